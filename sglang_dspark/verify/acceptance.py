@@ -1,0 +1,63 @@
+"""The outcome of one verify step, common to the greedy and the sampled accept rule."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """What a verify step emits for each request: `accepted` drafts, then one bonus token.
+
+    accepted: [R] int64, number of accepted drafts, 0 <= accepted_r <= l_r.
+    bonus:    [R] int64, the target's own token behind them: the correction after a rejection,
+              the bonus after full acceptance.
+    """
+
+    accepted: Tensor  # [R]
+    bonus: Tensor  # [R]
+
+    def __post_init__(self) -> None:
+        if self.accepted.dim() != 1 or self.accepted.shape != self.bonus.shape:
+            raise ValueError(
+                f"accepted {tuple(self.accepted.shape)} and bonus {tuple(self.bonus.shape)} "
+                "must both be [R]"
+            )
+
+    @property
+    def emitted(self) -> Tensor:
+        """Tokens emitted by the step, bonus included: [R] int64, at least 1."""
+        return self.accepted + 1
+
+    def tokens(self, draft: Tensor) -> Tensor:
+        """Emitted tokens, left-aligned: [R, gamma + 1] int64.
+
+        draft: [R, gamma]. Row r holds its accepted drafts and then the bonus; entries from
+        `emitted[r]` on repeat the bonus and mean nothing.
+        """
+        gamma = draft.shape[1]
+        column = torch.arange(gamma + 1, device=draft.device)  # [gamma + 1]
+        padded = torch.cat([draft, draft.new_zeros(draft.shape[0], 1)], dim=1)
+        keep = column[None, :] < self.accepted[:, None]  # [R, gamma + 1]
+        return torch.where(keep, padded, self.bonus[:, None])
+
+
+def leading_accepts(accept: Tensor, verify_lens: Tensor | None) -> Tensor:
+    """Length of the leading run of accepted drafts inside each verify window.
+
+    accept: [R, gamma] bool, the verdict on each draft by itself.
+    verify_lens: [R] int64 in 0..gamma, drafts admitted; None means gamma for every row.
+    Returns [R] int64. Raises ValueError when a verify length lies outside 0..gamma.
+    """
+    gamma = accept.shape[1]
+    if verify_lens is not None:
+        if verify_lens.shape != accept.shape[:1]:
+            raise ValueError(f"verify_lens {tuple(verify_lens.shape)} must be [{len(accept)}]")
+        if bool(((verify_lens < 0) | (verify_lens > gamma)).any()):
+            raise ValueError(f"verify lengths must lie in 0..{gamma}: {verify_lens.tolist()}")
+        column = torch.arange(gamma, device=accept.device)
+        accept = accept & (column[None, :] < verify_lens[:, None])
+    return accept.to(torch.int64).cumprod(dim=1).sum(dim=1)
