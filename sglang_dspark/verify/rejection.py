@@ -65,7 +65,7 @@ def sample_inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
     of weight zero is never drawn, whatever the rounding. Raises ValueError if a row has no mass.
     """
     cumulative = weights.double().cumsum(dim=1)  # [R, V]
-    total = cumulative[:, -1]
+    total = cumulative[:, -1].contiguous()
     if not bool((total > 0).all()):
         raise ValueError("sample_inverse_cdf: a row has no probability mass (zero or NaN)")
     threshold = uniforms.double() * total  # [R]

@@ -1,0 +1,114 @@
+"""Refuses a drafter that does not fit the target, before any process is spawned.
+
+Upstream: sglang/srt/arg_groups/speculative_hook.py, `handle_speculative_decoding` (0.5.23), the
+step of argument resolution that first reads the drafter. The comparison itself is pure and lies in
+sglang_dspark/serving/checkpoint.py. Drafters bundled in the target's checkpoint are upstream's
+business; of a Hub id only what is in the local cache already can be checked here.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import startup
+from sglang_dspark.serving.checkpoint import Target, validate_drafter
+
+
+def check_drafter(server_args: Any) -> None:
+    """BEFORE hook of `handle_speculative_decoding`; changes no argument."""
+    from sglang.srt.arg_groups.overrides import resolving_view
+
+    args = resolving_view(server_args)
+    if str(args.speculative_algorithm).upper() != "DSPARK":
+        return
+    try:
+        _check(server_args, args)
+    except DSparkError as error:
+        startup.stop(str(error))
+
+
+def _check(server_args: Any, args: Any) -> None:
+    drafter = args.speculative_draft_model_path
+    if drafter is None:
+        _require_bundled(server_args, args)
+        return
+    if drafter == args.model_path:
+        return
+    path = Path(drafter)
+    if not path.exists() and not _may_be_hub_id(drafter):
+        raise DSparkError(f"drafter {drafter} does not exist; check --speculative-draft-model-path")
+    if path.exists():
+        validate_drafter(
+            path,
+            _target(server_args, args),
+            gamma=_asked_gamma(args),
+            needs_confidence=_reads_confidence(),
+        )
+
+
+def _require_bundled(server_args: Any, args: Any) -> None:
+    """Without a drafter path, a local target must carry a drafter of its own."""
+    from sglang.srt.arg_groups.overrides import model_config_of
+    from sglang.srt.speculative.dspark_components.dspark_config import (
+        checkpoint_bundles_dspark_draft,
+    )
+
+    folder = Path(args.model_path)
+    if not folder.is_dir() or (folder / "dspark" / "config.json").is_file():
+        return
+    if not checkpoint_bundles_dspark_draft(model_config_of(server_args).hf_config):
+        raise DSparkError(
+            f"DSPARK needs a drafter and the target {folder} carries none; set "
+            "--speculative-draft-model-path"
+        )
+
+
+def _target(server_args: Any, args: Any) -> Target:
+    from sglang.srt.arg_groups.overrides import model_config_of
+
+    config = model_config_of(server_args).hf_text_config
+    return Target(
+        path=str(args.model_path),
+        hidden_size=int(config.hidden_size),
+        vocab_size=int(config.vocab_size),
+        num_layers=int(config.num_hidden_layers),
+    )
+
+
+def _asked_gamma(args: Any) -> int | None:
+    """gamma from the command line: the block size, or the draft tokens less the anchor's row."""
+    if args.speculative_dspark_block_size is not None:
+        return int(args.speculative_dspark_block_size)
+    if args.speculative_num_draft_tokens is not None:
+        return int(args.speculative_num_draft_tokens) - 1
+    return None
+
+
+def _reads_confidence() -> bool:
+    """Whether upstream will build the confidence head: in every mode but `static`."""
+    from sglang.srt.speculative.ragged_verify import RaggedVerifyMode, read_ragged_verify_mode
+
+    try:
+        return read_ragged_verify_mode() is not RaggedVerifyMode.STATIC
+    except ValueError as error:
+        raise DSparkError(str(error)) from error
+
+
+def _may_be_hub_id(name: str) -> bool:
+    """`owner/name` without a leading path mark, or a URL of an object store."""
+    return "://" in name or (name.count("/") == 1 and name[0] not in "/.~" and name[-1] != "/")
+
+
+SEAMS = (
+    Seam(
+        name="drafter-check",
+        target="sglang.srt.arg_groups.speculative_hook.handle_speculative_decoding",
+        kind="before",
+        hook=check_drafter,
+        signature="(server_args)",
+        why="upstream finds a drafter that does not fit late, with a traceback, or not at all",
+    ),
+)

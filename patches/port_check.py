@@ -1,0 +1,59 @@
+"""Refuses a port in use at once, in one line, instead of after the model has loaded.
+
+Upstream: sglang/srt/server_args.py, `prepare_server_args` (0.5.23): the one function that both
+command lines (`sglang serve`, `python -m sglang.launch_server`) call, in the process that will
+listen, before anything is spawned. The offline engine listens on no port and does not call it.
+"""
+
+from __future__ import annotations
+
+import socket
+from typing import Any
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import startup
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raise `DSparkError` unless a listener could be bound to `host`:`port` now.
+
+    Binds as the HTTP server will (SO_REUSEADDR), so a port in TIME_WAIT counts as free.
+    """
+    try:
+        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
+    except (socket.gaierror, OverflowError) as error:
+        raise DSparkError(
+            f"cannot listen on {host}:{port} ({error}); check --host and --port"
+        ) from error
+    family, kind, protocol, _, address = addresses[0]
+    with socket.socket(family, kind, protocol) as listener:
+        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind(address)
+        except (OSError, OverflowError) as error:
+            reason = getattr(error, "strerror", None) or str(error)
+            raise DSparkError(
+                f"cannot listen on {host}:{port} ({reason}); stop what uses it or choose "
+                "another --port"
+            ) from error
+
+
+def check_port(server_args: Any, argv: list[str]) -> None:
+    """AFTER hook of `prepare_server_args`; leaves its result as it is."""
+    try:
+        require_free_port(server_args.host or "127.0.0.1", int(server_args.port))
+    except DSparkError as error:
+        startup.stop(str(error))
+
+
+SEAMS = (
+    Seam(
+        name="port-check",
+        target="sglang.srt.server_args.prepare_server_args",
+        kind="after",
+        hook=check_port,
+        signature="(argv)",
+        why="upstream finds the port in use only after the model has loaded",
+    ),
+)

@@ -1,0 +1,1 @@
+"""Command-line entry points; nothing in the package imports this one."""

@@ -1,0 +1,69 @@
+"""The parallel backbone: a stack of dense layers over [anchor, mask x (gamma-1)], one pass for the
+whole block, with the target's hidden states injected as keys and values of every layer (paper,
+3.1.1).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.drafter.attention import BlockAttention, ContextKV, RMSNorm
+from sglang_dspark.drafter.config import DrafterConfig
+
+
+class MLP(nn.Module):
+    """SwiGLU."""
+
+    def __init__(self, c: DrafterConfig):
+        super().__init__()
+        self.gate_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.up_proj = nn.Linear(c.hidden_size, c.intermediate_size, bias=False)
+        self.down_proj = nn.Linear(c.intermediate_size, c.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.down_proj(nn.functional.silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class DraftLayer(nn.Module):
+    """Pre-norm attention and MLP."""
+
+    def __init__(self, c: DrafterConfig):
+        super().__init__()
+        self.self_attn = BlockAttention(c)
+        self.mlp = MLP(c)
+        self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+    def forward(self, x: Tensor, positions: Tensor, context: ContextKV, visible: Tensor) -> Tensor:
+        """x [S, A, gamma, d] -> the same shape; arguments as in BlockAttention."""
+        x = x + self.self_attn(self.input_layernorm(x), positions, context, visible)
+        return x + self.mlp(self.post_attention_layernorm(x))
+
+
+class Backbone(nn.Module):
+    """Projection of target features, draft layers, final norm."""
+
+    def __init__(self, c: DrafterConfig):
+        super().__init__()
+        self.fc = nn.Linear(len(c.target_layer_ids) * c.hidden_size, c.hidden_size, bias=False)
+        self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.layers = nn.ModuleList(DraftLayer(c) for _ in range(c.num_layers))
+        self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+
+    def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:
+        """features [..., m*d], positions [...] -> per layer keys, values [..., Hkv, D]."""
+        x = self.hidden_norm(self.fc(features))
+        return [layer.self_attn.keys_values(x, positions) for layer in self.layers]
+
+    def forward(
+        self, x: Tensor, positions: Tensor, context: Sequence[ContextKV], visible: Tensor
+    ) -> Tensor:
+        """Embedded blocks x [S, A, gamma, d], anchor positions [S, A] -> h [S, A, gamma, d]."""
+        steps = torch.arange(x.shape[2], device=x.device)
+        block_positions = positions[..., None] + steps  # [S, A, gamma]
+        for layer, kv in zip(self.layers, context, strict=True):
+            x = layer(x, block_positions, kv, visible)
+        return self.norm(x)

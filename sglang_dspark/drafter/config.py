@@ -1,0 +1,137 @@
+"""Shape of a drafter, read from and written to the `config.json` that SGLang's DSPARK loads."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_dspark.errors import DSparkError
+
+MARKOV_HEADS = ("vanilla", "gated", "rnn")
+
+
+@dataclass(frozen=True)
+class DrafterConfig:
+    """A dense drafter: `num_layers` layers of width `hidden_size`, block of `gamma` positions.
+
+    target_layer_ids: target layers whose outputs, concatenated, are the context features.
+    mask_token_id: id whose embedding stands at the gamma-1 positions after the anchor.
+    markov_rank: rank of the transition bias B = W1 W2^T (paper, 3.1.2).
+    """
+
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    gamma: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int
+    mask_token_id: int
+    markov_rank: int
+    markov_head_type: str = "vanilla"
+    confidence_head: bool = True
+    confidence_head_with_markov: bool = True
+    rms_norm_eps: float = 1e-6
+    rope_theta: float = 10000.0
+    max_position_embeddings: int = 8192
+
+    def __post_init__(self) -> None:
+        def require(ok: bool, what: str) -> None:
+            if not ok:
+                raise DSparkError(f"drafter config: {what}")
+
+        require(self.gamma >= 1, f"gamma must be at least 1, found {self.gamma}")
+        require(self.markov_rank >= 1, f"markov_rank must be at least 1, found {self.markov_rank}")
+        require(
+            self.markov_head_type in MARKOV_HEADS,
+            f"markov_head_type {self.markov_head_type!r} is none of {', '.join(MARKOV_HEADS)}",
+        )
+        require(
+            self.num_heads % self.num_kv_heads == 0,
+            f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads",
+        )
+        require(bool(self.target_layer_ids), "target_layer_ids is empty")
+        bad = [i for i in self.target_layer_ids if not 0 <= i < self.num_target_layers]
+        require(not bad, f"target layers {bad} outside the target's {self.num_target_layers}")
+        require(
+            0 <= self.mask_token_id < self.vocab_size,
+            f"mask_token_id {self.mask_token_id} outside the vocabulary of {self.vocab_size}",
+        )
+
+    @classmethod
+    def from_dir(cls, path: Path) -> DrafterConfig:
+        """Read `config.json` of a checkpoint directory; DSparkError says what is missing."""
+        file = Path(path) / "config.json"
+        if not file.is_file():
+            raise DSparkError(f"no drafter at {path}: expected a directory with config.json")
+        try:
+            raw = json.loads(file.read_text())
+        except ValueError as error:
+            raise DSparkError(f"{file} is not JSON: {error}") from None
+        try:
+            return cls._from_json(raw)
+        except KeyError as error:
+            raise DSparkError(f"{file}: {error} is missing; is this a DSpark drafter?") from None
+
+    @classmethod
+    def _from_json(cls, raw: dict[str, Any]) -> DrafterConfig:
+        nested = raw.get("dspark_config") or raw.get("dflash_config") or {}
+        both = {**raw, **nested}
+        heads = raw["num_attention_heads"]
+        rope = raw.get("rope_parameters") or {}
+        return cls(
+            hidden_size=raw["hidden_size"],
+            intermediate_size=raw["intermediate_size"],
+            num_layers=raw["num_hidden_layers"],
+            num_heads=heads,
+            num_kv_heads=raw.get("num_key_value_heads", heads),
+            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+            vocab_size=raw["vocab_size"],
+            gamma=both["block_size"],
+            target_layer_ids=tuple(both["target_layer_ids"]),
+            num_target_layers=both["num_target_layers"],
+            mask_token_id=both["mask_token_id"],
+            markov_rank=both["markov_rank"],
+            markov_head_type=both.get("markov_head_type", "vanilla"),
+            confidence_head=both.get("enable_confidence_head", True),
+            confidence_head_with_markov=both.get("confidence_head_with_markov", True),
+            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
+            rope_theta=raw.get("rope_theta") or rope.get("rope_theta", 10000.0),
+            max_position_embeddings=raw.get("max_position_embeddings", 8192),
+        )
+
+    def to_json(self) -> dict[str, Any]:
+        """The `config.json` that this class and stock SGLang 0.5.23 both read."""
+        return {
+            "architectures": ["Qwen3DSparkModel"],
+            "model_type": "qwen3",
+            "hidden_size": self.hidden_size,
+            "intermediate_size": self.intermediate_size,
+            "num_hidden_layers": self.num_layers,
+            "num_attention_heads": self.num_heads,
+            "num_key_value_heads": self.num_kv_heads,
+            "head_dim": self.head_dim,
+            "vocab_size": self.vocab_size,
+            "hidden_act": "silu",
+            "attention_bias": False,
+            "tie_word_embeddings": False,
+            "rms_norm_eps": self.rms_norm_eps,
+            "rope_theta": self.rope_theta,
+            "max_position_embeddings": self.max_position_embeddings,
+            "dtype": "float32",
+            "block_size": self.gamma,
+            "num_target_layers": self.num_target_layers,
+            "dflash_config": {
+                "target_layer_ids": list(self.target_layer_ids),
+                "mask_token_id": self.mask_token_id,
+            },
+            "markov_rank": self.markov_rank,
+            "markov_head_type": self.markov_head_type,
+            "enable_confidence_head": self.confidence_head,
+            "confidence_head_with_markov": self.confidence_head_with_markov,
+        }

@@ -1,0 +1,97 @@
+"""The sequential head: lets position k see the token drafted at k-1 (paper, 3.1.2).
+
+Each head adds to the base logits U_k a bias from the previous token: a low-rank transition matrix
+(`vanilla`), the same gated by the position's hidden state (`gated`), or a small recurrent state over
+the block (`rnn`). Weights and formulas are those that SGLang's DSPARK loads.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.drafter.config import DrafterConfig
+
+OUTSIDE_VOCABULARY_BIAS = -30.0
+
+
+class MarkovHead(nn.Module):
+    """Transition bias B(x_{k-1}) = W2 W1[x_{k-1}]."""
+
+    def __init__(self, c: DrafterConfig):
+        super().__init__()
+        self.markov_w1 = nn.Embedding(c.vocab_size, c.markov_rank)
+        self.markov_w2 = nn.Linear(c.markov_rank, c.vocab_size, bias=False)
+
+    def embed(self, previous: Tensor) -> Tensor:
+        """W1[x_{k-1}]: token ids [...] -> [..., r]; also an input of the confidence head."""
+        return self.markov_w1(previous)
+
+    def start(self, rows: int) -> Tensor:
+        """State before the first position of `rows` blocks, [rows, r]."""
+        weight = self.markov_w1.weight
+        return torch.zeros(rows, weight.shape[1], device=weight.device)
+
+    def latent(self, previous: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """Previous ids [N], hidden [N, d], state [N, r] -> input of W2 [N, r], next state."""
+        return self.embed(previous), state
+
+    def bias(self, latent: Tensor, rows: Tensor | None = None) -> Tensor:
+        """Latent [..., r] -> bias [..., V], or [..., |rows|] for a subset of the vocabulary."""
+        weight = self.markov_w2.weight if rows is None else self.markov_w2.weight[rows]
+        return nn.functional.linear(latent, weight)
+
+
+class GatedMarkovHead(MarkovHead):
+    """B(x, h) = W2 (sigmoid(G [h; W1[x]]) * W1[x])."""
+
+    def __init__(self, c: DrafterConfig):
+        super().__init__(c)
+        self.gate_proj = nn.Linear(c.hidden_size + c.markov_rank, c.markov_rank)
+
+    def latent(self, previous: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        embedded = self.embed(previous)
+        gate = torch.sigmoid(self.gate_proj(torch.cat([h, embedded], -1)))
+        return gate * embedded, state
+
+
+class RNNHead(MarkovHead):
+    """A gated recurrence over the block: s' = g s + (1-g) tanh(c), bias W2 tanh(o)."""
+
+    def __init__(self, c: DrafterConfig):
+        super().__init__(c)
+        self.joint_proj = nn.Linear(2 * c.markov_rank + c.hidden_size, 3 * c.markov_rank)
+
+    def latent(self, previous: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        joint = self.joint_proj(torch.cat([state, self.embed(previous), h], -1))
+        gate, candidate, output = joint.chunk(3, -1)
+        gate = torch.sigmoid(gate)
+        return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)
+
+
+HEADS = {"vanilla": MarkovHead, "gated": GatedMarkovHead, "rnn": RNNHead}
+
+
+def restrict_vocabulary(head: MarkovHead, allowed: Tensor) -> None:
+    """Reserve the head's last rank for a reduced draft vocabulary.
+
+    The last column of W1 is 1 for every token and that of W2 is OUTSIDE_VOCABULARY_BIAS for tokens
+    not in `allowed` [n] and 0 for the others: the reduction is part of the weights, so every server
+    that loads them drafts from the same distribution. Only the `vanilla` head keeps the constant.
+    """
+    with torch.no_grad():
+        head.markov_w1.weight[:, -1] = 1.0
+        head.markov_w2.weight[:, -1] = OUTSIDE_VOCABULARY_BIAS
+        head.markov_w2.weight[allowed, -1] = 0.0
+
+
+def allowed_vocabulary(head: MarkovHead) -> Tensor | None:
+    """Token ids [n] the draft may propose, or None when it is not restricted."""
+    if type(head) is not MarkovHead or not bool((head.markov_w1.weight[:, -1] == 1).all()):
+        return None
+    column = head.markov_w2.weight[:, -1]
+    inside = column == 0
+    outside = column == OUTSIDE_VOCABULARY_BIAS
+    if not bool((inside | outside).all()) or not bool(inside.any()):
+        return None
+    return inside.nonzero()[:, 0]

@@ -1,0 +1,153 @@
+"""DSpark drafter: hidden states -> draft block -> confidence (paper, 3.1 and 3.2.1)."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.drafter.attention import ContextKV
+from sglang_dspark.drafter.backbone import Backbone
+from sglang_dspark.drafter.confidence import ConfidenceHead
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.heads import HEADS, allowed_vocabulary
+
+
+@dataclass(frozen=True)
+class DraftBlock:
+    """What one draft pass proposes for R requests.
+
+    tokens: [R, gamma] int64; probs: [R, gamma, V] float32, the law each token was drawn from, or
+    None when drafting greedily; confidence: [R, gamma] conditional survival c_k in (0, 1), not
+    calibrated; confidence_logits: [R, gamma].
+    """
+
+    tokens: Tensor
+    probs: Tensor | None
+    confidence: Tensor
+    confidence_logits: Tensor
+
+
+class DSparkDrafter(nn.Module):
+    """Backbone, sequential head and confidence head around the target's embedding and LM head."""
+
+    embed_weight: Tensor
+    head_weight: Tensor
+
+    def __init__(self, config: DrafterConfig):
+        super().__init__()
+        self.config = config
+        self.backbone = Backbone(config)
+        self.markov_head = HEADS[config.markov_head_type](config)
+        self.confidence_head = ConfidenceHead(config) if config.confidence_head else None
+        empty = torch.empty(0, config.hidden_size)
+        self.register_buffer("embed_weight", empty, persistent=False)
+        self.register_buffer("head_weight", empty, persistent=False)
+        self.register_buffer("draft_ids", None, persistent=False)
+
+    def attach(self, embed_tokens: Tensor, lm_head: Tensor) -> None:
+        """Share the target's embedding and LM head, both [V, d]; neither is trained or saved.
+
+        Also finds a reduced draft vocabulary in the Markov weights, so that base logits are
+        computed for its tokens only.
+        """
+        shape = (self.config.vocab_size, self.config.hidden_size)
+        for name, weight in (("embedding", embed_tokens), ("LM head", lm_head)):
+            if tuple(weight.shape) != shape:
+                raise ValueError(f"target {name} is {tuple(weight.shape)}, drafter wants {shape}")
+        self.embed_weight, full_head = embed_tokens.detach(), lm_head.detach()
+        self.draft_ids = allowed_vocabulary(self.markov_head)
+        self.head_weight = full_head if self.draft_ids is None else full_head[self.draft_ids]
+
+    def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:
+        """Target features [..., m*d] at `positions` [...] -> per layer keys, values [..., Hkv, D]."""
+        return self.backbone.context_kv(features, positions)
+
+    def forward_blocks(
+        self, anchors: Tensor, positions: Tensor, context: Sequence[ContextKV], visible: Tensor
+    ) -> Tensor:
+        """A blocks in each of S sequences, in one pass.
+
+        anchors, positions: [S, A] token id and position of each anchor. context: per layer keys,
+        values [S, T, Hkv, D]. visible: [S, A], how many context tokens each block sees (those
+        before its anchor). Returns h [S, A, gamma, d].
+        """
+        ids = anchors.new_full((*anchors.shape, self.config.gamma), self.config.mask_token_id)
+        ids[..., 0] = anchors
+        return self.backbone(self.embed_weight[ids], positions, context, visible)
+
+    def forward_block(
+        self, anchor: Tensor, positions: Tensor, context: Sequence[ContextKV], context_lens: Tensor
+    ) -> Tensor:
+        """One block per request: anchor, positions, context_lens [R] -> h [R, gamma, d]."""
+        h = self.forward_blocks(
+            anchor[:, None], positions[:, None], context, context_lens[:, None]
+        )
+        return h[:, 0]
+
+    def base_logits(self, h: Tensor) -> Tensor:
+        """U = h W_head^T: [..., gamma, d] -> [..., gamma, V'] over the draft vocabulary.
+
+        V' is V, or the size of the reduced draft vocabulary; `draft_ids` maps it to token ids.
+        """
+        return nn.functional.linear(h, self.head_weight)
+
+    def full_logits(self, logits: Tensor) -> Tensor:
+        """Logits over the draft vocabulary [..., V'] -> over V, -inf outside."""
+        if self.draft_ids is None:
+            return logits
+        full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), float("-inf"))
+        return full.index_copy_(-1, self.draft_ids, logits)
+
+    def draft(
+        self,
+        anchor: Tensor,
+        h: Tensor,
+        temperature: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> DraftBlock:
+        """Left to right over the block: x_k ~ softmax((U_k + B(x_{k-1})) / T).
+
+        anchor [R] int64, h [R, gamma, d]; temperature [R] (0: that row is greedy), None: all
+        greedy. Greedy rows of a mixed batch get one-hot probabilities.
+        """
+        base = self.base_logits(h)
+        state = self.markov_head.start(len(anchor))
+        previous, tokens, laws, embedded = anchor, [], [], []
+        for k in range(h.shape[1]):
+            embedded.append(self.markov_head.embed(previous))
+            latent, state = self.markov_head.latent(previous, h[:, k], state)
+            logits = base[:, k] + self.markov_head.bias(latent, self.draft_ids)
+            chosen = logits.argmax(-1)
+            if temperature is not None:
+                law = _law(logits, chosen, temperature)
+                chosen = torch.multinomial(law, 1, generator=generator)[:, 0]
+                laws.append(law)
+            previous = chosen if self.draft_ids is None else self.draft_ids[chosen]
+            tokens.append(previous)
+        probs = None if temperature is None else self._scatter(torch.stack(laws, 1))
+        logits = self.confidence(h, torch.stack(embedded, 1))
+        return DraftBlock(torch.stack(tokens, 1), probs, torch.sigmoid(logits), logits)
+
+    def confidence(self, h: Tensor, embedded: Tensor) -> Tensor:
+        """Confidence logits [..., gamma]; +inf (always verify) without a confidence head."""
+        if self.confidence_head is None:
+            return h.new_full(h.shape[:-1], float("inf"))
+        return self.confidence_head(h, embedded)
+
+    def _scatter(self, law: Tensor) -> Tensor:
+        if self.draft_ids is None:
+            return law
+        full = law.new_zeros(*law.shape[:-1], self.config.vocab_size)
+        return full.index_copy_(-1, self.draft_ids, law)
+
+
+def _law(logits: Tensor, greedy: Tensor, temperature: Tensor) -> Tensor:
+    """softmax(logits / T) [R, V'], one-hot at `greedy` [R] where T is 0."""
+    hot = temperature > 0
+    scale = torch.where(hot, temperature, torch.ones_like(temperature))
+    law = torch.softmax(logits.float() / scale[:, None], -1)
+    one_hot = nn.functional.one_hot(greedy, logits.shape[-1]).to(law.dtype)
+    return torch.where(hot[:, None], law, one_hot)

@@ -1,0 +1,5 @@
+"""The one exception that users see: its text says what is wrong, where, and how to mend it."""
+
+
+class DSparkError(Exception):
+    """Bad input or an unusable environment; printed as a single line, never as a traceback."""

@@ -1,0 +1,323 @@
+"""Checks a drafter against its target before any weight is loaded.
+
+Format: the generic dense draft classes of sglang/srt/models/dspark.py (0.5.23), whose own loader
+leaves missing backbone weights uninitialised without a word. Only config.json and the headers of
+the safetensors files are read. Pure: imports no sglang; patches/drafter_check.py calls it.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from safetensors import SafetensorError, safe_open
+
+from sglang_dspark.errors import DSparkError
+
+DENSE_ARCHITECTURES = frozenset({"Qwen3DSparkModel", "LingDSparkModel", "DSparkDraftModel"})
+OTHER_ARCHITECTURES = frozenset(
+    {"DSparkMiniMaxDraftModel", "DeepseekV4ForCausalLMDSpark", "Lfm2DSparkDraftModel"}
+)
+MARKOV_HEADS = frozenset({"vanilla", "gated", "rnn"})
+_ALIASES = {
+    "encoder.fc.weight": "fc.weight",
+    "encoder.output_norm_enc.weight": "hidden_norm.weight",
+}
+
+
+@dataclass(frozen=True)
+class Target:
+    """What a drafter must fit: the target's path (for messages) and its sizes."""
+
+    path: str
+    hidden_size: int
+    vocab_size: int
+    num_layers: int
+
+
+@dataclass(frozen=True)
+class DrafterFacts:
+    """The fields of a drafter's config.json that must fit the target and the weights."""
+
+    architecture: str
+    hidden_size: int
+    intermediate_size: int
+    num_layers: int
+    num_heads: int
+    num_kv_heads: int
+    head_dim: int
+    vocab_size: int
+    gamma: int
+    target_layer_ids: tuple[int, ...]
+    num_target_layers: int | None
+    mask_token_id: int
+    markov_rank: int
+    markov_head_type: str
+    confidence_head: bool
+    confidence_with_markov: bool
+    quantized: bool
+
+
+def validate_drafter(
+    path: Path, target: Target, *, gamma: int | None = None, needs_confidence: bool = False
+) -> None:
+    """Raise `DSparkError` unless the drafter in directory `path` fits `target`.
+
+    gamma: the draft length that was asked for; None takes the drafter's own.
+    needs_confidence: the verify mode that was asked for reads the confidence head.
+    Architectures of other families (OTHER_ARCHITECTURES) are checked for whole files only.
+    """
+    config = read_config(path)
+    architecture = check_architecture(path, config)
+    shapes = read_shapes(path)
+    if architecture in OTHER_ARCHITECTURES:
+        return
+    facts = parse_facts(path, config, architecture)
+    _check_sizes(path, facts, target)
+    _check_layers(path, facts, target)
+    _check_gamma(path, facts, gamma)
+    if needs_confidence and not facts.confidence_head:
+        raise DSparkError(
+            f"drafter {path} has no confidence head (enable_confidence_head is false), which "
+            "SGLANG_RAGGED_VERIFY_MODE needs; unset it, or use a drafter that has one"
+        )
+    check_weights(path, facts, shapes)
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """The drafter's config.json. Raises `DSparkError` when it is missing or no JSON object."""
+    file = path / "config.json"
+    if not path.is_dir():
+        raise DSparkError(
+            f"drafter {path} is not a directory; check --speculative-draft-model-path"
+        )
+    try:
+        config = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError as error:
+        raise DSparkError(
+            f"drafter {path} has no config.json; check --speculative-draft-model-path"
+        ) from error
+    except (OSError, ValueError) as error:
+        raise DSparkError(
+            f"drafter {path}: config.json cannot be read ({error}); fetch the drafter again"
+        ) from error
+    if not isinstance(config, dict):
+        raise DSparkError(f"drafter {path}: config.json is no JSON object; fetch the drafter again")
+    return config
+
+
+def check_architecture(path: Path, config: dict[str, Any]) -> str:
+    """The drafter's one architecture name. Raises `DSparkError` when DSPARK cannot load it."""
+    names = config.get("architectures")
+    known = DENSE_ARCHITECTURES | OTHER_ARCHITECTURES
+    if isinstance(names, list) and len(names) == 1 and names[0] in known:
+        return str(names[0])
+    raise DSparkError(
+        f"drafter {path}: architectures {names} in config.json is no DSpark drafter (known: "
+        f"{', '.join(sorted(known))}); check --speculative-draft-model-path"
+    )
+
+
+def parse_facts(path: Path, config: dict[str, Any], architecture: str) -> DrafterFacts:
+    """Read the fields we check. Raises `DSparkError` naming a field missing or of a wrong type."""
+    fields = {
+        **config,
+        **(config.get("dflash_config") or {}),
+        **(config.get("dspark_config") or {}),
+    }
+
+    def integer(name: str, *, least: int = 1, default: int | None = None) -> int:
+        value = fields.get(name, default)
+        if not isinstance(value, int) or isinstance(value, bool) or value < least:
+            raise DSparkError(
+                f"drafter {path}: {name} in config.json must be an integer >= {least}, not "
+                f"{value!r}; fetch or export the drafter again"
+            )
+        return value
+
+    layer_ids = fields.get("target_layer_ids")
+    if (
+        not isinstance(layer_ids, list)
+        or not layer_ids
+        or not all(isinstance(i, int) and not isinstance(i, bool) for i in layer_ids)
+    ):
+        raise DSparkError(
+            f"drafter {path}: target_layer_ids in config.json must be a list of integers, not "
+            f"{layer_ids!r}; fetch or export the drafter again"
+        )
+    head_type = str(fields.get("markov_head_type")).lower()
+    if head_type not in MARKOV_HEADS:
+        raise DSparkError(
+            f"drafter {path}: markov_head_type {fields.get('markov_head_type')!r} in config.json is "
+            f"unknown (known: {', '.join(sorted(MARKOV_HEADS))}); use another drafter"
+        )
+    hidden, heads = integer("hidden_size"), integer("num_attention_heads")
+    targets = fields.get("num_target_layers")
+    return DrafterFacts(
+        architecture=architecture,
+        hidden_size=hidden,
+        intermediate_size=integer("intermediate_size"),
+        num_layers=integer("num_hidden_layers"),
+        num_heads=heads,
+        num_kv_heads=integer("num_key_value_heads", default=heads),
+        head_dim=integer("head_dim", default=hidden // heads),
+        vocab_size=integer("vocab_size"),
+        gamma=integer("block_size"),
+        target_layer_ids=tuple(layer_ids),
+        num_target_layers=None if targets is None else integer("num_target_layers"),
+        mask_token_id=integer("mask_token_id", least=0),
+        markov_rank=integer("markov_rank"),
+        markov_head_type=head_type,
+        confidence_head=bool(fields.get("enable_confidence_head", True)),
+        confidence_with_markov=bool(fields.get("confidence_head_with_markov", True)),
+        quantized=config.get("quantization_config") is not None,
+    )
+
+
+def _check_sizes(path: Path, facts: DrafterFacts, target: Target) -> None:
+    """Hidden size and vocabulary are shared with the target; the mask token lies inside."""
+    for name, ours, theirs in (
+        ("hidden_size", facts.hidden_size, target.hidden_size),
+        ("vocab_size", facts.vocab_size, target.vocab_size),
+    ):
+        if ours != theirs:
+            raise DSparkError(
+                f"drafter {path}: {name} is {ours}, but the target {target.path} has {theirs}; "
+                "use a drafter trained for this target"
+            )
+    if facts.mask_token_id >= target.vocab_size:
+        raise DSparkError(
+            f"drafter {path}: mask_token_id {facts.mask_token_id} lies outside the target's "
+            f"vocabulary of {target.vocab_size}; use a drafter trained for this target"
+        )
+
+
+def _check_layers(path: Path, facts: DrafterFacts, target: Target) -> None:
+    """The target layers the drafter reads exist, and the target is as deep as it was trained on."""
+    if facts.num_target_layers not in (None, target.num_layers):
+        raise DSparkError(
+            f"drafter {path}: num_target_layers is {facts.num_target_layers}, but the target "
+            f"{target.path} has {target.num_layers} layers; use a drafter trained for this target"
+        )
+    outside = [i for i in facts.target_layer_ids if not 0 <= i < target.num_layers]
+    if outside:
+        raise DSparkError(
+            f"drafter {path}: target_layer_ids {outside} lie outside the target's layers 0.."
+            f"{target.num_layers - 1}; use a drafter trained for this target"
+        )
+
+
+def _check_gamma(path: Path, facts: DrafterFacts, gamma: int | None) -> None:
+    """The draft length asked for is at least 1 and no longer than the trained block."""
+    if gamma is None or 1 <= gamma <= facts.gamma:
+        return
+    raise DSparkError(
+        f"drafter {path} was trained for blocks of {facts.gamma} tokens, but gamma {gamma} was "
+        f"asked for; set --speculative-num-draft-tokens (gamma + 1) to 2..{facts.gamma + 1}, or "
+        "leave it out"
+    )
+
+
+def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
+    """Tensor name -> shape over all safetensors files of a directory, from their headers.
+
+    Names are normalised: no `model.` prefix. Raises `DSparkError` when there is no file, or one is
+    truncated or corrupt, or an index names a file that is missing.
+    """
+    files = sorted(path.glob("*.safetensors"))
+    missing = sorted(_indexed_files(path) - {file.name for file in files})
+    if missing or not files:
+        raise DSparkError(
+            f"drafter {path} has no {missing[0] if missing else 'safetensors file'}; fetch or "
+            "export the drafter again"
+        )
+    shapes: dict[str, tuple[int, ...]] = {}
+    for file in files:
+        try:
+            with safe_open(file, framework="numpy") as weights:
+                for name in weights.keys():  # noqa: SIM118 (not a mapping)
+                    bare = name.removeprefix("model.")
+                    shapes[_ALIASES.get(bare, bare)] = tuple(weights.get_slice(name).get_shape())
+        except (SafetensorError, OSError) as error:
+            raise DSparkError(
+                f"drafter {path}: {file.name} is truncated or corrupt ({error}); fetch or export "
+                "the drafter again"
+            ) from error
+    return shapes
+
+
+def _indexed_files(path: Path) -> set[str]:
+    """File names that a shard index names; empty when there is none."""
+    index = path / "model.safetensors.index.json"
+    if not index.is_file():
+        return set()
+    try:
+        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
+    except (ValueError, KeyError, AttributeError) as error:
+        raise DSparkError(
+            f"drafter {path}: {index.name} cannot be read; fetch or export the drafter again"
+        ) from error
+
+
+def check_weights(path: Path, facts: DrafterFacts, shapes: dict[str, tuple[int, ...]]) -> None:
+    """Every expected tensor is there with its shape. Raises `DSparkError` naming the first fault.
+
+    Of a quantised drafter only the names' layers and the heads' tables are known.
+    """
+    for name, shape in expected_shapes(facts):
+        found = shapes.get(name)
+        if found is None:
+            hint = (
+                "use a drafter with trained confidence weights, or set enable_confidence_head to "
+                "false in its config.json"
+                if name.startswith("confidence_head.")
+                else "fetch or export the drafter again"
+            )
+            raise DSparkError(f"drafter {path} lacks the weight {name} {list(shape)}; {hint}")
+        if found != shape:
+            raise DSparkError(
+                f"drafter {path}: the weight {name} has shape {list(found)}, but config.json "
+                f"implies {list(shape)}; fetch or export the drafter again"
+            )
+
+
+def expected_shapes(facts: DrafterFacts) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors a dense drafter must have, heads first."""
+    d, rank, vocab = facts.hidden_size, facts.markov_rank, facts.vocab_size
+    yield "markov_head.markov_w1.weight", (vocab, rank)
+    if facts.confidence_head:
+        width = d + (rank if facts.confidence_with_markov else 0)
+        yield "confidence_head.proj.weight", (1, width)
+        yield "confidence_head.proj.bias", (1,)
+    yield "hidden_norm.weight", (d,)
+    yield "norm.weight", (d,)
+    if facts.quantized:
+        return
+    yield "markov_head.markov_w2.weight", (vocab, rank)
+    if facts.markov_head_type == "gated":
+        yield "markov_head.gate_proj.weight", (rank, d + rank)
+    if facts.markov_head_type == "rnn":
+        yield "markov_head.joint_proj.weight", (3 * rank, 2 * rank + d)
+    yield "fc.weight", (d, len(facts.target_layer_ids) * d)
+    for layer in range(facts.num_layers):
+        yield from _layer_shapes(facts, f"layers.{layer}.")
+
+
+def _layer_shapes(facts: DrafterFacts, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of one Qwen3-style draft layer."""
+    d, inner = facts.hidden_size, facts.intermediate_size
+    q, kv = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
+    yield f"{prefix}input_layernorm.weight", (d,)
+    yield f"{prefix}post_attention_layernorm.weight", (d,)
+    yield f"{prefix}self_attn.q_proj.weight", (q, d)
+    yield f"{prefix}self_attn.k_proj.weight", (kv, d)
+    yield f"{prefix}self_attn.v_proj.weight", (kv, d)
+    yield f"{prefix}self_attn.o_proj.weight", (d, q)
+    yield f"{prefix}self_attn.q_norm.weight", (facts.head_dim,)
+    yield f"{prefix}self_attn.k_norm.weight", (facts.head_dim,)
+    yield f"{prefix}mlp.gate_proj.weight", (inner, d)
+    yield f"{prefix}mlp.up_proj.weight", (inner, d)
+    yield f"{prefix}mlp.down_proj.weight", (d, inner)

@@ -1,0 +1,145 @@
+"""`DSparkConfig`: every setting of this package, its default, and where its value came from.
+
+The file is YAML or JSON and is named by the environment variable `SGLANG_DSPARK_CONFIG`; the
+server flag `--dspark-config FILE` (patches/config_flag.py) sets that variable, so that the
+spawned processes read the same file. No field has to be set. Imports no sglang.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+from functools import lru_cache
+from pathlib import Path
+from typing import Any
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sglang_dspark.errors import DSparkError
+
+CONFIG_VARIABLE = "SGLANG_DSPARK_CONFIG"
+
+
+class CpuConfig(BaseModel):
+    """Settings of the CPU platform; without effect where an accelerator serves."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    threads: int | None = Field(
+        default=None,
+        ge=1,
+        le=1024,
+        description="compute threads of the scheduler process; None chooses by the cores we may use",
+    )
+    prepack: bool = Field(
+        default=True,
+        description="repack the weights of linear layers for the row counts of a verify step",
+    )
+
+
+class DSparkConfig(BaseModel):
+    """The whole configuration; unknown fields are errors."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    cpu: CpuConfig = CpuConfig()
+
+
+@dataclass(frozen=True)
+class LoadedConfig:
+    """A configuration and where each of its values came from.
+
+    path: the file read, or None when every value is a default.
+    origins: dotted field name -> `default` or `file PATH`, one entry a leaf field.
+    """
+
+    config: DSparkConfig
+    path: Path | None
+    origins: dict[str, str]
+
+
+def load_config(path: Path | None = None) -> LoadedConfig:
+    """The configuration of `path`, or of the file that `SGLANG_DSPARK_CONFIG` names, or defaults.
+
+    The file is read once a process and path. Raises `DSparkError` when it is missing, is not a
+    mapping, or has an unknown field or a value of the wrong type or range.
+    """
+    if path is None:
+        named = os.environ.get(CONFIG_VARIABLE, "").strip()
+        path = Path(named) if named else None
+    return _load(path.expanduser().absolute() if path is not None else None)
+
+
+def current_config() -> DSparkConfig:
+    """The configuration in force in this process."""
+    return load_config().config
+
+
+def use_config_file(path: Path) -> LoadedConfig:
+    """Read `path` and make it the file of this process and of those it starts."""
+    loaded = load_config(path)
+    os.environ[CONFIG_VARIABLE] = str(loaded.path)
+    return loaded
+
+
+@lru_cache(maxsize=8)
+def _load(path: Path | None) -> LoadedConfig:
+    values = _read_mapping(path) if path is not None else {}
+    try:
+        config = DSparkConfig.model_validate(values)
+    except ValidationError as error:
+        raise DSparkError(f"configuration {path}: {_first_fault(error)}") from error
+    return LoadedConfig(config=config, path=path, origins=_origins(config, values, path))
+
+
+def _read_mapping(path: Path) -> dict[str, Any]:
+    """The top-level mapping of a YAML file (JSON is a subset); an empty file is an empty mapping."""
+    try:
+        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise DSparkError(
+            f"configuration {path} cannot be read ({error.strerror}); "
+            f"check --dspark-config and {CONFIG_VARIABLE}"
+        ) from error
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        where = " ".join(str(error).split())
+        raise DSparkError(f"configuration {path} is neither YAML nor JSON: {where}") from error
+    if values is None:
+        return {}
+    if not isinstance(values, dict):
+        raise DSparkError(
+            f"configuration {path} must be a mapping of field names, not a {type(values).__name__}"
+        )
+    return values
+
+
+def _first_fault(error: ValidationError) -> str:
+    """The first fault in words, with the fields that are allowed where an unknown one stands."""
+    fault = error.errors()[0]
+    names = [str(part) for part in fault["loc"]]
+    if fault["type"] == "extra_forbidden":
+        allowed = ", ".join(sorted(_fields_at(names[:-1])))
+        return f"unknown field {'.'.join(names)}; known here: {allowed}"
+    return f"field {'.'.join(names)}: {fault['msg']} (got {fault['input']!r})"
+
+
+def _fields_at(names: list[str]) -> list[str]:
+    """Field names of the model that the dotted path `names` leads to."""
+    model: BaseModel = DSparkConfig()
+    for name in names:
+        model = getattr(model, name)
+    return list(type(model).model_fields)
+
+
+def _origins(model: BaseModel, values: Any, path: Path | None, prefix: str = "") -> dict[str, str]:
+    """Leaf field -> origin; `values` is what the file says at this level."""
+    given = values if isinstance(values, dict) else {}
+    origins: dict[str, str] = {}
+    for name in type(model).model_fields:
+        value = getattr(model, name)
+        if isinstance(value, BaseModel):
+            origins |= _origins(value, given.get(name), path, f"{prefix}{name}.")
+        else:
+            origins[f"{prefix}{name}"] = f"file {path}" if name in given else "default"
+    return origins

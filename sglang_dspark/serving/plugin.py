@@ -1,0 +1,93 @@
+"""Entry point of the group `sglang.srt.plugins`: called by `load_plugins` in every process.
+
+SGLang (sglang/srt/plugins/__init__.py, 0.5.23) calls `register`, then applies all hooks, and logs
+whatever fails. So this module imports nothing that can fail at its top, `register` ends the
+process itself, and the proof that each hook took runs right after `HookRegistry.apply_hooks`.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving import startup
+
+logger = logging.getLogger(__name__)
+
+
+def register() -> None:
+    """Check the SGLang version, read our configuration, install the seams for this device.
+
+    Does nothing when switched off. Raises SystemExit, after one line on stderr, on any failure.
+    """
+    reason = startup.switched_off()
+    if reason is not None:
+        logger.info("sglang-dspark is off: %s", reason)
+        return
+    _or_stop(_install)
+    startup.mark_server()
+
+
+def cpu_platform_active() -> bool:
+    """Whether SGLang resolved to our CPU platform in this process."""
+    from sglang.srt.platforms import current_platform
+
+    return type(current_platform).__module__.startswith("sglang_dspark.")
+
+
+def _install() -> None:
+    import sglang
+
+    from sglang_dspark.patches import registry
+
+    registry.check_version(sglang.__version__)
+
+    from sglang_dspark.patches import all_seams
+    from sglang_dspark.serving.config import load_config
+
+    load_config()
+    cpu_active = cpu_platform_active()
+    if not cpu_active and startup.platform_left_out() and _no_accelerator():
+        raise DSparkError(
+            f"SGLANG_PLUGINS names {startup.PLUGIN_NAME} but not {startup.PLATFORM_NAME}, which "
+            f"this machine without a GPU needs; add it: "
+            f"SGLANG_PLUGINS={startup.PLUGIN_NAME},{startup.PLATFORM_NAME}"
+        )
+    registry.install(all_seams(cpu=cpu_active), cpu_active=cpu_active)
+    _verify_after_apply()
+
+
+def _verify_after_apply() -> None:
+    """Run `registry.verify` each time upstream has applied hooks: the earliest point it can hold."""
+    from sglang.srt.plugins.hook_registry import HookRegistry
+
+    from sglang_dspark.patches import registry
+
+    apply_hooks = HookRegistry.apply_hooks
+
+    def apply_and_verify(cls: type) -> None:
+        apply_hooks()
+        _or_stop(registry.verify)
+
+    HookRegistry.apply_hooks = classmethod(apply_and_verify)
+
+
+def _or_stop(step: Callable[[], None]) -> None:
+    """Run `step`; any failure is one line on stderr and the end of the process."""
+    try:
+        step()
+    except DSparkError as error:
+        startup.stop(str(error))
+    except Exception as error:
+        logger.debug("sglang-dspark failed at start-up", exc_info=True)
+        startup.stop(
+            f"could not start ({type(error).__name__}: {error}); run `dspark doctor`, or set "
+            "DSPARK_DISABLE=1"
+        )
+
+
+def _no_accelerator() -> bool:
+    import torch
+
+    return not torch.accelerator.is_available()

@@ -1,0 +1,61 @@
+"""Start-up rules shared by both entry points: when we are off, and how a failure stops a server.
+
+SGLang only logs exceptions from plugins and hooks (sglang/srt/plugins/__init__.py, 0.5.23) and
+would then serve without us; `stop` therefore ends the process with one line on stderr. It
+imports no sglang, so that both entry points can use it before anything else is loaded.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import os
+import signal
+import sys
+from typing import NoReturn
+
+PLUGIN_NAME = "dspark"
+PLATFORM_NAME = "dspark_cpu"
+SERVER_PID = "_SGLANG_DSPARK_SERVER_PID"
+_TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+def switched_off() -> str | None:
+    """Why this package must leave stock behaviour alone; None when it is on.
+
+    `DSPARK_DISABLE=1` turns both entry points off, and so does an `SGLANG_PLUGINS` that does not
+    name `dspark` (SGLang itself then never calls the plugin, but still may call the platform).
+    """
+    if os.environ.get("DSPARK_DISABLE", "").strip().lower() in _TRUE:
+        return "DSPARK_DISABLE is set"
+    chosen = os.environ.get("SGLANG_PLUGINS", "")
+    names = {name.strip() for name in chosen.split(",") if name.strip()}
+    if names and PLUGIN_NAME not in names:
+        return f"SGLANG_PLUGINS={chosen} does not name {PLUGIN_NAME}"
+    return None
+
+
+def platform_left_out() -> bool:
+    """Whether `SGLANG_PLUGINS` names our plugin but not our CPU platform."""
+    names = {name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",")}
+    return PLUGIN_NAME in names and PLATFORM_NAME not in names
+
+
+def mark_server() -> None:
+    """Remember this process as one whose children are SGLang's, for `stop`; call when set up."""
+    os.environ[SERVER_PID] = str(os.getpid())
+
+
+def stop(message: str) -> NoReturn:
+    """Print one line on stderr and end this process, and the server it belongs to, with status 1.
+
+    In the process the user started nothing has been spawned yet: SystemExit is enough, and passes
+    through SGLang's `except Exception`. A child (scheduler, detokenizer, ...) must also wake its
+    parent, which would wait for it: SIGQUIT, upstream's own signal for a failed child, makes the
+    parent kill the whole tree. It is sent only to a parent that called `mark_server`.
+    """
+    line = " ".join(f"sglang-dspark: {message}".split())
+    print(line, file=sys.stderr, flush=True)
+    parent = os.getppid()
+    if multiprocessing.parent_process() and os.environ.get(SERVER_PID) == str(parent):
+        os.kill(parent, signal.SIGQUIT)
+    raise SystemExit(1)

@@ -1,0 +1,99 @@
+"""One YAML file describes a training run: data, drafter shape, objective, schedule."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Literal
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sglang_dspark.errors import DSparkError
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid")
+
+
+class DataConfig(_Frozen):
+    """Where prompts come from and how the target answers them."""
+
+    target: Path
+    prompts: tuple[Path, ...] = ()
+    self_prompts: Path | None = None
+    store: Path
+    temperatures: tuple[float, ...] = (0.0, 0.0, 0.6)
+    max_prompt_tokens: int = Field(256, ge=8)
+    max_new_tokens: int = Field(224, ge=8)
+    rows: int = Field(96, ge=1, description="requests in flight")
+    half_products: bool = Field(False, description="bfloat16 products; CPUs with AVX512-BF16 or AMX")
+    threads: int = Field(2, ge=1)
+    seed: int = 0
+    shares: dict[str, float] = Field(
+        default_factory=lambda: {"math": 1.0, "code": 1.0, "chat": 1.0},
+        description="how often each domain is drawn, relative to the others",
+    )
+
+
+class DrafterShape(_Frozen):
+    """Shape of the drafter; everything else follows from the target's config."""
+
+    gamma: int = Field(5, ge=1)
+    layers: int = Field(3, ge=1)
+    target_layer_ids: tuple[int, ...]
+    markov_rank: int = Field(64, ge=1)
+    markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
+    draft_vocab: int | None = Field(8192, description="tokens the draft can propose; null: all")
+    mask_token_id: int
+    init_from_target: bool = True
+
+
+class ObjectiveConfig(_Frozen):
+    """Weights of the three losses (paper, eqs. 8-12)."""
+
+    ce: float = 0.1
+    tv: float = 0.9
+    confidence: float = 1.0
+
+
+class ScheduleConfig(_Frozen):
+    """Optimiser and how long to train."""
+
+    steps: int = Field(10000, ge=1)
+    sequences_per_step: int = Field(4, ge=1)
+    anchors_per_sequence: int = Field(24, ge=1)
+    learning_rate: float = 6e-4
+    weight_decay: float = 0.0
+    warmup_steps: int = 200
+    clip: float = 1.0
+    ema: float = Field(0.999, ge=0, lt=1)
+    half_products: bool = False
+    threads: int = Field(2, ge=1)
+    seed: int = 0
+    log_every: int = 50
+    checkpoint_every: int = 500
+    held_out_every: int = 50
+
+
+class RunConfig(_Frozen):
+    """The whole file."""
+
+    run_dir: Path
+    data: DataConfig
+    drafter: DrafterShape
+    objective: ObjectiveConfig = ObjectiveConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
+
+
+def load_config(path: Path) -> RunConfig:
+    """Read and check a YAML file; DSparkError names the field that is wrong."""
+    if not path.is_file():
+        raise DSparkError(f"no training config at {path}")
+    try:
+        return RunConfig.model_validate(yaml.safe_load(path.read_text()))
+    except yaml.YAMLError as error:
+        raise DSparkError(f"{path} is not YAML: {error}") from None
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(p) for p in first["loc"])
+        raise DSparkError(f"{path}: {where}: {first['msg']}") from None

@@ -1,0 +1,123 @@
+"""Small target and draft chains with exact rational probabilities, and the law of what is emitted.
+
+The accept rule is run for every draft and every cell of a grid of uniforms. All breakpoints of the
+rule lie on that grid, so counting cells gives the exact law of the real implementation.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from fractions import Fraction
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.verify import Acceptance
+
+Prefix = tuple[int, ...]
+Chain = Callable[[Prefix], tuple[Fraction, ...]]
+AcceptRule = Callable[..., Acceptance]
+# Ratios and residual shares of probabilities in quarters have denominators 1, 2, 3 and 4.
+GRID = 12
+
+
+def quarters(table: Mapping[int, tuple[int, ...]], default: tuple[int, ...]) -> Chain:
+    """Chain whose next-token law depends on the last token and the length of the prefix."""
+
+    def law(prefix: Prefix) -> tuple[Fraction, ...]:
+        weights = table.get(prefix[-1], default) if prefix else default
+        turn = len(prefix) % len(weights)
+        rotated = weights[turn:] + weights[:turn]
+        return tuple(Fraction(w, sum(weights)) for w in rotated)
+
+    return law
+
+
+def joint_law(chain: Chain, length: int) -> dict[Prefix, Fraction]:
+    """P(first `length` tokens) by plain decoding."""
+    law: dict[Prefix, Fraction] = {(): Fraction(1)}
+    for _ in range(length):
+        law = {
+            (*prefix, token): mass * share
+            for prefix, mass in law.items()
+            for token, share in enumerate(chain(prefix))
+        }
+    return law
+
+
+def complete(emitted: Mapping[Prefix, Fraction], chain: Chain, length: int) -> dict[Prefix, Fraction]:
+    """Law of `length` tokens when plain decoding goes on behind each emitted string."""
+    law: dict[Prefix, Fraction] = dict.fromkeys(joint_law(chain, length), Fraction(0))
+    for text, mass in emitted.items():
+        tail = {text: mass}
+        while len(next(iter(tail))) < length:
+            tail = {
+                (*prefix, token): weight * share
+                for prefix, weight in tail.items()
+                for token, share in enumerate(chain(prefix))
+            }
+        for full, weight in tail.items():
+            law[full[:length]] += weight
+    return law
+
+
+def probabilities(chain: Chain, draft: Prefix, rows: int) -> Tensor:
+    """[rows, V] float32: the chain's law behind the first 0, 1, ... drafts."""
+    return torch.tensor([[float(p) for p in chain(draft[:k])] for k in range(rows)])
+
+
+def grid_uniforms(gamma: int) -> tuple[Tensor, Tensor]:
+    """Midpoints of all cells: accept uniforms [N, gamma], bonus uniforms [N]."""
+    midpoints = [(2 * i + 1) / (2 * GRID) for i in range(GRID)]
+    cells = torch.tensor(list(itertools.product(midpoints, repeat=gamma + 1)), dtype=torch.float64)
+    return cells[:, :gamma], cells[:, gamma]
+
+
+def draft_law(chain: Chain, gamma: int, argmax: bool) -> dict[Prefix, Fraction]:
+    """P(draft), sampled from the chain or always its argmax (lowest id on ties)."""
+    if not argmax:
+        return {draft: mass for draft, mass in joint_law(chain, gamma).items() if mass}
+    draft: Prefix = ()
+    for _ in range(gamma):
+        law = chain(draft)
+        draft = (*draft, law.index(max(law)))
+    return {draft: Fraction(1)}
+
+
+def emitted_law(
+    rule: AcceptRule,
+    target: Chain,
+    drafter: Chain,
+    gamma: int,
+    verify_len: int,
+    *,
+    argmax: bool = False,
+    claim_sampled: bool = False,
+) -> dict[Prefix, Fraction]:
+    """Exact law of the strings that one step of `rule` emits.
+
+    argmax drafts are passed as such (draft_probs None) unless `claim_sampled`, a mistake that
+    the tests must notice.
+    """
+    accept_u, bonus_u = grid_uniforms(gamma)
+    cells = len(bonus_u)
+    law: dict[Prefix, Fraction] = {}
+    for draft, mass in draft_law(drafter, gamma, argmax).items():
+        tokens = torch.tensor(draft).expand(cells, gamma)
+        target_probs = probabilities(target, draft, gamma + 1)
+        target_probs[verify_len + 1 :] = float("nan")  # never computed in a ragged pass
+        draft_probs = probabilities(drafter, draft, gamma).expand(cells, -1, -1)
+        outcome = rule(
+            tokens,
+            None if argmax and not claim_sampled else draft_probs,
+            target_probs.expand(cells, -1, -1),
+            accept_u,
+            bonus_u,
+            torch.full((cells,), verify_len),
+        )
+        emitted = outcome.tokens(tokens).tolist()
+        for text, count in zip(emitted, outcome.emitted.tolist(), strict=True):
+            key = tuple(text[:count])
+            law[key] = law.get(key, Fraction(0)) + mass / cells
+    return law
