@@ -151,8 +151,8 @@ def parse_facts(path: Path, config: dict[str, Any], architecture: str) -> Drafte
     head_type = str(fields.get("markov_head_type")).lower()
     if head_type not in MARKOV_HEADS:
         raise DSparkError(
-            f"drafter {path}: markov_head_type {fields.get('markov_head_type')!r} in config.json is "
-            f"unknown (known: {', '.join(sorted(MARKOV_HEADS))}); use another drafter"
+            f"drafter {path}: markov_head_type {head_type!r} in config.json is unknown (known: "
+            f"{', '.join(sorted(MARKOV_HEADS))}); use another drafter"
         )
     hidden, heads = integer("hidden_size"), integer("num_attention_heads")
     targets = fields.get("num_target_layers")

@@ -30,7 +30,7 @@ class CpuConfig(BaseModel):
         default=None,
         ge=1,
         le=1024,
-        description="compute threads of the scheduler process; None chooses by the cores we may use",
+        description="compute threads of the scheduler; None chooses by the cores we may use",
     )
     prepack: bool = Field(
         default=True,
@@ -94,7 +94,7 @@ def _load(path: Path | None) -> LoadedConfig:
 
 
 def _read_mapping(path: Path) -> dict[str, Any]:
-    """The top-level mapping of a YAML file (JSON is a subset); an empty file is an empty mapping."""
+    """The top-level mapping of a YAML file (JSON is a subset); empty files are empty mappings."""
     try:
         values = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:

@@ -48,18 +48,14 @@ def _install() -> None:
 
     load_config()
     cpu_active = cpu_platform_active()
-    if not cpu_active and startup.platform_left_out() and _no_accelerator():
-        raise DSparkError(
-            f"SGLANG_PLUGINS names {startup.PLUGIN_NAME} but not {startup.PLATFORM_NAME}, which "
-            f"this machine without a GPU needs; add it: "
-            f"SGLANG_PLUGINS={startup.PLUGIN_NAME},{startup.PLATFORM_NAME}"
-        )
+    if not cpu_active:
+        _require_some_platform()
     registry.install(all_seams(cpu=cpu_active), cpu_active=cpu_active)
     _verify_after_apply()
 
 
 def _verify_after_apply() -> None:
-    """Run `registry.verify` each time upstream has applied hooks: the earliest point it can hold."""
+    """Run `registry.verify` right after upstream has applied hooks: the earliest sound point."""
     from sglang.srt.plugins.hook_registry import HookRegistry
 
     from sglang_dspark.patches import registry
@@ -87,7 +83,23 @@ def _or_stop(step: Callable[[], None]) -> None:
         )
 
 
-def _no_accelerator() -> bool:
-    import torch
+def _require_some_platform() -> None:
+    """Where there is no accelerator and no other plugin's platform, ours must have started.
 
-    return not torch.accelerator.is_available()
+    SGLang only logs a platform entry point that fails, and then serves on without it.
+    """
+    import torch
+    from sglang.srt.platforms import current_platform
+
+    if torch.accelerator.is_available() or current_platform.is_out_of_tree():
+        return
+    if startup.platform_left_out():
+        raise DSparkError(
+            f"SGLANG_PLUGINS names {startup.PLUGIN_NAME} but not {startup.PLATFORM_NAME}, which "
+            f"this machine without a GPU needs; set "
+            f"SGLANG_PLUGINS={startup.PLUGIN_NAME},{startup.PLATFORM_NAME}"
+        )
+    raise DSparkError(
+        f"no accelerator was found and our CPU platform ({startup.PLATFORM_NAME}) did not start; "
+        "run `dspark doctor`, or set DSPARK_DISABLE=1"
+    )
