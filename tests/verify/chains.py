@@ -46,7 +46,9 @@ def joint_law(chain: Chain, length: int) -> dict[Prefix, Fraction]:
     return law
 
 
-def complete(emitted: Mapping[Prefix, Fraction], chain: Chain, length: int) -> dict[Prefix, Fraction]:
+def complete(
+    emitted: Mapping[Prefix, Fraction], chain: Chain, length: int
+) -> dict[Prefix, Fraction]:
     """Law of `length` tokens when plain decoding goes on behind each emitted string."""
     law: dict[Prefix, Fraction] = dict.fromkeys(joint_law(chain, length), Fraction(0))
     for text, mass in emitted.items():

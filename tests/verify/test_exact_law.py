@@ -97,14 +97,14 @@ def _common_prefix(a: Prefix, b: Prefix) -> int:
     return length
 
 
-# Logits -> truncated law -> accept rule. Weights are eighths; every cut leaves halves or thirds.
-EIGHTHS = quarters({0: (4, 2, 1, 1), 1: (2, 2, 2, 2)}, default=(2, 4, 1, 1))
+# Logits -> truncated law -> accept rule. Weights are eighths; every cut below leaves quarters.
+EIGHTHS = quarters({0: (3, 3, 1, 1), 1: (6, 2, 0, 0), 2: (2, 2, 2, 2)}, default=(3, 3, 1, 1))
 CUTS = {
-    "top_k": (BatchSampling.uniform(1, 1.0, top_k=2), 2, None),
-    "top_p": (BatchSampling.uniform(1, 1.0, top_p=0.7), None, Fraction(7, 10)),
-    "joint": (BatchSampling.uniform(1, 1.0, top_k=3, top_p=0.6), 3, Fraction(6, 10)),
-    # min_p above one half of the maximum keeps the maximum alone, or ties of it.
-    "min_p": (BatchSampling.uniform(1, 1.0, min_p=0.6), None, None),
+    "top_k": (BatchSampling.uniform(1, 1.0, top_k=2), (2, None, None)),
+    "top_p": (BatchSampling.uniform(1, 1.0, top_p=0.45), (None, Fraction(45, 100), None)),
+    # Renormalising between top-k and top-p would drop the second token of (3, 3, 1, 1).
+    "joint": (BatchSampling.uniform(1, 1.0, top_k=2, top_p=0.4), (2, Fraction(4, 10), None)),
+    "min_p": (BatchSampling.uniform(1, 1.0, min_p=0.6), (None, None, Fraction(6, 10))),
 }
 
 
@@ -133,8 +133,8 @@ def _cut_chain(top_k: int | None, top_p: Fraction | None, min_p: Fraction | None
 @pytest.mark.parametrize("argmax", [False, True])
 def test_truncated_law_is_exact(name: str, argmax: bool) -> None:
     """The rule fed by `target_distribution` reproduces the truncated chain, drafts untruncated."""
-    sampling, top_k, top_p = CUTS[name]
-    target = _cut_chain(top_k, top_p, Fraction(6, 10) if name == "min_p" else None)
+    sampling, cut = CUTS[name]
+    target = _cut_chain(*cut)
     drafter = quarters({0: (0, 2, 1, 1), 2: (1, 1, 1, 1)}, default=(1, 1, 2, 0))
 
     def rule(tokens, draft_probs, target_probs, *rest):  # type: ignore[no-untyped-def]
@@ -159,12 +159,20 @@ def test_rows_of_a_batch_do_not_mix() -> None:
     lens = torch.tensor([1, 2])
     for seed in range(50):
         generator = torch.Generator().manual_seed(seed)
-        accept_u, bonus_u = torch.rand(2, 2, generator=generator), torch.rand(2, generator=generator)
+        accept_u, bonus_u = (
+            torch.rand(2, 2, generator=generator),
+            torch.rand(2, generator=generator),
+        )
         both = accept_sampled(draft, draft_probs, target_probs, accept_u, bonus_u, lens)
         for r in range(2):
             one = slice(r, r + 1)
             alone: Acceptance = accept_sampled(
-                draft[one], draft_probs[one], target_probs[one], accept_u[one], bonus_u[one], lens[one]
+                draft[one],
+                draft_probs[one],
+                target_probs[one],
+                accept_u[one],
+                bonus_u[one],
+                lens[one],
             )
             assert both.accepted[r] == alone.accepted[0]
             assert both.bonus[r] == alone.bonus[0]

@@ -1,0 +1,235 @@
+"""Properties of the accept rules, the truncated distribution and the ragged layout."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
+
+from sglang_dspark.verify import (
+    Acceptance,
+    BatchSampling,
+    RaggedLayout,
+    accept_greedy,
+    accept_sampled,
+    sample_inverse_cdf,
+    target_distribution,
+)
+from sglang_dspark.verify import sampling as sampling_module
+
+seeds = st.integers(0, 2**32 - 1)
+EXAMPLES = settings(max_examples=60, deadline=None)
+
+
+def _probs(generator: torch.Generator, *shape: int, sparse: bool = False) -> Tensor:
+    weights = torch.rand(*shape, generator=generator)
+    if sparse:
+        weights = weights * (torch.rand(*shape, generator=generator) < 0.5)
+        weights[..., 0] += 1e-3
+    return weights / weights.sum(-1, keepdim=True)
+
+
+@EXAMPLES
+@given(seed=seeds, rows=st.integers(1, 4), gamma=st.integers(0, 5), vocab=st.integers(2, 9))
+def test_one_hot_target_is_the_greedy_rule(seed: int, rows: int, gamma: int, vocab: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    argmax = torch.randint(0, vocab, (rows, gamma + 1), generator=generator)
+    draft = torch.randint(0, vocab, (rows, gamma), generator=generator)
+    lens = torch.randint(0, gamma + 1, (rows,), generator=generator)
+    one_hot = torch.nn.functional.one_hot(argmax, vocab).float()
+    uniforms = torch.rand(rows, gamma, generator=generator), torch.rand(rows, generator=generator)
+    greedy = accept_greedy(draft, argmax, lens)
+    for draft_probs in (None, _probs(generator, rows, gamma, vocab)):
+        sampled = accept_sampled(draft, draft_probs, one_hot, *uniforms, lens)
+        assert torch.equal(sampled.accepted, greedy.accepted)
+        assert torch.equal(sampled.bonus, greedy.bonus)
+
+
+@EXAMPLES
+@given(seed=seeds, gamma=st.integers(1, 5), vocab=st.integers(2, 9))
+def test_emitted_tokens_have_target_mass(seed: int, gamma: int, vocab: int) -> None:
+    """Whatever is drafted, a token the target excludes is never emitted."""
+    generator = torch.Generator().manual_seed(seed)
+    rows = 5
+    target = _probs(generator, rows, gamma + 1, vocab, sparse=True)
+    proposal = _probs(generator, rows, gamma, vocab)
+    draft = torch.randint(0, vocab, (rows, gamma), generator=generator)
+    lens = torch.randint(0, gamma + 1, (rows,), generator=generator)
+    uniforms = torch.rand(rows, gamma, generator=generator), torch.rand(rows, generator=generator)
+    outcome = accept_sampled(draft, proposal, target, *uniforms, lens)
+    assert bool((outcome.accepted <= lens).all())
+    mass = target.gather(2, outcome.tokens(draft)[:, :, None])[:, :, 0]
+    emitted = torch.arange(gamma + 1)[None] < outcome.emitted[:, None]
+    assert bool((mass[emitted] > 0).all())
+
+
+@EXAMPLES
+@given(seed=seeds, rows=st.integers(1, 6), gamma=st.integers(0, 5))
+def test_longer_windows_only_extend(seed: int, rows: int, gamma: int) -> None:
+    """Verdicts inside a window do not depend on its length."""
+    generator = torch.Generator().manual_seed(seed)
+    target, proposal = _probs(generator, rows, gamma + 1, 5), _probs(generator, rows, gamma, 5)
+    draft = torch.randint(0, 5, (rows, gamma), generator=generator)
+    uniforms = torch.rand(rows, gamma, generator=generator), torch.rand(rows, generator=generator)
+    full = accept_sampled(draft, proposal, target, *uniforms)
+    for length in range(gamma + 1):
+        lens = torch.full((rows,), length)
+        cut = accept_sampled(draft, proposal, target, *uniforms, lens)
+        assert torch.equal(cut.accepted, full.accepted.clamp(max=length))
+
+
+def test_empty_residual_falls_to_the_target() -> None:
+    """p_t <= p_d everywhere by rounding, and the draft rejected: the target's law is used."""
+    proposal = torch.tensor([[[0.5, 0.5]]])
+    target = torch.tensor([[[0.5 - 2**-20, 0.5 - 2**-20], [1.0, 0.0]]])
+    outcome = accept_sampled(
+        torch.tensor([[0]]), proposal, target, torch.tensor([[1 - 2**-24]]), torch.tensor([0.75])
+    )
+    assert outcome.accepted.tolist() == [0]
+    assert outcome.bonus.tolist() == [1]
+
+
+def test_equal_probabilities_always_accept() -> None:
+    """The largest float32 uniform below 1 still accepts when p_t = p_d."""
+    probs = torch.tensor([[[0.3, 0.7]]])
+    target = torch.cat([probs, probs], dim=1)
+    uniform = torch.tensor([[1 - 2**-24]])
+    outcome = accept_sampled(torch.tensor([[1]]), probs, target, uniform, torch.tensor([0.0]))
+    assert outcome.accepted.tolist() == [1]
+
+
+@EXAMPLES
+@given(
+    seed=seeds, uniform=st.floats(0, 1, exclude_max=True), scale=st.sampled_from([1e-30, 1.0, 7.0])
+)
+def test_inverse_cdf_never_draws_zero_weight(seed: int, uniform: float, scale: float) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    weights = _probs(generator, 1, 7, sparse=True).double() * scale
+    index = int(sample_inverse_cdf(weights, torch.tensor([uniform], dtype=torch.float64)))
+    assert weights[0, index] > 0
+    below = float(weights[0, :index].sum())
+    assert below <= uniform * float(weights.sum()) * (1 + 1e-12)
+
+
+@pytest.mark.parametrize("bad", [0.0, float("nan")])
+def test_inverse_cdf_rejects_rows_without_mass(bad: float) -> None:
+    with pytest.raises(ValueError, match="no probability mass"):
+        sample_inverse_cdf(torch.full((1, 3), bad), torch.tensor([0.5]))
+
+
+def _reference_distribution(
+    logits: Tensor, temperature: float, top_k: int, top_p: float, min_p: float
+) -> Tensor:
+    """One row, token by token."""
+    probs = torch.softmax(logits / temperature, 0)
+    order = sorted(range(len(probs)), key=lambda i: (-float(probs[i]), i))
+    kept = torch.zeros_like(probs)
+    mass = 0.0
+    for rank, token in enumerate(order):
+        p = float(probs[token])
+        if rank < top_k and mass <= top_p and p >= min_p * float(probs[order[0]]):
+            kept[token] = p
+        mass += p
+    return kept / kept.sum()
+
+
+@EXAMPLES
+@given(
+    seed=seeds,
+    first_try=st.integers(1, 12),
+    temperature=st.sampled_from([0.3, 1.0, 2.0]),
+    top_k=st.sampled_from([1, 2, 5, 1 << 30]),
+    top_p=st.sampled_from([0.1, 0.55, 0.93, 1.0]),
+    min_p=st.sampled_from([0.0, 0.05, 0.7]),
+)
+def test_distribution_matches_the_token_by_token_reference(
+    seed: int, first_try: int, temperature: float, top_k: int, top_p: float, min_p: float
+) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    # Coarse logits make ties likely.
+    logits = torch.randint(0, 6, (2, 2, 12), generator=generator).float() * 0.7
+    settings_ = BatchSampling.uniform(2, temperature, top_k, top_p, min_p)
+    original = sampling_module._FIRST_TRY
+    sampling_module._FIRST_TRY = first_try
+    try:
+        probs = target_distribution(logits, settings_)
+    finally:
+        sampling_module._FIRST_TRY = original
+    for r in range(2):
+        for k in range(2):
+            expected = _reference_distribution(logits[r, k], temperature, top_k, top_p, min_p)
+            assert torch.allclose(probs[r, k], expected, atol=1e-6)
+
+
+def test_rows_keep_their_own_settings() -> None:
+    logits = torch.randn(3, 2, 20, generator=torch.Generator().manual_seed(0))
+    mixed = BatchSampling(
+        temperature=torch.tensor([0.0, 0.7, 1.0]),
+        top_k=torch.tensor([1 << 30, 4, 1 << 30]),
+        top_p=torch.tensor([1.0, 0.9, 0.5]),
+        min_p=torch.tensor([0.0, 0.0, 0.1]),
+    )
+    probs = target_distribution(logits, mixed)
+    assert torch.equal(probs[0].argmax(-1), logits[0].argmax(-1))
+    assert probs[0].max(-1).values.tolist() == [1.0, 1.0]
+    for r, args in enumerate([None, (0.7, 4, 0.9, 0.0), (1.0, 1 << 30, 0.5, 0.1)]):
+        if args is not None:
+            alone = target_distribution(logits[r : r + 1], BatchSampling.uniform(1, *args))
+            assert torch.allclose(probs[r], alone[0])
+    assert not mixed.all_greedy
+    assert BatchSampling.uniform(2).all_greedy
+
+
+@pytest.mark.parametrize(
+    ("name", "value"),
+    [("temperature", -1.0), ("top_k", 0), ("top_p", 0.0), ("top_p", 1.5), ("min_p", -0.1)],
+)
+def test_bad_settings_are_refused(name: str, value: float) -> None:
+    with pytest.raises(ValueError, match=name):
+        BatchSampling.uniform(2, **{name: value})  # type: ignore[arg-type]
+
+
+@EXAMPLES
+@given(gamma=st.integers(0, 7), data=st.data())
+def test_ragged_round_trip(gamma: int, data: st.DataObject) -> None:
+    lens = data.draw(st.lists(st.integers(0, gamma), min_size=1, max_size=6))
+    layout = RaggedLayout.from_verify_lens(torch.tensor(lens), gamma)
+    padded = torch.arange(len(lens) * (gamma + 1) * 2).reshape(len(lens), gamma + 1, 2)
+    flat = layout.gather(padded)
+    assert layout.num_tokens == sum(1 + n for n in lens) == len(flat)
+    assert flat.tolist() == [
+        padded[r, k].tolist() for r, n in enumerate(lens) for k in range(n + 1)
+    ]
+    back = layout.scatter(flat, fill=-1)
+    inside = torch.arange(gamma + 1)[None] <= layout.verify_lens[:, None]
+    assert torch.equal(back[inside], padded[inside])
+    assert bool((back[~inside] == -1).all())
+    assert layout.cu_seqlens.tolist() == [
+        sum(1 + n for n in lens[:r]) for r in range(len(lens) + 1)
+    ]
+
+
+def test_ragged_refuses_what_does_not_fit() -> None:
+    with pytest.raises(ValueError, match=r"0\.\.3"):
+        RaggedLayout.from_verify_lens(torch.tensor([1, 4]), 3)
+    layout = RaggedLayout.from_verify_lens(torch.tensor([1, 2]), 3)
+    with pytest.raises(ValueError, match="expected"):
+        layout.gather(torch.zeros(2, 3))
+    with pytest.raises(ValueError, match="expected"):
+        layout.scatter(torch.zeros(6))
+    with pytest.raises(AssertionError, match="1 \\+ l_r"):
+        RaggedLayout(3, layout.verify_lens + 1, layout.cu_seqlens, layout.request, layout.offset)
+
+
+def test_shape_mistakes_are_named() -> None:
+    draft = torch.zeros(2, 3, dtype=torch.int64)
+    with pytest.raises(ValueError, match="target_argmax"):
+        accept_greedy(draft, torch.zeros(2, 3, dtype=torch.int64))
+    with pytest.raises(ValueError, match="verify lengths"):
+        accept_greedy(draft, torch.zeros(2, 4, dtype=torch.int64), torch.tensor([0, 4]))
+    with pytest.raises(ValueError, match="bonus_uniforms"):
+        accept_sampled(draft, None, torch.ones(2, 4, 5), torch.zeros(2, 3), torch.zeros(3))
+    with pytest.raises(ValueError, match=r"\[R\]"):
+        Acceptance(torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
