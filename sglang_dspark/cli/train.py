@@ -76,10 +76,10 @@ def prompts(config: ConfigOption, count: Annotated[int, typer.Option()] = 2000) 
 def data(config: ConfigOption, minutes: Annotated[float, typer.Option()] = 1e9) -> None:
     """Let the target answer the prompts; keep tokens and hidden states. Resumable."""
     from sglang_dspark.training.config import load_config
+    from sglang_dspark.training.plan import planned_prompts
     from sglang_dspark.training.provenance import target_sha256
     from sglang_dspark.training.responses import ResponseGenerator
     from sglang_dspark.training.store import StoreWriter
-    from sglang_dspark.training.plan import planned_prompts
 
     cfg = load_config(config)
     layer_ids = cfg.drafter.target_layer_ids
@@ -112,3 +112,26 @@ def data(config: ConfigOption, minutes: Annotated[float, typer.Option()] = 1e9) 
             bar.advance(task)
     writer.flush()
     print(f"{len(writer.done)} responses in {cfg.data.store}")
+
+
+@app.command()
+def drafter(config: ConfigOption) -> None:
+    """Train the drafter on the stored responses; goes on where a stopped run left off."""
+    from sglang_dspark.training.config import load_config
+    from sglang_dspark.training.setup import prepare
+
+    cfg = load_config(config)
+    trainer, note = prepare(cfg)
+    print(note)
+    log = (cfg.run_dir / "metrics.jsonl").open("a")
+    with _progress() as bar:
+        task = bar.add_task("training", total=cfg.schedule.steps, completed=trainer.step)
+
+        def report(step: int, means: dict[str, float]) -> None:
+            shown = " ".join(f"{k} {v:.3f}" for k, v in means.items())
+            bar.update(task, completed=step, description=f"training, {shown}")
+            log.write(json.dumps({"step": step, **means}) + "\n")
+            log.flush()
+
+        trainer.run(report)
+    print(f"drafter in {cfg.run_dir / 'drafter'}")

@@ -94,6 +94,5 @@ def load_config(path: Path) -> RunConfig:
     except yaml.YAMLError as error:
         raise DSparkError(f"{path} is not YAML: {error}") from None
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(p) for p in first["loc"])
-        raise DSparkError(f"{path}: {where}: {first['msg']}") from None
+        wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise DSparkError(f"{path}: {'; '.join(wrong)}") from None

@@ -1,0 +1,126 @@
+"""Where training starts: draft layers from the target's last layers, the projection from its last
+captured features, the transition bias from bigram statistics of its answers.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sglang_dspark.drafter.backbone import DraftLayer
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.heads import restrict_vocabulary
+from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.training.config import DrafterShape
+from sglang_dspark.training.store import StoreReader
+
+
+def drafter_config(shape: DrafterShape, target: Any) -> DrafterConfig:
+    """The drafter's shape, with widths and heads of the target's (Transformers) config."""
+    rope = getattr(target, "rope_parameters", None) or {}
+    return DrafterConfig(
+        hidden_size=target.hidden_size,
+        intermediate_size=target.intermediate_size,
+        num_layers=shape.layers,
+        num_heads=target.num_attention_heads,
+        num_kv_heads=target.num_key_value_heads,
+        head_dim=getattr(target, "head_dim", None)
+        or target.hidden_size // target.num_attention_heads,
+        vocab_size=target.vocab_size,
+        gamma=shape.gamma,
+        target_layer_ids=shape.target_layer_ids,
+        num_target_layers=target.num_hidden_layers,
+        mask_token_id=shape.mask_token_id,
+        markov_rank=shape.markov_rank,
+        markov_head_type=shape.markov_head_type,
+        rms_norm_eps=1e-6,
+        rope_theta=float(rope.get("rope_theta", 10000.0)),
+        max_position_embeddings=target.max_position_embeddings,
+    )
+
+
+def token_counts(reader: StoreReader, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Unigram counts [V] of the answers and their bigrams as ids [2, n]."""
+    counts = torch.zeros(vocab_size, dtype=torch.long)
+    pairs = []
+    for i in range(len(reader)):
+        tokens, prompt_len = reader.tokens(i)
+        counts += torch.bincount(tokens[prompt_len:], minlength=vocab_size)
+        answer = tokens[max(prompt_len - 1, 0) :]
+        pairs.append(torch.stack([answer[:-1], answer[1:]]))
+    return counts, torch.cat(pairs, 1)
+
+
+def draft_vocabulary(counts: Tensor, size: int) -> tuple[Tensor, float]:
+    """The `size` most frequent tokens, ascending ids [n], and the share of text they cover."""
+    ids = counts.topk(min(size, len(counts))).indices
+    coverage = float(counts[ids].sum() / counts.sum().clamp(min=1))
+    return ids.sort().values, coverage
+
+
+def bigram_factors(pairs: Tensor, vocab_size: int, rank: int) -> tuple[Tensor, Tensor]:
+    """Rank-`rank` factors [V, r], [V, r] of the positive pointwise mutual information of bigrams."""
+    flat, counts = torch.unique(pairs[0] * vocab_size + pairs[1], return_counts=True)
+    a, b, n = flat // vocab_size, flat % vocab_size, counts.float()
+    left = torch.bincount(pairs[0], minlength=vocab_size).float()
+    right = torch.bincount(pairs[1], minlength=vocab_size).float()
+    value = (n * float(pairs.shape[1]) / (left[a] * right[b])).log() * (n / (n + 2))
+    keep = value > 0
+    size = (vocab_size, vocab_size)
+    matrix = torch.sparse_coo_tensor(torch.stack([a[keep], b[keep]]), value[keep], size).coalesce()
+    u, s, v = torch.svd_lowrank(matrix, q=rank, niter=2)
+    return u * s.sqrt(), v * s.sqrt()
+
+
+def initialise(drafter: DSparkDrafter, target_dir: Path, pairs: Tensor, ids: Tensor | None) -> None:
+    """Fill `drafter` as described above; `ids` [n] is the reduced draft vocabulary, if any."""
+    weights: dict[str, Tensor] = {}
+    for file in sorted(target_dir.glob("*.safetensors")):
+        weights.update(load_file(str(file)))
+    c = drafter.config
+    first = c.num_target_layers - c.num_layers
+    with torch.no_grad():
+        for i, layer in enumerate(drafter.backbone.layers):
+            assert isinstance(layer, DraftLayer)
+            _copy_layer(layer, weights, f"model.layers.{first + i}.")
+        drafter.backbone.norm.weight.copy_(weights["model.norm.weight"])
+        last = f"model.layers.{c.num_target_layers - 1}.input_layernorm.weight"
+        drafter.backbone.hidden_norm.weight.copy_(weights[last])
+        fc = drafter.backbone.fc.weight
+        fc.normal_(std=1e-3)
+        fc[:, -c.hidden_size :] += torch.eye(c.hidden_size)
+        _start_markov(drafter, pairs, ids)
+
+
+def _start_markov(drafter: DSparkDrafter, pairs: Tensor, ids: Tensor | None) -> None:
+    c, head = drafter.config, drafter.markov_head
+    rank = c.markov_rank - (ids is not None)
+    w1, w2 = bigram_factors(pairs, c.vocab_size, rank)
+    head.markov_w1.weight.zero_()
+    head.markov_w2.weight.zero_()
+    head.markov_w1.weight[:, :rank] = w1 * 0.5
+    head.markov_w2.weight[:, :rank] = w2 * 0.5
+    if ids is not None:
+        restrict_vocabulary(head, ids)
+    if drafter.confidence_head is not None:
+        drafter.confidence_head.proj.weight.zero_()
+        drafter.confidence_head.proj.bias.zero_()
+
+
+def _copy_layer(layer: DraftLayer, weights: dict[str, Tensor], prefix: str) -> None:
+    """Copy one target layer; head norms, which Llama lacks, start at the scale its heads have."""
+    own = dict(layer.named_parameters())
+    for name, parameter in own.items():
+        source = weights.get(prefix + name)
+        if source is not None and source.shape == parameter.shape:
+            parameter.copy_(source)
+    gain = weights[prefix + "input_layernorm.weight"]
+    for kind in ("q", "k"):
+        if prefix + f"self_attn.{kind}_norm.weight" not in weights:
+            projection = weights[prefix + f"self_attn.{kind}_proj.weight"] * gain
+            scale = projection.pow(2).sum(-1).mean().sqrt()
+            own[f"self_attn.{kind}_norm.weight"].fill_(float(scale))

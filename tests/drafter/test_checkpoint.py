@@ -1,0 +1,75 @@
+import json
+
+import pytest
+import torch
+
+from sglang_dspark.drafter import DrafterConfig, load_drafter, save_drafter
+from sglang_dspark.errors import DSparkError
+from tests.drafter.helpers import tiny_config, tiny_drafter
+
+
+@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
+def test_round_trip_is_bit_exact(tmp_path, head):
+    drafter = tiny_drafter(markov_head_type=head)
+    save_drafter(drafter, tmp_path)
+    again = load_drafter(tmp_path, drafter.embed_weight, drafter.head_weight)
+    assert again.config == drafter.config
+    for a, b in zip(drafter.parameters(), again.parameters(), strict=True):
+        assert torch.equal(a, b)
+    assert not list(tmp_path.glob("*.tmp"))
+
+
+def test_names_are_those_of_upstream(tmp_path):
+    save_drafter(tiny_drafter(), tmp_path)
+    from safetensors import safe_open
+
+    with safe_open(str(tmp_path / "model.safetensors"), framework="pt") as file:
+        names = set(file.keys())
+    assert {"fc.weight", "hidden_norm.weight", "norm.weight"} <= names
+    assert {"markov_head.markov_w1.weight", "confidence_head.proj.bias"} <= names
+    assert "layers.1.self_attn.q_norm.weight" in names
+    assert not any(n.startswith("backbone.") for n in names)
+
+
+def test_truncated_file_is_one_clear_line(tmp_path):
+    drafter = tiny_drafter()
+    save_drafter(drafter, tmp_path)
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(file.read_bytes()[:-100])
+    with pytest.raises(DSparkError, match="cannot be read") as error:
+        load_drafter(tmp_path, drafter.embed_weight, drafter.head_weight)
+    assert "\n" not in str(error.value)
+
+
+def test_wrong_target_missing_weight_and_bad_config(tmp_path):
+    drafter = tiny_drafter()
+    save_drafter(drafter, tmp_path)
+    with pytest.raises(DSparkError, match="trained for a target"):
+        load_drafter(tmp_path, torch.zeros(50, 32), torch.zeros(50, 32))
+    raw = json.loads((tmp_path / "config.json").read_text())
+    raw["num_hidden_layers"] = 3
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(DSparkError, match=r"layers\.2.* is missing"):
+        load_drafter(tmp_path, drafter.embed_weight, drafter.head_weight)
+    del raw["block_size"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(DSparkError, match="block_size"):
+        DrafterConfig.from_dir(tmp_path)
+    with pytest.raises(DSparkError, match="no drafter"):
+        DrafterConfig.from_dir(tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"gamma": 0}, "gamma"),
+        ({"markov_rank": 0}, "markov_rank"),
+        ({"markov_head_type": "lstm"}, "lstm"),
+        ({"num_heads": 3}, "key/value"),
+        ({"target_layer_ids": (0, 4)}, "outside"),
+        ({"mask_token_id": 61}, "mask_token_id"),
+    ],
+)
+def test_config_is_validated(change, message):
+    with pytest.raises(DSparkError, match=message):
+        tiny_config(**change)
