@@ -20,9 +20,11 @@ def require_free_port(host: str, port: int) -> None:
 
     Binds as the HTTP server will (SO_REUSEADDR), so a port in TIME_WAIT counts as free.
     """
+    if not 0 <= port <= 65535:  # getaddrinfo would take it modulo 65536
+        raise DSparkError(f"cannot listen on {host}:{port} (no such port); check --port")
     try:
         addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except (socket.gaierror, OverflowError) as error:
+    except socket.gaierror as error:
         raise DSparkError(
             f"cannot listen on {host}:{port} ({error}); check --host and --port"
         ) from error
@@ -31,10 +33,9 @@ def require_free_port(host: str, port: int) -> None:
         listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             listener.bind(address)
-        except (OSError, OverflowError) as error:
-            reason = getattr(error, "strerror", None) or str(error)
+        except OSError as error:
             raise DSparkError(
-                f"cannot listen on {host}:{port} ({reason}); stop what uses it or choose "
+                f"cannot listen on {host}:{port} ({error.strerror}); stop what uses it or choose "
                 "another --port"
             ) from error
 

@@ -1,0 +1,315 @@
+"""What `dspark doctor` reports: versions, device, seams, configuration, models, and what is wrong.
+
+Plugins are really loaded here, in the doctor's own process, so a seam reported as installed is
+one that took. `problems` are what keeps a server from starting; `notes` are worth knowing.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import os
+import platform
+import sys
+from dataclasses import asdict, dataclass, field
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving import startup
+
+ENTRY_POINTS = {
+    "sglang.srt.plugins": startup.PLUGIN_NAME,
+    "sglang.srt.platforms": startup.PLATFORM_NAME,
+}
+PACKAGES = ("sglang-dspark", "sglang", "torch", "transformers", "triton", "numpy", "safetensors")
+CPU_LOCK = Path("requirements") / "cpu.lock"
+_CHECKOUT = Path(__file__).resolve().parents[2]
+
+
+@dataclass(frozen=True)
+class SeamReport:
+    """One seam as the doctor sees it; `state` is installed, inert, mismatch or not installed."""
+
+    name: str
+    target: str
+    kind: str
+    device: str
+    expected: str
+    found: str
+    signature_ok: bool
+    state: str
+    why: str
+
+
+@dataclass
+class Diagnosis:
+    """Everything found; `fit` is whether a DSPARK server can start here."""
+
+    versions: dict[str, str | None] = field(default_factory=dict)
+    install: dict[str, Any] = field(default_factory=dict)
+    device: dict[str, Any] = field(default_factory=dict)
+    entry_points: dict[str, bool] = field(default_factory=dict)
+    seams: list[SeamReport] = field(default_factory=list)
+    config: dict[str, Any] = field(default_factory=dict)
+    target: dict[str, Any] = field(default_factory=dict)
+    drafter: dict[str, Any] = field(default_factory=dict)
+    problems: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+    @property
+    def fit(self) -> bool:
+        return not self.problems
+
+    def as_json(self) -> dict[str, Any]:
+        """Plain values, with `fit` and `sglang_supported` in front."""
+        from sglang_dspark.patches.registry import SUPPORTED_SGLANG
+
+        supported = self.versions.get("sglang") == SUPPORTED_SGLANG
+        return {"fit": self.fit, "sglang_supported": supported, **asdict(self)}
+
+
+def diagnose() -> Diagnosis:
+    """Look at everything once; takes some seconds, since SGLang is imported."""
+    found = Diagnosis()
+    _versions(found)
+    _entry_points(found)
+    _config(found)
+    _install_kind(found)
+    if found.versions["sglang"] is not None and found.versions["torch"] is not None:
+        _device(found)
+        _seams(found)
+    _target(found)
+    _drafter(found)
+    reason = startup.switched_off()
+    if reason is not None:
+        found.problems.append(f"sglang-dspark is switched off: {reason}")
+    return found
+
+
+def _versions(found: Diagnosis) -> None:
+    from sglang_dspark.patches.registry import check_version
+
+    found.versions["python"] = platform.python_version()
+    for name in PACKAGES:
+        found.versions[name] = _version(name)
+    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
+        found.problems.append(
+            f"Python {platform.python_version()} is not supported; use 3.11 or 3.12"
+        )
+    for name in ("sglang", "torch"):
+        if found.versions[name] is None:
+            found.problems.append(f"{name} is not installed; run `make setup`")
+    if found.versions["sglang"] is not None:
+        try:
+            check_version(str(found.versions["sglang"]))
+        except DSparkError as error:
+            found.problems.append(str(error))
+
+
+def _version(name: str) -> str | None:
+    try:
+        return metadata.version(name)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def _entry_points(found: Diagnosis) -> None:
+    for group, name in ENTRY_POINTS.items():
+        present = any(
+            point.name == name and point.value.startswith("sglang_dspark.")
+            for point in metadata.entry_points(group=group)
+        )
+        found.entry_points[f"{group}: {name}"] = present
+        if not present:
+            found.problems.append(
+                f"entry point {name} of group {group} is missing; install this package again"
+            )
+
+
+def _config(found: Diagnosis) -> None:
+    from sglang_dspark.serving.config import load_config
+
+    try:
+        loaded = load_config()
+    except DSparkError as error:
+        found.problems.append(str(error))
+        return
+    values = {
+        name: {"value": _dotted(loaded.config, name), "origin": origin}
+        for name, origin in loaded.origins.items()
+    }
+    found.config = {"path": str(loaded.path) if loaded.path else None, "values": values}
+
+
+def _dotted(model: Any, name: str) -> Any:
+    for part in name.split("."):
+        model = getattr(model, part)
+    return model
+
+
+def _install_kind(found: Diagnosis) -> None:
+    """Which of the two installations this is: the CPU lock, or SGLang's own CUDA pins."""
+    if found.versions["torch"] is None:
+        return
+    import torch
+
+    if torch.version.cuda is None:
+        found.install = {"kind": "cpu", "expected": str(CPU_LOCK)}
+        if Path("/dev/nvidiactl").exists():
+            found.problems.append(
+                "an NVIDIA GPU is here, but torch is a CPU build; pip install 'sglang-dspark[cuda]'"
+            )
+        _compare_with_lock(found)
+        return
+    found.install = {"kind": "cuda", "expected": "sglang-dspark[cuda]", "cuda": torch.version.cuda}
+    if not torch.cuda.is_available():
+        found.problems.append(
+            f"torch is built for CUDA {torch.version.cuda}, but no GPU can be used; check the "
+            "driver with nvidia-smi, or on a machine without a GPU run `make setup`"
+        )
+
+
+def _compare_with_lock(found: Diagnosis) -> None:
+    """Packages that differ from the CPU lock, where the lock is at hand (in a checkout)."""
+    lock = _CHECKOUT / CPU_LOCK
+    if not lock.is_file():
+        found.notes.append(f"{CPU_LOCK} is not part of this installation: not compared")
+        return
+    differing = {
+        name: {"lock": wanted, "installed": _version(name)}
+        for name, wanted in read_lock(lock).items()
+        if (_version(name) or "").split("+")[0] != wanted.split("+")[0]
+    }
+    found.install["differs_from_lock"] = differing
+    missing = sorted(name for name, pair in differing.items() if pair["installed"] is None)
+    changed = sorted(set(differing) - set(missing))
+    if missing:
+        found.problems.append(f"missing from the CPU lock: {', '.join(missing)}; run `make setup`")
+    if changed:
+        found.notes.append(f"other versions than the CPU lock: {', '.join(changed)}")
+
+
+def read_lock(path: Path) -> dict[str, str]:
+    """Package -> version of the `name==version` lines of a lock file that apply to this Python."""
+    from packaging.requirements import InvalidRequirement, Requirement
+
+    pins: dict[str, str] = {}
+    for line in path.read_text(encoding="utf-8").splitlines():
+        text = line.split(" --hash")[0].split("#")[0].strip().rstrip("\\").strip()
+        try:
+            wanted = Requirement(text)
+        except InvalidRequirement:
+            continue  # an option line, a hash, a comment
+        exact = [s.version for s in wanted.specifier if s.operator == "=="]
+        if exact and (wanted.marker is None or wanted.marker.evaluate()):
+            pins[wanted.name] = exact[0]
+    return pins
+
+
+def _device(found: Diagnosis) -> None:
+    import torch
+    from sglang.srt.platforms import current_platform
+
+    from sglang_dspark.serving.plugin import cpu_platform_active
+
+    kind = type(current_platform)
+    active = cpu_platform_active()
+    found.device = {
+        "platform": f"{kind.__module__}.{kind.__qualname__}",
+        "cpu_platform_active": active,
+        "cores": len(os.sched_getaffinity(0)),
+        "cpu_capability": torch.backends.cpu.get_cpu_capability(),
+        "torch_threads": torch.get_num_threads(),
+        "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
+    }
+    if active and found.device["cpu_capability"] in ("DEFAULT", "NO AVX"):
+        found.notes.append("this CPU has no AVX2: serving will be slow")
+
+
+def _seams(found: Diagnosis) -> None:
+    """Check every seam, then load all plugins as a server does, and see which seams took."""
+    from sglang_dspark.patches import all_seams, registry
+    from sglang_dspark.serving.plugin import cpu_platform_active
+
+    active = cpu_platform_active()
+    seams = all_seams()
+    live = [seam for seam in seams if not registry.is_inert(seam, cpu_active=active)]
+    checks = {seam.name: registry.check_seam(seam) for seam in live}
+    mismatches = [check for check in checks.values() if not check.ok]
+    for check in mismatches:
+        found.problems.append(
+            f"seam {check.seam.name}: {check.seam.target} should be {check.expected} but is "
+            f"{check.found}; {registry.WHAT_TO_DO}"
+        )
+    if not mismatches and startup.switched_off() is None:
+        _load_plugins(found)
+    for seam in seams:
+        state: str = registry.state_of(seam, cpu_active=active)
+        check_of = checks.get(seam.name)
+        if check_of is not None and not check_of.ok:
+            state = "mismatch"
+        found.seams.append(
+            SeamReport(
+                name=seam.name,
+                target=seam.target,
+                kind=seam.kind,
+                device=seam.device,
+                expected=str(seam.signature or seam.expected_repr),
+                found=check_of.found if check_of else "not looked at",
+                signature_ok=check_of.ok if check_of else True,
+                state="not installed" if state == "pending" else state,
+                why=seam.why,
+            )
+        )
+
+
+def _load_plugins(found: Diagnosis) -> None:
+    from sglang.srt.plugins import load_plugins
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            load_plugins()
+    except SystemExit:
+        found.problems.append(said.getvalue().strip() or "a plugin ended the process")
+
+
+def _target(found: Diagnosis) -> None:
+    from sglang_dspark.models.demo import damage, demo_target_path
+
+    path = demo_target_path()
+    fault = damage(path) if path.is_dir() else "not built yet"
+    found.target = {"path": str(path), "state": "ready" if fault is None else fault}
+    if fault is not None:
+        found.notes.append(f"demo target: {fault}; build it with `dspark models demo`")
+
+
+def _drafter(found: Diagnosis) -> None:
+    from sglang_dspark.models.drafters import shipped_drafter_path
+    from sglang_dspark.serving.checkpoint import Target, read_config, validate_drafter
+
+    try:
+        path = shipped_drafter_path()
+    except DSparkError as error:
+        found.drafter = {"path": None, "state": "absent"}
+        found.notes.append(str(error))
+        return
+    found.drafter = {"path": str(path), "state": "valid"}
+    try:
+        target = Path(found.target["path"])
+        if found.target["state"] == "ready":
+            sizes = read_config(target)
+            fits = Target(
+                str(target), sizes["hidden_size"], sizes["vocab_size"], sizes["num_hidden_layers"]
+            )
+        else:  # no target to compare with: the drafter must at least agree with itself
+            sizes = read_config(path)
+            fits = Target(
+                "it names", sizes["hidden_size"], sizes["vocab_size"], sizes["num_target_layers"]
+            )
+        validate_drafter(path, fits)
+    except DSparkError as error:
+        found.drafter["state"] = "invalid"
+        found.problems.append(str(error))

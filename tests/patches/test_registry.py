@@ -1,0 +1,163 @@
+"""The registry: every kind of seam takes, every mismatch is named, nothing is half installed."""
+
+from __future__ import annotations
+
+import sys
+import types
+from typing import Any
+
+import pytest
+from sglang.srt.plugins.hook_registry import HookRegistry, HookType
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.patches import registry
+from sglang_dspark.patches.seam import Seam
+
+
+def seam(target: str, kind: Any, hook: Any, signature: str | None = None, **extra: Any) -> Seam:
+    return Seam(f"toy-{target}", f"toy_upstream.{target}", kind, hook, "test", signature, **extra)
+
+
+def put(*seams: Seam, cpu_active: bool = True) -> None:
+    registry.install(seams, cpu_active=cpu_active)
+    HookRegistry.apply_hooks()
+    registry.verify()
+
+
+def test_every_kind_takes(upstream: types.ModuleType) -> None:
+    put(
+        seam("add", "around", lambda original, a, b=1: -original(a, b), "(a, b=1)"),
+        seam("twice", "replace", lambda a: 3 * a, "(a)"),
+        seam("Worker.step", "after", lambda result, self, n: result * 100, "(self, n)"),
+        seam("Worker.name", "before", lambda prefix="w": (("W",), {}), "(prefix='w')"),
+        seam("Worker.make", "after", lambda result, cls, n=0: (*result, "hooked"), "(n=0)"),
+        seam("NOTHING", "set", len, expected_repr="None"),
+        seam("LIMIT", "set", 7, expected_repr="3"),
+    )
+    worker = upstream.Worker
+    assert upstream.add(2) == -3
+    assert upstream.twice(2) == 6
+    assert worker().step(1) == 1100
+    assert worker.name() == "Worker"
+    assert worker.make(4) == ("Worker", 4, "hooked")
+    assert upstream.NOTHING is len
+    assert upstream.LIMIT == 7
+    assert len(registry.installed()) == 7
+
+
+def test_class_replacement(upstream: types.ModuleType) -> None:
+    class Other(upstream.Worker):  # type: ignore[name-defined, misc]
+        pass
+
+    put(seam("Worker", "replace", Other, "()"))
+    assert upstream.Worker is Other
+
+
+def test_by_value_importers_follow_but_copies_in_containers_do_not(
+    upstream: types.ModuleType,
+) -> None:
+    put(seam("add", "replace", lambda a, b=1: "hooked", "(a, b=1)"))
+    consumer = sys.modules["toy_consumer"]
+    assert consumer.call(1) == "hooked"
+    assert consumer.TABLE["add"](1) == 2  # the reason why such a copy needs a seam of its own
+
+
+@pytest.mark.parametrize(
+    ("wrong", "found"),
+    [
+        (seam("add", "after", print, "(a, b)"), "but is (a, b=1)"),
+        (seam("gone", "after", print, "(a)"), "but is nothing (AttributeError"),
+        (seam("NOTHING", "replace", print, "(a)"), "no signature: None"),
+        (seam("LIMIT", "set", 1, expected_repr="4"), "should be 4 but is 3"),
+        (seam("LIMIT", "set", 1), "a seam that states neither"),
+    ],
+)
+def test_a_mismatch_is_named_and_nothing_is_touched(
+    upstream: types.ModuleType, wrong: Seam, found: str
+) -> None:
+    good = [
+        seam("twice", "replace", lambda a: 0, "(a)"),
+        seam("Worker", "set", 5, expected_repr="<class 'toy_upstream.Worker'>"),
+    ]
+    worker = upstream.Worker
+    worker.__module__ = "toy_upstream"
+    with pytest.raises(DSparkError) as raised:
+        registry.install([*good, wrong], cpu_active=True)
+    text = str(raised.value)
+    assert wrong.target in text
+    assert found in text
+    assert "install sglang==0.5.23 or set DSPARK_DISABLE=1" in text
+    assert upstream.Worker is worker
+    HookRegistry.apply_hooks()
+    assert upstream.twice(2) == 4
+    assert registry.installed() == ()
+
+
+def test_cpu_seams_stay_out_elsewhere(upstream: types.ModuleType) -> None:
+    absent = seam("not_even_there", "replace", print, "(a)", device="cpu")
+    other = seam("twice", "replace", lambda a: 0, "(a)")
+    put(absent, other, cpu_active=False)
+    assert registry.installed() == (other,)
+    assert registry.state_of(absent, cpu_active=False) == "inert"
+    assert registry.state_of(other, cpu_active=False) == "installed"
+
+
+def test_a_hook_that_did_not_take_is_found(upstream: types.ModuleType) -> None:
+    mine = seam("twice", "after", lambda result, a: result, "(a)")
+    registry.install([mine], cpu_active=True)
+    with pytest.raises(DSparkError, match=r"hook on toy_upstream\.twice did not take"):
+        registry.verify()  # apply_hooks has not run
+    HookRegistry.apply_hooks()
+    registry.verify()
+    upstream.twice = lambda a: a  # a rival that assigns instead of hooking
+    assert registry.state_of(mine, cpu_active=True) == "mismatch"
+    with pytest.raises(DSparkError, match="did not take"):
+        registry.verify()
+
+
+def test_a_set_value_that_was_overwritten_is_found(upstream: types.ModuleType) -> None:
+    put(seam("NOTHING", "set", len, expected_repr="None"))
+    upstream.NOTHING = max
+    with pytest.raises(DSparkError, match="did not take"):
+        registry.verify()
+
+
+def test_hooks_of_other_plugins_may_stand_above_and_below(upstream: types.ModuleType) -> None:
+    HookRegistry.register("toy_upstream.twice", lambda result, a: result + 1, HookType.AFTER)
+    registry.install([seam("twice", "around", lambda f, a: f(a) * 10, "(a)")], cpu_active=True)
+    HookRegistry.register("toy_upstream.twice", lambda result, a: result + 3, HookType.AFTER)
+    HookRegistry.apply_hooks()
+    registry.verify()
+    assert upstream.twice(1) == 33
+
+
+def test_install_is_once_a_process(upstream: types.ModuleType) -> None:
+    once = seam("twice", "after", lambda result, a: result + 1, "(a)")
+    put(once)
+    put(once)
+    assert upstream.twice(1) == 3
+
+
+def test_two_replacements_of_one_target_are_refused(upstream: types.ModuleType) -> None:
+    pair = [seam("twice", "replace", hook, "(a)") for hook in (print, len)]
+    with pytest.raises(DSparkError, match=r"both replace toy_upstream\.twice"):
+        registry.install(pair, cpu_active=True)
+
+
+@pytest.mark.parametrize("version", ["0.5.22", "0.5.24", "0.5.23rc1", "1.0"])
+def test_other_versions_are_refused(version: str) -> None:
+    with pytest.raises(DSparkError, match=r"only 0\.5\.23.*install sglang==0\.5\.23 or set"):
+        registry.check_version(version)
+
+
+def test_the_supported_version_passes() -> None:
+    registry.check_version("0.5.23")
+
+
+def test_signatures_carry_no_annotations_and_no_addresses() -> None:
+    marker = object()
+
+    def f(a: int, *rest: str, b: object = marker, c: float = 0.5) -> None:
+        """Only the signature matters."""
+
+    assert registry.bare_signature(f) == "(a, *rest, b=<object object>, c=0.5)"

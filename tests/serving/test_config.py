@@ -1,0 +1,100 @@
+"""`DSparkConfig`: defaults, files, the origin of each value, and one line for each fault."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pydantic
+import pytest
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.config import (
+    CONFIG_VARIABLE,
+    DSparkConfig,
+    current_config,
+    load_config,
+    use_config_file,
+)
+
+
+@pytest.fixture(autouse=True)
+def _no_ambient_config(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_VARIABLE, "")
+
+
+def write(tmp_path: Path, text: str, name: str = "dspark.yaml") -> Path:
+    path = tmp_path / name
+    path.write_text(text)
+    return path
+
+
+def test_defaults_need_no_file() -> None:
+    loaded = load_config()
+    assert loaded.path is None
+    assert loaded.config == DSparkConfig()
+    assert loaded.origins == {"cpu.threads": "default", "cpu.prepack": "default"}
+
+
+def test_yaml_values_and_their_origins(tmp_path: Path) -> None:
+    path = write(tmp_path, "cpu:\n  threads: 3\n")
+    loaded = load_config(path)
+    assert loaded.config.cpu.threads == 3
+    assert loaded.config.cpu.prepack is True
+    assert loaded.origins == {"cpu.threads": f"file {path}", "cpu.prepack": "default"}
+
+
+def test_json_is_read_too(tmp_path: Path) -> None:
+    path = write(tmp_path, json.dumps({"cpu": {"prepack": False}}), "dspark.json")
+    assert load_config(path).config.cpu.prepack is False
+
+
+def test_the_variable_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv(CONFIG_VARIABLE, str(write(tmp_path, "cpu: {threads: 2}")))
+    assert current_config().cpu.threads == 2
+
+
+def test_use_config_file_passes_it_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    write(tmp_path, "cpu: {threads: 5}", "here.yaml")
+    monkeypatch.chdir(tmp_path)
+    use_config_file(Path("here.yaml"))
+    monkeypatch.chdir("/")  # a child may run elsewhere: the name passed on is absolute
+    assert current_config().cpu.threads == 5
+
+
+def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
+    assert load_config(write(tmp_path, "# nothing\n")).config == DSparkConfig()
+
+
+@pytest.mark.parametrize(
+    ("text", "says"),
+    [
+        ("cpu: {thread: 3}", "unknown field cpu.thread; known here: prepack, threads"),
+        ("gpu: {}", "unknown field gpu; known here: cpu"),
+        ("cpu: {threads: 0}", "field cpu.threads: Input should be greater than or equal to 1"),
+        ("cpu: {threads: two}", "field cpu.threads: Input should be a valid integer"),
+        ("cpu: {prepack: 'yes'}", "field cpu.prepack: Input should be a valid boolean"),
+        ("cpu: 3", "field cpu:"),
+        ("- cpu", "must be a mapping of field names, not a list"),
+        ("cpu: [", "is neither YAML nor JSON"),
+        ("\x00", "is neither YAML nor JSON"),
+    ],
+)
+def test_each_fault_is_one_line_with_the_file(tmp_path: Path, text: str, says: str) -> None:
+    path = write(tmp_path, text)
+    with pytest.raises(DSparkError) as raised:
+        load_config(path)
+    message = str(raised.value)
+    assert says in message
+    assert str(path) in message
+    assert "\n" not in message
+
+
+def test_a_missing_file_says_what_to_check(tmp_path: Path) -> None:
+    with pytest.raises(DSparkError, match=r"cannot be read .*check --dspark-config"):
+        load_config(tmp_path / "gone.yaml")
+
+
+def test_the_configuration_is_frozen() -> None:
+    with pytest.raises(pydantic.ValidationError):
+        current_config().cpu.threads = 4  # type: ignore[misc]
