@@ -1,0 +1,238 @@
+"""One SGLang server as a child process: port check, health wait, log file, and a sure end.
+
+The server gets a session and process group of its own, so that its scheduler and detokenizer
+processes end with it, and so that Ctrl-C reaches only us: we then stop the group in order. What is
+still alive when the interpreter exits is killed (`atexit`); SIGTERM and SIGHUP are turned into a
+normal exit by `stop_on_signals`.
+"""
+
+from __future__ import annotations
+
+import atexit
+import os
+import shlex
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from types import FrameType
+
+import httpx
+
+from sglang_dspark.errors import DSparkError
+
+_POLL_S = 0.25
+_TERM_GRACE_S = 8.0
+_live: set[ServerProcess] = set()
+
+
+@dataclass(frozen=True)
+class ServerSpec:
+    """What to launch: `arguments` go to `python -m <module>` after model, host and port."""
+
+    name: str
+    model: Path
+    port: int
+    arguments: tuple[str, ...] = ()
+    host: str = "127.0.0.1"
+    environment: Mapping[str, str] = field(default_factory=dict)
+    module: str = "sglang.launch_server"
+
+    def __post_init__(self) -> None:
+        if not 0 < self.port < 65536:
+            raise DSparkError(f"port {self.port} of server {self.name} is not in 1..65535")
+
+    @property
+    def url(self) -> str:
+        """Base address, without a slash at the end."""
+        return f"http://{self.host}:{self.port}"
+
+    def command(self) -> list[str]:
+        """The argument vector, with this interpreter."""
+        head = [sys.executable, "-m", self.module, "--model-path", str(self.model)]
+        return [*head, "--host", self.host, "--port", str(self.port), *self.arguments]
+
+    def shell_line(self) -> str:
+        """The same as a line to copy into a shell."""
+        variables = [f"{k}={shlex.quote(v)}" for k, v in self.environment.items()]
+        return " ".join([*variables, shlex.join(["python", *self.command()[1:]])])
+
+
+class ServerProcess:
+    """A running server; use it as a context manager, or call `stop`."""
+
+    def __init__(self, spec: ServerSpec, run_dir: Path):
+        """run_dir: where `<name>.log` is written (created when missing)."""
+        self.spec = spec
+        self.log_path = run_dir / f"{spec.name}.log"
+        self._process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> ServerProcess:
+        """Launch without waiting. Raises DSparkError when the port is taken."""
+        require_free_port(self.spec.host, self.spec.port)
+        self.log_path.parent.mkdir(parents=True, exist_ok=True)
+        _live.add(self)  # first, so that a signal from here on finds it
+        with self.log_path.open("wb") as log:
+            self._process = subprocess.Popen(
+                self.spec.command(),
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                env={**os.environ, **self.spec.environment},
+                start_new_session=True,
+            )
+        return self
+
+    def wait_ready(self, timeout_s: float, tick: Callable[[float], None] | None = None) -> float:
+        """Wait until `/health` answers 200; seconds it took.
+
+        tick: called several times a second with the seconds waited so far.
+        Raises DSparkError when the server ends first or is not ready in time; it is then stopped,
+        and the log's last lines are in `log_tail()`.
+        """
+        began = time.monotonic()
+        with httpx.Client(trust_env=False, timeout=5.0) as client:
+            while (waited := time.monotonic() - began) < timeout_s:
+                status = self._popen.poll()
+                if status is not None:
+                    self.stop()
+                    raise DSparkError(
+                        f"the {self.spec.name} server ended with status {status} before it was "
+                        f"ready: {self._last_complaint()} (log: {self.log_path})"
+                    )
+                try:
+                    if client.get(f"{self.spec.url}/health").status_code == 200:
+                        return waited
+                except httpx.TransportError:
+                    pass  # not listening yet
+                if tick is not None:
+                    tick(waited)
+                time.sleep(_POLL_S)
+        self.stop()
+        raise DSparkError(
+            f"the {self.spec.name} server was not ready after {timeout_s:.0f} s: "
+            f"{self._last_complaint()} (log: {self.log_path})"
+        )
+
+    @property
+    def pid(self) -> int:
+        """Process id of the server's first process, which is also its process group."""
+        return self._popen.pid
+
+    def alive(self) -> bool:
+        """Whether the server's first process runs."""
+        return self._process is not None and self._process.poll() is None
+
+    def pause(self) -> None:
+        """Freeze all of the server's processes: it keeps its memory and takes no CPU time."""
+        self._signal(signal.SIGSTOP)
+
+    def resume(self) -> None:
+        """Let a paused server go on."""
+        self._signal(signal.SIGCONT)
+
+    def stop(self) -> None:
+        """End the whole process group, by SIGTERM and then SIGKILL; safe to call twice."""
+        if self._process is None:
+            return
+        self._signal(signal.SIGCONT)
+        self._signal(signal.SIGTERM)
+        deadline = time.monotonic() + _TERM_GRACE_S
+        while _group_alive(self.pid, self._process) and time.monotonic() < deadline:
+            time.sleep(0.05)
+        self._signal(signal.SIGKILL)
+        self._process.wait()
+        _live.discard(self)
+
+    def log_tail(self, lines: int = 20) -> str:
+        """The log's last lines."""
+        if not self.log_path.is_file():
+            return ""
+        return "\n".join(self.log_path.read_text(errors="replace").splitlines()[-lines:])
+
+    def __enter__(self) -> ServerProcess:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.stop()
+
+    @property
+    def _popen(self) -> subprocess.Popen[bytes]:
+        if self._process is None:
+            raise DSparkError(f"the {self.spec.name} server has not been started")
+        return self._process
+
+    def _signal(self, number: int) -> None:
+        try:
+            os.killpg(self.pid, number)
+        except ProcessLookupError:
+            return  # the group has ended
+
+    def _last_complaint(self) -> str:
+        lines = [line.strip() for line in self.log_tail(200).splitlines() if line.strip()]
+        ours = [line for line in lines if line.startswith("sglang-dspark:")]
+        errors = [line for line in lines if "Error" in line or "error:" in line]
+        return (ours or errors or lines or ["it wrote no log"])[-1]
+
+
+def require_free_port(host: str, port: int) -> None:
+    """Raise DSparkError unless a server could listen on host:port."""
+    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            probe.bind((host, port))
+        except OSError as error:
+            raise DSparkError(
+                f"port {port} on {host} is in use ({error.strerror}): stop what listens there, or "
+                "choose another one with --port"
+            ) from error
+
+
+def run_directory(root: Path = Path("runs")) -> Path:
+    """A new directory for the logs of one run, named by the time."""
+    path = root / time.strftime("%Y%m%d-%H%M%S")
+    for suffix in ("", *(f"-{i}" for i in range(2, 100))):
+        candidate = path.with_name(path.name + suffix)
+        try:
+            candidate.mkdir(parents=True)
+        except FileExistsError:
+            continue
+        except OSError as error:
+            raise DSparkError(f"cannot write logs under {root.resolve()}: {error}") from error
+        return candidate
+    raise DSparkError(f"too many runs named {path} in one second")
+
+
+@contextmanager
+def stop_on_signals(numbers: Sequence[int] = (signal.SIGTERM, signal.SIGHUP)) -> Iterator[None]:
+    """Turn the signals into SystemExit(128 + n), so that `with` blocks and atexit stop servers."""
+
+    def leave(number: int, _frame: FrameType | None) -> None:
+        raise SystemExit(128 + number)
+
+    before = {number: signal.signal(number, leave) for number in numbers}
+    try:
+        yield
+    finally:
+        for number, handler in before.items():
+            signal.signal(number, handler)
+
+
+def _group_alive(group: int, leader: subprocess.Popen[bytes]) -> bool:
+    leader.poll()  # reap it: a zombie would keep the group alive
+    try:
+        os.killpg(group, 0)
+    except ProcessLookupError:
+        return False
+    return True
+
+
+@atexit.register
+def _stop_all() -> None:
+    for server in list(_live):
+        server.stop()

@@ -1,0 +1,69 @@
+"""Figures computed from chunks and counts, on numbers worked out by hand."""
+
+from __future__ import annotations
+
+import json
+import math
+from pathlib import Path
+
+import pytest
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.metrics import (
+    Chunk,
+    Completion,
+    SpecStats,
+    median_ratio,
+    per_user_speed,
+    step_ms,
+)
+from sglang_dspark.loadtest.results import write_results
+
+
+def completion(*steps: tuple[float, int], spec: SpecStats | None = None) -> Completion:
+    return Completion(tuple(Chunk(at, "x" * n, n) for at, n in steps), 3, "length", spec)
+
+
+def test_speed_leaves_out_the_first_token() -> None:
+    fast = completion((1.0, 1), (1.5, 2), (2.0, 3))  # 5 tokens in 1 s
+    slow = completion((1.0, 1), (5.0, 5))  # 5 tokens in 4 s
+    assert fast.tokens_per_s == pytest.approx(5.0)
+    assert per_user_speed([fast, slow]) == pytest.approx(2.0)  # not the mean 3.125 of the speeds
+    assert math.isnan(completion((1.0, 1)).tokens_per_s)
+
+
+def test_step_time_uses_verify_steps() -> None:
+    spec = SpecStats(steps=2, accepted=3, histogram=(0, 1, 1))
+    drafted = completion((1.0, 1), (1.5, 2), (2.0, 3), spec=spec)
+    plain = completion((1.0, 1), (1.5, 1), (2.0, 1), (2.5, 1), (3.0, 1))
+    assert step_ms([drafted]) == pytest.approx(500.0)
+    assert step_ms([plain]) == pytest.approx(500.0)
+    assert drafted.drafted() == [0, 1, 2]
+    assert plain.drafted() == [0] * 5
+
+
+def test_counts_add_up_over_requests() -> None:
+    total = SpecStats.total([SpecStats(3, 4, (1, 0, 2)), SpecStats(2, 1, (1, 1))])
+    assert total == SpecStats(5, 5, (2, 1, 2))
+    assert total.tau == pytest.approx(2.0)
+    assert total.acceptance(3) == pytest.approx([0.6, 0.4, 0.0])
+    assert math.isnan(SpecStats.total([]).tau)
+
+
+def test_median_ratio_and_its_interval() -> None:
+    ratio, low, high = median_ratio([2.0, 3.0, 4.0], [1.0, 2.0, 1.0])
+    assert ratio == pytest.approx(2.0)
+    assert (low, high) == pytest.approx((1.5, 4.0))
+    with pytest.raises(ValueError, match="paired"):
+        median_ratio([1.0], [])
+
+
+def test_results_file_keeps_the_contract(tmp_path: Path) -> None:
+    path = tmp_path / "results" / "x.json"
+    write_results(path, "x", "a CPU", {"tau": 2.0, "none": float("nan"), "rows": [{"a": 1}]})
+    written = json.loads(path.read_text())
+    assert set(written) == {"name", "command", "commit", "device", "date", "metrics"}
+    assert written["metrics"] == {"tau": 2.0, "none": None, "rows": [{"a": 1}]}
+    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
+    with pytest.raises(DSparkError, match="cannot write results"):
+        write_results(path / "below" / "a-file.json", "x", "a CPU", {})
