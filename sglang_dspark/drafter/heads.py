@@ -32,9 +32,9 @@ class MarkovHead(nn.Module):
         weight = self.markov_w1.weight
         return torch.zeros(rows, weight.shape[1], device=weight.device)
 
-    def latent(self, previous: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        """Previous ids [N], hidden [N, d], state [N, r] -> input of W2 [N, r], next state."""
-        return self.embed(previous), state
+    def latent(self, embedded: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        """W1[x_{k-1}] [N, r], hidden [N, d], state [N, r] -> input of W2 [N, r], next state."""
+        return embedded, state
 
     def bias(self, latent: Tensor, rows: Tensor | None = None) -> Tensor:
         """Latent [..., r] -> bias [..., V], or [..., |rows|] for a subset of the vocabulary."""
@@ -49,8 +49,7 @@ class GatedMarkovHead(MarkovHead):
         super().__init__(c)
         self.gate_proj = nn.Linear(c.hidden_size + c.markov_rank, c.markov_rank)
 
-    def latent(self, previous: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        embedded = self.embed(previous)
+    def latent(self, embedded: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
         gate = torch.sigmoid(self.gate_proj(torch.cat([h, embedded], -1)))
         return gate * embedded, state
 
@@ -62,8 +61,8 @@ class RNNHead(MarkovHead):
         super().__init__(c)
         self.joint_proj = nn.Linear(2 * c.markov_rank + c.hidden_size, 3 * c.markov_rank)
 
-    def latent(self, previous: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
-        joint = self.joint_proj(torch.cat([state, self.embed(previous), h], -1))
+    def latent(self, embedded: Tensor, h: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        joint = self.joint_proj(torch.cat([state, embedded, h], -1))
         gate, candidate, output = joint.chunk(3, -1)
         gate = torch.sigmoid(gate)
         return torch.tanh(output), gate * state + (1 - gate) * torch.tanh(candidate)

@@ -118,7 +118,7 @@ class DSparkDrafter(nn.Module):
         previous, tokens, laws, embedded = anchor, [], [], []
         for k in range(h.shape[1]):
             embedded.append(self.markov_head.embed(previous))
-            latent, state = self.markov_head.latent(previous, h[:, k], state)
+            latent, state = self.markov_head.latent(embedded[-1], h[:, k], state)
             logits = base[:, k] + self.markov_head.bias(latent, self.draft_ids)
             chosen = logits.argmax(-1)
             if temperature is not None:

@@ -71,7 +71,8 @@ def bigram_factors(pairs: Tensor, vocab_size: int, rank: int) -> tuple[Tensor, T
     value = (n * float(pairs.shape[1]) / (left[a] * right[b])).log() * (n / (n + 2))
     keep = value > 0
     size = (vocab_size, vocab_size)
-    matrix = torch.sparse_coo_tensor(torch.stack([a[keep], b[keep]]), value[keep], size).coalesce()
+    at = torch.stack([a[keep], b[keep]])
+    matrix = torch.sparse_coo_tensor(at, value[keep], size, check_invariants=True).coalesce()
     u, s, v = torch.svd_lowrank(matrix, q=rank, niter=2)
     return u * s.sqrt(), v * s.sqrt()
 

@@ -16,6 +16,8 @@ from torch import Tensor
 
 from sglang_dspark.training.config import ObjectiveConfig
 
+_CHUNK = 32
+
 
 def position_weights(gamma: int) -> Tensor:
     """w_k = exp(-(k-1)/gamma), k = 1..gamma: [gamma]."""
@@ -23,31 +25,39 @@ def position_weights(gamma: int) -> Tensor:
 
 
 class _DraftLaw(torch.autograd.Function):
-    """Weighted CE and TV of N positions, with the gradient made in the forward pass in place of
-    the probabilities."""
+    """Weighted CE and TV of N positions. Rows are worked through in chunks that stay in cache, and
+    the gradient is made on the way: it is the only tensor of vocabulary size that is kept."""
 
     @staticmethod
     def forward(
         ctx: Any,
         logits: Tensor,  # [N, V'] draft logits
-        law: Tensor,  # [N, V'] target probabilities (rows may sum to less than 1)
+        target: Tensor,  # [N, V'] target logits
+        log_partition: Tensor,  # [N] of the target, over its whole vocabulary
         label: Tensor,  # [N] column of the target's token, -1 outside the draft vocabulary
         weight: Tensor,  # [N]
         ce: float,
         tv: float,
     ) -> tuple[Tensor, Tensor, Tensor]:
-        draft = torch.softmax(logits.float(), -1)
-        overlap = torch.minimum(draft, law).sum(-1)  # acceptance rate; TV = 1 - overlap
+        overlap, nll = torch.empty_like(weight), torch.empty_like(weight)
+        grad = torch.empty_like(logits)
         inside = label >= 0
         column = label.clamp(min=0)[:, None]
-        chosen = draft.gather(-1, column)[:, 0].clamp(min=1e-12)
-        nll = torch.where(inside, -chosen.log(), 0.0)
-        above = (draft > law).to(draft.dtype)  # d(1 - overlap)/d draft = [draft > law], up to a constant
-        slope = (draft * above).sum(-1, keepdim=True)
-        ce_weight = (weight * inside * ce)[:, None]
-        grad = draft * (above - slope) * (tv * weight)[:, None] + draft * ce_weight
-        grad.scatter_add_(-1, column, -ce_weight)
-        ctx.save_for_backward(grad.to(logits.dtype))
+        for start in range(0, len(logits), _CHUNK):
+            rows = slice(start, start + _CHUNK)
+            draft = torch.softmax(logits[rows].float(), -1)
+            law = (target[rows].float() - log_partition[rows, None]).exp_()
+            overlap[rows] = torch.minimum(draft, law).sum(-1)  # acceptance rate, 1 - TV
+            nll[rows] = -draft.gather(-1, column[rows])[:, 0].clamp(min=1e-12).log()
+            # d TV / d p_d is [p_d > p_t] up to a constant, which the softmax's Jacobian removes
+            above = torch.gt(draft, law, out=law)
+            slope = (draft * above).sum(-1, keepdim=True)
+            ce_weight = (weight[rows] * inside[rows] * ce)[:, None]
+            above.sub_(slope).mul_((tv * weight[rows])[:, None]).add_(ce_weight).mul_(draft)
+            above.scatter_add_(-1, column[rows], -ce_weight)
+            grad[rows] = above.to(grad.dtype)
+        ctx.save_for_backward(grad)
+        nll.mul_(inside)
         loss = (weight * (ce * nll + tv * (1 - overlap))).sum()
         ctx.mark_non_differentiable(overlap, nll)
         return loss, overlap, nll
@@ -55,7 +65,7 @@ class _DraftLaw(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
-        return grad * scale, None, None, None, None, None
+        return grad * scale, None, None, None, None, None, None
 
 
 @dataclass(frozen=True)
@@ -69,7 +79,8 @@ class LossParts:
 
 def dspark_loss(
     logits: Tensor,
-    law: Tensor,
+    target: Tensor,
+    log_partition: Tensor,
     label: Tensor,
     confidence: Tensor,
     weight: Tensor,
@@ -77,12 +88,13 @@ def dspark_loss(
 ) -> LossParts:
     """The three losses over N positions.
 
-    logits, law [N, V']; label [N] (column in V', -1 when outside); confidence [N] logits; weight
-    [N], 0 for padding. The weights are normalised to sum 1.
+    logits, target [N, V'] of draft and target; log_partition [N]: logsumexp of the target over its
+    whole vocabulary; label [N] (column in V', -1 when outside); confidence [N] logits; weight [N],
+    0 for padding. The weights are normalised to sum 1.
     """
     weight = weight / weight.sum().clamp(min=1e-9)
     drafted, accept, nll = _DraftLaw.apply(
-        logits, law, label, weight, objective.ce, objective.tv
+        logits, target, log_partition, label, weight, objective.ce, objective.tv
     )
     bce = torch.nn.functional.binary_cross_entropy_with_logits(
         confidence.float(), accept.detach().clamp(0, 1), reduction="none"

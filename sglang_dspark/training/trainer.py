@@ -68,12 +68,12 @@ class Trainer:
             confidence = drafter.confidence(h, embedded)
         with torch.no_grad():
             target = torch.nn.functional.linear(batch.hidden.to(self.head.dtype), self.head)
-            law = (target.float() - batch.log_partition[..., None]).exp_()
         weight = position_weights(gamma) * batch.valid
         width = logits.shape[-1]
         return dspark_loss(
             logits.view(-1, width),
-            law.view(-1, width),
+            target.view(-1, width),
+            batch.log_partition.view(-1),
             self.column_of[batch.labels].view(-1),
             confidence.view(-1),
             weight.view(-1),
@@ -84,12 +84,13 @@ class Trainer:
         """Inputs of W2 and the embedded previous tokens, teacher-forced: [S, A, gamma, r] both."""
         head = self.drafter.markov_head
         rows = batch.anchors.numel()
+        embedded = head.embed(batch.inputs)
+        per_block, hidden = embedded.view(rows, h.shape[2], -1), h.view(rows, h.shape[2], -1)
         state, latents = head.start(rows), []
-        inputs, flat = batch.inputs.view(rows, -1), h.view(rows, h.shape[2], -1)
         for k in range(h.shape[2]):
-            latent, state = head.latent(inputs[:, k], flat[:, k], state)
+            latent, state = head.latent(per_block[:, k], hidden[:, k], state)
             latents.append(latent)
-        return torch.stack(latents, 1).view(*h.shape[:3], -1), head.embed(batch.inputs)
+        return torch.stack(latents, 1).view(embedded.shape), embedded
 
     def train_step(self) -> LossParts:
         """One optimiser step; raises DSparkError on a loss that is not finite."""

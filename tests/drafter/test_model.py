@@ -75,7 +75,8 @@ def test_each_position_sees_the_token_before_it(head):
     previous = torch.tensor([1, 2, 3])
     state = drafter.markov_head.start(3)
     for k in range(4):
-        latent, state = drafter.markov_head.latent(previous, h[:, k], state)
+        embedded = drafter.markov_head.embed(previous)
+        latent, state = drafter.markov_head.latent(embedded, h[:, k], state)
         logits = h[:, k] @ drafter.head_weight.T + latent @ drafter.markov_head.markov_w2.weight.T
         assert torch.equal(logits.argmax(-1), block.tokens[:, k])
         previous = block.tokens[:, k]

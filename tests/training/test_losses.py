@@ -22,14 +22,16 @@ def _naive(logits, law, label, confidence, weight, o):
 @pytest.mark.parametrize("seed", range(4))
 def test_fused_loss_and_gradient_equal_the_naive_ones(seed):
     torch.manual_seed(seed)
-    n, v = 23, 17
+    n, v = 71, 17
     logits = torch.randn(n, v, dtype=torch.float32, requires_grad=True)
-    law = torch.randn(n, v).softmax(-1) * torch.rand(n, 1)
+    target = torch.randn(n, v)
+    log_partition = target.logsumexp(-1) + torch.rand(n)  # some mass is outside the vocabulary
+    law = (target - log_partition[:, None]).exp()
     label = torch.randint(-1, v, (n,))
     confidence = torch.randn(n, requires_grad=True)
     weight = torch.rand(n) * (torch.rand(n) > 0.2)
     objective = ObjectiveConfig(ce=0.3, tv=0.9, confidence=1.1)
-    parts = dspark_loss(logits, law, label, confidence, weight, objective)
+    parts = dspark_loss(logits, target, log_partition, label, confidence, weight, objective)
     parts.total.backward()
     got = logits.grad.clone(), confidence.grad.clone()
     logits.grad = confidence.grad = None
