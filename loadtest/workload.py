@@ -4,82 +4,39 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import dataclass
 from pathlib import Path
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.prompts import EvalPrompt
 from sglang_dspark.loadtest.server import ServerSpec
 
-DOMAINS = ("math", "code", "chat")
 # Small pools: a demo needs no more, and two servers fit a laptop's memory side by side.
 _POOLS = ("--max-running-requests", "16", "--max-total-tokens", "32768")
 
 
-@dataclass(frozen=True)
-class Prompt:
-    """One user turn; `text` is the turn alone until `render` puts the chat template around it."""
-
-    id: str
-    domain: str
-    text: str
-
-
-def demo_prompts(per_domain: int | None = None) -> list[Prompt]:
-    """The package's own prompts, the first `per_domain` of each domain (all when None)."""
-    import sglang_dspark.evaluation as package
-
-    return load_prompts(Path(package.__path__[0]) / "demo_prompts.jsonl", per_domain)
-
-
-def load_prompts(path: Path, per_domain: int | None = None) -> list[Prompt]:
-    """Prompts of a JSONL file with the fields id, domain and prompt.
-
-    Raises DSparkError naming the line that cannot be read.
-    """
-    prompts: list[Prompt] = []
-    taken: dict[str, int] = {}
-    try:
-        lines = path.read_text().splitlines()
-    except OSError as error:
-        raise DSparkError(f"cannot read prompts from {path}: {error.strerror}") from error
-    for number, line in enumerate(lines, start=1):
-        if not line.strip():
-            continue
-        try:
-            row = json.loads(line)
-            prompt = Prompt(str(row["id"]), str(row["domain"]), str(row["prompt"]))
-        except (ValueError, KeyError, TypeError) as error:
-            raise DSparkError(
-                f"{path} line {number}: expected an object with id, domain and prompt ({error!r})"
-            ) from error
-        taken[prompt.domain] = taken.get(prompt.domain, 0) + 1
-        if per_domain is None or taken[prompt.domain] <= per_domain:
-            prompts.append(prompt)
-    if not prompts:
-        raise DSparkError(f"{path} holds no prompt")
-    return prompts
-
-
-def interleave(prompts: Sequence[Prompt]) -> list[Prompt]:
+def interleave(prompts: Sequence[EvalPrompt]) -> list[EvalPrompt]:
     """The same prompts with the domains taking turns, so that any prefix is a mix."""
-    queues: dict[str, list[Prompt]] = {}
+    queues: dict[str, list[EvalPrompt]] = {}
     for prompt in prompts:
         queues.setdefault(prompt.domain, []).append(prompt)
     longest = max(len(queue) for queue in queues.values())
     return [queue[i] for i in range(longest) for queue in queues.values() if i < len(queue)]
 
 
-def render(target: Path, text: str) -> str:
-    """`text` as a user's turn in the target's own chat template, ready for its answer."""
+def render(target: Path, prompt: EvalPrompt) -> str:
+    """A prompt in the target's own chat template, up to where the answer begins.
+
+    Done here, and not by the server's chat interface, because only SGLang's completions interface
+    streams token ids. Raises DSparkError when the target has no template.
+    """
     path = target / "chat_template.jinja"
     if not path.is_file():
         raise DSparkError(f"{target} has no chat_template.jinja; name a chat model with one")
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(path.read_text())
-    turns = [{"role": "user", "content": text}]
-    return template.render(messages=turns, add_generation_prompt=True)
+    return template.render(messages=prompt.messages(), add_generation_prompt=True)
 
 
 def plain_server(target: Path, port: int, device: str) -> ServerSpec:

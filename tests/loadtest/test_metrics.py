@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import json
 import math
-from pathlib import Path
 
 import pytest
 
-from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.metrics import (
     Chunk,
     Completion,
@@ -17,7 +14,6 @@ from sglang_dspark.loadtest.metrics import (
     per_user_speed,
     step_ms,
 )
-from sglang_dspark.loadtest.results import write_results
 
 
 def completion(*steps: tuple[float, int], spec: SpecStats | None = None) -> Completion:
@@ -56,14 +52,3 @@ def test_median_ratio_and_its_interval() -> None:
     assert (low, high) == pytest.approx((1.5, 4.0))
     with pytest.raises(ValueError, match="paired"):
         median_ratio([1.0], [])
-
-
-def test_results_file_keeps_the_contract(tmp_path: Path) -> None:
-    path = tmp_path / "results" / "x.json"
-    write_results(path, "x", "a CPU", {"tau": 2.0, "none": float("nan"), "rows": [{"a": 1}]})
-    written = json.loads(path.read_text())
-    assert set(written) == {"name", "command", "commit", "device", "date", "metrics"}
-    assert written["metrics"] == {"tau": 2.0, "none": None, "rows": [{"a": 1}]}
-    assert [p.name for p in path.parent.iterdir()] == ["x.json"]
-    with pytest.raises(DSparkError, match="cannot write results"):
-        write_results(path / "below" / "a-file.json", "x", "a CPU", {})

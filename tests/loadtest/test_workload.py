@@ -9,13 +9,11 @@ from pathlib import Path
 import pytest
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.prompts import EvalPrompt, demo_prompts
 from sglang_dspark.loadtest.workload import (
-    DOMAINS,
-    demo_prompts,
     drafter_gamma,
     dspark_server,
     interleave,
-    load_prompts,
     plain_server,
     render,
 )
@@ -23,23 +21,10 @@ from sglang_dspark.loadtest.workload import (
 
 def test_shipped_prompts() -> None:
     prompts = demo_prompts()
-    assert Counter(p.domain for p in prompts) == dict.fromkeys(DOMAINS, 12)
-    assert len({p.id for p in prompts}) == len({p.text for p in prompts}) == 36
-    assert [p.id for p in demo_prompts(2)] == [f"{d}-0{i}" for d in DOMAINS for i in (1, 2)]
+    assert Counter(p.domain for p in prompts) == {"math": 12, "code": 12, "chat": 12}
+    assert len({p.turns for p in prompts}) == 36
     assert [p.domain for p in interleave(prompts)[:4]] == ["math", "code", "chat", "math"]
     assert sorted(p.id for p in interleave(prompts)) == sorted(p.id for p in prompts)
-
-
-def test_bad_prompt_file_names_the_line(tmp_path: Path) -> None:
-    file = tmp_path / "p.jsonl"
-    file.write_text('{"id": 1, "domain": "a", "prompt": "x"}\n\n{"id": 2}\n')
-    with pytest.raises(DSparkError, match="line 3: expected an object with id, domain and prompt"):
-        load_prompts(file)
-    file.write_text("\n")
-    with pytest.raises(DSparkError, match="holds no prompt"):
-        load_prompts(file)
-    with pytest.raises(DSparkError, match="cannot read prompts"):
-        load_prompts(tmp_path / "absent")
 
 
 def test_render_uses_the_models_template(tmp_path: Path) -> None:
@@ -47,9 +32,10 @@ def test_render_uses_the_models_template(tmp_path: Path) -> None:
         "{% for m in messages %}\n[{{ m['role'] }}] {{ m['content'] }}\n{% endfor %}\n"
         "{% if add_generation_prompt %}[assistant]{% endif %}"
     )
-    assert render(tmp_path, "1 < 2") == "[user] 1 < 2\n[assistant]"
+    prompt = EvalPrompt("x", "math", ("1 < 2",))
+    assert render(tmp_path, prompt) == "[user] 1 < 2\n[assistant]"
     with pytest.raises(DSparkError, match="no chat_template"):
-        render(tmp_path / "absent", "hi")
+        render(tmp_path / "absent", prompt)
 
 
 def test_both_servers_differ_only_in_speculation() -> None:

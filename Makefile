@@ -1,0 +1,63 @@
+# The few commands a user needs. `make demo` does everything from a fresh clone.
+#
+# PYTHON: an interpreter of version 3.11 or 3.12 (found by itself).
+# ARGS:   options for the command behind a target, e.g. `make demo ARGS="--port 31000"`.
+
+PYTHON ?= $(shell for p in python3.11 python3 python3.12 python; do \
+	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
+	&& { echo $$p; break; }; done)
+GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
+VENV := .venv
+BIN := $(VENV)/bin
+STAMP := $(VENV)/.set-up
+PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar on
+DEV := pytest|pytest-timeout|hypothesis|ruff|mypy|types-PyYAML
+
+.DEFAULT_GOAL := help
+.PHONY: help setup demo serve test lint types doctor clean
+
+help:
+	@echo 'make setup    virtual environment in .venv with everything pinned'
+	@echo 'make demo     serve a small model with DSPARK and without, and compare (sets up first)'
+	@echo 'make serve    serve it with DSPARK and leave the server up'
+	@echo 'make doctor   what is installed, which patches took, what is wrong'
+	@echo 'make test     the tests;   make lint types: the other checks;   make clean: remove .venv'
+
+setup: $(STAMP)
+
+$(STAMP): requirements/cpu.lock pyproject.toml
+	@test -n "$(PYTHON)" || { echo 'setup: no Python 3.11 or 3.12 found; name one: make setup PYTHON=...'; exit 1; }
+	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
+ifeq ($(GPU),0)
+	@echo 'setup: no NVIDIA GPU, installing the CPU lock'
+	@$(PIP) --no-deps -r requirements/cpu.lock
+	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo 'setup: the torch that pip found is no CPU build; point pip at the CPU wheels of PyTorch (PIP_EXTRA_INDEX_URL), then: make clean setup'; exit 1; }
+	@$(PIP) --no-deps --no-build-isolation -e .
+else
+	@echo 'setup: NVIDIA GPU found, installing SGLang with its own pins'
+	@$(PIP) -e '.[cuda]' $$(grep -E '^($(DEV))==' requirements/cpu.lock)
+endif
+	@touch $@
+	@echo 'setup: done'
+
+demo: setup
+	@$(BIN)/dspark demo $(ARGS)
+
+serve: setup
+	@exec $(BIN)/dspark demo --serve $(ARGS)
+
+test: setup
+	@$(BIN)/python -m pytest $(ARGS)
+
+lint: setup
+	@$(BIN)/ruff check .
+	@$(BIN)/ruff format --check .
+
+types: setup
+	@$(BIN)/mypy
+
+doctor: setup
+	@$(BIN)/dspark doctor $(ARGS)
+
+clean:
+	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

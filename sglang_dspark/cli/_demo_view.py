@@ -1,0 +1,182 @@
+"""What `dspark demo` shows: answers as they come, accepted drafts marked, and the final tables."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+
+from rich.console import Console, Group
+from rich.live import Live
+from rich.progress import Progress, TaskID
+from rich.table import Table
+from rich.text import Text
+from tokenizers import Tokenizer
+from tokenizers.decoders import DecodeStream
+
+from sglang_dspark.cli._progress import bars
+from sglang_dspark.loadtest.compare import Pair, merged_steps, summarise
+from sglang_dspark.loadtest.metrics import Chunk, Completion
+
+ACCEPTED = "bold green underline"
+_OPEN, _CLOSE = "«", "»"  # the mark where there is no colour
+
+
+class AnswerText:
+    """The text of an answer, token by token, with the accepted drafts marked."""
+
+    def __init__(self, tokenizer: Tokenizer, coloured: bool):
+        self._tokenizer = tokenizer
+        self._coloured = coloured
+
+    def render(self, chunks: Sequence[Chunk], drafted: Sequence[int]) -> Text:
+        """drafted[i]: how many leading tokens of chunk i are accepted drafts."""
+        stream = DecodeStream(skip_special_tokens=True)
+        runs: list[tuple[bool, str]] = []
+        for chunk, count in zip(chunks, drafted, strict=True):
+            for index, token in enumerate(chunk.ids):
+                piece = stream.step(self._tokenizer, token)  # None inside a character
+                if piece:
+                    runs.append((index < count, piece))
+        text = Text()
+        for marked, piece in _joined(runs):
+            if marked and not self._coloured:
+                text.append(f"{_OPEN}{piece}{_CLOSE}")
+            else:
+                text.append(piece, style=ACCEPTED if marked else "")
+        return text
+
+
+class AnswerView:
+    """Shows the answers of one server; made by `answers`."""
+
+    def __init__(self, console: Console, display: Progress, task: TaskID, writer: AnswerText):
+        self._console = console
+        self._display = display
+        self._task = task
+        self._writer = writer
+        self._live: Live | None = None
+        self._chunks: list[Chunk] = []
+        self._title = ""
+        self._speculates = False
+
+    def begin(self, title: str, speculates: bool) -> None:
+        """A prompt has been sent."""
+        self._chunks, self._title, self._speculates = [], title, speculates
+
+    def chunk(self, chunk: Chunk) -> None:
+        """Tokens of one step have come; the last one counts as the bonus until the end is known."""
+        self._chunks.append(chunk)
+        if self._live is not None:
+            self._live.update(self._picture())
+
+    def finish(self, done: Completion) -> None:
+        """The answer is complete: print it for good, with the server's counts."""
+        speed = f"{done.tokens_per_s:.1f} tokens/s, first after {1e3 * done.ttft:.0f} ms"
+        tau = f", tau {done.spec.tau:.2f}" if done.spec is not None else ""
+        body = self._writer.render(done.chunks, done.drafted())
+        self._chunks = []
+        self._console.print(Text(self._title, style="bold"))
+        self._console.print(body)
+        self._console.print(Text(f"{done.tokens} tokens, {speed}{tau}\n", style="dim"))
+        self._display.advance(self._task)
+        if self._live is not None:
+            self._live.update(self._picture())
+
+    def attach(self, live: Live) -> None:
+        """Draw into a live display."""
+        self._live = live
+        live.update(self._picture())
+
+    def _picture(self) -> Group:
+        if not self._chunks:
+            return Group(self._display)
+        drafted = [
+            chunk.tokens - 1 if i and self._speculates else 0
+            for i, chunk in enumerate(self._chunks)
+        ]
+        body = self._writer.render(self._chunks, drafted)
+        return Group(Text(self._title, style="bold"), body, Text(), self._display)
+
+
+@contextmanager
+def answers(console: Console, target: Path, label: str, count: int) -> Iterator[AnswerView]:
+    """A view for `count` answers: live text over a bar on a terminal, else finished answers."""
+    display = bars(console)
+    task = display.add_task(label, total=count, count="")
+    writer = AnswerText(Tokenizer.from_file(str(target / "tokenizer.json")), console.is_terminal)
+    view = AnswerView(console, display, task, writer)
+    if not console.is_terminal:
+        yield view
+        return
+    with Live(console=console, refresh_per_second=8, transient=True) as live:
+        view.attach(live)
+        yield view
+
+
+def legend(console: Console) -> Text:
+    """How accepted drafts look here."""
+    if console.is_terminal:
+        return Text.assemble(("Marked like this", ACCEPTED), ": drafted and accepted.")
+    return Text(f"Between {_OPEN} and {_CLOSE}: drafted and accepted.")
+
+
+def speed_table(pairs: Sequence[Pair], gamma: int) -> Table:
+    """Speed, latency, tau and equality per domain."""
+    table = Table(title="DSPARK against plain decoding, one user, greedy")
+    table.add_column("domain")
+    columns = ("prompts", "plain\ntokens/s", "DSPARK\ntokens/s", "speed-up", "plain\nTTFT ms")
+    for name in (*columns, "DSPARK\nTTFT ms", "tau", "identical\noutput"):
+        table.add_column(name, justify="right")
+    for row in summarise(pairs, gamma):
+        table.add_row(
+            row.domain,
+            str(row.prompts),
+            f"{row.plain_tokens_per_s:.1f}",
+            f"{row.dspark_tokens_per_s:.1f}",
+            f"{row.speedup:.2f}x",
+            f"{row.plain_ttft_ms:.0f}",
+            f"{row.dspark_ttft_ms:.0f}",
+            f"{row.tau:.2f}",
+            f"{'yes' if row.identical == row.prompts else 'no'} ({row.identical}/{row.prompts})",
+        )
+    return table
+
+
+def acceptance_table(pairs: Sequence[Pair], gamma: int) -> Table:
+    """How often the first k drafts of a step were all accepted."""
+    table = Table(title="Steps whose first k drafts were accepted")
+    table.add_column("domain")
+    for k in range(1, gamma + 1):
+        table.add_column(f"k = {k}", justify="right")
+    for row in summarise(pairs, gamma):
+        table.add_row(row.domain, *(f"{share:.0%}" for share in row.acceptance))
+    return table
+
+
+def remarks(pairs: Sequence[Pair]) -> list[str]:
+    """What a reader of the tables must know: where outputs part, and steps that came merged."""
+    lines = [
+        f"{pair.prompt.id}: outputs part at token {pair.first_difference()}"
+        for pair in pairs
+        if pair.first_difference() is not None
+    ]
+    merged = sum(merged_steps(pair.dspark) for pair in pairs)
+    if merged:
+        steps = sum(pair.dspark.decode_steps for pair in pairs)
+        lines.append(
+            f"{merged} of {steps} steps reached us together with another: marks approximate"
+        )
+    return lines
+
+
+def _joined(runs: Sequence[tuple[bool, str]]) -> Iterator[tuple[bool, str]]:
+    """Neighbouring pieces with the same mark as one."""
+    text, mark = "", False
+    for marked, piece in runs:
+        if marked != mark and text:
+            yield mark, text
+            text = ""
+        text, mark = text + piece, marked
+    if text:
+        yield mark, text

@@ -1,0 +1,197 @@
+"""`dspark demo`: one real model, served with DSPARK and without, on this machine.
+
+Everything is a child process and HTTP, so what is shown is what a client of the server sees.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sglang_dspark.evaluation.prompts import EvalPrompt
+    from sglang_dspark.loadtest.metrics import Completion
+    from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
+
+_READY_S = 300.0
+
+
+def demo(
+    port: Annotated[int, typer.Option(help="Port of the servers, one at a time.")] = 30000,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 96,
+    per_domain: Annotated[int, typer.Option(min=1, help="Prompts of each domain.")] = 4,
+    target: Annotated[
+        Path | None,
+        typer.Option(help="Target directory. Default: the demo target, built if needed."),
+    ] = None,
+    drafter: Annotated[
+        Path | None, typer.Option(help="Drafter directory. Default: the shipped drafter.")
+    ] = None,
+    device: Annotated[
+        str, typer.Option(help="cpu or cuda. Default: cuda where there is such a GPU.")
+    ] = "",
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the figures to this file.")
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Only start the DSPARK server and leave it up.")
+    ] = False,
+) -> None:
+    """Serve the demo model with DSPARK and without, show the answers and compare."""
+    from rich.console import Console
+
+    from sglang_dspark.loadtest.server import require_free_port, run_directory, stop_on_signals
+    from sglang_dspark.loadtest.workload import drafter_gamma, dspark_server, plain_server
+    from sglang_dspark.models.drafters import shipped_drafter_path
+
+    console = Console(highlight=False)
+    require_free_port("127.0.0.1", port)
+    drafter = drafter or shipped_drafter_path()
+    gamma = drafter_gamma(drafter)
+    target = _target(console, target)
+    device = device or default_device()
+    run_dir = run_directory()
+    with stop_on_signals():
+        drafting = dspark_server(target, drafter, port, device)
+        if serve:
+            _serve(console, drafting, run_dir)
+            return
+        prompts = _prompts(per_domain)
+        ours = _answers(console, drafting, run_dir, prompts, max_new_tokens)
+        plain = _answers(
+            console, plain_server(target, port, device), run_dir, prompts, max_new_tokens
+        )
+    _report(console, prompts, ours, plain, gamma, device, json_file)
+
+
+def default_device() -> str:
+    """`cuda` where PyTorch sees such a GPU, else `cpu`."""
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def hardware(device: str) -> str:
+    """The machine's device in words, for a result file."""
+    import torch
+
+    from sglang_dspark.loadtest.results import cpu_description
+
+    return cpu_description() if device == "cpu" else torch.cuda.get_device_name()
+
+
+def launch(console: Console, spec: ServerSpec, run_dir: Path) -> ServerProcess:
+    """Start a server, show its command, wait until it is ready; on failure show the log's end."""
+    from rich.text import Text
+
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.errors import DSparkError
+    from sglang_dspark.loadtest.server import ServerProcess
+
+    console.print(Text(f"$ {spec.shell_line()}", style="cyan"), soft_wrap=True)
+    server = ServerProcess(spec, run_dir).start()
+    try:
+        with stages(console) as progress:
+            took = server.wait_ready(
+                _READY_S, lambda _s: progress(f"starting the {spec.name} server", 0, 0)
+            )
+    except DSparkError:
+        console.print(Text(server.log_tail(), style="dim"))
+        raise
+    except BaseException:
+        server.stop()
+        raise
+    console.print(f"{spec.name} server ready after {took:.0f} s (log: {server.log_path})\n")
+    return server
+
+
+def _target(console: Console, target: Path | None) -> Path:
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.models.demo import ensure_demo_target
+
+    if target is not None:
+        return target
+    with stages(console) as progress:
+        return ensure_demo_target(None, progress)
+
+
+def _prompts(per_domain: int) -> list[EvalPrompt]:
+    from sglang_dspark.evaluation.prompts import demo_prompts, limit_per_domain
+
+    return limit_per_domain(demo_prompts(), per_domain)
+
+
+def _answers(
+    console: Console,
+    spec: ServerSpec,
+    run_dir: Path,
+    prompts: list[EvalPrompt],
+    max_new_tokens: int,
+) -> list[Completion]:
+    """Launch, ask all prompts one after the other with the answers shown, and stop."""
+    from sglang_dspark.cli._demo_view import answers, legend
+
+    speculates = spec.name == "dspark"
+    with launch(console, spec, run_dir):
+        if speculates:
+            console.print(legend(console), "\n")
+        label = f"{spec.name}: prompts"
+        with answers(console, spec.model, label, len(prompts)) as view:
+            asking = _ask_all(spec, prompts, max_new_tokens, view, speculates)
+            return asyncio.run(asking)
+
+
+async def _ask_all(spec, prompts, max_new_tokens, view, speculates):  # type: ignore[no-untyped-def]
+    from sglang_dspark.loadtest.client import Sampling, SGLangClient
+    from sglang_dspark.loadtest.workload import render
+
+    done = []
+    async with SGLangClient(spec.url) as client:
+        await client.complete("Once upon a time", Sampling(max_new_tokens=8))  # warm-up, not shown
+        for prompt in prompts:
+            view.begin(f"[{prompt.id}] {prompt.turns[-1]}", speculates)
+            text = render(spec.model, prompt)
+            answer = await client.complete(text, Sampling(max_new_tokens), view.chunk)
+            view.finish(answer)
+            done.append(answer)
+    return done
+
+
+def _report(
+    console: Console,
+    prompts: list[EvalPrompt],
+    ours: list[Completion],
+    plain: list[Completion],
+    gamma: int,
+    device: str,
+    json_file: Path | None,
+) -> None:
+    from sglang_dspark.cli._demo_view import acceptance_table, remarks, speed_table
+    from sglang_dspark.loadtest.compare import Pair, as_metrics
+    from sglang_dspark.loadtest.results import write_results
+
+    pairs = [Pair(*row) for row in zip(prompts, ours, plain, strict=True)]
+    console.print(speed_table(pairs, gamma))
+    console.print(acceptance_table(pairs, gamma))
+    for line in remarks(pairs):
+        console.print(line)
+    if json_file is not None:
+        write_results(json_file, "demo", hardware(device), as_metrics(pairs, gamma))
+        console.print(f"figures written to {json_file}")
+
+
+def _serve(console: Console, spec: ServerSpec, run_dir: Path) -> None:
+    import time
+
+    from sglang_dspark.errors import DSparkError
+
+    with launch(console, spec, run_dir) as server:
+        console.print(f"OpenAI API at {spec.url}/v1; Ctrl-C stops the server")
+        while server.alive():
+            time.sleep(0.5)
+        raise DSparkError(f"the server ended by itself; see {server.log_path}")
