@@ -1,0 +1,349 @@
+"""`dspark eval`: acceptance of a drafter by the reference engine, and through a server."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sglang_dspark.errors import DSparkError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sglang_dspark.evaluation.engine import DecodeSettings
+    from sglang_dspark.evaluation.prompts import EvalPrompt
+    from sglang_dspark.evaluation.report import Agreement, Report
+
+TOP_K_ALL = 1 << 30
+
+
+def evaluate(
+    target: Annotated[
+        str, typer.Option(help="Target model directory, or `demo` for the demo target.")
+    ] = "demo",
+    drafter: Annotated[
+        str, typer.Option(help="Drafter directory, or `shipped` for the demo target's.")
+    ] = "shipped",
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="JSONL file of prompts as [DOMAIN=]FILE; repeat for several. Default: the "
+            "package's own."
+        ),
+    ] = None,
+    prompt_field: Annotated[
+        str | None, typer.Option(help="Field of the text in those files, if it is not found.")
+    ] = None,
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts per domain at most.")] = None,
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Output tokens per prompt.")] = 96,
+    temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0,
+    top_k: Annotated[int, typer.Option(help="Most likely tokens kept; default all.")] = TOP_K_ALL,
+    min_p: Annotated[float, typer.Option(help="Cut relative to the likeliest token.")] = 0.0,
+    gamma: Annotated[int | None, typer.Option(help="Block size, default the trained one.")] = None,
+    batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8,
+    seed: Annotated[int, typer.Option(help="Of the engine's random numbers.")] = 0,
+    server: Annotated[
+        str | None, typer.Option(help="Also measure through this DSPARK server, e.g. its URL.")
+    ] = None,
+    serve: Annotated[
+        bool, typer.Option("--serve", help="Also measure through a server started for it.")
+    ] = False,
+    port: Annotated[int, typer.Option(help="Port of that server.")] = 30000,
+    results: Annotated[
+        Path | None, typer.Option("--json", help="Write the numbers to this file.")
+    ] = None,
+) -> None:
+    """Measure how many drafts the target accepts: tau, acceptance by position, confidence."""
+    from rich.console import Console
+
+    from sglang_dspark.evaluation.engine import DecodeSettings
+
+    if server is not None and serve:
+        raise DSparkError("--server and --serve exclude each other: name one")
+    if serve and gamma is not None:
+        raise DSparkError("--serve takes the drafter's own gamma: leave --gamma out")
+    console = Console()
+    settings = DecodeSettings(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        batch=batch,
+        gamma=gamma,
+        seed=seed,
+    )
+    subject = _open(target, drafter, prompts, prompt_field, limit, console)
+    outcome = _measure_engine(subject, settings, console)
+    show_report(console, "reference engine", outcome.report)
+    document: dict[str, Any] = {
+        "target": subject.target.name,
+        "drafter": subject.drafter.name,
+        "settings": _settings_json(settings, outcome.gamma),
+        "engine": outcome.metrics,
+    }
+    if server is not None or serve:
+        with _server(server, subject, port, console) as url:
+            document.update(_measure_server(url, subject, settings, outcome, console))
+    if results is not None:
+        _write(results, document)
+        console.print(f"written to {results}", highlight=False)
+
+
+@dataclass(frozen=True)
+class _Subject:
+    """What is measured: directories, prompts, and the prompts' token ids."""
+
+    target: Path
+    drafter: Path
+    prompts: list[EvalPrompt]
+    ids: list[list[int]]
+    stop_ids: frozenset[int]
+
+    @property
+    def domains(self) -> list[str]:
+        return [prompt.domain for prompt in self.prompts]
+
+
+@dataclass(frozen=True)
+class _EngineOutcome:
+    """The engine's numbers and output tokens."""
+
+    gamma: int
+    report: Report
+    metrics: dict[str, Any]
+    tokens: list[tuple[int, ...]]
+
+
+def _open(
+    target: str,
+    drafter: str,
+    files: Sequence[str] | None,
+    prompt_field: str | None,
+    limit: int | None,
+    console: Console,
+) -> _Subject:
+    from transformers import AutoTokenizer
+
+    from sglang_dspark.evaluation import prompts as prompt_files
+
+    target_dir = _target_dir(target, console)
+    drafter_dir = _drafter_dir(drafter)
+    chosen = prompt_files.limit_per_domain(read_prompt_files(files, prompt_field), limit)
+    try:
+        tokenizer = AutoTokenizer.from_pretrained(str(target_dir))
+    except (OSError, ValueError) as error:
+        reason = str(error).splitlines()[0]
+        raise DSparkError(f"{target_dir} has no usable tokenizer: {reason}") from None
+    return _Subject(
+        target=target_dir,
+        drafter=drafter_dir,
+        prompts=chosen,
+        ids=[prompt_files.encode(tokenizer, prompt) for prompt in chosen],
+        stop_ids=prompt_files.stop_token_ids(target_dir, tokenizer),
+    )
+
+
+def read_prompt_files(files: Sequence[str] | None, prompt_field: str | None) -> list[EvalPrompt]:
+    """Prompts of all `[DOMAIN=]FILE` arguments; the package's own when there are none."""
+    from sglang_dspark.evaluation.prompts import demo_prompts, read_prompts
+
+    if not files:
+        return demo_prompts()
+    found: list[EvalPrompt] = []
+    for argument in files:
+        domain, separator, name = argument.partition("=")
+        if not separator or Path(argument).exists():
+            domain, name = "", argument
+        found += read_prompts(Path(name), domain=domain or None, prompt_field=prompt_field)
+    return found
+
+
+def _target_dir(target: str, console: Console) -> Path:
+    if target != "demo":
+        if not (Path(target) / "config.json").is_file():
+            raise DSparkError(f"no model at {target}: expected a directory with config.json")
+        return Path(target)
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.models.demo import ensure_demo_target
+
+    with stages(console) as progress:
+        return ensure_demo_target(progress=progress)
+
+
+def _drafter_dir(drafter: str) -> Path:
+    if drafter != "shipped":
+        return Path(drafter)
+    from sglang_dspark.models.drafters import shipped_drafter_path
+
+    return shipped_drafter_path()
+
+
+def _measure_engine(
+    subject: _Subject, settings: DecodeSettings, console: Console
+) -> _EngineOutcome:
+    from dataclasses import replace
+
+    from transformers.utils import logging as transformers_logging
+
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.drafter import DrafterConfig, load_drafter
+    from sglang_dspark.evaluation import report as reports
+    from sglang_dspark.evaluation.engine import ReferenceEngine
+    from sglang_dspark.evaluation.target import TargetModel
+
+    transformers_logging.disable_progress_bar()
+    config = DrafterConfig.from_dir(subject.drafter)
+    model = TargetModel.load(subject.target, config.target_layer_ids)
+    drafter = load_drafter(subject.drafter, model.embed_weight, model.head_weight)
+    engine = ReferenceEngine(model, drafter, replace(settings, stop_ids=subject.stop_ids))
+    with stages(console) as progress:
+        count = _counter(progress, "reference engine", len(subject.ids))
+        generations = engine.run(subject.ids, lambda _index, _generation: count())
+    report = _nonempty(reports.engine_report(subject.domains, generations, engine.gamma))
+    return _EngineOutcome(
+        gamma=engine.gamma,
+        report=report,
+        metrics=reports.metrics(report),
+        tokens=[generation.tokens for generation in generations],
+    )
+
+
+def _measure_server(
+    url: str,
+    subject: _Subject,
+    settings: DecodeSettings,
+    outcome: _EngineOutcome,
+    console: Console,
+) -> dict[str, Any]:
+    """Measure through the server, print, and return the `served` and `agreement` metrics."""
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.evaluation import report as reports
+    from sglang_dspark.evaluation.served import measure
+
+    with stages(console) as progress:
+        count = _counter(progress, "server", len(subject.ids))
+        answers = measure(url, subject.ids, settings, lambda _index: count())
+    counts = [answer.counts for answer in answers]
+    served = _nonempty(reports.served_report(subject.domains, counts))
+    served_gamma = len(counts[0].histogram) - 1
+    if served_gamma != outcome.gamma:
+        raise DSparkError(
+            f"the server drafts {served_gamma} tokens a step, the engine {outcome.gamma}: pass "
+            f"--gamma {served_gamma}, or start the server with the same drafter"
+        )
+    show_report(console, f"server {url}", served)
+    compared = reports.agreement(
+        outcome.report,
+        served,
+        outcome.tokens,
+        [answer.tokens for answer in answers],
+        greedy=settings.temperature == 0,
+    )
+    show_agreement(console, compared)
+    return {"served": reports.metrics(served), "agreement": asdict(compared)}
+
+
+@contextmanager
+def _server(url: str | None, subject: _Subject, port: int, console: Console) -> Iterator[str]:
+    """The given server, or one started for the measurement and stopped behind it."""
+    if url is not None:
+        yield url.rstrip("/")
+        return
+    import torch
+
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.loadtest.server import ServerProcess, run_directory, stop_on_signals
+    from sglang_dspark.loadtest.workload import dspark_server
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    spec = dspark_server(subject.target, subject.drafter, port, device)
+    with stop_on_signals(), ServerProcess(spec, run_directory()) as process:
+        with stages(console) as progress:
+            process.start()
+            process.wait_ready(600.0, lambda _waited: progress("starting the server", 0, 0))
+        yield spec.url
+
+
+def _counter(progress: Any, stage: str, total: int) -> Any:
+    """A function to call once for each finished prompt."""
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        progress(stage, done, total)
+
+    progress(stage, 0, total)
+    return count
+
+
+def _nonempty(report: Report) -> Report:
+    if not report:
+        raise DSparkError(
+            "no answer had a verify step: every one ended with its first token; check the prompts, "
+            "or raise --max-new-tokens"
+        )
+    return report
+
+
+def show_report(console: Console, title: str, report: Report) -> None:
+    """Print a report: tau and confidence by domain, then acceptance by position."""
+    from rich.table import Table
+
+    known = any(part.confidence is not None for part in report.values())
+    summary = Table(title=f"{title}: tokens per verify step (tau, bonus included)")
+    names = ["prompts", "steps", "tau", "95% interval", "accept length"]
+    summary.add_column("domain")
+    for name in names + (["AUC", "ECE"] if known else []):
+        summary.add_column(name, justify="right")
+    for domain, part in report.items():
+        a = part.acceptance
+        cells = [str(a.prompts), str(a.steps), f"{a.tau:.3f}", f"{a.tau_low:.3f}-{a.tau_high:.3f}"]
+        cells.append(f"{a.accept_length:.3f}")
+        if part.confidence is not None:
+            cells += [f"{part.confidence.auc:.3f}", f"{part.confidence.ece:.1%}"]
+        summary.add_row(domain, *cells)
+    console.print(summary)
+    console.print("accept length: completion tokens / verify steps", style="dim")
+
+    positions = Table(title="drafts 1..k all accepted (draft k accepted if those before it were)")
+    positions.add_column("domain")
+    for k in range(len(next(iter(report.values())).acceptance.cumulative)):
+        positions.add_column(f"k = {k + 1}", justify="right")
+    for domain, part in report.items():
+        a = part.acceptance
+        shares = zip(a.cumulative, a.conditional, strict=True)
+        positions.add_row(domain, *(f"{both:.0%} ({alone:.0%})" for both, alone in shares))
+    console.print(positions)
+
+
+def show_agreement(console: Console, compared: Agreement) -> None:
+    """Print the server's difference from the engine."""
+    line = (
+        f"server against engine: tau {compared.tau_percent:+.2f}%, "
+        f"accept length {compared.accept_length_percent:+.2f}%"
+    )
+    if compared.equal is not None:
+        line += f", {compared.equal} of {compared.prompts} outputs equal token for token"
+    console.print(line, highlight=False)
+
+
+def _settings_json(settings: DecodeSettings, gamma: int) -> dict[str, Any]:
+    values = asdict(settings)
+    del values["stop_ids"]
+    if settings.top_k == TOP_K_ALL:
+        values["top_k"] = None
+    return {**values, "gamma": gamma}
+
+
+def _write(path: Path, document: dict[str, Any]) -> None:
+    from sglang_dspark.loadtest.results import cpu_description, write_results
+
+    write_results(path, "eval", cpu_description(), document)

@@ -1,0 +1,314 @@
+"""Reference decoding: batched speculative decoding in plain torch, and plain decoding beside it.
+
+A round drafts a block per request, verifies anchor and drafts in one target pass, applies an
+accept rule of `verify` and injects the target's features of the accepted rows into the drafter's
+context (paper, 3.1). Without a drafter the same loop decodes plainly: its window is the anchor
+alone. The engine is the yardstick for served results: slow, exact, and it records every step.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections import deque
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from typing import Literal
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.drafter import DraftBlock, DSparkDrafter
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.records import Generation, Step
+from sglang_dspark.evaluation.target import SlotCache, TargetModel
+from sglang_dspark.verify import (
+    Acceptance,
+    BatchSampling,
+    accept_greedy,
+    accept_sampled,
+    sample_inverse_cdf,
+    target_distribution,
+)
+
+OnFinish = Callable[[int, Generation], None]
+
+
+@dataclass(frozen=True)
+class DecodeSettings:
+    """How to decode; the same for every request of a run.
+
+    max_new_tokens: output tokens at most, the prefill's token included. temperature 0 is greedy;
+    top_k, top_p, min_p cut the target's distribution as in `verify.sampling`. stop_ids: tokens
+    that end a request (and are kept). batch: R, requests in flight. gamma: block size, at most
+    the trained one; None takes that. seed: of all random numbers.
+    """
+
+    max_new_tokens: int = 96
+    temperature: float = 0.0
+    top_k: int = 1 << 30
+    top_p: float = 1.0
+    min_p: float = 0.0
+    stop_ids: frozenset[int] = frozenset()
+    batch: int = 8
+    gamma: int | None = None
+    seed: int = 0
+
+    def __post_init__(self) -> None:
+        for name in ("max_new_tokens", "batch"):
+            if getattr(self, name) < 1:
+                raise DSparkError(f"{name} must be at least 1, found {getattr(self, name)}")
+        if self.gamma is not None and self.gamma < 1:
+            raise DSparkError(f"gamma must be at least 1, found {self.gamma}")
+        try:
+            self.sampling(1)
+        except ValueError as error:
+            raise DSparkError(f"sampling settings: {error}") from None
+
+    def sampling(self, rows: int) -> BatchSampling:
+        """The sampling settings as tensors of `rows` requests."""
+        return BatchSampling.uniform(rows, self.temperature, self.top_k, self.top_p, self.min_p)
+
+
+@dataclass
+class _Request:
+    """A request in flight."""
+
+    index: int
+    prompt_tokens: int
+    tokens: list[int]
+    steps: list[Step] = field(default_factory=list)
+
+
+class ReferenceEngine:
+    """Decodes prompts with a target and, unless it is None, a drafter."""
+
+    def __init__(
+        self, target: TargetModel, drafter: DSparkDrafter | None, settings: DecodeSettings
+    ):
+        """The target must have been loaded with the drafter's `target_layer_ids`.
+
+        Raises DSparkError when target and drafter do not fit or gamma exceeds the trained block.
+        """
+        self.target, self.settings = target, settings
+        self.drafter = None if drafter is None else _with_gamma(drafter, settings.gamma)
+        if self.drafter is not None and target.layer_ids != self.drafter.config.target_layer_ids:
+            raise DSparkError(
+                f"the drafter wants features of target layers "
+                f"{list(self.drafter.config.target_layer_ids)}, the target was loaded for "
+                f"{list(target.layer_ids)}"
+            )
+
+    @property
+    def gamma(self) -> int:
+        """Drafts per step; 0 when decoding plainly."""
+        return 0 if self.drafter is None else self.drafter.config.gamma
+
+    @torch.no_grad()
+    def run(
+        self, prompts: Sequence[Sequence[int]], on_finish: OnFinish | None = None
+    ) -> list[Generation]:
+        """Decode token-id prompts; results in their order.
+
+        on_finish: called with (index, result) as each request ends. Raises DSparkError for an
+        empty prompt or one too long for the target.
+        """
+        limit = self._longest(prompts)
+        slots = min(self.settings.batch, len(prompts))
+        run = _Run(self, slots, limit)
+        queue = deque(enumerate(prompts))
+        results: dict[int, Generation] = {}
+        while queue or run.active():
+            while queue and (slot := run.free_slot()) is not None:
+                run.prefill(slot, *queue.popleft())
+                self._collect(run, results, on_finish)
+            if run.active():
+                run.step()
+                self._collect(run, results, on_finish)
+        return [results[index] for index in range(len(prompts))]
+
+    def _collect(
+        self, run: _Run, results: dict[int, Generation], on_finish: OnFinish | None
+    ) -> None:
+        for index, generation in run.take_finished():
+            results[index] = generation
+            if on_finish is not None:
+                on_finish(index, generation)
+
+    def _longest(self, prompts: Sequence[Sequence[int]]) -> int:
+        """Slot length that fits every request, the last verify window included."""
+        if not prompts:
+            raise DSparkError("no prompts to decode")
+        room = self.settings.max_new_tokens + self.gamma + 1
+        allowed = getattr(self.target.config, "max_position_embeddings", None)
+        for index, prompt in enumerate(prompts):
+            if len(prompt) == 0:
+                raise DSparkError(f"prompt {index} is empty")
+            if allowed is not None and len(prompt) + room > allowed:
+                raise DSparkError(
+                    f"prompt {index} has {len(prompt)} tokens; with {room} more it exceeds the "
+                    f"target's {allowed} positions: shorten it or lower --max-new-tokens"
+                )
+        return max(map(len, prompts)) + room
+
+
+class _Run:
+    """Slots, caches and random numbers of one `ReferenceEngine.run`."""
+
+    def __init__(self, engine: ReferenceEngine, slots: int, max_len: int):
+        self.engine, self.settings = engine, engine.settings
+        self.target, self.drafter = engine.target, engine.drafter
+        self.cache: SlotCache = self.target.new_cache(slots, max_len)
+        self.requests: list[_Request | None] = [None] * slots
+        self.anchor = torch.zeros(slots, dtype=torch.long)  # [S]
+        self.lens = torch.zeros(slots, dtype=torch.long)  # [S] tokens before the anchor
+        self.context = self._empty_context(slots, max_len)
+        self.generator = torch.Generator().manual_seed(self.settings.seed)
+
+    def _empty_context(self, slots: int, max_len: int) -> list[tuple[Tensor, Tensor]]:
+        if self.drafter is None:
+            return []
+        c = self.drafter.config
+        shape = (slots, max_len, c.num_kv_heads, c.head_dim)
+        return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(c.num_layers)]
+
+    def active(self) -> list[int]:
+        """Slots with a request."""
+        return [slot for slot, request in enumerate(self.requests) if request is not None]
+
+    def free_slot(self) -> int | None:
+        """A slot without a request, or None."""
+        return next((s for s, request in enumerate(self.requests) if request is None), None)
+
+    def prefill(self, slot: int, index: int, prompt: Sequence[int]) -> None:
+        """Run a prompt through the target and take the first token."""
+        rows = torch.tensor([slot])
+        tokens = torch.tensor([list(prompt)])  # [1, P]
+        out = self.target.forward(tokens, torch.zeros(1, dtype=torch.long), self.cache, rows)
+        self._inject(rows, torch.zeros(1, dtype=torch.long), out.features)
+        logits = self.target.logits(out.hidden[:, -1:])  # [1, 1, V]
+        empty = torch.zeros(1, 0, dtype=torch.long)
+        first = int(self._accept(empty, None, logits).bonus)
+        self.requests[slot] = _Request(index, len(prompt), [first])
+        self.anchor[slot], self.lens[slot] = first, len(prompt)
+
+    def step(self) -> None:
+        """Draft, verify, accept and commit for every request in flight."""
+        slots = self.active()
+        rows = None if len(slots) == len(self.requests) else torch.tensor(slots)
+        picked = slice(None) if rows is None else rows
+        anchor, lens = self.anchor[picked], self.lens[picked]  # [R]
+        block = self._draft(anchor, lens, rows)
+        draft = anchor.new_zeros(len(slots), 0) if block is None else block.tokens
+        window = torch.cat([anchor[:, None], draft], dim=1)  # [R, gamma + 1]
+        out = self.target.forward(window, lens, self.cache, rows)
+        logits = self.target.logits(out.hidden)  # [R, gamma + 1, V]
+        outcome = self._accept(draft, None if block is None else block.probs, logits)
+        self._inject(torch.tensor(slots), lens, out.features)
+        self._record(slots, lens, block, outcome, draft)
+        self.anchor[picked] = outcome.bonus
+        self.lens[picked] = lens + outcome.emitted
+
+    def _draft(self, anchor: Tensor, lens: Tensor, rows: Tensor | None) -> DraftBlock | None:
+        if self.drafter is None:
+            return None
+        longest = int(lens.max())
+        picked = slice(None) if rows is None else rows
+        context = [(k[picked, :longest], v[picked, :longest]) for k, v in self.context]
+        h = self.drafter.forward_block(anchor, lens, context, lens)  # [R, gamma, d]
+        temperature = None
+        if self.settings.temperature > 0:
+            temperature = torch.full((len(anchor),), self.settings.temperature)
+        return self.drafter.draft(anchor, h, temperature, self.generator)
+
+    def _accept(self, draft: Tensor, draft_probs: Tensor | None, logits: Tensor) -> Acceptance:
+        """draft [R, g], draft_probs [R, g, V] or None, logits [R, g + 1, V]."""
+        rows, gamma = draft.shape
+        if self.settings.temperature == 0:
+            return accept_greedy(draft, logits.argmax(dim=-1))
+        target_probs = target_distribution(logits, self.settings.sampling(rows))
+        bonus_uniforms = torch.rand(rows, generator=self.generator, dtype=torch.float64)
+        if gamma == 0:
+            accepted = torch.zeros(rows, dtype=torch.long)
+            return Acceptance(accepted, sample_inverse_cdf(target_probs[:, 0], bonus_uniforms))
+        uniforms = torch.rand(rows, gamma, generator=self.generator, dtype=torch.float64)
+        return accept_sampled(draft, draft_probs, target_probs, uniforms, bonus_uniforms)
+
+    def _inject(self, rows: Tensor, lens: Tensor, features: Tensor) -> None:
+        """Write features [R, q, m*d] at positions lens.. into the drafter's context.
+
+        Rows behind the accepted drafts are written too; they lie beyond the context length that
+        the next block sees and are overwritten by the next pass.
+        """
+        if self.drafter is None:
+            return
+        positions = lens[:, None] + torch.arange(features.shape[1])  # [R, q]
+        fresh = self.drafter.context_kv(features, positions)
+        for (keys, values), (k, v) in zip(self.context, fresh, strict=True):
+            keys[rows[:, None], positions] = k
+            values[rows[:, None], positions] = v
+
+    def _record(
+        self,
+        slots: list[int],
+        lens: Tensor,
+        block: DraftBlock | None,
+        outcome: Acceptance,
+        draft: Tensor,
+    ) -> None:
+        confidence = [[]] * len(slots) if block is None else block.confidence.tolist()
+        accepted, drafted = outcome.accepted.tolist(), draft.tolist()
+        emitted = outcome.tokens(draft).tolist()
+        for r, slot in enumerate(slots):
+            request = self.requests[slot]
+            assert request is not None
+            kept = self._cut(emitted[r][: accepted[r] + 1], len(request.tokens))
+            request.tokens.extend(kept)
+            request.steps.append(
+                Step(
+                    position=int(lens[r]),
+                    drafted=tuple(drafted[r]),
+                    verify_len=draft.shape[1],
+                    accepted=accepted[r],
+                    kept=len(kept),
+                    confidence=tuple(confidence[r]),
+                )
+            )
+
+    def _cut(self, tokens: list[int], have: int) -> list[int]:
+        """The step's tokens up to the first stop token and the token limit."""
+        tokens = tokens[: self.settings.max_new_tokens - have]
+        for place, token in enumerate(tokens):
+            if token in self.settings.stop_ids:
+                return tokens[: place + 1]
+        return tokens
+
+    def take_finished(self) -> list[tuple[int, Generation]]:
+        """Finished requests, removed from their slots."""
+        finished = []
+        for slot in self.active():
+            request = self.requests[slot]
+            assert request is not None
+            stopped = request.tokens[-1] in self.settings.stop_ids
+            if not stopped and len(request.tokens) < self.settings.max_new_tokens:
+                continue
+            finish: Literal["stop", "length"] = "stop" if stopped else "length"
+            generation = Generation(
+                request.prompt_tokens, tuple(request.tokens), finish, tuple(request.steps)
+            )
+            finished.append((request.index, generation))
+            self.requests[slot] = None
+        return finished
+
+
+def _with_gamma(drafter: DSparkDrafter, gamma: int | None) -> DSparkDrafter:
+    """The drafter with a smaller block, sharing its weights."""
+    trained = drafter.config.gamma
+    if gamma is None or gamma == trained:
+        return drafter
+    if gamma > trained:
+        raise DSparkError(
+            f"gamma {gamma} exceeds the block of {trained} that the drafter was trained for"
+        )
+    smaller = copy.copy(drafter)
+    smaller.config = replace(drafter.config, gamma=gamma)
+    return smaller

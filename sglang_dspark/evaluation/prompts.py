@@ -1,0 +1,150 @@
+"""Evaluation prompts: JSONL in, conversations and token ids out.
+
+A line is a JSON object with `prompt`, or `turns` (user and assistant texts in turn, ending with
+the user's, whose answer is measured), and optionally `id` and `domain`. Other common files work
+through `--prompt-field`; the names in `PROMPT_FIELDS` and `ID_FIELDS` are found by themselves.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+from typing import Any
+
+from sglang_dspark.errors import DSparkError
+
+PROMPT_FIELDS = ("prompt", "turns", "question", "text", "instruction")
+ID_FIELDS = ("id", "task_id", "question_id", "key")
+DEMO_FILE = "demo_prompts.jsonl"
+
+
+@dataclass(frozen=True)
+class EvalPrompt:
+    """One conversation to continue. turns: user, assistant, user, ...: an odd number of texts."""
+
+    id: str
+    domain: str
+    turns: tuple[str, ...]
+
+    def messages(self) -> list[dict[str, str]]:
+        """The conversation as chat messages."""
+        return [
+            {"role": "user" if k % 2 == 0 else "assistant", "content": text}
+            for k, text in enumerate(self.turns)
+        ]
+
+
+def demo_prompts() -> list[EvalPrompt]:
+    """The prompts that ship with the package."""
+    with resources.as_file(resources.files(__package__) / DEMO_FILE) as path:
+        return read_prompts(path)
+
+
+def read_prompts(
+    path: Path, *, domain: str | None = None, prompt_field: str | None = None
+) -> list[EvalPrompt]:
+    """Read a JSONL file, in UTF-8; empty lines are skipped.
+
+    domain: of all rows; None takes each row's own, or "all" where it has none.
+    prompt_field: the field that holds the text or turns; None finds one of PROMPT_FIELDS.
+    Raises DSparkError naming file, line and what is wrong.
+    """
+    try:
+        text = path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise DSparkError(f"cannot read prompts from {path}: {error}") from None
+    prompts: list[EvalPrompt] = []
+    seen: dict[str, int] = {}
+    for number, line in enumerate(text.splitlines(), 1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        prompt = _parse(line, where, f"{path.stem}-{number}", domain, prompt_field)
+        if prompt.id in seen:
+            raise DSparkError(f"{where}: id {prompt.id!r} is also on line {seen[prompt.id]}")
+        seen[prompt.id] = number
+        prompts.append(prompt)
+    if not prompts:
+        raise DSparkError(f"{path} holds no prompts")
+    return prompts
+
+
+def limit_per_domain(prompts: Iterable[EvalPrompt], limit: int | None) -> list[EvalPrompt]:
+    """The first `limit` prompts of each domain, in order; None keeps all."""
+    taken: dict[str, int] = {}
+    kept = []
+    for prompt in prompts:
+        taken[prompt.domain] = taken.get(prompt.domain, 0) + 1
+        if limit is None or taken[prompt.domain] <= limit:
+            kept.append(prompt)
+    return kept
+
+
+def encode(tokenizer: Any, prompt: EvalPrompt) -> list[int]:
+    """Token ids up to where the answer begins, by the model's chat template.
+
+    A tokenizer without a template gets the plain text of a one-turn prompt. Raises DSparkError
+    when several turns meet a tokenizer without a template.
+    """
+    if getattr(tokenizer, "chat_template", None) is None:
+        if len(prompt.turns) > 1:
+            raise DSparkError(f"prompt {prompt.id}: the model has no chat template for its turns")
+        return list(tokenizer(prompt.turns[0])["input_ids"])
+    return list(
+        tokenizer.apply_chat_template(
+            prompt.messages(), add_generation_prompt=True, tokenize=True, return_dict=False
+        )
+    )
+
+
+def stop_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
+    """Tokens that end an answer: those of config.json, generation_config.json and the tokenizer.
+
+    The same set that SGLang stops at.
+    """
+    ids: set[int] = set()
+    for name in ("config.json", "generation_config.json"):
+        file = model_dir / name
+        if file.is_file():
+            found = json.loads(file.read_text()).get("eos_token_id")
+            ids.update([found] if isinstance(found, int) else found or [])
+    if tokenizer.eos_token_id is not None:
+        ids.add(tokenizer.eos_token_id)
+    return frozenset(ids)
+
+
+def _parse(
+    line: str, where: str, default_id: str, domain: str | None, prompt_field: str | None
+) -> EvalPrompt:
+    try:
+        row = json.loads(line)
+    except ValueError as error:
+        raise DSparkError(f"{where}: not JSON ({error})") from None
+    if not isinstance(row, dict):
+        raise DSparkError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    fields = PROMPT_FIELDS if prompt_field is None else (prompt_field,)
+    name = next((field for field in fields if field in row), None)
+    if name is None:
+        raise DSparkError(
+            f"{where}: no prompt: expected one of {', '.join(fields)}, found {', '.join(row)}; "
+            "name the field with --prompt-field"
+        )
+    turns = _turns(row[name], f"{where}, {name}")
+    found = next((row[field] for field in ID_FIELDS if field in row), default_id)
+    return EvalPrompt(str(found), str(domain or row.get("domain") or "all"), turns)
+
+
+def _turns(value: object, where: str) -> tuple[str, ...]:
+    texts = [value] if isinstance(value, str) else value
+    if not isinstance(texts, list) or not all(isinstance(text, str) for text in texts):
+        raise DSparkError(f"{where}: expected a text or a list of texts")
+    if len(texts) % 2 == 0:
+        raise DSparkError(
+            f"{where}: {len(texts)} turns; user and assistant alternate and the user comes last"
+        )
+    if not all(text.strip() for text in texts):
+        raise DSparkError(f"{where}: empty text")
+    return tuple(texts)
