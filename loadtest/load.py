@@ -32,7 +32,10 @@ async def closed_loop(
     sampling: Sampling,
     on_done: Callable[[Completion], None] | None = None,
 ) -> Round:
-    """Answer every prompt once with at most `users` requests under way."""
+    """Answer every prompt once with at most `users` requests under way.
+
+    Raises DSparkError as the client does, after ending the other requests.
+    """
     answers: list[Completion | None] = [None] * len(prompts)
     waiting = iter(enumerate(prompts))
 
@@ -44,8 +47,11 @@ async def closed_loop(
                 on_done(done)
 
     began = time.perf_counter()
-    async with asyncio.TaskGroup() as group:
-        for _ in range(min(users, len(prompts))):
-            group.create_task(user())
+    try:
+        async with asyncio.TaskGroup() as group:
+            for _ in range(min(users, len(prompts))):
+                group.create_task(user())
+    except ExceptionGroup as failures:
+        raise failures.exceptions[0] from None  # the first user's failure ended the others
     seconds = time.perf_counter() - began
     return Round(users, tuple(done for done in answers if done is not None), seconds)

@@ -14,7 +14,9 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
+    from sglang_dspark.cli._demo_view import AnswerView
     from sglang_dspark.evaluation.prompts import EvalPrompt
+    from sglang_dspark.loadtest.compare import Pair
     from sglang_dspark.loadtest.metrics import Completion
     from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
 
@@ -46,27 +48,22 @@ def demo(
     from rich.console import Console
 
     from sglang_dspark.loadtest.server import require_free_port, run_directory, stop_on_signals
-    from sglang_dspark.loadtest.workload import drafter_gamma, dspark_server, plain_server
+    from sglang_dspark.loadtest.workload import dspark_server, plain_server
     from sglang_dspark.models.drafters import shipped_drafter_path
 
     console = Console(highlight=False)
     require_free_port("127.0.0.1", port)
     drafter = drafter or shipped_drafter_path()
-    gamma = drafter_gamma(drafter)
-    target = _target(console, target)
+    target = target or demo_target(console)
     device = device or default_device()
-    run_dir = run_directory()
+    drafting = dspark_server(target, drafter, port, device)
     with stop_on_signals():
-        drafting = dspark_server(target, drafter, port, device)
         if serve:
-            _serve(console, drafting, run_dir)
+            _serve(console, drafting, run_directory())
             return
-        prompts = _prompts(per_domain)
-        ours = _answers(console, drafting, run_dir, prompts, max_new_tokens)
-        plain = _answers(
-            console, plain_server(target, port, device), run_dir, prompts, max_new_tokens
-        )
-    _report(console, prompts, ours, plain, gamma, device, json_file)
+        plain = plain_server(target, port, device)
+        pairs = _compare(console, drafting, plain, per_domain, max_new_tokens)
+    _report(console, pairs, drafter, device, json_file)
 
 
 def default_device() -> str:
@@ -83,6 +80,15 @@ def hardware(device: str) -> str:
     from sglang_dspark.loadtest.results import cpu_description
 
     return cpu_description() if device == "cpu" else torch.cuda.get_device_name()
+
+
+def demo_target(console: Console) -> Path:
+    """The demo target, built with a progress bar if needed."""
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.models.demo import ensure_demo_target
+
+    with stages(console) as progress:
+        return ensure_demo_target(None, progress)
 
 
 def launch(console: Console, spec: ServerSpec, run_dir: Path) -> ServerProcess:
@@ -110,20 +116,19 @@ def launch(console: Console, spec: ServerSpec, run_dir: Path) -> ServerProcess:
     return server
 
 
-def _target(console: Console, target: Path | None) -> Path:
-    from sglang_dspark.cli._progress import stages
-    from sglang_dspark.models.demo import ensure_demo_target
-
-    if target is not None:
-        return target
-    with stages(console) as progress:
-        return ensure_demo_target(None, progress)
-
-
-def _prompts(per_domain: int) -> list[EvalPrompt]:
+def _compare(
+    console: Console, drafting: ServerSpec, plain: ServerSpec, per_domain: int, max_new_tokens: int
+) -> list[Pair]:
+    """The same prompts on both servers, one server at a time."""
     from sglang_dspark.evaluation.prompts import demo_prompts, limit_per_domain
+    from sglang_dspark.loadtest.compare import Pair
+    from sglang_dspark.loadtest.server import run_directory
 
-    return limit_per_domain(demo_prompts(), per_domain)
+    prompts = limit_per_domain(demo_prompts(), per_domain)
+    run_dir = run_directory()
+    ours = _answers(console, drafting, run_dir, prompts, max_new_tokens)
+    theirs = _answers(console, plain, run_dir, prompts, max_new_tokens)
+    return [Pair(*row) for row in zip(prompts, ours, theirs, strict=True)]
 
 
 def _answers(
@@ -136,25 +141,25 @@ def _answers(
     """Launch, ask all prompts one after the other with the answers shown, and stop."""
     from sglang_dspark.cli._demo_view import answers, legend
 
-    speculates = spec.name == "dspark"
     with launch(console, spec, run_dir):
-        if speculates:
+        if spec.name == "dspark":
             console.print(legend(console), "\n")
         label = f"{spec.name}: prompts"
         with answers(console, spec.model, label, len(prompts)) as view:
-            asking = _ask_all(spec, prompts, max_new_tokens, view, speculates)
-            return asyncio.run(asking)
+            return asyncio.run(_ask_all(spec, prompts, max_new_tokens, view))
 
 
-async def _ask_all(spec, prompts, max_new_tokens, view, speculates):  # type: ignore[no-untyped-def]
+async def _ask_all(
+    spec: ServerSpec, prompts: list[EvalPrompt], max_new_tokens: int, view: AnswerView
+) -> list[Completion]:
     from sglang_dspark.loadtest.client import Sampling, SGLangClient
     from sglang_dspark.loadtest.workload import render
 
-    done = []
+    done: list[Completion] = []
     async with SGLangClient(spec.url) as client:
         await client.complete("Once upon a time", Sampling(max_new_tokens=8))  # warm-up, not shown
         for prompt in prompts:
-            view.begin(f"[{prompt.id}] {prompt.turns[-1]}", speculates)
+            view.begin(f"[{prompt.id}] {prompt.turns[-1]}", spec.name == "dspark")
             text = render(spec.model, prompt)
             answer = await client.complete(text, Sampling(max_new_tokens), view.chunk)
             view.finish(answer)
@@ -163,19 +168,14 @@ async def _ask_all(spec, prompts, max_new_tokens, view, speculates):  # type: ig
 
 
 def _report(
-    console: Console,
-    prompts: list[EvalPrompt],
-    ours: list[Completion],
-    plain: list[Completion],
-    gamma: int,
-    device: str,
-    json_file: Path | None,
+    console: Console, pairs: list[Pair], drafter: Path, device: str, json_file: Path | None
 ) -> None:
     from sglang_dspark.cli._demo_view import acceptance_table, remarks, speed_table
-    from sglang_dspark.loadtest.compare import Pair, as_metrics
+    from sglang_dspark.loadtest.compare import as_metrics
     from sglang_dspark.loadtest.results import write_results
+    from sglang_dspark.loadtest.workload import drafter_gamma
 
-    pairs = [Pair(*row) for row in zip(prompts, ours, plain, strict=True)]
+    gamma = drafter_gamma(drafter)
     console.print(speed_table(pairs, gamma))
     console.print(acceptance_table(pairs, gamma))
     for line in remarks(pairs):

@@ -1,0 +1,144 @@
+"""`dspark bench`: measurements whose figures are published under `results/`."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sglang_dspark.loadtest.load import Round
+    from sglang_dspark.loadtest.paired import PairedRound, Plan
+    from sglang_dspark.loadtest.server import ServerSpec
+
+app = typer.Typer(help="Measurements, each written to a result file.", no_args_is_help=True)
+
+
+@app.callback()
+def bench() -> None:
+    """Measurements, each written to a result file."""
+
+
+@app.command()
+def serve(
+    concurrency: Annotated[str, typer.Option(help="Users at once, comma-separated.")] = "1,4,8",
+    repeats: Annotated[int, typer.Option(help="Paired repeats of each concurrency.")] = 3,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 96,
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("results/serve_cpu.json"),
+    port: Annotated[int, typer.Option(help="First of two ports.")] = 30000,
+    target: Annotated[Path | None, typer.Option(help="Default: the demo target.")] = None,
+    drafter: Annotated[Path | None, typer.Option(help="Default: the shipped drafter.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda. Default: what there is.")] = "",
+    as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
+) -> None:
+    """DSPARK against plain decoding: tokens/s, step cost and tau, in one paired run."""
+    import json
+
+    from rich.console import Console
+
+    from sglang_dspark.cli.demo import default_device, demo_target, hardware
+    from sglang_dspark.loadtest.paired import as_metrics
+    from sglang_dspark.loadtest.results import write_results
+    from sglang_dspark.loadtest.server import require_free_port, stop_on_signals
+    from sglang_dspark.loadtest.workload import drafter_gamma, dspark_server, plain_server
+    from sglang_dspark.models.drafters import shipped_drafter_path
+
+    console = Console(stderr=True, highlight=False)
+    users = _numbers(concurrency)
+    for each in (port, port + 1):
+        require_free_port("127.0.0.1", each)
+    drafter = drafter or shipped_drafter_path()
+    target = target or demo_target(console)
+    device = device or default_device()
+    plan = _plan(target, users, repeats, max_new_tokens)
+    specs = (plain_server(target, port, device), dspark_server(target, drafter, port + 1, device))
+    with stop_on_signals():
+        results = _measure(console, specs, plan)
+    metrics = as_metrics(results, plan, drafter_gamma(drafter))
+    write_results(out, "serve_cpu" if device == "cpu" else "serve", hardware(device), metrics)
+    _show(console, metrics)
+    console.print(f"written to {out}")
+    if as_json:
+        print(json.dumps(json.loads(out.read_text()), indent=2))
+
+
+def _numbers(text: str) -> tuple[int, ...]:
+    from sglang_dspark.errors import DSparkError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise DSparkError(
+            f"--concurrency {text!r} is not a list of numbers such as 1,4,8"
+        ) from None
+
+
+def _plan(target: Path, users: tuple[int, ...], repeats: int, max_new_tokens: int) -> Plan:
+    from sglang_dspark.evaluation.prompts import demo_prompts
+    from sglang_dspark.loadtest.paired import Plan
+    from sglang_dspark.loadtest.workload import interleave, render
+
+    prompts = tuple(render(target, prompt) for prompt in interleave(demo_prompts()))
+    return Plan(prompts, users, repeats, max_new_tokens)
+
+
+def _measure(
+    console: Console, specs: tuple[ServerSpec, ServerSpec], plan: Plan
+) -> dict[int, list[PairedRound]]:
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.cli.demo import launch
+    from sglang_dspark.loadtest.paired import measure
+    from sglang_dspark.loadtest.server import run_directory
+
+    run_dir = run_directory()
+    done = 0
+
+    def tell(name: str, round_: Round) -> None:
+        nonlocal done
+        done += 1
+        progress("measuring", done, plan.rounds)
+        console.print(f"{name}, {round_.users} users: {round_.tokens_per_s:.1f} tokens/s")
+
+    with launch(console, specs[0], run_dir) as plain:
+        plain.pause()
+        with launch(console, specs[1], run_dir) as dspark, stages(console) as progress:
+            progress("measuring", 0, plan.rounds)
+            return asyncio.run(measure(plain, dspark, plan, tell))
+
+
+def _show(console: Console, metrics: dict[str, Any]) -> None:
+    from rich.table import Table
+
+    table = Table(title="DSPARK against plain decoding, greedy")
+    for name in (
+        "users",
+        "plain tok/s",
+        "DSPARK tok/s",
+        "speed-up",
+        "95% interval",
+        "tau",
+        "identical",
+    ):
+        table.add_column(name, justify="right")
+    for row in metrics["by_concurrency"]:
+        low, high = row["speedup_ci95"]
+        table.add_row(
+            str(row["concurrency"]),
+            f"{row['plain']:.1f}",
+            f"{row['dspark']:.1f}",
+            f"{row['speedup']:.2f}x",
+            f"{low:.2f} to {high:.2f}",
+            f"{row['tau']:.2f}",
+            "{} of {}".format(*row["identical"]),
+        )
+    console.print(table)
+    if "step" in metrics:
+        step = metrics["step"]
+        console.print(
+            f"one user: verify step {step['verify_ms']:.1f} ms, plain step "
+            f"{step['plain_decode_ms']:.1f} ms, ratio {step['ratio']:.2f}"
+        )
