@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -225,7 +226,7 @@ def _measure_server(
     """Measure through the server, print, and return the `served` and `agreement` metrics."""
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.evaluation import report as reports
-    from sglang_dspark.evaluation.served import measure
+    from sglang_dspark.loadtest.acceptance import measure
 
     with stages(console) as progress:
         count = _counter(progress, "server", len(subject.ids))
@@ -305,7 +306,7 @@ def show_report(console: Console, title: str, report: Report) -> None:
         summary.add_column(name, justify="right")
     for domain, part in report.items():
         a = part.acceptance
-        cells = [str(a.prompts), str(a.steps), f"{a.tau:.3f}", f"{a.tau_low:.3f}-{a.tau_high:.3f}"]
+        cells = [str(a.prompts), str(a.steps), f"{a.tau:.3f}", f"{a.tau_low:.2f}-{a.tau_high:.2f}"]
         cells.append(f"{a.accept_length:.3f}")
         if part.confidence is not None:
             cells += [f"{part.confidence.auc:.3f}", f"{part.confidence.ece:.1%}"]
@@ -320,8 +321,13 @@ def show_report(console: Console, title: str, report: Report) -> None:
     for domain, part in report.items():
         a = part.acceptance
         shares = zip(a.cumulative, a.conditional, strict=True)
-        positions.add_row(domain, *(f"{both:.0%} ({alone:.0%})" for both, alone in shares))
+        positions.add_row(domain, *(_share(both, alone) for both, alone in shares))
     console.print(positions)
+
+
+def _share(both: float, alone: float) -> str:
+    """Cumulative and, in brackets, conditional acceptance; that one is unknown if never reached."""
+    return f"{both:.0%} (-)" if math.isnan(alone) else f"{both:.0%} ({alone:.0%})"
 
 
 def show_agreement(console: Console, compared: Agreement) -> None:
