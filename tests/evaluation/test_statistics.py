@@ -11,7 +11,13 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_dspark.evaluation.records import Generation, Step
-from sglang_dspark.evaluation.report import OVERALL, engine_report, metrics
+from sglang_dspark.evaluation.report import (
+    OVERALL,
+    agreement,
+    engine_report,
+    metrics,
+    served_report,
+)
 from sglang_dspark.evaluation.statistics import (
     ConfidencePairs,
     RequestCounts,
@@ -170,3 +176,19 @@ def test_report_by_domain() -> None:
 def test_relative_difference_is_in_percent() -> None:
     assert relative_difference(1.03, 1.0) == pytest.approx(3.0)
     assert relative_difference(1.0, 2.0) == pytest.approx(-50.0)
+
+
+def test_agreement_of_engine_and_server() -> None:
+    """The server accepts 21 drafts in 20 steps where the engine accepted 20, one output differs."""
+    engine = served_report(
+        ["math", "math"], [RequestCounts(20, (2, 6, 2)), RequestCounts(21, (0, 10, 0))]
+    )
+    served = served_report(
+        ["math", "math"], [RequestCounts(20, (2, 6, 2)), RequestCounts(22, (0, 9, 1))]
+    )
+    tokens = [[1, 2], [3, 4]]
+    compared = agreement(engine, served, tokens, [(1, 2), (3, 5)], greedy=True)
+    assert compared.tau_percent == pytest.approx(100 * (41 / 40 - 1))
+    assert compared.accept_length_percent == pytest.approx(100 * (42 / 41 - 1))
+    assert (compared.equal, compared.prompts) == (1, 2)
+    assert agreement(engine, served, tokens, tokens, greedy=False).equal is None
