@@ -58,7 +58,7 @@ def read_prompts(
         raise DSparkError(f"cannot read prompts from {path}: {error}") from None
     prompts: list[EvalPrompt] = []
     seen: dict[str, int] = {}
-    for number, line in enumerate(text.splitlines(), 1):
+    for number, line in enumerate(text.split("\n"), 1):
         if not line.strip():
             continue
         where = f"{path}, line {number}"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from pathlib import Path
 
 import pytest
@@ -47,6 +48,12 @@ def test_rows_and_fields(tmp_path: Path) -> None:
     assert [m["role"] for m in third.messages()] == ["user", "assistant", "user"]
     assert fourth.turns == ("Q",)
     assert {p.domain for p in read_prompts(path, domain="code")} == {"code"}
+
+
+def test_unicode_line_separators_do_not_end_a_row(tmp_path: Path) -> None:
+    text = "first\u2028second\x85third"
+    path = _file(tmp_path, json.dumps({"prompt": text}, ensure_ascii=False) + "\r\n")
+    assert read_prompts(path)[0].turns == (text,)
 
 
 def test_prompt_field_option(tmp_path: Path) -> None:
