@@ -140,7 +140,7 @@ def _open(
     try:
         tokenizer = AutoTokenizer.from_pretrained(str(target_dir))
     except (OSError, ValueError) as error:
-        reason = str(error).splitlines()[0]
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
         raise DSparkError(f"{target_dir} has no usable tokenizer: {reason}") from None
     return _Subject(
         target=target_dir,

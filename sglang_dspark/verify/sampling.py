@@ -13,8 +13,9 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-# A top-p cut rarely keeps more candidates than this; sorting fewer is many times faster.
-_FIRST_TRY = 1024
+# A cut seldom keeps more tokens than the first try; sorting few is many times faster than all.
+_FIRST_TRY = 128
+_GROWTH = 16
 
 
 @dataclass(frozen=True)
@@ -89,16 +90,25 @@ def target_distribution(logits: Tensor, sampling: BatchSampling) -> Tensor:
             setting[cut].repeat_interleave(width)
             for setting in (sampling.top_k, sampling.top_p, sampling.min_p)
         )
-        probs[cut] = _truncate(flat, top_k, top_p, min_p).reshape(-1, width, vocab)
+        probs[cut] = truncate(flat, top_k, top_p, min_p).reshape(-1, width, vocab)
     return probs
 
 
-def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """Cut and renormalise; probs [N, V], settings [N]. Returns [N, V] float32."""
-    ordered = _leading_values(probs, top_k, top_p, min_p)  # [N, W] descending
-    before = ordered.cumsum(dim=1) - ordered  # mass ahead of each candidate
-    rank = torch.arange(ordered.shape[1], device=probs.device)
-    keep = (rank[None, :] < top_k[:, None]) & (before <= top_p[:, None])
+def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """Cut by top-k, top-p and min-p and renormalise; probs [N, V], settings [N] -> [N, V]."""
+    return _truncate(probs, top_k, top_p, min_p, min(_FIRST_TRY, probs.shape[1]))
+
+
+def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, width: int) -> Tensor:
+    """`truncate` that sorts the `width` likeliest tokens only.
+
+    Rows whose cut lies further back are done again with more.
+    """
+    vocab = probs.shape[1]
+    ordered = torch.topk(probs, width, dim=1).values  # [N, width] descending
+    mass = ordered.cumsum(dim=1)
+    rank = torch.arange(width, device=probs.device)
+    keep = (rank[None, :] < top_k[:, None]) & (mass - ordered <= top_p[:, None])
     keep &= ordered >= (ordered[:, 0] * min_p)[:, None]
     count = keep.sum(dim=1, keepdim=True)  # [N, 1]; the kept set is a prefix of the order
     smallest = ordered.gather(1, count - 1)  # [N, 1]
@@ -106,21 +116,10 @@ def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Ten
     equal = probs == smallest
     room = count - above.sum(dim=1, keepdim=True)
     kept = probs * (above | (equal & (equal.cumsum(dim=1) <= room)))
-    return kept / kept.sum(dim=1, keepdim=True)
+    kept /= kept.sum(dim=1, keepdim=True)
 
-
-def _leading_values(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
-    """The largest probabilities of each row, enough that everything behind them is cut.
-
-    probs: [N, V]; returns [N, W] descending. W is as small as the settings allow: a row needs
-    top_k values, or as many as reach the mass top_p, or all that min_p leaves.
-    """
-    vocab = probs.shape[1]
-    by_k = top_k < vocab
-    width = min(vocab, max(_FIRST_TRY, int(top_k[by_k].max()) if by_k.any() else 1))
-    ordered = torch.topk(probs, width, dim=1).values
-    by_min_p = ordered[:, -1] < ordered[:, 0] * min_p
-    enough = by_k | by_min_p | (ordered.sum(dim=1) > top_p)
-    if width == vocab or bool(enough.all()):
-        return ordered
-    return probs.sort(dim=1, descending=True).values
+    further = keep[:, -1] & (top_k > width) & (mass[:, -1] <= top_p)
+    if width < vocab and bool(further.any()):
+        settings = top_k[further], top_p[further], min_p[further]
+        kept[further] = _truncate(probs[further], *settings, min(width * _GROWTH, vocab))
+    return kept
