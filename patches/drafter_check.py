@@ -69,12 +69,14 @@ def _require_bundled(server_args: Any, args: Any) -> None:
 def _target(server_args: Any, args: Any) -> Target:
     from sglang.srt.arg_groups.overrides import model_config_of
 
-    config = model_config_of(server_args).hf_text_config
+    model = model_config_of(server_args)
+    config = model.hf_text_config
     return Target(
         path=str(args.model_path),
         hidden_size=int(config.hidden_size),
         vocab_size=int(config.vocab_size),
         num_layers=int(config.num_hidden_layers),
+        architecture=(model.hf_config.architectures or [""])[0],
     )
 
 

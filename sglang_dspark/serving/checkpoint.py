@@ -21,6 +21,19 @@ DENSE_ARCHITECTURES = frozenset({"Qwen3DSparkModel", "LingDSparkModel", "DSparkD
 OTHER_ARCHITECTURES = frozenset(
     {"DSparkMiniMaxDraftModel", "DeepseekV4ForCausalLMDSpark", "Lfm2DSparkDraftModel"}
 )
+# Targets that hand out a layer's output as the next layer's input (`layers_to_capture` in their
+# forward, 0.5.23): nothing comes after the last layer, and the first request would end the server.
+LAST_LAYER_UNREADABLE = frozenset(
+    {
+        "LlamaForCausalLM",
+        "MistralForCausalLM",
+        "Phi3ForCausalLM",
+        "Qwen2ForCausalLM",
+        "Qwen2MoeForCausalLM",
+        "Qwen3ForCausalLM",
+        "Qwen3MoeForCausalLM",
+    }
+)
 MARKOV_HEADS = frozenset({"vanilla", "gated", "rnn"})
 _ALIASES = {
     "encoder.fc.weight": "fc.weight",
@@ -30,12 +43,13 @@ _ALIASES = {
 
 @dataclass(frozen=True)
 class Target:
-    """What a drafter must fit: the target's path (for messages) and its sizes."""
+    """What a drafter must fit: the target's path (for messages), sizes and architecture."""
 
     path: str
     hidden_size: int
     vocab_size: int
     num_layers: int
+    architecture: str = ""
 
 
 @dataclass(frozen=True)
@@ -207,6 +221,13 @@ def _check_layers(path: Path, facts: DrafterFacts, target: Target) -> None:
         raise DSparkError(
             f"drafter {path}: target_layer_ids {outside} lie outside the target's layers 0.."
             f"{target.num_layers - 1}; use a drafter trained for this target"
+        )
+    last = target.num_layers - 1
+    if last in facts.target_layer_ids and target.architecture in LAST_LAYER_UNREADABLE:
+        raise DSparkError(
+            f"drafter {path} reads the output of the target's last layer ({last}), which SGLang "
+            f"0.5.23 does not hand out for {target.architecture}; use a drafter trained on layers "
+            f"0..{last - 1}"
         )
 
 

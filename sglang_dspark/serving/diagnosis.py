@@ -298,17 +298,17 @@ def _drafter(found: Diagnosis) -> None:
         return
     found.drafter = {"path": str(path), "state": "valid"}
     try:
-        target = Path(found.target["path"])
         if found.target["state"] == "ready":
-            sizes = read_config(target)
-            fits = Target(
-                str(target), sizes["hidden_size"], sizes["vocab_size"], sizes["num_hidden_layers"]
-            )
+            place = found.target["path"]
+            sizes = read_config(Path(place))
+            layers = sizes["num_hidden_layers"]
         else:  # no target to compare with: the drafter must at least agree with itself
+            place = "it names"
             sizes = read_config(path)
-            fits = Target(
-                "it names", sizes["hidden_size"], sizes["vocab_size"], sizes["num_target_layers"]
-            )
+            layers = sizes["num_target_layers"]
+        fits = Target(
+            place, sizes["hidden_size"], sizes["vocab_size"], layers, sizes["architectures"][0]
+        )
         validate_drafter(path, fits)
     except DSparkError as error:
         found.drafter["state"] = "invalid"

@@ -1,0 +1,68 @@
+"""Lets the speculative algorithms be asked for on a CPU, with overlap scheduling.
+
+Upstream: sglang/srt/arg_groups/speculative_hook.py (0.5.23). `_handle_dspark` looks at the
+device's name instead of asking the platform, as `_handle_dflash` does; EAGLE and NGRAM turn the
+overlap schedule off on every CPU.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from sglang_dspark.patches.seam import Seam
+
+
+class _AsAccelerator:
+    """A resolving view whose `device` has a name that `_handle_dspark` lets pass."""
+
+    def __init__(self, view: Any):
+        self._view = view
+
+    @property
+    def device(self) -> str:
+        return "xpu"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+
+def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
+    """AROUND hook: the handler reads the arguments through a view that names another device."""
+    from sglang.srt.arg_groups import speculative_hook
+
+    resolving_view = speculative_hook.resolving_view
+    if resolving_view(server_args).device != "cpu":
+        original(server_args)
+        return
+    speculative_hook.resolving_view = lambda args: _AsAccelerator(resolving_view(args))
+    try:
+        original(server_args)
+    finally:
+        speculative_hook.resolving_view = resolving_view
+
+
+def keep_overlap(server_args: Any) -> None:
+    """REPLACE hook: our operators keep to the relay's order, so the overlap schedule may stay."""
+
+
+SEAMS = (
+    Seam(
+        name="cpu-dspark-device",
+        target="sglang.srt.arg_groups.speculative_hook._handle_dspark",
+        kind="around",
+        hook=handle_dspark,
+        signature="(server_args)",
+        why="upstream rejects DSPARK by the device's name",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-spec-overlap",
+        target="sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu",
+        kind="replace",
+        hook=keep_overlap,
+        signature="(server_args)",
+        why="upstream turns the overlap schedule off for EAGLE and NGRAM on a CPU",
+        device="cpu",
+    ),
+)

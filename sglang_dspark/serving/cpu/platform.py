@@ -1,0 +1,59 @@
+"""The out-of-tree platform class that SGLang's core asks for defaults and capabilities.
+
+Adapts sglang/srt/platforms/interface.py (0.5.23). It stays an out-of-tree platform, not the
+in-tree CPU one, because only then does the core ask it for the attention backend, the draft's
+attention backend and the speculative algorithms it serves.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from sglang.srt.platforms.cpu import CpuDeviceMixin
+from sglang.srt.platforms.device_mixin import PlatformEnum
+from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
+
+ATTENTION_BACKEND = "dspark_cpu"
+ALGORITHMS = frozenset({"DSPARK", "DFLASH", "EAGLE", "EAGLE3", "STANDALONE", "NGRAM"})
+
+
+class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
+    """CPU without AVX512/AMX kernels: torch and Numba operators, no graphs, no Triton."""
+
+    _enum = PlatformEnum.OOT
+    device_name = "cpu"
+    device_type = "cpu"
+    capabilities = PlatformCapabilities(supports_triton=False, graph_capture=False)
+
+    def is_pin_memory_available(self, device: Any = None) -> bool:
+        return False
+
+    def apply_server_args_defaults(self, server_args: Any) -> None:
+        """Runs after `handle_cpu_backends`, which names a backend that needs AMX."""
+        if server_args.attention_backend in (None, "intel_amx"):
+            server_args.attention_backend = ATTENTION_BACKEND
+
+    def get_default_attention_backend(self) -> str:
+        return ATTENTION_BACKEND
+
+    def get_default_speculative_draft_attention_backend(self, algorithm: str) -> str:
+        return ATTENTION_BACKEND
+
+    def supports_speculative_algorithm(self, algorithm: str) -> bool:
+        return algorithm in ALGORITHMS
+
+    def supports_speculative_draft_attention_backend(self, algorithm: str, backend: str) -> bool:
+        return backend == ATTENTION_BACKEND
+
+    def get_dispatch_key_name(self) -> str:
+        return "native"
+
+    def init_backend(self) -> None:
+        """Once in each process that builds a model runner, before it does."""
+        from sglang_dspark.serving.cpu import threads
+
+        threads.limit_this_process()
+
+    def post_load_model(self, model: torch.nn.Module) -> None:
+        """Weights are in place: nothing to move on this device."""

@@ -1,0 +1,55 @@
+"""How many threads compute, and how they wait.
+
+A step is a chain of short parallel regions. OpenMP threads that spin while they wait cost a whole
+scheduler slice (about 15 ms) per region when a neighbour wants the core, and a second compute
+thread on two cores competes with the HTTP server and the detokenizer. So the default leaves one
+core to the rest of the server and lets idle threads sleep.
+"""
+
+from __future__ import annotations
+
+import os
+
+THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
+
+
+def available_cores() -> int:
+    """Cores this process may run on."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+
+
+def default_threads(cores: int) -> int:
+    """Compute threads for `cores` available ones: all but one, at least one.
+
+    Raises ValueError for a count below 1.
+    """
+    if cores < 1:
+        raise ValueError(f"a machine has at least one core, not {cores}")
+    return max(1, cores - 1)
+
+
+def chosen_threads() -> int:
+    """The user's choice (`cpu.threads` of the configuration, then OMP_NUM_THREADS) or the default."""
+    from sglang_dspark.serving.config import current_config
+
+    configured = current_config().cpu.threads
+    if configured is not None:
+        return configured
+    named = os.environ.get("OMP_NUM_THREADS", "")
+    if named.isdigit() and int(named) > 0:
+        return int(named)
+    return default_threads(available_cores())
+
+
+def set_environment_defaults() -> None:
+    """Defaults for the processes SGLang will start; libgomp reads them when it is loaded."""
+    os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
+
+
+def limit_this_process() -> int:
+    """Set torch's thread count in a worker process; returns it."""
+    import torch
+
+    count = chosen_threads()
+    torch.set_num_threads(count)
+    return count

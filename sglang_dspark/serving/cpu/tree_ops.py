@@ -1,0 +1,161 @@
+"""Draft trees of EAGLE: layout for the verify pass and greedy acceptance.
+
+Semantics of `build_tree_kernel_efficient` and `verify_tree_greedy` (sglang/kernels/ops/
+speculative/spec_tree.py, 0.5.23). A chain (topk 1, as in MTP-1) takes a vectorised path; wider
+trees are walked request by request.
+
+The drafting steps propose candidates numbered 0..topk-1 in the first step and topk + topk**2 * s
+onwards in later ones; `selected_index` [R, n - 1] names those kept, `parent_list` the candidate
+that each group of topk continues.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+FULL_MASK = 0
+QLEN_ONLY = 1
+
+
+def build_tree_kernel_efficient_cpu(
+    parent_list: Tensor,
+    selected_index: Tensor,
+    verified_seq_len: Tensor,
+    tree_mask: Tensor,
+    positions: Tensor,
+    retrieve_index: Tensor,
+    retrieve_next_token: Tensor,
+    retrieve_next_sibling: Tensor,
+    topk: int,
+    depth: int,
+    draft_token_num: int,
+    tree_mask_mode: int,
+) -> None:
+    """Fill mask, positions and the links of R trees of n tokens, node 0 being the root.
+
+    verified_seq_len: [R] tokens before the root. tree_mask: bool; mode 0 holds [n, len_r + n] per
+    request, with the first len_r columns preset by the caller, mode 1 holds [n, n]. positions:
+    [R * n]. retrieve_index: [R, n] flat node numbers. retrieve_next_token / _next_sibling: [R, n]
+    first child and next sibling of each node, -1 for none.
+    Raises NotImplementedError for a bit-packed mask.
+    """
+    if int(tree_mask_mode) not in (FULL_MASK, QLEN_ONLY):
+        raise NotImplementedError(f"tree mask mode {int(tree_mask_mode)} has no CPU form")
+    rows, n = verified_seq_len.numel(), int(draft_token_num)
+    if int(topk) == 1:
+        trees = [_chain(n)] * rows
+    else:
+        selected = selected_index.reshape(rows, -1).tolist()
+        parents = parent_list.reshape(rows, -1).tolist()
+        trees = [_tree(s, p, int(topk), n) for s, p in zip(selected, parents, strict=True)]
+    depths = torch.stack([t.depth for t in trees])  # [R, n]
+    positions.view(rows, n).copy_(verified_seq_len[:, None] + depths)
+    retrieve_index.view(rows, n).copy_(torch.arange(rows * n).view(rows, n))
+    retrieve_next_token.view(rows, n).copy_(torch.stack([t.child for t in trees]))
+    retrieve_next_sibling.view(rows, n).copy_(torch.stack([t.sibling for t in trees]))
+    visible = torch.stack([t.visible for t in trees])  # [R, n, n]
+    if int(tree_mask_mode) == QLEN_ONLY:
+        tree_mask.view(-1)[: rows * n * n].copy_(visible.view(-1))
+        return
+    offset = 0
+    for r, length in enumerate(verified_seq_len.tolist()):
+        block = tree_mask.view(-1)[offset : offset + n * (length + n)].view(n, length + n)
+        block[:, length:] = visible[r]
+        offset += n * (length + n)
+
+
+def verify_tree_greedy_cpu(
+    predicts: Tensor,
+    accept_index: Tensor,
+    accept_token_num: Tensor,
+    candidates: Tensor,
+    retrive_index: Tensor,
+    retrive_next_token: Tensor,
+    retrive_next_sibling: Tensor,
+    target_predict: Tensor,
+) -> None:
+    """Follow the child that equals the target's argmax as deep as it goes.
+
+    predicts: [R * n] argmax written at accepted nodes. accept_index: [R, depth] flat node numbers,
+    entries behind the last accepted one stay. accept_token_num: [R] accepted drafts.
+    candidates: [R, n] tokens of the nodes. target_predict: [R, n] argmax after each node.
+    """
+    rows, depth = accept_index.shape
+    flat_predict = target_predict.reshape(-1).to(torch.int64)
+    tokens, child, sibling = (
+        t.to(torch.int64) for t in (candidates, retrive_next_token, retrive_next_sibling)
+    )
+    row = torch.arange(rows)
+    node = torch.zeros(rows, dtype=torch.int64)
+    last = retrive_index[:, 0].to(torch.int64)  # [R] flat number of the last accepted node
+    accepted = torch.zeros(rows, dtype=torch.int64)
+    running = torch.ones(rows, dtype=torch.bool)
+    accept_index[:, 0] = last.to(accept_index.dtype)
+    for step in range(1, depth):
+        choice = flat_predict[last]
+        node = child[row, node]
+        while True:
+            wrong = running & (node >= 0) & (tokens[row, node.clamp_min(0)] != choice)
+            if not bool(wrong.any()):
+                break
+            node = torch.where(wrong, sibling[row, node.clamp_min(0)], node)
+        running &= node >= 0
+        if not bool(running.any()):
+            break
+        node = node.clamp_min(0)
+        predicts[last[running]] = choice[running].to(predicts.dtype)
+        last = torch.where(running, retrive_index[row, node].to(torch.int64), last)
+        accept_index[running, step] = last[running].to(accept_index.dtype)
+        accepted += running
+    accept_token_num.copy_(accepted)
+    predicts[last] = flat_predict[last].to(predicts.dtype)
+
+
+@dataclass(frozen=True)
+class _Links:
+    """One tree: depth [n], first child [n], next sibling [n], visible [n, n] (ancestor or self)."""
+
+    depth: Tensor
+    child: Tensor
+    sibling: Tensor
+    visible: Tensor
+
+
+def _chain(n: int) -> _Links:
+    following = torch.arange(1, n + 1)
+    following[-1] = -1
+    return _Links(
+        depth=torch.arange(n),
+        child=following,
+        sibling=torch.full((n,), -1),
+        visible=torch.ones(n, n, dtype=torch.bool).tril(),
+    )
+
+
+def _tree(selected: list[int], parent_list: list[int], topk: int, n: int) -> _Links:
+    """Links of the tree over the root and the n - 1 candidates in `selected`."""
+    node_of = {candidate: i + 1 for i, candidate in enumerate(selected)}
+    parents: list[int | None] = [None]
+    for candidate in selected:
+        group = candidate // topk
+        parents.append(0 if group == 0 else node_of.get(parent_list[group]))
+    child, sibling = [-1] * n, [-1] * n
+    for node in range(n - 1, 0, -1):  # backwards, so that the first child comes out in front
+        parent = parents[node]
+        if parent is not None:
+            sibling[node], child[parent] = child[parent], node
+    visible = torch.eye(n, dtype=torch.bool)
+    visible[:, 0] = True
+    for node in range(1, n):
+        parent = parents[node]
+        if parent is not None:
+            visible[node] |= visible[parent]
+    return _Links(
+        depth=visible.sum(1) - 1,
+        child=torch.tensor(child),
+        sibling=torch.tensor(sibling),
+        visible=visible,
+    )
