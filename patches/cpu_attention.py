@@ -15,9 +15,9 @@ from sglang_dspark.patches.seam import Seam
 
 def offer_backend(*args: Any, **kwargs: Any) -> None:
     """BEFORE hook of `ServerArgs.add_cli_args`."""
-    from sglang_dspark.serving.cpu.attention import register
+    from sglang_dspark.serving.cpu.platform import register_attention
 
-    register()
+    register_attention()
 
 
 def create_draft_backend(

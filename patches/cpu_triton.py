@@ -8,7 +8,6 @@ for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 from torch import Tensor
@@ -33,10 +32,13 @@ def row_argmax(x: Tensor) -> Tensor:
     return x.argmax(dim=-1)
 
 
-def record_stream(original: Callable[..., None], self: Tensor, *args: Any, **kwargs: Any) -> None:
-    """AROUND hook: CPU tensors have no streams."""
+_record_stream = Tensor.record_stream
+
+
+def record_stream(self: Tensor, stream: Any) -> None:
+    """`Tensor.record_stream`, silent on CPU tensors, which have no streams."""
     if self.device.type != "cpu":
-        original(self, *args, **kwargs)
+        _record_stream(self, stream)
 
 
 def no_fused_write(self: Any, pool: Any) -> None:
@@ -60,6 +62,15 @@ SEAMS = (
         hook=row_argmax,
         signature="(x)",
         why="upstream's argmax over the vocabulary is a Triton kernel",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-record-stream",
+        target="torch.Tensor.record_stream",
+        kind="set",
+        hook=record_stream,
+        expected_repr="<method 'record_stream' of 'torch._C.TensorBase' objects>",
+        why="DSPARK and DFLASH call it on CPU tensors, where torch raises",
         device="cpu",
     ),
     Seam(

@@ -1,17 +1,19 @@
-"""SGLang's sampled accept operators on CPU: its calling convention around our accept rule.
+"""Sampling-verify operators in SGLang's calling convention, on torch.
 
-The maths is in `sglang_dspark/verify/`; here tensors of R chains of n = gamma + 1 nodes are taken
-apart and the results written where upstream reads them (predicts, accept_index, accept_token_num).
+Stand for the Triton and CUDA operators named in sglang/kernels/ops/speculative/
+{verify_sampling,reject_sampling}.py and kernels/ops/sampling/renorm.py (0.5.23). The chain rule is
+`verify.accept_sampled`; trees follow upstream's target-only rule. R requests, n nodes a tree, the
+first node being the anchor, V tokens.
 """
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
-from sglang_dspark.errors import DSparkError
-from sglang_dspark.verify.acceptance import Acceptance
-from sglang_dspark.verify.rejection import accept_sampled
+from sglang_dspark.verify import accept_sampled, sample_inverse_cdf
 
 
 def chain_speculative_sampling(
@@ -32,32 +34,33 @@ def chain_speculative_sampling(
     *,
     block_verification: bool = False,
 ) -> None:
-    """Chain rejection sampling with the draft's probabilities.
+    """Chain rejection sampling; writes predicts, accept_index and accept_token_num in place.
 
-    candidates [R, n] (anchor first), target_probs [R, n, V], draft_probs [R, >= n-1, V],
-    uniform_samples [R, >= n-1]. Draft probabilities outside [0, 1] (rows that upstream leaves
-    unwritten) count as 0.
+    predicts: [R * n] tokens by flat node number. accept_index: [R, n] flat numbers of the anchor
+    and the accepted drafts. accept_token_num: [R] accepted drafts. candidates: [R, n] anchor and
+    drafts. uniform_samples: [R, n - 1 or n]. target_probs: [R, n, V]; draft_probs: [R, n - 1 or
+    n, V], the law each draft was sampled from. Thresholds belong to other rules and are not read.
+    Raises NotImplementedError for block verification, which SGLang refuses on a CPU itself.
     """
     if block_verification:
-        raise DSparkError(
-            "block verification is not available on CPU; leave out "
-            "--speculative-dspark-enable-block-verification"
-        )
-    gamma = candidates.shape[1] - 1
-    draft = candidates[:, 1:].long()
-    law = draft_probs[:, :gamma]
-    law = torch.where((law >= 0) & (law <= 1), law, 0.0)
+        raise NotImplementedError("block verification has no CPU operator")
+    n = candidates.shape[1]
+    drafts = candidates[:, 1:].to(torch.int64)
     outcome = accept_sampled(
-        draft,
-        law,
-        target_probs,
-        _never_accept_impossible(uniform_samples[:, :gamma], law, draft),
-        uniform_samples_for_final_sampling,
+        draft=drafts,
+        draft_probs=draft_probs[:, : n - 1],
+        target_probs=target_probs,
+        accept_uniforms=uniform_samples[:, : n - 1],
+        bonus_uniforms=uniform_samples_for_final_sampling,
     )
-    _write(outcome, draft, retrive_index, predicts, accept_index, accept_token_num)
+    nodes = retrive_index.to(torch.int64)  # [R, n]
+    kept = torch.arange(n)[None, :] <= outcome.accepted[:, None]  # [R, n], the anchor included
+    accept_index[:, :n] = torch.where(kept, nodes, accept_index[:, :n]).to(accept_index.dtype)
+    accept_token_num.copy_(outcome.accepted)
+    predicts[nodes[kept]] = outcome.tokens(drafts)[kept].to(predicts.dtype)
 
 
-def chain_sampling_target_only(
+def tree_speculative_sampling_target_only(
     predicts: Tensor,
     accept_index: Tensor,
     accept_token_num: Tensor,
@@ -73,59 +76,95 @@ def chain_sampling_target_only(
     threshold_acc: float = 1.0,
     deterministic: bool = True,
 ) -> None:
-    """Sampling for drafts that were chosen without randomness: their law is one-hot.
+    """Upstream's rule for trees: children are tried in turn against the target's own mass.
 
-    Arguments as above; draft_probs is scratch space upstream and not read. Only chains: a tree
-    (topk > 1) and thresholds below 1, which would change the output's law, are refused.
+    draft_probs: [R, n, V] scratch of zeros, receives the mass of refused children. With both
+    thresholds 1 the law of the output is the target's.
     """
-    if threshold_single < 1.0 or threshold_acc < 1.0:
-        raise DSparkError(
-            "accept thresholds below 1 change the output; remove "
-            "--speculative-accept-threshold-single and --speculative-accept-threshold-acc"
+    for r in range(candidates.shape[0]):
+        _walk_tree(
+            r,
+            predicts,
+            accept_index,
+            accept_token_num,
+            candidates[r].tolist(),
+            retrive_index[r].tolist(),
+            retrive_next_token[r].tolist(),
+            retrive_next_sibling[r].tolist(),
+            uniform_samples[r].tolist(),
+            uniform_samples_for_final_sampling[r : r + 1],
+            target_probs[r],
+            draft_probs[r],
+            (float(threshold_single), max(float(threshold_acc), 1e-9)),
         )
-    if bool((retrive_next_sibling >= 0).any()):
-        raise DSparkError(
-            "sampling over a draft tree is not available on CPU; use --speculative-eagle-topk 1"
-        )
-    draft = candidates[:, 1:].long()
-    outcome = accept_sampled(
-        draft,
-        None,
-        target_probs,
-        uniform_samples[:, : draft.shape[1]],
-        uniform_samples_for_final_sampling,
-    )
-    _write(outcome, draft, retrive_index, predicts, accept_index, accept_token_num)
 
 
-def _never_accept_impossible(uniforms: Tensor, law: Tensor, draft: Tensor) -> Tensor:
-    """Uniforms [R, gamma] for `accept_sampled`, infinite where the draft's own probability is 0.
-
-    A token that its draft cannot have drawn tells nothing (0 < p_t would accept it); upstream
-    rejects it, and then the residual is p_t.
-    """
-    mass = law.gather(2, draft[:, :, None])[:, :, 0]
-    return torch.where(mass > 0, uniforms, torch.nan)
-
-
-def _write(
-    outcome: Acceptance,
-    draft: Tensor,
-    retrive_index: Tensor,
+def _walk_tree(
+    r: int,
     predicts: Tensor,
     accept_index: Tensor,
     accept_token_num: Tensor,
+    tokens: list[int],
+    numbers: list[int],
+    child: list[int],
+    sibling: list[int],
+    coins: list[float],
+    final_coin: Tensor,
+    target: Tensor,
+    refused: Tensor,
+    thresholds: tuple[float, float],
 ) -> None:
-    """Write accepted drafts, then the bonus, at the nodes where upstream reads them."""
-    rows, gamma = draft.shape
-    index = retrive_index.long()  # [R, n]
-    steps = torch.arange(gamma + 1)
-    kept = steps <= outcome.accepted[:, None]  # [R, n]
-    previous = accept_index[:, : gamma + 1].long()
-    chosen = torch.where(kept, index, previous)
-    accept_index[:, : gamma + 1] = chosen.to(accept_index.dtype)
-    accept_token_num.copy_(outcome.accepted.to(accept_token_num.dtype))
-    drafted = steps[:gamma] < outcome.accepted[:, None]  # [R, gamma]
-    predicts[index[:, :gamma][drafted]] = draft[drafted].to(predicts.dtype)
-    last = index[torch.arange(rows), outcome.accepted]
-    predicts[last] = outcome.bonus.to(predicts.dtype)
+    """One request's descent; target and refused are [n, V]."""
+    single, accumulated = thresholds
+    node = accepted = 0
+    coin = coins[0]
+    accept_index[r, 0] = numbers[0]
+    limit = accept_index.shape[1] - 1
+    while accepted < limit:
+        mass, candidate = 0.0, child[node]
+        while candidate != -1:
+            token = tokens[candidate]
+            probability = float(target[node, token])
+            mass += probability
+            if coin <= mass / accumulated or probability >= single:
+                break
+            refused[node, token] = target[node, token]
+            candidate = sibling[candidate]
+        if candidate == -1:
+            break
+        predicts[numbers[node]] = tokens[candidate]
+        node, coin = candidate, coins[candidate]
+        accepted += 1
+        accept_index[r, accepted] = numbers[node]
+    accept_token_num[r] = accepted
+    weights = target[node]
+    if accepted < limit:
+        rest = (weights - refused[node]).clamp_min(0)
+        weights = rest if bool(rest.sum() > 0) else weights
+    predicts[numbers[node]] = sample_inverse_cdf(weights[None], final_coin)[0].to(predicts.dtype)
+
+
+def top_k_renorm_prob(probs: Tensor, top_ks: Any) -> Tensor:
+    """Keep each row's top_ks [N] largest probabilities and renormalise; probs [N, V] float32.
+
+    Of equal probabilities at the cut the one `topk` returns first stays, as upstream's samplers do.
+    """
+    vocab = probs.shape[-1]
+    limit = torch.as_tensor(top_ks).reshape(-1).to(torch.int64).clamp(1, vocab)  # [N] or [1]
+    width = int(limit.max())
+    if width == vocab and int(limit.min()) == vocab:
+        return probs / probs.sum(-1, keepdim=True)
+    values, index = torch.topk(probs, width, dim=-1)  # [N, width]
+    values = values.masked_fill(torch.arange(width)[None, :] >= limit[:, None], 0.0)
+    kept = torch.zeros_like(probs).scatter_(1, index, values)
+    return kept / kept.sum(-1, keepdim=True)
+
+
+def top_p_renorm_prob(probs: Tensor, top_ps: Any) -> Tensor:
+    """Keep the smallest leading set of each row whose mass reaches top_ps [N], renormalised."""
+    ordered, index = probs.sort(-1, descending=True)
+    ahead = ordered.cumsum(-1) - ordered  # mass in front of each candidate
+    limit = torch.as_tensor(top_ps).reshape(-1, 1).to(probs.dtype)
+    ordered = ordered.masked_fill(ahead > limit, 0.0)
+    kept = torch.zeros_like(probs).scatter_(1, index, ordered)
+    return kept / kept.sum(-1, keepdim=True)

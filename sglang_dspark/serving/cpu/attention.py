@@ -18,7 +18,6 @@ from torch import Tensor
 from sglang_dspark.serving.cpu import dense
 from sglang_dspark.serving.cpu.paged import NO_WINDOW, paged_attention
 from sglang_dspark.serving.cpu.plan import AttentionPlan, plan_of_batch
-from sglang_dspark.serving.cpu.platform import ATTENTION_BACKEND
 from sglang_dspark.serving.cpu.threads import chosen_threads
 
 # Longest window the in-place kernel takes; beyond it the matrix products of torch win.
@@ -90,14 +89,3 @@ class DsparkCpuAttnBackend(AttentionBackend):
                 out=out.numpy(),
             )
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
-
-
-def register() -> None:
-    """Make the backend's name known to the command line and to the registry; repeatable."""
-    from sglang.srt.arg_groups import choices
-    from sglang.srt.layers.attention import attention_registry
-
-    for names in (choices.ATTENTION_BACKEND_CHOICES, choices.DRAFT_ATTENTION_BACKEND_CHOICES):
-        if ATTENTION_BACKEND not in names:
-            names.append(ATTENTION_BACKEND)
-    attention_registry.register_attention_backend(ATTENTION_BACKEND)(DsparkCpuAttnBackend)

@@ -59,7 +59,7 @@ def consecutive(slots: Tensor) -> Tensor | slice:
 def visibility(
     count: int, total: int, causal: bool, window: int, tree: Tensor | None = None
 ) -> Tensor | None:
-    """Which of `total` positions each of the last `count` sees: [count, total] bool, None for all."""
+    """Which of `total` positions the last `count` see: [count, total] bool, None for all."""
     if tree is None and window < 0 and (not causal or count == 1):
         return None
     key = torch.arange(total)[None, :]

@@ -130,7 +130,22 @@ def _hide(scores, group, kv_len, query_len, start, causal, window, tree):  # typ
 
 
 @kernel
-def _attend_head(q, k_cache, v_cache, slots, first, query_len, kv_len, start, kv_head, scale, causal, window, tree, out):  # type: ignore[no-untyped-def]  # noqa: E501
+def _attend_head(
+    q,
+    k_cache,
+    v_cache,
+    slots,
+    first,
+    query_len,
+    kv_len,
+    start,
+    kv_head,
+    scale,
+    causal,
+    window,
+    tree,
+    out,
+):  # type: ignore[no-untyped-def]
     """One request and one KV head: every query row of the head's group."""
     group = q.shape[1] // k_cache.shape[1]
     head = kv_head * group
@@ -155,7 +170,21 @@ def _attend_head(q, k_cache, v_cache, slots, first, query_len, kv_len, start, kv
                 out[first + i, head + g, d] = mixed[i * group + g, d] * share
 
 
-def _attend(q, k_cache, v_cache, table, req_rows, query_start, query_lens, kv_lens, scale, causal, window, trees, out):  # type: ignore[no-untyped-def]  # noqa: E501
+def _attend(
+    q,
+    k_cache,
+    v_cache,
+    table,
+    req_rows,
+    query_start,
+    query_lens,
+    kv_lens,
+    scale,
+    causal,
+    window,
+    trees,
+    out,
+):  # type: ignore[no-untyped-def]
     kv_heads = k_cache.shape[1]
     for item in prange(req_rows.shape[0] * kv_heads):
         r = item // kv_heads

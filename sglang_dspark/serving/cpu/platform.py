@@ -54,6 +54,27 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
         from sglang_dspark.serving.cpu import threads
 
         threads.limit_this_process()
+        register_attention()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Weights are in place: nothing to move on this device."""
+
+
+def register_attention() -> None:
+    """Make the backend's name known to the command line and to the registry; repeatable.
+
+    Upstream: sglang/srt/arg_groups/choices.py and srt/layers/attention/attention_registry.py.
+    """
+    from sglang.srt.arg_groups import choices
+    from sglang.srt.layers.attention import attention_registry
+
+    for names in (choices.ATTENTION_BACKEND_CHOICES, choices.DRAFT_ATTENTION_BACKEND_CHOICES):
+        if ATTENTION_BACKEND not in names:
+            names.append(ATTENTION_BACKEND)
+    attention_registry.register_attention_backend(ATTENTION_BACKEND)(_create_attention)
+
+
+def _create_attention(runner: Any) -> Any:
+    from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+
+    return DsparkCpuAttnBackend(runner)

@@ -10,8 +10,6 @@ from __future__ import annotations
 
 import os
 
-THREAD_VARIABLES = ("OMP_NUM_THREADS", "MKL_NUM_THREADS", "NUMBA_NUM_THREADS")
-
 
 def available_cores() -> int:
     """Cores this process may run on."""
@@ -29,7 +27,7 @@ def default_threads(cores: int) -> int:
 
 
 def chosen_threads() -> int:
-    """The user's choice (`cpu.threads` of the configuration, then OMP_NUM_THREADS) or the default."""
+    """The user's choice (`cpu.threads`, then OMP_NUM_THREADS) or the default."""
     from sglang_dspark.serving.config import current_config
 
     configured = current_config().cpu.threads
