@@ -6,6 +6,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
+from rich import box
 from rich.console import Console, Group
 from rich.live import Live
 from rich.progress import Progress, TaskID
@@ -76,12 +77,13 @@ class AnswerView:
         tau = f", tau {done.spec.tau:.2f}" if done.spec is not None else ""
         body = self._writer.render(done.chunks, done.drafted())
         self._chunks = []
-        self._console.print(Text(self._title, style="bold"))
-        self._console.print(body)
-        self._console.print(Text(f"{done.tokens} tokens, {speed}{tau}\n", style="dim"))
         self._display.advance(self._task)
-        if self._live is not None:
-            self._live.update(self._picture())
+        if self._live is not None:  # take the running text away before it is printed for good
+            self._live.update(self._picture(), refresh=True)
+        note = Text(f"{done.tokens} tokens, {speed}{tau}\n", style="dim")
+        lines = Text("\n").join([Text(self._title, style="bold"), body, note])
+        # a file keeps the lines as they are
+        self._console.print(lines, soft_wrap=not self._console.is_terminal)
 
     def attach(self, live: Live) -> None:
         """Draw into a live display."""
@@ -123,29 +125,28 @@ def legend(console: Console) -> Text:
 
 def speed_table(pairs: Sequence[Pair], gamma: int) -> Table:
     """Speed, latency, tau and equality per domain."""
-    table = Table(title="DSPARK against plain decoding, one user, greedy")
-    table.add_column("domain")
-    columns = ("prompts", "plain\ntokens/s", "DSPARK\ntokens/s", "speed-up", "plain\nTTFT ms")
-    for name in (*columns, "DSPARK\nTTFT ms", "tau", "identical\noutput"):
-        table.add_column(name, justify="right")
+    table = Table(title="DSPARK against plain decoding: one user, greedy", box=box.SIMPLE_HEAD)
+    table.add_column("domain", no_wrap=True)
+    speeds = ("plain\ntok/s", "DSPARK\ntok/s", "speed-up", "plain\nTTFT ms", "DSPARK\nTTFT ms")
+    for name in (*speeds, "tau", "identical\noutput"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in summarise(pairs, gamma):
         table.add_row(
             row.domain,
-            str(row.prompts),
             f"{row.plain_tokens_per_s:.1f}",
             f"{row.dspark_tokens_per_s:.1f}",
             f"{row.speedup:.2f}x",
             f"{row.plain_ttft_ms:.0f}",
             f"{row.dspark_ttft_ms:.0f}",
             f"{row.tau:.2f}",
-            f"{'yes' if row.identical == row.prompts else 'no'} ({row.identical}/{row.prompts})",
+            f"{'yes' if row.identical == row.prompts else 'no'} {row.identical}/{row.prompts}",
         )
     return table
 
 
 def acceptance_table(pairs: Sequence[Pair], gamma: int) -> Table:
     """How often the first k drafts of a step were all accepted."""
-    table = Table(title="Steps whose first k drafts were accepted")
+    table = Table(title="Steps whose first k drafts were accepted", box=box.SIMPLE_HEAD)
     table.add_column("domain")
     for k in range(1, gamma + 1):
         table.add_column(f"k = {k}", justify="right")

@@ -60,12 +60,18 @@ class _PlainStages:
     def __init__(self, console: Console):
         self._console = console
         self._stage = ""
+        self._began = 0.0
         self._printed_at = 0.0
 
     def __call__(self, stage: str, done: int, total: int) -> None:
         now = time.monotonic()
         if stage == self._stage and now - self._printed_at < _PLAIN_EVERY_S:
             return
-        suffix = f" {done / total:.0%}" if total and stage == self._stage else ""
-        self._console.print(f"{stage}{suffix} ...", markup=False, highlight=False)
-        self._stage, self._printed_at = stage, now
+        if stage != self._stage:
+            self._stage, self._began = stage, now
+            suffix = " ..."
+        else:
+            share = f"{done / total:.0%}, " if total else ""
+            suffix = f": {share}{now - self._began:.0f} s"
+        self._console.print(f"{stage}{suffix}", markup=False, highlight=False)
+        self._printed_at = now

@@ -111,9 +111,10 @@ def _measure(
 
 
 def _show(console: Console, metrics: dict[str, Any]) -> None:
+    from rich import box
     from rich.table import Table
 
-    table = Table(title="DSPARK against plain decoding, greedy")
+    table = Table(title="DSPARK against plain decoding: greedy", box=box.SIMPLE_HEAD)
     for name in (
         "users",
         "plain tok/s",

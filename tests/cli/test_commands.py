@@ -1,0 +1,158 @@
+"""The commands as a user calls them: bad input is one line on stderr and exit status 1."""
+
+from __future__ import annotations
+
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import pytest
+
+from sglang_dspark.models.demo import ensure_demo_target
+from sglang_dspark.models.drafters import shipped_drafter_path
+
+
+def free_ports() -> int:
+    """A port that is free together with the next one."""
+    while True:
+        with socket.create_server(("127.0.0.1", 0)) as first:
+            port = int(first.getsockname()[1])
+            try:
+                socket.create_server(("127.0.0.1", port + 1)).close()
+            except (OSError, OverflowError):
+                continue
+            return port
+
+
+def dspark(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
+    command = [sys.executable, "-m", "sglang_dspark.cli.main", *arguments]
+    return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=900)
+
+
+@pytest.fixture(scope="module")
+def drafter(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A directory that looks like a drafter up to its config."""
+    path = tmp_path_factory.mktemp("drafter")
+    (path / "config.json").write_text(json.dumps({"block_size": 5}))
+    return path
+
+
+@pytest.mark.parametrize("command", [("demo",), ("bench", "serve")])
+def test_busy_port(tmp_path: Path, command: Sequence[str]) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+        out = dspark(*command, "--port", str(port), cwd=tmp_path)
+    assert out.returncode == 1
+    assert out.stderr.startswith(f"dspark: port {port} on 127.0.0.1 is in use")
+    assert len(out.stderr.splitlines()) == 1
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_wrong_drafter_is_named(tmp_path: Path) -> None:
+    arguments = ["--port", str(free_ports()), "--target", str(tmp_path), "--drafter", str(tmp_path)]
+    out = dspark("bench", "serve", *arguments, cwd=tmp_path)
+    assert out.returncode == 1
+    assert len(out.stderr.splitlines()) == 1
+
+
+@pytest.mark.parametrize("users", ["1,x", "", "0"])
+def test_bad_concurrency(tmp_path: Path, drafter: Path, users: str) -> None:
+    (tmp_path / "chat_template.jinja").write_text("x")
+    arguments = ["--drafter", str(drafter), "--target", str(tmp_path), "--device", "cpu"]
+    arguments += ["--concurrency", users, "--port", str(free_ports())]
+    out = dspark("bench", "serve", *arguments, cwd=tmp_path)
+    assert out.returncode == 1
+    assert "concurrency" in out.stderr
+    assert len(out.stderr.splitlines()) == 1
+
+
+def test_server_that_cannot_start_shows_its_log(tmp_path: Path, drafter: Path) -> None:
+    """The target directory is empty, so SGLang itself complains; its words must reach the user."""
+    arguments = ["--drafter", str(drafter), "--target", str(tmp_path), "--device", "cpu"]
+    out = dspark("demo", "--port", str(free_ports()), *arguments, cwd=tmp_path)
+    assert out.returncode == 1
+    assert "python -m sglang.launch_server --model-path" in out.stdout.replace("\n", " ")
+    last = out.stderr.splitlines()[-1]
+    assert last.startswith("dspark: the dspark server ended with status")
+    assert "(log: runs/" in last
+
+
+@pytest.mark.server
+def test_demo_from_start_to_end(tmp_path: Path) -> None:
+    port = free_ports()
+    arguments = ["--port", str(port), "--per-domain", "1", "--max-new-tokens", "24"]
+    out = dspark("demo", *arguments, "--json", "demo.json", cwd=tmp_path)
+    assert out.returncode == 0, out.stdout + out.stderr
+    metrics = json.loads((tmp_path / "demo.json").read_text())["metrics"]
+    rows = metrics["domains"]
+    assert list(rows) == ["math", "code", "chat", "overall"]
+    assert rows["overall"]["prompts"] == 3
+    assert rows["overall"]["tau"] > 1.0  # drafts were really accepted
+    assert len(rows["overall"]["acceptance"]) == metrics["gamma"]
+    assert rows["overall"]["identical"] == 3
+    for entry in metrics["answers"]:
+        assert entry["tokens"] == 24
+        assert entry["text"].replace("\n", "")[:20] in out.stdout.replace("\n", "").replace(
+            "«", ""
+        ).replace("»", "")
+    assert_port_is_free(port)
+
+
+@pytest.mark.server
+def test_bench_serve_writes_the_contract(tmp_path: Path) -> None:
+    arguments = ["--port", str(free_ports()), "--concurrency", "1,4", "--repeats", "2"]
+    arguments += ["--max-new-tokens", "16", "--out", "serve.json", "--json"]
+    out = dspark("bench", "serve", *arguments, cwd=tmp_path)
+    assert out.returncode == 0, out.stdout + out.stderr
+    document = json.loads(out.stdout)
+    assert document == json.loads((tmp_path / "serve.json").read_text())
+    metrics = document["metrics"]
+    assert metrics["speedup_vs_plain_c1"] > 0
+    assert metrics["tau_demo"] > 1.0
+    assert [row["concurrency"] for row in metrics["by_concurrency"]] == [1, 4]
+    for row in metrics["by_concurrency"]:
+        low, high = row["speedup_ci95"]
+        assert low <= row["speedup"] <= high
+        assert row["plain"] > 0
+        assert row["dspark"] > 0
+    step = metrics["step"]
+    assert step["ratio"] == pytest.approx(step["verify_ms"] / step["plain_decode_ms"], rel=0.5)
+
+
+@pytest.mark.server
+def test_ctrl_c_stops_the_server(tmp_path: Path) -> None:
+    port = free_ports()
+    command = [sys.executable, "-m", "sglang_dspark.cli.main", "demo", "--port", str(port)]
+    with (tmp_path / "out").open("w") as file:
+        process = subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path)
+        deadline = time.monotonic() + 300
+        while "tokens/s" not in (tmp_path / "out").read_text():  # the first answer is there
+            assert process.poll() is None, (tmp_path / "out").read_text()
+            assert time.monotonic() < deadline
+            time.sleep(0.5)
+        os.kill(process.pid, signal.SIGINT)
+        assert process.wait(30) == 130
+    text = (tmp_path / "out").read_text()
+    assert text.splitlines()[-1] == "dspark: stopped"
+    assert "Traceback" not in text
+    assert_port_is_free(port)
+
+
+def assert_port_is_free(port: int) -> None:
+    with socket.socket() as probe:
+        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        probe.bind(("127.0.0.1", port))
+
+
+@pytest.fixture(scope="module", autouse=True)
+def _models_for_server_tests(request: pytest.FixtureRequest) -> None:
+    """Build the demo target once, outside the timed commands, and find the shipped drafter."""
+    if any(item.get_closest_marker("server") for item in request.session.items):
+        ensure_demo_target()
+        shipped_drafter_path()
