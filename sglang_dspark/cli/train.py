@@ -107,10 +107,12 @@ def data(config: ConfigOption, minutes: Annotated[float, typer.Option()] = 1e9) 
             rate = tokens[0] / (time.monotonic() - tokens[1])
             bar.update(task, description=f"responses, {tokens[0]} tokens, {rate:.0f}/s")
 
-        for response in generator.run(queue, tick):
-            writer.add(response)
-            bar.advance(task)
-    writer.flush()
+        try:
+            for response in generator.run(queue, tick):
+                writer.add(response)
+                bar.advance(task)
+        finally:
+            writer.flush()
     print(f"{len(writer.done)} responses in {cfg.data.store}")
 
 

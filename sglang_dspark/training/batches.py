@@ -10,7 +10,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from sglang_dspark.training.store import Response, StoreReader
+from sglang_dspark.training.store import Response, StoreReader, subset
 
 
 @dataclass(frozen=True)
@@ -72,10 +72,13 @@ def make_batch(
 
 
 class Sampler:
-    """Endless shuffled passes over the training sequences; its state is small and restorable."""
+    """Endless shuffled passes over the training sequences; its state is small and restorable.
 
-    def __init__(self, reader: StoreReader, kept: list[int], seed: int):
-        self.reader, self.kept = reader, kept
+    Each pass looks at the store anew, so training can start while responses are still being made.
+    """
+
+    def __init__(self, reader: StoreReader, held_out_every: int, seed: int):
+        self.reader, self.held_out_every = reader, held_out_every
         self.generator = torch.Generator().manual_seed(seed)
         self._order: list[int] = []
 
@@ -84,8 +87,10 @@ class Sampler:
         given = 0
         while given < count:
             if not self._order:
-                order = torch.randperm(len(self.kept), generator=self.generator)
-                self._order = [self.kept[i] for i in order.tolist()]
+                self.reader.refresh()
+                kept, _ = subset(self.reader.rows, self.held_out_every)
+                order = torch.randperm(len(kept), generator=self.generator)
+                self._order = [kept[i] for i in order.tolist()]
             response = self.reader[self._order.pop()]
             if len(response.tokens) - response.prompt_len >= 3:
                 given += 1

@@ -20,9 +20,14 @@ from sglang_dspark.training.initial import (
     initialise,
     token_counts,
 )
+from sglang_dspark.training.plan import prompt_token_counts
 from sglang_dspark.training.provenance import target_sha256
 from sglang_dspark.training.store import StoreReader, check_meta, subset, write_json
 from sglang_dspark.training.trainer import Trainer
+
+# The draft vocabulary is counted over answers and prompts: answers are what is drafted, but there are
+# few of them when training starts beside data generation.
+ANSWER_WEIGHT = 8
 
 
 def prepare(cfg: RunConfig) -> tuple[Trainer, str]:
@@ -46,7 +51,7 @@ def prepare(cfg: RunConfig) -> tuple[Trainer, str]:
     cfg.run_dir.mkdir(parents=True, exist_ok=True)
     note = _start(cfg, drafter, reader)
     drafter.attach(target.embed_weight, target.head_weight)
-    trainer = Trainer(cfg, drafter, Sampler(reader, kept, cfg.schedule.seed))
+    trainer = Trainer(cfg, drafter, Sampler(reader, cfg.schedule.held_out_every, cfg.schedule.seed))
     if trainer.resume():
         note = f"going on from step {trainer.step}"
     write_json(cfg.run_dir / "run.json", _provenance(cfg, expected, len(kept)))
@@ -64,7 +69,9 @@ def _start(cfg: RunConfig, drafter: DSparkDrafter, reader: StoreReader) -> str:
             ids = torch.tensor(json.loads(file.read_text()))
             coverage = float(counts[ids].sum() / counts.sum())
         else:
-            ids, coverage = draft_vocabulary(counts, cfg.drafter.draft_vocab)
+            wide = ANSWER_WEIGHT * counts + prompt_token_counts(cfg.data, size)
+            ids, _ = draft_vocabulary(wide, cfg.drafter.draft_vocab)
+            coverage = float(counts[ids].sum() / counts.sum())
             write_json(file, ids.tolist())
     if cfg.drafter.init_from_target:
         initialise(drafter, cfg.data.target, pairs, ids)
