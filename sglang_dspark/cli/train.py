@@ -8,25 +8,15 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+from rich.console import Console
+
+from sglang_dspark.cli._progress import stages
 
 if TYPE_CHECKING:
     from sglang_dspark.training.config import DataConfig
 
 app = typer.Typer(help="Train a drafter for a target.", no_args_is_help=True)
 ConfigOption = Annotated[Path, typer.Option("--config", help="YAML, see configs/train/")]
-
-
-def _progress() -> Any:
-    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn
-    from rich.progress import TimeElapsedColumn, TimeRemainingColumn
-
-    return Progress(
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TimeRemainingColumn(),
-    )
 
 
 def _open_target(data: DataConfig, layer_ids: tuple[int, ...]) -> tuple[Any, Any]:
@@ -43,7 +33,7 @@ def _open_target(data: DataConfig, layer_ids: tuple[int, ...]) -> tuple[Any, Any
 
 @app.command()
 def prompts(config: ConfigOption, count: Annotated[int, typer.Option()] = 2000) -> None:
-    """Let the target write `count` user prompts of its own into the config's `self_prompts` file."""
+    """Let the target write `count` user prompts into the config's `self_prompts` file."""
     from sglang_dspark.errors import DSparkError
     from sglang_dspark.training.config import load_config
     from sglang_dspark.training.prompts import Prompt, user_turn_prefix
@@ -59,13 +49,12 @@ def prompts(config: ConfigOption, count: Annotated[int, typer.Option()] = 2000) 
     generator = ResponseGenerator(target, data.rows, 192, stop, keep_states=False, seed=data.seed)
     seen: set[str] = set()
     data.self_prompts.parent.mkdir(parents=True, exist_ok=True)
-    with _progress() as bar, data.self_prompts.open("w") as out:
-        task = bar.add_task("self-written prompts", total=count)
-        for response in generator.run(wanted, lambda _: None):
-            bar.advance(task)
+    with stages(Console()) as show, data.self_prompts.open("w") as out:
+        for number, response in enumerate(generator.run(wanted, lambda _: None), 1):
+            show("prompts by the target", number, count)
             text = tokenizer.decode(response.tokens[response.prompt_len : -1]).strip()
             ended = int(response.tokens[-1]) in stop
-            if ended and 12 <= len(text) and text not in seen:
+            if ended and len(text) >= 12 and text not in seen:
                 seen.add(text)
                 row = {"id": response.id, "domain": "chat", "source": "self", "turns": [text]}
                 out.write(json.dumps(row) + "\n")
@@ -98,21 +87,20 @@ def data(config: ConfigOption, minutes: Annotated[float, typer.Option()] = 1e9) 
     stop = frozenset({tokenizer.eos_token_id})
     seed = cfg.data.seed + len(writer.done)
     generator = ResponseGenerator(target, cfg.data.rows, max_len, stop, seed=seed)
-    with _progress() as bar:
-        task = bar.add_task("responses", total=len(todo))
-        tokens = [0, time.monotonic()]
+    made, started = [0], time.monotonic()
 
-        def tick(n: int) -> None:
-            tokens[0] += n
-            rate = tokens[0] / (time.monotonic() - tokens[1])
-            bar.update(task, description=f"responses, {tokens[0]} tokens, {rate:.0f}/s")
+    def tick(n: int) -> None:
+        made[0] += n
 
+    with stages(Console()) as show:
         try:
-            for response in generator.run(queue, tick):
+            for number, response in enumerate(generator.run(queue, tick), 1):
                 writer.add(response)
-                bar.advance(task)
+                show("responses", number, len(todo))
         finally:
             writer.flush()
+    rate = made[0] / (time.monotonic() - started)
+    print(f"{made[0]} tokens, {rate:.0f} tokens/s")
     print(f"{len(writer.done)} responses in {cfg.data.store}")
 
 
@@ -126,14 +114,17 @@ def drafter(config: ConfigOption) -> None:
     trainer, note = prepare(cfg)
     print(note)
     log = (cfg.run_dir / "metrics.jsonl").open("a")
-    with _progress() as bar:
-        task = bar.add_task("training", total=cfg.schedule.steps, completed=trainer.step)
+    console = Console()
+    with stages(console) as show:
 
         def report(step: int, means: dict[str, float]) -> None:
-            shown = " ".join(f"{k} {v:.3f}" for k, v in means.items())
-            bar.update(task, completed=step, description=f"training, {shown}")
             log.write(json.dumps({"step": step, **means}) + "\n")
             log.flush()
+            left = (cfg.schedule.steps - step) / means["steps_per_s"]
+            shown = " ".join(f"{name} {value:.3f}" for name, value in means.items())
+            console.print(f"step {step}: {shown}, {left / 60:.0f} min left", highlight=False)
+            show("training", step, cfg.schedule.steps)
 
         trainer.run(report)
+    log.close()
     print(f"drafter in {cfg.run_dir / 'drafter'}")

@@ -50,7 +50,9 @@ class Backbone(nn.Module):
         super().__init__()
         self.fc = nn.Linear(len(c.target_layer_ids) * c.hidden_size, c.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
-        self.layers = nn.ModuleList(DraftLayer(c) for _ in range(c.num_layers))
+        self.layers: Sequence[DraftLayer] = nn.ModuleList(  # type: ignore[assignment]
+            DraftLayer(c) for _ in range(c.num_layers)
+        )
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
     def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:

@@ -21,9 +21,7 @@ def _stored(name: str) -> str:
     return name.removeprefix("backbone.")
 
 
-def save_drafter(
-    drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.float32
-) -> None:
+def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write `config.json` and `model.safetensors` into `path`, each to a temporary name first."""
     path = Path(path)
     path.mkdir(parents=True, exist_ok=True)

@@ -1,5 +1,5 @@
-"""The confidence head: c_k, the chance that position k is accepted given that all before it were
-(paper, 3.2.1). A function of h_k and x_{k-1} only, never of x_k, so that admission by it is lossless.
+"""The confidence head: c_k, the chance that position k is accepted if all before it were (paper,
+3.2.1). A function of h_k and x_{k-1} only, never of x_k, so that admission by it is lossless.
 """
 
 from __future__ import annotations

@@ -62,7 +62,7 @@ class DSparkDrafter(nn.Module):
         self.head_weight = full_head if self.draft_ids is None else full_head[self.draft_ids]
 
     def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:
-        """Target features [..., m*d] at `positions` [...] -> per layer keys, values [..., Hkv, D]."""
+        """Target features [..., m*d], positions [...] -> per layer k, v [..., Hkv, D]."""
         return self.backbone.context_kv(features, positions)
 
     def forward_blocks(
@@ -82,9 +82,7 @@ class DSparkDrafter(nn.Module):
         self, anchor: Tensor, positions: Tensor, context: Sequence[ContextKV], context_lens: Tensor
     ) -> Tensor:
         """One block per request: anchor, positions, context_lens [R] -> h [R, gamma, d]."""
-        h = self.forward_blocks(
-            anchor[:, None], positions[:, None], context, context_lens[:, None]
-        )
+        h = self.forward_blocks(anchor[:, None], positions[:, None], context, context_lens[:, None])
         return h[:, 0]
 
     def base_logits(self, h: Tensor) -> Tensor:

@@ -7,9 +7,10 @@ A row's cache is rolled back simply by passing a smaller `lens` in the next call
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 import torch.nn.functional as F
@@ -49,7 +50,9 @@ class SlotCache:
     Implements the part of Transformers' cache protocol that decoder layers call (`update`).
     """
 
-    def __init__(self, layers: int, rows: int, heads: int, max_len: int, dim: int, dtype: torch.dtype):
+    def __init__(
+        self, layers: int, rows: int, heads: int, max_len: int, dim: int, dtype: torch.dtype
+    ):
         self.max_len = max_len
         shape = (rows, heads, max_len, dim)
         self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
@@ -59,10 +62,12 @@ class SlotCache:
         self._visible = 0
 
     def plan(self, rows: Tensor | None, positions: Tensor, visible: int) -> None:
-        """Where the next pass writes: `positions` [R, q] of `rows` [R] (None: all rows in order)."""
+        """Where the next pass writes: `positions` [R, q] of `rows` [R] (None: all, in order)."""
         self._rows, self._positions, self._visible = rows, positions, visible
 
-    def update(self, key: Tensor, value: Tensor, layer_idx: int, *_: object) -> tuple[Tensor, Tensor]:
+    def update(
+        self, key: Tensor, value: Tensor, layer_idx: int, *_: object
+    ) -> tuple[Tensor, Tensor]:
         """Write [R, Hkv, q, D] of one layer, return everything visible [R, Hkv, T, D]."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         rows = self._rows
@@ -83,7 +88,7 @@ class _HalfLinear(nn.Linear):
 
 @dataclass(frozen=True)
 class TargetOutput:
-    """One pass: `hidden` [R, q, d] before the LM head, `features` [R, q, m*d] of the chosen layers."""
+    """`hidden` [R, q, d] before the LM head, `features` [R, q, m*d] of the chosen layers."""
 
     hidden: Tensor
     features: Tensor
@@ -92,7 +97,7 @@ class TargetOutput:
 class TargetModel:
     """A frozen target with slots; see `load`."""
 
-    def __init__(self, model: nn.Module, layer_ids: Sequence[int], cache_dtype: torch.dtype):
+    def __init__(self, model: Any, layer_ids: Sequence[int], cache_dtype: torch.dtype):
         self.config = model.config
         layers = model.model.layers
         bad = [i for i in layer_ids if not 0 <= i < len(layers)]
@@ -132,7 +137,7 @@ class TargetModel:
                     module.__class__ = _HalfLinear
         return cls(model, layer_ids, torch.bfloat16 if half_products else torch.float32)
 
-    def _capture(self, layer: int):  # type: ignore[no-untyped-def]
+    def _capture(self, layer: int) -> Callable[..., None]:
         def hook(_module: nn.Module, _args: object, output: Tensor | tuple[Tensor, ...]) -> None:
             self._captured[layer] = output if isinstance(output, Tensor) else output[0]
 

@@ -26,7 +26,9 @@ class DataConfig(_Frozen):
     max_prompt_tokens: int = Field(256, ge=8)
     max_new_tokens: int = Field(224, ge=8)
     rows: int = Field(96, ge=1, description="requests in flight")
-    half_products: bool = Field(False, description="bfloat16 products; CPUs with AVX512-BF16 or AMX")
+    half_products: bool = Field(
+        False, description="bfloat16 products; CPUs with AVX512-BF16 or AMX"
+    )
     threads: int = Field(2, ge=1)
     seed: int = 0
     shares: dict[str, float] = Field(

@@ -63,7 +63,7 @@ def draft_vocabulary(counts: Tensor, size: int) -> tuple[Tensor, float]:
 
 
 def bigram_factors(pairs: Tensor, vocab_size: int, rank: int) -> tuple[Tensor, Tensor]:
-    """Rank-`rank` factors [V, r], [V, r] of the positive pointwise mutual information of bigrams."""
+    """Factors [V, r], [V, r] of the positive pointwise mutual information of bigrams."""
     flat, counts = torch.unique(pairs[0] * vocab_size + pairs[1], return_counts=True)
     a, b, n = flat // vocab_size, flat % vocab_size, counts.float()
     left = torch.bincount(pairs[0], minlength=vocab_size).float()
@@ -86,7 +86,6 @@ def initialise(drafter: DSparkDrafter, target_dir: Path, pairs: Tensor, ids: Ten
     first = c.num_target_layers - c.num_layers
     with torch.no_grad():
         for i, layer in enumerate(drafter.backbone.layers):
-            assert isinstance(layer, DraftLayer)
             _copy_layer(layer, weights, f"model.layers.{first + i}.")
         drafter.backbone.norm.weight.copy_(weights["model.norm.weight"])
         last = f"model.layers.{c.num_target_layers - 1}.input_layernorm.weight"

@@ -42,7 +42,7 @@ def read_prompts(path: Path) -> list[dict[str, str]]:
             text = row["turns"][0] if "turns" in row else row["prompt"]
         except (ValueError, KeyError, IndexError, TypeError) as error:
             raise DSparkError(
-                f"{path}, line {number}: expected a JSON object with `turns` or `prompt` ({error!r})"
+                f"{path}, line {number}: expected an object with `turns` or `prompt` ({error!r})"
             ) from None
         rows.append(
             {

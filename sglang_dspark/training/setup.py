@@ -25,8 +25,8 @@ from sglang_dspark.training.provenance import target_sha256
 from sglang_dspark.training.store import StoreReader, check_meta, subset, write_json
 from sglang_dspark.training.trainer import Trainer
 
-# The draft vocabulary is counted over answers and prompts: answers are what is drafted, but there are
-# few of them when training starts beside data generation.
+# The draft vocabulary is counted over answers and prompts: answers are what is drafted, but there
+# are few of them when training starts beside data generation.
 ANSWER_WEIGHT = 8
 
 
@@ -37,7 +37,7 @@ def prepare(cfg: RunConfig) -> tuple[Trainer, str]:
     """
     torch.set_num_threads(cfg.schedule.threads)
     torch.manual_seed(cfg.schedule.seed)
-    expected = {
+    expected: dict[str, object] = {
         "target_sha256": target_sha256(cfg.data.target),
         "layer_ids": list(cfg.drafter.target_layer_ids),
     }

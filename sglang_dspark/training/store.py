@@ -1,8 +1,9 @@
 """On-disk store of target responses with the hidden states that training needs (paper, 5.1).
 
-A shard holds many sequences end to end: `tokens` [N] int32, `features` [N, m*d] and `hidden` [N, d]
-bfloat16 (the last hidden state before the LM head; logits are never stored, only their logsumexp
-`log_partition` [N] float32), `starts` [S+1] and `prompt_lens` [S] int64. `meta.json` carries provenance and is checked on every open.
+A shard holds many sequences end to end: `tokens` [N] int32; `features` [N, m*d] and `hidden`
+[N, d] bfloat16, the last hidden state before the LM head; `log_partition` [N] float32, the
+logsumexp of the logits, which themselves are never stored; `starts` [S+1] and `prompt_lens` [S]
+int64. `meta.json` carries provenance and is checked on every open.
 """
 
 from __future__ import annotations

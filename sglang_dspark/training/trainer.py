@@ -205,4 +205,3 @@ def _metadata(file: Path) -> dict[str, Any]:
 
     with safe_open(str(file), framework="pt") as handle:
         return dict(handle.metadata())
-

@@ -27,5 +27,7 @@ def tiny_drafter(seed: int = 0, **changes: object) -> DSparkDrafter:
     torch.manual_seed(seed)
     drafter = DSparkDrafter(tiny_config(**changes))
     c = drafter.config
-    drafter.attach(torch.randn(c.vocab_size, c.hidden_size), torch.randn(c.vocab_size, c.hidden_size))
+    drafter.attach(
+        torch.randn(c.vocab_size, c.hidden_size), torch.randn(c.vocab_size, c.hidden_size)
+    )
     return drafter.eval()

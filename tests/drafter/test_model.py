@@ -19,7 +19,9 @@ def _naive_block(drafter, anchor, p, features):
         k, v = torch.cat([ck, k]), torch.cat([cv, v])
         from sglang_dspark.drafter.attention import rope
 
-        q = rope(a.q_norm(a.q_proj(y).view(c.gamma, c.num_heads, c.head_dim)), positions, c.rope_theta)
+        q = rope(
+            a.q_norm(a.q_proj(y).view(c.gamma, c.num_heads, c.head_dim)), positions, c.rope_theta
+        )
         outs = []
         for head in range(c.num_heads):
             group = head // (c.num_heads // c.num_kv_heads)

@@ -53,7 +53,9 @@ def target_dir(tmp_path_factory):
 def config(target_dir, tmp_path_factory):
     root = tmp_path_factory.mktemp("run")
     lines = [
-        json.dumps({"id": f"p{i}", "domain": ("math", "code", "chat")[i % 3], "prompt": f"w{i} w{i + 9}"})
+        json.dumps(
+            {"id": f"p{i}", "domain": ("math", "code", "chat")[i % 3], "prompt": f"w{i} w{i + 9}"}
+        )
         for i in range(24)
     ]
     (root / "prompts.jsonl").write_text("\n".join(lines))
@@ -126,7 +128,9 @@ def test_store_holds_what_the_target_says(config):
             r.features[: n - 1].float(), features[: n - 1], atol=0.05, rtol=0.02
         )
         z = out.logits[0].logsumexp(-1)
-        torch.testing.assert_close(r.log_partition[p - 1 : n - 1], z[p - 1 : n - 1], atol=1e-4, rtol=1e-4)
+        torch.testing.assert_close(
+            r.log_partition[p - 1 : n - 1], z[p - 1 : n - 1], atol=1e-4, rtol=1e-4
+        )
         if r.temperature == 0:
             greedy += 1
             assert torch.equal(out.logits[0, p - 1 : n - 1].argmax(-1), r.tokens[p:])
