@@ -1,0 +1,139 @@
+"""x W^T + bias for the row counts of serving: our own kernel for few rows, BLAS for many.
+
+Up to `MAX_ROWS` rows float32 products run in narrow_matmul.py, which reads the weights as loaded
+once for all rows: a verify step of 6 tokens then costs about what a decode step costs, where
+`F.linear` takes 1.6 times as long (and 3 times ours). It was never slower than `F.linear` up to 512
+rows on one core; beyond `MAX_ROWS` BLAS keeps the work, as its own blocking pays there on more
+processors than we could measure. Nothing is repacked, so weights that are tied or sliced elsewhere
+stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.cpu.narrow_matmul import (
+    LANES,
+    MAX_BLOCK_ROWS,
+    NarrowMatmul,
+    Processor,
+    compile_matmul,
+)
+
+MAX_ROWS = 256
+# Below this many weights a second thread costs more to wake than it takes over (2 MB of weights).
+_WEIGHTS_PER_THREAD = 1 << 19
+
+
+@lru_cache(maxsize=1)
+def prepare() -> NarrowMatmul | None:
+    """The kernel for this processor, compiled once a process (well under a second).
+
+    None when the configuration turns it off (`cpu.prepack: false`) or the processor lacks fused
+    multiply-add; products then go to `F.linear`. Raises `DSparkError` when compiling fails.
+    """
+    from sglang_dspark.serving.config import current_config
+
+    host = Processor.host()
+    if not current_config().cpu.prepack or not host.fuses:
+        return None
+    try:
+        return compile_matmul(host, openmp_library())
+    except RuntimeError as error:
+        raise DSparkError(
+            f"the matrix kernel does not compile for this processor ({host.name}: {error}); "
+            "set cpu.prepack to false in the configuration to serve without it"
+        ) from error
+
+
+def openmp_library() -> Path | None:
+    """The libgomp that came with torch, so that our loops share torch's threads; else None."""
+    folder = Path(torch.__file__).parent / "lib"
+    return next(iter(sorted(folder.glob("libgomp*.so*"))), None)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear(x, weight, bias)`: x [..., K], weight [N, K], bias [N] or None -> [..., N].
+
+    Takes our kernel where `eligible`, else `F.linear`. With our kernel a row's result does not
+    depend on the other rows. Call `prepare` once at load, or the first call compiles.
+    """
+    kernel = prepare()
+    if kernel is None or not eligible(x, weight):
+        return torch.nn.functional.linear(x, weight, bias)
+    out = narrow(kernel, x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), weight)
+    if bias is not None:
+        out += bias
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.shape[0])
+
+
+def eligible(x: Tensor, weight: Tensor) -> bool:
+    """Whether our kernel can and should do this product; it computes no gradients.
+
+    Needs float32 on the CPU, a plain contiguous weight with N and K multiples of 16, and 1 to
+    `MAX_ROWS` rows.
+    """
+    if x.dtype is not torch.float32 or weight.dtype is not torch.float32 or weight.dim() != 2:
+        return False
+    n, k = weight.shape
+    return (
+        n % LANES == 0
+        and k % LANES == 0
+        and x.dim() >= 1
+        and x.shape[-1] == k
+        and 0 < x.numel() <= MAX_ROWS * k
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and x.is_cpu
+        and weight.is_cpu
+        and weight.is_contiguous()
+        and type(weight) in (Tensor, torch.nn.Parameter)
+    )
+
+
+def narrow(kernel: NarrowMatmul, x: Tensor, weight: Tensor, threads: int | None = None) -> Tensor:
+    """The kernel's product: x [M, K] and weight [N, K] as `eligible` says -> [M, N] float32.
+
+    threads: None takes torch's number, fewer for a small weight.
+    """
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    m = x.shape[0]
+    n, k = weight.shape
+    if threads is None:
+        threads = max(1, min(torch.get_num_threads(), n * k // _WEIGHTS_PER_THREAD))
+    if not kernel.threads_available:
+        threads = 1
+    out = x.new_empty(m, n)
+    kernel.call(
+        x.data_ptr(),
+        x.stride(0),
+        m,
+        block_rows(m),
+        weight.data_ptr(),
+        n,
+        k,
+        out.data_ptr(),
+        threads,
+    )
+    return out
+
+
+def block_rows(m: int) -> int:
+    """Rows of x taken together: m split evenly into as few blocks as the registers allow."""
+    blocks = -(-m // MAX_BLOCK_ROWS)
+    return -(-m // blocks)
+
+
+def forward_of(layer: torch.nn.Linear) -> Callable[[Tensor], Tensor]:
+    """A `forward` for `layer` that multiplies as `product` does; reads its parameters each call."""
+
+    def forward(x: Tensor) -> Tensor:
+        return product(x, layer.weight, layer.bias)
+
+    return forward
