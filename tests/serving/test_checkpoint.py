@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from collections.abc import Callable
 from pathlib import Path
@@ -118,6 +119,15 @@ def test_a_config_field_that_does_not_fit(
     path = export(tmp_path / "d")
     edit_config(path, **{field: value})
     assert says in refused(path)
+
+
+def test_the_last_layer_of_a_target_that_does_not_hand_it_out(tmp_path: Path) -> None:
+    path = export(tmp_path / "d", target_layer_ids=(0, 5))
+    llama = dataclasses.replace(TARGET, architecture="LlamaForCausalLM")
+    with pytest.raises(DSparkError, match=r"last layer \(5\), .* for LlamaForCausalLM; use a"):
+        validate_drafter(path, llama)
+    validate_drafter(path, dataclasses.replace(TARGET, architecture="Gemma3ForCausalLM"))
+    validate_drafter(export(tmp_path / "e", target_layer_ids=(0, 4)), llama)
 
 
 @pytest.mark.parametrize("gamma", [6, 0, -2])

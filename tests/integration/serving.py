@@ -1,0 +1,195 @@
+"""Servers for the integration tests: started once, paused while another is measured, always ended.
+
+Two cores are enough for one server at a time: an idle SGLang scheduler polls, so every server but
+the one in use is frozen (SIGSTOP) and wakes with its caches as they were.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+import subprocess
+import time
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+
+from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
+
+HOST = "127.0.0.1"
+PORTS = range(31200, 31300)
+START_TIMEOUT_S = 300.0
+REQUEST_TIMEOUT_S = 300.0
+CPU_FLAGS = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "32768")
+DSPARK_FLAGS = ("--speculative-algorithm", "DSPARK", "--speculative-draft-model-path")
+
+
+def free_port() -> int:
+    """A port that nothing listens on now; SGLang chooses its inner ports by itself."""
+    for port in PORTS:
+        with socket.socket() as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((HOST, port))
+            except OSError:
+                continue
+            return port
+    raise AssertionError(f"no free port in {PORTS}")
+
+
+@dataclass
+class Served:
+    """A running server and the ways the tests talk to it."""
+
+    process: ServerProcess
+    pool: ServerPool
+    http: httpx.Client
+
+    @property
+    def log(self) -> str:
+        return self.process.log_path.read_text(errors="replace")
+
+    def request(self, method: str, path: str, **options: Any) -> httpx.Response:
+        """Any request, once this server is the one that runs."""
+        self.pool.use(self)
+        return self.http.request(method, path, **options)
+
+    def generate(
+        self, prompt: str | Sequence[int], max_new_tokens: int = 16, **fields: Any
+    ) -> dict[str, Any]:
+        """POST /generate, greedy unless `sampling_params` say otherwise; the answer's JSON."""
+        sampling = {"temperature": 0.0, "max_new_tokens": max_new_tokens}
+        sampling |= fields.pop("sampling_params", {})
+        source = {"text": prompt} if isinstance(prompt, str) else {"input_ids": list(prompt)}
+        answer = self.request(
+            "POST", "/generate", json={**source, "sampling_params": sampling, **fields}
+        )
+        assert answer.status_code == 200, f"{answer.status_code}: {answer.text[:500]}"
+        return answer.json()
+
+    def generate_all(
+        self, prompts: Sequence[str | Sequence[int]], concurrency: int, **fields: Any
+    ) -> list[dict[str, Any]]:
+        """One request a prompt, `concurrency` at a time; answers in the prompts' order."""
+        self.pool.use(self)
+        with ThreadPoolExecutor(concurrency) as threads:
+            return list(threads.map(lambda prompt: self.generate(prompt, **fields), prompts))
+
+    def flush_cache(self) -> None:
+        """Forget all cached prefixes."""
+        assert self.request("POST", "/flush_cache").status_code == 200
+
+    def healthy(self) -> bool:
+        """Whether the server runs and can generate."""
+        return self.process.alive() and self.request("GET", "/health_generate").status_code == 200
+
+
+@dataclass
+class ServerPool:
+    """All servers of a test session; one runs at a time."""
+
+    folder: Path
+    servers: dict[str, Served] = field(default_factory=dict)
+    running: Served | None = None
+
+    def start(self, name: str, model: Path, *arguments: str, **environment: str) -> Served:
+        """Start a server and wait until it answers; on failure the log's end is in the report."""
+        if self.running is not None:
+            self.running.process.pause()
+            self.running = None
+        spec = ServerSpec(
+            name, model, free_port(), (*CPU_FLAGS, *arguments), HOST, environment=environment
+        )
+        process = ServerProcess(spec, self.folder)
+        try:
+            process.start().wait_ready(START_TIMEOUT_S)
+        except BaseException:
+            process.stop()
+            print(f"--- end of {process.log_path}\n{process.log_tail(60)}")
+            raise
+        client = httpx.Client(base_url=spec.url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
+        served = Served(process, self, client)
+        self.servers[name] = self.running = served
+        return served
+
+    def use(self, served: Served) -> None:
+        """Let this server run, and no other."""
+        if self.running is served:
+            return
+        if self.running is not None:
+            self.running.process.pause()
+        served.process.resume()
+        self.running = served
+
+    def stop(self, name: str) -> None:
+        """End one server and all its processes."""
+        served = self.servers.pop(name)
+        if self.running is served:
+            self.running = None
+        served.http.close()
+        served.process.stop()
+
+    def stop_all(self) -> None:
+        for name in list(self.servers):
+            self.stop(name)
+
+
+@dataclass(frozen=True)
+class Ended:
+    """A command line that was expected to end by itself."""
+
+    status: int
+    stdout: str
+    stderr: str
+    seconds: float
+    leftovers: list[str]
+
+    @property
+    def ours(self) -> list[str]:
+        """The lines that this package printed."""
+        return [line for line in self.stderr.splitlines() if line.startswith("sglang-dspark:")]
+
+
+def run_to_the_end(spec: ServerSpec, environment: dict[str, str], timeout_s: float) -> Ended:
+    """Run a server's command line until it ends, and look for processes it left behind.
+
+    A run that does not end is killed with its whole process group and fails the test.
+    """
+    began = time.monotonic()
+    process = subprocess.Popen(
+        spec.command(),
+        env=environment,
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+        start_new_session=True,
+    )
+    try:
+        stdout, stderr = process.communicate(timeout=timeout_s)
+    except subprocess.TimeoutExpired:
+        _end_group(process.pid)
+        stdout, stderr = process.communicate()
+        raise AssertionError(f"still running after {timeout_s} s:\n{stderr[-3000:]}") from None
+    seconds = time.monotonic() - began
+    leftovers = _end_group(process.pid)
+    return Ended(process.returncode, stdout, stderr, seconds, leftovers)
+
+
+def _end_group(session: int) -> list[str]:
+    """Kill what is left of a session; names of what was there."""
+    left = []
+    for process in psutil.process_iter(["pid", "name", "status"]):
+        try:
+            if os.getsid(process.pid) != session or process.status() == psutil.STATUS_ZOMBIE:
+                continue
+            left.append(f"{process.pid} {process.name()}")
+            process.kill()
+        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            continue
+    return left

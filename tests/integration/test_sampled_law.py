@@ -1,0 +1,99 @@
+"""Losslessness of sampling, served: transitions drawn through DSPARK follow the target's own law.
+
+The tiny target's next token depends on the last token alone, by a table known exactly. The drafter
+holds a distorted table, so about half of its drafts are rejected and the residual law decides. A
+chi-square test over the most visited states compares the counts with softmax(logits / T) after
+top-k; the same test must reject the drafter's own law and a slightly different temperature.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections import Counter
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from tests.integration.serving import Served
+from tests.integration.tiny_models import TinyPair
+
+pytestmark = pytest.mark.server
+
+TEMPERATURE = 0.8
+TOP_K = 8
+REQUESTS = 256
+TOKENS = 64
+CONCURRENCY = 16
+LEAST_EXPECTED = 5.0
+
+
+def law(logits: torch.Tensor, temperature: float = TEMPERATURE) -> torch.Tensor:
+    """softmax(logits / T) restricted to the top k of each row: [V, V] -> [V, V]."""
+    scaled = logits.double() / temperature
+    kth = scaled.topk(TOP_K, dim=-1).values[:, -1:]
+    return scaled.masked_fill(scaled < kth, float("-inf")).softmax(-1)
+
+
+def p_value(counts: Counter[tuple[int, int]], probabilities: torch.Tensor) -> float:
+    """Chi-square p-value of transition counts; rare outcomes of a state are pooled."""
+    visits: Counter[int] = Counter()
+    for (state, _), n in counts.items():
+        visits[state] += n
+    statistic, freedom = 0.0, 0
+    for state, total in visits.items():
+        expected = probabilities[state] * total
+        frequent = (expected >= LEAST_EXPECTED).nonzero().flatten().tolist()
+        observed = [counts[state, token] for token in frequent]
+        wanted = expected[frequent].tolist()
+        observed.append(total - sum(observed))
+        wanted.append(total - sum(wanted))
+        if wanted[-1] < LEAST_EXPECTED:  # too rare for a cell of its own
+            if len(wanted) < 3:
+                continue
+            if wanted[-1] < 1e-9 * total:
+                if observed[-1] > 0:
+                    return 0.0  # an outcome that the law excludes
+                observed.pop(), wanted.pop()
+            else:
+                observed[-2:] = [sum(observed[-2:])]
+                wanted[-2:] = [sum(wanted[-2:])]
+        if len(wanted) < 2:
+            continue
+        statistic += sum((o - w) ** 2 / w for o, w in zip(observed, wanted, strict=True))
+        freedom += len(wanted) - 1
+    assert freedom > 50, "too few cells for a test"
+    upper_tail = torch.special.gammaincc(
+        torch.tensor(freedom / 2.0, dtype=torch.float64),
+        torch.tensor(statistic / 2.0, dtype=torch.float64),
+    )
+    return float(upper_tail)
+
+
+def drafter_logits(pair: TinyPair) -> torch.Tensor:
+    weights = load_file(pair.drafter / "model.safetensors")
+    return weights["markov_head.markov_w1.weight"] @ weights["markov_head.markov_w2.weight"].T
+
+
+def test_sampled_transitions_follow_the_target(tiny_dspark: Served, noisy: TinyPair) -> None:
+    prompts = [[10 + i % 200] for i in range(REQUESTS)]
+    answers = tiny_dspark.generate_all(
+        prompts,
+        CONCURRENCY,
+        max_new_tokens=TOKENS,
+        sampling_params={"temperature": TEMPERATURE, "top_k": TOP_K, "ignore_eos": True},
+    )
+    counts: Counter[tuple[int, int]] = Counter()
+    for prompt, answer in zip(prompts, answers, strict=True):
+        tokens = [*prompt, *answer["output_ids"]]
+        counts.update(itertools.pairwise(tokens))
+    metas = [answer["meta_info"] for answer in answers]
+    steps = sum(meta["spec_verify_ct"] for meta in metas)
+    accepted = sum(meta["spec_num_correct_drafts"] for meta in metas)
+    rate = accepted / steps
+    print(f"\n{sum(counts.values())} transitions, {rate:.2f} drafts accepted a step")
+    assert 0.3 < rate < 4.0, "both acceptance and rejection must occur often"
+
+    assert p_value(counts, law(noisy.logits)) > 1e-4
+    assert p_value(counts, law(drafter_logits(noisy))) < 1e-9
+    assert p_value(counts, law(noisy.logits, temperature=0.9)) < 1e-9

@@ -1,0 +1,130 @@
+"""A tiny target whose next token depends on the last one alone, and drafters that know it.
+
+The target is a three-layer Llama whose layers add nothing (their last projections are zero), so
+its logits are a table [V, V] known exactly. A drafter's Markov head can hold that same table: it is
+then right at each greedy step. With noise on it, it is right often, and sampling must mend it.
+Tokens are bytes, so any text works.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
+
+from sglang_dspark.drafter.checkpoint import save_drafter
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.model import DSparkDrafter
+
+GAMMA = 5
+HIDDEN = 64
+LAYERS = 3
+SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
+
+
+@dataclass(frozen=True)
+class TinyPair:
+    """Directories of a target and its drafter, and the target's logits [V (last), V (next)]."""
+
+    target: Path
+    drafter: Path
+    logits: torch.Tensor
+
+
+def build(folder: Path, *, noise: float = 0.0, seed: int = 0) -> TinyPair:
+    """Write target and drafter below `folder`.
+
+    noise: standard deviation of what is added to the drafter's table, in units of the logits' own.
+    """
+    target, drafter = folder / "target", folder / "drafter"
+    vocabulary = _save_tokenizer(target)
+    model = _save_target(target, vocabulary, seed)
+    logits = _next_token_logits(model)
+    _save_drafter(drafter, model, noise, seed)
+    return TinyPair(target, drafter, logits)
+
+
+def _save_tokenizer(folder: Path) -> int:
+    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
+    vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    fast.save_pretrained(folder)
+    return len(vocabulary)
+
+
+def _save_target(folder: Path, vocabulary: int, seed: int) -> LlamaForCausalLM:
+    torch.manual_seed(seed)
+    config = LlamaConfig(
+        vocab_size=vocabulary,
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=4,
+        num_key_value_heads=2,
+        head_dim=16,
+        max_position_embeddings=4096,
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+        tie_word_embeddings=False,
+        rms_norm_eps=1e-6,
+        initializer_range=0.25,
+        dtype="float32",
+    )
+    model = LlamaForCausalLM(config).float().eval()
+    with torch.no_grad():
+        for layer in model.model.layers:
+            layer.self_attn.o_proj.weight.zero_()
+            layer.mlp.down_proj.weight.zero_()
+        model.lm_head.weight[: len(SPECIALS)] = 0.0  # specials are rare, so texts stay long
+    model.save_pretrained(folder, safe_serialization=True)
+    return model
+
+
+def _normed_embedding(model: LlamaForCausalLM) -> torch.Tensor:
+    with torch.no_grad():
+        return model.model.norm(model.model.embed_tokens.weight)  # [V, d]
+
+
+def _next_token_logits(model: LlamaForCausalLM) -> torch.Tensor:
+    with torch.no_grad():
+        return _normed_embedding(model) @ model.lm_head.weight.T  # [V, V]
+
+
+def _save_drafter(folder: Path, model: LlamaForCausalLM, noise: float, seed: int) -> None:
+    config = DrafterConfig(
+        hidden_size=HIDDEN,
+        intermediate_size=2 * HIDDEN,
+        num_layers=1,
+        num_heads=4,
+        num_kv_heads=2,
+        head_dim=16,
+        vocab_size=model.config.vocab_size,
+        gamma=GAMMA,
+        target_layer_ids=(0, 1),
+        num_target_layers=LAYERS,
+        mask_token_id=SPECIALS.index("<mask>"),
+        markov_rank=HIDDEN,
+        max_position_embeddings=4096,
+    )
+    torch.manual_seed(seed + 1)
+    drafter = DSparkDrafter(config)
+    weights = drafter.state_dict()
+    table = model.lm_head.weight.detach()
+    with torch.no_grad():
+        weights["backbone.norm.weight"].zero_()  # base logits are zero: the Markov head decides
+        weights["markov_head.markov_w1.weight"].copy_(_normed_embedding(model))
+        weights["markov_head.markov_w2.weight"].copy_(
+            table + noise * table.std() * torch.randn_like(table)
+        )
+        weights["confidence_head.proj.weight"].zero_()
+        weights["confidence_head.proj.bias"].fill_(1.0)
+    save_drafter(drafter, folder)
