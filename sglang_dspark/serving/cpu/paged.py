@@ -13,10 +13,8 @@ from typing import Any
 import numpy as np
 from numba import prange
 
-from sglang_dspark.serving.cpu.jit import kernel, parallel_kernel
+from sglang_dspark.serving.cpu.jit import exp32, kernel, parallel_kernel
 
-_LOG2E = np.float32(1.4426950408889634)
-_LOWEST_EXPONENT = np.float32(-126.0)
 _NONE = np.float32(-np.inf)
 NO_WINDOW = -1
 
@@ -57,32 +55,19 @@ def _score_rows(queries, keys, head, slots, scale, scores):  # type: ignore[no-u
 
 
 @kernel
-def _exp_row(row, bits):  # type: ignore[no-untyped-def]
-    """Turn scores into softmax numerators in place and return their sum; -inf becomes 0.
+def _exp_row(row):  # type: ignore[no-untyped-def]
+    """Turn scores into softmax numerators in place and return their sum.
 
-    exp(x) = 2**n * 2**f with a polynomial for |f| <= 1/2 (relative error below 3e-7): it runs in
-    vector registers, the library's exp does not. bits: int32 scratch as long as row.
+    Invisible positions (-inf) get about 1e-38 of the largest weight, which float32 sums drop.
     """
     top = _NONE
     for j in range(row.shape[0]):
         top = max(top, row[j])
-    for j in range(row.shape[0]):
-        t = max((row[j] - top) * _LOG2E, _LOWEST_EXPONENT)
-        whole = np.floor(t + np.float32(0.5))
-        f = t - whole
-        p = np.float32(1.5403530e-4)
-        p = p * f + np.float32(1.3333558e-3)
-        p = p * f + np.float32(9.6181291e-3)
-        p = p * f + np.float32(5.5504109e-2)
-        p = p * f + np.float32(2.4022651e-1)
-        p = p * f + np.float32(6.9314718e-1)
-        row[j] = p * f + np.float32(1.0)
-        bits[j] = (np.int32(whole) + np.int32(127)) << np.int32(23)
-    power = bits.view(np.float32)
     total = np.float32(0.0)
     for j in range(row.shape[0]):
-        row[j] *= power[j]
-        total += row[j]
+        weight = exp32(row[j] - top)
+        row[j] = weight
+        total += weight
     return total
 
 
@@ -155,12 +140,11 @@ def _attend_head(
         for g in range(group):
             queries[i * group + g] = q[first + i, head + g]
     scores = np.empty((rows, slots.shape[0]), np.float32)
-    bits = np.empty(slots.shape[0], np.int32)
     totals = np.empty(rows, np.float32)
     _score_rows(queries, k_cache, kv_head, slots, scale, scores)
     _hide(scores, group, kv_len, query_len, start, causal, window, tree)
     for row in range(rows):
-        totals[row] = _exp_row(scores[row], bits)
+        totals[row] = _exp_row(scores[row])
     mixed = np.empty((rows, v_cache.shape[2]), np.float32)
     _mix_rows(scores, v_cache, kv_head, slots, mixed)
     for i in range(query_len):

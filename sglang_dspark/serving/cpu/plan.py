@@ -8,6 +8,7 @@ kernel, so a plan is a handful of small integer arrays.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any
 
 import numpy as np
@@ -52,7 +53,7 @@ class AttentionPlan:
                 f"{self.table.shape[1]} columns"
             )
 
-    @property
+    @cached_property
     def longest_query(self) -> int:
         """Query tokens of the longest request, 0 for an empty pass."""
         return int(self.query_lens.max()) if self.query_lens.size else 0
