@@ -27,8 +27,9 @@ def demo_target() -> Path:
 
 
 @pytest.fixture(scope="session")
-def demo_drafter() -> Path:
-    return shipped_drafter_path()
+def demo_drafter(pytestconfig: pytest.Config) -> Path:
+    chosen = pytestconfig.getoption("--drafter")
+    return Path(chosen) if chosen else shipped_drafter_path()
 
 
 @pytest.fixture(scope="session")

@@ -23,7 +23,7 @@ from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
 
 HOST = "127.0.0.1"
 PORTS = range(31200, 31300)
-START_TIMEOUT_S = 300.0
+START_TIMEOUT_S = 900.0  # 20-40 s on a quiet machine
 REQUEST_TIMEOUT_S = 300.0
 CPU_FLAGS = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "32768")
 DSPARK_FLAGS = ("--speculative-algorithm", "DSPARK", "--speculative-draft-model-path")
