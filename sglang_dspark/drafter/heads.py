@@ -86,11 +86,16 @@ def restrict_vocabulary(head: MarkovHead, allowed: Tensor) -> None:
 
 def allowed_vocabulary(head: MarkovHead) -> Tensor | None:
     """Token ids [n] the draft may propose, or None when it is not restricted."""
-    if type(head) is not MarkovHead or not bool((head.markov_w1.weight[:, -1] == 1).all()):
+    if type(head) is not MarkovHead:
         return None
-    column = head.markov_w2.weight[:, -1]
+    return restricted_tokens(head.markov_w1.weight, head.markov_w2.weight)
+
+
+def restricted_tokens(w1: Tensor, w2: Tensor) -> Tensor | None:
+    """As `allowed_vocabulary`, from a vanilla head's weights [V, r] each."""
+    column = w2[:, -1]
     inside = column == 0
     outside = column == OUTSIDE_VOCABULARY_BIAS
-    if not bool((inside | outside).all()) or not bool(inside.any()):
+    if not bool((w1[:, -1] == 1).all()) or not bool((inside | outside).all()):
         return None
-    return inside.nonzero()[:, 0]
+    return inside.nonzero()[:, 0] if bool(inside.any()) else None

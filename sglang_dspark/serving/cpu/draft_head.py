@@ -1,0 +1,115 @@
+"""Drafting over a reduced vocabulary: only the heads' rows that can be drafted are multiplied.
+
+The draft's base logits U_k and its transition bias B(x_{k-1}) span the whole vocabulary, for each
+of gamma positions. A drafter trained here may exclude most tokens by its own weights
+(drafter/heads.py, `restrict_vocabulary`: a bias of -30 outside). Upstream
+(sglang/srt/speculative/dspark_components/dspark_draft.py, 0.5.23) computes all of them and also
+draws noise for all of them when every request is greedy; here the rows inside are gathered once at
+load. A sampled block returns logits of -inf outside: exact zero probability there, in the very
+distribution the tokens were drawn from, which is all that verification asks of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_dspark.drafter.heads import restricted_tokens
+from sglang_dspark.serving.cpu.linear import product
+
+
+@dataclass(frozen=True)
+class ReducedHead:
+    """The rows of the LM head and of the vanilla Markov head that can be drafted.
+
+    tokens: [n] ascending token ids. lm_head: [n, d]. w1: [V, r], the drafter's own, for every
+    previous token. w2: [n, r]. Copies, except w1: weights exchanged in a running server show in the
+    draft only after the next start, and the output stays the target's all the same.
+    """
+
+    tokens: Tensor
+    lm_head: Tensor
+    w1: Tensor
+    w2: Tensor
+
+    @property
+    def vocab_size(self) -> int:
+        return self.w1.shape[0]
+
+
+def reduced_head(w1: Tensor, w2: Tensor, lm_head: Tensor) -> ReducedHead | None:
+    """From a vanilla head's weights [V, r] and the LM head [>= V, d]; None when not reduced."""
+    tokens = restricted_tokens(w1, w2)
+    if tokens is None or tokens.numel() == w1.shape[0]:
+        return None
+    with torch.no_grad():
+        return ReducedHead(
+            tokens=tokens,
+            lm_head=lm_head.detach()[tokens],
+            w1=w1.detach(),
+            w2=w2.detach()[tokens],
+        )
+
+
+def base_logits(head: ReducedHead, hidden: Tensor) -> Tensor:
+    """hidden [R * gamma, d] -> U [R * gamma, n], the columns being `head.tokens`."""
+    return product(hidden.to(head.lm_head.dtype), head.lm_head)
+
+
+def draft_greedy(
+    head: ReducedHead, base: Tensor, anchor: Tensor, agree: Callable[[Tensor], Tensor]
+) -> Tensor:
+    """Most likely block: base [R, gamma, n], anchor [R] -> tokens [R, gamma] int64.
+
+    agree: makes the ranks of a group draft the same token, [R] -> [R].
+    """
+    previous = anchor.long()
+    drafted = []
+    for k in range(base.shape[1]):
+        previous = agree(head.tokens[(base[:, k] + _bias(head, previous)).argmax(-1)])
+        drafted.append(previous)
+    return torch.stack(drafted, 1)
+
+
+def draft_sampled(
+    head: ReducedHead,
+    base: Tensor,
+    anchor: Tensor,
+    temperatures: Tensor,
+    exponentials: Tensor,
+    agree: Callable[[Tensor], Tensor],
+) -> tuple[Tensor, Tensor]:
+    """Block sampled left to right; also its logits, from which the law of each step follows.
+
+    base [R, gamma, n], anchor [R], temperatures [R] (0 takes the most likely token), exponentials
+    [R, gamma, n] independent Exp(1) -> tokens [R, gamma] int64, logits U_k + B [R, gamma, V]
+    before the temperature, -inf outside the draft vocabulary.
+    """
+    heat = torch.where(temperatures > 0, temperatures, 1.0)[:, None]
+    noise = torch.where(temperatures[:, None] > 0, 1.0, 0.0)
+    logits = base.new_full((*base.shape[:2], head.vocab_size), -torch.inf)
+    previous = anchor.long()
+    drafted = []
+    for k in range(base.shape[1]):
+        step = base[:, k] + _bias(head, previous)
+        logits[:, k].index_copy_(1, head.tokens, step)
+        # The largest log p - log e is a draw from p (Gumbel's trick).
+        race = step / heat - noise * exponentials[:, k].log()
+        previous = agree(head.tokens[race.argmax(-1)])
+        drafted.append(previous)
+    return torch.stack(drafted, 1), logits
+
+
+def block_noise(key: int, offset: int, shape: tuple[int, ...]) -> Tensor:
+    """Exp(1) noise of one block, float32: the same for the same key and offset on every rank."""
+    generator = np.random.Generator(np.random.Philox(key=[key % 2**64, offset % 2**64]))
+    return torch.from_numpy(generator.standard_exponential(shape, dtype=np.float32))
+
+
+def _bias(head: ReducedHead, previous: Tensor) -> Tensor:
+    """Transition bias of the draft vocabulary: previous [R] -> [R, n]."""
+    return product(head.w1[previous], head.w2)
