@@ -1,8 +1,8 @@
 """The sequential head: lets position k see the token drafted at k-1 (paper, 3.1.2).
 
-Each head adds to the base logits U_k a bias from the previous token: a low-rank transition
-matrix (`vanilla`), the same gated by the position's hidden state (`gated`), or a small recurrent state over
-the block (`rnn`). Weights and formulas are those that SGLang's DSPARK loads.
+Each head adds to the base logits U_k a bias from the previous token: a low-rank transition matrix
+(`vanilla`), the same gated by the position's hidden state (`gated`), or a small recurrent state
+over the block (`rnn`). Weights and formulas are those that SGLang's DSPARK loads.
 """
 
 from __future__ import annotations
