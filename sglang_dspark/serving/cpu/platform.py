@@ -51,9 +51,10 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         """Once in each process that builds a model runner, before it does."""
-        from sglang_dspark.serving.cpu import threads
+        from sglang_dspark.serving.cpu import fused_ops, threads
 
         threads.limit_this_process()
+        fused_ops.register(self.get_dispatch_key_name())
         register_attention()
 
     def post_load_model(self, model: torch.nn.Module) -> None:

@@ -1,0 +1,166 @@
+"""RMSNorm, rotary embedding and SiLU gate as one pass each over a few rows (Numba).
+
+SGLang's own `forward_native` of these operators (sglang/srt/layers/{layernorm,activation}.py,
+rotary_embedding/base.py, 0.5.23) takes three to fifteen torch calls; with a handful of rows the
+calls cost more than the arithmetic. `register` hands ours to SGLang's dispatch for out-of-tree
+platforms. Whatever they do not cover (other dtypes, options, big prefills) goes to
+`forward_native`.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_dspark.serving.cpu.jit import exp32, kernel
+
+# Beyond this many rows torch's own loops, which use every thread, are as fast.
+MOST_ROWS = 256
+
+
+@kernel
+def _rms_norm(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
+    """out = x / rms(x) * weight; x, out [n, d], weight [d]."""
+    for i in range(x.shape[0]):
+        row, target = x[i], out[i]
+        squares = np.float32(0.0)
+        for d in range(row.shape[0]):
+            squares += row[d] * row[d]
+        scale = np.float32(1.0) / np.sqrt(squares / np.float32(row.shape[0]) + epsilon)
+        for d in range(row.shape[0]):
+            target[d] = (row[d] * scale) * weight[d]
+
+
+@kernel
+def _add_rms_norm(x, residual, weight, epsilon, total, out):  # type: ignore[no-untyped-def]
+    """total = x + residual and out = its norm; all [n, d]."""
+    for i in range(x.shape[0]):
+        row, carried, kept, target = x[i], residual[i], total[i], out[i]
+        squares = np.float32(0.0)
+        for d in range(row.shape[0]):
+            value = row[d] + carried[d]
+            kept[d] = value
+            squares += value * value
+        scale = np.float32(1.0) / np.sqrt(squares / np.float32(row.shape[0]) + epsilon)
+        for d in range(row.shape[0]):
+            target[d] = (kept[d] * scale) * weight[d]
+
+
+@kernel
+def _silu_and_mul(x, out):  # type: ignore[no-untyped-def]
+    """out = silu(x[:, :d]) * x[:, d:]; x [n, 2d], out [n, d]."""
+    width = out.shape[1]
+    for i in range(x.shape[0]):
+        gate, up, target = x[i, :width], x[i, width:], out[i]
+        for d in range(width):
+            target[d] = gate[d] / (np.float32(1.0) + exp32(-gate[d])) * up[d]
+
+
+@kernel
+def _rotate(positions, cos_sin, x):  # type: ignore[no-untyped-def]
+    """Rotate the first cos_sin.shape[1] dimensions of every head in place, halves paired.
+
+    positions [n], cos_sin [positions, rotary] (cosines, then sines), x [n, heads, d].
+    """
+    half = cos_sin.shape[1] // 2
+    for i in range(x.shape[0]):
+        angles = cos_sin[positions[i]]
+        for h in range(x.shape[1]):
+            head = x[i, h]
+            for d in range(half):
+                cosine, sine = angles[d], angles[half + d]
+                first, second = head[d], head[half + d]
+                head[d] = first * cosine - second * sine
+                head[half + d] = second * cosine + first * sine
+
+
+def rms_norm(
+    op: Any,
+    x: Tensor,
+    residual: Tensor | None = None,
+    post_residual_addition: Tensor | None = None,
+    quant_linear: Any = None,
+) -> Tensor | tuple[Tensor, Tensor]:
+    """`RMSNorm.forward`: x [..., d] -> the norm, with a residual also x + residual."""
+    plain = (
+        x.dtype == op.weight.dtype == torch.float32
+        and op.variance_size_override is None
+        and op.override_orig_dtype in (None, torch.float32)
+        and post_residual_addition is None
+        and x.shape[-1] == op.hidden_size
+        and x.numel() <= MOST_ROWS * op.hidden_size
+        and (residual is None or residual.dtype == torch.float32)
+    )
+    if not plain:
+        return op.forward_native(x, residual, post_residual_addition, quant_linear)
+    rows = x.reshape(-1, op.hidden_size)
+    out = torch.empty_like(rows)
+    weight = op.weight.detach().numpy()
+    epsilon = np.float32(op.variance_epsilon)
+    if residual is None:
+        _rms_norm(rows.numpy(), weight, epsilon, out.numpy())
+        return out.view(x.shape)
+    total = torch.empty_like(rows)
+    carried = residual.reshape(-1, op.hidden_size)
+    _add_rms_norm(rows.numpy(), carried.numpy(), weight, epsilon, total.numpy(), out.numpy())
+    return out.view(x.shape), total.view(x.shape)
+
+
+def silu_and_mul(op: Any, x: Tensor) -> Tensor:
+    """`SiluAndMul.forward`: x [..., 2d] -> silu(first half) * second half, [..., d]."""
+    width = x.shape[-1] // 2
+    if x.dtype != torch.float32 or x.numel() > MOST_ROWS * x.shape[-1]:
+        return op.forward_native(x)
+    rows = x.reshape(-1, 2 * width)
+    out = x.new_empty(rows.shape[0], width)
+    _silu_and_mul(rows.numpy(), out.numpy())
+    return out.view(*x.shape[:-1], width)
+
+
+def rotary(
+    op: Any,
+    positions: Tensor,
+    query: Tensor,
+    key: Tensor,
+    offsets: Tensor | None = None,
+    fused_set_kv_buffer_arg: Any = None,
+) -> tuple[Tensor, Tensor]:
+    """`RotaryEmbedding.forward`: rotates query and key [n, heads * d] in place and returns them."""
+    plain = (
+        query.dtype == key.dtype == op.cos_sin_cache.dtype == torch.float32
+        and op.is_neox_style
+        and offsets is None
+        and fused_set_kv_buffer_arg is None
+        and positions.dim() == 1
+        and positions.numel() <= MOST_ROWS
+        and query.dim() == key.dim() == 2
+    )
+    if not plain:
+        return op.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
+    where = positions.numpy()
+    table = op.cos_sin_cache.numpy()
+    for packed in (query, key):
+        heads = packed.unflatten(1, (packed.shape[1] // op.head_size, op.head_size))
+        _rotate(where, table, heads.numpy())
+    return query, key
+
+
+def register(dispatch_key: str) -> None:
+    """Offer the operators to SGLang's dispatch under the platform's key; repeatable.
+
+    Exact classes only: a subclass with a `forward` of its own keeps it. `Llama3RotaryEmbedding`
+    differs from its parent in the cosine table alone.
+    """
+    from sglang.kernels.fused_op import BaseFusedOp
+    from sglang.srt.layers.activation import SiluAndMul
+    from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+    from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
+
+    BaseFusedOp.register_oot_forward(RMSNorm, rms_norm, dispatch_key)
+    BaseFusedOp.register_oot_forward(SiluAndMul, silu_and_mul, dispatch_key)
+    for op in (RotaryEmbedding, Llama3RotaryEmbedding):
+        BaseFusedOp.register_oot_forward(op, rotary, dispatch_key)
