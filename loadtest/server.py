@@ -27,7 +27,8 @@ import httpx
 from sglang_dspark.errors import DSparkError
 
 _POLL_S = 0.25
-_TERM_GRACE_S = 8.0
+_TERM_GRACE_S = 2.0  # SGLang looks for SIGTERM every 5 s; nothing here is worth that wait
+_KILL_GRACE_S = 3.0
 _live: set[ServerProcess] = set()
 
 
@@ -137,14 +138,19 @@ class ServerProcess:
         self._signal(signal.SIGCONT)
 
     def stop(self) -> None:
-        """End the whole process group, by SIGTERM and then SIGKILL; safe to call twice."""
+        """End the whole process group, by SIGTERM and then SIGKILL; safe to call twice.
+
+        SIGKILL goes to the first process alone at first: SGLang's other processes die with it, and
+        Python's resource tracker then removes the semaphores they leave.
+        """
         if self._process is None:
             return
         self._signal(signal.SIGCONT)
         self._signal(signal.SIGTERM)
-        deadline = time.monotonic() + _TERM_GRACE_S
-        while _group_alive(self.pid, self._process) and time.monotonic() < deadline:
-            time.sleep(0.05)
+        self._wait_for_group(_TERM_GRACE_S)
+        if self._process.poll() is None:
+            self._process.kill()
+        self._wait_for_group(_KILL_GRACE_S)
         self._signal(signal.SIGKILL)
         self._process.wait()
         _live.discard(self)
@@ -166,6 +172,11 @@ class ServerProcess:
         if self._process is None:
             raise DSparkError(f"the {self.spec.name} server has not been started")
         return self._process
+
+    def _wait_for_group(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while _group_alive(self.pid, self._popen) and time.monotonic() < deadline:
+            time.sleep(0.05)
 
     def _signal(self, number: int) -> None:
         try:

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 
+import typer
 from rich.console import Console
 from rich.progress import (
     BarColumn,
@@ -52,6 +54,16 @@ def stages(console: Console) -> Iterator[StageProgress]:
 
     with display:
         yield show
+
+
+@contextmanager
+def says_when_stopped() -> Iterator[None]:
+    """Answer Ctrl-C with one line and exit status 130, after all that is inside has been undone."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        print("\ndspark: stopped; no server is left running", file=sys.stderr)
+        raise typer.Exit(130) from None
 
 
 class _PlainStages:

@@ -40,23 +40,21 @@ def serve(
 
     from rich.console import Console
 
-    from sglang_dspark.cli.demo import default_device, demo_target, hardware
+    from sglang_dspark.cli._progress import says_when_stopped
+    from sglang_dspark.cli.demo import hardware, resolve
     from sglang_dspark.loadtest.paired import as_metrics
     from sglang_dspark.loadtest.results import write_results
     from sglang_dspark.loadtest.server import require_free_port, stop_on_signals
     from sglang_dspark.loadtest.workload import drafter_gamma, dspark_server, plain_server
-    from sglang_dspark.models.drafters import shipped_drafter_path
 
     console = Console(stderr=True, highlight=False)
     users = _numbers(concurrency)
     for each in (port, port + 1):
         require_free_port("127.0.0.1", each)
-    drafter = drafter or shipped_drafter_path()
-    target = target or demo_target(console)
-    device = device or default_device()
+    target, drafter, device = resolve(console, target, drafter, device)
     plan = _plan(target, users, repeats, max_new_tokens)
     specs = (plain_server(target, port, device), dspark_server(target, drafter, port + 1, device))
-    with stop_on_signals():
+    with says_when_stopped(), stop_on_signals():
         results = _measure(console, specs, plan)
     metrics = as_metrics(results, plan, drafter_gamma(drafter))
     write_results(out, "serve_cpu" if device == "cpu" else "serve", hardware(device), metrics)

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
     from sglang_dspark.loadtest.metrics import Completion
     from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
 
-_READY_S = 300.0
+_READY_S = 600.0
 
 
 def demo(
@@ -47,17 +47,15 @@ def demo(
     """Serve the demo model with DSPARK and without, show the answers and compare."""
     from rich.console import Console
 
+    from sglang_dspark.cli._progress import says_when_stopped
     from sglang_dspark.loadtest.server import require_free_port, run_directory, stop_on_signals
     from sglang_dspark.loadtest.workload import dspark_server, plain_server
-    from sglang_dspark.models.drafters import shipped_drafter_path
 
     console = Console(highlight=False)
     require_free_port("127.0.0.1", port)
-    drafter = drafter or shipped_drafter_path()
-    target = target or demo_target(console)
-    device = device or default_device()
-    drafting = dspark_server(target, drafter, port, device)
-    with stop_on_signals():
+    with says_when_stopped(), stop_on_signals():
+        target, drafter, device = resolve(console, target, drafter, device)
+        drafting = dspark_server(target, drafter, port, device)
         if serve:
             _serve(console, drafting, run_directory())
             return
@@ -66,11 +64,19 @@ def demo(
     _report(console, pairs, drafter, device, json_file)
 
 
-def default_device() -> str:
-    """`cuda` where PyTorch sees such a GPU, else `cpu`."""
+def resolve(
+    console: Console, target: Path | None, drafter: Path | None, device: str
+) -> tuple[Path, Path, str]:
+    """Target, drafter and device with the defaults filled in; builds the demo target if needed."""
     import torch
 
-    return "cuda" if torch.cuda.is_available() else "cpu"
+    from sglang_dspark.loadtest.workload import drafter_gamma
+    from sglang_dspark.models.drafters import shipped_drafter_path
+
+    drafter = drafter or shipped_drafter_path()
+    drafter_gamma(drafter)  # fails here, before anything long begins, if this is no drafter
+    found = "cuda" if torch.cuda.is_available() else "cpu"
+    return target or demo_target(console), drafter, device or found
 
 
 def hardware(device: str) -> str:

@@ -139,7 +139,7 @@ def test_ctrl_c_stops_the_server(tmp_path: Path) -> None:
         os.kill(process.pid, signal.SIGINT)
         assert process.wait(30) == 130
     text = (tmp_path / "out").read_text()
-    assert text.splitlines()[-1] == "dspark: stopped"
+    assert text.splitlines()[-1] == "dspark: stopped; no server is left running"
     assert "Traceback" not in text
     assert_port_is_free(port)
 
