@@ -239,7 +239,7 @@ def _measure_server(
             f"the server drafts {served_gamma} tokens a step, the engine {outcome.gamma}: pass "
             f"--gamma {served_gamma}, or start the server with the same drafter"
         )
-    show_report(console, f"server {url}", served)
+    show_report(console, "server", served)
     compared = reports.agreement(
         outcome.report,
         served,
@@ -299,7 +299,7 @@ def show_report(console: Console, title: str, report: Report) -> None:
     from rich.table import Table
 
     known = any(part.confidence is not None for part in report.values())
-    summary = Table(title=f"{title}: tokens per verify step (tau, bonus included)")
+    summary = Table(title=f"{title}: tau, tokens per verify step with the bonus")
     names = ["prompts", "steps", "tau", "95% interval", "accept length"]
     summary.add_column("domain")
     for name in names + (["AUC", "ECE"] if known else []):
@@ -314,7 +314,7 @@ def show_report(console: Console, title: str, report: Report) -> None:
     console.print(summary)
     console.print("accept length: completion tokens / verify steps", style="dim")
 
-    positions = Table(title="drafts 1..k all accepted (draft k accepted if those before it were)")
+    positions = Table(title="drafts 1..k accepted (draft k, given those before it)")
     positions.add_column("domain")
     for k in range(len(next(iter(report.values())).acceptance.cumulative)):
         positions.add_column(f"k = {k + 1}", justify="right")
