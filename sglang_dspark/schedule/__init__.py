@@ -1,0 +1,1 @@
+"""From drafts to verify lengths: survival, budget, admission (paper, 3.2). Not in use yet: every draft is verified."""

@@ -34,7 +34,7 @@ def read_prompts(path: Path) -> list[dict[str, str]]:
     if not path.is_file():
         raise DSparkError(f"no prompt file at {path}")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf8").splitlines(), 1):
+    for number, line in enumerate(path.read_text(encoding="utf8").split("\n"), 1):
         if not line.strip():
             continue
         try:
