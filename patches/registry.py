@@ -76,7 +76,7 @@ def check_seam(seam: Seam) -> SeamCheck:
         return SeamCheck(seam, False, "a signature or expected_repr", "a seam that states neither")
     try:
         target = pkgutil.resolve_name(seam.target)
-    except (ImportError, AttributeError, ValueError) as error:
+    except Exception as error:  # importing the target's module runs code that is not ours
         return SeamCheck(seam, False, expected, f"nothing ({type(error).__name__}: {error})")
     if seam.signature is None:
         found = bare_repr(target)
@@ -86,6 +86,14 @@ def check_seam(seam: Seam) -> SeamCheck:
     except (TypeError, ValueError):
         return SeamCheck(seam, False, expected, f"no signature: {bare_repr(target)}")
     return SeamCheck(seam, found == expected, expected, found)
+
+
+def mismatch(check: SeamCheck) -> str:
+    """One line on a check that failed: the target, what should stand there, what does."""
+    return (
+        f"seam {check.seam.name}: {check.seam.target} should be {check.expected} but is "
+        f"{check.found}; {WHAT_TO_DO}"
+    )
 
 
 def is_inert(seam: Seam, *, cpu_active: bool) -> bool:
@@ -108,10 +116,7 @@ def install(seams: Iterable[Seam], *, cpu_active: bool) -> None:
     for seam in chosen:
         check = check_seam(seam)
         if not check.ok:
-            raise DSparkError(
-                f"seam {seam.name}: {seam.target} should be {check.expected} but is "
-                f"{check.found}; {WHAT_TO_DO}"
-            )
+            raise DSparkError(mismatch(check))
     for seam in chosen:
         if seam.kind == "set":
             owner, attribute = _owner(seam.target)

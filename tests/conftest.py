@@ -1,6 +1,11 @@
-"""Options of the test run."""
+"""Options of the test run, and what `dspark doctor --json` says, asked once."""
 
 from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from typing import Any
 
 import pytest
 
@@ -11,3 +16,17 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="drafter that the server tests use for the demo target, instead of the shipped one",
     )
+
+
+@pytest.fixture(scope="session")
+def doctor_report() -> dict[str, Any]:
+    """JSON of `dspark doctor --json` in a fresh process, where plugins are really loaded."""
+    done = subprocess.run(
+        [sys.executable, "-m", "sglang_dspark.cli.main", "doctor", "--json"],
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    report = json.loads(done.stdout)  # fails when anything else is on stdout
+    assert done.returncode == 0, report["problems"]
+    return report

@@ -17,6 +17,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.patches.registry import SeamCheck
+from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import startup
 
 ENTRY_POINTS = {
@@ -75,7 +77,7 @@ def diagnose() -> Diagnosis:
     found = Diagnosis()
     _versions(found)
     _entry_points(found)
-    _config(found)
+    look_at_config(found)
     _install_kind(found)
     if found.versions["sglang"] is not None and found.versions["torch"] is not None:
         _device(found)
@@ -128,7 +130,8 @@ def _entry_points(found: Diagnosis) -> None:
             )
 
 
-def _config(found: Diagnosis) -> None:
+def look_at_config(found: Diagnosis) -> None:
+    """Effective configuration with the origin of each value, or what is wrong with the file."""
     from sglang_dspark.serving.config import load_config
 
     try:
@@ -235,34 +238,33 @@ def _seams(found: Diagnosis) -> None:
 
     active = cpu_platform_active()
     seams = all_seams()
-    live = [seam for seam in seams if not registry.is_inert(seam, cpu_active=active)]
+    off = startup.switched_off() is not None
+    live = [s for s in seams if not off and not registry.is_inert(s, cpu_active=active)]
     checks = {seam.name: registry.check_seam(seam) for seam in live}
     mismatches = [check for check in checks.values() if not check.ok]
-    for check in mismatches:
-        found.problems.append(
-            f"seam {check.seam.name}: {check.seam.target} should be {check.expected} but is "
-            f"{check.found}; {registry.WHAT_TO_DO}"
-        )
-    if not mismatches and startup.switched_off() is None:
+    found.problems += [registry.mismatch(check) for check in mismatches]
+    if not off and not mismatches:
         _load_plugins(found)
     for seam in seams:
-        state: str = registry.state_of(seam, cpu_active=active)
-        check_of = checks.get(seam.name)
-        if check_of is not None and not check_of.ok:
-            state = "mismatch"
-        found.seams.append(
-            SeamReport(
-                name=seam.name,
-                target=seam.target,
-                kind=seam.kind,
-                device=seam.device,
-                expected=str(seam.signature or seam.expected_repr),
-                found=check_of.found if check_of else "not looked at",
-                signature_ok=check_of.ok if check_of else True,
-                state="not installed" if state == "pending" else state,
-                why=seam.why,
-            )
-        )
+        state: str = "not installed" if off else registry.state_of(seam, cpu_active=active)
+        found.seams.append(_seam_report(seam, checks.get(seam.name), state))
+
+
+def _seam_report(seam: Seam, check: SeamCheck | None, state: str) -> SeamReport:
+    """check: None where the target was not looked at."""
+    if check is not None and not check.ok:
+        state = "mismatch"
+    return SeamReport(
+        name=seam.name,
+        target=seam.target,
+        kind=seam.kind,
+        device=seam.device,
+        expected=str(seam.signature or seam.expected_repr),
+        found=check.found if check else "not looked at",
+        signature_ok=check.ok if check else True,
+        state="not installed" if state == "pending" else state,
+        why=seam.why,
+    )
 
 
 def _load_plugins(found: Diagnosis) -> None:
