@@ -33,6 +33,8 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
         """Runs after `handle_cpu_backends`, which names a backend that needs AMX."""
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = ATTENTION_BACKEND
+        # An idle scheduler would poll without a pause and take a core from the clients.
+        server_args.sleep_on_idle = True
 
     def get_default_attention_backend(self) -> str:
         return ATTENTION_BACKEND
