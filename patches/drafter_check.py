@@ -2,8 +2,9 @@
 
 Upstream: sglang/srt/arg_groups/speculative_hook.py, `handle_speculative_decoding` (0.5.23), the
 step of argument resolution that first reads the drafter. The comparison itself is pure and lies in
-sglang_dspark/serving/checkpoint.py. Drafters bundled in the target's checkpoint are upstream's
-business; of a Hub id only what is in the local cache already can be checked here.
+sglang_dspark/serving/checkpoint.py. Drafters bundled in the target's checkpoint, or in an object
+store, are upstream's business. Of a Hub id the configuration is fetched here, as upstream would a
+moment later; its weights are checked only when they lie in the local cache already.
 """
 
 from __future__ import annotations
@@ -37,16 +38,40 @@ def _check(server_args: Any, args: Any) -> None:
         return
     if drafter == args.model_path:
         return
+    if "://" in drafter:
+        return
     path = Path(drafter)
-    if not path.exists() and not _may_be_hub_id(drafter):
+    fetched = not path.exists()
+    if fetched:
+        path = _fetch_config(drafter, args)
+    validate_drafter(
+        path,
+        _target(server_args, args),
+        gamma=_asked_gamma(args),
+        needs_confidence=_reads_confidence(),
+        weights=not fetched or any(path.glob("*.safetensors")),
+    )
+
+
+def _fetch_config(drafter: str, args: Any) -> Path:
+    """Folder of the local cache that holds config.json of the Hub id `drafter`."""
+    if drafter.count("/") != 1 or drafter[0] in "/.~" or drafter[-1] == "/":
         raise DSparkError(f"drafter {drafter} does not exist; check --speculative-draft-model-path")
-    if path.exists():
-        validate_drafter(
-            path,
-            _target(server_args, args),
-            gamma=_asked_gamma(args),
-            needs_confidence=_reads_confidence(),
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = hf_hub_download(
+            drafter,
+            "config.json",
+            revision=args.speculative_draft_model_revision,
+            cache_dir=args.download_dir,
         )
+    except (OSError, ValueError) as error:  # the Hub's own errors are OSErrors
+        raise DSparkError(
+            f"drafter {drafter} is no directory here and its config.json cannot be fetched from "
+            f"the Hub ({type(error).__name__}); check --speculative-draft-model-path"
+        ) from error
+    return Path(file).parent
 
 
 def _require_bundled(server_args: Any, args: Any) -> None:
@@ -97,11 +122,6 @@ def _reads_confidence() -> bool:
         return read_ragged_verify_mode() is not RaggedVerifyMode.STATIC
     except ValueError as error:
         raise DSparkError(str(error)) from error
-
-
-def _may_be_hub_id(name: str) -> bool:
-    """`owner/name` without a leading path mark, or a URL of an object store."""
-    return "://" in name or (name.count("/") == 1 and name[0] not in "/.~" and name[-1] != "/")
 
 
 SEAMS = (

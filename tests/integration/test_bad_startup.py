@@ -148,6 +148,11 @@ def test_a_drafter_that_is_not_there(tiny: TinyPair, tmp_path: Path) -> None:
     refused(launch(tiny, tmp_path / "gone"), "does not exist", "--speculative-draft-model-path")
 
 
+def test_a_drafter_that_the_hub_does_not_give(tiny: TinyPair) -> None:
+    ended = launch(tiny, Path("nobody/no-such-drafter"), HF_HUB_OFFLINE="1")
+    refused(ended, "nobody/no-such-drafter is no directory here", "cannot be fetched from the Hub")
+
+
 def test_a_port_in_use(tiny: TinyPair) -> None:
     with socket.socket() as taken:
         taken.bind((HOST, 0))

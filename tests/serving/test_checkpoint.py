@@ -187,6 +187,13 @@ def test_no_weights_at_all(tmp_path: Path) -> None:
     assert "has no safetensors file" in refused(path)
 
 
+def test_a_drafter_whose_weights_are_not_here_yet(tmp_path: Path) -> None:
+    path = export(tmp_path / "d")
+    (path / "model.safetensors").unlink()
+    validate_drafter(path, TARGET, weights=False)
+    assert "trained for blocks of 5" in refused(path, gamma=9, weights=False)
+
+
 def test_a_missing_shard(tmp_path: Path) -> None:
     path = export(tmp_path / "d")
     index = {"weight_map": {"fc.weight": "model.safetensors", "x": "model-2.safetensors"}}
