@@ -87,9 +87,8 @@ def _draft(
     )
     from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
-    params = resolve_draft_params(
-        sampling_info=sampling_info, bs=base_logits.shape[0], device=device
-    )
+    bs = base_logits.shape[0]
+    params = resolve_draft_params(sampling_info=sampling_info, bs=bs, device=device)
 
     def agree(tokens: Tensor) -> Tensor:
         return tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, tokens)
@@ -98,11 +97,9 @@ def _draft(
     if greedy:
         tokens = draft_head.draft_greedy(reduced, base_logits, anchor_tokens, agree)
     else:
-        exponentials = draft_head.block_noise(
-            noise.key, int(noise.offset), tuple(base_logits.shape)
-        )
+        waits = draft_head.block_noise(noise.key, int(noise.offset), tuple(base_logits.shape))
         tokens, logits = draft_head.draft_sampled(
-            reduced, base_logits, anchor_tokens, params.step_temperatures, exponentials, agree
+            reduced, base_logits, anchor_tokens, params.step_temperatures, waits, agree
         )
         noise.offset.add_(1)
     return DraftBlockResult(

@@ -1,11 +1,11 @@
 """x W^T + bias for the row counts of serving: our own kernel for few rows, BLAS for many.
 
 Up to `MAX_ROWS` rows float32 products run in narrow_matmul.py, which reads the weights as loaded
-once for all rows: a verify step of 6 tokens then costs about what a decode step costs, where
-`F.linear` takes 1.6 times as long (and 3 times ours). It was never slower than `F.linear` up to 512
-rows on one core; beyond `MAX_ROWS` BLAS keeps the work, as its own blocking pays there on more
-processors than we could measure. Nothing is repacked, so weights that are tied or sliced elsewhere
-stay what they are.
+once for all rows. Measured on one core with AVX2 over half of SmolLM2-135M's weights, 6 rows took
+1.05 times the time of 1 (20 against 19 ms; `F.linear` 59 and 35), and no count up to 512 was slower
+than `F.linear`; beyond `MAX_ROWS` BLAS keeps the work all the same, as its own blocking may pay
+there on processors that were not measured. Nothing is repacked, so weights that are tied or sliced
+elsewhere stay what they are.
 """
 
 from __future__ import annotations
