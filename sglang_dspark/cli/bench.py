@@ -113,16 +113,9 @@ def _show(console: Console, metrics: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(title="DSPARK against plain decoding: greedy", box=box.SIMPLE_HEAD)
-    for name in (
-        "users",
-        "plain tok/s",
-        "DSPARK tok/s",
-        "speed-up",
-        "95% interval",
-        "tau",
-        "identical",
-    ):
-        table.add_column(name, justify="right")
+    speeds = ("plain\ntok/s", "DSPARK\ntok/s", "speed-up", "95% interval")
+    for name in ("users", *speeds, "tau", "identical"):
+        table.add_column(name, justify="right", no_wrap=True)
     for row in metrics["by_concurrency"]:
         low, high = row["speedup_ci95"]
         table.add_row(

@@ -91,6 +91,11 @@ async def generate(request: Request) -> Any:
     return JSONResponse(_native([token for step in STEPS for token in step], last=True))
 
 
+async def flush_cache(_: Request) -> PlainTextResponse:
+    """`/flush_cache`: there is none, so it is empty."""
+    return PlainTextResponse("Cache flushed.")
+
+
 def _native(ids: list[int], last: bool) -> dict[str, Any]:
     meta: dict[str, Any] = {"prompt_tokens": 5, "completion_tokens": len(ids)}
     if last:
@@ -110,6 +115,7 @@ def application(ready_at: float = 0.0) -> Starlette:
             Route("/v1/completions", completions, methods=["POST"]),
             Route("/v1/chat/completions", chat, methods=["POST"]),
             Route("/generate", generate, methods=["POST"]),
+            Route("/flush_cache", flush_cache, methods=["POST"]),
         ]
     )
 

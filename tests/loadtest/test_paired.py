@@ -1,0 +1,106 @@
+"""The paired measurement: closed-loop rounds on a real HTTP server, figures worked out by hand."""
+
+from __future__ import annotations
+
+import asyncio
+import socket
+from pathlib import Path
+
+import pytest
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.client import Sampling, SGLangClient
+from sglang_dspark.loadtest.load import Round, closed_loop
+from sglang_dspark.loadtest.metrics import Chunk, Completion, SpecStats
+from sglang_dspark.loadtest.paired import PairedRound, Plan, as_metrics, measure
+from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
+from tests.loadtest.small_server import FIRST_S, STEP_S
+
+MODULE = "tests.loadtest.small_server"
+REQUEST_S = FIRST_S + 3 * STEP_S
+
+
+def started(name: str, run_dir: Path) -> ServerProcess:
+    with socket.create_server(("127.0.0.1", 0)) as listener:
+        port = listener.getsockname()[1]
+    environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
+    spec = ServerSpec(name, Path("m"), port, environment=environment, module=MODULE)
+    return ServerProcess(spec, run_dir).start()
+
+
+def test_closed_loop_keeps_the_number_of_users(tmp_path: Path) -> None:
+    async def run(url: str, users: int, *prompts: str) -> Round:
+        async with SGLangClient(url) as client:
+            return await closed_loop(client, prompts, users, Sampling())
+
+    with started("small", tmp_path) as server:
+        server.wait_ready(30)
+        alone = asyncio.run(run(server.spec.url, 1, *"abcd"))
+        pairs = asyncio.run(run(server.spec.url, 2, *"abcd"))
+        with pytest.raises(DSparkError, match="refused /v1/completions"):
+            asyncio.run(run(server.spec.url, 2, "a", "refuse me", "b"))
+    assert len(alone.completions) == len(pairs.completions) == 4
+    assert alone.seconds >= 4 * REQUEST_S
+    assert 2 * REQUEST_S <= pairs.seconds < alone.seconds
+    assert alone.tokens_per_s == pytest.approx(28 / alone.seconds)
+
+
+def test_rounds_alternate_and_one_server_runs_at_a_time(tmp_path: Path) -> None:
+    order: list[str] = []
+    with started("plain", tmp_path) as plain, started("dspark", tmp_path) as dspark:
+        servers = {"plain": plain, "dspark": dspark}
+        for server in servers.values():
+            server.wait_ready(30)
+
+        def on_round(name: str, _: Round) -> None:
+            order.append(name)
+            for server in servers.values():  # between rounds both are frozen
+                state = Path(f"/proc/{server.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
+                assert state == "T"
+
+        plan = Plan(("a", "b"), (12,), repeats=2, max_new_tokens=7)
+        results = asyncio.run(measure(plain, dspark, plan, on_round))
+    assert order == ["plain", "dspark", "dspark", "plain"]
+    assert [len(pair.plain.completions) for pair in results[12]] == [36, 36]
+
+
+def round_of(users: int, seconds: float, step_s: float, spec: SpecStats | None) -> Round:
+    """One request: a token after 1 s, then two chunks of two tokens, `step_s` apart."""
+    times = (1.0, 1.0 + step_s, 1.0 + 2 * step_s)
+    sizes = (1, 2, 2)
+    chunks = tuple(Chunk(t, "x", n, (7,) * n) for t, n in zip(times, sizes, strict=True))
+    return Round(users, (Completion(chunks, 3, "length", spec),), seconds)
+
+
+def test_figures() -> None:
+    spec = SpecStats(steps=2, accepted=2, histogram=(0, 2))
+    pairs = [
+        PairedRound(round_of(1, 10.0, 1.0, None), round_of(1, seconds, 1.5, spec))
+        for seconds in (5.0, 8.0, 10.0)
+    ]
+    metrics = as_metrics({1: pairs, 4: pairs[:1]}, Plan(("a",), (1, 4), 3, 5), gamma=1)
+    alone = metrics["by_concurrency"][0]
+    assert alone["plain"] == pytest.approx(0.5)
+    assert alone["dspark"] == pytest.approx(5 / 8)
+    assert metrics["speedup_vs_plain_c1"] == alone["speedup"] == pytest.approx(1.25)
+    assert alone["speedup_ci95"] == pytest.approx([1.0, 2.0])
+    assert metrics["tau_demo"] == pytest.approx(2.0)
+    assert alone["identical"] == [3, 3]
+    # DSPARK: 3 s for 2 steps; plain, without counts: 2 s for 4 tokens
+    assert metrics["step"]["verify_ms"] == pytest.approx(1500.0)
+    assert metrics["step"]["plain_decode_ms"] == pytest.approx(500.0)
+    assert metrics["step"]["ratio"] == pytest.approx(3.0)
+    assert "speedup_vs_plain_c1" not in as_metrics({4: pairs}, Plan(("a",), (4,), 3, 5), gamma=1)
+
+
+@pytest.mark.parametrize(("users", "repeats"), [((), 1), ((0,), 1), ((1,), 0)])
+def test_senseless_plans_are_refused(users: tuple[int, ...], repeats: int) -> None:
+    with pytest.raises(DSparkError):
+        Plan(("a",), users, repeats, 8)
+
+
+def test_a_round_has_enough_prompts() -> None:
+    plan = Plan(("a", "b"), (1, 8), 1, 8)
+    assert len(plan.batch(1)) == 12
+    assert len(plan.batch(8)) == 24
+    assert set(plan.batch(8)) == {"a", "b"}
