@@ -46,7 +46,7 @@ def write_json(path: Path, value: Any) -> None:
 
 
 class StoreWriter:
-    """Appends shards to a directory; what a killed run wrote is kept and its prompts are skipped."""
+    """Appends shards to a directory; a run that goes on skips the prompts already answered."""
 
     def __init__(self, path: Path, meta: dict[str, Any], sequences_per_shard: int = 256):
         path.mkdir(parents=True, exist_ok=True)
