@@ -92,7 +92,7 @@ class World:
             device="cpu",
             req_to_token_pool=self.req_pool,
             token_to_kv_pool=self.kv_pool,
-            model_config=SimpleNamespace(context_len=self.req_pool.max_context_len),
+            use_mla_backend=False,
         )
 
     def layer(self) -> RadixAttention:

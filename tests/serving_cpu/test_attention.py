@@ -11,7 +11,8 @@ from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.cpu.attention import LONGEST_WINDOW, DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.draft_attention import DsparkCpuMultiStepDraftBackend
 from tests.serving_cpu.attention_world import (
     Case,
@@ -219,3 +220,82 @@ def test_draft_steps(topk: int) -> None:
 def test_one_draft_step_needs_no_backend() -> None:
     world = World(Case((4,), (1,)))
     assert DsparkCpuMultiStepDraftBackend(world.runner(), 1, 1).attn_backends == []
+
+
+@settings(max_examples=40, deadline=None)
+@given(case=cases(uniform=True, longest=8))
+def test_plain_decode_and_verify_agree_to_the_last_bit(case: Case) -> None:
+    """Row i of a verify window is what a decode step at that position returns."""
+    window = World(case)
+    together = window.forward(DsparkCpuAttnBackend(window.runner()), verify_pass(window))
+    width = case.window[0]
+    for i in range(width):
+        step = World(case)
+        prefix = tuple(p + i for p in case.prefix)
+        step.case = replace(case, prefix=prefix, window=(1,) * len(prefix))
+        lens = step.case.lens
+        step.keys = [k[:n] for k, n in zip(window.keys, lens, strict=True)]
+        step.values = [v[:n] for v, n in zip(window.values, lens, strict=True)]
+        step.slots = [s[:n] for s, n in zip(window.slots, lens, strict=True)]
+        step.queries = window.queries[i::width]
+        step._fill()
+        alone = step.forward(DsparkCpuAttnBackend(step.runner()), decode_pass(step))
+        assert torch.equal(alone, together[i::width])
+
+
+def test_neighbours_do_not_change_a_request() -> None:
+    """Not even a neighbour whose window is long enough for the other code path."""
+    case = Case((40, 3, 90), (6, LONGEST_WINDOW + 1, 2), heads=6, kv_heads=2)
+    batch = World(case)
+    out = batch.forward(DsparkCpuAttnBackend(batch.runner()), extend_pass(batch))
+    first = 0
+    for r, count in enumerate(case.window):
+        alone = World(replace(case, prefix=case.prefix[r : r + 1], window=(count,)))
+        alone.keys, alone.values = [batch.keys[r]], [batch.values[r]]
+        alone.queries = batch.queries[first : first + count]
+        alone._fill()
+        single = alone.forward(DsparkCpuAttnBackend(alone.runner()), extend_pass(alone))
+        assert torch.equal(single, out[first : first + count])
+        first += count
+
+
+def test_threads_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
+    case = Case((40, 3, 90), (6, 6, 6), heads=6, kv_heads=2)
+    results = []
+    for threads in ("1", "2"):
+        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+        world = World(case)
+        backend = DsparkCpuAttnBackend(world.runner())
+        assert backend.threads == int(threads)
+        results.append(world.forward(backend, verify_pass(world)))
+    assert torch.equal(*results)
+
+
+def test_padding_tokens_return_zeros() -> None:
+    world = World(Case((20, 7), (3, 1)))
+    backend, batch = DsparkCpuAttnBackend(world.runner()), ragged_pass(world)
+    backend.init_forward_metadata(batch)
+    pad = torch.zeros(2, dtype=torch.int64)
+    batch.out_cache_loc = torch.cat([batch.out_cache_loc, pad])
+    k, v = (
+        torch.cat([world.new_rows(x), torch.ones(2, 1, 16)]) for x in (world.keys, world.values)
+    )
+    queries = torch.cat([world.queries, torch.ones(2, 48)])
+    out = backend.forward(queries, k, v, world.layer(), batch)
+    assert_matches(world, out[:-2])
+    assert torch.equal(out[-2:], torch.zeros(2, 48))
+
+
+def test_what_is_not_served_is_refused() -> None:
+    world = World(Case((4,), (1,)))
+    latent = world.runner()
+    latent.use_mla_backend = True
+    with pytest.raises(DSparkError, match="MLA"):
+        DsparkCpuAttnBackend(latent)
+    backend, batch, layer = DsparkCpuAttnBackend(world.runner()), decode_pass(world), world.layer()
+    backend.init_forward_metadata(batch)
+    with pytest.raises(DSparkError, match="sinks"):
+        backend.forward(world.queries, None, None, layer, batch, sinks=torch.zeros(3))
+    layer.is_cross_attention = True
+    with pytest.raises(DSparkError, match="cross attention"):
+        backend.forward(world.queries, None, None, layer, batch)

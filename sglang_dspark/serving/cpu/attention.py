@@ -9,23 +9,30 @@ from __future__ import annotations
 
 from typing import Any
 
+import numba
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc
+from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
+from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
-from sglang_dspark.serving.cpu import dense
-from sglang_dspark.serving.cpu.paged import NO_WINDOW, paged_attention
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.cpu import dense, paged
 from sglang_dspark.serving.cpu.plan import AttentionPlan, plan_of_batch
 from sglang_dspark.serving.cpu.threads import chosen_threads
 
 # Longest window the in-place kernel takes; beyond it the matrix products of torch win.
 LONGEST_WINDOW = 32
 
+WHAT_TO_DO = "serve another model, or set DSPARK_DISABLE=1 and choose --attention-backend"
+
 
 class DsparkCpuAttnBackend(AttentionBackend):
-    """One per model runner; `plan` belongs to the pass in progress."""
+    """One per model runner; the plan belongs to the pass in progress.
+
+    Raises `DSparkError` for a model whose attention or cache it does not serve.
+    """
 
     needs_cpu_seq_lens = False
 
@@ -34,14 +41,32 @@ class DsparkCpuAttnBackend(AttentionBackend):
         self.device = runner.device
         self.req_to_token_pool = runner.req_to_token_pool
         self.token_to_kv_pool = runner.token_to_kv_pool
+        _require_served(runner)
+        pool = self.token_to_kv_pool
+        # The kernel may write K and V itself only where the pool adds nothing to a plain row.
+        self.writes_in_place = (
+            type(pool) is MHATokenToKVPool
+            and pool.store_dtype == torch.float32
+            and pool.kv_cache_layout == "nhd"
+        )
         self.threads = chosen_threads()
-        self.plan: AttentionPlan | None = None
+        if self.threads > 1:
+            numba.set_num_threads(min(self.threads, numba.config.NUMBA_NUM_THREADS))
+        paged.compiled(self.threads > 1)
+        self.short: AttentionPlan | None = None
+        self.long: AttentionPlan | None = None
+        self.num_queries = 0
 
     def support_triton(self) -> bool:
         return False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        self.plan = plan_of_batch(forward_batch, self.req_to_token_pool.req_to_token)
+        self.use_plan(plan_of_batch(forward_batch, self.req_to_token_pool.req_to_token))
+
+    def use_plan(self, plan: AttentionPlan) -> None:
+        """Attend by `plan` until the next call."""
+        self.short, self.long = plan.split(LONGEST_WINDOW)
+        self.num_queries = plan.num_queries
 
     def forward_extend(
         self,
@@ -53,39 +78,81 @@ class DsparkCpuAttnBackend(AttentionBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> Tensor:
-        """q [T, H * D], k and v [T, Hkv, D] -> [T, H * Dv]."""
+        """q [T, H * D], k [T, Hkv, D], v [T, Hkv, Dv] -> [T, H * Dv], 0 for padding tokens.
+
+        Raises `DSparkError` for a layer that wants more than softmax attention.
+        """
+        _require_plain(layer, kwargs)
+        pool = self.token_to_kv_pool
+        keys = pool.get_key_buffer(layer.layer_id)  # [S, Hkv, D]
+        values = pool.get_value_buffer(layer.layer_id)  # [S, Hkv, Dv]
+        in_place = self.short is not None and not layer.logit_cap and q.dtype == torch.float32
+        in_place = in_place and keys.dtype == values.dtype == torch.float32
+        new = None
         if save_kv_cache and k is not None and v is not None:
-            self.token_to_kv_pool.set_kv_buffer(
-                layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v
-            )
-        return self._attend(q, layer)
+            if in_place and self.writes_in_place:
+                new = (k, v, forward_batch.out_cache_loc)
+            else:
+                pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+        queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)  # [T, H, D]
+        out = q.new_empty(queries.shape[0], layer.tp_q_head_num, layer.v_head_dim)
+        self._attend(queries, keys, values, layer, in_place, new, out)
+        out[self.num_queries :] = 0
+        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
 
     forward_decode = forward_extend
 
-    def _attend(self, q: Tensor, layer: Any) -> Tensor:
-        plan = self.plan
-        if plan is None:
-            raise RuntimeError("init_forward_metadata must run before the layers of a pass")
-        keys = self.token_to_kv_pool.get_key_buffer(layer.layer_id)  # [S, Hkv, D]
-        values = self.token_to_kv_pool.get_value_buffer(layer.layer_id)  # [S, Hkv, Dv]
-        queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)  # [T, H, D]
-        causal = not layer.is_cross_attention and layer.attn_type != AttentionType.ENCODER_ONLY
+    def _attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        layer: Any,
+        in_place: bool,
+        new: tuple[Tensor, Tensor, Tensor] | None,
+        out: Tensor,
+    ) -> None:
+        """Short windows in place (which also writes `new` for all), the others densely."""
+        causal = layer.attn_type != AttentionType.ENCODER_ONLY
         window = layer.sliding_window_size
-        window = NO_WINDOW if window is None or window < 0 else int(window)
-        all_float = q.dtype == keys.dtype == values.dtype == torch.float32
-        if plan.longest_query > LONGEST_WINDOW or not all_float or layer.logit_cap:
-            out = dense.attend(queries, keys, values, plan, layer, causal, window)
-        else:
-            out = q.new_empty(queries.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-            paged_attention(
-                queries.numpy(),
-                keys.numpy(),
-                values.numpy(),
-                plan,
+        window = paged.NO_WINDOW if window is None or window < 0 else int(window)
+        if self.short is not None and in_place:
+            paged.paged_attention(
+                queries,
+                keys,
+                values,
+                self.short,
                 scale=layer.scaling,
                 causal=causal,
                 window=window,
                 threads=self.threads,
-                out=out.numpy(),
+                out=out,
+                new=new,
             )
-        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+        elif self.short is not None:
+            dense.attend(queries, keys, values, self.short, layer, causal, window, out)
+        if self.long is not None:
+            dense.attend(queries, keys, values, self.long, layer, causal, window, out)
+
+
+def _require_served(runner: Any) -> None:
+    """Raise `DSparkError` for caches that hold something else than K and V by `req_to_token`."""
+    if runner.use_mla_backend:
+        raise DSparkError(f"attention on CPU: latent attention (MLA) is not served; {WHAT_TO_DO}")
+    if isinstance(runner.token_to_kv_pool, SWAKVPool):
+        raise DSparkError(
+            "attention on CPU: a cache of its own for sliding-window layers is not served; add "
+            "--disable-hybrid-swa-memory"
+        )
+
+
+def _require_plain(layer: Any, extra: dict[str, Any]) -> None:
+    """Raise `DSparkError` for cross attention, sinks and the like."""
+    wanted = sorted(name for name, value in extra.items() if value is not None)
+    if layer.is_cross_attention:
+        wanted.append("cross attention")
+    if wanted:
+        raise DSparkError(
+            f"attention on CPU: layer {layer.layer_id} wants {', '.join(wanted)}, which is not "
+            f"served; {WHAT_TO_DO}"
+        )

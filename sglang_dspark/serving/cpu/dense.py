@@ -11,7 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.plan import AttentionPlan
+from sglang_dspark.serving.cpu.plan import CACHED, FIRST, QUERIES, AttentionPlan
 
 
 def attend(
@@ -22,77 +22,49 @@ def attend(
     layer: Any,
     causal: bool,
     window: int,
-) -> Tensor:
-    """queries [T, H, D], cache [S, Hkv, D] and [S, Hkv, Dv] -> [T, H, Dv] in the queries' type.
+    out: Tensor,
+) -> None:
+    """Attend every query token of `plan`, written to `out` in the queries' type.
 
-    layer: `RadixAttention`, read for `scaling` and `logit_cap`. window < 0 means none.
+    queries: [T, H, D]. keys: [S, Hkv, D], values: [S, Hkv, Dv], any float type. layer:
+    `RadixAttention`, read for `scaling` and `logit_cap`. window < 0 means none. out: [T, H, Dv].
     """
-    out = queries.new_empty(queries.shape[0], queries.shape[1], values.shape[2])
-    for r in range(plan.req_rows.size):
-        first, count = int(plan.query_start[r]), int(plan.query_lens[r])
+    for r, (first, count, cached) in enumerate(plan.requests[:, [FIRST, QUERIES, CACHED]].tolist()):
         if count == 0:
             continue
-        slots = consecutive(plan.slots(r))
+        slots = plan.slots[r]
         k = keys[slots].to(queries.dtype).transpose(0, 1)  # [Hkv, L, D]
         v = values[slots].to(queries.dtype).transpose(0, 1)  # [Hkv, L, Dv]
         q = queries[first : first + count].transpose(0, 1)  # [H, n, D]
-        tree = None if plan.tree is None else torch.from_numpy(plan.tree[r])
-        visible = visibility(count, k.shape[1], causal, window, tree)
+        square = causal and window < 0 and plan.trees.size == 0 and count == cached
         if layer.logit_cap:
-            mixed = _capped(q, k, v, visible, layer.scaling, layer.logit_cap)
+            mask = plan.mask(r, causal, window, queries.dtype)
+            mixed = _capped(q, k, v, mask, layer.scaling, layer.logit_cap)
         else:
-            square = causal and window < 0 and tree is None and count == k.shape[1]
-            mixed = _plain(q, k, v, None if square else visible, square, layer.scaling)
+            mask = None if square else plan.mask(r, causal, window, queries.dtype)
+            mixed = _plain(q, k, v, mask, square, layer.scaling)
         out[first : first + count] = mixed.transpose(0, 1)
-    return out
-
-
-def consecutive(slots: Tensor) -> Tensor | slice:
-    """The slots [L] as a slice where each follows the one before: reading K is then a view."""
-    if slots.numel() > 0:
-        first, last = int(slots[0]), int(slots[-1])
-        if last - first == slots.numel() - 1 and bool((slots.diff() == 1).all()):
-            return slice(first, last + 1)
-    return slots
-
-
-def visibility(
-    count: int, total: int, causal: bool, window: int, tree: Tensor | None = None
-) -> Tensor | None:
-    """Which of `total` positions the last `count` see: [count, total] bool, None for all."""
-    if tree is None and window < 0 and (not causal or count == 1):
-        return None
-    key = torch.arange(total)[None, :]
-    query = torch.arange(total - count, total)[:, None]
-    seen = torch.ones(count, total, dtype=torch.bool)
-    if tree is not None:
-        seen[:, total - count :] = tree
-    elif causal:
-        seen &= key <= query
-    if window >= 0:
-        seen &= key >= query - window
-    return seen
 
 
 def _plain(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, square: bool, scale: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, square: bool, scale: float
 ) -> Tensor:
     """q [H, n, D], k [Hkv, L, D], v [Hkv, L, Dv] -> [H, n, Dv]; square: plain causal, n == L."""
     mixed = torch.nn.functional.scaled_dot_product_attention(
-        q[None], k[None], v[None], attn_mask=visible, is_causal=square, scale=scale, enable_gqa=True
+        q[None], k[None], v[None], attn_mask=mask, is_causal=square, scale=scale, enable_gqa=True
     )
     return mixed[0]
 
 
 def _capped(
-    q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, scale: float, cap: float
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float
 ) -> Tensor:
     """As `_plain`, with scores squashed to cap * tanh(score / cap) before the softmax."""
     group = q.shape[0] // k.shape[0]
     grouped = q.reshape(k.shape[0], group * q.shape[1], q.shape[2])  # heads of a group are rows
     scores = torch.bmm(grouped, k.transpose(1, 2)) * scale
     scores = (cap * torch.tanh(scores / cap)).view(k.shape[0], group, q.shape[1], k.shape[1])
-    if visible is not None:
-        scores = scores.masked_fill(~visible, float("-inf"))
+    if mask is not None:
+        scores = scores + mask
     weights = torch.softmax(scores, dim=-1).view(k.shape[0], group * q.shape[1], k.shape[1])
     return torch.bmm(weights, v).view(q.shape[0], q.shape[1], v.shape[2])

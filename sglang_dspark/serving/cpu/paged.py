@@ -4,19 +4,31 @@ softmax(q k^T scale) v for windows of up to some dozens of tokens: decode, verif
 torch would first gather every request's K and V into one padded tensor; this kernel walks the slot
 table instead, serves all query heads of a group from one read of K and V, and knows no padding.
 Sliding window: position p sees p - window .. p, as in sglang's `sliding_window_size`.
+
+A query's result is the same to the last bit whatever window, batch or thread count it comes in:
+hidden positions weigh exactly 0, and sums run over groups of positions that start at multiples of
+`TILE`. Plain decoding and verification therefore agree exactly as far as attention goes.
 """
 
 from __future__ import annotations
 
+from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import prange
+from numba import boolean, float32, int32, int64, prange, types, void
+from torch import Tensor
 
 from sglang_dspark.serving.cpu.jit import exp32, kernel, parallel_kernel
+from sglang_dspark.serving.cpu.plan import CACHED, FIRST, QUERIES, ROW, AttentionPlan
+
+NO_WINDOW = -1
+# Softmax rows are padded to a multiple of this: no processor's vector loop steps further at once.
+TILE = 64
 
 _NONE = np.float32(-np.inf)
-NO_WINDOW = -1
+_ZERO = np.float32(0.0)
+_NEGLIGIBLE = np.float32(-87.0)  # exp of less is below float32's normal range
 
 
 @kernel
@@ -33,7 +45,7 @@ def store_rows(cache, slots, rows):  # type: ignore[no-untyped-def]
 def _score_rows(queries, keys, head, slots, scale, scores):  # type: ignore[no-untyped-def]
     """scores[i, j] = scale * queries[i] . keys[slots[j], head]; four rows share one read of a key.
 
-    queries [n, d], scores [n, len(slots)].
+    queries [n, d], scores [n, at least len(slots)].
     """
     last = queries.shape[0] - 1
     for block in range(0, queries.shape[0], 4):
@@ -41,7 +53,7 @@ def _score_rows(queries, keys, head, slots, scale, scores):  # type: ignore[no-u
         q0, q1, q2, q3 = queries[block], queries[r1], queries[r2], queries[r3]
         for j in range(slots.shape[0]):
             key = keys[slots[j], head]
-            a0 = a1 = a2 = a3 = np.float32(0.0)
+            a0 = a1 = a2 = a3 = _ZERO
             for d in range(key.shape[0]):
                 k = key[d]
                 a0 += k * q0[d]
@@ -58,14 +70,17 @@ def _score_rows(queries, keys, head, slots, scale, scores):  # type: ignore[no-u
 def _exp_row(row):  # type: ignore[no-untyped-def]
     """Turn scores into softmax numerators in place and return their sum.
 
-    Invisible positions (-inf) get about 1e-38 of the largest weight, which float32 sums drop.
+    row: a multiple of TILE long. -inf gives exactly 0, so hidden positions change no sum.
     """
     top = _NONE
     for j in range(row.shape[0]):
         top = max(top, row[j])
-    total = np.float32(0.0)
+    total = _ZERO
     for j in range(row.shape[0]):
-        weight = exp32(row[j] - top)
+        gap = row[j] - top
+        weight = exp32(gap)
+        if gap < _NEGLIGIBLE:
+            weight = _ZERO
         row[j] = weight
         total += weight
     return total
@@ -75,33 +90,27 @@ def _exp_row(row):  # type: ignore[no-untyped-def]
 def _mix_rows(weights, values, head, slots, out):  # type: ignore[no-untyped-def]
     """out[i] = sum_j weights[i, j] * values[slots[j], head]; four slots share one pass over out.
 
-    weights [n, len(slots)], out [n, d], overwritten.
+    weights [n, a multiple of 4], 0 beyond len(slots). out [n, d], overwritten.
     """
-    out[:] = np.float32(0.0)
-    count = slots.shape[0]
-    for j in range(0, count - 3, 4):
-        v0, v1 = values[slots[j], head], values[slots[j + 1], head]
-        v2, v3 = values[slots[j + 2], head], values[slots[j + 3], head]
+    out[:] = _ZERO
+    last = slots.shape[0] - 1
+    for j in range(0, slots.shape[0], 4):
+        v0, v1 = values[slots[j], head], values[slots[min(j + 1, last)], head]
+        v2, v3 = values[slots[min(j + 2, last)], head], values[slots[min(j + 3, last)], head]
         for i in range(out.shape[0]):
             w0, w1, w2, w3 = weights[i, j], weights[i, j + 1], weights[i, j + 2], weights[i, j + 3]
             row = out[i]
             for d in range(row.shape[0]):
                 row[d] += (w0 * v0[d] + w1 * v1[d]) + (w2 * v2[d] + w3 * v3[d])
-    for j in range(count - count % 4, count):
-        value = values[slots[j], head]
-        for i in range(out.shape[0]):
-            w = weights[i, j]
-            row = out[i]
-            for d in range(row.shape[0]):
-                row[d] += w * value[d]
 
 
 @kernel
-def _hide(scores, group, kv_len, query_len, start, causal, window, tree):  # type: ignore[no-untyped-def]
+def _hide(scores, group, request, start, causal, window, tree):  # type: ignore[no-untyped-def]
     """Set scores of invisible positions to -inf; column j stands for position start + j.
 
     tree: [n, n] for the last n positions, or empty for a chain.
     """
+    query_len, kv_len = request[QUERIES], request[CACHED]
     for i in range(query_len):
         position = kv_len - query_len + i
         low = max(position - window, start) if window >= 0 else start
@@ -115,34 +124,21 @@ def _hide(scores, group, kv_len, query_len, start, causal, window, tree):  # typ
 
 
 @kernel
-def _attend_head(
-    q,
-    k_cache,
-    v_cache,
-    slots,
-    first,
-    query_len,
-    kv_len,
-    start,
-    kv_head,
-    scale,
-    causal,
-    window,
-    tree,
-    out,
-):  # type: ignore[no-untyped-def]
+def _attend_head(  # type: ignore[no-untyped-def]
+    q, k_cache, v_cache, slots, request, start, kv_head, scale, causal, window, tree, out
+):
     """One request and one KV head: every query row of the head's group."""
     group = q.shape[1] // k_cache.shape[1]
-    head = kv_head * group
+    head, first, query_len = kv_head * group, request[FIRST], request[QUERIES]
     rows = query_len * group
     queries = np.empty((rows, q.shape[2]), np.float32)
     for i in range(query_len):
         for g in range(group):
             queries[i * group + g] = q[first + i, head + g]
-    scores = np.empty((rows, slots.shape[0]), np.float32)
+    scores = np.empty((rows, (slots.shape[0] + TILE - 1) // TILE * TILE), np.float32)
     totals = np.empty(rows, np.float32)
     _score_rows(queries, k_cache, kv_head, slots, scale, scores)
-    _hide(scores, group, kv_len, query_len, start, causal, window, tree)
+    _hide(scores, group, request, start, causal, window, tree)
     for row in range(rows):
         totals[row] = _exp_row(scores[row])
     mixed = np.empty((rows, v_cache.shape[2]), np.float32)
@@ -154,61 +150,92 @@ def _attend_head(
                 out[first + i, head + g, d] = mixed[i * group + g, d] * share
 
 
-def _attend(
-    q,
-    k_cache,
-    v_cache,
-    table,
-    req_rows,
-    query_start,
-    query_lens,
-    kv_lens,
-    scale,
-    causal,
-    window,
-    trees,
+@kernel
+def _attend_item(  # type: ignore[no-untyped-def]
+    item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
+):
+    """One pair of request and KV head, numbered request by request."""
+    r, kv_head = item // k_cache.shape[1], item % k_cache.shape[1]
+    request = requests[r]
+    if request[QUERIES] > 0:
+        start = 0
+        if window >= 0:
+            start = max(request[CACHED] - request[QUERIES] - window, 0) // TILE * TILE
+        slots = table[request[ROW], start : request[CACHED]].astype(np.int64)
+        tree = trees[r] if trees.shape[0] > 0 else np.empty((0, 0), np.bool_)
+        _attend_head(
+            q, k_cache, v_cache, slots, request, start, kv_head, scale, causal, window, tree, out
+        )
+
+
+# Two functions, not one compiled twice: Numba's disk cache tells them apart by name only.
+@kernel
+def _attend_serial(  # type: ignore[no-untyped-def]
+    q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal, window,
     out,
-):  # type: ignore[no-untyped-def]
-    kv_heads = k_cache.shape[1]
-    for item in prange(req_rows.shape[0] * kv_heads):
-        r = item // kv_heads
-        query_len, kv_len = query_lens[r], kv_lens[r]
-        if query_len > 0:
-            start = max(kv_len - query_len - window, 0) if window >= 0 else 0
-            slots = table[req_rows[r], start:kv_len].astype(np.int64)
-            tree = trees[r] if trees.shape[0] > 0 else np.empty((0, 0), np.bool_)
-            _attend_head(
-                q, k_cache, v_cache, slots, query_start[r], query_len, kv_len, start,
-                item % kv_heads, scale, causal, window, tree, out,
-            )  # fmt: skip
+):  # fmt: skip
+    store_rows(k_cache, row_slots, k_rows)
+    store_rows(v_cache, row_slots, v_rows)
+    for item in range(requests.shape[0] * k_cache.shape[1]):
+        _attend_item(item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
 
 
-_attend_serial = kernel(_attend)
-_attend_parallel = parallel_kernel(_attend)
-_NO_TREES = np.empty((0, 0, 0), np.bool_)
+@parallel_kernel
+def _attend_parallel(  # type: ignore[no-untyped-def]
+    q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal, window,
+    out,
+):  # fmt: skip
+    store_rows(k_cache, row_slots, k_rows)
+    store_rows(v_cache, row_slots, v_rows)
+    for item in prange(requests.shape[0] * k_cache.shape[1]):
+        _attend_item(item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
+
+
+@cache
+def compiled(parallel: bool) -> Any:
+    """The kernel for exactly the types it serves; compiled here, never while a request waits."""
+    rows, pool = types.Array(float32, 3, "A"), float32[:, :, ::1]
+    function = _attend_parallel if parallel else _attend_serial
+    function.compile(
+        void(
+            rows, pool, pool, rows, rows, int64[::1], int32[:, ::1], int64[:, ::1],
+            boolean[:, :, ::1], float32, boolean, int64, pool,
+        )
+    )  # fmt: skip
+    function.disable_compile()
+    return function
 
 
 def paged_attention(
-    q: Any,
-    k_cache: Any,
-    v_cache: Any,
-    plan: Any,
+    q: Tensor,
+    k_cache: Tensor,
+    v_cache: Tensor,
+    plan: AttentionPlan,
     *,
     scale: float,
     causal: bool,
     window: int,
     threads: int,
-    out: Any,
+    out: Tensor,
+    new: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> None:
-    """Attend every query token of `plan` to its request's cached tokens.
+    """Write the pass's own K and V, if given, then attend every query token of `plan`.
 
-    q: [T, H, D] float32. k_cache: [S, Hkv, D], v_cache: [S, Hkv, Dv] float32; H a multiple of Hkv.
-    plan: `AttentionPlan`. window: tokens behind a position that it sees, NO_WINDOW for all.
-    out: [T, H, Dv] float32, written for the plan's tokens. All are numpy arrays.
+    q: [T, H, D]. k_cache: [S, Hkv, D], v_cache: [S, Hkv, Dv], contiguous; H a multiple of Hkv.
+    window: tokens behind a position that it sees, NO_WINDOW for all. out: [T, H, Dv], written for
+    the plan's tokens. new: (k [n, Hkv, D], v [n, Hkv, Dv], cache slots [n] int64). All float32.
+    Raises TypeError for other types or strides.
     """
-    run = _attend_parallel if threads > 1 else _attend_serial
-    trees = _NO_TREES if plan.tree is None else plan.tree
-    run(
-        q, k_cache, v_cache, plan.table, plan.req_rows, plan.query_start, plan.query_lens,
-        plan.kv_lens, np.float32(scale), causal, window, trees, out,
+    q_array = q.numpy()
+    if new is None:
+        k_rows = v_rows = q_array[:0]
+        row_slots = _NO_SLOTS
+    else:
+        k_rows, v_rows, row_slots = new[0].numpy(), new[1].numpy(), new[2].numpy()
+    compiled(threads > 1)(
+        q_array, k_cache.numpy(), v_cache.numpy(), k_rows, v_rows, row_slots, plan.table,
+        plan.requests, plan.trees, scale, causal, window, out.numpy(),
     )  # fmt: skip
+
+
+_NO_SLOTS = np.empty(0, np.int64)

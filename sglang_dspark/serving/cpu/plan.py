@@ -1,13 +1,14 @@
 """What one forward pass attends to, worked out once a step and read by every layer.
 
 Adapts the metadata half of sglang/srt/layers/attention/base_attn_backend.py (0.5.23). Cache slots
-stay where SGLang keeps them: row `req_rows[r]` of the table `req_to_token`, read in place by the
-kernel, so a plan is a handful of small integer arrays.
+stay where SGLang keeps them: row `row` of the table `req_to_token`, read in place by the kernel, so
+a plan is a few small integers per request. What only some passes need (slots as index tensors,
+masks) is made on first use and kept for the other layers.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -18,55 +19,84 @@ from torch import Tensor
 
 Index = NDArray[np.int64]
 
+# Columns of `AttentionPlan.requests`.
+ROW, FIRST, QUERIES, CACHED = range(4)
+
 
 @dataclass(frozen=True)
 class AttentionPlan:
     """R requests of one pass.
 
-    table: [rows, context] cache slots by position, any integer type. req_rows: [R] rows of it.
-    query_start: [R] first query token. query_lens: [R] query tokens. kv_lens: [R] cached tokens
-    the request ends with, its query tokens included (also those of a bidirectional block).
-    tree: [R, n, n] bool, which of the last n cached tokens each of n query tokens sees; None for a
-    chain.
+    table: [rows, context] int32 cache slots by position. requests: [R, 4] with the request's row
+    of the table, its first query token, its number of query tokens, and the cached tokens it ends
+    with (its query tokens included, also those of a bidirectional block).
+    trees: [R, n, n] bool, which of the last n cached tokens each of n query tokens sees; empty for
+    chains.
     """
 
-    table: NDArray[Any]
-    req_rows: Index
-    query_start: Index
-    query_lens: Index
-    kv_lens: Index
-    tree: NDArray[np.bool_] | None = None
+    table: NDArray[np.int32]
+    requests: Index
+    trees: NDArray[np.bool_]
+    _masks: dict[tuple[int, bool, int, torch.dtype], Tensor | None] = field(
+        default_factory=dict, repr=False, compare=False
+    )
 
     def __post_init__(self) -> None:
-        shape = self.req_rows.shape
-        arrays = (self.query_start, self.query_lens, self.kv_lens)
-        if len(shape) != 1 or any(a.shape != shape for a in arrays):
-            raise ValueError("req_rows, query_start, query_lens and kv_lens must all be [R]")
-        if bool((self.query_lens > self.kv_lens).any()):
+        if self.requests.ndim != 2 or self.requests.shape[1] != 4:
+            raise ValueError(f"requests must be [R, 4], not {self.requests.shape}")
+        queries, cached = self.requests[:, QUERIES], self.requests[:, CACHED]
+        if bool((queries > cached).any()):
             raise ValueError(
-                f"query lengths {self.query_lens.tolist()} exceed the cached lengths "
-                f"{self.kv_lens.tolist()}; a pass writes its own tokens to the cache first"
+                f"query lengths {queries.tolist()} exceed the cached lengths {cached.tolist()}; a "
+                "pass writes its own tokens to the cache first"
             )
-        if self.kv_lens.size and int(self.kv_lens.max()) > self.table.shape[1]:
+        if cached.size and int(cached.max()) > self.table.shape[1]:
             raise ValueError(
-                f"{int(self.kv_lens.max())} cached tokens do not fit a table of "
-                f"{self.table.shape[1]} columns"
+                f"{int(cached.max())} cached tokens do not fit a table of {self.table.shape[1]} "
+                "columns"
             )
 
     @cached_property
-    def longest_query(self) -> int:
-        """Query tokens of the longest request, 0 for an empty pass."""
-        return int(self.query_lens.max()) if self.query_lens.size else 0
-
-    @property
     def num_queries(self) -> int:
         """Query tokens of the whole pass."""
-        return int(self.query_lens.sum())
+        return int(self.requests[:, QUERIES].sum())
 
-    def slots(self, r: int) -> Tensor:
-        """Cache slots of request r in order of position, [kv_lens[r]] int64."""
-        row = self.table[self.req_rows[r], : self.kv_lens[r]]
-        return torch.from_numpy(row.astype(np.int64))
+    def split(self, longest: int) -> tuple[AttentionPlan | None, AttentionPlan | None]:
+        """The requests of at most `longest` query tokens, and the others; None where none is.
+
+        Each request is judged alone, so its result does not depend on its neighbours.
+        """
+        short = self.requests[:, QUERIES] <= longest
+        if short.all():
+            return self, None
+        if not short.any():
+            return None, self
+        return self._subset(short), self._subset(~short)
+
+    def _subset(self, chosen: NDArray[np.bool_]) -> AttentionPlan:
+        trees = self.trees[chosen] if self.trees.size else self.trees
+        return replace(self, requests=self.requests[chosen], trees=trees, _masks={})
+
+    @cached_property
+    def slots(self) -> list[Tensor | slice]:
+        """Cache slots of each request by position: [cached] int64, a slice where consecutive."""
+        return [
+            consecutive(torch.from_numpy(self.table[row, :cached].astype(np.int64)))
+            for row, cached in self.requests[:, [ROW, CACHED]].tolist()
+        ]
+
+    def mask(self, r: int, causal: bool, window: int, dtype: torch.dtype) -> Tensor | None:
+        """[queries, cached] of request r, 0 where a query sees a position, else -inf.
+
+        None where every query sees everything. window: as in `visibility`.
+        """
+        key = (r, causal, window, dtype)
+        if key not in self._masks:
+            tree = torch.from_numpy(self.trees[r]) if self.trees.size else None
+            queries, cached = int(self.requests[r, QUERIES]), int(self.requests[r, CACHED])
+            seen = visibility(queries, cached, causal, window, tree)
+            self._masks[key] = None if seen is None else _additive(seen, dtype)
+        return self._masks[key]
 
 
 def make_plan(
@@ -76,16 +106,15 @@ def make_plan(
     kv_lens: Any,
     tree: Tensor | None = None,
 ) -> AttentionPlan:
-    """An `AttentionPlan` from tensors or sequences of lengths [R]."""
+    """An `AttentionPlan` from tensors or sequences of lengths [R]; queries lie in order."""
     queries = np.asarray(query_lens, dtype=np.int64)
-    return AttentionPlan(
-        table=table.numpy(),
-        req_rows=req_rows.to(torch.int64).numpy(),
-        query_start=np.cumsum(queries) - queries,
-        query_lens=queries,
-        kv_lens=np.asarray(kv_lens, dtype=np.int64),
-        tree=None if tree is None else tree.numpy(),
-    )
+    requests = np.empty((queries.size, 4), np.int64)
+    requests[:, ROW] = req_rows.numpy()
+    requests[:, FIRST] = np.cumsum(queries) - queries
+    requests[:, QUERIES] = queries
+    requests[:, CACHED] = np.asarray(kv_lens, dtype=np.int64)
+    trees = np.empty((0, 0, 0), np.bool_) if tree is None else tree.contiguous().numpy()
+    return AttentionPlan(table=table.numpy(), requests=requests, trees=trees)
 
 
 def plan_of_batch(forward_batch: Any, table: Tensor) -> AttentionPlan:
@@ -106,6 +135,41 @@ def plan_of_batch(forward_batch: Any, table: Tensor) -> AttentionPlan:
     else:
         queries = np.asarray(forward_batch.extend_seq_lens, dtype=np.int64)
     return make_plan(table, forward_batch.req_pool_indices, queries, lens, tree)
+
+
+def consecutive(slots: Tensor) -> Tensor | slice:
+    """The slots [L] as a slice where each follows the one before: reading K is then a view."""
+    if slots.numel() > 0:
+        first, last = int(slots[0]), int(slots[-1])
+        if last - first == slots.numel() - 1 and bool((slots.diff() == 1).all()):
+            return slice(first, last + 1)
+    return slots
+
+
+def visibility(
+    count: int, total: int, causal: bool, window: int, tree: Tensor | None = None
+) -> Tensor | None:
+    """Which of `total` positions the last `count` see: [count, total] bool, None for all.
+
+    window: positions behind its own that a query sees; negative for all. tree: [count, count] bool
+    among the last `count` positions.
+    """
+    if tree is None and window < 0 and (not causal or count == 1):
+        return None
+    key = torch.arange(total)[None, :]
+    query = torch.arange(total - count, total)[:, None]
+    seen = torch.ones(count, total, dtype=torch.bool)
+    if tree is not None:
+        seen[:, total - count :] = tree
+    elif causal:
+        seen &= key <= query
+    if window >= 0:
+        seen &= key >= query - window
+    return seen
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
 
 
 def _verify_windows(spec_info: Any, rows: int) -> Index:
