@@ -19,6 +19,7 @@ from sglang_dspark.serving.cpu.jit import exp32, kernel
 
 # Beyond this many rows torch's own loops, which use every thread, are as fast.
 MOST_ROWS = 256
+_FLOAT = torch.float32
 
 
 @kernel
@@ -29,7 +30,7 @@ def _rms_norm(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
         squares = np.float32(0.0)
         for d in range(row.shape[0]):
             squares += row[d] * row[d]
-        scale = np.float32(1.0) / np.sqrt(squares / np.float32(row.shape[0]) + epsilon)
+        scale = np.float32(1.0) / np.sqrt(squares / np.float32(row.shape[0]) + np.float32(epsilon))
         for d in range(row.shape[0]):
             target[d] = (row[d] * scale) * weight[d]
 
@@ -44,7 +45,7 @@ def _add_rms_norm(x, residual, weight, epsilon, total, out):  # type: ignore[no-
             value = row[d] + carried[d]
             kept[d] = value
             squares += value * value
-        scale = np.float32(1.0) / np.sqrt(squares / np.float32(row.shape[0]) + epsilon)
+        scale = np.float32(1.0) / np.sqrt(squares / np.float32(row.shape[0]) + np.float32(epsilon))
         for d in range(row.shape[0]):
             target[d] = (kept[d] * scale) * weight[d]
 
@@ -60,21 +61,22 @@ def _silu_and_mul(x, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _rotate(positions, cos_sin, x):  # type: ignore[no-untyped-def]
+def _rotate(positions, cos_sin, query, key, width):  # type: ignore[no-untyped-def]
     """Rotate the first cos_sin.shape[1] dimensions of every head in place, halves paired.
 
-    positions [n], cos_sin [positions, rotary] (cosines, then sines), x [n, heads, d].
+    positions [n], cos_sin [positions, rotary] (cosines, then sines), query and key [n, heads * d],
+    width: d.
     """
     half = cos_sin.shape[1] // 2
-    for i in range(x.shape[0]):
-        angles = cos_sin[positions[i]]
-        for h in range(x.shape[1]):
-            head = x[i, h]
-            for d in range(half):
-                cosine, sine = angles[d], angles[half + d]
-                first, second = head[d], head[half + d]
-                head[d] = first * cosine - second * sine
-                head[half + d] = second * cosine + first * sine
+    for i in range(positions.shape[0]):
+        cosine, sine = cos_sin[positions[i], :half], cos_sin[positions[i], half:]
+        for x in (query[i], key[i]):
+            for start in range(0, x.shape[0], width):
+                first, second = x[start : start + half], x[start + half : start + 2 * half]
+                for d in range(half):
+                    a, b = first[d], second[d]
+                    first[d] = a * cosine[d] - b * sine[d]
+                    second[d] = b * cosine[d] + a * sine[d]
 
 
 def rms_norm(
@@ -85,39 +87,42 @@ def rms_norm(
     quant_linear: Any = None,
 ) -> Tensor | tuple[Tensor, Tensor]:
     """`RMSNorm.forward`: x [..., d] -> the norm, with a residual also x + residual."""
-    plain = (
-        x.dtype == op.weight.dtype == torch.float32
-        and op.variance_size_override is None
-        and op.override_orig_dtype in (None, torch.float32)
-        and post_residual_addition is None
-        and x.shape[-1] == op.hidden_size
-        and x.numel() <= MOST_ROWS * op.hidden_size
-        and (residual is None or residual.dtype == torch.float32)
-    )
-    if not plain:
+    weight = op.weight  # one look-up: attributes of modules are slow
+    width = weight.shape[0]
+    if (
+        x.dtype != _FLOAT
+        or weight.dtype != _FLOAT
+        or x.shape[-1] != width
+        or x.numel() > MOST_ROWS * width
+        or op.variance_size_override is not None
+        or op.override_orig_dtype not in (None, _FLOAT)
+        or post_residual_addition is not None
+        or (residual is not None and (residual.dtype != _FLOAT or residual.shape != x.shape))
+    ):
         return op.forward_native(x, residual, post_residual_addition, quant_linear)
-    rows = x.reshape(-1, op.hidden_size)
+    rows = x if x.dim() == 2 else x.reshape(-1, width)
     out = torch.empty_like(rows)
-    weight = op.weight.detach().numpy()
-    epsilon = np.float32(op.variance_epsilon)
+    scale = weight.detach().numpy()
     if residual is None:
-        _rms_norm(rows.numpy(), weight, epsilon, out.numpy())
-        return out.view(x.shape)
+        _rms_norm(rows.numpy(), scale, op.variance_epsilon, out.numpy())
+        return out if rows is x else out.view(x.shape)
+    carried = residual if rows is x else residual.reshape(-1, width)
     total = torch.empty_like(rows)
-    carried = residual.reshape(-1, op.hidden_size)
-    _add_rms_norm(rows.numpy(), carried.numpy(), weight, epsilon, total.numpy(), out.numpy())
-    return out.view(x.shape), total.view(x.shape)
+    _add_rms_norm(
+        rows.numpy(), carried.numpy(), scale, op.variance_epsilon, total.numpy(), out.numpy()
+    )
+    return (out, total) if rows is x else (out.view(x.shape), total.view(x.shape))
 
 
 def silu_and_mul(op: Any, x: Tensor) -> Tensor:
     """`SiluAndMul.forward`: x [..., 2d] -> silu(first half) * second half, [..., d]."""
     width = x.shape[-1] // 2
-    if x.dtype != torch.float32 or x.numel() > MOST_ROWS * x.shape[-1]:
+    if x.dtype != _FLOAT or x.numel() > MOST_ROWS * x.shape[-1]:
         return op.forward_native(x)
-    rows = x.reshape(-1, 2 * width)
+    rows = x if x.dim() == 2 else x.reshape(-1, 2 * width)
     out = x.new_empty(rows.shape[0], width)
     _silu_and_mul(rows.numpy(), out.numpy())
-    return out.view(*x.shape[:-1], width)
+    return out if rows is x else out.view(*x.shape[:-1], width)
 
 
 def rotary(
@@ -129,22 +134,21 @@ def rotary(
     fused_set_kv_buffer_arg: Any = None,
 ) -> tuple[Tensor, Tensor]:
     """`RotaryEmbedding.forward`: rotates query and key [n, heads * d] in place and returns them."""
-    plain = (
-        query.dtype == key.dtype == op.cos_sin_cache.dtype == torch.float32
-        and op.is_neox_style
-        and offsets is None
-        and fused_set_kv_buffer_arg is None
-        and positions.dim() == 1
-        and positions.numel() <= MOST_ROWS
-        and query.dim() == key.dim() == 2
-    )
-    if not plain:
+    table = op.cos_sin_cache
+    if (
+        query.dtype != _FLOAT
+        or key.dtype != _FLOAT
+        or table.dtype != _FLOAT
+        or not op.is_neox_style
+        or offsets is not None
+        or fused_set_kv_buffer_arg is not None
+        or positions.dim() != 1
+        or positions.shape[0] > MOST_ROWS
+        or query.dim() != 2
+        or key.dim() != 2
+    ):
         return op.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
-    where = positions.numpy()
-    table = op.cos_sin_cache.numpy()
-    for packed in (query, key):
-        heads = packed.unflatten(1, (packed.shape[1] // op.head_size, op.head_size))
-        _rotate(where, table, heads.numpy())
+    _rotate(positions.numpy(), table.numpy(), query.numpy(), key.numpy(), op.head_size)
     return query, key
 
 

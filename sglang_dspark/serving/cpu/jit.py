@@ -2,7 +2,7 @@
 
 The kernels compile for the processor they run on (AVX2 or wider) at the first start and are cached
 on disk. Sums may be reassociated, which is what lets them use vector registers; NaN and infinity
-keep their meaning.
+keep their meaning. Division follows numpy (no ZeroDivisionError), as a check would forbid vectors.
 """
 
 from __future__ import annotations
@@ -26,12 +26,12 @@ _HIGHEST = np.float32(88.0)
 
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile for one thread; the caller holds no GIL meanwhile."""
-    return njit(cache=True, fastmath=FAST, nogil=True)(function)
+    return njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")(function)
 
 
 def parallel_kernel(function: Callable[..., Any]) -> Any:
     """Compile with `prange` loops spread over Numba's threads."""
-    return njit(cache=True, fastmath=FAST, nogil=True, parallel=True)(function)
+    return njit(cache=True, fastmath=FAST, nogil=True, parallel=True, error_model="numpy")(function)
 
 
 @intrinsic
