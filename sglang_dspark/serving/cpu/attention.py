@@ -97,7 +97,8 @@ class DsparkCpuAttnBackend(AttentionBackend):
         queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)  # [T, H, D]
         out = q.new_empty(queries.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         self._attend(queries, keys, values, layer, in_place, new, out)
-        out[self.num_queries :] = 0
+        if out.shape[0] > self.num_queries:
+            out[self.num_queries :] = 0
         return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
 
     forward_decode = forward_extend
