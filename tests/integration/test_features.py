@@ -198,8 +198,9 @@ def _sampled(server: Served, seed: int) -> None:
 def test_prefix_cache_is_reused_and_changes_nothing(dspark: Served) -> None:
     prompt = PROMPTS[-2]  # some 150 tokens
     dspark.flush_cache()
-    first = dspark.generate(prompt, max_new_tokens=24)
-    second = dspark.generate(prompt, max_new_tokens=24)
+    sampling = {"ignore_eos": True}
+    first = dspark.generate(prompt, max_new_tokens=24, sampling_params=sampling)
+    second = dspark.generate(prompt, max_new_tokens=24, sampling_params=sampling)
     longer = dspark.generate(prompt + first["text"], max_new_tokens=8)
     assert first["meta_info"]["cached_tokens"] == 0
     assert second["meta_info"]["cached_tokens"] > 100
