@@ -7,6 +7,7 @@ the one in use is frozen (SIGSTOP) and wakes with its caches as they were.
 from __future__ import annotations
 
 import os
+import random
 import socket
 import subprocess
 import time
@@ -31,7 +32,7 @@ DSPARK_FLAGS = ("--speculative-algorithm", "DSPARK", "--speculative-draft-model-
 
 def free_port() -> int:
     """A port that nothing listens on now; SGLang chooses its inner ports by itself."""
-    for port in PORTS:
+    for port in random.sample(PORTS, len(PORTS)):  # so that two test runs do not meet
         with socket.socket() as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
