@@ -106,7 +106,7 @@ def narrow(kernel: NarrowMatmul, x: Tensor, weight: Tensor, threads: int | None 
     m = x.shape[0]
     n, k = weight.shape
     if threads is None:
-        threads = max(1, min(torch.get_num_threads(), n * k // _WEIGHTS_PER_THREAD))
+        threads = threads_for(n, k)
     if not kernel.threads_available:
         threads = 1
     out = x.new_empty(m, n)
@@ -122,6 +122,11 @@ def narrow(kernel: NarrowMatmul, x: Tensor, weight: Tensor, threads: int | None 
         threads,
     )
     return out
+
+
+def threads_for(n: int, k: int) -> int:
+    """Threads for a product with a weight [n, k]: torch's number, fewer for a small weight."""
+    return max(1, min(torch.get_num_threads(), n * k // _WEIGHTS_PER_THREAD))
 
 
 def block_rows(m: int) -> int:

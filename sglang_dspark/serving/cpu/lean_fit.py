@@ -1,0 +1,186 @@
+"""Which Llama decoder layers lean_layer.py serves, and what it needs to know of them.
+
+Reads upstream's modules (sglang/srt/models/llama.py, 0.5.23) once a layer. Other dtypes, quantised,
+LoRA-wrapped, biased or sharded layers and layers with hooks do not fit; they keep upstream's code.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+import torch
+from sglang.srt.layers.activation import SiluAndMul
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.linear import (
+    MergedColumnParallelLinear,
+    QKVParallelLinear,
+    RowParallelLinear,
+)
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
+from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
+from sglang.srt.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
+from sglang.srt.runtime_context import get_parallel
+from torch import Tensor, nn
+
+from sglang_dspark.serving.cpu import linear, paged
+from sglang_dspark.serving.cpu.lean_layer import LeanLayer, Norm, Product, Shape, Watched
+from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
+
+_FLOAT = torch.float32
+
+
+def lean_layer_of(layer: LlamaDecoderLayer) -> LeanLayer | None:
+    """Resolve a layer with its weights in place; None where it does not fit."""
+    attention, mlp = layer.self_attn, layer.mlp
+    kernel = linear.prepare()
+    if kernel is None or get_parallel().tp_size != 1 or not _plain_modules(layer):
+        return None
+    weights = {
+        name: _plain_weight(owner)
+        for name, owner in (
+            ("qkv", attention.qkv_proj),
+            ("o", attention.o_proj),
+            ("gate_up", mlp.gate_up_proj),
+            ("down", mlp.down_proj),
+        )
+    }
+    products = {name: _product(kernel, weight) for name, weight in weights.items()}
+    rotary, radix = attention.rotary_emb, attention.attn
+    shape = Shape(
+        layer.hidden_size,
+        radix.tp_q_head_num,
+        radix.tp_k_head_num,
+        radix.qk_head_dim,
+        mlp.down_proj.input_size,
+    )
+    if None in products.values() or not _consistent(shape, weights, layer):
+        return None
+    window = radix.sliding_window_size
+    return LeanLayer(
+        shape=shape,
+        kernel=kernel,
+        first_norm=_norm(layer.input_layernorm),
+        second_norm=_norm(layer.post_attention_layernorm),
+        **products,  # type: ignore[arg-type]
+        cos_sin=rotary.cos_sin_cache.numpy(),
+        index=radix.layer_id,
+        scale=radix.scaling,
+        causal=radix.attn_type != AttentionType.ENCODER_ONLY,
+        window=paged.NO_WINDOW if window is None or window < 0 else int(window),
+        parts=_parts(layer),
+        tensors=_tensors(layer),
+    )
+
+
+def _parts(layer: LlamaDecoderLayer) -> tuple[tuple[Mapping[str, Any], str, nn.Module], ...]:
+    """Every module below the layer, with the dict of its owner's that names it."""
+    return tuple(
+        (owner._modules, name, module)
+        for owner in layer.modules()
+        for name, module in owner._modules.items()
+        if module is not None
+    )
+
+
+def _tensors(layer: LlamaDecoderLayer) -> tuple[Watched, ...]:
+    return tuple(
+        Watched(owner, name, tensor, tensor.data_ptr())
+        for module in layer.modules()
+        for owner in (module._parameters, module._buffers)
+        for name, tensor in owner.items()
+        if tensor is not None
+    )
+
+
+def _plain_modules(layer: LlamaDecoderLayer) -> bool:
+    """Exactly upstream's classes with the options our kernels know, and nobody's hooks."""
+    attention, mlp = layer.self_attn, layer.mlp
+    radix, rotary = attention.attn, attention.rotary_emb
+    exact = (
+        (layer, LlamaDecoderLayer),
+        (attention, LlamaAttention),
+        (mlp, LlamaMLP),
+        (radix, RadixAttention),
+        (mlp.act_fn, SiluAndMul),
+        (layer.input_layernorm, RMSNorm),
+        (layer.post_attention_layernorm, RMSNorm),
+        (attention.qkv_proj, QKVParallelLinear),
+        (attention.o_proj, RowParallelLinear),
+        (mlp.gate_up_proj, MergedColumnParallelLinear),
+        (mlp.down_proj, RowParallelLinear),
+    )
+    return (
+        all(type(module) is kind for module, kind in exact)
+        and type(rotary) in (RotaryEmbedding, Llama3RotaryEmbedding)
+        and rotary.is_neox_style
+        and rotary.cos_sin_cache.dtype == _FLOAT
+        and rotary.head_size == radix.qk_head_dim == radix.v_head_dim
+        and not radix.is_cross_attention
+        and not radix.logit_cap
+        and radix.quant_method is None
+        and all(_plain_norm(n) for n in (layer.input_layernorm, layer.post_attention_layernorm))
+        and not any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
+        and mlp.dual_gemm.mode is None
+        and not mlp.activation_quant.enabled
+        and _plain_boundary(layer.attn_boundary)
+        and _plain_boundary(layer.ffn_boundary)
+    )
+
+
+def _plain_boundary(boundary: Any) -> bool:
+    return boundary.declaration.row_transport is None and boundary.declaration.update.is_plain_add
+
+
+def _plain_norm(norm: RMSNorm) -> bool:
+    return (
+        norm.weight.dtype == _FLOAT
+        and norm.variance_size_override is None
+        and norm.override_orig_dtype in (None, _FLOAT)
+    )
+
+
+def _plain_weight(layer: Any) -> Tensor | None:
+    """The weight [N, K] of an unquantised linear layer without bias, else None."""
+    if (
+        type(layer.quant_method) is not UnquantizedLinearMethod
+        or layer.bias is not None
+        or getattr(layer, "use_intel_amx_backend", False)
+    ):
+        return None
+    weight: Tensor = layer.weight
+    return weight
+
+
+def _product(kernel: NarrowMatmul, weight: Tensor | None) -> Product | None:
+    if weight is None or weight.dim() != 2 or weight.requires_grad:
+        return None
+    n, k = weight.shape
+    if not linear.eligible(torch.empty(1, k), weight):
+        return None
+    threads = linear.threads_for(n, k) if kernel.threads_available else 1
+    return Product(weight.data_ptr(), n, k, threads)
+
+
+def _norm(norm: RMSNorm) -> Norm:
+    return Norm(norm.weight.detach().numpy(), norm.variance_epsilon)
+
+
+def _consistent(shape: Shape, weights: Mapping[str, Tensor | None], layer: Any) -> bool:
+    """Whether weights and norms have the sizes that the buffers assume."""
+    query, key = shape.heads * shape.head, shape.kv_heads * shape.head
+    expected = {
+        "qkv": (query + 2 * key, shape.hidden),
+        "o": (shape.hidden, query),
+        "gate_up": (2 * shape.mlp, shape.hidden),
+        "down": (shape.hidden, shape.mlp),
+    }
+    return all(
+        weight is not None and tuple(weight.shape) == expected[name]
+        for name, weight in weights.items()
+    ) and all(
+        tuple(norm.weight.shape) == (shape.hidden,)
+        for norm in (layer.input_layernorm, layer.post_attention_layernorm)
+    )

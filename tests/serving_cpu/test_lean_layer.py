@@ -1,0 +1,324 @@
+"""The short form of a Llama layer against upstream's forward: same bits, same cache."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang")
+
+from sglang.srt.layers.activation import SiluAndMul
+from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
+from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.model_executor.forward_batch_info import ForwardBatch
+from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context
+from sglang.srt.models.llama import LlamaDecoderLayer, LlamaModel
+from transformers import LlamaConfig
+
+from sglang_dspark.patches import cpu_lean_layer
+from sglang_dspark.patches.cpu_lean_layer import forward_lean
+from sglang_dspark.patches.cpu_linear import apply_linear
+from sglang_dspark.patches.registry import check_seam
+from sglang_dspark.serving.cpu import fused_ops, lean_fit, lean_layer, linear
+from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.narrow_matmul import Processor
+from tests.serving_cpu.attention_world import (
+    Case,
+    World,
+    decode_pass,
+    extend_pass,
+    ragged_pass,
+    verify_pass,
+)
+
+pytestmark = pytest.mark.skipif(
+    not Processor.host().fuses, reason="no fused multiply-add: the short form does not apply"
+)
+LAYERS = 3
+CAPTURED = [1, 2]
+UPSTREAM_FORWARD = LlamaDecoderLayer.forward
+CASES = {
+    "decode": (Case((5,), (1,)), decode_pass),
+    "decode, several requests": (Case((5, 40, 1), (1, 1, 1)), decode_pass),
+    "verify window": (Case((70,), (6,)), verify_pass),
+    "ragged verify windows": (Case((7, 30, 3), (6, 2, 4)), ragged_pass),
+    "short prefill": (Case((0, 4), (9, 3)), extend_pass),
+}
+LONG = (Case((0, 4), (40, 3)), extend_pass)
+
+
+@pytest.fixture(scope="module")
+def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
+    """SGLang's groups for a single process, which its linear layers and boundaries need."""
+    from sglang.srt.distributed import init_distributed_environment, initialize_model_parallel
+    from sglang.srt.distributed.parallel_state import (
+        destroy_distributed_environment,
+        destroy_model_parallel,
+    )
+    from sglang.srt.runtime_context import get_context, get_parallel
+
+    widths = ("tp", "pp", "moe_ep", "attn_dp", "attn_cp", "moe_dp", "attn_dcp", "attn_tp", "moe_tp")
+    ones = {f"{width}_size": 1 for width in (*widths, "shared_experts_tp")}
+    ranks = {f"{width}_rank": 0 for width in widths}
+    store = tmp_path_factory.mktemp("group") / "store"
+    init_distributed_environment(
+        world_size=1,
+        rank=0,
+        distributed_init_method=f"file://{store}",
+        local_rank=0,
+        backend="gloo",
+    )
+    with get_context().override_server_args(), get_parallel().override(**ones, **ranks):
+        initialize_model_parallel(backend="gloo")
+        yield
+    destroy_model_parallel()
+    destroy_distributed_environment()
+
+
+@pytest.fixture(scope="module")
+def model(one_rank: None) -> LlamaModel:
+    """Three layers of upstream's own classes, 3 heads over 1 KV head as SmolLM2's 9 over 3."""
+    torch.manual_seed(0)
+    config = LlamaConfig(
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=16,
+        vocab_size=64,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-5,
+        pad_token_id=0,
+    )
+    model = LlamaModel(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3).requires_grad_(parameter.dim() == 1)
+    model.layers_to_capture = CAPTURED
+    return model
+
+
+@pytest.fixture
+def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Upstream's layer over our operators, which is what a server without the short form runs."""
+    ordinary = UnquantizedLinearMethod.apply
+    monkeypatch.setattr(
+        UnquantizedLinearMethod,
+        "apply",
+        lambda method, *args, **kwargs: apply_linear(ordinary, method, *args, **kwargs),
+    )
+    monkeypatch.setattr(RMSNorm, "forward", fused_ops.rms_norm)
+    monkeypatch.setattr(SiluAndMul, "forward", fused_ops.silu_and_mul)
+    monkeypatch.setattr(RotaryEmbedding, "forward", fused_ops.rotary)
+
+
+@dataclass
+class Outcome:
+    """What a pass left behind: final hidden states, captures, cache, layers in the short form."""
+
+    hidden: Tensor
+    captured: list[Tensor]
+    keys: list[Tensor]
+    values: list[Tensor]
+    lean_layers: int
+
+
+def outcome(
+    model: LlamaModel, case: Case, make_pass: Any, monkeypatch: pytest.MonkeyPatch, *, lean: bool
+) -> Outcome:
+    """One pass of the model over a cache with random prefixes."""
+    world = World(case)
+    world.kv_pool = MHATokenToKVPool(
+        size=world.kv_pool.size,
+        page_size=1,
+        dtype=torch.float32,
+        head_num=1,
+        head_dim=16,
+        layer_num=LAYERS,
+        device="cpu",
+        enable_memory_saver=False,
+    )
+    for buffer in (*world.kv_pool.k_buffer, *world.kv_pool.v_buffer):
+        buffer.normal_()
+    backend = DsparkCpuAttnBackend(world.runner())
+    batch: ForwardBatch = make_pass(world)
+    spans = zip(case.prefix, case.lens, strict=True)
+    positions = torch.cat([torch.arange(first, last) for first, last in spans])
+    tokens = torch.arange(positions.numel()) % 64
+    taken = 0
+
+    def counting(*args: Any, **kwargs: Any) -> Any:
+        nonlocal taken
+        taken += 1
+        return lean_layer_run(*args, **kwargs)
+
+    lean_layer_run = lean_layer.run
+    with monkeypatch.context() as patch, torch.inference_mode():
+        patch.setattr(lean_layer, "run", counting)
+        if lean:
+            patch.setattr(
+                LlamaDecoderLayer,
+                "forward",
+                lambda layer, *args, **kwargs: forward_lean(
+                    UPSTREAM_FORWARD, layer, *args, **kwargs
+                ),
+            )
+        backend.init_forward_metadata(batch)
+        previous = set_forward_context(ForwardContext(attn_backend=backend))
+        try:
+            hidden, captured = model(tokens, positions, batch)
+        finally:
+            set_forward_context(previous)
+    assert isinstance(captured, AuxHiddenStateList)
+    pool = world.kv_pool
+    return Outcome(hidden, list(captured), pool.k_buffer, pool.v_buffer, taken)
+
+
+def assert_same(lean: Outcome, upstream: Outcome) -> None:
+    assert torch.equal(lean.hidden, upstream.hidden)
+    for mine, theirs in (
+        (lean.captured, upstream.captured),
+        (lean.keys, upstream.keys),
+        (lean.values, upstream.values),
+    ):
+        assert len(mine) == len(theirs)
+        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+
+
+@pytest.mark.usefixtures("our_kernels")
+@pytest.mark.parametrize("name", list(CASES))
+def test_same_bits_as_upstreams_forward_over_our_operators(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    case, make_pass = CASES[name]
+    upstream = outcome(model, case, make_pass, monkeypatch, lean=False)
+    lean = outcome(model, case, make_pass, monkeypatch, lean=True)
+    assert (lean.lean_layers, upstream.lean_layers) == (LAYERS, 0)
+    assert len(lean.captured) == len(CAPTURED)
+    assert_same(lean, upstream)
+
+
+def test_close_to_upstreams_own_operators(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, make_pass = CASES["verify window"]
+    upstream = outcome(model, case, make_pass, monkeypatch, lean=False)
+    lean = outcome(model, case, make_pass, monkeypatch, lean=True)
+    torch.testing.assert_close(lean.hidden, upstream.hidden, rtol=1e-3, atol=1e-4)
+
+
+@pytest.mark.usefixtures("our_kernels")
+def test_long_windows_keep_upstreams_forward(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    lean = outcome(model, *LONG, monkeypatch, lean=True)
+    assert lean.lean_layers == 0
+    assert_same(lean, outcome(model, *LONG, monkeypatch, lean=False))
+
+
+@pytest.mark.usefixtures("our_kernels")
+def test_layers_of_both_forms_follow_each_other(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, make_pass = CASES["ragged verify windows"]
+    upstream = outcome(model, case, make_pass, monkeypatch, lean=False)
+    for odd in range(LAYERS):
+        with monkeypatch.context() as patch:
+            patch.setitem(vars(model.layers[odd]), "dspark_lean_layer", None)
+            mixed = outcome(model, case, make_pass, monkeypatch, lean=True)
+        assert mixed.lean_layers == LAYERS - 1
+        assert_same(mixed, upstream)
+
+
+@pytest.mark.usefixtures("our_kernels")
+@pytest.mark.parametrize("how", ["in place", "data", "parameter"])
+def test_new_weights_are_noticed(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, how: str
+) -> None:
+    case, make_pass = CASES["decode"]
+    before = outcome(model, case, make_pass, monkeypatch, lean=True)
+    projection = model.layers[1].mlp.down_proj
+    old = projection.weight
+    new = torch.randn(old.shape)
+    saved = old.detach().clone()
+    if how == "in place":
+        with torch.no_grad():
+            old.copy_(new)
+    elif how == "data":
+        old.data = new
+    else:
+        projection.weight = torch.nn.Parameter(new, requires_grad=False)
+    after = outcome(model, case, make_pass, monkeypatch, lean=True)
+    assert after.lean_layers == LAYERS
+    assert not torch.equal(after.hidden, before.hidden)
+    assert_same(after, outcome(model, case, make_pass, monkeypatch, lean=False))
+    projection.weight = torch.nn.Parameter(saved, requires_grad=False)
+
+
+def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Make layer 0 one that the short form does not serve."""
+    layer: Any = model.layers[0]
+    attention = layer.self_attn
+    if case == "bias":
+        monkeypatch.setitem(vars(layer.mlp.down_proj), "bias", torch.zeros(48))
+    elif case == "wrapped projection":
+        wrapped = torch.nn.Sequential(attention.qkv_proj)
+        monkeypatch.setitem(vars(attention), "qkv_proj", wrapped)
+    elif case == "half precision":
+        half = attention.o_proj.weight.bfloat16()
+        monkeypatch.setitem(vars(attention.o_proj), "weight", half)
+    elif case == "adjacent rotary":
+        monkeypatch.setattr(attention.rotary_emb, "is_neox_style", False)
+    elif case == "capped logits":
+        monkeypatch.setattr(attention.attn, "logit_cap", 30.0)
+    elif case == "hook":
+        hooks = {0: lambda *_: None}
+        monkeypatch.setattr(layer.mlp, "_forward_hooks", hooks)
+    elif case == "two ranks":
+        monkeypatch.setattr(lean_fit, "get_parallel", lambda: type("P", (), {"tp_size": 2}))
+
+
+@pytest.mark.parametrize(
+    "case",
+    [
+        "bias",
+        "wrapped projection",
+        "half precision",
+        "adjacent rotary",
+        "capped logits",
+        "hook",
+        "two ranks",
+    ],
+)
+def test_other_layers_do_not_fit(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, case: str
+) -> None:
+    assert lean_fit.lean_layer_of(model.layers[0]) is not None
+    unfit(model, case, monkeypatch)
+    assert lean_fit.lean_layer_of(model.layers[0]) is None
+
+
+def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
+    shape = lean_layer.Shape(hidden=48, heads=3, kv_heads=1, head=16, mlp=80)
+    room = lean_layer.room_of(shape, 5)
+    assert lean_layer.room_of(shape, 5) is room
+    assert lean_layer.room_of(shape, 7).normed_at == room.normed_at
+    arrays = (room.normed, room.query, room.key, room.value, room.attended, room.gate_up)
+    for number, array in enumerate((*arrays, room.activated)):
+        array[:] = number
+    for number, array in enumerate((*arrays, room.activated)):
+        assert (array == number).all()
+    assert room.block == linear.block_rows(5)
+
+
+def test_the_target_is_what_we_expect() -> None:
+    assert all(check_seam(seam).ok for seam in cpu_lean_layer.SEAMS)
