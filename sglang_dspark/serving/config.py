@@ -34,7 +34,7 @@ class CpuConfig(BaseModel):
     )
     prepack: bool = Field(
         default=True,
-        description="repack the weights of linear layers for the row counts of a verify step",
+        description="our matrix kernel for the few rows of a decode or verify step",
     )
 
 
