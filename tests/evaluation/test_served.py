@@ -1,4 +1,4 @@
-"""Reading a server's counts. A live server is compared with the engine in tests/integration."""
+"""Reading a server's counts. `dspark eval --serve` compares a live server with the engine."""
 
 from __future__ import annotations
 
