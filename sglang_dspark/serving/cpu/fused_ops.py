@@ -23,7 +23,7 @@ _FLOAT = torch.float32
 
 
 @kernel
-def _rms_norm(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
+def rms_norm_rows(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
     """out = x / rms(x) * weight; x, out [n, d], weight [d]."""
     for i in range(x.shape[0]):
         row, target = x[i], out[i]
@@ -36,7 +36,7 @@ def _rms_norm(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _add_rms_norm(x, residual, weight, epsilon, total, out):  # type: ignore[no-untyped-def]
+def add_rms_norm_rows(x, residual, weight, epsilon, total, out):  # type: ignore[no-untyped-def]
     """total = x + residual and out = its norm; all [n, d]."""
     for i in range(x.shape[0]):
         row, carried, kept, target = x[i], residual[i], total[i], out[i]
@@ -51,7 +51,22 @@ def _add_rms_norm(x, residual, weight, epsilon, total, out):  # type: ignore[no-
 
 
 @kernel
-def _silu_and_mul(x, out):  # type: ignore[no-untyped-def]
+def rms_norm_heads(x, first, heads, weight, epsilon):  # type: ignore[no-untyped-def]
+    """Heads first..first+heads-1 of x [n, all heads * d] normed in place; weight [d]."""
+    width = weight.shape[0]
+    for i in range(x.shape[0]):
+        for h in range(first, first + heads):
+            row = x[i, h * width : (h + 1) * width]
+            squares = np.float32(0.0)
+            for d in range(width):
+                squares += row[d] * row[d]
+            scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(epsilon))
+            for d in range(width):
+                row[d] = (row[d] * scale) * weight[d]
+
+
+@kernel
+def silu_and_mul_rows(x, out):  # type: ignore[no-untyped-def]
     """out = silu(x[:, :d]) * x[:, d:]; x [n, 2d], out [n, d]."""
     width = out.shape[1]
     for i in range(x.shape[0]):
@@ -61,7 +76,7 @@ def _silu_and_mul(x, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _rotate(positions, cos_sin, query, key, width):  # type: ignore[no-untyped-def]
+def rotate_rows(positions, cos_sin, query, key, width):  # type: ignore[no-untyped-def]
     """Rotate the first cos_sin.shape[1] dimensions of every head in place, halves paired.
 
     positions [n], cos_sin [positions, rotary] (cosines, then sines), query and key [n, heads * d],
@@ -104,11 +119,11 @@ def rms_norm(
     out = torch.empty_like(rows)
     scale = weight.detach().numpy()
     if residual is None:
-        _rms_norm(rows.numpy(), scale, op.variance_epsilon, out.numpy())
+        rms_norm_rows(rows.numpy(), scale, op.variance_epsilon, out.numpy())
         return out if rows is x else out.view(x.shape)
     carried = residual if rows is x else residual.reshape(-1, width)
     total = torch.empty_like(rows)
-    _add_rms_norm(
+    add_rms_norm_rows(
         rows.numpy(), carried.numpy(), scale, op.variance_epsilon, total.numpy(), out.numpy()
     )
     return (out, total) if rows is x else (out.view(x.shape), total.view(x.shape))
@@ -121,7 +136,7 @@ def silu_and_mul(op: Any, x: Tensor) -> Tensor:
         return op.forward_native(x)
     rows = x if x.dim() == 2 else x.reshape(-1, 2 * width)
     out = x.new_empty(rows.shape[0], width)
-    _silu_and_mul(rows.numpy(), out.numpy())
+    silu_and_mul_rows(rows.numpy(), out.numpy())
     return out if rows is x else out.view(*x.shape[:-1], width)
 
 
@@ -148,7 +163,7 @@ def rotary(
         or key.dim() != 2
     ):
         return op.forward_native(positions, query, key, offsets, fused_set_kv_buffer_arg)
-    _rotate(positions.numpy(), table.numpy(), query.numpy(), key.numpy(), op.head_size)
+    rotate_rows(positions.numpy(), table.numpy(), query.numpy(), key.numpy(), op.head_size)
     return query, key
 
 

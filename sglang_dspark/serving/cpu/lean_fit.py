@@ -1,7 +1,8 @@
-"""Which Llama decoder layers lean_layer.py serves, and what it needs to know of them.
+"""Which decoder layers lean_layer.py serves, and what it needs to know of them.
 
-Reads upstream's modules (sglang/srt/models/llama.py, 0.5.23) once a layer. Other dtypes, quantised,
-LoRA-wrapped, biased or sharded layers and layers with hooks do not fit; they keep upstream's code.
+Reads upstream's modules (sglang/srt/models/{llama,dflash}.py, 0.5.23) once a layer. Other dtypes,
+quantised, LoRA-wrapped, biased or sharded layers and layers with hooks do not fit; they keep
+upstream's code.
 """
 
 from __future__ import annotations
@@ -21,6 +22,7 @@ from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
+from sglang.srt.models.dflash import DFlashAttention, DFlashDecoderLayer, DFlashMLP
 from sglang.srt.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
@@ -32,11 +34,23 @@ from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
 _FLOAT = torch.float32
 
 
-def lean_layer_of(layer: LlamaDecoderLayer) -> LeanLayer | None:
-    """Resolve a layer with its weights in place; None where it does not fit."""
+def llama_layer_of(layer: Any) -> LeanLayer | None:
+    """Resolve a target's layer with its weights in place; None where it does not fit."""
+    return _resolve(layer, None) if _plain_llama(layer) else None
+
+
+def draft_layer_of(layer: Any) -> LeanLayer | None:
+    """Resolve a layer of a DFlash-style draft; None where it does not fit."""
+    if not _plain_draft(layer):
+        return None
+    attention = layer.self_attn
+    return _resolve(layer, (attention.q_norm, attention.k_norm))
+
+
+def _resolve(layer: Any, head_norms: tuple[RMSNorm, RMSNorm] | None) -> LeanLayer | None:
     attention, mlp = layer.self_attn, layer.mlp
     kernel = linear.prepare()
-    if kernel is None or get_parallel().tp_size != 1 or not _plain_modules(layer):
+    if kernel is None or get_parallel().tp_size != 1:
         return None
     weights = {
         name: _plain_weight(owner)
@@ -50,7 +64,7 @@ def lean_layer_of(layer: LlamaDecoderLayer) -> LeanLayer | None:
     products = {name: _product(kernel, weight) for name, weight in weights.items()}
     rotary, radix = attention.rotary_emb, attention.attn
     shape = Shape(
-        layer.hidden_size,
+        attention.qkv_proj.input_size,
         radix.tp_q_head_num,
         radix.tp_k_head_num,
         radix.qk_head_dim,
@@ -64,6 +78,7 @@ def lean_layer_of(layer: LlamaDecoderLayer) -> LeanLayer | None:
         kernel=kernel,
         first_norm=_norm(layer.input_layernorm),
         second_norm=_norm(layer.post_attention_layernorm),
+        head_norms=None if head_norms is None else (_norm(head_norms[0]), _norm(head_norms[1])),
         **products,  # type: ignore[arg-type]
         cos_sin=rotary.cos_sin_cache.numpy(),
         index=radix.layer_id,
@@ -75,7 +90,7 @@ def lean_layer_of(layer: LlamaDecoderLayer) -> LeanLayer | None:
     )
 
 
-def _parts(layer: LlamaDecoderLayer) -> tuple[tuple[Mapping[str, Any], str, nn.Module], ...]:
+def _parts(layer: nn.Module) -> tuple[tuple[Mapping[str, Any], str, nn.Module], ...]:
     """Every module below the layer, with the dict of its owner's that names it."""
     return tuple(
         (owner._modules, name, module)
@@ -85,7 +100,7 @@ def _parts(layer: LlamaDecoderLayer) -> tuple[tuple[Mapping[str, Any], str, nn.M
     )
 
 
-def _tensors(layer: LlamaDecoderLayer) -> tuple[Watched, ...]:
+def _tensors(layer: nn.Module) -> tuple[Watched, ...]:
     return tuple(
         Watched(owner, name, tensor, tensor.data_ptr())
         for module in layer.modules()
@@ -95,18 +110,48 @@ def _tensors(layer: LlamaDecoderLayer) -> tuple[Watched, ...]:
     )
 
 
-def _plain_modules(layer: LlamaDecoderLayer) -> bool:
-    """Exactly upstream's classes with the options our kernels know, and nobody's hooks."""
+def _plain_llama(layer: Any) -> bool:
+    return (
+        type(layer) is LlamaDecoderLayer
+        and type(layer.self_attn) is LlamaAttention
+        and type(layer.mlp) is LlamaMLP
+        and _plain_modules(layer)
+        and layer.mlp.dual_gemm.mode is None
+        and not layer.mlp.activation_quant.enabled
+        and _plain_boundary(layer.attn_boundary)
+        and _plain_boundary(layer.ffn_boundary)
+    )
+
+
+def _plain_draft(layer: Any) -> bool:
+    attention = layer.self_attn
+    if (
+        type(layer) is not DFlashDecoderLayer
+        or type(attention) is not DFlashAttention
+        or type(layer.mlp) is not DFlashMLP
+    ):
+        return False
+    norms = (attention.q_norm, attention.k_norm)
+    return (
+        _plain_modules(layer)
+        and layer.attention_conv is None
+        and layer.mlp_conv is None
+        and attention.v_scale is None
+        and attention.attention_sink_bias is None
+        and all(type(norm) is RMSNorm and _plain_norm(norm) for norm in norms)
+        and all(norm.weight.shape == (attention.head_dim,) for norm in norms)
+    )
+
+
+def _plain_modules(layer: Any) -> bool:
+    """Upstream's classes with the options our kernels know, and nobody's hooks."""
     attention, mlp = layer.self_attn, layer.mlp
     radix, rotary = attention.attn, attention.rotary_emb
+    norms = (layer.input_layernorm, layer.post_attention_layernorm)
     exact = (
-        (layer, LlamaDecoderLayer),
-        (attention, LlamaAttention),
-        (mlp, LlamaMLP),
         (radix, RadixAttention),
         (mlp.act_fn, SiluAndMul),
-        (layer.input_layernorm, RMSNorm),
-        (layer.post_attention_layernorm, RMSNorm),
+        *((norm, RMSNorm) for norm in norms),
         (attention.qkv_proj, QKVParallelLinear),
         (attention.o_proj, RowParallelLinear),
         (mlp.gate_up_proj, MergedColumnParallelLinear),
@@ -121,12 +166,8 @@ def _plain_modules(layer: LlamaDecoderLayer) -> bool:
         and not radix.is_cross_attention
         and not radix.logit_cap
         and radix.quant_method is None
-        and all(_plain_norm(n) for n in (layer.input_layernorm, layer.post_attention_layernorm))
+        and all(_plain_norm(norm) for norm in norms)
         and not any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
-        and mlp.dual_gemm.mode is None
-        and not mlp.activation_quant.enabled
-        and _plain_boundary(layer.attn_boundary)
-        and _plain_boundary(layer.ffn_boundary)
     )
 
 

@@ -1,15 +1,16 @@
-"""A Llama decoder layer as nine kernel calls, everything that does not change resolved beforehand.
+"""A decoder layer as nine kernel calls, everything that does not change resolved beforehand.
 
-Adapts `LlamaDecoderLayer.forward` of sglang/srt/models/llama.py (0.5.23). With a handful of rows
+Adapts `LlamaDecoderLayer.forward` of sglang/srt/models/llama.py and `DFlashDecoderLayer.forward` of
+models/dflash.py (0.5.23), which differ in the norms of query and key heads. With a handful of rows
 SGLang's modules, boundaries and linear wrappers cost more than a small layer's arithmetic besides
 the products; here a layer keeps the addresses, weights and buffers it needs (`LeanLayer`, resolved
-by lean_fit.py), and a pass what its layers share (`Step`). The kernels and their arguments are
-those of the ordinary path, so are the bits.
+by lean_fit.py), and a pass what its layers share (`Step`, lean_stack.py). The kernels and their
+arguments are those of the ordinary path, so are the bits.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import lru_cache
 from typing import Any
@@ -18,12 +19,10 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sglang_dspark.serving.cpu import fused_ops, linear, paged
-from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu import fused_ops, linear
 from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
 from sglang_dspark.serving.cpu.plan import AttentionPlan
 
-MOST_ROWS = min(linear.MAX_ROWS, fused_ops.MOST_ROWS)
 _FLOAT = torch.float32
 
 Matrix = NDArray[Any]
@@ -77,6 +76,7 @@ class Watched:
 class LeanLayer:
     """What a layer's passes need and do not change while `unchanged` holds.
 
+    head_norms: of the query and key heads, where the model has them.
     parts: modules that LoRA and the like may exchange, as (owner's dict, name, module).
     """
 
@@ -84,6 +84,7 @@ class LeanLayer:
     kernel: NarrowMatmul
     first_norm: Norm
     second_norm: Norm
+    head_norms: tuple[Norm, Norm] | None
     qkv: Product
     o: Product
     gate_up: Product
@@ -110,13 +111,15 @@ class Room:
     """Buffers of n rows between a layer's kernels, as arrays and, where needed, addresses.
 
     query, key and value are views of qkv [n, (H + 2 Hkv) D]: `flat_*` [n, heads * D], else
-    [n, heads, D].
+    [n, heads, D]. mixed [n, d] holds what a layer adds to carried [n, d], entered [n, d] the sum of
+    both of the layer before.
     """
 
     rows: int
     block: int
     normed: Matrix  # [n, d]
     normed_at: int
+    qkv: Matrix
     qkv_at: int
     flat_query: Matrix
     flat_key: Matrix
@@ -129,116 +132,68 @@ class Room:
     gate_up_at: int
     activated: Matrix  # [n, f]
     activated_at: int
+    mixed: Matrix
+    mixed_at: int
+    carried: Matrix
+    entered: Matrix
     keep: tuple[Tensor, ...]
 
 
 @dataclass(frozen=True)
 class Step:
-    """What the layers of one pass share; it holds while the pass's tensors are the same objects."""
+    """What the layers of one pass share: rows' positions and pool slots [n] int64, plan, kernel."""
 
-    backend: DsparkCpuAttnBackend
     plan: AttentionPlan
-    positions: Tensor
-    slots: Tensor
-    rows: int
-    positions_array: Matrix  # [n] int64
-    slots_array: Matrix  # [n] int64
+    positions: Matrix
+    slots: Matrix
+    keys: Sequence[Tensor]  # the pool's buffers, one a layer, [slots, Hkv, D]
+    values: Sequence[Tensor]
+    first_layer: int  # number of the pool's first layer
     attend: Any
 
 
-def step_of(
-    backend: Any, positions: Tensor, hidden: Tensor, forward_batch: Any, cached: Step | None
-) -> Step | None:
-    """The pass that positions [n], hidden [n, d] and the batch describe; None if it does not fit.
-
-    cached: the step of the layer before, returned as long as it is the same pass.
-    """
-    slots = forward_batch.out_cache_loc
-    if (
-        cached is not None
-        and cached.plan is getattr(backend, "short", None)
-        and cached.backend is backend
-        and cached.positions is positions
-        and cached.slots is slots
-        and hidden.shape[0] == cached.rows
-        and not torch.is_grad_enabled()
-    ):
-        return cached
-    rows = hidden.shape[0]
-    if (
-        not isinstance(backend, DsparkCpuAttnBackend)
-        or not backend.writes_in_place
-        or backend.short is None
-        or backend.long is not None
-        or torch.is_grad_enabled()
-        or forward_batch.forward_mode.is_idle()
-        or backend.token_to_kv_pool.layer_transfer_counter is not None
-        or not 0 < rows <= MOST_ROWS
-        or rows != backend.num_queries
-        or not _plain_index(positions, rows)
-        or not _plain_index(slots, rows)
-    ):
-        return None
-    return Step(
-        backend=backend,
-        plan=backend.short,
-        positions=positions,
-        slots=slots,
-        rows=rows,
-        positions_array=positions.numpy(),
-        slots_array=slots.numpy(),
-        attend=paged.compiled(backend.threads > 1),
-    )
-
-
-def run(
-    lean: LeanLayer, step: Step, hidden: Tensor, residual: Tensor | None
-) -> tuple[Tensor, Tensor, Tensor]:
+def run(lean: LeanLayer, step: Step, room: Room, hidden: Matrix, residual: Matrix | None) -> Matrix:
     """One layer: hidden [n, d], the last layer's output, still to be added to residual [n, d].
 
-    Returns (output, residual to add it to, residual after the first addition), all [n, d]; without
-    a residual `hidden` is the embedding and is itself the residual. Nothing given is modified.
+    Leaves the output in room.mixed and the residual to add it to in room.carried, which `hidden`
+    and `residual` may be. Returns the residual after the first addition [n, d]: room.entered, or
+    `hidden` itself without a residual, being the embedding then.
     """
-    room = room_of(lean.shape, step.rows)
     norm = lean.first_norm
+    entered = hidden
     if residual is None:
-        entered = hidden
-        fused_ops._rms_norm(hidden.numpy(), norm.weight, norm.epsilon, room.normed)
+        fused_ops.rms_norm_rows(hidden, norm.weight, norm.epsilon, room.normed)
     else:
-        entered = torch.empty_like(hidden)
-        fused_ops._add_rms_norm(
-            hidden.numpy(),
-            residual.numpy(),
-            norm.weight,
-            norm.epsilon,
-            entered.numpy(),
-            room.normed,
+        entered = room.entered
+        fused_ops.add_rms_norm_rows(
+            hidden, residual, norm.weight, norm.epsilon, entered, room.normed
         )
     _attend(lean, step, room)
-    mixed, carried = torch.empty_like(hidden), torch.empty_like(hidden)
-    _multiply(lean, lean.o, room, room.attended_at, mixed.data_ptr())
+    _multiply(lean, lean.o, room, room.attended_at, room.mixed_at)
     norm = lean.second_norm
-    fused_ops._add_rms_norm(
-        mixed.numpy(), entered.numpy(), norm.weight, norm.epsilon, carried.numpy(), room.normed
+    fused_ops.add_rms_norm_rows(
+        room.mixed, entered, norm.weight, norm.epsilon, room.carried, room.normed
     )
     _multiply(lean, lean.gate_up, room, room.normed_at, room.gate_up_at)
-    fused_ops._silu_and_mul(room.gate_up, room.activated)
-    _multiply(lean, lean.down, room, room.activated_at, mixed.data_ptr())
-    return mixed, carried, entered
+    fused_ops.silu_and_mul_rows(room.gate_up, room.activated)
+    _multiply(lean, lean.down, room, room.activated_at, room.mixed_at)
+    return entered
 
 
 def _attend(lean: LeanLayer, step: Step, room: Room) -> None:
     """room.attended from room.normed; K and V go to the pool."""
     _multiply(lean, lean.qkv, room, room.normed_at, room.qkv_at)
-    fused_ops._rotate(
-        step.positions_array, lean.cos_sin, room.flat_query, room.flat_key, lean.shape.head
-    )
-    pool, plan = step.backend.token_to_kv_pool, step.plan
-    index = lean.index - pool.start_layer
+    shape = lean.shape
+    if lean.head_norms is not None:
+        query, key = lean.head_norms
+        fused_ops.rms_norm_heads(room.qkv, 0, shape.heads, query.weight, query.epsilon)
+        fused_ops.rms_norm_heads(room.qkv, shape.heads, shape.kv_heads, key.weight, key.epsilon)
+    fused_ops.rotate_rows(step.positions, lean.cos_sin, room.flat_query, room.flat_key, shape.head)
+    index, plan = lean.index - step.first_layer, step.plan
     step.attend(
-        room.query, pool.k_buffer[index].numpy(), pool.v_buffer[index].numpy(), room.key,
-        room.value, step.slots_array, plan.table, plan.requests, plan.trees, lean.scale,
-        lean.causal, lean.window, room.attended,
+        room.query, step.keys[index].numpy(), step.values[index].numpy(), room.key, room.value,
+        step.slots, plan.table, plan.requests, plan.trees, lean.scale, lean.causal, lean.window,
+        room.attended,
     )  # fmt: skip
 
 
@@ -256,7 +211,7 @@ def _multiply(lean: LeanLayer, product: Product, room: Room, source: int, target
     )
 
 
-@lru_cache(maxsize=4 * MOST_ROWS)
+@lru_cache(maxsize=1024)
 def room_of(shape: Shape, rows: int) -> Room:
     """The buffers for a number of rows; layers of a shape share them, as one runs at a time."""
     query_width, key_width = shape.heads * shape.head, shape.kv_heads * shape.head
@@ -266,9 +221,12 @@ def room_of(shape: Shape, rows: int) -> Room:
         query_width,
         2 * shape.mlp,
         shape.mlp,
+        shape.hidden,
+        shape.hidden,
+        shape.hidden,
     )
     backing = _backing(widths)
-    normed, qkv, attended, gate_up, activated = (
+    normed, qkv, attended, gate_up, activated, mixed, carried, entered = (
         whole[: rows * width].view(rows, width)
         for whole, width in zip(backing, widths, strict=True)
     )
@@ -278,6 +236,7 @@ def room_of(shape: Shape, rows: int) -> Room:
         block=linear.block_rows(rows),
         normed=normed.numpy(),
         normed_at=normed.data_ptr(),
+        qkv=qkv.numpy(),
         qkv_at=qkv.data_ptr(),
         flat_query=query.numpy(),
         flat_key=key.numpy(),
@@ -290,19 +249,14 @@ def room_of(shape: Shape, rows: int) -> Room:
         gate_up_at=gate_up.data_ptr(),
         activated=activated.numpy(),
         activated_at=activated.data_ptr(),
+        mixed=mixed.numpy(),
+        mixed_at=mixed.data_ptr(),
+        carried=carried.numpy(),
+        entered=entered.numpy(),
         keep=backing,
     )
 
 
 @lru_cache(maxsize=8)
 def _backing(widths: tuple[int, ...]) -> tuple[Tensor, ...]:
-    return tuple(torch.empty(MOST_ROWS * width, dtype=_FLOAT) for width in widths)
-
-
-def _plain_index(index: Any, rows: int) -> bool:
-    return (
-        isinstance(index, Tensor)
-        and index.dtype == torch.int64
-        and index.shape == (rows,)
-        and index.is_contiguous()
-    )
+    return tuple(torch.empty(linear.MAX_ROWS * width, dtype=_FLOAT) for width in widths)

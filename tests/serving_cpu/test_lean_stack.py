@@ -1,9 +1,10 @@
-"""The short form of a Llama layer against upstream's forward: same bits, same cache."""
+"""The short form of target and draft layers against upstream's forward: same bits, same cache."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import pytest
@@ -13,21 +14,21 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang.srt.layers.activation import SiluAndMul
-from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context
-from sglang.srt.models.llama import LlamaDecoderLayer, LlamaModel
-from transformers import LlamaConfig
+from sglang.srt.models.dflash import DFlashDraftModel
+from sglang.srt.models.llama import LlamaModel
+from transformers import LlamaConfig, Qwen3Config
 
-from sglang_dspark.patches import cpu_lean_layer
-from sglang_dspark.patches.cpu_lean_layer import forward_lean
+from sglang_dspark.patches import cpu_lean_stack
+from sglang_dspark.patches.cpu_lean_stack import forward_draft, forward_target
 from sglang_dspark.patches.cpu_linear import apply_linear
 from sglang_dspark.patches.registry import check_seam
-from sglang_dspark.serving.cpu import fused_ops, lean_fit, lean_layer, linear
+from sglang_dspark.serving.cpu import fused_ops, lean_fit, lean_layer, lean_stack, linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
 from tests.serving_cpu.attention_world import (
@@ -42,9 +43,9 @@ from tests.serving_cpu.attention_world import (
 pytestmark = pytest.mark.skipif(
     not Processor.host().fuses, reason="no fused multiply-add: the short form does not apply"
 )
+Model = LlamaModel | DFlashDraftModel
 LAYERS = 3
 CAPTURED = [1, 2]
-UPSTREAM_FORWARD = LlamaDecoderLayer.forward
 CASES = {
     "decode": (Case((5,), (1,)), decode_pass),
     "decode, several requests": (Case((5, 40, 1), (1, 1, 1)), decode_pass),
@@ -107,6 +108,32 @@ def model(one_rank: None) -> LlamaModel:
     return model
 
 
+@pytest.fixture(scope="module")
+def draft(one_rank: None) -> DFlashDraftModel:
+    """A DFlash-style draft of three layers: norms of query and key heads, bidirectional blocks."""
+    torch.manual_seed(1)
+    config = Qwen3Config(
+        hidden_size=48,
+        intermediate_size=80,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=16,
+        vocab_size=64,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-6,
+        dflash_config={"target_layer_ids": [0, 1], "mask_token_id": 3},
+        num_target_layers=LAYERS,
+        block_size=6,
+    )
+    model = DFlashDraftModel(config)
+    model.embed_tokens = torch.nn.Embedding(64, 48)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3).requires_grad_(parameter.dim() == 1)
+    return model
+
+
 @pytest.fixture
 def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
     """Upstream's layer over our operators, which is what a server without the short form runs."""
@@ -133,7 +160,7 @@ class Outcome:
 
 
 def outcome(
-    model: LlamaModel, case: Case, make_pass: Any, monkeypatch: pytest.MonkeyPatch, *, lean: bool
+    model: Model, case: Case, make_pass: Any, monkeypatch: pytest.MonkeyPatch, *, lean: bool
 ) -> Outcome:
     """One pass of the model over a cache with random prefixes."""
     world = World(case)
@@ -165,20 +192,16 @@ def outcome(
     with monkeypatch.context() as patch, torch.inference_mode():
         patch.setattr(lean_layer, "run", counting)
         if lean:
-            patch.setattr(
-                LlamaDecoderLayer,
-                "forward",
-                lambda layer, *args, **kwargs: forward_lean(
-                    UPSTREAM_FORWARD, layer, *args, **kwargs
-                ),
-            )
+            hook = forward_target if isinstance(model, LlamaModel) else forward_draft
+            patch.setattr(model, "forward", partial(hook, type(model).forward, model))
         backend.init_forward_metadata(batch)
         previous = set_forward_context(ForwardContext(attn_backend=backend))
         try:
-            hidden, captured = model(tokens, positions, batch)
+            result = model(tokens, positions, batch)
         finally:
             set_forward_context(previous)
-    assert isinstance(captured, AuxHiddenStateList)
+    hidden, captured = (result.hidden_states, []) if isinstance(model, DFlashDraftModel) else result
+    assert batch.residual_stream is None
     pool = world.kv_pool
     return Outcome(hidden, list(captured), pool.k_buffer, pool.v_buffer, taken)
 
@@ -226,17 +249,56 @@ def test_long_windows_keep_upstreams_forward(
 
 
 @pytest.mark.usefixtures("our_kernels")
-def test_layers_of_both_forms_follow_each_other(
+@pytest.mark.parametrize("name", ["verify window", "several windows"])
+def test_draft_layers_are_upstreams_to_rounding(
+    draft: DFlashDraftModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    case = {"verify window": Case((70,), (6,)), "several windows": Case((7, 0, 30), (6, 6, 6))}[
+        name
+    ]
+    upstream = outcome(draft, case, verify_pass, monkeypatch, lean=False)
+    lean = outcome(draft, case, verify_pass, monkeypatch, lean=True)
+    assert (lean.lean_layers, upstream.lean_layers) == (LAYERS, 0)
+    # Not the same bits: heads are normed where they stand, and sums are taken in another order.
+    torch.testing.assert_close(lean.hidden, upstream.hidden, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lean.keys, upstream.keys, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(lean.values, upstream.values, rtol=1e-4, atol=1e-5)
+
+
+@pytest.mark.usefixtures("our_kernels")
+def test_the_embedding_of_the_first_layer_can_be_captured(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    case, make_pass = CASES["ragged verify windows"]
-    upstream = outcome(model, case, make_pass, monkeypatch, lean=False)
-    for odd in range(LAYERS):
-        with monkeypatch.context() as patch:
-            patch.setitem(vars(model.layers[odd]), "dspark_lean_layer", None)
-            mixed = outcome(model, case, make_pass, monkeypatch, lean=True)
-        assert mixed.lean_layers == LAYERS - 1
-        assert_same(mixed, upstream)
+    case, make_pass = CASES["decode"]
+    monkeypatch.setattr(model, "layers_to_capture", [0, 2])
+    lean = outcome(model, case, make_pass, monkeypatch, lean=True)
+    assert len(lean.captured) == 2
+    assert_same(lean, outcome(model, case, make_pass, monkeypatch, lean=False))
+
+
+@pytest.mark.usefixtures("our_kernels")
+def test_one_layer_that_does_not_fit_keeps_upstreams_forward_for_all(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, make_pass = CASES["decode"]
+    vars(model).pop("dspark_lean_stack", None)
+    wide = torch.nn.Parameter(torch.zeros(48), requires_grad=False)
+    monkeypatch.setitem(model.layers[1].mlp.down_proj._parameters, "bias", wide)
+    mixed = outcome(model, case, make_pass, monkeypatch, lean=True)
+    assert mixed.lean_layers == 0
+    assert_same(mixed, outcome(model, case, make_pass, monkeypatch, lean=False))
+    vars(model).pop("dspark_lean_stack")
+
+
+def test_a_replaced_layer_is_noticed(model: LlamaModel) -> None:
+    stack = lean_stack.stack_of(model.layers, lean_fit.llama_layer_of)
+    assert stack is not None
+    assert stack.unchanged
+    kept = model.layers[1]
+    model.layers[1] = torch.nn.Identity()
+    assert not stack.unchanged
+    model.layers[1] = kept
+    assert stack.unchanged
 
 
 @pytest.mark.usefixtures("our_kernels")
@@ -302,9 +364,9 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_layers_do_not_fit(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    assert lean_fit.lean_layer_of(model.layers[0]) is not None
+    assert lean_fit.llama_layer_of(model.layers[0]) is not None
     unfit(model, case, monkeypatch)
-    assert lean_fit.lean_layer_of(model.layers[0]) is None
+    assert lean_fit.llama_layer_of(model.layers[0]) is None
 
 
 def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
@@ -321,4 +383,4 @@ def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
 
 
 def test_the_target_is_what_we_expect() -> None:
-    assert all(check_seam(seam).ok for seam in cpu_lean_layer.SEAMS)
+    assert all(check_seam(seam).ok for seam in cpu_lean_stack.SEAMS)

@@ -1,0 +1,130 @@
+"""Decoder layers of Llama targets and of DSPARK drafts as a few kernel calls each.
+
+Upstream (0.5.23): sglang/srt/models/llama.py, `LlamaModel.forward`, and models/dflash.py,
+`DFlashDraftModel.forward`, whose layer loops serving/cpu/lean_stack.py replaces. Wherever a model,
+a pass or a tensor is not what the short form serves, upstream's forward runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from sglang_dspark.patches.seam import Seam
+
+_STACK = "dspark_lean_stack"  # attribute of a model
+
+
+def forward_target(
+    original: Callable[..., Any],
+    model: Any,
+    input_ids: Tensor,
+    positions: Tensor,
+    forward_batch: Any,
+    input_embeds: Tensor | None = None,
+    pp_proxy_tensors: Any = None,
+) -> Any:
+    """AROUND hook of `LlamaModel.forward`: hidden [n, d], with the captured layers' inputs if any.
+
+    Upstream's residual stream is left out: nothing else of a whole, plain stack touches it.
+    """
+    from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
+
+    from sglang_dspark.serving.cpu import lean_fit, lean_stack
+
+    group = model.pp_group
+    stack = None
+    if group.is_first_rank and group.is_last_rank:
+        stack = _stack_of(model, lean_fit.llama_layer_of)
+    if stack is None:
+        return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
+    hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
+    step = _step_for(stack, positions, hidden, forward_batch)
+    if step is None:
+        return original(model, input_ids, positions, forward_batch, hidden, pp_proxy_tensors)
+    aux = AuxHiddenStateList()
+    output, residual = lean_stack.run(stack, step, hidden, model.layers_to_capture, aux.capture)
+    normed, _ = model.norm(output, residual)
+    return (normed, aux) if aux else normed
+
+
+def forward_draft(
+    original: Callable[..., Any],
+    model: Any,
+    input_ids: Tensor,
+    positions: Tensor,
+    forward_batch: Any,
+    input_embeds: Tensor | None = None,
+    get_embedding: bool = False,
+    pp_proxy_tensors: Any = None,
+) -> Any:
+    """AROUND hook of `DFlashDraftModel.forward`: block tokens or embeddings [n, d] -> h [n, d]."""
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+    from sglang_dspark.serving.cpu import lean_fit, lean_stack
+
+    stack, step = _stack_of(model, lean_fit.draft_layer_of), None
+    if stack is not None:
+        if input_embeds is None and model.embed_tokens is not None:
+            input_embeds = model.embed_tokens(input_ids)
+        step = _step_for(stack, positions, input_embeds, forward_batch)
+    if stack is None or step is None:
+        return original(
+            model,
+            input_ids,
+            positions,
+            forward_batch,
+            input_embeds,
+            get_embedding,
+            pp_proxy_tensors,
+        )
+    assert input_embeds is not None
+    output, residual = lean_stack.run(stack, step, input_embeds)
+    hidden, _ = model.norm(output, residual)
+    return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
+
+
+def _stack_of(model: Any, resolve: Callable[[Any], Any]) -> Any:
+    """The model's `LeanStack`, resolved again when something in it was exchanged."""
+    from sglang_dspark.serving.cpu import lean_stack
+
+    found = model.__dict__.get(_STACK, ...)
+    if found is ... or (found is not None and not found.unchanged):
+        found = model.__dict__[_STACK] = lean_stack.stack_of(model.layers, resolve)
+    return found
+
+
+def _step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:
+    from sglang.srt.model_executor.forward_context import get_attn_backend
+
+    from sglang_dspark.serving.cpu import lean_stack
+
+    if not lean_stack.fits(stack, hidden):
+        return None
+    return lean_stack.step_of(get_attn_backend(), positions, hidden, forward_batch)
+
+
+SEAMS = (
+    Seam(
+        name="cpu-lean-target",
+        target="sglang.srt.models.llama.LlamaModel.forward",
+        kind="around",
+        hook=forward_target,
+        signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
+        "pp_proxy_tensors=None)",
+        why="SGLang's Python around a small layer's kernels costs as much as their arithmetic",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-lean-draft",
+        target="sglang.srt.models.dflash.DFlashDraftModel.forward",
+        kind="around",
+        hook=forward_draft,
+        signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
+        "get_embedding=False, pp_proxy_tensors=None)",
+        why="the same around the draft's layers",
+        device="cpu",
+    ),
+)
