@@ -19,6 +19,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.drafter.heads import restricted_tokens
+from sglang_dspark.serving.cpu.greedy_ops import likeliest
 from sglang_dspark.serving.cpu.linear import product
 
 
@@ -70,7 +71,7 @@ def draft_greedy(
     previous = anchor.long()
     drafted = []
     for k in range(base.shape[1]):
-        previous = agree(head.tokens[(base[:, k] + _bias(head, previous)).argmax(-1)])
+        previous = agree(likeliest(base[:, k], _bias(head, previous), head.tokens))
         drafted.append(previous)
     return torch.stack(drafted, 1)
 

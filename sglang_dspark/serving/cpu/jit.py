@@ -44,6 +44,16 @@ def float_from_bits(typingctx, bits):  # type: ignore[no-untyped-def]
     return types.float32(types.int32), codegen
 
 
+@intrinsic
+def bits_of_float(typingctx, value):  # type: ignore[no-untyped-def]
+    """The bit pattern of a float32 as int32."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), codegen
+
+
 @njit(fastmath={"contract"})
 def exp32(x):  # type: ignore[no-untyped-def]
     """exp of a float32 to within 2e-7 relative; below -87 (-inf too) about 1.6e-38, not 0.

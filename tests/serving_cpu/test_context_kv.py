@@ -1,0 +1,131 @@
+"""Context injection against upstream's: same cache, only accepted rows written."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang")
+
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.rotary_embedding import get_rope
+from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.models.dspark import DSparkDraftMixin
+
+from sglang_dspark.patches.cpu_commit import SEAMS, write_target_hidden_kv
+from sglang_dspark.patches.registry import check_seam
+from sglang_dspark.serving.cpu import context_kv, linear
+
+LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, FEATURES = 3, 48, 3, 2, 16, 96
+SLOTS = 40
+
+pytestmark = pytest.mark.skipif(linear.prepare() is None, reason="no fused multiply-add")
+
+
+class Draft(DSparkDraftMixin, torch.nn.Module):
+    """The parts of upstream's draft that injection reads, with random weights."""
+
+    def __init__(self) -> None:
+        torch.nn.Module.__init__(self)
+        torch.manual_seed(0)
+        self._fused_kv_write_cache = None
+        self.fc = torch.nn.Linear(FEATURES, HIDDEN, bias=False)
+        self.layers = [self._layer(i) for i in range(LAYERS)]
+        self.requires_grad_(False)
+
+    @staticmethod
+    def _layer(index: int) -> Any:
+        kv_size, q_size = KV_HEADS * DIM, HEADS * DIM
+        norm = RMSNorm(DIM, eps=1e-6)
+        norm.weight.data = torch.rand(DIM) + 0.5
+        projection = SimpleNamespace(
+            weight=torch.randn(q_size + 2 * kv_size, HIDDEN) * 0.2, bias=None, quant_method=None
+        )
+        attention = SimpleNamespace(
+            qkv_proj=projection, q_size=q_size, kv_size=kv_size, head_dim=DIM, v_scale=None,
+            num_kv_heads=KV_HEADS, k_norm=norm,
+            rotary_emb=get_rope(DIM, DIM, 128, 10000.0, dtype=torch.float32),
+            attn=SimpleNamespace(layer_id=index, k_scale=None, v_scale=None),
+        )  # fmt: skip
+        return SimpleNamespace(self_attn=attention)
+
+    def project_target_hidden(self, target_hidden: Tensor) -> Tensor:
+        return self.fc(target_hidden)
+
+
+@pytest.fixture
+def draft(monkeypatch: pytest.MonkeyPatch) -> Draft:
+    from sglang.srt.models import dspark
+
+    monkeypatch.setattr(dspark, "can_dflash_slice_qkv_weight", lambda projection: (True, ""))
+    return Draft()
+
+
+def pool() -> MHATokenToKVPool:
+    made = MHATokenToKVPool(
+        size=SLOTS, page_size=1, dtype=torch.float32, head_num=KV_HEADS, head_dim=DIM,
+        layer_num=LAYERS, device="cpu", enable_memory_saver=False,
+    )  # fmt: skip
+    for buffer in (*made.k_buffer, *made.v_buffer):
+        buffer.fill_(-7.0)
+    return made
+
+
+def arguments(commit: list[int] | None, width: int) -> dict[str, Any]:
+    torch.manual_seed(3)
+    rows = (len(commit) if commit is not None else 2) * width
+    slots = torch.randperm(SLOTS)[:rows] + 1
+    windows: dict[str, Any] = {}
+    if commit is not None:
+        windows["cache_loc_2d"] = slots.view(-1, width)
+        windows["commit_lens"] = torch.tensor(commit, dtype=torch.int32)
+    return {
+        "target_hidden": torch.randn(rows, FEATURES),
+        "positions": torch.randint(0, 128, (rows,)),
+        "cache_loc": slots,
+        **windows,
+    }
+
+
+@pytest.mark.parametrize("commit", [[1], [6], [1, 6, 3], [2, 1, 1, 5], None])
+@pytest.mark.parametrize("projected", [False, True])
+def test_the_cache_is_upstreams(draft: Draft, commit: list[int] | None, projected: bool) -> None:
+    given = arguments(commit, 6)
+    if projected:
+        given["target_hidden"] = draft.project_target_hidden(given["target_hidden"])
+    given["target_hidden_is_projected"] = projected
+    ours, theirs = pool(), pool()
+    with torch.inference_mode():
+        DSparkDraftMixin.write_target_hidden_kv(draft, pool=theirs, **given)
+        assert context_kv.fits(draft, ours, given["target_hidden"])
+        write_target_hidden_kv(_must_not_run, draft, pool=ours, **given)
+    for mine, upstream in (
+        (ours.k_buffer, theirs.k_buffer),
+        (ours.v_buffer, theirs.v_buffer),
+    ):
+        torch.testing.assert_close(list(mine), list(upstream), rtol=1e-5, atol=1e-5)
+    untouched = (theirs.k_buffer[0][:, 0, 0] == -7.0).sum()
+    written = given["positions"].numel() if commit is None else sum(commit)
+    assert int(untouched) == theirs.k_buffer[0].shape[0] - written
+
+
+def _must_not_run(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("upstream's path ran")
+
+
+def test_other_pools_and_long_prefills_keep_upstreams_path(draft: Draft) -> None:
+    given = arguments([1, 2], 6)["target_hidden"]
+    assert context_kv.fits(draft, pool(), given)
+    assert not context_kv.fits(draft, object(), given)
+    assert not context_kv.fits(draft, pool(), given.bfloat16())
+    assert not context_kv.fits(draft, pool(), torch.zeros(300, FEATURES))
+    draft.layers[1].self_attn.v_scale = 2.0
+    assert not context_kv.fits(draft, pool(), given)
+
+
+def test_the_targets_are_what_we_expect() -> None:
+    assert all(check_seam(seam).ok for seam in SEAMS)
