@@ -44,10 +44,9 @@ def forward_target(
     step = _step_for(stack, positions, hidden, forward_batch)
     if step is None:
         return original(model, input_ids, positions, forward_batch, hidden, pp_proxy_tensors)
-    aux = AuxHiddenStateList()
-    output, residual = lean_stack.run(stack, step, hidden, model.layers_to_capture, aux.capture)
+    output, residual, captured = lean_stack.run(stack, step, hidden, model.layers_to_capture)
     normed, _ = model.norm(output, residual)
-    return (normed, aux) if aux else normed
+    return (normed, AuxHiddenStateList(captured)) if captured else normed
 
 
 def forward_draft(
@@ -81,7 +80,7 @@ def forward_draft(
             pp_proxy_tensors,
         )
     assert input_embeds is not None
-    output, residual = lean_stack.run(stack, step, input_embeds)
+    output, residual, _ = lean_stack.run(stack, step, input_embeds)
     hidden, _ = model.norm(output, residual)
     return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
@@ -101,9 +100,7 @@ def _step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) ->
 
     from sglang_dspark.serving.cpu import lean_stack
 
-    if not lean_stack.fits(stack, hidden):
-        return None
-    return lean_stack.step_of(get_attn_backend(), positions, hidden, forward_batch)
+    return lean_stack.step_of(stack, get_attn_backend(), positions, hidden, forward_batch)
 
 
 SEAMS = (

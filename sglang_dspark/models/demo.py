@@ -23,6 +23,7 @@ from typing import Any
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.models import source
 from sglang_dspark.models.source import Progress, silent
+from sglang_dspark.paths import cache_root
 
 NAME = "smollm2-135m-instruct"
 MANIFEST = "provenance.json"
@@ -36,10 +37,7 @@ def demo_target_path(cache_dir: Path | None = None) -> Path:
 
     cache_dir: root of the cache; default `$XDG_CACHE_HOME` or `~/.cache`.
     """
-    if cache_dir is None:
-        configured = os.environ.get("XDG_CACHE_HOME", "")
-        cache_dir = Path(configured) if Path(configured).is_absolute() else Path.home() / ".cache"
-    return cache_dir / "sglang-dspark" / "models" / NAME
+    return (cache_dir or cache_root()) / "sglang-dspark" / "models" / NAME
 
 
 def ensure_demo_target(

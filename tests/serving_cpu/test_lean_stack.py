@@ -28,7 +28,7 @@ from sglang_dspark.patches import cpu_lean_stack
 from sglang_dspark.patches.cpu_lean_stack import forward_draft, forward_target
 from sglang_dspark.patches.cpu_linear import apply_linear
 from sglang_dspark.patches.registry import check_seam
-from sglang_dspark.serving.cpu import fused_ops, lean_fit, lean_layer, lean_stack, linear
+from sglang_dspark.serving.cpu import fused_ops, lean_fit, lean_layer, lean_stack
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
 from tests.serving_cpu.attention_world import (
@@ -150,13 +150,13 @@ def our_kernels(monkeypatch: pytest.MonkeyPatch) -> None:
 
 @dataclass
 class Outcome:
-    """What a pass left behind: final hidden states, captures, cache, layers in the short form."""
+    """What a pass left behind: final hidden states, captures, cache, passes in the short form."""
 
     hidden: Tensor
     captured: list[Tensor]
     keys: list[Tensor]
     values: list[Tensor]
-    lean_layers: int
+    lean_passes: int
 
 
 def outcome(
@@ -186,11 +186,11 @@ def outcome(
     def counting(*args: Any, **kwargs: Any) -> Any:
         nonlocal taken
         taken += 1
-        return lean_layer_run(*args, **kwargs)
+        return lean_run(*args, **kwargs)
 
-    lean_layer_run = lean_layer.run
+    lean_run = lean_stack.run
     with monkeypatch.context() as patch, torch.inference_mode():
-        patch.setattr(lean_layer, "run", counting)
+        patch.setattr(lean_stack, "run", counting)
         if lean:
             hook = forward_target if isinstance(model, LlamaModel) else forward_draft
             patch.setattr(model, "forward", partial(hook, type(model).forward, model))
@@ -225,7 +225,7 @@ def test_same_bits_as_upstreams_forward_over_our_operators(
     case, make_pass = CASES[name]
     upstream = outcome(model, case, make_pass, monkeypatch, lean=False)
     lean = outcome(model, case, make_pass, monkeypatch, lean=True)
-    assert (lean.lean_layers, upstream.lean_layers) == (LAYERS, 0)
+    assert (lean.lean_passes, upstream.lean_passes) == (1, 0)
     assert len(lean.captured) == len(CAPTURED)
     assert_same(lean, upstream)
 
@@ -244,7 +244,7 @@ def test_long_windows_keep_upstreams_forward(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     lean = outcome(model, *LONG, monkeypatch, lean=True)
-    assert lean.lean_layers == 0
+    assert lean.lean_passes == 0
     assert_same(lean, outcome(model, *LONG, monkeypatch, lean=False))
 
 
@@ -258,7 +258,7 @@ def test_draft_layers_are_upstreams_to_rounding(
     ]
     upstream = outcome(draft, case, verify_pass, monkeypatch, lean=False)
     lean = outcome(draft, case, verify_pass, monkeypatch, lean=True)
-    assert (lean.lean_layers, upstream.lean_layers) == (LAYERS, 0)
+    assert (lean.lean_passes, upstream.lean_passes) == (1, 0)
     # Not the same bits: heads are normed where they stand, and sums are taken in another order.
     torch.testing.assert_close(lean.hidden, upstream.hidden, rtol=1e-4, atol=1e-5)
     torch.testing.assert_close(lean.keys, upstream.keys, rtol=1e-4, atol=1e-5)
@@ -285,7 +285,7 @@ def test_one_layer_that_does_not_fit_keeps_upstreams_forward_for_all(
     wide = torch.nn.Parameter(torch.zeros(48), requires_grad=False)
     monkeypatch.setitem(model.layers[1].mlp.down_proj._parameters, "bias", wide)
     mixed = outcome(model, case, make_pass, monkeypatch, lean=True)
-    assert mixed.lean_layers == 0
+    assert mixed.lean_passes == 0
     assert_same(mixed, outcome(model, case, make_pass, monkeypatch, lean=False))
     vars(model).pop("dspark_lean_stack")
 
@@ -320,7 +320,7 @@ def test_new_weights_are_noticed(
     else:
         projection.weight = torch.nn.Parameter(new, requires_grad=False)
     after = outcome(model, case, make_pass, monkeypatch, lean=True)
-    assert after.lean_layers == LAYERS
+    assert after.lean_passes == 1
     assert not torch.equal(after.hidden, before.hidden)
     assert_same(after, outcome(model, case, make_pass, monkeypatch, lean=False))
     projection.weight = torch.nn.Parameter(saved, requires_grad=False)
@@ -373,13 +373,24 @@ def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
     shape = lean_layer.Shape(hidden=48, heads=3, kv_heads=1, head=16, mlp=80)
     room = lean_layer.room_of(shape, 5)
     assert lean_layer.room_of(shape, 5) is room
-    assert lean_layer.room_of(shape, 7).normed_at == room.normed_at
-    arrays = (room.normed, room.query, room.key, room.value, room.attended, room.gate_up)
-    for number, array in enumerate((*arrays, room.activated)):
-        array[:] = number
-    for number, array in enumerate((*arrays, room.activated)):
-        assert (array == number).all()
-    assert room.block == linear.block_rows(5)
+    assert lean_layer.room_of(shape, 7).normed.ctypes.data == room.normed.ctypes.data
+    apart = sorted(set(room._fields) - {"qkv"})  # which is `heads` in another shape
+    assert room.heads.ctypes.data == room.qkv.ctypes.data
+    for number, name in enumerate(apart):
+        getattr(room, name)[:] = number
+    for number, name in enumerate(apart):
+        assert (getattr(room, name) == number).all()
+
+
+def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
+    stack = lean_stack.stack_of(model.layers, lean_fit.llama_layer_of)
+    assert stack is not None
+    pool = World(Case((5,), (1,))).kv_pool
+    pool.k_buffer, pool.v_buffer = pool.k_buffer * LAYERS, pool.v_buffer * LAYERS
+    tables = stack.tables(pool)
+    assert stack.tables(pool) is tables
+    pool.v_buffer[1] = pool.v_buffer[1].clone()
+    assert stack.tables(pool) is not tables
 
 
 def test_the_target_is_what_we_expect() -> None:

@@ -10,17 +10,16 @@ from __future__ import annotations
 
 import numpy as np
 import torch
-from numba import njit
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.jit import bits_of_float
+from sglang_dspark.serving.cpu.jit import bits_of_float, exact_kernel
 
 _BLOCK = 2048
 _SIGN = np.int32(0x7FFFFFFF)
 _MINUS_ZERO = np.int32(-(2**31))
 
 
-@njit(cache=True, nogil=True)
+@exact_kernel
 def _key(bits):  # type: ignore[no-untyped-def]
     """Order of float32 values as integers; both zeros are equal."""
     if bits == _MINUS_ZERO:
@@ -28,7 +27,7 @@ def _key(bits):  # type: ignore[no-untyped-def]
     return bits ^ ((bits >> np.int32(31)) & _SIGN)
 
 
-@njit(cache=True, nogil=True)
+@exact_kernel
 def _argmax(row):  # type: ignore[no-untyped-def]
     """Index of the largest float32 whose bits are the int32 `row` [V]."""
     best, block = _key(row[0]), 0
@@ -46,14 +45,14 @@ def _argmax(row):  # type: ignore[no-untyped-def]
     return 0
 
 
-@njit(cache=True, nogil=True)
+@exact_kernel
 def _rows(bits, out):  # type: ignore[no-untyped-def]
     """bits [n, V] -> out [n]."""
     for i in range(bits.shape[0]):
         out[i] = _argmax(bits[i])
 
 
-@njit(cache=True, nogil=True)
+@exact_kernel
 def _accept(window, bits, accepted, bonus):  # type: ignore[no-untyped-def]
     """window [R, n] anchor and drafts, bits [R * n, V] -> accepted [R], bonus [R]."""
     n = window.shape[1]
@@ -66,7 +65,7 @@ def _accept(window, bits, accepted, bonus):  # type: ignore[no-untyped-def]
         accepted[r], bonus[r] = k, token
 
 
-@njit(cache=True, nogil=True)
+@exact_kernel
 def _likeliest(base, bias, tokens, out):  # type: ignore[no-untyped-def]
     """tokens[argmax(base + bias)] of each row: base, bias [R, n], tokens [n] -> out [R]."""
     for r in range(base.shape[0]):

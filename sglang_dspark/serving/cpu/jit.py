@@ -1,19 +1,27 @@
 """Numba settings and building blocks shared by the CPU kernels.
 
 The kernels compile for the processor they run on (AVX2 or wider) at the first start and are cached
-on disk. Sums may be reassociated, which is what lets them use vector registers; NaN and infinity
-keep their meaning. Division follows numpy (no ZeroDivisionError), as a check would forbid vectors.
+on disk, in a folder named after the source of them all: Numba itself looks at the file of a kernel
+only, and would keep the old code of a function that the kernel calls from another file. Sums may be
+reassociated, which is what lets them use vector registers; NaN and infinity keep their meaning.
+Division follows numpy (no ZeroDivisionError), as a check would forbid vectors.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable
+from functools import cache
+from pathlib import Path
 from typing import Any
 
+import numba
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
 from numba.extending import intrinsic
+
+from sglang_dspark.paths import cache_root
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 
@@ -24,14 +32,37 @@ _LOWEST = np.float32(-87.0)
 _HIGHEST = np.float32(88.0)
 
 
+@cache
+def cache_folder() -> Path:
+    """Where compiled kernels are kept: depends on the text of every file of this folder."""
+    digest = hashlib.sha256()
+    for file in sorted(Path(__file__).parent.glob("*.py")):
+        digest.update(file.read_bytes())
+    return cache_root() / "sglang-dspark" / "kernels" / digest.hexdigest()[:16]
+
+
+def _compiled(function: Callable[..., Any], **options: Any) -> Any:
+    ordinary = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = str(cache_folder())  # read while a function is wrapped
+    try:
+        return njit(cache=True, nogil=True, error_model="numpy", **options)(function)
+    finally:
+        numba.config.CACHE_DIR = ordinary
+
+
 def kernel(function: Callable[..., Any]) -> Any:
     """Compile for one thread; the caller holds no GIL meanwhile."""
-    return njit(cache=True, fastmath=FAST, nogil=True, error_model="numpy")(function)
+    return _compiled(function, fastmath=FAST)
+
+
+def exact_kernel(function: Callable[..., Any]) -> Any:
+    """As `kernel`, with float operations as they are written: signs of zero, order of sums."""
+    return _compiled(function)
 
 
 def parallel_kernel(function: Callable[..., Any]) -> Any:
     """Compile with `prange` loops spread over Numba's threads."""
-    return njit(cache=True, fastmath=FAST, nogil=True, parallel=True, error_model="numpy")(function)
+    return _compiled(function, fastmath=FAST, parallel=True)
 
 
 @intrinsic

@@ -28,7 +28,7 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import linear, paged
-from sglang_dspark.serving.cpu.lean_layer import LeanLayer, Norm, Product, Shape, Watched
+from sglang_dspark.serving.cpu.lean_layer import NO_NORM, LeanLayer, Norm, Product, Shape, Watched
 from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
 
 _FLOAT = torch.float32
@@ -36,7 +36,7 @@ _FLOAT = torch.float32
 
 def llama_layer_of(layer: Any) -> LeanLayer | None:
     """Resolve a target's layer with its weights in place; None where it does not fit."""
-    return _resolve(layer, None) if _plain_llama(layer) else None
+    return _resolve(layer, (None, None)) if _plain_llama(layer) else None
 
 
 def draft_layer_of(layer: Any) -> LeanLayer | None:
@@ -47,7 +47,7 @@ def draft_layer_of(layer: Any) -> LeanLayer | None:
     return _resolve(layer, (attention.q_norm, attention.k_norm))
 
 
-def _resolve(layer: Any, head_norms: tuple[RMSNorm, RMSNorm] | None) -> LeanLayer | None:
+def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> LeanLayer | None:
     attention, mlp = layer.self_attn, layer.mlp
     kernel = linear.prepare()
     if kernel is None or get_parallel().tp_size != 1:
@@ -76,11 +76,14 @@ def _resolve(layer: Any, head_norms: tuple[RMSNorm, RMSNorm] | None) -> LeanLaye
     return LeanLayer(
         shape=shape,
         kernel=kernel,
-        first_norm=_norm(layer.input_layernorm),
-        second_norm=_norm(layer.post_attention_layernorm),
-        head_norms=None if head_norms is None else (_norm(head_norms[0]), _norm(head_norms[1])),
+        norms=(
+            _norm(layer.input_layernorm),
+            _norm(layer.post_attention_layernorm),
+            _norm(head_norms[0]),
+            _norm(head_norms[1]),
+        ),
         **products,  # type: ignore[arg-type]
-        cos_sin=rotary.cos_sin_cache.numpy(),
+        cos_sin=rotary.cos_sin_cache,
         index=radix.layer_id,
         scale=radix.scaling,
         causal=radix.attn_type != AttentionType.ENCODER_ONLY,
@@ -162,6 +165,7 @@ def _plain_modules(layer: Any) -> bool:
         and type(rotary) in (RotaryEmbedding, Llama3RotaryEmbedding)
         and rotary.is_neox_style
         and rotary.cos_sin_cache.dtype == _FLOAT
+        and rotary.cos_sin_cache.is_contiguous()
         and rotary.head_size == radix.qk_head_dim == radix.v_head_dim
         and not radix.is_cross_attention
         and not radix.logit_cap
@@ -178,6 +182,7 @@ def _plain_boundary(boundary: Any) -> bool:
 def _plain_norm(norm: RMSNorm) -> bool:
     return (
         norm.weight.dtype == _FLOAT
+        and norm.weight.is_contiguous()
         and norm.variance_size_override is None
         and norm.override_orig_dtype in (None, _FLOAT)
     )
@@ -205,8 +210,8 @@ def _product(kernel: NarrowMatmul, weight: Tensor | None) -> Product | None:
     return Product(weight.data_ptr(), n, k, threads)
 
 
-def _norm(norm: RMSNorm) -> Norm:
-    return Norm(norm.weight.detach().numpy(), norm.variance_epsilon)
+def _norm(norm: RMSNorm | None) -> Norm:
+    return NO_NORM if norm is None else Norm(norm.weight.data_ptr(), norm.variance_epsilon)
 
 
 def _consistent(shape: Shape, weights: Mapping[str, Tensor | None], layer: Any) -> bool:

@@ -1,58 +1,115 @@
-"""All layers of a model run one after the other in the short form of lean_layer.py.
+"""All layers of a model in the short form: what they share, whether they fit, one call for all.
 
 Adapts the layer loops of `LlamaModel.forward` (sglang/srt/models/llama.py) and
-`DFlashDraftModel.forward` (models/dflash.py, 0.5.23). Whether model, pass and tensors fit is asked
-once a pass, not once a layer: the answers cost as much as a layer's kernels.
+`DFlashDraftModel.forward` (models/dflash.py, 0.5.23). With a handful of rows SGLang's modules,
+boundaries and linear wrappers cost more than a small layer's arithmetic besides the products, so
+whether model, pass and tensors fit is asked once a pass and lean_kernel.py does the rest.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.serving.cpu import fused_ops, lean_layer, linear, paged
+from sglang_dspark.serving.cpu import fused_ops, lean_kernel, lean_layer, linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.serving.cpu.lean_layer import LeanLayer, Step
+from sglang_dspark.serving.cpu.lean_kernel import Pass, Tables
+from sglang_dspark.serving.cpu.lean_layer import LeanLayer
 
 MOST_ROWS = min(linear.MAX_ROWS, fused_ops.MOST_ROWS)
 _FLOAT = torch.float32
-Capture = Callable[[Tensor], None]
 
 
-@dataclass(frozen=True)
 class LeanStack:
-    """The layers of a model, all of one shape. modules: the container's dict of them."""
+    """The layers of a model, all of one shape, as the kernel's tables."""
 
-    layers: tuple[LeanLayer, ...]
-    modules: tuple[tuple[Mapping[str, Any], str, nn.Module], ...]
+    def __init__(self, layers: Sequence[LeanLayer], modules: nn.ModuleList):
+        self.layers = tuple(layers)
+        self.shape = layers[0].shape
+        owner: Mapping[str, Any] = modules._modules
+        parts = [(owner, name, module) for name, module in owner.items()]
+        self._parts = (*parts, *(part for layer in layers for part in layer.parts))
+        self._tensors = tuple(
+            (watched.owner, watched.name, watched.tensor, watched.address)
+            for layer in layers
+            for watched in layer.tensors
+        )
+        self._tables: tuple[tuple[int, ...], Tables] | None = None
 
     @property
     def unchanged(self) -> bool:
-        """Whether no layer and nothing in a layer was exchanged or moved since."""
-        for owner, name, module in self.modules:
+        """Whether no module and no parameter was exchanged or moved since."""
+        for owner, name, module in self._parts:
             if owner.get(name) is not module:
                 return False
-        return all(layer.unchanged for layer in self.layers)
+        for home, name, tensor, address in self._tensors:
+            if home.get(name) is not tensor or tensor.data_ptr() != address:
+                return False
+        return True
+
+    def tables(self, pool: Any) -> Tables:
+        """The kernel's tables for a K/V pool, made anew when its buffers moved."""
+        buffers = (*pool.k_buffer, *pool.v_buffer)
+        key = tuple(buffer.data_ptr() for buffer in buffers)
+        if self._tables is None or self._tables[0] != key:
+            self._tables = (key, _tables(self.layers, pool))
+        return self._tables[1]
 
 
-def stack_of(layers: nn.ModuleList, resolve: Callable[[Any], LeanLayer | None]) -> LeanStack | None:
+def stack_of(
+    modules: nn.ModuleList, resolve: Callable[[Any], LeanLayer | None]
+) -> LeanStack | None:
     """The stack of a model's layers; None where one does not fit or shapes differ."""
-    owner = layers._modules
-    modules = tuple((owner, name, module) for name, module in owner.items() if module is not None)
-    found = tuple(resolve(module) for _, _, module in modules)
-    lean = tuple(layer for layer in found if layer is not None)
-    if not lean or len(lean) < len(found) or len({layer.shape for layer in lean}) > 1:
+    found = [resolve(module) for module in modules]
+    layers = [layer for layer in found if layer is not None]
+    if not layers or len(layers) < len(found) or len({layer.shape for layer in layers}) > 1:
         return None
-    return LeanStack(lean, modules)
+    return LeanStack(layers, modules)
 
 
-def step_of(backend: Any, positions: Tensor, hidden: Tensor, forward_batch: Any) -> Step | None:
+def _tables(layers: Sequence[LeanLayer], pool: Any) -> Tables:
+    addresses, numbers, fractions = [], [], []
+    for layer in layers:
+        products = (layer.qkv, layer.o, layer.gate_up, layer.down)
+        index = layer.index - pool.start_layer
+        buffers = (layer.cos_sin, pool.k_buffer[index], pool.v_buffer[index])
+        addresses.append(
+            [product.address for product in products]
+            + [norm.address for norm in layer.norms]
+            + [buffer.data_ptr() for buffer in buffers]
+        )
+        threads = [product.threads for product in products]
+        numbers.append([*threads, int(layer.causal), layer.window, *layer.cos_sin.shape])
+        fractions.append([*(norm.epsilon for norm in layer.norms), layer.scale])
+    shape, slots = layers[0].shape, pool.k_buffer[0].shape[0]
+    return Tables(
+        np.array(addresses, dtype=np.int64),
+        np.array(numbers, dtype=np.int64),
+        np.array(fractions, dtype=np.float64),
+        (shape.hidden, shape.heads, shape.kv_heads, shape.head, shape.mlp, slots),
+        layers[0].kernel.entry,
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass: who sits where, the pool's tables, the kernel."""
+
+    now: Pass
+    tables: Tables
+    kernel: Any
+
+
+def step_of(
+    stack: LeanStack, backend: Any, positions: Tensor, hidden: Any, forward_batch: Any
+) -> Step | None:
     """The pass of positions [n], hidden [n, d] and the batch; None if it does not fit."""
-    slots, rows = forward_batch.out_cache_loc, hidden.shape[0]
+    slots = forward_batch.out_cache_loc
     if (
         not isinstance(backend, DsparkCpuAttnBackend)
         or not backend.writes_in_place
@@ -61,55 +118,47 @@ def step_of(backend: Any, positions: Tensor, hidden: Tensor, forward_batch: Any)
         or torch.is_grad_enabled()
         or forward_batch.forward_mode.is_idle()
         or backend.token_to_kv_pool.layer_transfer_counter is not None
-        or not 0 < rows <= MOST_ROWS
-        or rows != backend.num_queries
-        or not _plain_index(positions, rows)
-        or not _plain_index(slots, rows)
+        or not _plain_rows(hidden, stack.shape.hidden)
+        or not 0 < hidden.shape[0] <= MOST_ROWS
+        or hidden.shape[0] != backend.num_queries
+        or not _plain_index(positions, hidden.shape[0])
+        or not _plain_index(slots, hidden.shape[0])
     ):
         return None
-    pool = backend.token_to_kv_pool
-    return Step(
-        plan=backend.short,
-        positions=positions.numpy(),
-        slots=slots.numpy(),
-        keys=pool.k_buffer,
-        values=pool.v_buffer,
-        first_layer=pool.start_layer,
-        attend=paged.compiled(backend.threads > 1),
-    )
-
-
-def fits(stack: LeanStack, hidden: Any) -> bool:
-    """Whether hidden [n, d] is what the first layer's kernels read."""
-    return (
-        type(hidden) is Tensor
-        and hidden.dtype is _FLOAT
-        and hidden.dim() == 2
-        and hidden.shape[1] == stack.layers[0].shape.hidden
-        and hidden.is_contiguous()
-    )
+    plan = backend.short
+    now = Pass(positions.numpy(), slots.numpy(), plan.table, plan.requests, plan.trees)
+    parallel = backend.threads > 1
+    return Step(now, stack.tables(backend.token_to_kv_pool), lean_kernel.layers(parallel))
 
 
 def run(
-    stack: LeanStack,
-    step: Step,
-    hidden: Tensor,
-    captured: Collection[int] = (),
-    capture: Capture | None = None,
-) -> tuple[Tensor, Tensor]:
-    """All layers over the embedding [n, d]: the last output and the residual it is to be added to.
+    stack: LeanStack, step: Step, hidden: Tensor, captured: Sequence[int] = ()
+) -> tuple[Tensor, Tensor, list[Tensor]]:
+    """All layers over the embedding [n, d]: last output, residual to add it to, captures.
 
-    captured: layers whose input, all additions made, goes to `capture`; it is borrowed, valid
-    during the call only. Both results [n, d] are the caller's own; `hidden` is not modified.
+    captured: layers whose input, all additions made, is wanted. All results are [n, d] and the
+    caller's own; `hidden` is not modified.
     """
-    room = lean_layer.room_of(stack.layers[0].shape, hidden.shape[0])
-    output, residual = hidden.numpy(), None
-    for number, layer in enumerate(stack.layers):
-        entered = lean_layer.run(layer, step, room, output, residual)
-        if number in captured and capture is not None:
-            capture(torch.from_numpy(entered))
-        output, residual = room.mixed, room.carried
-    return torch.from_numpy(output).clone(), torch.from_numpy(residual).clone()
+    rows = hidden.shape[0]
+    room = lean_layer.room_of(stack.shape, rows)
+    wanted = np.full(len(stack.layers), -1)
+    places = [layer for layer in sorted(captured) if layer < len(stack.layers)]
+    wanted[places] = np.arange(len(places))
+    kept = torch.empty(len(places), rows, stack.shape.hidden)
+    block = linear.block_rows(rows)
+    step.kernel(step.tables, room, step.now, block, hidden.numpy(), wanted, kept.numpy())
+    output, residual = torch.from_numpy(room.mixed), torch.from_numpy(room.carried)
+    return output.clone(), residual.clone(), list(kept.unbind())
+
+
+def _plain_rows(rows: Any, width: int) -> bool:
+    return (
+        type(rows) is Tensor
+        and rows.dtype is _FLOAT
+        and rows.dim() == 2
+        and rows.shape[1] == width
+        and rows.is_contiguous()
+    )
 
 
 def _plain_index(index: Any, rows: int) -> bool:

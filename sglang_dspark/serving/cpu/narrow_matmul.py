@@ -41,10 +41,12 @@ class NarrowMatmul:
 
     x, W and out are addresses; row_stride is in floats; block <= MAX_BLOCK_ROWS rows of x are taken
     together; N and K are multiples of LANES; out is [rows, N] without gaps.
+    entry: address of the same function, for compiled callers.
     threads_available: False where no OpenMP runtime was found; `threads` must then be 1.
     """
 
     call: Callable[[int, int, int, int, int, int, int, int, int], None]
+    entry: int
     threads_available: bool
     _keep: tuple[Any, ...] = field(repr=False)
 
@@ -100,8 +102,8 @@ def compile_matmul(processor: Processor, gomp: Path | None) -> NarrowMatmul:
     kind = ctypes.CFUNCTYPE(
         None, address, size, size, size, address, size, size, address, ctypes.c_int32
     )
-    call = kind(engine.get_function_address("narrow_matmul"))
-    return NarrowMatmul(call=call, threads_available=threaded, _keep=(engine, target))
+    entry = engine.get_function_address("narrow_matmul")
+    return NarrowMatmul(kind(entry), entry, threads_available=threaded, _keep=(engine, target))
 
 
 def _link_openmp(gomp: Path) -> bool:

@@ -170,7 +170,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
 
 # Two functions, not one compiled twice: Numba's disk cache tells them apart by name only.
 @kernel
-def _attend_serial(  # type: ignore[no-untyped-def]
+def attend_serial(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal, window,
     out,
 ):  # fmt: skip
@@ -181,7 +181,7 @@ def _attend_serial(  # type: ignore[no-untyped-def]
 
 
 @parallel_kernel
-def _attend_parallel(  # type: ignore[no-untyped-def]
+def attend_parallel(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal, window,
     out,
 ):  # fmt: skip
@@ -195,7 +195,7 @@ def _attend_parallel(  # type: ignore[no-untyped-def]
 def compiled(parallel: bool) -> Any:
     """The kernel for exactly the types it serves; compiled here, never while a request waits."""
     rows, pool = types.Array(float32, 3, "A"), float32[:, :, ::1]
-    function = _attend_parallel if parallel else _attend_serial
+    function = attend_parallel if parallel else attend_serial
     function.compile(
         void(
             rows, pool, pool, rows, rows, int64[::1], int32[:, ::1], int64[:, ::1],
