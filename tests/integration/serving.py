@@ -26,6 +26,7 @@ HOST = "127.0.0.1"
 PORTS = range(31200, 31300)
 START_TIMEOUT_S = 900.0  # 20-40 s on a quiet machine
 REQUEST_TIMEOUT_S = 300.0
+GRACE_S = 10.0  # for processes that are ending
 CPU_FLAGS = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "32768")
 DSPARK_FLAGS = ("--speculative-algorithm", "DSPARK", "--speculative-draft-model-path")
 
@@ -183,14 +184,30 @@ def run_to_the_end(spec: ServerSpec, environment: dict[str, str], timeout_s: flo
 
 
 def _end_group(session: int) -> list[str]:
-    """Kill what is left of a session; names of what was there."""
+    """Kill what is left of a session; names of what did not end by itself.
+
+    The command ends before the children it has killed are gone, and Python's resource tracker ends
+    when it reads the end of its pipe: both get a while, which a process that stays outlives.
+    """
+    deadline = time.monotonic() + GRACE_S
+    while (stayed := _of_session(session)) and time.monotonic() < deadline:
+        time.sleep(0.1)
     left = []
-    for process in psutil.process_iter(["pid", "name", "status"]):
+    for process in stayed:
         try:
-            if os.getsid(process.pid) != session or process.status() == psutil.STATUS_ZOMBIE:
-                continue
             left.append(f"{process.pid} {process.name()}")
             process.kill()
-        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+        except psutil.NoSuchProcess:
             continue
     return left
+
+
+def _of_session(session: int) -> list[psutil.Process]:
+    found = []
+    for process in psutil.process_iter():
+        try:
+            if os.getsid(process.pid) == session and process.status() != psutil.STATUS_ZOMBIE:
+                found.append(process)
+        except (psutil.NoSuchProcess, ProcessLookupError, PermissionError):
+            continue
+    return found
