@@ -19,7 +19,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from torch import Tensor
 
 from sglang_dspark.serving.cpu import fused_ops, linear
-from sglang_dspark.serving.cpu.jit import kernel
+from sglang_dspark.serving.cpu.jit import exact_kernel, kernel
 
 _FLOAT = torch.float32
 
@@ -104,5 +104,15 @@ def write(
 
 def committed(lens: Tensor, width: int) -> Tensor:
     """Rows of windows of `width` tokens that stay: lens [R] -> flat row numbers [sum(lens)]."""
-    kept = np.arange(width)[None, :] < lens.numpy()[:, None]  # [R, width]
-    return torch.from_numpy(np.flatnonzero(kept))
+    out = torch.empty(int(lens.numpy().sum()), dtype=torch.int64)
+    _list_rows(lens.numpy(), width, out.numpy())
+    return out
+
+
+@exact_kernel
+def _list_rows(lens, width, out):  # type: ignore[no-untyped-def]
+    taken = 0
+    for r in range(lens.shape[0]):
+        for k in range(lens[r]):
+            out[taken] = r * width + k
+            taken += 1

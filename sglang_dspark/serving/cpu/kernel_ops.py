@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.cpu.jit import exact_kernel
 from sglang_dspark.serving.cpu.tree_ops import (
     build_tree_kernel_efficient_cpu,
     verify_tree_greedy_cpu,
@@ -58,8 +59,13 @@ def assign_req_to_token_pool_cpu(
     pool_len: int,
 ) -> None:
     """req_to_token[row_r, start_r:end_r] = the next end_r - start_r entries of out_cache_loc."""
-    row, column = _ranges(req_pool_indices, start_offset, end_offset)
-    req_to_token[row, column] = out_cache_loc[: row.numel()].to(req_to_token.dtype)
+    _assign(
+        req_pool_indices.numpy(),
+        start_offset.numpy(),
+        end_offset.numpy(),
+        req_to_token.numpy(),
+        out_cache_loc.numpy(),
+    )
 
 
 def assign_extend_cache_locs_cpu(
@@ -71,8 +77,31 @@ def assign_extend_cache_locs_cpu(
     pool_len: int,
 ) -> None:
     """The reverse: out_cache_loc = req_to_token[row_r, start_r:end_r] of every r, concatenated."""
-    row, column = _ranges(req_pool_indices, start_offset, end_offset)
-    out_cache_loc[: row.numel()] = req_to_token[row, column].to(out_cache_loc.dtype)
+    _collect(
+        req_pool_indices.numpy(),
+        start_offset.numpy(),
+        end_offset.numpy(),
+        req_to_token.numpy(),
+        out_cache_loc.numpy(),
+    )
+
+
+@exact_kernel
+def _assign(rows, start, end, table, slots):  # type: ignore[no-untyped-def]
+    taken = 0
+    for r in range(rows.shape[0]):
+        for column in range(start[r], end[r]):
+            table[rows[r], column] = slots[taken]
+            taken += 1
+
+
+@exact_kernel
+def _collect(rows, start, end, table, slots):  # type: ignore[no-untyped-def]
+    taken = 0
+    for r in range(rows.shape[0]):
+        for column in range(start[r], end[r]):
+            slots[taken] = table[rows[r], column]
+            taken += 1
 
 
 def assign_draft_cache_locs_contiguous_cpu(
@@ -128,13 +157,6 @@ def rotate_input_ids_cpu(
     input_ids[position[shift]] = input_ids[position[shift] + 1].clone()
     last = start + lens - 1 if select_index is None else select_index.to(torch.int64)
     input_ids[last[live]] = topk_index.reshape(-1)[: lens.numel()][live].to(input_ids.dtype)
-
-
-def _ranges(rows: Tensor, start: Tensor, end: Tensor) -> tuple[Tensor, Tensor]:
-    """(row, column) of every element of the ranges start_r..end_r, request after request."""
-    begin = start.to(torch.int64)
-    column, request = _flat_ranges(begin, (end.to(torch.int64) - begin).clamp_min(0))
-    return rows.to(torch.int64)[request], column
 
 
 def _flat_ranges(start: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
