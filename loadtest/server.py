@@ -12,7 +12,6 @@ import atexit
 import os
 import shlex
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +24,7 @@ from types import FrameType
 import httpx
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.ports import require_free_port
 
 _POLL_S = 0.25
 _TERM_GRACE_S = 2.0  # SGLang looks for SIGTERM every 5 s; nothing here is worth that wait
@@ -189,19 +189,6 @@ class ServerProcess:
         ours = [line for line in lines if line.startswith("sglang-dspark:")]
         errors = [line for line in lines if "Error" in line or "error:" in line]
         return (ours or errors or lines or ["it wrote no log"])[-1]
-
-
-def require_free_port(host: str, port: int) -> None:
-    """Raise DSparkError unless a server could listen on host:port."""
-    with socket.socket(socket.AF_INET, socket.SOCK_STREAM) as probe:
-        probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            probe.bind((host, port))
-        except OSError as error:
-            raise DSparkError(
-                f"port {port} on {host} is in use ({error.strerror}): stop what listens there, or "
-                "choose another one with --port"
-            ) from error
 
 
 def run_directory(root: Path = Path("runs")) -> Path:

@@ -7,37 +7,12 @@ listen, before anything is spawned. The offline engine listens on no port and do
 
 from __future__ import annotations
 
-import socket
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.patches.seam import Seam
+from sglang_dspark.ports import require_free_port
 from sglang_dspark.serving import startup
-
-
-def require_free_port(host: str, port: int) -> None:
-    """Raise `DSparkError` unless a listener could be bound to `host`:`port` now.
-
-    Binds as the HTTP server will (SO_REUSEADDR), so a port in TIME_WAIT counts as free.
-    """
-    if not 0 <= port <= 65535:  # getaddrinfo would take it modulo 65536
-        raise DSparkError(f"cannot listen on {host}:{port} (no such port); check --port")
-    try:
-        addresses = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM, flags=socket.AI_PASSIVE)
-    except socket.gaierror as error:
-        raise DSparkError(
-            f"cannot listen on {host}:{port} ({error}); check --host and --port"
-        ) from error
-    family, kind, protocol, _, address = addresses[0]
-    with socket.socket(family, kind, protocol) as listener:
-        listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-        try:
-            listener.bind(address)
-        except OSError as error:
-            raise DSparkError(
-                f"cannot listen on {host}:{port} ({error.strerror}); stop what uses it or choose "
-                "another --port"
-            ) from error
 
 
 def check_port(server_args: Any, argv: list[str]) -> None:

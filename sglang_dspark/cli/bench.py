@@ -44,8 +44,9 @@ def serve(
     from sglang_dspark.cli.demo import hardware, resolve
     from sglang_dspark.loadtest.paired import as_metrics
     from sglang_dspark.loadtest.results import write_results
-    from sglang_dspark.loadtest.server import require_free_port, stop_on_signals
+    from sglang_dspark.loadtest.server import stop_on_signals
     from sglang_dspark.loadtest.workload import drafter_gamma, dspark_server, plain_server
+    from sglang_dspark.ports import require_free_port
 
     console = Console(stderr=True, highlight=False)
     users = _numbers(concurrency)

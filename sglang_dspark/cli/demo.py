@@ -48,8 +48,9 @@ def demo(
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
-    from sglang_dspark.loadtest.server import require_free_port, run_directory, stop_on_signals
+    from sglang_dspark.loadtest.server import run_directory, stop_on_signals
     from sglang_dspark.loadtest.workload import dspark_server, plain_server
+    from sglang_dspark.ports import require_free_port
 
     console = Console(highlight=False)
     require_free_port("127.0.0.1", port)

@@ -32,7 +32,7 @@ class CpuConfig(BaseModel):
         le=1024,
         description="compute threads of the scheduler; None chooses by the cores we may use",
     )
-    prepack: bool = Field(
+    matrix_kernel: bool = Field(
         default=True,
         description="our matrix kernel for the few rows of a decode or verify step",
     )

@@ -49,7 +49,9 @@ def test_busy_port(tmp_path: Path, command: Sequence[str]) -> None:
         port = listener.getsockname()[1]
         out = dspark(*command, "--port", str(port), cwd=tmp_path)
     assert out.returncode == 1
-    assert out.stderr.startswith(f"dspark: port {port} on 127.0.0.1 is in use")
+    assert out.stderr.startswith(
+        f"dspark: cannot listen on 127.0.0.1:{port} (Address already in use)"
+    )
     assert len(out.stderr.splitlines()) == 1
     assert list(tmp_path.iterdir()) == []
 

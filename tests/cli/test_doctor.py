@@ -69,7 +69,7 @@ def test_values_of_a_file_name_their_origin(
     look_at_config(diagnosis)
     values = diagnosis.config["values"]
     assert values["cpu.threads"] == {"value": 1, "origin": f"file {config}"}
-    assert values["cpu.prepack"] == {"value": True, "origin": "default"}
+    assert values["cpu.matrix_kernel"] == {"value": True, "origin": "default"}
 
 
 def test_switched_off_is_said() -> None:

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.patches.port_check import require_free_port
+from sglang_dspark.ports import require_free_port
 
 
 def test_a_free_port_passes_and_stays_free() -> None:

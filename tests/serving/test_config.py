@@ -33,20 +33,20 @@ def test_defaults_need_no_file() -> None:
     loaded = load_config()
     assert loaded.path is None
     assert loaded.config == DSparkConfig()
-    assert loaded.origins == {"cpu.threads": "default", "cpu.prepack": "default"}
+    assert loaded.origins == {"cpu.threads": "default", "cpu.matrix_kernel": "default"}
 
 
 def test_yaml_values_and_their_origins(tmp_path: Path) -> None:
     path = write(tmp_path, "cpu:\n  threads: 3\n")
     loaded = load_config(path)
     assert loaded.config.cpu.threads == 3
-    assert loaded.config.cpu.prepack is True
-    assert loaded.origins == {"cpu.threads": f"file {path}", "cpu.prepack": "default"}
+    assert loaded.config.cpu.matrix_kernel is True
+    assert loaded.origins == {"cpu.threads": f"file {path}", "cpu.matrix_kernel": "default"}
 
 
 def test_json_is_read_too(tmp_path: Path) -> None:
-    path = write(tmp_path, json.dumps({"cpu": {"prepack": False}}), "dspark.json")
-    assert load_config(path).config.cpu.prepack is False
+    path = write(tmp_path, json.dumps({"cpu": {"matrix_kernel": False}}), "dspark.json")
+    assert load_config(path).config.cpu.matrix_kernel is False
 
 
 def test_the_variable_names_the_file(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -69,11 +69,11 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cpu: {thread: 3}", "unknown field cpu.thread; known here: prepack, threads"),
+        ("cpu: {thread: 3}", "unknown field cpu.thread; known here: matrix_kernel, threads"),
         ("gpu: {}", "unknown field gpu; known here: cpu"),
         ("cpu: {threads: 0}", "field cpu.threads: Input should be greater than or equal to 1"),
         ("cpu: {threads: two}", "field cpu.threads: Input should be a valid integer"),
-        ("cpu: {prepack: 'yes'}", "field cpu.prepack: Input should be a valid boolean"),
+        ("cpu: {matrix_kernel: 'yes'}", "field cpu.matrix_kernel: Input should be a valid boolean"),
         ("cpu: 3", "field cpu:"),
         ("- cpu", "must be a mapping of field names, not a list"),
         ("cpu: [", "is neither YAML nor JSON"),

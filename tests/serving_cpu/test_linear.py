@@ -167,7 +167,7 @@ def test_the_configuration_turns_the_kernel_off(
     assert linear.prepare() is not None
     linear.prepare.cache_clear()
     file = tmp_path / "dspark.yaml"
-    file.write_text("cpu: {prepack: false}")
+    file.write_text("cpu: {matrix_kernel: false}")
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
     assert linear.prepare() is None
     x, weight = matrices(6, 48, 32)

@@ -35,20 +35,20 @@ _WEIGHTS_PER_THREAD = 1 << 19
 def prepare() -> NarrowMatmul | None:
     """The kernel for this processor, compiled once a process (well under a second).
 
-    None when the configuration turns it off (`cpu.prepack: false`) or the processor lacks fused
-    multiply-add; products then go to `F.linear`. Raises `DSparkError` when compiling fails.
+    None when the configuration turns it off (`cpu.matrix_kernel: false`) or the processor lacks
+    fused multiply-add; products then go to `F.linear`. Raises `DSparkError` when compiling fails.
     """
     from sglang_dspark.serving.config import current_config
 
     host = Processor.host()
-    if not current_config().cpu.prepack or not host.fuses:
+    if not current_config().cpu.matrix_kernel or not host.fuses:
         return None
     try:
         return compile_matmul(host, openmp_library())
     except RuntimeError as error:
         raise DSparkError(
             f"the matrix kernel does not compile for this processor ({host.name}: {error}); "
-            "set cpu.prepack to false in the configuration to serve without it"
+            "set cpu.matrix_kernel to false in the configuration to serve without it"
         ) from error
 
 
