@@ -11,7 +11,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
 PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar on
-DEV := pytest|pytest-timeout|hypothesis|ruff|mypy|types-PyYAML
+DEV := pytest|pytest-timeout|pytest-xdist|execnet|hypothesis|ruff|mypy|types-PyYAML
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test lint types doctor clean
@@ -46,8 +46,14 @@ demo: setup
 serve: setup
 	@exec $(BIN)/dspark demo --serve $(ARGS)
 
+# Servers want the machine for themselves; everything else shares it between two processes.
 test: setup
+ifeq ($(ARGS),)
+	@$(BIN)/python -m pytest -n 2 -m 'not server'
+	@$(BIN)/python -m pytest -m server
+else
 	@$(BIN)/python -m pytest $(ARGS)
+endif
 
 lint: setup
 	@$(BIN)/ruff check .
