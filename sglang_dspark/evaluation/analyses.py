@@ -126,9 +126,7 @@ def _tau_draws(traces: Mapping[str, Trace]) -> dict[str, dict[str, Floats]]:
     return drawn
 
 
-def _curves(
-    series: Sequence[tuple[str, Trace]], x_of: Callable[[Trace], int]
-) -> dict[str, Any]:
+def _curves(series: Sequence[tuple[str, Trace]], x_of: Callable[[Trace], int]) -> dict[str, Any]:
     require_comparable([trace for _, trace in series], [label for label, _ in series])
     curves: dict[str, list[dict[str, Any]]] = {}
     for label, trace in series:
@@ -202,7 +200,9 @@ def _groups(trace: Trace, data: Observations) -> dict[str, np.ndarray]:
 
 def _require_confidence(label: str, trace: Trace) -> None:
     if not trace.has_confidence():
-        raise DSparkError(f"{label}: the drafter tells no confidence, so nothing can be shown of it")
+        raise DSparkError(
+            f"{label}: the drafter tells no confidence, so nothing can be shown of it"
+        )
 
 
 def _interval(drawn: Floats) -> list[float]:

@@ -13,7 +13,8 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from torch import Tensor
 from sglang_dspark.drafter import DSparkDrafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import ReferenceEngine
+from sglang_dspark.evaluation.recording import Workload, describe, open_engine
 from sglang_dspark.evaluation.target import TargetModel
 
 WALL, CPU = "wall", "thread_cpu"
@@ -185,3 +187,26 @@ def direct_share(
             "share_high": float(high),
         }
     return result
+
+
+def measure(work: Workload, path: Path, *, context: int, repeats: int) -> dict[str, Any]:
+    """Both measurements of the DSpark drafter in `path`, at the workload's batch.
+
+    Stop tokens are ignored, so that all requests stay in flight. Raises DSparkError for a drafter
+    without a sequential head.
+    """
+    settings = replace(work.settings, stop_ids=frozenset())
+    engine, drafter = open_engine(replace(work, settings=settings), path)
+    if not isinstance(drafter, DSparkDrafter):
+        raise DSparkError(f"{path} has no sequential head to time: name a DSpark drafter")
+    batch = min(settings.batch, len(work.ids))
+    facts = describe(path, engine.gamma)
+    return {
+        "gamma": engine.gamma,
+        "head": facts.head,
+        "drafter": asdict(facts),
+        "engine": engine_share(engine, drafter, work.ids),
+        "direct": direct_share(
+            engine.target, drafter, batch=batch, context=context, repeats=repeats
+        ),
+    }

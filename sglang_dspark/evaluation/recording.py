@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -34,12 +34,12 @@ class Workload:
     settings: DecodeSettings
 
 
-def open_engine(workload: Workload, drafter: Path) -> ReferenceEngine:
-    """Target and drafter, loaded and fitted together."""
+def open_engine(workload: Workload, drafter: Path) -> tuple[ReferenceEngine, Any]:
+    """Engine and drafter, loaded and fitted together; the drafter is the one that drafts in it."""
     config = DrafterConfig.from_dir(drafter)
     target = TargetModel.load(workload.target, config.target_layer_ids)
     module = load_drafter(drafter, target.embed_weight, target.head_weight)
-    return ReferenceEngine(target, module, workload.settings)
+    return ReferenceEngine(target, module, workload.settings), module
 
 
 def record(
@@ -49,7 +49,7 @@ def record(
 
     Raises DSparkError when target and drafter do not fit or a prompt is too long.
     """
-    engine = open_engine(workload, drafter)
+    engine, _ = open_engine(workload, drafter)
     generations = engine.run(workload.ids, lambda _index, _generation: on_finish())
     return Trace(
         drafter=describe(drafter, engine.gamma),
@@ -90,17 +90,3 @@ def settings_json(settings: DecodeSettings) -> dict[str, Any]:
     if values["top_k"] == _ALL_TOKENS:
         values["top_k"] = None
     return values
-
-
-def with_temperature(workload: Workload, temperature: float) -> Workload:
-    """The same workload at another sampling temperature."""
-    return replace(workload, settings=replace(workload.settings, temperature=temperature))
-
-
-def of_prompts(workload: Workload, keep: Sequence[int]) -> Workload:
-    """The prompts of these indices only."""
-    return replace(
-        workload,
-        prompts=tuple(workload.prompts[i] for i in keep),
-        ids=tuple(workload.ids[i] for i in keep),
-    )

@@ -58,9 +58,7 @@ class Predictions:
     def calibration(self, binning: Binning = "width") -> tuple[float, float, float]:
         """ECE with its 95% bootstrap interval over requests."""
         value = ece(self.survival, self.label, bins=BINS, binning=binning)
-        interval = ece_interval(
-            self.survival, self.label, self.request, bins=BINS, binning=binning
-        )
+        interval = ece_interval(self.survival, self.label, self.request, bins=BINS, binning=binning)
         return value, *interval
 
     def curve(self) -> list[dict[str, float | int]]:
@@ -177,6 +175,26 @@ def _auc(values: Floats, labels: Floats) -> float:
     accepted: NDArray[np.bool_] = labels > 0
     pairs = ConfidencePairs(values, accepted, np.ones(len(values), dtype=np.int64))
     return pairs.auc()
+
+
+def held_out_summary(parts: dict[str, Any]) -> dict[str, Any]:
+    """ECE before and after by domain and the AUCs, for the calibration file; null is unknown."""
+
+    def known(value: float) -> float | None:
+        return None if np.isnan(value) else float(value)
+
+    return {
+        name: {
+            "steps": part["steps"],
+            "ece_before": part["before"]["ece"],
+            "ece_after": part["after"]["ece"],
+            "ece_floor": part["after"]["ece_floor"],
+            "auc_pooled": known(part["before"]["auc"]["pooled"]),
+            "auc_within_position": known(part["before"]["auc"]["within"]),
+            "auc_conditional": known(part["auc_conditional"]),
+        }
+        for name, part in parts.items()
+    }
 
 
 def as_metrics(label: str, trace: Trace, parts: dict[str, Any], **more: Any) -> dict[str, Any]:

@@ -117,8 +117,10 @@ def fit(data: Observations, *, bins: int = 10, binning: Binning = "width") -> St
             errors = [ece(survived, label, bins=bins, binning=binning) for survived in tried]
             temperature = float(by_distance[int(np.argmin(errors))])
         after = after * _sigmoid(logit / temperature)
-        gaps = (ece(a[rows], label, bins=bins, binning=binning) for a in (before, after))
-        fitted.append((temperature, *gaps, len(label)))
+        gap_before, gap_after = (
+            ece(a[rows], label, bins=bins, binning=binning) for a in (before, after)
+        )
+        fitted.append((temperature, gap_before, gap_after, len(label)))
     temperatures, ece_before, ece_after, counts = zip(*fitted, strict=True)
     return StsFit(temperatures, ece_before, ece_after, counts)
 

@@ -122,9 +122,7 @@ def write_sts(path: Path, sts: StsFile) -> None:
         raise DSparkError(f"cannot write {path}: {error.strerror}") from error
 
 
-def read_sts(
-    path: Path, *, drafter_sha256: str | None = None, gamma: int | None = None
-) -> StsFile:
+def read_sts(path: Path, *, drafter_sha256: str | None = None, gamma: int | None = None) -> StsFile:
     """Read a table file, ours or one of stock SGLang (whose one table serves both regimes).
 
     drafter_sha256: of the drafter it shall serve; a table fitted to another is refused, and so is
@@ -202,8 +200,9 @@ def _table_json(table: StsTable) -> dict[str, Any]:
     return values
 
 
-def _tuple(values: Sequence[float | None]) -> tuple[float, ...]:
-    return tuple(math.nan if value is None else float(value) for value in values)
+def _tuple(values: Sequence[float]) -> tuple[float, ...]:
+    """Numbers as read; a negative one is unknown (and, as a temperature, refused like NaN)."""
+    return tuple(math.nan if value < 0 else float(value) for value in values)
 
 
 def _numbers(values: Sequence[float]) -> list[float]:
