@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 import numpy as np
 
@@ -33,18 +33,17 @@ def split_halves(prompts: Sequence[TracedPrompt]) -> tuple[list[int], list[int]]
     Prompts are ordered by digest first: the halves do not depend on the file's order, and the same
     prompt given twice lies in one half.
     """
-    fit: list[int] = []
-    held: list[int] = []
-    for domain in dict.fromkeys(prompt.domain for prompt in prompts):
-        chosen = [i for i, prompt in enumerate(prompts) if prompt.domain == domain]
-        digests = sorted({prompts[i].digest for i in chosen})
-        fitting = set(digests[::2])
-        for i in chosen:
-            (fit if prompts[i].digest in fitting else held).append(i)
-    return sorted(fit), sorted(held)
+    fitting: set[str] = set()
+    seen: set[str] = set()
+    for domain in sorted({prompt.domain for prompt in prompts}):
+        digests = {prompt.digest for prompt in prompts if prompt.domain == domain} - seen
+        fitting.update(sorted(digests)[::2])
+        seen |= digests
+    fit = [i for i, prompt in enumerate(prompts) if prompt.digest in fitting]
+    return fit, held_out(prompts, fitting)
 
 
-def held_out(prompts: Sequence[TracedPrompt], fit_prompts: Sequence[str]) -> list[int]:
+def held_out(prompts: Sequence[TracedPrompt], fit_prompts: Collection[str]) -> list[int]:
     """Indices of the prompts whose digests were not used for fitting."""
     used = set(fit_prompts)
     return [i for i, prompt in enumerate(prompts) if prompt.digest not in used]
