@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import cache
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -241,8 +241,8 @@ def thresholds(
             table_of(argument, usable[argument.label], sts) if argument.label in usable else None
         )
         if table is not None:
-            tables[argument.label] = table.temperatures(usable[argument.label].temperature)
-    metrics = analyses.thresholds(usable, temperatures=tables, rule=rule)
+            tables[argument.label] = table.table(usable[argument.label].temperature).plain
+    metrics = analyses.thresholds(usable, calibrations=tables, rule=rule)
     finish(metrics, json_file, session.console)
 
 
@@ -277,10 +277,14 @@ def reliability(
         if not keep:
             raise DSparkError("the table was fitted on all of these prompts: give others")
         trace = trace.of_prompts(keep)
-    temperatures = None if table is None else table.temperatures(trace.temperature)
-    parts = numbers.reliability(trace, temperatures)
+    variants = {}
+    if table is not None:
+        chosen = table.table(trace.temperature)
+        variants = {"after": chosen.plain, "shifted": chosen.shifted}
+    parts = numbers.reliability(trace, variants)
     show_reliability(session.console, f"{label}: {len(trace.prompts)} held-out prompts", parts)
-    metrics = numbers.as_metrics(label, trace, parts, temperatures=temperatures)
+    shown = {name: asdict(each) for name, each in variants.items()}
+    metrics = numbers.as_metrics(label, trace, parts, calibrations=shown)
     finish(metrics, json_file, session.console)
 
 

@@ -120,7 +120,7 @@ def _read_traces(files: Sequence[Path], drafter: Path) -> list[Trace]:
 
 def _fit(trace: Trace, dataset: str, binning: Binning, console: Console) -> tuple[str, StsTable]:
     """Regime and table of one trace; prints what the table does on the held-out half."""
-    from sglang_dspark.cli._calibration_view import show_reliability
+    from sglang_dspark.cli._calibration_view import show_reliability, show_tables
     from sglang_dspark.evaluation.calibration_data import observations, split_halves
     from sglang_dspark.evaluation.reliability import held_out_summary, reliability
     from sglang_dspark.schedule import calibration
@@ -137,10 +137,15 @@ def _fit(trace: Trace, dataset: str, binning: Binning, console: Console) -> tupl
             f"{calibration.MINIMUM_LABELS}): give more prompts or raise --max-new-tokens"
         )
     fitted = calibration.fit(data, binning=binning)
-    parts = reliability(trace.of_prompts(held), fitted.temperatures)
+    shift = calibration.fit_shift(data)
+    behind = calibration.fit(calibration.shifted(data, shift), binning=binning)
+    variants = {
+        "after": calibration.Calibration(fitted.temperatures),
+        "shifted": calibration.Calibration(behind.temperatures, shift),
+    }
+    parts = reliability(trace.of_prompts(held), variants)
     show_reliability(console, f"{name}: {len(held)} held-out prompts", parts)
-    scales = ", ".join(f"{t:.2f}" for t in fitted.temperatures)
-    console.print(f"temperatures, fitted on {len(fit_half)} prompts: {scales}", highlight=False)
+    show_tables(console, variants, len(fit_half))
     return name, StsTable(
         temperatures=fitted.temperatures,
         sampling={key: trace.settings[key] for key in ("temperature", "top_k", "top_p", "min_p")},
@@ -150,6 +155,8 @@ def _fit(trace: Trace, dataset: str, binning: Binning, console: Console) -> tupl
         counts=fitted.counts,
         ece_before=fitted.ece_before,
         ece_after=fitted.ece_after,
+        shift=shift,
+        shifted_temperatures=behind.temperatures,
         held_out={"prompts": len(held), **held_out_summary(parts)},
     )
 

@@ -16,7 +16,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.calibration_data import observations
 from sglang_dspark.evaluation.resampling import MACRO, Floats, Resampler, estimate
 from sglang_dspark.evaluation.traces import Trace, require_comparable
-from sglang_dspark.schedule.calibration import Observations, apply_numpy
+from sglang_dspark.schedule.calibration import Calibration, Observations, apply_numpy
 
 Rule = Literal["survival", "conditional"]
 
@@ -79,14 +79,14 @@ def length(series: Sequence[tuple[str, Trace]]) -> dict[str, Any]:
 def thresholds(
     traces: Mapping[str, Trace],
     *,
-    temperatures: Mapping[str, Sequence[float]] | None = None,
+    calibrations: Mapping[str, Calibration] | None = None,
     rule: Rule = "survival",
     points: int = 50,
 ) -> dict[str, Any]:
     """Fig. 5: acceptance rate and accepted length when drafts are admitted above a threshold.
 
-    rule "survival" admits draft k while a_k > t, "conditional" while c_k > t. temperatures: an STS
-    table for some of the labels. Admission shortens a chain and cannot change which drafts before
+    rule "survival" admits draft k while a_k > t, "conditional" while c_k > t. calibrations:
+    for some of the labels. Admission shortens a chain and cannot change which drafts before
     the cut are accepted, so a trace that verified everything tells exactly what each of its steps
     would have yielded; that a shorter window moves later anchors is not followed.
     Raises DSparkError for a trace with shortened windows or without a confidence.
@@ -98,7 +98,7 @@ def thresholds(
         data = observations(trace.generations, trace.gamma)
         if (data.verified < trace.gamma).any():
             raise DSparkError(f"{label}: the trace has shortened verify windows; record it in full")
-        table = (temperatures or {}).get(label, (1.0,) * trace.gamma)
+        table = (calibrations or {}).get(label, Calibration.identity(trace.gamma))
         admitted = _admitted(data, table, rule, grid)  # [points, N]
         curves[label] = {
             name: _threshold_curve(data, admitted, keep, len(trace.prompts))
@@ -108,7 +108,7 @@ def thresholds(
         "analysis": "thresholds",
         **_origin(traces),
         "rule": rule,
-        "calibrated": sorted(temperatures or {}),
+        "calibrated": sorted(calibrations or {}),
         "thresholds": grid.tolist(),
         "curves": curves,
     }
@@ -156,13 +156,11 @@ def _conditional(trace: Trace) -> list[dict[str, Any]]:
     return result
 
 
-def _admitted(
-    data: Observations, temperatures: Sequence[float], rule: Rule, grid: Floats
-) -> Floats:
+def _admitted(data: Observations, table: Calibration, rule: Rule, grid: Floats) -> Floats:
     """Drafts admitted in each step at each threshold: [points, N]."""
-    value = apply_numpy(data.logits, temperatures)  # [N, gamma]
+    value = apply_numpy(data.logits, table)  # [N, gamma]
     if rule == "conditional":
-        scaled = data.logits / np.asarray(temperatures)
+        scaled = (data.logits + table.shift) / np.array(table.temperatures)
         value = np.minimum.accumulate(np.exp(-np.logaddexp(0.0, -scaled)), axis=1)
     return (value[None] > grid[:, None, None]).sum(axis=2).astype(np.float64)
 

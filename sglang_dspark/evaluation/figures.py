@@ -21,6 +21,8 @@ from sglang_dspark.errors import DSparkError
 COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _GREY = "#888888"
+_ENOUGH = 30  # predictions in a bin, below which its share accepted says little
+_VARIANTS = {"before": "raw", "after": "STS", "shifted": "shift + STS"}
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -35,7 +37,7 @@ _STYLE = {
     "savefig.dpi": 160,
 }
 _CAPTIONS = {
-    "tau": "Accepted tokens a step with the bonus, 95% intervals over prompts",
+    "tau": "Accepted tokens a step, 95% over prompts",
     "positions": "Chance that draft k is accepted, given drafts 1..k-1",
     "depth": "Accepted tokens a step by drafter depth",
     "length": "Accepted tokens a step by proposal length",
@@ -111,7 +113,7 @@ def _number(value: float | None) -> float:
 def _tau(metrics: Mapping[str, Any]) -> Figure:
     labels = list(metrics["tau"])
     groups = list(metrics["tau"][labels[0]])
-    figure, (axes,) = _panels(1, width=1.1 + 0.42 * len(labels) * len(groups), height=3.3)
+    figure, (axes,) = _panels(1, width=1.1 + 0.36 * len(labels) * len(groups), height=3.3)
     width = 0.82 / len(labels)
     for i, label in enumerate(labels):
         place = np.arange(len(groups)) + (i - (len(labels) - 1) / 2) * width
@@ -231,39 +233,50 @@ def _thresholds(metrics: Mapping[str, Any]) -> Figure:
             axes.set_title(f"{label}: {title}" if rows > 1 else title)
         line[0].set_ylim(0, 1.02)
     word = "survival" if metrics["rule"] == "survival" else "conditional confidence"
+    calibrated = " after STS" if metrics["calibrated"] else ""
     for axes in grid[-1]:
-        axes.set_xlabel(f"threshold on {word}")
+        axes.set_xlabel(f"threshold on {word}{calibrated}")
     _legend(figure, grid[0][0])
     return figure
 
 
 def _reliability(metrics: Mapping[str, Any]) -> Figure:
     groups = metrics["groups"]
-    figure, panels = _panels(len(groups), height=3.5)
+    figure, panels = _panels(len(groups), height=3.7)
     for axes, (group, part) in zip(panels, groups.items(), strict=True):
         axes.plot([0, 1], [0, 1], color=_GREY, lw=1)
-        lines = []
-        for i, name in ((1, "before"), (0, "after")):
+        errors = []
+        for i, (name, title) in enumerate(_VARIANTS.items()):
             if name not in part:
                 continue
-            curve = part[name]["curve"]
-            x = [row["predicted"] for row in curve]
-            found = [{"value": r["accepted"], "low": r["low"], "high": r["high"]} for r in curve]
-            axes.errorbar(
-                x, [f["value"] for f in found], _errors(found), fmt=MARKERS[i] + "-", ms=4,
-                color=COLOURS[i], label=f"{name} STS", lw=1.2, elinewidth=1,
-            )  # fmt: skip
-            lines.append(f"ECE {name} {100 * part[name]['ece']['value']:.1f}%")
+            _reliability_curve(axes, part[name]["curve"], i, title)
+            errors.append(f"{100 * part[name]['ece']['value']:.1f}%")
         auc = part["before"]["auc"]
-        lines.append(f"AUC {_number(auc['pooled']):.2f}, in position {_number(auc['within']):.2f}")
-        axes.text(
-            0.97, 0.03, "\n".join(lines), transform=axes.transAxes, ha="right", fontsize=7.5,
-            bbox={"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 1.5},
-        )  # fmt: skip
-        axes.set(title=group, xlabel="predicted survival", xlim=(0, 1), ylim=(0, 1))
+        pooled, within = _number(auc["pooled"]), _number(auc["within"])
+        axes.set_title(
+            f"{group}\nECE {' → '.join(errors)}\nAUC {pooled:.2f}, in position {within:.2f}",
+            fontsize=8.5,
+        )
+        axes.set(xlabel="predicted survival", xlim=(0, 1), ylim=(0, 1))
     panels[0].set_ylabel("share accepted")
     _legend(figure, panels[0])
     return figure
+
+
+def _reliability_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], i: int, title: str) -> None:
+    """A line through the bins that hold enough; the others are faint points, for what they tell."""
+    colour, marker = COLOURS[i], MARKERS[i]
+    full = [row for row in curve if row["count"] >= _ENOUGH]
+    found = [{"value": r["accepted"], "low": r["low"], "high": r["high"]} for r in full]
+    axes.errorbar(
+        [row["predicted"] for row in full], [f["value"] for f in found], _errors(found),
+        fmt=marker + "-", ms=4, color=colour, label=title, lw=1.2, elinewidth=1, clip_on=False,
+    )  # fmt: skip
+    few = [row for row in curve if row["count"] < _ENOUGH]
+    axes.plot(
+        [row["predicted"] for row in few], [row["accepted"] for row in few], marker, ms=3,
+        color=colour, alpha=0.3, clip_on=False,
+    )  # fmt: skip
 
 
 _DRAWERS: dict[str, Callable[[Mapping[str, Any]], Figure]] = {

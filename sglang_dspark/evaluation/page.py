@@ -16,6 +16,7 @@ import matplotlib as mpl
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation import figures
+from sglang_dspark.evaluation.reliability import VARIANTS
 
 ORDER = ("tau", "positions", "depth", "length", "overhead", "thresholds", "reliability")
 
@@ -104,7 +105,7 @@ def drafter_summary(results: Sequence[Result]) -> dict[str, Any]:
             auc = groups["overall"]["before"]["auc"]
             summary[f"auc{suffix}"] = auc["pooled"]
             summary[f"auc_within_position{suffix}"] = auc["within"]
-            for name in ("before", "after"):
+            for name in VARIANTS:
                 known = {
                     g: part[name]["ece"]["value"] for g, part in groups.items() if name in part
                 }
@@ -188,22 +189,24 @@ def _threshold_tables(metrics: Mapping[str, Any]) -> list[Table]:
 
 
 def _reliability_tables(metrics: Mapping[str, Any]) -> list[Table]:
+    groups = metrics["groups"]
+    variants = [name for name in VARIANTS if name in groups["overall"]]
     rows = []
-    for group, part in metrics["groups"].items():
-        before, after = part["before"], part.get("after")
-        auc = before["auc"]
+    for group, part in groups.items():
+        auc = part["before"]["auc"]
         rows.append(
             [
                 group,
                 str(part["steps"]),
-                _share_interval(before["ece"]),
-                "-" if after is None else _share_interval(after["ece"]),
-                _percent((after or before)["ece_floor"]),
+                *(_share_interval(part[name]["ece"]) for name in variants),
+                _percent(part[variants[-1]]["ece_floor"]),
+                *(f"{part[name]['brier']:.4f}" for name in variants),
                 *(_number(x) for x in (auc["pooled"], auc["within"], part["auc_conditional"])),
             ]
         )
-    head = ["domain", "steps", "ECE before", "ECE after", "ECE floor", "AUC", "in position"]
-    return [Table([*head, "conditional"], rows)]
+    head = ["domain", "steps", *(f"ECE {name}" for name in variants), "ECE floor"]
+    head += [f"Brier {name}" for name in variants]
+    return [Table([*head, "AUC", "in position", "conditional"], rows)]
 
 
 def _bounds(found: Mapping[str, Any]) -> tuple[Any, Any, Any]:

@@ -10,7 +10,7 @@ does acceptance, so a pooled AUC also rewards knowing k.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -22,6 +22,7 @@ from sglang_dspark.evaluation.statistics import ConfidencePairs
 from sglang_dspark.evaluation.traces import Trace
 from sglang_dspark.schedule.calibration import (
     Binning,
+    Calibration,
     Floats,
     Ints,
     Observations,
@@ -32,6 +33,7 @@ from sglang_dspark.schedule.calibration import (
 )
 
 BINS = 10
+VARIANTS = ("before", "after", "shifted")  # raw, STS, STS behind the shift
 _FLOOR_DRAWS = 50
 
 
@@ -45,9 +47,9 @@ class Predictions:
     request: Ints
 
     @classmethod
-    def of(cls, data: Observations, temperatures: Sequence[float]) -> Predictions:
-        """Survival under `temperatures` [gamma] against what happened; unverified left out."""
-        survival = apply_numpy(data.logits, temperatures)  # [N, gamma]
+    def of(cls, data: Observations, calibration: Calibration) -> Predictions:
+        """Calibrated survival against what happened; unverified left out."""
+        survival = apply_numpy(data.logits, calibration)  # [N, gamma]
         column = np.arange(1, data.gamma + 1)
         known = column <= data.verified[:, None]  # [N, gamma]
         label = (data.accepted[:, None] >= column).astype(np.float64)
@@ -89,14 +91,13 @@ class Predictions:
         return {"pooled": pooled, "within": within, "by_position": each}
 
 
-def reliability(
-    trace: Trace, temperatures: Sequence[float] | None, *, with_floor: bool = True
-) -> dict[str, Any]:
-    """Numbers of one trace by domain and overall, before and (with a table) after STS."""
+def reliability(trace: Trace, calibrations: Mapping[str, Calibration]) -> dict[str, Any]:
+    """Numbers of one trace by domain and overall: `before`, and under each named calibration."""
     data = observations(trace.generations, trace.gamma)
     domain = np.array(trace.domains)[data.request]
     groups = {name: domain == name for name in dict.fromkeys(trace.domains)}
     groups["overall"] = np.ones(len(domain), dtype=bool)
+    variants = {"before": Calibration.identity(trace.gamma), **calibrations}
     result = {}
     for name, rows in groups.items():
         chosen = data.of_steps(rows)
@@ -104,9 +105,8 @@ def reliability(
             continue
         part: dict[str, Any] = {"steps": len(chosen.logits)}
         part["auc_conditional"] = conditional_auc(chosen)
-        part["before"] = _summary(chosen, (1.0,) * trace.gamma, with_floor)
-        if temperatures is not None:
-            part["after"] = _summary(chosen, temperatures, with_floor)
+        for variant, calibration in variants.items():
+            part[variant] = _summary(chosen, calibration)
         result[name] = part
     return result
 
@@ -121,15 +121,15 @@ def conditional_auc(data: Observations) -> float:
     return _auc(np.concatenate(values), np.concatenate(labels).astype(np.float64))
 
 
-def ece_floor(data: Observations, temperatures: Sequence[float], seed: int = 0) -> float:
+def ece_floor(data: Observations, calibration: Calibration, seed: int = 0) -> float:
     """ECE that a perfectly calibrated predictor would show on this much data, mean of draws.
 
     Acceptance is drawn from the predictions themselves, as a chain in each step. What a
     measurement exceeds this by is miscalibration; the floor itself is sampling noise.
     """
     generator = np.random.default_rng(seed)
-    predicted = Predictions.of(data, temperatures).survival
-    survival = apply_numpy(data.logits, temperatures)  # [N, gamma]
+    predicted = Predictions.of(data, calibration).survival
+    survival = apply_numpy(data.logits, calibration)  # [N, gamma]
     column = np.arange(1, data.gamma + 1)
     known = column <= data.verified[:, None]
     found = []
@@ -140,8 +140,10 @@ def ece_floor(data: Observations, temperatures: Sequence[float], seed: int = 0) 
     return float(np.mean(found))
 
 
-def _summary(data: Observations, temperatures: Sequence[float], floor: bool) -> dict[str, Any]:
-    predictions = Predictions.of(data, temperatures)
+def _summary(data: Observations, calibration: Calibration) -> dict[str, Any]:
+    """ECE says whether the level is right; the Brier score, mean (a - label)^2, also punishes a
+    calibration that gets there by telling good drafts from bad ones less."""
+    predictions = Predictions.of(data, calibration)
     value, low, high = predictions.calibration()
     adaptive, adaptive_low, adaptive_high = predictions.calibration("mass")
     by_position = []
@@ -151,7 +153,8 @@ def _summary(data: Observations, temperatures: Sequence[float], floor: bool) -> 
     return {
         "ece": {"value": value, "low": low, "high": high},
         "ece_adaptive": {"value": adaptive, "low": adaptive_low, "high": adaptive_high},
-        "ece_floor": ece_floor(data, temperatures) if floor else None,
+        "ece_floor": ece_floor(data, calibration),
+        "brier": float(np.mean((predictions.survival - predictions.label) ** 2)),
         "ece_by_position": by_position,
         "mean_survival": float(predictions.survival.mean()),
         "mean_accepted": float(predictions.label.mean()),
@@ -178,23 +181,22 @@ def _auc(values: Floats, labels: Floats) -> float:
 
 
 def held_out_summary(parts: dict[str, Any]) -> dict[str, Any]:
-    """ECE before and after by domain and the AUCs, for the calibration file; null is unknown."""
+    """ECE, Brier score and AUCs by domain, for the calibration file; null is unknown."""
 
     def known(value: float) -> float | None:
         return None if np.isnan(value) else float(value)
 
-    return {
-        name: {
-            "steps": part["steps"],
-            "ece_before": part["before"]["ece"],
-            "ece_after": part["after"]["ece"],
-            "ece_floor": part["after"]["ece_floor"],
-            "auc_pooled": known(part["before"]["auc"]["pooled"]),
-            "auc_within_position": known(part["before"]["auc"]["within"]),
-            "auc_conditional": known(part["auc_conditional"]),
-        }
-        for name, part in parts.items()
-    }
+    found = {}
+    for name, part in parts.items():
+        row: dict[str, Any] = {"steps": part["steps"]}
+        row["auc_conditional"] = known(part["auc_conditional"])
+        for variant in (each for each in VARIANTS if each in part):
+            numbers = part[variant]
+            row[variant] = {key: numbers[key] for key in ("ece", "ece_floor", "brier")}
+            row[variant]["auc_pooled"] = known(numbers["auc"]["pooled"])
+            row[variant]["auc_within_position"] = known(numbers["auc"]["within"])
+        found[name] = row
+    return found
 
 
 def as_metrics(label: str, trace: Trace, parts: dict[str, Any], **more: Any) -> dict[str, Any]:

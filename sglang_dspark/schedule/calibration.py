@@ -8,11 +8,15 @@ A label is what really happened under the request's own sampling: drafts 1..k al
 rule that was in force. Position k of a step is counted only if it was verified; an unverified one
 is censored, never a failure (an earlier rejection would make it a known failure, but keeping only
 those would count failures alone).
+
+A temperature cannot move a confidence of one half, so it cannot mend a head that is too sure by the
+same amount everywhere, which is how a head errs that saw acceptance on its own training text.
+`fit_shift` finds that amount: one number added to all logits before the temperatures. It goes
+beyond the paper and is kept apart from its table.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Literal
 
@@ -28,6 +32,7 @@ Ints = NDArray[np.int64]
 Binning = Literal["width", "mass"]
 
 GRID_LOW, GRID_HIGH, GRID_POINTS = 0.1, 10.0, 201  # evenly in log T; 1 is one of the points
+SHIFT_LIMIT = 10.0  # logits; more would say that all or nothing was accepted
 MINIMUM_LABELS = 50  # below this an ECE of ten bins is noise: the position keeps T = 1
 
 
@@ -90,6 +95,19 @@ class StsFit:
     counts: tuple[int, ...]
 
 
+@dataclass(frozen=True)
+class Calibration:
+    """c_k = sigmoid((logit_k + shift) / T_k); temperatures [gamma] > 0; without shift plain STS."""
+
+    temperatures: tuple[float, ...]
+    shift: float = 0.0
+
+    @classmethod
+    def identity(cls, gamma: int) -> Calibration:
+        """The one that changes nothing."""
+        return cls((1.0,) * gamma)
+
+
 def temperature_grid() -> Floats:
     """The temperatures that are tried, ascending."""
     return np.geomspace(GRID_LOW, GRID_HIGH, GRID_POINTS)
@@ -125,7 +143,33 @@ def fit(data: Observations, *, bins: int = 10, binning: Binning = "width") -> St
     return StsFit(temperatures, ece_before, ece_after, counts)
 
 
-def apply(logits: Tensor, temperatures: Tensor) -> Tensor:
+def fit_shift(data: Observations) -> float:
+    """The number that, added to all logits, makes conditional acceptance most likely.
+
+    Over verified drafts whose predecessors were all accepted: there the mean of c_k then equals
+    the share accepted. Raises ValueError when there is none.
+    """
+    reached = [data.known(k) & data.survived(k - 1) for k in range(1, data.gamma + 1)]
+    logit = np.concatenate([data.logits[rows, k] for k, rows in enumerate(reached)])
+    label = np.concatenate([data.survived(k + 1)[rows] for k, rows in enumerate(reached)])
+    if len(label) == 0:
+        raise ValueError("no verified draft to fit a shift to")
+    low, high = -SHIFT_LIMIT, SHIFT_LIMIT  # the mean of the sigmoids rises with the shift
+    for _ in range(60):
+        middle = (low + high) / 2
+        if float(_sigmoid(logit + middle).mean()) < float(label.mean()):
+            low = middle
+        else:
+            high = middle
+    return (low + high) / 2
+
+
+def shifted(data: Observations, shift: float) -> Observations:
+    """The same steps with `shift` added to all logits."""
+    return Observations(data.logits + shift, data.accepted, data.verified, data.request)
+
+
+def apply(logits: Tensor, temperatures: Tensor, shift: float = 0.0) -> Tensor:
     """Calibrated survival a_k, non-increasing along gamma in the executed float32 arithmetic.
 
     logits: [..., gamma] confidence logits; temperatures: [gamma], all > 0.
@@ -136,13 +180,13 @@ def apply(logits: Tensor, temperatures: Tensor) -> Tensor:
         raise ValueError(f"{tuple(temperatures.shape)} temperatures for {tuple(logits.shape)}")
     if not bool(((temperatures > 0) & temperatures.isfinite()).all()):
         raise ValueError(f"temperatures must be positive numbers: {temperatures.tolist()}")
-    return survival(torch.sigmoid(logits.float() / temperatures.float()))
+    return survival(torch.sigmoid((logits.float() + shift) / temperatures.float()))
 
 
-def apply_numpy(logits: Floats, temperatures: Sequence[float]) -> Floats:
+def apply_numpy(logits: Floats, calibration: Calibration) -> Floats:
     """`apply` on arrays, in the same float32 arithmetic: [N, gamma] -> [N, gamma]."""
-    scale = torch.tensor(list(temperatures), dtype=torch.float32)
-    return apply(torch.from_numpy(logits), scale).double().numpy()
+    scale = torch.tensor(calibration.temperatures, dtype=torch.float32)
+    return apply(torch.from_numpy(logits), scale, calibration.shift).double().numpy()
 
 
 def logits_of(confidence: Floats) -> Floats:

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.schedule.calibration import Calibration
 
 FORMAT = "sglang-dspark sts 1"
 FILE_NAME = "sts.json"
@@ -36,7 +37,9 @@ class StsTable:
 
     sampling: temperature, top_k, top_p, min_p of the requests. prompts: how many. steps: verify
     steps. counts: labels by position, after censoring. ece_before, ece_after: of the cumulative
-    product by position, on the fitting half. held_out: the same and more on the other half.
+    product by position, on the fitting half. shift, shifted_temperatures: our extension of STS
+    (`calibration.fit_shift`), to be used together; stock SGLang does not know them. held_out: ECE
+    and AUC on the other half.
     """
 
     temperatures: tuple[float, ...]
@@ -47,13 +50,29 @@ class StsTable:
     counts: tuple[int, ...]
     ece_before: tuple[float, ...]
     ece_after: tuple[float, ...]
+    shift: float
+    shifted_temperatures: tuple[float, ...]
     held_out: Mapping[str, Any]
 
     def __post_init__(self) -> None:
         if not self.temperatures:
             raise ValueError("no temperatures")
-        if not all(0 < t < math.inf for t in self.temperatures):
+        if not all(0 < t < math.inf for t in (*self.temperatures, *self.shifted_temperatures)):
             raise ValueError(f"temperatures must be positive: {list(self.temperatures)}")
+        if not math.isfinite(self.shift):
+            raise ValueError(f"shift must be a number, found {self.shift}")
+        if len(self.shifted_temperatures) != len(self.temperatures):
+            raise ValueError("as many shifted temperatures as temperatures are needed")
+
+    @property
+    def plain(self) -> Calibration:
+        """STS as in the paper."""
+        return Calibration(self.temperatures)
+
+    @property
+    def shifted(self) -> Calibration:
+        """STS behind the shift."""
+        return Calibration(self.shifted_temperatures, self.shift)
 
 
 @dataclass(frozen=True)
@@ -89,10 +108,10 @@ class StsFile:
         """The regime that stock SGLang applies to all: `sampled` if fitted, as most traffic is."""
         return SAMPLED if SAMPLED in self.tables else GREEDY
 
-    def temperatures(self, temperature: float) -> tuple[float, ...]:
+    def table(self, temperature: float) -> StsTable:
         """Table for requests of that sampling temperature; the other regime's if it has none."""
         wanted = regime(temperature)
-        return self.tables[wanted if wanted in self.tables else self.default].temperatures
+        return self.tables[wanted if wanted in self.tables else self.default]
 
 
 def write_sts(path: Path, sts: StsFile) -> None:
@@ -174,6 +193,8 @@ def _stock(raw: Mapping[str, Any]) -> StsFile:
         counts=(),
         ece_before=_tuple(raw.get("ece_before", [])) or unknown,
         ece_after=_tuple(raw.get("ece_after", [])) or unknown,
+        shift=0.0,
+        shifted_temperatures=temperatures,
         held_out={},
     )
     return StsFile({name: table for name in REGIMES}, "", "", (), {}, "")
@@ -189,6 +210,8 @@ def _table(raw: Mapping[str, Any]) -> StsTable:
         counts=tuple(int(n) for n in raw["counts"]),
         ece_before=_tuple(raw["ece_before"]),
         ece_after=_tuple(raw["ece_after"]),
+        shift=float(raw["shift"]),
+        shifted_temperatures=_tuple(raw["shifted_temperatures"]),
         held_out=dict(raw["held_out"]),
     )
 

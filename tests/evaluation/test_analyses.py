@@ -10,6 +10,7 @@ from sglang_dspark.evaluation import analyses
 from sglang_dspark.evaluation.resampling import Resampler, estimate
 from sglang_dspark.evaluation.statistics import RequestCounts, acceptance
 from sglang_dspark.evaluation.traces import Trace
+from sglang_dspark.schedule.calibration import Calibration
 from tests.evaluation.trace_world import drawn, generation, step, trace
 
 
@@ -140,8 +141,8 @@ def test_a_higher_threshold_accepts_more_of_less() -> None:
 def test_thresholds_take_a_calibration_table() -> None:
     """Twice too confident logits with temperature 2 admit as calibrated ones do."""
     honest, loud = drawn(scale=1.0), drawn(scale=2.0)
-    table = {"d": (2.0,) * 4}
-    calm = analyses.thresholds({"d": loud}, temperatures=table)
+    table = {"d": Calibration((2.0,) * 4)}
+    calm = analyses.thresholds({"d": loud}, calibrations=table)
     assert calm["calibrated"] == ["d"]
     plain = analyses.thresholds({"d": honest})["curves"]["d"]["overall"]["admitted_share"]
     assert calm["curves"]["d"]["overall"]["admitted_share"] == pytest.approx(plain, abs=1e-3)

@@ -14,6 +14,7 @@ import pytest
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation import analyses, figures, page
 from sglang_dspark.evaluation.reliability import as_metrics, reliability
+from sglang_dspark.schedule.calibration import Calibration
 from tests.evaluation.trace_world import SETTINGS, drawn
 
 
@@ -39,7 +40,7 @@ def metrics() -> dict[str, dict[str, Any]]:
         analyses.depth([("dspark", one), ("dspark", other)]),
         analyses.length([("vanilla", drawn(prompts=4, gamma=2)), ("vanilla", one)]),
         analyses.thresholds({"dspark": one}, points=8),
-        as_metrics("dspark", one, reliability(one, (1.5,) * 4)),
+        as_metrics("dspark", one, reliability(one, {"after": Calibration((1.5,) * 4)})),
         _overhead(),
     ]
     return {each["analysis"]: json.loads(json.dumps(_null(each))) for each in found}

@@ -7,7 +7,7 @@ import pytest
 
 from sglang_dspark.evaluation.calibration_data import observations
 from sglang_dspark.evaluation.reliability import Predictions, ece_floor, reliability
-from sglang_dspark.schedule.calibration import Observations, fit
+from sglang_dspark.schedule.calibration import Calibration, Observations, fit
 from tests.evaluation.trace_world import drawn, generation, step, trace
 
 
@@ -18,7 +18,7 @@ def test_pooled_auc_rewards_knowing_the_position() -> None:
     steps = 3000
     accepted = np.cumprod(generator.uniform(size=(steps, 4)) < 0.7, axis=1).sum(axis=1)
     made = [generation(*(step(int(a), (0.7,) * 4) for a in accepted))]
-    part = reliability(trace(made, ["math"], 4), None)["overall"]
+    part = reliability(trace(made, ["math"], 4), {})["overall"]
     assert part["before"]["auc"]["within"] == pytest.approx(0.5)
     assert part["auc_conditional"] == pytest.approx(0.5)
     assert part["before"]["auc"]["pooled"] > 0.65
@@ -27,7 +27,7 @@ def test_pooled_auc_rewards_knowing_the_position() -> None:
 
 def test_a_perfect_oracle_has_auc_one_in_every_reading() -> None:
     sure = generation(step(2, (0.9, 0.9)), step(1, (0.9, 0.1)), step(0, (0.1, 0.1)))
-    part = reliability(trace([sure], ["math"], 2), None)["math"]
+    part = reliability(trace([sure], ["math"], 2), {})["math"]
     assert part["before"]["auc"]["pooled"] == 1.0
     assert part["before"]["auc"]["within"] == 1.0
     assert part["auc_conditional"] == 1.0
@@ -37,8 +37,9 @@ def test_a_perfect_oracle_has_auc_one_in_every_reading() -> None:
 def test_a_table_lowers_the_error_of_overconfidence() -> None:
     loud = drawn(prompts=60, steps=40, scale=3.0)
     table = fit(observations(loud.generations, loud.gamma)).temperatures
-    part = reliability(loud, table)["overall"]
+    part = reliability(loud, {"after": Calibration(table)})["overall"]
     assert part["after"]["ece"]["value"] < 0.4 * part["before"]["ece"]["value"]
+    assert part["after"]["brier"] < part["before"]["brier"]
     before = part["before"]
     assert before["ece"]["low"] < before["ece"]["value"] < before["ece"]["high"]
     assert len(before["ece_by_position"]) == loud.gamma
@@ -51,15 +52,15 @@ def test_a_table_lowers_the_error_of_overconfidence() -> None:
 def test_floor_is_what_calibrated_predictions_show() -> None:
     """On calibrated data the measured ECE is near the floor, and the floor falls with data."""
     small, large = (observations(drawn(prompts=n, steps=40).generations, 4) for n in (6, 96))
-    identity = (1.0,) * 4
+    identity = Calibration.identity(4)
     assert ece_floor(large, identity) < 0.5 * ece_floor(small, identity)
-    part = reliability(drawn(prompts=96, steps=40), None)["overall"]["before"]
+    part = reliability(drawn(prompts=96, steps=40), {})["overall"]["before"]
     assert part["ece"]["value"] < 2.5 * part["ece_floor"]
 
 
 def test_predictions_leave_out_what_was_not_verified() -> None:
     data = Observations(np.zeros((2, 2)), np.array([1, 0]), np.array([1, 2]), np.array([0, 1]))
-    found = Predictions.of(data, (1.0, 1.0))
+    found = Predictions.of(data, Calibration.identity(2))
     assert found.survival.tolist() == [0.5, 0.5, 0.25]
     assert found.label.tolist() == [1, 0, 0]
     assert found.position.tolist() == [1, 1, 2]
@@ -68,4 +69,4 @@ def test_predictions_leave_out_what_was_not_verified() -> None:
 
 def test_domains_without_a_step_are_left_out() -> None:
     made = trace([generation(step(1, (0.5, 0.6))), generation()], ["math", "chat"], 2)
-    assert list(reliability(made, None)) == ["math", "overall"]
+    assert list(reliability(made, {})) == ["math", "overall"]

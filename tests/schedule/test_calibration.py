@@ -12,6 +12,7 @@ from sglang_dspark.schedule.calibration import (
     GRID_HIGH,
     GRID_LOW,
     MINIMUM_LABELS,
+    Calibration,
     Observations,
     apply,
     apply_numpy,
@@ -19,7 +20,9 @@ from sglang_dspark.schedule.calibration import (
     ece,
     ece_interval,
     fit,
+    fit_shift,
     logits_of,
+    shifted,
     temperature_grid,
 )
 from sglang_dspark.schedule.survival import survival
@@ -52,8 +55,8 @@ def test_calibration_holds_on_other_steps() -> None:
     fresh = worlds.sampled(worlds.build(STEPS, seed=2))
     for k in range(1, worlds.GAMMA + 1):
         label = fresh.survived(k).astype(float)
-        before = apply_numpy(fresh.logits, (1.0,) * worlds.GAMMA)[:, k - 1]
-        after = apply_numpy(fresh.logits, fitted.temperatures)[:, k - 1]
+        before = apply_numpy(fresh.logits, Calibration.identity(worlds.GAMMA))[:, k - 1]
+        after = apply_numpy(fresh.logits, Calibration(fitted.temperatures))[:, k - 1]
         assert ece(after, label) < 0.022
         assert ece(after, label) < ece(before, label)
 
@@ -75,7 +78,7 @@ def test_wrong_labels_are_noticed(mutant: worlds.Labeller, censored: bool) -> No
     rows = truth.known(3)
     label = truth.survived(3)[rows].astype(float)
     errors = [
-        ece(apply_numpy(truth.logits, table.temperatures)[rows, 2], label)
+        ece(apply_numpy(truth.logits, Calibration(table.temperatures))[rows, 2], label)
         for table in (right, wrong)
     ]
     assert errors[1] > 3 * errors[0]
@@ -116,6 +119,31 @@ def test_calibrated_data_and_little_data_change_nothing() -> None:
     constant = np.zeros((200, 1))  # sigmoid(0 / T) is 1/2 for every T: no information, T stays 1
     nothing = Observations(constant, np.arange(200) % 2, np.ones(200, dtype=int), np.arange(200))
     assert fit(nothing).temperatures == (1.0,)
+
+
+@pytest.mark.parametrize("censored", [False, True])
+def test_known_shift_is_recovered(censored: bool) -> None:
+    """A head that is too sure by 0.7 everywhere: no temperature mends it, the shift does."""
+    world = worlds.build(STEPS, seed=5, censored=censored)
+    honest = np.log(world.chance) - np.log1p(-world.chance)
+    told = worlds.sampled(world)
+    data = Observations(honest + 0.7, told.accepted, told.verified, told.request)
+    shift = fit_shift(data)
+    assert shift == pytest.approx(-0.7, abs=0.08)
+    label = data.survived(2)[data.known(2)].astype(float)
+    tables = (
+        Calibration(fit(data).temperatures),
+        Calibration(fit(shifted(data, shift)).temperatures, shift),
+    )
+    plain, moved = (apply_numpy(data.logits, table)[data.known(2), 1] for table in tables)
+    assert ece(moved, label) < 0.02
+    assert ((moved - label) ** 2).mean() < ((plain - label) ** 2).mean()
+
+
+def test_shift_needs_something_to_fit_to() -> None:
+    nothing = Observations(np.zeros((3, 2)), *[np.zeros(3, dtype=int)] * 3)
+    with pytest.raises(ValueError, match="no verified draft"):
+        fit_shift(nothing)
 
 
 def test_fit_is_deterministic_and_refuses_nothing_to_fit() -> None:

@@ -11,6 +11,7 @@ import msgspec
 import pytest
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.sts_file import (
     GREEDY,
     SAMPLED,
@@ -42,6 +43,8 @@ def _table(*temperatures: float) -> StsTable:
         counts=(345,) * len(temperatures),
         ece_before=(0.1,) * (len(temperatures) - 1) + (math.nan,),
         ece_after=(0.01,) * (len(temperatures) - 1) + (math.nan,),
+        shift=-0.5,
+        shifted_temperatures=temperatures[::-1],
         held_out={"prompts": 12},
     )
 
@@ -63,15 +66,16 @@ def test_comes_back_as_written(sts: StsFile, tmp_path: Path) -> None:
     write_sts(path, sts)
     back = read_sts(path, drafter_sha256="d" * 64, gamma=2)
     assert repr(back) == repr(sts), "NaN, which equals nothing, included"
-    assert back.temperatures(0.0) == (1.5, 0.8)
-    assert back.temperatures(0.7) == (1.25, 0.9)
+    assert back.table(0.0).plain == Calibration((1.5, 0.8))
+    assert back.table(0.7).plain == Calibration((1.25, 0.9))
+    assert back.table(0.7).shifted == Calibration((0.9, 1.25), -0.5)
     assert [regime(t) for t in (0.0, 0.7)] == [GREEDY, SAMPLED]
     assert list(path.parent.iterdir()) == [path], "no temporary file is left"
 
 
 def test_a_missing_regime_borrows_the_other(sts: StsFile) -> None:
     one = replace(sts, tables={GREEDY: sts.tables[GREEDY]})
-    assert one.temperatures(1.0) == one.temperatures(0.0) == (1.5, 0.8)
+    assert one.table(1.0) is one.table(0.0) is sts.tables[GREEDY]
 
 
 def test_stock_sglang_reads_it(sts: StsFile, tmp_path: Path) -> None:
@@ -87,7 +91,7 @@ def test_reads_a_table_of_stock_sglang(tmp_path: Path) -> None:
     path = tmp_path / "stock.json"
     path.write_bytes(msgspec.json.encode(StockTable([1.1, 0.7, 2.0], "mine", 9)))
     sts = read_sts(path, drafter_sha256="any, for it records none", gamma=3)
-    assert sts.temperatures(0.0) == sts.temperatures(1.0) == (1.1, 0.7, 2.0)
+    assert sts.table(0.0).shifted == sts.table(1.0).plain == Calibration((1.1, 0.7, 2.0))
     assert sts.drafter_sha256 == ""
     with pytest.raises(DSparkError, match="fitted for gamma 3"):
         read_sts(path, gamma=5)
