@@ -63,6 +63,8 @@ def draw(metrics: Mapping[str, Any]) -> Figure:
     with mpl.rc_context(_STYLE):
         figure = _DRAWERS[str(name)](metrics)
         figure.suptitle(caption(metrics), fontsize=10, x=0.01, ha="left")
+        figure.draw_without_rendering()  # lays out once; saving in two formats need not again
+        figure.set_layout_engine("none")
         return figure
 
 

@@ -62,7 +62,6 @@ def test_from_traces_to_the_page(
 
     assert "dspark/again" in run("eval", "tau", "--drafter", greedy, "--drafter",
                                  f"again={traces['greedy']}")  # fmt: skip
-    run("eval", "thresholds", "--drafter", sampled, "--sts", "sts.json")
     shown = run("eval", "reliability", "--drafter", sampled, "--sts", "sts.json")
     assert "6 held-out prompts" in shown
     page = run("report", "--drafters")
@@ -78,7 +77,7 @@ def test_from_traces_to_the_page(
     assert "<img" in (results / "drafters.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["positions", "depth", "length"])
+@pytest.mark.parametrize("name", ["positions", "depth", "length", "thresholds"])
 def test_the_other_analyses(name: str, traces: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     run("eval", name, "--drafter", f"dspark={traces['greedy']}", "--json", str(out))
