@@ -96,7 +96,7 @@ def _panels(count: int, width: float = 2.7, height: float = 3.0) -> tuple[Figure
 def _legend(figure: Figure, axes: Axes) -> None:
     """One legend below all panels, from the series of one of them."""
     handles, labels = axes.get_legend_handles_labels()
-    columns = min(len(labels), 4)
+    columns = min(len(labels), 4 if figure.get_figwidth() > 6 else 2)
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
@@ -259,7 +259,7 @@ def _reliability(metrics: Mapping[str, Any]) -> Figure:
             f"{group}\nECE {' → '.join(errors)}\nAUC {pooled:.2f}, in position {within:.2f}",
             fontsize=8.5,
         )
-        axes.set(xlabel="predicted survival", xlim=(0, 1), ylim=(0, 1))
+        axes.set(xlabel="predicted survival", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
     panels[0].set_ylabel("share accepted")
     _legend(figure, panels[0])
     return figure
@@ -272,12 +272,12 @@ def _reliability_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], i: int, t
     found = [{"value": r["accepted"], "low": r["low"], "high": r["high"]} for r in full]
     axes.errorbar(
         [row["predicted"] for row in full], [f["value"] for f in found], _errors(found),
-        fmt=marker + "-", ms=4, color=colour, label=title, lw=1.2, elinewidth=1, clip_on=False,
+        fmt=marker + "-", ms=4, color=colour, label=title, lw=1.2, elinewidth=1,
     )  # fmt: skip
     few = [row for row in curve if row["count"] < _ENOUGH]
     axes.plot(
         [row["predicted"] for row in few], [row["accepted"] for row in few], marker, ms=3,
-        color=colour, alpha=0.3, clip_on=False,
+        color=colour, alpha=0.3,
     )  # fmt: skip
 
 
