@@ -8,7 +8,7 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from sglang_dspark.schedule.calibration import Calibration
+from sglang_dspark.schedule.calibration import GRID_HIGH, GRID_LOW, Calibration
 
 _TITLES = {"before": "raw", "after": "STS", "shifted": "shift + STS"}
 
@@ -42,9 +42,20 @@ def show_reliability(console: Console, title: str, parts: Mapping[str, Any]) -> 
 
 
 def show_tables(console: Console, tables: Mapping[str, Calibration], prompts: int) -> None:
-    """Print temperatures and shift."""
+    """Print temperatures and shift, and where a temperature ran into the end of the grid."""
     console.print(f"fitted on {prompts} prompts:", highlight=False)
     for name, table in tables.items():
         scales = ", ".join(f"{t:.2f}" for t in table.temperatures)
         shift = f", shift {table.shift:+.2f}" if table.shift else ""
         console.print(f"  {_TITLES[name]}: temperatures {scales}{shift}", highlight=False)
+    edge = [
+        str(k)
+        for k, t in enumerate(tables["after"].temperatures, 1)
+        if not GRID_LOW < t < GRID_HIGH
+    ]
+    if edge:
+        console.print(
+            f"STS ran into the end of its grid at position {', '.join(edge)}: the error there is "
+            "not one of temperature; compare the Brier scores before using this table",
+            style="yellow",
+        )

@@ -75,13 +75,23 @@ def open_session(
     temperature: float,
     batch: int,
     seed: int,
+    *,
+    top_k: int = evaluate.TOP_K_ALL,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
 ) -> Session:
     """What the options of a command describe; nothing is loaded yet."""
     from sglang_dspark.evaluation.engine import DecodeSettings
 
     console = Console()
     settings = DecodeSettings(
-        max_new_tokens=max_new_tokens, temperature=temperature, batch=batch, seed=seed
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        batch=batch,
+        seed=seed,
     )
     workload = cache(lambda: open_workload(target, prompts, limit, settings, console))
     return Session(tuple(parse_drafter(each) for each in drafters), workload, console)
@@ -110,6 +120,11 @@ def record(
     limit: LimitOption = None,
     max_new_tokens: TokensOption = 96,
     temperature: TemperatureOption = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0,
+    top_k: Annotated[
+        int, typer.Option(help="Most likely tokens kept; default all.")
+    ] = evaluate.TOP_K_ALL,
+    min_p: Annotated[float, typer.Option(help="Cut relative to the likeliest token.")] = 0.0,
     batch: BatchOption = 8,
     seed: SeedOption = 0,
 ) -> None:
@@ -119,7 +134,17 @@ def record(
     if len(drafter) != 1:
         raise DSparkError("a trace is of one drafter: give --drafter once")
     session = open_session(
-        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
+        drafter,
+        target,
+        prompts,
+        limit,
+        max_new_tokens,
+        temperature,
+        batch,
+        seed,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
     )
     write_trace(out, next(iter(session.traces().values())))
     session.console.print(f"written to {out}", highlight=False, soft_wrap=True)

@@ -70,6 +70,7 @@ def evaluate(
 ) -> None:
     """Measure how many drafts the target accepts: tau, acceptance by position, confidence."""
     if context.invoked_subcommand is not None:  # `dspark eval tau ...` and its like
+        _refuse_options_before(context, context.invoked_subcommand)
         return
     from rich.console import Console
 
@@ -105,6 +106,15 @@ def evaluate(
     if results is not None:
         _write(results, document)
         console.print(f"written to {results}", highlight=False)
+
+
+def _refuse_options_before(context: typer.Context, command: str) -> None:
+    """Options ahead of a command would be lost without a word."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = name.replace("_", "-")
+            raise DSparkError(f"write --{option} behind the command: dspark eval {command} ...")
 
 
 @dataclass(frozen=True)

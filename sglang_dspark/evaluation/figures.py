@@ -142,6 +142,7 @@ def _positions(metrics: Mapping[str, Any]) -> Figure:
     curves = metrics["curves"]
     groups = list(next(iter(curves.values())))
     figure, panels = _panels(len(groups))
+    longest = max(len(parts[groups[0]]) for parts in curves.values())
     for axes, group in zip(panels, groups, strict=True):
         for i, (label, parts) in enumerate(curves.items()):
             points = parts[group]
@@ -153,7 +154,7 @@ def _positions(metrics: Mapping[str, Any]) -> Figure:
                               alpha=0.15, lw=0)  # fmt: skip
         axes.set_title(group)
         axes.set_xlabel("draft position k")
-        axes.set_xticks(k)
+        axes.set_xticks(np.arange(1, longest + 1))
         axes.set_ylim(0, 1)
     panels[0].set_ylabel("conditional acceptance")
     _legend(figure, panels[0])

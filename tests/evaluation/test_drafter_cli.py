@@ -125,6 +125,7 @@ def _bad(traces: dict[str, Path], pair: Pair) -> list[tuple[list[str], str]]:
             "one drafter",
         ),
         ([*calibrate, *["--trace", str(traces["greedy"])] * 2], "one table a regime"),
+        (["eval", "--limit", "3", "tau", "--drafter", greedy], "write --limit behind the command"),
         (["report"], "name what to report"),
         (["report", "--drafters", "--results", "nowhere"], "no drafters_"),
     ]
