@@ -11,6 +11,13 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sglang_dspark.cli._workload import (
+    counter,
+    drafter_dir,
+    open_tokenizer,
+    read_prompt_files,
+    target_dir,
+)
 from sglang_dspark.errors import DSparkError
 
 if TYPE_CHECKING:
@@ -24,6 +31,7 @@ TOP_K_ALL = 1 << 30
 
 
 def evaluate(
+    context: typer.Context,
     target: Annotated[
         str, typer.Option(help="Target model directory, or `demo` for the demo target.")
     ] = "demo",
@@ -61,6 +69,9 @@ def evaluate(
     ] = None,
 ) -> None:
     """Measure how many drafts the target accepts: tau, acceptance by position, confidence."""
+    if context.invoked_subcommand is not None:  # `dspark eval tau ...` and its like
+        _refuse_options_before(context, context.invoked_subcommand)
+        return
     from rich.console import Console
 
     from sglang_dspark.evaluation.engine import DecodeSettings
@@ -97,6 +108,15 @@ def evaluate(
         console.print(f"written to {results}", highlight=False)
 
 
+def _refuse_options_before(context: typer.Context, command: str) -> None:
+    """Options ahead of a command would be lost without a word."""
+    for name in context.params:
+        source = context.get_parameter_source(name)
+        if source is not None and source.name == "COMMANDLINE":
+            option = name.replace("_", "-")
+            raise DSparkError(f"write --{option} behind the command: dspark eval {command} ...")
+
+
 @dataclass(frozen=True)
 class _Subject:
     """What is measured: directories, prompts, and the prompts' token ids."""
@@ -130,60 +150,18 @@ def _open(
     limit: int | None,
     console: Console,
 ) -> _Subject:
-    from transformers import AutoTokenizer
-
     from sglang_dspark.evaluation import prompts as prompt_files
 
-    target_dir = _target_dir(target, console)
-    drafter_dir = _drafter_dir(drafter)
+    path = target_dir(target, console)
     chosen = prompt_files.limit_per_domain(read_prompt_files(files, prompt_field), limit)
-    try:
-        tokenizer = AutoTokenizer.from_pretrained(str(target_dir))
-    except (OSError, ValueError) as error:
-        reason = next(iter(str(error).splitlines()), type(error).__name__)
-        raise DSparkError(f"{target_dir} has no usable tokenizer: {reason}") from None
+    tokenizer = open_tokenizer(path)
     return _Subject(
-        target=target_dir,
-        drafter=drafter_dir,
+        target=path,
+        drafter=drafter_dir(drafter),
         prompts=chosen,
         ids=[prompt_files.encode(tokenizer, prompt) for prompt in chosen],
-        stop_ids=prompt_files.stop_token_ids(target_dir, tokenizer),
+        stop_ids=prompt_files.stop_token_ids(path, tokenizer),
     )
-
-
-def read_prompt_files(files: Sequence[str] | None, prompt_field: str | None) -> list[EvalPrompt]:
-    """Prompts of all `[DOMAIN=]FILE` arguments; the package's own when there are none."""
-    from sglang_dspark.evaluation.prompts import demo_prompts, read_prompts
-
-    if not files:
-        return demo_prompts()
-    found: list[EvalPrompt] = []
-    for argument in files:
-        domain, separator, name = argument.partition("=")
-        if not separator or Path(argument).exists():
-            domain, name = "", argument
-        found += read_prompts(Path(name), domain=domain or None, prompt_field=prompt_field)
-    return found
-
-
-def _target_dir(target: str, console: Console) -> Path:
-    if target != "demo":
-        if not (Path(target) / "config.json").is_file():
-            raise DSparkError(f"no model at {target}: expected a directory with config.json")
-        return Path(target)
-    from sglang_dspark.cli._progress import stages
-    from sglang_dspark.models.demo import ensure_demo_target
-
-    with stages(console) as progress:
-        return ensure_demo_target(progress=progress)
-
-
-def _drafter_dir(drafter: str) -> Path:
-    if drafter != "shipped":
-        return Path(drafter)
-    from sglang_dspark.models.drafters import shipped_drafter_path
-
-    return shipped_drafter_path()
 
 
 def _measure_engine(
@@ -205,7 +183,7 @@ def _measure_engine(
     drafter = load_drafter(subject.drafter, model.embed_weight, model.head_weight)
     engine = ReferenceEngine(model, drafter, replace(settings, stop_ids=subject.stop_ids))
     with stages(console) as progress:
-        count = _counter(progress, "reference engine", len(subject.ids))
+        count = counter(progress, "reference engine", len(subject.ids))
         generations = engine.run(subject.ids, lambda _index, _generation: count())
     report = _nonempty(reports.engine_report(subject.domains, generations, engine.gamma))
     return _EngineOutcome(
@@ -229,7 +207,7 @@ def _measure_server(
     from sglang_dspark.loadtest.acceptance import measure
 
     with stages(console) as progress:
-        count = _counter(progress, "server", len(subject.ids))
+        count = counter(progress, "server", len(subject.ids))
         answers = measure(url, subject.ids, settings, lambda _index: count())
     counts = [answer.counts for answer in answers]
     served = _nonempty(reports.served_report(subject.domains, counts))
@@ -270,19 +248,6 @@ def _server(url: str | None, subject: _Subject, port: int, console: Console) -> 
             process.start()
             process.wait_ready(600.0, lambda _waited: progress("starting the server", 0, 0))
         yield spec.url
-
-
-def _counter(progress: Any, stage: str, total: int) -> Any:
-    """A function to call once for each finished prompt."""
-    done = 0
-
-    def count() -> None:
-        nonlocal done
-        done += 1
-        progress(stage, done, total)
-
-    progress(stage, 0, total)
-    return count
 
 
 def _nonempty(report: Report) -> Report:

@@ -6,7 +6,16 @@ import sys
 
 import typer
 
-from sglang_dspark.cli import bench, demo, doctor, evaluate, models, train
+from sglang_dspark.cli import (
+    analyses,
+    bench,
+    calibrate,
+    demo,
+    doctor,
+    models,
+    report,
+    train,
+)
 from sglang_dspark.errors import DSparkError
 
 app = typer.Typer(
@@ -20,7 +29,9 @@ app.add_typer(models.app, name="models")
 app.add_typer(bench.app, name="bench")
 app.add_typer(train.app, name="train")
 app.command("doctor")(doctor.doctor)
-app.command("eval")(evaluate.evaluate)
+app.add_typer(analyses.app, name="eval")
+app.command("calibrate")(calibrate.calibrate)
+app.command("report")(report.report)
 app.command("demo")(demo.demo)
 
 

@@ -19,6 +19,7 @@ from sglang_dspark.errors import DSparkError
 PROMPT_FIELDS = ("prompt", "turns", "question", "text", "instruction")
 ID_FIELDS = ("id", "task_id", "question_id", "key")
 DEMO_FILE = "demo_prompts.jsonl"
+EVALUATION_FILE = "eval_prompts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -38,8 +39,17 @@ class EvalPrompt:
 
 
 def demo_prompts() -> list[EvalPrompt]:
-    """The prompts that ship with the package."""
-    with resources.as_file(resources.files(__package__) / DEMO_FILE) as path:
+    """The few prompts of the demo, which ship with the package."""
+    return _shipped(DEMO_FILE)
+
+
+def evaluation_prompts() -> list[EvalPrompt]:
+    """The prompts for judging drafters that ship with the package: 64 each of math, code, chat."""
+    return _shipped(EVALUATION_FILE)
+
+
+def _shipped(name: str) -> list[EvalPrompt]:
+    with resources.as_file(resources.files(__package__) / name) as path:
         return read_prompts(path)
 
 

@@ -1,0 +1,197 @@
+"""Models, prompts and settings that the measuring commands share."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sglang_dspark.errors import DSparkError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sglang_dspark.evaluation.engine import DecodeSettings
+    from sglang_dspark.evaluation.prompts import EvalPrompt
+    from sglang_dspark.evaluation.recording import Workload
+    from sglang_dspark.evaluation.traces import Trace
+
+TargetOption = Annotated[
+    str, typer.Option(help="Target model directory, or `demo` for the demo target.")
+]
+PromptsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="JSONL file of prompts as [DOMAIN=]FILE; repeat for several. Default: the package's "
+        "own 192."
+    ),
+]
+LimitOption = Annotated[int | None, typer.Option(min=1, help="Prompts per domain at most.")]
+TokensOption = Annotated[int, typer.Option(min=1, help="Output tokens per prompt.")]
+TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
+BatchOption = Annotated[int, typer.Option(min=1, help="Requests in flight.")]
+SeedOption = Annotated[int, typer.Option(help="Of the engine's random numbers.")]
+DraftersOption = Annotated[
+    list[str],
+    typer.Option(
+        "--drafter",
+        help="LABEL=PATH[@GAMMA]; PATH is a drafter directory, `shipped`, or a trace of `dspark "
+        "eval record`. Repeat for several.",
+    ),
+]
+JsonOption = Annotated[
+    Path | None, typer.Option("--json", help="Result file. Default: results/drafters_NAME.json.")
+]
+
+
+@dataclass(frozen=True)
+class DrafterArgument:
+    """One `--drafter`: its label, a directory or trace file, and gamma if it was named."""
+
+    label: str
+    path: Path
+    gamma: int | None
+
+    @property
+    def is_trace(self) -> bool:
+        """Whether the path is a file, which must then be a trace."""
+        return self.path.is_file()
+
+
+def parse_drafter(argument: str) -> DrafterArgument:
+    """Read `LABEL=PATH[@GAMMA]`, or `PATH[@GAMMA]`, whose label is its last part."""
+    label, separator, place = argument.partition("=")
+    if not separator:
+        label, place = "", argument
+    head, at, tail = place.rpartition("@")
+    gamma = int(tail) if at and tail.isdigit() else None
+    path = drafter_dir(head if gamma is not None else place)
+    if not path.exists():
+        raise DSparkError(f"no drafter at {path}: expected a directory or a trace file")
+    return DrafterArgument(label or path.resolve().stem, path, gamma)
+
+
+def target_dir(target: str, console: Console) -> Path:
+    """Directory of the target; `demo` is built if needed."""
+    if target != "demo":
+        if not (Path(target) / "config.json").is_file():
+            raise DSparkError(f"no model at {target}: expected a directory with config.json")
+        return Path(target)
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.models.demo import ensure_demo_target
+
+    with stages(console) as progress:
+        return ensure_demo_target(progress=progress)
+
+
+def drafter_dir(drafter: str) -> Path:
+    """Directory of the drafter; `shipped` is the demo target's."""
+    if drafter != "shipped":
+        return Path(drafter)
+    from sglang_dspark.models.drafters import shipped_drafter_path
+
+    return shipped_drafter_path()
+
+
+def open_tokenizer(target: Path) -> Any:
+    """The target's tokenizer; DSparkError when there is none that loads."""
+    from transformers import AutoTokenizer
+
+    try:
+        return AutoTokenizer.from_pretrained(str(target))
+    except (OSError, ValueError) as error:
+        reason = next(iter(str(error).splitlines()), type(error).__name__)
+        raise DSparkError(f"{target} has no usable tokenizer: {reason}") from None
+
+
+def read_prompt_files(
+    files: Sequence[str] | None,
+    prompt_field: str | None,
+    default: Callable[[], list[EvalPrompt]] | None = None,
+) -> list[EvalPrompt]:
+    """Prompts of all `[DOMAIN=]FILE` arguments; without any `default`, else the demo's."""
+    from sglang_dspark.evaluation.prompts import demo_prompts, read_prompts
+
+    if not files:
+        return (default or demo_prompts)()
+    found: list[EvalPrompt] = []
+    for argument in files:
+        domain, separator, name = argument.partition("=")
+        if not separator or Path(argument).exists():
+            domain, name = "", argument
+        found += read_prompts(Path(name), domain=domain or None, prompt_field=prompt_field)
+    return found
+
+
+def open_workload(
+    target: str,
+    files: Sequence[str] | None,
+    limit: int | None,
+    settings: DecodeSettings,
+    console: Console,
+) -> Workload:
+    """Target and prompts of a measurement; the package's evaluation prompts by default."""
+    from dataclasses import replace
+
+    from transformers.utils import logging as transformers_logging
+
+    from sglang_dspark.evaluation import prompts as prompt_files
+    from sglang_dspark.evaluation.recording import Workload
+    from sglang_dspark.training.provenance import target_sha256
+
+    transformers_logging.disable_progress_bar()
+    path = target_dir(target, console)
+    tokenizer = open_tokenizer(path)
+    found = read_prompt_files(files, None, prompt_files.evaluation_prompts)
+    chosen = prompt_files.limit_per_domain(found, limit)
+    return Workload(
+        target=path,
+        target_sha256=target_sha256(path),
+        prompts=tuple(chosen),
+        ids=tuple(tuple(prompt_files.encode(tokenizer, prompt)) for prompt in chosen),
+        settings=replace(settings, stop_ids=prompt_files.stop_token_ids(path, tokenizer)),
+    )
+
+
+def trace_of(
+    argument: DrafterArgument, workload: Callable[[], Workload], console: Console
+) -> Trace:
+    """The trace that an argument names, or a new one; `workload` is opened only if needed."""
+    from dataclasses import replace
+
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.evaluation.recording import record
+    from sglang_dspark.evaluation.traces import read_trace
+
+    if argument.is_trace:
+        return read_trace(argument.path)
+    work = workload()
+    work = replace(work, settings=replace(work.settings, gamma=argument.gamma))
+    with stages(console) as progress:
+        count = counter(progress, f"decoding with {argument.label}", len(work.ids))
+        return record(work, argument.path, count)
+
+
+def counter(progress: Any, stage: str, total: int) -> Any:
+    """A function to call once for each finished prompt."""
+    done = 0
+
+    def count() -> None:
+        nonlocal done
+        done += 1
+        progress(stage, done, total)
+
+    progress(stage, 0, total)
+    return count
+
+
+def device_description() -> str:
+    """The GPU's name, or this machine's CPU: what a result file calls its device."""
+    import torch
+
+    from sglang_dspark.loadtest.results import cpu_description
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_description()

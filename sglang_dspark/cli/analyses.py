@@ -1,0 +1,396 @@
+"""`dspark eval NAME`: the paper's analyses of drafters, each with a result file and a figure."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import asdict, dataclass
+from functools import cache
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any, Literal
+
+import typer
+from rich.console import Console
+
+from sglang_dspark.cli import evaluate
+from sglang_dspark.cli._workload import (
+    BatchOption,
+    DrafterArgument,
+    DraftersOption,
+    JsonOption,
+    LimitOption,
+    PromptsOption,
+    SeedOption,
+    TargetOption,
+    TemperatureOption,
+    TokensOption,
+    device_description,
+    open_workload,
+    parse_drafter,
+    trace_of,
+)
+from sglang_dspark.errors import DSparkError
+
+if TYPE_CHECKING:
+    from sglang_dspark.evaluation.recording import Workload
+    from sglang_dspark.evaluation.traces import Trace
+
+app = typer.Typer(
+    help="Judge drafters with the reference engine. Without a command: acceptance of one drafter.",
+    context_settings={"help_option_names": ["--help"]},
+)
+app.callback(invoke_without_command=True)(evaluate.evaluate)
+
+StsOption = Annotated[
+    Path | None,
+    typer.Option(help="Calibration table. Default: sts.json in the drafter's directory, if any."),
+]
+
+
+@dataclass(frozen=True)
+class Session:
+    """The drafters of one command, and a way to get their traces."""
+
+    drafters: tuple[DrafterArgument, ...]
+    workload: Callable[[], Workload]
+    console: Console
+
+    def series(self) -> list[tuple[str, Trace]]:
+        """Label and trace of every drafter, in the order they were named."""
+        return [(d.label, trace_of(d, self.workload, self.console)) for d in self.drafters]
+
+    def traces(self) -> dict[str, Trace]:
+        """Traces by label. Raises DSparkError when a label is used twice."""
+        labels = [drafter.label for drafter in self.drafters]
+        if len(set(labels)) < len(labels):
+            raise DSparkError(f"labels must differ here, found {', '.join(labels)}")
+        return dict(self.series())
+
+
+def open_session(
+    drafters: Sequence[str],
+    target: str,
+    prompts: Sequence[str] | None,
+    limit: int | None,
+    max_new_tokens: int,
+    temperature: float,
+    batch: int,
+    seed: int,
+    *,
+    top_k: int = evaluate.TOP_K_ALL,
+    top_p: float = 1.0,
+    min_p: float = 0.0,
+) -> Session:
+    """What the options of a command describe; nothing is loaded yet."""
+    from sglang_dspark.evaluation.engine import DecodeSettings
+
+    console = Console()
+    settings = DecodeSettings(
+        max_new_tokens=max_new_tokens,
+        temperature=temperature,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+        batch=batch,
+        seed=seed,
+    )
+    workload = cache(lambda: open_workload(target, prompts, limit, settings, console))
+    return Session(tuple(parse_drafter(each) for each in drafters), workload, console)
+
+
+def finish(metrics: Mapping[str, Any], json_file: Path | None, console: Console) -> None:
+    """Write the result file and its figure, and say where they are."""
+    from sglang_dspark.evaluation import figures
+    from sglang_dspark.loadtest.results import write_results
+
+    sampled = "" if metrics["settings"]["temperature"] == 0 else "_sampled"
+    name = f"drafters_{metrics['analysis']}{sampled}"
+    path = json_file or Path("results") / f"{name}.json"
+    write_results(path, name, device_description(), metrics)
+    drawn = figures.save(figures.draw(metrics), path.parent / "figures" / path.stem)
+    for each in (path, *drawn):
+        console.print(f"written to {each}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def record(
+    drafter: DraftersOption,
+    out: Annotated[Path, typer.Option(help="Trace file to write.")],
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    temperature: TemperatureOption = 0.0,
+    top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0,
+    top_k: Annotated[
+        int, typer.Option(help="Most likely tokens kept; default all.")
+    ] = evaluate.TOP_K_ALL,
+    min_p: Annotated[float, typer.Option(help="Cut relative to the likeliest token.")] = 0.0,
+    batch: BatchOption = 8,
+    seed: SeedOption = 0,
+) -> None:
+    """Decode all prompts once and keep the trace, which the other commands take as a drafter."""
+    from sglang_dspark.evaluation.traces import write_trace
+
+    if len(drafter) != 1:
+        raise DSparkError("a trace is of one drafter: give --drafter once")
+    session = open_session(
+        drafter,
+        target,
+        prompts,
+        limit,
+        max_new_tokens,
+        temperature,
+        batch,
+        seed,
+        top_k=top_k,
+        top_p=top_p,
+        min_p=min_p,
+    )
+    write_trace(out, next(iter(session.traces().values())))
+    session.console.print(f"written to {out}", highlight=False, soft_wrap=True)
+
+
+@app.command()
+def tau(
+    drafter: DraftersOption,
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    temperature: TemperatureOption = 0.0,
+    batch: BatchOption = 8,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Table 1: tau by domain for several drafters, and the first one's ratio to the others."""
+    from sglang_dspark.evaluation.analyses import tau_table
+
+    session = open_session(
+        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
+    )
+    metrics = tau_table(session.traces())
+    show_tau(session.console, metrics)
+    finish(metrics, json_file, session.console)
+
+
+@app.command()
+def positions(
+    drafter: DraftersOption,
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    temperature: TemperatureOption = 0.0,
+    batch: BatchOption = 8,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Fig. 2: chance that draft k is accepted, given the drafts before it."""
+    from sglang_dspark.evaluation import analyses
+
+    session = open_session(
+        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
+    )
+    finish(analyses.positions(session.traces()), json_file, session.console)
+
+
+@app.command()
+def depth(
+    drafter: DraftersOption,
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    temperature: TemperatureOption = 0.0,
+    batch: BatchOption = 8,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Fig. 3: tau by number of drafter layers; drafters of one label form one line."""
+    from sglang_dspark.evaluation import analyses
+
+    session = open_session(
+        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
+    )
+    finish(analyses.depth(session.series()), json_file, session.console)
+
+
+@app.command()
+def length(
+    drafter: DraftersOption,
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    temperature: TemperatureOption = 0.0,
+    batch: BatchOption = 8,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """Fig. 4a: tau by proposal length gamma; label drafters by their head to compare heads."""
+    from sglang_dspark.evaluation import analyses
+
+    session = open_session(
+        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
+    )
+    finish(analyses.length(session.series()), json_file, session.console)
+
+
+@app.command()
+def thresholds(
+    drafter: DraftersOption,
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    temperature: TemperatureOption = 0.0,
+    batch: BatchOption = 8,
+    seed: SeedOption = 0,
+    rule: Annotated[
+        Literal["survival", "conditional"],
+        typer.Option(help="Admit draft k while its survival a_k, or its c_k, exceeds t."),
+    ] = "survival",
+    sts: StsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Fig. 5: acceptance rate and tau when drafts are admitted above a threshold."""
+    from sglang_dspark.evaluation import analyses
+
+    session = open_session(
+        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
+    )
+    usable = with_confidence(session)
+    tables = {}
+    for argument in session.drafters:
+        table = (
+            table_of(argument, usable[argument.label], sts) if argument.label in usable else None
+        )
+        if table is not None:
+            tables[argument.label] = table.table(usable[argument.label].temperature).plain
+    metrics = analyses.thresholds(usable, calibrations=tables, rule=rule)
+    finish(metrics, json_file, session.console)
+
+
+@app.command()
+def reliability(
+    drafter: DraftersOption,
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    temperature: TemperatureOption = 0.0,
+    batch: BatchOption = 8,
+    seed: SeedOption = 0,
+    sts: StsOption = None,
+    json_file: JsonOption = None,
+) -> None:
+    """Fig. 6: predicted survival against acceptance before and after STS, on prompts that the
+    table was not fitted on."""
+    from sglang_dspark.cli._calibration_view import show_reliability
+    from sglang_dspark.evaluation import reliability as numbers
+    from sglang_dspark.evaluation.calibration_data import held_out
+
+    if len(drafter) != 1:
+        raise DSparkError("reliability is shown of one drafter: give --drafter once")
+    session = open_session(
+        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
+    )
+    ((label, trace),) = with_confidence(session).items()
+    table = table_of(session.drafters[0], trace, sts)
+    if table is not None:
+        keep = held_out(trace.prompts, table.fit_prompts)
+        if not keep:
+            raise DSparkError("the table was fitted on all of these prompts: give others")
+        trace = trace.of_prompts(keep)
+    variants = {}
+    if table is not None:
+        chosen = table.table(trace.temperature)
+        variants = {"after": chosen.plain, "shifted": chosen.shifted}
+    parts = numbers.reliability(trace, variants)
+    show_reliability(session.console, f"{label}: {len(trace.prompts)} held-out prompts", parts)
+    shown = {name: asdict(each) for name, each in variants.items()}
+    metrics = numbers.as_metrics(label, trace, parts, calibrations=shown)
+    finish(metrics, json_file, session.console)
+
+
+@app.command()
+def overhead(
+    drafter: DraftersOption,
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    max_new_tokens: TokensOption = 64,
+    batch: BatchOption = 8,
+    context: Annotated[int, typer.Option(min=1, help="Context tokens of the direct timing.")] = 256,
+    repeats: Annotated[int, typer.Option(min=8, help="Pairs of rounds timed directly.")] = 60,
+    json_file: JsonOption = None,
+) -> None:
+    """Fig. 4b: share of a round that the sequential loop takes, in the engine and by itself."""
+    import torch
+
+    from sglang_dspark.evaluation.overhead import measure
+
+    session = open_session(drafter, target, prompts, batch, max_new_tokens, 0.0, batch, 0)
+    work = session.workload()
+    rows = []
+    for argument in session.drafters:
+        session.console.print(f"timing {argument.label} ({argument.path.name})", style="dim")
+        timed = measure(work, argument.path, context=context, repeats=repeats)
+        rows.append({"label": argument.label, **timed})
+        share = timed["engine"]["wall"]["share"], timed["direct"]["thread_cpu"]["share"]
+        session.console.print(
+            f"{argument.label}: {share[0]:.2%} of a round in the engine (wall), {share[1]:.2%} "
+            "timed directly (thread CPU)",
+            highlight=False,
+        )
+    settings = {"temperature": 0.0, "batch": batch, "context": context}
+    settings["threads"] = torch.get_num_threads()
+    metrics = {"analysis": "overhead", "target": work.target.name, "settings": settings}
+    finish({**metrics, "drafters": rows}, json_file, session.console)
+
+
+def with_confidence(session: Session) -> dict[str, Trace]:
+    """Traces of the drafters that tell a confidence; of the others one line each is printed."""
+    usable = {}
+    for label, trace in session.traces().items():
+        if trace.has_confidence():
+            usable[label] = trace
+        else:
+            session.console.print(f"{label} tells no confidence: left out", style="yellow")
+    if not usable:
+        raise DSparkError("no drafter with a confidence to show: name one that has a head for it")
+    return usable
+
+
+def table_of(argument: DrafterArgument, trace: Trace, sts: Path | None) -> Any:
+    """The calibration table for a drafter, or None when none is named and none lies there."""
+    from sglang_dspark.schedule.sts_file import FILE_NAME, read_sts
+
+    path = sts or argument.path / FILE_NAME
+    if sts is None and not path.is_file():
+        return None
+    return read_sts(path, drafter_sha256=trace.drafter.sha256, gamma=trace.gamma)
+
+
+def show_tau(console: Console, metrics: Mapping[str, Any]) -> None:
+    """Print Table 1."""
+    from rich.table import Table
+
+    labels = list(metrics["tau"])
+    groups = list(metrics["tau"][labels[0]])
+    table = Table(title="tau, tokens per verify step with the bonus (95% over prompts)")
+    for name in ("drafter", *groups):
+        table.add_column(name, justify="left" if name == "drafter" else "right")
+    for label in labels:
+        cells = []
+        for group in groups:
+            low, high = metrics["interval"][label][group]
+            cells.append(f"{metrics['tau'][label][group]:.3f} ({low:.2f}-{high:.2f})")
+        table.add_row(label, *cells)
+    for pair, ratios in metrics["ratio"].items():
+        percent = [
+            f"{100 * (r['value'] - 1):+.1f}% ({100 * (r['low'] - 1):+.1f} to "
+            f"{100 * (r['high'] - 1):+.1f})"
+            for r in (ratios[group] for group in groups)
+        ]
+        table.add_row(pair, *percent)
+    console.print(table)

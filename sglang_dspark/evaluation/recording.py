@@ -1,0 +1,92 @@
+"""Run the reference engine over prompts and keep what it did as a trace."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from sglang_dspark.drafter import DrafterConfig, load_drafter
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
+from sglang_dspark.evaluation.prompts import EvalPrompt
+from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.evaluation.traces import DrafterFacts, Trace, TracedPrompt, prompt_digest
+from sglang_dspark.training.provenance import target_sha256 as weights_sha256
+
+_KINDS = (("dspark", "dspark"), ("dflash", "dflash"), ("eagle3", "eagle3"), ("mtp", "mtp"))
+_ALL_TOKENS = 1 << 30
+
+
+@dataclass(frozen=True)
+class Workload:
+    """What is decoded: a target, prompts with their token ids, how to decode.
+
+    target_sha256: over its weight files.
+    """
+
+    target: Path
+    target_sha256: str
+    prompts: tuple[EvalPrompt, ...]
+    ids: tuple[tuple[int, ...], ...]
+    settings: DecodeSettings
+
+
+def open_engine(workload: Workload, drafter: Path) -> tuple[ReferenceEngine, Any]:
+    """Engine and drafter, loaded and fitted together; the drafter is the one that drafts in it."""
+    config = DrafterConfig.from_dir(drafter)
+    target = TargetModel.load(workload.target, config.target_layer_ids)
+    module = load_drafter(drafter, target.embed_weight, target.head_weight)
+    return ReferenceEngine(target, module, workload.settings), module
+
+
+def record(
+    workload: Workload, drafter: Path, on_finish: Callable[[], None] = lambda: None
+) -> Trace:
+    """Decode all prompts with the drafter in `drafter`; `on_finish` is called after each.
+
+    Raises DSparkError when target and drafter do not fit or a prompt is too long.
+    """
+    engine, _ = open_engine(workload, drafter)
+    generations = engine.run(workload.ids, lambda _index, _generation: on_finish())
+    return Trace(
+        drafter=describe(drafter, engine.gamma),
+        target=workload.target.name,
+        target_sha256=workload.target_sha256,
+        settings=settings_json(workload.settings),
+        prompts=tuple(
+            TracedPrompt(prompt.id, prompt.domain, prompt_digest(ids))
+            for prompt, ids in zip(workload.prompts, workload.ids, strict=True)
+        ),
+        generations=tuple(generations),
+    )
+
+
+def describe(path: Path, gamma: int) -> DrafterFacts:
+    """Facts of the drafter in a directory, as its config.json tells them."""
+    try:
+        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise DSparkError(f"cannot read {path / 'config.json'}: {error}") from None
+    names = " ".join([*raw.get("architectures", []), str(raw.get("model_type", ""))]).lower()
+    kind = next((kind for word, kind in _KINDS if word in names), "other")
+    head = str(raw.get("markov_head_type", "vanilla")) if raw.get("markov_rank") else "none"
+    return DrafterFacts(
+        name=path.resolve().name,
+        kind=kind,
+        head=head,
+        layers=int(raw.get("num_hidden_layers", 1)),
+        gamma=gamma,
+        sha256=weights_sha256(path),
+    )
+
+
+def settings_json(settings: DecodeSettings) -> dict[str, Any]:
+    """Decode settings for a file: gamma and stop tokens belong to the drafter and the target."""
+    names = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens", "batch", "seed")
+    values = {name: getattr(settings, name) for name in names}
+    if values["top_k"] == _ALL_TOKENS:
+        values["top_k"] = None
+    return values

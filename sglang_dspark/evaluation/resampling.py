@@ -1,0 +1,69 @@
+"""Bootstrap over prompts, stratified by domain and shared by all drafters of a comparison.
+
+Steps of one prompt are not independent, so prompts are drawn, not steps; each domain keeps its
+number of prompts, so a macro average (each domain counting once) has its own interval. Drafters
+are compared on the same draws (paired): what makes a prompt easy is easy for all of them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+Floats = NDArray[np.float64]
+MACRO = "macro"
+DRAWS = 4000
+
+
+@dataclass(frozen=True)
+class Estimate:
+    """A value with its 95% percentile interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+class Resampler:
+    """The draws of one comparison: for each domain, how often each of its prompts is taken."""
+
+    def __init__(self, domains: Sequence[str], *, draws: int = DRAWS, seed: int = 0):
+        """domains: of each prompt, in the order of the arrays that will be resampled."""
+        generator = np.random.default_rng(seed)
+        self.domains = list(dict.fromkeys(domains))
+        self._index: dict[str, NDArray[np.int64]] = {}
+        self._weight: dict[str, Floats] = {}
+        for domain in self.domains:
+            index = np.array([i for i, name in enumerate(domains) if name == domain])
+            chosen = generator.multinomial(
+                len(index), np.full(len(index), 1 / len(index)), size=draws
+            )
+            self._index[domain] = index
+            # Row 0 is the sample itself, the others are draws: [draws + 1, n].
+            self._weight[domain] = np.vstack([np.ones(len(index)), chosen]).astype(np.float64)
+
+    def ratios(self, numerator: Floats, denominator: Floats) -> dict[str, Floats]:
+        """sum(numerator) / sum(denominator) by domain and in macro average: [draws + 1] each.
+
+        numerator, denominator: [prompts]. Entry 0 is the value of the sample itself.
+        """
+        result: dict[str, Floats] = {}
+        with np.errstate(invalid="ignore", divide="ignore"):
+            for domain in self.domains:
+                index, weight = self._index[domain], self._weight[domain]
+                result[domain] = (weight @ numerator[index]) / (weight @ denominator[index])
+        result[MACRO] = np.mean([result[domain] for domain in self.domains], axis=0)
+        return result
+
+
+def estimate(drawn: Floats) -> Estimate:
+    """Value and interval of [draws + 1] numbers whose first is the sample's; NaN draws are left
+    out (a draw may hold no step that counts)."""
+    usable = drawn[1:][np.isfinite(drawn[1:])]
+    if len(usable) == 0:
+        return Estimate(float(drawn[0]), float("nan"), float("nan"))
+    low, high = np.percentile(usable, [2.5, 97.5])
+    return Estimate(float(drawn[0]), float(low), float(high))

@@ -1,0 +1,181 @@
+"""Traces: what the reference engine recorded for one drafter, with its origin, as a file.
+
+Every analysis of drafters reads traces, so one run of the engine serves all of them. A trace is
+JSON; a step is stored as [position, drafted, verify_len, accepted, kept, confidence].
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.records import Generation, Step
+
+FORMAT = "sglang-dspark trace 1"
+
+
+@dataclass(frozen=True)
+class DrafterFacts:
+    """What a drafter is: directory name, kind and head, decoder layers, gamma, weight hash."""
+
+    name: str
+    kind: str
+    head: str
+    layers: int
+    gamma: int
+    sha256: str
+
+
+@dataclass(frozen=True)
+class TracedPrompt:
+    """A prompt: `digest` names its token ids, so that the same prompt is known by any id."""
+
+    id: str
+    domain: str
+    digest: str
+
+
+@dataclass(frozen=True)
+class Trace:
+    """The generations of one drafter over a set of prompts; generations[i] answers prompts[i].
+
+    settings: temperature, top_k (None: all), top_p, min_p, max_new_tokens, batch, seed.
+    """
+
+    drafter: DrafterFacts
+    target: str
+    target_sha256: str
+    settings: Mapping[str, Any]
+    prompts: tuple[TracedPrompt, ...]
+    generations: tuple[Generation, ...]
+
+    def __post_init__(self) -> None:
+        assert len(self.prompts) == len(self.generations)
+
+    @property
+    def gamma(self) -> int:
+        """Drafts a step."""
+        return self.drafter.gamma
+
+    @property
+    def domains(self) -> list[str]:
+        """Domain of each prompt."""
+        return [prompt.domain for prompt in self.prompts]
+
+    @property
+    def temperature(self) -> float:
+        """Sampling temperature of all requests."""
+        return float(self.settings["temperature"])
+
+    def has_confidence(self) -> bool:
+        """Whether the drafter tells a confidence; without a head it is 1 for every draft."""
+        steps = (step for generation in self.generations for step in generation.steps)
+        return any(c != 1.0 for step in steps for c in step.confidence)
+
+    def of_prompts(self, keep: Sequence[int]) -> Trace:
+        """The same trace with the prompts of these indices only."""
+        return Trace(
+            self.drafter,
+            self.target,
+            self.target_sha256,
+            self.settings,
+            tuple(self.prompts[i] for i in keep),
+            tuple(self.generations[i] for i in keep),
+        )
+
+
+def prompt_digest(ids: Sequence[int]) -> str:
+    """16 hex digits that name a prompt's token ids."""
+    return hashlib.sha256(np.asarray(ids, dtype="<i8").tobytes()).hexdigest()[:16]
+
+
+def require_comparable(traces: Sequence[Trace], labels: Sequence[str]) -> None:
+    """Raise DSparkError unless all traces have the same target, prompts and sampling."""
+    first = traces[0]
+    for trace, label in zip(traces[1:], labels[1:], strict=True):
+        digests = [prompt.digest for prompt in trace.prompts]
+        if trace.target_sha256 != first.target_sha256:
+            what = "another target"
+        elif digests != [prompt.digest for prompt in first.prompts]:
+            what = "other prompts"
+        elif _law(trace) != _law(first):
+            what = f"other sampling ({_law(trace)} instead of {_law(first)})"
+        else:
+            continue
+        raise DSparkError(f"{label} was recorded with {what} than {labels[0]}: record it again")
+
+
+def _law(trace: Trace) -> dict[str, Any]:
+    names = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens")
+    return {name: trace.settings[name] for name in names}
+
+
+def write_trace(path: Path, trace: Trace) -> None:
+    """Write a trace atomically. Raises DSparkError when the place cannot be written."""
+    document = {
+        "format": FORMAT,
+        "drafter": asdict(trace.drafter),
+        "target": trace.target,
+        "target_sha256": trace.target_sha256,
+        "settings": dict(trace.settings),
+        "prompts": [asdict(prompt) for prompt in trace.prompts],
+        "generations": [_generation_json(each) for each in trace.generations],
+    }
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(document, separators=(",", ":")) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise DSparkError(f"cannot write {path}: {error.strerror}") from error
+
+
+def read_trace(path: Path) -> Trace:
+    """Read a trace. Raises DSparkError for a file that is none."""
+    try:
+        raw = json.loads(path.read_text(encoding="utf-8"))
+        if raw["format"] != FORMAT:
+            raise ValueError(f"format {raw['format']!r}")
+        return Trace(
+            drafter=DrafterFacts(**raw["drafter"]),
+            target=raw["target"],
+            target_sha256=raw["target_sha256"],
+            settings=raw["settings"],
+            prompts=tuple(TracedPrompt(**prompt) for prompt in raw["prompts"]),
+            generations=tuple(_generation(each) for each in raw["generations"]),
+        )
+    except OSError as error:
+        raise DSparkError(f"cannot read the trace {path}: {error.strerror}") from None
+    except (ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
+        raise DSparkError(
+            f"{path} is no trace ({type(error).__name__}: {error}); record one with "
+            "`dspark eval record`"
+        ) from None
+
+
+def _generation_json(generation: Generation) -> dict[str, Any]:
+    return {
+        "prompt_tokens": generation.prompt_tokens,
+        "tokens": generation.tokens,
+        "finish": generation.finish,
+        "steps": [
+            [s.position, s.drafted, s.verify_len, s.accepted, s.kept, s.confidence]
+            for s in generation.steps
+        ],
+    }
+
+
+def _generation(raw: Mapping[str, Any]) -> Generation:
+    steps = tuple(
+        Step(position, tuple(drafted), verify_len, accepted, kept, tuple(confidence))
+        for position, drafted, verify_len, accepted, kept, confidence in raw["steps"]
+    )
+    return Generation(raw["prompt_tokens"], tuple(raw["tokens"]), raw["finish"], steps)

@@ -1,0 +1,164 @@
+"""The drafter commands from the command line to the page, on the tiny pair."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from typer.testing import CliRunner
+
+from sglang_dspark.cli.main import app
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.prompts import demo_prompts, evaluation_prompts
+from sglang_dspark.schedule.sts_file import read_sts
+from tests.evaluation.conftest import GAMMA, Pair
+
+
+def run(*arguments: str) -> str:
+    outcome = CliRunner().invoke(app, list(arguments), catch_exceptions=False)
+    assert outcome.exit_code == 0, outcome.output
+    return outcome.output
+
+
+@pytest.fixture(scope="module")
+def prompt_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("prompts") / "prompts.jsonl"
+    rows = [
+        {"id": f"{d}{i}", "domain": d, "prompt": f"w{i + 1} w{ord(d[0])}"}
+        for d in ("math", "chat")
+        for i in range(6)
+    ]
+    path.write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return path
+
+
+@pytest.fixture(scope="module")
+def traces(pair: Pair, prompt_file: Path) -> dict[str, Path]:
+    """Recorded once for all tests: greedy and sampled."""
+    found = {}
+    for name, temperature in (("greedy", "0"), ("sampled", "1")):
+        found[name] = prompt_file.parent / f"{name}.json"
+        run(
+            "eval", "record", "--target", str(pair.target_dir), "--drafter",
+            f"tiny={pair.drafter_dir}", "--prompts", str(prompt_file), "--max-new-tokens", "40",
+            "--temperature", temperature, "--out", str(found[name]),
+        )  # fmt: skip
+    return found
+
+
+def test_from_traces_to_the_page(
+    pair: Pair, traces: dict[str, Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    greedy, sampled = f"dspark={traces['greedy']}", f"dspark={traces['sampled']}"
+    out = run("calibrate", "--drafter", str(pair.drafter_dir), "--out", "sts.json",
+              "--trace", str(traces["greedy"]), "--trace", str(traces["sampled"]))  # fmt: skip
+    assert "held-out prompts" in out
+    sts = read_sts(Path("sts.json"), gamma=GAMMA)
+    assert set(sts.tables) == {"greedy", "sampled"}
+    assert len(sts.fit_prompts) == 6
+    assert "overall" in sts.tables["sampled"].held_out
+
+    assert "dspark/again" in run("eval", "tau", "--drafter", greedy, "--drafter",
+                                 f"again={traces['greedy']}")  # fmt: skip
+    shown = run("eval", "reliability", "--drafter", sampled, "--sts", "sts.json")
+    assert "6 held-out prompts" in shown
+    page = run("report", "--drafters")
+    results = tmp_path / "results"
+    assert "drafters.html" in page
+    record = json.loads((results / "drafters_reliability_sampled.json").read_text())
+    assert set(record) == {"name", "command", "commit", "device", "date", "metrics"}
+    assert record["metrics"]["groups"]["overall"]["after"]["ece"]["value"] >= 0
+    summary = json.loads((results / "drafters.json").read_text())["metrics"]
+    assert set(summary["tau"]["dspark"]) == {"math", "chat", "macro"}
+    assert {"auc_sampled", "ece_after_sampled"} <= set(summary)
+    assert (results / "figures" / "drafters_tau.svg").is_file()
+    assert "<img" in (results / "drafters.html").read_text()
+
+
+@pytest.mark.parametrize("name", ["positions", "depth", "length", "thresholds"])
+def test_the_other_analyses(name: str, traces: dict[str, Path], tmp_path: Path) -> None:
+    out = tmp_path / "found.json"
+    run("eval", name, "--drafter", f"dspark={traces['greedy']}", "--json", str(out))
+    assert json.loads(out.read_text())["metrics"]["analysis"] == name
+    assert (tmp_path / "figures" / "found.png").stat().st_size > 5000
+
+
+def test_calibrate_decodes_by_itself_and_writes_beside_the_drafter(
+    pair: Pair, prompt_file: Path
+) -> None:
+    out = run(
+        "calibrate", "--target", str(pair.target_dir), "--drafter", str(pair.drafter_dir),
+        "--prompts", str(prompt_file), "--temperature", "1", "--max-new-tokens", "40",
+    )  # fmt: skip
+    path = pair.drafter_dir / "sts.json"
+    try:
+        assert "sampled: 6 held-out prompts" in out
+        assert read_sts(path, gamma=GAMMA).tables["sampled"].prompts == 6
+    finally:
+        path.unlink()
+
+
+def test_overhead_of_the_tiny_pair(pair: Pair, prompt_file: Path, tmp_path: Path) -> None:
+    out = tmp_path / "drafters_overhead.json"
+    run(
+        "eval", "overhead", "--target", str(pair.target_dir), "--prompts", str(prompt_file),
+        "--drafter", f"dspark={pair.drafter_dir}", "--batch", "2", "--context", "8",
+        "--repeats", "8", "--json", str(out),
+    )  # fmt: skip
+    found = json.loads(out.read_text())["metrics"]["drafters"][0]
+    assert found["gamma"] == GAMMA
+    assert 0 < found["engine"]["wall"]["share"] < 1
+
+
+def _bad(traces: dict[str, Path], pair: Pair) -> list[tuple[list[str], str]]:
+    greedy, sampled = f"a={traces['greedy']}", f"a={traces['sampled']}"
+    calibrate = ["calibrate", "--drafter", str(pair.drafter_dir)]
+    return [
+        (["eval", "tau", "--drafter", "a=nowhere"], "no drafter at nowhere"),
+        (["eval", "tau", "--drafter", greedy, "--drafter", greedy], "labels must differ"),
+        (["eval", "tau", "--drafter", greedy, "--drafter", f"b{sampled[1:]}"], "other sampling"),
+        (["eval", "reliability", "--drafter", greedy, "--sts", "none.json"], "cannot read"),
+        (
+            ["eval", "record", "--out", "x", "--drafter", greedy, "--drafter", "b"],
+            "one drafter",
+        ),
+        ([*calibrate, *["--trace", str(traces["greedy"])] * 2], "one table a regime"),
+        (["eval", "--limit", "3", "tau", "--drafter", greedy], "write --limit behind the command"),
+        (["report"], "name what to report"),
+        (["report", "--drafters", "--results", "nowhere"], "no drafters_"),
+    ]
+
+
+def test_bad_input_is_one_line(
+    traces: dict[str, Path], pair: Pair, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    for arguments, complaint in _bad(traces, pair):
+        with pytest.raises(DSparkError, match=complaint) as caught:
+            CliRunner().invoke(app, arguments, catch_exceptions=False)
+        assert "\n" not in str(caught.value)
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_table_of_another_drafter_is_refused(
+    traces: dict[str, Path], pair: Pair, tmp_path: Path
+) -> None:
+    path = tmp_path / "sts.json"
+    run("calibrate", "--drafter", str(pair.drafter_dir), "--trace", str(traces["greedy"]),
+        "--out", str(path))  # fmt: skip
+    raw = json.loads(path.read_text())
+    path.write_text(json.dumps({**raw, "drafter_sha256": "0" * 64}))
+    arguments = ["eval", "reliability", "--drafter", f"a={traces['greedy']}", "--sts", str(path)]
+    with pytest.raises(DSparkError, match="fitted to another drafter"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
+
+
+def test_own_prompts_are_enough_and_new() -> None:
+    prompts = evaluation_prompts()
+    for domain in ("math", "code", "chat"):
+        assert sum(prompt.domain == domain for prompt in prompts) >= 60
+    texts = [prompt.turns for prompt in prompts]
+    assert len(set(texts)) == len(texts)
+    assert not set(texts) & {prompt.turns for prompt in demo_prompts()}

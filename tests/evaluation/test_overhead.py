@@ -1,0 +1,47 @@
+"""Timing of the sequential loop: plausible, and without a trace on what it times."""
+
+from __future__ import annotations
+
+import pytest
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
+from sglang_dspark.evaluation.overhead import CPU, WALL, direct_share, engine_share
+from tests.evaluation.conftest import GAMMA, Pair
+
+
+def _engine(pair: Pair, tokens: int) -> ReferenceEngine:
+    return ReferenceEngine(
+        pair.target, pair.drafter, DecodeSettings(max_new_tokens=tokens, batch=3)
+    )
+
+
+def test_share_in_the_engine(pair: Pair, prompts: list[list[int]]) -> None:
+    engine = _engine(pair, 60)
+    before = engine.run(prompts[:3])
+    found = engine_share(engine, pair.drafter, prompts)
+    assert found["batch"] == 3
+    assert found["rounds"] >= 2
+    for clock in (WALL, CPU):
+        assert 0 < found[clock]["loop_s"] < found[clock]["round_s"]
+        assert 0 < found[clock]["share"] < 1
+    assert "draft" not in vars(pair.drafter), "the stopwatches are gone"
+    assert engine.run(prompts[:3]) == before
+
+
+def test_too_few_full_rounds_are_refused(pair: Pair, prompts: list[list[int]]) -> None:
+    with pytest.raises(DSparkError, match="raise --max-new-tokens"):
+        engine_share(_engine(pair, 4), pair.drafter, prompts)
+    assert "draft" not in vars(pair.drafter)
+
+
+def test_share_timed_directly(pair: Pair) -> None:
+    found = direct_share(pair.target, pair.drafter, batch=2, context=9, repeats=30)
+    assert found["pairs"] == 30
+    for clock in (WALL, CPU):
+        part = found[clock]
+        assert part["share_low"] <= part["share"] <= part["share_high"]
+        assert part["round_s"] > 0
+    # On a tiny model gamma small steps outweigh their noise: the loop cannot be free.
+    assert GAMMA > 1
+    assert found[CPU]["loop_s"] > 0
