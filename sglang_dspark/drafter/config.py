@@ -12,6 +12,20 @@ from sglang_dspark.errors import DSparkError
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 
 
+def read_config(path: Path) -> dict[str, Any]:
+    """`config.json` of a drafter's directory; DSparkError when there is none or it is no JSON."""
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        raise DSparkError(f"no drafter at {path}: expected a directory with config.json")
+    try:
+        raw = json.loads(file.read_text())
+    except ValueError as error:
+        raise DSparkError(f"{file} is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise DSparkError(f"{file} holds no JSON object; is this a drafter?")
+    return raw
+
+
 @dataclass(frozen=True)
 class DrafterConfig:
     """A dense drafter: `num_layers` layers of width `hidden_size`, block of `gamma` positions.
@@ -66,16 +80,11 @@ class DrafterConfig:
     @classmethod
     def from_dir(cls, path: Path) -> DrafterConfig:
         """Read `config.json` of a checkpoint directory; DSparkError says what is missing."""
-        file = Path(path) / "config.json"
-        if not file.is_file():
-            raise DSparkError(f"no drafter at {path}: expected a directory with config.json")
-        try:
-            raw = json.loads(file.read_text())
-        except ValueError as error:
-            raise DSparkError(f"{file} is not JSON: {error}") from None
+        raw = read_config(path)
         try:
             return cls._from_json(raw)
         except KeyError as error:
+            file = Path(path) / "config.json"
             raise DSparkError(f"{file}: {error} is missing; is this a DSpark drafter?") from None
 
     @classmethod

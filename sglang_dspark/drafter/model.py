@@ -13,6 +13,7 @@ from sglang_dspark.drafter.backbone import Backbone
 from sglang_dspark.drafter.confidence import ConfidenceHead
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.heads import HEADS, allowed_vocabulary
+from sglang_dspark.drafter.laws import choose, over_vocabulary
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class DraftBlock:
 
     tokens: [R, gamma] int64; probs: [R, gamma, V] float32, the law each token was drawn from, or
     None when drafting greedily; confidence: [R, gamma] conditional survival c_k in (0, 1), not
-    calibrated; confidence_logits: [R, gamma].
+    calibrated; confidence_logits: [R, gamma]. Drafters without a confidence head give [R, 0].
     """
 
     tokens: Tensor
@@ -118,14 +119,14 @@ class DSparkDrafter(nn.Module):
             embedded.append(self.markov_head.embed(previous))
             latent, state = self.markov_head.latent(embedded[-1], h[:, k], state)
             logits = base[:, k] + self.markov_head.bias(latent, self.draft_ids)
-            chosen = logits.argmax(-1)
-            if temperature is not None:
-                law = _law(logits, chosen, temperature)
-                chosen = torch.multinomial(law, 1, generator=generator)[:, 0]
+            chosen, law = choose(logits, temperature, generator)
+            if law is not None:
                 laws.append(law)
             previous = chosen if self.draft_ids is None else self.draft_ids[chosen]
             tokens.append(previous)
-        probs = None if temperature is None else self._scatter(torch.stack(laws, 1))
+        probs = None
+        if laws:
+            probs = over_vocabulary(torch.stack(laws, 1), self.draft_ids, self.config.vocab_size)
         logits = self.confidence(h, torch.stack(embedded, 1))
         return DraftBlock(torch.stack(tokens, 1), probs, torch.sigmoid(logits), logits)
 
@@ -134,18 +135,3 @@ class DSparkDrafter(nn.Module):
         if self.confidence_head is None:
             return h.new_full(h.shape[:-1], float("inf"))
         return self.confidence_head(h, embedded)
-
-    def _scatter(self, law: Tensor) -> Tensor:
-        if self.draft_ids is None:
-            return law
-        full = law.new_zeros(*law.shape[:-1], self.config.vocab_size)
-        return full.index_copy_(-1, self.draft_ids, law)
-
-
-def _law(logits: Tensor, greedy: Tensor, temperature: Tensor) -> Tensor:
-    """softmax(logits / T) [R, V'], one-hot at `greedy` [R] where T is 0."""
-    hot = temperature > 0
-    scale = torch.where(hot, temperature, torch.ones_like(temperature))
-    law = torch.softmax(logits.float() / scale[:, None], -1)
-    one_hot = nn.functional.one_hot(greedy, logits.shape[-1]).to(law.dtype)
-    return torch.where(hot[:, None], law, one_hot)
