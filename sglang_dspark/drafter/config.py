@@ -80,7 +80,11 @@ class DrafterConfig:
     @classmethod
     def from_dir(cls, path: Path) -> DrafterConfig:
         """Read `config.json` of a checkpoint directory; DSparkError says what is missing."""
-        raw = read_config(path)
+        return cls.from_json(read_config(path), path)
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any], path: Path) -> DrafterConfig:
+        """From the contents of `path`/config.json; DSparkError says what is missing."""
         try:
             return cls._from_json(raw)
         except KeyError as error:
