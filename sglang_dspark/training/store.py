@@ -35,7 +35,13 @@ class Response:
     tokens: Tensor  # [n] int64
     features: Tensor  # [n, m*d]
     hidden: Tensor  # [n, d]
-    log_partition: Tensor  # [n] logsumexp of the target's logits; zeros before the answer
+    log_partition: Tensor  # [n] logsumexp of the target's logits; zeros outside the answers
+    turns: tuple[tuple[int, int], ...] = ()  # [start, end) of each answer of a longer conversation
+
+    @property
+    def answers(self) -> tuple[tuple[int, int], ...]:
+        """[start, end) of each answer of the target; one, from prompt_len on, unless told."""
+        return self.turns or ((self.prompt_len, len(self.tokens)),)
 
 
 def write_json(path: Path, value: Any) -> None:
