@@ -21,7 +21,10 @@ class DataConfig(_Frozen):
     target: Path
     prompts: tuple[Path, ...] = ()
     self_prompts: Path | None = None
+    self_prompt_count: int = Field(2000, ge=1, description="prompts that the target writes itself")
     store: Path
+    cache: bool = Field(True, description="keep states on disk; false: computed in each step")
+    strict: bool = Field(False, description="a broken prompt line stops instead of being skipped")
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.6)
     max_prompt_tokens: int = Field(256, ge=8)
     max_new_tokens: int = Field(224, ge=8)
@@ -109,15 +112,18 @@ class ScheduleConfig(_Frozen):
     anchors_per_sequence: int = Field(24, ge=1)
     learning_rate: float = 6e-4
     weight_decay: float = 0.0
-    warmup_steps: int = 200
-    clip: float = 1.0
-    ema: float = Field(0.999, ge=0, lt=1)
-    half_products: bool = False
+    warmup_steps: int = Field(200, ge=0)
+    clip: float = Field(1.0, gt=0)
+    ema: float = Field(0.999, ge=0, lt=1, description="decay of the averaged weights; 0: none")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    half_products: bool = Field(False, description="bfloat16 products; always on a GPU")
     threads: int = Field(2, ge=1)
     seed: int = 0
     log_every: int = 50
     checkpoint_every: int = 500
-    held_out_every: int = 50
+    held_out_every: int = Field(50, ge=2, description="every n-th sequence is never trained on")
+    validate_every: int = Field(500, ge=1)
+    validation_sequences: int = Field(48, ge=0)
 
 
 class RunConfig(_Frozen):
