@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.drafter.attention import ContextKV
+from sglang_dspark.drafter.attention import ContextKV, PackedLayout
 from sglang_dspark.drafter.backbone import Backbone
 from sglang_dspark.drafter.confidence import ConfidenceHead
 from sglang_dspark.drafter.config import DrafterConfig
@@ -67,13 +67,18 @@ class DSparkDrafter(nn.Module):
         return self.backbone.context_kv(features, positions)
 
     def forward_blocks(
-        self, anchors: Tensor, positions: Tensor, context: Sequence[ContextKV], visible: Tensor
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        context: Sequence[ContextKV],
+        visible: Tensor | PackedLayout,
     ) -> Tensor:
-        """A blocks in each of S sequences, in one pass.
+        """A blocks in each of S sequences, or P packed blocks, in one pass.
 
-        anchors, positions: [S, A] token id and position of each anchor. context: per layer keys,
-        values [S, T, Hkv, D]. visible: [S, A], how many context tokens each block sees (those
-        before its anchor). Returns h [S, A, gamma, d].
+        anchors, positions: [S, A] or [P], token id and position of each anchor. context: per layer
+        keys, values [S, T, Hkv, D], or [N, Hkv, D] end to end. visible: [S, A], how many context
+        tokens each block sees (those before its anchor), or the packed blocks' layout.
+        Returns h [S, A, gamma, d], or [P, gamma, d].
         """
         ids = anchors.new_full((*anchors.shape, self.config.gamma), self.config.mask_token_id)
         ids[..., 0] = anchors

@@ -15,11 +15,11 @@ from sglang_dspark.drafter.backbone import DraftLayer
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.heads import restrict_vocabulary
 from sglang_dspark.drafter.model import DSparkDrafter
-from sglang_dspark.training.config import DrafterShape
+from sglang_dspark.training.config import DSparkShape
 from sglang_dspark.training.store import StoreReader
 
 
-def drafter_config(shape: DrafterShape, target: Any) -> DrafterConfig:
+def drafter_config(shape: DSparkShape, target: Any) -> DrafterConfig:
     """The drafter's shape, with widths and heads of the target's (Transformers) config."""
     rope = getattr(target, "rope_parameters", None) or {}
     return DrafterConfig(
@@ -37,6 +37,7 @@ def drafter_config(shape: DrafterShape, target: Any) -> DrafterConfig:
         mask_token_id=shape.mask_token_id,
         markov_rank=shape.markov_rank,
         markov_head_type=shape.markov_head_type,
+        confidence_head=shape.confidence_head,
         rms_norm_eps=1e-6,
         rope_theta=float(rope.get("rope_theta", 10000.0)),
         max_position_embeddings=target.max_position_embeddings,
@@ -48,10 +49,11 @@ def token_counts(reader: StoreReader, vocab_size: int) -> tuple[Tensor, Tensor]:
     counts = torch.zeros(vocab_size, dtype=torch.long)
     pairs = []
     for i in range(len(reader)):
-        tokens, prompt_len = reader.tokens(i)
-        counts += torch.bincount(tokens[prompt_len:], minlength=vocab_size)
-        answer = tokens[max(prompt_len - 1, 0) :]
-        pairs.append(torch.stack([answer[:-1], answer[1:]]))
+        tokens, _ = reader.tokens(i)
+        for start, end in reader.answers(i):
+            answer = tokens[max(start - 1, 0) : end]
+            counts += torch.bincount(tokens[start:end], minlength=vocab_size)
+            pairs.append(torch.stack([answer[:-1], answer[1:]]))
     return counts, torch.cat(pairs, 1)
 
 

@@ -175,7 +175,7 @@ def test_not_finite_loss_stops_and_keeps_the_checkpoint(config, tmp_path):
     trainer.train_step()
     trainer.save()
     with torch.no_grad():
-        trainer.parameters[0].fill_(float("nan"))
+        trainer.optimiser.parameters[0].fill_(float("nan"))
     with pytest.raises(DSparkError, match="learning_rate"):
         trainer.train_step()
     assert load_file(str(tmp_path / "state.safetensors"))["parameter.0"].isfinite().all()
