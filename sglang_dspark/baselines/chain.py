@@ -204,7 +204,7 @@ class ChainDrafter(nn.Module, ABC):
         states [R, w]: the target's before the anchor; positions [R]: theirs. token_at(k): token
         x_{k-1} [R] that step k reads, asked for when the step begins.
         """
-        hidden = self.fuse(states)[:, None]  # [R, 1, d]
+        hidden = self.fuse(states)[:, None].float()  # [R, 1, d], the residual stream
         keys, values, k = [], [], 0
         while True:
             k += 1

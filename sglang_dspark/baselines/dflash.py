@@ -19,7 +19,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.baselines.vocabulary import check_draft_ids, stored_draft_ids, to_d2t
-from sglang_dspark.drafter.attention import ContextKV
+from sglang_dspark.drafter.attention import ContextKV, PackedLayout
 from sglang_dspark.drafter.backbone import Backbone
 from sglang_dspark.drafter.checkpoint import (
     check_target,
@@ -115,11 +115,19 @@ class DFlashDrafter(nn.Module):
         """Token whose embedding stands where a draft is wanted."""
         return self.config.shape.mask_token_id
 
+    def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:
+        """Target features [..., m*d], positions [...] -> per layer k, v [..., Hkv, D]."""
+        return self.backbone.context_kv(features, positions)
+
     def forward_blocks(
-        self, anchors: Tensor, positions: Tensor, context: Sequence[ContextKV], visible: Tensor
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        context: Sequence[ContextKV],
+        visible: Tensor | PackedLayout,
     ) -> Tensor:
-        """A blocks in each of S sequences: anchors, positions, visible [S, A], context as in
-        `DSparkDrafter.forward_blocks` -> h of the drafted rows [S, A, gamma, d]."""
+        """A blocks in each of S sequences or P packed blocks; arguments as in
+        `DSparkDrafter.forward_blocks` -> h of the drafted rows [..., gamma, d]."""
         return self.backbone(self.window(anchors), positions, context, visible)[..., 1:, :]
 
     def logits(self, h: Tensor) -> Tensor:

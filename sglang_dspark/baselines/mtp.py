@@ -81,7 +81,7 @@ class MTPDrafter(ChainDrafter):
 
     def enter(self, embedded: Tensor, hidden: Tensor) -> tuple[Tensor, Tensor]:
         """See `ChainDrafter.enter`."""
-        x = self.fc(torch.cat([embedded, hidden], -1))
+        x = self.fc(torch.cat([embedded, hidden], -1)).float()  # the residual stream
         return x, x
 
     def logits(self, out: Tensor) -> Tensor:
