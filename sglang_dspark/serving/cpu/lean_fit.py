@@ -97,10 +97,11 @@ def _tensors(layer: LlamaDecoderLayer) -> tuple[Watched, ...]:
 
 def _plain_modules(layer: LlamaDecoderLayer) -> bool:
     """Exactly upstream's classes with the options our kernels know, and nobody's hooks."""
+    if type(layer) is not LlamaDecoderLayer:  # draft layers of EAGLE have no input norm
+        return False
     attention, mlp = layer.self_attn, layer.mlp
     radix, rotary = attention.attn, attention.rotary_emb
     exact = (
-        (layer, LlamaDecoderLayer),
         (attention, LlamaAttention),
         (mlp, LlamaMLP),
         (radix, RadixAttention),
