@@ -32,10 +32,16 @@ class RMSNorm(nn.Module):
         return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
-def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary embedding, half-split layout. x [..., H, D], positions [...] broadcast over H."""
+def rope(x: Tensor, positions: Tensor, theta: float, share: float = 1.0) -> Tensor:
+    """Rotary embedding, half-split layout. x [..., H, D], positions [...] broadcast over H.
+
+    share: part of the D/2 planes that turn, the quickest ones; the others stand still.
+    """
     half = x.shape[-1] // 2
-    frequency = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    plane = torch.arange(half, device=x.device, dtype=torch.float32)
+    frequency = theta ** (-plane / half)
+    if share < 1:
+        frequency = frequency * (plane < int(share * half))
     angle = positions[..., None, None].float() * frequency  # [..., 1, D/2]
     cos, sin = angle.cos(), angle.sin()
     a, b = x[..., :half].float(), x[..., half:].float()
@@ -161,6 +167,11 @@ class BlockAttention(nn.Module):
         self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
 
+    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [..., d], positions [...] -> normed and rotated queries [..., Hq, D]."""
+        q = self.q_norm(self.q_proj(x).view(*x.shape[:-1], self.c.num_heads, self.c.head_dim))
+        return rope(q, positions, self.c.rope_theta)
+
     def keys_values(self, x: Tensor, positions: Tensor) -> ContextKV:
         """x [..., d], positions [...] -> normed and rotated keys, values [..., Hkv, D]."""
         shape = (*x.shape[:-1], self.c.num_kv_heads, self.c.head_dim)
@@ -174,9 +185,7 @@ class BlockAttention(nn.Module):
         context: ContextKV,  # keys, values [S, T, Hkv, D], or [N, Hkv, D]
         visible: Tensor | PackedLayout,  # [S, A] context tokens each block may see
     ) -> Tensor:  # as x
-        c = self.c
-        q = self.q_norm(self.q_proj(x).view(*x.shape[:-1], c.num_heads, c.head_dim))
-        q = rope(q, positions, c.rope_theta)
+        q = self.queries(x, positions)
         k, v = self.keys_values(x, positions)  # [..., gamma, Hkv, D]
         if isinstance(visible, PackedLayout):
             out = packed_attention(q, k, v, context, visible)

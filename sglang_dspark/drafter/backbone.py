@@ -12,6 +12,7 @@ from torch import Tensor, nn
 
 from sglang_dspark.drafter.attention import BlockAttention, ContextKV, PackedLayout, RMSNorm
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.gemma4 import Gemma4Layer
 
 
 class MLP(nn.Module):
@@ -52,8 +53,9 @@ class Backbone(nn.Module):
         super().__init__()
         self.fc = nn.Linear(len(c.target_layer_ids) * c.hidden_size, c.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        kind = Gemma4Layer if c.family == "gemma4" else DraftLayer
         self.layers: Sequence[DraftLayer] = nn.ModuleList(  # type: ignore[assignment]
-            DraftLayer(c) for _ in range(c.num_layers)
+            kind(c) for _ in range(c.num_layers)
         )
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 

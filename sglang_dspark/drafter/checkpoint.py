@@ -26,9 +26,20 @@ def _stored(name: str) -> str:
 
 
 def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write `config.json` and `model.safetensors` into `path`, each to a temporary name first."""
-    tensors = {_stored(k): v.to(dtype) for k, v in drafter.state_dict().items()}
-    write_checkpoint(path, tensors, drafter.config.to_json())
+    """Write what SGLang serves, `config.json` and `model.safetensors`, into `path`.
+
+    Raises DSparkError for a family of layers that it does not serve.
+    """
+    if drafter.config.family != "qwen3":
+        raise DSparkError(
+            f"SGLang serves no {drafter.config.family} drafter; export it in DeepSpec's format"
+        )
+    write_checkpoint(path, stored_tensors(drafter, dtype), drafter.config.to_json())
+
+
+def stored_tensors(drafter: DSparkDrafter, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The drafter's own weights under their names in a file."""
+    return {_stored(k): v.to(dtype) for k, v in drafter.state_dict().items()}
 
 
 def load_drafter(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DSparkDrafter:

@@ -82,7 +82,10 @@ class DSparkDrafter(nn.Module):
         """
         ids = anchors.new_full((*anchors.shape, self.config.gamma), self.config.mask_token_id)
         ids[..., 0] = anchors
-        return self.backbone(self.embed_weight[ids], positions, context, visible)
+        x = self.embed_weight[ids]
+        if self.config.family == "gemma4":
+            x = x * self.config.hidden_size**0.5
+        return self.backbone(x, positions, context, visible)
 
     def forward_block(
         self, anchor: Tensor, positions: Tensor, context: Sequence[ContextKV], context_lens: Tensor
@@ -96,7 +99,9 @@ class DSparkDrafter(nn.Module):
 
         V' is V, or the size of the reduced draft vocabulary; `draft_ids` maps it to token ids.
         """
-        return nn.functional.linear(h, self.head_weight)
+        logits = nn.functional.linear(h, self.head_weight)
+        cap = self.config.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def full_logits(self, logits: Tensor) -> Tensor:
         """Logits over the draft vocabulary [..., V'] -> over V, -inf outside."""
