@@ -1,4 +1,4 @@
-"""Small drafters of every kind, with random weights, for targets of two to four layers."""
+"""Small drafters of every kind, with random weights, for a target of three layers."""
 
 from __future__ import annotations
 
@@ -27,7 +27,7 @@ def random_drafter(
     draft_ids: Tensor | None = None,
     *,
     gamma: int = GAMMA,
-    num_target_layers: int = 2,
+    num_target_layers: int = 3,
     seed: int = 5,
 ) -> DFlashDrafter | ChainDrafter:
     """A drafter of width WIDTH that is not attached to a target yet."""

@@ -18,7 +18,7 @@ from sglang_dspark.evaluation.statistics import ConfidencePairs
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.training.store import Response
 from sglang_dspark.verify import BatchSampling, target_distribution
-from tests.baselines.conftest import PROMPT, Lesson
+from tests.baselines.conftest import DRAFT_IDS, PROMPT, Lesson
 from tests.baselines.helpers import GAMMA, KINDS, random_drafter
 from tests.evaluation.conftest import VOCAB
 from tests.verify.mutants import residual_skipped
@@ -117,7 +117,7 @@ def test_target_must_give_the_drafters_features(
         ReferenceEngine(other, drafter, GREEDY)
 
 
-ROWS = 1200
+ROWS = 800
 SAMPLED = DecodeSettings(max_new_tokens=12, temperature=1.0, top_k=3, seed=7)
 
 
@@ -182,17 +182,21 @@ def test_sampled_output_has_the_targets_law(
     responses: list[Response],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """And a rule that draws corrections from the target's law itself is caught.
+    """And a rule that draws corrections from the target's law itself is caught (once).
 
-    The drafter is made far too sure of itself, so that corrections matter.
+    The drafter is made far too sure of one likely token, so that corrections matter.
     """
     text, drafter = responses[0].tokens[:30].tolist(), lessons[kind].drafter
     law = _law(target, text)
-    modest = drafter.logits
-    monkeypatch.setattr(drafter, "logits", lambda out: 4 * modest(out))
+    draftable = [pair for pair in law if pair[0] in DRAFT_IDS]
+    favourite = DRAFT_IDS.tolist().index(max(draftable, key=lambda pair: law[pair])[0])
+    modest, bias = drafter.logits, torch.zeros(len(DRAFT_IDS))
+    bias[favourite] = 12.0
+    monkeypatch.setattr(drafter, "logits", lambda out: modest(out) + bias)
     tokens, accepted = _two_tokens(target, drafter, text)
     assert accepted >= {0, 1}
     assert _p_value(tokens, law) > 1e-5
-    monkeypatch.setattr(engine_module, "accept_sampled", residual_skipped)
-    tokens, _ = _two_tokens(target, drafter, text)
-    assert _p_value(tokens, law) < 1e-5
+    if kind == "eagle3":
+        monkeypatch.setattr(engine_module, "accept_sampled", residual_skipped)
+        tokens, _ = _two_tokens(target, drafter, text)
+        assert _p_value(tokens, law) < 1e-5
