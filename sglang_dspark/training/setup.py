@@ -60,9 +60,7 @@ def prepare(cfg: RunConfig, *, world: World | None = None, commit: str = "") -> 
     source: StateSource = StoredStates(reader) if cfg.data.cache else ComputedStates(reader, target)
     sampler = Sampler(reader, cfg.schedule.held_out_every, cfg.schedule.seed, world)
     held_out = _held_out(cfg, reader)
-    trainer = Trainer(
-        cfg, learner, sampler, source, world=world, half=half, held_out=held_out
-    )
+    trainer = Trainer(cfg, learner, sampler, source, world=world, half=half, held_out=held_out)
     note = _note(len(reader), counts, vocabulary)
     if trainer.resume():
         note = f"going on from step {trainer.step}"
