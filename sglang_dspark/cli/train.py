@@ -174,10 +174,10 @@ def _calibrate(cfg: RunConfig) -> None:
     path = cfg.run_dir / "drafter"
     if find_spec("sglang_dspark.cli.calibrate") is None or cfg.drafter.kind != "dspark":
         return
-    if (path / "sts.json").exists():
-        if (path / "sts.json").stat().st_mtime >= (path / "model.safetensors").stat().st_mtime:
-            print(f"calibrated already: {path / 'sts.json'}")
-            return
+    sts = path / "sts.json"
+    if sts.exists() and sts.stat().st_mtime >= (path / "model.safetensors").stat().st_mtime:
+        print(f"calibrated already: {sts}")
+        return
     c = cfg.calibration
     command = [sys.executable, "-m", "sglang_dspark.cli.main", "calibrate"]
     command += ["--target", str(cfg.data.target), "--drafter", str(path)]

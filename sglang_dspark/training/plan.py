@@ -18,7 +18,6 @@ from sglang_dspark.evaluation.prompts import demo_prompts
 from sglang_dspark.training.config import DataConfig
 from sglang_dspark.training.prompts import Prompt, PromptRow, chat_ids, later_ids, read_prompts
 
-
 Skipped = Callable[[str], None]
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -102,7 +103,7 @@ def later_ids(tokenizer: Any, turns: tuple[str, ...]) -> tuple[tuple[int, ...], 
         return ()
     mark = "\u241f"
     pieces = []
-    for before, turn in zip(turns, turns[1:], strict=False):
+    for before, turn in pairwise(turns):
         text = tokenizer.apply_chat_template(
             [
                 {"role": "user", "content": before},

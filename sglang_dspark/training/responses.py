@@ -50,9 +50,9 @@ class ResponseGenerator:
         self.generator = torch.Generator(self.device).manual_seed(seed)
         width = len(target.layer_ids) * target.config.hidden_size
         size = (rows, max_len) if keep_states else (rows, 0)
-        half = {"dtype": torch.bfloat16, "device": self.device}
-        self.features = torch.zeros(*size, width, **half)
-        self.hidden = torch.zeros(*size, target.config.hidden_size, **half)
+        half, d = torch.bfloat16, target.config.hidden_size
+        self.features = torch.zeros(*size, width, dtype=half, device=self.device)
+        self.hidden = torch.zeros(*size, d, dtype=half, device=self.device)
         self.log_partition = torch.zeros(size, device=self.device)
 
     def run(self, prompts: Iterable[Prompt], tick: Callable[[int], None]) -> Iterator[Response]:
