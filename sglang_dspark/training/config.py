@@ -27,7 +27,8 @@ class DataConfig(_Frozen):
     strict: bool = Field(False, description="a broken prompt line stops instead of being skipped")
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.6)
     max_prompt_tokens: int = Field(256, ge=8)
-    max_new_tokens: int = Field(224, ge=8)
+    max_new_tokens: int = Field(224, ge=8, description="of each answer")
+    max_tokens: int = Field(1024, ge=16, description="of a conversation of several turns")
     rows: int = Field(96, ge=1, description="requests in flight")
     half_products: bool = Field(
         False, description="bfloat16 products; CPUs with AVX512-BF16 or AMX"
@@ -126,6 +127,14 @@ class ScheduleConfig(_Frozen):
     validation_sequences: int = Field(48, ge=0)
 
 
+class CalibrationConfig(_Frozen):
+    """What the drafter's confidence is calibrated on after training (paper, 3.2.1)."""
+
+    prompts: tuple[str, ...] = Field((), description="as --prompts of `dspark calibrate`")
+    limit: int | None = Field(None, ge=1, description="prompts per domain")
+    max_new_tokens: int = Field(96, ge=8)
+
+
 class RunConfig(_Frozen):
     """The whole file."""
 
@@ -134,6 +143,7 @@ class RunConfig(_Frozen):
     drafter: DrafterShape
     objective: ObjectiveConfig = ObjectiveConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    calibration: CalibrationConfig = CalibrationConfig()
 
 
 def load_config(path: Path) -> RunConfig:

@@ -17,13 +17,16 @@ from torch.distributed.fsdp import fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
+_CPU = torch.device("cpu")
+
+
 @dataclass(frozen=True)
 class World:
     """The processes that train together. rank in [0, size); device: where this one computes."""
 
     rank: int = 0
     size: int = 1
-    device: torch.device = torch.device("cpu")
+    device: torch.device = _CPU
 
     @classmethod
     def join(cls, device: str = "auto") -> World:

@@ -51,9 +51,9 @@ class Ingredients:
     cfg: the run's config, `cfg.drafter` has the options of the kind. target: the target's
     Transformers config. embed_weight, head_weight: [V, d] float32 of the target. vocabulary: ids
     [V'] int64, ascending, of the reduced draft vocabulary, or None. counts: [V] int64, how often
-    each token occurs in the answers. pairs: [2, n] int64, their bigrams. half: products run in bfloat16
-    (the trainer's autocast). fresh: False when weights are loaded right after, so that computing
-    initial ones is for nothing.
+    each token occurs in the answers. pairs: [2, n] int64, their bigrams. half: products run in
+    bfloat16 (the trainer's autocast). fresh: False when weights are loaded right after, so that
+    computing initial ones is for nothing.
     """
 
     cfg: RunConfig
