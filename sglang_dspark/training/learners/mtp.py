@@ -5,17 +5,17 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sglang_dspark.baselines.mtp import MTPConfig, MTPDrafter, save_mtp
 from sglang_dspark.training.config import MTPShape, ObjectiveConfig
 from sglang_dspark.training.initial import target_weights
 from sglang_dspark.training.learner import Ingredients, TargetHead
-from sglang_dspark.training.learners.chain import ChainLosses, chain_shape, copy_matching
+from sglang_dspark.training.learners.chain import ChainLosses, chain_shape
 from sglang_dspark.training.losses import LossParts
 from sglang_dspark.training.packing import PackedBatch
 
-BRANCH = 0.3  # what attention and MLP add at the start, relative to what they are added to
+START = 0.3  # root mean square of the projection's output when training starts
 
 
 class MTPLearner:
@@ -39,41 +39,22 @@ class MTPLearner:
 
 
 @torch.no_grad()
-def start_from_target(drafter: MTPDrafter, weights: dict[str, Tensor], last: int) -> None:
-    """The target's layer `last`, made to work between its final norm and its head.
+def start_projection(drafter: MTPDrafter, gain: Tensor) -> None:
+    """Random projection that weighs embedding and hidden state alike and starts small.
 
-    The target's layer works on a normed input and adds to a residual stream of another size. Here
-    it gets the sum of the normed hidden state and the embedding at the same size, without a norm,
-    and what it adds is brought to BRANCH of that, measured on noise.
+    gain [d]: weight of the target's final norm, the size of its hidden states. The target's own
+    last layer is no start here: without an input norm and a final norm its copied weights meet
+    inputs of another size, and gradients explode in the first steps.
     """
-    prefix, attention = f"model.layers.{last}.", drafter.self_attn
-    copy_matching(drafter, weights, prefix)
     d = drafter.config.hidden_size
-    gain = weights["model.norm.weight"]
-    size = float(gain.pow(2).mean().sqrt())
-    into = weights[prefix + "input_layernorm.weight"] / gain.clamp(min=1e-2)
-    for projection in (attention.q_proj, attention.k_proj, attention.v_proj):
-        projection.weight.mul_(into.to(projection.weight.device))
-    embedding = float(drafter.embed_weight.pow(2).mean().sqrt())
-    eye = torch.eye(d, device=drafter.fc.weight.device)
-    drafter.fc.weight.copy_(torch.cat([0.5 * size / embedding * eye, 0.5 * eye], 1))
+    sizes = (drafter.embed_weight.pow(2).mean().sqrt(), gain.pow(2).mean().sqrt())
+    for part, size in zip(drafter.fc.weight.split(d, 1), sizes, strict=True):
+        part.normal_(std=START / (2 * d) ** 0.5 / float(size))
     drafter.fc.bias.zero_()
-    noise = torch.randn(256, d, generator=torch.Generator().manual_seed(0))
-    x = (noise * gain).to(eye.device)
-    groups = drafter.config.num_heads // drafter.config.num_kv_heads
-    values = attention.v_proj(x).unflatten(-1, (-1, drafter.config.head_dim))
-    mixed = values.repeat_interleave(groups, 1).flatten(1)
-    _shrink(attention.o_proj, attention.o_proj(mixed), BRANCH * size)
-    _shrink(drafter.mlp.down_proj, drafter.mlp(drafter.post_attention_layernorm(x)), BRANCH * size)
-
-
-def _shrink(projection: nn.Linear, output: Tensor, size: float) -> None:
-    """Scale the projection's weight so that this output of it has this root mean square at most."""
-    projection.weight.mul_(min(size / float(output.pow(2).mean().sqrt()), 1.0))
 
 
 def build(ingredients: Ingredients) -> MTPLearner:
-    """An MTP drafter that starts from the target's last layer."""
+    """An MTP drafter with random weights, its projection fitted to the target's sizes."""
     cfg, ids, target = ingredients.cfg, ingredients.vocabulary, ingredients.target
     shape = cfg.drafter
     assert isinstance(shape, MTPShape)
@@ -81,7 +62,6 @@ def build(ingredients: Ingredients) -> MTPLearner:
     drafter.to(ingredients.embed_weight.device)
     drafter.attach(ingredients.embed_weight, ingredients.head_weight)
     if ingredients.fresh and shape.init_from_target:
-        last = target.num_hidden_layers - 1
-        start_from_target(drafter, target_weights(cfg.data.target), last)
+        start_projection(drafter, target_weights(cfg.data.target)["model.norm.weight"])
     head = TargetHead(ingredients.head_weight, ids, half=ingredients.half)
     return MTPLearner(drafter, head, cfg.objective)
