@@ -85,7 +85,7 @@ class MTPShape(_Shape):
 
 
 def _kind(raw: Any) -> str:
-    return raw.get("kind", "dspark") if isinstance(raw, dict) else raw.kind
+    return raw.get("kind", "dspark") if isinstance(raw, dict) else getattr(raw, "kind", "")
 
 
 DrafterShape = Annotated[

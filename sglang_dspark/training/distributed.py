@@ -13,7 +13,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
-from torch.distributed.fsdp import fully_shard
+from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
 
@@ -74,6 +74,12 @@ class World:
             for parameter in module.parameters():
                 dist.broadcast(parameter.detach(), 0)
             fully_shard(module)
+
+    def release(self, module: nn.Module) -> None:
+        """Let go of gathered parameters after a forward pass without backward, so that the next one
+        gathers what the shards hold by then."""
+        if isinstance(module, FSDPModule):
+            module.reshard()
 
     def leave(self) -> None:
         """End the process group, if one was joined."""

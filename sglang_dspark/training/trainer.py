@@ -120,6 +120,7 @@ class Trainer:
                 parts, valid = self.losses(draws)
                 sums += block_sums(parts, valid)
                 bins = bins + survival_sums(parts, valid)
+            self.world.release(self._forward)
         sums = self.world.sum(sums)
         assert isinstance(bins, Tensor)
         means = {f"held_out_{k}": v for k, v in loss_and_tau(sums).items()}

@@ -49,6 +49,4 @@ def learner(vocabulary=None, **changes):
     if vocabulary is not None:
         restrict_vocabulary(drafter.markov_head, vocabulary)
         drafter.attach(embed, head)
-    return DSparkLearner(
-        drafter, TargetHead(head, vocabulary, half=False), ObjectiveConfig()
-    )
+    return DSparkLearner(drafter, TargetHead(head, vocabulary, half=False), ObjectiveConfig())
