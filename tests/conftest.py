@@ -16,6 +16,15 @@ def pytest_addoption(parser: pytest.Parser) -> None:
         metavar="DIR",
         help="drafter that the server tests use for the demo target, instead of the shipped one",
     )
+    parser.addoption("--slow", action="store_true", help="run the tests marked slow as well")
+
+
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    if config.getoption("--slow"):
+        return
+    for item in items:
+        if item.get_closest_marker("slow"):
+            item.add_marker(pytest.mark.skip(reason="needs --slow"))
 
 
 @pytest.fixture(scope="session")

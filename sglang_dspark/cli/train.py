@@ -1,11 +1,16 @@
-"""`dspark train`: prompts that the target writes, responses with hidden states, a drafter."""
+"""`dspark train`: prompts that the target writes, responses with hidden states, a drafter, its
+calibration; each stage alone, or all of them in one go.
+"""
 
 from __future__ import annotations
 
-import json
+import shutil
+import subprocess
+import sys
 import time
+from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 from rich.console import Console
@@ -13,118 +18,173 @@ from rich.console import Console
 from sglang_dspark.cli._progress import stages
 
 if TYPE_CHECKING:
-    from sglang_dspark.training.config import DataConfig
-
-app = typer.Typer(help="Train a drafter for a target.", no_args_is_help=True)
-ConfigOption = Annotated[Path, typer.Option("--config", help="YAML, see configs/train/")]
-
-
-def _open_target(data: DataConfig, layer_ids: tuple[int, ...]) -> tuple[Any, Any]:
-    import torch
-    from transformers import AutoTokenizer
-
     from sglang_dspark.evaluation.target import TargetModel
+    from sglang_dspark.training.config import RunConfig
 
-    torch.set_num_threads(data.threads)
-    tokenizer = AutoTokenizer.from_pretrained(str(data.target))
-    target = TargetModel.load(data.target, layer_ids, half_products=data.half_products)
-    return target, tokenizer
+app = typer.Typer(help="Train a drafter for a target.")
+ConfigOption = Annotated[Path, typer.Option("--config", help="YAML, see configs/train/")]
+StrictOption = Annotated[
+    bool, typer.Option("--strict", help="Stop at a broken prompt line instead of skipping it.")
+]
+_REASONS_SHOWN = 5
+
+
+@app.callback(invoke_without_command=True)
+def train(
+    context: typer.Context,
+    config: Annotated[
+        Path | None, typer.Option("--config", help="YAML: run all stages, resuming each.")
+    ] = None,
+    strict: StrictOption = False,
+) -> None:
+    """Train a drafter for a target: all stages with --config, or one of them."""
+    if context.invoked_subcommand is not None:
+        return
+    if config is None:
+        print(context.get_help())
+        raise typer.Exit(2)
+    cfg = _load(config, strict)
+    if cfg.data.self_prompts is not None and not cfg.data.self_prompts.exists():
+        _write_prompts(cfg, cfg.data.self_prompt_count)
+    _answer(cfg, minutes=1e9)
+    _train(cfg)
+    _calibrate(cfg)
 
 
 @app.command()
-def prompts(config: ConfigOption, count: Annotated[int, typer.Option()] = 2000) -> None:
+def prompts(config: ConfigOption, count: Annotated[int | None, typer.Option()] = None) -> None:
     """Let the target write `count` user prompts into the config's `self_prompts` file."""
-    from sglang_dspark.errors import DSparkError
-    from sglang_dspark.training.config import load_config
-    from sglang_dspark.training.prompts import Prompt, user_turn_prefix
-    from sglang_dspark.training.responses import ResponseGenerator
-
-    data = load_config(config).data
-    if data.self_prompts is None:
-        raise DSparkError(f"{config}: set data.self_prompts to the file to write")
-    target, tokenizer = _open_target(data, ())
-    prefix = user_turn_prefix(tokenizer)
-    stop = frozenset({tokenizer.eos_token_id})
-    wanted = (Prompt(f"self-{i}", "chat", prefix, 1.0, 120) for i in range(count))
-    generator = ResponseGenerator(target, data.rows, 192, stop, keep_states=False, seed=data.seed)
-    seen: set[str] = set()
-    data.self_prompts.parent.mkdir(parents=True, exist_ok=True)
-    with stages(Console()) as show, data.self_prompts.open("w") as out:
-        for number, response in enumerate(generator.run(wanted, lambda _: None), 1):
-            show("prompts by the target", number, count)
-            text = tokenizer.decode(response.tokens[response.prompt_len : -1]).strip()
-            ended = int(response.tokens[-1]) in stop
-            if ended and len(text) >= 12 and text not in seen:
-                seen.add(text)
-                row = {"id": response.id, "domain": "chat", "source": "self", "turns": [text]}
-                out.write(json.dumps(row) + "\n")
-    print(f"{len(seen)} prompts in {data.self_prompts}")
+    cfg = _load(config)
+    _write_prompts(cfg, count or cfg.data.self_prompt_count)
 
 
 @app.command()
-def data(config: ConfigOption, minutes: Annotated[float, typer.Option()] = 1e9) -> None:
+def data(
+    config: ConfigOption,
+    minutes: Annotated[float, typer.Option()] = 1e9,
+    strict: StrictOption = False,
+) -> None:
     """Let the target answer the prompts; keep tokens and hidden states. Resumable."""
-    from sglang_dspark.training.config import load_config
-    from sglang_dspark.training.plan import planned_prompts
-    from sglang_dspark.training.provenance import target_sha256
-    from sglang_dspark.training.responses import ResponseGenerator
-    from sglang_dspark.training.store import StoreWriter
-
-    cfg = load_config(config)
-    layer_ids = cfg.drafter.target_layer_ids
-    target, tokenizer = _open_target(cfg.data, layer_ids)
-    meta = {
-        "target_sha256": target_sha256(cfg.data.target),
-        "layer_ids": list(layer_ids),
-        "temperatures": list(cfg.data.temperatures),
-        "half_products": cfg.data.half_products,
-    }
-    writer = StoreWriter(cfg.data.store, meta)
-    todo = [p for p in planned_prompts(cfg.data, tokenizer) if p.id not in writer.done]
-    deadline = time.monotonic() + 60 * minutes
-    queue = (p for p in todo if time.monotonic() < deadline)
-    max_len = cfg.data.max_prompt_tokens + cfg.data.max_new_tokens + 1
-    stop = frozenset({tokenizer.eos_token_id})
-    seed = cfg.data.seed + len(writer.done)
-    generator = ResponseGenerator(target, cfg.data.rows, max_len, stop, seed=seed)
-    made, started = [0], time.monotonic()
-
-    def tick(n: int) -> None:
-        made[0] += n
-
-    with stages(Console()) as show:
-        try:
-            for number, response in enumerate(generator.run(queue, tick), 1):
-                writer.add(response)
-                show("responses", number, len(todo))
-        finally:
-            writer.flush()
-    rate = made[0] / (time.monotonic() - started)
-    print(f"{made[0]} tokens, {rate:.0f} tokens/s")
-    print(f"{len(writer.done)} responses in {cfg.data.store}")
+    _answer(_load(config, strict), minutes)
 
 
 @app.command()
 def drafter(config: ConfigOption) -> None:
     """Train the drafter on the stored responses; goes on where a stopped run left off."""
+    _train(_load(config))
+
+
+def _load(config: Path, strict: bool = False) -> RunConfig:
+    """The config, with `target: demo` as the demo target's directory."""
+    from sglang_dspark.models.demo import ensure_demo_target
     from sglang_dspark.training.config import load_config
-    from sglang_dspark.training.setup import prepare
 
     cfg = load_config(config)
-    trainer, note = prepare(cfg)
+    changes: dict[str, object] = {"strict": True} if strict else {}
+    if str(cfg.data.target) == "demo":
+        with stages(Console(stderr=True)) as show:
+            changes["target"] = ensure_demo_target(progress=show)
+    return cfg.model_copy(update={"data": cfg.data.model_copy(update=changes)})
+
+
+def _open_target(cfg: RunConfig, layer_ids: tuple[int, ...]) -> TargetModel:
+    import torch
+
+    from sglang_dspark.evaluation.target import TargetModel
+    from sglang_dspark.training.distributed import World
+
+    torch.set_num_threads(cfg.data.threads)
+    return TargetModel.load(
+        cfg.data.target,
+        layer_ids,
+        half_products=cfg.data.half_products,
+        device=World.join(cfg.schedule.device).device,
+    )
+
+
+def _write_prompts(cfg: RunConfig, count: int) -> None:
+    from sglang_dspark.training.collect import write_self_prompts
+
+    target = _open_target(cfg, ())
+    with stages(Console()) as show:
+        kept = write_self_prompts(
+            cfg.data, target, count, lambda done, total: show("prompts by the target", done, total)
+        )
+    print(f"{kept} prompts in {cfg.data.self_prompts}")
+
+
+def _answer(cfg: RunConfig, minutes: float) -> None:
+    from sglang_dspark.training.collect import answer, plan_answers
+
+    skipped: list[str] = []
+    target = _open_target(cfg, cfg.drafter.target_layer_ids if cfg.data.cache else ())
+    plan = plan_answers(cfg, target.config, skipped.append)
+    for reason in skipped[:_REASONS_SHOWN]:
+        print(f"skipped: {reason}")
+    if skipped:
+        print(f"{len(skipped)} prompts skipped; --strict stops at the first broken line")
+    size, free = plan.size, shutil.disk_usage(cfg.data.store).free
+    print(
+        f"{len(plan.todo)} prompts to answer; in all at most {size.tokens} tokens x "
+        f"{size.bytes_per_token} bytes = {size.total / 1e9:.2f} GB in {cfg.data.store} "
+        f"({free / 1e9:.0f} GB free); full logits would take {size.logit_bytes_per_token} bytes a "
+        f"token, {size.logit_bytes_per_token / size.bytes_per_token:.0f} times as much"
+    )
+    if size.total > free:
+        print("this may not fit: free some disk, shorten the plan, or set data.cache: false")
+    started = time.monotonic()
+    with stages(Console()) as show:
+        made = answer(
+            plan, cfg.data, target, minutes, lambda done, total: show("responses", done, total)
+        )
+    print(f"{made} tokens, {made / (time.monotonic() - started):.0f} tokens/s")
+    print(f"{len(plan.writer.done)} responses in {cfg.data.store}")
+
+
+def _train(cfg: RunConfig) -> None:
+    from sglang_dspark.loadtest.results import commit
+    from sglang_dspark.training.distributed import World
+    from sglang_dspark.training.journal import Journal
+    from sglang_dspark.training.setup import prepare
+
+    world = World.join(cfg.schedule.device)
+    trainer, note = prepare(cfg, world=world, commit=commit())
+    if not world.leads:
+        trainer.run(lambda *_: None)
+        world.leave()
+        return
     print(note)
-    log = (cfg.run_dir / "metrics.jsonl").open("a")
-    console = Console()
-    with stages(console) as show:
+    console, first, started = Console(), trainer.step, time.monotonic()
+    with Journal(cfg.run_dir / "metrics.jsonl", trainer.step) as journal, stages(console) as show:
 
         def report(step: int, means: dict[str, float]) -> None:
-            log.write(json.dumps({"step": step, **means}) + "\n")
-            log.flush()
-            left = (cfg.schedule.steps - step) / means["steps_per_s"]
+            journal.write(step, means)
+            left = (time.monotonic() - started) / (step - first) * (cfg.schedule.steps - step)
             shown = " ".join(f"{name} {value:.3f}" for name, value in means.items())
             console.print(f"step {step}: {shown}, {left / 60:.0f} min left", highlight=False)
             show("training", step, cfg.schedule.steps)
 
         trainer.run(report)
-    log.close()
+    world.leave()
     print(f"drafter in {cfg.run_dir / 'drafter'}")
+
+
+def _calibrate(cfg: RunConfig) -> None:
+    """Fit the confidence temperatures, in a process of its own: it is another command."""
+    path = cfg.run_dir / "drafter"
+    if find_spec("sglang_dspark.cli.calibrate") is None or cfg.drafter.kind != "dspark":
+        return
+    sts = path / "sts.json"
+    if sts.exists() and sts.stat().st_mtime >= (path / "model.safetensors").stat().st_mtime:
+        print(f"calibrated already: {sts}")
+        return
+    c = cfg.calibration
+    command = [sys.executable, "-m", "sglang_dspark.cli.main", "calibrate"]
+    command += ["--target", str(cfg.data.target), "--drafter", str(path)]
+    command += ["--max-new-tokens", str(c.max_new_tokens)]
+    command += [] if c.limit is None else ["--limit", str(c.limit)]
+    for prompts in c.prompts:
+        command += ["--prompts", prompts]
+    status = subprocess.run(command, check=False).returncode
+    if status:
+        raise typer.Exit(status)

@@ -2,10 +2,14 @@
 positions of its own block, in both directions, and no other block (paper, 3.1.1).
 
 Context and block keys are scored apart and share one softmax, so that many blocks of one sequence
-share its context keys without a dense mask over the packed length.
+share its context keys. `block_attention` takes sequences of one length; `packed_attention` takes
+contexts end to end and densely packed blocks, told apart by token-level indices instead of a dense
+mask over the packed length (paper, 5.1).
 """
 
 from __future__ import annotations
+
+from functools import cached_property
 
 import torch
 from torch import Tensor, nn
@@ -28,18 +32,130 @@ class RMSNorm(nn.Module):
         return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
-def rope(x: Tensor, positions: Tensor, theta: float) -> Tensor:
-    """Rotary embedding, half-split layout. x [..., H, D], positions [...] broadcast over H."""
+def rope(x: Tensor, positions: Tensor, theta: float, share: float = 1.0) -> Tensor:
+    """Rotary embedding, half-split layout. x [..., H, D], positions [...] broadcast over H.
+
+    share: part of the D/2 planes that turn, the quickest ones; the others stand still.
+    """
     half = x.shape[-1] // 2
-    frequency = theta ** (-torch.arange(half, device=x.device, dtype=torch.float32) / half)
+    plane = torch.arange(half, device=x.device, dtype=torch.float32)
+    frequency = theta ** (-plane / half)
+    if share < 1:
+        frequency = frequency * (plane < int(share * half))
     angle = positions[..., None, None].float() * frequency  # [..., 1, D/2]
     cos, sin = angle.cos(), angle.sin()
     a, b = x[..., :half].float(), x[..., half:].float()
     return torch.cat([a * cos - b * sin, b * cos + a * sin], -1)
 
 
+class PackedLayout:
+    """Which context tokens each of P packed blocks may see.
+
+    starts [S+1] int64: cumulative context lengths of S sequences; sequence [P] int64, ascending:
+    whose block it is; positions [P] int64: it sees the positions before this one of its sequence.
+    """
+
+    def __init__(self, starts: Tensor, sequence: Tensor, positions: Tensor):
+        self.starts, self.sequence, self.positions = starts, sequence, positions
+
+    @cached_property
+    def context_lengths(self) -> list[int]:
+        """Context tokens of each sequence."""
+        return self.starts.diff().tolist()
+
+    @cached_property
+    def block_counts(self) -> list[int]:
+        """Blocks of each sequence."""
+        return torch.bincount(self.sequence, minlength=len(self.starts) - 1).tolist()
+
+    @cached_property
+    def padded_context(self) -> Tensor:
+        """Rows of the packed context, padded with rows nobody sees: [S, T]."""
+        steps = torch.arange(max(self.context_lengths), device=self.starts.device)
+        return (self.starts[:-1, None] + steps).clamp(max=int(self.starts[-1]) - 1)
+
+    @cached_property
+    def padded_blocks(self) -> tuple[Tensor, Tensor]:
+        """Blocks by sequence [S, A], padded with others' blocks; and where each is in it: [P]."""
+        counts = torch.tensor(self.block_counts, device=self.starts.device)
+        first = counts.cumsum(0) - counts
+        width = max(self.block_counts)
+        index = (first[:, None] + torch.arange(width, device=first.device)).clamp(
+            max=len(self.sequence) - 1
+        )
+        rank = torch.arange(len(self.sequence), device=first.device) - first[self.sequence]
+        return index, self.sequence * width + rank
+
+
+def block_attention(
+    q: Tensor,  # [S, A, g, Hq, D]
+    k: Tensor,  # [S, A, g', Hkv, D] of the block's own positions
+    v: Tensor,
+    context: ContextKV,  # keys, values [S, T, Hkv, D]
+    visible: Tensor,  # [S, A] context tokens each block may see
+    *,
+    causal: bool = False,
+) -> Tensor:  # [S, A, g, Hq, D]
+    """Grouped-query attention of A blocks in each of S sequences.
+
+    causal: query i of g sees the own keys up to g' - g + i; otherwise all own keys.
+    """
+    s, a, g, heads, dim = q.shape
+    ck, cv = context
+    q = (q * dim**-0.5).view(s, a, g, k.shape[3], heads // k.shape[3], dim)
+    far = torch.einsum("sagkhd,stkd->skahgt", q, ck)
+    hidden = torch.arange(ck.shape[1], device=q.device) >= visible[..., None]  # [S, A, T]
+    far = far.masked_fill(hidden[:, None, :, None, None], float("-inf"))
+    near = torch.einsum("sagkhd,sajkd->skahgj", q, k)
+    if causal:
+        later = torch.ones(near.shape[-2:], dtype=torch.bool, device=q.device)
+        near = near.masked_fill(later.triu(k.shape[2] - g + 1), float("-inf"))
+    weight = torch.cat([far, near], -1).float().softmax(-1).to(v.dtype)
+    far, near = weight.split([ck.shape[1], k.shape[2]], -1)
+    out = torch.einsum("skahgt,stkd->sagkhd", far, cv)
+    out = out + torch.einsum("skahgj,sajkd->sagkhd", near, v)
+    return out.reshape(s, a, g, heads, dim)
+
+
+def packed_attention(
+    q: Tensor,  # [P, g, Hq, D]
+    k: Tensor,  # [P, g', Hkv, D] of the block's own positions
+    v: Tensor,
+    context: ContextKV,  # keys, values [N, Hkv, D] of all sequences end to end
+    layout: PackedLayout,
+    *,
+    causal: bool = False,
+    padded: bool | None = None,
+) -> Tensor:  # [P, g, Hq, D]
+    """As `block_attention`, for packed blocks and contexts of different lengths; exact.
+
+    padded: pad the contexts to the longest and make one call, instead of one call a sequence.
+    None: as suits the device, many small calls being slow on a GPU and padding on a CPU.
+    """
+    if padded is None:
+        padded = q.device.type != "cpu"
+    if padded:
+        rows, (blocks, back) = layout.padded_context, layout.padded_blocks
+        wide = (context[0][rows], context[1][rows])
+        visible = layout.positions[blocks]
+        out = block_attention(q[blocks], k[blocks], v[blocks], wide, visible, causal=causal)
+        return out.flatten(0, 1)[back]
+    parts = zip(
+        *(x.split(layout.block_counts) for x in (q, k, v, layout.positions)),
+        *(x.split(layout.context_lengths) for x in context),
+        strict=True,
+    )
+    outs = [
+        block_attention(
+            qs[None], ks[None], vs[None], (cks[None], cvs[None]), seen[None], causal=causal
+        )[0]
+        for qs, ks, vs, seen, cks, cvs in parts
+    ]
+    return torch.cat(outs)
+
+
 class BlockAttention(nn.Module):
-    """Grouped-query attention of S sequences x A blocks x gamma positions."""
+    """Grouped-query attention of draft blocks, S sequences x A blocks or packed."""
 
     def __init__(self, c: DrafterConfig):
         super().__init__()
@@ -51,6 +167,11 @@ class BlockAttention(nn.Module):
         self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
 
+    def queries(self, x: Tensor, positions: Tensor) -> Tensor:
+        """x [..., d], positions [...] -> normed and rotated queries [..., Hq, D]."""
+        q = self.q_norm(self.q_proj(x).view(*x.shape[:-1], self.c.num_heads, self.c.head_dim))
+        return rope(q, positions, self.c.rope_theta)
+
     def keys_values(self, x: Tensor, positions: Tensor) -> ContextKV:
         """x [..., d], positions [...] -> normed and rotated keys, values [..., Hkv, D]."""
         shape = (*x.shape[:-1], self.c.num_kv_heads, self.c.head_dim)
@@ -59,25 +180,15 @@ class BlockAttention(nn.Module):
 
     def forward(
         self,
-        x: Tensor,  # [S, A, gamma, d]
-        positions: Tensor,  # [S, A, gamma]
-        context: ContextKV,  # keys, values [S, T, Hkv, D]
-        visible: Tensor,  # [S, A] context tokens each block may see
-    ) -> Tensor:  # [S, A, gamma, d]
-        c = self.c
-        s, a, g, _ = x.shape
-        groups = c.num_heads // c.num_kv_heads
-        q = self.q_norm(self.q_proj(x).view(s, a, g, c.num_heads, c.head_dim))
-        q = rope(q, positions, c.rope_theta) * c.head_dim**-0.5
-        q = q.view(s, a, g, c.num_kv_heads, groups, c.head_dim)
-        k, v = self.keys_values(x, positions)  # [S, A, gamma, Hkv, D]
-        ck, cv = context
-        far = torch.einsum("sagkhd,stkd->skahgt", q, ck)
-        hidden = torch.arange(ck.shape[1], device=x.device) >= visible[..., None]  # [S, A, T]
-        far = far.masked_fill(hidden[:, None, :, None, None], float("-inf"))
-        near = torch.einsum("sagkhd,sajkd->skahgj", q, k)
-        weight = torch.cat([far, near], -1).float().softmax(-1).to(v.dtype)
-        far, near = weight.split([ck.shape[1], g], -1)
-        out = torch.einsum("skahgt,stkd->sagkhd", far, cv)
-        out = out + torch.einsum("skahgj,sajkd->sagkhd", near, v)
-        return self.o_proj(out.reshape(s, a, g, c.num_heads * c.head_dim))
+        x: Tensor,  # [S, A, gamma, d], or packed [P, gamma, d]
+        positions: Tensor,  # [S, A, gamma], or [P, gamma]
+        context: ContextKV,  # keys, values [S, T, Hkv, D], or [N, Hkv, D]
+        visible: Tensor | PackedLayout,  # [S, A] context tokens each block may see
+    ) -> Tensor:  # as x
+        q = self.queries(x, positions)
+        k, v = self.keys_values(x, positions)  # [..., gamma, Hkv, D]
+        if isinstance(visible, PackedLayout):
+            out = packed_attention(q, k, v, context, visible)
+        else:
+            out = block_attention(q, k, v, context, visible)
+        return self.o_proj(out.flatten(-2))

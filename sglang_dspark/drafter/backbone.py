@@ -10,8 +10,9 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.drafter.attention import BlockAttention, ContextKV, RMSNorm
+from sglang_dspark.drafter.attention import BlockAttention, ContextKV, PackedLayout, RMSNorm
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.gemma4 import Gemma4Layer
 
 
 class MLP(nn.Module):
@@ -37,8 +38,10 @@ class DraftLayer(nn.Module):
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
-    def forward(self, x: Tensor, positions: Tensor, context: ContextKV, visible: Tensor) -> Tensor:
-        """x [S, A, gamma, d] -> the same shape; arguments as in BlockAttention."""
+    def forward(
+        self, x: Tensor, positions: Tensor, context: ContextKV, visible: Tensor | PackedLayout
+    ) -> Tensor:
+        """x [..., gamma, d] -> the same shape; arguments as in BlockAttention."""
         x = x + self.self_attn(self.input_layernorm(x), positions, context, visible)
         return x + self.mlp(self.post_attention_layernorm(x))
 
@@ -50,8 +53,9 @@ class Backbone(nn.Module):
         super().__init__()
         self.fc = nn.Linear(len(c.target_layer_ids) * c.hidden_size, c.hidden_size, bias=False)
         self.hidden_norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        kind = Gemma4Layer if c.family == "gemma4" else DraftLayer
         self.layers: Sequence[DraftLayer] = nn.ModuleList(  # type: ignore[assignment]
-            DraftLayer(c) for _ in range(c.num_layers)
+            kind(c) for _ in range(c.num_layers)
         )
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
 
@@ -61,11 +65,15 @@ class Backbone(nn.Module):
         return [layer.self_attn.keys_values(x, positions) for layer in self.layers]
 
     def forward(
-        self, x: Tensor, positions: Tensor, context: Sequence[ContextKV], visible: Tensor
+        self,
+        x: Tensor,
+        positions: Tensor,
+        context: Sequence[ContextKV],
+        visible: Tensor | PackedLayout,
     ) -> Tensor:
-        """Embedded blocks x [S, A, gamma, d], anchor positions [S, A] -> h [S, A, gamma, d]."""
-        steps = torch.arange(x.shape[2], device=x.device)
-        block_positions = positions[..., None] + steps  # [S, A, gamma]
+        """Embedded blocks x [..., gamma, d], anchor positions [...] -> h [..., gamma, d]."""
+        steps = torch.arange(x.shape[-2], device=x.device)
+        block_positions = positions[..., None] + steps  # [..., gamma]
         for layer, kv in zip(self.layers, context, strict=True):
             x = layer(x, block_positions, kv, visible)
         return self.norm(x)

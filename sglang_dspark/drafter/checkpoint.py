@@ -1,15 +1,19 @@
-"""Reading and writing drafters in the format that stock SGLang 0.5.23 serves as DSPARK."""
+"""Reading and writing drafters in the format that stock SGLang 0.5.23 serves as DSPARK, and the
+parts of it that every drafter's files share.
+"""
 
 from __future__ import annotations
 
 import json
 import os
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
-from torch import Tensor
+from torch import Tensor, nn
 
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
@@ -22,15 +26,20 @@ def _stored(name: str) -> str:
 
 
 def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
-    """Write `config.json` and `model.safetensors` into `path`, each to a temporary name first."""
-    path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
-    tensors = {_stored(k): v.to(dtype).contiguous() for k, v in drafter.state_dict().items()}
-    weights, config = path / "model.safetensors", path / "config.json"
-    save_file(tensors, f"{weights}.tmp", {"format": "pt"})
-    Path(f"{config}.tmp").write_text(json.dumps(drafter.config.to_json(), indent=2) + "\n")
-    os.replace(f"{weights}.tmp", weights)
-    os.replace(f"{config}.tmp", config)
+    """Write what SGLang serves, `config.json` and `model.safetensors`, into `path`.
+
+    Raises DSparkError for a family of layers that it does not serve.
+    """
+    if drafter.config.family != "qwen3":
+        raise DSparkError(
+            f"SGLang serves no {drafter.config.family} drafter; export it in DeepSpec's format"
+        )
+    write_checkpoint(path, stored_tensors(drafter, dtype), drafter.config.to_json())
+
+
+def stored_tensors(drafter: DSparkDrafter, dtype: torch.dtype) -> dict[str, Tensor]:
+    """The drafter's own weights under their names in a file."""
+    return {_stored(k): v.to(dtype) for k, v in drafter.state_dict().items()}
 
 
 def load_drafter(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DSparkDrafter:
@@ -38,15 +47,31 @@ def load_drafter(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DSparkDra
 
     Raises DSparkError for a missing, truncated or foreign checkpoint and for another target.
     """
-    path = Path(path)
     config = DrafterConfig.from_dir(path)
-    if tuple(embed_tokens.shape) != (config.vocab_size, config.hidden_size):
-        raise DSparkError(
-            f"{path} was trained for a target with vocabulary {config.vocab_size} and hidden size "
-            f"{config.hidden_size}, this target has {embed_tokens.shape[0]} and "
-            f"{embed_tokens.shape[1]}; use the drafter of this target"
-        )
-    files = sorted(path.glob("*.safetensors"))
+    check_target(path, config.vocab_size, config.hidden_size, embed_tokens)
+    drafter = DSparkDrafter(config)
+    fill_parameters(drafter, read_tensors(path), _stored, path)
+    drafter.attach(embed_tokens, lm_head)
+    return drafter.eval()
+
+
+def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
+    """Write `model.safetensors` and `config.json` into `path`, each to a temporary name first."""
+    path = Path(path)
+    path.mkdir(parents=True, exist_ok=True)
+    weights, described = path / "model.safetensors", path / "config.json"
+    save_file({k: v.contiguous() for k, v in tensors.items()}, f"{weights}.tmp", {"format": "pt"})
+    Path(f"{described}.tmp").write_text(json.dumps(config, indent=2) + "\n")
+    os.replace(f"{weights}.tmp", weights)
+    os.replace(f"{described}.tmp", described)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """All tensors of a checkpoint directory, without a leading `model.` in their names.
+
+    Raises DSparkError when there are none or a file is damaged.
+    """
+    files = sorted(Path(path).glob("*.safetensors"))
     if not files:
         raise DSparkError(f"no safetensors weights in {path}")
     tensors: dict[str, Tensor] = {}
@@ -55,25 +80,38 @@ def load_drafter(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DSparkDra
             tensors.update(load_file(str(file)))
         except (SafetensorError, OSError) as error:
             raise DSparkError(f"{file} cannot be read ({error}); copy or train it again") from None
-    drafter = DSparkDrafter(config)
-    _fill(drafter, tensors, path)
-    drafter.attach(embed_tokens, lm_head)
-    return drafter.eval()
+    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
-def _fill(drafter: DSparkDrafter, tensors: dict[str, Tensor], path: Path) -> None:
-    tensors = {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
+def check_target(path: Path, vocab_size: int, hidden_size: int, embed_tokens: Tensor) -> None:
+    """Raise DSparkError unless the target's embedding is [vocab_size, hidden_size]."""
+    if tuple(embed_tokens.shape) != (vocab_size, hidden_size):
+        raise DSparkError(
+            f"{path} was trained for a target with vocabulary {vocab_size} and hidden size "
+            f"{hidden_size}, this target has {embed_tokens.shape[0]} and "
+            f"{embed_tokens.shape[1]}; use the drafter of this target"
+        )
+
+
+def fill_parameters(
+    module: nn.Module, tensors: Mapping[str, Tensor], stored: Callable[[str], str], path: Path
+) -> None:
+    """Copy tensors into the module's parameters; `stored` gives a parameter's name in the file.
+
+    Raises DSparkError for a tensor that is missing or has another shape; others are ignored, as
+    SGLang does.
+    """
     with torch.no_grad():
-        for name, parameter in drafter.named_parameters():
-            found = tensors.get(_stored(name))
+        for name, parameter in module.named_parameters():
+            found = tensors.get(stored(name))
             if found is None:
                 raise DSparkError(
-                    f"{path}: weight {_stored(name)} is missing; the file is incomplete or its "
+                    f"{path}: weight {stored(name)} is missing; the file is incomplete or its "
                     "config.json describes another drafter"
                 )
             if found.shape != parameter.shape:
                 raise DSparkError(
-                    f"{path}: {_stored(name)} is {tuple(found.shape)}, config.json says "
+                    f"{path}: {stored(name)} is {tuple(found.shape)}, config.json says "
                     f"{tuple(parameter.shape)}"
                 )
             parameter.copy_(found)

@@ -7,9 +7,25 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.drafter.families import shape_fields
 from sglang_dspark.errors import DSparkError
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
+FAMILIES = ("qwen3", "gemma4")
+
+
+def read_config(path: Path) -> dict[str, Any]:
+    """`config.json` of a drafter's directory; DSparkError when there is none or it is no JSON."""
+    file = Path(path) / "config.json"
+    if not file.is_file():
+        raise DSparkError(f"no drafter at {path}: expected a directory with config.json")
+    try:
+        raw = json.loads(file.read_text())
+    except ValueError as error:
+        raise DSparkError(f"{file} is not JSON: {error}") from None
+    if not isinstance(raw, dict):
+        raise DSparkError(f"{file} holds no JSON object; is this a drafter?")
+    return raw
 
 
 @dataclass(frozen=True)
@@ -19,6 +35,7 @@ class DrafterConfig:
     target_layer_ids: target layers whose outputs, concatenated, are the context features.
     mask_token_id: id whose embedding stands at the gamma-1 positions after the anchor.
     markov_rank: rank of the transition bias B = W1 W2^T (paper, 3.1.2).
+    family: whose layers it has; the fields behind it are gemma4's alone (drafter/gemma4.py).
     """
 
     hidden_size: int
@@ -39,6 +56,10 @@ class DrafterConfig:
     rms_norm_eps: float = 1e-6
     rope_theta: float = 10000.0
     max_position_embeddings: int = 8192
+    family: str = "qwen3"
+    keys_are_values: bool = False
+    rotary_share: float = 1.0
+    logit_softcap: float | None = None
 
     def __post_init__(self) -> None:
         def require(ok: bool, what: str) -> None:
@@ -55,6 +76,7 @@ class DrafterConfig:
             self.num_heads % self.num_kv_heads == 0,
             f"{self.num_heads} heads cannot share {self.num_kv_heads} key/value heads",
         )
+        require(self.family in FAMILIES, f"family {self.family!r} is none of {FAMILIES}")
         require(bool(self.target_layer_ids), "target_layer_ids is empty")
         bad = [i for i in self.target_layer_ids if not 0 <= i < self.num_target_layers]
         require(not bad, f"target layers {bad} outside the target's {self.num_target_layers}")
@@ -66,31 +88,27 @@ class DrafterConfig:
     @classmethod
     def from_dir(cls, path: Path) -> DrafterConfig:
         """Read `config.json` of a checkpoint directory; DSparkError says what is missing."""
-        file = Path(path) / "config.json"
-        if not file.is_file():
-            raise DSparkError(f"no drafter at {path}: expected a directory with config.json")
-        try:
-            raw = json.loads(file.read_text())
-        except ValueError as error:
-            raise DSparkError(f"{file} is not JSON: {error}") from None
+        return cls.from_json(read_config(path), path)
+
+    @classmethod
+    def from_json(cls, raw: dict[str, Any], path: Path) -> DrafterConfig:
+        """From the contents of `path`/config.json; DSparkError says what is missing."""
         try:
             return cls._from_json(raw)
         except KeyError as error:
+            file = Path(path) / "config.json"
             raise DSparkError(f"{file}: {error} is missing; is this a DSpark drafter?") from None
 
     @classmethod
     def _from_json(cls, raw: dict[str, Any]) -> DrafterConfig:
         nested = raw.get("dspark_config") or raw.get("dflash_config") or {}
         both = {**raw, **nested}
-        heads = raw["num_attention_heads"]
-        rope = raw.get("rope_parameters") or {}
         return cls(
+            **shape_fields(raw),
             hidden_size=raw["hidden_size"],
             intermediate_size=raw["intermediate_size"],
             num_layers=raw["num_hidden_layers"],
-            num_heads=heads,
-            num_kv_heads=raw.get("num_key_value_heads", heads),
-            head_dim=raw.get("head_dim") or raw["hidden_size"] // heads,
+            num_heads=raw["num_attention_heads"],
             vocab_size=raw["vocab_size"],
             gamma=both["block_size"],
             target_layer_ids=tuple(both["target_layer_ids"]),
@@ -101,7 +119,6 @@ class DrafterConfig:
             confidence_head=both.get("enable_confidence_head", True),
             confidence_head_with_markov=both.get("confidence_head_with_markov", True),
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            rope_theta=raw.get("rope_theta") or rope.get("rope_theta", 10000.0),
             max_position_embeddings=raw.get("max_position_embeddings", 8192),
         )
 

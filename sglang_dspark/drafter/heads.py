@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from sglang_dspark.drafter.config import DrafterConfig
 
 OUTSIDE_VOCABULARY_BIAS = -30.0
+SATURATED = 40.0  # sigmoid and tanh of it are 1 in every dtype, with a derivative of 0
 
 
 class MarkovHead(nn.Module):
@@ -76,19 +77,31 @@ def restrict_vocabulary(head: MarkovHead, allowed: Tensor) -> None:
 
     The last column of W1 is 1 for every token and that of W2 is OUTSIDE_VOCABULARY_BIAS for tokens
     not in `allowed` [n] and 0 for the others: the reduction is part of the weights, so every server
-    that loads them drafts from the same distribution. Only the `vanilla` head keeps the constant.
+    that loads them drafts from the same distribution. Gate and recurrence are saturated there, so
+    that W2 sees the same constant, exactly, whatever the head.
     """
     with torch.no_grad():
         head.markov_w1.weight[:, -1] = 1.0
         head.markov_w2.weight[:, -1] = OUTSIDE_VOCABULARY_BIAS
         head.markov_w2.weight[allowed, -1] = 0.0
+        for projection in _projections(head):
+            projection.weight[-1] = 0.0
+            projection.bias[-1] = SATURATED
 
 
 def allowed_vocabulary(head: MarkovHead) -> Tensor | None:
     """Token ids [n] the draft may propose, or None when it is not restricted."""
-    if type(head) is not MarkovHead:
-        return None
+    for projection in _projections(head):
+        if bool(projection.weight[-1].any()) or float(projection.bias[-1]) != SATURATED:
+            return None
     return restricted_tokens(head.markov_w1.weight, head.markov_w2.weight)
+
+
+def _projections(head: MarkovHead) -> list[nn.Linear]:
+    """Layers whose last output, through a sigmoid or tanh, multiplies or is the last rank."""
+    if isinstance(head, GatedMarkovHead):
+        return [head.gate_proj]
+    return [head.joint_proj] if isinstance(head, RNNHead) else []
 
 
 def restricted_tokens(w1: Tensor, w2: Tensor) -> Tensor | None:

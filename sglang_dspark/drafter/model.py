@@ -8,11 +8,12 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.drafter.attention import ContextKV
+from sglang_dspark.drafter.attention import ContextKV, PackedLayout
 from sglang_dspark.drafter.backbone import Backbone
 from sglang_dspark.drafter.confidence import ConfidenceHead
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.heads import HEADS, allowed_vocabulary
+from sglang_dspark.drafter.laws import choose, over_vocabulary
 
 
 @dataclass(frozen=True)
@@ -21,7 +22,7 @@ class DraftBlock:
 
     tokens: [R, gamma] int64; probs: [R, gamma, V] float32, the law each token was drawn from, or
     None when drafting greedily; confidence: [R, gamma] conditional survival c_k in (0, 1), not
-    calibrated; confidence_logits: [R, gamma].
+    calibrated; confidence_logits: [R, gamma]. Drafters without a confidence head give [R, 0].
     """
 
     tokens: Tensor
@@ -66,17 +67,25 @@ class DSparkDrafter(nn.Module):
         return self.backbone.context_kv(features, positions)
 
     def forward_blocks(
-        self, anchors: Tensor, positions: Tensor, context: Sequence[ContextKV], visible: Tensor
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        context: Sequence[ContextKV],
+        visible: Tensor | PackedLayout,
     ) -> Tensor:
-        """A blocks in each of S sequences, in one pass.
+        """A blocks in each of S sequences, or P packed blocks, in one pass.
 
-        anchors, positions: [S, A] token id and position of each anchor. context: per layer keys,
-        values [S, T, Hkv, D]. visible: [S, A], how many context tokens each block sees (those
-        before its anchor). Returns h [S, A, gamma, d].
+        anchors, positions: [S, A] or [P], token id and position of each anchor. context: per layer
+        keys, values [S, T, Hkv, D], or [N, Hkv, D] end to end. visible: [S, A], how many context
+        tokens each block sees (those before its anchor), or the packed blocks' layout.
+        Returns h [S, A, gamma, d], or [P, gamma, d].
         """
         ids = anchors.new_full((*anchors.shape, self.config.gamma), self.config.mask_token_id)
         ids[..., 0] = anchors
-        return self.backbone(self.embed_weight[ids], positions, context, visible)
+        x = self.embed_weight[ids]
+        if self.config.family == "gemma4":
+            x = x * self.config.hidden_size**0.5
+        return self.backbone(x, positions, context, visible)
 
     def forward_block(
         self, anchor: Tensor, positions: Tensor, context: Sequence[ContextKV], context_lens: Tensor
@@ -90,7 +99,9 @@ class DSparkDrafter(nn.Module):
 
         V' is V, or the size of the reduced draft vocabulary; `draft_ids` maps it to token ids.
         """
-        return nn.functional.linear(h, self.head_weight)
+        logits = nn.functional.linear(h, self.head_weight)
+        cap = self.config.logit_softcap
+        return logits if cap is None else torch.tanh(logits / cap) * cap
 
     def full_logits(self, logits: Tensor) -> Tensor:
         """Logits over the draft vocabulary [..., V'] -> over V, -inf outside."""
@@ -118,14 +129,14 @@ class DSparkDrafter(nn.Module):
             embedded.append(self.markov_head.embed(previous))
             latent, state = self.markov_head.latent(embedded[-1], h[:, k], state)
             logits = base[:, k] + self.markov_head.bias(latent, self.draft_ids)
-            chosen = logits.argmax(-1)
-            if temperature is not None:
-                law = _law(logits, chosen, temperature)
-                chosen = torch.multinomial(law, 1, generator=generator)[:, 0]
+            chosen, law = choose(logits, temperature, generator)
+            if law is not None:
                 laws.append(law)
             previous = chosen if self.draft_ids is None else self.draft_ids[chosen]
             tokens.append(previous)
-        probs = None if temperature is None else self._scatter(torch.stack(laws, 1))
+        probs = None
+        if laws:
+            probs = over_vocabulary(torch.stack(laws, 1), self.draft_ids, self.config.vocab_size)
         logits = self.confidence(h, torch.stack(embedded, 1))
         return DraftBlock(torch.stack(tokens, 1), probs, torch.sigmoid(logits), logits)
 
@@ -134,18 +145,3 @@ class DSparkDrafter(nn.Module):
         if self.confidence_head is None:
             return h.new_full(h.shape[:-1], float("inf"))
         return self.confidence_head(h, embedded)
-
-    def _scatter(self, law: Tensor) -> Tensor:
-        if self.draft_ids is None:
-            return law
-        full = law.new_zeros(*law.shape[:-1], self.config.vocab_size)
-        return full.index_copy_(-1, self.draft_ids, law)
-
-
-def _law(logits: Tensor, greedy: Tensor, temperature: Tensor) -> Tensor:
-    """softmax(logits / T) [R, V'], one-hot at `greedy` [R] where T is 0."""
-    hot = temperature > 0
-    scale = torch.where(hot, temperature, torch.ones_like(temperature))
-    law = torch.softmax(logits.float() / scale[:, None], -1)
-    one_hot = nn.functional.one_hot(greedy, logits.shape[-1]).to(law.dtype)
-    return torch.where(hot[:, None], law, one_hot)

@@ -1,24 +1,25 @@
 """Reference decoding: batched speculative decoding in plain torch, and plain decoding beside it.
 
 A round drafts a block per request, verifies anchor and drafts in one target pass, applies an
-accept rule of `verify` and injects the target's features of the accepted rows into the drafter's
-context (paper, 3.1). Without a drafter the same loop decodes plainly: its window is the anchor
-alone. The engine is the yardstick for served results: slow, exact, and it records every step.
+accept rule of `verify` and tells the drafter what the target made of the accepted rows (paper,
+3.1). Drafters of any kind come in through `proposer`. Without a drafter the same loop decodes
+plainly: its window is the anchor alone. The engine is the yardstick for served results: slow,
+exact, and it records every step.
 """
 
 from __future__ import annotations
 
-import copy
 from collections import deque
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
 from torch import Tensor
 
-from sglang_dspark.drafter import DraftBlock, DSparkDrafter
+from sglang_dspark.drafter import DraftBlock
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.proposer import Drafter, proposer_of
 from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.target import SlotCache, TargetModel
 from sglang_dspark.verify import (
@@ -82,26 +83,24 @@ class _Request:
 class ReferenceEngine:
     """Decodes prompts with a target and, unless it is None, a drafter."""
 
-    def __init__(
-        self, target: TargetModel, drafter: DSparkDrafter | None, settings: DecodeSettings
-    ):
-        """The target must have been loaded with the drafter's `target_layer_ids`.
+    def __init__(self, target: TargetModel, drafter: Drafter | None, settings: DecodeSettings):
+        """The target must have been loaded with the drafter's `target_layer_ids`, if it has any.
 
         Raises DSparkError when target and drafter do not fit or gamma exceeds the trained block.
         """
         self.target, self.settings = target, settings
-        self.drafter = None if drafter is None else _with_gamma(drafter, settings.gamma)
-        if self.drafter is not None and target.layer_ids != self.drafter.config.target_layer_ids:
+        self.proposer = None if drafter is None else proposer_of(drafter, settings.gamma)
+        wanted = () if self.proposer is None else self.proposer.target_layer_ids
+        if wanted and target.layer_ids != wanted:
             raise DSparkError(
-                f"the drafter wants features of target layers "
-                f"{list(self.drafter.config.target_layer_ids)}, the target was loaded for "
-                f"{list(target.layer_ids)}"
+                f"the drafter wants features of target layers {list(wanted)}, the target was "
+                f"loaded for {list(target.layer_ids)}"
             )
 
     @property
     def gamma(self) -> int:
         """Drafts per step; 0 when decoding plainly."""
-        return 0 if self.drafter is None else self.drafter.config.gamma
+        return 0 if self.proposer is None else self.proposer.gamma
 
     @torch.no_grad()
     def run(
@@ -156,20 +155,14 @@ class _Run:
 
     def __init__(self, engine: ReferenceEngine, slots: int, max_len: int):
         self.engine, self.settings = engine, engine.settings
-        self.target, self.drafter = engine.target, engine.drafter
+        self.target = engine.target
         self.cache: SlotCache = self.target.new_cache(slots, max_len)
         self.requests: list[_Request | None] = [None] * slots
         self.anchor = torch.zeros(slots, dtype=torch.long)  # [S]
         self.lens = torch.zeros(slots, dtype=torch.long)  # [S] tokens before the anchor
-        self.context = self._empty_context(slots, max_len)
+        proposer = engine.proposer
+        self.draft_state = None if proposer is None else proposer.start(slots, max_len)
         self.generator = torch.Generator().manual_seed(self.settings.seed)
-
-    def _empty_context(self, slots: int, max_len: int) -> list[tuple[Tensor, Tensor]]:
-        if self.drafter is None:
-            return []
-        c = self.drafter.config
-        shape = (slots, max_len, c.num_kv_heads, c.head_dim)
-        return [(torch.zeros(shape), torch.zeros(shape)) for _ in range(c.num_layers)]
 
     def active(self) -> list[int]:
         """Slots with a request."""
@@ -184,7 +177,8 @@ class _Run:
         rows = torch.tensor([slot])
         tokens = torch.tensor([list(prompt)])  # [1, P]
         out = self.target.forward(tokens, torch.zeros(1, dtype=torch.long), self.cache, rows)
-        self._inject(rows, torch.zeros(1, dtype=torch.long), out.features)
+        if self.draft_state is not None:
+            self.draft_state.prefill(rows, tokens, out.features, out.hidden)
         logits = self.target.logits(out.hidden[:, -1:])  # [1, 1, V]
         empty = torch.zeros(1, 0, dtype=torch.long)
         first = int(self._accept(empty, None, logits).bonus)
@@ -203,22 +197,21 @@ class _Run:
         out = self.target.forward(window, lens, self.cache, rows)
         logits = self.target.logits(out.hidden)  # [R, gamma + 1, V]
         outcome = self._accept(draft, None if block is None else block.probs, logits)
-        self._inject(torch.tensor(slots), lens, out.features)
+        if self.draft_state is not None:
+            self.draft_state.commit(
+                torch.tensor(slots), lens, window, out.features, out.hidden, outcome.accepted
+            )
         self._record(slots, lens, block, outcome, draft)
         self.anchor[picked] = outcome.bonus
         self.lens[picked] = lens + outcome.emitted
 
     def _draft(self, anchor: Tensor, lens: Tensor, rows: Tensor | None) -> DraftBlock | None:
-        if self.drafter is None:
+        if self.draft_state is None:
             return None
-        longest = int(lens.max())
-        picked = slice(None) if rows is None else rows
-        context = [(k[picked, :longest], v[picked, :longest]) for k, v in self.context]
-        h = self.drafter.forward_block(anchor, lens, context, lens)  # [R, gamma, d]
         temperature = None
         if self.settings.temperature > 0:
             temperature = torch.full((len(anchor),), self.settings.temperature)
-        return self.drafter.draft(anchor, h, temperature, self.generator)
+        return self.draft_state.propose(rows, anchor, lens, temperature, self.generator)
 
     def _accept(self, draft: Tensor, draft_probs: Tensor | None, logits: Tensor) -> Acceptance:
         """draft [R, g], draft_probs [R, g, V] or None, logits [R, g + 1, V]."""
@@ -232,20 +225,6 @@ class _Run:
             return Acceptance(accepted, sample_inverse_cdf(target_probs[:, 0], bonus_uniforms))
         uniforms = torch.rand(rows, gamma, generator=self.generator, dtype=torch.float64)
         return accept_sampled(draft, draft_probs, target_probs, uniforms, bonus_uniforms)
-
-    def _inject(self, rows: Tensor, lens: Tensor, features: Tensor) -> None:
-        """Write features [R, q, m*d] at positions lens.. into the drafter's context.
-
-        Rows behind the accepted drafts are written too; they lie beyond the context length that
-        the next block sees and are overwritten by the next pass.
-        """
-        if self.drafter is None:
-            return
-        positions = lens[:, None] + torch.arange(features.shape[1])  # [R, q]
-        fresh = self.drafter.context_kv(features, positions)
-        for (keys, values), (k, v) in zip(self.context, fresh, strict=True):
-            keys[rows[:, None], positions] = k
-            values[rows[:, None], positions] = v
 
     def _record(
         self,
@@ -298,17 +277,3 @@ class _Run:
             finished.append((request.index, generation))
             self.requests[slot] = None
         return finished
-
-
-def _with_gamma(drafter: DSparkDrafter, gamma: int | None) -> DSparkDrafter:
-    """The drafter with a smaller block, sharing its weights."""
-    trained = drafter.config.gamma
-    if gamma is None or gamma == trained:
-        return drafter
-    if gamma > trained:
-        raise DSparkError(
-            f"gamma {gamma} exceeds the block of {trained} that the drafter was trained for"
-        )
-    smaller = copy.copy(drafter)
-    smaller.config = replace(drafter.config, gamma=gamma)
-    return smaller

@@ -13,7 +13,8 @@ class Step:
     position: position of the anchor in the sequence. drafted: the gamma drafted tokens.
     verify_len: l_r, drafts admitted to the verify window. accepted: leading drafts accepted,
     at most verify_len. kept: tokens the request really got from the step, accepted + 1 unless a
-    stop token or the token limit cut it. confidence: c_k of each draft, not calibrated.
+    stop token or the token limit cut it. confidence: c_k of each draft, not calibrated; empty for
+    drafters without a confidence head.
     """
 
     position: int
@@ -26,7 +27,7 @@ class Step:
     def __post_init__(self) -> None:
         assert 0 <= self.accepted <= self.verify_len <= len(self.drafted)
         assert 1 <= self.kept <= self.accepted + 1
-        assert len(self.confidence) == len(self.drafted)
+        assert len(self.confidence) in (0, len(self.drafted))
 
 
 @dataclass(frozen=True)

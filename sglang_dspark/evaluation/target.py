@@ -51,12 +51,19 @@ class SlotCache:
     """
 
     def __init__(
-        self, layers: int, rows: int, heads: int, max_len: int, dim: int, dtype: torch.dtype
+        self,
+        layers: int,
+        rows: int,
+        heads: int,
+        max_len: int,
+        dim: int,
+        dtype: torch.dtype,
+        device: torch.device,
     ):
         self.max_len = max_len
         shape = (rows, heads, max_len, dim)
-        self.keys = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
-        self.values = [torch.zeros(shape, dtype=dtype) for _ in range(layers)]
+        self.keys = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
+        self.values = [torch.zeros(shape, dtype=dtype, device=device) for _ in range(layers)]
         self._rows: Tensor | None = None
         self._positions = torch.empty(0, dtype=torch.long)
         self._visible = 0
@@ -71,7 +78,7 @@ class SlotCache:
         """Write [R, Hkv, q, D] of one layer, return everything visible [R, Hkv, T, D]."""
         keys, values = self.keys[layer_idx], self.values[layer_idx]
         rows = self._rows
-        index = torch.arange(keys.shape[0]) if rows is None else rows
+        index = torch.arange(len(keys), device=keys.device) if rows is None else rows
         keys[index[:, None], :, self._positions] = key.transpose(1, 2).to(keys.dtype)
         values[index[:, None], :, self._positions] = value.transpose(1, 2).to(values.dtype)
         if rows is not None:
@@ -115,7 +122,12 @@ class TargetModel:
 
     @classmethod
     def load(
-        cls, path: Path | str, layer_ids: Sequence[int] = (), *, half_products: bool = False
+        cls,
+        path: Path | str,
+        layer_ids: Sequence[int] = (),
+        *,
+        half_products: bool = False,
+        device: torch.device | str = "cpu",
     ) -> TargetModel:
         """Load a float32 model from a local directory.
 
@@ -129,7 +141,7 @@ class TargetModel:
         model = AutoModelForCausalLM.from_pretrained(
             str(path), dtype=torch.float32, attn_implementation=_ATTENTION
         ).eval()
-        model.requires_grad_(False)
+        model.requires_grad_(False).to(device)
         if half_products:
             for module in model.modules():
                 if isinstance(module, nn.Linear):
@@ -142,6 +154,11 @@ class TargetModel:
             self._captured[layer] = output if isinstance(output, Tensor) else output[0]
 
         return hook
+
+    @property
+    def device(self) -> torch.device:
+        """Where the weights lie, and inputs are expected."""
+        return self.embed_weight.device
 
     @property
     def embed_weight(self) -> Tensor:
@@ -158,7 +175,13 @@ class TargetModel:
         c = self.config
         dim = getattr(c, "head_dim", None) or c.hidden_size // c.num_attention_heads
         return SlotCache(
-            c.num_hidden_layers, rows, c.num_key_value_heads, max_len, dim, self.cache_dtype
+            c.num_hidden_layers,
+            rows,
+            c.num_key_value_heads,
+            max_len,
+            dim,
+            self.cache_dtype,
+            self.device,
         )
 
     @torch.no_grad()
@@ -171,12 +194,13 @@ class TargetModel:
         never visible, because a query sees positions up to its own only.
         """
         q = tokens.shape[1]
-        positions = lens[:, None] + torch.arange(q)  # [R, q]
+        positions = lens[:, None] + torch.arange(q, device=lens.device)  # [R, q]
         visible = int(lens.max()) + q
         if visible > cache.max_len:
             raise ValueError(f"{visible} tokens do not fit the cache of {cache.max_len}")
         cache.plan(rows, positions, visible)
-        mask = torch.arange(visible) <= positions[:, None, :, None]  # [R, 1, q, T]
+        columns = torch.arange(visible, device=lens.device)
+        mask = columns <= positions[:, None, :, None]  # [R, 1, q, T]
         out = self._model.model(
             input_ids=tokens,
             position_ids=positions,

@@ -3,10 +3,10 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Literal
+from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
 
 from sglang_dspark.errors import DSparkError
 
@@ -21,10 +21,14 @@ class DataConfig(_Frozen):
     target: Path
     prompts: tuple[Path, ...] = ()
     self_prompts: Path | None = None
+    self_prompt_count: int = Field(2000, ge=1, description="prompts that the target writes itself")
     store: Path
+    cache: bool = Field(True, description="keep states on disk; false: computed in each step")
+    strict: bool = Field(False, description="a broken prompt line stops instead of being skipped")
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.6)
     max_prompt_tokens: int = Field(256, ge=8)
-    max_new_tokens: int = Field(224, ge=8)
+    max_new_tokens: int = Field(224, ge=8, description="of each answer")
+    max_tokens: int = Field(1024, ge=16, description="of a conversation of several turns")
     rows: int = Field(96, ge=1, description="requests in flight")
     half_products: bool = Field(
         False, description="bfloat16 products; CPUs with AVX512-BF16 or AMX"
@@ -37,17 +41,60 @@ class DataConfig(_Frozen):
     )
 
 
-class DrafterShape(_Frozen):
-    """Shape of the drafter; everything else follows from the target's config."""
+class _Shape(_Frozen):
+    """What every kind of drafter has; everything else follows from the target's config."""
 
     gamma: int = Field(5, ge=1)
+    layers: int = Field(1, ge=1)
+    target_layer_ids: tuple[int, ...] = Field(min_length=1)
+    draft_vocab: int | None = Field(
+        8192, ge=1, description="tokens the draft can propose; null: all"
+    )
+    init_from_target: bool = True
+
+
+class DSparkShape(_Shape):
+    """Parallel backbone with a sequential head and a confidence head (paper, 3.1, 3.2.1)."""
+
+    kind: Literal["dspark"] = "dspark"
     layers: int = Field(3, ge=1)
-    target_layer_ids: tuple[int, ...]
     markov_rank: int = Field(64, ge=1)
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
-    draft_vocab: int | None = Field(8192, description="tokens the draft can propose; null: all")
-    mask_token_id: int
-    init_from_target: bool = True
+    confidence_head: bool = True
+    mask_token_id: int = Field(ge=0)
+
+
+class DFlashShape(_Shape):
+    """Parallel backbone alone: block diffusion without a sequential head."""
+
+    kind: Literal["dflash"]
+    layers: int = Field(5, ge=1)
+    mask_token_id: int = Field(ge=0)
+
+
+class Eagle3Shape(_Shape):
+    """One autoregressive layer over fused features, trained with its own outputs as inputs."""
+
+    kind: Literal["eagle3"]
+
+
+class MTPShape(_Shape):
+    """One layer chained over its own hidden state, as DeepSeek's multi-token prediction."""
+
+    kind: Literal["mtp"]
+
+
+def _kind(raw: Any) -> str:
+    return raw.get("kind", "dspark") if isinstance(raw, dict) else getattr(raw, "kind", "")
+
+
+DrafterShape = Annotated[
+    Annotated[DSparkShape, Tag("dspark")]
+    | Annotated[DFlashShape, Tag("dflash")]
+    | Annotated[Eagle3Shape, Tag("eagle3")]
+    | Annotated[MTPShape, Tag("mtp")],
+    Discriminator(_kind),
+]
 
 
 class ObjectiveConfig(_Frozen):
@@ -66,15 +113,26 @@ class ScheduleConfig(_Frozen):
     anchors_per_sequence: int = Field(24, ge=1)
     learning_rate: float = 6e-4
     weight_decay: float = 0.0
-    warmup_steps: int = 200
-    clip: float = 1.0
-    ema: float = Field(0.999, ge=0, lt=1)
-    half_products: bool = False
+    warmup_steps: int = Field(200, ge=0)
+    clip: float = Field(1.0, gt=0)
+    ema: float = Field(0.999, ge=0, lt=1, description="decay of the averaged weights; 0: none")
+    device: Literal["auto", "cpu", "cuda"] = "auto"
+    half_products: bool = Field(False, description="bfloat16 products; always on a GPU")
     threads: int = Field(2, ge=1)
     seed: int = 0
     log_every: int = 50
     checkpoint_every: int = 500
-    held_out_every: int = 50
+    held_out_every: int = Field(50, ge=2, description="every n-th sequence is never trained on")
+    validate_every: int = Field(500, ge=1)
+    validation_sequences: int = Field(48, ge=0)
+
+
+class CalibrationConfig(_Frozen):
+    """What the drafter's confidence is calibrated on after training (paper, 3.2.1)."""
+
+    prompts: tuple[str, ...] = Field((), description="as --prompts of `dspark calibrate`")
+    limit: int | None = Field(None, ge=1, description="prompts per domain")
+    max_new_tokens: int = Field(96, ge=8)
 
 
 class RunConfig(_Frozen):
@@ -85,6 +143,7 @@ class RunConfig(_Frozen):
     drafter: DrafterShape
     objective: ObjectiveConfig = ObjectiveConfig()
     schedule: ScheduleConfig = ScheduleConfig()
+    calibration: CalibrationConfig = CalibrationConfig()
 
 
 def load_config(path: Path) -> RunConfig:

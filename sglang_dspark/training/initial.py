@@ -11,17 +11,20 @@ import torch
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sglang_dspark.drafter.backbone import DraftLayer
+from sglang_dspark.drafter.backbone import Backbone, DraftLayer
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.heads import restrict_vocabulary
 from sglang_dspark.drafter.model import DSparkDrafter
-from sglang_dspark.training.config import DrafterShape
+from sglang_dspark.training.config import DFlashShape, DSparkShape
 from sglang_dspark.training.store import StoreReader
 
 
-def drafter_config(shape: DrafterShape, target: Any) -> DrafterConfig:
+def drafter_config(shape: DSparkShape | DFlashShape, target: Any) -> DrafterConfig:
     """The drafter's shape, with widths and heads of the target's (Transformers) config."""
     rope = getattr(target, "rope_parameters", None) or {}
+    heads: dict[str, Any] = {"markov_rank": 1, "confidence_head": False}
+    if isinstance(shape, DSparkShape):
+        heads = shape.model_dump(include={"markov_rank", "markov_head_type", "confidence_head"})
     return DrafterConfig(
         hidden_size=target.hidden_size,
         intermediate_size=target.intermediate_size,
@@ -35,8 +38,7 @@ def drafter_config(shape: DrafterShape, target: Any) -> DrafterConfig:
         target_layer_ids=shape.target_layer_ids,
         num_target_layers=target.num_hidden_layers,
         mask_token_id=shape.mask_token_id,
-        markov_rank=shape.markov_rank,
-        markov_head_type=shape.markov_head_type,
+        **heads,
         rms_norm_eps=1e-6,
         rope_theta=float(rope.get("rope_theta", 10000.0)),
         max_position_embeddings=target.max_position_embeddings,
@@ -48,10 +50,11 @@ def token_counts(reader: StoreReader, vocab_size: int) -> tuple[Tensor, Tensor]:
     counts = torch.zeros(vocab_size, dtype=torch.long)
     pairs = []
     for i in range(len(reader)):
-        tokens, prompt_len = reader.tokens(i)
-        counts += torch.bincount(tokens[prompt_len:], minlength=vocab_size)
-        answer = tokens[max(prompt_len - 1, 0) :]
-        pairs.append(torch.stack([answer[:-1], answer[1:]]))
+        tokens, _ = reader.tokens(i)
+        for start, end in reader.answers(i):
+            answer = tokens[max(start - 1, 0) : end]
+            counts += torch.bincount(tokens[start:end], minlength=vocab_size)
+            pairs.append(torch.stack([answer[:-1], answer[1:]]))
     return counts, torch.cat(pairs, 1)
 
 
@@ -77,23 +80,38 @@ def bigram_factors(pairs: Tensor, vocab_size: int, rank: int) -> tuple[Tensor, T
     return u * s.sqrt(), v * s.sqrt()
 
 
-def initialise(drafter: DSparkDrafter, target_dir: Path, pairs: Tensor, ids: Tensor | None) -> None:
-    """Fill `drafter` as described above; `ids` [n] is the reduced draft vocabulary, if any."""
+def target_weights(target_dir: Path) -> dict[str, Tensor]:
+    """All tensors of the target's checkpoint, by name."""
     weights: dict[str, Tensor] = {}
     for file in sorted(target_dir.glob("*.safetensors")):
         weights.update(load_file(str(file)))
-    c = drafter.config
-    first = c.num_target_layers - c.num_layers
+    return weights
+
+
+def initialise(drafter: DSparkDrafter, target_dir: Path, pairs: Tensor, ids: Tensor | None) -> None:
+    """Fill `drafter` as described above; `ids` [n] is the reduced draft vocabulary, if any."""
     with torch.no_grad():
-        for i, layer in enumerate(drafter.backbone.layers):
-            _copy_layer(layer, weights, f"model.layers.{first + i}.")
-        drafter.backbone.norm.weight.copy_(weights["model.norm.weight"])
-        last = f"model.layers.{c.num_target_layers - 1}.input_layernorm.weight"
-        drafter.backbone.hidden_norm.weight.copy_(weights[last])
-        fc = drafter.backbone.fc.weight
-        fc.normal_(std=1e-3)
-        fc[:, -c.hidden_size :] += torch.eye(c.hidden_size)
+        start_backbone(drafter.backbone, drafter.config, target_weights(target_dir))
         _start_markov(drafter, pairs, ids)
+
+
+@torch.no_grad()
+def start_backbone(backbone: Backbone, c: DrafterConfig, weights: dict[str, Tensor]) -> None:
+    """Layers and norms from the target's last ones; the last captured features pass through."""
+    first = c.num_target_layers - c.num_layers
+    for i, layer in enumerate(backbone.layers):
+        _copy_layer(layer, weights, f"model.layers.{first + i}.")
+    backbone.norm.weight.copy_(weights["model.norm.weight"])
+    last = f"model.layers.{c.num_target_layers - 1}.input_layernorm.weight"
+    backbone.hidden_norm.weight.copy_(weights[last])
+    start_projection(backbone.fc.weight, c.hidden_size)
+
+
+@torch.no_grad()
+def start_projection(weight: Tensor, hidden_size: int) -> None:
+    """Feature projection [d, m*d]: the last layer's features and a little noise."""
+    weight.normal_(std=1e-3)
+    weight[:, -hidden_size:] += torch.eye(hidden_size, device=weight.device)
 
 
 def _start_markov(drafter: DSparkDrafter, pairs: Tensor, ids: Tensor | None) -> None:

@@ -16,7 +16,8 @@ from torch import Tensor
 
 from sglang_dspark.training.config import ObjectiveConfig
 
-_CHUNK = 32
+_CHUNK = {"cpu": 32}  # rows at a time: few enough to stay in cache
+_CHUNK_ELSEWHERE = 1024
 
 
 def position_weights(gamma: int) -> Tensor:
@@ -43,8 +44,9 @@ class _DraftLaw(torch.autograd.Function):
         grad = torch.empty_like(logits)
         inside = label >= 0
         column = label.clamp(min=0)[:, None]
-        for start in range(0, len(logits), _CHUNK):
-            rows = slice(start, start + _CHUNK)
+        chunk = _CHUNK.get(logits.device.type, _CHUNK_ELSEWHERE)
+        for start in range(0, len(logits), chunk):
+            rows = slice(start, start + chunk)
             draft = torch.softmax(logits[rows].float(), -1)
             law = (target[rows].float() - log_partition[rows, None]).exp_()
             overlap[rows] = torch.minimum(draft, law).sum(-1)  # acceptance rate, 1 - TV
@@ -70,11 +72,15 @@ class _DraftLaw(torch.autograd.Function):
 
 @dataclass(frozen=True)
 class LossParts:
-    """total: scalar to differentiate; accept, nll [N] per position, no gradient."""
+    """total: scalar to differentiate, a mean over `weight`, the sum of the positions' weights, so
+    that total * weight adds up over parts of a batch. accept, nll: [N = P * gamma] per position,
+    no gradient. confidence: [N] logits, or None for a drafter without a confidence head."""
 
     total: Tensor
+    weight: Tensor
     accept: Tensor
     nll: Tensor
+    confidence: Tensor | None = None
 
 
 def dspark_loss(
@@ -82,7 +88,7 @@ def dspark_loss(
     target: Tensor,
     log_partition: Tensor,
     label: Tensor,
-    confidence: Tensor,
+    confidence: Tensor | None,
     weight: Tensor,
     objective: ObjectiveConfig,
 ) -> LossParts:
@@ -90,13 +96,17 @@ def dspark_loss(
 
     logits, target [N, V'] of draft and target; log_partition [N]: logsumexp of the target over its
     whole vocabulary; label [N] (column in V', -1 when outside); confidence [N] logits; weight [N],
-    0 for padding. The weights are normalised to sum 1.
+    0 for padding. The weights are normalised to sum 1. Without a confidence head pass None.
     """
-    weight = weight / weight.sum().clamp(min=1e-9)
+    total_weight = weight.sum().clamp(min=1e-9)
+    weight = weight / total_weight
     drafted, accept, nll = _DraftLaw.apply(
         logits, target, log_partition, label, weight, objective.ce, objective.tv
     )
+    if confidence is None:
+        return LossParts(drafted, total_weight, accept, nll)
     bce = torch.nn.functional.binary_cross_entropy_with_logits(
-        confidence.float(), accept.detach().clamp(0, 1), reduction="none"
+        confidence.float(), accept.clamp(0, 1), reduction="none"
     )
-    return LossParts(drafted + objective.confidence * (weight * bce).sum(), accept, nll)
+    total = drafted + objective.confidence * (weight * bce).sum()
+    return LossParts(total, total_weight, accept, nll, confidence.detach())

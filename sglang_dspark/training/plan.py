@@ -5,50 +5,119 @@ only where the answer is sampled, so that stopping early still leaves a balanced
 from __future__ import annotations
 
 import random
+from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.prompts import demo_prompts
 from sglang_dspark.training.config import DataConfig
-from sglang_dspark.training.prompts import Prompt, chat_ids, read_prompts
+from sglang_dspark.training.prompts import Prompt, PromptRow, chat_ids, later_ids, read_prompts
+
+Skipped = Callable[[str], None]
 
 
-def _rows(data: DataConfig) -> list[dict[str, str]]:
+def _rows(data: DataConfig, skipped: Skipped | None) -> list[PromptRow]:
     files = [*data.prompts]
     if data.self_prompts and data.self_prompts.exists():
         files.append(data.self_prompts)
-    return [row for file in files for row in read_prompts(file)]
+    if not files:
+        raise DSparkError(
+            "no prompts: name files in data.prompts, or set data.self_prompts and run "
+            "`dspark train prompts`"
+        )
+    asked = {_plain(turn) for prompt in demo_prompts() for turn in prompt.turns[::2]}
+    kept = []
+    for file in files:
+        for row in read_prompts(file, strict=data.strict, skipped=skipped):
+            if not any(_plain(turn) in asked for turn in row.turns):
+                kept.append(row)
+            elif skipped:
+                skipped(f"{file}, prompt {row.id}: is an evaluation prompt")
+    return kept
+
+
+def _plain(text: str) -> str:
+    return " ".join(text.lower().split())
 
 
 def prompt_token_counts(data: DataConfig, vocab_size: int) -> Tensor:
     """How often each token occurs in the prompts' own words: [V] int64."""
     tokenizer = AutoTokenizer.from_pretrained(str(data.target))
     counts = torch.zeros(vocab_size, dtype=torch.long)
-    for row in _rows(data):
-        ids = tokenizer(row["text"], add_special_tokens=False).input_ids
-        counts += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=vocab_size)
+    for row in _rows(data, None):
+        for turn in row.turns:
+            ids = tokenizer(turn, add_special_tokens=False).input_ids
+            counts += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=vocab_size)
     return counts
 
 
-def planned_prompts(data: DataConfig, tokenizer: Any) -> list[Prompt]:
-    """Every prompt of the config's files once, in a seeded order with the domains' shares."""
-    by_domain: dict[str, list[dict[str, str]]] = {}
-    for row in _rows(data):
-        by_domain.setdefault(row["domain"], []).append(row)
+def planned_prompts(
+    data: DataConfig, tokenizer: Any, skipped: Skipped | None = None
+) -> list[Prompt]:
+    """Every prompt of the config's files once, in a seeded order with the domains' shares.
+
+    skipped: is told of every line left out, and why.
+    """
+    by_domain: dict[str, list[PromptRow]] = {}
+    for row in _rows(data, skipped):
+        by_domain.setdefault(row.domain, []).append(row)
     rng = random.Random(data.seed)
-    keyed: list[tuple[float, dict[str, str]]] = []
+    keyed: list[tuple[float, PromptRow]] = []
     for domain, rows in sorted(by_domain.items()):
         rng.shuffle(rows)
         share = data.shares.get(domain, 0.0)
         if share > 0:
             keyed += [((i + rng.random()) / share, row) for i, row in enumerate(rows)]
+        elif skipped:
+            skipped(f"{len(rows)} prompts of domain {domain}: data.shares gives it none")
     keyed.sort(key=lambda pair: pair[0])
     planned = []
     for number, (_, row) in enumerate(keyed):
-        ids = chat_ids(tokenizer, row["text"])
-        if len(ids) <= data.max_prompt_tokens:
+        ids = chat_ids(tokenizer, row.turns[0])
+        later = later_ids(tokenizer, row.turns)
+        if len(ids) + sum(map(len, later)) <= data.max_prompt_tokens:
             temperature = data.temperatures[number % len(data.temperatures)]
-            planned.append(Prompt(row["id"], row["domain"], ids, temperature, data.max_new_tokens))
+            planned.append(Prompt(row.id, row.domain, ids, temperature, data.max_new_tokens, later))
     return planned
+
+
+def longest(data: DataConfig) -> int:
+    """Tokens of the longest conversation that the config allows."""
+    return max(data.max_prompt_tokens + data.max_new_tokens + 1, data.max_tokens)
+
+
+@dataclass(frozen=True)
+class StoreSize:
+    """Bytes that a plan takes on disk at most, and what keeping logits would take."""
+
+    tokens: int
+    bytes_per_token: int
+    logit_bytes_per_token: int
+
+    @property
+    def total(self) -> int:
+        """Bytes on disk when every answer is as long as allowed."""
+        return self.tokens * self.bytes_per_token
+
+
+def store_size(data: DataConfig, target: Any, layers: int, prompts: list[Prompt]) -> StoreSize:
+    """Size of the answers to `prompts` in the store (training/store.py has the formats).
+
+    target: its Transformers config; layers: whose states are kept. Full logits would be bfloat16
+    over the vocabulary, beside the features.
+    """
+    token, features = 4, 2 * layers * target.hidden_size
+    kept = features + 2 * target.hidden_size + 4 if data.cache else 0
+    most = sum(
+        min(
+            len(p.ids) + sum(map(len, p.later)) + (1 + len(p.later)) * p.max_new_tokens,
+            longest(data),
+        )
+        for p in prompts
+    )
+    return StoreSize(most, token + kept, token + features + 2 * target.vocab_size)

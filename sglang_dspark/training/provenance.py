@@ -3,9 +3,17 @@
 from __future__ import annotations
 
 import hashlib
+import platform
+from importlib.metadata import version
 from pathlib import Path
 
+import torch
+
 from sglang_dspark.errors import DSparkError
+
+_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
+_TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")
+_PACKAGES = ("numpy", "safetensors", "torch", "transformers", "sglang-dspark")
 
 
 def target_sha256(path: Path) -> str:
@@ -16,6 +24,29 @@ def target_sha256(path: Path) -> str:
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise DSparkError(f"no safetensors weights in {path}")
+    return _sha256(files)
+
+
+def tokenizer_sha256(path: Path) -> str:
+    """SHA-256 over a model directory's tokenizer and chat template; DSparkError without one."""
+    files = [path / name for name in _TOKENIZER_FILES if (path / name).is_file()]
+    if not files:
+        raise DSparkError(f"no tokenizer in {path}: expected one of {', '.join(_TOKENIZER_FILES)}")
+    return _sha256(files + [path / name for name in _TEMPLATE_FILES if (path / name).is_file()])
+
+
+def environment() -> dict[str, str]:
+    """Versions and machine that a run depends on."""
+    found = {name: version(name) for name in _PACKAGES}
+    return found | {
+        "python": platform.python_version(),
+        "machine": platform.machine(),
+        "cpu": torch.backends.cpu.get_cpu_capability(),
+        "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
+    }
+
+
+def _sha256(files: list[Path]) -> str:
     digest = hashlib.sha256()
     for file in files:
         digest.update(file.name.encode())

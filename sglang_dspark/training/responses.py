@@ -1,11 +1,12 @@
 """Responses by the target, with continuous batching; the hidden states that training needs are kept
-as they pass by, so that no second pass over the data is made (paper, 5.1).
+as they pass by, so that no second pass over the data is made (paper, 5.1). In a conversation the
+target answers each user turn and later turns see the answers before them.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
 
 import torch
 from torch import Tensor
@@ -17,10 +18,13 @@ from sglang_dspark.training.store import Response
 
 @dataclass
 class _Slot:
-    """A request in flight: its prompt and the tokens so far."""
+    """A conversation in flight: its tokens so far, where its current answer began, and the answers
+    before that."""
 
     prompt: Prompt
     tokens: list[int]
+    began: int
+    turns: list[tuple[int, int]] = field(default_factory=list)
 
 
 class ResponseGenerator:
@@ -37,17 +41,19 @@ class ResponseGenerator:
         seed: int = 0,
     ):
         self.target, self.rows, self.max_len = target, rows, max_len
+        self.device = target.device
         self.stop_ids, self.keep_states = stop_ids, keep_states
         self.cache = target.new_cache(rows, max_len)
         self.slots: list[_Slot | None] = [None] * rows
-        self.lens = torch.zeros(rows, dtype=torch.long)
-        self.temperature = torch.zeros(rows)
-        self.generator = torch.Generator().manual_seed(seed)
+        self.lens = torch.zeros(rows, dtype=torch.long, device=self.device)
+        self.temperature = torch.zeros(rows, device=self.device)
+        self.generator = torch.Generator(self.device).manual_seed(seed)
         width = len(target.layer_ids) * target.config.hidden_size
         size = (rows, max_len) if keep_states else (rows, 0)
-        self.features = torch.zeros(*size, width, dtype=torch.bfloat16)
-        self.hidden = torch.zeros(*size, target.config.hidden_size, dtype=torch.bfloat16)
-        self.log_partition = torch.zeros(size)
+        half, d = torch.bfloat16, target.config.hidden_size
+        self.features = torch.zeros(*size, width, dtype=half, device=self.device)
+        self.hidden = torch.zeros(*size, d, dtype=half, device=self.device)
+        self.log_partition = torch.zeros(size, device=self.device)
 
     def run(self, prompts: Iterable[Prompt], tick: Callable[[int], None]) -> Iterator[Response]:
         """Yield finished sequences; `tick(n)` is told how many tokens each step made."""
@@ -70,32 +76,60 @@ class ResponseGenerator:
             self._prefill(batch[start : start + 16])
 
     def _prefill(self, batch: list[tuple[int, Prompt]]) -> None:
-        rows = torch.tensor([i for i, _ in batch])
-        sizes = torch.tensor([len(p.ids) for _, p in batch])
-        tokens = torch.zeros(len(batch), int(sizes.max()), dtype=torch.long)
-        for r, (_, prompt) in enumerate(batch):
-            tokens[r, : len(prompt.ids)] = torch.tensor(prompt.ids)
-        out = self.target.forward(tokens, torch.zeros_like(sizes), self.cache, rows)
-        self.temperature[rows] = torch.tensor([p.temperature for _, p in batch])
-        if self.keep_states:
-            self.features[rows, : tokens.shape[1]] = out.features.bfloat16()
-            self.hidden[rows, : tokens.shape[1]] = out.hidden.bfloat16()
-        last = out.hidden[torch.arange(len(batch)), sizes - 1]
-        logits = self.target.logits(last)
-        chosen = self._sample(logits, self.temperature[rows])
-        if self.keep_states:
-            self.log_partition[rows, sizes - 1] = logits.logsumexp(-1)
-        self.lens[rows] = sizes
+        rows = torch.tensor([i for i, _ in batch], device=self.device)
+        temperatures = [p.temperature for _, p in batch]
+        self.temperature[rows] = torch.tensor(temperatures, device=self.device)
+        self.lens[rows] = 0
+        chosen = self._read(rows, [p.ids for _, p in batch])
         for (i, prompt), token in zip(batch, chosen.tolist(), strict=True):
-            self.slots[i] = _Slot(prompt, [*prompt.ids, token])
+            self.slots[i] = _Slot(prompt, [*prompt.ids, token], len(prompt.ids))
+
+    def _read(self, rows: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
+        """Take in more tokens of each row, behind what it has; the token sampled after them [R]."""
+        sizes = torch.tensor([len(ids) for ids in texts], device=self.device)
+        tokens = torch.zeros(len(texts), int(sizes.max()), dtype=torch.long)
+        for r, ids in enumerate(texts):
+            tokens[r, : len(ids)] = torch.tensor(ids)
+        lens = self.lens[rows]
+        out = self.target.forward(tokens.to(self.device), lens, self.cache, rows)
+        last = torch.arange(len(texts), device=self.device), sizes - 1
+        logits = self.target.logits(out.hidden[last])
+        if self.keep_states:
+            for r, (row, n, size) in enumerate(
+                zip(rows.tolist(), lens.tolist(), sizes.tolist(), strict=True)
+            ):
+                self.features[row, n : n + size] = out.features[r, :size].bfloat16()
+                self.hidden[row, n : n + size] = out.hidden[r, :size].bfloat16()
+            self.log_partition[rows, lens + sizes - 1] = logits.logsumexp(-1)
+        self.lens[rows] = lens + sizes
+        return self._sample(logits, self.temperature[rows])
+
+    def _next_turn(self, i: int, slot: _Slot) -> bool:
+        """Close the slot's answer and read the next user turn; False after the last, or when the
+        conversation would not fit."""
+        slot.turns.append((slot.began, len(slot.tokens)))
+        if len(slot.turns) > len(slot.prompt.later):
+            return False
+        later = slot.prompt.later[len(slot.turns) - 1]
+        if slot.tokens[-1] in self.stop_ids and later[0] in self.stop_ids:
+            later = later[1:]  # an answer that was cut short lacks it
+        if len(slot.tokens) + len(later) + 1 >= self.max_len:
+            return False
+        row = torch.tensor([i], device=self.device)
+        token = self._read(row, [[slot.tokens[-1], *later]])
+        slot.tokens += later
+        slot.began = len(slot.tokens)
+        slot.tokens.append(int(token))
+        return True
 
     def _step(self) -> None:
-        tokens = torch.tensor([[slot.tokens[-1] if slot else 0] for slot in self.slots])
+        last = [[slot.tokens[-1] if slot else 0] for slot in self.slots]
+        tokens = torch.tensor(last, device=self.device)
         lens = self.lens
         out = self.target.forward(tokens, lens, self.cache)
         logits = self.target.logits(out.hidden[:, 0])
         if self.keep_states:
-            index = torch.arange(self.rows)
+            index = torch.arange(self.rows, device=self.device)
             self.log_partition[index, lens] = logits.logsumexp(-1)
             self.features[index, lens] = out.features[:, 0].bfloat16()
             self.hidden[index, lens] = out.hidden[:, 0].bfloat16()
@@ -118,21 +152,21 @@ class ResponseGenerator:
         for i in active:
             slot = self.slots[i]
             assert slot is not None
-            made = len(slot.tokens) - len(slot.prompt.ids)
+            made = len(slot.tokens) - slot.began
             over = made >= slot.prompt.max_new_tokens or len(slot.tokens) >= self.max_len
-            if slot.tokens[-1] in self.stop_ids or over:
+            if (slot.tokens[-1] in self.stop_ids or over) and not self._next_turn(i, slot):
                 yield self._sequence(i, slot)
                 self.slots[i] = None
                 self.lens[i] = 0
 
     def _sequence(self, i: int, slot: _Slot) -> Response:
         n = len(slot.tokens) if self.keep_states else 0
-        features, hidden = self.features[i, :n].clone(), self.hidden[i, :n].clone()
+        features, hidden = self.features[i, :n].cpu().clone(), self.hidden[i, :n].cpu().clone()
         if n:
             features[-1], hidden[-1] = 0, 0
         prompt = slot.prompt
         tokens = torch.tensor(slot.tokens)
-        log_partition = self.log_partition[i, :n].clone()
+        log_partition = self.log_partition[i, :n].cpu().clone()
         return Response(
             prompt.id,
             prompt.domain,
@@ -142,4 +176,5 @@ class ResponseGenerator:
             features,
             hidden,
             log_partition,
+            tuple(slot.turns) if len(slot.turns) > 1 else (),
         )

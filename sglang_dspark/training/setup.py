@@ -1,28 +1,27 @@
-"""Everything a training run needs before its first step: store, target weights, drafter, start."""
+"""Everything a training run needs before its first step: store, target weights, learner, start."""
 
 from __future__ import annotations
 
 import json
-import os
-import platform
 import sys
 
 import torch
+from torch import Tensor
 
-from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.training.batches import Sampler
 from sglang_dspark.training.config import RunConfig
-from sglang_dspark.training.initial import (
-    draft_vocabulary,
-    drafter_config,
-    initialise,
-    token_counts,
-)
+from sglang_dspark.training.distributed import World
+from sglang_dspark.training.files import write_json
+from sglang_dspark.training.initial import draft_vocabulary, token_counts
+from sglang_dspark.training.learner import Ingredients, build_learner
+from sglang_dspark.training.packing import anchor_positions
 from sglang_dspark.training.plan import prompt_token_counts
-from sglang_dspark.training.provenance import target_sha256
-from sglang_dspark.training.store import StoreReader, check_meta, subset, write_json
+from sglang_dspark.training.provenance import environment, target_sha256, tokenizer_sha256
+from sglang_dspark.training.sampler import Draw, Sampler, usable
+from sglang_dspark.training.state import check_state
+from sglang_dspark.training.states import ComputedStates, StateSource, StoredStates
+from sglang_dspark.training.store import StoreReader, check_meta, subset
 from sglang_dspark.training.trainer import Trainer
 
 # The draft vocabulary is counted over answers and prompts: answers are what is drafted, but there
@@ -30,66 +29,123 @@ from sglang_dspark.training.trainer import Trainer
 ANSWER_WEIGHT = 8
 
 
-def prepare(cfg: RunConfig) -> tuple[Trainer, str]:
+def prepare(cfg: RunConfig, *, world: World | None = None, commit: str = "") -> tuple[Trainer, str]:
     """A trainer ready to run (resumed when the run directory has a state) and one line about it.
 
-    Raises DSparkError when store, target and config do not belong together.
+    commit: of the code, for the run directory. Raises DSparkError when store, target and config do
+    not belong together.
     """
+    world = world or World.join(cfg.schedule.device)
     torch.set_num_threads(cfg.schedule.threads)
     torch.manual_seed(cfg.schedule.seed)
+    reader, expected = _open_store(cfg)
+    done = check_state(cfg)
+    half = cfg.schedule.half_products or world.device.type == "cuda"
+    target = _target(cfg, world)
+    counts, pairs = token_counts(reader, target.config.vocab_size)
+    vocabulary = _vocabulary(cfg, counts, world)
+    learner = build_learner(
+        Ingredients(
+            cfg=cfg,
+            target=target.config,
+            embed_weight=target.embed_weight.detach().float().to(world.device),
+            head_weight=target.head_weight.detach().float().to(world.device),
+            vocabulary=None if vocabulary is None else vocabulary.to(world.device),
+            counts=counts,
+            pairs=pairs,
+            half=half,
+            fresh=done is None,
+        )
+    )
+    source: StateSource = StoredStates(reader) if cfg.data.cache else ComputedStates(reader, target)
+    sampler = Sampler(reader, cfg.schedule.held_out_every, cfg.schedule.seed, world)
+    held_out = _held_out(cfg, reader)
+    trainer = Trainer(cfg, learner, sampler, source, world=world, half=half, held_out=held_out)
+    note = _note(len(reader), counts, vocabulary)
+    if trainer.resume():
+        note = f"going on from step {trainer.step}"
+    if world.leads:
+        write_json(cfg.run_dir / "run.json", _record(cfg, expected, len(reader), commit, world))
+    return trainer, note
+
+
+def _open_store(cfg: RunConfig) -> tuple[StoreReader, dict[str, object]]:
+    """The store, when it belongs to the target; and what was checked of it."""
     expected: dict[str, object] = {
         "target_sha256": target_sha256(cfg.data.target),
-        "layer_ids": list(cfg.drafter.target_layer_ids),
+        "tokenizer_sha256": tokenizer_sha256(cfg.data.target),
     }
+    if cfg.data.cache:
+        expected |= {"layer_ids": list(cfg.drafter.target_layer_ids), "cached": True}
     check_meta(cfg.data.store, expected)
     reader = StoreReader(cfg.data.store)
     kept, _ = subset(reader.rows, cfg.schedule.held_out_every)
     if not kept:
         raise DSparkError(f"{cfg.data.store} holds too few sequences to train on")
-    target = TargetModel.load(cfg.data.target)
-    drafter = DSparkDrafter(drafter_config(cfg.drafter, target.config))
-    cfg.run_dir.mkdir(parents=True, exist_ok=True)
-    note = _start(cfg, drafter, reader)
-    drafter.attach(target.embed_weight, target.head_weight)
-    trainer = Trainer(cfg, drafter, Sampler(reader, cfg.schedule.held_out_every, cfg.schedule.seed))
-    if trainer.resume():
-        note = f"going on from step {trainer.step}"
-    write_json(cfg.run_dir / "run.json", _provenance(cfg, expected, len(kept)))
-    return trainer, note
+    try:
+        cfg.run_dir.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise DSparkError(f"cannot make run_dir {cfg.run_dir}: {error.strerror}") from None
+    return reader, expected
 
 
-def _start(cfg: RunConfig, drafter: DSparkDrafter, reader: StoreReader) -> str:
-    """Initial weights; the draft vocabulary is chosen once and kept in the run directory."""
-    size = drafter.config.vocab_size
-    counts, pairs = token_counts(reader, size)
-    ids, coverage = None, 1.0
-    file = cfg.run_dir / "vocabulary.json"
-    if cfg.drafter.draft_vocab is not None and cfg.drafter.draft_vocab < size:
-        if file.exists():
-            ids = torch.tensor(json.loads(file.read_text()))
-            coverage = float(counts[ids].sum() / counts.sum())
-        else:
-            wide = ANSWER_WEIGHT * counts + prompt_token_counts(cfg.data, size)
-            ids, _ = draft_vocabulary(wide, cfg.drafter.draft_vocab)
-            coverage = float(counts[ids].sum() / counts.sum())
-            write_json(file, ids.tolist())
-    if cfg.drafter.init_from_target:
-        initialise(drafter, cfg.data.target, pairs, ids)
-    return (
-        f"{len(reader)} sequences, {int(counts.sum())} answer tokens; "
-        f"draft vocabulary covers {100 * coverage:.2f}% of them"
+def _target(cfg: RunConfig, world: World) -> TargetModel:
+    """The target; it computes only where states are not stored, and lies on the device then."""
+    if cfg.data.cache:
+        return TargetModel.load(cfg.data.target)
+    return TargetModel.load(
+        cfg.data.target,
+        cfg.drafter.target_layer_ids,
+        half_products=cfg.data.half_products,
+        device=world.device,
     )
 
 
-def _provenance(cfg: RunConfig, expected: dict[str, object], sequences: int) -> dict[str, object]:
+def _vocabulary(cfg: RunConfig, counts: Tensor, world: World) -> Tensor | None:
+    """Ids of the reduced draft vocabulary, chosen once and kept in the run directory."""
+    size, wanted = len(counts), cfg.drafter.draft_vocab
+    if wanted is None or wanted >= size:
+        return None
+    file = cfg.run_dir / "vocabulary.json"
+    if world.leads and not file.exists():
+        wide = ANSWER_WEIGHT * counts + prompt_token_counts(cfg.data, size)
+        ids, _ = draft_vocabulary(wide, wanted)
+        write_json(file, ids.tolist())
+    world.wait()
+    return torch.tensor(json.loads(file.read_text()))
+
+
+def _held_out(cfg: RunConfig, reader: StoreReader) -> list[Draw]:
+    """Sequences never trained on, with anchors that are the same in every run."""
+    s = cfg.schedule
+    generator = torch.Generator().manual_seed(s.seed + 1)
+    _, held = subset(reader.rows, s.held_out_every)
+    chosen = [i for i in held if usable(reader, i)][: s.validation_sequences]
+    return [
+        Draw(i, anchor_positions(reader.answers(i), s.anchors_per_sequence, generator))
+        for i in chosen
+    ]
+
+
+def _note(sequences: int, counts: Tensor, vocabulary: Tensor | None) -> str:
+    covered = counts.sum() if vocabulary is None else counts[vocabulary].sum()
+    return (
+        f"{sequences} sequences, {int(counts.sum())} answer tokens; draft vocabulary covers "
+        f"{100 * float(covered / counts.sum()):.2f}% of them"
+    )
+
+
+def _record(
+    cfg: RunConfig, expected: dict[str, object], sequences: int, commit: str, world: World
+) -> dict[str, object]:
+    """What `run.json` keeps of how a drafter was made."""
     return {
         "argv": sys.argv,
+        "commit": commit,
         "config": json.loads(cfg.model_dump_json()),
         "sequences": sequences,
-        "python": platform.python_version(),
-        "torch": torch.__version__,
-        "threads": cfg.schedule.threads,
-        "host_isa": torch.backends.cpu.get_cpu_capability(),
-        "pid": os.getpid(),
+        "processes": world.size,
+        "device": str(world.device),
+        "environment": environment(),
         **expected,
     }

@@ -3,24 +3,25 @@
 A shard holds many sequences end to end: `tokens` [N] int32; `features` [N, m*d] and `hidden`
 [N, d] bfloat16, the last hidden state before the LM head; `log_partition` [N] float32, the
 logsumexp of the logits, which themselves are never stored; `starts` [S+1] and `prompt_lens` [S]
-int64. `meta.json` carries provenance and is checked on every open.
+int64. `meta.json` carries provenance and is checked on every open. A store without cache has tokens
+only. `index.jsonl` has a line per sequence: id, domain, temperature, shard, row in it, length, and
+for conversations of several turns the [start, end) of each answer.
 """
 
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.training.files import disk_error, write_json, write_tensors
 
 
 @dataclass(frozen=True)
@@ -35,27 +36,30 @@ class Response:
     tokens: Tensor  # [n] int64
     features: Tensor  # [n, m*d]
     hidden: Tensor  # [n, d]
-    log_partition: Tensor  # [n] logsumexp of the target's logits; zeros before the answer
+    log_partition: Tensor  # [n] logsumexp of the target's logits; zeros outside the answers
+    turns: tuple[tuple[int, int], ...] = ()  # [start, end) of each answer of a longer conversation
 
-
-def write_json(path: Path, value: Any) -> None:
-    """Write JSON to a temporary name, then rename."""
-    temporary = path.with_suffix(path.suffix + ".tmp")
-    temporary.write_text(json.dumps(value, indent=1))
-    os.replace(temporary, path)
+    @property
+    def answers(self) -> tuple[tuple[int, int], ...]:
+        """[start, end) of each answer of the target; one, from prompt_len on, unless told."""
+        return self.turns or ((self.prompt_len, len(self.tokens)),)
 
 
 class StoreWriter:
     """Appends shards to a directory; a run that goes on skips the prompts already answered."""
 
     def __init__(self, path: Path, meta: dict[str, Any], sequences_per_shard: int = 256):
+        """meta: provenance; `cached` False keeps tokens only. DSparkError when the directory has
+        answers of another target or with other states."""
         path.mkdir(parents=True, exist_ok=True)
         self.path, self.per_shard = path, sequences_per_shard
         self.pending: list[Response] = []
-        self.meta = meta
+        self.keep_states = bool(meta.get("cached", True))
         if (path / "meta.json").exists():
-            check_meta(path, {k: meta[k] for k in ("target_sha256", "layer_ids")})
+            keys = ("target_sha256", "tokenizer_sha256", "layer_ids", "cached")
+            check_meta(path, {k: meta[k] for k in keys if k in meta})
         write_json(path / "meta.json", meta)
+        _drop_torn_line(path / "index.jsonl")
         self.done = {row["id"] for row in read_index(path)}
 
     def add(self, sequence: Response) -> None:
@@ -71,23 +75,46 @@ class StoreWriter:
         batch, self.pending = self.pending, []
         number = len(list(self.path.glob("shard-*.safetensors")))
         name = f"shard-{number:05d}.safetensors"
+        write_tensors(self.path / name, self._tensors(batch), {})
+        lines = []
+        for i, s in enumerate(batch):
+            row: dict[str, Any] = {"id": s.id, "domain": s.domain, "temperature": s.temperature}
+            row |= {"shard": name, "i": i, "n": len(s.tokens)}
+            lines.append(json.dumps(row | ({"answers": s.turns} if s.turns else {})) + "\n")
+        index = self.path / "index.jsonl"
+        try:
+            with index.open("a") as out:
+                out.writelines(lines)
+        except OSError as error:
+            _drop_torn_line(index)
+            raise disk_error(index, error) from None
+        self.done.update(s.id for s in batch)
+
+    def _tensors(self, batch: list[Response]) -> dict[str, Tensor]:
         lengths = torch.tensor([len(s.tokens) for s in batch])
         tensors = {
             "tokens": torch.cat([s.tokens for s in batch]).int(),
-            "features": torch.cat([s.features for s in batch]).bfloat16(),
-            "hidden": torch.cat([s.hidden for s in batch]).bfloat16(),
-            "log_partition": torch.cat([s.log_partition for s in batch]),
             "starts": torch.cat([torch.zeros(1, dtype=torch.long), lengths.cumsum(0)]),
             "prompt_lens": torch.tensor([s.prompt_len for s in batch]),
         }
-        save_file(tensors, str(self.path / (name + ".tmp")))
-        os.replace(self.path / (name + ".tmp"), self.path / name)
-        with (self.path / "index.jsonl").open("a") as index:
-            for i, s in enumerate(batch):
-                row = {"id": s.id, "domain": s.domain, "temperature": s.temperature}
-                row |= {"shard": name, "i": i, "n": len(s.tokens)}
-                index.write(json.dumps(row) + "\n")
-        self.done.update(s.id for s in batch)
+        if self.keep_states:
+            tensors |= {
+                "features": torch.cat([s.features for s in batch]).bfloat16(),
+                "hidden": torch.cat([s.hidden for s in batch]).bfloat16(),
+                "log_partition": torch.cat([s.log_partition for s in batch]),
+            }
+        return tensors
+
+
+def _drop_torn_line(index: Path) -> None:
+    """Cut a last line that a killed run left unfinished, so that the next one stands alone."""
+    if not index.exists():
+        return
+    text = index.read_bytes()
+    whole = text.rfind(b"\n") + 1
+    if whole < len(text):
+        with index.open("r+b") as file:
+            file.truncate(whole)
 
 
 def read_index(path: Path) -> list[dict[str, Any]]:
@@ -102,16 +129,28 @@ def read_index(path: Path) -> list[dict[str, Any]]:
     return rows
 
 
+_UNLIKE = {
+    "target_sha256": "of another target",
+    "tokenizer_sha256": "of another tokenizer",
+    "layer_ids": "with states of other layers",
+    "cached": "with another data.cache",
+}
+
+
 def check_meta(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
-    """The store's provenance; DSparkError when it was made for another target or other layers."""
+    """The store's provenance; DSparkError when it was made for another target or other layers.
+
+    What an older store does not tell (its tokenizer) is not held against it.
+    """
     if not (path / "meta.json").is_file():
         raise DSparkError(f"{path} is not a response store (no meta.json); run `dspark train data`")
-    meta: dict[str, Any] = json.loads((path / "meta.json").read_text())
+    meta: dict[str, Any] = {"cached": True}
+    meta |= json.loads((path / "meta.json").read_text())
     for key, value in expected.items():
-        if meta.get(key) != value:
+        if key in meta and meta[key] != value:
             raise DSparkError(
-                f"{path}: made with {key}={meta.get(key)}, but {value} is asked for; "
-                "use another directory or the same settings"
+                f"{path} holds answers {_UNLIKE.get(key, key)}: {key} is {meta[key]} there, "
+                f"{value} here; use another directory or the same settings"
             )
     return meta
 
@@ -152,20 +191,43 @@ class StoreReader:
         a, b = int(starts[row["i"]]), int(starts[row["i"] + 1])
         return handle.get_slice("tokens")[a:b].long(), int(prompts[row["i"]])
 
-    def __getitem__(self, i: int) -> Response:
+    def answers(self, i: int) -> tuple[tuple[int, int], ...]:
+        """[start, end) of the target's answers in sequence i."""
         row = self.rows[i]
-        handle, starts, _ = self._shard(row["shard"])
-        a, b = int(starts[row["i"]]), int(starts[row["i"] + 1])
+        if "answers" in row:
+            return tuple((a, b) for a, b in row["answers"])
+        _, _, prompts = self._shard(row["shard"])
+        return ((int(prompts[row["i"]]), row["n"]),)
+
+    def bare(self, i: int) -> Response:
+        """Sequence i without states (tensors of no columns)."""
+        row = self.rows[i]
         tokens, prompt_len = self.tokens(i)
+        none = torch.empty(len(tokens), 0, dtype=torch.bfloat16)
         return Response(
             row["id"],
             row["domain"],
             row["temperature"],
             prompt_len,
             tokens,
-            handle.get_slice("features")[a:b],
-            handle.get_slice("hidden")[a:b],
-            handle.get_slice("log_partition")[a:b],
+            none,
+            none,
+            torch.zeros(len(tokens)),
+            tuple((a, b) for a, b in row.get("answers", ())),
+        )
+
+    def __getitem__(self, i: int) -> Response:
+        """Sequence i with its states; DSparkError when the store was made without."""
+        if not self.meta["cached"]:
+            raise DSparkError(f"{self.path} was made without states; set data.cache: false")
+        row = self.rows[i]
+        handle, starts, _ = self._shard(row["shard"])
+        rows = slice(int(starts[row["i"]]), int(starts[row["i"] + 1]))
+        return replace(
+            self.bare(i),
+            features=handle.get_slice("features")[rows],
+            hidden=handle.get_slice("hidden")[rows],
+            log_partition=handle.get_slice("log_partition")[rows],
         )
 
 

@@ -1,207 +1,169 @@
-"""The training loop: AdamW, warm-up and cosine, clipping, moving average, exact resume."""
+"""The training loop of every kind of drafter, in one process or many: draw, pack, losses, update;
+held-out measurement; exact resume.
+"""
 
 from __future__ import annotations
 
-import json
-import math
-import os
 import time
-from collections.abc import Callable
-from pathlib import Path
-from typing import Any
+from collections.abc import Callable, Sequence
 
 import torch
-from safetensors.torch import load_file, save_file
-from torch import Tensor
+from safetensors import SafetensorError
+from torch import Tensor, nn
 
-from sglang_dspark.drafter.checkpoint import save_drafter
-from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.training.batches import Batch, Sampler, make_batch
 from sglang_dspark.training.config import RunConfig
-from sglang_dspark.training.losses import LossParts, dspark_loss, position_weights
+from sglang_dspark.training.distributed import World, gathered
+from sglang_dspark.training.files import disk_error
+from sglang_dspark.training.learner import Learner
+from sglang_dspark.training.losses import LossParts
+from sglang_dspark.training.metrics import (
+    block_sums,
+    expected_calibration_error,
+    loss_and_tau,
+    survival_sums,
+)
+from sglang_dspark.training.optimiser import Optimiser
+from sglang_dspark.training.packing import PackedBatch
+from sglang_dspark.training.sampler import Draw, Sampler
+from sglang_dspark.training.state import check_state, load_state, save_state
+from sglang_dspark.training.states import StateSource
 
-EMA_EVERY = 8
+Report = Callable[[int, dict[str, float]], None]
 
 
-def learning_rate(step: int, cfg: RunConfig) -> float:
-    """Linear warm-up, then cosine to 2% of the peak at the last step."""
-    s = cfg.schedule
-    if step < s.warmup_steps:
-        return s.learning_rate * (step + 1) / s.warmup_steps
-    done = (step - s.warmup_steps) / max(s.steps - s.warmup_steps, 1)
-    return s.learning_rate * (0.02 + 0.98 * 0.5 * (1 + math.cos(math.pi * min(done, 1.0))))
+class _Step(nn.Module):
+    """The learner's forward pass as that of a module, where FSDP gathers the parameters."""
+
+    def __init__(self, learner: Learner):
+        super().__init__()
+        self.module = learner.module
+        self._losses = learner.losses
+
+    def forward(self, batch: PackedBatch) -> tuple[Tensor | None, ...]:
+        p = self._losses(batch)
+        return p.total, p.weight, p.accept, p.nll, p.confidence
 
 
 class Trainer:
-    """One process of training; `run` goes on from the last checkpoint in the run directory."""
+    """`run` goes on from the last checkpoint in the run directory, if `resume` found one.
 
-    def __init__(self, cfg: RunConfig, drafter: DSparkDrafter, sampler: Sampler):
-        self.cfg, self.drafter, self.sampler = cfg, drafter, sampler
-        self.step = 0
-        self.rank_is_reserved = drafter.draft_ids is not None
-        self.column_of = _columns(drafter)
-        self.parameters = [p for p in drafter.parameters() if p.requires_grad]
-        self.optimizer = torch.optim.AdamW(
-            self.parameters,
-            lr=cfg.schedule.learning_rate,
-            betas=(0.9, 0.95),
-            weight_decay=cfg.schedule.weight_decay,
-            fused=True,
-        )
-        self.average = [p.detach().clone() for p in self.parameters]
-        half = cfg.schedule.half_products
-        self.head = drafter.head_weight.bfloat16() if half else drafter.head_weight
+    half: products in bfloat16. held_out: draws to measure on, never trained on.
+    """
 
-    def losses(self, batch: Batch) -> LossParts:
-        """Forward pass over a batch; see `dspark_loss`."""
-        drafter, gamma = self.drafter, self.cfg.drafter.gamma
-        half = self.cfg.schedule.half_products
-        with torch.autocast("cpu", torch.bfloat16, enabled=half):
-            steps = torch.arange(batch.features.shape[1]).expand(batch.features.shape[:2])
-            dtype = torch.bfloat16 if half else torch.float32
-            context = drafter.context_kv(batch.features.to(dtype), steps)
-            h = drafter.forward_blocks(batch.anchors, batch.positions, context, batch.positions)
-            latent, embedded = self._sequential(batch, h)
-            bias = drafter.markov_head.bias(latent, drafter.draft_ids)
-            logits = torch.nn.functional.linear(h.to(self.head.dtype), self.head) + bias
-            confidence = drafter.confidence(h, embedded)
-        with torch.no_grad():
-            target = torch.nn.functional.linear(batch.hidden.to(self.head.dtype), self.head)
-        weight = position_weights(gamma) * batch.valid
-        width = logits.shape[-1]
-        return dspark_loss(
-            logits.view(-1, width),
-            target.view(-1, width),
-            batch.log_partition.view(-1),
-            self.column_of[batch.labels].view(-1),
-            confidence.view(-1),
-            weight.view(-1),
-            self.cfg.objective,
-        )
-
-    def _sequential(self, batch: Batch, h: Tensor) -> tuple[Tensor, Tensor]:
-        """Inputs of W2 and the embedded previous tokens, teacher-forced: [S, A, gamma, r] both."""
-        head = self.drafter.markov_head
-        rows = batch.anchors.numel()
-        embedded = head.embed(batch.inputs)
-        per_block, hidden = embedded.view(rows, h.shape[2], -1), h.view(rows, h.shape[2], -1)
-        state, latents = head.start(rows), []
-        for k in range(h.shape[2]):
-            latent, state = head.latent(per_block[:, k], hidden[:, k], state)
-            latents.append(latent)
-        return torch.stack(latents, 1).view(embedded.shape), embedded
-
-    def train_step(self) -> LossParts:
-        """One optimiser step; raises DSparkError on a loss that is not finite."""
-        s = self.cfg.schedule
-        responses = list(self.sampler.responses(s.sequences_per_step))
-        generator = self.sampler.generator
-        batch = make_batch(responses, s.anchors_per_sequence, self.cfg.drafter.gamma, generator)
-        parts = self.losses(batch)
-        if not torch.isfinite(parts.total):
+    def __init__(
+        self,
+        cfg: RunConfig,
+        learner: Learner,
+        sampler: Sampler,
+        source: StateSource,
+        *,
+        world: World | None = None,
+        half: bool = False,
+        held_out: Sequence[Draw] = (),
+    ):
+        self.cfg, self.learner, self.sampler, self.source = cfg, learner, sampler, source
+        self.world, self.half = world or World(), half
+        self.held_out = held_out if len(held_out) >= self.world.size else ()
+        if cfg.schedule.sequences_per_step < self.world.size:
             raise DSparkError(
-                f"loss is {parts.total.item()} at step {self.step}; the last checkpoint is kept, "
+                f"schedule.sequences_per_step {cfg.schedule.sequences_per_step} is less than the "
+                f"{self.world.size} processes that share them; raise it"
+            )
+        self._forward = _Step(learner)
+        self.world.shard(self._forward)
+        self.optimiser = Optimiser(learner.module, cfg.schedule, self.world)
+        self.step = 0
+
+    def losses(self, draws: Sequence[Draw]) -> tuple[LossParts, Tensor]:
+        """Losses over this process's share of the draws, and what of it is valid [P, gamma]."""
+        mine = draws[self.world.rank :: self.world.size]
+        batch = self.source.batch(mine, self.learner.gamma).to(self.world.device)
+        with torch.autocast(self.world.device.type, torch.bfloat16, enabled=self.half):
+            return LossParts(*self._forward(batch)), batch.valid
+
+    def train_step(self) -> Tensor:
+        """One optimiser step; the sums of `block_sums` over all processes.
+
+        Raises DSparkError on a loss that is not finite, before anything is changed by it.
+        """
+        s = self.cfg.schedule
+        parts, valid = self.losses(self.sampler.draw(s.sequences_per_step, s.anchors_per_sequence))
+        sums = self.world.sum(block_sums(parts, valid))
+        if not torch.isfinite(sums[0]):
+            raise DSparkError(
+                f"the loss is not finite at step {self.step + 1}; the last checkpoint is kept: "
                 "lower schedule.learning_rate and start again to go on from it"
             )
-        self.optimizer.zero_grad(set_to_none=True)
-        parts.total.backward()
-        if self.rank_is_reserved:
-            self._hold_reserved_rank()
-        torch.nn.utils.clip_grad_norm_(self.parameters, s.clip)
-        for group in self.optimizer.param_groups:
-            group["lr"] = learning_rate(self.step, self.cfg)
-        self.optimizer.step()
+        # A process's loss is a mean over its own weight and FSDP averages gradients, but the step
+        # is on the mean over all weight.
+        share = parts.weight.double() * self.world.size / sums[1]
+        (parts.total * share.float()).backward()
+        self.learner.after_backward()
+        self.optimiser.step(self.step)
         self.step += 1
-        if self.step % EMA_EVERY == 0:
-            decay = min(s.ema, (1 + self.step) / (10 + self.step)) ** EMA_EVERY
-            torch._foreach_lerp_(self.average, [p.data for p in self.parameters], 1 - decay)
-        return parts
+        return sums
 
-    def _hold_reserved_rank(self) -> None:
-        """The last rank encodes the draft vocabulary and is not trained."""
-        head = self.drafter.markov_head
-        for weight in (head.markov_w1.weight, head.markov_w2.weight):
-            assert weight.grad is not None
-            weight.grad[:, -1] = 0
+    @torch.no_grad()
+    def validate(self) -> dict[str, float]:
+        """Loss, tau and calibration error of the averaged weights on the held-out draws."""
+        if not self.held_out:
+            return {}
+        device, per = self.world.device, self.cfg.schedule.sequences_per_step
+        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        bins: Tensor | float = 0.0
+        with self.optimiser.averaged():
+            for start in range(0, len(self.held_out), per):
+                draws = self.held_out[start : start + per]
+                if len(draws) < self.world.size:
+                    break  # a process without a sequence could not take part
+                parts, valid = self.losses(draws)
+                sums += block_sums(parts, valid)
+                bins = bins + survival_sums(parts, valid)
+            self.world.release(self._forward)
+        sums = self.world.sum(sums)
+        assert isinstance(bins, Tensor)
+        means = {f"held_out_{k}": v for k, v in loss_and_tau(sums).items()}
+        if parts.confidence is not None:
+            positions = float(sums[3]) * self.learner.gamma
+            means["held_out_ece"] = expected_calibration_error(self.world.sum(bins), positions)
+        return means
 
-    def run(self, report: Callable[[int, dict[str, float]], None]) -> None:
+    def run(self, report: Report) -> None:
         """Train to the configured number of steps, reporting running means and saving state."""
-        s, gamma = self.cfg.schedule, self.cfg.drafter.gamma
-        started, first = time.monotonic(), self.step
-        seen: list[dict[str, float]] = []
+        s = self.cfg.schedule
+        since, first, seen = time.monotonic(), self.step, []
         while self.step < s.steps:
-            parts = self.train_step()
-            accept = parts.accept.view(-1, gamma).mean(0)
-            seen.append({"loss": parts.total.item(), "tau": 1 + accept.cumprod(0).sum().item()})
-            if self.step % s.log_every == 0 or self.step == s.steps:
-                means = {k: sum(r[k] for r in seen) / len(seen) for k in seen[0]}
-                means["steps_per_s"] = (self.step - first) / (time.monotonic() - started)
+            seen.append(self.train_step())
+            last = self.step == s.steps
+            measured = self.step % s.validate_every == 0 or last
+            if self.step % s.log_every == 0 or measured:
+                means = loss_and_tau(torch.stack(seen).sum(0))
+                means["steps_per_s"] = (self.step - first) / (time.monotonic() - since)
                 seen.clear()
+                if measured:
+                    means |= self.validate()
                 report(self.step, means)
-            if self.step % s.checkpoint_every == 0 or self.step == s.steps:
+            if self.step % s.checkpoint_every == 0 or last:
                 self.save()
 
     def save(self) -> None:
-        """Write the resumable state and the averaged drafter."""
-        run = self.cfg.run_dir
-        run.mkdir(parents=True, exist_ok=True)
-        state: dict[str, Tensor] = {f"sampler.{k}": v for k, v in self.sampler.state().items()}
-        for i, p in enumerate(self.parameters):
-            slot = self.optimizer.state[p]
-            state[f"parameter.{i}"], state[f"average.{i}"] = p.detach(), self.average[i]
-            state[f"exp_avg.{i}"], state[f"exp_avg_sq.{i}"] = slot["exp_avg"], slot["exp_avg_sq"]
-        meta = {"step": str(self.step), "config": self.cfg.model_dump_json()}
-        save_file(state, str(run / "state.safetensors.tmp"), meta)
-        os.replace(run / "state.safetensors.tmp", run / "state.safetensors")
-        self.export(run / "drafter")
-
-    def export(self, path: Path) -> None:
-        """Write the averaged weights as a checkpoint that engine and server load."""
-        kept = [p.detach().clone() for p in self.parameters]
-        with torch.no_grad():
-            for p, a in zip(self.parameters, self.average, strict=True):
-                p.copy_(a)
-            save_drafter(self.drafter, path, torch.bfloat16)
-            for p, k in zip(self.parameters, kept, strict=True):
-                p.copy_(k)
+        """Write the resumable state and the averaged drafter; all processes must call it."""
+        path = self.cfg.run_dir / "drafter"
+        save_state(self.cfg, self.step, self.optimiser, self.sampler, self.world)
+        with self.optimiser.averaged(), gathered(self.learner.module):
+            try:
+                if self.world.leads:
+                    self.learner.export(path)
+            except (OSError, SafetensorError) as error:
+                raise disk_error(path, error) from None
+        self.world.wait()
 
     def resume(self) -> bool:
         """Continue from the run directory's state, if there is one for the same drafter."""
-        file = self.cfg.run_dir / "state.safetensors"
-        if not file.exists():
+        step = check_state(self.cfg)
+        if step is None:
             return False
-        meta = _metadata(file)
-        then = json.loads(meta["config"])["drafter"]
-        if then != json.loads(self.cfg.model_dump_json())["drafter"]:
-            raise DSparkError(f"{file} belongs to a drafter of another shape; choose a new run_dir")
-        state = load_file(str(file))
-        self.step = int(meta["step"])
-        with torch.no_grad():
-            for i, p in enumerate(self.parameters):
-                p.copy_(state[f"parameter.{i}"])
-                self.average[i].copy_(state[f"average.{i}"])
-                self.optimizer.state[p] = {
-                    "step": torch.tensor(float(self.step)),
-                    "exp_avg": state[f"exp_avg.{i}"].clone(),
-                    "exp_avg_sq": state[f"exp_avg_sq.{i}"].clone(),
-                }
-        self.sampler.restore({k: state[f"sampler.{k}"] for k in ("order", "generator")})
+        load_state(self.cfg, step, self.optimiser, self.sampler)
+        self.step = step
         return True
-
-
-def _columns(drafter: DSparkDrafter) -> Tensor:
-    """Token id -> column of the draft logits, -1 outside the draft vocabulary: [V]."""
-    size = drafter.config.vocab_size
-    if drafter.draft_ids is None:
-        return torch.arange(size)
-    columns = torch.full((size,), -1)
-    columns[drafter.draft_ids] = torch.arange(len(drafter.draft_ids))
-    return columns
-
-
-def _metadata(file: Path) -> dict[str, Any]:
-    from safetensors import safe_open
-
-    with safe_open(str(file), framework="pt") as handle:
-        return dict(handle.metadata())

@@ -36,14 +36,14 @@ def _permutation() -> torch.Tensor:
     return torch.randperm(VOCAB, generator=torch.Generator().manual_seed(1))
 
 
-def build_target(path: Path) -> None:
+def build_target(path: Path, layers: int = 2) -> None:
     """Write the tiny Llama, float32, with a word-level tokenizer `w0 w1 ...`."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=VOCAB,
         hidden_size=WIDTH,
         intermediate_size=96,
-        num_hidden_layers=2,
+        num_hidden_layers=layers,
         num_attention_heads=4,
         num_key_value_heads=2,
         max_position_embeddings=256,

@@ -1,189 +1,223 @@
-"""From prompts to a drafter on a tiny random target: the whole path, with a kill in the middle."""
+"""Training on a tiny random target: it learns, resumes exactly, survives kills and full disks."""
 
 import json
+import signal
+import subprocess
+import sys
+import time
 
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import Tokenizer, models, pre_tokenizers
-from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from sglang_dspark.drafter import load_drafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.training.config import RunConfig, load_config
-from sglang_dspark.training.plan import planned_prompts
-from sglang_dspark.training.provenance import target_sha256
-from sglang_dspark.training.responses import ResponseGenerator
+from sglang_dspark.training.config import load_config
+from sglang_dspark.training.distributed import gathered
+from sglang_dspark.training.journal import Journal
 from sglang_dspark.training.setup import prepare
-from sglang_dspark.training.store import StoreReader, StoreWriter
-
-TEMPLATE = (
-    "{% for m in messages %}<u> {{ m['content'] }} <e> {% endfor %}"
-    "{% if add_generation_prompt %}<a> {% endif %}"
-)
+from sglang_dspark.training.states import ComputedStates
+from tests.training.conftest import generate, room_for
+from tests.training.test_data import _data
 
 
-@pytest.fixture(scope="module")
-def target_dir(tmp_path_factory):
-    path = tmp_path_factory.mktemp("target")
-    words = ["<u>", "<a>", "<e>", "<m>", *[f"w{i}" for i in range(60)]]
-    tokenizer = Tokenizer(models.WordLevel({w: i for i, w in enumerate(words)}, unk_token="w0"))
-    tokenizer.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
-    fast = PreTrainedTokenizerFast(tokenizer_object=tokenizer, eos_token="<e>")
-    fast.chat_template = TEMPLATE
-    fast.save_pretrained(path)
-    torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=64,
-        hidden_size=32,
-        intermediate_size=48,
-        num_hidden_layers=3,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        head_dim=8,
-        eos_token_id=2,
-        tie_word_embeddings=True,
-        initializer_range=0.3,
-    )
-    LlamaForCausalLM(config).save_pretrained(path)
-    return path
+def _in(config, path, **schedule):
+    changed = config.schedule.model_copy(update=schedule)
+    return config.model_copy(update={"run_dir": path, "schedule": changed})
 
 
-@pytest.fixture(scope="module")
-def config(target_dir, tmp_path_factory):
-    root = tmp_path_factory.mktemp("run")
-    lines = [
-        json.dumps(
-            {"id": f"p{i}", "domain": ("math", "code", "chat")[i % 3], "prompt": f"w{i} w{i + 9}"}
-        )
-        for i in range(24)
-    ]
-    (root / "prompts.jsonl").write_text("\n".join(lines))
-    raw = {
-        "run_dir": root / "out",
-        "data": {
-            "target": target_dir,
-            "prompts": [root / "prompts.jsonl"],
-            "store": root / "store",
-            "rows": 5,
-            "max_new_tokens": 20,
-            "threads": 1,
-        },
-        "drafter": {
-            "gamma": 3,
-            "layers": 1,
-            "target_layer_ids": [0, 1],
-            "markov_rank": 8,
-            "draft_vocab": 40,
-            "mask_token_id": 3,
-        },
-        "schedule": {
-            "steps": 40,
-            "anchors_per_sequence": 4,
-            "warmup_steps": 4,
-            "learning_rate": 3e-3,
-            "log_every": 10,
-            "checkpoint_every": 20,
-            "threads": 1,
-            "held_out_every": 8,
-            "ema": 0.5,
-        },
-    }
-    cfg = RunConfig.model_validate(raw)
-    _generate(cfg)
-    return cfg
-
-
-def _generate(cfg, limit=None):
-    from transformers import AutoTokenizer
-
-    tokenizer = AutoTokenizer.from_pretrained(str(cfg.data.target))
-    target = TargetModel.load(cfg.data.target, cfg.drafter.target_layer_ids)
-    meta = {
-        "target_sha256": target_sha256(cfg.data.target),
-        "layer_ids": list(cfg.drafter.target_layer_ids),
-    }
-    writer = StoreWriter(cfg.data.store, meta, sequences_per_shard=7)
-    todo = [p for p in planned_prompts(cfg.data, tokenizer) if p.id not in writer.done][:limit]
-    generator = ResponseGenerator(target, cfg.data.rows, 64, frozenset({2}))
-    for response in generator.run(iter(todo), lambda _: None):
-        writer.add(response)
-    writer.flush()
-    return len(todo)
-
-
-def test_store_holds_what_the_target_says(config):
-    """Greedy answers, states and partition functions equal a plain pass over the whole sequence."""
-    reader = StoreReader(config.data.store)
-    assert len(reader) == 24
-    model = LlamaForCausalLM.from_pretrained(config.data.target, dtype=torch.float32)
-    greedy = 0
-    for i in range(len(reader)):
-        r = reader[i]
-        with torch.no_grad():
-            out = model(r.tokens[None], output_hidden_states=True)
-        n, p = len(r.tokens), r.prompt_len
-        features = torch.cat([out.hidden_states[1][0], out.hidden_states[2][0]], -1)
-        torch.testing.assert_close(
-            r.features[: n - 1].float(), features[: n - 1], atol=0.05, rtol=0.02
-        )
-        z = out.logits[0].logsumexp(-1)
-        torch.testing.assert_close(
-            r.log_partition[p - 1 : n - 1], z[p - 1 : n - 1], atol=1e-4, rtol=1e-4
-        )
-        if r.temperature == 0:
-            greedy += 1
-            assert torch.equal(out.logits[0, p - 1 : n - 1].argmax(-1), r.tokens[p:])
-    assert greedy >= 8
-
-
-def test_generation_resumes_without_repeating(config):
-    assert _generate(config) == 0
-    ids = [row["id"] for row in StoreReader(config.data.store).rows]
-    assert len(ids) == len(set(ids)) == 24
+def _same_files(a, b):
+    a, b = load_file(str(a)), load_file(str(b))
+    assert a.keys() == b.keys()
+    for name in a:
+        assert torch.equal(a[name], b[name]), name
 
 
 def test_training_learns_and_resume_is_exact(config, tmp_path):
-    whole = config.model_copy(update={"run_dir": tmp_path / "whole"})
-    trainer, _ = prepare(whole)
-    taus = []
-    trainer.run(lambda step, means: taus.append(means["loss"]))
-    assert taus[-1] < taus[0]
-    half_schedule = config.schedule.model_copy(update={"checkpoint_every": 20})
-    part = config.model_copy(update={"run_dir": tmp_path / "part", "schedule": half_schedule})
+    whole, _ = prepare(_in(config, tmp_path / "whole"))
+    reports = {}
+    whole.run(lambda step, means: reports.update({step: means}))
+    assert reports[40]["loss"] < reports[10]["loss"]
+    assert reports[40]["held_out_tau"] > 1
+    assert 0 <= reports[40]["held_out_ece"] <= 1
+    part = _in(config, tmp_path / "part")
     first, _ = prepare(part)
     for _ in range(20):
         first.train_step()
     first.save()
     second, note = prepare(part)
     assert "step 20" in note
-    second.run(lambda *_: None)
-    a = load_file(str(tmp_path / "whole" / "drafter" / "model.safetensors"))
-    b = load_file(str(tmp_path / "part" / "drafter" / "model.safetensors"))
-    for name in a:
-        assert torch.equal(a[name], b[name]), name
+    again = {}
+    second.run(lambda step, means: again.update({step: means}))
+    for key in ("loss", "tau", "held_out_loss", "held_out_tau", "held_out_ece"):
+        assert again[40][key] == reports[40][key]
+    for name in ("drafter/model.safetensors", "state.safetensors"):
+        _same_files(tmp_path / "whole" / name, tmp_path / "part" / name)
+    run = json.loads((tmp_path / "part" / "run.json").read_text())
+    assert {"argv", "commit", "config", "environment", "target_sha256"} <= run.keys()
 
 
-def test_another_target_or_layers_are_refused(config):
-    other = config.drafter.model_copy(update={"target_layer_ids": (1,)})
+def test_a_killed_process_goes_on_to_the_same_weights(config, tmp_path):
+    """SIGKILL of a real run, somewhere behind its first checkpoint."""
+    raw = _in(config, tmp_path / "killed", steps=400, checkpoint_every=10, log_every=200)
+    (tmp_path / "c.yaml").write_text(raw.model_dump_json())  # JSON is YAML
+    state = tmp_path / "killed" / "state.safetensors"
+    command = [sys.executable, "-m", "sglang_dspark.cli.main", "train", "drafter"]
+    process = subprocess.Popen([*command, "--config", str(tmp_path / "c.yaml")])
+    try:
+        deadline = time.monotonic() + 120
+        while not state.exists() and process.poll() is None and time.monotonic() < deadline:
+            time.sleep(0.01)
+        process.send_signal(signal.SIGKILL)
+        assert process.wait(30) == -signal.SIGKILL
+    finally:
+        process.kill()
+    resumed, note = prepare(raw)
+    assert "going on from step" in note
+    assert resumed.step < 400
+    last = resumed.step + 3
+    straight, _ = prepare(raw.model_copy(update={"run_dir": tmp_path / "straight"}))
+    for trainer in (resumed, straight):
+        while trainer.step < last:
+            sums = trainer.train_step()
+        trainer.final = sums
+    assert torch.equal(resumed.final, straight.final)
+    for a, b in zip(resumed.optimiser.shards, straight.optimiser.shards, strict=True):
+        assert torch.equal(a, b)
+
+
+def test_no_average_exports_the_weights(config, tmp_path):
+    trainer, _ = prepare(_in(config, tmp_path, steps=3, ema=0.0))
+    trainer.run(lambda *_: None)
+    assert trainer.optimiser.average is None
+    saved = load_file(str(tmp_path / "drafter" / "model.safetensors"))
+    weight = dict(trainer.learner.module.named_parameters())["backbone.fc.weight"]
+    assert torch.equal(saved["fc.weight"], weight.bfloat16())
+
+
+@pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
+def test_export_drafts_what_was_trained(config, tmp_path, head):
+    """The engine's drafter has the reduced vocabulary, and the trainer's logits for it."""
+    shape = config.drafter.model_copy(update={"markov_head_type": head})
+    cfg = _in(config.model_copy(update={"drafter": shape}), tmp_path, steps=12, ema=0.0)
+    trainer, _ = prepare(cfg)
+    trainer.run(lambda *_: None)
+    target = TargetModel.load(config.data.target)
+    drafter = load_drafter(tmp_path / "drafter", target.embed_weight, target.head_weight)
+    ids = torch.tensor(json.loads((tmp_path / "vocabulary.json").read_text()))
+    assert torch.equal(drafter.draft_ids, ids)
+    with torch.no_grad():
+        h, previous = torch.randn(7, 1, 32).bfloat16().float(), torch.arange(7)
+        embedded = drafter.markov_head.embed(previous)
+        latent, _ = drafter.markov_head.latent(embedded, h[:, 0], drafter.markov_head.start(7))
+        loaded = drafter.base_logits(h[:, 0]) + drafter.markov_head.bias(latent, ids)
+        mine, _ = trainer.learner._sequential(previous[:, None].expand(7, 3), h.expand(7, 3, 32))
+        trained = trainer.learner._logits(h[:, 0], mine[:, 0])
+    torch.testing.assert_close(loaded, trained, atol=0.05, rtol=0.02)
+    block = drafter.draft(previous, torch.randn(7, 3, 32), torch.ones(7))
+    assert torch.isin(block.tokens, ids).all()
+    outside = torch.ones(64, dtype=torch.bool)
+    outside[ids] = False
+    assert float(block.probs[..., outside].max()) == 0
+
+
+def test_states_computed_in_the_step_give_the_same_losses(config, tmp_path):
+    stored, _ = prepare(_in(config, tmp_path / "stored"))
+    bare = _data(config, store=tmp_path / "store", cache=False)
+    assert generate(bare) == 24
+    shards = list((tmp_path / "store").glob("shard-*.safetensors"))
+    assert all("features" not in load_file(str(shard)) for shard in shards)
+    fresh, _ = prepare(_in(bare, tmp_path / "fresh"))
+    assert isinstance(fresh.source, ComputedStates)
+    # the same tokens and anchors: draws of the first store, in both
+    fresh.source.reader = stored.source.reader
+    for _ in range(3):
+        draws = stored.sampler.draw(4, 4)
+        a, b = stored.losses(draws)[0], fresh.losses(draws)[0]
+        assert float(a.total.detach()) == pytest.approx(float(b.total.detach()), abs=2e-3)
+        torch.testing.assert_close(a.accept, b.accept, atol=5e-3, rtol=0)
+    fresh, _ = prepare(_in(bare, tmp_path / "fresh"))
+    fresh.train_step()
+    with pytest.raises(DSparkError, match="cached"):
+        prepare(_in(_data(bare, cache=True), tmp_path / "wrong"))
+
+
+def test_another_target_or_layers_are_refused(config, tmp_path):
+    def asked(**changes):
+        shape = config.drafter.model_copy(update=changes)
+        return config.model_copy(update={"drafter": shape})
+
     with pytest.raises(DSparkError, match="layer_ids"):
-        prepare(config.model_copy(update={"drafter": other}))
+        prepare(_in(asked(target_layer_ids=(1,)), tmp_path))
+    with pytest.raises(DSparkError, match=r"\[7\]"):
+        prepare(_in(_data(asked(target_layer_ids=(7,)), cache=False), tmp_path))
+    trainer, _ = prepare(_in(config, tmp_path))
+    trainer.train_step()
+    trainer.save()
+    with pytest.raises(DSparkError, match="another shape"):
+        prepare(_in(asked(markov_rank=4), tmp_path))
 
 
 def test_not_finite_loss_stops_and_keeps_the_checkpoint(config, tmp_path):
-    trainer, _ = prepare(config.model_copy(update={"run_dir": tmp_path}))
+    trainer, _ = prepare(_in(config, tmp_path))
     trainer.train_step()
     trainer.save()
     with torch.no_grad():
-        trainer.parameters[0].fill_(float("nan"))
+        trainer.optimiser.parameters[0].fill_(float("nan"))
     with pytest.raises(DSparkError, match="learning_rate"):
         trainer.train_step()
     assert load_file(str(tmp_path / "state.safetensors"))["parameter.0"].isfinite().all()
+    assert prepare(_in(config, tmp_path))[0].step == 1
+
+
+@pytest.mark.parametrize("full", ["state.safetensors", "drafter/model.safetensors"])
+def test_a_full_disk_is_one_line_and_keeps_the_last_files(config, tmp_path, full):
+    trainer, _ = prepare(_in(config, tmp_path))
+    trainer.train_step()
+    trainer.save()
+    before = (tmp_path / full).read_bytes()
+    trainer.train_step()
+    room = 5000
+    if full.startswith("drafter"):
+        room = 2 * (tmp_path / "state.safetensors").stat().st_size
+        (tmp_path / f"{full}.tmp").mkdir()  # the state can be written, the drafter cannot
+    with room_for(room), pytest.raises(DSparkError, match=r"cannot write .*kept"):
+        trainer.save()
+    assert (tmp_path / full).read_bytes() == before
+    assert not (tmp_path / "state.safetensors.tmp").exists()
+
+
+def test_metrics_have_one_history(tmp_path):
+    file = tmp_path / "metrics.jsonl"
+    with Journal(file, 0) as journal:
+        for step in (10, 20, 30):
+            journal.write(step, {"loss": 1.0})
+    with file.open("a") as torn:
+        torn.write('{"step": 4')
+    with Journal(file, 20) as journal:
+        journal.write(30, {"loss": 2.0})
+    rows = [json.loads(line) for line in file.read_text().splitlines()]
+    assert [(row["step"], row["loss"]) for row in rows] == [(10, 1.0), (20, 1.0), (30, 2.0)]
+
+
+def test_gathered_leaves_plain_parameters_alone():
+    layer = torch.nn.Linear(3, 2)
+    kept = layer.weight
+    with gathered(layer):
+        assert layer.weight is kept
 
 
 @pytest.mark.parametrize(
     ("text", "message"),
-    [("run_dir: [", "not YAML"), ("run_dir: x", "data"), ("run_dir: x\nbogus: 1", "bogus")],
+    [
+        ("run_dir: [", "not YAML"),
+        ("run_dir: x", "data"),
+        ("run_dir: x\nbogus: 1", "bogus"),
+        ("drafter: {kind: dspark, rank: 3}", "rank"),
+        ("drafter: {kind: medusa}", "medusa"),
+        ("drafter: 7", "drafter"),
+    ],
 )
 def test_bad_configs_name_the_field(tmp_path, text, message):
     (tmp_path / "c.yaml").write_text(text)

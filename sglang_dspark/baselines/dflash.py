@@ -1,0 +1,242 @@
+"""DFlash: DSpark's parallel backbone without a sequential head; every position is drafted knowing
+the anchor and the context but not the drafts before it (paper, 3.1 and 5, the baseline).
+
+Block layout and names are those of SGLang 0.5.23's DFLASH (sglang/srt/models/dflash.py,
+srt/speculative/dflash_worker_v2.py): a window of `block_size` tokens [anchor, mask, ...], of which
+row j >= 1 gives the token at its own position, so there are block_size - 1 drafts. DSpark's rows
+are shifted by one: its row j gives the token after it.
+"""
+
+from __future__ import annotations
+
+import copy
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.baselines.vocabulary import check_draft_ids, stored_draft_ids, to_d2t
+from sglang_dspark.drafter.attention import ContextKV, PackedLayout
+from sglang_dspark.drafter.backbone import Backbone
+from sglang_dspark.drafter.checkpoint import (
+    check_target,
+    fill_parameters,
+    read_tensors,
+    write_checkpoint,
+)
+from sglang_dspark.drafter.config import DrafterConfig, read_config
+from sglang_dspark.drafter.context import FeatureContext
+from sglang_dspark.drafter.laws import choose, over_vocabulary
+from sglang_dspark.drafter.model import DraftBlock
+from sglang_dspark.errors import DSparkError
+
+ARCHITECTURE = "DFlashDraftModel"
+
+
+@dataclass(frozen=True)
+class DFlashConfig:
+    """`shape` is the backbone's; its gamma counts drafts, the window is one longer.
+
+    Of `shape`, the fields of the sequential and the confidence head are not used.
+    """
+
+    shape: DrafterConfig
+
+    @property
+    def gamma(self) -> int:
+        """Drafts a step."""
+        return self.shape.gamma
+
+    @property
+    def target_layer_ids(self) -> tuple[int, ...]:
+        """Target layers whose outputs are the context features."""
+        return self.shape.target_layer_ids
+
+    @classmethod
+    def from_dir(cls, path: Path) -> DFlashConfig:
+        """Read `config.json`; DSparkError says what is missing."""
+        raw = read_config(path)
+        both = {**raw, **(raw.get("dflash_config") or {})}
+        if both.get("block_size", 0) < 2:
+            raise DSparkError(
+                f"{path}/config.json: block_size must be at least 2 (anchor and one draft), found "
+                f"{both.get('block_size')}; is this a DFlash drafter?"
+            )
+        headless = {
+            **raw,
+            "dflash_config": {**both, "block_size": both["block_size"] - 1, "markov_rank": 1},
+            "dspark_config": None,
+        }
+        return cls(DrafterConfig.from_json(headless, path))
+
+    def to_json(self) -> dict[str, Any]:
+        """The `config.json` that this class and stock SGLang 0.5.23 both read."""
+        raw = self.shape.to_json()
+        heads = ("markov_rank", "markov_head_type", "enable_confidence_head")
+        for name in (*heads, "confidence_head_with_markov"):
+            raw.pop(name)
+        return {**raw, "architectures": [ARCHITECTURE], "block_size": self.gamma + 1}
+
+
+class DFlashDrafter(nn.Module):
+    """Backbone around the target's embedding and LM head."""
+
+    embed_weight: Tensor
+    head_weight: Tensor
+    draft_ids: Tensor | None
+
+    def __init__(self, config: DFlashConfig, draft_ids: Tensor | None = None):
+        """draft_ids [V'] ascending: tokens that are drafted; None: all."""
+        super().__init__()
+        check_draft_ids(draft_ids, config.shape.vocab_size)
+        self.config = config
+        self.backbone = Backbone(config.shape)
+        empty = torch.empty(0, config.shape.hidden_size)
+        self.register_buffer("embed_weight", empty, persistent=False)
+        self.register_buffer("head_weight", empty, persistent=False)
+        self.register_buffer("draft_ids", draft_ids, persistent=False)
+
+    def attach(self, embed_tokens: Tensor, lm_head: Tensor) -> None:
+        """Share the target's embedding and LM head, both [V, d]; neither is trained or saved."""
+        self.embed_weight, full = embed_tokens.detach(), lm_head.detach()
+        self.head_weight = full if self.draft_ids is None else full[self.draft_ids]
+
+    def window(self, anchors: Tensor) -> Tensor:
+        """Anchor ids [...] -> embedded [anchor, mask x gamma], [..., gamma + 1, d]."""
+        ids = anchors.new_full((*anchors.shape, self.config.gamma + 1), self.mask_token_id)
+        ids[..., 0] = anchors
+        return self.embed_weight[ids]
+
+    @property
+    def mask_token_id(self) -> int:
+        """Token whose embedding stands where a draft is wanted."""
+        return self.config.shape.mask_token_id
+
+    def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:
+        """Target features [..., m*d], positions [...] -> per layer k, v [..., Hkv, D]."""
+        return self.backbone.context_kv(features, positions)
+
+    def forward_blocks(
+        self,
+        anchors: Tensor,
+        positions: Tensor,
+        context: Sequence[ContextKV],
+        visible: Tensor | PackedLayout,
+    ) -> Tensor:
+        """A blocks in each of S sequences or P packed blocks; arguments as in
+        `DSparkDrafter.forward_blocks` -> h of the drafted rows [..., gamma, d]."""
+        return self.backbone(self.window(anchors), positions, context, visible)[..., 1:, :]
+
+    def logits(self, h: Tensor) -> Tensor:
+        """h [..., d] -> [..., V'] over the draft vocabulary."""
+        return nn.functional.linear(h, self.head_weight)
+
+    def draft(
+        self,
+        h: Tensor,
+        temperature: Tensor | None = None,
+        generator: torch.Generator | None = None,
+    ) -> DraftBlock:
+        """All positions at once: h [R, gamma, d] -> x_k ~ softmax(h_k W / T); no confidence.
+
+        temperature [R] (0: that row is greedy), None: all greedy.
+        """
+        rows, gamma, _ = h.shape
+        heat = None if temperature is None else temperature.repeat_interleave(gamma)
+        columns, law = choose(self.logits(h).flatten(0, 1), heat, generator)
+        tokens = columns if self.draft_ids is None else self.draft_ids[columns]
+        probs = None
+        if law is not None:
+            law = over_vocabulary(law, self.draft_ids, self.config.shape.vocab_size)
+            probs = law.view(rows, gamma, -1)
+        nothing = h.new_empty(rows, 0)
+        return DraftBlock(tokens.view(rows, gamma), probs, nothing, nothing)
+
+
+class DFlashState:
+    """Context of the requests in flight; see `evaluation.proposer`."""
+
+    def __init__(self, proposer: DFlashProposer, slots: int, max_len: int):
+        self.drafter = drafter = proposer.drafter
+        self.context = FeatureContext(drafter.backbone, drafter.config.shape, slots, max_len)
+
+    def prefill(self, rows: Tensor, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
+        """A prompt's features [R, P, m*d] into slots `rows`."""
+        self.context.write(rows, torch.zeros_like(rows), features)
+
+    def propose(
+        self,
+        rows: Tensor | None,
+        anchor: Tensor,
+        lens: Tensor,
+        temperature: Tensor | None,
+        generator: torch.Generator,
+    ) -> DraftBlock:
+        """Drafts after anchor [R] at positions lens [R]."""
+        context = self.context.read(rows, int(lens.max()))
+        at = lens[:, None]
+        h = self.drafter.forward_blocks(anchor[:, None], at, context, at)[:, 0]
+        return self.drafter.draft(h, temperature, generator)
+
+    def commit(
+        self,
+        rows: Tensor,
+        lens: Tensor,
+        tokens: Tensor,
+        features: Tensor,
+        hidden: Tensor,
+        accepted: Tensor,
+    ) -> None:
+        """Features [R, q, m*d] of the verify window into the context."""
+        self.context.write(rows, lens, features)
+
+
+class DFlashProposer:
+    """DFlash for the reference engine; gamma at most the trained one, with a shorter window."""
+
+    def __init__(self, drafter: DFlashDrafter, gamma: int | None = None):
+        self.drafter = drafter if gamma is None else _with_gamma(drafter, gamma)
+        self.gamma = self.drafter.config.gamma
+        self.target_layer_ids = drafter.config.target_layer_ids
+
+    def start(self, slots: int, max_len: int) -> DFlashState:
+        """Empty context for a run."""
+        return DFlashState(self, slots, max_len)
+
+
+def _with_gamma(drafter: DFlashDrafter, gamma: int) -> DFlashDrafter:
+    """The drafter with a shorter window, sharing its weights."""
+    trained = drafter.config.gamma
+    if gamma > trained:
+        raise DSparkError(
+            f"gamma {gamma} exceeds the block of {trained} that the drafter was trained for"
+        )
+    smaller = copy.copy(drafter)
+    smaller.config = DFlashConfig(replace(drafter.config.shape, gamma=gamma))
+    return smaller
+
+
+def save_dflash(drafter: DFlashDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write what SGLang serves as DFLASH; names are the backbone's own."""
+    tensors = {k.removeprefix("backbone."): v.to(dtype) for k, v in drafter.state_dict().items()}
+    if drafter.draft_ids is not None:
+        tensors["d2t"] = to_d2t(drafter.draft_ids)
+    write_checkpoint(path, tensors, drafter.config.to_json())
+
+
+def load_dflash(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DFlashDrafter:
+    """Load in float32 and attach to the target's embedding and LM head [V, d].
+
+    Raises DSparkError for a missing, damaged or foreign checkpoint and for another target.
+    """
+    config = DFlashConfig.from_dir(path)
+    vocab_size = config.shape.vocab_size
+    check_target(path, vocab_size, config.shape.hidden_size, embed_tokens)
+    tensors = read_tensors(path)
+    drafter = DFlashDrafter(config, stored_draft_ids(tensors, vocab_size, path))
+    fill_parameters(drafter, tensors, lambda name: name.removeprefix("backbone."), path)
+    drafter.attach(embed_tokens, lm_head)
+    return drafter.eval()

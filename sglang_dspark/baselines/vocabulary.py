@@ -1,0 +1,72 @@
+"""A reduced draft vocabulary in a checkpoint: `d2t`, as EAGLE3 stores it.
+
+d2t[i] is token id minus i of draft column i; `t2d` marks the token ids that have a column. SGLang
+reads them for EAGLE3; for DFLASH and EAGLE it ignores them and drafts over the whole vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.errors import DSparkError
+
+
+def to_d2t(draft_ids: Tensor) -> Tensor:
+    """Ascending token ids [V'] -> d2t [V'] int64."""
+    return draft_ids - torch.arange(len(draft_ids), device=draft_ids.device)
+
+
+def to_t2d(draft_ids: Tensor, vocab_size: int) -> Tensor:
+    """Token ids [V'] -> t2d [V] bool, True where a token can be drafted."""
+    inside = torch.zeros(vocab_size, dtype=torch.bool)
+    inside[draft_ids.cpu()] = True
+    return inside
+
+
+def stored_draft_ids(
+    tensors: Mapping[str, Tensor], vocab_size: int, path: Path, count: int | None = None
+) -> Tensor | None:
+    """Token ids [V'] of a checkpoint's draft columns, or None when it covers all tokens.
+
+    count: V' that its config.json states. Raises DSparkError when there are more or fewer, or they
+    repeat or lie outside the vocabulary.
+    """
+    d2t = tensors.get("d2t")
+    found = vocab_size if d2t is None else len(d2t)
+    if count is not None and found != count:
+        raise DSparkError(
+            f"{path}: d2t names {found} tokens, config.json's draft_vocab_size is {count}; "
+            "the files belong to different drafters"
+        )
+    if d2t is None:
+        return None
+    ids = d2t.long() + torch.arange(len(d2t))
+    outside = bool(((ids < 0) | (ids >= vocab_size)).any())
+    if d2t.dim() != 1 or outside or len(ids.unique()) != len(ids):
+        raise DSparkError(
+            f"{path}: d2t does not name distinct tokens of a vocabulary of {vocab_size}; "
+            "the checkpoint belongs to another target or is damaged"
+        )
+    return ids
+
+
+def check_draft_ids(draft_ids: Tensor | None, vocab_size: int) -> None:
+    """ValueError unless None or distinct ascending token ids [V'] within the vocabulary."""
+    if draft_ids is None:
+        return
+    sorted_once = bool((draft_ids.diff() > 0).all())
+    if not sorted_once or int(draft_ids[0]) < 0 or int(draft_ids[-1]) >= vocab_size:
+        raise ValueError(f"draft ids must ascend within 0..{vocab_size - 1}")
+
+
+def columns_of(draft_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """Token id -> draft column [V] int64, -1 for tokens that cannot be drafted."""
+    if draft_ids is None:
+        return torch.arange(vocab_size)
+    columns = torch.full((vocab_size,), -1, device=draft_ids.device)
+    columns[draft_ids] = torch.arange(len(draft_ids), device=draft_ids.device)
+    return columns

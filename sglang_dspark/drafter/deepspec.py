@@ -1,0 +1,75 @@
+"""Writing drafters the way DeepSpec, the training repository of the paper, keeps them: all options
+at the top level of config.json, the embedding and LM head of the target among the weights.
+
+Such checkpoints are read by `load_drafter` like any other (it takes embedding and head from the
+target). SGLang 0.5.23 serves the Qwen3 ones as DSPARK; it has no Gemma4 draft model.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_dspark.drafter.checkpoint import stored_tensors, write_checkpoint
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.errors import DSparkError
+
+ANCHORS = 512  # DeepSpec wants a number of anchors a sequence; it is used in its training alone
+
+
+def save_deepspec(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
+    """Write a DeepSpec checkpoint of a drafter attached to its target.
+
+    Raises DSparkError when only a reduced part of the target's LM head is attached.
+    """
+    config = drafter.config
+    if drafter.draft_ids is not None:
+        raise DSparkError(
+            "a drafter with a reduced vocabulary holds a part of the target's LM head only; load "
+            "it without the reduction to export it for DeepSpec"
+        )
+    tensors = stored_tensors(drafter, dtype)
+    tensors["embed_tokens.weight"] = drafter.embed_weight.to(dtype).clone()
+    tensors["lm_head.weight"] = drafter.head_weight.to(dtype).clone()
+    write_checkpoint(path, tensors, deepspec_json(config))
+
+
+def deepspec_json(config: DrafterConfig) -> dict[str, Any]:
+    """DeepSpec's `config.json`."""
+    options = {
+        "target_layer_ids": list(config.target_layer_ids),
+        "mask_token_id": config.mask_token_id,
+        "num_anchors": ANCHORS,
+        "layer_types": ["full_attention"] * config.num_layers,
+        "attention_dropout": 0.0,
+    }
+    plain = config.to_json()
+    plain.pop("dflash_config")
+    if config.family == "gemma4":
+        plain |= _gemma4_json(config)
+    else:
+        plain["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    return plain | options
+
+
+def _gemma4_json(config: DrafterConfig) -> dict[str, Any]:
+    rotary: dict[str, Any] = {"rope_type": "default", "rope_theta": config.rope_theta}
+    if config.rotary_share < 1:
+        rotary |= {"rope_type": "proportional", "partial_rotary_factor": config.rotary_share}
+    return {
+        "architectures": ["Gemma4DSparkModel"],
+        "model_type": "gemma4_text",
+        "hidden_activation": "gelu_pytorch_tanh",
+        "global_head_dim": config.head_dim,
+        "num_global_key_value_heads": config.num_kv_heads,
+        "attention_k_eq_v": config.keys_are_values,
+        "rope_parameters": {"full_attention": rotary},
+        "final_logit_softcapping": config.logit_softcap,
+        "enable_moe_block": False,
+        "hidden_size_per_layer_input": 0,
+        "num_kv_shared_layers": 0,
+        "use_double_wide_mlp": False,
+    }

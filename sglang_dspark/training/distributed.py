@@ -1,0 +1,133 @@
+"""One process or many: the little that differs. Under `torchrun` parameters are sharded with FSDP2
+(`fully_shard`), each process holding and updating its rows; everything else of the trainer works on
+`local` tensors, which are the whole ones when there is one process.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+import torch
+import torch.distributed as dist
+from torch import Tensor, nn
+from torch.distributed.fsdp import FSDPModule, fully_shard
+from torch.distributed.tensor import DTensor, distribute_tensor
+
+
+_CPU = torch.device("cpu")
+
+
+@dataclass(frozen=True)
+class World:
+    """The processes that train together. rank in [0, size); device: where this one computes."""
+
+    rank: int = 0
+    size: int = 1
+    device: torch.device = _CPU
+
+    @classmethod
+    def join(cls, device: str = "auto") -> World:
+        """This process's place, from the environment that `torchrun` sets; alone without it.
+
+        device: "cpu", "cuda", or "auto" for a GPU where there is one.
+        """
+        size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
+        cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
+        place = torch.device("cpu")
+        if cuda:
+            place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+            torch.cuda.set_device(place)
+        if size > 1 and not dist.is_initialized():
+            dist.init_process_group("nccl" if cuda else "gloo")
+        return cls(rank, size, place)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this process writes files and speaks."""
+        return self.rank == 0
+
+    def sum(self, values: Tensor) -> Tensor:
+        """Sum over processes, the same everywhere."""
+        if self.size > 1:
+            dist.all_reduce(values)
+        return values
+
+    def least(self, value: int) -> int:
+        """Smallest of the processes' values."""
+        if self.size == 1:
+            return value
+        tensor = torch.tensor(value, device=self.device)
+        dist.all_reduce(tensor, dist.ReduceOp.MIN)
+        return int(tensor)
+
+    def wait(self) -> None:
+        """Until every process is here."""
+        if self.size > 1:
+            dist.barrier()
+
+    def shard(self, module: nn.Module) -> None:
+        """Spread the leading process's parameters over all; the module's forward gathers them."""
+        if self.size > 1:
+            for parameter in module.parameters():
+                dist.broadcast(parameter.detach(), 0)
+            fully_shard(module)
+
+    def release(self, module: nn.Module) -> None:
+        """Let go of gathered parameters after a forward pass without backward, so that the next one
+        gathers what the shards hold by then."""
+        if isinstance(module, FSDPModule):
+            module.reshard()
+
+    def leave(self) -> None:
+        """End the process group, if one was joined."""
+        if self.size > 1 and dist.is_initialized():
+            dist.destroy_process_group()
+
+
+def local(tensor: Tensor) -> Tensor:
+    """This process's rows of a sharded tensor; a tensor that is not sharded as it is."""
+    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
+
+
+def whole(rows: Tensor, like: Tensor) -> Tensor:
+    """Gather the processes' rows of a tensor sharded as `like`. All processes must call it."""
+    if not isinstance(like, DTensor):
+        return rows
+    mine = DTensor.from_local(
+        rows, like.device_mesh, like.placements, shape=like.shape, stride=like.stride()
+    )
+    return mine.full_tensor()
+
+
+def rows_of(tensor: Tensor, like: Tensor) -> Tensor:
+    """The reverse of `whole`: this process's rows of a tensor that every process has."""
+    if not isinstance(like, DTensor):
+        return tensor
+    tensor = tensor.to(like.device)
+    return distribute_tensor(
+        tensor, like.device_mesh, like.placements, src_data_rank=None
+    ).to_local()
+
+
+@contextmanager
+def gathered(module: nn.Module) -> Iterator[None]:
+    """Within, the module's parameters are plain, whole tensors. All processes must enter."""
+    kept: list[tuple[nn.Module, str, nn.Parameter]] = []
+    full: dict[int, nn.Parameter] = {}  # a tied parameter has two owners
+    for owner in module.modules():
+        for name, parameter in owner.named_parameters(recurse=False, remove_duplicate=False):
+            if isinstance(parameter, DTensor):
+                if id(parameter) not in full:
+                    tensor = whole(local(parameter.detach()), parameter)
+                    full[id(parameter)] = nn.Parameter(tensor, requires_grad=False)
+                kept.append((owner, name, parameter))
+    try:
+        for owner, name, parameter in kept:
+            owner._parameters[name] = full[id(parameter)]
+        yield
+    finally:
+        for owner, name, parameter in kept:
+            owner._parameters[name] = parameter

@@ -1,0 +1,48 @@
+"""`metrics.jsonl` of a run: one line a report, for one history whatever was killed and resumed."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from types import TracebackType
+
+from sglang_dspark.training.files import disk_error
+
+
+class Journal:
+    """Appends reports; what an earlier run wrote past the step that is resumed is taken out."""
+
+    def __init__(self, path: Path, step: int):
+        self.path = path
+        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        try:
+            self._file = path.open("w")
+            self._file.writelines(kept)
+            self._file.flush()
+        except OSError as error:
+            raise disk_error(path, error) from None
+
+    def write(self, step: int, means: dict[str, float]) -> None:
+        """Add the means reported at `step`; DSparkError when the disk is full."""
+        try:
+            self._file.write(json.dumps({"step": step, **means}) + "\n")
+            self._file.flush()
+        except OSError as error:
+            raise disk_error(self.path, error) from None
+
+    def __enter__(self) -> Journal:
+        return self
+
+    def __exit__(
+        self,
+        kind: type[BaseException] | None,
+        error: BaseException | None,
+        trace: TracebackType | None,
+    ) -> None:
+        self._file.close()
+
+
+def _whole_lines(path: Path) -> list[str]:
+    if not path.exists():
+        return []
+    return [line for line in path.read_text().splitlines(keepends=True) if line.endswith("\n")]

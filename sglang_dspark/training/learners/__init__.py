@@ -1,0 +1,1 @@
+"""One learner per kind of drafter; each module has `build(ingredients) -> Learner`."""

@@ -1,0 +1,51 @@
+"""What a step says of the drafter: loss, expected tau, and how far confidence is from acceptance.
+Everything is kept as sums, which add up over batches and processes.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.training.losses import LossParts
+
+_BINS = 10
+
+
+def block_sums(parts: LossParts, valid: Tensor) -> Tensor:
+    """[4] float64: loss * weight, weight, sum of expected tau over whole blocks, their number.
+
+    valid: [P, gamma]. tau counts the bonus token: 1 + sum_k prod_{i<=k} accept_i, with the
+    acceptance rates along the target's own tokens.
+    """
+    full = valid.all(1)
+    accept = parts.accept.detach().view(valid.shape)[full].double()
+    tau = (1 + accept.cumprod(1).sum(1)).sum()
+    weight = parts.weight.detach().double()
+    return torch.stack([parts.total.detach().double() * weight, weight, tau, full.sum().double()])
+
+
+def survival_sums(parts: LossParts, valid: Tensor) -> Tensor:
+    """[2, bins] float64: predicted and actual survival of whole blocks, by predicted survival."""
+    sums = torch.zeros(2, _BINS, dtype=torch.float64, device=valid.device)
+    if parts.confidence is None:
+        return sums
+    full = valid.all(1)
+    confidence = torch.sigmoid(parts.confidence.view(valid.shape)[full].double())
+    predicted = confidence.cumprod(1).flatten()
+    actual = parts.accept.detach().view(valid.shape)[full].double().cumprod(1).flatten()
+    bins = (predicted * _BINS).long().clamp(max=_BINS - 1)
+    sums[0].index_add_(0, bins, predicted)
+    sums[1].index_add_(0, bins, actual)
+    return sums
+
+
+def loss_and_tau(sums: Tensor) -> dict[str, float]:
+    """Means from the sums of `block_sums`; tau is 0 when no block was whole."""
+    total, weight, tau, blocks = sums.tolist()
+    return {"loss": total / weight, "tau": tau / blocks if blocks else 0.0}
+
+
+def expected_calibration_error(sums: Tensor, positions: float) -> float:
+    """Mean over `positions` of |predicted - actual| within bins, from `survival_sums`."""
+    return float((sums[0] - sums[1]).abs().sum()) / max(positions, 1.0)

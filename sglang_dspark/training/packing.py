@@ -1,0 +1,127 @@
+"""Anchor-bounded packing (paper, 5.1): a step takes a few sequences and a fixed number of anchors
+in each; their blocks are packed densely, share the context of their own sequence, and see neither
+each other nor anything at or after their anchor. Token-level indices say who sees what: no mask of
+the packed length squared exists anywhere.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.training.store import Response
+
+Spans = Sequence[tuple[int, int]]
+
+
+@dataclass(frozen=True)
+class PackedBatch:
+    """S sequences' contexts end to end (N tokens) and their P blocks of gamma positions.
+
+    A context is cut after its last anchor: tokens behind it are seen by nobody.
+
+    tokens            [N] int64       context tokens of all sequences end to end
+    features          [N, m*d]        target features of those tokens, in the dtype they are kept in
+    last_hidden       [N, d]          target's last hidden state (after the final norm) of the same
+    context_positions [N] int64       position of each within its sequence
+    starts            [S+1] int64     cumulative context lengths
+    hidden            [P, gamma, d]   target's last hidden state at p+k-1: the law of token p+k
+    log_partition     [P, gamma]      logsumexp of the logits of that law, over the vocabulary
+    anchors           [P] int64       anchor token x_0, which stands at position p
+    sequence          [P] int64       which sequence a block belongs to, ascending
+    positions         [P] int64       p >= 1; a block sees its sequence's context positions < p
+    inputs, labels    [P, gamma]      tokens at p+k-1 and p+k
+    valid             [P, gamma] bool False where p+k is past the end of the answer
+    previous_hidden   [P, d]          target's last hidden state at p-1
+    """
+
+    tokens: Tensor
+    features: Tensor
+    last_hidden: Tensor
+    context_positions: Tensor
+    starts: Tensor
+    hidden: Tensor
+    log_partition: Tensor
+    anchors: Tensor
+    sequence: Tensor
+    positions: Tensor
+    inputs: Tensor
+    labels: Tensor
+    valid: Tensor
+    previous_hidden: Tensor
+
+    @property
+    def gamma(self) -> int:
+        """Positions in a block."""
+        return self.labels.shape[1]
+
+    def to(self, device: torch.device | str) -> PackedBatch:
+        """The same batch on another device."""
+        return PackedBatch(**{f.name: getattr(self, f.name).to(device) for f in fields(self)})
+
+
+def anchor_positions(answers: Spans, count: int, generator: torch.Generator) -> Tensor:
+    """`count` anchors [count] int64 in the answers, without replacement while there are enough.
+
+    answers: [start, end) of each answer in the sequence. Every anchor has at least one token of
+    its answer behind it. Raises ValueError when no answer has two tokens.
+    """
+    places = torch.cat([torch.arange(a, b - 1) for a, b in answers if b - a >= 2] or [_NOWHERE])
+    if not len(places):
+        raise ValueError(f"no answer in {list(answers)} has two tokens to learn from")
+    picked = torch.randperm(len(places), generator=generator)[:count]
+    if len(picked) < count:
+        extra = torch.randint(len(places), (count - len(picked),), generator=generator)
+        picked = torch.cat([picked, extra])
+    return places[picked]
+
+
+_NOWHERE = torch.empty(0, dtype=torch.long)
+
+
+def pack(responses: Sequence[Response], anchors: Sequence[Tensor], gamma: int) -> PackedBatch:
+    """Gather everything a step needs; `anchors[s]` [A_s] are positions in `responses[s]`."""
+    context: dict[str, list[Tensor]] = {
+        k: [] for k in ("tokens", "features", "last_hidden", "context_positions")
+    }
+    blocks: dict[str, list[Tensor]] = {
+        k: [] for k in ("hidden", "log_partition", "inputs", "labels", "valid", "previous_hidden")
+    }
+    for r, p in zip(responses, anchors, strict=True):
+        n = int(p.max()) + 1
+        context["tokens"].append(r.tokens[:n])
+        context["features"].append(r.features[:n])
+        context["last_hidden"].append(r.hidden[:n])
+        context["context_positions"].append(torch.arange(n))
+        for name, rows in _blocks(r, p, gamma).items():
+            blocks[name].append(rows)
+    lengths = torch.tensor([0, *(len(t) for t in context["tokens"])])
+    per_sequence = torch.tensor([len(p) for p in anchors])
+    joined = {name: torch.cat(rows) for name, rows in (context | blocks).items()}
+    return PackedBatch(
+        starts=lengths.cumsum(0),
+        anchors=joined["inputs"][:, 0],
+        sequence=torch.repeat_interleave(torch.arange(len(anchors)), per_sequence),
+        positions=torch.cat(list(anchors)),
+        **joined,
+    )
+
+
+def _blocks(r: Response, p: Tensor, gamma: int) -> dict[str, Tensor]:
+    """The blocks of one sequence behind its anchors p [A]: fields of PackedBatch, [A, gamma, ..]"""
+    ends = torch.tensor([b for _, b in r.answers])
+    end = ends[torch.searchsorted(ends, p, right=True)]  # of the answer the anchor is in
+    at = p[:, None] + torch.arange(gamma)  # position of the input token x_{k-1}
+    valid = at < end[:, None] - 1
+    at = torch.minimum(at, end[:, None] - 2)
+    return {
+        "hidden": r.hidden[at],
+        "log_partition": r.log_partition[at],
+        "inputs": r.tokens[at],
+        "labels": r.tokens[at + 1],
+        "valid": valid,
+        "previous_hidden": r.hidden[p - 1],
+    }

@@ -1,0 +1,60 @@
+"""The resumable state of a run: one safetensors file, written by the leading process."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+from pydantic import TypeAdapter
+from safetensors.torch import load_file
+from torch import Tensor
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.training.config import DrafterShape, RunConfig
+from sglang_dspark.training.distributed import World
+from sglang_dspark.training.files import read_metadata, write_tensors
+from sglang_dspark.training.optimiser import Optimiser
+from sglang_dspark.training.sampler import Sampler
+
+
+def state_file(cfg: RunConfig) -> Path:
+    """Where a run keeps its state."""
+    return cfg.run_dir / "state.safetensors"
+
+
+def save_state(
+    cfg: RunConfig, step: int, optimiser: Optimiser, sampler: Sampler, world: World
+) -> None:
+    """Write everything needed to continue exactly; all processes must call it."""
+    state: dict[str, Tensor] = {f"sampler.{k}": v for k, v in sampler.state().items()}
+    for name, tensor in optimiser.state():
+        if world.leads:
+            state[name] = tensor.cpu()
+    if world.leads:
+        meta = {"step": str(step), "config": cfg.model_dump_json()}
+        write_tensors(state_file(cfg), state, meta)
+
+
+def check_state(cfg: RunConfig) -> int | None:
+    """Steps done by the run directory's state, None without one.
+
+    Raises DSparkError when it is of another drafter, or cannot be read.
+    """
+    file = state_file(cfg)
+    if not file.exists():
+        return None
+    meta = read_metadata(file)
+    then = json.loads(meta["config"])
+    shape = TypeAdapter(DrafterShape).validate_python(then["drafter"])
+    if shape != cfg.drafter:
+        raise DSparkError(f"{file} belongs to a drafter of another shape; choose a new run_dir")
+    if bool(then["schedule"]["ema"]) != bool(cfg.schedule.ema):
+        raise DSparkError(f"{file} was made with schedule.ema {then['schedule']['ema']}; keep it")
+    return int(meta["step"])
+
+
+def load_state(cfg: RunConfig, step: int, optimiser: Optimiser, sampler: Sampler) -> None:
+    """Continue from the run directory's state, which `check_state` found after `step` steps."""
+    state = load_file(str(state_file(cfg)))
+    optimiser.restore(state, step)
+    sampler.restore({k: state[f"sampler.{k}"] for k in ("order", "generator")})

@@ -1,0 +1,83 @@
+"""The baselines' checkpoints in SGLang itself: it loads them, gives plain decoding's tokens, and
+accepts exactly the drafts that the reference engine accepts (greedy)."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from sglang_dspark.baselines.dflash import save_dflash
+from sglang_dspark.baselines.eagle3 import save_eagle3
+from sglang_dspark.baselines.mtp import TOKEN_MAP, save_mtp
+from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
+from sglang_dspark.evaluation.proposer import open_drafter
+from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.training.packing import PackedBatch
+from sglang_dspark.training.store import Response
+from tests.baselines.conftest import DRAFT_IDS, STEPS, learner_of, teach
+from tests.baselines.helpers import GAMMA, random_drafter
+from tests.evaluation.conftest import VOCAB
+from tests.integration.serving import ServerPool
+
+pytestmark = [pytest.mark.server, pytest.mark.slow]
+
+TOKENS = 24
+SAVE = {"dflash": save_dflash, "eagle3": save_eagle3, "mtp": save_mtp}
+ALGORITHM = {"dflash": "DFLASH", "eagle3": "EAGLE3", "mtp": "EAGLE"}
+CHAIN = (
+    "--speculative-num-steps",
+    str(GAMMA),
+    "--speculative-eagle-topk",
+    "1",
+    "--speculative-num-draft-tokens",
+    str(GAMMA + 1),
+)
+
+
+@pytest.fixture
+def pool(tmp_path: Path) -> Iterator[ServerPool]:
+    pool = ServerPool(tmp_path)
+    yield pool
+    pool.stop_all()
+
+
+@pytest.mark.parametrize(
+    ("kind", "reduced"), [("dflash", False), ("eagle3", True), ("mtp", False), ("mtp", True)]
+)
+def test_served_steps_are_the_engines(
+    kind: str,
+    reduced: bool,
+    target: TargetModel,
+    target_dir: Path,
+    batch: PackedBatch,
+    responses: list[Response],
+    pool: ServerPool,
+    tmp_path: Path,
+) -> None:
+    ids = DRAFT_IDS if reduced else None
+    drafter = random_drafter(kind, VOCAB, ids)
+    teach(learner_of(drafter, kind, target, ids), batch, STEPS)
+    folder = tmp_path / "drafter"
+    SAVE[kind](drafter, folder)  # type: ignore[operator]
+
+    prompts = [r.tokens[: 6 + 3 * i].tolist() for i, r in enumerate(responses)]
+    settings = DecodeSettings(max_new_tokens=TOKENS)
+    expected = ReferenceEngine(target, open_drafter(folder, target), settings).run(prompts)
+    flags = ["--speculative-algorithm", ALGORITHM[kind], "--speculative-draft-model-path"]
+    flags += [str(folder), "--max-running-requests", "8", *(CHAIN if kind != "dflash" else ())]
+    if kind == "mtp" and reduced:
+        flags += ["--speculative-token-map", str(folder / TOKEN_MAP)]
+    server = pool.start(kind, target_dir, *flags)
+    fields = {"max_new_tokens": TOKENS, "sampling_params": {"ignore_eos": True}}
+    for concurrency in (1, 4):
+        server.flush_cache()
+        answers = server.generate_all(prompts, concurrency, **fields)
+        for generation, answer in zip(expected, answers, strict=True):
+            assert answer["output_ids"] == list(generation.tokens)
+            meta = answer["meta_info"]
+            assert meta["spec_verify_ct"] == len(generation.steps)
+            accepted = sum(step.accepted for step in generation.steps)
+            assert meta["spec_num_correct_drafts"] == accepted
+    assert sum(step.accepted for g in expected for step in g.steps) > 20
