@@ -37,10 +37,9 @@ class MarkovHead(nn.Module):
         """W1[x_{k-1}] [N, r], hidden [N, d], state [N, r] -> input of W2 [N, r], next state."""
         return embedded, state
 
-    def bias(self, latent: Tensor, rows: Tensor | None = None) -> Tensor:
-        """Latent [..., r] -> bias [..., V], or [..., |rows|] for a subset of the vocabulary."""
-        weight = self.markov_w2.weight if rows is None else self.markov_w2.weight[rows]
-        return nn.functional.linear(latent, weight)
+    def bias(self, latent: Tensor) -> Tensor:
+        """Latent [..., r] -> bias [..., V]."""
+        return nn.functional.linear(latent, self.markov_w2.weight)
 
 
 class GatedMarkovHead(MarkovHead):

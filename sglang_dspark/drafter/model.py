@@ -47,6 +47,7 @@ class DSparkDrafter(nn.Module):
         self.register_buffer("embed_weight", empty, persistent=False)
         self.register_buffer("head_weight", empty, persistent=False)
         self.register_buffer("draft_ids", None, persistent=False)
+        self._kept: tuple[tuple[int, int], Tensor] | None = None
 
     def attach(self, embed_tokens: Tensor, lm_head: Tensor) -> None:
         """Share the target's embedding and LM head, both [V, d]; neither is trained or saved.
@@ -59,7 +60,7 @@ class DSparkDrafter(nn.Module):
             if tuple(weight.shape) != shape:
                 raise ValueError(f"target {name} is {tuple(weight.shape)}, drafter wants {shape}")
         self.embed_weight, full_head = embed_tokens.detach(), lm_head.detach()
-        self.draft_ids = allowed_vocabulary(self.markov_head)
+        self.draft_ids, self._kept = allowed_vocabulary(self.markov_head), None
         self.head_weight = full_head if self.draft_ids is None else full_head[self.draft_ids]
 
     def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:
@@ -122,13 +123,13 @@ class DSparkDrafter(nn.Module):
         anchor [R] int64, h [R, gamma, d]; temperature [R] (0: that row is greedy), None: all
         greedy. Greedy rows of a mixed batch get one-hot probabilities.
         """
-        base = self.base_logits(h)
+        base, transition = self.base_logits(h), self._transition()
         state = self.markov_head.start(len(anchor))
         previous, tokens, laws, embedded = anchor, [], [], []
         for k in range(h.shape[1]):
             embedded.append(self.markov_head.embed(previous))
             latent, state = self.markov_head.latent(embedded[-1], h[:, k], state)
-            logits = base[:, k] + self.markov_head.bias(latent, self.draft_ids)
+            logits = base[:, k] + nn.functional.linear(latent, transition)
             chosen, law = choose(logits, temperature, generator)
             if law is not None:
                 laws.append(law)
@@ -139,6 +140,20 @@ class DSparkDrafter(nn.Module):
             probs = over_vocabulary(torch.stack(laws, 1), self.draft_ids, self.config.vocab_size)
         logits = self.confidence(h, torch.stack(embedded, 1))
         return DraftBlock(torch.stack(tokens, 1), probs, torch.sigmoid(logits), logits)
+
+    def _transition(self) -> Tensor:
+        """W2 over the draft vocabulary, [V', r].
+
+        Its rows are gathered once and again only when W2 was changed or replaced: gathered at every
+        position they cost ten times the product (the loop is to stay a small part of a round).
+        """
+        weight = self.markov_head.markov_w2.weight
+        if self.draft_ids is None:
+            return weight
+        version = (weight.data_ptr(), weight._version)
+        if self._kept is None or self._kept[0] != version:
+            self._kept = (version, weight.detach()[self.draft_ids])
+        return self._kept[1]
 
     def confidence(self, h: Tensor, embedded: Tensor) -> Tensor:
         """Confidence logits [..., gamma]; +inf (always verify) without a confidence head."""

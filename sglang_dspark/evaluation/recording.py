@@ -8,15 +8,14 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.drafter import DrafterConfig, load_drafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
 from sglang_dspark.evaluation.prompts import EvalPrompt
+from sglang_dspark.evaluation.proposer import drafter_kind, drafter_layers, open_drafter
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import DrafterFacts, Trace, TracedPrompt, prompt_digest
 from sglang_dspark.training.provenance import target_sha256 as weights_sha256
 
-_KINDS = (("dspark", "dspark"), ("dflash", "dflash"), ("eagle3", "eagle3"), ("mtp", "mtp"))
 _ALL_TOKENS = 1 << 30
 
 
@@ -36,9 +35,8 @@ class Workload:
 
 def open_engine(workload: Workload, drafter: Path) -> tuple[ReferenceEngine, Any]:
     """Engine and drafter, loaded and fitted together; the drafter is the one that drafts in it."""
-    config = DrafterConfig.from_dir(drafter)
-    target = TargetModel.load(workload.target, config.target_layer_ids)
-    module = load_drafter(drafter, target.embed_weight, target.head_weight)
+    target = TargetModel.load(workload.target, drafter_layers(drafter))
+    module = open_drafter(drafter, target)
     return ReferenceEngine(target, module, workload.settings), module
 
 
@@ -70,12 +68,10 @@ def describe(path: Path, gamma: int) -> DrafterFacts:
         raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
     except (OSError, ValueError) as error:
         raise DSparkError(f"cannot read {path / 'config.json'}: {error}") from None
-    names = " ".join([*raw.get("architectures", []), str(raw.get("model_type", ""))]).lower()
-    kind = next((kind for word, kind in _KINDS if word in names), "other")
     head = str(raw.get("markov_head_type", "vanilla")) if raw.get("markov_rank") else "none"
     return DrafterFacts(
         name=path.resolve().name,
-        kind=kind,
+        kind=drafter_kind(path),
         head=head,
         layers=int(raw.get("num_hidden_layers", 1)),
         gamma=gamma,

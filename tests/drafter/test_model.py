@@ -149,6 +149,20 @@ def test_reduced_vocabulary_is_part_of_the_weights():
     assert pb.sum(-1).allclose(torch.ones(5))
 
 
+def test_changed_weights_change_the_draft_of_a_reduced_vocabulary():
+    drafter = tiny_drafter(markov_rank=8)
+    restrict_vocabulary(drafter.markov_head, torch.arange(5, 25))
+    drafter.attach(drafter.embed_weight, torch.randn(61, 32))
+    anchor, h = torch.arange(6), 0.01 * torch.randn(6, 4, 32)
+    with torch.no_grad():
+        before = drafter.draft(anchor, h, torch.ones(6)).probs
+        drafter.markov_head.markov_w2.weight[7, :-1] += (
+            20 * drafter.markov_head.markov_w1.weight[anchor[0], :-1]
+        )
+        after = drafter.draft(anchor, h, torch.ones(6)).probs
+    assert before[0, 0, 7] < 0.9 < after[0, 0, 7]
+
+
 def test_attach_refuses_another_target():
     drafter = tiny_drafter()
     with pytest.raises(ValueError, match="embedding"):
