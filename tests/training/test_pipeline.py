@@ -1,4 +1,4 @@
-"""`dspark train --config`: from nothing to a drafter in one go, and what is done is not repeated."""
+"""`dspark train --config`: from nothing to a drafter in one go; what is done is not repeated."""
 
 import json
 import re
