@@ -22,7 +22,7 @@ def test_one_command_trains_from_nothing_and_goes_on(config, tmp_path):
     }
     quick = {"steps": 8, "validate_every": 4, "log_every": 4, "held_out_every": 2}
     schedule = config.schedule.model_copy(update=quick)
-    calibration = config.calibration.model_copy(update={"limit": 2, "max_new_tokens": 8})
+    calibration = config.calibration.model_copy(update={"limit": 4, "max_new_tokens": 24})
     cfg = config.model_copy(
         update={
             "run_dir": tmp_path / "run",
