@@ -19,32 +19,35 @@ from pathlib import Path
 from sglang_dspark.training.config import load_config
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.setup import prepare
-world = World.join("cpu")
-trainer, note = prepare(load_config(Path(sys.argv[1])), world=world)
-losses = []
-trainer.validate()  # must leave no trace in training
-while trainer.step < int(sys.argv[2]):
-    sums = trainer.train_step()
-    losses.append(float(sums[0] / sums[1]))
-means = trainer.validate()
-trainer.save()
+world, results = World.join("cpu"), []
+for config, steps in zip(sys.argv[2::2], sys.argv[3::2]):
+    trainer, note = prepare(load_config(Path(config)), world=world)
+    trainer.validate()  # must leave no trace in training
+    losses = []
+    while trainer.step < int(steps):
+        sums = trainer.train_step()
+        losses.append(float(sums[0] / sums[1]))
+    results.append([note, losses, trainer.validate()])
+    trainer.save()
 if world.leads:
-    Path(sys.argv[3]).write_text(json.dumps([note, losses, means]))
+    Path(sys.argv[1]).write_text(json.dumps(results))
 world.leave()
 """
 
 
-def _two_processes(cfg, steps, tmp_path):
-    """Train to `steps` in two processes: (note, losses, held-out means)."""
+def _two_processes(tmp_path, *runs):
+    """Each (config, steps) in two processes: (note, losses, held-out means) of each."""
     (tmp_path / "worker.py").write_text(WORKER)
-    (tmp_path / "c.yaml").write_text(cfg.model_dump_json())
     out = tmp_path / "out.json"
     command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(tmp_path / "worker.py")]
-    command += [str(tmp_path / "c.yaml"), str(steps), str(out)]
+    command += ["--nproc-per-node", "2", str(tmp_path / "worker.py"), str(out)]
+    for number, (cfg, steps) in enumerate(runs):
+        file = tmp_path / f"{number}.yaml"
+        file.write_text(cfg.model_dump_json())  # JSON is YAML
+        command += [str(file), str(steps)]
     environment = os.environ | {"OMP_NUM_THREADS": "1"}
     done = subprocess.run(
-        command, env=environment, capture_output=True, text=True, timeout=240, check=False
+        command, env=environment, capture_output=True, text=True, timeout=400, check=False
     )
     assert done.returncode == 0, done.stderr[:4000]
     return json.loads(out.read_text())
@@ -65,24 +68,26 @@ def test_two_processes_train_as_one(config, tmp_path):
     expected = _losses(alone, STEPS)
     means = alone.validate()
     alone.save()
-    _, losses, measured = _two_processes(cfg, STEPS, tmp_path)
+    one_state = load_file(str(tmp_path / "one" / "state.safetensors"))
+    one_drafter = load_file(str(tmp_path / "one" / "drafter" / "model.safetensors"))
+    single = alone.cfg
+    on = _losses(alone, STEPS + 3)
+    # Two processes from the start, and two that go on from the state of one.
+    first, second = _two_processes(tmp_path, (cfg, STEPS), (single, STEPS + 3))
+    _, losses, measured = first
     assert losses == pytest.approx(expected, abs=1e-4)
     assert len(set(losses)) == STEPS
     for key in ("held_out_loss", "held_out_tau", "held_out_ece"):
         assert measured[key] == pytest.approx(means[key], abs=1e-3)
-    for name in ("state.safetensors", "drafter/model.safetensors"):
-        one = load_file(str(tmp_path / "one" / name))
-        two = load_file(str(tmp_path / "two" / name))
+    for one, name in ((one_state, "state"), (one_drafter, "drafter/model")):
+        two = load_file(str(tmp_path / "two" / f"{name}.safetensors"))
         assert one.keys() == two.keys()
         for key in one:
             difference = (one[key].double() - two[key].double()).abs().max()
             assert float(difference) < 5e-3, key
-    # One process goes on from the two processes' state, and two from the one's.
-    back, note = prepare(cfg)
-    assert note == f"going on from step {STEPS}"
-    on = _losses(alone, STEPS + 3)
-    assert _losses(back, STEPS + 3) == pytest.approx(on, abs=1e-4)
-    single = cfg.model_copy(update={"run_dir": tmp_path / "one"})
-    note, losses, _ = _two_processes(single, STEPS + 3, tmp_path)
+    note, losses, _ = second
     assert note == f"going on from step {STEPS}"
     assert losses == pytest.approx(on, abs=1e-4)
+    back, note = prepare(cfg)  # one process goes on from the state of two
+    assert note == f"going on from step {STEPS}"
+    assert _losses(back, STEPS + 3) == pytest.approx(on, abs=1e-4)

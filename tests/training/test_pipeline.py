@@ -1,0 +1,58 @@
+"""`dspark train --config`: from nothing to a drafter in one go; what is done is not repeated."""
+
+import json
+import re
+from importlib.util import find_spec
+
+from typer.testing import CliRunner
+
+from sglang_dspark.cli.main import app
+from sglang_dspark.drafter import load_drafter
+from sglang_dspark.evaluation.target import TargetModel
+
+
+def test_one_command_trains_from_nothing_and_goes_on(config, tmp_path):
+    file = tmp_path / "prompts.jsonl"
+    file.write_text('{"prompt": "w1 w2"}\n{"prompt": 3}\n')
+    changes = {
+        "prompts": (file,),
+        "self_prompts": tmp_path / "self.jsonl",
+        "self_prompt_count": 30,
+        "store": tmp_path / "store",
+    }
+    quick = {"steps": 8, "validate_every": 4, "log_every": 4, "held_out_every": 2}
+    schedule = config.schedule.model_copy(update=quick)
+    calibration = config.calibration.model_copy(update={"limit": 4, "max_new_tokens": 24})
+    cfg = config.model_copy(
+        update={
+            "run_dir": tmp_path / "run",
+            "data": config.data.model_copy(update=changes),
+            "schedule": schedule,
+            "calibration": calibration,
+        }
+    )
+    (tmp_path / "c.yaml").write_text(cfg.model_dump_json())  # JSON is YAML
+    command = ["train", "--config", str(tmp_path / "c.yaml")]
+    stopped = CliRunner().invoke(app, [*command, "--strict"])
+    assert "line 2" in str(stopped.exception)
+    first = CliRunner().invoke(app, command)
+    assert first.exit_code == 0, first.output
+    assert "line 2: a user turn must be text" in first.output
+    assert "1 prompts skipped" in first.output
+    assert re.search(r"x 200 bytes = .* GB free\); full logits would take 260 bytes", first.output)
+    target = TargetModel.load(cfg.data.target)
+    load_drafter(tmp_path / "run" / "drafter", target.embed_weight, target.head_weight)
+    lines = (tmp_path / "run" / "metrics.jsonl").read_text().splitlines()
+    assert [json.loads(line)["step"] for line in lines] == [4, 8]
+    assert {"loss", "tau", "steps_per_s", "held_out_tau", "held_out_ece"} <= json.loads(
+        lines[-1]
+    ).keys()
+    if find_spec("sglang_dspark.cli.calibrate"):
+        assert (tmp_path / "run" / "drafter" / "sts.json").is_file()
+    before = (tmp_path / "self.jsonl").read_text()
+    again = CliRunner().invoke(app, command)
+    assert again.exit_code == 0, again.output
+    assert "0 prompts to answer" in again.output
+    assert "going on from step 8" in again.output
+    assert (tmp_path / "self.jsonl").read_text() == before
+    assert (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() == lines
