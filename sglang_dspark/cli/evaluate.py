@@ -92,6 +92,8 @@ def evaluate(
         seed=seed,
     )
     subject = _open(target, drafter, prompts, prompt_field, limit, console)
+    if serve:
+        _require_dspark(subject.drafter)
     outcome = _measure_engine(subject, settings, console)
     show_report(console, "reference engine", outcome.report)
     document: dict[str, Any] = {
@@ -115,6 +117,17 @@ def _refuse_options_before(context: typer.Context, command: str) -> None:
         if source is not None and source.name == "COMMANDLINE":
             option = name.replace("_", "-")
             raise DSparkError(f"write --{option} behind the command: dspark eval {command} ...")
+
+
+def _require_dspark(drafter: Path) -> None:
+    from sglang_dspark.evaluation.proposer import drafter_kind
+
+    kind = drafter_kind(drafter)
+    if kind != "dspark":
+        raise DSparkError(
+            f"--serve starts a DSPARK server, {drafter} is a drafter of kind {kind}: start its "
+            "server yourself and give --server URL"
+        )
 
 
 @dataclass(frozen=True)
@@ -172,15 +185,14 @@ def _measure_engine(
     from transformers.utils import logging as transformers_logging
 
     from sglang_dspark.cli._progress import stages
-    from sglang_dspark.drafter import DrafterConfig, load_drafter
     from sglang_dspark.evaluation import report as reports
     from sglang_dspark.evaluation.engine import ReferenceEngine
+    from sglang_dspark.evaluation.proposer import drafter_layers, open_drafter
     from sglang_dspark.evaluation.target import TargetModel
 
     transformers_logging.disable_progress_bar()
-    config = DrafterConfig.from_dir(subject.drafter)
-    model = TargetModel.load(subject.target, config.target_layer_ids)
-    drafter = load_drafter(subject.drafter, model.embed_weight, model.head_weight)
+    model = TargetModel.load(subject.target, drafter_layers(subject.drafter))
+    drafter = open_drafter(subject.drafter, model)
     engine = ReferenceEngine(model, drafter, replace(settings, stop_ids=subject.stop_ids))
     with stages(console) as progress:
         count = counter(progress, "reference engine", len(subject.ids))

@@ -29,7 +29,7 @@ class Confidence:
 
 @dataclass(frozen=True)
 class DomainReport:
-    """Acceptance in one domain; confidence is known for the engine only."""
+    """Acceptance in one domain; confidence is known for the engine and drafters with a head."""
 
     acceptance: Acceptance
     confidence: Confidence | None
@@ -49,7 +49,9 @@ def engine_report(domains: Sequence[str], generations: Sequence[Generation], gam
         chosen = [counts[i] for i in index]
         if any(request.steps for request in chosen):
             pairs = ConfidencePairs.from_generations(generations[i] for i in index)
-            confidence = Confidence(pairs.auc(), pairs.ece(), len(pairs.survival))
+            confidence = None
+            if len(pairs.survival):
+                confidence = Confidence(pairs.auc(), pairs.ece(), len(pairs.survival))
             report[domain] = DomainReport(acceptance(chosen), confidence)
     return report
 

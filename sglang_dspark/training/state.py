@@ -56,5 +56,11 @@ def check_state(cfg: RunConfig) -> int | None:
 def load_state(cfg: RunConfig, step: int, optimiser: Optimiser, sampler: Sampler) -> None:
     """Continue from the run directory's state, which `check_state` found after `step` steps."""
     state = load_file(str(state_file(cfg)))
-    optimiser.restore(state, step)
+    try:
+        optimiser.restore(state, step)
+    except (RuntimeError, KeyError) as error:
+        raise DSparkError(
+            f"{state_file(cfg)} does not fit this drafter ({str(error).splitlines()[0]}): it is of another "
+            "version; choose a new run_dir"
+        ) from None
     sampler.restore({k: state[f"sampler.{k}"] for k in ("order", "generator")})

@@ -8,7 +8,8 @@ import time
 
 import pytest
 import torch
-from safetensors.torch import load_file
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 
 from sglang_dspark.drafter import load_drafter
 from sglang_dspark.errors import DSparkError
@@ -157,6 +158,20 @@ def test_another_target_or_layers_are_refused(config, tmp_path):
     trainer.save()
     with pytest.raises(DSparkError, match="another shape"):
         prepare(_in(asked(markov_rank=4), tmp_path))
+
+
+def test_a_state_with_other_shapes_is_refused_in_one_line(config, tmp_path):
+    run = _in(config, tmp_path / "run", steps=1)
+    trainer, _ = prepare(run)
+    trainer.run(lambda *_: None)
+    file = tmp_path / "run" / "state.safetensors"
+    with safe_open(str(file), framework="pt") as handle:
+        meta = handle.metadata()
+    state = load_file(str(file))
+    state["parameter.0"] = torch.zeros(3, 5, 7)
+    save_file(state, str(file), meta)
+    with pytest.raises(DSparkError, match=r"does not fit this drafter .* choose a new run_dir$"):
+        prepare(run)
 
 
 def test_not_finite_loss_stops_and_keeps_the_checkpoint(config, tmp_path):
