@@ -59,8 +59,9 @@ def load_state(cfg: RunConfig, step: int, optimiser: Optimiser, sampler: Sampler
     try:
         optimiser.restore(state, step)
     except (RuntimeError, KeyError) as error:
+        cause = str(error).splitlines()[0]
         raise DSparkError(
-            f"{state_file(cfg)} does not fit this drafter ({str(error).splitlines()[0]}): it is of another "
-            "version; choose a new run_dir"
+            f"{state_file(cfg)} does not fit this drafter ({cause}): it is of another version; "
+            "choose a new run_dir"
         ) from None
     sampler.restore({k: state[f"sampler.{k}"] for k in ("order", "generator")})
