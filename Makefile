@@ -46,10 +46,11 @@ demo: setup
 serve: setup
 	@exec $(BIN)/dspark demo --serve $(ARGS)
 
-# Servers want the machine for themselves; everything else shares it between two processes.
+# Servers want the machine for themselves; everything else shares it between two processes of one
+# compute thread each.
 test: setup
 ifeq ($(ARGS),)
-	@$(BIN)/python -m pytest -n 2 -m 'not server'
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not server'
 	@$(BIN)/python -m pytest -m server
 else
 	@$(BIN)/python -m pytest $(ARGS)
