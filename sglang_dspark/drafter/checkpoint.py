@@ -50,9 +50,14 @@ def load_drafter(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DSparkDra
     config = DrafterConfig.from_dir(path)
     check_target(path, config.vocab_size, config.hidden_size, embed_tokens)
     drafter = DSparkDrafter(config)
-    fill_parameters(drafter, read_tensors(path), _stored, path)
+    fill_drafter(drafter, path)
     drafter.attach(embed_tokens, lm_head)
     return drafter.eval()
+
+
+def fill_drafter(drafter: DSparkDrafter, path: Path) -> None:
+    """Copy the weights of a checkpoint directory into a drafter of its shape."""
+    fill_parameters(drafter, read_tensors(path), _stored, path)
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:

@@ -62,6 +62,9 @@ class DSparkShape(_Shape):
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
     confidence_head: bool = True
     mask_token_id: int = Field(ge=0)
+    start_from: Path | None = Field(
+        None, description="drafter directory of the same shape to go on from, e.g. with more data"
+    )
 
 
 class DFlashShape(_Shape):

@@ -1,9 +1,10 @@
 """Where training starts: draft layers from the target's last layers, the projection from its last
-captured features, the transition bias from bigram statistics of its answers.
+captured features, the transition bias from bigram statistics of its answers; or another drafter.
 """
 
 from __future__ import annotations
 
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,11 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sglang_dspark.drafter.backbone import Backbone, DraftLayer
+from sglang_dspark.drafter.checkpoint import fill_drafter, read_tensors
 from sglang_dspark.drafter.config import DrafterConfig
-from sglang_dspark.drafter.heads import restrict_vocabulary
+from sglang_dspark.drafter.heads import restrict_vocabulary, restricted_tokens
 from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.training.config import DFlashShape, DSparkShape
 from sglang_dspark.training.store import StoreReader
 
@@ -63,6 +66,37 @@ def draft_vocabulary(counts: Tensor, size: int) -> tuple[Tensor, float]:
     ids = counts.topk(min(size, len(counts))).indices
     coverage = float(counts[ids].sum() / counts.sum().clamp(min=1))
     return ids.sort().values, coverage
+
+
+def vocabulary_of(path: Path, size: int) -> Tensor:
+    """Draft vocabulary [size] of the drafter in a directory, which its Markov weights hold.
+
+    Raises DSparkError when it has another size or none.
+    """
+    tensors = read_tensors(path)
+    names = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+    if any(name not in tensors for name in names):
+        raise DSparkError(f"{path} holds no DSpark drafter with a Markov head")
+    ids = restricted_tokens(*(tensors[name].float() for name in names))
+    found = tensors[names[0]].shape[0] if ids is None else len(ids)
+    if ids is None or found != size:
+        raise DSparkError(
+            f"{path} drafts from {found} tokens, drafter.draft_vocab says {size}: set it to {found}"
+        )
+    return ids
+
+
+def start_from(drafter: DSparkDrafter, path: Path) -> None:
+    """Take the weights of a drafter of the same shape; DSparkError where the shapes differ."""
+    found = DrafterConfig.from_dir(path)
+    if found != drafter.config:
+        differing = [
+            f"{f.name} {getattr(found, f.name)} (config: {getattr(drafter.config, f.name)})"
+            for f in fields(found)
+            if getattr(found, f.name) != getattr(drafter.config, f.name)
+        ]
+        raise DSparkError(f"drafter.start_from {path} has another shape: {', '.join(differing)}")
+    fill_drafter(drafter, path)
 
 
 def bigram_factors(pairs: Tensor, vocab_size: int, rank: int) -> tuple[Tensor, Tensor]:

@@ -13,7 +13,7 @@ from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.training.config import RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.files import write_json
-from sglang_dspark.training.initial import draft_vocabulary, token_counts
+from sglang_dspark.training.initial import draft_vocabulary, token_counts, vocabulary_of
 from sglang_dspark.training.learner import Ingredients, build_learner
 from sglang_dspark.training.packing import anchor_positions
 from sglang_dspark.training.plan import prompt_token_counts
@@ -108,8 +108,12 @@ def _vocabulary(cfg: RunConfig, counts: Tensor, world: World) -> Tensor | None:
         return None
     file = cfg.run_dir / "vocabulary.json"
     if world.leads and not file.exists():
-        wide = ANSWER_WEIGHT * counts + prompt_token_counts(cfg.data, size)
-        ids, _ = draft_vocabulary(wide, wanted)
+        start = getattr(cfg.drafter, "start_from", None)
+        if start is not None:
+            ids = vocabulary_of(start, wanted)
+        else:
+            wide = ANSWER_WEIGHT * counts + prompt_token_counts(cfg.data, size)
+            ids, _ = draft_vocabulary(wide, wanted)
         write_json(file, ids.tolist())
     world.wait()
     return torch.tensor(json.loads(file.read_text()))

@@ -160,6 +160,28 @@ def test_another_target_or_layers_are_refused(config, tmp_path):
         prepare(_in(asked(markov_rank=4), tmp_path))
 
 
+def test_training_goes_on_from_another_drafter(config, tmp_path):
+    first, _ = prepare(_in(config, tmp_path / "first"))
+    first.run(lambda *_: None)
+    trained = first.validate()["held_out_loss"]
+    shape = config.drafter.model_copy(update={"start_from": tmp_path / "first" / "drafter"})
+    again = _in(config, tmp_path / "again").model_copy(update={"drafter": shape})
+    second, _ = prepare(again)
+    assert second.validate()["held_out_loss"] == pytest.approx(trained, rel=0.02)  # bfloat16 file
+    for file in ("first", "again"):
+        assert (tmp_path / file / "vocabulary.json").read_text() == (
+            tmp_path / "first" / "vocabulary.json"
+        ).read_text()
+    for change, says in (
+        ({"layers": shape.layers + 1}, "num_layers"),
+        ({"draft_vocab": shape.draft_vocab - 1}, "drafter.draft_vocab says"),
+    ):
+        other = shape.model_copy(update=change)
+        run = _in(config, tmp_path / says).model_copy(update={"drafter": other})
+        with pytest.raises(DSparkError, match=says):
+            prepare(run)
+
+
 def test_a_state_with_other_shapes_is_refused_in_one_line(config, tmp_path):
     run = _in(config, tmp_path / "run", steps=1)
     trainer, _ = prepare(run)

@@ -15,7 +15,7 @@ from sglang_dspark.drafter.heads import OUTSIDE_VOCABULARY_BIAS, restrict_vocabu
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.training.config import DSparkShape, ObjectiveConfig
 from sglang_dspark.training.distributed import local
-from sglang_dspark.training.initial import drafter_config, initialise
+from sglang_dspark.training.initial import drafter_config, initialise, start_from
 from sglang_dspark.training.learner import Ingredients, TargetHead
 from sglang_dspark.training.losses import LossParts, dspark_loss, position_weights
 from sglang_dspark.training.packing import PackedBatch
@@ -108,12 +108,14 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 
 def build(ingredients: Ingredients) -> DSparkLearner:
-    """A DSpark drafter that starts from the target's last layers."""
+    """A DSpark drafter that starts from another drafter or from the target's last layers."""
     cfg, ids = ingredients.cfg, ingredients.vocabulary
     shape = cfg.drafter
     assert isinstance(shape, DSparkShape)
     drafter = DSparkDrafter(drafter_config(shape, ingredients.target))
-    if ingredients.fresh and shape.init_from_target:
+    if ingredients.fresh and shape.start_from is not None:
+        start_from(drafter, shape.start_from)
+    elif ingredients.fresh and shape.init_from_target:
         initialise(drafter, cfg.data.target, ingredients.pairs.cpu(), ids)
     elif ids is not None:
         restrict_vocabulary(drafter.markov_head, ids.cpu())
