@@ -1,4 +1,4 @@
-"""From drafts to verify lengths: survival, budget, admission (paper, 3.2).
+"""From drafts to verify lengths: survival, calibration, budget, admission (paper, 3.2).
 
-Not in use yet: every drafted token is verified.
+In use so far: survival and its calibration. Every drafted token is still verified.
 """
