@@ -101,12 +101,14 @@ def search(
     limits: Counts | None = None,
     floors: Counts | None = None,
     base: float | None = None,
+    must_draft: bool = False,
 ) -> Budget:
     """The K and depth of largest Theta. gains must be those of an earlier step (see above).
 
     gains: [R, gamma] float32, w_r a_{r,j}, non-increasing in j. limits: [R] int64, most drafts of
     each request (default gamma). floors: [R] int64 <= limits, drafts admitted whatever their gain
     (fairness); they bind whenever the step speculates. base: sum of w_r (default R).
+    must_draft: leave depth 0 out (what the guard compares with the plain step).
     Raises ValueError on sizes that do not fit.
     """
     rows = workspace.check(gains)
@@ -120,12 +122,19 @@ def search(
         costs.fixed,
         costs.draft,
         float(rows) if base is None else base,
+        must_draft,
         workspace.keys,
         workspace.other,
         workspace.histogram,
         workspace.forced,
     )
     return Budget(*found)
+
+
+def plain(requests: int, costs: Costs, *, base: float | None = None) -> Budget:
+    """The step that skips the draft: one token for each of R requests."""
+    seconds = float(costs.tokens[requests] + costs.fixed + costs.draft[0])
+    return Budget(0, 0, (float(requests) if base is None else base) / seconds, seconds)
 
 
 def early_stop(
@@ -160,15 +169,16 @@ def early_stop(
 
 @compiled
 def _search(  # type: ignore[no-untyped-def]
-    bits, limits, floors, tokens, fixed, draft, base, keys, other, histogram, forced_of
+    bits, limits, floors, tokens, fixed, draft, base, must_draft, keys, other, histogram, forced_of
 ) -> Any:
     rows, gamma = bits.shape
     seconds = tokens[rows] + fixed + draft[0]
     best_k, best_depth, best_tau, best_seconds = 0, 0, base, seconds
+    if must_draft:
+        best_tau, best_seconds = 0.0, 1.0
     count, _ = gather_keys(bits, limits, floors, keys, forced_of)
     if count > 0:
         sort_descending(keys, other, count, histogram)
-    deepest = gamma
     for depth in range(1, gamma + 1):
         if depth < gamma and draft[depth] >= draft[depth + 1]:
             continue  # drafting deeper costs no more and offers all of this
@@ -182,7 +192,7 @@ def _search(  # type: ignore[no-untyped-def]
             best_k, best_depth, best_tau, best_seconds = k, depth, tau, seconds
         for i in range(count):
             key = keys[i]
-            if depth < deepest and (key & 255) >= depth:
+            if depth < gamma and (key & 255) >= depth:
                 continue
             tau += gain_of(key)
             k += 1

@@ -15,6 +15,7 @@ import json
 import math
 import os
 from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -88,7 +89,7 @@ class CostTable:
 
 
 def _ascending(name: str, values: tuple[int, ...]) -> None:
-    if not values or values[0] < 1 or any(b <= a for a, b in zip(values, values[1:], strict=False)):
+    if not values or values[0] < 1 or any(b <= a for a, b in pairwise(values)):
         raise ValueError(f"{name} must be ascending and >= 1: {list(values)}")
 
 

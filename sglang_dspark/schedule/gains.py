@@ -32,6 +32,16 @@ def gains(confidence: Gains, weights: Gains | None = None, out: Gains | None = N
     return result
 
 
+def speed_weights(speed: Gains, target: Gains, most: float = 4.0) -> Gains:
+    """Weights [R] of requests with a speed target: target / speed, between 1 and `most`.
+
+    speed, target: [R] float32 tokens/s so far and wanted; target 0 means none. A request that
+    has no speed yet weighs 1.
+    """
+    behind = np.where((target > 0) & (speed > 0), target / np.maximum(speed, 1e-9), 1.0)
+    return np.clip(behind, 1.0, most).astype(np.float32)
+
+
 @compiled
 def _gains(confidence, weights, out):  # type: ignore[no-untyped-def]
     rows, gamma = confidence.shape
