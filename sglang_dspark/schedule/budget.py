@@ -79,7 +79,6 @@ class Workspace:
         self.keys = np.empty(max_requests * gamma, np.int64)
         self.other = np.empty_like(self.keys)
         self.histogram = np.empty((3, DIGIT), np.int64)
-        self.forced = np.empty(gamma + 1, np.float64)
         self.full = np.full(max_requests, gamma, np.int64)
         self.zero = np.zeros(max_requests, np.int64)
 
@@ -107,7 +106,7 @@ def search(
 
     gains: [R, gamma] float32, w_r a_{r,j}, non-increasing in j. limits: [R] int64, most drafts of
     each request (default gamma). floors: [R] int64 <= limits, drafts admitted whatever their gain
-    (fairness); they bind whenever the step speculates. base: sum of w_r (default R).
+    (fairness); when the step speculates they bind, also the depth. base: sum of w_r (default R).
     must_draft: leave depth 0 out (what the guard compares with the plain step).
     Raises ValueError on sizes that do not fit.
     """
@@ -126,7 +125,6 @@ def search(
         workspace.keys,
         workspace.other,
         workspace.histogram,
-        workspace.forced,
     )
     return Budget(*found)
 
@@ -162,31 +160,27 @@ def early_stop(
         workspace.keys,
         workspace.other,
         workspace.histogram,
-        workspace.forced,
     )
     return Budget(found[0], workspace.gamma, found[1], found[2])
 
 
 @compiled
 def _search(  # type: ignore[no-untyped-def]
-    bits, limits, floors, tokens, fixed, draft, base, must_draft, keys, other, histogram, forced_of
+    bits, limits, floors, tokens, fixed, draft, base, must_draft, keys, other, histogram
 ) -> Any:
     rows, gamma = bits.shape
     seconds = tokens[rows] + fixed + draft[0]
     best_k, best_depth, best_tau, best_seconds = 0, 0, base, seconds
     if must_draft:
         best_tau, best_seconds = 0.0, 1.0
-    count, _ = gather_keys(bits, limits, floors, keys, forced_of)
+    count, forced, forced_gain, deepest = gather_keys(bits, limits, floors, keys)
     if count > 0:
         sort_descending(keys, other, count, histogram)
-    for depth in range(1, gamma + 1):
+    for depth in range(max(1, deepest), gamma + 1):
         if depth < gamma and draft[depth] >= draft[depth + 1]:
             continue  # drafting deeper costs no more and offers all of this
         fixed_here = fixed + draft[depth]
-        k = 0
-        for r in range(rows):
-            k += min(floors[r], depth)
-        tau = base + forced_of[depth]
+        k, tau = forced, base + forced_gain
         seconds = tokens[rows + k] + fixed_here
         if tau * best_seconds > best_tau * seconds:
             best_k, best_depth, best_tau, best_seconds = k, depth, tau, seconds
@@ -204,10 +198,10 @@ def _search(  # type: ignore[no-untyped-def]
 
 @compiled
 def _early_stop(  # type: ignore[no-untyped-def]
-    bits, limits, floors, tokens, fixed, base, keys, other, histogram, forced_of
+    bits, limits, floors, tokens, fixed, base, keys, other, histogram
 ) -> Any:
     rows = bits.shape[0]
-    count, _ = gather_keys(bits, limits, floors, keys, forced_of)
+    count = gather_keys(bits, limits, floors, keys)[0]
     if count > 0:
         sort_descending(keys, other, count, histogram)
     tau, seconds = base, tokens[rows] + fixed

@@ -93,7 +93,7 @@ class AcceptanceEstimator:
         position = np.arange(1, self.gamma + 1)
         reached = (position <= verified[:, None]) & (position <= accepted[:, None] + 1)
         kept = reached & (position <= accepted[:, None])
-        fade = np.exp(-reached / self.config.request_memory)
+        fade = np.exp(reached / -self.config.request_memory)
         self._reached[rows] = self._reached[rows] * fade + reached
         self._accepted[rows] = self._accepted[rows] * fade + kept
 

@@ -6,10 +6,11 @@ that speculated and steps that did not. Their quotients correct the coming step'
 
     gain = (q_spec theta_spec) / (q_plain theta_plain)
 
-Being quotients they carry over between batches of unlike size. Speculation stops when the gain falls
-below 1 + min_gain - hysteresis and resumes above 1 + min_gain. Without it nothing is learned of
-it, so a stopped load probes a few steps after a pause; each probe that fails doubles the pause.
-The other way round, plain steps are probed now and then while the gain is small enough to matter.
+Being quotients they carry over between batches of unlike size. Speculation stops when the gain
+falls below 1 + min_gain - hysteresis and resumes above 1 + min_gain. Without speculating nothing
+is learned of it, so a stopped load probes a few steps after a pause; each probe that fails doubles
+the pause. The other way round, plain steps are probed now and then while the gain is small enough
+to matter.
 
 Everything here is about finished steps; the decision is made before drafting.
 """
@@ -142,7 +143,10 @@ def observed(
     theta: float,
     memory: float,
 ) -> LoadState:
-    """With a finished step: tokens emitted, seconds it took, tokens/s it was predicted to give."""
+    """With a finished step: tokens emitted, seconds it took, tokens/s it was predicted to give.
+
+    Raises ValueError unless seconds and theta are positive.
+    """
     if seconds <= 0 or theta <= 0:
         raise ValueError(f"a step of {seconds} s promised {theta} tokens/s")
     ratio = min(tokens / (seconds * theta), 4.0)  # one clock glitch must not outweigh the memory

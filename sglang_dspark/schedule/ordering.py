@@ -50,32 +50,28 @@ def key_of(bits, above):  # type: ignore[no-untyped-def]
 
 
 @compiled
-def gather_keys(  # type: ignore[no-untyped-def]
-    bits, limits, floors, keys, forced_of
-) -> Any:
-    """Collect the candidates' sort keys; (their number, the number of forced drafts).
+def gather_keys(bits, limits, floors, keys) -> Any:  # type: ignore[no-untyped-def]
+    """Collect the candidates' sort keys; (their number, forced drafts, their gain, deepest one).
 
-    bits: [R, gamma] int32 view of gains. limits, floors: [R] int64, floors <= limits <= gamma.
-    keys: [>= R gamma] int64, filled. forced_of: [gamma + 1] float64, entry d becomes the gain of
-    the forced drafts at positions below d.
+    bits: [R, gamma] int32 view of gains. limits, floors: [R] int64, floors <= limits <= gamma;
+    drafts within the floor are forced and no candidates. keys: [>= R gamma] int64, filled.
     """
-    rows, gamma = bits.shape
-    count, forced = 0, 0
-    forced_of[:] = 0.0
-    values = bits.view(np.float32)
+    rows = bits.shape[0]
+    count, forced, deepest = 0, 0, 0
+    forced_gain = 0.0
     for r in range(rows):
         above = np.int64(INFINITE)
+        deepest = max(deepest, floors[r])
         for j in range(limits[r]):
             above = key_of(np.int64(bits[r, j]), above)
+            key = (above << POSITION_BITS) | j
             if j < floors[r]:
                 forced += 1
-                forced_of[j + 1] += np.float64(values[r, j])
+                forced_gain += gain_of(key)
             else:
-                keys[count] = (above << POSITION_BITS) | j
+                keys[count] = key
                 count += 1
-    for d in range(gamma):
-        forced_of[d + 1] += forced_of[d]
-    return count, forced
+    return count, forced, forced_gain, deepest
 
 
 @compiled

@@ -102,7 +102,7 @@ class Relay:
         return Resolved(np.tile(prior, (rows, 1)), np.zeros(rows, np.bool_))
 
     def _check(self, rows: Counts) -> None:
-        if len(rows) and not (0 <= int(rows.min()) and int(rows.max()) < len(self._next)):
+        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(self._next)):
             raise ValueError(f"pool rows {rows.min()}..{rows.max()} of {len(self._next)}")
 
 
