@@ -162,7 +162,10 @@ class CostModel:
         self._draft += amount * drafting / norm
 
     def _corrected(self) -> Seconds:
-        return monotone(np.asarray(self.table.seconds) * np.exp(self._common + self._knot))
+        seconds = np.asarray(self.table.seconds) * np.exp(self._common + self._knot)
+        # Tiers are programs of their own and a larger one may really be faster; points between
+        # which we interpolate are samples of one curve, where a drop is noise.
+        return seconds if self.table.padded else monotone(seconds)
 
     def _refresh(self) -> None:
         self._since = 0

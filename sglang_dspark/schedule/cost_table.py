@@ -50,11 +50,11 @@ class ProfileKey:
 class CostTable:
     """Measured seconds. See `tokens_curve` and `draft_row` for how they are read.
 
-    knots: B, ascending; seconds: of a pass over that many tokens, >= 0, non-decreasing after
-    `monotone`. padded: knots are the tiers that batches are padded to. per_request: seconds a
-    request adds; per_context: seconds a token of context (summed over requests) adds.
-    draft_requests: R, ascending; draft_seconds[i][d]: drafting d positions for R requests, where
-    d = 0 is what a step without drafting costs beyond a pass over R tokens (may be negative).
+    knots: B, ascending; seconds: of a pass over that many tokens, > 0. padded: knots are the tiers
+    that batches are padded to. per_request: seconds a request adds; per_context: seconds a token of
+    context (summed over requests) adds. draft_requests: R, ascending; draft_seconds[i][d]: drafting
+    d positions for R requests, where d = 0 is what a step without drafting costs beyond a pass over
+    R tokens (may be negative).
     """
 
     key: ProfileKey
@@ -94,10 +94,7 @@ def _ascending(name: str, values: tuple[int, ...]) -> None:
 
 
 def monotone(values: Seconds, weights: Seconds | None = None) -> Seconds:
-    """Nearest non-decreasing sequence (weighted least squares, pool adjacent violators).
-
-    A pass over more tokens cannot cost less; where timings say so it is noise.
-    """
+    """Nearest non-decreasing sequence (weighted least squares, pool adjacent violators)."""
     pools: list[list[float]] = []  # [mean, weight, length]
     for i, value in enumerate(values):
         pools.append([float(value), 1.0 if weights is None else float(weights[i]), 1.0])
@@ -114,7 +111,7 @@ def tokens_curve(
 ) -> Seconds:
     """Seconds of a pass over B = 0 .. max_tokens tokens: [max_tokens + 1] float64.
 
-    seconds: [knots], non-decreasing. Padded: B costs what the first knot >= B costs. Otherwise
+    seconds: [knots]. Padded: B costs what the first knot >= B costs. Otherwise
     linear between knots, and flat below the first. Above the last knot (no tier holds the batch)
     both go on with the average slope of the upper half of the knots.
     """
@@ -128,7 +125,7 @@ def tokens_curve(
     beyond = batch > at[-1]
     if beyond.any() and len(at) > 1:
         half = len(at) // 2 if len(at) > 2 else 0
-        slope = (seconds[-1] - seconds[half]) / (at[-1] - at[half])
+        slope = max(0.0, (seconds[-1] - seconds[half]) / (at[-1] - at[half]))
         curve[beyond] = seconds[-1] + slope * (batch[beyond] - at[-1])
     return curve
 
