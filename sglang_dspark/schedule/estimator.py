@@ -37,8 +37,11 @@ class EstimatorConfig:
     start_strength: float = 5.0
 
     def __post_init__(self) -> None:
-        if min(self.memory, self.request_memory) < 1 or min(self.strength, self.start_strength) < 0:
-            raise ValueError(f"memories must be at least 1 and strengths at least 0: {self}")
+        if (
+            min(self.memory, self.request_memory) < 1
+            or min(self.strength, self.start_strength) <= 0
+        ):
+            raise ValueError(f"memories must be at least 1 and strengths above 0: {self}")
         if not 0 < self.start < 1:
             raise ValueError(f"start must lie in (0, 1): {self.start}")
 
@@ -67,9 +70,21 @@ class Rates:
         fade = np.exp(-new / memory)  # positions that saw nothing forget nothing
         return Rates(self.reached * fade + new, self.accepted * fade + good)
 
-    def shrunk(self, towards: Floats | float, strength: float) -> Floats:
+    def chained(self, start: float, strength: float) -> Floats:
+        """Conditional acceptance [gamma]; each position leans on the one in front of it.
+
+        A position that is seldom reached is then no worse and no better than its neighbour.
+        """
+        rates = np.empty_like(self.reached)
+        towards = start
+        for k in range(len(rates)):
+            towards = (self.accepted[k] + strength * towards) / (self.reached[k] + strength)
+            rates[k] = towards
+        return np.clip(rates, LEAST, 1 - LEAST)
+
+    def shrunk(self, towards: Floats, strength: float) -> Floats:
         """Conditional acceptance [..., gamma]; `towards` weighs as `strength` drafts."""
-        rate = (self.accepted + strength * towards) / np.maximum(self.reached + strength, 1e-9)
+        rate = (self.accepted + strength * towards) / (self.reached + strength)
         return np.clip(rate, LEAST, 1 - LEAST)
 
 
@@ -99,7 +114,7 @@ class AcceptanceEstimator:
 
     def prior(self) -> Gains:
         """Conditional acceptance of an unknown request by position: [gamma] float32."""
-        rates = self._all.shrunk(self.config.start, self.config.start_strength)
+        rates = self._all.chained(self.config.start, self.config.start_strength)
         return rates.astype(np.float32)
 
     def confidence(self, rows: Counts, tenants: Counts) -> Gains:
@@ -109,8 +124,8 @@ class AcceptanceEstimator:
         """
         own = (self._tenant[rows] == tenants)[:, None]
         rates = Rates(self._reached[rows] * own, self._accepted[rows] * own)
-        towards = self._all.shrunk(self.config.start, self.config.start_strength)
-        return rates.shrunk(towards, max(self.config.strength, 1e-6)).astype(np.float32)
+        towards = self._all.chained(self.config.start, self.config.start_strength)
+        return rates.shrunk(towards, self.config.strength).astype(np.float32)
 
     def _evict(self, rows: Counts, tenants: Counts) -> None:
         new = rows[self._tenant[rows] != tenants]

@@ -6,6 +6,9 @@ that speculated and steps that did not. Their quotients correct the coming step'
 
     gain = (q_spec theta_spec) / (q_plain theta_plain)
 
+The predicted part is averaged over the recent steps of the present phase, as one step of few
+requests says little.
+
 Being quotients they carry over between batches of unlike size. Speculation stops when the gain
 falls below 1 + min_gain - hysteresis and resumes above 1 + min_gain. Without speculating nothing
 is learned of it, so a stopped load probes a few steps after a pause; each probe that fails doubles
@@ -17,6 +20,7 @@ Everything here is about finished steps; the decision is made before drafting.
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass, field, replace
 from enum import Enum
 
@@ -41,7 +45,8 @@ class GuardConfig:
 
     memory: steps after which a measurement has faded to 1/e. prior: steps that the promise itself
     counts for beside measured ones. settle: steps of a new phase that are not measured, while the
-    pipeline still holds steps of the old one. close: above this gain plain steps are not probed.
+    pipeline still holds steps of the old one. outlook: steps that predictions are averaged over.
+    close: above this gain plain steps are not probed.
     """
 
     min_gain: float = 0.02
@@ -49,6 +54,7 @@ class GuardConfig:
     memory: float = 128.0
     prior: float = 8.0
     settle: int = 2
+    outlook: int = 32
     probe: int = 8
     first_pause: int = 64
     longest_pause: int = 4096
@@ -62,8 +68,8 @@ class GuardConfig:
             raise ValueError(f"a probe of {self.probe} steps must outlast settle {self.settle}")
         if not 1 <= self.first_pause <= self.longest_pause or self.plain_every < 1:
             raise ValueError(f"pauses must be at least 1 and ordered: {self}")
-        if self.memory < 1 or self.prior <= 0:
-            raise ValueError(f"memory must be at least 1 and prior above 0: {self}")
+        if min(self.memory, self.outlook) < 1 or self.prior <= 0:
+            raise ValueError(f"memory, outlook must be at least 1 and prior above 0: {self}")
 
 
 @dataclass(frozen=True)
@@ -93,10 +99,24 @@ class LoadState:
     speculating: Realised = field(default_factory=Realised)
     plain: Realised = field(default_factory=Realised)
 
-    def gain(self, theta_spec: float, theta_plain: float, config: GuardConfig) -> float:
+    predicted: float = 0.0  # mean log of theta_spec / theta_plain over recent steps
+    predictions: int = 0  # how many steps that mean stands for
+
+    def gain(self, config: GuardConfig) -> float:
         """Tokens/s of speculating over plain, as predicted and then corrected by experience."""
-        corrected = theta_spec * self.speculating.quotient(config.prior)
-        return corrected / (theta_plain * self.plain.quotient(config.prior))
+        experience = self.speculating.quotient(config.prior) / self.plain.quotient(config.prior)
+        return math.exp(self.predicted) * experience
+
+    def expecting(self, theta_spec: float, theta_plain: float, config: GuardConfig) -> LoadState:
+        """With one more prediction, tokens/s of the best speculating and of the plain step."""
+        count = min(self.predictions + 1, config.outlook)
+        change = (math.log(theta_spec / theta_plain) - self.predicted) / count
+        return replace(self, predicted=self.predicted + change, predictions=count)
+
+    def entering(self, mode: Mode, pause: int | None = None) -> LoadState:
+        """At the first step of another mode. Predictions go on unless drafting starts or stops."""
+        fresh = self if mode.speculates is self.mode.speculates else replace(self, predictions=0)
+        return replace(fresh, mode=mode, age=1, pause=self.pause if pause is None else pause)
 
 
 def advance(
@@ -106,32 +126,31 @@ def advance(
 
     theta_spec, theta_plain: predicted tokens/s of the best speculating and of the plain step.
     """
-    gain = state.gain(theta_spec, theta_plain, config)
-    age = state.age + 1
+    state = state.expecting(theta_spec, theta_plain, config)
+    state = replace(state, age=state.age + 1)
+    gain, tried = state.gain(config), state.age > config.probe
     if state.mode is Mode.SPECULATE:
-        if gain < 1 + config.min_gain - config.hysteresis:
+        if tried and gain < 1 + config.min_gain - config.hysteresis:
             return _paused(state, config)
-        if age > config.plain_every and gain < config.close:
-            return replace(state, mode=Mode.PROBE_PLAIN, age=1)
-        if age > config.plain_every:  # speculation has proved itself
-            return replace(state, age=1, pause=0)
-    elif state.mode is Mode.PROBE_PLAIN and age > config.probe:
-        return replace(state, mode=Mode.SPECULATE, age=1)
+        if state.age > config.plain_every:
+            return state.entering(Mode.PROBE_PLAIN if gain < config.close else state.mode, pause=0)
+    elif state.mode is Mode.PROBE_PLAIN and tried:
+        return state.entering(Mode.SPECULATE)
     elif state.mode is Mode.PLAIN:
-        if gain > 1 + config.min_gain + config.hysteresis and age > config.probe:
-            return replace(state, mode=Mode.SPECULATE, age=1)
-        if age > state.pause:
-            return replace(state, mode=Mode.PROBE_SPECULATE, age=1)
-    elif state.mode is Mode.PROBE_SPECULATE and age > config.probe:
+        if tried and gain > 1 + config.min_gain + config.hysteresis:
+            return state.entering(Mode.SPECULATE)
+        if state.age > state.pause:
+            return state.entering(Mode.PROBE_SPECULATE)
+    elif state.mode is Mode.PROBE_SPECULATE and tried:
         if gain > 1 + config.min_gain:
-            return replace(state, mode=Mode.SPECULATE, age=1, pause=0)
+            return state.entering(Mode.SPECULATE, pause=0)
         return _paused(state, config)
-    return replace(state, age=age)
+    return state
 
 
 def _paused(state: LoadState, config: GuardConfig) -> LoadState:
     pause = min(max(config.first_pause, 2 * state.pause), config.longest_pause)
-    return replace(state, mode=Mode.PLAIN, age=1, pause=pause)
+    return state.entering(Mode.PLAIN, pause)
 
 
 def observed(
@@ -187,8 +206,7 @@ class Guard:
         self._since_switch = 0 if switched else self._since_switch + 1
         self._last = after.mode
         settled = self._since_switch >= self.config.settle
-        gain = after.gain(theta_spec, theta_plain, self.config)
-        return Verdict(after.mode.speculates, settled, after.mode, gain)
+        return Verdict(after.mode.speculates, settled, after.mode, after.gain(self.config))
 
     def observe(
         self, requests: int, *, speculated: bool, tokens: float, seconds: float, theta: float

@@ -22,6 +22,7 @@ import numpy as np
 from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import (
     Budget,
+    Costs,
     Counts,
     Gains,
     Workspace,
@@ -43,12 +44,15 @@ class PlannerConfig:
 
     max_age: older confidences than this many steps give way to the prior. has_head: False for
     drafters without a confidence head, scheduled by past acceptance. early_stop: Algorithm 1.
+    look_deep: after this many steps of shallow drafts one is drafted to the end, for confidences
+    of the positions that were left out; otherwise nothing could show that depth pays again.
     """
 
     lag: int = 2
     max_age: int = 16
     has_head: bool = True
     early_stop: bool = False
+    look_deep: int = 16
     guard: GuardConfig | None = None
     estimator: EstimatorConfig | None = None
     early_exit: ExitConfig | None = None
@@ -56,6 +60,8 @@ class PlannerConfig:
     def __post_init__(self) -> None:
         if self.lag < 1:
             raise ValueError("a plan must not see the step it plans: lag is at least 1")
+        if self.look_deep < 1:
+            raise ValueError(f"look_deep must be at least 1: {self.look_deep}")
 
 
 @dataclass(frozen=True)
@@ -104,6 +110,7 @@ class StepPlanner:
         self.early_exit = EarlyExit(pool_rows, gamma, self.config.early_exit)
         self._workspace = Workspace(costs.max_requests, gamma)
         self._gains = np.empty((costs.max_requests, gamma), np.float32)
+        self._shallow = 0  # steps since a draft went to the end
 
     def plan(
         self,
@@ -144,7 +151,7 @@ class StepPlanner:
         )
         without = plain(requests, costs, base=base)
         verdict = self.guard.decide(requests, best.theta, without.theta)
-        budget = best if verdict.speculate else without
+        budget = self._deepened(best, costs) if verdict.speculate else without
         return Plan(
             step,
             requests,
@@ -197,15 +204,18 @@ class StepPlanner:
         tenants: Counts,
         accepted: Counts,
         verified: Counts,
+        confidence: Gains | None,
         seconds: float | None,
     ) -> None:
         """Learn from a step: [R] int64 drafts accepted and verified; seconds without prefill.
 
-        seconds None: the step also prefilled or was not timed; only outcomes are learned.
+        confidence: [R, gamma] that `admit` was given. seconds None: the step also prefilled or
+        was not timed; only outcomes are learned.
         """
-        if plan.speculates:
+        if plan.speculates and confidence is not None:
+            first = confidence[:, 0]
             self.estimator.observe(rows, tenants, accepted, verified)
-            self.early_exit.observe(plan.step, rows, tenants, accepted, verified)
+            self.early_exit.observe(plan.step, rows, tenants, accepted, verified, first)
         if seconds is None:
             return
         tokens = plan.requests + int(verified.sum())
@@ -219,6 +229,16 @@ class StepPlanner:
                 seconds=seconds,
                 theta=plan.budget.theta,
             )
+
+    def _deepened(self, budget: Budget, costs: Costs) -> Budget:
+        """The budget, now and then with the draft taken to the end; K stays."""
+        self._shallow = 0 if budget.depth == self.gamma else self._shallow + 1
+        if self._shallow < self.config.look_deep:
+            return budget
+        self._shallow = 0
+        seconds = budget.seconds + float(costs.draft[self.gamma] - costs.draft[budget.depth])
+        theta = budget.theta * budget.seconds / seconds
+        return Budget(budget.drafts, self.gamma, theta, seconds)
 
     def _expected(
         self, step: int, rows: Counts, tenants: Counts, relay_arrived: bool

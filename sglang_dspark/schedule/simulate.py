@@ -137,7 +137,7 @@ def our_rule(
         accepted = sample_accepted(rng, confidence, lengths)
         true = machine.seconds(len(rows) + int(lengths.sum()), plan.budget.depth, t / trace.steps)
         seconds = true * float(np.exp(noise * rng.standard_normal()))
-        planner.finished(plan, rows, tenants, accepted, lengths, seconds)
+        planner.finished(plan, rows, tenants, accepted, lengths, confidence, seconds)
         return lengths, plan.budget.depth
 
     return rule

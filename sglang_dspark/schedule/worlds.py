@@ -78,10 +78,12 @@ def random_machine(rng: np.random.Generator, max_requests: int, gamma: int) -> M
     padded = bool(rng.random() < 2 / 3)
     slope = base * 10 ** rng.uniform(-3.5, -1.0)  # of a token, from memory-bound to steep
     gaps = np.diff(np.array([0, *knots]))
-    uneven = rng.gamma(0.5, 2.0, len(knots)) if padded else rng.uniform(0.5, 1.5, len(knots))
+    uneven = np.asarray(
+        rng.gamma(0.5, 2.0, len(knots)) if padded else rng.uniform(0.5, 1.5, len(knots))
+    )
     seconds = base + np.cumsum(slope * gaps * uneven)
     per_depth = base * rng.uniform(0.0, 0.02)
-    draft = base * rng.uniform(0.02, 0.3) + per_depth * np.arange(gamma + 1)
+    draft = np.asarray(base * rng.uniform(0.02, 0.3) + per_depth * np.arange(gamma + 1), np.float64)
     draft[0] = 0.0
     drift = float(rng.choice([1.0, 1.0, rng.uniform(0.8, 1.3)]))
     return Machine(tokens_curve(knots, seconds, padded, most), draft, knots, padded, drift)
