@@ -41,7 +41,8 @@ class Mode(Enum):
 
 @dataclass(frozen=True)
 class GuardConfig:
-    """min_gain, hysteresis: dimensionless, of tokens/s. The rest counts steps.
+    """min_gain, hysteresis: dimensionless, of tokens/s. doubt: standard errors of experience
+    that must speak against speculation before it stops. The rest counts steps.
 
     memory: steps after which a measurement has faded to 1/e. prior: steps that the promise itself
     counts for beside measured ones. settle: steps of a new phase that are not measured, while the
@@ -51,19 +52,20 @@ class GuardConfig:
 
     min_gain: float = 0.02
     hysteresis: float = 0.02
+    doubt: float = 1.0
     memory: float = 128.0
     prior: float = 8.0
     settle: int = 2
     outlook: int = 32
     probe: int = 8
-    first_pause: int = 64
+    first_pause: int = 32
     longest_pause: int = 4096
     plain_every: int = 1024
     close: float = 1.5
 
     def __post_init__(self) -> None:
-        if self.min_gain < 0 or self.hysteresis < 0:
-            raise ValueError(f"min_gain and hysteresis must be at least 0: {self}")
+        if min(self.min_gain, self.hysteresis, self.doubt) < 0:
+            raise ValueError(f"min_gain, hysteresis, doubt must be at least 0: {self}")
         if not 0 <= self.settle < self.probe:
             raise ValueError(f"a probe of {self.probe} steps must outlast settle {self.settle}")
         if not 1 <= self.first_pause <= self.longest_pause or self.plain_every < 1:
@@ -78,15 +80,27 @@ class Realised:
 
     delivered: float = 0.0
     promised: float = 0.0
+    squares: float = 0.0  # of the steps' ratios
 
     def after(self, ratio: float, memory: float) -> Realised:
         """With one step that delivered `ratio` of its promise."""
         keep = 1 - 1 / memory
-        return Realised(self.delivered * keep + ratio, self.promised * keep + 1.0)
+        return Realised(
+            self.delivered * keep + ratio,
+            self.promised * keep + 1.0,
+            self.squares * keep + ratio**2,
+        )
 
     def quotient(self, prior: float) -> float:
         """Delivered over promised; 1 without evidence, which counts as `prior` steps."""
         return (self.delivered + prior) / (self.promised + prior)
+
+    def error(self, prior: float) -> float:
+        """Standard error of the quotient."""
+        if self.promised < 2:
+            return 0.0  # the promise alone speaks
+        variance = max(self.squares / self.promised - (self.delivered / self.promised) ** 2, 0.0)
+        return math.sqrt(variance * self.promised) / (self.promised + prior)
 
 
 @dataclass(frozen=True)
@@ -102,10 +116,14 @@ class LoadState:
     predicted: float = 0.0  # mean log of theta_spec / theta_plain over recent steps
     predictions: int = 0  # how many steps that mean stands for
 
-    def gain(self, config: GuardConfig) -> float:
-        """Tokens/s of speculating over plain, as predicted and then corrected by experience."""
-        experience = self.speculating.quotient(config.prior) / self.plain.quotient(config.prior)
-        return math.exp(self.predicted) * experience
+    def gain(self, config: GuardConfig, doubt: float = 0.0) -> float:
+        """Tokens/s of speculating over plain, as predicted and then corrected by experience.
+
+        doubt: standard errors of experience by which speculation is favoured.
+        """
+        favoured = self.speculating.quotient(config.prior)
+        favoured += doubt * self.speculating.error(config.prior)
+        return math.exp(self.predicted) * favoured / self.plain.quotient(config.prior)
 
     def expecting(self, theta_spec: float, theta_plain: float, config: GuardConfig) -> LoadState:
         """With one more prediction, tokens/s of the best speculating and of the plain step."""
@@ -130,7 +148,8 @@ def advance(
     state = replace(state, age=state.age + 1)
     gain, tried = state.gain(config), state.age > config.probe
     if state.mode is Mode.SPECULATE:
-        if tried and gain < 1 + config.min_gain - config.hysteresis:
+        likely = state.gain(config, config.doubt)
+        if tried and likely < 1 + config.min_gain - config.hysteresis:
             return _paused(state, config)
         if state.age > config.plain_every:
             return state.entering(Mode.PROBE_PLAIN if gain < config.close else state.mode, pause=0)
