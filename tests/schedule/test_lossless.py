@@ -80,7 +80,10 @@ def jagged(*sps: float) -> Costs:
     return Costs(np.array([1.0, *(1 / s for s in sps)]), 0.0, np.zeros(GAMMA + 1))
 
 
-STAIRS = jagged(1.0, 1.0, 0.62, 0.60, 0.58, 0.57)
+# Two requests start at B = 2. SMOOTH lets Algorithm 1 go on as far as the survivals allow; on STAIRS
+# only good drafts of both requests, all verified, beat verifying none.
+SMOOTH = jagged(1.0, 1.0, 0.80, 0.66, 0.56, 0.49)
+STAIRS = jagged(1.0, 1.0, 0.55, 0.56, 0.50, 0.48)
 
 
 @pytest.mark.parametrize("name", sorted(HEADS))
@@ -98,9 +101,28 @@ def test_lagged_admission_is_exact_for_argmax_drafts(name: str) -> None:
 
 
 @pytest.mark.parametrize("name", sorted(HEADS))
-def test_algorithm_1_is_exact_without_lag(name: str) -> None:
+@pytest.mark.parametrize("costs", [SMOOTH, STAIRS], ids=["smooth", "stairs"])
+def test_algorithm_1_is_exact_without_lag(name: str, costs: Costs) -> None:
     requests = pair(HEADS[name])
-    assert batch_law(accept_sampled, requests, stopping(STAIRS)) == plain_law(requests)
+    assert batch_law(accept_sampled, requests, stopping(costs)) == plain_law(requests)
+
+
+def test_algorithm_1_was_really_exercised() -> None:
+    """Its K depends on what was drafted; otherwise the test above would show nothing."""
+    heads = HEADS["distinct"]
+    lengths = set()
+    for first in ((0, 0), (1, 0)):
+        for second in ((0, 0), (1, 0)):
+            drafted = (first, second)
+            confidence = np.array(
+                [
+                    [h(d[: k + 1]) for k in range(GAMMA)]
+                    for h, d in zip(heads, drafted, strict=True)
+                ],
+                np.float32,
+            )
+            lengths.add(tuple(stopping(SMOOTH)(confidence).tolist()))
+    assert len({sum(length) for length in lengths}) > 1
 
 
 def test_floors_and_limits_fixed_beforehand_are_exact() -> None:
@@ -115,7 +137,7 @@ def test_floors_and_limits_fixed_beforehand_are_exact() -> None:
 
 
 def test_a_search_over_the_present_step_is_caught() -> None:
-    """The same costs for which Algorithm 1 is exact."""
+    """On costs for which Algorithm 1 is exact."""
     requests = pair(HEADS["distinct"])
     assert batch_law(accept_sampled, requests, peeking(STAIRS)) != plain_law(requests)
 
