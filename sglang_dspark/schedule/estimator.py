@@ -26,12 +26,14 @@ LEAST = 1e-3  # rates stay off 0 and 1, from where one outcome could not bring t
 class EstimatorConfig:
     """memory, request_memory: drafts after which an outcome has faded to 1/e.
 
-    strength: remembered drafts that the batch's rate is worth in a request's. start: rate of every
+    idle: part of that fading which a step without a verified draft brings, so that a request that is
+    left out comes back to the batch's rate and is tried again. strength: remembered drafts that the batch's rate is worth in a request's. start: rate of every
     position before any outcome, worth `start_strength` drafts.
     """
 
     memory: float = 500.0
     request_memory: float = 20.0
+    idle: float = 0.1
     strength: float = 5.0
     start: float = 0.7
     start_strength: float = 5.0
@@ -108,7 +110,7 @@ class AcceptanceEstimator:
         position = np.arange(1, self.gamma + 1)
         reached = (position <= verified[:, None]) & (position <= accepted[:, None] + 1)
         kept = reached & (position <= accepted[:, None])
-        fade = np.exp(reached / -self.config.request_memory)
+        fade = np.exp(np.maximum(reached, self.config.idle) / -self.config.request_memory)
         self._reached[rows] = self._reached[rows] * fade + reached
         self._accepted[rows] = self._accepted[rows] * fade + kept
 

@@ -151,6 +151,18 @@ class StepPlanner:
         )
         without = plain(requests, costs, base=base)
         verdict = self.guard.decide(requests, best.theta, without.theta)
+        if verdict.mode is Mode.PROBE_SPECULATE and best.drafts == 0:
+            # A probe that verifies nothing would learn nothing of acceptance.
+            floors = np.minimum(most, 1)
+            best = search(
+                buffer,
+                costs,
+                self._workspace,
+                limits=most,
+                floors=floors,
+                base=base,
+                must_draft=True,
+            )
         budget = self._deepened(best, costs) if verdict.speculate else without
         return Plan(
             step,

@@ -80,8 +80,8 @@ def jagged(*sps: float) -> Costs:
     return Costs(np.array([1.0, *(1 / s for s in sps)]), 0.0, np.zeros(GAMMA + 1))
 
 
-# Two requests start at B = 2. SMOOTH lets Algorithm 1 go on as far as the survivals allow; on STAIRS
-# only good drafts of both requests, all verified, beat verifying none.
+# Two requests start at B = 2. SMOOTH lets Algorithm 1 go on as far as the survivals allow; on
+# STAIRS only good drafts of both requests, all verified, beat verifying none.
 SMOOTH = jagged(1.0, 1.0, 0.80, 0.66, 0.56, 0.49)
 STAIRS = jagged(1.0, 1.0, 0.55, 0.56, 0.50, 0.48)
 
