@@ -26,9 +26,10 @@ LEAST = 1e-3  # rates stay off 0 and 1, from where one outcome could not bring t
 class EstimatorConfig:
     """memory, request_memory: drafts after which an outcome has faded to 1/e.
 
-    idle: part of that fading which a step without a verified draft brings, so that a request that is
-    left out comes back to the batch's rate and is tried again. strength: remembered drafts that the batch's rate is worth in a request's. start: rate of every
-    position before any outcome, worth `start_strength` drafts.
+    idle: part of that fading which a step without a verified draft brings, so that a request that
+    is left out comes back to the batch's rate and is tried again. strength: remembered drafts that
+    the batch's rate is worth in a request's. start: rate of every position before any outcome,
+    worth `start_strength` drafts.
     """
 
     memory: float = 500.0

@@ -15,7 +15,7 @@ measured times differ by rank, one rank calls `plan` and the others are told its
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -46,6 +46,7 @@ class PlannerConfig:
     drafters without a confidence head, scheduled by past acceptance. early_stop: Algorithm 1.
     look_deep: after this many steps of shallow drafts one is drafted to the end, for confidences
     of the positions that were left out; otherwise nothing could show that depth pays again.
+    deep_share: drafts go to the end anyway where that adds no more than this part of a step.
     """
 
     lag: int = 2
@@ -53,6 +54,7 @@ class PlannerConfig:
     has_head: bool = True
     early_stop: bool = False
     look_deep: int = 16
+    deep_share: float = 0.005
     guard: GuardConfig | None = None
     estimator: EstimatorConfig | None = None
     early_exit: ExitConfig | None = None
@@ -60,8 +62,8 @@ class PlannerConfig:
     def __post_init__(self) -> None:
         if self.lag < 1:
             raise ValueError("a plan must not see the step it plans: lag is at least 1")
-        if self.look_deep < 1:
-            raise ValueError(f"look_deep must be at least 1: {self.look_deep}")
+        if self.look_deep < 1 or self.deep_share < 0:
+            raise ValueError(f"look_deep must be at least 1 and deep_share at least 0: {self}")
 
 
 @dataclass(frozen=True)
@@ -89,6 +91,17 @@ class Plan:
     def speculates(self) -> bool:
         """Whether the step drafts."""
         return self.budget.speculates
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What a search chooses from."""
+
+    gains: Gains
+    costs: Costs
+    limits: Counts
+    floors: Counts | None
+    base: float | None
 
 
 class StepPlanner:
@@ -134,35 +147,16 @@ class StepPlanner:
         confidence, known = self._expected(step, rows, tenants, relay_arrived)
         buffer = gains(confidence, weights, self._gains[:requests])
         costs = self.costs.costs(requests, context)
+        most = self._limits(step, rows, tenants, limits, floors)
         base = None if weights is None else float(weights.sum(dtype=np.float64))
-        most = self.early_exit.limits(step, rows, tenants)
-        if limits is not None:
-            most = np.minimum(most, limits)
-        if floors is not None:
-            most = np.maximum(most, floors)
-        best = search(
-            buffer,
-            costs,
-            self._workspace,
-            limits=most,
-            floors=floors,
-            base=base,
-            must_draft=True,
-        )
+        choice = _Choice(buffer, costs, most, floors, base)
+        best = self._search(choice)
         without = plain(requests, costs, base=base)
         verdict = self.guard.decide(requests, best.theta, without.theta)
         if verdict.mode is Mode.PROBE_SPECULATE and best.drafts == 0:
             # A probe that verifies nothing would learn nothing of acceptance.
             floors = np.minimum(most, 1)
-            best = search(
-                buffer,
-                costs,
-                self._workspace,
-                limits=most,
-                floors=floors,
-                base=base,
-                must_draft=True,
-            )
+            best = self._search(replace(choice, floors=floors))
         budget = self._deepened(best, costs) if verdict.speculate else without
         return Plan(
             step,
@@ -242,15 +236,43 @@ class StepPlanner:
                 theta=plan.budget.theta,
             )
 
+    def _limits(
+        self,
+        step: int,
+        rows: Counts,
+        tenants: Counts,
+        limits: Counts | None,
+        floors: Counts | None,
+    ) -> Counts:
+        """The caller's limits and those of early exit; floors come before both."""
+        most = self.early_exit.limits(step, rows, tenants)
+        if limits is not None:
+            most = np.minimum(most, limits)
+        return most if floors is None else np.maximum(most, floors)
+
+    def _search(self, choice: _Choice) -> Budget:
+        return search(
+            choice.gains,
+            choice.costs,
+            self._workspace,
+            limits=choice.limits,
+            floors=choice.floors,
+            base=choice.base,
+            must_draft=True,
+        )
+
     def _deepened(self, budget: Budget, costs: Costs) -> Budget:
-        """The budget, now and then with the draft taken to the end; K stays."""
-        self._shallow = 0 if budget.depth == self.gamma else self._shallow + 1
-        if self._shallow < self.config.look_deep:
+        """The budget with the draft taken to the end, now and then or where cheap; K stays."""
+        extra = float(costs.draft[self.gamma] - costs.draft[budget.depth])
+        self._shallow += 1
+        if (
+            extra > self.config.deep_share * budget.seconds
+            and self._shallow < self.config.look_deep
+        ):
             return budget
         self._shallow = 0
-        seconds = budget.seconds + float(costs.draft[self.gamma] - costs.draft[budget.depth])
-        theta = budget.theta * budget.seconds / seconds
-        return Budget(budget.drafts, self.gamma, theta, seconds)
+        seconds = budget.seconds + extra
+        return Budget(budget.drafts, self.gamma, budget.theta * budget.seconds / seconds, seconds)
 
     def _expected(
         self, step: int, rows: Counts, tenants: Counts, relay_arrived: bool
