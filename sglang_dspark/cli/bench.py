@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sglang_dspark.cli import _bench_planner
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -16,6 +18,10 @@ if TYPE_CHECKING:
     from sglang_dspark.loadtest.server import ServerSpec
 
 app = typer.Typer(help="Measurements, each written to a result file.", no_args_is_help=True)
+
+
+app.command("planner")(_bench_planner.planner)
+app.command("regret")(_bench_planner.regret)
 
 
 @app.callback()

@@ -1,0 +1,215 @@
+"""How many drafts a step admits: K, by profiled step time and expected tokens (paper, 3.2.3).
+
+Theta = tau / T, with tau = sum_r w_r (1 + sum of admitted a_{r,j}) and T the step's predicted
+seconds, draft included. Two rules:
+
+`search` looks at every K and every drafting depth and takes the best. It sees all survivals it is
+given at once, so they must be those of an earlier step (lag >= 1; two under the overlap loop).
+
+`early_stop` is Algorithm 1: admit in descending order of survival and stop at the first drop of
+Theta. It may be given the survivals of the current step (lag 0). On a jagged cost curve it stops in
+front of the first rise; that is the price of lag 0, not a fault.
+
+Both work on float64 sums in descending order, compiled, in a workspace that is allocated once.
+Ties of Theta go to the shallower depth and the smaller K.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_dspark.schedule.compiled import compiled
+from sglang_dspark.schedule.ordering import (
+    DIGIT,
+    POSITION_BITS,
+    gain_of,
+    gather_keys,
+    sort_descending,
+)
+
+Gains = NDArray[np.float32]
+Seconds = NDArray[np.float64]
+Counts = NDArray[np.int64]
+
+
+class Budget(NamedTuple):
+    """The decision for one step.
+
+    drafts: K, admitted drafts in the batch. depth: draft this many positions; 0 skips the draft.
+    theta: expected (weighted) tokens a second. seconds: predicted duration of the step.
+    """
+
+    drafts: int
+    depth: int
+    theta: float
+    seconds: float
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the step runs the drafter."""
+        return self.depth > 0
+
+
+@dataclass(frozen=True)
+class Costs:
+    """Predicted seconds of the coming step, for its R.
+
+    tokens: [> R (1 + gamma)] float64, seconds of a pass over B tokens, tiers and padding included.
+    fixed: what does not depend on the decision (requests, context, overhead).
+    draft: [gamma + 1] float64, drafting d positions; entry 0 is what skipping adds or, if the
+    plain step is cheaper than verifying anchors alone, saves (then it is negative).
+    """
+
+    tokens: Seconds
+    fixed: float
+    draft: Seconds
+
+
+class Workspace:
+    """Scratch memory for batches of up to `max_requests`; not shared between threads."""
+
+    def __init__(self, max_requests: int, gamma: int) -> None:
+        if max_requests < 1 or not 1 <= gamma < 1 << POSITION_BITS:
+            raise ValueError(f"workspace for {max_requests} requests of {gamma} drafts")
+        self.max_requests, self.gamma = max_requests, gamma
+        self.keys = np.empty(max_requests * gamma, np.int64)
+        self.other = np.empty_like(self.keys)
+        self.histogram = np.empty((3, DIGIT), np.int64)
+        self.full = np.full(max_requests, gamma, np.int64)
+        self.zero = np.zeros(max_requests, np.int64)
+
+    def check(self, gains: Gains) -> int:
+        """R of gains [R, gamma]. Raises ValueError on another dtype, layout or size."""
+        rows, gamma = gains.shape
+        if gamma != self.gamma or not 1 <= rows <= self.max_requests:
+            raise ValueError(f"gains {gains.shape} for [1..{self.max_requests}, {self.gamma}]")
+        if gains.dtype != np.float32 or not gains.flags.c_contiguous:
+            raise ValueError("gains must be contiguous float32")
+        return rows
+
+
+def search(
+    gains: Gains,
+    costs: Costs,
+    workspace: Workspace,
+    *,
+    limits: Counts | None = None,
+    floors: Counts | None = None,
+    base: float | None = None,
+    must_draft: bool = False,
+) -> Budget:
+    """The K and depth of largest Theta. gains must be those of an earlier step (see above).
+
+    gains: [R, gamma] float32, w_r a_{r,j}, non-increasing in j. limits: [R] int64, most drafts of
+    each request (default gamma). floors: [R] int64 <= limits, drafts admitted whatever their gain
+    (fairness); when the step speculates they bind, also the depth. base: sum of w_r (default R).
+    must_draft: leave depth 0 out (what the guard compares with the plain step).
+    Raises ValueError on sizes that do not fit.
+    """
+    rows = workspace.check(gains)
+    if len(costs.tokens) <= rows * (1 + workspace.gamma) or len(costs.draft) <= workspace.gamma:
+        raise ValueError(f"costs of {len(costs.tokens)} tokens do not cover {rows} requests")
+    found = _search(
+        gains.view(np.int32),
+        workspace.full[:rows] if limits is None else limits,
+        workspace.zero[:rows] if floors is None else floors,
+        costs.tokens,
+        costs.fixed,
+        costs.draft,
+        float(rows) if base is None else base,
+        must_draft,
+        workspace.keys,
+        workspace.other,
+        workspace.histogram,
+    )
+    return Budget(*found)
+
+
+def plain(requests: int, costs: Costs, *, base: float | None = None) -> Budget:
+    """The step that skips the draft: one token for each of R requests."""
+    seconds = float(costs.tokens[requests] + costs.fixed + costs.draft[0])
+    return Budget(0, 0, (float(requests) if base is None else base) / seconds, seconds)
+
+
+def early_stop(
+    gains: Gains,
+    costs: Costs,
+    workspace: Workspace,
+    *,
+    limits: Counts | None = None,
+    base: float | None = None,
+) -> Budget:
+    """Algorithm 1 over the current step's gains; arguments as `search`.
+
+    The drafts exist already, so the depth is gamma and its cost is part of every T.
+    """
+    rows = workspace.check(gains)
+    if len(costs.tokens) <= rows * (1 + workspace.gamma) or len(costs.draft) <= workspace.gamma:
+        raise ValueError(f"costs of {len(costs.tokens)} tokens do not cover {rows} requests")
+    found = _early_stop(
+        gains.view(np.int32),
+        workspace.full[:rows] if limits is None else limits,
+        workspace.zero[:rows],
+        costs.tokens,
+        costs.fixed + costs.draft[workspace.gamma],
+        float(rows) if base is None else base,
+        workspace.keys,
+        workspace.other,
+        workspace.histogram,
+    )
+    return Budget(found[0], workspace.gamma, found[1], found[2])
+
+
+@compiled
+def _search(  # type: ignore[no-untyped-def]
+    bits, limits, floors, tokens, fixed, draft, base, must_draft, keys, other, histogram
+) -> Any:
+    rows, gamma = bits.shape
+    seconds = tokens[rows] + fixed + draft[0]
+    best_k, best_depth, best_tau, best_seconds = 0, 0, base, seconds
+    if must_draft:
+        best_tau, best_seconds = 0.0, 1.0
+    count, forced, forced_gain, deepest = gather_keys(bits, limits, floors, keys)
+    if count > 0:
+        sort_descending(keys, other, count, histogram)
+    for depth in range(max(1, deepest), gamma + 1):
+        if depth < gamma and draft[depth] >= draft[depth + 1]:
+            continue  # drafting deeper costs no more and offers all of this
+        fixed_here = fixed + draft[depth]
+        k, tau = forced, base + forced_gain
+        seconds = tokens[rows + k] + fixed_here
+        if tau * best_seconds > best_tau * seconds:
+            best_k, best_depth, best_tau, best_seconds = k, depth, tau, seconds
+        for i in range(count):
+            key = keys[i]
+            if depth < gamma and (key & 255) >= depth:
+                continue
+            tau += gain_of(key)
+            k += 1
+            seconds = tokens[rows + k] + fixed_here
+            if tau * best_seconds > best_tau * seconds:
+                best_k, best_depth, best_tau, best_seconds = k, depth, tau, seconds
+    return best_k, best_depth, best_tau / best_seconds, best_seconds
+
+
+@compiled
+def _early_stop(  # type: ignore[no-untyped-def]
+    bits, limits, floors, tokens, fixed, base, keys, other, histogram
+) -> Any:
+    rows = bits.shape[0]
+    count = gather_keys(bits, limits, floors, keys)[0]
+    if count > 0:
+        sort_descending(keys, other, count, histogram)
+    tau, seconds = base, tokens[rows] + fixed
+    admitted = 0
+    for i in range(count):
+        next_tau = tau + gain_of(keys[i])
+        next_seconds = tokens[rows + i + 1] + fixed
+        if next_tau * seconds < tau * next_seconds:
+            break
+        tau, seconds, admitted = next_tau, next_seconds, i + 1
+    return admitted, tau / seconds, seconds

@@ -1,0 +1,183 @@
+"""Step times kept true while serving: the profiled table, corrected by every measured step.
+
+Each part of a step (the knots of the token curve that it lies between, the draft, and one factor
+common to all) has a correction in log space. A measured step moves them by normalised least mean
+squares: each part in proportion to its share of the prediction, so that the common factor follows
+a machine that got slower everywhere and a knot follows a tier that was timed wrong.
+
+A step far outside the usual spread is taken for an outlier and moves nothing, unless such steps
+keep coming from the same side: then the world has changed. Steps that also prefilled are never
+given to `observe`.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sglang_dspark.schedule.budget import Costs, Seconds
+from sglang_dspark.schedule.cost_table import CostTable, draft_row, monotone, tokens_curve
+
+
+@dataclass(frozen=True)
+class UpdateConfig:
+    """How fast measurements move the model (all dimensionless; errors are of log seconds)."""
+
+    rate: float = 0.05  # part of an error that one step corrects
+    clip: float = 0.2  # larger errors count as this much
+    outlier: float = 0.4  # errors above this, and above `spread` usual errors, are outliers
+    spread: float = 5.0
+    persistent: int = 12  # as many outliers in a row on one side are believed
+    refresh: int = 16  # steps between rebuilds of the curve that the planner reads
+    window: int = 512  # steps over which the prediction error is reported
+
+    def __post_init__(self) -> None:
+        if not 0 < self.rate <= 1 or min(self.clip, self.outlier, self.spread) <= 0:
+            raise ValueError(f"rate must lie in (0, 1], clip, outlier, spread above 0: {self}")
+        if min(self.persistent, self.refresh, self.window) < 1:
+            raise ValueError(f"persistent, refresh and window must be at least 1: {self}")
+
+
+@dataclass(frozen=True)
+class Step:
+    """A decode step: R, B, context tokens of all requests, drafted positions (0: no draft)."""
+
+    requests: int
+    tokens: int
+    context: int
+    depth: int
+
+
+class CostModel:
+    """Predicts steps for the planner; one writer, the thread that plans."""
+
+    def __init__(
+        self, table: CostTable, max_requests: int, config: UpdateConfig | None = None
+    ) -> None:
+        if max_requests < 1:
+            raise ValueError(f"max_requests must be at least 1: {max_requests}")
+        self.table = table
+        self.config = config or UpdateConfig()
+        self.max_requests = max_requests
+        self._knots = np.asarray(table.knots)
+        self._common = 0.0  # log factors
+        self._draft = 0.0
+        self._knot = np.zeros(len(table.knots))
+        self._usual = 0.05  # running mean of |error|
+        self._streak = 0  # signed number of outliers in a row
+        self._since = 0
+        self._errors = np.full(self.config.window, np.nan)
+        self._seen = 0
+        self.outliers = 0
+        self._drafts: dict[int, Seconds] = {}
+        self._refresh()
+
+    def costs(self, requests: int, context: int) -> Costs:
+        """What the planner needs for a step of R requests holding `context` tokens together."""
+        if not 1 <= requests <= self.max_requests:
+            raise ValueError(f"{requests} requests, the model was made for {self.max_requests}")
+        factor = math.exp(self._common)
+        fixed = factor * (self.table.per_request * requests + self.table.per_context * context)
+        return Costs(self._curve, fixed, self._draft_row(requests))
+
+    def predict(self, step: Step) -> float:
+        """Seconds of a step."""
+        costs = self.costs(step.requests, step.context)
+        return float(costs.tokens[step.tokens] + costs.fixed + costs.draft[step.depth])
+
+    def observe(self, step: Step, seconds: float) -> bool:
+        """Learn from a measured step without prefill; False if it was taken for an outlier.
+
+        Raises ValueError unless seconds is a positive number.
+        """
+        if not (math.isfinite(seconds) and seconds > 0):
+            raise ValueError(f"a step cannot take {seconds} seconds")
+        predicted = self.predict(step)
+        error = math.log(seconds / predicted)
+        self._errors[self._seen % self.config.window] = abs(math.expm1(-error))
+        self._seen += 1
+        if self._is_outlier(error):
+            self.outliers += 1
+            return False
+        bounded = max(-self.config.clip, min(self.config.clip, error))
+        self._usual += self.config.rate * (abs(bounded) - self._usual)
+        self._move(step, predicted, self.config.rate * bounded)
+        self._since += 1
+        if self._since >= self.config.refresh:
+            self._refresh()
+        return True
+
+    def median_error(self) -> float:
+        """Median of |predicted / measured - 1| over the last `window` steps; NaN before any."""
+        return float(np.nanmedian(self._errors)) if self._seen else math.nan
+
+    @property
+    def steps(self) -> int:
+        """Steps observed so far."""
+        return self._seen
+
+    def snapshot(self) -> CostTable:
+        """The table as corrected so far, for the next start of the same machine and model."""
+        factor = math.exp(self._common)
+        draft = math.exp(self._common + self._draft)
+        rows = tuple(
+            (row[0] * factor, *(seconds * draft for seconds in row[1:]))
+            for row in self.table.draft_seconds
+        )
+        return replace(
+            self.table,
+            seconds=tuple(float(s) for s in self._corrected()),
+            per_request=self.table.per_request * factor,
+            per_context=self.table.per_context * factor,
+            draft_seconds=rows,
+        )
+
+    def _is_outlier(self, error: float) -> bool:
+        if abs(error) <= max(self.config.outlier, self.config.spread * self._usual):
+            self._streak = 0
+            return False
+        side = 1 if error > 0 else -1
+        self._streak = self._streak + side if self._streak * side > 0 else side
+        return abs(self._streak) <= self.config.persistent
+
+    def _move(self, step: Step, predicted: float, amount: float) -> None:
+        """Spread a correction of log seconds over the parts by their shares."""
+        upper = int(np.searchsorted(self._knots, step.tokens, side="left"))
+        upper = min(upper, len(self._knots) - 1)
+        lower, weight = upper, 1.0
+        if not self.table.padded and upper > 0 and step.tokens < self._knots[upper]:
+            lower = upper - 1
+            gap = self._knots[upper] - self._knots[lower]
+            weight = float(step.tokens - self._knots[lower]) / float(gap)
+        share = float(self._curve[step.tokens]) / predicted
+        drafting = float(self._draft_row(step.requests)[step.depth]) / predicted
+        drafting = drafting if step.depth > 0 else 0.0
+        high, low = share * weight, share * (1 - weight)
+        norm = 1.0 + high**2 + low**2 + drafting**2
+        self._common += amount / norm
+        self._knot[upper] += amount * high / norm
+        self._knot[lower] += amount * low / norm
+        self._draft += amount * drafting / norm
+
+    def _corrected(self) -> Seconds:
+        seconds = np.asarray(self.table.seconds) * np.exp(self._common + self._knot)
+        # Tiers are programs of their own and a larger one may really be faster; points between
+        # which we interpolate are samples of one curve, where a drop is noise.
+        return seconds if self.table.padded else monotone(seconds)
+
+    def _refresh(self) -> None:
+        self._since = 0
+        most = self.max_requests * (1 + self.table.gamma)
+        curve = tokens_curve(self.table.knots, self._corrected(), self.table.padded, most)
+        self._curve = curve
+        self._drafts.clear()
+
+    def _draft_row(self, requests: int) -> Seconds:
+        row = self._drafts.get(requests)
+        if row is None:
+            row = draft_row(self.table, requests) * math.exp(self._common)
+            row[1:] *= math.exp(self._draft)
+            self._drafts[requests] = row
+        return row

@@ -1,0 +1,194 @@
+"""Profiled step times: what a pass over B tokens costs, and a draft of d positions (paper, 3.2.3).
+
+SPS(B) of the paper is 1 / seconds. A staircase is kept as one: with captured graphs a batch costs
+what the tier it is padded to costs, so B is looked up at the next tier above, never at the probe
+below. Without padding (CPU) seconds are linear between the measured points.
+
+A table belongs to the machine, model and settings it was timed on. Its key says which, and a table
+with another key is refused.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+from dataclasses import asdict, dataclass, fields
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.paths import cache_root
+from sglang_dspark.schedule.budget import Seconds
+
+FORMAT = 1
+
+
+@dataclass(frozen=True)
+class ProfileKey:
+    """Everything a step time depends on besides the batch."""
+
+    model: str  # with a digest of its config, so that another model of that name differs
+    drafter: str
+    dtype: str
+    device: str  # processor or GPU name, and usable cores or count
+    parallel: str  # sizes: "tp1 pp1 dp1 ep1"
+    backend: str  # attention backend, graphs or eager, verification mode
+    versions: str  # sglang, torch, this package
+
+    def differences(self, other: ProfileKey) -> list[str]:
+        """`field: ours, theirs` for each field that differs."""
+        ours, theirs = asdict(self), asdict(other)
+        return [f"{k}: {ours[k]!r}, not {theirs[k]!r}" for k in ours if ours[k] != theirs[k]]
+
+
+@dataclass(frozen=True)
+class CostTable:
+    """Measured seconds. See `tokens_curve` and `draft_row` for how they are read.
+
+    knots: B, ascending; seconds: of a pass over that many tokens, > 0. padded: knots are the tiers
+    that batches are padded to. per_request: seconds a request adds; per_context: seconds a token of
+    context (summed over requests) adds. draft_requests: R, ascending; draft_seconds[i][d]: drafting
+    d positions for R requests, where d = 0 is what a step without drafting costs beyond a pass over
+    R tokens (may be negative).
+    """
+
+    key: ProfileKey
+    knots: tuple[int, ...]
+    seconds: tuple[float, ...]
+    padded: bool
+    per_request: float
+    per_context: float
+    draft_requests: tuple[int, ...]
+    draft_seconds: tuple[tuple[float, ...], ...]
+
+    def __post_init__(self) -> None:
+        _ascending("knots", self.knots)
+        _ascending("draft_requests", self.draft_requests)
+        if len(self.seconds) != len(self.knots):
+            raise ValueError(f"{len(self.seconds)} seconds for {len(self.knots)} knots")
+        if len(self.draft_seconds) != len(self.draft_requests):
+            raise ValueError("draft_seconds needs one row for each of draft_requests")
+        if len({len(row) for row in self.draft_seconds}) != 1 or len(self.draft_seconds[0]) < 2:
+            raise ValueError("draft_seconds rows must be gamma + 1 long, gamma >= 1")
+        numbers = [self.per_request, self.per_context, *self.seconds]
+        numbers += [value for row in self.draft_seconds for value in row[1:]]
+        if not all(math.isfinite(x) and x >= 0 for x in numbers) or min(self.seconds) <= 0:
+            raise ValueError("seconds must be finite, passes > 0 and the other terms >= 0")
+        if not all(math.isfinite(row[0]) for row in self.draft_seconds):
+            raise ValueError("seconds must be finite")
+
+    @property
+    def gamma(self) -> int:
+        """Deepest draft that was timed."""
+        return len(self.draft_seconds[0]) - 1
+
+
+def _ascending(name: str, values: tuple[int, ...]) -> None:
+    if not values or values[0] < 1 or any(b <= a for a, b in pairwise(values)):
+        raise ValueError(f"{name} must be ascending and >= 1: {list(values)}")
+
+
+def monotone(values: Seconds, weights: Seconds | None = None) -> Seconds:
+    """Nearest non-decreasing sequence (weighted least squares, pool adjacent violators)."""
+    pools: list[list[float]] = []  # [mean, weight, length]
+    for i, value in enumerate(values):
+        pools.append([float(value), 1.0 if weights is None else float(weights[i]), 1.0])
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            last, previous = pools.pop(), pools[-1]
+            total = previous[1] + last[1]
+            previous[0] = (previous[0] * previous[1] + last[0] * last[1]) / total
+            previous[1], previous[2] = total, previous[2] + last[2]
+    return np.repeat([p[0] for p in pools], [int(p[2]) for p in pools]).astype(np.float64)
+
+
+def tokens_curve(
+    knots: tuple[int, ...], seconds: Seconds, padded: bool, max_tokens: int
+) -> Seconds:
+    """Seconds of a pass over B = 0 .. max_tokens tokens: [max_tokens + 1] float64.
+
+    seconds: [knots]. Padded: B costs what the first knot >= B costs. Otherwise
+    linear between knots, and flat below the first. Above the last knot (no tier holds the batch)
+    both go on with the average slope of the upper half of the knots.
+    """
+    at = np.asarray(knots)
+    batch = np.arange(max_tokens + 1)
+    if padded:
+        index = np.searchsorted(at, batch, side="left")
+        curve = seconds[np.minimum(index, len(at) - 1)].astype(np.float64)
+    else:
+        curve = np.interp(batch, at, seconds)
+    beyond = batch > at[-1]
+    if beyond.any() and len(at) > 1:
+        half = len(at) // 2 if len(at) > 2 else 0
+        slope = max(0.0, (seconds[-1] - seconds[half]) / (at[-1] - at[half]))
+        curve[beyond] = seconds[-1] + slope * (batch[beyond] - at[-1])
+    return curve
+
+
+def draft_row(table: CostTable, requests: int) -> Seconds:
+    """Seconds of drafting 0 .. gamma positions for R requests: [gamma + 1], linear between R."""
+    rows = np.asarray(table.draft_seconds)  # [points, gamma + 1]
+    return np.array([np.interp(requests, table.draft_requests, column) for column in rows.T])
+
+
+def cache_path(key: ProfileKey) -> Path:
+    """Where the table of this key is kept."""
+    digest = hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()[:16]
+    return cache_root() / "sglang-dspark" / "costs" / f"{digest}.json"
+
+
+def save(table: CostTable, path: Path) -> None:
+    """Write the table as JSON; readers see the old file or the new one. Raises DSparkError."""
+    document = {"format": FORMAT, **asdict(table)}
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise DSparkError(f"cannot write step times to {path}: {error.strerror}") from error
+
+
+def load(path: Path, key: ProfileKey) -> CostTable:
+    """Read a table and make sure it belongs here.
+
+    Raises DSparkError if the file cannot be read, is no such table, or has another key.
+    """
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        table = _from_document(document)
+    except OSError as error:
+        raise DSparkError(f"cannot read step times {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError) as error:
+        raise DSparkError(
+            f"{path} is not a table of step times ({error}); delete it and it is measured again"
+        ) from error
+    different = table.key.differences(key)
+    if different:
+        raise DSparkError(
+            f"{path} was measured elsewhere ({'; '.join(different)}); "
+            "delete it and it is measured again"
+        )
+    return table
+
+
+def _from_document(document: dict[str, Any]) -> CostTable:
+    if document.pop("format") != FORMAT:
+        raise ValueError("another format")
+    if set(document) != {field.name for field in fields(CostTable)}:
+        raise ValueError("unknown or missing fields")
+    return CostTable(
+        key=ProfileKey(**document["key"]),
+        knots=tuple(int(k) for k in document["knots"]),
+        seconds=tuple(float(s) for s in document["seconds"]),
+        padded=bool(document["padded"]),
+        per_request=float(document["per_request"]),
+        per_context=float(document["per_context"]),
+        draft_requests=tuple(int(r) for r in document["draft_requests"]),
+        draft_seconds=tuple(tuple(float(s) for s in row) for row in document["draft_seconds"]),
+    )

@@ -1,0 +1,86 @@
+"""Requests whose blocks keep failing although their confidence promises otherwise.
+
+A low confidence needs no help: the planner admits little. But where a request loses its first draft
+block after block with a chance, by its own confidence, of less than `surprise`, that confidence
+means nothing here: the request gets no drafts admitted for a while, then one block to show itself.
+Each failure doubles the rest, one accepted draft ends it. Counted from finished steps only, so the
+limits are known before drafting.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_dspark.schedule.budget import Counts, Gains
+
+
+@dataclass(frozen=True)
+class ExitConfig:
+    """surprise: chance of the present run of failures, by the request's own confidence, that is
+    no longer believed. first_rest, longest_rest: steps without drafts.
+    """
+
+    surprise: float = 1e-4
+    first_rest: int = 16
+    longest_rest: int = 256
+
+    def __post_init__(self) -> None:
+        if not 0 < self.surprise < 1:
+            raise ValueError(f"surprise must lie in (0, 1): {self.surprise}")
+        if not 1 <= self.first_rest <= self.longest_rest:
+            raise ValueError(f"rests must be at least 1 and ordered: {self}")
+
+
+class EarlyExit:
+    """Failures of each pool row's present tenant."""
+
+    def __init__(self, pool_rows: int, gamma: int, config: ExitConfig | None = None) -> None:
+        self.config = config or ExitConfig()
+        self.gamma = gamma
+        self._tenant = np.full(pool_rows, -1, np.int64)
+        self._chance = np.zeros(pool_rows)  # log chance of the present run of failures
+        self._rest = np.zeros(pool_rows, np.int64)  # length of the next rest
+        self._until = np.zeros(pool_rows, np.int64)  # first step that may draft again
+
+    def limits(self, step: int, rows: Counts, tenants: Counts) -> Counts:
+        """Most drafts of each request in step `step`: [R] int64, 0 or gamma."""
+        resting = (self._tenant[rows] == tenants) & (step < self._until[rows])
+        return np.where(resting, 0, self.gamma)
+
+    def observe(
+        self,
+        step: int,
+        rows: Counts,
+        tenants: Counts,
+        accepted: Counts,
+        verified: Counts,
+        first: Gains,
+    ) -> None:
+        """Outcomes of finished step `step`: [R] int64 each; first: [R] float32, the confidence
+        c_1 of each block. Blocks with no draft verified say nothing.
+        """
+        new = self._tenant[rows] != tenants
+        for state in (self._chance, self._rest, self._until):
+            state[rows[new]] = 0
+        self._tenant[rows] = tenants
+        worked = rows[accepted > 0]
+        self._chance[worked] = 0.0
+        self._rest[worked] = 0
+        self._until[worked] = 0
+        lost = (verified > 0) & (accepted == 0)
+        failing = rows[lost]
+        self._chance[failing] += np.log1p(-np.minimum(first[lost].astype(np.float64), 0.99))
+        tried_again = (self._rest[failing] > 0) & (step >= self._until[failing])
+        surprised = self._chance[failing] < np.log(self.config.surprise)
+        leaving = failing[surprised | tried_again]
+        self._rest[leaving] = np.clip(
+            2 * self._rest[leaving], self.config.first_rest, self.config.longest_rest
+        )
+        self._until[leaving] = step + 1 + self._rest[leaving]
+        self._chance[leaving] = 0.0
+
+    def resting(self, step: int, rows: Counts, tenants: Counts) -> int:
+        """How many of these requests rest in step `step`."""
+        return int((self.limits(step, rows, tenants) == 0).sum())

@@ -1,0 +1,137 @@
+"""Acceptance by position, learned from outcomes: a prior for requests nobody knows yet, and the
+whole of scheduling for drafters without a confidence head (DFlash, Eagle3, MTP).
+
+For each position the share of drafts accepted among those that were reached, that is verified with
+all drafts before them accepted. A shortened window says nothing about the positions behind it, so
+the estimate is right however the scheduler chose the windows. Old outcomes fade.
+
+A request's own rates lean on the batch's: `strength` counts as that many remembered drafts. All of
+it looks at finished steps only, never at the draft at hand, so it keeps admission lossless.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_dspark.schedule.budget import Counts, Gains
+
+Floats = NDArray[np.float64]
+LEAST = 1e-3  # rates stay off 0 and 1, from where one outcome could not bring them back
+
+
+@dataclass(frozen=True)
+class EstimatorConfig:
+    """memory, request_memory: drafts after which an outcome has faded to 1/e.
+
+    idle: part of that fading which a step without a verified draft brings, so that a request that
+    is left out comes back to the batch's rate and is tried again. strength: remembered drafts that
+    the batch's rate is worth in a request's. start: rate of every position before any outcome,
+    worth `start_strength` drafts.
+    """
+
+    memory: float = 500.0
+    request_memory: float = 20.0
+    idle: float = 0.1
+    strength: float = 5.0
+    start: float = 0.7
+    start_strength: float = 5.0
+
+    def __post_init__(self) -> None:
+        if (
+            min(self.memory, self.request_memory) < 1
+            or min(self.strength, self.start_strength) <= 0
+        ):
+            raise ValueError(f"memories must be at least 1 and strengths above 0: {self}")
+        if not 0 < self.start < 1:
+            raise ValueError(f"start must lie in (0, 1): {self.start}")
+
+
+@dataclass(frozen=True)
+class Rates:
+    """Faded counts by position: reached and accepted drafts, [..., gamma] float64."""
+
+    reached: Floats
+    accepted: Floats
+
+    @classmethod
+    def none(cls, gamma: int) -> Rates:
+        """No outcome yet."""
+        return cls(np.zeros(gamma), np.zeros(gamma))
+
+    def after(self, accepted: Counts, verified: Counts, memory: float) -> Rates:
+        """With the outcomes of one step: [R] drafts accepted and verified, accepted <= verified.
+
+        Position k (from 1) is reached if k <= verified and drafts 1..k-1 were accepted.
+        """
+        position = np.arange(1, self.reached.shape[-1] + 1)
+        reached = (position <= verified[:, None]) & (position <= accepted[:, None] + 1)
+        kept = position <= accepted[:, None]
+        new, good = reached.sum(0), (reached & kept).sum(0)
+        fade = np.exp(-new / memory)  # positions that saw nothing forget nothing
+        return Rates(self.reached * fade + new, self.accepted * fade + good)
+
+    def chained(self, start: float, strength: float) -> Floats:
+        """Conditional acceptance [gamma]; each position leans on the one in front of it.
+
+        A position that is seldom reached is then no worse and no better than its neighbour.
+        """
+        rates = np.empty_like(self.reached)
+        towards = start
+        for k in range(len(rates)):
+            towards = (self.accepted[k] + strength * towards) / (self.reached[k] + strength)
+            rates[k] = towards
+        return np.clip(rates, LEAST, 1 - LEAST)
+
+    def shrunk(self, towards: Floats, strength: float) -> Floats:
+        """Conditional acceptance [..., gamma]; `towards` weighs as `strength` drafts."""
+        rate = (self.accepted + strength * towards) / (self.reached + strength)
+        return np.clip(rate, LEAST, 1 - LEAST)
+
+
+class AcceptanceEstimator:
+    """Rates of the batch and of each pool row's present tenant."""
+
+    def __init__(self, pool_rows: int, gamma: int, config: EstimatorConfig | None = None) -> None:
+        self.config = config or EstimatorConfig()
+        self.gamma = gamma
+        self._all = Rates.none(gamma)
+        self._reached = np.zeros((pool_rows, gamma))
+        self._accepted = np.zeros((pool_rows, gamma))
+        self._tenant = np.full(pool_rows, -1, np.int64)
+
+    def observe(self, rows: Counts, tenants: Counts, accepted: Counts, verified: Counts) -> None:
+        """Outcomes of a finished step: [R] int64 each; 0 <= accepted <= verified <= gamma."""
+        if ((accepted < 0) | (accepted > verified) | (verified > self.gamma)).any():
+            raise ValueError("0 <= accepted <= verified <= gamma must hold")
+        self._all = self._all.after(accepted, verified, self.config.memory)
+        self._evict(rows, tenants)
+        position = np.arange(1, self.gamma + 1)
+        reached = (position <= verified[:, None]) & (position <= accepted[:, None] + 1)
+        kept = reached & (position <= accepted[:, None])
+        fade = np.exp(np.maximum(reached, self.config.idle) / -self.config.request_memory)
+        self._reached[rows] = self._reached[rows] * fade + reached
+        self._accepted[rows] = self._accepted[rows] * fade + kept
+
+    def prior(self) -> Gains:
+        """Conditional acceptance of an unknown request by position: [gamma] float32."""
+        rates = self._all.chained(self.config.start, self.config.start_strength)
+        return rates.astype(np.float32)
+
+    def confidence(self, rows: Counts, tenants: Counts) -> Gains:
+        """Conditional acceptance of these requests: [R, gamma] float32.
+
+        Takes the place of a confidence head. A row whose tenant is new gets the prior.
+        """
+        own = (self._tenant[rows] == tenants)[:, None]
+        rates = Rates(self._reached[rows] * own, self._accepted[rows] * own)
+        towards = self._all.chained(self.config.start, self.config.start_strength)
+        return rates.shrunk(towards, self.config.strength).astype(np.float32)
+
+    def _evict(self, rows: Counts, tenants: Counts) -> None:
+        new = rows[self._tenant[rows] != tenants]
+        self._reached[new] = 0.0
+        self._accepted[new] = 0.0
+        self._tenant[rows] = tenants

@@ -1,0 +1,143 @@
+"""Confidence of step t - lag for the plan of step t, by pool row, tagged with its tenant.
+
+A pool row is a seat that requests take one after the other. Every write carries the tenant (the
+row's generation, a number that changes when the seat changes hands), and a read asks for a tenant:
+what another one left behind is never handed out. Rows that were never written, belong to someone
+else, or are too old are reported as not fresh and filled with the caller's prior.
+
+A read at step t sees writes of steps <= t - lag only, also where a row paused in between: each row
+keeps its last lag + 1 writes. Everything is decided by step numbers, not by which copy happened to
+arrive first, so all ranks that make the same writes read the same values.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.compiled import compiled
+
+NEVER = np.int64(-(1 << 62))
+
+
+class Resolved(NamedTuple):
+    """confidence: [R, gamma] float32; fresh: [R] bool, False where the prior stands in."""
+
+    confidence: Gains
+    fresh: NDArray[np.bool_]
+
+
+class Relay:
+    """Ring of the last lag + 1 confidences of each pool row."""
+
+    def __init__(self, pool_rows: int, gamma: int, *, lag: int = 2, max_age: int = 16) -> None:
+        """lag: steps between a write and the first read that may see it (0: the same step).
+
+        max_age: older writes than this many steps say nothing any more; at least lag.
+        """
+        if min(pool_rows, gamma) < 1 or lag < 0 or max_age < lag:
+            raise ValueError(f"relay of {pool_rows} rows, gamma {gamma}, {lag=}, {max_age=}")
+        self.gamma, self.lag, self.max_age = gamma, lag, max_age
+        self._depth = lag + 1
+        self._confidence = np.zeros((pool_rows, self._depth, gamma), np.float32)
+        self._tenant = np.zeros((pool_rows, self._depth), np.int64)
+        self._step = np.full((pool_rows, self._depth), NEVER, np.int64)
+        self._next = np.zeros(pool_rows, np.int64)
+
+    def publish(self, step: int, rows: Counts, tenants: Counts, confidence: Gains) -> None:
+        """Record step `step`'s confidences. Steps of a row must not go backwards.
+
+        rows, tenants: [R] int64, distinct rows; confidence: [R, gamma] float32, calibrated.
+        Raises ValueError on shapes or rows that do not fit.
+        """
+        if confidence.shape != (len(rows), self.gamma) or tenants.shape != rows.shape:
+            raise ValueError(f"{confidence.shape} and {tenants.shape} for {rows.shape} rows")
+        self._check(rows)
+        _publish(
+            step,
+            rows,
+            tenants,
+            confidence,
+            self._confidence,
+            self._tenant,
+            self._step,
+            self._next,
+        )
+
+    def resolve(
+        self, step: int, rows: Counts, tenants: Counts, prior: Gains, out: Gains | None = None
+    ) -> Resolved:
+        """What the plan of step `step` may know about these rows.
+
+        rows, tenants: [R] int64. prior: [gamma] float32, conditional survival of an unknown
+        request by position. out: [R, gamma] float32 to write to.
+        """
+        if tenants.shape != rows.shape or prior.shape != (self.gamma,):
+            raise ValueError(f"tenants {tenants.shape}, prior {prior.shape}, rows {rows.shape}")
+        self._check(rows)
+        result = np.empty((len(rows), self.gamma), np.float32) if out is None else out
+        fresh = np.empty(len(rows), np.bool_)
+        window = (step - self.max_age, step - self.lag)
+        _resolve(
+            window,
+            rows,
+            tenants,
+            prior,
+            self._confidence,
+            self._tenant,
+            self._step,
+            result,
+            fresh,
+        )
+        return Resolved(result, fresh)
+
+    def unknown(self, rows: int, prior: Gains) -> Resolved:
+        """The answer when the whole copy is late or missing: the prior for everyone.
+
+        Ranks must agree on when to use it; it depends on nothing that they hold separately.
+        """
+        return Resolved(np.tile(prior, (rows, 1)), np.zeros(rows, np.bool_))
+
+    def _check(self, rows: Counts) -> None:
+        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(self._next)):
+            raise ValueError(f"pool rows {rows.min()}..{rows.max()} of {len(self._next)}")
+
+
+@compiled
+def _publish(  # type: ignore[no-untyped-def]
+    step, rows, tenants, values, confidence, tenant, written, following
+) -> None:
+    depth, gamma = confidence.shape[1], confidence.shape[2]
+    for r in range(len(rows)):
+        row = rows[r]
+        slot = following[row]
+        newest = (slot + depth - 1) % depth
+        if written[row, newest] == step:
+            slot = newest  # the step ran again: its second writing counts
+        else:
+            following[row] = (slot + 1) % depth
+        for j in range(gamma):
+            confidence[row, slot, j] = values[r, j]
+        tenant[row, slot] = tenants[r]
+        written[row, slot] = step
+
+
+@compiled
+def _resolve(  # type: ignore[no-untyped-def]
+    window, rows, tenants, prior, confidence, tenant, written, out, fresh
+) -> None:
+    depth, gamma = confidence.shape[1], confidence.shape[2]
+    for r in range(len(rows)):
+        row = rows[r]
+        best = -1
+        for slot in range(depth):
+            at = written[row, slot]
+            inside = window[0] <= at <= window[1] and tenant[row, slot] == tenants[r]
+            if inside and (best < 0 or at > written[row, best]):
+                best = slot
+        fresh[r] = best >= 0
+        for j in range(gamma):
+            out[r, j] = prior[j] if best < 0 else confidence[row, best, j]

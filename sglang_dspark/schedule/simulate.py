@@ -1,0 +1,172 @@
+"""Scheduling rules run against machines and traces, no model involved.
+
+Each rule sees what it would see in serving. A step is scored by its expected tokens, given the
+calibrated chances, over its true seconds; a run by the total of one over the total of the other.
+All rules see the same trace, step by step.
+
+oracle      knows the true costs and the present step's chances, and maximises the rate of the whole
+            run: an upper bound that no lossless rule can reach, as it peeks.
+ours        `StepPlanner` with a noisy profile, relay lag 2, online correction and the guard.
+algorithm1  early stop on the present step, true costs.
+upstream    described from its behaviour: lagged survivals; unknown requests count as certain; a
+            pass of B tokens is taken to cost what the largest probe <= B costs; no draft cost.
+static      verifies every draft. plain drafts nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_dspark.schedule.admission import admit
+from sglang_dspark.schedule.budget import Costs, Counts, Seconds, Workspace, early_stop, search
+from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.gains import gains
+from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
+from sglang_dspark.schedule.relay import Relay
+from sglang_dspark.schedule.worlds import Machine, Trace, sample_accepted
+
+Floats = NDArray[np.float64]
+
+
+@dataclass(frozen=True)
+class Run:
+    """What one rule made of one trace: by step, expected tokens, true seconds, K and depth."""
+
+    tokens: Floats
+    seconds: Floats
+    drafts: Counts
+    depth: Counts
+
+    @property
+    def rate(self) -> float:
+        """Tokens a second over the whole run."""
+        return float(self.tokens.sum() / self.seconds.sum())
+
+
+# Given a step's number: the verify lengths and the depth drafted.
+Rule = Callable[[int], tuple[Counts, int]]
+
+
+def score(machine: Machine, trace: Trace, rule: Rule) -> Run:
+    """Run a rule over a trace."""
+    tokens, seconds = np.zeros(trace.steps), np.zeros(trace.steps)
+    drafts, depths = np.zeros(trace.steps, np.int64), np.zeros(trace.steps, np.int64)
+    for t in range(trace.steps):
+        lengths, depth = rule(t)
+        tokens[t], seconds[t] = outcome(machine, trace, t, lengths, depth)
+        drafts[t], depths[t] = lengths.sum(), depth
+    return Run(tokens, seconds, drafts, depths)
+
+
+def outcome(
+    machine: Machine, trace: Trace, t: int, lengths: Counts, depth: int
+) -> tuple[float, float]:
+    """Expected tokens and true seconds of step t with these verify lengths."""
+    survivals = gains(trace.confidence[t])
+    kept = np.arange(survivals.shape[1]) < lengths[:, None]
+    requests = len(lengths)
+    progress = t / trace.steps
+    seconds = machine.seconds(requests + int(lengths.sum()), depth, progress)
+    return requests + float(survivals[kept].sum(dtype=np.float64)), seconds
+
+
+def plain_rule(trace: Trace) -> Rule:
+    """No drafts."""
+    return lambda t: (np.zeros(len(trace.rows[t]), np.int64), 0)
+
+
+def static_rule(trace: Trace, gamma: int) -> Rule:
+    """All drafts."""
+    return lambda t: (np.full(len(trace.rows[t]), gamma, np.int64), gamma)
+
+
+def algorithm1_rule(machine: Machine, trace: Trace, gamma: int) -> Rule:
+    """Early stop on the present step's survivals, true costs."""
+    workspace = Workspace(trace.pool_rows, gamma)
+    costs = Costs(machine.tokens, 0.0, machine.draft)
+
+    def rule(t: int) -> tuple[Counts, int]:
+        survivals = gains(trace.confidence[t])
+        drafts = early_stop(survivals, costs, workspace).drafts
+        return admit(survivals, drafts, workspace), gamma
+
+    return rule
+
+
+def upstream_rule(machine: Machine, trace: Trace, gamma: int, table_seconds: Seconds) -> Rule:
+    """Global search as upstream describes it; table_seconds: [knots] of its profile."""
+    knots = [k for k in machine.knots if k < len(machine.tokens)]
+    at = np.maximum(np.searchsorted(knots, np.arange(len(machine.tokens)), side="right") - 1, 0)
+    costs = Costs(table_seconds[at], 0.0, np.zeros(gamma + 1))
+    workspace = Workspace(trace.pool_rows, gamma)
+    relay = Relay(trace.pool_rows, gamma, lag=2, max_age=1 << 40)
+    certain = np.ones(gamma, np.float32)
+
+    def rule(t: int) -> tuple[Counts, int]:
+        rows, tenants = trace.rows[t], trace.tenants[t]
+        lagged = gains(relay.resolve(t, rows, tenants, certain).confidence)
+        drafts = search(lagged, costs, workspace, must_draft=True).drafts
+        relay.publish(t, rows, tenants, trace.confidence[t])
+        return admit(gains(trace.confidence[t]), drafts, workspace), gamma
+
+    return rule
+
+
+def our_rule(
+    machine: Machine,
+    trace: Trace,
+    model: CostModel,
+    rng: np.random.Generator,
+    *,
+    noise: float = 0.03,
+    config: PlannerConfig | None = None,
+) -> Rule:
+    """The whole planner, told sampled outcomes and step times that are off by about `noise`."""
+    planner = StepPlanner(model.table.gamma, trace.pool_rows, model, config)
+
+    def rule(t: int) -> tuple[Counts, int]:
+        rows, tenants, confidence = trace.rows[t], trace.tenants[t], trace.confidence[t]
+        plan = planner.plan(t, rows, tenants, context=0)
+        lengths = planner.admit(plan, confidence if plan.speculates else None)
+        if plan.speculates:
+            planner.publish(plan, rows, tenants, confidence)
+        accepted = sample_accepted(rng, confidence, lengths)
+        true = machine.seconds(len(rows) + int(lengths.sum()), plan.budget.depth, t / trace.steps)
+        seconds = true * float(np.exp(noise * rng.standard_normal()))
+        planner.finished(plan, rows, tenants, accepted, lengths, confidence, seconds)
+        return lengths, plan.budget.depth
+
+    return rule
+
+
+def oracle_rate(machine: Machine, trace: Trace, gamma: int, rounds: int = 6) -> float:
+    """Largest tokens / seconds of the whole run by Dinkelbach's iteration over all steps.
+
+    Each step may choose its K and depth knowing its survivals and its true costs.
+    """
+    options = [_options(machine, trace, t, gamma) for t in range(trace.steps)]
+    rate = 0.0
+    for _ in range(rounds):
+        chosen = [int(np.argmax(tau - rate * seconds)) for tau, seconds in options]
+        tokens = sum(float(o[0][i]) for o, i in zip(options, chosen, strict=True))
+        rate = tokens / sum(float(o[1][i]) for o, i in zip(options, chosen, strict=True))
+    return rate
+
+
+def _options(machine: Machine, trace: Trace, t: int, gamma: int) -> tuple[Floats, Floats]:
+    """Expected tokens and true seconds of every (depth, K) of step t."""
+    survivals = gains(trace.confidence[t]).astype(np.float64)
+    requests = len(survivals)
+    factor = 1 + (machine.drift - 1) * t / trace.steps
+    taus = [np.array([float(requests)])]
+    seconds = [machine.tokens[requests : requests + 1] + machine.draft[0]]
+    for depth in range(1, gamma + 1):
+        best = -np.sort(-survivals[:, :depth].ravel())
+        taus.append(requests + np.concatenate([[0.0], np.cumsum(best)]))
+        upto = requests + len(best) + 1
+        seconds.append(machine.tokens[requests:upto] + machine.draft[depth])
+    return np.concatenate(taus), np.concatenate(seconds) * factor

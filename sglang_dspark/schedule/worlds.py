@@ -1,0 +1,125 @@
+"""Loads to try the scheduler on without a model: cost curves, acceptance traces, requests.
+
+Curves are what serving shows: staircases of captured batch tiers with uneven steps, and curves
+without padding that bend. Traces are requests that come and go, each easy or hard, with conditional
+acceptance that drifts from step to step; bursts change how many there are.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_dspark.schedule.budget import Counts, Gains, Seconds
+from sglang_dspark.schedule.cost_table import CostTable, ProfileKey, tokens_curve
+
+TIERS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
+KEY = ProfileKey("simulated", "", "", "", "", "", "")
+
+
+@dataclass(frozen=True)
+class Machine:
+    """True costs. tokens: [> R (1 + gamma)] seconds by B; draft: [gamma + 1] seconds by depth.
+
+    drift: factor on everything at the end of the trace (1: none), reached linearly.
+    knots, padded: what a profile of it would time.
+    """
+
+    tokens: Seconds
+    draft: Seconds
+    knots: tuple[int, ...]
+    padded: bool
+    drift: float = 1.0
+
+    def seconds(self, tokens: int, depth: int, progress: float) -> float:
+        """Of a step over `tokens` tokens, at `progress` in 0..1 through the trace."""
+        factor = 1 + (self.drift - 1) * progress
+        return float((self.tokens[tokens] + self.draft[depth]) * factor)
+
+    def profile(self, rng: np.random.Generator, noise: float) -> CostTable:
+        """A table as timed at the start, each figure off by a factor of about 1 +- noise."""
+        knots = tuple(k for k in self.knots if k < len(self.tokens))
+        exact = self.tokens[list(knots)]
+        timed = exact * np.exp(noise * rng.standard_normal(len(exact)))
+        draft = self.draft * np.exp(noise * rng.standard_normal(len(self.draft)))
+        draft[1:] = np.maximum.accumulate(draft[1:])
+        return CostTable(
+            KEY, knots, tuple(timed.tolist()), self.padded, 0.0, 0.0, (1,), (tuple(draft.tolist()),)
+        )
+
+
+@dataclass(frozen=True)
+class Trace:
+    """What happens step by step: pool rows in use, their tenants, conditional acceptance.
+
+    rows[t], tenants[t]: [R_t] int64; confidence[t]: [R_t, gamma] float32, calibrated: the chance
+    that each draft is accepted, those before it being so.
+    """
+
+    rows: tuple[Counts, ...]
+    tenants: tuple[Counts, ...]
+    confidence: tuple[Gains, ...]
+    pool_rows: int
+
+    @property
+    def steps(self) -> int:
+        """Length in steps."""
+        return len(self.rows)
+
+
+def random_machine(rng: np.random.Generator, max_requests: int, gamma: int) -> Machine:
+    """A jagged staircase (two of three) or a bent curve without padding; seconds."""
+    most = max_requests * (gamma + 1)
+    knots = tuple(k for k in TIERS if k < most)
+    knots = (*knots, *range(knots[-1] + 128, most + 128, 128))
+    base = 0.01 * rng.uniform(0.5, 2.0)
+    padded = bool(rng.random() < 2 / 3)
+    slope = base * 10 ** rng.uniform(-3.5, -1.0)  # of a token, from memory-bound to steep
+    gaps = np.diff(np.array([0, *knots]))
+    uneven = np.asarray(
+        rng.gamma(0.5, 2.0, len(knots)) if padded else rng.uniform(0.5, 1.5, len(knots))
+    )
+    seconds = base + np.cumsum(slope * gaps * uneven)
+    per_depth = base * rng.uniform(0.0, 0.02)
+    draft = np.asarray(base * rng.uniform(0.02, 0.3) + per_depth * np.arange(gamma + 1), np.float64)
+    draft[0] = 0.0
+    drift = float(rng.choice([1.0, 1.0, rng.uniform(0.8, 1.3)]))
+    return Machine(tokens_curve(knots, seconds, padded, most), draft, knots, padded, drift)
+
+
+def random_trace(rng: np.random.Generator, max_requests: int, gamma: int, steps: int) -> Trace:
+    """Requests that live about 100 steps, a load that changes now and then, a shift of subject."""
+    level = rng.uniform(-0.5, 3.0)  # mean logit of acceptance
+    shifted = level + rng.choice([0.0, 0.0, rng.uniform(-2.0, 1.0)])
+    tenants = np.arange(max_requests) + 1
+    own = level + rng.standard_normal(max_requests)
+    state = np.zeros((max_requests, gamma))
+    active = max(1, int(max_requests * rng.uniform(0.3, 1.0)))
+    rows_of, tenants_of, confidence_of = [], [], []
+    for t in range(steps):
+        mean = level if t < steps // 2 else shifted
+        gone = np.flatnonzero(rng.random(max_requests) < 0.01)
+        tenants[gone] += max_requests
+        own[gone] = mean + rng.standard_normal(len(gone))
+        if rng.random() < 0.01:
+            active = max(1, int(max_requests * rng.uniform(0.3, 1.0)))
+        state = 0.6 * state + 0.8 * 0.7 * rng.standard_normal(state.shape)
+        logits = own[:, None] + state - 0.1 * np.arange(gamma)
+        confidence = (1 / (1 + np.exp(-logits))).astype(np.float32)
+        rows = np.arange(active)
+        rows_of.append(rows)
+        tenants_of.append(tenants[rows].copy())
+        confidence_of.append(np.ascontiguousarray(confidence[rows]))
+    return Trace(tuple(rows_of), tuple(tenants_of), tuple(confidence_of), max_requests)
+
+
+def sample_accepted(
+    rng: np.random.Generator, confidence: Gains, verified: Counts
+) -> NDArray[np.int64]:
+    """Drafts accepted by chance, [R], within the verify lengths."""
+    kept = rng.random(confidence.shape) < confidence
+    position = np.arange(confidence.shape[1])
+    kept &= position < verified[:, None]
+    return np.cumprod(kept, axis=1).sum(axis=1)

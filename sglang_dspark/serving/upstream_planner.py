@@ -1,0 +1,36 @@
+"""Upstream's budget and top-K functions (sglang 0.5.23, dspark_planner and dspark_schedule), called
+as its planner calls them: what our planner is timed against.
+"""
+
+from __future__ import annotations
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+
+class UpstreamPlanner:
+    """The two functions, with a table of the given token curve probed at every 8th batch size."""
+
+    def __init__(self, gamma: int, tokens: NDArray) -> None:
+        """tokens: seconds of a pass over B = 0, 1, .. tokens."""
+        from sglang.kernels.ops.speculative.dspark.dspark_schedule import ScheduleVerifyLensTopk
+        from sglang.srt.speculative.dspark_components import dspark_planner, dspark_sps
+
+        probes = [(b, 1.0 / float(tokens[b])) for b in range(8, len(tokens), 8)]
+        self._config = dspark_planner.DSparkScheduleConfig(gamma=gamma)
+        self._table = dspark_sps.profile_sps_table(probes=probes)
+        self._budget = dspark_planner.compute_verify_token_budget
+        self._topk = ScheduleVerifyLensTopk.execute
+
+    def budget(self, confidence: Tensor) -> int:
+        """K from lagged confidences [R, gamma] float32."""
+        survival = torch.cumprod(confidence, dim=1)
+        decision = self._budget(
+            history_survival_probs=survival, sps_table=self._table, cfg=self._config
+        )
+        return int(decision.budget)
+
+    def topk(self, confidence: Tensor, budget: int) -> Tensor:
+        """Verify lengths with anchor, [R] int32, from this step's confidences."""
+        return self._topk(confidence=confidence, budget=budget, cfg=self._config)

@@ -1,0 +1,122 @@
+"""Two requests in one step, in rationals: drafts, confidences, a schedule, the accept rule.
+
+The schedule turns the drafts of both requests into verify lengths through the real planner; the
+accept rule runs on a grid of uniforms that holds all its breakpoints. Counting gives the exact
+joint law of what the batch emits.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+from fractions import Fraction
+from functools import cache
+
+import numpy as np
+import torch
+
+from tests.verify.chains import AcceptRule, Chain, Prefix, complete, draft_law, joint_law
+
+GAMMA = 2
+Joint = dict[tuple[Prefix, ...], Fraction]
+# c_k of a request as a function of its drafts x_1 .. x_k; an honest one ignores x_k.
+Confidence = Callable[[Prefix], float]
+Schedule = Callable[[np.ndarray], np.ndarray]  # confidence [R, gamma] -> verify lengths [R]
+
+
+@dataclass(frozen=True)
+class Request:
+    """A target, a drafter and its confidence head; `argmax` drafts, and what the rule is told."""
+
+    target: Chain
+    drafter: Chain
+    confidence: Confidence
+    argmax: bool = False
+    claim_sampled: bool = False
+
+
+def tabled(first: float, second: Mapping[int, float]) -> Confidence:
+    """An honest head: c_1 is constant and c_2 depends on x_1 alone."""
+    return lambda drafts: first if len(drafts) == 1 else second[drafts[0]]
+
+
+def law_given_draft(
+    rule: AcceptRule, request: Request, draft: Prefix, length: int, grid: int
+) -> dict[Prefix, Fraction]:
+    """Exact law of what one request emits, its draft and verify length given."""
+    middles = [(2 * i + 1) / (2 * grid) for i in range(grid)]
+    cells = torch.tensor(list(itertools.product(middles, repeat=GAMMA + 1)), dtype=torch.float64)
+    count = len(cells)
+    tokens = torch.tensor(draft).expand(count, GAMMA)
+    # float64: the grid's breakpoints are compared exactly enough even for tenths
+    target = torch.tensor(
+        [[float(p) for p in request.target(draft[:k])] for k in range(GAMMA + 1)],
+        dtype=torch.float64,
+    )
+    proposal = torch.tensor(
+        [[float(p) for p in request.drafter(draft[:k])] for k in range(GAMMA)], dtype=torch.float64
+    )
+    outcome = rule(
+        tokens,
+        None if request.argmax and not request.claim_sampled else proposal.expand(count, -1, -1),
+        target.expand(count, -1, -1),
+        cells[:, :GAMMA],
+        cells[:, GAMMA],
+        torch.full((count,), length),
+    )
+    law: dict[Prefix, Fraction] = {}
+    emitted = outcome.tokens(tokens).tolist()
+    for text, size in zip(emitted, outcome.emitted.tolist(), strict=True):
+        key = tuple(text[:size])
+        law[key] = law.get(key, Fraction(0)) + Fraction(1, count)
+    return law
+
+
+def batch_law(
+    rule: AcceptRule, requests: tuple[Request, ...], schedule: Schedule, grid: int = 12
+) -> Joint:
+    """Joint law of gamma + 1 tokens of every request: one step, then plain decoding."""
+
+    @cache
+    def of_one(r: int, draft: Prefix, length: int) -> dict[Prefix, Fraction]:
+        emitted = law_given_draft(rule, requests[r], draft, length, grid)
+        return complete(emitted, requests[r].target, GAMMA + 1)
+
+    law: Joint = {}
+    drafts_of = [draft_law(q.drafter, GAMMA, q.argmax).items() for q in requests]
+    for drafted in itertools.product(*drafts_of):
+        confidence = np.array(
+            [
+                [q.confidence(draft[: k + 1]) for k in range(GAMMA)]
+                for q, (draft, _) in zip(requests, drafted, strict=True)
+            ],
+            np.float32,
+        )
+        lengths = schedule(confidence)
+        mass = Fraction(1)
+        laws = []
+        for r, (draft, share) in enumerate(drafted):
+            mass *= share
+            laws.append(of_one(r, draft, int(lengths[r])).items())
+        for texts in itertools.product(*laws):
+            weight = mass
+            for _, share in texts:
+                weight *= share
+            if weight:
+                key = tuple(text for text, _ in texts)
+                law[key] = law.get(key, Fraction(0)) + weight
+    return law
+
+
+def plain_law(requests: tuple[Request, ...]) -> Joint:
+    """Joint law of gamma + 1 tokens of every request by plain decoding."""
+    laws = [joint_law(q.target, GAMMA + 1).items() for q in requests]
+    joint: Joint = {}
+    for texts in itertools.product(*laws):
+        weight = Fraction(1)
+        for _, share in texts:
+            weight *= share
+        if weight:
+            joint[tuple(text for text, _ in texts)] = weight
+    return joint

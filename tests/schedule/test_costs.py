@@ -1,0 +1,162 @@
+"""Step times: curves, files, and a model that follows the machine."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.schedule.cost_model import CostModel, Step, UpdateConfig
+from sglang_dspark.schedule.cost_table import (
+    CostTable,
+    ProfileKey,
+    cache_path,
+    draft_row,
+    load,
+    monotone,
+    save,
+    tokens_curve,
+)
+
+KEY = ProfileKey("m", "d", "bfloat16", "cpu", "tp1", "dspark", "0.5.23")
+TABLE = CostTable(
+    key=KEY,
+    knots=(1, 4, 8, 16),
+    seconds=(1.0, 1.2, 2.0, 3.0),
+    padded=True,
+    per_request=0.01,
+    per_context=1e-5,
+    draft_requests=(1, 4),
+    draft_seconds=((0.0, 0.1, 0.2), (-0.05, 0.4, 0.5)),
+)
+
+
+def test_a_batch_costs_its_tier() -> None:
+    curve = tokens_curve(TABLE.knots, np.array(TABLE.seconds), True, 20)
+    assert curve[[1, 2, 4, 5, 8, 9, 16]].tolist() == [1.0, 1.2, 1.2, 2.0, 2.0, 3.0, 3.0]
+    assert curve[20] == pytest.approx(3.0 + 4 / 8)  # no tier: on with the upper half's slope
+    linear = tokens_curve(TABLE.knots, np.array(TABLE.seconds), False, 16)
+    assert linear[6] == pytest.approx(1.6)
+    assert (np.diff(linear) >= 0).all()
+
+
+def test_draft_cost_is_linear_between_request_counts() -> None:
+    assert draft_row(TABLE, 2) == pytest.approx([-0.05 / 3, 0.2, 0.3])
+    assert draft_row(TABLE, 9) == pytest.approx([-0.05, 0.4, 0.5])
+
+
+@settings(max_examples=200, deadline=None)
+@given(st.lists(st.floats(0.01, 100), min_size=1, max_size=12))
+def test_monotone_is_the_nearest_non_decreasing(values: list[float]) -> None:
+    fitted = monotone(np.array(values))
+    assert (np.diff(fitted) >= -1e-12).all()
+    assert fitted.sum() == pytest.approx(sum(values))  # pools keep their means
+    loss = ((fitted - values) ** 2).sum()
+    for other in (np.maximum.accumulate(values), np.full(len(values), np.mean(values))):
+        assert loss <= ((other - values) ** 2).sum() + 1e-9
+
+
+def test_files_round_trip_and_other_keys_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "deep" / "costs.json"
+    save(TABLE, path)
+    assert load(path, KEY) == TABLE
+    assert [p.name for p in path.parent.iterdir()] == ["costs.json"]
+    with pytest.raises(DSparkError, match=r"dtype: 'bfloat16', not 'float32'"):
+        load(path, replace(KEY, dtype="float32"))
+    assert cache_path(KEY) != cache_path(replace(KEY, versions="0.5.24"))
+
+
+@pytest.mark.parametrize("damage", ["cut", "format", "field", "number", "shape"])
+def test_damaged_files_are_one_clear_line(tmp_path: Path, damage: str) -> None:
+    path = tmp_path / "costs.json"
+    save(TABLE, path)
+    text = path.read_text()
+    document = json.loads(text)
+    if damage == "format":
+        document["format"] = 99
+    elif damage == "field":
+        document["extra"] = 1
+    elif damage == "number":
+        document["seconds"][0] = -1.0
+    elif damage == "shape":
+        document["seconds"].pop()
+    path.write_text(text[:50] if damage == "cut" else json.dumps(document))
+    with pytest.raises(DSparkError, match="delete it and it is measured again"):
+        load(path, KEY)
+
+
+def test_unreadable_and_unwritable_places(tmp_path: Path) -> None:
+    with pytest.raises(DSparkError, match="cannot read step times"):
+        load(tmp_path / "none.json", KEY)
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DSparkError, match="cannot write step times"):
+        save(TABLE, tmp_path / "file" / "costs.json")
+
+
+def test_costs_add_requests_and_context() -> None:
+    model = CostModel(TABLE, max_requests=4)
+    costs = model.costs(3, context=1000)
+    assert costs.fixed == pytest.approx(0.03 + 0.01)
+    step = Step(requests=3, tokens=5, context=1000, depth=2)
+    assert model.predict(step) == pytest.approx(2.0 + 0.04 + float(draft_row(TABLE, 3)[2]))
+    with pytest.raises(ValueError, match="5 requests"):
+        model.costs(5, 0)
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_the_model_follows_a_machine_that_changes(padded: bool) -> None:
+    """Wrong by up to 40% at the start, one tier slower half-way, outliers: error stays small."""
+    rng = np.random.default_rng(0)
+    model = CostModel(replace(TABLE, padded=padded), max_requests=4)
+    true = np.array([1.4, 1.5, 2.4, 3.4])
+    errors = []
+    for t in range(3000):
+        if t == 1500:
+            true = true * np.array([1.0, 1.0, 1.0, 1.3])
+        requests = int(rng.integers(1, 5))
+        depth = int(rng.integers(0, 3))
+        tokens = requests * (1 + depth)
+        curve = tokens_curve(TABLE.knots, true, padded, 12)
+        seconds = curve[tokens] + 0.01 * requests + 0.9 * draft_row(TABLE, requests)[depth]
+        step = Step(requests, tokens, 0, depth)
+        errors.append(abs(model.predict(step) / seconds - 1))
+        glitch = 10.0 if rng.random() < 0.02 else 1.0
+        model.observe(step, float(seconds * np.exp(0.03 * rng.standard_normal())) * glitch)
+    assert np.median(errors[1000:1500]) < 0.02
+    assert np.median(errors[2500:]) < 0.02
+    assert max(errors[1400:1500]) < 0.1
+    assert model.median_error() < 0.1
+    assert 20 < model.outliers < 120
+    again = CostModel(model.snapshot(), max_requests=4)
+    step = Step(4, 12, 0, 2)
+    assert again.predict(step) == pytest.approx(model.predict(step), rel=0.02)
+
+
+def test_a_lasting_change_is_believed_a_glitch_is_not() -> None:
+    model = CostModel(TABLE, max_requests=4, config=UpdateConfig(persistent=5))
+    step = Step(1, 1, 0, 0)
+    before = model.predict(step)
+    assert [model.observe(step, 5 * before) for _ in range(5)] == [False] * 5
+    assert model.predict(step) == before
+    assert model.observe(step, before)  # back to normal: the run of outliers is over
+    taken = [model.observe(step, 5 * before) for _ in range(200)]
+    assert taken[:5] == [False] * 5
+    assert all(taken[5:])
+    assert model.predict(step) > 2 * before
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="cannot take"):
+        CostModel(TABLE, 4).observe(Step(1, 1, 0, 0), 0.0)
+    with pytest.raises(ValueError, match="ascending"):
+        replace(TABLE, knots=(4, 1, 8, 16))
+    with pytest.raises(ValueError, match="gamma"):
+        replace(TABLE, draft_seconds=((0.0,), (0.0,)))
+    with pytest.raises(ValueError, match="finite"):
+        replace(TABLE, per_request=-1.0)

@@ -1,0 +1,190 @@
+"""What steps leave behind: relay, acceptance rates, early exit, guard."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_dspark.schedule.early_exit import EarlyExit, ExitConfig
+from sglang_dspark.schedule.estimator import AcceptanceEstimator, EstimatorConfig
+from sglang_dspark.schedule.guard import Guard, GuardConfig, Mode
+from sglang_dspark.schedule.relay import Relay
+
+PRIOR = np.array([0.5, 0.25], np.float32)
+
+
+@settings(max_examples=100, deadline=None)
+@given(seed=st.integers(0, 2**32 - 1), lag=st.integers(0, 3))
+def test_relay_equals_a_list_of_all_writes(seed: int, lag: int) -> None:
+    """Random seats, tenants, pauses: a read is the newest old enough write of that very tenant.
+
+    100 steps an example, each a batch of reads and writes: 10,000 steps.
+    """
+    rng = np.random.default_rng(seed)
+    relay = Relay(6, 2, lag=lag, max_age=8)
+    tenants = np.arange(6) + 1
+    written: list[tuple[int, int, int, np.ndarray]] = []
+    for step in range(100):
+        gone = rng.random(6) < 0.1
+        tenants[gone] += 6
+        rows = rng.permutation(6)[: rng.integers(0, 7)]
+        values = rng.random((len(rows), 2)).astype(np.float32)
+        read_first = lag > 0 or rng.random() < 0.5
+        if not read_first:
+            relay.publish(step, rows, tenants[rows], values)
+            written += [(step, r, tenants[r], v) for r, v in zip(rows, values, strict=True)]
+        found = relay.resolve(step, rows, tenants[rows], PRIOR)
+        for i, r in enumerate(rows):
+            old = [
+                (at, v)
+                for at, row, who, v in written
+                if row == r and who == tenants[r] and step - 8 <= at <= step - lag
+            ]
+            assert found.fresh[i] == bool(old)
+            expected = max(old, key=lambda entry: entry[0])[1] if old else PRIOR
+            assert np.array_equal(found.confidence[i], expected)
+        if read_first:
+            relay.publish(step, rows, tenants[rows], values)
+            written += [(step, r, tenants[r], v) for r, v in zip(rows, values, strict=True)]
+
+
+def test_a_new_tenant_never_reads_the_old_one() -> None:
+    relay = Relay(4, 2)
+    row, first, second = np.array([3]), np.array([1]), np.array([2])
+    relay.publish(0, row, first, np.array([[0.9, 0.8]], np.float32))
+    assert relay.resolve(2, row, first, PRIOR).fresh.tolist() == [True]
+    assert relay.resolve(1, row, first, PRIOR).fresh.tolist() == [False]  # too early
+    taken = relay.resolve(2, row, second, PRIOR)
+    assert taken.fresh.tolist() == [False]
+    assert np.array_equal(taken.confidence[0], PRIOR)
+    never = relay.resolve(2, np.array([0]), np.array([0]), PRIOR)  # tenant 0 of a fresh seat
+    assert not never.fresh[0]
+    assert np.array_equal(relay.unknown(2, PRIOR).confidence, np.stack([PRIOR, PRIOR]))
+    with pytest.raises(ValueError, match="pool rows"):
+        relay.resolve(2, np.array([4]), np.array([1]), PRIOR)
+
+
+def test_ranks_with_equal_writes_read_equal() -> None:
+    """Two ranks for 10,000 steps; a late copy is the same fallback on both."""
+    rng = np.random.default_rng(0)
+    ranks = Relay(8, 2), Relay(8, 2)
+    tenants = np.arange(8) + 1
+    for step in range(10_000):
+        tenants[rng.random(8) < 0.05] += 8
+        rows = np.flatnonzero(rng.random(8) < 0.7)
+        late = rng.random() < 0.1
+        reads = [
+            r.unknown(len(rows), PRIOR) if late else r.resolve(step, rows, tenants[rows], PRIOR)
+            for r in ranks
+        ]
+        assert np.array_equal(reads[0].confidence, reads[1].confidence)
+        values = rng.random((len(rows), 2)).astype(np.float32)
+        for relay in ranks:
+            relay.publish(step, rows, tenants[rows], values)
+
+
+@pytest.mark.parametrize("windows", ["full", "ragged", "mostly short"])
+def test_rates_are_right_whatever_the_windows(windows: str) -> None:
+    """Censoring: positions behind a shortened window are unknown, not failures."""
+    rng = np.random.default_rng(1)
+    true = np.array([0.9, 0.6, 0.3])
+    estimator = AcceptanceEstimator(8, 3, EstimatorConfig(memory=1e9))
+    rows, tenants = np.arange(8), np.ones(8, np.int64)
+    for _ in range(2000):
+        share = {"full": [0, 0, 0, 1], "ragged": [0.25] * 4, "mostly short": [0.4, 0.4, 0.1, 0.1]}
+        verified = rng.choice(4, 8, p=share[windows])
+        kept = np.cumprod(rng.random((8, 3)) < true, axis=1).sum(1)
+        estimator.observe(rows, tenants, np.minimum(kept, verified), verified)
+    assert estimator.prior() == pytest.approx(true, abs=0.04)
+
+
+def test_rates_belong_to_the_tenant_and_follow_a_shift() -> None:
+    estimator = AcceptanceEstimator(2, 2)
+    rows, tenants = np.array([0, 1]), np.array([1, 2])
+    for _ in range(60):
+        estimator.observe(rows, tenants, np.array([2, 0]), np.array([2, 2]))
+    own = estimator.confidence(rows, tenants)
+    assert own[0, 0] > 0.8 > 0.2 > own[1, 0]
+    fresh = estimator.confidence(rows, np.array([3, 4]))
+    assert np.array_equal(fresh[0], fresh[1])
+    assert fresh[0] == pytest.approx(estimator.prior(), abs=1e-6)
+    for _ in range(600):
+        estimator.observe(rows, tenants, np.array([0, 0]), np.array([2, 2]))
+    assert estimator.prior()[0] < 0.25
+    with pytest.raises(ValueError, match="accepted"):
+        estimator.observe(rows, tenants, np.array([2, 2]), np.array([1, 1]))
+
+
+def test_early_exit_needs_a_broken_promise() -> None:
+    """A run of failures that confidence foretold changes nothing; one that it denied rests."""
+    exit_ = EarlyExit(3, 4, ExitConfig(first_rest=4, longest_rest=8))
+    rows, tenants = np.arange(3), np.array([1, 2, 3])
+    sure = np.array([0.9, 0.05, 0.9], np.float32)
+    for step in range(5):
+        assert exit_.limits(step, rows, tenants).tolist() == [4, 4, 4]
+        exit_.observe(step, rows, tenants, np.array([0, 0, 1]), np.array([1, 1, 1]), sure)
+    resting = exit_.limits(5, rows, tenants).tolist()
+    assert resting == [0, 4, 4]
+    assert exit_.resting(5, rows, tenants) == 1
+    assert exit_.limits(9, rows, tenants)[0] == 4  # one more try
+    exit_.observe(9, rows[:1], tenants[:1], np.array([0]), np.array([1]), sure[:1])
+    assert exit_.limits(17, rows, tenants)[0] == 0  # twice as long
+    assert exit_.limits(18, rows, tenants)[0] == 4
+    exit_.observe(18, rows[:1], tenants[:1], np.array([1]), np.array([1]), sure[:1])
+    assert exit_.limits(19, rows, tenants)[0] == 4
+    assert exit_.limits(12, rows, np.array([9, 2, 3]))[0] == 4  # another tenant starts clean
+
+
+def run(
+    guard: Guard, steps: int, predicted: float, true: float, *, noise: float, seed: int
+) -> list:
+    """Modes of a load where speculation is predicted `predicted`x plain and really is `true`x."""
+    rng = np.random.default_rng(seed)
+    modes = []
+    for _ in range(steps):
+        verdict = guard.decide(8, 100.0 * predicted, 100.0)
+        speed = 100.0 * (true if verdict.speculate else 1.0) * np.exp(noise * rng.normal())
+        theta = 100.0 * (predicted if verdict.speculate else 1.0)
+        if verdict.settled:
+            guard.observe(8, speculated=verdict.speculate, tokens=speed, seconds=1.0, theta=theta)
+        modes.append(verdict.mode)
+    return modes
+
+
+def test_a_predicted_gain_that_is_a_loss_falls_back_and_stays_cheap() -> None:
+    guard = Guard()
+    modes = run(guard, 4000, predicted=1.2, true=0.93, noise=0.1, seed=0)
+    assert guard.fallbacks >= 1
+    speculated = [mode.speculates for mode in modes[500:]]
+    assert np.mean(speculated) < 0.05  # probes alone; they cost 7% of so little
+    assert Mode.PROBE_SPECULATE in modes[500:]  # and it keeps looking
+
+
+def test_a_real_gain_is_kept_through_noise() -> None:
+    guard = Guard()
+    modes = run(guard, 4000, predicted=1.2, true=1.15, noise=0.2, seed=1)
+    assert np.mean([mode.speculates for mode in modes]) > 0.95
+
+
+def test_it_recovers_when_speculation_pays_again() -> None:
+    guard = Guard(GuardConfig(memory=32))
+    run(guard, 1000, predicted=1.2, true=0.8, noise=0.05, seed=2)
+    before = guard.recoveries
+    modes = run(guard, 3000, predicted=1.2, true=1.3, noise=0.05, seed=3)
+    assert guard.recoveries > before
+    assert all(mode.speculates or mode is Mode.PROBE_PLAIN for mode in modes[-500:])
+
+
+def test_one_load_does_not_judge_another() -> None:
+    guard = Guard()
+    run(guard, 500, predicted=1.2, true=0.8, noise=0.05, seed=4)
+    assert not guard.state(8).mode.speculates
+    assert guard.state(64).mode is Mode.SPECULATE
+
+
+def test_a_prediction_below_plain_needs_no_experience() -> None:
+    guard = Guard()
+    modes = [guard.decide(4, 80.0, 100.0).mode for _ in range(40)]
+    assert not modes[-1].speculates

@@ -1,0 +1,152 @@
+"""The planner as a server drives it, and the simulator that measures its regret."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
+from sglang_dspark.schedule.regret import RegretPlan, measure
+from sglang_dspark.schedule.simulate import oracle_rate, our_rule, score
+from sglang_dspark.schedule.worlds import (
+    Machine,
+    random_machine,
+    random_trace,
+    sample_accepted,
+)
+
+GAMMA = 4
+
+
+def planner_of(
+    slope: float, draft: float, config: PlannerConfig | None = None, requests: int = 4
+) -> StepPlanner:
+    """On a machine where a pass over B tokens takes 1 + slope B and a draft takes `draft`."""
+    tokens = 1.0 + slope * np.arange(requests * (GAMMA + 1) + 1)
+    depth = np.concatenate([[0.0], np.full(GAMMA, draft)])
+    machine = Machine(tokens, depth, (1, requests * (GAMMA + 1)), padded=False)
+    table = machine.profile(np.random.default_rng(0), 0.0)
+    return StepPlanner(GAMMA, 8, CostModel(table, requests), config)
+
+
+def drive(planner: StepPlanner, steps: int, chance: float, *, start: int = 0) -> list[int]:
+    """K of each step when every draft is accepted with `chance`, and said to be."""
+    rng = np.random.default_rng(start)
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    admitted = []
+    for step in range(start, start + steps):
+        plan = planner.plan(step, rows, tenants, context=0)
+        confidence = np.full((4, GAMMA), chance, np.float32) if plan.speculates else None
+        lengths = planner.admit(plan, confidence)
+        assert lengths.sum() <= plan.budget.drafts
+        if confidence is not None:
+            planner.publish(plan, rows, tenants, confidence)
+        accepted = sample_accepted(rng, np.full((4, GAMMA), chance, np.float32), lengths)
+        seconds = float(planner.costs.costs(4, 0).tokens[4 + lengths.sum()])
+        seconds += float(planner.costs.costs(4, 0).draft[plan.budget.depth])
+        planner.finished(plan, rows, tenants, accepted, lengths, confidence, seconds)
+        admitted.append(int(lengths.sum()))
+    return admitted
+
+
+def test_free_tokens_are_all_verified_dear_ones_are_not() -> None:
+    assert drive(planner_of(slope=0.0, draft=0.0), 20, 0.8)[-1] == 4 * GAMMA
+    some = drive(planner_of(slope=0.15, draft=0.05), 20, 0.8)[-1]
+    assert 0 < some < 4 * GAMMA
+
+
+def test_a_draft_that_does_not_pay_is_skipped_and_tried_again() -> None:
+    planner = planner_of(slope=0.3, draft=0.5)
+    admitted = drive(planner, 400, 0.2)
+    assert admitted[100:].count(0) > 270
+    assert any(admitted[100:])  # probes
+    assert drive(planner_of(slope=0.01, draft=0.05), 50, 0.9)[-1] > 0
+
+
+def test_plans_use_no_step_younger_than_the_lag() -> None:
+    """Whatever the last two steps said, the plan is the same."""
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    plans = []
+    for recent in (0.05, 0.95):
+        planner = planner_of(slope=0.1, draft=0.05)
+        for step in range(6):
+            plan = planner.plan(step, rows, tenants, context=0)
+            said = np.full((4, GAMMA), 0.8 if step < 5 else recent, np.float32)
+            planner.publish(plan, rows, tenants, said)
+        plans.append(planner.plan(6, rows, tenants, context=0))
+    assert plans[0].budget == plans[1].budget
+    assert plans[0].known == 4
+
+
+def test_missing_relay_data_is_the_prior_for_everyone() -> None:
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    planner = planner_of(slope=0.1, draft=0.05)
+    drive(planner, 10, 0.95)
+    late = planner.plan(10, rows, tenants, context=0, relay_arrived=False)
+    fresh = planner.plan(11, rows, tenants + 50, context=0)
+    assert late.known == fresh.known == 0
+    assert late.budget.drafts == fresh.budget.drafts
+
+
+def test_limits_floors_and_depth_reach_the_admission() -> None:
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    planner = planner_of(slope=0.0, draft=0.0)
+    limits, floors = np.array([0, 1, 4, 4]), np.array([0, 1, 0, 2])
+    plan = planner.plan(0, rows, tenants, context=0, limits=limits, floors=floors)
+    lengths = planner.admit(plan, np.zeros((4, GAMMA), np.float32))
+    assert (lengths <= limits).all()
+    assert (lengths >= floors).all()
+
+
+def test_headless_drafters_are_scheduled_by_past_acceptance() -> None:
+    planner = planner_of(slope=0.1, draft=0.02, config=PlannerConfig(has_head=False))
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    rng = np.random.default_rng(0)
+    chance = np.array([[0.95], [0.95], [0.1], [0.1]], np.float32) * np.ones((1, GAMMA), np.float32)
+    total = np.zeros(4)
+    for step in range(200):
+        plan = planner.plan(step, rows, tenants, context=0)
+        expected = planner.expected(rows, tenants)
+        lengths = planner.admit(plan, expected)
+        accepted = sample_accepted(rng, chance, lengths)
+        planner.finished(plan, rows, tenants, accepted, lengths, expected, None)
+        total += lengths
+    assert total[:2].min() > 2 * total[2:].max()
+
+
+def test_early_stop_mode_takes_k_from_the_present_step() -> None:
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    planner = planner_of(slope=0.1, draft=0.02, config=PlannerConfig(early_stop=True))
+    plan = planner.plan(0, rows, tenants, context=0)
+    assert planner.admit(plan, np.full((4, GAMMA), 0.99, np.float32)).sum() > 8
+    assert planner.admit(plan, np.full((4, GAMMA), 0.01, np.float32)).sum() == 0
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="lag"):
+        PlannerConfig(lag=0)
+    with pytest.raises(ValueError, match="gamma 4"):
+        StepPlanner(5, 8, planner_of(0.1, 0.1).costs)
+
+
+def test_regret_is_small_and_the_oracle_is_above() -> None:
+    """A sample of the worlds that `dspark bench regret` measures."""
+    summary = measure(RegretPlan(worlds=15, steps=150))
+    assert summary["dspark"]["median"] <= 0.015
+    assert summary["dspark"]["worst"] <= 0.08
+    assert summary["dspark"]["mean"] < min(
+        summary[rule]["mean"] for rule in ("upstream", "algorithm1", "static", "plain")
+    )
+    assert all(summary[rule]["median"] >= 0 for rule in ("algorithm1", "static", "plain"))
+
+
+def test_the_model_error_stays_small_on_a_drifting_machine() -> None:
+    rng = np.random.default_rng(5)
+    machine = random_machine(rng, 32, 7)
+    drifting = Machine(machine.tokens, machine.draft, machine.knots, machine.padded, drift=1.5)
+    trace = random_trace(rng, 32, 7, 300)
+    model = CostModel(drifting.profile(rng, 0.05), 32)
+    run = score(drifting, trace, our_rule(drifting, trace, model, rng))
+    assert model.median_error() <= 0.1
+    assert run.rate > 0.93 * oracle_rate(drifting, trace, 7)
