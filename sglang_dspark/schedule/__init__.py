@@ -1,4 +1,5 @@
 """From drafts to verify lengths: survival, calibration, budget, admission (paper, 3.2).
 
-In use so far: survival and its calibration. Every drafted token is still verified.
+Pure functions and small states. Servers do not use the planner yet: every drafted token is still
+verified there.
 """
