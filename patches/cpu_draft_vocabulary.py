@@ -10,6 +10,7 @@ exist on a CPU). Any other head keeps upstream's path. The mathematics is servin
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -88,7 +89,10 @@ def _draft(
     from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
     bs = base_logits.shape[0]
-    params = resolve_draft_params(sampling_info=sampling_info, bs=bs, device=device)
+    if greedy:
+        params = _greedy_params(bs, device)
+    else:
+        params = resolve_draft_params(sampling_info=sampling_info, bs=bs, device=device)
 
     def agree(tokens: Tensor) -> Tensor:
         return tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, tokens)
@@ -109,6 +113,14 @@ def _draft(
         temperatures=params.temperatures,
         greedy_draft=greedy,
     )
+
+
+@lru_cache(maxsize=64)
+def _greedy_params(bs: int, device: torch.device) -> Any:
+    """Upstream's parameters of `bs` greedy rows, which nobody writes to."""
+    from sglang.srt.speculative.dspark_components.dspark_draft import resolve_draft_params
+
+    return resolve_draft_params(sampling_info=None, bs=bs, device=device)
 
 
 SEAMS = (

@@ -104,9 +104,8 @@ def write(
 
 def committed(lens: Tensor, width: int) -> Tensor:
     """Rows of windows of `width` tokens that stay: lens [R] -> flat row numbers [sum(lens)]."""
-    out = torch.empty(int(lens.numpy().sum()), dtype=torch.int64)
-    _list_rows(lens.numpy(), width, out.numpy())
-    return out
+    out = torch.empty(lens.shape[0] * width, dtype=torch.int64)
+    return out[: _list_rows(lens.numpy(), width, out.numpy())]
 
 
 @exact_kernel
@@ -116,3 +115,4 @@ def _list_rows(lens, width, out):  # type: ignore[no-untyped-def]
         for k in range(lens[r]):
             out[taken] = r * width + k
             taken += 1
+    return taken

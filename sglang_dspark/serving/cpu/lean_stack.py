@@ -8,6 +8,7 @@ whether model, pass and tensors fit is asked once a pass and lean_kernel.py does
 
 from __future__ import annotations
 
+import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -32,25 +33,26 @@ class LeanStack:
         self.layers = tuple(layers)
         self.shape = layers[0].shape
         owner: Mapping[str, Any] = modules._modules
-        parts = [(owner, name, module) for name, module in owner.items()]
-        self._parts = (*parts, *(part for layer in layers for part in layer.parts))
-        self._tensors = tuple(
-            (watched.owner, watched.name, watched.tensor, watched.address)
-            for layer in layers
-            for watched in layer.tensors
-        )
+        found = [(owner, name, module) for name, module in owner.items()]
+        found += [part for layer in layers for part in layer.parts]
+        watched = [each for layer in layers for each in layer.tensors]
+        found += [(each.owner, each.name, each.tensor) for each in watched]
+        self._owners, self._names, self._objects = zip(*found, strict=True)
+        self._tensors = tuple(each.tensor for each in watched)
+        self._addresses = [each.address for each in watched]
         self._tables: tuple[tuple[int, ...], Tables] | None = None
 
     @property
     def unchanged(self) -> bool:
-        """Whether no module and no parameter was exchanged or moved since."""
-        for owner, name, module in self._parts:
-            if owner.get(name) is not module:
-                return False
-        for home, name, tensor, address in self._tensors:
-            if home.get(name) is not tensor or tensor.data_ptr() != address:
-                return False
-        return True
+        """Whether no module and no parameter was exchanged or moved since.
+
+        Some 800 look-ups a pass, so the loops are those of `map`, not Python's.
+        """
+        now = map(dict.get, self._owners, self._names)
+        return (
+            all(map(operator.is_, now, self._objects))
+            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
+        )
 
     def tables(self, pool: Any) -> Tables:
         """The kernel's tables for a K/V pool, made anew when its buffers moved."""
