@@ -94,6 +94,21 @@ def evaluate(
     subject = _open(target, drafter, prompts, prompt_field, limit, console)
     if serve:
         _require_dspark(subject.drafter)
+    document = _measure(subject, settings, server, serve, port, console)
+    if results is not None:
+        _write(results, document)
+        console.print(f"written to {results}", highlight=False)
+
+
+def _measure(
+    subject: _Subject,
+    settings: DecodeSettings,
+    server: str | None,
+    serve: bool,
+    port: int,
+    console: Console,
+) -> dict[str, Any]:
+    """Measure through the engine and, where asked, a server; the metrics of the result file."""
     outcome = _measure_engine(subject, settings, console)
     show_report(console, "reference engine", outcome.report)
     document: dict[str, Any] = {
@@ -105,9 +120,7 @@ def evaluate(
     if server is not None or serve:
         with _server(server, subject, port, console) as url:
             document.update(_measure_server(url, subject, settings, outcome, console))
-    if results is not None:
-        _write(results, document)
-        console.print(f"written to {results}", highlight=False)
+    return document
 
 
 def _refuse_options_before(context: typer.Context, command: str) -> None:
