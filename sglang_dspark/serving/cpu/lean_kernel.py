@@ -43,13 +43,14 @@ FRACTIONS = 5
 class Tables(NamedTuple):
     """L layers of one shape. addresses [L, ADDRESSES] int64, numbers [L, NUMBERS] int64, fractions
     [L, FRACTIONS] float64; sizes: d, H, Hkv, D, f and the cache's slots; entry: address of the
-    matrix kernel."""
+    matrix kernel; ending: of the weight of the norm behind the last layer."""
 
     addresses: NDArray[np.int64]
     numbers: NDArray[np.int64]
     fractions: NDArray[np.float64]
     sizes: tuple[int, int, int, int, int, int]
     entry: int
+    ending: int
 
 
 class Buffers(NamedTuple):
@@ -179,9 +180,16 @@ def _leave(tables, room, layer, block):  # type: ignore[no-untyped-def]
     _multiply(tables, layer, DOWN, room.activated, block, d, mlp, room.mixed)
 
 
+@kernel
+def _finish(tables, room, epsilon, normed):  # type: ignore[no-untyped-def]
+    """The norm of the last output, all additions made."""
+    weight = carray(_floats_at(tables.ending), (tables.sizes[0],))
+    add_rms_norm_rows(room.mixed, room.carried, weight, epsilon, room.entered, normed)
+
+
 # Two functions, not one compiled twice: Numba's disk cache tells them apart by name only.
 @kernel
-def _layers_serial(tables, room, now, block, hidden, wanted, captured):  # type: ignore[no-untyped-def]
+def _layers_serial(tables, room, now, block, hidden, wanted, captured, epsilon, normed):  # type: ignore[no-untyped-def]
     for layer in range(tables.addresses.shape[0]):
         _enter(tables, room, now, layer, block, hidden)
         if wanted[layer] >= 0:
@@ -194,10 +202,11 @@ def _layers_serial(tables, room, now, block, hidden, wanted, captured):  # type:
             tables.numbers[layer, WINDOW], room.attended,
         )  # fmt: skip
         _leave(tables, room, layer, block)
+    _finish(tables, room, epsilon, normed)
 
 
 @kernel
-def _layers_parallel(tables, room, now, block, hidden, wanted, captured):  # type: ignore[no-untyped-def]
+def _layers_parallel(tables, room, now, block, hidden, wanted, captured, epsilon, normed):  # type: ignore[no-untyped-def]
     for layer in range(tables.addresses.shape[0]):
         _enter(tables, room, now, layer, block, hidden)
         if wanted[layer] >= 0:
@@ -210,12 +219,14 @@ def _layers_parallel(tables, room, now, block, hidden, wanted, captured):  # typ
             tables.numbers[layer, WINDOW], room.attended,
         )  # fmt: skip
         _leave(tables, room, layer, block)
+    _finish(tables, room, epsilon, normed)
 
 
 def layers(parallel: bool) -> Any:
-    """The kernel: (Tables, Buffers, Pass, block, hidden [n, d], wanted [L], captured [C, n, d]).
+    """The kernel: (Tables, Buffers, Pass, block, hidden [n, d], wanted [L], captured [C, n, d],
+    epsilon, normed [n, d]).
 
     block: rows taken together in products. wanted[l]: place in `captured` of layer l's input with
-    all additions made, -1 for none. Leaves the last output in mixed and the residual in carried.
+    all additions made, -1 for none. epsilon: of the last norm, whose output is `normed`.
     """
     return _layers_parallel if parallel else _layers_serial
