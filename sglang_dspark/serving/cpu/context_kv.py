@@ -177,9 +177,10 @@ class Injector:
 
 
 def takes(hidden: Tensor) -> bool:
-    """Whether rows [n, m*d or d] are what the kernel reads."""
+    """Whether rows [n, m*d or d] are what the kernel reads; it computes no gradients."""
     return (
-        hidden.dtype is _FLOAT
+        not torch.is_grad_enabled()
+        and hidden.dtype is _FLOAT
         and hidden.dim() == 2
         and 0 < hidden.shape[0] <= fused_ops.MOST_ROWS
         and hidden.is_contiguous()
@@ -218,7 +219,8 @@ def injector_of(model: Any, pool: Any) -> Injector | None:
 
 def _plain(weight: Tensor) -> bool:
     """Whether our kernel multiplies rows by this weight [N, K] whatever the number of rows."""
-    return not weight.requires_grad and linear.eligible(torch.empty(1, weight.shape[1]), weight)
+    with torch.no_grad():
+        return linear.eligible(torch.empty(1, weight.shape[1]), weight)
 
 
 def _threads(multiply: Any, weight: Tensor) -> int:
