@@ -80,7 +80,9 @@ def test_sampled_replay_accepts_as_often_as_the_engine(
     left = 11 - np.concatenate(done)  # [N] tokens behind the anchor of each step of the engine
     for k in range(1, GAMMA + 1):
         # The engine verifies every draft; leave out what the replay would have censored.
-        hits = np.array([(data.survived(k) & rows).sum() for data, rows in _both(ours, theirs, left, k)])
+        hits = np.array(
+            [(data.survived(k) & rows).sum() for data, rows in _both(ours, theirs, left, k)]
+        )
         sizes = np.array([rows.sum() for _, rows in _both(ours, theirs, left, k)])
         share = hits.sum() / sizes.sum()
         counts = [*hits.tolist(), *(sizes - hits).tolist()]

@@ -46,6 +46,8 @@ def _table(*temperatures: float) -> StsTable:
         shift=-0.5,
         shifted_temperatures=temperatures[::-1],
         held_out={"prompts": 12},
+        position_shifts=(0.25,) * len(temperatures),
+        request_spread=0.15,
     )
 
 
@@ -143,3 +145,15 @@ def test_provenance_is_in_the_file(sts: StsFile, tmp_path: Path) -> None:
     for name in ("drafter_sha256", "target_sha256", "versions", "date", "fit_prompts"):
         assert raw[name], name
     assert raw["tables"][SAMPLED]["sampling"]["temperature"] == 1.0
+
+
+def test_files_without_our_later_fields_are_read(sts: StsFile, tmp_path: Path) -> None:
+    path = tmp_path / "sts.json"
+    write_sts(path, sts)
+    raw = json.loads(path.read_text())
+    for table in raw["tables"].values():
+        del table["position_shifts"], table["request_spread"]
+    path.write_text(json.dumps(raw))
+    table = read_sts(path).table(0.0)
+    assert table.followed == table.shifted == Calibration((0.8, 1.5), -0.5)
+    assert table.shifted.shifts == (-0.5, -0.5)
