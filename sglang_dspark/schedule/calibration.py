@@ -186,12 +186,24 @@ def _logistic(design: Floats, label: Floats) -> list[float]:
     """Weights of a logistic regression: column 0 held near 1, column 1 free, the others near 0."""
     centre, pull = np.zeros(design.shape[1]), np.ones(design.shape[1])
     centre[0], pull[1] = 1.0, 1e-3
-    weights = centre.copy()
-    for _ in range(30):
+
+    def loss(weights: Floats) -> float:
+        signs = 1 - 2 * label
+        data = np.logaddexp(0.0, signs * (design @ weights)).sum()
+        return float(data + (pull * (weights - centre) ** 2).sum() / 2)
+
+    weights, present = centre, loss(centre)
+    for _ in range(30):  # Newton, halved until it helps
         chance = _sigmoid(design @ weights)
         slope = design.T @ (label - chance) - pull * (weights - centre)
         curve = (design * (chance * (1 - chance))[:, None]).T @ design + np.diag(pull)
-        weights = weights + np.clip(np.linalg.solve(curve, slope), -2.0, 2.0)
+        move = np.linalg.solve(curve, slope)
+        tried = (move / 2**i for i in range(12))
+        halved = next((each for each in tried if loss(weights + each) < present), None)
+        if halved is None:
+            break
+        weights = weights + halved
+        present = loss(weights)
     return [float(w) for w in np.clip(weights, -SHIFT_LIMIT, SHIFT_LIMIT)]
 
 
