@@ -70,7 +70,9 @@ def test_comes_back_as_written(sts: StsFile, tmp_path: Path) -> None:
     assert repr(back) == repr(sts), "NaN, which equals nothing, included"
     assert back.table(0.0).plain == Calibration((1.5, 0.8))
     assert back.table(0.7).plain == Calibration((1.25, 0.9))
-    assert back.table(0.7).shifted == Calibration((0.9, 1.25), -0.5)
+    ours = Calibration((0.9, 1.25), -0.5, (0.25, 0.25))
+    assert back.table(0.7).shifted == ours
+    assert back.table(0.7).followed == replace(ours, spread=0.15)
     assert [regime(t) for t in (0.0, 0.7)] == [GREEDY, SAMPLED]
     assert list(path.parent.iterdir()) == [path], "no temporary file is left"
 
