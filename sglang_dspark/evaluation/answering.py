@@ -116,7 +116,13 @@ def _open(drafter: Path, target: TargetModel) -> DSparkDrafter:
 
 
 def _answer(response: Response) -> Answer:
-    return Answer(response.tokens, response.prompt_len, response.features, response.hidden)
+    return Answer(
+        response.tokens,
+        response.prompt_len,
+        response.features,
+        response.hidden,
+        response.log_partition,
+    )
 
 
 def _traced(response: Response) -> TracedPrompt:

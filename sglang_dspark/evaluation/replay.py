@@ -34,13 +34,15 @@ class Answer:
     """A target's answer with the states it was given from.
 
     tokens: [n] int64, prompt and answer. prompt_len: tokens of the prompt. features [n, m*d] and
-    hidden [n, d]: the target's, after each token (that of the last is not read).
+    hidden [n, d]: the target's, after each token (that of the last is not read). log_partition:
+    [n] logsumexp of the target's logits; spares computing it when sampling was at temperature 1.
     """
 
     tokens: Tensor
     prompt_len: int
     features: Tensor
     hidden: Tensor
+    log_partition: Tensor | None = None
 
 
 @dataclass
@@ -141,7 +143,7 @@ class Replay:
             walk.anchor += step.kept
 
     def _block(
-        self, anchor: Tensor, h: Tensor, truth: Tensor, laws: tuple[Tensor, Tensor] | None
+        self, anchor: Tensor, h: Tensor, truth: Tensor, laws: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Drafted tokens [R, gamma], accepted [R] and confidence logits [R, gamma]."""
         head, base = self.drafter.markov_head, self.drafter.base_logits(h)  # [R, gamma, V']
@@ -159,7 +161,7 @@ class Replay:
             else:
                 law = torch.softmax(logits / self.temperature, -1)
                 chosen, kept = draw_given_answer(
-                    law, laws[0][:, k], self.column[truth[:, k]], laws[1][:, k], self.generator
+                    law, laws[:, k], self.column[truth[:, k]], self.generator
                 )
                 free = torch.multinomial(law, 1, generator=self.generator)[:, 0]
                 chosen = torch.where(alive, chosen, free)
@@ -170,27 +172,31 @@ class Replay:
         confidence = self.drafter.confidence(h, torch.stack(embedded, 1))
         return torch.stack(tokens, 1), accepted, confidence
 
-    def _target_laws(self, walks: list[_Walk], gamma: int) -> tuple[Tensor, Tensor]:
-        """The target's law over the draft vocabulary [R, gamma, V'], and of y itself [R, gamma]."""
+    def _target_laws(self, walks: list[_Walk], gamma: int) -> Tensor:
+        """The target's law over the draft vocabulary, [R, gamma, V']; sums to less than 1."""
+        before = [_places(walk, gamma) - 1 for walk in walks]
         hidden = torch.stack(
-            [walk.answer.hidden[_places(walk, gamma) - 1].float() for walk in walks]
+            [walk.answer.hidden[at].float() for walk, at in zip(walks, before, strict=True)]
         )
-        law = torch.softmax(self.target.logits(hidden) / self.temperature, -1)  # [R, gamma, V]
-        truth = torch.stack([_behind(walk, gamma) for walk in walks])
-        return law[..., self.ids], law.gather(-1, truth[..., None])[..., 0]
+        known = [walk.answer.log_partition for walk in walks]
+        kept = [z[at] for z, at in zip(known, before, strict=True) if z is not None]
+        if self.temperature == 1 and len(kept) == len(walks):
+            logits = nn.functional.linear(hidden, self.drafter.head_weight)
+            return (logits - torch.stack(kept)[..., None]).exp().clamp(max=1.0)
+        return torch.softmax(self.target.logits(hidden) / self.temperature, -1)[..., self.ids]
 
 
 def draw_given_answer(
-    draft_law: Tensor, target_law: Tensor, column: Tensor, chance: Tensor, rng: torch.Generator
+    draft_law: Tensor, target_law: Tensor, column: Tensor, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """The draft of a sampled step and whether it was accepted, given the token y emitted there.
 
     draft_law, target_law: q and p over the draft vocabulary, [R, V']. column: [R] column of y, -1
-    outside. chance: [R] p(y). Returns columns [R] int64 and accepted [R] bool.
+    outside, where q is 0. Returns columns [R] int64 and accepted [R] bool.
     """
-    rows = torch.arange(len(column))
-    proposed = draft_law[rows, column.clamp(min=0)] * (column >= 0)  # [R] q(y)
-    kept = torch.rand(len(column), generator=rng) * chance < proposed
+    rows, inside = torch.arange(len(column)), column.clamp(min=0)
+    proposed, chance = draft_law[rows, inside], target_law[rows, inside]  # [R] q(y), p(y)
+    kept = (column >= 0) & (torch.rand(len(column), generator=rng) * chance < proposed)
     residual = (draft_law - target_law).clamp(min=0)
     empty = residual.sum(-1, keepdim=True) <= 0  # q = p to rounding: there is no rejection then
     rejected = torch.multinomial(torch.where(empty, draft_law, residual), 1, generator=rng)[:, 0]

@@ -94,6 +94,17 @@ def _both(ours: Observations, theirs: Observations, left: np.ndarray, k: int):
     return ((ours, ours.known(k)), (theirs, left >= k))
 
 
+def test_a_kept_partition_spares_the_vocabulary_and_changes_nothing(
+    pair: Pair, prompts: list[list[int]]
+) -> None:
+    settings = DecodeSettings(max_new_tokens=12, temperature=1.0)
+    plain = ReferenceEngine(pair.target, None, settings).run(prompts)
+    bare = _answers(pair.target, prompts, plain)
+    kept = [replace(a, log_partition=pair.target.logits(a.hidden).logsumexp(-1)) for a in bare]
+    ours, theirs = (Replay(pair.target, pair.drafter, 1.0).run(each) for each in (kept, bare))
+    assert ours == theirs
+
+
 @pytest.mark.parametrize("outside", [0.0, 0.3])
 def test_a_draft_given_the_answer_has_the_law_of_decoding(outside: float) -> None:
     """Joint law of (draft, accepted, y): x ~ q and the accept rule, against y ~ p and the replay.
@@ -107,7 +118,7 @@ def test_a_draft_given_the_answer_has_the_law_of_decoding(outside: float) -> Non
     n = 40_000
     y = torch.multinomial(full, n, replacement=True, generator=rng)
     column = torch.where(y < 4, y, -1)
-    x, kept = draw_given_answer(q.expand(n, -1), p.expand(n, -1), column, full[y], rng)
+    x, kept = draw_given_answer(q.expand(n, -1), p.expand(n, -1), column, rng)
     found = Counter(zip(x.tolist(), kept.tolist(), y.tolist(), strict=True))
     residual = torch.cat([(p - q).clamp(min=0), full[4:]])
     correction = residual / residual.sum()
