@@ -18,6 +18,9 @@ _TITLES = {
 }
 
 
+_SHORT = {"before": "raw", "after": "STS", "shifted": "+shift", "followed": "+follow"}
+
+
 def show_reliability(console: Console, title: str, parts: Mapping[str, Any]) -> None:
     """Print ECE of each calibration, its noise floor, and the readings of ROC-AUC."""
     variants = [name for name in _TITLES if name in next(iter(parts.values()))]
@@ -25,7 +28,7 @@ def show_reliability(console: Console, title: str, parts: Mapping[str, Any]) -> 
         title=title, caption="floor: what perfect calibration would show on this much data"
     )
     table.add_column("domain")
-    names = ["steps", *(f"ECE {_TITLES[name]}" for name in variants), "floor"]
+    names = ["steps", *(f"ECE {_SHORT[name]}" for name in variants), "floor"]
     for name in [*names, "AUC pooled", "AUC in position"]:
         table.add_column(name, justify="right")
     for group, part in parts.items():

@@ -119,10 +119,10 @@ def calibrate(
         decode = _Decode(target, limit, max_new_tokens, batch, seed, half_products)
         heats = temperature or [0.0, 1.0]
         cases = _decode_cases(argument, prompts, held_out, heats, decode, console)
-    dataset = ", ".join(map(str, trace or prompts or ["sglang-dspark calibration prompts"]))
+    names = [each.name for each in trace or ()] or prompts or ["sglang-dspark calibration prompts"]
     tables: dict[str, StsTable] = {}
     for case in cases:
-        name, table = _fit(case, dataset, "mass" if adaptive else "width", console)
+        name, table = _fit(case, ", ".join(names), "mass" if adaptive else "width", console)
         if name in tables:
             raise DSparkError(f"two runs are {name}: one table a regime, so give one of each")
         tables[name] = table
