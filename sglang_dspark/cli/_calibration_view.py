@@ -18,7 +18,7 @@ _TITLES = {
 }
 
 
-_SHORT = {"before": "raw", "after": "STS", "shifted": "+shift", "followed": "+follow"}
+_SHORT = {"before": "raw", "after": "STS", "shifted": "+shift", "followed": "own"}
 
 
 def show_reliability(console: Console, title: str, parts: Mapping[str, Any]) -> None:
