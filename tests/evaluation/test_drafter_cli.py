@@ -110,7 +110,8 @@ def test_calibrate_judges_on_prompts_of_their_own(
     out = run(
         "calibrate", "--target", str(pair.target_dir), "--drafter", str(pair.drafter_dir),
         "--prompts", str(tmp_path / "fit.jsonl"), "--held-out", str(tmp_path / "held.jsonl"),
-        "--max-new-tokens", "24", "--batch", "3", "--out", str(tmp_path / "sts.json"),
+        "--max-new-tokens", "24", "--batch", "3", "--half-products",
+        "--out", str(tmp_path / "sts.json"),
     )  # fmt: skip
     assert f"greedy: {len(rows) - 8} held-out prompts" in out
     assert "followed" in out
