@@ -10,7 +10,15 @@ from rich.table import Table
 
 from sglang_dspark.schedule.calibration import GRID_HIGH, GRID_LOW, Calibration
 
-_TITLES = {"before": "raw", "after": "STS", "shifted": "shift + STS"}
+_TITLES = {
+    "before": "raw",
+    "after": "STS",
+    "shifted": "STS+shift",
+    "followed": "STS+shift, followed",
+}
+
+
+_SHORT = {"before": "raw", "after": "STS", "shifted": "+shift", "followed": "own"}
 
 
 def show_reliability(console: Console, title: str, parts: Mapping[str, Any]) -> None:
@@ -20,7 +28,7 @@ def show_reliability(console: Console, title: str, parts: Mapping[str, Any]) -> 
         title=title, caption="floor: what perfect calibration would show on this much data"
     )
     table.add_column("domain")
-    names = ["steps", *(f"ECE {_TITLES[name]}" for name in variants), "floor"]
+    names = ["steps", *(f"ECE {_SHORT[name]}" for name in variants), "floor"]
     for name in [*names, "AUC pooled", "AUC in position"]:
         table.add_column(name, justify="right")
     for group, part in parts.items():
@@ -36,6 +44,7 @@ def show_reliability(console: Console, title: str, parts: Mapping[str, Any]) -> 
         console.print(
             f"{_TITLES[name]}: ECE {found['ece']['value']:.2%} "
             f"({found['ece']['low']:.2%} to {found['ece']['high']:.2%}), "
+            f"debiased {found['ece_debiased']:.2%}, "
             f"Brier {found['brier']:.4f}, AUC {auc['pooled']:.3f}, in position {auc['within']:.3f}",
             highlight=False,
         )
@@ -46,8 +55,12 @@ def show_tables(console: Console, tables: Mapping[str, Calibration], prompts: in
     console.print(f"fitted on {prompts} prompts:", highlight=False)
     for name, table in tables.items():
         scales = ", ".join(f"{t:.2f}" for t in table.temperatures)
-        shift = f", shift {table.shift:+.2f}" if table.shift else ""
-        console.print(f"  {_TITLES[name]}: temperatures {scales}{shift}", highlight=False)
+        line = f"  {_TITLES[name]}: temperatures {scales}"
+        if any(table.shifts):
+            line += f", shifts {', '.join(f'{s:+.2f}' for s in table.shifts)}"
+        if table.spread:
+            line += f", requests' own shifts of variance {table.spread:.2f}"
+        console.print(line, highlight=False, soft_wrap=True)
     edge = [
         str(k)
         for k, t in enumerate(tables["after"].temperatures, 1)

@@ -132,8 +132,9 @@ def open_workload(
     limit: int | None,
     settings: DecodeSettings,
     console: Console,
+    default: Callable[[], list[EvalPrompt]] | None = None,
 ) -> Workload:
-    """Target and prompts of a measurement; the package's evaluation prompts by default."""
+    """Target and prompts of a measurement; the package's evaluation prompts unless told."""
     from dataclasses import replace
 
     from transformers.utils import logging as transformers_logging
@@ -145,7 +146,7 @@ def open_workload(
     transformers_logging.disable_progress_bar()
     path = target_dir(target, console)
     tokenizer = open_tokenizer(path)
-    found = read_prompt_files(files, None, prompt_files.evaluation_prompts)
+    found = read_prompt_files(files, None, default or prompt_files.evaluation_prompts)
     chosen = prompt_files.limit_per_domain(found, limit)
     return Workload(
         target=path,

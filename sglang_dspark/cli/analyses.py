@@ -306,6 +306,8 @@ def reliability(
     if table is not None:
         chosen = table.table(trace.temperature)
         variants = {"after": chosen.plain, "shifted": chosen.shifted}
+        if chosen.request_spread > 0:
+            variants["followed"] = chosen.followed
     parts = numbers.reliability(trace, variants)
     show_reliability(session.console, f"{label}: {len(trace.prompts)} held-out prompts", parts)
     shown = {name: asdict(each) for name, each in variants.items()}

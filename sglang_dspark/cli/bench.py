@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sglang_dspark.cli import _bench_planner
+from sglang_dspark.cli import _bench_planner, _bench_trainer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -22,6 +22,7 @@ app = typer.Typer(help="Measurements, each written to a result file.", no_args_i
 
 app.command("planner")(_bench_planner.planner)
 app.command("regret")(_bench_planner.regret)
+app.command("trainer")(_bench_trainer.trainer)
 
 
 @app.callback()

@@ -1,24 +1,29 @@
-"""`dspark calibrate`: fit a drafter's confidence to real acceptance and write sts.json."""
+"""`dspark calibrate`: fit a drafter's confidence to real acceptance and write sts.json.
+
+Fitted on the package's calibration prompts and judged on its evaluation prompts, or on prompts or
+records of the user's, which are halved when none to judge on are named.
+"""
 
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from sglang_dspark.cli._workload import (
-    BatchOption,
+    DrafterArgument,
     LimitOption,
-    PromptsOption,
     SeedOption,
     TargetOption,
     TokensOption,
+    counter,
     open_workload,
     parse_drafter,
-    trace_of,
+    target_dir,
 )
 from sglang_dspark.errors import DSparkError
 
@@ -30,32 +35,76 @@ if TYPE_CHECKING:
     from sglang_dspark.schedule.sts_file import StsTable
 
 
+@dataclass(frozen=True)
+class _Decode:
+    """How prompts are answered where no record is given."""
+
+    target: str
+    limit: int | None
+    max_new_tokens: int
+    batch: int
+    seed: int
+    half_products: bool
+
+
+@dataclass(frozen=True)
+class _Case:
+    """What one table is fitted to and judged on: traces of one sampling regime."""
+
+    fit: Trace
+    held: Trace
+
+
 def calibrate(
     target: TargetOption = "demo",
     drafter: Annotated[
         str, typer.Option(help="Drafter directory, or `shipped` for the demo target's.")
     ] = "shipped",
-    prompts: PromptsOption = None,
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="JSONL file of prompts to fit on, as [DOMAIN=]FILE; repeat for several. Default: "
+            "the package's calibration prompts."
+        ),
+    ] = None,
+    held_out: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="Prompts to judge on, likewise. Default: the package's evaluation prompts, or a "
+            "half of --prompts."
+        ),
+    ] = None,
     limit: LimitOption = None,
     max_new_tokens: TokensOption = 96,
     temperature: Annotated[
         list[float] | None,
         typer.Option(min=0.0, help="Of the requests; repeat for a table each. Default: 0 and 1."),
     ] = None,
-    batch: BatchOption = 8,
+    batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 32,
     seed: SeedOption = 0,
+    half_products: Annotated[
+        bool,
+        typer.Option("--half-products", help="Answers in bfloat16; CPUs with AVX512-BF16 or AMX."),
+    ] = False,
     trace: Annotated[
         list[Path] | None,
-        typer.Option(help="Use this trace of `dspark eval record` instead of decoding; repeat."),
+        typer.Option(
+            help="Fit on this trace of `dspark eval record`, or store of `dspark train data`, "
+            "instead of decoding; repeat."
+        ),
+    ] = None,
+    held_out_trace: Annotated[
+        list[Path] | None,
+        typer.Option(help="Judge on this trace or store; repeat. Default: a half of --trace."),
     ] = None,
     adaptive: Annotated[
-        bool, typer.Option("--adaptive", help="Fit on bins of equal count, not of equal width.")
+        bool, typer.Option("--adaptive", help="STS on bins of equal count, not of equal width.")
     ] = False,
     out: Annotated[
         Path | None, typer.Option(help="File to write. Default: sts.json beside the drafter.")
     ] = None,
 ) -> None:
-    """Fit temperatures on half of the prompts, show what they do on the other half, write both."""
+    """Fit temperatures to what is accepted, show what they do on other prompts, write both."""
     from rich.console import Console
 
     from sglang_dspark.schedule.sts_file import FILE_NAME, StsFile, write_sts
@@ -65,23 +114,23 @@ def calibrate(
     if argument.is_trace:
         raise DSparkError(f"--drafter names the directory of the drafter, found a file: {drafter}")
     if trace:
-        traces = _read_traces(trace, argument.path)
+        cases = _read_cases(trace, held_out_trace or [], target, argument.path, console)
     else:
-        settings = (target, prompts, limit, max_new_tokens, batch, seed)
-        temperatures = temperature or [0.0, 1.0]
-        traces = [_decode(argument, each, settings, console) for each in temperatures]
-    dataset = ", ".join(prompts) if prompts else "sglang-dspark evaluation prompts"
+        decode = _Decode(target, limit, max_new_tokens, batch, seed, half_products)
+        heats = temperature or [0.0, 1.0]
+        cases = _decode_cases(argument, prompts, held_out, heats, decode, console)
+    names = [each.name for each in trace or ()] or prompts or ["sglang-dspark calibration prompts"]
     tables: dict[str, StsTable] = {}
-    for each in traces:
-        name, table = _fit(each, dataset, "mass" if adaptive else "width", console)
+    for case in cases:
+        name, table = _fit(case, ", ".join(names), "mass" if adaptive else "width", console)
         if name in tables:
             raise DSparkError(f"two runs are {name}: one table a regime, so give one of each")
         tables[name] = table
     sts = StsFile(
         tables=tables,
-        drafter_sha256=traces[0].drafter.sha256,
-        target_sha256=traces[0].target_sha256,
-        fit_prompts=_fit_digests(traces),
+        drafter_sha256=cases[0].fit.drafter.sha256,
+        target_sha256=cases[0].fit.target_sha256,
+        fit_prompts=tuple(sorted({p.digest for case in cases for p in case.fit.prompts})),
         versions=_versions(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
@@ -90,83 +139,167 @@ def calibrate(
     console.print(f"written to {path}", highlight=False, soft_wrap=True)
 
 
-def _decode(argument: Any, temperature: float, settings: Any, console: Console) -> Trace:
-    """Run the engine at one temperature."""
+def _decode_cases(
+    argument: DrafterArgument,
+    prompts: Sequence[str] | None,
+    held_out: Sequence[str] | None,
+    temperatures: Sequence[float],
+    decode: _Decode,
+    console: Console,
+) -> list[_Case]:
+    """Answer the prompts at each temperature and replay the drafter on them."""
+    cases = []
+    for heat in temperatures:
+        fit = _answered(argument, prompts, "calibration", heat, decode, console)
+        if prompts and not held_out:
+            cases.append(_halved(fit))
+        else:
+            cases.append(
+                _Case(fit, _answered(argument, held_out, "evaluation", heat, decode, console))
+            )
+    return [_apart(case) for case in cases]
+
+
+def _answered(
+    argument: DrafterArgument,
+    files: Sequence[str] | None,
+    default: str,
+    temperature: float,
+    decode: _Decode,
+    console: Console,
+) -> Trace:
+    """Replayed answers to prompts of files, or to the package's `default` prompts."""
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.evaluation import prompts as shipped
+    from sglang_dspark.evaluation.answering import record_answers
     from sglang_dspark.evaluation.engine import DecodeSettings
 
-    target, prompts, limit, max_new_tokens, batch, seed = settings
-    decode = DecodeSettings(
-        max_new_tokens=max_new_tokens, temperature=temperature, batch=batch, seed=seed
+    settings = DecodeSettings(
+        max_new_tokens=decode.max_new_tokens,
+        temperature=temperature,
+        batch=decode.batch,
+        seed=decode.seed,
     )
-    return trace_of(
-        argument, lambda: open_workload(target, prompts, limit, decode, console), console
-    )
+    own = {
+        "calibration": shipped.calibration_prompts,
+        "evaluation": shipped.evaluation_prompts,
+    }[default]
+    work = open_workload(decode.target, files, decode.limit, settings, console, own)
+    with stages(console) as progress:
+        name = f"{default} answers, T={temperature:g}"
+        return record_answers(
+            work,
+            argument.path,
+            half_products=decode.half_products,
+            on_finish=counter(progress, name, len(work.ids)),
+        )
 
 
-def _read_traces(files: Sequence[Path], drafter: Path) -> list[Trace]:
-    """Traces of this drafter on one target; DSparkError if one is of another."""
+def _read_cases(
+    files: Sequence[Path], held: Sequence[Path], target: str, drafter: Path, console: Console
+) -> list[_Case]:
+    """Cases of recorded traces or stores, paired by sampling regime."""
+    from sglang_dspark.schedule.sts_file import regime
+
+    fits = _read_traces(files, target, drafter, console)
+    if not held:
+        return [_halved(each) for each in fits]
+    judged = _read_traces(held, target, drafter, console)
+    by_regime = {regime(each.temperature): each for each in judged}
+    if len(by_regime) < len(judged):
+        raise DSparkError("two --held-out-trace are of one sampling regime: give one of each")
+    cases = []
+    for each in fits:
+        name = regime(each.temperature)
+        if name not in by_regime:
+            raise DSparkError(f"no --held-out-trace is {name}, a --trace is: give both")
+        cases.append(_apart(_Case(each, by_regime[name])))
+    return cases
+
+
+def _read_traces(
+    files: Sequence[Path], target: str, drafter: Path, console: Console
+) -> list[Trace]:
+    """Traces of this drafter on one target, stores replayed; DSparkError if one is of another."""
+    from sglang_dspark.evaluation.answering import traces_of_store
     from sglang_dspark.evaluation.traces import read_trace
     from sglang_dspark.training.provenance import target_sha256 as weights_sha256
 
     wanted = weights_sha256(drafter)
-    traces = [read_trace(file) for file in files]
-    for file, trace in zip(files, traces, strict=True):
-        if trace.drafter.sha256 != wanted:
-            raise DSparkError(f"{file} is a trace of another drafter than {drafter}: record it")
-        if trace.target_sha256 != traces[0].target_sha256:
-            raise DSparkError(f"{file} is a trace of another target than {files[0]}: record it")
+    traces: list[Trace] = []
+    for file in files:
+        if file.is_dir():
+            found = traces_of_store(file, target_dir(target, console), drafter)
+        else:
+            found = [read_trace(file)]
+        for trace in found:
+            if trace.drafter.sha256 != wanted:
+                raise DSparkError(f"{file} is a trace of another drafter than {drafter}: record it")
+            if traces and trace.target_sha256 != traces[0].target_sha256:
+                raise DSparkError(f"{file} is a trace of another target than {files[0]}: record it")
+        traces += found
     return traces
 
 
-def _fit(trace: Trace, dataset: str, binning: Binning, console: Console) -> tuple[str, StsTable]:
-    """Regime and table of one trace; prints what the table does on the held-out half."""
+def _halved(trace: Trace) -> _Case:
+    """Half of the prompts to fit on, the other half to judge on."""
+    from sglang_dspark.evaluation.calibration_data import split_halves
+
+    fit, held = split_halves(trace.prompts)
+    return _Case(trace.of_prompts(fit), trace.of_prompts(held))
+
+
+def _apart(case: _Case) -> _Case:
+    """The case without the prompts to judge on that are also fitted."""
+    from sglang_dspark.evaluation.calibration_data import held_out
+
+    kept = held_out(case.held.prompts, {prompt.digest for prompt in case.fit.prompts})
+    return replace(case, held=case.held.of_prompts(kept))
+
+
+def _fit(case: _Case, dataset: str, binning: Binning, console: Console) -> tuple[str, StsTable]:
+    """Regime and table of one case; prints what the table does on the held-out prompts."""
     from sglang_dspark.cli._calibration_view import show_reliability, show_tables
-    from sglang_dspark.evaluation.calibration_data import observations, split_halves
+    from sglang_dspark.evaluation.calibration_data import observations
     from sglang_dspark.evaluation.reliability import held_out_summary, reliability
     from sglang_dspark.schedule import calibration
     from sglang_dspark.schedule.sts_file import StsTable, regime
 
-    name = regime(trace.temperature)
-    if not trace.has_confidence():
-        raise DSparkError(f"{trace.drafter.name} tells no confidence: nothing to calibrate")
-    fit_half, held = split_halves(trace.prompts)
-    data = observations([trace.generations[i] for i in fit_half], trace.gamma)
-    if len(data.logits) < calibration.MINIMUM_LABELS or not held:
+    name, fit, held = regime(case.fit.temperature), case.fit, case.held
+    if not fit.has_confidence():
+        raise DSparkError(f"{fit.drafter.name} tells no confidence: nothing to calibrate")
+    data = observations(fit.generations, fit.gamma)
+    if len(data.logits) < calibration.MINIMUM_LABELS or not held.prompts:
         raise DSparkError(
-            f"{len(data.logits)} verify steps are too few to fit on (at least "
-            f"{calibration.MINIMUM_LABELS}): give more prompts or raise --max-new-tokens"
+            f"{len(data.logits)} verify steps to fit on (at least {calibration.MINIMUM_LABELS} are "
+            f"needed) and {len(held.prompts)} prompts to judge on: give more prompts or raise "
+            "--max-new-tokens"
         )
     fitted = calibration.fit(data, binning=binning)
-    shift = calibration.fit_shift(data)
-    behind = calibration.fit(calibration.shifted(data, shift), binning=binning)
+    ours = calibration.fit_shifts(data)
     variants = {
         "after": calibration.Calibration(fitted.temperatures),
-        "shifted": calibration.Calibration(behind.temperatures, shift),
+        "shifted": replace(ours, spread=0.0),
+        "followed": ours,
     }
-    parts = reliability(trace.of_prompts(held), variants)
-    show_reliability(console, f"{name}: {len(held)} held-out prompts", parts)
-    show_tables(console, variants, len(fit_half))
+    parts = reliability(held, variants)
+    show_reliability(console, f"{name}: {len(held.prompts)} held-out prompts", parts)
+    show_tables(console, variants, len(fit.prompts))
     return name, StsTable(
         temperatures=fitted.temperatures,
-        sampling={key: trace.settings[key] for key in ("temperature", "top_k", "top_p", "min_p")},
+        sampling={key: fit.settings[key] for key in ("temperature", "top_k", "top_p", "min_p")},
         dataset=dataset,
-        prompts=len(fit_half),
+        prompts=len(fit.prompts),
         steps=len(data.logits),
         counts=fitted.counts,
         ece_before=fitted.ece_before,
         ece_after=fitted.ece_after,
-        shift=shift,
-        shifted_temperatures=behind.temperatures,
-        held_out={"prompts": len(held), **held_out_summary(parts)},
+        shift=ours.shift,
+        shifted_temperatures=ours.temperatures,
+        held_out={"prompts": len(held.prompts), **held_out_summary(parts)},
+        position_shifts=ours.by_position,
+        request_spread=ours.spread,
     )
-
-
-def _fit_digests(traces: Sequence[Trace]) -> tuple[str, ...]:
-    """Digests of all prompts that any of the tables was fitted on."""
-    from sglang_dspark.evaluation.calibration_data import split_halves
-
-    used = {trace.prompts[i].digest for trace in traces for i in split_halves(trace.prompts)[0]}
-    return tuple(sorted(used))
 
 
 def _versions() -> dict[str, str]:

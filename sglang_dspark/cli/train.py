@@ -1,9 +1,10 @@
 """`dspark train`: prompts that the target writes, responses with hidden states, a drafter, its
-calibration; each stage alone, or all of them in one go.
+calibration, a server that drafts with it; each stage alone, or all of them in one go.
 """
 
 from __future__ import annotations
 
+import json
 import shutil
 import subprocess
 import sys
@@ -49,6 +50,7 @@ def train(
     _answer(cfg, minutes=1e9)
     _train(cfg)
     _calibrate(cfg)
+    _serve(cfg)
 
 
 @app.command()
@@ -181,10 +183,44 @@ def _calibrate(cfg: RunConfig) -> None:
     c = cfg.calibration
     command = [sys.executable, "-m", "sglang_dspark.cli.main", "calibrate"]
     command += ["--target", str(cfg.data.target), "--drafter", str(path)]
-    command += ["--max-new-tokens", str(c.max_new_tokens)]
+    command += ["--max-new-tokens", str(c.max_new_tokens), "--batch", str(cfg.data.rows)]
     command += [] if c.limit is None else ["--limit", str(c.limit)]
+    command += ["--half-products"] if cfg.data.half_products else []
     for prompts in c.prompts:
         command += ["--prompts", prompts]
+    for prompts in c.held_out:
+        command += ["--held-out", prompts]
     status = subprocess.run(command, check=False).returncode
     if status:
         raise typer.Exit(status)
+
+
+def _serve(cfg: RunConfig) -> None:
+    """Serve the drafter, see that greedy answers are the target's own, and say how to serve it."""
+    from sglang_dspark.cli._served_check import as_json, serve_and_check
+    from sglang_dspark.training.files import write_json
+    from sglang_dspark.training.provenance import target_sha256 as weights_sha256
+
+    if not cfg.serving.check:
+        return
+    drafter, record = cfg.run_dir / "drafter", cfg.run_dir / "served.json"
+    sha256 = weights_sha256(drafter)
+    if record.exists() and json.loads(record.read_text())["drafter_sha256"] == sha256:
+        print(f"served already: {record}")
+        return
+    s = cfg.serving
+    check = serve_and_check(
+        Console(),
+        cfg.data.target,
+        drafter,
+        port=s.port,
+        per_domain=s.per_domain,
+        max_new_tokens=s.max_new_tokens,
+        run_dir=cfg.run_dir / "server",
+    )
+    write_json(record, as_json(check, sha256))
+    print(
+        f"served: tau {check.tau:.2f}, {check.tokens_per_s:.1f} tokens/s for one user; "
+        f"{check.equal} of {check.prompts} greedy answers are the target's own"
+        + (f", {check.near_ties} part from it at a near tie" if check.near_ties else "")
+    )

@@ -22,7 +22,12 @@ COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#0
 MARKERS = ("o", "s", "^", "D", "v", "P", "X")
 _GREY = "#888888"
 _ENOUGH = 30  # predictions in a bin, below which its share accepted says little
-_VARIANTS = {"before": "raw", "after": "STS", "shifted": "shift + STS"}
+_VARIANTS = {
+    "before": "raw",
+    "after": "STS",
+    "shifted": "STS+shift",
+    "followed": "STS+shift, followed",
+}
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,

@@ -20,6 +20,7 @@ PROMPT_FIELDS = ("prompt", "turns", "question", "text", "instruction")
 ID_FIELDS = ("id", "task_id", "question_id", "key")
 DEMO_FILE = "demo_prompts.jsonl"
 EVALUATION_FILE = "eval_prompts.jsonl"
+CALIBRATION_FILE = "calibration_prompts.jsonl"
 
 
 @dataclass(frozen=True)
@@ -46,6 +47,14 @@ def demo_prompts() -> list[EvalPrompt]:
 def evaluation_prompts() -> list[EvalPrompt]:
     """The prompts for judging drafters that ship with the package: 64 each of math, code, chat."""
     return _shipped(EVALUATION_FILE)
+
+
+def calibration_prompts() -> list[EvalPrompt]:
+    """The prompts for fitting calibration that ship with the package, none of them in the others.
+
+    About 70 each of math, code and chat, of the kinds that the evaluation prompts are of.
+    """
+    return _shipped(CALIBRATION_FILE)
 
 
 def _shipped(name: str) -> list[EvalPrompt]:

@@ -26,15 +26,18 @@ from sglang_dspark.schedule.calibration import (
     Floats,
     Ints,
     Observations,
-    apply_numpy,
     bin_of,
     ece,
+    ece_debiased,
     ece_interval,
+    predicted,
 )
 
 BINS = 10
-VARIANTS = ("before", "after", "shifted")  # raw, STS, STS behind the shift
+# raw, STS, shift of each position and one temperature, the same with each request followed
+VARIANTS = ("before", "after", "shifted", "followed")
 _FLOOR_DRAWS = 50
+_KEPT = ("ece", "ece_debiased", "ece_floor", "brier")
 
 
 @dataclass(frozen=True)
@@ -49,7 +52,7 @@ class Predictions:
     @classmethod
     def of(cls, data: Observations, calibration: Calibration) -> Predictions:
         """Calibrated survival against what happened; unverified left out."""
-        survival = apply_numpy(data.logits, calibration)  # [N, gamma]
+        survival = predicted(data, calibration)  # [N, gamma]
         column = np.arange(1, data.gamma + 1)
         known = column <= data.verified[:, None]  # [N, gamma]
         label = (data.accepted[:, None] >= column).astype(np.float64)
@@ -128,15 +131,14 @@ def ece_floor(data: Observations, calibration: Calibration, seed: int = 0) -> fl
     measurement exceeds this by is miscalibration; the floor itself is sampling noise.
     """
     generator = np.random.default_rng(seed)
-    predicted = Predictions.of(data, calibration).survival
-    survival = apply_numpy(data.logits, calibration)  # [N, gamma]
+    survival = predicted(data, calibration)  # [N, gamma]
     column = np.arange(1, data.gamma + 1)
     known = column <= data.verified[:, None]
     found = []
     for _ in range(_FLOOR_DRAWS):
         # One uniform a step: a_k falls along the block, so u < a_k is a chain with these marginals.
         label = generator.uniform(size=(len(survival), 1)) < survival
-        found.append(ece(predicted, label[known].astype(np.float64), bins=BINS))
+        found.append(ece(survival[known], label[known].astype(np.float64), bins=BINS))
     return float(np.mean(found))
 
 
@@ -152,6 +154,9 @@ def _summary(data: Observations, calibration: Calibration) -> dict[str, Any]:
         by_position.append(ece(predictions.survival[chosen], predictions.label[chosen], bins=BINS))
     return {
         "ece": {"value": value, "low": low, "high": high},
+        "ece_debiased": ece_debiased(
+            predictions.survival, predictions.label, predictions.request, bins=BINS
+        ),
         "ece_adaptive": {"value": adaptive, "low": adaptive_low, "high": adaptive_high},
         "ece_floor": ece_floor(data, calibration),
         "brier": float(np.mean((predictions.survival - predictions.label) ** 2)),
@@ -192,7 +197,7 @@ def held_out_summary(parts: dict[str, Any]) -> dict[str, Any]:
         row["auc_conditional"] = known(part["auc_conditional"])
         for variant in (each for each in VARIANTS if each in part):
             numbers = part[variant]
-            row[variant] = {key: numbers[key] for key in ("ece", "ece_floor", "brier")}
+            row[variant] = {key: numbers[key] for key in _KEPT}
             row[variant]["auc_pooled"] = known(numbers["auc"]["pooled"])
             row[variant]["auc_within_position"] = known(numbers["auc"]["within"])
         found[name] = row

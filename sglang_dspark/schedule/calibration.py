@@ -11,13 +11,14 @@ those would count failures alone).
 
 A temperature cannot move a confidence of one half, so it cannot mend a head that is too sure by the
 same amount everywhere, which is how a head errs that saw acceptance on its own training text.
-`fit_shift` finds that amount: one number added to all logits before the temperatures. It goes
-beyond the paper and is kept apart from its table.
+`fit_shifts` goes beyond the paper and is kept apart from its table (`sts+shift`): a shift for each
+position and one temperature, the most likely ones, and how far requests stray from that
+(`request_shift`).
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Literal
 
 import numpy as np
@@ -25,6 +26,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_dspark.schedule.request_shift import SPREADS, RequestShift
 from sglang_dspark.schedule.survival import survival
 
 Floats = NDArray[np.float64]
@@ -97,10 +99,22 @@ class StsFit:
 
 @dataclass(frozen=True)
 class Calibration:
-    """c_k = sigmoid((logit_k + shift) / T_k); temperatures [gamma] > 0; without shift plain STS."""
+    """c_k = sigmoid((logit_k + shift_k) / T_k + s_r); with temperatures alone it is plain STS.
+
+    temperatures: [gamma] > 0. shift: common part of all shift_k; by_position: [gamma] the rest,
+    empty for none. spread: variance of the requests' own shifts s_r, 0 for none; those are added
+    by `request_shift.RequestShift`, not by `apply`.
+    """
 
     temperatures: tuple[float, ...]
     shift: float = 0.0
+    by_position: tuple[float, ...] = ()
+    spread: float = 0.0
+
+    @property
+    def shifts(self) -> tuple[float, ...]:
+        """shift_k, [gamma]."""
+        return tuple(self.shift + s for s in self.by_position or (0.0,) * len(self.temperatures))
 
     @classmethod
     def identity(cls, gamma: int) -> Calibration:
@@ -143,36 +157,101 @@ def fit(data: Observations, *, bins: int = 10, binning: Binning = "width") -> St
     return StsFit(temperatures, ece_before, ece_after, counts)
 
 
-def fit_shift(data: Observations) -> float:
-    """The number that, added to all logits, makes conditional acceptance most likely.
+def fit_shifts(data: Observations) -> Calibration:
+    """One temperature and a shift for each position, by maximum likelihood; and the spread.
 
-    Over verified drafts whose predecessors were all accepted: there the mean of c_k then equals
-    the share accepted. Raises ValueError when there is none.
+    Over verified drafts whose predecessors were all accepted. A position's shift is drawn to the
+    common one as if by four outcomes, the slope to 1 as weakly, so that few labels move little.
+    The spread is the one of `SPREADS` under which the outcomes of each step, predicted from the
+    request's earlier steps, are likeliest. Raises ValueError when there is no such draft.
     """
     reached = [data.known(k) & data.survived(k - 1) for k in range(1, data.gamma + 1)]
     logit = np.concatenate([data.logits[rows, k] for k, rows in enumerate(reached)])
     label = np.concatenate([data.survived(k + 1)[rows] for k, rows in enumerate(reached)])
+    place = np.concatenate([np.full(int(rows.sum()), k) for k, rows in enumerate(reached)])
     if len(label) == 0:
         raise ValueError("no verified draft to fit a shift to")
-    low, high = -SHIFT_LIMIT, SHIFT_LIMIT  # the mean of the sigmoids rises with the shift
-    for _ in range(60):
-        middle = (low + high) / 2
-        if float(_sigmoid(logit + middle).mean()) < float(label.mean()):
-            low = middle
-        else:
-            high = middle
-    return (low + high) / 2
+    ones = np.ones((len(label), 1))
+    design = np.concatenate([logit[:, None], ones, np.eye(data.gamma)[place]], axis=1)
+    slope, common, *rest = _logistic(design, label.astype(np.float64))
+    slope = min(max(slope, 1 / GRID_HIGH), 1 / GRID_LOW)
+    found = Calibration(
+        (1 / slope,) * data.gamma, common / slope, tuple(float(v / slope) for v in rest)
+    )
+    losses = [_log_loss(data, replace(found, spread=spread)) for spread in SPREADS]
+    return replace(found, spread=SPREADS[int(np.argmin(losses))])
 
 
-def shifted(data: Observations, shift: float) -> Observations:
-    """The same steps with `shift` added to all logits."""
-    return Observations(data.logits + shift, data.accepted, data.verified, data.request)
+def _logistic(design: Floats, label: Floats) -> list[float]:
+    """Weights of a logistic regression: column 0 held near 1, column 1 free, the others near 0."""
+    centre, pull = np.zeros(design.shape[1]), np.ones(design.shape[1])
+    centre[0], pull[1] = 1.0, 1e-3
+
+    def loss(weights: Floats) -> float:
+        signs = 1 - 2 * label
+        data = np.logaddexp(0.0, signs * (design @ weights)).sum()
+        return float(data + (pull * (weights - centre) ** 2).sum() / 2)
+
+    weights, present = centre, loss(centre)
+    for _ in range(30):  # Newton, halved until it helps
+        chance = _sigmoid(design @ weights)
+        slope = design.T @ (label - chance) - pull * (weights - centre)
+        curve = (design * (chance * (1 - chance))[:, None]).T @ design + np.diag(pull)
+        move = np.linalg.solve(curve, slope)
+        tried = (move / 2**i for i in range(12))
+        halved = next((each for each in tried if loss(weights + each) < present), None)
+        if halved is None:
+            break
+        weights = weights + halved
+        present = loss(weights)
+    return [float(w) for w in np.clip(weights, -SHIFT_LIMIT, SHIFT_LIMIT)]
 
 
-def apply(logits: Tensor, temperatures: Tensor, shift: float = 0.0) -> Tensor:
+def _log_loss(data: Observations, calibration: Calibration) -> float:
+    """Mean -log likelihood of reached drafts' outcomes, each step predicted before it is seen."""
+    confidence = np.clip(conditional(data, calibration), 1e-6, 1 - 1e-6)
+    column = np.arange(1, data.gamma + 1)
+    hit = column <= data.accepted[:, None]
+    reached = column <= np.minimum(data.verified, data.accepted + 1)[:, None]
+    return float(-np.log(np.where(hit, confidence, 1 - confidence))[reached].mean())
+
+
+def conditional(data: Observations, calibration: Calibration) -> Floats:
+    """c_k of every step [N, gamma]: as the table says, each request followed if it has a spread.
+
+    Steps of one request must stand in the order in which they happened.
+    """
+    shifts = np.array(calibration.shifts)
+    logit = (data.logits + shifts) / np.array(calibration.temperatures)  # [N, gamma]
+    if calibration.spread == 0 or not len(logit):
+        return _sigmoid(logit)
+    _, owner = np.unique(data.request, return_inverse=True)
+    order = np.argsort(owner, kind="stable")
+    starts = np.flatnonzero(np.diff(owner[order], prepend=-1))
+    rank = np.empty(len(order), dtype=np.int64)  # which step of its request each one is
+    rank[order] = np.arange(len(order)) - np.repeat(starts, np.diff([*starts, len(order)]))
+    follower = RequestShift(calibration.spread, int(owner.max()) + 1)
+    result = np.empty_like(logit)
+    for turn in range(int(rank.max()) + 1):
+        rows = np.flatnonzero(rank == turn)
+        who = owner[rows].astype(np.int64)
+        result[rows] = _sigmoid(logit[rows] + follower.shifts(who, who)[:, None])
+        follower.observe(who, who, result[rows], data.accepted[rows], data.verified[rows])
+    return result
+
+
+def predicted(data: Observations, calibration: Calibration) -> Floats:
+    """Survival a_k of every step [N, gamma], in the float32 arithmetic of `survival`."""
+    if calibration.spread == 0:
+        return apply_numpy(data.logits, calibration)
+    confidence = torch.from_numpy(conditional(data, calibration)).float()
+    return survival(confidence).double().numpy()
+
+
+def apply(logits: Tensor, temperatures: Tensor, shift: Tensor | float = 0.0) -> Tensor:
     """Calibrated survival a_k, non-increasing along gamma in the executed float32 arithmetic.
 
-    logits: [..., gamma] confidence logits; temperatures: [gamma], all > 0.
+    logits: [..., gamma] confidence logits; temperatures: [gamma], all > 0; shift: [gamma] or one.
     Returns [..., gamma] float32. Raises ValueError on NaN, shapes that do not fit, or a
     temperature that is not a positive number.
     """
@@ -186,7 +265,8 @@ def apply(logits: Tensor, temperatures: Tensor, shift: float = 0.0) -> Tensor:
 def apply_numpy(logits: Floats, calibration: Calibration) -> Floats:
     """`apply` on arrays, in the same float32 arithmetic: [N, gamma] -> [N, gamma]."""
     scale = torch.tensor(calibration.temperatures, dtype=torch.float32)
-    return apply(torch.from_numpy(logits), scale, calibration.shift).double().numpy()
+    shift = torch.tensor(calibration.shifts, dtype=torch.float32)
+    return apply(torch.from_numpy(logits), scale, shift).double().numpy()
 
 
 def logits_of(confidence: Floats) -> Floats:
@@ -224,6 +304,33 @@ def ece(values: Floats, labels: Floats, *, bins: int = 10, binning: Binning = "w
     return float(np.abs(gap).sum() / len(values))
 
 
+def ece_debiased(
+    values: Floats, labels: Floats, request: Ints, *, bins: int = 10, binning: Binning = "width"
+) -> float:
+    """`ece` less what chance adds to it: a bin's gap g counts sqrt(max(g^2 - var g, 0)).
+
+    The variance is over requests (not steps), whose gaps are taken as independent of each other.
+    0 says that no miscalibration shows on this much data, not that there is none.
+    """
+    if len(values) == 0:
+        return float("nan")
+    gap, _ = _by_request(values, labels, request, bins, binning)
+    square = gap.sum(axis=0) ** 2 - (gap**2).sum(axis=0)
+    return float(np.sqrt(square.clip(min=0)).sum() / len(values))
+
+
+def _by_request(
+    values: Floats, labels: Floats, request: Ints, bins: int, binning: Binning
+) -> tuple[Floats, Ints]:
+    """Summed value - label of each request in each bin [requests, bins], and values a request."""
+    _, owner = np.unique(request, return_inverse=True)
+    place = bin_of(values, bins=bins, binning=binning)
+    count = np.bincount(owner)
+    size = len(count) * bins
+    gap = np.bincount(owner * bins + place, weights=values - labels, minlength=size)
+    return gap.astype(np.float64).reshape(len(count), bins), count.astype(np.int64)
+
+
 def ece_interval(
     values: Floats,
     labels: Floats,
@@ -242,13 +349,8 @@ def ece_interval(
     """
     if len(values) == 0:
         return float("nan"), float("nan")
-    _, owner = np.unique(request, return_inverse=True)
-    place = bin_of(values, bins=bins, binning=binning)
-    requests = int(owner.max()) + 1
-    cell = owner * bins + place
-    size = requests * bins
-    gap = np.bincount(cell, weights=values - labels, minlength=size).reshape(requests, bins)
-    count = np.bincount(owner, minlength=requests)  # [requests]
+    gap, count = _by_request(values, labels, request, bins, binning)
+    requests = len(count)
     generator = np.random.default_rng(seed)
     chosen = generator.multinomial(requests, np.full(requests, 1 / requests), size=draws)
     errors = np.abs(chosen @ gap).sum(axis=1) / (chosen @ count)  # [draws]

@@ -13,7 +13,7 @@ import json
 import math
 import os
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -37,9 +37,10 @@ class StsTable:
 
     sampling: temperature, top_k, top_p, min_p of the requests. prompts: how many. steps: verify
     steps. counts: labels by position, after censoring. ece_before, ece_after: of the cumulative
-    product by position, on the fitting half. shift, shifted_temperatures: our extension of STS
-    (`calibration.fit_shift`), to be used together; stock SGLang does not know them. held_out: ECE
-    and AUC on the other half.
+    product by position, on what was fitted. shift, position_shifts, shifted_temperatures: our
+    extension `sts+shift` (`calibration.fit_shifts`), to be used together; request_spread: how far
+    requests stray from it (`request_shift`), 0 when unknown. Stock SGLang reads none of them.
+    held_out: ECE and AUC on prompts that were not fitted.
     """
 
     temperatures: tuple[float, ...]
@@ -53,14 +54,20 @@ class StsTable:
     shift: float
     shifted_temperatures: tuple[float, ...]
     held_out: Mapping[str, Any]
+    position_shifts: tuple[float, ...] = ()
+    request_spread: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.temperatures:
             raise ValueError("no temperatures")
         if not all(0 < t < math.inf for t in (*self.temperatures, *self.shifted_temperatures)):
             raise ValueError(f"temperatures must be positive: {list(self.temperatures)}")
-        if not math.isfinite(self.shift):
-            raise ValueError(f"shift must be a number, found {self.shift}")
+        if not all(math.isfinite(s) for s in (self.shift, *self.position_shifts)):
+            raise ValueError(f"shifts must be numbers: {self.shift}, {list(self.position_shifts)}")
+        if not 0 <= self.request_spread < math.inf:
+            raise ValueError(f"request_spread must be a variance, found {self.request_spread}")
+        if len(self.position_shifts) not in (0, len(self.temperatures)):
+            raise ValueError("as many position shifts as temperatures are needed, or none")
         if len(self.shifted_temperatures) != len(self.temperatures):
             raise ValueError("as many shifted temperatures as temperatures are needed")
 
@@ -71,8 +78,13 @@ class StsTable:
 
     @property
     def shifted(self) -> Calibration:
-        """STS behind the shift."""
-        return Calibration(self.shifted_temperatures, self.shift)
+        """`sts+shift` for requests of which nothing is known."""
+        return Calibration(self.shifted_temperatures, self.shift, self.position_shifts)
+
+    @property
+    def followed(self) -> Calibration:
+        """`sts+shift` with the requests followed, if the table tells how far they stray."""
+        return replace(self.shifted, spread=self.request_spread)
 
 
 @dataclass(frozen=True)
@@ -213,6 +225,8 @@ def _table(raw: Mapping[str, Any]) -> StsTable:
         shift=float(raw["shift"]),
         shifted_temperatures=_tuple(raw["shifted_temperatures"]),
         held_out=dict(raw["held_out"]),
+        position_shifts=tuple(float(s) for s in raw.get("position_shifts", ())),
+        request_spread=float(raw.get("request_spread", 0.0)),
     )
 
 

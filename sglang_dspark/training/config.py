@@ -6,7 +6,15 @@ from pathlib import Path
 from typing import Annotated, Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Discriminator, Field, Tag, ValidationError
+from pydantic import (
+    BaseModel,
+    ConfigDict,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    model_validator,
+)
 
 from sglang_dspark.errors import DSparkError
 
@@ -134,8 +142,21 @@ class CalibrationConfig(_Frozen):
     """What the drafter's confidence is calibrated on after training (paper, 3.2.1)."""
 
     prompts: tuple[str, ...] = Field((), description="as --prompts of `dspark calibrate`")
+    held_out: tuple[str, ...] = Field((), description="as --held-out of `dspark calibrate`")
     limit: int | None = Field(None, ge=1, description="prompts per domain")
     max_new_tokens: int = Field(96, ge=8)
+
+
+class ServingConfig(_Frozen):
+    """Whether and how the trained drafter is tried in a server on 127.0.0.1, DSpark drafters only.
+
+    The server is stopped again; the run says how to start it.
+    """
+
+    check: bool = Field(False, description="serve it and compare greedy answers")
+    port: int = Field(0, ge=0, le=65535, description="0: any free one")
+    per_domain: int = Field(2, ge=1, description="demo prompts of each domain")
+    max_new_tokens: int = Field(64, ge=8)
 
 
 class RunConfig(_Frozen):
@@ -147,6 +168,15 @@ class RunConfig(_Frozen):
     objective: ObjectiveConfig = ObjectiveConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     calibration: CalibrationConfig = CalibrationConfig()
+    serving: ServingConfig = ServingConfig()
+
+    @model_validator(mode="after")
+    def _served_kind(self) -> RunConfig:
+        if self.serving.check and self.drafter.kind != "dspark":
+            raise ValueError(
+                f"serving.check is for DSpark drafters, drafter.kind is {self.drafter.kind}"
+            )
+        return self
 
 
 def load_config(path: Path) -> RunConfig:

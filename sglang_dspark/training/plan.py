@@ -14,7 +14,11 @@ from torch import Tensor
 from transformers import AutoTokenizer
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.prompts import demo_prompts
+from sglang_dspark.evaluation.prompts import (
+    calibration_prompts,
+    demo_prompts,
+    evaluation_prompts,
+)
 from sglang_dspark.training.config import DataConfig
 from sglang_dspark.training.prompts import Prompt, PromptRow, chat_ids, later_ids, read_prompts
 
@@ -30,14 +34,15 @@ def _rows(data: DataConfig, skipped: Skipped | None) -> list[PromptRow]:
             "no prompts: name files in data.prompts, or set data.self_prompts and run "
             "`dspark train prompts`"
         )
-    asked = {_plain(turn) for prompt in demo_prompts() for turn in prompt.turns[::2]}
+    own = [*demo_prompts(), *evaluation_prompts(), *calibration_prompts()]
+    asked = {_plain(turn) for prompt in own for turn in prompt.turns[::2]}
     kept = []
     for file in files:
         for row in read_prompts(file, strict=data.strict, skipped=skipped):
             if not any(_plain(turn) in asked for turn in row.turns):
                 kept.append(row)
             elif skipped:
-                skipped(f"{file}, prompt {row.id}: is an evaluation prompt")
+                skipped(f"{file}, prompt {row.id}: is one of the package's own prompts")
     return kept
 
 

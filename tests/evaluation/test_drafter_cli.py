@@ -10,7 +10,7 @@ from typer.testing import CliRunner
 
 from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.prompts import demo_prompts, evaluation_prompts
+from sglang_dspark.evaluation.prompts import calibration_prompts, demo_prompts, evaluation_prompts
 from sglang_dspark.schedule.sts_file import read_sts
 from tests.evaluation.conftest import GAMMA, Pair
 
@@ -100,6 +100,28 @@ def test_calibrate_decodes_by_itself_and_writes_beside_the_drafter(
         path.unlink()
 
 
+def test_calibrate_judges_on_prompts_of_their_own(
+    pair: Pair, prompt_file: Path, tmp_path: Path
+) -> None:
+    """What is fitted is left out of what is judged, and a table for each regime comes out."""
+    rows = prompt_file.read_text().splitlines()
+    (tmp_path / "fit.jsonl").write_text("\n".join(rows[:8]))
+    (tmp_path / "held.jsonl").write_text("\n".join(rows[6:]))
+    out = run(
+        "calibrate", "--target", str(pair.target_dir), "--drafter", str(pair.drafter_dir),
+        "--prompts", str(tmp_path / "fit.jsonl"), "--held-out", str(tmp_path / "held.jsonl"),
+        "--max-new-tokens", "24", "--batch", "3", "--half-products",
+        "--out", str(tmp_path / "sts.json"),
+    )  # fmt: skip
+    assert f"greedy: {len(rows) - 8} held-out prompts" in out
+    assert "followed" in out
+    sts = read_sts(tmp_path / "sts.json", gamma=GAMMA)
+    assert {table.prompts for table in sts.tables.values()} == {8}
+    held = sts.tables["sampled"].held_out["overall"]
+    assert {"before", "after", "shifted", "followed"} <= set(held)
+    assert held["followed"]["ece_debiased"] <= held["followed"]["ece"]["value"]
+
+
 def test_overhead_of_the_tiny_pair(pair: Pair, prompt_file: Path, tmp_path: Path) -> None:
     out = tmp_path / "drafters_overhead.json"
     run(
@@ -159,6 +181,8 @@ def test_own_prompts_are_enough_and_new() -> None:
     prompts = evaluation_prompts()
     for domain in ("math", "code", "chat"):
         assert sum(prompt.domain == domain for prompt in prompts) >= 60
+        assert sum(prompt.domain == domain for prompt in calibration_prompts()) >= 60
+    prompts = [*prompts, *calibration_prompts()]
     texts = [prompt.turns for prompt in prompts]
     assert len(set(texts)) == len(texts)
     assert not set(texts) & {prompt.turns for prompt in demo_prompts()}

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 import torch
@@ -13,16 +15,19 @@ from sglang_dspark.schedule.calibration import (
     GRID_LOW,
     MINIMUM_LABELS,
     Calibration,
+    Floats,
     Observations,
     apply,
     apply_numpy,
     bin_of,
+    conditional,
     ece,
+    ece_debiased,
     ece_interval,
     fit,
-    fit_shift,
+    fit_shifts,
     logits_of,
-    shifted,
+    predicted,
     temperature_grid,
 )
 from sglang_dspark.schedule.survival import survival
@@ -121,29 +126,71 @@ def test_calibrated_data_and_little_data_change_nothing() -> None:
     assert fit(nothing).temperatures == (1.0,)
 
 
+def _honest(world: worlds.World) -> Floats:
+    """Logits [N, gamma] that are right."""
+    return np.log(world.chance) - np.log1p(-world.chance)
+
+
 @pytest.mark.parametrize("censored", [False, True])
-def test_known_shift_is_recovered(censored: bool) -> None:
-    """A head that is too sure by 0.7 everywhere: no temperature mends it, the shift does."""
+def test_known_shifts_are_recovered(censored: bool) -> None:
+    """A head that is too sure by another amount at each position: no temperature mends it."""
     world = worlds.build(STEPS, seed=5, censored=censored)
-    honest = np.log(world.chance) - np.log1p(-world.chance)
     told = worlds.sampled(world)
-    data = Observations(honest + 0.7, told.accepted, told.verified, told.request)
-    shift = fit_shift(data)
-    assert shift == pytest.approx(-0.7, abs=0.08)
-    label = data.survived(2)[data.known(2)].astype(float)
-    tables = (
-        Calibration(fit(data).temperatures),
-        Calibration(fit(shifted(data, shift)).temperatures, shift),
-    )
-    plain, moved = (apply_numpy(data.logits, table)[data.known(2), 1] for table in tables)
+    wrong = np.array([0.9, 0.7, 0.5, 0.5])
+    data = Observations(2.0 * (_honest(world) + wrong), told.accepted, told.verified, told.request)
+    found = fit_shifts(data)
+    assert found.temperatures == pytest.approx((2.0,) * worlds.GAMMA, rel=0.1)
+    assert np.array(found.shifts) == pytest.approx(-2.0 * wrong, abs=0.4)
+    assert found.spread <= 0.05, "requests do not differ here"
+    rows = data.known(2)
+    label = data.survived(2)[rows].astype(float)
+    tables = (Calibration(fit(data).temperatures), found)
+    plain, moved = (predicted(data, table)[rows, 1] for table in tables)
     assert ece(moved, label) < 0.02
     assert ((moved - label) ** 2).mean() < ((plain - label) ** 2).mean()
+
+
+def test_requests_that_differ_are_followed() -> None:
+    """Each request strays by its own amount: the spread is found, and following them pays."""
+    generator = np.random.default_rng(3)
+    request = np.repeat(np.arange(120), 50)
+    own = generator.normal(0, np.sqrt(0.4), size=120)[request]
+    logits = generator.normal(0.5, 1.0, size=(6000, 3))
+    chance = 1 / (1 + np.exp(-(logits + own[:, None])))
+    accepted = np.cumprod(generator.uniform(size=chance.shape) < chance, axis=1).sum(axis=1)
+    data = Observations(logits, accepted, np.full(6000, 3), request)
+    found = fit_shifts(data)
+    assert 0.2 <= found.spread <= 0.8
+    still, followed = (conditional(data, each) for each in (replace(found, spread=0.0), found))
+    truth = ((still - chance) ** 2).mean(), ((followed - chance) ** 2).mean()
+    assert truth[1] < 0.35 * truth[0]
+    first = np.flatnonzero(np.diff(request, prepend=-1))
+    assert np.allclose(followed[first], still[first]), "nothing is known of a new request"
+    order = np.argsort(np.arange(6000) % 50, kind="stable")  # requests mixed, each one in order
+    assert np.allclose(conditional(data.of_steps(order), found), followed[order])
+
+
+def test_shifts_of_hardly_any_labels_stay_near_the_common_one() -> None:
+    told = Observations(np.zeros((60, 2)), *[np.array([0, 1] * 30)] * 2, np.arange(60))
+    found = fit_shifts(told)
+    assert found.shifts[0] > found.shifts[1] > 0.5, "never reached, position 2 follows position 1"
 
 
 def test_shift_needs_something_to_fit_to() -> None:
     nothing = Observations(np.zeros((3, 2)), *[np.zeros(3, dtype=int)] * 3)
     with pytest.raises(ValueError, match="no verified draft"):
-        fit_shift(nothing)
+        fit_shifts(nothing)
+
+
+def test_debiased_error_leaves_out_chance_and_keeps_the_rest() -> None:
+    generator = np.random.default_rng(1)
+    chance = generator.uniform(size=4000)
+    label = (generator.uniform(size=4000) < chance).astype(float)
+    request = np.arange(4000) // 40
+    assert ece_debiased(chance, label, request) < 0.6 * ece(chance, label)
+    off = np.clip(chance + 0.1, 0, 1)
+    assert ece_debiased(off, label, request) == pytest.approx(ece(off, label), rel=0.05)
+    assert np.isnan(ece_debiased(label[:0], label[:0], request[:0]))
 
 
 def test_fit_is_deterministic_and_refuses_nothing_to_fit() -> None:

@@ -46,6 +46,8 @@ def _table(*temperatures: float) -> StsTable:
         shift=-0.5,
         shifted_temperatures=temperatures[::-1],
         held_out={"prompts": 12},
+        position_shifts=(0.25,) * len(temperatures),
+        request_spread=0.15,
     )
 
 
@@ -68,7 +70,9 @@ def test_comes_back_as_written(sts: StsFile, tmp_path: Path) -> None:
     assert repr(back) == repr(sts), "NaN, which equals nothing, included"
     assert back.table(0.0).plain == Calibration((1.5, 0.8))
     assert back.table(0.7).plain == Calibration((1.25, 0.9))
-    assert back.table(0.7).shifted == Calibration((0.9, 1.25), -0.5)
+    ours = Calibration((0.9, 1.25), -0.5, (0.25, 0.25))
+    assert back.table(0.7).shifted == ours
+    assert back.table(0.7).followed == replace(ours, spread=0.15)
     assert [regime(t) for t in (0.0, 0.7)] == [GREEDY, SAMPLED]
     assert list(path.parent.iterdir()) == [path], "no temporary file is left"
 
@@ -143,3 +147,15 @@ def test_provenance_is_in_the_file(sts: StsFile, tmp_path: Path) -> None:
     for name in ("drafter_sha256", "target_sha256", "versions", "date", "fit_prompts"):
         assert raw[name], name
     assert raw["tables"][SAMPLED]["sampling"]["temperature"] == 1.0
+
+
+def test_files_without_our_later_fields_are_read(sts: StsFile, tmp_path: Path) -> None:
+    path = tmp_path / "sts.json"
+    write_sts(path, sts)
+    raw = json.loads(path.read_text())
+    for table in raw["tables"].values():
+        del table["position_shifts"], table["request_spread"]
+    path.write_text(json.dumps(raw))
+    table = read_sts(path).table(0.0)
+    assert table.followed == table.shifted == Calibration((0.8, 1.5), -0.5)
+    assert table.shifted.shifts == (-0.5, -0.5)

@@ -254,6 +254,13 @@ def test_gathered_leaves_plain_parameters_alone():
         ("drafter: {kind: dspark, rank: 3}", "rank"),
         ("drafter: {kind: medusa}", "medusa"),
         ("drafter: 7", "drafter"),
+        ("serving: {port: 70000}", "serving.port"),
+        ("serving: {check: perhaps}", "serving.check"),
+        (
+            "run_dir: x\ndata: {target: t, store: s}\nserving: {check: true}\n"
+            "drafter: {kind: eagle3, target_layer_ids: [1]}",
+            "serving.check is for DSpark",
+        ),
     ],
 )
 def test_bad_configs_name_the_field(tmp_path, text, message):

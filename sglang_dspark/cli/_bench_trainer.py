@@ -1,0 +1,60 @@
+"""`dspark bench trainer`: anchors per second of our trainer and of another package's, paired."""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+
+def trainer(
+    repeats: Annotated[int, typer.Option(min=3, help="Pairs of steps.")] = 12,
+    threads: Annotated[int, typer.Option(min=1, help="Compute threads of both.")] = 1,
+    precision: Annotated[
+        list[str] | None,
+        typer.Option(help="float32 or bfloat16 (products); repeat for both, which is the default."),
+    ] = None,
+    target: Annotated[str, typer.Option(help="Target directory, or `demo`.")] = "demo",
+    out: Annotated[Path, typer.Option(help="Result file.")] = Path("results/trainer.json"),
+) -> None:
+    """Our training step against that of `speculators`, on the same tensors, interleaved."""
+    import torch
+    from rich.console import Console
+
+    from sglang_dspark.cli._workload import target_dir
+    from sglang_dspark.errors import DSparkError
+    from sglang_dspark.loadtest.results import cpu_description, write_results
+    from sglang_dspark.training import benchmark
+
+    console = Console(stderr=True, highlight=False)
+    names = precision or ["float32", "bfloat16"]
+    if wrong := set(names) - {"float32", "bfloat16"}:
+        raise DSparkError(f"--precision {', '.join(wrong)}: expected float32 or bfloat16")
+    torch.set_num_threads(threads)
+    path, shape = target_dir(target, console), benchmark.TrainerShape()
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        benchmark.random_store(work / "store", path, shape)
+        for name in names:
+            ours = benchmark.our_trainer(work, path, shape, half=name == "bfloat16")
+            peer = benchmark.PeerStep(ours, path, shape, half=name == "bfloat16")
+            found[name] = benchmark.paired(ours.train_step, peer, shape.anchors_per_step, repeats)
+            row = found[name]
+            console.print(
+                f"{name}: {row['ours_anchors_per_s']:.0f} anchors/s, speculators "
+                f"{row['peer_anchors_per_s']:.0f}: {row['ratio']['value']:.2f}x "
+                f"({row['ratio']['low']:.2f}-{row['ratio']['high']:.2f})"
+            )
+    metrics = {
+        "peer": f"speculators {benchmark.peer_version()}, DSpark, sdpa attention, eager losses",
+        "threads": threads,
+        "shape": {**vars(shape), "anchors_per_step": shape.anchors_per_step},
+        "by_precision": found,
+    }
+    write_results(out, "trainer", cpu_description(), metrics)
+    console.print(f"written to {out}")
+    print(json.dumps(found))
