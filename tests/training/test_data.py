@@ -7,7 +7,11 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.prompts import demo_prompts
+from sglang_dspark.evaluation.prompts import (
+    calibration_prompts,
+    demo_prompts,
+    evaluation_prompts,
+)
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.training.collect import plan_answers, write_self_prompts
 from sglang_dspark.training.plan import planned_prompts, store_size
@@ -104,8 +108,9 @@ def test_a_broken_line_is_named_and_skipped_or_stops(tmp_path, config):
         planned_prompts(_data(config, prompts=(file,), strict=True).data, None)
 
 
-def test_evaluation_prompts_are_kept_out(tmp_path, config):
-    asked = demo_prompts()[0].turns[0]
+@pytest.mark.parametrize("own", [demo_prompts, evaluation_prompts, calibration_prompts])
+def test_the_packages_own_prompts_are_kept_out(tmp_path, config, own):
+    asked = own()[0].turns[0]
     file = tmp_path / "p.jsonl"
     rows = [{"id": "ours", "prompt": "  " + asked.upper()}, {"id": "other", "prompt": "w1 w2"}]
     file.write_text("\n".join(map(json.dumps, rows)))
@@ -113,7 +118,7 @@ def test_evaluation_prompts_are_kept_out(tmp_path, config):
     skipped = []
     planned = planned_prompts(_data(config, prompts=(file,)).data, tokenizer, skipped.append)
     assert [p.id for p in planned] == ["other"]
-    assert "evaluation prompt" in skipped[0]
+    assert "one of the package's own prompts" in skipped[0]
 
 
 def test_size_is_known_before_and_matches_the_files(config):
