@@ -28,6 +28,9 @@ def _stored(name: str) -> str:
 def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write what SGLang serves, `config.json` and `model.safetensors`, into `path`.
 
+    Drafters with experts, a window or residual streams are written in the same way, under an
+    architecture of our own (drafter/config.py) that stock SGLang refuses; expert weights are stored
+    stacked, `layers.N.mlp.experts.{gate,up,down}_proj` [E, out, in].
     Raises DSparkError for a family of layers that it does not serve.
     """
     if drafter.config.family != "qwen3":
