@@ -173,6 +173,6 @@ def balance_experts(module: nn.Module, rate: float = 1e-3) -> list[float]:
         if not load.any():
             continue
         peaks.append(float(load.max() / load.mean()))
-        router.e_score_correction_bias += rate * torch.sign(load.mean() - load)
+        router.e_score_correction_bias.add_(torch.sign(load.mean() - load), alpha=rate)
         router.load.zero_()
     return peaks

@@ -1,0 +1,141 @@
+"""M-grouped contiguous grouped GEMM: every token's row times the weights of its own expert,
+Y[i] = X[i] W[e(i)]^T, in one launch over ragged groups (the layout that DeepGEMM calls
+`m_grouped_gemm_nt_contiguous`, without its alignment of the groups).
+
+Rows lie sorted by expert. Groups are cut into tiles on the device and the grid is sized by a bound
+that needs no count from it, so nothing synchronises and the launch can be captured in a graph. One
+program makes one output tile and sums over K in order: no atomics, the same bits in every run.
+
+Weights are BF16, or FP8 E4M3 with one float32 scale per 128 x 128 (DeepSeek); activations are BF16,
+or FP8 with one float32 scale per 1 x 128 beside FP8 weights. Partial sums of 128 columns are scaled
+and added in float32, which also bounds what FP8 tensor cores lose in their short accumulators.
+The reference is `kernels/grouped_reference.py`.
+"""
+
+from __future__ import annotations
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from sglang_dspark.kernels.grouped_layout import (
+    SCALE_BLOCK,
+    GroupedOperands,
+    tiles_of,
+)
+
+_BLOCK_N = 128  # within one block of weight scales
+_BLOCK_K = 64  # of a step without scales; with them one group of 128
+
+
+def m_grouped_gemm_nt_contiguous(operands: GroupedOperands) -> Tensor:
+    """Y [M, N] in `operands.out_dtype`; rows behind the last group are exactly zero.
+
+    Raises ValueError where shapes, dtypes or scales do not fit each other; on the CPU, where values
+    can be read for nothing, also for group offsets out of order.
+    """
+    operands.check()
+    rows, inner = operands.x.shape
+    experts, columns = operands.weight.shape[:2]
+    out = torch.empty(rows, columns, dtype=operands.out_dtype, device=operands.x.device)
+    if not out.numel():
+        return out
+    scaled = operands.weight_scale is not None
+    block_m = block_rows(rows, experts)
+    tiles = tiles_of(operands.offsets, rows, block_m)
+    grid = (len(tiles.expert), triton.cdiv(columns, _BLOCK_N))
+    _grouped_kernel[grid](
+        operands.x,
+        operands.weight,
+        out,
+        operands.x if operands.x_scale is None else operands.x_scale,
+        operands.x if operands.weight_scale is None else operands.weight_scale,
+        tiles.expert,
+        tiles.first_row,
+        tiles.ends,
+        experts,
+        columns,
+        inner,
+        triton.cdiv(columns, SCALE_BLOCK),
+        triton.cdiv(inner, SCALE_BLOCK),
+        x_scaled=operands.x_scale is not None,
+        w_scaled=scaled,
+        # The interpreter multiplies the bit patterns of BF16; their products are exact in float32.
+        upcast=not operands.x.is_cuda,
+        block_m=block_m,
+        block_n=_BLOCK_N,
+        block_k=SCALE_BLOCK if scaled else _BLOCK_K,
+        num_warps=8 if block_m == 128 else 4,
+        num_stages=3,
+    )
+    return out
+
+
+def block_rows(rows: int, experts: int) -> int:
+    """Rows of a tile: as many as a group has on average, 16 (decode) to 128 (prefill)."""
+    return min(128, max(16, triton.next_power_of_2(max(rows // experts, 1))))
+
+
+@triton.jit
+def _grouped_kernel(
+    x,  # [M, K]
+    w,  # [E, N, K]
+    out,  # [M, N]
+    x_scale,  # [M, ceil(K/128)]
+    w_scale,  # [E, ceil(N/128), ceil(K/128)]
+    tile_expert,  # [tiles]: E for rows behind the groups, E+1 for tiles that are not needed
+    tile_row,  # [tiles]
+    ends,  # [E+1]: end of each group, then M
+    experts,
+    n,
+    k,
+    n_scales,
+    k_scales,
+    x_scaled: tl.constexpr,
+    w_scaled: tl.constexpr,
+    upcast: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+):
+    tile = tl.program_id(0)
+    column_tile = tl.program_id(1)
+    expert = tl.load(tile_expert + tile).to(tl.int64)
+    if expert <= experts:
+        rows = tl.load(tile_row + tile).to(tl.int64) + tl.arange(0, block_m)
+        columns = column_tile * block_n + tl.arange(0, block_n)
+        row_ok = rows < tl.load(ends + expert)
+        column_ok = columns < n
+        acc = tl.full((block_m, block_n), 0.0, tl.float32)
+        if expert < experts:
+            scale_row = w_scale + (expert * n_scales + column_tile) * k_scales
+            for step in range(0, k, block_k):
+                inner = step + tl.arange(0, block_k)
+                inner_ok = inner < k
+                a = tl.load(
+                    x + rows[:, None] * k + inner[None, :],
+                    mask=row_ok[:, None] & inner_ok[None, :],
+                    other=0.0,
+                )
+                b = tl.load(
+                    w + (expert * n + columns[None, :]) * k + inner[:, None],
+                    mask=inner_ok[:, None] & column_ok[None, :],
+                    other=0.0,
+                )
+                if upcast:
+                    a, b = a.to(tl.float32), b.to(tl.float32)
+                elif w_scaled and not x_scaled:
+                    b = b.to(a.dtype)  # E4M3 is exact in BF16
+                part = tl.dot(a, b, input_precision="ieee")
+                if w_scaled:
+                    part = part * tl.load(scale_row + step // block_k)
+                if x_scaled:
+                    own = tl.load(x_scale + rows * k_scales + step // block_k, row_ok, other=0.0)
+                    part = part * own[:, None]
+                acc += part
+        tl.store(
+            out + rows[:, None] * n + columns[None, :],
+            acc.to(out.dtype.element_ty),
+            mask=row_ok[:, None] & column_ok[None, :],
+        )

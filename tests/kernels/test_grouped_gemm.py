@@ -1,0 +1,119 @@
+"""The grouped GEMM against float64, in the interpreter here and compiled where there is a GPU."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+
+from sglang_dspark.kernels.grouped_gemm import block_rows, m_grouped_gemm_nt_contiguous
+from sglang_dspark.kernels.grouped_layout import FP8, GroupedOperands, tiles_of
+from sglang_dspark.kernels.grouped_reference import (
+    calc_diff,
+    m_grouped_gemm_nt_contiguous_reference,
+)
+from sglang_dspark.kernels.grouped_shapes import GroupedShape, grouped_shapes
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_interpreted_kernel_equals_float64() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.interpreted_grouped"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert len(report) == 3 * 2 * len(list(grouped_shapes()))
+    for name, row in report.items():
+        assert row["diff"] <= (1e-10 if "float32" in name else 2e-5), (name, row)
+        assert row["shape"], name
+        assert row["padding_zero"], name
+        assert row["same_bits"], name
+    assert sum(row["control"] > 0.1 for row in report.values()) > 30  # rows of others are seen
+
+
+@pytest.mark.parametrize("block_m", [16, 32, 128])
+@pytest.mark.parametrize("shape", list(grouped_shapes()), ids=lambda s: s.name)
+def test_tiles_cover_every_row_once(shape: GroupedShape, block_m: int) -> None:
+    tiles = tiles_of(shape.offsets(), shape.rows, block_m)
+    groups = [*shape.counts, shape.padding]
+    seen = []
+    for expert, first in zip(tiles.expert.tolist(), tiles.first_row.tolist(), strict=True):
+        if expert < len(groups):
+            assert first < tiles.ends[expert]
+            rows = range(first, min(first + block_m, int(tiles.ends[expert])))
+            seen += [(row, expert) for row in rows]
+    owners = [e for e, count in enumerate(groups) for _ in range(count)]
+    assert seen == list(enumerate(owners))
+
+
+def test_tile_height_follows_the_groups() -> None:
+    assert [block_rows(m, 8) for m in (0, 1, 64, 256, 1000, 10**6)] == [16, 16, 16, 32, 128, 128]
+
+
+def good(fp8: bool = True) -> GroupedOperands:
+    dtype = FP8 if fp8 else torch.bfloat16
+    return GroupedOperands(
+        torch.ones(6, 200).to(dtype),
+        torch.ones(2, 130, 200).to(dtype),
+        torch.tensor([0, 2, 5], dtype=torch.int32),
+        torch.ones(6, 2) if fp8 else None,
+        torch.ones(2, 2, 2) if fp8 else None,
+    )
+
+
+def test_reference_is_the_plain_product() -> None:
+    out = m_grouped_gemm_nt_contiguous_reference(good())
+    assert torch.equal(out, torch.tensor([200.0] * 5 + [0.0]).double()[:, None].expand(6, 130))
+    scaled = replace(good(), weight_scale=torch.tensor([[[1.0, 0], [0, 2]], [[0, 1], [3, 0]]]))
+    out = m_grouped_gemm_nt_contiguous_reference(scaled)
+    assert out[0, [0, 127, 128, 129]].tolist() == [128, 128, 144, 144]
+    assert out[4, [0, 127, 128, 129]].tolist() == [72, 72, 384, 384]
+    assert calc_diff(out, out) == 0
+    assert calc_diff(out * 0, out * 0) == 0
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"offsets": torch.tensor([0, 5, 2], dtype=torch.int32)}, "do not rise"),
+        ({"offsets": torch.tensor([0, 2, 7], dtype=torch.int32)}, "do not rise"),
+        ({"offsets": torch.tensor([1, 2, 5], dtype=torch.int32)}, "do not rise"),
+        ({"offsets": torch.tensor([0, 2, 5])}, "int32"),
+        ({"offsets": torch.tensor([0, 5], dtype=torch.int32)}, r"expected \[3\]"),
+        ({"x": torch.ones(6, 199).to(FP8)}, "x has K = 199, weight has K = 200"),
+        ({"x": torch.ones(6, 200)}, "no product of torch.float32"),
+        ({"x_scale": None}, "x_scale is None"),
+        ({"x_scale": torch.ones(6, 1)}, "x_scale is"),
+        ({"weight_scale": torch.ones(2, 2, 3)}, "weight_scale is"),
+        ({"weight_scale": torch.ones(2, 2, 2).double()}, "weight_scale is"),
+        ({"x": torch.ones(200, 6).to(FP8).T}, "not contiguous"),
+        ({"out_dtype": torch.float16}, "out_dtype"),
+    ],
+)
+def test_operands_that_do_not_fit_are_named(change, message) -> None:
+    with pytest.raises(ValueError, match=message):
+        m_grouped_gemm_nt_contiguous(replace(good(), **change))
+    with pytest.raises(ValueError, match="which has no scales"):
+        m_grouped_gemm_nt_contiguous(replace(good(fp8=False), x_scale=torch.ones(6, 2)))
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_kernel_equals_float64() -> None:
+    from tests.kernels.interpreted_grouped import cases
+
+    for name, shape, given in cases():
+        parts = (given.x, given.weight, given.offsets, given.x_scale, given.weight_scale)
+        moved = GroupedOperands(*(None if p is None else p.cuda() for p in parts), given.out_dtype)  # type: ignore[arg-type]
+        expected = m_grouped_gemm_nt_contiguous_reference(moved)
+        expected[sum(shape.counts) :] = 0
+        assert calc_diff(m_grouped_gemm_nt_contiguous(moved), expected) <= 1e-3, name
