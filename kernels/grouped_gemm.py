@@ -25,9 +25,6 @@ from sglang_dspark.kernels.grouped_layout import (
     tiles_of,
 )
 
-_BLOCK_N = 128  # within one block of weight scales
-_BLOCK_K = 64  # of a step without scales; with them one group of 128
-
 
 def m_grouped_gemm_nt_contiguous(operands: GroupedOperands) -> Tensor:
     """Y [M, N] in `operands.out_dtype`; rows behind the last group are exactly zero.
@@ -41,11 +38,11 @@ def m_grouped_gemm_nt_contiguous(operands: GroupedOperands) -> Tensor:
     out = torch.empty(rows, columns, dtype=operands.out_dtype, device=operands.x.device)
     if not out.numel():
         return out
-    scaled = operands.weight_scale is not None
-    block_m = block_rows(rows, experts)
-    tiles = tiles_of(operands.offsets, rows, block_m)
-    grid = (len(tiles.expert), triton.cdiv(columns, _BLOCK_N))
-    _grouped_kernel[grid](
+    how = launch_options(
+        rows, experts, operands.x_scale is not None, operands.weight_scale is not None
+    )
+    tiles = tiles_of(operands.offsets, rows, how["block_m"])
+    _grouped_kernel[(len(tiles.expert), triton.cdiv(columns, how["block_n"]))](
         operands.x,
         operands.weight,
         out,
@@ -59,22 +56,29 @@ def m_grouped_gemm_nt_contiguous(operands: GroupedOperands) -> Tensor:
         inner,
         triton.cdiv(columns, SCALE_BLOCK),
         triton.cdiv(inner, SCALE_BLOCK),
-        x_scaled=operands.x_scale is not None,
-        w_scaled=scaled,
         # The interpreter multiplies the bit patterns of BF16; their products are exact in float32.
         upcast=not operands.x.is_cuda,
-        block_m=block_m,
-        block_n=_BLOCK_N,
-        block_k=SCALE_BLOCK if scaled else _BLOCK_K,
-        num_warps=8 if block_m == 128 else 4,
-        num_stages=3,
+        **how,
     )
     return out
 
 
-def block_rows(rows: int, experts: int) -> int:
-    """Rows of a tile: as many as a group has on average, 16 (decode) to 128 (prefill)."""
-    return min(128, max(16, triton.next_power_of_2(max(rows // experts, 1))))
+def launch_options(rows: int, experts: int, x_scaled: bool, w_scaled: bool) -> dict[str, int]:
+    """Tile shape and launch parameters for M rows over E experts, by keyword of the kernel.
+
+    A tile has as many rows as a group on average, 16 (decode) to 128 (prefill), and its columns lie
+    within one block of weight scales. A step is one group of scales, or 64 columns without scales.
+    """
+    block_m = min(128, max(16, triton.next_power_of_2(max(rows // experts, 1))))
+    return {
+        "x_scaled": x_scaled,
+        "w_scaled": w_scaled,
+        "block_m": block_m,
+        "block_n": SCALE_BLOCK,
+        "block_k": SCALE_BLOCK if w_scaled else 64,
+        "num_warps": 8 if block_m == 128 else 4,
+        "num_stages": 3,
+    }
 
 
 @triton.jit

@@ -65,6 +65,12 @@ class _Coefficients(nn.Module):
             return self.alpha * nn.functional.linear(x, self.phi.to(x.dtype)) + self.bias
 
 
+def _mixed(weight: Tensor, streams: Tensor) -> Tensor:
+    """[..., m, n] x [..., n, d] in the weights' dtype, whatever the trainer's products run in."""
+    with torch.autocast(streams.device.type, enabled=False):
+        return weight @ streams.to(weight.dtype)
+
+
 class StreamRead(nn.Module):
     """One state from n streams, weighted by sigmoids: [..., n, d] -> [..., d]."""
 
@@ -76,7 +82,7 @@ class StreamRead(nn.Module):
     def forward(self, streams: Tensor) -> Tensor:
         """[..., n, d] -> [..., d] in the streams' dtype."""
         weight = torch.sigmoid(self.weights(streams))
-        return (weight[..., None, :] @ streams.to(weight.dtype))[..., 0, :].to(streams.dtype)
+        return _mixed(weight[..., None, :], streams)[..., 0, :].to(streams.dtype)
 
 
 class HyperConnection(nn.Module):
@@ -103,8 +109,8 @@ class HyperConnection(nn.Module):
         kept = self.mixing(x)
         share = 2 * torch.sigmoid(self.write(x))  # [..., n]
         out = block(self.read(x))
-        mixed = kept @ x.to(kept.dtype) + share[..., None] * out[..., None, :].to(share.dtype)
-        return mixed.to(x.dtype)
+        fresh = share[..., None] * out[..., None, :].to(share.dtype)
+        return (_mixed(kept, x) + fresh).to(x.dtype)
 
 
 def open_streams(x: Tensor, n: int) -> Tensor:

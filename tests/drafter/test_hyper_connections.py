@@ -130,6 +130,16 @@ def test_the_mean_survives_a_hundred_layers_in_bfloat16() -> None:
     assert streams.float().abs().max() <= x.abs().max() * 1.02
 
 
+@torch.no_grad()
+def test_half_precision_products_leave_the_streams_alone() -> None:
+    x, connection = streams_and_connection(width=64)
+    full = connection(x, torch.tanh)
+    with torch.autocast("cpu", torch.bfloat16):
+        half = connection(x, torch.tanh)
+    assert half.dtype == torch.float32
+    torch.testing.assert_close(half, full, atol=1e-6, rtol=1e-6)
+
+
 def test_no_streams_is_an_error() -> None:
     with pytest.raises(ValueError, match="at least one stream"):
         HyperConnection(0, 8)

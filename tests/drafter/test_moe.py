@@ -243,6 +243,16 @@ def test_round_trip_is_bit_exact(tmp_path, changes) -> None:
         DrafterConfig.from_dir(tmp_path)
 
 
+@torch.no_grad()
+def test_router_biases_are_kept_whole_in_a_half_precision_file(tmp_path) -> None:
+    drafter = tiny_drafter(**EXPERTS)
+    bias = drafter.backbone.layers[1].mlp.gate.e_score_correction_bias
+    bias.copy_(torch.linspace(0.5, 0.507, 8))
+    save_drafter(drafter, tmp_path, torch.bfloat16)
+    again = load_drafter(tmp_path, drafter.embed_weight, drafter.head_weight)
+    assert torch.equal(again.backbone.layers[1].mlp.gate.e_score_correction_bias, bias)
+
+
 def test_dense_drafters_are_as_they_were(tmp_path) -> None:
     """Neither their names, nor their config.json, nor a foreign `sliding_window` in it."""
     drafter = tiny_drafter()

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_dspark.kernels.grouped_gemm import block_rows, m_grouped_gemm_nt_contiguous
+from sglang_dspark.kernels.grouped_gemm import launch_options, m_grouped_gemm_nt_contiguous
 from sglang_dspark.kernels.grouped_layout import FP8, GroupedOperands, tiles_of
 from sglang_dspark.kernels.grouped_reference import (
     calc_diff,
@@ -57,7 +57,26 @@ def test_tiles_cover_every_row_once(shape: GroupedShape, block_m: int) -> None:
 
 
 def test_tile_height_follows_the_groups() -> None:
-    assert [block_rows(m, 8) for m in (0, 1, 64, 256, 1000, 10**6)] == [16, 16, 16, 32, 128, 128]
+    heights = [launch_options(m, 8, False, False)["block_m"] for m in (0, 1, 64, 256, 1000, 10**6)]
+    assert heights == [16, 16, 16, 32, 128, 128]
+
+
+def test_kernel_compiles_for_hopper_without_one() -> None:
+    """Machine code of every format, for few and many rows: within the shared memory of a block, and
+    large tiles on the warp-group tensor instructions."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.kernels.compiled_grouped"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=300,
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    report = json.loads(done.stdout)
+    assert len(report) == 6
+    for name, row in report.items():
+        assert 0 < row["shared"] <= 227 * 1024, (name, row)
+        assert row["warp_group"] == name.endswith(" 128"), (name, row)
 
 
 def good(fp8: bool = True) -> GroupedOperands:
