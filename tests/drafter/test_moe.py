@@ -9,10 +9,12 @@ import torch
 
 from sglang_dspark.drafter import DrafterConfig, load_drafter, save_drafter
 from sglang_dspark.drafter.attention import PackedLayout, block_attention, packed_attention
+from sglang_dspark.drafter.context import FeatureContext
 from sglang_dspark.drafter.deepspec import save_deepspec
 from sglang_dspark.drafter.moe import MoE, Routing, balance_experts, permute_tokens
 from sglang_dspark.errors import DSparkError
 from tests.drafter.helpers import tiny_config, tiny_drafter
+from tests.training.helpers import drawn, learner, packed, sequences
 
 EXPERTS = {
     "num_experts": 8,
@@ -221,6 +223,48 @@ def test_everything_trains() -> None:
         n for n, p in drafter.backbone.named_parameters() if p.requires_grad and p.grad is None
     ]
     assert untouched == []
+
+
+@pytest.mark.parametrize("half", [False, True])
+def test_the_trainers_learner_takes_it(tmp_path, half: bool) -> None:
+    """Losses and gradients of packed blocks, as of a dense drafter; an export that loads again."""
+    made = learner(**{**EVERYTHING, "gamma": 4})
+    made.module.train()
+    responses = sequences()
+    batch = packed(responses, drawn(responses))
+    with torch.autocast("cpu", torch.bfloat16, enabled=half):
+        parts = made.losses(batch)
+    parts.total.backward()
+    made.after_backward()
+    for name, parameter in made.module.named_parameters():
+        if parameter.requires_grad:
+            assert parameter.grad is not None, name
+            assert parameter.grad.isfinite().all(), name
+    assert all(1 <= peak <= 4 for peak in balance_experts(made.module))
+    one = [made.losses(packed([r], [a])) for r, a in zip(responses, drawn(responses), strict=True)]
+    whole = sum(float(p.total.detach() * p.weight) for p in one) / float(parts.weight)
+    if not half:
+        balanced = float(made.losses(batch).total.detach())
+        assert balanced == pytest.approx(whole, abs=1e-5)
+    made.export(tmp_path)
+    head = made.module.head_weight
+    again = load_drafter(tmp_path, made.module.embed_weight, head)
+    assert again.config == made.module.config
+
+
+@torch.no_grad()
+def test_slots_of_the_engine_give_the_same_block() -> None:
+    drafter = tiny_drafter(**EVERYTHING)
+    features, p = torch.randn(1, 9, 64), torch.tensor([9])
+    kept = FeatureContext(drafter.backbone, drafter.config, 2, 16)
+    for first in range(0, 9, 3):
+        kept.write(torch.tensor([1]), torch.tensor([first]), features[:, first : first + 3])
+    context = kept.read(torch.tensor([1]), 9)
+    h = drafter.forward_block(torch.tensor([5]), p, context, p)
+    direct = drafter.context_kv(features, torch.arange(9)[None])
+    expected = drafter.forward_blocks(torch.tensor([[5]]), p[None], direct, p[None])[:, 0]
+    torch.testing.assert_close(h, expected, atol=1e-5, rtol=1e-4)
+    assert drafter.draft(torch.tensor([5]), h).tokens.shape == (1, 5)
 
 
 @pytest.mark.parametrize("changes", [EXPERTS, {"window": 128}, {"residual_streams": 4}, EVERYTHING])
