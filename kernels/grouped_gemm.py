@@ -1,10 +1,12 @@
-"""M-grouped contiguous grouped GEMM: every token's row times the weights of its own expert,
-Y[i] = X[i] W[e(i)]^T, in one launch over ragged groups (the layout that DeepGEMM calls
-`m_grouped_gemm_nt_contiguous`, without its alignment of the groups).
+"""M-grouped GEMM: every token's row times the weights of its own expert, Y[i] = X[i] W[e(i)]^T, in
+one launch over ragged groups.
 
-Rows lie sorted by expert. Groups are cut into tiles on the device and the grid is sized by a bound
-that needs no count from it, so nothing synchronises and the launch can be captured in a graph. One
-program makes one output tile and sums over K in order: no atomics, the same bits in every run.
+Two layouts, named as DeepGEMM names them. Contiguous: rows sorted by expert, end to end, without
+DeepGEMM's alignment of the groups. Masked: a fixed number of slots for each expert, of which a
+count on the device says how many are in use; its launch has the same shape whatever the counts.
+Contiguous groups are cut into tiles on the device and the grid is sized by a bound that needs no
+count from it. So neither synchronises, and both can be captured in a graph. One program makes one
+output tile and sums over K in order: no atomics, the same bits in every run.
 
 Weights are BF16, or FP8 E4M3 with one float32 scale per 128 x 128 (DeepSeek); activations are BF16,
 or FP8 with one float32 scale per 1 x 128 beside FP8 weights. Partial sums of 128 columns are scaled
@@ -22,7 +24,10 @@ from torch import Tensor
 from sglang_dspark.kernels.grouped_layout import (
     SCALE_BLOCK,
     GroupedOperands,
-    tiles_of,
+    MaskedOperands,
+    Tiles,
+    contiguous_tiles,
+    masked_tiles,
 )
 
 
@@ -33,25 +38,43 @@ def m_grouped_gemm_nt_contiguous(operands: GroupedOperands) -> Tensor:
     can be read for nothing, also for group offsets out of order.
     """
     operands.check()
-    rows, inner = operands.x.shape
-    experts, columns = operands.weight.shape[:2]
-    out = torch.empty(rows, columns, dtype=operands.out_dtype, device=operands.x.device)
+    rows, experts = operands.x.shape[0], operands.weight.shape[0]
+    how = _options(operands, rows // experts)
+    return _launch(operands, contiguous_tiles(operands.offsets, rows, how["block_m"]), how)
+
+
+def m_grouped_gemm_nt_masked(operands: MaskedOperands) -> Tensor:
+    """Y [E, C, N] in `operands.out_dtype`; slots that are not in use become exactly zero.
+
+    Raises ValueError where shapes, dtypes or scales do not fit each other; on the CPU also for
+    counts beyond the slots.
+    """
+    operands.check()
+    slots = operands.x.shape[1]
+    how = _options(operands, slots)
+    return _launch(operands, masked_tiles(operands.counts, slots, how["block_m"]), how)
+
+
+def _options(operands: GroupedOperands | MaskedOperands, group: int) -> dict[str, int]:
+    scaled = (part is not None for part in (operands.x_scale, operands.weight_scale))
+    return launch_options(group, *scaled)
+
+
+def _launch(
+    operands: GroupedOperands | MaskedOperands, tiles: Tiles, how: dict[str, int]
+) -> Tensor:
+    (*rows, inner), columns = operands.x.shape, operands.weight.shape[1]
+    device = operands.x.device
+    out = torch.empty(*rows, columns, dtype=operands.out_dtype, device=device)
     if not out.numel():
         return out
-    how = launch_options(
-        rows, experts, operands.x_scale is not None, operands.weight_scale is not None
-    )
-    tiles = tiles_of(operands.offsets, rows, how["block_m"])
     _grouped_kernel[(len(tiles.expert), triton.cdiv(columns, how["block_n"]))](
         operands.x,
         operands.weight,
         out,
         operands.x if operands.x_scale is None else operands.x_scale,
         operands.x if operands.weight_scale is None else operands.weight_scale,
-        tiles.expert,
-        tiles.first_row,
-        tiles.ends,
-        experts,
+        *tiles,
         columns,
         inner,
         triton.cdiv(columns, SCALE_BLOCK),
@@ -63,13 +86,13 @@ def m_grouped_gemm_nt_contiguous(operands: GroupedOperands) -> Tensor:
     return out
 
 
-def launch_options(rows: int, experts: int, x_scaled: bool, w_scaled: bool) -> dict[str, int]:
-    """Tile shape and launch parameters for M rows over E experts, by keyword of the kernel.
+def launch_options(group: int, x_scaled: bool, w_scaled: bool) -> dict[str, int]:
+    """Tile shape and launch parameters for groups of about so many rows, by keyword of the kernel.
 
-    A tile has as many rows as a group on average, 16 (decode) to 128 (prefill), and its columns lie
-    within one block of weight scales. A step is one group of scales, or 64 columns without scales.
+    A tile has as many rows as a group, 16 (decode) to 128 (prefill), and its columns lie within one
+    block of weight scales. A step is one group of scales, or 64 columns without scales.
     """
-    block_m = min(128, max(16, triton.next_power_of_2(max(rows // experts, 1))))
+    block_m = min(128, max(16, triton.next_power_of_2(max(group, 1))))
     return {
         "x_scaled": x_scaled,
         "w_scaled": w_scaled,
@@ -88,10 +111,10 @@ def _grouped_kernel(
     out,  # [M, N]
     x_scale,  # [M, ceil(K/128)]
     w_scale,  # [E, ceil(N/128), ceil(K/128)]
-    tile_expert,  # [tiles]: E for rows behind the groups, E+1 for tiles that are not needed
-    tile_row,  # [tiles]
-    ends,  # [E+1]: end of each group, then M
-    experts,
+    tile_expert,  # the four parts of Tiles
+    tile_row,
+    ends,
+    limits,
     n,
     k,
     n_scales,
@@ -106,13 +129,15 @@ def _grouped_kernel(
     tile = tl.program_id(0)
     column_tile = tl.program_id(1)
     expert = tl.load(tile_expert + tile).to(tl.int64)
-    if expert <= experts:
-        rows = tl.load(tile_row + tile).to(tl.int64) + tl.arange(0, block_m)
+    if expert >= 0:
+        first = tl.load(tile_row + tile)
+        end = tl.load(ends + expert)
+        rows = first.to(tl.int64) + tl.arange(0, block_m)
         columns = column_tile * block_n + tl.arange(0, block_n)
-        row_ok = rows < tl.load(ends + expert)
+        row_ok = rows < end
         column_ok = columns < n
         acc = tl.full((block_m, block_n), 0.0, tl.float32)
-        if expert < experts:
+        if first < end:
             scale_row = w_scale + (expert * n_scales + column_tile) * k_scales
             for step in range(0, k, block_k):
                 inner = step + tl.arange(0, block_k)
@@ -141,5 +166,5 @@ def _grouped_kernel(
         tl.store(
             out + rows[:, None] * n + columns[None, :],
             acc.to(out.dtype.element_ty),
-            mask=row_ok[:, None] & column_ok[None, :],
+            mask=(rows < tl.load(limits + expert))[:, None] & column_ok[None, :],
         )

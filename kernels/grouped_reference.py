@@ -6,23 +6,38 @@ from itertools import pairwise
 
 from torch import Tensor
 
-from sglang_dspark.kernels.grouped_layout import SCALE_BLOCK, GroupedOperands
+from sglang_dspark.kernels.grouped_layout import SCALE_BLOCK, GroupedOperands, MaskedOperands
 
 
 def m_grouped_gemm_nt_contiguous_reference(operands: GroupedOperands) -> Tensor:
     """Y [M, N] float64 of `grouped_gemm.m_grouped_gemm_nt_contiguous`, on any device."""
     operands.check()
+    x, weight = _values(operands)
+    out = x.new_zeros(x.shape[0], weight.shape[1])
+    for e, (first, end) in enumerate(pairwise(operands.offsets.tolist())):
+        out[first:end] = x[first:end] @ weight[e].T
+    return out
+
+
+def m_grouped_gemm_nt_masked_reference(operands: MaskedOperands) -> Tensor:
+    """Y [E, C, N] float64 of `grouped_gemm.m_grouped_gemm_nt_masked`, on any device."""
+    operands.check()
+    x, weight = _values(operands)
+    out = x.new_zeros(*x.shape[:2], weight.shape[1])
+    for e, count in enumerate(operands.counts.tolist()):
+        out[e, :count] = x[e, :count] @ weight[e].T
+    return out
+
+
+def _values(operands: GroupedOperands | MaskedOperands) -> tuple[Tensor, Tensor]:
+    """Rows and weights that the codes and scales stand for, float64."""
     x, weight = operands.x.double(), operands.weight.double()
     if operands.x_scale is not None:
         x = x * _columns(operands.x_scale, x.shape[-1])
     if operands.weight_scale is not None:
         tall = operands.weight_scale.repeat_interleave(SCALE_BLOCK, -2)[:, : weight.shape[1]]
         weight = weight * _columns(tall, weight.shape[-1])
-    out = x.new_zeros(x.shape[0], weight.shape[1])
-    starts = operands.offsets.tolist()
-    for e, (first, end) in enumerate(pairwise(starts)):
-        out[first:end] = x[first:end] @ weight[e].T
-    return out
+    return x, weight
 
 
 def _columns(scale: Tensor, width: int) -> Tensor:
