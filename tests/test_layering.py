@@ -17,7 +17,16 @@ PACKAGES = {  # import name -> folder; three of them stand at the top of the rep
     "sglang_dspark.loadtest": ROOT / "loadtest",
 }
 SGLANG_MAY_BE_IMPORTED_IN = ("sglang_dspark.serving", "sglang_dspark.patches")
-PURE = {"drafter", "baselines", "verify", "schedule", "evaluation", "training", "kernels"}
+PURE = {
+    "drafter",
+    "baselines",
+    "verify",
+    "schedule",
+    "experts",
+    "evaluation",
+    "training",
+    "kernels",
+}
 ADAPTERS = {"serving", "patches", "loadtest", "cli"}
 KERNEL_IMPORTS = {"torch", "triton"}
 MAX_LINES = 450

@@ -95,16 +95,22 @@ def block_attention(
     visible: Tensor,  # [S, A] context tokens each block may see
     *,
     causal: bool = False,
+    window: int | None = None,
 ) -> Tensor:  # [S, A, g, Hq, D]
     """Grouped-query attention of A blocks in each of S sequences.
 
     causal: query i of g sees the own keys up to g' - g + i; otherwise all own keys.
+    window: a block sees only the last `window` of its visible context tokens, whichever of its
+    positions looks, and all its own keys as ever.
     """
     s, a, g, heads, dim = q.shape
     ck, cv = context
     q = (q * dim**-0.5).view(s, a, g, k.shape[3], heads // k.shape[3], dim)
     far = torch.einsum("sagkhd,stkd->skahgt", q, ck)
-    hidden = torch.arange(ck.shape[1], device=q.device) >= visible[..., None]  # [S, A, T]
+    steps = torch.arange(ck.shape[1], device=q.device)
+    hidden = steps >= visible[..., None]  # [S, A, T]
+    if window is not None:
+        hidden = hidden | (steps < visible[..., None] - window)
     far = far.masked_fill(hidden[:, None, :, None, None], float("-inf"))
     near = torch.einsum("sagkhd,sajkd->skahgj", q, k)
     if causal:
@@ -125,6 +131,7 @@ def packed_attention(
     layout: PackedLayout,
     *,
     causal: bool = False,
+    window: int | None = None,
     padded: bool | None = None,
 ) -> Tensor:  # [P, g, Hq, D]
     """As `block_attention`, for packed blocks and contexts of different lengths; exact.
@@ -138,7 +145,9 @@ def packed_attention(
         rows, (blocks, back) = layout.padded_context, layout.padded_blocks
         wide = (context[0][rows], context[1][rows])
         visible = layout.positions[blocks]
-        out = block_attention(q[blocks], k[blocks], v[blocks], wide, visible, causal=causal)
+        out = block_attention(
+            q[blocks], k[blocks], v[blocks], wide, visible, causal=causal, window=window
+        )
         return out.flatten(0, 1)[back]
     parts = zip(
         *(x.split(layout.block_counts) for x in (q, k, v, layout.positions)),
@@ -147,7 +156,9 @@ def packed_attention(
     )
     outs = [
         block_attention(
-            qs[None], ks[None], vs[None], (cks[None], cvs[None]), seen[None], causal=causal
+            *(qs[None], ks[None], vs[None], (cks[None], cvs[None]), seen[None]),
+            causal=causal,
+            window=window,
         )[0]
         for qs, ks, vs, seen, cks, cvs in parts
     ]
@@ -188,7 +199,7 @@ class BlockAttention(nn.Module):
         q = self.queries(x, positions)
         k, v = self.keys_values(x, positions)  # [..., gamma, Hkv, D]
         if isinstance(visible, PackedLayout):
-            out = packed_attention(q, k, v, context, visible)
+            out = packed_attention(q, k, v, context, visible, window=self.c.window)
         else:
-            out = block_attention(q, k, v, context, visible)
+            out = block_attention(q, k, v, context, visible, window=self.c.window)
         return self.o_proj(out.flatten(-2))

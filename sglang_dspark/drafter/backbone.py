@@ -1,6 +1,6 @@
-"""The parallel backbone: a stack of dense layers over [anchor, mask x (gamma-1)], one pass for the
-whole block, with the target's hidden states injected as keys and values of every layer (paper,
-3.1.1).
+"""The parallel backbone: a stack of layers over [anchor, mask x (gamma-1)], one pass for the whole
+block, with the target's hidden states injected as keys and values of every layer (paper, 3.1.1).
+Layers are dense or have experts (drafter/moe.py), on one residual stream or on several.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from torch import Tensor, nn
 from sglang_dspark.drafter.attention import BlockAttention, ContextKV, PackedLayout, RMSNorm
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.gemma4 import Gemma4Layer
+from sglang_dspark.drafter.hyper_connections import HyperConnection, StreamRead, open_streams
+from sglang_dspark.drafter.moe import MoE
 
 
 class MLP(nn.Module):
@@ -29,21 +31,26 @@ class MLP(nn.Module):
 
 
 class DraftLayer(nn.Module):
-    """Pre-norm attention and MLP."""
+    """Pre-norm attention and MLP, the latter dense or of experts."""
 
     def __init__(self, c: DrafterConfig):
         super().__init__()
         self.self_attn = BlockAttention(c)
-        self.mlp = MLP(c)
+        self.mlp = MoE(c) if c.num_experts else MLP(c)
         self.input_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.attn_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
+        self.mlp_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
 
     def forward(
         self, x: Tensor, positions: Tensor, context: ContextKV, visible: Tensor | PackedLayout
     ) -> Tensor:
-        """x [..., gamma, d] -> the same shape; arguments as in BlockAttention."""
-        x = x + self.self_attn(self.input_layernorm(x), positions, context, visible)
-        return x + self.mlp(self.post_attention_layernorm(x))
+        """x [..., gamma, d], or [..., gamma, n, d] of n streams -> the same shape; other arguments
+        as in BlockAttention."""
+        x = self.attn_residual(
+            x, lambda y: self.self_attn(self.input_layernorm(y), positions, context, visible)
+        )
+        return self.mlp_residual(x, lambda y: self.mlp(self.post_attention_layernorm(y)))
 
 
 class Backbone(nn.Module):
@@ -58,6 +65,9 @@ class Backbone(nn.Module):
             kind(c) for _ in range(c.num_layers)
         )
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
+        self.streams = c.residual_streams
+        if self.streams > 1:
+            self.stream_read = StreamRead(self.streams, c.hidden_size, c.rms_norm_eps)
 
     def context_kv(self, features: Tensor, positions: Tensor) -> list[ContextKV]:
         """features [..., m*d], positions [...] -> per layer keys, values [..., Hkv, D]."""
@@ -74,6 +84,8 @@ class Backbone(nn.Module):
         """Embedded blocks x [..., gamma, d], anchor positions [...] -> h [..., gamma, d]."""
         steps = torch.arange(x.shape[-2], device=x.device)
         block_positions = positions[..., None] + steps  # [..., gamma]
+        if self.streams > 1:
+            x = open_streams(x, self.streams)  # [..., gamma, n, d]
         for layer, kv in zip(self.layers, context, strict=True):
             x = layer(x, block_positions, kv, visible)
-        return self.norm(x)
+        return self.norm(self.stream_read(x) if self.streams > 1 else x)

@@ -28,6 +28,9 @@ def _stored(name: str) -> str:
 def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
     """Write what SGLang serves, `config.json` and `model.safetensors`, into `path`.
 
+    Drafters with experts, a window or residual streams are written in the same way, under an
+    architecture of our own (drafter/config.py) that stock SGLang refuses; expert weights are stored
+    stacked, `layers.N.mlp.experts.{gate,up,down}_proj` [E, out, in].
     Raises DSparkError for a family of layers that it does not serve.
     """
     if drafter.config.family != "qwen3":
@@ -38,8 +41,14 @@ def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.
 
 
 def stored_tensors(drafter: DSparkDrafter, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The drafter's own weights under their names in a file."""
-    return {_stored(k): v.to(dtype) for k, v in drafter.state_dict().items()}
+    """The drafter's own weights under their names in a file.
+
+    The routers' biases stay float32: their steps are smaller than what bfloat16 resolves.
+    """
+    return {
+        _stored(k): v.to(torch.float32 if k.endswith("e_score_correction_bias") else dtype)
+        for k, v in drafter.state_dict().items()
+    }
 
 
 def load_drafter(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DSparkDrafter:

@@ -1,8 +1,16 @@
-"""Shape of a drafter, read from and written to the `config.json` that SGLang's DSPARK loads."""
+"""Shape of a drafter, read from and written to the `config.json` that SGLang's DSPARK loads.
+
+A drafter with experts, a window or several residual streams has an architecture name of our own,
+which stock SGLang refuses, and these keys besides the dense ones (DeepSeek's names where it has
+any): `n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`, `n_shared_experts`,
+`scoring_func` (sigmoid | softmax), `norm_topk_prob`, `routed_scaling_factor`, `sliding_window`
+(context tokens that a block sees, or null) and `hc_mult` (residual streams).
+"""
 
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -12,6 +20,19 @@ from sglang_dspark.errors import DSparkError
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 FAMILIES = ("qwen3", "gemma4")
+ROUTER_SCORES = ("sigmoid", "softmax")
+MOE_ARCHITECTURE = "DSparkMoEModel"
+_MOE_KEYS = {  # field -> key of config.json
+    "num_experts": "n_routed_experts",
+    "experts_per_token": "num_experts_per_tok",
+    "moe_intermediate_size": "moe_intermediate_size",
+    "num_shared_experts": "n_shared_experts",
+    "router_scores": "scoring_func",
+    "normalise_weights": "norm_topk_prob",
+    "routed_scaling": "routed_scaling_factor",
+    "window": "sliding_window",
+    "residual_streams": "hc_mult",
+}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -30,12 +51,15 @@ def read_config(path: Path) -> dict[str, Any]:
 
 @dataclass(frozen=True)
 class DrafterConfig:
-    """A dense drafter: `num_layers` layers of width `hidden_size`, block of `gamma` positions.
+    """A drafter: `num_layers` layers of width `hidden_size`, block of `gamma` positions.
 
     target_layer_ids: target layers whose outputs, concatenated, are the context features.
     mask_token_id: id whose embedding stands at the gamma-1 positions after the anchor.
     markov_rank: rank of the transition bias B = W1 W2^T (paper, 3.1.2).
-    family: whose layers it has; the fields behind it are gemma4's alone (drafter/gemma4.py).
+    family: whose layers it has; the three fields behind it are gemma4's alone (drafter/gemma4.py).
+    num_experts: routed experts of every layer, 0 for a dense MLP (drafter/moe.py).
+    window: how many context tokens before its anchor a block sees; None: all.
+    residual_streams: n of drafter/hyper_connections.py; 1 is the plain residual.
     """
 
     hidden_size: int
@@ -60,6 +84,15 @@ class DrafterConfig:
     keys_are_values: bool = False
     rotary_share: float = 1.0
     logit_softcap: float | None = None
+    num_experts: int = 0
+    experts_per_token: int = 0
+    moe_intermediate_size: int = 0
+    num_shared_experts: int = 0
+    router_scores: str = "sigmoid"
+    normalise_weights: bool = True
+    routed_scaling: float = 1.0
+    window: int | None = None
+    residual_streams: int = 1
 
     def __post_init__(self) -> None:
         def require(ok: bool, what: str) -> None:
@@ -84,6 +117,36 @@ class DrafterConfig:
             0 <= self.mask_token_id < self.vocab_size,
             f"mask_token_id {self.mask_token_id} outside the vocabulary of {self.vocab_size}",
         )
+        require(self.window is None or self.window >= 1, f"window {self.window} shows no context")
+        streams = self.residual_streams
+        require(streams >= 1, f"residual_streams must be at least 1, found {streams}")
+        self._check_experts(require)
+
+    def _check_experts(self, require: Callable[[bool, str], None]) -> None:
+        require(
+            self.family == "qwen3" or not self.extended,
+            f"{self.family} layers have no experts, window or residual streams",
+        )
+        if not self.num_experts:
+            return
+        require(
+            1 <= self.experts_per_token <= self.num_experts,
+            f"experts_per_token {self.experts_per_token} not in 1..{self.num_experts}",
+        )
+        require(
+            self.moe_intermediate_size >= 1 and self.num_shared_experts >= 0,
+            f"moe_intermediate_size {self.moe_intermediate_size} or num_shared_experts "
+            f"{self.num_shared_experts} is too small",
+        )
+        require(
+            self.router_scores in ROUTER_SCORES,
+            f"router_scores {self.router_scores!r} is none of {', '.join(ROUTER_SCORES)}",
+        )
+
+    @property
+    def extended(self) -> bool:
+        """Whether it has what the served dense drafters lack: experts, window, streams."""
+        return bool(self.num_experts) or self.window is not None or self.residual_streams != 1
 
     @classmethod
     def from_dir(cls, path: Path) -> DrafterConfig:
@@ -103,8 +166,11 @@ class DrafterConfig:
     def _from_json(cls, raw: dict[str, Any]) -> DrafterConfig:
         nested = raw.get("dspark_config") or raw.get("dflash_config") or {}
         both = {**raw, **nested}
+        ours = MOE_ARCHITECTURE in (raw.get("architectures") or [])
+        extension = {field: raw[key] for field, key in _MOE_KEYS.items()} if ours else {}
         return cls(
             **shape_fields(raw),
+            **extension,
             hidden_size=raw["hidden_size"],
             intermediate_size=raw["intermediate_size"],
             num_layers=raw["num_hidden_layers"],
@@ -123,7 +189,14 @@ class DrafterConfig:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The `config.json` that this class and stock SGLang 0.5.23 both read."""
+        """The `config.json` that this class and, unless `extended`, stock SGLang 0.5.23 read."""
+        plain = self._plain_json()
+        if not self.extended:
+            return plain
+        extension = {key: getattr(self, field) for field, key in _MOE_KEYS.items()}
+        return plain | {"architectures": [MOE_ARCHITECTURE], "model_type": "dspark_moe"} | extension
+
+    def _plain_json(self) -> dict[str, Any]:
         return {
             "architectures": ["Qwen3DSparkModel"],
             "model_type": "qwen3",

@@ -23,9 +23,15 @@ ANCHORS = 512  # DeepSpec wants a number of anchors a sequence; it is used in it
 def save_deepspec(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.bfloat16) -> None:
     """Write a DeepSpec checkpoint of a drafter attached to its target.
 
-    Raises DSparkError when only a reduced part of the target's LM head is attached.
+    Raises DSparkError when only a reduced part of the target's LM head is attached, and for a
+    drafter with experts, a window or residual streams, which DeepSpec does not have.
     """
     config = drafter.config
+    if config.extended:
+        raise DSparkError(
+            "DeepSpec's format holds dense drafters with full attention and one residual stream "
+            "only; this one is saved by `save_drafter`"
+        )
     if drafter.draft_ids is not None:
         raise DSparkError(
             "a drafter with a reduced vocabulary holds a part of the target's LM head only; load "

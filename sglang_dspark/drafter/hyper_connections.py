@@ -1,0 +1,118 @@
+"""Manifold-constrained hyper-connections (mHC; Xie et al., 2025): n residual streams, not one.
+
+Around a block F the streams x [..., n, d] become
+
+    x' = H_res x + h_post F(h_pre x),    h_pre [1, n] in (0, 1), h_post [n, 1] in (0, 2)
+
+with H_res [n, n] doubly stochastic: it mixes streams but neither grows nor shrinks their mean,
+however many layers follow one another. All three are alpha * (rms-normed streams) phi + b, squashed
+by a sigmoid, twice a sigmoid, and Sinkhorn-Knopp. With n = 1 there is nothing to mix and the module
+is x + F(x), without parameters. The start is close to that too: h_pre averages, h_post is 1.
+
+Mixing is computed in float32 (float64 for such streams) and cast to the dtype of the streams.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable
+
+import torch
+from torch import Tensor, nn
+
+SINKHORN_ROUNDS = 20
+_ALPHA = 0.01  # the dynamic part starts small
+
+
+def doubly_stochastic(logits: Tensor, rounds: int = SINKHORN_ROUNDS) -> Tensor:
+    """Sinkhorn-Knopp on exp(logits): [..., n, n] -> the same, rows and columns sum to 1.
+
+    Rounds are run on logarithms, so no exponential overflows. They converge slowly for logits far
+    apart; what is missing after `rounds` is put right exactly: rows and columns that exceed 1 are
+    scaled down and the rest is spread by its marginals (Altschuler et al., 2017, algorithm 2). The
+    sums are then 1 up to rounding for every finite input, and the result has a gradient.
+    """
+    logs = logits.float() if logits.dtype in (torch.bfloat16, torch.float16) else logits
+    for _ in range(rounds):
+        logs = logs - logs.logsumexp(-1, keepdim=True)
+        logs = logs - logs.logsumexp(-2, keepdim=True)
+    mixing = logs.exp()
+    mixing = mixing / mixing.sum(-1, keepdim=True).clamp(min=1)
+    mixing = mixing / mixing.sum(-2, keepdim=True).clamp(min=1)
+    rows = (1 - mixing.sum(-1, keepdim=True)).clamp(min=0)  # [..., n, 1]
+    columns = (1 - mixing.sum(-2, keepdim=True)).clamp(min=0)  # [..., 1, n]
+    # Below one rounding there is nothing to spread, and a smaller divisor would blow up gradients.
+    missing = rows.sum(-2, keepdim=True).clamp(min=torch.finfo(mixing.dtype).eps)
+    return mixing + rows * (columns / missing)
+
+
+class _Coefficients(nn.Module):
+    """alpha * rmsnorm(vec(x)) phi + b: the streams' own view of how they are to be mixed."""
+
+    def __init__(self, n: int, width: int, size: int, start: Tensor, eps: float):
+        super().__init__()
+        self.eps = eps
+        self.phi = nn.Parameter(torch.randn(size, n * width) * (n * width) ** -0.5)
+        self.alpha = nn.Parameter(torch.tensor(_ALPHA))
+        self.bias = nn.Parameter(start.clone())
+
+    def forward(self, streams: Tensor) -> Tensor:
+        """[..., n, d] -> [..., size], float32 at least."""
+        x = streams.flatten(-2)
+        x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
+        with torch.autocast(x.device.type, enabled=False):
+            return self.alpha * nn.functional.linear(x, self.phi.to(x.dtype)) + self.bias
+
+
+def _mixed(weight: Tensor, streams: Tensor) -> Tensor:
+    """[..., m, n] x [..., n, d] in the weights' dtype, whatever the trainer's products run in."""
+    with torch.autocast(streams.device.type, enabled=False):
+        return weight @ streams.to(weight.dtype)
+
+
+class StreamRead(nn.Module):
+    """One state from n streams, weighted by sigmoids: [..., n, d] -> [..., d]."""
+
+    def __init__(self, n: int, width: int, eps: float = 1e-6):
+        super().__init__()
+        start = torch.full((n,), -math.log(max(n - 1, 1)))  # sigmoid 1/n each: the mean
+        self.weights = _Coefficients(n, width, n, start, eps)
+
+    def forward(self, streams: Tensor) -> Tensor:
+        """[..., n, d] -> [..., d] in the streams' dtype."""
+        weight = torch.sigmoid(self.weights(streams))
+        return _mixed(weight[..., None, :], streams)[..., 0, :].to(streams.dtype)
+
+
+class HyperConnection(nn.Module):
+    """The residual connection around one block: n streams, or the plain one for n = 1."""
+
+    def __init__(self, n: int, width: int, eps: float = 1e-6):
+        super().__init__()
+        if n < 1:
+            raise ValueError(f"a residual needs at least one stream, found {n}")
+        self.n = n
+        if n > 1:
+            self.read = StreamRead(n, width, eps)
+            self.write = _Coefficients(n, width, n, torch.zeros(n), eps)
+            self.mix = _Coefficients(n, width, n * n, 2 * torch.eye(n).flatten(), eps)
+
+    def mixing(self, streams: Tensor) -> Tensor:
+        """H_res of streams [..., n, d]: [..., n, n], doubly stochastic."""
+        return doubly_stochastic(self.mix(streams).unflatten(-1, (self.n, self.n)))
+
+    def forward(self, x: Tensor, block: Callable[[Tensor], Tensor]) -> Tensor:
+        """x [..., n, d], or [..., d] for n = 1; block maps [..., d] to [..., d]. Returns as x."""
+        if self.n == 1:
+            return x + block(x)
+        kept = self.mixing(x)
+        share = 2 * torch.sigmoid(self.write(x))  # [..., n]
+        out = block(self.read(x))
+        fresh = share[..., None] * out[..., None, :].to(share.dtype)
+        return (_mixed(kept, x) + fresh).to(x.dtype)
+
+
+def open_streams(x: Tensor, n: int) -> Tensor:
+    """Copies of x [..., d] as n streams [..., n, d]."""
+    return x[..., None, :].expand(*x.shape[:-1], n, x.shape[-1])

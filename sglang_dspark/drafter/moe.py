@@ -1,0 +1,178 @@
+"""Mixture of experts in a draft layer, as in DeepSeek-V3 (technical report, 2.1.2): every token
+goes through its top-k routed experts and through the shared experts.
+
+    y = shared(x) + scaling * sum_{e in top-k(s + b)} w_e expert_e(x),   w_e = s_e / sum of chosen s
+
+Scores s are sigmoids or the softmax of x W^T. The bias b decides who is chosen and nothing else; it
+is no trained weight but is moved after each step towards equal loads (`balance_experts`), so no
+auxiliary loss pulls at the model.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+from torch.nn.functional import linear, silu
+
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.errors import DSparkError
+
+
+@dataclass(frozen=True)
+class Routing:
+    """Where T tokens go. experts: [T, k] int64; weights: [T, k] float32, scaling included."""
+
+    experts: Tensor
+    weights: Tensor
+
+
+class Router(nn.Module):
+    """Scores of the experts, and whom each token goes to."""
+
+    load: Tensor
+
+    def __init__(self, c: DrafterConfig):
+        super().__init__()
+        self.c = c
+        self.weight = nn.Parameter(torch.empty(c.num_experts, c.hidden_size))
+        nn.init.normal_(self.weight, std=c.hidden_size**-0.5)
+        self.e_score_correction_bias = nn.Parameter(torch.zeros(c.num_experts), requires_grad=False)
+        empty = torch.zeros(c.num_experts, dtype=torch.int64)
+        self.register_buffer("load", empty, persistent=False)
+
+    def forward(self, x: Tensor) -> Routing:
+        """x [T, d] -> routing of T tokens. Loads are counted while training."""
+        c = self.c
+        with torch.autocast(x.device.type, enabled=False):
+            logits = linear(x.float(), self.weight.float())  # [T, E]
+        scores = logits.sigmoid() if c.router_scores == "sigmoid" else logits.softmax(-1)
+        ranked = scores.detach() + self.e_score_correction_bias
+        experts = ranked.topk(c.experts_per_token, -1, sorted=True).indices
+        weights = scores.gather(-1, experts)
+        if c.normalise_weights:
+            weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
+        if self.training:
+            chosen = experts.flatten()
+            self.load.scatter_add_(0, chosen, torch.ones_like(chosen))
+        return Routing(experts, weights * c.routed_scaling)
+
+
+@dataclass(frozen=True)
+class Permutation:
+    """Token copies sorted by expert, ties in token order. No value is read by the host.
+
+    order: [T*k] int64, which copy (token * k + rank) stands at each place; back: its inverse;
+    counts: [E] int64, copies of each expert.
+    """
+
+    order: Tensor
+    back: Tensor
+    counts: Tensor
+
+
+def permute_tokens(experts: Tensor, num_experts: int) -> Permutation:
+    """experts [T, k] int64 -> copies in the order of their experts.
+
+    Raises DSparkError where an expert is outside 0..num_experts-1.
+    """
+    flat = experts.flatten()
+    if flat.device.type == "cpu" and flat.numel():
+        low, high = (int(v) for v in flat.aminmax())
+        if low < 0 or high >= num_experts:
+            raise DSparkError(f"routing names experts {low}..{high}, there are {num_experts}")
+    order = flat.argsort(stable=True)
+    back = torch.empty_like(order)
+    back[order] = torch.arange(len(order), device=order.device)
+    counts = torch.zeros(num_experts, dtype=torch.int64, device=flat.device)
+    return Permutation(order, back, counts.scatter_add_(0, flat, torch.ones_like(flat)))
+
+
+class Experts(nn.Module):
+    """E SwiGLU experts, their weights stacked: [E, I, d], [E, I, d], [E, d, I]."""
+
+    def __init__(self, c: DrafterConfig):
+        super().__init__()
+        inner, outer = c.moe_intermediate_size, c.hidden_size
+        self.gate_proj = _stacked(c.num_experts, inner, outer)
+        self.up_proj = _stacked(c.num_experts, inner, outer)
+        self.down_proj = _stacked(c.num_experts, outer, inner)
+
+    def forward(self, x: Tensor, routing: Routing) -> Tensor:
+        """x [T, d] -> weighted sum of each token's experts [T, d]; deterministic.
+
+        One product an expert: the reference, and what trains; it reads the counts on the host.
+        """
+        top = routing.experts.shape[-1]
+        plan = permute_tokens(routing.experts, len(self.gate_proj))
+        parts = x[plan.order // top].split(plan.counts.tolist())
+        outs = [
+            linear(silu(linear(part, gate)) * linear(part, up), down)
+            for part, gate, up, down in zip(
+                parts, self.gate_proj, self.up_proj, self.down_proj, strict=True
+            )
+        ]
+        out = torch.cat(outs)[plan.back].unflatten(0, (-1, top))  # [T, k, d]
+        return (out * routing.weights[..., None].to(out.dtype)).sum(-2)
+
+
+class SharedExperts(nn.Module):
+    """The experts that every token goes through, as one SwiGLU of their joint width."""
+
+    def __init__(self, c: DrafterConfig):
+        super().__init__()
+        inner = c.num_shared_experts * c.moe_intermediate_size
+        self.gate_proj = nn.Linear(c.hidden_size, inner, bias=False)
+        self.up_proj = nn.Linear(c.hidden_size, inner, bias=False)
+        self.down_proj = nn.Linear(inner, c.hidden_size, bias=False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[T, d] -> [T, d]."""
+        return self.down_proj(silu(self.gate_proj(x)) * self.up_proj(x))
+
+
+class MoE(nn.Module):
+    """Routed and shared experts in place of a layer's MLP."""
+
+    def __init__(self, c: DrafterConfig):
+        super().__init__()
+        self.gate = Router(c)
+        self.experts = Experts(c)
+        self.shared_experts = SharedExperts(c) if c.num_shared_experts else None
+
+    def forward(self, x: Tensor) -> Tensor:
+        """[..., d] -> [..., d]; no tokens give no rows."""
+        flat = x.reshape(-1, x.shape[-1])
+        if not len(flat):
+            return torch.zeros_like(x)
+        out = self.experts(flat, self.gate(flat))
+        if self.shared_experts is not None:
+            out = out + self.shared_experts(flat)
+        return out.view(*x.shape[:-1], -1)
+
+
+def _stacked(experts: int, rows: int, columns: int) -> nn.Parameter:
+    """[E, N, K], drawn as nn.Linear draws."""
+    bound = 1 / math.sqrt(columns)
+    return nn.Parameter(torch.empty(experts, rows, columns).uniform_(-bound, bound))
+
+
+@torch.no_grad()
+def balance_experts(module: nn.Module, rate: float = 1e-3) -> list[float]:
+    """Move the biases of all routers in `module` by `rate` towards equal loads; forget the loads.
+
+    Experts above the mean load since the last call get less, those below more (Wang et al., 2024).
+    Call it once per optimiser step. Returns the largest load over the mean one, for each router
+    that saw tokens: 1 is perfect balance, E/k is collapse.
+    """
+    peaks = []
+    for router in (m for m in module.modules() if isinstance(m, Router)):
+        load = router.load.float()
+        if not load.any():
+            continue
+        peaks.append(float(load.max() / load.mean()))
+        router.e_score_correction_bias.add_(torch.sign(load.mean() - load), alpha=rate)
+        router.load.zero_()
+    return peaks

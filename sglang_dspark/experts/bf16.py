@@ -1,0 +1,21 @@
+"""BF16: the unquantised format; codes are the weights, there are no scales."""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.experts.layout import Quantised, check_part, check_weights
+
+NAME = "bf16"
+
+
+def quantise(weight: Tensor) -> Quantised:
+    """Weights [..., N, K], rounded to nearest even. DSparkError for NaN or infinite ones."""
+    check_weights(weight, NAME)
+    return Quantised(NAME, tuple(weight.shape), weight.to(torch.bfloat16))
+
+
+def dequantise(q: Quantised) -> Tensor:
+    """float32 [..., N, K]."""
+    return check_part(q.payload, q.shape, torch.bfloat16, "weights", NAME).float()

@@ -1,0 +1,60 @@
+"""The formats of expert weights, by name: `bf16`, `fp8` (DeepSeek's 128 x 128 blocks), `mxfp4`
+(OCP) and `nvfp4` (NVIDIA); one module each. All round to nearest, ties to even.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass
+
+from torch import Tensor
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts import bf16, fp8, mxfp4, nvfp4
+from sglang_dspark.experts.layout import Quantised
+
+
+@dataclass(frozen=True)
+class ExpertFormat:
+    """A format: how weights get into it and out of it, and what a weight takes, scales included."""
+
+    name: str
+    quantise: Callable[[Tensor], Quantised]
+    dequantise: Callable[[Quantised], Tensor]
+    bits_per_weight: float
+
+
+FORMATS: Mapping[str, ExpertFormat] = {
+    f.name: f
+    for f in (
+        ExpertFormat(bf16.NAME, bf16.quantise, bf16.dequantise, 16),
+        ExpertFormat(fp8.NAME, fp8.quantise, fp8.dequantise, 8 + 32 / fp8.BLOCK**2),
+        ExpertFormat(mxfp4.NAME, mxfp4.quantise, mxfp4.dequantise, 4 + 8 / mxfp4.BLOCK),
+        ExpertFormat(nvfp4.NAME, nvfp4.quantise, nvfp4.dequantise, 4 + 8 / nvfp4.BLOCK),
+    )
+}
+
+
+def expert_format(name: str) -> ExpertFormat:
+    """The format of this name; DSparkError when there is none."""
+    if name not in FORMATS:
+        raise DSparkError(f"expert format {name!r} is none of {', '.join(FORMATS)}")
+    return FORMATS[name]
+
+
+def quantise(weight: Tensor, name: str) -> Quantised:
+    """Weights [..., N, K] (out, in; any float dtype) in the format `name`.
+
+    Weights without elements give codes and scales without elements. Raises DSparkError for an
+    unknown format, NaN or infinite weights, and a width K that is no multiple of the block.
+    """
+    return expert_format(name).quantise(weight)
+
+
+def dequantise(quantised: Quantised) -> Tensor:
+    """float32 [..., N, K] that the codes stand for.
+
+    Raises DSparkError for an unknown format and for codes or scales whose shape or dtype does not
+    fit the weights' shape.
+    """
+    return expert_format(quantised.format).dequantise(quantised)
