@@ -99,8 +99,7 @@ def algorithm1_rule(machine: Machine, trace: Trace, gamma: int) -> Rule:
 
 def upstream_rule(machine: Machine, trace: Trace, gamma: int, table_seconds: Seconds) -> Rule:
     """Global search as upstream describes it; table_seconds: [knots] of its profile."""
-    knots = [k for k in machine.knots if k < len(machine.tokens)]
-    at = np.maximum(np.searchsorted(knots, np.arange(len(machine.tokens)), side="right") - 1, 0)
+    at = np.maximum(np.searchsorted(machine.timed, np.arange(len(machine.tokens)), side="right") - 1, 0)
     costs = Costs(table_seconds[at], 0.0, np.zeros(gamma + 1))
     workspace = Workspace(trace.pool_rows, gamma)
     relay = Relay(trace.pool_rows, gamma, lag=2, max_age=1 << 40)

@@ -38,9 +38,18 @@ class Machine:
         factor = 1 + (self.drift - 1) * progress
         return float((self.tokens[tokens] + self.draft[depth]) * factor)
 
+    @property
+    def timed(self) -> tuple[int, ...]:
+        """Batches that a profile times: every tier that batches can be padded to.
+
+        The tier that holds the largest batch is timed with that batch.
+        """
+        most = len(self.tokens) - 1
+        return (*(k for k in self.knots if k < most), most)
+
     def profile(self, rng: np.random.Generator, noise: float) -> CostTable:
         """A table as timed at the start, each figure off by a factor of about 1 +- noise."""
-        knots = tuple(k for k in self.knots if k < len(self.tokens))
+        knots = self.timed
         exact = self.tokens[list(knots)]
         timed = exact * np.exp(noise * rng.standard_normal(len(exact)))
         draft = self.draft * np.exp(noise * rng.standard_normal(len(self.draft)))
