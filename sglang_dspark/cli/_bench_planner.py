@@ -119,6 +119,9 @@ def regret(
         )
     write_results(out, "regret_sim", cpu_description(), metrics)
     for rule in RULES:
-        median, worst = metrics[rule]["median"], metrics[rule]["worst"]
-        console.print(f"{rule:>11}: median {median:6.2%}, worst {worst:6.2%}")
+        by_load, whole = metrics[rule], metrics[rule]["whole_run"]
+        console.print(
+            f"{rule:>11}: median {by_load['median']:6.2%}, worst {by_load['worst']:6.2%}; of the "
+            f"whole run {whole['median']:6.2%}, {whole['worst']:6.2%}"
+        )
     console.print(f"written to {out}")
