@@ -1,4 +1,4 @@
-"""Runs the Triton admission in Triton's interpreter, in a process of its own: the interpreter has to
+"""Runs the Triton admission in Triton's interpreter, in a process of its own: the interpreter must
 be chosen before Triton is imported. Prints JSON: how many batches, and each that differs.
 """
 
