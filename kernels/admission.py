@@ -120,8 +120,8 @@ def _check(
             raise ValueError(f"{name} must be [R] {dtype}: {tuple(given.shape)} {given.dtype}")
 
 
-@triton.jit
-def _keys_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def _keys_kernel(  # type: ignore[no-untyped-def]
     confidence,  # [R, gamma] float32
     weights,  # [R] float32
     limits,  # [R] int32
@@ -154,8 +154,8 @@ def _keys_kernel(
         tl.store(keys + j * rows + r, key, mask=inside)
 
 
-@triton.jit
-def _select_kernel(
+@triton.jit  # type: ignore[untyped-decorator]
+def _select_kernel(  # type: ignore[no-untyped-def]
     keys,  # [gamma, R] int32
     drafts,  # [1] int64
     lengths,  # [R] int32, written
