@@ -8,6 +8,10 @@ import sys
 from typing import Any
 
 import pytest
+from hypothesis import settings
+
+# `--hypothesis-profile=thorough`: 10,000 examples of each property (tests/schedule/properties.py)
+settings.register_profile("thorough", max_examples=10_000, deadline=None)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

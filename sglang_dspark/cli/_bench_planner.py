@@ -39,6 +39,7 @@ def planner(
     console = Console(stderr=True, highlight=False)
     for name, ours, theirs in (
         ("budget", timed["budget_us"], timed["upstream_budget_us"]),
+        ("budget over all depths", timed["budget_by_depth_us"], timed["upstream_budget_us"]),
         ("top-K", timed["topk_us"], timed["upstream_topk_us"]),
     ):
         console.print(f"{name}: {ours:.1f} us, upstream {theirs:.1f} us ({theirs / ours:.0f}x)")
@@ -46,7 +47,11 @@ def planner(
 
 
 def _contestants(requests: int, gamma: int) -> dict[str, Callable[[], object]]:
-    """What is timed: each takes confidences [R, gamma] to K, or to verify lengths."""
+    """What is timed: each takes confidences [R, gamma] to K, or to verify lengths.
+
+    Our budget twice: where drafting deeper costs the same, as upstream takes it, and where each
+    position costs more, so that all gamma depths are compared.
+    """
     import numpy as np
     import torch
 
@@ -60,6 +65,7 @@ def _contestants(requests: int, gamma: int) -> dict[str, Callable[[], object]]:
     batch = np.arange(requests * (gamma + 1) + 1)
     tokens = 0.01 + 2e-5 * batch + 3e-4 * (batch // 64)
     costs = Costs(tokens, 1e-3, np.concatenate([[0.0], np.full(gamma, 1e-3)]))
+    deeper = Costs(tokens, 1e-3, np.concatenate([[0.0], 1e-3 + 5e-5 * np.arange(gamma)]))
     workspace = Workspace(requests, gamma)
     buffer = np.empty_like(confidence)
     lengths = np.empty(requests, np.int64)
@@ -70,11 +76,15 @@ def _contestants(requests: int, gamma: int) -> dict[str, Callable[[], object]]:
     def budget() -> object:
         return search(gains(confidence, out=buffer), costs, workspace)
 
+    def budget_by_depth() -> object:
+        return search(gains(confidence, out=buffer), deeper, workspace)
+
     def topk() -> object:
         return admit(gains(confidence, out=buffer), drafts, workspace, out=lengths)
 
     return {
         "budget_us": budget,
+        "budget_by_depth_us": budget_by_depth,
         "topk_us": topk,
         "upstream_budget_us": lambda: upstream.budget(tensor),
         "upstream_topk_us": lambda: upstream.topk(tensor, drafts),
@@ -119,6 +129,9 @@ def regret(
         )
     write_results(out, "regret_sim", cpu_description(), metrics)
     for rule in RULES:
-        median, worst = metrics[rule]["median"], metrics[rule]["worst"]
-        console.print(f"{rule:>11}: median {median:6.2%}, worst {worst:6.2%}")
+        by_load, whole = metrics[rule], metrics[rule]["whole_run"]
+        console.print(
+            f"{rule:>11}: median {by_load['median']:6.2%}, worst {by_load['worst']:6.2%}; of the "
+            f"whole run {whole['median']:6.2%}, {whole['worst']:6.2%}"
+        )
     console.print(f"written to {out}")

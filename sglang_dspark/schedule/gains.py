@@ -11,6 +11,8 @@ import numpy as np
 from sglang_dspark.schedule.budget import Gains
 from sglang_dspark.schedule.compiled import compiled
 
+_UNIT: Gains = np.empty(0, np.float32)  # stands for a weight of 1 for everyone
+
 
 def gains(confidence: Gains, weights: Gains | None = None, out: Gains | None = None) -> Gains:
     """w_r a_{r,j}: [R, gamma] float32, non-increasing along gamma in the executed arithmetic.
@@ -23,9 +25,9 @@ def gains(confidence: Gains, weights: Gains | None = None, out: Gains | None = N
     rows = len(confidence)
     if confidence.dtype != np.float32 or confidence.ndim != 2:
         raise ValueError(f"confidence must be [R, gamma] float32, not {confidence.dtype}")
-    scale = np.ones(rows, np.float32) if weights is None else weights
+    scale = _UNIT if weights is None else weights
     result = np.empty_like(confidence) if out is None else out
-    if scale.shape != (rows,) or result.shape != confidence.shape:
+    if (scale.shape != (rows,) and weights is not None) or result.shape != confidence.shape:
         raise ValueError(f"weights {scale.shape} and out {result.shape} for {confidence.shape}")
     if not _gains(confidence, scale, result):
         raise ValueError("confidence must lie in [0, 1] and weights be >= 0, without NaN")
@@ -48,11 +50,11 @@ def _gains(confidence, weights, out):  # type: ignore[no-untyped-def]
     valid = True
     for r in range(rows):
         running = np.float32(1.0)
-        weight = weights[r]
-        valid = valid and weight >= 0 and weight < np.inf
+        weight = weights[r] if len(weights) else np.float32(1.0)
+        valid = valid and bool(weight >= 0 and weight < np.inf)
         for j in range(gamma):
             factor = confidence[r, j]
-            valid = valid and factor >= 0 and factor <= 1
+            valid = valid and bool(factor >= 0 and factor <= 1)
             running = np.float32(running * factor)
             out[r, j] = np.float32(running * weight)
     return valid

@@ -4,8 +4,8 @@ Each rule sees what it would see in serving. A step is scored by its expected to
 calibrated chances, over its true seconds; a run by the total of one over the total of the other.
 All rules see the same trace, step by step.
 
-oracle      knows the true costs and the present step's chances, and maximises the rate of the whole
-            run: an upper bound that no lossless rule can reach, as it peeks.
+The oracle, which no rule is, stands in `schedule/oracle.py`.
+
 ours        `StepPlanner` with a noisy profile, relay lag 2, online correction and the guard.
 algorithm1  early stop on the present step, true costs.
 upstream    described from its behaviour: lagged survivals; unknown requests count as certain; a
@@ -99,8 +99,8 @@ def algorithm1_rule(machine: Machine, trace: Trace, gamma: int) -> Rule:
 
 def upstream_rule(machine: Machine, trace: Trace, gamma: int, table_seconds: Seconds) -> Rule:
     """Global search as upstream describes it; table_seconds: [knots] of its profile."""
-    knots = [k for k in machine.knots if k < len(machine.tokens)]
-    at = np.maximum(np.searchsorted(knots, np.arange(len(machine.tokens)), side="right") - 1, 0)
+    batch = np.arange(len(machine.tokens))
+    at = np.maximum(np.searchsorted(machine.timed, batch, side="right") - 1, 0)
     costs = Costs(table_seconds[at], 0.0, np.zeros(gamma + 1))
     workspace = Workspace(trace.pool_rows, gamma)
     relay = Relay(trace.pool_rows, gamma, lag=2, max_age=1 << 40)
@@ -141,32 +141,3 @@ def our_rule(
         return lengths, plan.budget.depth
 
     return rule
-
-
-def oracle_rate(machine: Machine, trace: Trace, gamma: int, rounds: int = 6) -> float:
-    """Largest tokens / seconds of the whole run by Dinkelbach's iteration over all steps.
-
-    Each step may choose its K and depth knowing its survivals and its true costs.
-    """
-    options = [_options(machine, trace, t, gamma) for t in range(trace.steps)]
-    rate = 0.0
-    for _ in range(rounds):
-        chosen = [int(np.argmax(tau - rate * seconds)) for tau, seconds in options]
-        tokens = sum(float(o[0][i]) for o, i in zip(options, chosen, strict=True))
-        rate = tokens / sum(float(o[1][i]) for o, i in zip(options, chosen, strict=True))
-    return rate
-
-
-def _options(machine: Machine, trace: Trace, t: int, gamma: int) -> tuple[Floats, Floats]:
-    """Expected tokens and true seconds of every (depth, K) of step t."""
-    survivals = gains(trace.confidence[t]).astype(np.float64)
-    requests = len(survivals)
-    factor = 1 + (machine.drift - 1) * t / trace.steps
-    taus = [np.array([float(requests)])]
-    seconds = [machine.tokens[requests : requests + 1] + machine.draft[0]]
-    for depth in range(1, gamma + 1):
-        best = -np.sort(-survivals[:, :depth].ravel())
-        taus.append(requests + np.concatenate([[0.0], np.cumsum(best)]))
-        upto = requests + len(best) + 1
-        seconds.append(machine.tokens[requests:upto] + machine.draft[depth])
-    return np.concatenate(taus), np.concatenate(seconds) * factor

@@ -3,11 +3,14 @@
 Curves are what serving shows: staircases of captured batch tiers with uneven steps, and curves
 without padding that bend. Traces are requests that come and go, each easy or hard, with conditional
 acceptance that drifts from step to step; bursts change how many there are.
+
+`random_machine` and `random_trace` mix everything; `machine_of` and `trace_of` make one kind.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 
 import numpy as np
 from numpy.typing import NDArray
@@ -16,6 +19,8 @@ from sglang_dspark.schedule.budget import Counts, Gains, Seconds
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey, tokens_curve
 
 TIERS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
+CURVES = ("jagged", "steep", "flat", "drifting")
+LOADS = ("steady", "bursts", "shift")
 KEY = ProfileKey("simulated", "", "", "", "", "", "")
 
 
@@ -38,9 +43,18 @@ class Machine:
         factor = 1 + (self.drift - 1) * progress
         return float((self.tokens[tokens] + self.draft[depth]) * factor)
 
+    @property
+    def timed(self) -> tuple[int, ...]:
+        """Batches that a profile times: every tier that batches can be padded to.
+
+        The tier that holds the largest batch is timed with that batch.
+        """
+        most = len(self.tokens) - 1
+        return (*(k for k in self.knots if k < most), most)
+
     def profile(self, rng: np.random.Generator, noise: float) -> CostTable:
         """A table as timed at the start, each figure off by a factor of about 1 +- noise."""
-        knots = tuple(k for k in self.knots if k < len(self.tokens))
+        knots = self.timed
         exact = self.tokens[list(knots)]
         timed = exact * np.exp(noise * rng.standard_normal(len(exact)))
         draft = self.draft * np.exp(noise * rng.standard_normal(len(self.draft)))
@@ -71,12 +85,30 @@ class Trace:
 
 def random_machine(rng: np.random.Generator, max_requests: int, gamma: int) -> Machine:
     """A jagged staircase (two of three) or a bent curve without padding; seconds."""
-    most = max_requests * (gamma + 1)
-    knots = tuple(k for k in TIERS if k < most)
-    knots = (*knots, *range(knots[-1] + 128, most + 128, 128))
     base = 0.01 * rng.uniform(0.5, 2.0)
     padded = bool(rng.random() < 2 / 3)
     slope = base * 10 ** rng.uniform(-3.5, -1.0)  # of a token, from memory-bound to steep
+    machine = _machine(rng, max_requests * (gamma + 1), gamma, base, slope, padded)
+    return replace(machine, drift=float(rng.choice([1.0, 1.0, rng.uniform(0.8, 1.3)])))
+
+
+def machine_of(curve: str, rng: np.random.Generator, max_requests: int, gamma: int) -> Machine:
+    """One kind of `CURVES`: tiers with uneven steps, bound by arithmetic, bound by memory, or
+    tiers on a machine that gets a third slower.
+    """
+    base = 0.01
+    slope = base * {"jagged": 1e-2, "steep": 5e-2, "flat": 5e-4, "drifting": 1e-2}[curve]
+    padded = curve in ("jagged", "drifting")
+    machine = _machine(rng, max_requests * (gamma + 1), gamma, base, slope, padded)
+    return replace(machine, drift=4 / 3) if curve == "drifting" else machine
+
+
+def _machine(
+    rng: np.random.Generator, most: int, gamma: int, base: float, slope: float, padded: bool
+) -> Machine:
+    """Without drift. base: seconds of the smallest pass; slope: of a token, on average."""
+    knots = tuple(k for k in TIERS if k < most)
+    knots = (*knots, *range(knots[-1] + 128, most + 128, 128))
     gaps = np.diff(np.array([0, *knots]))
     uneven = np.asarray(
         rng.gamma(0.5, 2.0, len(knots)) if padded else rng.uniform(0.5, 1.5, len(knots))
@@ -85,30 +117,66 @@ def random_machine(rng: np.random.Generator, max_requests: int, gamma: int) -> M
     per_depth = base * rng.uniform(0.0, 0.02)
     draft = np.asarray(base * rng.uniform(0.02, 0.3) + per_depth * np.arange(gamma + 1), np.float64)
     draft[0] = 0.0
-    drift = float(rng.choice([1.0, 1.0, rng.uniform(0.8, 1.3)]))
-    return Machine(tokens_curve(knots, seconds, padded, most), draft, knots, padded, drift)
+    return Machine(tokens_curve(knots, seconds, padded, most), draft, knots, padded)
 
 
 def random_trace(rng: np.random.Generator, max_requests: int, gamma: int, steps: int) -> Trace:
     """Requests that live about 100 steps, a load that changes now and then, a shift of subject."""
     level = rng.uniform(-0.5, 3.0)  # mean logit of acceptance
     shifted = level + rng.choice([0.0, 0.0, rng.uniform(-2.0, 1.0)])
+
+    def some() -> int:
+        return max(1, int(max_requests * rng.uniform(0.3, 1.0)))
+
+    def active(_: int, before: int) -> int:
+        if before == 0:
+            return some()
+        return some() if rng.random() < 0.01 else before
+
+    return _trace(rng, max_requests, gamma, steps, (level, shifted), active)
+
+
+def trace_of(
+    load: str, rng: np.random.Generator, max_requests: int, gamma: int, steps: int
+) -> Trace:
+    """One kind of `LOADS`: always as many requests; few and all of them in turns; or a subject
+    that becomes hard half-way.
+    """
+    few, most = max(1, max_requests // 16), max_requests
+
+    def active(t: int, before: int) -> int:
+        if load != "bursts":
+            return max(1, max_requests * 3 // 4)
+        return most if t % 60 >= 45 else few
+
+    return _trace(rng, max_requests, gamma, steps, (1.5, -0.5 if load == "shift" else 1.5), active)
+
+
+def _trace(
+    rng: np.random.Generator,
+    max_requests: int,
+    gamma: int,
+    steps: int,
+    levels: tuple[float, float],
+    active: Callable[[int, int], int],
+) -> Trace:
+    """levels: mean logit of acceptance in either half. active: requests at step t, given those
+    of the step before (0 before the first)."""
     tenants = np.arange(max_requests) + 1
-    own = level + rng.standard_normal(max_requests)
+    own = levels[0] + rng.standard_normal(max_requests)
     state = np.zeros((max_requests, gamma))
-    active = max(1, int(max_requests * rng.uniform(0.3, 1.0)))
+    count = active(-1, 0)
     rows_of, tenants_of, confidence_of = [], [], []
     for t in range(steps):
-        mean = level if t < steps // 2 else shifted
+        mean = levels[0] if t < steps // 2 else levels[1]
         gone = np.flatnonzero(rng.random(max_requests) < 0.01)
         tenants[gone] += max_requests
         own[gone] = mean + rng.standard_normal(len(gone))
-        if rng.random() < 0.01:
-            active = max(1, int(max_requests * rng.uniform(0.3, 1.0)))
+        count = active(t, count)
         state = 0.6 * state + 0.8 * 0.7 * rng.standard_normal(state.shape)
         logits = own[:, None] + state - 0.1 * np.arange(gamma)
         confidence = (1 / (1 + np.exp(-logits))).astype(np.float32)
-        rows = np.arange(active)
+        rows = np.arange(count)
         rows_of.append(rows)
         tenants_of.append(tenants[rows].copy())
         confidence_of.append(np.ascontiguousarray(confidence[rows]))

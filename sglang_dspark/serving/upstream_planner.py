@@ -4,22 +4,26 @@ as its planner calls them: what our planner is timed against.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
 
 class UpstreamPlanner:
-    """The two functions, with a table of the given token curve probed at every 8th batch size."""
+    """The two functions, with a table of the given token curve as upstream would have it."""
 
-    def __init__(self, gamma: int, tokens: NDArray) -> None:
-        """tokens: seconds of a pass over B = 0, 1, .. tokens."""
+    def __init__(self, gamma: int, tokens: NDArray, probes: Sequence[int] = ()) -> None:
+        """tokens: seconds of a pass over B = 0, 1, .. tokens. probes: batch sizes that the table
+        was measured at; by default every 8th."""
         from sglang.kernels.ops.speculative.dspark.dspark_schedule import ScheduleVerifyLensTopk
         from sglang.srt.speculative.dspark_components import dspark_planner, dspark_sps
 
-        probes = [(b, 1.0 / float(tokens[b])) for b in range(8, len(tokens), 8)]
+        measured = probes or range(8, len(tokens), 8)
+        table = [(int(b), 1.0 / float(tokens[b])) for b in measured]
         self._config = dspark_planner.DSparkScheduleConfig(gamma=gamma)
-        self._table = dspark_sps.profile_sps_table(probes=probes)
+        self._table = dspark_sps.profile_sps_table(probes=table)
         self._budget = dspark_planner.compute_verify_token_budget
         self._topk = ScheduleVerifyLensTopk.execute
 

@@ -4,29 +4,30 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dspark.schedule.early_exit import EarlyExit, ExitConfig
 from sglang_dspark.schedule.estimator import AcceptanceEstimator, EstimatorConfig
 from sglang_dspark.schedule.guard import Guard, GuardConfig, Mode
 from sglang_dspark.schedule.relay import Relay
+from tests.schedule.properties import CASES, EXAMPLES
 
 PRIOR = np.array([0.5, 0.25], np.float32)
 
 
-@settings(max_examples=100, deadline=None)
+@EXAMPLES
 @given(seed=st.integers(0, 2**32 - 1), lag=st.integers(0, 3))
 def test_relay_equals_a_list_of_all_writes(seed: int, lag: int) -> None:
-    """Random seats, tenants, pauses: a read is the newest old enough write of that very tenant.
+    """Stale rows: a read is the newest old enough write of that very tenant, or the prior.
 
-    100 steps an example, each a batch of reads and writes: 10,000 steps.
+    Random seats, tenants and pauses; 10,000 steps or more, each a batch of reads and writes.
     """
     rng = np.random.default_rng(seed)
     relay = Relay(6, 2, lag=lag, max_age=8)
     tenants = np.arange(6) + 1
     written: list[tuple[int, int, int, np.ndarray]] = []
-    for step in range(100):
+    for step in range(max(CASES, 20)):
         gone = rng.random(6) < 0.1
         tenants[gone] += 6
         rows = rng.permutation(6)[: rng.integers(0, 7)]

@@ -1,6 +1,6 @@
 """Budget search, Algorithm 1 and admission against brute force; properties of all three.
 
-Each hypothesis example is a seed of a hundred random batches, so 100 examples are 10,000 cases.
+Each property sees 10,000 random batches (tests/schedule/properties.py).
 """
 
 from __future__ import annotations
@@ -8,7 +8,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 
 from sglang_dspark.schedule.admission import admit
@@ -24,10 +24,9 @@ from tests.schedule.planner_worlds import (
     random_costs,
     random_gains,
 )
+from tests.schedule.properties import CASES, EXAMPLES
 
 seeds = st.integers(0, 2**32 - 1)
-HUNDRED = settings(max_examples=100, deadline=None)
-CASES = 100
 ROWS, GAMMA = 3, 3
 LENGTHS = all_lengths(ROWS, GAMMA)
 
@@ -38,7 +37,7 @@ def bounds(rng: np.random.Generator, rows: int, gamma: int) -> tuple[np.ndarray,
     return limits, np.minimum(floors, limits)
 
 
-@HUNDRED
+@EXAMPLES
 @given(seed=seeds, by_depth=st.booleans(), must_draft=st.booleans())
 def test_search_is_the_best_of_everything(seed: int, by_depth: bool, must_draft: bool) -> None:
     """Theta equals brute force over all depths and all sets of prefixes; K gives that Theta."""
@@ -63,7 +62,7 @@ def test_search_is_the_best_of_everything(seed: int, by_depth: bool, must_draft:
         assert tau / found.seconds == pytest.approx(found.theta, rel=1e-12)
 
 
-@HUNDRED
+@EXAMPLES
 @given(seed=seeds)
 def test_algorithm_1_is_its_definition(seed: int) -> None:
     """One draft after the other in descending order, until Theta first drops."""
@@ -86,7 +85,7 @@ def test_algorithm_1_is_its_definition(seed: int) -> None:
         assert found.theta <= search(gains, costs, workspace).theta * (1 + 1e-12)
 
 
-@HUNDRED
+@EXAMPLES
 @given(seed=seeds, rows=st.integers(1, 9), gamma=st.integers(1, 8))
 def test_admission_is_the_sorted_order(seed: int, rows: int, gamma: int) -> None:
     """Equals a full sort by (floor, gain, position, request): K respected, ties, prefixes."""
@@ -102,7 +101,7 @@ def test_admission_is_the_sorted_order(seed: int, rows: int, gamma: int) -> None
         np.testing.assert_array_equal(lengths, admitted_by_sorting(gains, drafts, limits, floors))
 
 
-@HUNDRED
+@EXAMPLES
 @given(seed=seeds)
 def test_admission_moves_with_the_requests(seed: int) -> None:
     """Another order of the requests permutes the lengths, where no tie spans two requests."""
@@ -121,7 +120,7 @@ def test_admission_moves_with_the_requests(seed: int) -> None:
         np.testing.assert_array_equal(admit(ones, drafts, workspace), expected)
 
 
-@HUNDRED
+@EXAMPLES
 @given(seed=seeds)
 def test_admission_does_not_see_what_it_does_not_admit(seed: int) -> None:
     """Non-anticipation: a request's length is settled by what its admitted drafts revealed.
@@ -149,7 +148,7 @@ def test_admission_does_not_see_what_it_does_not_admit(seed: int) -> None:
         assert early_stop(gains, costs, workspace).drafts == stop
 
 
-@HUNDRED
+@EXAMPLES
 @given(seed=seeds)
 def test_more_budget_or_more_survival_never_shortens(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -165,7 +164,7 @@ def test_more_budget_or_more_survival_never_shortens(seed: int) -> None:
         assert admit(raised, drafts, workspace)[r] >= lengths[r]
 
 
-@HUNDRED
+@EXAMPLES
 @given(seed=seeds, gamma=st.integers(1, 16))
 def test_gains_are_survivals_and_never_increase(seed: int, gamma: int) -> None:
     """The compiled product has the bits of the one in torch, whatever the confidences."""
@@ -179,15 +178,29 @@ def test_gains_are_survivals_and_never_increase(seed: int, gamma: int) -> None:
     assert (np.diff(weighted, axis=1) <= 0).all()
 
 
-def test_admission_is_prefix_closed_for_any_bits() -> None:
-    """NaN, infinities, negative zeros, rising rows: lengths stay prefixes and sum to K."""
-    rng = np.random.default_rng(0)
-    workspace = Workspace(7, 6)
-    for drafts in range(43):
-        bits = rng.integers(0, 2**32, (7, 6), dtype=np.uint32)
+@EXAMPLES
+@given(seed=seeds, rows=st.integers(1, 9), gamma=st.integers(1, 8))
+def test_admission_is_prefix_closed_and_keeps_k_for_any_bits(
+    seed: int, rows: int, gamma: int
+) -> None:
+    """NaN, infinities, negative zeros, rising rows: the admitted drafts are the first of each row.
+
+    Whatever a row holds counts as its running minimum, so no draft is admitted before the one in
+    front of it.
+    """
+    rng = np.random.default_rng(seed)
+    workspace = Workspace(rows, gamma)
+    for _ in range(CASES):
+        bits = rng.integers(0, 2**32, (rows, gamma), dtype=np.uint32)
+        drafts = int(rng.integers(0, rows * gamma + 1))
         lengths = admit(bits.view(np.float32), drafts, workspace)
         assert lengths.sum() == drafts
-        assert ((lengths >= 0) & (lengths <= 6)).all()
+        falling = np.where(bits > 0x7F800000, 0, bits).astype(np.uint32)
+        falling = np.minimum.accumulate(falling, axis=1).view(np.float32)
+        inside = np.arange(gamma) < lengths[:, None]
+        left_out = falling[~inside].max(initial=0.0)
+        assert falling[inside].min(initial=np.inf) >= left_out
+        np.testing.assert_array_equal(admit(falling, drafts, workspace), lengths)
 
 
 def test_skipping_and_depth() -> None:

@@ -6,9 +6,10 @@ import numpy as np
 import pytest
 
 from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.oracle import oracle_of
 from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
-from sglang_dspark.schedule.regret import RegretPlan, measure
-from sglang_dspark.schedule.simulate import oracle_rate, our_rule, score
+from sglang_dspark.schedule.regret import RULES, RegretPlan, measure
+from sglang_dspark.schedule.simulate import our_rule, score
 from sglang_dspark.schedule.worlds import (
     Machine,
     random_machine,
@@ -133,12 +134,14 @@ def test_mistakes_are_named() -> None:
 def test_regret_is_small_and_the_oracle_is_above() -> None:
     """A sample of the worlds that `dspark bench regret` measures."""
     summary = measure(RegretPlan(worlds=15, steps=150))
-    assert summary["dspark"]["median"] <= 0.015
-    assert summary["dspark"]["worst"] <= 0.08
+    assert summary["dspark"]["median"] <= 0.01
+    assert summary["dspark"]["worst"] <= 0.05
     assert summary["dspark"]["mean"] < min(
         summary[rule]["mean"] for rule in ("upstream", "algorithm1", "static", "plain")
     )
-    assert all(summary[rule]["median"] >= 0 for rule in ("algorithm1", "static", "plain"))
+    for rule in RULES:
+        assert summary[rule]["median"] >= 0
+        assert summary[rule]["whole_run"]["worst"] >= summary[rule]["whole_run"]["median"] >= 0
 
 
 def test_the_model_error_stays_small_on_a_drifting_machine() -> None:
@@ -149,4 +152,4 @@ def test_the_model_error_stays_small_on_a_drifting_machine() -> None:
     model = CostModel(drifting.profile(rng, 0.05), 32)
     run = score(drifting, trace, our_rule(drifting, trace, model, rng))
     assert model.median_error() <= 0.1
-    assert run.rate > 0.93 * oracle_rate(drifting, trace, 7)
+    assert oracle_of(drifting, trace, 7).regret(run) < 0.05

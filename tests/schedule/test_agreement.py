@@ -1,0 +1,119 @@
+"""One decision for all ranks: two gloo processes with jittered, late and missing copies."""
+
+from __future__ import annotations
+
+import json
+import multiprocessing
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from sglang_dspark.schedule.agreement import HEADER, Agreement, TierAgreement, decode, encode
+from sglang_dspark.schedule.budget import Budget
+from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.schedule.planner import Plan
+from tests.schedule.properties import EXAMPLES
+from tests.schedule.ranks import RANKS, TIERS, rank_main
+
+STEPS = 10_000
+PATIENCE = 90  # waits of a second for each rank, after which it is taken to hang
+
+
+def same(one: Plan, other: Plan) -> bool:
+    """Every field, arrays and bits of floats included."""
+    arrays = ("limits", "floors")
+    plain = dict.fromkeys(arrays, None)
+    return (
+        replace(one, **plain) == replace(other, **plain)  # type: ignore[arg-type]
+        and np.array_equal(one.limits, other.limits)
+        and (one.floors is None) == (other.floors is None)
+        and (one.floors is None or np.array_equal(one.floors, other.floors))
+    )
+
+
+@EXAMPLES
+@given(
+    requests=st.integers(1, 6),
+    numbers=st.lists(st.integers(0, 2**40), min_size=4, max_size=4),
+    floats=st.lists(st.floats(allow_nan=False), min_size=3, max_size=3),
+    mode=st.sampled_from(Mode),
+    flags=st.tuples(st.booleans(), st.booleans()),
+    seed=st.integers(0, 2**32 - 1),
+)
+def test_a_follower_holds_the_leaders_plan(
+    requests: int,
+    numbers: list[int],
+    floats: list[float],
+    mode: Mode,
+    flags: tuple[bool, bool],
+    seed: int,
+) -> None:
+    """Ranks agree: what comes out of the message is what went in, bit for bit."""
+    rng = np.random.default_rng(seed)
+    plan = Plan(
+        numbers[0],
+        requests,
+        numbers[1],
+        Budget(numbers[2], int(rng.integers(0, 8)), floats[0], floats[1]),
+        rng.integers(0, 8, requests),
+        rng.integers(0, 8, requests) if flags[0] else None,
+        mode,
+        flags[1],
+        numbers[3],
+        floats[2],
+    )
+    message = rng.integers(0, 2**62, HEADER + 2 * 6)  # what an earlier step left there
+    encode(plan, message)
+    assert same(decode(message), plan)
+
+
+def test_two_ranks_never_disagree_and_never_hang(tmp_path: Path) -> None:
+    """10,000 steps; each rank's own decision differs often, what they act on never."""
+    start = multiprocessing.get_context("spawn")
+    ranks = [
+        start.Process(target=rank_main, args=(rank, STEPS, str(tmp_path)), daemon=True)
+        for rank in range(RANKS)
+    ]
+    for rank in ranks:
+        rank.start()
+    for _ in range(PATIENCE):
+        for rank in ranks:
+            rank.join(1.0)
+        if not any(rank.is_alive() for rank in ranks):
+            break
+    hanging = [rank.pid for rank in ranks if rank.is_alive()]
+    for rank in ranks:
+        rank.kill()
+    assert hanging == []
+    first, second = (json.loads((tmp_path / f"{r}.json").read_text()) for r in range(RANKS))
+    assert first["steps"] == second["steps"] == STEPS
+    assert first["digest"] == second["digest"]
+    assert second["differed"] > STEPS // 20  # without the agreement they would have
+    tiers = [[step[1:] for step in report["tiers"]] for report in (first, second)]
+    assert tiers[0] == tiers[1]
+    for mine, theirs in zip(first["tiers"], second["tiers"], strict=True):
+        largest = max(mine[0], theirs[0])
+        assert mine[1] == min((t for t in TIERS if t >= largest), default=largest)
+    assert first["failure"] == "RuntimeError: no plan today"
+    assert second["failure"].startswith("DSparkError: rank 0 could not plan step 10000")
+
+
+def test_one_rank_needs_nobody() -> None:
+    alone = Agreement(4)
+    plan = Plan(3, 2, 0, Budget(1, 1, 1.0, 1.0), np.ones(2, np.int64), None, Mode.PLAIN, True, 0, 1)
+    assert alone.plan(3, 2, lambda: plan) is plan
+    assert alone.lengths(plan, lambda: plan.limits) is plan.limits
+    assert TierAgreement(TIERS).agree(17, 2) == (24, 2)
+    assert TierAgreement(()).agree(17, 2) == (17, 2)
+
+
+def test_mistakes_are_named() -> None:
+    with pytest.raises(ValueError, match="ascending"):
+        TierAgreement((8, 8))
+    plan = Plan(0, 3, 0, Budget(0, 0, 1.0, 1.0), np.ones(3, np.int64), None, Mode.PLAIN, True, 0, 1)
+    with pytest.raises(ValueError, match="does not fit a message for 2"):
+        encode(plan, np.zeros(HEADER + 4, np.int64))
