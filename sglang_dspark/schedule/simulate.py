@@ -30,6 +30,7 @@ from sglang_dspark.schedule.relay import Relay
 from sglang_dspark.schedule.worlds import Machine, Trace, sample_accepted
 
 Floats = NDArray[np.float64]
+UPSTREAM_LEAST = 1e-6  # upstream takes no draft of a smaller survival
 
 
 @dataclass(frozen=True)
@@ -109,9 +110,12 @@ def upstream_rule(machine: Machine, trace: Trace, gamma: int, table_seconds: Sec
     def rule(t: int) -> tuple[Counts, int]:
         rows, tenants = trace.rows[t], trace.tenants[t]
         lagged = gains(relay.resolve(t, rows, tenants, certain).confidence)
-        drafts = search(lagged, costs, workspace, must_draft=True).drafts
+        most = (lagged >= UPSTREAM_LEAST).sum(1)
+        drafts = search(lagged, costs, workspace, limits=most, must_draft=True).drafts
         relay.publish(t, rows, tenants, trace.confidence[t])
-        return admit(gains(trace.confidence[t]), drafts, workspace), gamma
+        present = gains(trace.confidence[t])
+        most = (present >= UPSTREAM_LEAST).sum(1)
+        return admit(present, drafts, workspace, limits=most), gamma
 
     return rule
 
