@@ -38,7 +38,7 @@ class LiveCell:
     """The cell's state in this process. Waits until `begin`, so that all users are there."""
 
     def __init__(self, plan: CellPlan, worker: int, workers: int, on_finish: Callable[[], None]):
-        """on_finish: called once, when this process's share of the requests has been answered."""
+        """on_finish: called when this process's share is answered, or the cell's time is over."""
         self.plan = plan
         self._worker, self._workers = worker, workers
         self._share = plan.schedule.share(worker, workers)
@@ -58,6 +58,7 @@ class LiveCell:
         gc.freeze()  # what is loaded by now stays; collections within the cell are short
         self._began_unix, self._began = time.time(), time.perf_counter()
         gevent.spawn(self._beat)
+        gevent.spawn_later(self.plan.limit_s, self._on_finish)
         self._started.set()
         if not self._share:
             self._on_finish()

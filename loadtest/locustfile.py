@@ -33,7 +33,6 @@ _DONE = "dspark_share_done"
 _MANY = 100_000  # requests of a test that the UI ends
 
 
-@events.init_command_line_parser.add_listener
 def _arguments(parser: LocustArgumentParser) -> None:
     group = parser.add_argument_group("sglang-dspark")
     group.add_argument("--plan", default="", help="cell to run, as the sweep writes it")
@@ -44,7 +43,6 @@ def _arguments(parser: LocustArgumentParser) -> None:
     group.add_argument("--seed", type=int, default=0, help="of prompts and order, without --plan")
 
 
-@events.init.add_listener
 def _listen(environment: Environment, **_: Any) -> None:
     """Workers tell the master when their share is done; the last one ends the test."""
     runner = environment.runner
@@ -60,7 +58,6 @@ def _listen(environment: Environment, **_: Any) -> None:
     runner.register_message(_DONE, share_done)
 
 
-@events.test_start.add_listener
 def _start(environment: Environment, **_: Any) -> None:
     runner, options = environment.runner, environment.parsed_options
     if isinstance(runner, MasterRunner) or runner is None or options is None:
@@ -79,14 +76,12 @@ def _start(environment: Environment, **_: Any) -> None:
     StreamingUser.cell = LiveCell(plan, worker, _workers(environment), finish)
 
 
-@events.spawning_complete.add_listener
 def _begin(**_: Any) -> None:
     cell = getattr(StreamingUser, "cell", None)
     if cell is not None:  # the master has none
         cell.begin()
 
 
-@events.test_stop.add_listener
 def _write(environment: Environment, **_: Any) -> None:
     cell, options = getattr(StreamingUser, "cell", None), environment.parsed_options
     if cell is None or options is None or not options.records:
@@ -111,3 +106,10 @@ def _endless(options: Any) -> CellPlan:
     schedule = make_schedule(ClosedLoop(users=1, requests=_MANY), mix.groups, lengths, options.seed)
     api = cast(Api, options.api)
     return CellPlan(api, cell_prompts(mix, api), schedule, ignore_eos=False)
+
+
+events.init_command_line_parser.add_listener(_arguments)
+events.init.add_listener(_listen)
+events.test_start.add_listener(_start)
+events.spawning_complete.add_listener(_begin)
+events.test_stop.add_listener(_write)

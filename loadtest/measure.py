@@ -100,12 +100,7 @@ def measure_cell(header: Header, records: Sequence[Record], users: int | None) -
     done = [record for record in records if record.ok]
     failures = Counter(record.outcome for record in records if not record.ok)
     begin, end = _window(records, done, users)
-    inside = sum(
-        count
-        for record in done
-        for at, count in zip(record.at, record.tokens, strict=True)
-        if begin < at <= end
-    )
+    inside = sum(_tokens_within(record, begin, end) for record in done)
     spec = SpecStats.total(record.spec for record in done if record.spec is not None)
     lag_ms = max(header.lag_ms["p99"], _dispatch_lag_ms(records))
     return Measurement(
@@ -143,6 +138,19 @@ def _window(
     ends = [r.ended for r in records if r.ended is not None and r.ended > sent[-1]]
     begin, end = sent[users - 1], min(ends, default=sent[-1])
     return (begin, end) if end > begin else whole
+
+
+def _tokens_within(record: Record, begin: float, end: float) -> float:
+    """Tokens produced from `begin` to `end`: a chunk's are spread over the time since the one
+    before. Counting them at their arrival would favour whichever edge just misses a wave."""
+    total, before = 0.0, record.sent or 0.0
+    for at, count in zip(record.at, record.tokens, strict=True):
+        if at > before:
+            total += count * max(0.0, min(at, end) - max(before, begin)) / (at - before)
+        elif begin < at <= end:  # arrived together with the chunk before
+            total += count
+        before = at
+    return total
 
 
 def _dispatch_lag_ms(records: Sequence[Record]) -> float:

@@ -6,7 +6,6 @@ child has its own process group and is ended whatever happens here, Ctrl-C inclu
 
 from __future__ import annotations
 
-import math
 import os
 import signal
 import subprocess
@@ -63,6 +62,7 @@ def run_cell(
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
+            env={k: v for k, v in os.environ.items() if not k.startswith("LOCUST_")},
             start_new_session=True,
         )
         try:
@@ -99,8 +99,7 @@ def _command(plan: CellPlan, url: str, directory: Path, processes: int) -> list[
     users = str(plan.users)
     command = [sys.executable, "-m", "locust", "-f", str(Path(__file__).with_name("locustfile.py"))]
     command += ["--headless", "--host", url, "--users", users, "--spawn-rate", users]
-    command += ["--run-time", f"{math.ceil(plan.limit_s)}s", "--only-summary"]
-    command += ["--exit-code-on-error", "0", "--loglevel", "WARNING"]
+    command += ["--only-summary", "--exit-code-on-error", "0", "--loglevel", "WARNING"]
     command += ["--plan", str(directory / PLAN_FILE), "--records", str(directory)]
     return command + (["--processes", str(processes)] if processes > 1 else [])
 

@@ -115,7 +115,8 @@ def test_throughput_is_taken_while_all_users_are_busy() -> None:
     ]
     measured = measure_cell(HEADER, records, users=2)
     assert measured.window == (1.0, 6.0)
-    assert measured.tokens_per_s == pytest.approx(6 / 5)  # not the tokens at 0.5 and 9.0
+    # request 0 has 2 of the 2.5 s of its second token inside, request 3 has 1 of 4 s
+    assert measured.tokens_per_s == pytest.approx((0.8 + 2 + 2 + 1.25) / 5)
     assert (measured.tokens, measured.requests, measured.ok) == (8, 4, 4)
     assert measured.void == ""
     whole = measure_cell(HEADER, records, users=3)  # too few requests for a steady part

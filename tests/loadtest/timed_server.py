@@ -3,7 +3,7 @@
 A request waits FIRST_S, then sends STEPS chunks, one every STEP_S; chunk k has 1 + k % 3 tokens.
 Times are kept against the request's own start, so that delays of the event loop do not add up.
 What a prompt contains chooses a fault: `@refuse` is answered with 503, `@cut` breaks off in the
-middle, `@abort` and `@error` fail within the stream, `@babble` sends no JSON, `@hush` stops sending,
+middle, `@abort` and `@error` fail within the stream, `@babble` sends no JSON, `@hush` falls silent,
 `@nothing` ends without a token. Run as a module: `--port N`.
 """
 
