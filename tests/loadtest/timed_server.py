@@ -4,7 +4,9 @@ A request waits FIRST_S, then sends STEPS chunks, one every STEP_S; chunk k has 
 Times are kept against the request's own start, so that delays of the event loop do not add up.
 What a prompt contains chooses a fault: `@refuse` is answered with 503, `@cut` breaks off in the
 middle, `@abort` and `@error` fail within the stream, `@babble` sends no JSON, `@hush` falls silent,
-`@nothing` ends without a token. Run as a module: `--port N`.
+`@nothing` ends without a token. GET `/truth` tells when chunks really left, and forgets it: a busy
+machine keeps the server waiting too, and what it did is then the truth to be found by a client.
+Run as a module: `--port N`.
 """
 
 from __future__ import annotations
@@ -18,6 +20,7 @@ from typing import Any
 FIRST_S, STEP_S, STEPS = 1.0, 0.15, 12
 COUNTS = tuple(1 + k % 3 for k in range(STEPS))
 TOKENS = sum(COUNTS)
+_truth: list[list[float]] = []  # of each whole answer, seconds from its request to each chunk
 
 
 def _event(api: str, sent: int, new: int, last: bool) -> dict[str, Any]:
@@ -66,22 +69,32 @@ async def _stream(api: str, body: str) -> AsyncIterator[str]:
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
     head = (await reader.readuntil(b"\r\n\r\n")).decode()
+    clock = asyncio.get_running_loop().time
+    began = clock()
     api = head.split(" ", 2)[1]
     fields = {name.lower(): value for name, _, value in _headers(head)}
     body = (await reader.readexactly(int(fields.get("content-length", "0")))).decode()
     try:
+        if head.startswith("GET"):
+            known = json.dumps(_truth if api == "/truth" else {}).encode()
+            _truth.clear()
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(known) + known)
+            return
         if "@refuse" in body:
             reason = b'{"message": "busy"}'
             writer.write(b"HTTP/1.1 503 Busy\r\nContent-Length: %d\r\n\r\n" % len(reason) + reason)
             return
         writer.write(b"HTTP/1.1 200 OK\r\nContent-Type: text/event-stream\r\n")
         writer.write(b"Transfer-Encoding: chunked\r\nConnection: close\r\n\r\n")
+        left: list[float] = []
         async for data in _stream(api, body):
+            left.append(clock() - began)
             payload = f"data: {data}\n\n".encode()
             writer.write(b"%x\r\n%s\r\n" % (len(payload), payload))
             await writer.drain()
             if data == "[DONE]":
                 writer.write(b"0\r\n\r\n")
+                _truth.append(left[:-1])
     except ConnectionError:
         return  # the client has gone; nothing is owed to it
     finally:
