@@ -87,6 +87,8 @@ def _write(environment: Environment, **_: Any) -> None:
     if cell is None or options is None or not options.records:
         return
     header, records = cell.result()
+    if not options.plan:  # the supply without end is no load that was promised
+        records = [record for record in records if record.outcome != "unsent"]
     folder = Path(options.records)
     write_records(folder / f"records-{header.worker}.jsonl.zst", header, records)
 

@@ -22,8 +22,10 @@ import numpy as np
 import pytest
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest import runner
 from sglang_dspark.loadtest.bodies import Api
 from sglang_dspark.loadtest.cell import CellPlan, CellPrompt
+from sglang_dspark.loadtest.records import read_records
 from sglang_dspark.loadtest.runner import PLAN_FILE, CellResult, load_cell, run_cell
 from sglang_dspark.loadtest.schedule import (
     Arrivals,
@@ -37,6 +39,7 @@ from sglang_dspark.models.demo import ensure_demo_target
 from tests.loadtest.timed_server import COUNTS, FIRST_S, STEP_S, STEPS, TOKENS
 
 USERS = 4
+LOCUSTFILE = Path(runner.__file__).with_name("locustfile.py")
 DECODE_S = (STEPS - 1) * STEP_S
 CYCLE_S = FIRST_S + DECODE_S
 TPOT_S = DECODE_S / (TOKENS - COUNTS[0])
@@ -198,6 +201,17 @@ def test_the_end_of_the_cell_leaves_nothing_out(url: str, tmp_path: Path) -> Non
     assert found.requests == 20
     assert found.ok == 2
     assert found.failures == {"cut": 2, "unsent": 16}
+
+
+def test_locust_itself_runs_the_file_without_a_plan(url: str, tmp_path: Path) -> None:
+    command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--host", url]
+    options = ["--users", "2", "--run-time", "8s", "--records", str(tmp_path), "--only-summary"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert "chat" in done.stderr + done.stdout  # locust's own table
+    _, records = read_records(tmp_path / "records-0.jsonl.zst")
+    assert {record.outcome for record in records} <= {"ok", "cut"}
+    assert any(record.ok for record in records)
 
 
 def test_ctrl_c_leaves_no_process(url: str, tmp_path: Path) -> None:
