@@ -10,36 +10,17 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass, field
+from collections.abc import AsyncIterator, Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.metrics import Chunk, Completion, SpecStats
+from sglang_dspark.loadtest.bodies import PATHS, Sampling, request_body
+from sglang_dspark.loadtest.metrics import Completion
+from sglang_dspark.loadtest.stream import Answer, OnChunk, refusal
 
-OnChunk = Callable[[Chunk], None]
-
-
-@dataclass(frozen=True)
-class Sampling:
-    """Sampling settings of one request; `extra` is passed on as it is."""
-
-    max_new_tokens: int = 96
-    temperature: float = 0.0
-    ignore_eos: bool = False
-    extra: Mapping[str, Any] = field(default_factory=dict)
-
-    def openai(self) -> dict[str, Any]:
-        """Fields of an OpenAI request."""
-        body = {"max_tokens": self.max_new_tokens, "temperature": self.temperature}
-        return {**body, "ignore_eos": self.ignore_eos, **self.extra}
-
-    def sglang(self) -> dict[str, Any]:
-        """`sampling_params` of a `/generate` request."""
-        body = {"max_new_tokens": self.max_new_tokens, "temperature": self.temperature}
-        return {**body, "ignore_eos": self.ignore_eos, **self.extra}
+__all__ = ["OnChunk", "SGLangClient", "Sampling"]
 
 
 class SGLangClient:
@@ -66,16 +47,8 @@ class SGLangClient:
 
         prompt: text or token ids. Raises DSparkError as `_stream` does.
         """
-        body = {
-            "model": "default",
-            "prompt": prompt if isinstance(prompt, str) else list(prompt),
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "return_token_ids": True,
-            "return_spec_tokens_details": True,
-            **sampling.openai(),
-        }
-        return await self._openai("/v1/completions", body, on_chunk)
+        body = request_body("completions", prompt, sampling)
+        return await self._openai(PATHS["completions"], body, on_chunk)
 
     async def chat(
         self,
@@ -87,15 +60,8 @@ class SGLangClient:
 
         A step whose tokens give no text yet (half a character) is counted with the next chunk.
         """
-        body = {
-            "model": "default",
-            "messages": list(messages),
-            "stream": True,
-            "stream_options": {"include_usage": True, "continuous_usage_stats": True},
-            "return_spec_tokens_details": True,
-            **sampling.openai(),
-        }
-        return await self._openai("/v1/chat/completions", body, on_chunk)
+        body = request_body("chat", messages, sampling)
+        return await self._openai(PATHS["chat"], body, on_chunk)
 
     async def generate(
         self,
@@ -110,16 +76,16 @@ class SGLangClient:
 
         The last event's whole `meta_info` is in the result.
         """
-        key = "text" if isinstance(prompt, str) else "input_ids"
-        value = prompt if isinstance(prompt, str) else list(prompt)
-        body = {key: value, "sampling_params": sampling.sglang(), "stream": stream, **fields}
-        recorder = _Recorder(on_chunk)
+        body = {**request_body("generate", prompt, sampling), "stream": stream, **fields}
+        answer = Answer(on_chunk)
+        began = time.perf_counter()
         if stream:
             async for event in self._events("/generate", body):
-                recorder.native(event)
+                answer.native(event, time.perf_counter() - began)
         else:
-            recorder.native(await self._post("/generate", body))
-        return recorder.result()
+            event = await self._post("/generate", body)
+            answer.native(event, time.perf_counter() - began)
+        return _completion(answer)
 
     async def get_json(self, path: str) -> Any:
         """JSON of a GET request (`/get_server_info`)."""
@@ -137,10 +103,11 @@ class SGLangClient:
     async def _openai(
         self, path: str, body: dict[str, Any], on_chunk: OnChunk | None
     ) -> Completion:
-        recorder = _Recorder(on_chunk)
+        answer = Answer(on_chunk)
+        began = time.perf_counter()
         async for event in self._events(path, body):
-            recorder.openai(event)
-        return recorder.result()
+            answer.openai(event, time.perf_counter() - began)
+        return _completion(answer)
 
     async def _post(self, path: str, body: dict[str, Any], *, as_json: bool = True) -> Any:
         try:
@@ -180,76 +147,20 @@ class SGLangClient:
         return DSparkError(f"lost the server at {self._url} ({reason}); see its log")
 
 
-class _Recorder:
-    """Turns events into a `Completion`; the clock starts when it is made."""
-
-    def __init__(self, on_chunk: OnChunk | None):
-        self._began = time.perf_counter()
-        self._on_chunk = on_chunk
-        self._chunks: list[Chunk] = []
-        self._tokens = 0
-        self._text_length = 0
-        self._prompt_tokens = 0
-        self._finish = ""
-        self._spec: SpecStats | None = None
-        self._meta: dict[str, Any] = {}
-
-    def openai(self, event: Mapping[str, Any]) -> None:
-        details = (event.get("sglext") or {}).get("spec_tokens_details")
-        if details is not None:
-            self._spec = SpecStats.from_details(details)
-        usage = event.get("usage") or {}
-        self._prompt_tokens = usage.get("prompt_tokens") or self._prompt_tokens
-        for choice in event.get("choices", ()):
-            self._finish = choice.get("finish_reason") or self._finish
-            text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
-            ids = tuple(choice.get("token_ids") or ())
-            total = usage.get("completion_tokens")
-            new = len(ids) if total is None else total - self._tokens
-            if new > 0 or text:
-                self._add(text, new, ids)
-
-    def native(self, event: Mapping[str, Any]) -> None:
-        meta = event["meta_info"]
-        self._meta = dict(meta)
-        self._prompt_tokens = meta.get("prompt_tokens", 0)
-        self._finish = (meta.get("finish_reason") or {}).get("type", "")
-        self._spec = SpecStats.from_details(meta) if "spec_verify_ct" in meta else None
-        ids = event["output_ids"][self._tokens :]
-        text = event["text"][self._text_length :]
-        self._text_length += len(text)
-        if ids or text:
-            self._add(text, len(ids), tuple(ids))
-
-    def _add(self, text: str, tokens: int, ids: tuple[int, ...]) -> None:
-        self._tokens += tokens
-        chunk = Chunk(time.perf_counter() - self._began, text, tokens, ids)
-        self._chunks.append(chunk)
-        if self._on_chunk is not None:
-            self._on_chunk(chunk)
-
-    def result(self) -> Completion:
-        if not self._chunks:
-            raise DSparkError(
-                f"the server sent no token (finish reason {self._finish or 'unknown'})"
-            )
-        return Completion(
-            chunks=tuple(self._chunks),
-            prompt_tokens=self._prompt_tokens,
-            finish_reason=self._finish,
-            spec=self._spec,
-            meta=self._meta,
+def _completion(answer: Answer) -> Completion:
+    if not answer.chunks:
+        raise DSparkError(
+            f"the server sent no token (finish reason {answer.finish_reason or 'unknown'})"
         )
+    return Completion(
+        chunks=tuple(answer.chunks),
+        prompt_tokens=answer.prompt_tokens,
+        finish_reason=answer.finish_reason,
+        spec=answer.spec,
+        meta=answer.meta,
+    )
 
 
 def _raise_for(status: int, text: str, path: str) -> None:
-    if status < 400:
-        return
-    try:
-        body = json.loads(text)
-        error = body.get("error", body)
-        reason = error.get("message", text) if isinstance(error, dict) else str(error)
-    except (ValueError, AttributeError):
-        reason = text
-    shown = " ".join(str(reason).split())[:300]
-    raise DSparkError(f"the server refused {path} with status {status}: {shown}")
+    if status >= 400:
+        raise DSparkError(f"the server refused {path} with status {status}: {refusal(text)}")

@@ -41,14 +41,14 @@ def render(target: Path, prompt: EvalPrompt) -> str:
 
 def plain_server(target: Path, port: int, device: str) -> ServerSpec:
     """The target without speculation. device: `cpu`, or `cuda` for SGLang's own choice of types."""
-    return ServerSpec("plain", target, port, (*_device_flags(device), *_POOLS))
+    return ServerSpec("plain", target, port, (*device_flags(device), *_POOLS))
 
 
 def dspark_server(target: Path, drafter: Path, port: int, device: str) -> ServerSpec:
     """The target with DSPARK; the flags are the plain server's and the drafter's."""
     speculation = ("--speculative-algorithm", "DSPARK")
     draft = ("--speculative-draft-model-path", str(drafter))
-    arguments = (*_device_flags(device), *speculation, *draft, *_POOLS)
+    arguments = (*device_flags(device), *speculation, *draft, *_POOLS)
     return ServerSpec("dspark", target, port, arguments)
 
 
@@ -61,6 +61,7 @@ def drafter_gamma(drafter: Path) -> int:
         raise DSparkError(f"{path} is not a DSpark drafter's config ({error!r})") from error
 
 
-def _device_flags(device: str) -> tuple[str, ...]:
+def device_flags(device: str) -> tuple[str, ...]:
+    """The server's flags for a device: `cpu`, or `cuda` for SGLang's own choice of types."""
     # float32 on CPUs: bfloat16 is several times slower where the instruction set has no dot product
     return ("--device", "cpu", "--dtype", "float32") if device == "cpu" else ("--device", device)

@@ -1,0 +1,195 @@
+"""Matched throughput and SLA capacity on arms whose curves are known in closed form."""
+
+from __future__ import annotations
+
+import dataclasses
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.frontier import Point, compare_matched, frontier, speed_at
+from sglang_dspark.loadtest.measure import measure_cell
+from sglang_dspark.loadtest.records import Header
+from sglang_dspark.loadtest.sla import Sla, capacity, next_load
+
+LOADS = (1, 2, 4, 8, 16)
+
+
+def point(load: float, fast: float = 1.0, wait: float = 0.1) -> Point:
+    """An arm whose step takes 10 ms and 1 ms a user: speed 1000 / (10 + users)."""
+    speed = fast * 1000 / (10 + load)
+    return Point(load, load * speed, speed, 0.8 * speed, wait * load)
+
+
+def arm(fast: float = 1.0, noise: float = 0.0, seed: int = 0) -> list[Point]:
+    generator = np.random.default_rng(seed)
+    return [point(load, fast * float(np.exp(generator.normal(0, noise)))) for load in LOADS]
+
+
+def test_the_frontier_leaves_out_what_is_beaten() -> None:
+    good = arm()
+    overloaded = Point(32, 400, 12.5, 10, 9)
+    assert frontier([overloaded, *reversed(good)]) == good
+    assert frontier([]) == []
+
+
+@given(
+    st.lists(st.tuples(st.floats(1, 100), st.floats(1, 100)), min_size=1, max_size=20),
+    st.floats(0, 120),
+)
+@settings(max_examples=100, deadline=None)
+def test_speed_never_grows_with_throughput(pairs: list[tuple[float, float]], asked: float) -> None:
+    points = [Point(i + 1, t, s, s, 1) for i, (t, s) in enumerate(pairs)]
+    here, more = speed_at(points, asked), speed_at(points, asked + 1)
+    if here is None:
+        assert more is None
+        assert asked > max(t for t, _ in pairs)
+    elif more is not None:
+        assert more <= here + 1e-9
+    for p in points:
+        reached = speed_at(points, p.throughput)
+        assert reached is not None
+        assert reached >= p.speed_p50 - 1e-9
+
+
+def test_matched_throughput_against_the_closed_form() -> None:
+    # ours is 1.5 times as fast at equal load: at equal throughput T it needs fewer users,
+    # u = 10 T / (1500 - T), and its users see 1500 / (10 + u) = 150 - T / 10 tokens/s
+    result = compare_matched([arm(1.5)] * 3, [arm()] * 3)
+    assert [level.load for level in result.levels] == list(LOADS)
+    for level in result.levels:
+        exact = (150 - level.throughput / 10) / (1000 / (10 + level.load))
+        if level.throughput < 1.5 * point(1).throughput:
+            exact = 1.5 * point(1).speed_p50 / (1000 / (10 + level.load))  # one user is the least
+        assert level.ratio.mid == pytest.approx(exact, rel=1e-9)
+    assert result.overall is not None
+    assert result.overall.mid > 1.5  # more than at equal load
+    assert result.left_out == ()
+
+
+def test_what_ours_never_delivered_is_left_out() -> None:
+    slower = compare_matched([arm(0.5)] * 3, [arm()] * 3)
+    assert [level.load for level in slower.levels] == [1, 2, 4]
+    assert len(slower.left_out) == 2
+    assert "more than was measured" in slower.left_out[0]
+    assert slower.overall is not None
+    assert slower.overall.winner == "under"
+    nothing = compare_matched([arm(0.01)] * 3, [arm()] * 3)
+    assert (nothing.levels, nothing.overall) == ((), None)
+
+
+def test_an_overloaded_baseline_does_not_count() -> None:
+    sick = [*arm(), Point(32, 400, 12.5, 10, 9)]
+    result = compare_matched([arm(1.5)] * 3, [sick] * 3)
+    assert 32 not in [level.load for level in result.levels]
+    assert "overloaded" in result.left_out[0]
+
+
+def test_noise_widens_the_interval_about_the_truth() -> None:
+    exact = compare_matched([arm(1.5)] * 3, [arm()] * 3).overall
+    noisy = compare_matched(
+        [arm(1.5, 0.02, seed) for seed in range(6)], [arm(1, 0.02, 9 + seed) for seed in range(6)]
+    ).overall
+    assert exact is not None
+    assert noisy is not None
+    assert noisy.low < exact.mid < noisy.high
+    assert noisy.winner == "over"
+
+
+def test_trials_must_match() -> None:
+    with pytest.raises(DSparkError, match="same trials"):
+        compare_matched([arm()], [arm()] * 2)
+    with pytest.raises(DSparkError, match="different loads"):
+        compare_matched([arm()] * 2, [arm(), arm()[:-1]])
+
+
+def test_a_void_cell_is_no_point() -> None:
+    header = Header(0, 1, 0.0, "f", {"p50": 0, "p99": 0, "max": 0})
+    with pytest.raises(DSparkError, match="does not count: no request"):
+        Point.of(4, measure_cell(header, [], 4))
+
+
+@pytest.mark.parametrize(
+    ("sla", "load"),
+    [
+        (Sla(speed_p50=1000 / 16), 6),  # 1000 / (10 + users)
+        (Sla(speed_p10=800 / 13), 3),
+        (Sla(ttft_p95=1.2), 12),  # 0.1 s a user
+        (Sla(speed_p50=1000 / 22, ttft_p95=0.5), 5),
+        (Sla(speed_p50=1000 / 14), 4),  # a measured load
+    ],
+)
+def test_capacity_lies_where_the_curve_crosses(sla: Sla, load: float) -> None:
+    found = capacity(arm(), sla)
+    assert found.kind == "bracketed"
+    assert found.load == pytest.approx(load)
+    assert found.throughput == pytest.approx(point(load).throughput, rel=0.05)
+    low, high = found.bracket
+    assert low is not None
+    assert high is not None
+    assert low <= load <= high
+
+
+def test_what_lies_outside_is_said() -> None:
+    never = capacity(arm(), Sla(speed_p50=200))
+    assert (never.kind, never.throughput) == ("infeasible", 0)
+    assert "speed at p50 is missed by a factor of 2.20 at the lowest load 1" in never.why
+    always = capacity(arm(), Sla(speed_p50=1))
+    assert (always.kind, always.load) == ("at least", 16)
+    assert always.throughput == pytest.approx(arm()[-1].throughput)
+
+
+def test_a_cliff_is_not_interpolated() -> None:
+    broken = [*arm()[:4], dataclasses.replace(point(16), ttft_p95=60.0)]
+    found = capacity(broken, Sla(ttft_p95=2))
+    assert (found.kind, found.load) == ("cliff", 8)
+    assert found.throughput == pytest.approx(point(8).throughput)
+    assert "TTFT at p95 breaks down" in found.why
+
+
+def test_one_lucky_point_does_not_count() -> None:
+    speeds = (80, 70, 40, 61, 30)  # the fourth is noise: 40 and 61 are pooled to 50.5
+    points = [Point(n, n * s, s, s, 1) for n, s in zip(LOADS, speeds, strict=True)]
+    found = capacity(points, Sla(speed_p50=60))
+    assert found.bracket == (2, 4)
+
+
+@given(limit=st.floats(12, 89))
+@settings(max_examples=60, deadline=None)
+def test_the_search_finds_the_last_load_that_holds(limit: float) -> None:
+    sla, points = Sla(speed_p50=limit), [point(4)]
+    for _ in range(20):
+        load = next_load(points, sla)
+        if load is None:
+            break
+        points.append(point(load))
+    exact = int(1000 / limit - 10 + 1e-9)
+    assert exact >= 1
+    held, missed = capacity(points, sla).bracket
+    assert held == pytest.approx(exact, abs=max(1, 0.05 * exact))
+    assert missed is not None
+    assert held is not None
+    assert held < missed <= max(held + 1, 1.05 * held)
+    assert len(points) < 20
+
+
+def test_the_search_ends_where_nothing_holds() -> None:
+    assert next_load([point(1)], Sla(speed_p50=500)) is None
+    assert next_load([point(1)], Sla(speed_p50=500), whole=False) == 0.5
+
+
+def test_bad_levels_are_refused() -> None:
+    for arguments in ({}, {"speed_p50": 0}, {"ttft_p95": float("nan")}):
+        with pytest.raises(DSparkError):
+            Sla(**arguments)
+    with pytest.raises(DSparkError, match="p10 floor"):
+        Sla(speed_p50=10, speed_p10=20)
+    with pytest.raises(DSparkError, match="no cell"):
+        capacity([], Sla(speed_p50=1))
+    with pytest.raises(DSparkError, match="one point per load"):
+        capacity([point(1), point(1)], Sla(speed_p50=1))
+    with pytest.raises(DSparkError, match="unknown"):
+        capacity([dataclasses.replace(point(1), speed_p50=float("nan"))], Sla(speed_p50=1))

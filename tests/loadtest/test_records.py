@@ -1,0 +1,180 @@
+"""Records on disk and the figures taken from them, against numbers worked out by hand."""
+
+from __future__ import annotations
+
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import zstandard
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.measure import Spread, measure_cell, merge
+from sglang_dspark.loadtest.metrics import SpecStats
+from sglang_dspark.loadtest.records import Header, Outcome, Record, read_records, write_records
+
+CALM = {"p50": 0.1, "p99": 0.5, "max": 1.0}
+HEADER = Header(worker=0, workers=1, began_unix=1000.0, fingerprint="f", lag_ms=CALM)
+
+
+def record(
+    index: int,
+    sent: float | None,
+    at: tuple[float, ...] = (),
+    tokens: tuple[int, ...] = (),
+    *,
+    outcome: Outcome = "ok",
+    scheduled: float | None = None,
+    spec: SpecStats | None = None,
+) -> Record:
+    return Record(
+        index=index,
+        prompt=f"p{index}",
+        domain="math",
+        outcome=outcome,
+        scheduled=scheduled,
+        sent=sent,
+        ended=at[-1] if at else sent,
+        at=at,
+        tokens=tokens,
+        spec=spec,
+    )
+
+
+ONE = record(0, 1.0, (1.5, 1.8, 1.9), (1, 3, 1))
+
+
+def test_times_of_one_request() -> None:
+    assert ONE.ttft == pytest.approx(0.5)
+    assert ONE.seconds == pytest.approx(0.9)
+    assert (ONE.total_tokens, ONE.decode_tokens) == (5, 4)
+    assert ONE.tpot == pytest.approx(0.1)
+    assert ONE.tokens_per_s == pytest.approx(10)
+
+
+def test_itl_spreads_a_chunk_over_its_tokens() -> None:
+    assert ONE.itl() == pytest.approx([0.1, 0.1, 0.1, 0.1])
+    assert sum(ONE.itl()) == pytest.approx(ONE.at[-1] - ONE.at[0])
+    # text that came without a token: its time belongs to the next one
+    silent = record(0, 1.0, (1.5, 1.6, 1.9), (1, 0, 1))
+    assert silent.itl() == pytest.approx([0.4])
+
+
+def test_latency_counts_from_the_scheduled_time() -> None:
+    late = replace(ONE, scheduled=0.2)
+    assert late.ttft == pytest.approx(1.3)
+    assert late.tokens_per_s == ONE.tokens_per_s
+
+
+def test_a_short_answer_has_no_speed() -> None:
+    short = record(0, 1.0, (1.5,), (1,))
+    assert short.tpot != short.tpot
+    assert short.tokens_per_s != short.tokens_per_s
+    assert short.itl() == []
+
+
+def test_files_keep_everything(tmp_path: Path) -> None:
+    records = [
+        replace(ONE, spec=SpecStats(2, 2, (1, 0, 1)), finish_reason="stop", status=200),
+        record(1, None, outcome="unsent", scheduled=3.0),
+        replace(record(2, 1.0, outcome="http"), status=503, error='busy "é"\n'),
+    ]
+    path = tmp_path / "new" / "records.jsonl.zst"
+    write_records(path, HEADER, records)
+    assert read_records(path) == (HEADER, records)
+    assert [p.name for p in path.parent.iterdir()] == [path.name]
+
+
+def test_broken_files_are_refused(tmp_path: Path) -> None:
+    path = tmp_path / "r.jsonl.zst"
+    with pytest.raises(DSparkError, match="cannot read"):
+        read_records(path)
+    write_records(path, HEADER, [ONE] * 50)
+    whole = path.read_bytes()
+    path.write_bytes(whole[: len(whole) // 2])
+    with pytest.raises(DSparkError, match="is not a file of load records"):
+        read_records(path)
+    for text in ("", "[]\n", '{"format": "x"}\n', "hello\n"):
+        path.write_bytes(zstandard.ZstdCompressor().compress(text.encode()))
+        with pytest.raises(DSparkError, match="is not a file of load records"):
+            read_records(path)
+    path.write_bytes(
+        zstandard.ZstdCompressor().compress(b'{"format": "dspark-load-records", "version": 0}\n')
+    )
+    with pytest.raises(DSparkError, match="another version"):
+        read_records(path)
+
+
+def test_throughput_is_taken_while_all_users_are_busy() -> None:
+    # two users, four requests of 2 tokens: the second begins at 1, the last is sent at 4
+    records = [
+        record(0, 0.0, (0.5, 3.0), (1, 1)),
+        record(1, 1.0, (2.0, 4.0), (1, 1)),
+        record(2, 3.0, (3.5, 6.0), (1, 1)),
+        record(3, 4.0, (5.0, 9.0), (1, 1)),
+    ]
+    measured = measure_cell(HEADER, records, users=2)
+    assert measured.window == (1.0, 6.0)
+    # request 0 has 2 of the 2.5 s of its second token inside, request 3 has 1 of 4 s
+    assert measured.tokens_per_s == pytest.approx((0.8 + 2 + 2 + 1.25) / 5)
+    assert (measured.tokens, measured.requests, measured.ok) == (8, 4, 4)
+    assert measured.void == ""
+    whole = measure_cell(HEADER, records, users=3)  # too few requests for a steady part
+    assert whole.window == (0.0, 9.0)
+    assert whole.tokens_per_s == pytest.approx(8 / 9)
+
+
+def test_failures_are_counted_and_their_tokens_are_not() -> None:
+    records = [
+        ONE,
+        record(1, 1.0, (1.2, 1.4), (1, 5), outcome="cut"),
+        record(2, 1.0, outcome="http"),
+        record(3, None, outcome="unsent"),
+    ]
+    measured = measure_cell(HEADER, records, users=None)
+    assert measured.failures == {"cut": 1, "http": 1, "unsent": 1}
+    assert (measured.requests, measured.ok, measured.tokens) == (4, 1, 5)
+    nothing = measure_cell(HEADER, records[1:], users=None)
+    assert "no request came through (1 cut, 1 http, 1 unsent)" in nothing.void
+    assert nothing.tokens_per_s != nothing.tokens_per_s
+
+
+def test_a_client_that_lags_voids_the_cell() -> None:
+    slow_timer = replace(HEADER, lag_ms={**CALM, "p99": 5.1})
+    assert "late by 5.1 ms" in measure_cell(slow_timer, [ONE], users=1).void
+    late = replace(ONE, scheduled=0.99)
+    assert "late by 10.0 ms" in measure_cell(HEADER, [late], users=None).void
+    assert measure_cell(HEADER, [replace(ONE, scheduled=0.9951)], users=None).void == ""
+
+
+def test_tau_is_of_all_steps() -> None:
+    records = [
+        replace(ONE, spec=SpecStats(4, 4, (0, 4))),
+        replace(ONE, index=1, spec=SpecStats(1, 0, (1,))),
+    ]
+    measured = measure_cell(HEADER, records, users=1)
+    assert measured.tau == pytest.approx(1 + 4 / 5)
+    assert measured.spec.histogram == (1, 4)
+
+
+def test_workers_are_laid_on_one_clock() -> None:
+    second = replace(HEADER, worker=1, workers=2, began_unix=1002.0, lag_ms={**CALM, "p99": 3.0})
+    first = replace(HEADER, workers=2)
+    header, records = merge([(second, [replace(ONE, index=1, scheduled=0.9)]), (first, [ONE])])
+    assert [r.index for r in records] == [0, 1]
+    assert records[0] == ONE
+    assert records[1].sent == pytest.approx(3.0)
+    assert records[1].ttft == pytest.approx(0.6)
+    assert header.lag_ms["p99"] == 3.0
+    with pytest.raises(DSparkError, match="1 of 2 load workers"):
+        merge([(first, [ONE])])
+    with pytest.raises(DSparkError, match="different schedules"):
+        merge([(first, []), (replace(second, fingerprint="g"), [])])
+    with pytest.raises(DSparkError, match="no records"):
+        merge([])
+
+
+def test_percentiles_leave_out_what_is_not_known() -> None:
+    spread = Spread.of([float("nan"), *map(float, range(11))])
+    assert (spread.mean, spread.p10, spread.p50, spread.p90) == (5, 1, 5, 9)
+    assert Spread.of([]).p50 != Spread.of([]).p50
