@@ -79,9 +79,7 @@ class OnlineCalibration:
         _confidence(logits, regimes, self._u, self._v, out)
         return out
 
-    def observe(
-        self, logits: Gains, regimes: Counts, accepted: Counts, verified: Counts
-    ) -> None:
+    def observe(self, logits: Gains, regimes: Counts, accepted: Counts, verified: Counts) -> None:
         """Outcomes of a finished step: logits [R, d], the rest [R] int64, verified <= d.
 
         Raises ValueError unless 0 <= accepted <= verified <= d.
