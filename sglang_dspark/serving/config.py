@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sglang_dspark.errors import DSparkError
 
@@ -53,6 +53,12 @@ class ScheduleConfig(BaseModel):
         le=600.0,
         description="most time that measuring step times may take at the first start",
     )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        """YAML reads a bare `off` as False."""
+        return "off" if value is False else value
 
 
 class DSparkConfig(BaseModel):

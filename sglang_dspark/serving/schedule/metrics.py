@@ -1,6 +1,6 @@
 """`sglang:dspark_*` in /metrics: what the scheduler decided, and how right it was.
 
-Steps are counted in plain integers and handed to prometheus_client about once a second, because a
+Steps are kept as they are and handed to prometheus_client about once a second, because a
 step of some milliseconds has no time for a dozen locked counters. SGLang (0.5.23,
 srt/observability/metrics_collector.py) sets PROMETHEUS_MULTIPROC_DIR before any collector is made,
 so prometheus_client is imported when the first one is.
@@ -9,7 +9,8 @@ so prometheus_client is imported when the first one is.
 from __future__ import annotations
 
 import math
-from typing import Any
+from collections.abc import Sequence
+from typing import Any, NamedTuple
 
 import numpy as np
 
@@ -30,8 +31,17 @@ REASONS = {
 }
 
 
+class Finished(NamedTuple):
+    """A finished step, kept until the next flush."""
+
+    plan: Plan
+    lengths: Counts
+    accepted: Counts
+    seconds: float | None
+
+
 class StepMetrics:
-    """Counts of decode steps since the last flush."""
+    """Decode steps since the last flush."""
 
     def __init__(
         self,
@@ -39,50 +49,29 @@ class StepMetrics:
         calibration: OnlineCalibration,
         collector: Collector | None = None,
     ) -> None:
-        """collector: where counts go; None keeps them here only."""
+        """collector: where counts go; None counts nothing."""
         self._planner, self._calibration, self._collector = planner, calibration, collector
-        gamma = planner.gamma
-        self.admitted = np.zeros(gamma + 1, np.int64)  # by position, from 1
-        self.accepted = np.zeros(gamma + 1, np.int64)
-        self.steps: dict[tuple[str, str], int] = {}  # (mode, reason without draft) -> steps
-        self.budgets: list[int] = []
-        self.measured: list[float] = []
-        self.predicted: list[float] = []
+        self._finished: list[Finished] = []
         self._due = -math.inf
 
     def step(
         self, plan: Plan, lengths: Counts, accepted: Counts, seconds: float | None, now: float
     ) -> None:
-        """Count a finished step; flush about once a second."""
-        reason = "" if plan.speculates else REASONS[plan.mode]
-        key = (plan.mode.value, reason)
-        self.steps[key] = self.steps.get(key, 0) + 1
-        if plan.speculates:
-            self.admitted += _reached(lengths, self.admitted)
-            self.accepted += _reached(accepted, self.accepted)
-        self.budgets.append(int(lengths.sum()))
-        if seconds is not None:
-            self.measured.append(seconds)
-            self.predicted.append(plan.budget.seconds)
+        """Note a finished step; flush about once a second."""
+        if self._collector is None:
+            return
+        self._finished.append(Finished(plan, lengths, accepted, seconds))
         if now >= self._due:
             self._due = now + FLUSH_SECONDS
-            self.flush()
-
-    def flush(self) -> None:
-        """Hand everything over and start from zero; without a collector only the latter."""
-        if self._collector is not None:
-            self._collector.take(self)
+            self._collector.take(self._finished, self._planner.gamma)
             self._collector.gauges(self._planner, self._calibration)
-        self.admitted[:], self.accepted[:] = 0, 0
-        self.steps.clear()
-        for series in (self.budgets, self.measured, self.predicted):
-            series.clear()
+            self._finished = []
 
 
-def _reached(lengths: Counts, like: Counts) -> Counts:
-    """How many requests hold a draft at each position 0 .. gamma (0: all requests)."""
-    ended = np.bincount(lengths, minlength=len(like))
-    return ended[::-1].cumsum()[::-1]
+def reached(lengths: Sequence[Counts], gamma: int) -> Counts:
+    """Drafts at each position 1 .. gamma in all steps: [gamma]."""
+    ended = np.bincount(np.concatenate(lengths), minlength=gamma + 1)
+    return ended[::-1].cumsum()[::-1][1:]
 
 
 class Collector:
@@ -120,23 +109,23 @@ class Collector:
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
         self._fallen = 0
 
-    def take(self, counts: StepMetrics) -> None:
-        """Add counts of steps."""
-        for (mode, reason), steps in counts.steps.items():
-            self._steps.labels(**self._labels, mode=mode).inc(steps)
-            if reason:
-                self._skips.labels(**self._labels, reason=reason).inc(steps)
+    def take(self, steps: Sequence[Finished], gamma: int) -> None:
+        """Count steps."""
+        for step in steps:
+            mode = step.plan.mode
+            self._steps.labels(**self._labels, mode=mode.value).inc()
+            if not step.plan.speculates:
+                self._skips.labels(**self._labels, reason=REASONS[mode]).inc()
+            self._budget.observe(int(step.lengths.sum()))
+            if step.seconds is not None:
+                self._measured.observe(step.seconds)
+                self._predicted.observe(step.plan.budget.seconds)
         for series, drafts in (
-            (self._admitted, counts.admitted),
-            (self._accepted, counts.accepted),
+            (self._admitted, [step.lengths for step in steps]),
+            (self._accepted, [step.accepted for step in steps]),
         ):
-            for position in range(1, len(drafts)):
-                series.labels(**self._labels, position=str(position)).inc(int(drafts[position]))
-        for budget in counts.budgets:
-            self._budget.observe(budget)
-        for seconds, predicted in zip(counts.measured, counts.predicted, strict=True):
-            self._measured.observe(seconds)
-            self._predicted.observe(predicted)
+            for position, count in enumerate(reached(drafts, gamma), start=1):
+                series.labels(**self._labels, position=str(position)).inc(int(count))
 
     def gauges(self, planner: StepPlanner, calibration: OnlineCalibration) -> None:
         """Show how right the models are at present."""

@@ -97,7 +97,7 @@ def measure(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Cost
     began = time.perf_counter()
     context = min(CONTEXT, passes.longest)
     per_context = _per_context(passes, context)
-    per_request = _per_request(passes, context)
+    per_request = max(0.0, _per_request(passes, context) - context * per_context)
     knots: list[int] = []
     costs: list[float] = []
     for tokens in TOKENS:
@@ -141,12 +141,12 @@ def _per_context(passes: Passes, context: int) -> float:
 
 
 def _per_request(passes: Passes, context: int) -> float:
-    """Seconds that a request adds to a pass of the same number of tokens."""
+    """Seconds that a request with its context adds to a pass of the same number of tokens."""
     if passes.most_requests <= passes.gamma:
         return 0.0
     together = passes.verify_seconds([passes.gamma], context, REPEATS)
     apart = passes.verify_seconds([0] * (passes.gamma + 1), context, REPEATS)
-    return max(0.0, (apart - together) / passes.gamma)
+    return (apart - together) / passes.gamma
 
 
 def _drafts(
