@@ -33,6 +33,7 @@ def accept(
     first row of each request in logits [N, V]. draft_block: upstream's `DraftBlockResult`; its
     logits, where there are any, cover at least the drafts that were verified.
     """
+    logits = logits.float().contiguous()  # nothing is copied where it is already
     if sampling_info is None or sampling_info.is_all_greedy:
         return accept_greedy(window, lens, starts, logits)
     sampled = _sampled(window, lens, starts, logits, draft_block, sampling_info, draft_input)

@@ -9,6 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import time
+from collections.abc import Callable
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -85,7 +87,8 @@ def _verify_everything(worker: Any) -> None:
 def _take_over(worker: Any) -> None:
     gamma = int(worker.gamma)
     proposers = _proposers(worker)
-    passes = Passes(worker, proposers)
+    clock = _clock()
+    passes = Passes(worker, proposers, clock)
     profiled = profile.table_for(
         _key(worker), passes, current_config().schedule.profile_seconds, _tell
     )
@@ -100,7 +103,8 @@ def _take_over(worker: Any) -> None:
     )
     _rehearse(planner, calibration)
     planner = StepPlanner(gamma, pool_rows, CostModel(profiled.table, pool_rows), planner.config)
-    engine = ScheduleEngine(planner, calibration, StepMetrics(planner, calibration, _collector()))
+    metrics = StepMetrics(planner, calibration, _collector())
+    engine = ScheduleEngine(planner, calibration, metrics, clock)
     worker._verify_planner._budget_planner = None
     for owner in (worker, worker._proposer, worker._verify_planner, worker._verify_executor):
         owner.__dict__[ENGINE] = engine
@@ -115,6 +119,13 @@ def _take_over(worker: Any) -> None:
         profiled.source,
         calibrated,
     )
+
+
+def _clock() -> Callable[[], float]:
+    """With one compute thread its CPU time: what neighbours take is no cost of a choice."""
+    from sglang_dspark.serving.cpu.threads import chosen_threads
+
+    return time.thread_time if chosen_threads() == 1 else time.perf_counter
 
 
 def _tell(line: str) -> None:

@@ -12,7 +12,6 @@ next step begins, confidences two steps later (`schedule/relay.py`).
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
@@ -51,8 +50,9 @@ class ScheduleEngine:
         planner: StepPlanner,
         calibration: OnlineCalibration,
         metrics: StepMetrics,
-        clock: Callable[[], float] = time.perf_counter,
+        clock: Callable[[], float],
     ) -> None:
+        """clock: seconds that steps cost, of the thread that calls."""
         self.planner = planner
         self.gamma = planner.gamma
         self.calibration = calibration

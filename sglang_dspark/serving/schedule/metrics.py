@@ -20,7 +20,7 @@ from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import Plan, StepPlanner
 
 PREFIX = "sglang:dspark_"
-FLUSH_SECONDS = 1.0
+FLUSH_SECONDS = 1.0  # of the steps' clock
 BUDGETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 1.0)
 REASONS = {

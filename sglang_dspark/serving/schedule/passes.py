@@ -9,7 +9,6 @@ passes write lies in slots that are free.
 
 from __future__ import annotations
 
-import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -25,8 +24,9 @@ from sglang_dspark.serving.schedule.layout import PackedRows, layout_of, window_
 class Passes:
     """Runs passes of one worker; `proposers[d]` drafts d positions."""
 
-    def __init__(self, worker: Any, proposers: dict[int, Any]) -> None:
+    def __init__(self, worker: Any, proposers: dict[int, Any], clock: Callable[[], float]) -> None:
         self._worker = worker
+        self._clock = clock
         self._proposers = proposers
         self.gamma = int(worker.gamma)
         self._runner = worker.model_runner
@@ -54,12 +54,20 @@ class Passes:
     def verify_seconds(self, drafts: Sequence[int], context: int, repeats: int) -> float:
         """Least seconds of a pass that verifies drafts[r] of each request, injection included."""
         with self._seated(len(drafts), context) as batch:
-            return _least(lambda: self._verify(batch, drafts), repeats)
+            return self._least(lambda: self._verify(batch, drafts), repeats)
 
     def draft_seconds(self, requests: int, depth: int, context: int, repeats: int) -> float:
         """Least seconds of drafting `depth` positions for every request."""
         with self._seated(requests, context) as batch:
-            return _least(lambda: self._draft(batch, depth), repeats)
+            return self._least(lambda: self._draft(batch, depth), repeats)
+
+    def _least(self, run: Callable[[], None], repeats: int) -> float:
+        taken = []
+        for _ in range(repeats):
+            began = self._clock()
+            run()
+            taken.append(self._clock() - began)
+        return min(taken)
 
     @contextmanager
     def _seated(self, requests: int, context: int) -> Iterator[Any]:
@@ -167,12 +175,3 @@ class Passes:
             seq_lens_cpu=None,
         )
         return batch
-
-
-def _least(run: Callable[[], None], repeats: int) -> float:
-    taken = []
-    for _ in range(repeats):
-        began = time.perf_counter()
-        run()
-        taken.append(time.perf_counter() - began)
-    return min(taken)
