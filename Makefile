@@ -46,12 +46,11 @@ demo: setup
 serve: setup
 	@exec $(BIN)/dspark demo --serve $(ARGS)
 
-# Servers want the machine for themselves; everything else shares it between two processes of one
-# compute thread each.
+# Two processes of one compute thread each; tests that share servers stay in one of them.
 test: setup
 ifeq ($(ARGS),)
 	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not server'
-	@$(BIN)/python -m pytest -m server
+	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m server
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif

@@ -15,6 +15,8 @@ from torch import Tensor
 
 from sglang_dspark.patches.seam import Seam
 
+_INJECTOR = "dspark_injector"  # attribute of a draft model
+
 
 def accept_greedy(
     original: Callable[..., Any],
@@ -64,10 +66,8 @@ def write_target_hidden_kv(
     """
     from sglang_dspark.serving.cpu import context_kv
 
-    stacked = None
-    if context_kv.fits(model, pool, target_hidden):
-        stacked = model._stacked_ctx_kv_params()
-    if stacked is None or stacked["bias"] is not None:
+    injector = _injector_of(model, pool) if context_kv.takes(target_hidden) else None
+    if injector is None:
         original(
             model,
             target_hidden=target_hidden,
@@ -79,17 +79,20 @@ def write_target_hidden_kv(
             target_hidden_is_projected=target_hidden_is_projected,
         )
         return
-    slots = cache_loc
+    slots, lens = cache_loc, None
     if cache_loc_2d is not None and commit_lens is not None:
-        rows = context_kv.committed(commit_lens, cache_loc_2d.shape[1])
-        slots = cache_loc_2d.reshape(-1)[rows]
-        target_hidden, positions = target_hidden[rows], positions[rows]
-    if target_hidden.shape[0] == 0:
-        return
-    context = target_hidden
-    if not target_hidden_is_projected:
-        context = model.project_target_hidden(target_hidden)
-    context_kv.write(model, pool, stacked, context, positions, slots)
+        slots, lens = cache_loc_2d.reshape(-1), commit_lens
+    injector.write(target_hidden, positions, slots, lens, projected=target_hidden_is_projected)
+
+
+def _injector_of(model: Any, pool: Any) -> Any:
+    """The model's `Injector`, resolved again when weights or cache were exchanged."""
+    from sglang_dspark.serving.cpu import context_kv
+
+    found = model.__dict__.get(_INJECTOR, ...)
+    if found is ... or (found is not None and not found.holds(model, pool)):
+        found = model.__dict__[_INJECTOR] = context_kv.injector_of(model, pool)
+    return found
 
 
 SEAMS = (

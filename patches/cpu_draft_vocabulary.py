@@ -99,7 +99,8 @@ def _draft(
 
     logits = None
     if greedy:
-        tokens = draft_head.draft_greedy(reduced, base_logits, anchor_tokens, agree)
+        together = agree if tp_sync.enabled(SpecTpSyncSite.DSPARK_DRAFT) else None
+        tokens = draft_head.draft_greedy(reduced, base_logits, anchor_tokens.long(), together)
     else:
         waits = draft_head.block_noise(noise.key, int(noise.offset), tuple(base_logits.shape))
         tokens, logits = draft_head.draft_sampled(

@@ -37,15 +37,14 @@ def forward_target(
     group = model.pp_group
     stack = None
     if group.is_first_rank and group.is_last_rank:
-        stack = _stack_of(model, lean_fit.llama_layer_of)
+        stack = _stack_of(model, lean_fit.llama_layer_of, forward_batch.forward_mode)
     if stack is None:
         return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
     hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
     step = _step_for(stack, positions, hidden, forward_batch)
     if step is None:
         return original(model, input_ids, positions, forward_batch, hidden, pp_proxy_tensors)
-    output, residual, captured = lean_stack.run(stack, step, hidden, model.layers_to_capture)
-    normed, _ = model.norm(output, residual)
+    normed, captured = lean_stack.run(stack, step, hidden, model.layers_to_capture)
     return (normed, AuxHiddenStateList(captured)) if captured else normed
 
 
@@ -64,7 +63,7 @@ def forward_draft(
 
     from sglang_dspark.serving.cpu import lean_fit, lean_stack
 
-    stack, step = _stack_of(model, lean_fit.draft_layer_of), None
+    stack, step = _stack_of(model, lean_fit.draft_layer_of, forward_batch.forward_mode), None
     if stack is not None:
         if input_embeds is None and model.embed_tokens is not None:
             input_embeds = model.embed_tokens(input_ids)
@@ -80,19 +79,29 @@ def forward_draft(
             pp_proxy_tensors,
         )
     assert input_embeds is not None
-    output, residual, _ = lean_stack.run(stack, step, input_embeds)
-    hidden, _ = model.norm(output, residual)
+    hidden, _ = lean_stack.run(stack, step, input_embeds)
     return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
 
-def _stack_of(model: Any, resolve: Callable[[Any], Any]) -> Any:
-    """The model's `LeanStack`, resolved again when something in it was exchanged."""
-    from sglang_dspark.serving.cpu import lean_stack
+def _stack_of(model: Any, resolve: Callable[[Any], Any], mode: Any) -> Any:
+    """The model's `LeanStack`, resolved again when something in it was exchanged.
+
+    A prefill looks at the whole model: a request that comes after an exchange is served by the new
+    weights from its first token on.
+    """
+    from sglang_dspark.serving.cpu import lean_fit, lean_stack
 
     found = model.__dict__.get(_STACK, ...)
-    if found is ... or (found is not None and not found.unchanged):
-        found = model.__dict__[_STACK] = lean_stack.stack_of(model.layers, resolve)
+    if found is ... or (found is not None and not _holds(found, mode)):
+        found = lean_stack.stack_of(model, resolve, lean_fit.ending_of)
+        model.__dict__[_STACK] = found
     return found
+
+
+def _holds(stack: Any, mode: Any) -> bool:
+    if mode.is_decode() or mode.is_target_verify():
+        return bool(stack.unchanged)
+    return bool(stack.wholly_unchanged)
 
 
 def _step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:

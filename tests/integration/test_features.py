@@ -14,7 +14,7 @@ import pytest
 from tests.integration.prompts import PROMPTS, chat_template
 from tests.integration.serving import Served
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
 
 PROMPT = chat_template("Write a Python function that adds two numbers.")
 LOGPROB_TOLERANCE = 1e-3

@@ -17,7 +17,7 @@ from tests.integration.serving import Served
 TOKENS = 96
 NEAR_TIE = 1e-3
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
 
 
 def first_difference(a: list[int], b: list[int]) -> int | None:

@@ -18,7 +18,7 @@ from safetensors.torch import load_file
 from tests.integration.serving import Served
 from tests.integration.tiny_models import TinyPair
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("tiny-pair")]
 
 TEMPERATURE = 0.8
 TOP_K = 8

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 import torch
-from torch import Tensor
 
 pytest.importorskip("sglang")
 
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.dspark import DSparkDraftMixin
 
 from sglang_dspark.patches.cpu_commit import SEAMS, write_target_hidden_kv
@@ -33,9 +33,12 @@ class Draft(DSparkDraftMixin, torch.nn.Module):
         torch.nn.Module.__init__(self)
         torch.manual_seed(0)
         self._fused_kv_write_cache = None
+        self.quantizable, self.num_context_features = False, FEATURES // HIDDEN
+        self.config = SimpleNamespace(hidden_size=HIDDEN)
         self.fc = torch.nn.Linear(FEATURES, HIDDEN, bias=False)
+        self.hidden_norm = RMSNorm(HIDDEN, eps=1e-5)
+        self.hidden_norm.weight.data = torch.rand(HIDDEN) + 0.5
         self.layers = [self._layer(i) for i in range(LAYERS)]
-        self.requires_grad_(False)
 
     @staticmethod
     def _layer(index: int) -> Any:
@@ -53,8 +56,7 @@ class Draft(DSparkDraftMixin, torch.nn.Module):
         )  # fmt: skip
         return SimpleNamespace(self_attn=attention)
 
-    def project_target_hidden(self, target_hidden: Tensor) -> Tensor:
-        return self.fc(target_hidden)
+    project_target_hidden = DFlashDraftModel.project_target_hidden
 
 
 @pytest.fixture
@@ -101,7 +103,6 @@ def test_the_cache_is_upstreams(draft: Draft, commit: list[int] | None, projecte
     ours, theirs = pool(), pool()
     with torch.inference_mode():
         DSparkDraftMixin.write_target_hidden_kv(draft, pool=theirs, **given)
-        assert context_kv.fits(draft, ours, given["target_hidden"])
         write_target_hidden_kv(_must_not_run, draft, pool=ours, **given)
     for mine, upstream in (
         (ours.k_buffer, theirs.k_buffer),
@@ -117,14 +118,49 @@ def _must_not_run(*args: Any, **kwargs: Any) -> None:
     raise AssertionError("upstream's path ran")
 
 
-def test_other_pools_and_long_prefills_keep_upstreams_path(draft: Draft) -> None:
+def test_long_prefills_and_other_dtypes_keep_upstreams_path() -> None:
     given = arguments([1, 2], 6)["target_hidden"]
-    assert context_kv.fits(draft, pool(), given)
-    assert not context_kv.fits(draft, object(), given)
-    assert not context_kv.fits(draft, pool(), given.bfloat16())
-    assert not context_kv.fits(draft, pool(), torch.zeros(300, FEATURES))
-    draft.layers[1].self_attn.v_scale = 2.0
-    assert not context_kv.fits(draft, pool(), given)
+    assert not context_kv.takes(given)  # gradients may be wanted
+    with torch.no_grad():
+        assert context_kv.takes(given)
+        assert not context_kv.takes(given.bfloat16())
+        assert not context_kv.takes(torch.zeros(300, FEATURES))
+        assert not context_kv.takes(given[:0])
+
+
+@pytest.mark.parametrize(
+    "case", ["pool", "scale", "projection", "half precision", "adjacent rotary"]
+)
+def test_other_drafts_keep_upstreams_path(draft: Draft, case: str) -> None:
+    assert context_kv.injector_of(draft, pool()) is not None
+    kind: Any = type(draft)
+    if case == "scale":
+        draft.layers[1].self_attn.v_scale = 2.0
+    elif case == "projection":
+        draft.__class__ = type("Other", (kind,), {"project_target_hidden": lambda *_: None})
+    elif case == "half precision":
+        draft.fc.bfloat16()
+    elif case == "adjacent rotary":
+        rope = get_rope(DIM, DIM, 128, 10000.0, is_neox_style=False, dtype=torch.float32)
+        draft.layers[0].self_attn.rotary_emb = rope
+    assert context_kv.injector_of(draft, object() if case == "pool" else pool()) is None
+
+
+@pytest.mark.parametrize("change", ["weight", "data", "norm", "pool"])
+def test_exchanged_weights_and_caches_are_noticed(draft: Draft, change: str) -> None:
+    ours = pool()
+    found = context_kv.injector_of(draft, ours)
+    assert found is not None
+    assert found.holds(draft, ours)
+    if change == "weight":
+        draft.fc.weight = torch.nn.Parameter(torch.zeros(HIDDEN, FEATURES), requires_grad=False)
+    elif change == "data":
+        draft.fc.weight.data = torch.zeros(HIDDEN, FEATURES)
+    elif change == "norm":
+        draft.hidden_norm.weight = torch.nn.Parameter(torch.ones(HIDDEN), requires_grad=False)
+    else:
+        ours.k_buffer = [buffer.clone() for buffer in ours.k_buffer]
+    assert not found.holds(draft, ours)
 
 
 def test_the_targets_are_what_we_expect() -> None:

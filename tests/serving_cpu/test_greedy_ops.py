@@ -8,7 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
 
-from sglang_dspark.serving.cpu import greedy_ops
+from sglang_dspark.serving.cpu import greedy_ops, linear
 from sglang_dspark.verify import accept_greedy
 
 FEW_VALUES = st.sampled_from([0.0, -0.0, 1.5, -1.5, float("inf"), float("-inf"), 1e-40, -1e-40])
@@ -32,17 +32,25 @@ def test_rows_longer_than_a_block(width: int, place: str) -> None:
     assert torch.equal(greedy_ops.row_argmax(values), values.argmax(-1))
 
 
-@pytest.mark.parametrize("width", [5, 2500])
-def test_likeliest_is_the_argmax_of_the_sum(width: int) -> None:
+@pytest.mark.skipif(linear.prepare() is None, reason="no fused multiply-add")
+@pytest.mark.parametrize("width", [16, 2512])
+@pytest.mark.parametrize("requests", [1, 4, 7])
+def test_a_draft_block_is_the_argmax_of_each_sum(requests: int, width: int) -> None:
     torch.manual_seed(width)
-    block, bias = (
-        torch.randn(4, 3, width).round(decimals=1),
-        torch.randn(4, width).round(decimals=1),
-    )
-    tokens = torch.randperm(10 * width)[:width]
-    for k in range(3):
-        expected = tokens[(block[:, k] + bias).argmax(-1)]
-        assert torch.equal(greedy_ops.likeliest(block[:, k], bias, tokens), expected)
+    vocab, rank, gamma = 3 * width, 32, 5
+    base = torch.randn(requests, gamma, width).round(decimals=1)  # ties, taken by the first
+    w1, w2 = (torch.randint(-1, 2, (n, rank)).float() for n in (vocab, width))
+    tokens = torch.randperm(vocab)[:width]
+    anchor = torch.randint(vocab, (requests,))
+    weights = (w1.numpy(), w2.numpy(), tokens.numpy())
+    whole, pieces = (torch.zeros(requests, gamma, dtype=torch.long) for _ in range(2))
+    greedy_ops.draft_steps(base, anchor, weights, whole, range(gamma))
+    previous = anchor
+    for k in range(gamma):
+        greedy_ops.draft_steps(base, previous, weights, pieces, range(k, k + 1))
+        previous = tokens[(base[:, k] + w1[previous] @ w2.T).argmax(-1)]
+        assert torch.equal(whole[:, k], previous)
+    assert torch.equal(pieces, whole)
 
 
 def windows(agreeing: list[int], gamma: int, vocab: int) -> tuple[Tensor, Tensor]:

@@ -291,14 +291,25 @@ def test_one_layer_that_does_not_fit_keeps_upstreams_forward_for_all(
 
 
 def test_a_replaced_layer_is_noticed(model: LlamaModel) -> None:
-    stack = lean_stack.stack_of(model.layers, lean_fit.llama_layer_of)
+    stack = lean_stack.stack_of(model, lean_fit.llama_layer_of, lean_fit.ending_of)
     assert stack is not None
-    assert stack.unchanged
+    assert stack.wholly_unchanged
     kept = model.layers[1]
     model.layers[1] = torch.nn.Identity()
-    assert not stack.unchanged
+    assert not stack.wholly_unchanged
+    assert [stack.unchanged for _ in range(lean_stack.TURNS)].count(False) == 1
     model.layers[1] = kept
-    assert stack.unchanged
+    assert all(stack.unchanged for _ in range(lean_stack.TURNS))
+
+
+def test_a_replaced_last_norm_is_noticed(model: LlamaModel) -> None:
+    stack = lean_stack.stack_of(model, lean_fit.llama_layer_of, lean_fit.ending_of)
+    assert stack is not None
+    kept = model.norm
+    model.norm = RMSNorm(48, eps=1e-5)
+    assert not stack.wholly_unchanged
+    model.norm = kept
+    assert stack.wholly_unchanged
 
 
 @pytest.mark.usefixtures("our_kernels")
@@ -307,6 +318,7 @@ def test_new_weights_are_noticed(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     case, make_pass = CASES["decode"]
+    vars(model).pop("dspark_lean_stack", None)  # it may not have noticed an earlier test's weights
     before = outcome(model, case, make_pass, monkeypatch, lean=True)
     projection = model.layers[1].mlp.down_proj
     old = projection.weight
@@ -319,11 +331,27 @@ def test_new_weights_are_noticed(
         old.data = new
     else:
         projection.weight = torch.nn.Parameter(new, requires_grad=False)
-    after = outcome(model, case, make_pass, monkeypatch, lean=True)
+    for _ in range(lean_stack.TURNS):
+        after = outcome(model, case, make_pass, monkeypatch, lean=True)
     assert after.lean_passes == 1
     assert not torch.equal(after.hidden, before.hidden)
     assert_same(after, outcome(model, case, make_pass, monkeypatch, lean=False))
     projection.weight = torch.nn.Parameter(saved, requires_grad=False)
+
+
+@pytest.mark.usefixtures("our_kernels")
+def test_a_prefill_sees_new_weights_at_once(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    case, make_pass = CASES["short prefill"]
+    before = outcome(model, case, make_pass, monkeypatch, lean=True)
+    projection = model.layers[2].mlp.down_proj
+    saved = projection.weight
+    projection.weight = torch.nn.Parameter(torch.randn(saved.shape), requires_grad=False)
+    after = outcome(model, case, make_pass, monkeypatch, lean=True)
+    assert (before.lean_passes, after.lean_passes) == (1, 1)
+    assert_same(after, outcome(model, case, make_pass, monkeypatch, lean=False))
+    projection.weight = saved
 
 
 def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -383,7 +411,7 @@ def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
 
 
 def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
-    stack = lean_stack.stack_of(model.layers, lean_fit.llama_layer_of)
+    stack = lean_stack.stack_of(model, lean_fit.llama_layer_of, lean_fit.ending_of)
     assert stack is not None
     pool = World(Case((5,), (1,))).kv_pool
     pool.k_buffer, pool.v_buffer = pool.k_buffer * LAYERS, pool.v_buffer * LAYERS

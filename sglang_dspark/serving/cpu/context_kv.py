@@ -1,118 +1,227 @@
-"""Target hidden states of accepted tokens into the draft's K/V cache, in a few kernel calls.
+"""Target hidden states of accepted tokens into the draft's K/V cache, as one call of compiled code.
 
 Adapts `DSparkDraftMixin.write_target_hidden_kv` of sglang/srt/models/dspark.py (0.5.23; paper,
 3.1.1: the context is injected as keys and values of every draft layer). Upstream projects every row
 of the verify window and selects the accepted ones when it writes; here the others are left out
-before anything is computed.
+before anything is computed. What does not change between steps is resolved once (`Injector`).
 """
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, NamedTuple
 
 import numpy as np
 import torch
+from numba import carray
+from numpy.typing import NDArray
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from torch import Tensor
+from sglang.srt.models.dflash import DFlashDraftModel
+from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import fused_ops, linear
-from sglang_dspark.serving.cpu.jit import exact_kernel, kernel
+from sglang_dspark.serving.cpu.fused_ops import rms_norm_rows
+from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
+from sglang_dspark.serving.cpu.narrow_matmul import MAX_BLOCK_ROWS
 
 _FLOAT = torch.float32
+_NO_LENS = torch.empty(0, dtype=torch.int32).numpy()
+
+
+class _Tables(NamedTuple):
+    """What the kernel needs to know. L layers, Hkv heads of D, d hidden, m*d features.
+
+    entry: of the matrix kernel. fc [d, m*d] and stacked [L * 2 * Hkv * D, d]: addresses, and the
+    threads of each product. fc_norm [d], head_norms [L, D], cos_sin [positions, rotary]. caches
+    [L, 2]: addresses of each layer's keys and values [slots, Hkv, D]. sizes: m*d, d, Hkv, D, slots.
+    """
+
+    entry: int
+    weights: tuple[int, int]
+    threads: tuple[int, int]
+    fc_norm: NDArray[np.float32]
+    head_norms: NDArray[np.float32]
+    epsilons: tuple[float, float]
+    cos_sin: NDArray[np.float32]
+    caches: NDArray[np.int64]
+    sizes: tuple[int, int, int, int, int]
 
 
 @kernel
-def _write(projected, first, weight, epsilon, positions, cos_sin, slots, keys, values):  # type: ignore[no-untyped-def]
-    """One layer's keys (normed, rotated) and values from projected [n, all layers' K and V].
+def _multiply(tables, which, x, out):  # type: ignore[no-untyped-def]
+    blocks = (x.shape[0] + MAX_BLOCK_ROWS - 1) // MAX_BLOCK_ROWS
+    multiply_at(
+        tables.entry, x.ctypes.data, x.shape[1], x.shape[0], (x.shape[0] + blocks - 1) // blocks,
+        tables.weights[which], out.shape[1], x.shape[1], out.ctypes.data, tables.threads[which],
+    )  # fmt: skip
 
-    first: column where the layer's keys start. weight [D]. cos_sin [positions, rotary].
-    keys, values [slots, Hkv, D].
+
+@kernel
+def _write_row(tables, layer, row, position, slot):  # type: ignore[no-untyped-def]
+    """One token's keys (normed, rotated) and values of a layer from row [L * 2 * Hkv * D]."""
+    _, _, heads, width, slots = tables.sizes
+    keys = carray(floats_at(tables.caches[layer, 0]), (slots, heads, width))
+    values = carray(floats_at(tables.caches[layer, 1]), (slots, heads, width))
+    weight, half = tables.head_norms[layer], tables.cos_sin.shape[1] // 2
+    cosine, sine = tables.cos_sin[position, :half], tables.cos_sin[position, half:]
+    for h in range(heads):
+        start = (layer * 2 * heads + h) * width
+        key, target = row[start : start + width], keys[slot, h]
+        squares = np.float32(0.0)
+        for d in range(width):
+            squares += key[d] * key[d]
+        epsilon = np.float32(tables.epsilons[1])
+        scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + epsilon)
+        for d in range(width):
+            target[d] = (key[d] * scale) * weight[d]
+        for d in range(half):
+            a, b = target[d], target[d + half]
+            target[d] = a * cosine[d] - b * sine[d]
+            target[d + half] = b * cosine[d] + a * sine[d]
+        start += heads * width
+        values[slot, h, :] = row[start : start + width]
+
+
+@kernel
+def _inject(tables, hidden, projected, lens, width, positions, slots):  # type: ignore[no-untyped-def]
+    """hidden [n, m*d], or [n, d] if projected; positions, slots [n].
+
+    lens [R]: only so many first rows of each window of `width` count; empty for all n.
     """
-    heads, width = keys.shape[1], keys.shape[2]
-    half = cos_sin.shape[1] // 2
-    for i in range(positions.shape[0]):
-        cosine, sine = cos_sin[positions[i], :half], cos_sin[positions[i], half:]
-        for h in range(heads):
-            start = first + h * width
-            row = projected[i, start : start + width]
-            target = keys[slots[i], h]
-            squares = np.float32(0.0)
-            for d in range(width):
-                squares += row[d] * row[d]
-            scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(epsilon))
-            for d in range(width):
-                target[d] = (row[d] * scale) * weight[d]
-            for d in range(half):
-                a, b = target[d], target[d + half]
-                target[d] = a * cosine[d] - b * sine[d]
-                target[d + half] = b * cosine[d] + a * sine[d]
-            start += heads * width
-            value = projected[i, start : start + width]
-            values[slots[i], h, :] = value
+    features, d, heads, size, _ = tables.sizes
+    taken = hidden.shape[0] if lens.shape[0] == 0 else lens.sum()
+    chosen = np.empty(taken, np.int64)
+    if lens.shape[0] == 0:
+        chosen[:] = np.arange(taken)
+    else:
+        at = 0
+        for r in range(lens.shape[0]):
+            for k in range(lens[r]):
+                chosen[at] = r * width + k
+                at += 1
+    rows = np.empty((taken, d if projected else features), np.float32)
+    for i in range(taken):
+        rows[i] = hidden[chosen[i]]
+    context = rows
+    if not projected:
+        context = np.empty((taken, d), np.float32)
+        raw = np.empty((taken, d), np.float32)
+        _multiply(tables, 0, rows, raw)
+        rms_norm_rows(raw, tables.fc_norm, tables.epsilons[0], context)
+    layers = tables.caches.shape[0]
+    stacked = np.empty((taken, layers * 2 * heads * size), np.float32)
+    _multiply(tables, 1, context, stacked)
+    for layer in range(layers):
+        for i in range(taken):
+            _write_row(tables, layer, stacked[i], positions[chosen[i]], slots[chosen[i]])
 
 
-def fits(model: Any, pool: Any, target_hidden: Tensor) -> bool:
-    """Whether draft model, pool and rows [n, m*d] are what the kernel reads and writes."""
+class Injector:
+    """Writes the keys and values of context tokens into one draft model's pool."""
+
+    def __init__(self, model: Any, pool: Any, stacked: dict[str, Any]):
+        """stacked: the layers' K and V projections as one weight (`_stacked_ctx_kv_params`)."""
+        multiply = linear.prepare()
+        assert multiply is not None
+        attention = model.layers[0].self_attn
+        cache = pool.k_buffer[0]
+        numbers = [layer.self_attn.attn.layer_id - pool.start_layer for layer in model.layers]
+        buffers = [(pool.k_buffer[i], pool.v_buffer[i]) for i in numbers]
+        weights = (model.fc.weight, stacked["weight"])
+        self._pool, self._buffers, self._weights = pool, buffers, weights
+        self._fc_norm = model.hidden_norm.weight
+        self._tables = _Tables(
+            multiply.entry,
+            (weights[0].data_ptr(), weights[1].data_ptr()),
+            (_threads(multiply, weights[0]), _threads(multiply, weights[1])),
+            self._fc_norm.detach().numpy(),
+            stacked["k_norm_weight"].detach().numpy(),
+            (model.hidden_norm.variance_epsilon, stacked["eps"]),
+            attention.rotary_emb.cos_sin_cache.numpy(),
+            np.array([[k.data_ptr(), v.data_ptr()] for k, v in buffers], dtype=np.int64),
+            (*reversed(weights[0].shape), *cache.shape[1:], cache.shape[0]),
+        )
+
+    def holds(self, model: Any, pool: Any) -> bool:
+        """Whether model and pool still are what was resolved."""
+        weight = model.fc.weight
+        return (
+            pool is self._pool
+            and pool.k_buffer[0] is self._buffers[0][0]
+            and weight is self._weights[0]
+            and weight.data_ptr() == self._tables.weights[0]
+            and model.hidden_norm.weight is self._fc_norm
+        )
+
+    def write(
+        self,
+        hidden: Tensor,
+        positions: Tensor,
+        slots: Tensor,
+        lens: Tensor | None,
+        *,
+        projected: bool,
+    ) -> None:
+        """hidden [n, m*d] target features, or [n, d] if projected; positions, slots [n] int64.
+
+        lens: [R] int32, tokens of each window of n / R that stay; None: all n stay.
+        """
+        counted = _NO_LENS if lens is None else lens.numpy()
+        width = hidden.shape[0] if lens is None else hidden.shape[0] // max(len(counted), 1)
+        _inject(
+            self._tables, hidden.numpy(), projected, counted, width, positions.numpy(),
+            slots.numpy(),
+        )  # fmt: skip
+
+
+def takes(hidden: Tensor) -> bool:
+    """Whether rows [n, m*d or d] are what the kernel reads; it computes no gradients."""
+    return (
+        not torch.is_grad_enabled()
+        and hidden.dtype is _FLOAT
+        and hidden.dim() == 2
+        and 0 < hidden.shape[0] <= fused_ops.MOST_ROWS
+        and hidden.is_contiguous()
+    )
+
+
+def injector_of(model: Any, pool: Any) -> Injector | None:
+    """Resolve a draft model and its pool; None where upstream's code has to write."""
     attention = [layer.self_attn for layer in model.layers]
     rotary = attention[0].rotary_emb
-    return (
-        target_hidden.dtype is _FLOAT
-        and target_hidden.dim() == 2
-        and 0 < target_hidden.shape[0] <= fused_ops.MOST_ROWS
+    if not (
+        linear.prepare() is not None
+        and type(model).project_target_hidden is DFlashDraftModel.project_target_hidden
+        and type(model.fc) is nn.Linear
+        and _plain(model.fc.weight)
+        and type(model.hidden_norm) is RMSNorm
+        and model.hidden_norm.weight.dtype is _FLOAT
+        and model.hidden_norm.variance_size_override is None
         and type(pool) is MHATokenToKVPool
         and pool.store_dtype == _FLOAT
         and pool.kv_cache_layout == "nhd"
         and type(rotary) in (RotaryEmbedding, Llama3RotaryEmbedding)
         and rotary.is_neox_style
         and rotary.cos_sin_cache.dtype == _FLOAT
-        and linear.prepare() is not None
         and all(
             part.v_scale is None and type(part.k_norm) is RMSNorm and part.attn.k_scale is None
             for part in attention
         )
-    )
+    ):
+        return None
+    stacked = model._stacked_ctx_kv_params()
+    if stacked is None or stacked["bias"] is not None or not _plain(stacked["weight"]):
+        return None
+    return Injector(model, pool, stacked)
 
 
-def write(
-    model: Any,
-    pool: Any,
-    stacked: dict[str, Any],
-    context: Tensor,
-    positions: Tensor,
-    slots: Tensor,
-) -> None:
-    """Write every layer's K and V of n context tokens.
-
-    stacked: the layers' K and V projections as one weight (`_stacked_ctx_kv_params`), without bias.
-    context [n, d]: projected target features. positions, slots [n] int64.
-    """
-    projected = linear.product(context, stacked["weight"]).numpy()
-    first = model.layers[0].self_attn
-    cos_sin = first.rotary_emb.cos_sin_cache.numpy()
-    norms = stacked["k_norm_weight"].numpy()  # [layers, D]
-    at, where = positions.numpy(), slots.numpy()
-    for number, layer in enumerate(model.layers):
-        index = layer.self_attn.attn.layer_id - pool.start_layer
-        _write(
-            projected, number * 2 * first.kv_size, norms[number], stacked["eps"], at, cos_sin,
-            where, pool.k_buffer[index].numpy(), pool.v_buffer[index].numpy(),
-        )  # fmt: skip
+def _plain(weight: Tensor) -> bool:
+    """Whether our kernel multiplies rows by this weight [N, K] whatever the number of rows."""
+    with torch.no_grad():
+        return linear.eligible(torch.empty(1, weight.shape[1]), weight)
 
 
-def committed(lens: Tensor, width: int) -> Tensor:
-    """Rows of windows of `width` tokens that stay: lens [R] -> flat row numbers [sum(lens)]."""
-    out = torch.empty(lens.shape[0] * width, dtype=torch.int64)
-    return out[: _list_rows(lens.numpy(), width, out.numpy())]
-
-
-@exact_kernel
-def _list_rows(lens, width, out):  # type: ignore[no-untyped-def]
-    taken = 0
-    for r in range(lens.shape[0]):
-        for k in range(lens[r]):
-            out[taken] = r * width + k
-            taken += 1
-    return taken
+def _threads(multiply: Any, weight: Tensor) -> int:
+    return linear.threads_for(*weight.shape) if multiply.threads_available else 1

@@ -13,13 +13,16 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import cached_property
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_dspark.drafter.heads import restricted_tokens
-from sglang_dspark.serving.cpu.greedy_ops import likeliest
+from sglang_dspark.serving.cpu import linear
+from sglang_dspark.serving.cpu.greedy_ops import draft_steps
 from sglang_dspark.serving.cpu.linear import product
 
 
@@ -40,6 +43,23 @@ class ReducedHead:
     @property
     def vocab_size(self) -> int:
         return self.w1.shape[0]
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray, NDArray, NDArray]:
+        """W1, W2 and tokens as the compiled loop reads them; they share memory with the tensors."""
+        return self.w1.numpy(), self.w2.numpy(), self.tokens.numpy()
+
+    @cached_property
+    def fits_kernel(self) -> bool:
+        """Whether both factors are what the compiled loop multiplies."""
+        row = torch.empty(1, self.w2.shape[1])
+        return (
+            linear.prepare() is not None
+            and self.w1.dtype is torch.float32
+            and self.w1.is_cpu
+            and self.w1.is_contiguous()
+            and linear.eligible(row, self.w2)
+        )
 
 
 def reduced_head(w1: Tensor, w2: Tensor, lm_head: Tensor) -> ReducedHead | None:
@@ -62,18 +82,41 @@ def base_logits(head: ReducedHead, hidden: Tensor) -> Tensor:
 
 
 def draft_greedy(
-    head: ReducedHead, base: Tensor, anchor: Tensor, agree: Callable[[Tensor], Tensor]
+    head: ReducedHead,
+    base: Tensor,
+    anchor: Tensor,
+    agree: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Most likely block: base [R, gamma, n], anchor [R] -> tokens [R, gamma] int64.
+    """Most likely block: base [R, gamma, n], anchor [R] int64 -> tokens [R, gamma] int64.
 
-    agree: makes the ranks of a group draft the same token, [R] -> [R].
+    agree: makes the ranks of a group draft the same token, [R] -> [R]; None for a single rank.
     """
-    previous = anchor.long()
-    drafted = []
-    for k in range(base.shape[1]):
-        previous = agree(likeliest(base[:, k], _bias(head, previous), head.tokens))
-        drafted.append(previous)
-    return torch.stack(drafted, 1)
+    gamma = base.shape[1]
+    out = torch.empty(base.shape[0], gamma, dtype=torch.int64)
+    if not _compiled(head, base):
+        previous = anchor
+        for k in range(gamma):
+            likeliest = head.tokens[(base[:, k] + _bias(head, previous)).argmax(-1)]
+            previous = likeliest if agree is None else agree(likeliest)
+            out[:, k] = previous
+    elif agree is None:
+        draft_steps(base, anchor, head.arrays, out, range(gamma))
+    else:
+        for k in range(gamma):
+            previous = anchor if k == 0 else out[:, k - 1].contiguous()
+            draft_steps(base, previous, head.arrays, out, range(k, k + 1))
+            out[:, k] = agree(out[:, k].contiguous())
+    return out
+
+
+def _compiled(head: ReducedHead, base: Tensor) -> bool:
+    """Whether the compiled loop serves the head and base logits [R, gamma, n]."""
+    return (
+        head.fits_kernel
+        and base.dtype is torch.float32
+        and base.is_contiguous()
+        and 0 < base.shape[0] <= linear.MAX_ROWS
+    )
 
 
 def draft_sampled(

@@ -1,4 +1,4 @@
-"""Greedy choices over rows of logits: the largest entry, and the longest accepted prefix.
+"""Greedy choices over rows of logits: the largest entry, the longest accepted prefix, draft blocks.
 
 `torch.argmax` reads a row one value at a time; here rows are compared as integers in vector
 registers, and a verify window is read only up to the row where its drafts end to agree with the
@@ -10,9 +10,11 @@ from __future__ import annotations
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.jit import bits_of_float, exact_kernel
+from sglang_dspark.serving.cpu import linear
+from sglang_dspark.serving.cpu.jit import bits_of_float, exact_kernel, multiply_at
 
 _BLOCK = 2048
 _SIGN = np.int32(0x7FFFFFFF)
@@ -66,32 +68,60 @@ def _accept(window, bits, accepted, bonus):  # type: ignore[no-untyped-def]
 
 
 @exact_kernel
-def _likeliest(base, bias, tokens, out):  # type: ignore[no-untyped-def]
-    """tokens[argmax(base + bias)] of each row: base, bias [R, n], tokens [n] -> out [R]."""
-    for r in range(base.shape[0]):
-        above, added = base[r], bias[r]
-        best, found = _key(bits_of_float(above[0] + added[0])), 0
-        for start in range(0, added.shape[0], _BLOCK):
-            part, more = above[start : start + _BLOCK], added[start : start + _BLOCK]
-            top = _key(bits_of_float(part[0] + more[0]))
-            for i in range(more.shape[0]):
-                key = _key(bits_of_float(part[i] + more[i]))
-                top = key if key > top else top
-            if top > best:
-                best, found = top, start
-        while _key(bits_of_float(above[found] + added[found])) != best:
-            found += 1
-        out[r] = tokens[found]
+def _likeliest(base, bias):  # type: ignore[no-untyped-def]
+    """argmax(base + bias) of a row: base, bias [n]."""
+    best, found = _key(bits_of_float(base[0] + bias[0])), 0
+    for start in range(0, bias.shape[0], _BLOCK):
+        part, more = base[start : start + _BLOCK], bias[start : start + _BLOCK]
+        top = _key(bits_of_float(part[0] + more[0]))
+        for i in range(more.shape[0]):
+            key = _key(bits_of_float(part[i] + more[i]))
+            top = key if key > top else top
+        if top > best:
+            best, found = top, start
+    while _key(bits_of_float(base[found] + bias[found])) != best:
+        found += 1
+    return found
 
 
-def likeliest(base: Tensor, bias: Tensor, tokens: Tensor) -> Tensor:
-    """Token of the largest base + bias: base, bias [R, n] float32, tokens [n] ids -> [R] int64.
+@exact_kernel
+def _draft(entry, threads, block, base, anchor, w1, w2, tokens, first, last, out):  # type: ignore[no-untyped-def]
+    """Positions first..last-1 of draft blocks; `anchor` [R] stands before the first of them."""
+    requests, n, rank = base.shape[0], base.shape[2], w1.shape[1]
+    latent = np.empty((requests, rank), np.float32)
+    bias = np.empty((requests, n), np.float32)
+    for k in range(first, last):
+        for r in range(requests):
+            latent[r] = w1[anchor[r] if k == first else out[r, k - 1]]
+        multiply_at(
+            entry, latent.ctypes.data, rank, requests, block, w2.ctypes.data, n, rank,
+            bias.ctypes.data, threads,
+        )  # fmt: skip
+        for r in range(requests):
+            out[r, k] = tokens[_likeliest(base[r, k], bias[r])]
 
-    base may be a slice of a block [R, gamma, n]; bias is contiguous.
+
+def draft_steps(
+    base: Tensor,
+    anchor: Tensor,
+    weights: tuple[NDArray, NDArray, NDArray],
+    out: Tensor,
+    steps: range,
+) -> None:
+    """Fill out[:, steps], [R, gamma] int64, with the likeliest tokens of U_k + W1[x_{k-1}] W2^T.
+
+    base [R, gamma, n] contiguous float32; anchor [R] int64, the token before the first of `steps`;
+    weights: W1 [V, r], W2 [n, r] and token ids [n] int64, contiguous. `linear.prepare` has a kernel
+    and W2 is `linear.eligible`.
     """
-    out = torch.empty(base.shape[0], dtype=torch.int64)
-    _likeliest(base.numpy(), bias.numpy(), tokens.numpy(), out.numpy())
-    return out
+    kernel = linear.prepare()
+    assert kernel is not None
+    w1, w2, tokens = weights
+    threads = linear.threads_for(*w2.shape) if kernel.threads_available else 1
+    _draft(
+        kernel.entry, threads, linear.block_rows(base.shape[0]), base.numpy(), anchor.numpy(),
+        w1, w2, tokens, steps.start, steps.stop, out.numpy(),
+    )  # fmt: skip
 
 
 def row_argmax(values: Tensor) -> Tensor:

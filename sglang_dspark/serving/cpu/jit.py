@@ -85,6 +85,37 @@ def bits_of_float(typingctx, value):  # type: ignore[no-untyped-def]
     return types.int32(types.float32), codegen
 
 
+@intrinsic
+def multiply_at(typingctx, entry, x, ldx, rows, block, w, n, k, out, threads):  # type: ignore[no-untyped-def]
+    """`NarrowMatmul.call` (narrow_matmul.py) by its address; all arguments int64."""
+    word, code = ir.IntType(64), ir.IntType(8).as_pointer()
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        function = ir.FunctionType(
+            ir.VoidType(),
+            [code, word, word, word, code, word, word, code, ir.IntType(32)],
+        )
+        callee = builder.inttoptr(arguments[0], function.as_pointer())
+        given = list(arguments[1:])
+        for place in (0, 4, 7):
+            given[place] = builder.inttoptr(given[place], code)
+        given[8] = builder.trunc(given[8], ir.IntType(32))
+        builder.call(callee, given)
+        return context.get_dummy_value()
+
+    return types.void(*(types.int64,) * 10), codegen
+
+
+@intrinsic
+def floats_at(typingctx, address):  # type: ignore[no-untyped-def]
+    """The address (int64) as a pointer to float32."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.float32)(types.int64), codegen
+
+
 @njit(fastmath={"contract"})
 def exp32(x):  # type: ignore[no-untyped-def]
     """exp of a float32 to within 2e-7 relative; below -87 (-inf too) about 1.6e-38, not 0.

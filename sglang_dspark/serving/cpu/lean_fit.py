@@ -28,7 +28,15 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import linear, paged
-from sglang_dspark.serving.cpu.lean_layer import NO_NORM, LeanLayer, Norm, Product, Shape, Watched
+from sglang_dspark.serving.cpu.lean_layer import (
+    NO_NORM,
+    Ending,
+    LeanLayer,
+    Norm,
+    Product,
+    Shape,
+    Watched,
+)
 from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
 
 _FLOAT = torch.float32
@@ -45,6 +53,20 @@ def draft_layer_of(layer: Any) -> LeanLayer | None:
         return None
     attention = layer.self_attn
     return _resolve(layer, (attention.q_norm, attention.k_norm))
+
+
+def ending_of(model: Any) -> Ending | None:
+    """Resolve `model.norm`, the norm behind the last layer; None where it does not fit."""
+    norm = model.norm
+    if (
+        type(norm) is not RMSNorm
+        or not _plain_norm(norm)
+        or norm._forward_hooks
+        or norm._forward_pre_hooks
+    ):
+        return None
+    (weight,) = _tensors(norm)
+    return Ending(_norm(norm), (model._modules, "norm", norm), weight)
 
 
 def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> LeanLayer | None:

@@ -12,9 +12,7 @@ from __future__ import annotations
 from typing import Any, NamedTuple
 
 import numpy as np
-from llvmlite import ir
-from numba import carray, types
-from numba.extending import intrinsic
+from numba import carray
 from numpy.typing import NDArray
 
 from sglang_dspark.serving.cpu.fused_ops import (
@@ -24,7 +22,7 @@ from sglang_dspark.serving.cpu.fused_ops import (
     rotate_rows,
     silu_and_mul_rows,
 )
-from sglang_dspark.serving.cpu.jit import kernel
+from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
 from sglang_dspark.serving.cpu.paged import attend_parallel, attend_serial
 
 # Columns of Tables.addresses. A head norm's address is 0 where the model has none.
@@ -43,13 +41,14 @@ FRACTIONS = 5
 class Tables(NamedTuple):
     """L layers of one shape. addresses [L, ADDRESSES] int64, numbers [L, NUMBERS] int64, fractions
     [L, FRACTIONS] float64; sizes: d, H, Hkv, D, f and the cache's slots; entry: address of the
-    matrix kernel."""
+    matrix kernel; ending: of the weight of the norm behind the last layer."""
 
     addresses: NDArray[np.int64]
     numbers: NDArray[np.int64]
     fractions: NDArray[np.float64]
     sizes: tuple[int, int, int, int, int, int]
     entry: int
+    ending: int
 
 
 class Buffers(NamedTuple):
@@ -80,41 +79,10 @@ class Pass(NamedTuple):
     trees: Any
 
 
-@intrinsic
-def _multiply_at(typingctx, entry, x, ldx, rows, block, w, n, k, out, threads):  # type: ignore[no-untyped-def]
-    """`NarrowMatmul.call` by its address; all arguments int64."""
-    word, code = ir.IntType(64), ir.IntType(8).as_pointer()
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        function = ir.FunctionType(
-            ir.VoidType(),
-            [code, word, word, word, code, word, word, code, ir.IntType(32)],
-        )
-        callee = builder.inttoptr(arguments[0], function.as_pointer())
-        given = list(arguments[1:])
-        for place in (0, 4, 7):
-            given[place] = builder.inttoptr(given[place], code)
-        given[8] = builder.trunc(given[8], ir.IntType(32))
-        builder.call(callee, given)
-        return context.get_dummy_value()
-
-    return types.void(*(types.int64,) * 10), codegen
-
-
-@intrinsic
-def _floats_at(typingctx, address):  # type: ignore[no-untyped-def]
-    """The address (int64) as a pointer to float32."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.float32)(types.int64), codegen
-
-
 @kernel
 def _multiply(tables, layer, which, source, block, n, k, target):  # type: ignore[no-untyped-def]
     """target [rows, n] = source [rows, k] times the layer's weight number `which`."""
-    _multiply_at(
+    multiply_at(
         tables.entry, source.ctypes.data, k, source.shape[0], block,
         tables.addresses[layer, which], n, k, target.ctypes.data, tables.numbers[layer, which],
     )  # fmt: skip
@@ -122,7 +90,7 @@ def _multiply(tables, layer, which, source, block, n, k, target):  # type: ignor
 
 @kernel
 def _norm_weight(tables, layer, which, width):  # type: ignore[no-untyped-def]
-    return carray(_floats_at(tables.addresses[layer, which]), (width,))
+    return carray(floats_at(tables.addresses[layer, which]), (width,))
 
 
 @kernel
@@ -143,7 +111,7 @@ def _enter(tables, room, now, layer, block, hidden):  # type: ignore[no-untyped-
         key = _norm_weight(tables, layer, KEY, width)
         rms_norm_heads(room.qkv, heads, kv_heads, key, fractions[3])
     shape = (numbers[POSITIONS], numbers[ROTARY])
-    cos_sin = carray(_floats_at(tables.addresses[layer, COS_SIN]), shape)
+    cos_sin = carray(floats_at(tables.addresses[layer, COS_SIN]), shape)
     end = heads * width
     rotate_rows(
         now.positions, cos_sin, room.qkv[:, :end], room.qkv[:, end : end + kv_heads * width], width
@@ -153,7 +121,7 @@ def _enter(tables, room, now, layer, block, hidden):  # type: ignore[no-untyped-
 @kernel
 def _cache(tables, layer, which):  # type: ignore[no-untyped-def]
     _, _, kv_heads, width, _, slots = tables.sizes
-    return carray(_floats_at(tables.addresses[layer, which]), (slots, kv_heads, width))
+    return carray(floats_at(tables.addresses[layer, which]), (slots, kv_heads, width))
 
 
 @kernel
@@ -179,9 +147,16 @@ def _leave(tables, room, layer, block):  # type: ignore[no-untyped-def]
     _multiply(tables, layer, DOWN, room.activated, block, d, mlp, room.mixed)
 
 
+@kernel
+def _finish(tables, room, epsilon, normed):  # type: ignore[no-untyped-def]
+    """The norm of the last output, all additions made."""
+    weight = carray(floats_at(tables.ending), (tables.sizes[0],))
+    add_rms_norm_rows(room.mixed, room.carried, weight, epsilon, room.entered, normed)
+
+
 # Two functions, not one compiled twice: Numba's disk cache tells them apart by name only.
 @kernel
-def _layers_serial(tables, room, now, block, hidden, wanted, captured):  # type: ignore[no-untyped-def]
+def _layers_serial(tables, room, now, block, hidden, wanted, captured, epsilon, normed):  # type: ignore[no-untyped-def]
     for layer in range(tables.addresses.shape[0]):
         _enter(tables, room, now, layer, block, hidden)
         if wanted[layer] >= 0:
@@ -194,10 +169,11 @@ def _layers_serial(tables, room, now, block, hidden, wanted, captured):  # type:
             tables.numbers[layer, WINDOW], room.attended,
         )  # fmt: skip
         _leave(tables, room, layer, block)
+    _finish(tables, room, epsilon, normed)
 
 
 @kernel
-def _layers_parallel(tables, room, now, block, hidden, wanted, captured):  # type: ignore[no-untyped-def]
+def _layers_parallel(tables, room, now, block, hidden, wanted, captured, epsilon, normed):  # type: ignore[no-untyped-def]
     for layer in range(tables.addresses.shape[0]):
         _enter(tables, room, now, layer, block, hidden)
         if wanted[layer] >= 0:
@@ -210,12 +186,14 @@ def _layers_parallel(tables, room, now, block, hidden, wanted, captured):  # typ
             tables.numbers[layer, WINDOW], room.attended,
         )  # fmt: skip
         _leave(tables, room, layer, block)
+    _finish(tables, room, epsilon, normed)
 
 
 def layers(parallel: bool) -> Any:
-    """The kernel: (Tables, Buffers, Pass, block, hidden [n, d], wanted [L], captured [C, n, d]).
+    """The kernel: (Tables, Buffers, Pass, block, hidden [n, d], wanted [L], captured [C, n, d],
+    epsilon, normed [n, d]).
 
     block: rows taken together in products. wanted[l]: place in `captured` of layer l's input with
-    all additions made, -1 for none. Leaves the last output in mixed and the residual in carried.
+    all additions made, -1 for none. epsilon: of the last norm, whose output is `normed`.
     """
     return _layers_parallel if parallel else _layers_serial

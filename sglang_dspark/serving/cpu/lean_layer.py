@@ -64,6 +64,15 @@ class Watched:
 
 
 @dataclass(frozen=True)
+class Ending:
+    """The norm behind the last layer: part and tensor are where a model names it and its weight."""
+
+    norm: Norm
+    part: tuple[Mapping[str, Any], str, nn.Module]
+    tensor: Watched
+
+
+@dataclass(frozen=True)
 class LeanLayer:
     """What a layer's passes need and do not change while nothing in it is exchanged.
 

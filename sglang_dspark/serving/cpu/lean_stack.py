@@ -3,7 +3,7 @@
 Adapts the layer loops of `LlamaModel.forward` (sglang/srt/models/llama.py) and
 `DFlashDraftModel.forward` (models/dflash.py, 0.5.23). With a handful of rows SGLang's modules,
 boundaries and linear wrappers cost more than a small layer's arithmetic besides the products, so
-whether model, pass and tensors fit is asked once a pass and lean_kernel.py does the rest.
+whether pass and tensors fit is asked once a pass and lean_kernel.py does the rest.
 """
 
 from __future__ import annotations
@@ -11,70 +11,114 @@ from __future__ import annotations
 import operator
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import cycle
 from typing import Any
 
 import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import fused_ops, lean_kernel, lean_layer, linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.lean_kernel import Pass, Tables
-from sglang_dspark.serving.cpu.lean_layer import LeanLayer
+from sglang_dspark.serving.cpu.lean_layer import Ending, LeanLayer, Watched
 
 MOST_ROWS = min(linear.MAX_ROWS, fused_ops.MOST_ROWS)
+TURNS = 8  # passes until every part of a stack has been looked at
 _FLOAT = torch.float32
+_Named = tuple[Mapping[str, Any], str, nn.Module]
 
 
-class LeanStack:
-    """The layers of a model, all of one shape, as the kernel's tables."""
+class _Part:
+    """Places of a model that named certain objects, and tensors that lay at certain addresses."""
 
-    def __init__(self, layers: Sequence[LeanLayer], modules: nn.ModuleList):
-        self.layers = tuple(layers)
-        self.shape = layers[0].shape
-        owner: Mapping[str, Any] = modules._modules
-        found = [(owner, name, module) for name, module in owner.items()]
-        found += [part for layer in layers for part in layer.parts]
-        watched = [each for layer in layers for each in layer.tensors]
-        found += [(each.owner, each.name, each.tensor) for each in watched]
+    def __init__(self, named: Sequence[_Named], watched: Sequence[Watched]):
+        found = [*named, *((each.owner, each.name, each.tensor) for each in watched)]
         self._owners, self._names, self._objects = zip(*found, strict=True)
         self._tensors = tuple(each.tensor for each in watched)
         self._addresses = [each.address for each in watched]
-        self._tables: tuple[tuple[int, ...], Tables] | None = None
 
     @property
     def unchanged(self) -> bool:
-        """Whether no module and no parameter was exchanged or moved since.
-
-        Some 800 look-ups a pass, so the loops are those of `map`, not Python's.
-        """
+        """The loops are those of `map`, not Python's."""
         now = map(dict.get, self._owners, self._names)
         return (
             all(map(operator.is_, now, self._objects))
             and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
         )
 
+
+class LeanStack:
+    """The layers of a model, all of one shape, and its last norm as the kernel's tables.
+
+    A model has some 800 modules and parameters, and to look at all of them before every pass costs
+    more than its norms. Each pass looks at one of `TURNS` parts, so an exchange (LoRA, new weights
+    that are not copied into the old tensors) is noticed within as many passes; until then the old
+    weights are used, whose memory is held. New values in place need no notice.
+    """
+
+    def __init__(self, layers: Sequence[LeanLayer], ending: Ending, modules: nn.ModuleList):
+        self.layers, self.ending = tuple(layers), ending
+        self.shape = layers[0].shape
+        owner: Mapping[str, Any] = modules._modules
+        named = [(owner, name, module) for name, module in owner.items()]
+        named += [part for layer in layers for part in layer.parts]
+        watched = [each for layer in layers for each in layer.tensors]
+        named.append(ending.part)
+        watched.append(ending.tensor)
+        self._storages = [each.tensor.untyped_storage() for each in watched]
+        self._parts = [_Part(named[i::TURNS], watched[i::TURNS]) for i in range(TURNS)]
+        self._turns = cycle(self._parts)
+        self._tables: tuple[tuple[int, ...], Tables] | None = None
+        self._wanted: dict[tuple[int, ...], tuple[NDArray[np.int64], int]] = {}
+
+    @property
+    def unchanged(self) -> bool:
+        """Whether nothing was exchanged or moved in the part whose turn it is."""
+        return next(self._turns).unchanged
+
+    @property
+    def wholly_unchanged(self) -> bool:
+        """The same of all parts."""
+        return all(part.unchanged for part in self._parts)
+
+    def wanted(self, captured: Sequence[int]) -> tuple[NDArray[np.int64], int]:
+        """Place of each layer's input among the captures, [L], -1 for none; number of captures."""
+        key = tuple(captured)
+        if key not in self._wanted:
+            places = [layer for layer in sorted(key) if layer < len(self.layers)]
+            found = np.full(len(self.layers), -1)
+            found[places] = np.arange(len(places))
+            self._wanted[key] = found, len(places)
+        return self._wanted[key]
+
     def tables(self, pool: Any) -> Tables:
         """The kernel's tables for a K/V pool, made anew when its buffers moved."""
         buffers = (*pool.k_buffer, *pool.v_buffer)
         key = tuple(buffer.data_ptr() for buffer in buffers)
         if self._tables is None or self._tables[0] != key:
-            self._tables = (key, _tables(self.layers, pool))
+            self._tables = (key, _tables(self.layers, self.ending, pool))
         return self._tables[1]
 
 
 def stack_of(
-    modules: nn.ModuleList, resolve: Callable[[Any], LeanLayer | None]
+    model: Any,
+    resolve: Callable[[Any], LeanLayer | None],
+    resolve_ending: Callable[[Any], Ending | None],
 ) -> LeanStack | None:
-    """The stack of a model's layers; None where one does not fit or shapes differ."""
-    found = [resolve(module) for module in modules]
+    """The stack of `model.layers` and `model.norm`; None where one does not fit."""
+    found = [resolve(module) for module in model.layers]
     layers = [layer for layer in found if layer is not None]
     if not layers or len(layers) < len(found) or len({layer.shape for layer in layers}) > 1:
         return None
-    return LeanStack(layers, modules)
+    ending = resolve_ending(model)
+    if ending is None or ending.tensor.tensor.shape != (layers[0].shape.hidden,):
+        return None
+    return LeanStack(layers, ending, model.layers)
 
 
-def _tables(layers: Sequence[LeanLayer], pool: Any) -> Tables:
+def _tables(layers: Sequence[LeanLayer], ending: Ending, pool: Any) -> Tables:
     addresses, numbers, fractions = [], [], []
     for layer in layers:
         products = (layer.qkv, layer.o, layer.gate_up, layer.down)
@@ -95,6 +139,7 @@ def _tables(layers: Sequence[LeanLayer], pool: Any) -> Tables:
         np.array(fractions, dtype=np.float64),
         (shape.hidden, shape.heads, shape.kv_heads, shape.head, shape.mlp, slots),
         layers[0].kernel.entry,
+        ending.norm.address,
     )
 
 
@@ -135,22 +180,21 @@ def step_of(
 
 def run(
     stack: LeanStack, step: Step, hidden: Tensor, captured: Sequence[int] = ()
-) -> tuple[Tensor, Tensor, list[Tensor]]:
-    """All layers over the embedding [n, d]: last output, residual to add it to, captures.
+) -> tuple[Tensor, list[Tensor]]:
+    """All layers and the last norm over the embedding [n, d]: normed output, captures.
 
     captured: layers whose input, all additions made, is wanted. All results are [n, d] and the
     caller's own; `hidden` is not modified.
     """
-    rows = hidden.shape[0]
+    rows, width = hidden.shape
     room = lean_layer.room_of(stack.shape, rows)
-    wanted = np.full(len(stack.layers), -1)
-    places = [layer for layer in sorted(captured) if layer < len(stack.layers)]
-    wanted[places] = np.arange(len(places))
-    kept = torch.empty(len(places), rows, stack.shape.hidden)
-    block = linear.block_rows(rows)
-    step.kernel(step.tables, room, step.now, block, hidden.numpy(), wanted, kept.numpy())
-    output, residual = torch.from_numpy(room.mixed), torch.from_numpy(room.carried)
-    return output.clone(), residual.clone(), list(kept.unbind())
+    wanted, count = stack.wanted(captured)
+    kept, normed = torch.empty(count, rows, width), torch.empty(rows, width)
+    step.kernel(
+        step.tables, room, step.now, linear.block_rows(rows), hidden.numpy(), wanted,
+        kept.numpy(), stack.ending.norm.epsilon, normed.numpy(),
+    )  # fmt: skip
+    return normed, list(kept.unbind())
 
 
 def _plain_rows(rows: Any, width: int) -> bool:
