@@ -16,15 +16,14 @@ def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
     """Sets schedule.mode and the variable as a user would."""
 
     def ask(configured: str | None, named: str | None = None) -> None:
-        monkeypatch.delenv(CONFIG_VARIABLE, raising=False)
+        monkeypatch.setenv(CONFIG_VARIABLE, "")
         if configured is not None:
             file = tmp_path / f"{configured}.yaml"
             file.write_text(f"schedule:\n  mode: {configured}\n")
             monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+        monkeypatch.setenv(mode.VARIABLE, named or "")  # set first, so that it is put back
         if named is None:
-            monkeypatch.delenv(mode.VARIABLE, raising=False)
-        else:
-            monkeypatch.setenv(mode.VARIABLE, named)
+            monkeypatch.delenv(mode.VARIABLE)
 
     return ask
 
