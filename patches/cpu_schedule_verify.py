@@ -21,13 +21,13 @@ _ROWS = "dspark_rows"  # attribute of the executor: the packed rows of the step 
 def run_compact(original: Callable[..., Any], executor: Any, **step: Any) -> tuple[Any, Tensor]:
     """AROUND hook: logits and hidden states of the pass, row by row as they were computed."""
     from sglang_dspark.serving.schedule.attach import engine_of
-    from sglang_dspark.serving.schedule.layout import PackedRows, window_of
+    from sglang_dspark.serving.schedule.layout import rows_in, window_of
 
     executor.__dict__[_ROWS] = None
     if engine_of(executor) is None:
         return original(executor, **step)
     layout, verify_window = step["layout"], step["verify_window"]
-    rows = PackedRows(layout, executor.verify_num_draft_tokens)
+    rows = rows_in(layout, executor.verify_num_draft_tokens)
     window = window_of(rows, step["draft_block_ids"], step["draft_tokens"], verify_window)
     executor.__dict__[_ROWS] = (rows, window)
     if _reads_windows(step["batch"], step["sampling_info"]):
@@ -88,7 +88,7 @@ def _accept(
     rows, _ = executor.__dict__[_ROWS]
     width = executor.verify_num_draft_tokens
     packed = target_logits.shape[0] == rows.total
-    starts = rows.starts if packed else rows.strided(width)
+    starts = rows.starts if packed else rows.strided
     accepted, bonus = accept(
         verify_ids_2d, rows.lens, starts, target_logits, draft_block, sampling_info, draft_input
     )
@@ -115,12 +115,15 @@ def commit_hidden(original: Callable[..., None], executor: Any, **step: Any) -> 
         return
     rows, window = found
     commit = step["commit_lens"]
-    kept = rows_of(rows.starts, commit, int(commit.sum()))
+    slots, positions, kept = window.verify_cache_loc, window.positions, int(commit.sum())
+    if kept < rows.total:
+        chosen = rows_of(rows.starts, commit, kept)
+        hidden, slots, positions = hidden[chosen], slots[chosen], positions[chosen]
     executor.kv_injector.inject_target_hidden(
-        target_hidden=hidden[kept],
-        cache_loc=window.verify_cache_loc[kept],
+        target_hidden=hidden,
+        cache_loc=slots,
         cache_loc_2d=None,
-        positions=window.positions[kept],
+        positions=positions,
         commit_lens=None,
     )
 

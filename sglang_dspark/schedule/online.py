@@ -27,6 +27,7 @@ from sglang_dspark.schedule.compiled import compiled
 
 Floats = NDArray[np.float64]
 U_LOW, U_HIGH, V_LIMIT = 0.1, 10.0, 10.0  # T in 0.1 .. 10, as the grid of the fit
+FEW = 50.0  # drafts below which a gap is shown smaller than it is
 LOGIT_LIMIT = 15.0  # beyond it a sigmoid says the same
 
 
@@ -94,8 +95,8 @@ class OnlineCalibration:
         )  # fmt: skip
 
     def gaps(self) -> Floats:
-        """Mean of outcome - c over recent drafts, [regimes, gamma]; 0 where none was seen."""
-        return self._gap[..., 0] / np.maximum(self._gap[..., 1], 1.0)
+        """Mean of outcome - c over recent drafts, [regimes, gamma]; few drafts say little."""
+        return self._gap[..., 0] / np.maximum(self._gap[..., 1], FEW)
 
     @property
     def changes(self) -> int:

@@ -11,7 +11,13 @@ import torch
 
 from sglang_dspark.serving.cpu.ragged_ops import accept_greedy, first_rows, rows_of
 from sglang_dspark.serving.schedule.accept import accept
-from sglang_dspark.serving.schedule.layout import PackedRows, layout_of, window_of
+from sglang_dspark.serving.schedule.layout import (
+    PackedRows,
+    layout_of,
+    layout_without_drafts,
+    rows_in,
+    window_of,
+)
 from sglang_dspark.verify.greedy import accept_greedy as reference
 
 GAMMA, VOCAB = 5, 97
@@ -59,6 +65,20 @@ def test_window_is_upstreams_own() -> None:
     assert torch.equal(window.verify_cache_loc, window.window_index + 2000)
 
 
+def test_a_step_without_drafts_is_one_row_a_request() -> None:
+    layout = layout_without_drafts(3)
+    assert layout is layout_without_drafts(3)
+    rows = rows_in(layout, GAMMA + 1)
+    ids, places = torch.tensor([[7, 1], [8, 1], [9, 1]]), torch.arange(3 * (GAMMA + 1))
+    seats = SimpleNamespace(positions_2d=places.view(3, -1), verify_cache_loc=places)
+    window = window_of(rows, ids, torch.zeros(3, GAMMA, dtype=torch.int64), seats)
+    assert window.verify_ids.tolist() == [7, 8, 9]
+    assert window.positions.tolist() == window.window_index.tolist() == [0, 6, 12]
+    assert rows.starts.tolist() == [0, 1, 2]
+    ids[0, 0] = 0  # the block's buffer is written again in the next step
+    assert window.verify_ids.tolist() == [7, 8, 9]
+
+
 def test_rows_of_counts_from_each_start() -> None:
     starts = torch.from_numpy(first_rows(np.array([3, 1, 2])))
     assert starts.tolist() == [0, 3, 4]
@@ -77,7 +97,7 @@ def test_greedy_accept_is_the_rule_of_verify(seed: int, spread: bool) -> None:
     whole[..., :3] += 3.0  # so that drafts are often right
     rows = packed((lens - 1).tolist())
     flat = whole.view(-1, VOCAB)
-    logits, starts = (flat, rows.strided(GAMMA + 1)) if spread else (flat[rows.index], rows.starts)
+    logits, starts = (flat, rows.strided) if spread else (flat[rows.index], rows.starts)
     accepted, bonus = accept_greedy(window, lens, starts, logits.contiguous())
     expected = reference(window[:, 1:], whole.argmax(-1), verify_lens=lens - 1)
     assert accepted.tolist() == expected.accepted.tolist()

@@ -23,6 +23,7 @@ from sglang_dspark.loadtest.results import cpu_description
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import ProfileKey
+from sglang_dspark.schedule.guard import GuardConfig
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
@@ -34,6 +35,8 @@ from sglang_dspark.serving.schedule.passes import Passes
 
 logger = logging.getLogger(__name__)
 
+# A planned step of a plain phase stands for `1 + REST` steps, so its pauses count fewer.
+PAUSES = GuardConfig(first_pause=8, longest_pause=1024)
 ENGINE = "dspark_schedule"  # attribute of upstream's objects that hold the engine
 
 
@@ -99,7 +102,7 @@ def _take_over(worker: Any) -> None:
         gamma,
         pool_rows,
         CostModel(profiled.table, pool_rows),
-        PlannerConfig(has_head=has_head),
+        PlannerConfig(has_head=has_head, guard=PAUSES),
     )
     _rehearse(planner, calibration)
     planner = StepPlanner(gamma, pool_rows, CostModel(profiled.table, pool_rows), planner.config)

@@ -5,6 +5,9 @@
     outcome   accepted drafts are known
     interrupted  something else than a decode step ran
 
+While a load is found to be better off without drafts, one step in `1 + REST` is planned and learned
+from, and the others go on as it did: at a few milliseconds a step even thinking costs.
+
 A step's time runs from its `begin` to the next one's, so that it holds all that a token waits for;
 a step that was followed by a prefill has no time. Outcomes and times reach the planner when the
 next step begins, confidences two steps later (`schedule/relay.py`).
@@ -20,11 +23,13 @@ import numpy as np
 from torch import Tensor
 
 from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import Plan, StepPlanner
 from sglang_dspark.serving.schedule.metrics import StepMetrics
 
 GREEDY, SAMPLED = 0, 1  # regimes of the calibration
+REST = 3  # steps of a plain phase that repeat the plan before them
 
 
 @dataclass
@@ -35,6 +40,7 @@ class _Step:
     rows: Counts
     tenants: Counts
     began: float
+    resting: bool = False  # repeats the plan before it, and teaches nothing
     lengths: Counts | None = None
     accepted: Counts | None = None
     confidence: Gains | None = None
@@ -61,18 +67,32 @@ class ScheduleEngine:
         self._number = 0
         self._step: _Step | None = None
         self._interrupted = True
+        self._rested = 0
 
     def begin(self, rows: Tensor, generation: Tensor, seq_lens: Tensor) -> Plan:
         """Plan a decode step: rows [R] of the pool, the pool's generations, context lengths [R]."""
         now = self._clock()
+        last = self._step
         self._finish(now)
+        if last is not None and self._rests(last.plan, len(rows)):
+            self._step = _Step(last.plan, last.rows, last.tenants, now, resting=True)
+            return last.plan
         seats = rows.numpy().astype(np.int64)
         tenants = generation.numpy()[seats]
         plan = self.planner.plan(self._number, seats, tenants, int(seq_lens.sum()))
         self._number += 1
+        self._rested = 0
         self._step = _Step(plan, seats, tenants, now)
         self._interrupted = False
         return plan
+
+    def _rests(self, plan: Plan, requests: int) -> bool:
+        """Whether the coming step repeats a plain phase's plan."""
+        same = plan.mode is Mode.PLAIN and plan.requests == requests and not self._interrupted
+        if not same or self._rested >= REST:
+            return False
+        self._rested += 1
+        return True
 
     def drafted(self, logits: Tensor | None, greedy: Tensor | None) -> Counts:
         """Verify lengths l_r, [R] int64, of the step that was planned.
@@ -122,15 +142,16 @@ class ScheduleEngine:
         if step is None or step.accepted is None or step.lengths is None:
             return
         seconds = None if self._interrupted else now - step.began
-        self.planner.finished(
-            step.plan,
-            step.rows,
-            step.tenants,
-            step.accepted,
-            step.lengths,
-            step.confidence,
-            seconds,
-        )
+        if not step.resting:
+            self.planner.finished(
+                step.plan,
+                step.rows,
+                step.tenants,
+                step.accepted,
+                step.lengths,
+                step.confidence,
+                seconds,
+            )
         if step.logits is not None and step.regimes is not None:
             self.calibration.observe(step.logits, step.regimes, step.accepted, step.lengths)
         self.metrics.step(step.plan, step.lengths, step.accepted, seconds, now)

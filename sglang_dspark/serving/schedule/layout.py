@@ -6,6 +6,7 @@ dspark_verify_window.py (0.5.23). Its `verify_lens` count the anchor as well, ou
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,27 @@ class PackedRows:
         self.total = int(layout.total_verify_tokens)
         self.lens = torch.from_numpy(windows)
         self.starts = torch.from_numpy(first_rows(windows))
-        self.index = rows_of(torch.arange(len(windows)) * width, self.lens, self.total)
+        self.strided = torch.arange(len(windows)) * width  # first rows of whole windows
+        self.index = rows_of(self.strided, self.lens, self.total)
 
-    def strided(self, width: int) -> Tensor:
-        """Starts [R] of rows that were spread over windows of `width`."""
-        return torch.arange(len(self.lens)) * width
+
+@lru_cache(maxsize=512)
+def layout_without_drafts(requests: int) -> Any:
+    """The layout of a step that verifies no draft."""
+    return layout_of(np.zeros(requests, np.int64))
+
+
+@lru_cache(maxsize=512)
+def _rows_without_drafts(requests: int, width: int) -> PackedRows:
+    return PackedRows(layout_without_drafts(requests), width)
+
+
+def rows_in(layout: Any, width: int) -> PackedRows:
+    """The rows of a layout in windows of `width`."""
+    requests = len(layout.verify_lens_cpu)
+    if layout.total_verify_tokens == requests:
+        return _rows_without_drafts(requests, width)
+    return PackedRows(layout, width)
 
 
 def window_of(
@@ -60,10 +77,14 @@ def window_of(
     """
     from sglang.kernels.ops.speculative.dspark.dspark_verify_window import RaggedVerifyWindow
 
-    candidates = torch.cat([draft_block_ids[:, :1], draft_tokens], dim=1)
+    if rows.total == len(rows.lens):
+        ids = draft_block_ids[:, 0].clone()
+    else:
+        candidates = torch.cat([draft_block_ids[:, :1], draft_tokens], dim=1)
+        ids = candidates.reshape(-1)[rows.index]
     return RaggedVerifyWindow(
         positions=verify_window.positions_2d.reshape(-1)[rows.index],
         verify_cache_loc=verify_window.verify_cache_loc[rows.index],
-        verify_ids=candidates.reshape(-1)[rows.index],
+        verify_ids=ids,
         window_index=rows.index,
     )

@@ -18,7 +18,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.schedule.layout import PackedRows, layout_of, window_of
+from sglang_dspark.serving.schedule.layout import layout_of, rows_in, window_of
 
 
 class Passes:
@@ -110,7 +110,7 @@ class Passes:
 
         requests = len(drafts)
         layout = layout_of(np.asarray(drafts, np.int64))
-        rows = PackedRows(layout, self.gamma + 1)
+        rows = rows_in(layout, self.gamma + 1)
         tokens = torch.ones(requests, self.gamma + 1, dtype=torch.int64)
         window = window_of(rows, tokens[:, :1], tokens[:, 1:], batch.window)
         forward = ForwardBatch(
