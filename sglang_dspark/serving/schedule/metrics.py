@@ -101,6 +101,7 @@ class Collector:
         self._measured = histogram("step_seconds", "Measured step time.", SECONDS)
         self._predicted = histogram("predicted_step_seconds", "Predicted step time.", SECONDS)
         self._error = gauge("step_time_error", "Median |predicted / measured - 1| of late.")
+        self._gain = gauge("gain", "Tokens/s of speculating over plain, as of the last step.")
         self._gap = gauge(
             "calibration_error",
             "|acceptance - confidence| of late, mean over recent drafts.",
@@ -120,6 +121,7 @@ class Collector:
             if step.seconds is not None:
                 self._measured.observe(step.seconds)
                 self._predicted.observe(step.plan.budget.seconds)
+        self._gain.labels(**self._labels).set(steps[-1].plan.gain)
         for series, drafts in (
             (self._admitted, [step.lengths for step in steps]),
             (self._accepted, [step.accepted for step in steps]),
