@@ -15,7 +15,8 @@ from typing import Any
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import startup
-from sglang_dspark.serving.checkpoint import Target, validate_drafter
+from sglang_dspark.serving.checkpoint import Target, read_config, validate_drafter
+from sglang_dspark.serving.schedule import mode
 
 
 def check_drafter(server_args: Any) -> None:
@@ -44,6 +45,7 @@ def _check(server_args: Any, args: Any) -> None:
     fetched = not path.exists()
     if fetched:
         path = _fetch_config(drafter, args)
+    _choose_mode(path, args)
     validate_drafter(
         path,
         _target(server_args, args),
@@ -103,6 +105,12 @@ def _target(server_args: Any, args: Any) -> Target:
         num_layers=int(config.num_hidden_layers),
         architecture=(model.hf_config.architectures or [""])[0],
     )
+
+
+def _choose_mode(path: Path, args: Any) -> None:
+    """On a CPU, what is verified is our choice, and SGLang must know before it loads the heads."""
+    if str(args.device) == "cpu":
+        mode.prepare(confidence_head=bool(read_config(path).get("enable_confidence_head")))
 
 
 def _asked_gamma(args: Any) -> int | None:

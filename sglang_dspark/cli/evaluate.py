@@ -256,10 +256,15 @@ def _measure_server(
 
 @contextmanager
 def _server(url: str | None, subject: _Subject, port: int, console: Console) -> Iterator[str]:
-    """The given server, or one started for the measurement and stopped behind it."""
+    """The given server, or one started for the measurement and stopped behind it.
+
+    Ours verifies every draft, as the engine does: tau is the drafter's, not the scheduler's.
+    """
     if url is not None:
         yield url.rstrip("/")
         return
+    from dataclasses import replace
+
     import torch
 
     from sglang_dspark.cli._progress import stages
@@ -268,6 +273,7 @@ def _server(url: str | None, subject: _Subject, port: int, console: Console) -> 
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     spec = dspark_server(subject.target, subject.drafter, port, device)
+    spec = replace(spec, environment={**spec.environment, "SGLANG_RAGGED_VERIFY_MODE": "static"})
     with stop_on_signals(), ServerProcess(spec, run_directory()) as process:
         with stages(console) as progress:
             process.start()

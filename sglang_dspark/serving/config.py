@@ -11,10 +11,10 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
 
 from sglang_dspark.errors import DSparkError
 
@@ -38,12 +38,36 @@ class CpuConfig(BaseModel):
     )
 
 
+class ScheduleConfig(BaseModel):
+    """What is verified in a step, and how that is decided (serving/schedule)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+
+    mode: Literal["auto", "static", "off"] = Field(
+        default="auto",
+        description="auto: our scheduler; static: every draft is verified; off: SGLang decides",
+    )
+    profile_seconds: float = Field(
+        default=15.0,
+        ge=1.0,
+        le=600.0,
+        description="most time that measuring step times may take at the first start",
+    )
+
+    @field_validator("mode", mode="before")
+    @classmethod
+    def _off_is_a_word(cls, value: object) -> object:
+        """YAML reads a bare `off` as False."""
+        return "off" if value is False else value
+
+
 class DSparkConfig(BaseModel):
     """The whole configuration; unknown fields are errors."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
     cpu: CpuConfig = CpuConfig()
+    schedule: ScheduleConfig = ScheduleConfig()
 
 
 @dataclass(frozen=True)

@@ -66,7 +66,12 @@ def dspark(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Served:
 
 @pytest.fixture(scope="session")
 def tiny_dspark(pool: ServerPool, noisy: tiny_models.TinyPair) -> Served:
-    """The tiny target with the drafter that is often wrong."""
+    """The tiny target with the drafter that is often wrong, all drafts verified.
+
+    The scheduler would not draft: a tiny target's pass costs no more than the draft.
+    """
+    config = pool.folder / "static.yaml"
+    config.write_text("schedule: {mode: static}\n")
     return pool.start(
         "tiny-dspark",
         noisy.target,
@@ -74,4 +79,6 @@ def tiny_dspark(pool: ServerPool, noisy: tiny_models.TinyPair) -> Served:
         str(noisy.drafter),
         "--max-running-requests",
         "32",
+        "--dspark-config",
+        str(config),
     )

@@ -17,6 +17,8 @@ from sglang_dspark.serving.config import (
     use_config_file,
 )
 
+LEAVES = {"cpu.threads", "cpu.matrix_kernel", "schedule.mode", "schedule.profile_seconds"}
+
 
 @pytest.fixture(autouse=True)
 def _no_ambient_config(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -33,7 +35,8 @@ def test_defaults_need_no_file() -> None:
     loaded = load_config()
     assert loaded.path is None
     assert loaded.config == DSparkConfig()
-    assert loaded.origins == {"cpu.threads": "default", "cpu.matrix_kernel": "default"}
+    assert set(loaded.origins) == LEAVES
+    assert set(loaded.origins.values()) == {"default"}
 
 
 def test_yaml_values_and_their_origins(tmp_path: Path) -> None:
@@ -41,7 +44,14 @@ def test_yaml_values_and_their_origins(tmp_path: Path) -> None:
     loaded = load_config(path)
     assert loaded.config.cpu.threads == 3
     assert loaded.config.cpu.matrix_kernel is True
-    assert loaded.origins == {"cpu.threads": f"file {path}", "cpu.matrix_kernel": "default"}
+    expected = dict.fromkeys(LEAVES, "default") | {"cpu.threads": f"file {path}"}
+    assert loaded.origins == expected
+
+
+@pytest.mark.parametrize("written", ["off", "'off'", "no"])
+def test_a_bare_off_is_no_boolean(tmp_path: Path, written: str) -> None:
+    path = write(tmp_path, f"schedule: {{mode: {written}}}\n")
+    assert load_config(path).config.schedule.mode == "off"
 
 
 def test_json_is_read_too(tmp_path: Path) -> None:

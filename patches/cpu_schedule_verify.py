@@ -1,0 +1,165 @@
+"""Ragged verification without spreading rows over whole windows: pass, accept, context injection.
+
+Upstream (0.5.23): srt/speculative/dspark_components/dspark_verify.py, `TargetVerifyExecutor`. Where
+something else reads the logits window by window (grammar, log-probabilities, penalties, biases,
+sampling masks) the pass and the injection are upstream's; the accept rule is ours all the same.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.patches.seam import Seam
+
+_ROWS = "dspark_rows"  # attribute of the executor: the packed rows of the step in flight
+
+
+def run_compact(original: Callable[..., Any], executor: Any, **step: Any) -> tuple[Any, Tensor]:
+    """AROUND hook: logits and hidden states of the pass, row by row as they were computed."""
+    from sglang_dspark.serving.schedule.attach import engine_of
+    from sglang_dspark.serving.schedule.layout import rows_in, window_of
+
+    executor.__dict__[_ROWS] = None
+    if engine_of(executor) is None:
+        return original(executor, **step)
+    layout, verify_window = step["layout"], step["verify_window"]
+    rows = rows_in(layout, executor.verify_num_draft_tokens)
+    window = window_of(rows, step["draft_block_ids"], step["draft_tokens"], verify_window)
+    executor.__dict__[_ROWS] = (rows, window)
+    if _reads_windows(step["batch"], step["sampling_info"]):
+        return original(executor, **step)
+    done = executor._run_ragged(
+        batch=step["batch"],
+        layout=layout,
+        ragged_window=window,
+        sampling_info=step["sampling_info"],
+        kv_loc_plan=verify_window.kv_loc_plan,
+    )
+    return done, done.logits_output.hidden_states
+
+
+def _reads_windows(batch: Any, sampling_info: Any) -> bool:
+    from sglang.srt.speculative.dspark_components.dspark_verify import (
+        verify_logits_adjustments_are_noop,
+    )
+
+    if batch.has_grammar or batch.return_logprob:
+        return True
+    if sampling_info is None:
+        return False
+    masks = sampling_info.sampling_mask_batch_indices is not None
+    return masks or not verify_logits_adjustments_are_noop(sampling_info)
+
+
+def accept_and_finalize(original: Callable[..., Any], executor: Any, **step: Any) -> Any:
+    """AROUND hook: accept over what was verified, and tell the scheduler."""
+    from sglang_dspark.serving.schedule.attach import engine_of
+
+    engine = engine_of(executor)
+    if engine is None:
+        return original(executor, **step)
+    outs = original(executor, **step) if step["layout"] is None else _accept(executor, **step)
+    engine.outcome(outs.correct_len)
+    return outs
+
+
+def _accept(
+    executor: Any,
+    *,
+    bs: int,
+    verify_ids_2d: Tensor,
+    target_logits: Tensor,
+    draft_block: Any,
+    sampling_info: Any,
+    draft_input: Any,
+    prefix_lens: Tensor,
+    draft_tokens: Tensor,
+    **unused: Any,
+) -> Any:
+    from sglang.srt.speculative.dspark_components.dspark_verify import build_accept_outs
+    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
+
+    from sglang_dspark.serving.schedule.accept import accept
+
+    rows, _ = executor.__dict__[_ROWS]
+    width = executor.verify_num_draft_tokens
+    packed = target_logits.shape[0] == rows.total
+    starts = rows.starts if packed else rows.strided
+    accepted, bonus = accept(
+        verify_ids_2d, rows.lens, starts, target_logits, draft_block, sampling_info, draft_input
+    )
+    return build_accept_outs(
+        correct_len=accepted,
+        bonus=bonus,
+        cap_trim_lens=torch.zeros_like(accepted),
+        prefix_lens=prefix_lens,
+        draft_tokens=draft_tokens,
+        gamma=executor.gamma,
+        verify_num_draft_tokens=width,
+        tp_sync=executor._tp_sync,
+        sync_site=SpecTpSyncSite.DSPARK_ACCEPT_GREEDY,
+    )
+
+
+def commit_hidden(original: Callable[..., None], executor: Any, **step: Any) -> None:
+    """AROUND hook: hidden states of accepted rows into the draft's context, from packed rows."""
+    from sglang_dspark.serving.cpu.ragged_ops import rows_of
+
+    hidden, found = step["hidden_strided"], executor.__dict__.get(_ROWS)
+    if not step["run_compact"] or found is None or hidden.shape[0] != found[0].total:
+        original(executor, **step)
+        return
+    rows, window = found
+    commit = step["commit_lens"]
+    slots, positions, kept = window.verify_cache_loc, window.positions, int(commit.sum())
+    if kept < rows.total:
+        chosen = rows_of(rows.starts, commit, kept)
+        hidden, slots, positions = hidden[chosen], slots[chosen], positions[chosen]
+    executor.kv_injector.inject_target_hidden(
+        target_hidden=hidden,
+        cache_loc=slots,
+        cache_loc_2d=None,
+        positions=positions,
+        commit_lens=None,
+    )
+
+
+_EXECUTOR = "sglang.srt.speculative.dspark_components.dspark_verify.TargetVerifyExecutor"
+
+SEAMS = (
+    Seam(
+        name="cpu-schedule-pass",
+        target=f"{_EXECUTOR}.run_compact",
+        kind="around",
+        hook=run_compact,
+        signature="(self, *, batch, layout, draft_block_ids, draft_tokens, bs, device, "
+        "sampling_info, verify_window, inject_gate=False)",
+        why="upstream spreads the logits of a ragged pass over whole windows: 9 MB at eight users",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-schedule-accept",
+        target=f"{_EXECUTOR}.accept_and_finalize",
+        kind="around",
+        hook=accept_and_finalize,
+        signature="(self, *, folded_accept, bs, verify_ids_2d, target_logits, draft_block, "
+        "sampling_info, draft_input, layout, prefix_lens, draft_tokens, "
+        "simulate_bonus_sampling_info=None)",
+        why="upstream accepts over whole windows, and the scheduler learns from outcomes",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-schedule-commit",
+        target=f"{_EXECUTOR}.commit_hidden",
+        kind="around",
+        hook=commit_hidden,
+        signature="(self, *, batch, layout, hidden_strided, verify_window, logits_output, "
+        "commit_lens, bs, run_compact)",
+        why="hidden states of packed rows lie elsewhere than those of whole windows",
+        device="cpu",
+    ),
+)

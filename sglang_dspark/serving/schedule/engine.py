@@ -1,0 +1,166 @@
+"""The scheduler of one server: what the seams of a decode step ask, in the order they ask it.
+
+    begin     the step's requests are known, nothing is drafted: plan (and close the step before)
+    drafted   this step's confidence logits are known: admit, publish
+    outcome   accepted drafts are known
+    interrupted  something else than a decode step ran
+
+While a load is found to be better off without drafts, one step in `1 + REST` is planned and learned
+from, and the others go on as it did: at a few milliseconds a step even thinking costs.
+
+A step's time runs from its `begin` to the next one's, so that it holds all that a token waits for;
+a step that was followed by a prefill has no time. Outcomes and times reach the planner when the
+next step begins, confidences two steps later (`schedule/relay.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.schedule.online import OnlineCalibration
+from sglang_dspark.schedule.planner import Plan, StepPlanner
+from sglang_dspark.serving.schedule.metrics import StepMetrics
+
+GREEDY, SAMPLED = 0, 1  # regimes of the calibration
+REST = 3  # steps of a plain phase that repeat the plan before them
+
+
+@dataclass
+class _Step:
+    """The step in flight."""
+
+    plan: Plan
+    rows: Counts
+    tenants: Counts
+    began: float
+    resting: bool = False  # repeats the plan before it, and teaches nothing
+    lengths: Counts | None = None
+    accepted: Counts | None = None
+    confidence: Gains | None = None
+    logits: Gains | None = None
+    regimes: Counts | None = None
+
+
+class ScheduleEngine:
+    """Plans the steps of one worker; called by one thread."""
+
+    def __init__(
+        self,
+        planner: StepPlanner,
+        calibration: OnlineCalibration,
+        metrics: StepMetrics,
+        clock: Callable[[], float],
+    ) -> None:
+        """clock: seconds that steps cost, of the thread that calls."""
+        self.planner = planner
+        self.gamma = planner.gamma
+        self.calibration = calibration
+        self.metrics = metrics
+        self._clock = clock
+        self._number = 0
+        self._step: _Step | None = None
+        self._interrupted = True
+        self._rested = 0
+
+    def begin(self, rows: Tensor, generation: Tensor, seq_lens: Tensor) -> Plan:
+        """Plan a decode step: rows [R] of the pool, the pool's generations, context lengths [R]."""
+        now = self._clock()
+        last = self._step
+        self._finish(now)
+        if last is not None and self._rests(last.plan, len(rows)):
+            self._step = _Step(last.plan, last.rows, last.tenants, now, resting=True)
+            return last.plan
+        seats = rows.numpy().astype(np.int64)
+        tenants = generation.numpy()[seats]
+        plan = self.planner.plan(self._number, seats, tenants, int(seq_lens.sum()))
+        self._number += 1
+        self._rested = 0
+        self._step = _Step(plan, seats, tenants, now)
+        self._interrupted = False
+        return plan
+
+    def _rests(self, plan: Plan, requests: int) -> bool:
+        """Whether the coming step repeats a plain phase's plan."""
+        same = plan.mode is Mode.PLAIN and plan.requests == requests and not self._interrupted
+        if not same or self._rested >= REST:
+            return False
+        self._rested += 1
+        return True
+
+    def drafted(self, logits: Tensor | None, greedy: Tensor | None) -> Counts:
+        """Verify lengths l_r, [R] int64, of the step that was planned.
+
+        logits: [R, d] float32 confidence logits of the drafted positions; None for a drafter
+        without a head, or when nothing was drafted. greedy: [R] bool, requests that take the
+        likeliest token.
+        """
+        step = self._require()
+        plan, planner = step.plan, self.planner
+        if plan.speculates:
+            step.confidence = self._confidence(step, logits, greedy)
+            if logits is not None:
+                planner.publish(plan, step.rows, step.tenants, step.confidence)
+        step.lengths = planner.admit(plan, step.confidence)
+        return step.lengths
+
+    def outcome(self, accepted: Tensor) -> None:
+        """Accepted drafts [R] of the step."""
+        self._require().accepted = accepted.numpy().astype(np.int64)
+
+    def interrupted(self) -> None:
+        """A prefill, or anything but a decode step, ran: the step before it has no time."""
+        self._interrupted = True
+
+    @property
+    def lengths(self) -> Counts:
+        """l_r of the step in flight."""
+        lengths = self._require().lengths
+        assert lengths is not None, "lengths are read before the drafts were made"
+        return lengths
+
+    def _confidence(self, step: _Step, logits: Tensor | None, greedy: Tensor | None) -> Gains:
+        if logits is None:
+            return self.planner.expected(step.rows, step.tenants)
+        step.logits = logits.numpy()
+        if greedy is None:
+            step.regimes = np.zeros(len(step.rows), np.int64)
+        else:
+            step.regimes = np.where(greedy.numpy(), GREEDY, SAMPLED).astype(np.int64)
+        confidence = np.zeros((len(step.rows), self.gamma), np.float32)
+        return self.calibration.confidence(step.logits, step.regimes, confidence)
+
+    def _finish(self, now: float) -> None:
+        """Learn from the step in flight, if it got as far as an outcome."""
+        step, self._step = self._step, None
+        if step is None or step.accepted is None or step.lengths is None:
+            return
+        seconds = None if self._interrupted else now - step.began
+        if not step.resting:
+            self.planner.finished(
+                step.plan,
+                step.rows,
+                step.tenants,
+                step.accepted,
+                step.lengths,
+                step.confidence,
+                seconds,
+            )
+        if step.logits is not None and step.regimes is not None:
+            self.calibration.observe(step.logits, step.regimes, step.accepted, step.lengths)
+        self.metrics.step(step.plan, step.lengths, step.accepted, seconds, now)
+
+    def _require(self) -> _Step:
+        assert self._step is not None, "a decode step must begin before it goes on"
+        return self._step
+
+
+def pool_of(worker: Any) -> Any:
+    """The request pool whose rows and generations the relay is tagged with."""
+    return worker.model_runner.req_to_token_pool

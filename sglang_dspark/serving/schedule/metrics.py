@@ -1,0 +1,144 @@
+"""`sglang:dspark_*` in /metrics: what the scheduler decided, and how right it was.
+
+Steps are kept as they are and handed to prometheus_client about once a second, because a
+step of some milliseconds has no time for a dozen locked counters. SGLang (0.5.23,
+srt/observability/metrics_collector.py) sets PROMETHEUS_MULTIPROC_DIR before any collector is made,
+so prometheus_client is imported when the first one is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any, NamedTuple
+
+import numpy as np
+
+from sglang_dspark.schedule.budget import Counts
+from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.schedule.online import OnlineCalibration
+from sglang_dspark.schedule.planner import Plan, StepPlanner
+
+PREFIX = "sglang:dspark_"
+FLUSH_SECONDS = 1.0  # of the steps' clock
+BUDGETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 1.0)
+REASONS = {
+    Mode.PLAIN: "drafting does not pay",
+    Mode.PROBE_PLAIN: "probe of plain decoding",
+    Mode.SPECULATE: "no plan with drafts",
+    Mode.PROBE_SPECULATE: "no plan with drafts",
+}
+
+
+class Finished(NamedTuple):
+    """A finished step, kept until the next flush."""
+
+    plan: Plan
+    lengths: Counts
+    accepted: Counts
+    seconds: float | None
+
+
+class StepMetrics:
+    """Decode steps since the last flush."""
+
+    def __init__(
+        self,
+        planner: StepPlanner,
+        calibration: OnlineCalibration,
+        collector: Collector | None = None,
+    ) -> None:
+        """collector: where counts go; None counts nothing."""
+        self._planner, self._calibration, self._collector = planner, calibration, collector
+        self._finished: list[Finished] = []
+        self._due = -math.inf
+
+    def step(
+        self, plan: Plan, lengths: Counts, accepted: Counts, seconds: float | None, now: float
+    ) -> None:
+        """Note a finished step; flush about once a second."""
+        if self._collector is None:
+            return
+        self._finished.append(Finished(plan, lengths, accepted, seconds))
+        if now >= self._due:
+            self._due = now + FLUSH_SECONDS
+            self._collector.take(self._finished, self._planner.gamma)
+            self._collector.gauges(self._planner, self._calibration)
+            self._finished = []
+
+
+def reached(lengths: Sequence[Counts], gamma: int) -> Counts:
+    """Drafts at each position 1 .. gamma in all steps: [gamma]."""
+    ended = np.bincount(np.concatenate(lengths), minlength=gamma + 1)
+    return ended[::-1].cumsum()[::-1][1:]
+
+
+class Collector:
+    """The prometheus_client side; made once a process."""
+
+    def __init__(self, labels: dict[str, str]) -> None:
+        from prometheus_client import Counter, Gauge, Histogram
+
+        names = tuple(labels)
+        self._labels = labels
+
+        def counter(name: str, text: str, *more: str) -> Any:
+            return Counter(PREFIX + name, text, (*names, *more))
+
+        def gauge(name: str, text: str, *more: str) -> Any:
+            return Gauge(PREFIX + name, text, (*names, *more), multiprocess_mode="mostrecent")
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
+            return Histogram(PREFIX + name, text, names, buckets=buckets).labels(**labels)
+
+        self._steps = counter("steps", "Decode steps by the guard's mode.", "mode")
+        self._skips = counter("draft_skips", "Decode steps without a draft.", "reason")
+        self._falls = counter("fallbacks", "Times that a load fell back to plain.", "reason")
+        self._admitted = counter("admitted_drafts", "Drafts verified.", "position")
+        self._accepted = counter("accepted_drafts", "Drafts accepted.", "position")
+        self._budget = histogram("budget", "Drafts admitted in a step.", BUDGETS)
+        self._measured = histogram("step_seconds", "Measured step time.", SECONDS)
+        self._predicted = histogram("predicted_step_seconds", "Predicted step time.", SECONDS)
+        self._error = gauge("step_time_error", "Median |predicted / measured - 1| of late.")
+        self._gain = gauge("gain", "Tokens/s of speculating over plain, as of the last step.")
+        self._gap = gauge(
+            "calibration_error",
+            "|acceptance - confidence| of late, mean over recent drafts.",
+            "position",
+        )
+        self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
+        self._fallen = 0
+
+    def take(self, steps: Sequence[Finished], gamma: int) -> None:
+        """Count steps."""
+        for step in steps:
+            mode = step.plan.mode
+            self._steps.labels(**self._labels, mode=mode.value).inc()
+            if not step.plan.speculates:
+                self._skips.labels(**self._labels, reason=REASONS[mode]).inc()
+            self._budget.observe(int(step.lengths.sum()))
+            if step.seconds is not None:
+                self._measured.observe(step.seconds)
+                self._predicted.observe(step.plan.budget.seconds)
+        self._gain.labels(**self._labels).set(steps[-1].plan.gain)
+        for series, drafts in (
+            (self._admitted, [step.lengths for step in steps]),
+            (self._accepted, [step.accepted for step in steps]),
+        ):
+            for position, count in enumerate(reached(drafts, gamma), start=1):
+                series.labels(**self._labels, position=str(position)).inc(int(count))
+
+    def gauges(self, planner: StepPlanner, calibration: OnlineCalibration) -> None:
+        """Show how right the models are at present."""
+        error = planner.costs.median_error()
+        if not math.isnan(error):
+            self._error.labels(**self._labels).set(error)
+        self._outliers.labels(**self._labels).set(planner.costs.outliers)
+        gaps = np.abs(calibration.gaps()).max(axis=0)
+        for position, gap in enumerate(gaps, start=1):
+            self._gap.labels(**self._labels, position=str(position)).set(float(gap))
+        fallbacks = planner.guard.fallbacks
+        if fallbacks > self._fallen:
+            self._falls.labels(**self._labels, reason="realised gain").inc(fallbacks - self._fallen)
+            self._fallen = fallbacks

@@ -1,0 +1,51 @@
+"""Which verification a server runs, decided once from configuration, variable and drafter.
+
+    auto    (default) our scheduler: ragged verification, lengths by confidence
+    static  every draft is verified
+    off     SGLang's own choice, by SGLANG_RAGGED_VERIFY_MODE
+
+SGLang (0.5.23, srt/speculative/ragged_verify.py) reads the variable while models load: a confidence
+head is built only in the mode `compact`. So it is set here, before any process is spawned. Whoever
+sets the variable to something else than `compact` has chosen SGLang's own behaviour. Imports no
+sglang.
+"""
+
+from __future__ import annotations
+
+import os
+from dataclasses import dataclass
+
+from sglang_dspark.serving.config import current_config
+
+VARIABLE = "SGLANG_RAGGED_VERIFY_MODE"
+COMPACT, STATIC = "compact", "static"
+
+
+@dataclass(frozen=True)
+class Choice:
+    """ours: whether our scheduler decides. reason: why, or why not."""
+
+    ours: bool
+    reason: str
+
+
+def choice() -> Choice:
+    """What configuration and variable say, the same in every process of a server."""
+    mode = current_config().schedule.mode
+    named = os.environ.get(VARIABLE, "").strip()
+    if mode != "auto":
+        return Choice(False, f"schedule.mode is {mode}")
+    if named not in ("", COMPACT):
+        return Choice(False, f"{VARIABLE} is set to {named}")
+    return Choice(True, "schedule.mode is auto")
+
+
+def prepare(*, confidence_head: bool) -> None:
+    """Set SGLang's variable for the processes to come; call before models load.
+
+    A drafter without a head is scheduled by past acceptance: nothing has to be built for it.
+    """
+    if current_config().schedule.mode == "static":
+        os.environ[VARIABLE] = STATIC
+    elif choice().ours and confidence_head:
+        os.environ[VARIABLE] = COMPACT

@@ -1,0 +1,75 @@
+"""The scheduler on the live server: on by default, ragged in earnest, told in log and metrics."""
+
+from __future__ import annotations
+
+import re
+import time
+from typing import Any
+
+import pytest
+
+from tests.integration.prompts import PROMPTS
+from tests.integration.serving import Served
+from tests.integration.test_features import metric
+
+pytestmark = pytest.mark.server
+
+GAMMA = 5
+
+
+def windows(answers: list[dict[str, Any]]) -> list[int]:
+    """Verify windows of each length, 0 .. gamma + 1 tokens, over all answers."""
+    counts = [0] * (GAMMA + 2)
+    for answer in answers:
+        for length, steps in enumerate(answer["meta_info"]["spec_cap_lens_histogram"]):
+            counts[length] += steps
+    return counts
+
+
+def test_one_line_says_what_was_profiled_and_which_mode(dspark: Served) -> None:
+    lines = [line for line in dspark.log.splitlines() if "sglang-dspark: mode " in line]
+    (line,) = lines
+    assert "mode compact, scheduled by confidence" in line
+    assert re.search(r"step times of 1 to \d+ tokens .* (measured in|read from) ", line)
+
+
+def test_windows_of_unlike_lengths_are_verified(dspark: Served) -> None:
+    """That the tokens are the plain server's is the business of test_greedy_equal."""
+    fields = {"max_new_tokens": 48, "sampling_params": {"ignore_eos": True}}
+    counts = windows(dspark.generate_all(PROMPTS[:16], 8, **fields))
+    assert counts[0] == 0
+    assert counts[1] > 0, "no window without drafts"
+    assert sum(steps > 0 for steps in counts) >= 3, counts
+
+
+def test_sampled_requests_are_scheduled_too(dspark: Served) -> None:
+    sampling = {"temperature": 1.0, "ignore_eos": True}
+    answers = dspark.generate_all(
+        PROMPTS[:4], 4, max_new_tokens=24, sampling_params=sampling, return_logprob=False
+    )
+    assert all(len(answer["output_ids"]) == 24 for answer in answers)
+    assert sum(windows(answers)) > 0
+
+
+def test_metrics_tell_what_was_decided(dspark: Served) -> None:
+    fields = {"max_new_tokens": 64, "sampling_params": {"ignore_eos": True}}
+    before = metric(dspark, "sglang:dspark_steps_total")
+    dspark.generate(PROMPTS[0], **fields)
+    time.sleep(1.5)
+    dspark.generate(PROMPTS[1], **fields)  # a step flushes what is older than a second
+    steps = metric(dspark, "sglang:dspark_steps_total")
+    assert steps >= before + 64 / (GAMMA + 1)
+    admitted = metric(dspark, "sglang:dspark_admitted_drafts_total")
+    assert admitted >= metric(dspark, "sglang:dspark_accepted_drafts_total") > 0
+    assert metric(dspark, "sglang:dspark_budget_sum") == admitted
+    assert metric(dspark, "sglang:dspark_budget_count") == steps
+    timed = metric(dspark, "sglang:dspark_step_seconds_count")
+    assert 0 < timed <= steps
+    assert metric(dspark, "sglang:dspark_predicted_step_seconds_count") == timed
+    assert metric(dspark, "sglang:dspark_step_time_error") >= 0
+    assert metric(dspark, "sglang:dspark_calibration_error") >= 0
+
+
+def test_sglangs_own_gauges_are_filled(dspark: Served) -> None:
+    for name in ("sglang:spec_accept_length", "sglang:spec_accept_rate"):
+        assert metric(dspark, name) > 0

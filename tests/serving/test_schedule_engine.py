@@ -1,0 +1,176 @@
+"""The engine over the real planner: what is planned, learned and timed in which order."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_dspark.schedule.calibration import Calibration
+from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
+from sglang_dspark.schedule.guard import GuardConfig, Mode
+from sglang_dspark.schedule.online import OnlineCalibration
+from sglang_dspark.schedule.planner import Plan, PlannerConfig, StepPlanner
+from sglang_dspark.serving.schedule.engine import ScheduleEngine
+from sglang_dspark.serving.schedule.metrics import StepMetrics
+
+GAMMA, SEATS = 3, 9
+KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1")
+
+
+class World:
+    """An engine whose clock is moved by hand; drafts are accepted as far as `good` says."""
+
+    def __init__(self, token: float = 1e-3, has_head: bool = True) -> None:
+        table = CostTable(
+            key=KEY,
+            knots=(1, 64),
+            seconds=(20e-3, 20e-3 + 63 * token),
+            padded=False,
+            per_request=0.0,
+            per_context=0.0,
+            draft_requests=(1,),
+            draft_seconds=((0.0, 2e-3, 3e-3, 4e-3),),
+        )
+        config = PlannerConfig(has_head=has_head, guard=GuardConfig(probe=4, first_pause=8))
+        self.planner = StepPlanner(GAMMA, SEATS, CostModel(table, SEATS), config)
+        self.calibration = OnlineCalibration([Calibration.identity(GAMMA)] * 2)
+        self.now = 0.0
+        self.engine = ScheduleEngine(
+            self.planner,
+            self.calibration,
+            StepMetrics(self.planner, self.calibration),
+            clock=lambda: self.now,
+        )
+        self.generation = torch.ones(SEATS, dtype=torch.int64)
+
+    def step(
+        self,
+        rows: list[int],
+        logit: float | None = 2.0,
+        good: int = 2,
+        seconds: float | None = None,
+    ) -> tuple[Plan, list[int]]:
+        """One decode step, as long as planned unless told; returns plan and verify lengths."""
+        seats = torch.tensor(rows)
+        plan = self.engine.begin(seats, self.generation, torch.full((len(rows),), 10))
+        logits: Tensor | None = None
+        if plan.speculates and logit is not None:
+            logits = torch.full((len(rows), plan.budget.depth), logit)
+        lengths = self.engine.drafted(logits, torch.ones(len(rows), dtype=torch.bool))
+        self.engine.outcome(torch.from_numpy(np.minimum(lengths, good)).to(torch.int32))
+        self.now += plan.budget.seconds if seconds is None else seconds
+        return plan, lengths.tolist()
+
+
+def test_sure_drafts_are_verified_and_doubtful_ones_are_not() -> None:
+    sure, doubtful = World(), World()
+    for _ in range(4):
+        plan, lengths = sure.step([1, 2], logit=4.0)
+        other, few = doubtful.step([1, 2], logit=-4.0, good=0)
+    assert plan.known == other.known == 2
+    assert lengths == [GAMMA, GAMMA]
+    assert sum(few) <= 1
+
+
+def test_plans_see_confidences_of_two_steps_ago_only() -> None:
+    world = World()
+    known = [world.step([1])[0].known for _ in range(4)]
+    assert known == [0, 0, 1, 1]
+
+
+def test_a_new_tenant_of_a_seat_is_unknown() -> None:
+    world = World()
+    for _ in range(4):
+        world.step([1, 2])
+    world.generation[2] += 1
+    plan, _ = world.step([1, 2])
+    assert plan.known == 1
+
+
+def test_drafting_that_does_not_pay_is_skipped() -> None:
+    world = World(token=20e-3)
+    steps = [world.step([1, 2, 3, 4], logit=-3.0, good=0) for _ in range(100)]
+    skipped = [lengths for plan, lengths in steps if not plan.speculates]
+    assert len(skipped) > 60
+    assert all(lengths == [0, 0, 0, 0] for lengths in skipped)
+
+
+def test_most_steps_of_a_plain_phase_repeat_its_plan() -> None:
+    world = World(token=20e-3)
+    plans = [world.step([1, 2, 3, 4], logit=-3.0, good=0)[0] for _ in range(120)]
+    plain = [plan for plan in plans if plan.mode is Mode.PLAIN]
+    fresh = len({plan.step for plan in plain})
+    assert 0.2 < fresh / len(plain) < 0.5
+    assert any(plan.mode is Mode.PROBE_SPECULATE for plan in plans), "it never tries again"
+    resting = next(i for i in range(1, 120) if plans[i] is plans[i - 1])
+    assert plans[resting].mode is Mode.PLAIN
+
+
+def test_another_batch_is_planned_afresh_in_a_plain_phase() -> None:
+    world = World(token=20e-3)
+    while world.step([1, 2, 3, 4], logit=-3.0, good=0)[0].mode is not Mode.PLAIN:
+        pass
+    plan, lengths = world.step([1, 2, 3], logit=-3.0, good=0)
+    assert plan.requests == len(lengths) == 3
+    first = world.step([1, 2, 3], logit=-3.0, good=0)[0]
+    world.engine.interrupted()
+    assert world.step([1, 2, 3], logit=-3.0, good=0)[0] is not first
+
+
+def test_a_step_is_timed_until_the_next_begins() -> None:
+    world = World()
+    world.step([1], seconds=0.030)
+    world.step([1], seconds=0.040)
+    assert world.planner.costs.steps == 1
+    world.step([1])
+    assert world.planner.costs.steps == 2
+
+
+def test_a_step_that_a_prefill_followed_is_not_timed_but_learned() -> None:
+    world = World()
+    world.step([1], logit=4.0, good=0, seconds=5.0)
+    world.engine.interrupted()
+    world.step([1], logit=4.0, good=0)
+    assert world.planner.costs.steps == 0
+    assert world.calibration.gaps()[0, 0] < 0
+
+
+def test_a_step_without_outcome_teaches_nothing() -> None:
+    world = World()
+    world.engine.begin(torch.tensor([1]), world.generation, torch.tensor([10]))
+    world.now += 1.0
+    world.step([1])
+    assert world.planner.costs.steps == 0
+
+
+def test_without_a_head_past_acceptance_schedules() -> None:
+    good, bad = World(has_head=False), World(has_head=False)
+    for _ in range(60):
+        _, many = good.step([1], logit=None, good=3)
+        _, few = bad.step([1], logit=None, good=0)
+    assert many == [GAMMA]
+    assert few == [0] or few == [1]
+
+
+def test_sampled_and_greedy_requests_are_calibrated_apart() -> None:
+    world = World()
+    for _ in range(30):
+        seats = torch.tensor([1, 2])
+        plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+        logits = torch.full((2, plan.budget.depth), 2.0) if plan.speculates else None
+        lengths = world.engine.drafted(logits, torch.tensor([True, False]))
+        accepted = np.minimum(lengths, [GAMMA, 0])
+        world.engine.outcome(torch.from_numpy(accepted))
+        world.now += 0.025
+    greedy, sampled = world.calibration.gaps()[:, 0]
+    assert greedy > 0 > sampled
+
+
+def test_lengths_before_the_draft_are_a_mistake() -> None:
+    world = World()
+    world.engine.begin(torch.tensor([1]), world.generation, torch.tensor([10]))
+    with pytest.raises(AssertionError, match="drafts"):
+        _ = world.engine.lengths

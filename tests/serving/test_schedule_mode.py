@@ -1,0 +1,64 @@
+"""Who decides what is verified: our configuration, SGLang's variable, the drafter's head."""
+
+from __future__ import annotations
+
+import os
+from pathlib import Path
+
+import pytest
+
+from sglang_dspark.serving.config import CONFIG_VARIABLE
+from sglang_dspark.serving.schedule import mode
+
+
+@pytest.fixture
+def asked(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    """Sets schedule.mode and the variable as a user would."""
+
+    def ask(configured: str | None, named: str | None = None) -> None:
+        monkeypatch.setenv(CONFIG_VARIABLE, "")
+        if configured is not None:
+            file = tmp_path / f"{configured}.yaml"
+            file.write_text(f"schedule:\n  mode: {configured}\n")
+            monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+        monkeypatch.setenv(mode.VARIABLE, named or "")  # set first, so that it is put back
+        if named is None:
+            monkeypatch.delenv(mode.VARIABLE)
+
+    return ask
+
+
+@pytest.mark.parametrize(
+    ("configured", "named", "ours", "then"),
+    [
+        (None, None, True, "compact"),
+        (None, "compact", True, "compact"),
+        (None, "static", False, "static"),
+        (None, "cap-accept", False, "cap-accept"),
+        ("auto", None, True, "compact"),
+        ("static", None, False, "static"),
+        ("static", "compact", False, "static"),
+        ("off", None, False, None),
+        ("off", "compact", False, "compact"),
+    ],
+)
+def test_a_drafter_with_a_head(asked, configured, named, ours: bool, then) -> None:
+    asked(configured, named)
+    assert mode.choice().ours is ours
+    mode.prepare(confidence_head=True)
+    assert os.environ.get(mode.VARIABLE) == then
+    assert mode.choice().ours is ours  # the processes to come decide alike
+
+
+def test_without_a_head_sglang_builds_none_and_we_schedule_all_the_same(asked) -> None:
+    asked(None)
+    mode.prepare(confidence_head=False)
+    assert mode.VARIABLE not in os.environ
+    assert mode.choice().ours
+
+
+def test_the_reason_names_what_the_user_set(asked) -> None:
+    asked("static")
+    assert "schedule.mode is static" in mode.choice().reason
+    asked(None, "static")
+    assert "SGLANG_RAGGED_VERIFY_MODE is set to static" in mode.choice().reason

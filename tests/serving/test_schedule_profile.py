@@ -1,0 +1,134 @@
+"""Measuring a cost table: on a machine whose times are known, within its time, kept and refused."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from sglang_dspark.schedule.cost_model import CostModel, Step
+from sglang_dspark.schedule.cost_table import ProfileKey, cache_path
+from sglang_dspark.serving.schedule import profile
+
+KEY = ProfileKey("target", "drafter", "float32", "a cpu", "tp1", "dspark_cpu", "1")
+PASS, TOKEN, REQUEST, CONTEXT, BLOCK, DRAFT, ROW = 20e-3, 1e-3, 2e-4, 5e-6, 4e-3, 3e-3, 5e-4
+
+
+class Machine:
+    """A machine whose seconds are a formula; no time passes unless `slow`."""
+
+    gamma = 3
+
+    def __init__(self, requests: int = 8, slow: float = 0.0) -> None:
+        self.most_requests, self.longest, self.slow = requests, 4096, slow
+        self.calls = 0
+
+    def warm_up(self) -> None:
+        self.calls += 1
+
+    def verify_seconds(self, drafts: Sequence[int], context: int, repeats: int) -> float:
+        self.calls += repeats
+        time.sleep(self.slow)
+        tokens = len(drafts) + sum(drafts)
+        blocks = -(-tokens // 4)
+        return PASS + TOKEN * tokens + BLOCK * blocks + len(drafts) * (REQUEST + CONTEXT * context)
+
+    def draft_seconds(self, requests: int, depth: int, context: int, repeats: int) -> float:
+        self.calls += repeats
+        return DRAFT + ROW * requests * depth
+
+
+@pytest.fixture
+def cache(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    return tmp_path
+
+
+def test_the_model_predicts_what_the_machine_takes() -> None:
+    machine, told = Machine(), []
+    table = profile.measure(KEY, machine, 5.0, told.append)
+    model = CostModel(table, machine.most_requests)
+    for drafts in ([0], [3], [0] * 5, [3, 1, 0], [3] * 8, [1] * 8):
+        tokens = len(drafts) + sum(drafts)
+        step = Step(len(drafts), tokens, 300 * len(drafts), max(drafts))
+        true = machine.verify_seconds(drafts, 300, 0)
+        true += machine.draft_seconds(len(drafts), step.depth, 0, 0) if step.depth else 0.0
+        assert model.predict(step) == pytest.approx(true, rel=0.02)
+    assert table.per_context == pytest.approx(CONTEXT)
+    assert table.per_request == pytest.approx(REQUEST)
+    assert "measuring" in told[0]
+
+
+def test_drafts_of_many_requests_follow_the_slope() -> None:
+    table = profile.measure(KEY, Machine(requests=24), 5.0, lambda line: None)
+    assert table.draft_requests == (1, 2, 4, 8, 16, 24)
+    assert table.draft_seconds[-1] == pytest.approx(
+        [0.0, *(DRAFT + ROW * 24 * d for d in (1, 2, 3))]
+    )
+
+
+def test_a_single_seat_is_enough() -> None:
+    table = profile.measure(KEY, Machine(requests=1), 5.0, lambda line: None)
+    assert table.knots == (1, 2, 3, 4)
+    assert table.draft_requests == (1,)
+
+
+def test_it_stops_when_the_time_is_up() -> None:
+    machine = Machine(requests=16, slow=0.02)
+    began = time.perf_counter()
+    table = profile.measure(KEY, machine, 0.2, lambda line: None)
+    assert time.perf_counter() - began < 1.0
+    assert profile.LEAST_KNOTS <= len(table.knots) < 20
+    assert table.draft_requests[0] == 1
+
+
+def test_windows_hold_the_tokens_in_as_few_requests_as_can_be() -> None:
+    for tokens in range(1, 30):
+        drafts = profile.windows(tokens, 3)
+        assert len(drafts) + sum(drafts) == tokens
+        assert len(drafts) == -(-tokens // 4)
+        assert 0 <= min(drafts) <= max(drafts) <= 3
+        assert max(drafts) - min(drafts) <= 1
+
+
+def test_the_second_start_reads_what_the_first_measured(cache: Path) -> None:
+    first = profile.table_for(KEY, Machine(), 5.0, lambda line: None)
+    machine = Machine()
+    second = profile.table_for(KEY, machine, 5.0, lambda line: None)
+    assert machine.calls == 0
+    assert second.table == first.table
+    assert first.source.startswith("measured in")
+    assert second.source == f"read from {cache_path(KEY)}"
+
+
+def test_another_key_is_measured_and_a_wrong_file_is_replaced(cache: Path) -> None:
+    profile.table_for(KEY, Machine(), 5.0, lambda line: None)
+    other = replace(KEY, device="another cpu")
+    machine = Machine()
+    profile.table_for(other, machine, 5.0, lambda line: None)
+    assert machine.calls > 0
+
+    cache_path(KEY).write_text(cache_path(other).read_text())  # copied from another machine
+    told: list[str] = []
+    again = profile.table_for(KEY, Machine(), 5.0, told.append)
+    assert "was measured elsewhere" in told[0]
+    assert "another cpu" in told[0]
+    assert again.table.key == KEY
+    assert profile.table_for(KEY, Machine(), 5.0, told.append).source.startswith("read from")
+
+
+def test_a_cache_that_cannot_be_written_does_no_harm(cache: Path) -> None:
+    (cache / "sglang-dspark").write_text("in the way")
+    told: list[str] = []
+    found = profile.table_for(KEY, Machine(), 5.0, told.append)
+    assert found.table.knots[0] == 1
+    assert any("cannot write" in line for line in told)
+
+
+def test_a_hurried_table_is_not_kept(cache: Path) -> None:
+    found = profile.table_for(KEY, Machine(requests=64, slow=0.05), 0.05, lambda line: None)
+    assert "too few to be kept" in found.source
+    assert not cache_path(KEY).exists()
