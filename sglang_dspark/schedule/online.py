@@ -63,7 +63,7 @@ class OnlineCalibration:
         self.gamma = len(starts[0].temperatures)
         shape = (len(starts), self.gamma)
         heat = np.array([each.temperatures for each in starts], np.float64)
-        shift = np.array([[each.shift] for each in starts])
+        shift = np.array([each.shifts for each in starts], np.float64)
         self._u = np.clip(1.0 / heat, U_LOW, U_HIGH)
         self._v = np.clip(shift / heat, -V_LIMIT, V_LIMIT)
         self._information = np.zeros((*shape, 3))  # of (u, v): uu, uv, vv
