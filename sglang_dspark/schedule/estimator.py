@@ -17,6 +17,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.compiled import compiled
 
 Floats = NDArray[np.float64]
 LEAST = 1e-3  # rates stay off 0 and 1, from where one outcome could not bring them back
@@ -61,18 +62,6 @@ class Rates:
         """No outcome yet."""
         return cls(np.zeros(gamma), np.zeros(gamma))
 
-    def after(self, accepted: Counts, verified: Counts, memory: float) -> Rates:
-        """With the outcomes of one step: [R] drafts accepted and verified, accepted <= verified.
-
-        Position k (from 1) is reached if k <= verified and drafts 1..k-1 were accepted.
-        """
-        position = np.arange(1, self.reached.shape[-1] + 1)
-        reached = (position <= verified[:, None]) & (position <= accepted[:, None] + 1)
-        kept = position <= accepted[:, None]
-        new, good = reached.sum(0), (reached & kept).sum(0)
-        fade = np.exp(-new / memory)  # positions that saw nothing forget nothing
-        return Rates(self.reached * fade + new, self.accepted * fade + good)
-
     def chained(self, start: float, strength: float) -> Floats:
         """Conditional acceptance [gamma]; each position leans on the one in front of it.
 
@@ -104,16 +93,13 @@ class AcceptanceEstimator:
 
     def observe(self, rows: Counts, tenants: Counts, accepted: Counts, verified: Counts) -> None:
         """Outcomes of a finished step: [R] int64 each; 0 <= accepted <= verified <= gamma."""
-        if ((accepted < 0) | (accepted > verified) | (verified > self.gamma)).any():
+        config = self.config
+        memories = (config.memory, config.request_memory, config.idle)
+        if not _observe(
+            rows, tenants, accepted, verified, memories, self._all.reached, self._all.accepted,
+            self._reached, self._accepted, self._tenant,
+        ):  # fmt: skip
             raise ValueError("0 <= accepted <= verified <= gamma must hold")
-        self._all = self._all.after(accepted, verified, self.config.memory)
-        self._evict(rows, tenants)
-        position = np.arange(1, self.gamma + 1)
-        reached = (position <= verified[:, None]) & (position <= accepted[:, None] + 1)
-        kept = reached & (position <= accepted[:, None])
-        fade = np.exp(np.maximum(reached, self.config.idle) / -self.config.request_memory)
-        self._reached[rows] = self._reached[rows] * fade + reached
-        self._accepted[rows] = self._accepted[rows] * fade + kept
 
     def prior(self) -> Gains:
         """Conditional acceptance of an unknown request by position: [gamma] float32."""
@@ -130,8 +116,41 @@ class AcceptanceEstimator:
         towards = self._all.chained(self.config.start, self.config.start_strength)
         return rates.shrunk(towards, self.config.strength).astype(np.float32)
 
-    def _evict(self, rows: Counts, tenants: Counts) -> None:
-        new = rows[self._tenant[rows] != tenants]
-        self._reached[new] = 0.0
-        self._accepted[new] = 0.0
-        self._tenant[rows] = tenants
+
+@compiled
+def _observe(  # type: ignore[no-untyped-def]
+    rows, tenants, accepted, verified, memories, all_reached, all_accepted, reached, kept, tenant
+) -> bool:
+    """Counts of one step, into those of all requests [gamma] and of each row [pool, gamma].
+
+    False, and nothing changed, for outcomes that cannot be. A position is reached if it was
+    verified and the drafts before it were accepted.
+    """
+    memory, request_memory, idle = memories
+    gamma = all_reached.shape[0]
+    for r in range(rows.shape[0]):
+        if accepted[r] < 0 or accepted[r] > verified[r] or verified[r] > gamma:
+            return False
+    seen, unseen = np.exp(-max(1.0, idle) / request_memory), np.exp(-idle / request_memory)
+    met, good = np.zeros(gamma), np.zeros(gamma)
+    for r in range(rows.shape[0]):
+        row = rows[r]
+        if tenant[row] != tenants[r]:
+            tenant[row] = tenants[r]
+            reached[row] = 0.0
+            kept[row] = 0.0
+        for k in range(gamma):
+            if k < verified[r] and k <= accepted[r]:
+                won = 1.0 if k < accepted[r] else 0.0
+                reached[row, k] = reached[row, k] * seen + 1.0
+                kept[row, k] = kept[row, k] * seen + won
+                met[k] += 1.0
+                good[k] += won
+            else:
+                reached[row, k] *= unseen
+                kept[row, k] *= unseen
+    for k in range(gamma):
+        fade = np.exp(-met[k] / memory)  # positions that saw nothing forget nothing
+        all_reached[k] = all_reached[k] * fade + met[k]
+        all_accepted[k] = all_accepted[k] * fade + good[k]
+    return True
