@@ -32,7 +32,7 @@ if TYPE_CHECKING:
 
     from sglang_dspark.evaluation.traces import Trace
     from sglang_dspark.schedule.calibration import Binning
-    from sglang_dspark.schedule.sts_file import StsTable
+    from sglang_dspark.schedule.sts_file import StsFile, StsTable
 
 
 @dataclass(frozen=True)
@@ -107,7 +107,7 @@ def calibrate(
     """Fit temperatures to what is accepted, show what they do on other prompts, write both."""
     from rich.console import Console
 
-    from sglang_dspark.schedule.sts_file import FILE_NAME, StsFile, write_sts
+    from sglang_dspark.schedule.sts_file import FILE_NAME, write_sts
 
     console = Console()
     argument = parse_drafter(drafter)
@@ -120,13 +120,23 @@ def calibrate(
         heats = temperature or [0.0, 1.0]
         cases = _decode_cases(argument, prompts, held_out, heats, decode, console)
     names = [each.name for each in trace or ()] or prompts or ["sglang-dspark calibration prompts"]
+    sts = _fit_all(cases, ", ".join(names), "mass" if adaptive else "width", console)
+    path = out or argument.path / FILE_NAME
+    write_sts(path, sts)
+    console.print(f"written to {path}", highlight=False, soft_wrap=True)
+
+
+def _fit_all(cases: Sequence[_Case], dataset: str, binning: Binning, console: Console) -> StsFile:
+    """A table of each case; DSparkError when two are of one sampling regime."""
+    from sglang_dspark.schedule.sts_file import StsFile
+
     tables: dict[str, StsTable] = {}
     for case in cases:
-        name, table = _fit(case, ", ".join(names), "mass" if adaptive else "width", console)
+        name, table = _fit(case, dataset, binning, console)
         if name in tables:
             raise DSparkError(f"two runs are {name}: one table a regime, so give one of each")
         tables[name] = table
-    sts = StsFile(
+    return StsFile(
         tables=tables,
         drafter_sha256=cases[0].fit.drafter.sha256,
         target_sha256=cases[0].fit.target_sha256,
@@ -134,9 +144,6 @@ def calibrate(
         versions=_versions(),
         date=datetime.now(UTC).isoformat(timespec="seconds"),
     )
-    path = out or argument.path / FILE_NAME
-    write_sts(path, sts)
-    console.print(f"written to {path}", highlight=False, soft_wrap=True)
 
 
 def _decode_cases(

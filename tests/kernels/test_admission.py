@@ -3,29 +3,18 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 import torch
 
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
 from sglang_dspark.kernels.shapes import GAMMAS, REQUESTS, batches
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.kernels.processes import output_of
 
 
 def test_interpreted_kernel_equals_torch_and_the_host() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpreted"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout)
+    printed = output_of("tests.kernels.interpreted")
+    report = json.loads(printed)
     assert report["batches"] == len(REQUESTS) * len(GAMMAS)
     assert report["different"] == []
     assert report["mutants"] > 5  # ties are there to be broken wrongly
@@ -38,18 +27,11 @@ def test_compiled_kernel_equals_torch() -> None:
 
 
 def test_benchmark_says_what_it_needs() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "sglang_dspark.kernels.bench_admission"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
+    printed = output_of("sglang_dspark.kernels.bench_admission")
     if torch.cuda.is_available():
-        assert json.loads(done.stdout.splitlines()[0])["op"] == "admission"
+        assert json.loads(printed.splitlines()[0])["op"] == "admission"
     else:
-        assert "no CUDA device" in done.stdout
+        assert "no CUDA device" in printed
 
 
 def test_mistakes_are_named() -> None:

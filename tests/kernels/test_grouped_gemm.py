@@ -3,10 +3,7 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 import torch
@@ -31,20 +28,12 @@ from sglang_dspark.kernels.grouped_reference import (
     m_grouped_gemm_nt_masked_reference,
 )
 from sglang_dspark.kernels.grouped_shapes import GroupedShape, grouped_shapes
-
-ROOT = Path(__file__).resolve().parents[2]
+from tests.kernels.processes import output_of
 
 
 def test_interpreted_kernel_equals_float64() -> None:
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.interpreted_grouped"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout)
+    printed = output_of("tests.kernels.interpreted_grouped")
+    report = json.loads(printed)
     assert len(report) == 2 * 3 * 2 * len(list(grouped_shapes()))
     for name, row in report.items():
         assert row["diff"] <= (1e-10 if "float32" in name else 2e-5), (name, row)
@@ -90,15 +79,8 @@ def test_tile_height_follows_the_groups() -> None:
 def test_kernel_compiles_for_hopper_without_one() -> None:
     """Machine code of every format, for few and many rows: within the shared memory of a block, and
     large tiles on the warp-group tensor instructions."""
-    done = subprocess.run(
-        [sys.executable, "-m", "tests.kernels.compiled_grouped"],
-        cwd=ROOT,
-        capture_output=True,
-        text=True,
-        timeout=300,
-    )
-    assert done.returncode == 0, done.stderr[-2000:]
-    report = json.loads(done.stdout)
+    printed = output_of("tests.kernels.compiled_grouped")
+    report = json.loads(printed)
     assert len(report) == 6
     for name, row in report.items():
         assert 0 < row["shared"] <= 227 * 1024, (name, row)

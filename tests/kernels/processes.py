@@ -1,0 +1,20 @@
+"""Runs a module in a process of its own: whether a kernel is interpreted is decided when triton is
+imported.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def output_of(module: str) -> str:
+    """What `python -m module` prints; it must end well."""
+    done = subprocess.run(
+        [sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, timeout=300
+    )
+    assert done.returncode == 0, done.stderr[-2000:]
+    return done.stdout
