@@ -60,9 +60,9 @@ class Comparison(_Section):
 class SweepConfig(_Section):
     """A sweep.
 
-    arms: names in `arms_folder`, or YAML files; urls: arms that run already, by name; drafters:
-    folders by kind, relative to the working directory, or `shipped`; target: a folder or `demo`;
-    server_flags: of every arm; launcher: the module that starts a server; port: the first one.
+    arms: names in `arms_folder` (relative to the sweep's file), or YAML files; urls: arms that run
+    already, by name; drafters: by kind, folders or names of shipped ones; target: a folder or
+    `demo`; server_flags: of every arm; launcher: the module that starts a server; port: the first.
     servers: `together` keeps all of them up and freezes those that are not measured, `in-turn`
     starts each anew in every trial (one GPU). baseline: sizes the cells and is what others are
     compared with. seconds: load of a cell when served by the baseline; search: loads that the SLA
@@ -71,7 +71,7 @@ class SweepConfig(_Section):
 
     name: str = "sweep"
     arms: list[str] = Field(min_length=1)
-    arms_folder: Path = Path("configs/serve")
+    arms_folder: Path = Path("../serve")
     urls: dict[str, str] = {}
     baseline: str = "plain"
     compare: Comparison | None = None
@@ -154,7 +154,9 @@ def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:
             raise DSparkError(f"{path} has no `smoke:` section; leave --smoke out")
         values |= quick
     try:
-        return SweepConfig.model_validate({"name": path.stem, **values})
+        config = SweepConfig.model_validate({"name": path.stem, **values})
     except ValidationError as error:
         wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
         raise DSparkError(f"{path}: {'; '.join(wrong)}") from None
+    folder = path.parent / config.arms_folder  # an absolute one stays what it is
+    return config.model_copy(update={"arms_folder": folder})
