@@ -16,7 +16,6 @@ import httpx
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.arms import Arm
 from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
-from sglang_dspark.ports import require_free_port
 
 LOGS = "logs"
 Tick = Callable[[str, float], None]
@@ -37,17 +36,12 @@ class Fleet:
     def __init__(
         self, places: Sequence[Place], run: Path, ready_s: float, cores: Sequence[int] = ()
     ):
-        """run: the sweep's folder, for the logs; ready_s: longest wait for a server's health.
-
-        Raises DSparkError when a port is taken.
-        """
+        """run: the sweep's folder, for the logs; ready_s: longest wait for a server's health;
+        cores: the only ones that servers may use, empty for all."""
         self.places = {place.arm.name: place for place in places}
         self._logs, self._ready_s, self._cores = run / LOGS, ready_s, cores
         self._running: dict[str, ServerProcess] = {}
         self.ready_after: dict[str, float] = {}
-        for place in places:
-            if place.spec is not None:
-                require_free_port(place.spec.host, place.spec.port)
 
     def __enter__(self) -> Fleet:
         return self

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import httpx
 
@@ -36,6 +36,7 @@ from sglang_dspark.loadtest.sweep_plan import (
 )
 
 LOAD = "load"
+OnDeath = Literal["stop", "continue"]
 _WARM_UP_TOKENS = 8
 _HTTP_S = 30.0
 _FLUSH_S = 10  # the server waits so long for requests that a stopped cell has left
@@ -102,7 +103,7 @@ class Sweep:
             lengths[users] = found.tokens / found.ok
         return Pilot(arm=arm, tokens_per_s=speeds, answer_tokens=lengths)
 
-    def measure(self, cells: Sequence[PlannedCell], on_death: str) -> None:
+    def measure(self, cells: Sequence[PlannedCell], on_death: OnDeath) -> None:
         """Measure the cells that are not on disk. on_death: `stop` or `continue`.
 
         Raises ServerDiedError, or DSparkError when a server cannot be started or the load generator
@@ -120,7 +121,7 @@ class Sweep:
             if self._can_serve(planned.arm, on_death):
                 self._measure_one(planned, on_death)
 
-    def _can_serve(self, arm: str, on_death: str) -> bool:
+    def _can_serve(self, arm: str, on_death: OnDeath) -> bool:
         try:
             self._ready(arm)
         except DSparkError:
@@ -130,7 +131,7 @@ class Sweep:
             return False
         return True
 
-    def _measure_one(self, planned: PlannedCell, on_death: str) -> None:
+    def _measure_one(self, planned: PlannedCell, on_death: OnDeath) -> None:
         for attempt in range(self._work.config.retries + 1):
             self._observer.measuring(planned.name, planned.arm)
             cell = self._cell(planned, attempt)

@@ -24,6 +24,7 @@ from sglang_dspark.loadtest.run_dir import ArmRecord, Pilot, RunInfo, Table
 from sglang_dspark.loadtest.sweep_config import SweepConfig
 from sglang_dspark.loadtest.workload import drafter_gamma
 from sglang_dspark.models.drafters import shipped_drafter_path
+from sglang_dspark.ports import require_free_port
 
 _PACKAGES = ("sglang-dspark", "sglang", "torch", "transformers", "locust")
 _DRAFTS = "--speculative-num-draft-tokens="
@@ -33,6 +34,13 @@ _COST_TABLE = re.compile(r"(?:read from|kept in) (\S+\.json)")
 def choose_arms(config: SweepConfig) -> list[Arm]:
     """The sweep's arms. Raises DSparkError for an unknown one, naming what there is."""
     return find_arms(config.arms, config.arms_folder)
+
+
+def require_ports(config: SweepConfig, arms: Sequence[Arm]) -> None:
+    """Raise DSparkError unless every server to be launched finds its port free."""
+    for number, arm in enumerate(arms):
+        if arm.name not in config.urls:
+            require_free_port("127.0.0.1", config.port + number)
 
 
 def drafter_folders(config: SweepConfig, arms: Sequence[Arm]) -> dict[str, Path]:
