@@ -59,7 +59,7 @@ def conduct(
     with Fleet(places, work.run, work.config.ready_s, work.cores.server) as fleet:
         running = Sweep(work, fleet, observer)
         try:
-            info = _with_pilot(work, info, running)
+            info = _with_pilot(work, info, running, on_death)
             _measure(work, info, running, observer, on_death)
         except ServerDiedError as error:
             died = str(error)
@@ -73,9 +73,10 @@ def conduct(
     return Outcome(info, tuple(cells), summary, died)
 
 
-def _with_pilot(work: Work, info: RunInfo, running: Sweep) -> RunInfo:
+def _with_pilot(work: Work, info: RunInfo, running: Sweep, on_death: OnDeath) -> RunInfo:
     if info.pilot is not None:
         return info
+    running.prepare(work.config.names, on_death)
     pilot = running.pilot()
     cells = interleaved(work.config, all_loads(work.config, pilot), range(work.config.trials))
     info = sweep_setup.planned(info, pilot, [cell.name for cell in cells])

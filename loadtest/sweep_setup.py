@@ -65,6 +65,11 @@ def gamma_of(arm: Arm, drafters: Mapping[str, Path]) -> int:
     return drafter_gamma(drafters[arm.drafter])
 
 
+def profiled_arms(arms: Sequence[Arm]) -> frozenset[str]:
+    """Arms whose servers time their own steps as they start: those that schedule."""
+    return frozenset(arm.name for arm in arms if _schedules(arm))
+
+
 def place_arms(
     config: SweepConfig,
     arms: Sequence[Arm],
@@ -169,6 +174,11 @@ def portable(text: str) -> str:
     return text if home in ("/", "") else text.replace(home, "~")
 
 
+def _schedules(arm: Arm) -> bool:
+    mode = arm.config.get("schedule", {}).get("mode", "auto")
+    return mode == "auto" and any("DSPARK" in argument for argument in arm.arguments)
+
+
 def _tables(arm: Arm, drafter: Path | None, log: Path) -> dict[str, Table]:
     """The cost table that the server's log names, and the calibration beside its drafter."""
     tables: dict[str, Table] = {}
@@ -176,8 +186,7 @@ def _tables(arm: Arm, drafter: Path | None, log: Path) -> dict[str, Table]:
     named = _COST_TABLE.findall(text)
     if named and Path(named[-1]).is_file():
         tables["costs"] = _table(Path(named[-1]))
-    scheduled = arm.config.get("schedule", {}).get("mode", "auto") == "auto"
-    if drafter is not None and scheduled and (drafter / "sts.json").is_file():
+    if drafter is not None and _schedules(arm) and (drafter / "sts.json").is_file():
         tables["sts"] = _table(drafter / "sts.json")
     return tables
 

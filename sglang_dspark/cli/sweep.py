@@ -96,7 +96,8 @@ def _conduct(
     info = sweep_setup.open_run(run, fresh)
     _announce(console, config, arms, run, info)
     gammas = {arm.name: sweep_setup.gamma_of(arm, drafters) for arm in arms}
-    work = Work(config, run, mix, prompts, gammas, info.cores)
+    profiled = sweep_setup.profiled_arms(arms)
+    work = Work(config, run, mix, prompts, gammas, profiled, info.cores)
     with SweepView(console).live() as view:
         return run, conduct(work, info, places, drafters, view, on_death.value)
 
