@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bodies import PATHS, Api
-from sglang_dspark.loadtest.schedule import Lengths
+from sglang_dspark.loadtest.schedule import Lengths, parse_arrivals
 from sglang_dspark.loadtest.sla import Sla
 
 Positive = Annotated[float, Field(gt=0)]
@@ -36,6 +37,13 @@ class OpenLoop(_Section):
     load: list[Positive] = []
     cv: Positive = 2.0
     arrivals: list[dict[str, Any]] = []
+
+    @field_validator("arrivals")
+    @classmethod
+    def _known(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for each in value:
+            _or_value_error(parse_arrivals, each)
+        return value
 
 
 class SlaLimits(_Section):
@@ -111,10 +119,7 @@ class SweepConfig(_Section):
     @classmethod
     def _sensible(cls, value: list[SlaLimits]) -> list[SlaLimits]:
         for each in value:
-            try:
-                each.sla()
-            except DSparkError as error:
-                raise ValueError(str(error)) from None
+            _or_value_error(each.sla)
         return value
 
     @model_validator(mode="after")
@@ -160,3 +165,11 @@ def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:
         raise DSparkError(f"{path}: {'; '.join(wrong)}") from None
     folder = path.parent / config.arms_folder  # an absolute one stays what it is
     return config.model_copy(update={"arms_folder": folder})
+
+
+def _or_value_error(function: Callable[..., object], *arguments: object) -> None:
+    """Pydantic gathers ValueErrors and names their field."""
+    try:
+        function(*arguments)
+    except DSparkError as error:
+        raise ValueError(str(error)) from None
