@@ -130,14 +130,11 @@ class Sweep:
         """
         missing = [planned for planned in cells if not self._is_kept(planned)]
         self.prepare(sorted({planned.arm for planned in missing}), on_death)
-        previous = ""
         for planned in missing:
             if planned.arm in self._lost:
                 continue
-            in_turn = self._work.config.servers == "in-turn"
-            if in_turn and previous and previous != planned.arm:
-                self._fleet.stop(previous)
-            previous = planned.arm
+            if self._work.config.servers == "in-turn":
+                self._fleet.stop_others(planned.arm)
             if self._can_serve(planned.arm, on_death):
                 self._measure_one(planned, on_death)
 

@@ -73,8 +73,10 @@ class SweepConfig(_Section):
     `demo`; server_flags: of every arm; launcher: the module that starts a server; port: the first.
     servers: `together` keeps all of them up and freezes those that are not measured, `in-turn`
     starts each anew in every trial (one GPU). baseline: sizes the cells and is what others are
-    compared with. seconds: load of a cell when served by the baseline; search: loads that the SLA
-    search may add to each arm; retries: of a cell that was void because the client was late.
+    compared with. seconds: load of a cell when served by the baseline. trials are added up to
+    `most_trials` until the interval at matched throughput is no wider than `tight` of its middle;
+    search: loads that the SLA search may add to each arm. retries: of a cell that was void because
+    the client was late.
     """
 
     name: str = "sweep"
@@ -101,6 +103,8 @@ class SweepConfig(_Section):
     trials: int = Field(3, ge=1)
     seconds: Positive = 10.0
     warm_up: bool = True
+    tight: Positive = 0.1
+    most_trials: int = Field(0, ge=0)
     slas: list[SlaLimits] = []
     search: int = Field(0, ge=0)
     retries: int = Field(1, ge=0)

@@ -14,6 +14,7 @@ from sglang_dspark.loadtest.run_dir import Cell, Percentiles, cell_name
 from sglang_dspark.loadtest.summary import Cells, matched_summary, summarise
 from sglang_dspark.loadtest.sweep_config import SweepConfig
 from sglang_dspark.loadtest.sweep_result import as_metrics
+from sglang_dspark.loadtest.sweep_run import searched
 
 CONFIG = SweepConfig(
     arms=["plain", "mtp1", "dspark"],
@@ -145,6 +146,29 @@ def test_throughput_never_reached_is_not_compared() -> None:
     nothing = matched_summary(Cells.of([]), "dspark", "mtp1")
     assert (nothing.mid, nothing.levels) == (None, [])
     assert "nothing could be compared" in nothing.said
+
+
+def test_the_search_asks_for_what_tells_most() -> None:
+    pilot = run_dir.Pilot(arm="plain", tokens_per_s={1: 40, 4: 80}, answer_tokens={1: 60, 4: 60})
+    # 30 tokens/s/user: plain holds it at 2 users and not at 4, dspark still holds it at 4.
+    found = searched(CONFIG, pilot, cells(), 4, 36)
+    assert {(each.arm, each.load.level) for each in found} == {
+        ("plain", 3),
+        ("mtp1", 3),
+        ("dspark", 8),
+    }
+    assert [each.order for each in found] == list(range(36, 48))
+    assert {each.trial for each in found} == {0, 1, 2, 3}
+    done = [
+        *cells(),
+        *(
+            cell(arm, users, trial, 25.0)
+            for trial in range(4)
+            for arm, users in (("plain", 3), ("mtp1", 3))
+        ),
+    ]
+    assert {each.arm for each in searched(CONFIG, pilot, done, 4, 36)} == {"dspark"}
+    assert searched(CONFIG, pilot, [], 4, 0) == []
 
 
 def test_conditions() -> None:

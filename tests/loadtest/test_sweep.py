@@ -12,7 +12,7 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -70,7 +70,7 @@ def write_sweep(folder: Path, **other: Any) -> None:
         "target": str(folder / "target"),
         "device": "cpu",
         "launcher": "tests.loadtest.sweep_server",
-        "port": free_ports(2),
+        "port": free_ports(3),
         "mix": "math",
         "answer_tokens": {"low": 10, "high": 14},
         "concurrency": [2],
@@ -184,8 +184,20 @@ def check_whole(run: Path, plan: list[str]) -> None:
     assert "trials are too few to tell" in summary.verdict or "No winner" in summary.verdict
 
 
-def test_a_server_that_dies(folder: Path) -> None:
-    write_sweep(folder, arms=["slow", "dying"], compare=None, trials=1)
+@pytest.fixture
+def url(folder: Path) -> Iterator[str]:
+    """A server that runs already, on a port of its own."""
+    port = free_ports(1)
+    command = [sys.executable, "-m", "tests.loadtest.sweep_server", "--host", "127.0.0.1"]
+    server = subprocess.Popen([*command, "--port", str(port)], cwd=ROOT, stdout=subprocess.DEVNULL)
+    yield f"http://127.0.0.1:{port}/"
+    server.kill()
+    server.wait()
+
+
+def test_a_server_that_dies(folder: Path, url: str) -> None:
+    arms = {"arms": ["slow", "fast", "dying"], "urls": {"slow": url}, "servers": "in-turn"}
+    write_sweep(folder, **arms, trials=1)
     status, out = ended(start(folder))
     assert status == 3, out
     assert "RuntimeError: out of memory, as asked" in out
@@ -199,10 +211,15 @@ def test_a_server_that_dies(folder: Path) -> None:
     assert {"cut", "connection"} >= set(cell.failures)
 
     status, out = ended(start(folder, "--on-death", "continue"))
-    assert status == 0, out  # slow's cell was kept; dying's was measured again and has died again
-    assert len(cell_files(folder)) == 2
+    assert status == 0, out  # the others were kept; dying's was measured again and has died again
+    assert len(cell_files(folder)) == 3
     assert "dying-closed-2-0 is void: the server died" in out
     assert left_running(folder) == []
+    by_name = {cell.arm: cell for cell in run_dir.read_cells(folder / "run")}
+    assert by_name["slow"].ok == by_name["slow"].requests == by_name["fast"].ok
+    records = {arm.name: arm for arm in run_dir.read_run(folder / "run").arms}
+    assert (records["slow"].command, records["slow"].ready_s) == (url.rstrip("/"), None)
+    assert records["fast"].ready_s is not None
 
 
 @pytest.mark.parametrize(
