@@ -6,6 +6,8 @@ frozen one (SIGSTOP) takes nothing and keeps its memory. Arms given by URL are u
 
 from __future__ import annotations
 
+import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
@@ -78,6 +80,7 @@ class Fleet:
         if place.spec is None:
             raise DSparkError(f"arm {name}: no healthy server answers at {place.url}/health")
         self.stop(name)  # what is left of one that died
+        end_writers(self.log_path(name))
         self._keep_log(name)
         self._running[name] = ServerProcess(place.spec, self._logs, self._cores)
         self._running[name].start()
@@ -127,6 +130,21 @@ class Fleet:
         if log.exists():
             number = len(list(self._logs.glob(f"{name}.log.*"))) + 1
             log.replace(log.with_name(f"{log.name}.{number}"))
+
+
+def end_writers(log: Path) -> None:
+    """Kill the processes whose output goes to this log.
+
+    When a sweep is killed while a server starts, SGLang's own processes are not tied to theirs yet
+    and stay; the sweep that goes on in the same folder ends them. Nothing where there is no /proc.
+    """
+    wanted = str(log.absolute())
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            if os.readlink(output) == wanted:
+                os.kill(int(output.parts[2]), signal.SIGKILL)
+        except OSError:
+            continue  # it has ended meanwhile, or is another user's
 
 
 def _answers(url: str) -> bool:

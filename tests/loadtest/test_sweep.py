@@ -22,6 +22,7 @@ import yaml
 from sglang_dspark.cli.sweep import sweep
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest import run_dir
+from sglang_dspark.loadtest.fleet import end_writers
 from sglang_dspark.loadtest.records import read_records
 from sglang_dspark.ports import require_free_port
 
@@ -182,6 +183,19 @@ def check_whole(run: Path, plan: list[str]) -> None:
         assert sum(record.total_tokens for record in records) == cell.tokens
     summary = run_dir.read_summary(run)
     assert "trials are too few to tell" in summary.verdict or "No winner" in summary.verdict
+
+
+def test_what_a_killed_sweep_has_left_is_ended(tmp_path: Path) -> None:
+    log, other = tmp_path / "dspark.log", tmp_path / "plain.log"
+    sleep = [sys.executable, "-S", "-c", "import time; time.sleep(600)"]
+    with log.open("w") as ours, other.open("w") as theirs:
+        left = subprocess.Popen(sleep, stdout=ours)
+        strange = subprocess.Popen(sleep, stdout=theirs)
+    end_writers(log)
+    assert left.wait(timeout=LONG_S) == -signal.SIGKILL
+    assert strange.poll() is None
+    strange.kill()
+    strange.wait()
 
 
 @pytest.fixture
