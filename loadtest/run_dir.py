@@ -1,9 +1,9 @@
 """The folder of one sweep: what is in it, and typed readers and writers of its files.
 
-    RUN/run.json                              what was asked for, by whom measured, on what (RunInfo)
+    RUN/run.json      what was asked for, with which versions, on what (RunInfo)
     RUN/cells/<arm>-<loop>-<level>-<trial>.json       figures of one cell (Cell), written at its end
     RUN/cells/<arm>-<loop>-<level>-<trial>.jsonl.zst  its requests (loadtest/records.py)
-    RUN/summary.json                          comparisons over all cells (Summary)
+    RUN/summary.json  comparisons over all cells (Summary)
     RUN/logs/                                 of the servers; RUN/load/: plan and log of each cell
 
 Every file is written under a temporary name and renamed, so what exists is whole and a sweep that

@@ -3,21 +3,23 @@
 The server gets a session and process group of its own, so that its scheduler and detokenizer
 processes end with it, and so that Ctrl-C reaches only us: we then stop the group in order. What is
 still alive when the interpreter exits is killed (`atexit`); SIGTERM and SIGHUP are turned into a
-normal exit by `stop_on_signals`.
+normal exit by `stop_on_signals`; and on Linux the kernel kills the server, and SGLang then its own
+processes, when we are killed ourselves.
 """
 
 from __future__ import annotations
 
 import atexit
+import ctypes
 import os
 import shlex
 import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 
@@ -29,6 +31,7 @@ from sglang_dspark.ports import require_free_port
 _POLL_S = 0.25
 _TERM_GRACE_S = 2.0  # SGLang looks for SIGTERM every 5 s; nothing here is worth that wait
 _KILL_GRACE_S = 3.0
+_PR_SET_PDEATHSIG = 1
 _live: set[ServerProcess] = set()
 
 
@@ -53,6 +56,10 @@ class ServerSpec:
         """Base address, without a slash at the end."""
         return f"http://{self.host}:{self.port}"
 
+    def launched_by(self, module: str) -> ServerSpec:
+        """The same server, started by another module."""
+        return replace(self, module=module)
+
     def command(self) -> list[str]:
         """The argument vector, with this interpreter."""
         head = [sys.executable, "-m", self.module, "--model-path", str(self.model)]
@@ -67,9 +74,11 @@ class ServerSpec:
 class ServerProcess:
     """A running server; use it as a context manager, or call `stop`."""
 
-    def __init__(self, spec: ServerSpec, run_dir: Path):
-        """run_dir: where `<name>.log` is written (created when missing)."""
+    def __init__(self, spec: ServerSpec, run_dir: Path, cores: Collection[int] = ()):
+        """run_dir: where `<name>.log` is written (created when missing). cores: the only ones that
+        it may use; empty: all of ours."""
         self.spec = spec
+        self._cores = cores
         self.log_path = run_dir / f"{spec.name}.log"
         self._process: subprocess.Popen[bytes] | None = None
 
@@ -86,7 +95,10 @@ class ServerProcess:
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.spec.environment},
                 start_new_session=True,
+                preexec_fn=die_with_parent(),
             )
+        if self._cores:  # before it has started a thread, all of which inherit it
+            os.sched_setaffinity(self._process.pid, self._cores)
         return self
 
     def wait_ready(self, timeout_s: float, tick: Callable[[float], None] | None = None) -> float:
@@ -189,6 +201,22 @@ class ServerProcess:
         ours = [line for line in lines if line.startswith("sglang-dspark:")]
         errors = [line for line in lines if "Error" in line or "error:" in line]
         return (ours or errors or lines or ["it wrote no log"])[-1]
+
+
+def die_with_parent() -> Callable[[], None] | None:
+    """For `Popen(preexec_fn=...)`: the child gets SIGKILL when we end, even if we are killed.
+
+    None where the system has no such thing. Looked up before the fork: the child only calls.
+    """
+    if sys.platform != "linux":
+        return None
+    prctl = ctypes.CDLL(None, use_errno=True).prctl
+    death, number = ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL)
+
+    def set_it() -> None:
+        prctl(death, number)
+
+    return set_it
 
 
 def run_directory(root: Path = Path("runs")) -> Path:

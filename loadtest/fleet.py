@@ -1,0 +1,134 @@
+"""The servers of a sweep: started as they are needed, frozen while another one is measured, ended.
+
+An idle SGLang scheduler still polls, and on a small machine that costs the arm that is measured; a
+frozen one (SIGSTOP) takes nothing and keeps its memory. Arms given by URL are used as they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+
+import httpx
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.arms import Arm
+from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
+from sglang_dspark.ports import require_free_port
+
+LOGS = "logs"
+Tick = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one arm is served: launched from `spec`, or running at `url` already."""
+
+    arm: Arm
+    url: str
+    spec: ServerSpec | None
+
+
+class Fleet:
+    """All servers of a sweep. A context manager: nothing runs after it."""
+
+    def __init__(
+        self, places: Sequence[Place], run: Path, ready_s: float, cores: Sequence[int] = ()
+    ):
+        """run: the sweep's folder, for the logs; ready_s: longest wait for a server's health.
+
+        Raises DSparkError when a port is taken.
+        """
+        self.places = {place.arm.name: place for place in places}
+        self._logs, self._ready_s, self._cores = run / LOGS, ready_s, cores
+        self._running: dict[str, ServerProcess] = {}
+        self.ready_after: dict[str, float] = {}
+        for place in places:
+            if place.spec is not None:
+                require_free_port(place.spec.host, place.spec.port)
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for name in list(self._running):
+            self.stop(name)
+
+    def ensure(self, name: str, tick: Tick) -> bool:
+        """Start the arm's server unless it runs; leave it frozen. Whether it had to be started.
+
+        tick: called with the arm's name and the seconds waited. Raises DSparkError when it does
+        not come up, naming its log.
+        """
+        spec = self.places[name].spec
+        if spec is None:
+            return self._first_sight(name)
+        if self.alive(name):
+            return False
+        self.stop(name)  # what is left of one that died
+        self._keep_log(name)
+        server = ServerProcess(spec, self._logs, self._cores)
+        self._running[name] = server
+        server.start()
+        waited = server.wait_ready(self._ready_s, lambda seconds: tick(name, seconds))
+        self.ready_after[name] = waited
+        server.pause()
+        return True
+
+    def alive(self, name: str) -> bool:
+        """Whether its first process runs; for an arm by URL, whether it answers."""
+        if name in self._running:
+            return self._running[name].alive()
+        return self.places[name].spec is None and _answers(self.places[name].url)
+
+    @contextmanager
+    def awake(self, name: str) -> Iterator[str]:
+        """Let the arm's server run within; its address."""
+        server = self._running.get(name)
+        if server is not None:
+            server.resume()
+        try:
+            yield self.places[name].url
+        finally:
+            if server is not None:
+                server.pause()
+
+    def stop(self, name: str) -> None:
+        """End the arm's server, if we run one."""
+        server = self._running.pop(name, None)
+        if server is not None:
+            server.stop()
+
+    def log_tail(self, name: str) -> str:
+        """Last lines of its log, "" for an arm by URL."""
+        server = self._running.get(name)
+        return "" if server is None else server.log_tail()
+
+    def log_path(self, name: str) -> Path:
+        """Where its log is."""
+        return self._logs / f"{name}.log"
+
+    def _first_sight(self, name: str) -> bool:
+        if name in self.ready_after:
+            return False
+        url = self.places[name].url
+        if not _answers(url):
+            raise DSparkError(f"arm {name}: no healthy server answers at {url}/health")
+        self.ready_after[name] = 0.0
+        return True
+
+    def _keep_log(self, name: str) -> None:
+        """A server that is started again writes a new log; the old one tells why."""
+        log = self.log_path(name)
+        if log.exists():
+            number = len(list(self._logs.glob(f"{name}.log.*"))) + 1
+            log.replace(log.with_name(f"{log.name}.{number}"))
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", trust_env=False, timeout=5.0).status_code == 200
+    except httpx.TransportError:
+        return False

@@ -1,0 +1,251 @@
+"""The sweep itself: every planned cell once, in order, each kept as soon as it is measured.
+
+What is on disk already is not measured again. A server that dies within a cell makes the cell void
+and is told with the end of its log; the sweep then stops, or starts the server anew and goes on.
+"""
+
+from __future__ import annotations
+
+import shutil
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Protocol
+
+import httpx
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest import run_dir
+from sglang_dspark.loadtest.bodies import PATHS, Sampling, request_body
+from sglang_dspark.loadtest.cell import CellPlan, CellPrompt
+from sglang_dspark.loadtest.counters import read_counters
+from sglang_dspark.loadtest.fleet import Fleet
+from sglang_dspark.loadtest.mixes import Mix
+from sglang_dspark.loadtest.run_dir import CELLS, Cell, Cores, Counters, Pilot
+from sglang_dspark.loadtest.runner import CellResult, run_cell
+from sglang_dspark.loadtest.schedule import ClosedLoop
+from sglang_dspark.loadtest.sweep_cell import Watched, make_cell
+from sglang_dspark.loadtest.sweep_config import SweepConfig
+from sglang_dspark.loadtest.sweep_plan import (
+    Load,
+    PlannedCell,
+    cell_plan,
+    pilot_requests,
+    pilot_users,
+)
+
+LOAD = "load"
+_WARM_UP_TOKENS = 8
+_HTTP_S = 30.0
+_FLUSH_S = 10  # the server waits so long for requests that a stopped cell has left
+_SETTLE_S = 0.3  # until SGLang's processes have written their counters
+
+
+class Observer(Protocol):
+    """Who shows the progress."""
+
+    def starting(self, arm: str, seconds: float) -> None:
+        """A server is coming up, for so long already."""
+
+    def measuring(self, what: str, arm: str) -> None:
+        """A cell, a pilot or a warm-up begins."""
+
+    def measured(self, cell: Cell) -> None:
+        """A cell is kept."""
+
+    def polled(self) -> None:
+        """Time passes; called several times a second."""
+
+
+@dataclass(frozen=True)
+class Work:
+    """What all cells share."""
+
+    config: SweepConfig
+    run: Path
+    mix: Mix
+    prompts: tuple[CellPrompt, ...]
+    gammas: dict[str, int]
+    cores: Cores
+
+
+class ServerDiedError(DSparkError):
+    """A server ended within a cell and the sweep was told to stop then."""
+
+
+class Sweep:
+    """Runs cells on a fleet. `observer` is told what happens."""
+
+    def __init__(self, work: Work, fleet: Fleet, observer: Observer):
+        self._work, self._fleet, self._observer = work, fleet, observer
+        self._lost: set[str] = set()
+
+    def pilot(self) -> Pilot:
+        """Tokens/s of the baseline arm at the fewest and the most users.
+
+        Raises DSparkError when its requests fail: nothing can be planned then.
+        """
+        arm = self._work.config.baseline
+        self._ready(arm)
+        speeds: dict[int, float] = {}
+        lengths: dict[int, float] = {}
+        for users in pilot_users(self._work.config):
+            result = self._unkept(arm, "pilot", users, pilot_requests(users))
+            found = result.measurement
+            if not found.ok or not found.tokens_per_s > 0:
+                raise DSparkError(
+                    f"the pilot on {arm} failed: {found.void or found.failures}; "
+                    f"see {self._fleet.log_path(arm)}"
+                )
+            speeds[users] = found.tokens_per_s
+            lengths[users] = found.tokens / found.ok
+        return Pilot(arm=arm, tokens_per_s=speeds, answer_tokens=lengths)
+
+    def measure(self, cells: Sequence[PlannedCell], on_death: str) -> None:
+        """Measure the cells that are not on disk. on_death: `stop` or `continue`.
+
+        Raises ServerDiedError, or DSparkError when a server cannot be started or the load generator
+        fails.
+        """
+        previous = ""
+        for planned in cells:
+            kept = run_dir.read_cell(self._work.run, planned.name)
+            if planned.arm in self._lost or (kept is not None and not kept.died):
+                continue
+            in_turn = self._work.config.servers == "in-turn"
+            if in_turn and previous and previous != planned.arm:
+                self._fleet.stop(previous)
+            previous = planned.arm
+            if self._can_serve(planned.arm, on_death):
+                self._measure_one(planned, on_death)
+
+    def _can_serve(self, arm: str, on_death: str) -> bool:
+        try:
+            self._ready(arm)
+        except DSparkError:
+            if on_death == "stop":
+                raise
+            self._lost.add(arm)
+            return False
+        return True
+
+    def _measure_one(self, planned: PlannedCell, on_death: str) -> None:
+        for attempt in range(self._work.config.retries + 1):
+            self._observer.measuring(planned.name, planned.arm)
+            cell = self._cell(planned, attempt)
+            if not cell.void or cell.died:
+                break
+        run_dir.write(self._work.run / CELLS / f"{planned.name}.json", cell)
+        self._observer.measured(cell)
+        if cell.died and on_death == "stop":
+            log = self._fleet.log_path(planned.arm)
+            raise ServerDiedError(
+                f"the {planned.arm} server died in cell {planned.name} (log: {log}); the same "
+                "command with --out goes on, --on-death continue would have"
+            )
+
+    def _ready(self, arm: str) -> None:
+        """The arm's server is up and has been warmed up since."""
+        if self._fleet.ensure(arm, self._observer.starting) and self._work.config.warm_up:
+            users = self._work.config.concurrency[-1]
+            self._unkept(arm, "warm-up", users, 2 * users)
+
+    def _cell(self, planned: PlannedCell, attempt: int) -> Cell:
+        work = self._work
+        plan = cell_plan(work.config, planned, work.mix, work.prompts)
+        folder = work.run / LOAD / planned.name
+        with self._fleet.awake(planned.arm) as url, _http() as http:
+            _warm_up(http, url, plan)
+            watch = _Watch(http, url, work.config.sample_s, self._observer.polled)
+            result = self._run(plan, url, folder, watch.poll)
+            watched = watch.finish(result, self._fleet.alive(planned.arm))
+        if watched.died:
+            tail = self._fleet.log_tail(planned.arm)
+            watched = Watched(watched.before, None, watched.timeline, True, tail)
+        for number, records in enumerate(sorted(folder.glob("records-*.jsonl.zst"))):
+            suffix = f".{number}" if number else ""
+            _copy(records, work.run / CELLS / f"{planned.name}{suffix}.jsonl.zst")
+        gamma = work.gammas[planned.arm]
+        return make_cell(planned, work.config.mix, gamma, attempt, result, watched)
+
+    def _unkept(self, arm: str, what: str, users: int, requests: int) -> CellResult:
+        """A closed loop whose figures enter no comparison."""
+        work = self._work
+        load = Load("closed", users, ClosedLoop(users=users, requests=requests), 60.0)
+        plan = cell_plan(work.config, PlannedCell(arm, load, 10**6, 0), work.mix, work.prompts)
+        self._observer.measuring(f"{what} with {users} users", arm)
+        with self._fleet.awake(arm) as url, _http() as http:
+            _warm_up(http, url, plan)
+            folder = work.run / LOAD / f"{what}-{arm}-{users}"
+            return self._run(plan, url, folder, self._observer.polled)
+
+    def _run(
+        self, plan: CellPlan, url: str, folder: Path, on_poll: Callable[[], None]
+    ) -> CellResult:
+        cores = self._work.cores
+        return run_cell(plan, url, folder, on_poll=on_poll, cores=cores.client, nice=cores.nice)
+
+
+class _Watch:
+    """Reads the server's counters before, within and after a cell."""
+
+    def __init__(
+        self, http: httpx.Client, url: str, every_s: float, polled: Callable[[], None]
+    ) -> None:
+        self._http, self._url, self._every_s, self._polled = http, url, every_s, polled
+        self._samples: list[Counters] = []
+        self._due = time.time() + every_s
+        self._before = self._read()
+
+    def poll(self) -> None:
+        self._polled()
+        if time.time() >= self._due:
+            self._due = time.time() + self._every_s
+            sample = self._read()
+            if sample is not None:
+                self._samples.append(sample)
+
+    def finish(self, result: CellResult, alive: bool) -> Watched:
+        """Times are counted from the cell's start, which is known only now."""
+        if alive:
+            time.sleep(_SETTLE_S)
+        after = self._read() if alive else None
+        began = result.header.began_unix
+
+        def moved(counters: Counters | None) -> Counters | None:
+            if counters is None:
+                return None
+            return counters.model_copy(update={"at": counters.at - began})
+
+        inside = [each for each in map(moved, self._samples) if each is not None and each.at >= 0]
+        return Watched(moved(self._before), moved(after), tuple(inside), died=not alive)
+
+    def _read(self) -> Counters | None:
+        """None when the server does not answer: whether it died is asked at the cell's end."""
+        try:
+            return read_counters(self._http, self._url, 0.0, time.time())
+        except DSparkError:
+            return None
+
+
+def _http() -> httpx.Client:
+    return httpx.Client(trust_env=False, timeout=_HTTP_S, follow_redirects=True)
+
+
+def _warm_up(http: httpx.Client, url: str, plan: CellPlan) -> None:
+    """One short request, thrown away, then an empty prefix cache: all cells begin alike."""
+    sampling = Sampling(_WARM_UP_TOKENS)
+    body = request_body(plan.api, plan.prompts[-1].content, sampling)
+    try:
+        http.post(f"{url}{PATHS[plan.api]}", json=body).raise_for_status()
+        http.post(f"{url}/flush_cache", params={"timeout": _FLUSH_S}).raise_for_status()
+    except httpx.HTTPError as error:
+        raise DSparkError(f"the server at {url} does not answer ({error}); see its log") from None
+
+
+def _copy(source: Path, target: Path) -> None:
+    temporary = target.with_name(f".{target.name}")
+    target.parent.mkdir(parents=True, exist_ok=True)
+    shutil.copyfile(source, temporary)
+    temporary.replace(target)
