@@ -1,4 +1,4 @@
-"""Speculation under load as a small model: what each policy makes of a measured machine and drafter.
+"""Speculation under load as a model: what each policy makes of a measured machine and drafter.
 
 The page of `dspark report` lets a reader move concurrency, workload and policy. What it shows is
 computed by `page_model.js` from this data: the step times that the run's server measured and the
@@ -10,9 +10,10 @@ from fixed sequences (no random numbers), as logits around each position's mean:
 
     c_k = sigmoid(mu_k + spread (sqrt(BETWEEN) z_request + sqrt(1 - BETWEEN) z_step))
 
-mu_k is chosen so that the mean survival of the population is the measured one, whatever the spread;
-spread says how much the confidence head can tell apart, 0 being nothing but the position. Confidence
-is taken to be calibrated: c_k is the chance that draft k is accepted, those before it being so.
+mu_k is chosen so that the mean survival of the population is the measured one, whatever the
+spread; spread says how much the confidence head can tell apart, 0 being nothing but the position.
+Confidence is taken to be calibrated: c_k is the chance that draft k is accepted, those before it
+being so.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ POPULATION = 64  # requests that the means are fitted on
 BETWEEN = 0.5  # share of the logits' variance that is between requests
 MIX = "mix"  # the workload of all domains, in the shares of the run
 WIDEST = 4.0  # largest spread, of logits
-# Low-discrepancy sequences: powers of 1 / 1.3247... for domain and level, the golden ratio for steps.
+# Low-discrepancy sequences: powers of 1 / 1.3247... for domain and level, the golden ratio for
+# steps.
 _DOMAIN, _LEVEL, _STEP = 0.7548776662466927, 0.5698402909980532, 0.6180339887498949
 _LIMIT, _HALVINGS = 16.0, 48  # of the search for mu, in logits
 
@@ -163,42 +165,6 @@ def mean_logits(survival: Sequence[float], spread: float) -> Floats:
 def sigmoid(x: Floats) -> Floats:
     """1 / (1 + exp(-x))."""
     return 1 / (1 + np.exp(-x))
-
-
-def fitted_spread(
-    workloads: Mapping[str, Workload], admitted_share: float, accepted_share: float
-) -> float | None:
-    """Spread at which admitting the best first drafts yields the acceptance that was measured.
-
-    admitted_share: part of all first drafts that the scheduler admitted; accepted_share: part of
-    those that was accepted. None where nothing was left out, or more was accepted than any spread
-    explains; 0 where the choice was no better than chance.
-    """
-    if not 0.01 < admitted_share < 0.95:
-        return None
-    low, high = 0.0, WIDEST
-    if _best_share(workloads, admitted_share, high) < accepted_share:
-        return None
-    for _ in range(24):
-        middle = (low + high) / 2
-        better = _best_share(workloads, admitted_share, middle) >= accepted_share
-        low, high = (low, middle) if better else (middle, high)
-    return round((low + high) / 2, 2)
-
-
-def _best_share(workloads: Mapping[str, Workload], part: float, spread: float) -> float:
-    """Mean confidence of the best `part` of all first drafts."""
-    around = deviation(np.arange(POPULATION), np.arange(AGES), spread).ravel()
-    parts = [
-        (sigmoid(mean_logits(each.survival[:1], spread)[0] + around), each.share)
-        for each in workloads.values()
-    ]
-    confidence = np.concatenate([values for values, _ in parts])
-    weight = np.concatenate([np.full(len(v), share / len(v)) for v, share in parts])
-    order = np.argsort(-confidence)
-    room = np.cumsum(weight[order]) - weight[order]
-    taken = np.clip(part * weight.sum() - room, 0, weight[order])
-    return float((taken * confidence[order]).sum() / taken.sum())
 
 
 def normalised(workloads: Mapping[str, Workload]) -> dict[str, Workload]:

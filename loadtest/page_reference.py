@@ -17,6 +17,7 @@ The scheduler's guard, its corrections of step times and its own time are not mo
 from __future__ import annotations
 
 import functools
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
 import numpy as np
@@ -27,7 +28,9 @@ from sglang_dspark.loadtest.page_model import (
     AGES,
     MIX,
     POPULATION,
+    WIDEST,
     LoadModel,
+    Workload,
     deviation,
     domain_of,
     mean_logits,
@@ -56,13 +59,16 @@ class Choice:
 @dataclass(frozen=True)
 class Outcome:
     """tokens_per_s: of all users; tau: tokens a step and request, bonus included; drafts: verified
-    a step and request; seconds: of a step; skipped: share of steps that drafted nothing."""
+    a step and request; seconds: of a step; skipped: share of steps that drafted nothing; admitted,
+    accepted: drafts a step and request, by position 1..gamma."""
 
     tokens_per_s: float
     tau: float
     drafts: float
     seconds: float
     skipped: float
+    admitted: tuple[float, ...]
+    accepted: tuple[float, ...]
 
 
 def outcome(model: LoadModel, choice: Choice) -> Outcome:
@@ -70,33 +76,38 @@ def outcome(model: LoadModel, choice: Choice) -> Outcome:
     if choice.policy not in POLICIES:
         raise DSparkError(f"no policy {choice.policy!r}; known: {', '.join(POLICIES)}")
     requests = choice.requests
+    batches = _batches(model.workloads, choice.workload, requests, choice.spread)
     costs = Costs(
         np.asarray(model.tokens),
         requests * model.per_request,
         np.asarray(model.draft[requests - 1]),
     )
     workspace = Workspace(requests, model.gamma)
-    tokens = seconds = drafts = skipped = 0.0
+    seconds = skipped = 0.0
     steps = 0
-    for confidence, expected in _batches(model, choice):
+    admitted, accepted = np.zeros(model.gamma), np.zeros(model.gamma)
+    for confidence, expected in batches:
         for age in range(AGES):
             present = np.ascontiguousarray(confidence[:, age])
             lagged = confidence[:, age - LAG] if age >= LAG else expected
             lengths, depth = _decide(choice, present, lagged, costs, workspace)
-            survivals = gains(present)
             kept = np.arange(model.gamma) < lengths[:, None]
-            tokens += requests + float(survivals[kept].sum(dtype=np.float64))
+            admitted += kept.sum(axis=0)
+            accepted += np.where(kept, gains(present), 0).sum(axis=0, dtype=np.float64)
             batch = requests + int(lengths.sum())
             seconds += float(costs.tokens[batch] + costs.fixed + costs.draft[depth])
-            drafts += int(lengths.sum())
             skipped += depth == 0
             steps += 1
+    slots = steps * requests
+    tokens = slots + float(accepted.sum())
     return Outcome(
         tokens_per_s=model.scale * tokens / seconds,
-        tau=tokens / (steps * requests),
-        drafts=drafts / (steps * requests),
+        tau=tokens / slots,
+        drafts=float(admitted.sum()) / slots,
         seconds=seconds / steps,
         skipped=skipped / steps,
+        admitted=tuple((admitted / slots).tolist()),
+        accepted=tuple((accepted / slots).tolist()),
     )
 
 
@@ -105,24 +116,63 @@ def _means(survival: tuple[float, ...], spread: float) -> NDArray[np.float64]:
     return mean_logits(survival, spread)
 
 
-def _batches(model: LoadModel, choice: Choice) -> list[tuple[Gains, Gains]]:
+@dataclass(frozen=True)
+class Selection:
+    """What the served scheduler chose with so many users: drafts verified, and accepted of them."""
+
+    requests: int
+    verified: float
+    accepted: float
+
+
+def fitted_spread(model: LoadModel, seen: Sequence[Selection]) -> float | None:
+    """Spread at which the model's scheduler gets as large a share of its drafts accepted as the
+    served one did, on average over its drafts.
+
+    0 where the served one chose no better than the positions alone make it; None where it chose
+    better than any spread explains, or there is nothing to compare.
+    """
+    low, high = 0.0, WIDEST
+    if not seen or _excess(model, seen, high) < 0:
+        return None
+    if _excess(model, seen, low) >= 0:
+        return 0.0
+    for _ in range(9):
+        middle = (low + high) / 2
+        low, high = (low, middle) if _excess(model, seen, middle) >= 0 else (middle, high)
+    return round((low + high) / 2, 2)
+
+
+def _excess(model: LoadModel, seen: Sequence[Selection], spread: float) -> float:
+    """Accepted drafts that the model's shares would give beyond those that were."""
+    total = 0.0
+    for each in seen:
+        found = outcome(model, Choice(MIX, "dspark", each.requests, model.gamma, 0.0, spread))
+        if found.drafts > 0:  # where the model drafts nothing it has no share to compare
+            total += each.verified * sum(found.accepted) / sum(found.admitted) - each.accepted
+    return total
+
+
+def _batches(
+    workloads: Mapping[str, Workload], workload: str, requests: int, spread: float
+) -> list[tuple[Gains, Gains]]:
     """Generations of requests: (confidence [R, AGES, gamma], expected [R, gamma]), float32."""
-    names = list(model.workloads) if choice.workload == MIX else [choice.workload]
-    if any(name not in model.workloads for name in names):
-        known = ", ".join([MIX, *model.workloads])
-        raise DSparkError(f"no workload {choice.workload!r}; the run has {known}")
-    means = np.array([_means(model.workloads[n].survival, choice.spread) for n in names])
-    total = sum(model.workloads[n].share for n in names)
-    shares = [model.workloads[n].share / total for n in names]
-    survival = np.array([model.workloads[n].survival for n in names])  # [domains, gamma]
+    names = list(workloads) if workload == MIX else [workload]
+    if any(name not in workloads for name in names):
+        known = ", ".join([MIX, *workloads])
+        raise DSparkError(f"no workload {workload!r}; the run has {known}")
+    means = np.array([_means(workloads[n].survival, spread) for n in names])
+    total = sum(workloads[n].share for n in names)
+    shares = [workloads[n].share / total for n in names]
+    survival = np.array([workloads[n].survival for n in names])  # [domains, gamma]
     before = np.concatenate([np.ones((len(names), 1)), survival[:, :-1]], axis=1)
     usual = np.divide(survival, before, out=np.zeros_like(survival), where=before > 0)
-    generations = max(2, -(-POPULATION // choice.requests))
+    generations = max(2, -(-POPULATION // requests))
     found = []
     for generation in range(generations):
-        who = np.arange(choice.requests) + generation * choice.requests
+        who = np.arange(requests) + generation * requests
         domain = domain_of(who, shares)
-        around = deviation(who, np.arange(AGES), choice.spread)  # [R, AGES]
+        around = deviation(who, np.arange(AGES), spread)  # [R, AGES]
         logits = means[domain][:, None, :] + around[:, :, None]
         found.append((sigmoid(logits).astype(np.float32), usual[domain].astype(np.float32)))
     return found
