@@ -141,8 +141,9 @@ def domain_of(requests: NDArray[np.int64], shares: Sequence[float]) -> NDArray[n
 
 def deviation(requests: NDArray[np.int64], ages: NDArray[np.int64], spread: float) -> Floats:
     """What a request's logits add to the mean at each step: [requests, ages]."""
-    level = standard((requests + 0.5) * _LEVEL % 1)[:, None]
-    step = standard((requests[:, None] * AGES + ages + 0.5) * _STEP % 1)
+    who = requests.astype(np.float64)
+    level = standard((who + 0.5) * _LEVEL % 1)[:, None]
+    step = standard((who[:, None] * AGES + ages + 0.5) * _STEP % 1)
     return spread * (math.sqrt(BETWEEN) * level + math.sqrt(1 - BETWEEN) * step)
 
 

@@ -27,6 +27,7 @@ from sglang_dspark.loadtest.report_data import (
 )
 from sglang_dspark.loadtest.report_figures import Drawn, draw_all, inline_svg, save_png
 from sglang_dspark.loadtest.report_tables import Table
+from sglang_dspark.loadtest.run_dir import Interval
 
 _POLICY_NAMES = {
     "plain": "plain decoding",
@@ -79,8 +80,8 @@ def page_data(run: Run, model: LoadModel) -> dict[str, Any]:
             "points": [
                 {
                     "requests": round(level.level),
-                    "tokens_per_s": asdict_interval(level.tokens_per_s),
-                    "speed": asdict_interval(level.speed_p50),
+                    "tokens_per_s": _bounds(level.tokens_per_s),
+                    "speed": _bounds(level.speed_p50),
                     "drafts": level.verify_length,
                 }
                 for level in run.levels(name, "closed")
@@ -101,7 +102,7 @@ def page_data(run: Run, model: LoadModel) -> dict[str, Any]:
     }
 
 
-def asdict_interval(interval: Any) -> dict[str, float | None] | None:
+def _bounds(interval: Interval | None) -> dict[str, float | None] | None:
     """low, mid and high of an interval, without its single values."""
     if interval is None:
         return None

@@ -1,8 +1,8 @@
 """Figures of a sweep's report: matplotlib, as PNG files and as SVG inside of the page.
 
 The SVG takes its ink, grid and background from the page, so one drawing serves light and dark.
-Every arm has the colour and the marker that it has everywhere (`report_data`). Intervals are those of
-`summary.json`: 95%, paired over trials.
+Every arm has the colour and the marker that it has everywhere (`report_data`). Intervals are those
+of `summary.json`: 95%, paired over trials.
 """
 
 from __future__ import annotations

@@ -100,11 +100,10 @@ def _course(column: Sequence[Axes], cell: Cell, colour: str) -> None:
     column[0].plot(at, [_nan(m.budget) for m in course], "o-", color=colour, ms=3, lw=1.3)
     column[1].plot(at, [_nan(m.skipped) for m in course], "o-", color=colour, ms=3, lw=1.3)
     when = [reading.at for reading in cell.timeline]
-    style = {"where": "post", "lw": 1.3}
     running = [_nan(reading.running) for reading in cell.timeline]
     queued = [_nan(reading.queued) for reading in cell.timeline]
-    column[2].step(when, running, color=GREY, label="running", **style)
-    column[2].step(when, queued, color=_QUEUE, ls="--", label="queued", **style)
+    column[2].step(when, running, where="post", lw=1.3, color=GREY, label="running")
+    column[2].step(when, queued, where="post", lw=1.3, color=_QUEUE, ls="--", label="queued")
     column[0].set_ylim(bottom=0)
     column[2].set_ylim(bottom=0)
 

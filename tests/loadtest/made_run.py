@@ -1,4 +1,4 @@
-"""A sweep's folder with figures that are known beforehand: what the page's model makes of a machine.
+"""A sweep's folder with figures known beforehand: what the page's model makes of a machine.
 
 Throughput of every arm is the model's times `SCALE`, off by a fixed percent or so from trial to
 trial, so that the report must find SCALE, the acceptance and the ratios again.
@@ -6,6 +6,9 @@ trial, so that the report must find SCALE, the acceptance and the ratios again.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+from dataclasses import asdict
+from itertools import pairwise
 from pathlib import Path
 
 from sglang_dspark.loadtest.page_model import MIX, Curve, LoadModel, Workload
@@ -71,22 +74,24 @@ def true_model(spread: float = 1.2) -> LoadModel:
     )
 
 
-def make_run(folder: Path, *, tables: bool = True) -> Path:
+def make_run(
+    folder: Path, *, tables: bool = True, arms: Sequence[str] = tuple(ARMS), trials: int = TRIALS
+) -> Path:
     """Write a whole run. tables: keep the scheduled arm's step times, as a real one does."""
     config = SweepConfig(
         name="made",
-        arms=list(ARMS),
-        compare=Comparison(over="dspark", under="mtp1"),
+        arms=list(arms),
+        compare=Comparison(over=arms[-1], under=arms[1 if len(arms) > 2 else 0]),
         concurrency=list(USERS),
         open=OpenLoop(load=[0.5]),
         slas=[SlaLimits(speed_p50=30.0, speed_p10=20.0), SlaLimits(ttft_p95=0.5)],
     )
     model = true_model()
     cells: list[Cell] = []
-    for trial in range(TRIALS):
+    for trial in range(trials):
         for loop, loads in (("closed", USERS), ("open", RATES)):
             for level in loads:
-                for arm in ARMS:
+                for arm in arms:
                     cells.append(_cell(model, arm, loop, level, trial, len(cells)))
     lost = cells[5].model_copy(update={"void": "the client was late by 9.0 ms at p99"})
     cells[5] = lost.model_copy(update={"failures": {"http": 2}, "errors": {"http": "503 <busy>"}})
@@ -147,7 +152,7 @@ def _cell(model: LoadModel, arm: str, loop: Loop, level: float, trial: int, orde
 
 def _domain(survival: tuple[float, ...], gamma: int, speed: float) -> Domain:
     at_least = [STEPS, *(round(STEPS * share) for share in survival[:gamma]), 0]
-    histogram = [a - b for a, b in zip(at_least, at_least[1:], strict=False)]
+    histogram = [a - b for a, b in pairwise(at_least)]
     return Domain(ok=13, speed_p50=speed, tau=None, histogram=histogram if gamma else [])
 
 
@@ -197,7 +202,8 @@ def _info(config: SweepConfig, cells: list[Cell], tables: bool) -> RunInfo:
             drafter_sha256="ab" * 32 if gamma else None,
             tables={"costs": _table()} if name == "dspark" and tables else {},
         )
-        for name, (_, _, gamma) in ARMS.items()
+        for name in config.arms
+        for gamma in [ARMS[name][2]]
         for algorithm in ["EAGLE" if name == "mtp1" else "DSPARK" if gamma else "none"]
     ]
     return RunInfo(
@@ -218,6 +224,4 @@ def _info(config: SweepConfig, cells: list[Cell], tables: bool) -> RunInfo:
 
 
 def _table() -> Table:
-    from dataclasses import asdict
-
     return Table(path="costs/0.json", sha256="cd" * 32, content={"format": 1, **asdict(TABLE)})
