@@ -7,6 +7,7 @@ frozen one (SIGSTOP) takes nothing and keeps its memory. Arms given by URL are u
 from __future__ import annotations
 
 from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -16,7 +17,6 @@ import httpx
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.arms import Arm
 from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
-from sglang_dspark.ports import require_free_port
 
 LOGS = "logs"
 Tick = Callable[[str, float], None]
@@ -37,45 +37,46 @@ class Fleet:
     def __init__(
         self, places: Sequence[Place], run: Path, ready_s: float, cores: Sequence[int] = ()
     ):
-        """run: the sweep's folder, for the logs; ready_s: longest wait for a server's health.
-
-        Raises DSparkError when a port is taken.
-        """
+        """run: the sweep's folder, for the logs; ready_s: longest wait for a server's health;
+        cores: the only ones that servers may use, empty for all."""
         self.places = {place.arm.name: place for place in places}
         self._logs, self._ready_s, self._cores = run / LOGS, ready_s, cores
         self._running: dict[str, ServerProcess] = {}
         self.ready_after: dict[str, float] = {}
-        for place in places:
-            if place.spec is not None:
-                require_free_port(place.spec.host, place.spec.port)
+        self.starts: dict[str, int] = {}  # how often each has been started
 
     def __enter__(self) -> Fleet:
         return self
 
     def __exit__(self, *_: object) -> None:
-        for name in list(self._running):
-            self.stop(name)
+        with ThreadPoolExecutor() as pool:  # each of them takes seconds to end
+            list(pool.map(self.stop, list(self._running)))
 
-    def ensure(self, name: str, tick: Tick) -> bool:
-        """Start the arm's server unless it runs; leave it frozen. Whether it had to be started.
+    def ensure(self, names: Sequence[str], tick: Tick) -> None:
+        """Have these arms' servers up, each frozen; those that are not are started side by side.
 
-        tick: called with the arm's name and the seconds waited. Raises DSparkError when it does
-        not come up, naming its log.
+        tick: called with an arm's name and the seconds waited. Raises DSparkError when one does not
+        come up, naming its log, or when no server answers at an arm's URL.
         """
-        spec = self.places[name].spec
-        if spec is None:
-            return self._first_sight(name)
-        if self.alive(name):
-            return False
+        missing = [name for name in names if not self.alive(name)]
+        for name in missing:
+            self._launch(name)
+        for name in missing:
+            server = self._running[name]
+            self.ready_after[name] = server.wait_ready(
+                self._ready_s, lambda seconds, name=name: tick(name, seconds)
+            )
+            self.starts[name] = self.starts.get(name, 0) + 1
+            server.pause()
+
+    def _launch(self, name: str) -> None:
+        place = self.places[name]
+        if place.spec is None:
+            raise DSparkError(f"arm {name}: no healthy server answers at {place.url}/health")
         self.stop(name)  # what is left of one that died
         self._keep_log(name)
-        server = ServerProcess(spec, self._logs, self._cores)
-        self._running[name] = server
-        server.start()
-        waited = server.wait_ready(self._ready_s, lambda seconds: tick(name, seconds))
-        self.ready_after[name] = waited
-        server.pause()
-        return True
+        self._running[name] = ServerProcess(place.spec, self._logs, self._cores)
+        self._running[name].start()
 
     def alive(self, name: str) -> bool:
         """Whether its first process runs; for an arm by URL, whether it answers."""
@@ -109,15 +110,6 @@ class Fleet:
     def log_path(self, name: str) -> Path:
         """Where its log is."""
         return self._logs / f"{name}.log"
-
-    def _first_sight(self, name: str) -> bool:
-        if name in self.ready_after:
-            return False
-        url = self.places[name].url
-        if not _answers(url):
-            raise DSparkError(f"arm {name}: no healthy server answers at {url}/health")
-        self.ready_after[name] = 0.0
-        return True
 
     def _keep_log(self, name: str) -> None:
         """A server that is started again writes a new log; the old one tells why."""

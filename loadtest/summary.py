@@ -1,8 +1,8 @@
 """All cells of a sweep compared: levels with intervals, paired ratios, frontiers, SLAs, a verdict.
 
 Void cells never enter. A comparison at a load takes the trials in which both arms have a valid cell
-there; the comparison at matched throughput takes the loads that are valid in every trial and names
-those it leaves out. No sentence calls a winner whose interval contains 1.
+there; the one at matched throughput needs whole trials and says what it leaves out. No sentence
+calls a winner whose interval contains 1.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.frontier import Point, compare_matched, frontier
+from sglang_dspark.loadtest.frontier import Matched, Point, compare_matched, frontier
 from sglang_dspark.loadtest.run_dir import (
     Cell,
     Compared,
@@ -30,7 +30,7 @@ from sglang_dspark.loadtest.run_dir import (
 )
 from sglang_dspark.loadtest.sla import Sla, capacity
 from sglang_dspark.loadtest.sweep_config import SlaLimits, SweepConfig
-from sglang_dspark.loadtest.verdict import Ratio, paired_ratio, verdict
+from sglang_dspark.loadtest.verdict import MIN_TRIALS, Ratio, paired_ratio, verdict
 
 _WHAT = {"tokens_per_s": "throughput", "speed_p50": "speed per user"}
 
@@ -105,42 +105,69 @@ def compared(
 
 def matched_summary(good: Cells, over: str, under: str) -> MatchedSummary:
     """Speed per user at equal total throughput, closed loop (paper, Figure 7)."""
-    trials, said_out = _whole_trials(good, over, under)
-    levels = _everywhere(good, under, trials)
-    if not trials or not levels:
-        why = "no load was measured on both arms without a void cell"
-        return _no_match(over, under, [*said_out, why])
-    missing = sorted(set(good.levels(under, "closed")) - set(levels))
-    said_out += [f"load {level:g}: void in a trial of {under}" for level in missing]
+    trials, levels, left_out = _comparable(good, over, under)
+    if not trials or not levels[under] or not levels[over]:
+        return _no_match(over, under, [*left_out, "no load has valid cells of both arms"])
     found = compare_matched(
-        [_points(good, over, _everywhere(good, over, trials), trial) for trial in trials],
-        [_points(good, under, levels, trial) for trial in trials],
+        [_points(good, over, levels[over], trial) for trial in trials],
+        [_points(good, under, levels[under], trial) for trial in trials],
     )
-    left_out = [*said_out, *found.left_out]
-    if found.overall is None:
-        return _no_match(over, under, left_out)
-    rows = [
-        MatchedLevel(
-            level=each.load,
-            tokens_per_s=each.throughput,
-            low=_low(each.ratio),
-            mid=each.ratio.mid,
-            high=known(each.ratio.high),
-        )
-        for each in found.levels
-    ]
+    left_out += found.left_out
     overall = found.overall
+    if overall is None:
+        return _no_match(over, under, left_out)
+    said = verdict(over, under, "speed per user at matched throughput", overall)
+    of = len(good.levels(under, "closed"))
+    if len(found.levels) < of:
+        said += f" {len(found.levels)} of {of} loads of {under} could be matched."
     return MatchedSummary(
         over=over,
         under=under,
-        levels=rows,
+        levels=[_matched_level(each) for each in found.levels],
         low=_low(overall),
         mid=overall.mid,
         high=known(overall.high),
         trials=overall.trials,
         left_out=left_out,
-        said=verdict(over, under, "speed per user at matched throughput", overall),
+        said=said,
     )
+
+
+def _matched_level(matched: Matched) -> MatchedLevel:
+    return MatchedLevel(
+        level=matched.load,
+        tokens_per_s=matched.throughput,
+        low=_low(matched.ratio),
+        mid=matched.ratio.mid,
+        high=known(matched.ratio.high),
+    )
+
+
+def _comparable(
+    good: Cells, over: str, under: str
+) -> tuple[list[int], dict[str, list[float]], list[str]]:
+    """Trials and each arm's loads without a gap between them, and a line for what was left out.
+
+    Incomplete trials go while enough others are left; else the loads that are not in all of them.
+    """
+    arms = (over, under)
+    levels = {arm: good.levels(arm, "closed") for arm in arms}
+    has = {
+        arm: {level: set(good.at(arm, "closed", level)) for level in levels[arm]} for arm in arms
+    }
+    anywhere = set.intersection(*(set().union(*has[arm].values()) for arm in arms))
+    whole = anywhere.intersection(*(seen for arm in arms for seen in has[arm].values()))
+    if len(whole) >= MIN_TRIALS:
+        said = [f"trial {t + 1}: a cell is missing or void" for t in sorted(anywhere - whole)]
+        return sorted(whole), levels, said
+    kept = {arm: [lv for lv in levels[arm] if has[arm][lv] >= anywhere] for arm in arms}
+    said = [
+        f"load {level:g} of {arm}: not valid in every trial"
+        for arm in arms
+        for level in levels[arm]
+        if level not in kept[arm]
+    ]
+    return sorted(anywhere), kept, said
 
 
 def _no_match(over: str, under: str, left_out: list[str]) -> MatchedSummary:
@@ -262,26 +289,6 @@ def _mean_points(good: Cells, arm: str, loop: Loop) -> list[Point]:
         means = np.mean([[p.throughput, p.speed_p50, p.speed_p10, p.ttft_p95] for p in own], axis=0)
         points.append(Point(level, *means.tolist()))
     return points
-
-
-def _whole_trials(good: Cells, over: str, under: str) -> tuple[list[int], list[str]]:
-    """Trials that both arms took part in, and a line for each that only one did."""
-    of = {
-        arm: {key[3] for key in good.by_place if key[:2] == (arm, "closed")}
-        for arm in (over, under)
-    }
-    lone = sorted(of[over] ^ of[under])
-    said = [f"trial {trial}: valid cells of one arm only" for trial in lone]
-    return sorted(of[over] & of[under]), said
-
-
-def _everywhere(good: Cells, arm: str, trials: Sequence[int]) -> list[float]:
-    """Loads with a valid cell in each of the trials."""
-    return [
-        level
-        for level in good.levels(arm, "closed")
-        if set(trials) <= good.at(arm, "closed", level).keys()
-    ]
 
 
 def _points(good: Cells, arm: str, levels: Sequence[float], trial: int) -> list[Point]:

@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
+from typing import Literal, Protocol
 
 import httpx
 
@@ -36,6 +36,7 @@ from sglang_dspark.loadtest.sweep_plan import (
 )
 
 LOAD = "load"
+OnDeath = Literal["stop", "continue"]
 _WARM_UP_TOKENS = 8
 _HTTP_S = 30.0
 _FLUSH_S = 10  # the server waits so long for requests that a stopped cell has left
@@ -60,13 +61,14 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """What all cells share."""
+    """What all cells share. profiled: arms whose servers time their own steps as they start."""
 
     config: SweepConfig
     run: Path
     mix: Mix
     prompts: tuple[CellPrompt, ...]
     gammas: dict[str, int]
+    profiled: frozenset[str]
     cores: Cores
 
 
@@ -80,6 +82,23 @@ class Sweep:
     def __init__(self, work: Work, fleet: Fleet, observer: Observer):
         self._work, self._fleet, self._observer = work, fleet, observer
         self._lost: set[str] = set()
+        self._warm: dict[str, int] = {}  # by arm, the start since which it has been warmed up
+
+    def prepare(self, arms: Sequence[str], on_death: OnDeath) -> None:
+        """Have servers up that will be needed. Those that time their own steps as they start have
+        the machine to themselves then. Raises DSparkError unless `on_death` is to go on: an arm
+        whose server does not come up is tried again at its turn, and then left out.
+        """
+        if self._work.config.servers == "in-turn":
+            return
+        timed = self._work.profiled
+        batches = [[arm for arm in arms if arm not in timed], *([a] for a in arms if a in timed)]
+        try:
+            for batch in batches:
+                self._fleet.ensure(batch, self._observer.starting)
+        except DSparkError:
+            if on_death == "stop":
+                raise
 
     def pilot(self) -> Pilot:
         """Tokens/s of the baseline arm at the fewest and the most users.
@@ -102,16 +121,17 @@ class Sweep:
             lengths[users] = found.tokens / found.ok
         return Pilot(arm=arm, tokens_per_s=speeds, answer_tokens=lengths)
 
-    def measure(self, cells: Sequence[PlannedCell], on_death: str) -> None:
+    def measure(self, cells: Sequence[PlannedCell], on_death: OnDeath) -> None:
         """Measure the cells that are not on disk. on_death: `stop` or `continue`.
 
         Raises ServerDiedError, or DSparkError when a server cannot be started or the load generator
         fails.
         """
+        missing = [planned for planned in cells if not self._is_kept(planned)]
+        self.prepare(sorted({planned.arm for planned in missing}), on_death)
         previous = ""
-        for planned in cells:
-            kept = run_dir.read_cell(self._work.run, planned.name)
-            if planned.arm in self._lost or (kept is not None and not kept.died):
+        for planned in missing:
+            if planned.arm in self._lost:
                 continue
             in_turn = self._work.config.servers == "in-turn"
             if in_turn and previous and previous != planned.arm:
@@ -120,7 +140,11 @@ class Sweep:
             if self._can_serve(planned.arm, on_death):
                 self._measure_one(planned, on_death)
 
-    def _can_serve(self, arm: str, on_death: str) -> bool:
+    def _is_kept(self, planned: PlannedCell) -> bool:
+        kept = run_dir.read_cell(self._work.run, planned.name)
+        return kept is not None and not kept.died
+
+    def _can_serve(self, arm: str, on_death: OnDeath) -> bool:
         try:
             self._ready(arm)
         except DSparkError:
@@ -130,7 +154,7 @@ class Sweep:
             return False
         return True
 
-    def _measure_one(self, planned: PlannedCell, on_death: str) -> None:
+    def _measure_one(self, planned: PlannedCell, on_death: OnDeath) -> None:
         for attempt in range(self._work.config.retries + 1):
             self._observer.measuring(planned.name, planned.arm)
             cell = self._cell(planned, attempt)
@@ -147,9 +171,12 @@ class Sweep:
 
     def _ready(self, arm: str) -> None:
         """The arm's server is up and has been warmed up since."""
-        if self._fleet.ensure(arm, self._observer.starting) and self._work.config.warm_up:
+        self._fleet.ensure([arm], self._observer.starting)
+        start = self._fleet.starts.get(arm, 0)
+        if self._warm.get(arm) != start and self._work.config.warm_up:
             users = self._work.config.concurrency[-1]
             self._unkept(arm, "warm-up", users, 2 * users)
+        self._warm[arm] = start
 
     def _cell(self, planned: PlannedCell, attempt: int) -> Cell:
         work = self._work

@@ -132,10 +132,16 @@ def cell_plan(
     )
 
 
-def expected_seconds(cells: Sequence[PlannedCell], servers: int) -> float:
-    """Length of what is left, seconds, if every arm were as fast as the baseline. servers: how
-    many have to be started."""
-    return servers * SERVER_START_S + sum(cell.load.expected_s + CELL_OVERHEAD_S for cell in cells)
+def rough_seconds(config: SweepConfig, servers: int) -> tuple[int, float]:
+    """Number of cells, and seconds that the sweep takes when every arm is as fast as the baseline.
+
+    servers: how many are started. Cells that the SLA search adds are not in it.
+    """
+    loads = len(config.concurrency) + len(config.open.load) + len(config.open.arrivals)
+    cells = len(config.arms) * config.trials * loads
+    starts = servers * (config.trials if config.servers == "in-turn" else 1)
+    per_start = SERVER_START_S + (config.seconds if config.warm_up else 0.0)
+    return cells, starts * per_start + cells * (config.seconds + CELL_OVERHEAD_S)
 
 
 def describe(loads: Sequence[Load]) -> Iterator[tuple[str, str, str]]:

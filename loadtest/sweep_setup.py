@@ -24,6 +24,7 @@ from sglang_dspark.loadtest.run_dir import ArmRecord, Pilot, RunInfo, Table
 from sglang_dspark.loadtest.sweep_config import SweepConfig
 from sglang_dspark.loadtest.workload import drafter_gamma
 from sglang_dspark.models.drafters import shipped_drafter_path
+from sglang_dspark.ports import require_free_port
 
 _PACKAGES = ("sglang-dspark", "sglang", "torch", "transformers", "locust")
 _DRAFTS = "--speculative-num-draft-tokens="
@@ -33,6 +34,13 @@ _COST_TABLE = re.compile(r"(?:read from|kept in) (\S+\.json)")
 def choose_arms(config: SweepConfig) -> list[Arm]:
     """The sweep's arms. Raises DSparkError for an unknown one, naming what there is."""
     return find_arms(config.arms, config.arms_folder)
+
+
+def require_ports(config: SweepConfig, arms: Sequence[Arm]) -> None:
+    """Raise DSparkError unless every server to be launched finds its port free."""
+    for number, arm in enumerate(arms):
+        if arm.name not in config.urls:
+            require_free_port("127.0.0.1", config.port + number)
 
 
 def drafter_folders(config: SweepConfig, arms: Sequence[Arm]) -> dict[str, Path]:
@@ -55,6 +63,11 @@ def gamma_of(arm: Arm, drafters: Mapping[str, Path]) -> int:
     if arm.drafter not in drafters:
         return 0  # served by URL: what it proposes is not known here
     return drafter_gamma(drafters[arm.drafter])
+
+
+def profiled_arms(arms: Sequence[Arm]) -> frozenset[str]:
+    """Arms whose servers time their own steps as they start: those that schedule."""
+    return frozenset(arm.name for arm in arms if _schedules(arm))
 
 
 def place_arms(
@@ -161,6 +174,11 @@ def portable(text: str) -> str:
     return text if home in ("/", "") else text.replace(home, "~")
 
 
+def _schedules(arm: Arm) -> bool:
+    mode = arm.config.get("schedule", {}).get("mode", "auto")
+    return mode == "auto" and any("DSPARK" in argument for argument in arm.arguments)
+
+
 def _tables(arm: Arm, drafter: Path | None, log: Path) -> dict[str, Table]:
     """The cost table that the server's log names, and the calibration beside its drafter."""
     tables: dict[str, Table] = {}
@@ -168,8 +186,7 @@ def _tables(arm: Arm, drafter: Path | None, log: Path) -> dict[str, Table]:
     named = _COST_TABLE.findall(text)
     if named and Path(named[-1]).is_file():
         tables["costs"] = _table(Path(named[-1]))
-    scheduled = arm.config.get("schedule", {}).get("mode", "auto") == "auto"
-    if drafter is not None and scheduled and (drafter / "sts.json").is_file():
+    if drafter is not None and _schedules(arm) and (drafter / "sts.json").is_file():
         tables["sts"] = _table(drafter / "sts.json")
     return tables
 

@@ -14,6 +14,7 @@ from sglang_dspark.cli import (
     doctor,
     models,
     report,
+    sweep,
     train,
 )
 from sglang_dspark.errors import DSparkError
@@ -31,6 +32,7 @@ app.add_typer(train.app, name="train")
 app.command("doctor")(doctor.doctor)
 app.add_typer(analyses.app, name="eval")
 app.command("calibrate")(calibrate.calibrate)
+app.command("sweep")(sweep.sweep)
 app.command("report")(report.report)
 app.command("demo")(demo.demo)
 

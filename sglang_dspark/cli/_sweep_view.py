@@ -1,0 +1,181 @@
+"""What `dspark sweep` shows: the plan, a line for each cell with the time left, the results."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import TYPE_CHECKING
+
+from rich import box
+from rich.console import Console
+from rich.markup import escape
+from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
+from rich.table import Table
+
+if TYPE_CHECKING:
+    from sglang_dspark.loadtest.run_dir import Cell, Summary
+    from sglang_dspark.loadtest.sweep_config import SweepConfig
+    from sglang_dspark.loadtest.sweep_plan import Load, PlannedCell
+
+_STARTING_EVERY_S = 10.0
+
+
+class SweepView:
+    """Progress of a sweep. Bars on a terminal, lines elsewhere; a line for each cell on both."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self._bar: Progress | None = None
+        self._expected: dict[str, float] = {}
+        self._done: set[str] = set()
+        self._spent = self._planned = 0.0
+        self._began: dict[str, float] = {}
+        self._now = ""
+        self._said_at = 0.0
+
+    @contextmanager
+    def live(self) -> Iterator[SweepView]:
+        """Show the bar within, where someone looks."""
+        if not self.console.is_terminal:
+            yield self
+            return
+        columns = (
+            SpinnerColumn(),
+            TextColumn("{task.description}"),
+            BarColumn(bar_width=30),
+            TextColumn("{task.fields[left]}"),
+        )
+        with Progress(*columns, console=self.console, transient=True) as self._bar:
+            self._bar.add_task("starting", total=None, left="")
+            yield self
+
+    def planned(
+        self, loads: Sequence[Load], cells: Sequence[PlannedCell], kept: Sequence[str]
+    ) -> None:
+        """What is to be measured; `kept` is there already."""
+        from sglang_dspark.loadtest.sweep_plan import CELL_OVERHEAD_S
+
+        self._expected = {cell.name: cell.load.expected_s + CELL_OVERHEAD_S for cell in cells}
+        self._done = set(kept)
+        if loads:
+            self.console.print(_loads_table(loads))
+        if kept:
+            self._line(f"{len(self._done)} of {len(cells)} cells are there already")
+
+    def starting(self, arm: str, seconds: float) -> None:
+        """A server is coming up."""
+        now = time.monotonic()
+        self._describe(f"starting {arm} ({seconds:.0f} s)")
+        if self._bar is None and (seconds < 0.5 or now - self._said_at > _STARTING_EVERY_S):
+            self._line(f"starting the {arm} server: {seconds:.0f} s")
+            self._said_at = now
+
+    def measuring(self, what: str, arm: str) -> None:
+        """A cell, a pilot or a warm-up begins."""
+        self._began[what] = time.monotonic()
+        self._now = what if what.startswith(arm) else f"{arm}: {what}"
+        self._describe(self._now)
+        if what not in self._expected and self._bar is None:
+            self._line(self._now)
+
+    def measured(self, cell: Cell) -> None:
+        """A cell is kept: one line, and what time is left by the pace so far."""
+        self._done.add(cell.name)
+        self._spent += time.monotonic() - self._began.get(cell.name, time.monotonic())
+        self._planned += self._expected.get(cell.name, 0.0)
+        unit = "users" if cell.loop == "closed" else "requests/s"
+        place = f"{cell.arm}, {cell.level:g} {unit}, trial {cell.trial + 1}"
+        if cell.void:
+            figures = f"void: {cell.void}"
+        else:
+            figures = f"{cell.tokens_per_s or 0:.1f} tokens/s, {cell.speed.p50 or 0:.1f} per user"
+            figures += f", tau {cell.tau:.2f}" if cell.tau is not None else ""
+        count = f"[{len(self._done)}/{max(len(self._expected), len(self._done))}]"
+        self._line(f"{count} {place}: {figures} (left: {self.left()})")
+        for line in cell.log_tail.splitlines():
+            self._line(f"    {line}")
+
+    def polled(self) -> None:
+        """Time passes."""
+        self._describe(self._now)
+
+    def left(self) -> str:
+        """Time that the other cells will take, by the pace of those measured."""
+        pace = self._spent / self._planned if self._planned else 1.0
+        seconds = pace * sum(t for name, t in self._expected.items() if name not in self._done)
+        return duration(seconds)
+
+    def _describe(self, what: str) -> None:
+        if self._bar is not None:
+            total = len(self._expected) or None
+            left = f"{len(self._done)}/{total}, {self.left()} left" if total else ""
+            task = self._bar.task_ids[0]
+            self._bar.update(
+                task, description=escape(what), total=total, completed=len(self._done), left=left
+            )
+
+    def _line(self, text: str) -> None:
+        self.console.print(text, markup=False, highlight=False, soft_wrap=True)
+
+
+def duration(seconds: float) -> str:
+    """Minutes and seconds."""
+    whole = max(0, round(seconds))
+    return f"{whole // 60}:{whole % 60:02d}"
+
+
+def show_config(console: Console, config: SweepConfig, cells: int, seconds: float) -> None:
+    """What will be measured, and how long it takes at the most, before anything starts."""
+    loads = [f"{users} users" for users in config.concurrency]
+    loads += [f"{config.open.kind} at {share:.0%} of capacity" for share in config.open.load]
+    loads += [f"{given.get('kind', '?')} arrivals" for given in config.open.arrivals]
+    for line in (
+        f"arms: {', '.join(config.names)}",
+        f"loads: {', '.join(loads)}",
+        f"prompts: {config.mix}; answers of {config.answer_tokens.low} to "
+        f"{config.answer_tokens.high} tokens; {config.trials} trials; {cells} cells",
+        f"about {duration(seconds)} minutes with the start of the servers",
+    ):
+        console.print(line, markup=False, highlight=False, soft_wrap=True)
+
+
+def _loads_table(loads: Sequence[Load]) -> Table:
+    """Sizes of the cells, by the pilot."""
+    from sglang_dspark.loadtest.sweep_plan import describe
+
+    table = Table(title="Cells, sized by the pilot", box=box.SIMPLE_HEAD)
+    for name in ("load", "requests", "seconds"):
+        table.add_column(name, justify="right")
+    for row in describe(loads):
+        table.add_row(*row)
+    return table
+
+
+def results_table(summary: Summary) -> Table:
+    """Every arm at every load: means over the trials, with intervals of the throughput."""
+    table = Table(title="Means over the trials", box=box.SIMPLE_HEAD)
+    for name in ("load", "arm", "tokens/s", "95%", "per user", "TTFT p95", "tau", "verified"):
+        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
+    order = sorted(summary.levels, key=lambda row: (row.loop, row.level))
+    before = ""
+    for row in order:
+        load = f"{row.level:g} {'users' if row.loop == 'closed' else 'req/s'}"
+        speed, user = row.tokens_per_s, row.speed_p50
+        interval = "" if speed is None else f"{_shown(speed.low)} to {_shown(speed.high)}"
+        table.add_row(
+            load if load != before else "",
+            row.arm,
+            _shown(None if speed is None else speed.mid),
+            interval,
+            _shown(None if user is None else user.mid),
+            f"{1e3 * row.ttft_p95:.0f} ms" if row.ttft_p95 is not None else "-",
+            _shown(row.tau, 2),
+            _shown(row.verify_length, 2),
+        )
+        before = load
+    return table
+
+
+def _shown(value: float | None, digits: int = 1) -> str:
+    return "-" if value is None else f"{value:.{digits}f}"

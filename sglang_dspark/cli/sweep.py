@@ -1,0 +1,168 @@
+"""`dspark sweep`: arms under load, interleaved, with a verdict: the paper's Figure 7 anywhere.
+
+Exit status: 0 all is well, 1 something is wrong, 2 a `--require` is not met, 3 a server died and
+the sweep stopped, 130 Ctrl-C.
+"""
+
+from __future__ import annotations
+
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from collections.abc import Sequence
+
+    from rich.console import Console
+
+    from sglang_dspark.loadtest.arms import Arm
+    from sglang_dspark.loadtest.cell import CellPrompt
+    from sglang_dspark.loadtest.gates import Gate
+    from sglang_dspark.loadtest.mixes import Mix
+    from sglang_dspark.loadtest.run_dir import RunInfo
+    from sglang_dspark.loadtest.sweep_config import SweepConfig
+    from sglang_dspark.loadtest.sweep_run import Outcome
+
+_GATE_MISSED, _SERVER_DIED = 2, 3
+
+
+class OnDeath(StrEnum):
+    """What to do when a server dies within a cell."""
+
+    stop = "stop"
+    go_on = "continue"
+
+
+def sweep(
+    config: Annotated[Path, typer.Option(help="The sweep: a file as in configs/sweep.")],
+    smoke: Annotated[
+        bool, typer.Option("--smoke", help="A short one, by the file's `smoke:` section.")
+    ] = False,
+    out: Annotated[
+        Path | None,
+        typer.Option(help="Its folder; one that was stopped goes on. Default: new in runs/."),
+    ] = None,
+    require: Annotated[
+        list[str] | None,
+        typer.Option(help="Fail unless this is shown, as dspark>=mtp1@matched:1.3; repeatable."),
+    ] = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="Also write the result file.")
+    ] = None,
+    on_death: Annotated[
+        OnDeath, typer.Option(help="When a server dies within a cell.")
+    ] = OnDeath.stop,
+    port: Annotated[int | None, typer.Option(help="First port, in place of the file's.")] = None,
+) -> None:
+    """Measure all arms of a sweep under load, compare them, and keep everything in one folder."""
+    from rich.console import Console
+
+    from sglang_dspark.cli._progress import says_when_stopped
+    from sglang_dspark.loadtest.gates import parse_gate
+    from sglang_dspark.loadtest.server import stop_on_signals
+    from sglang_dspark.loadtest.sweep_config import load_sweep
+
+    console = Console(stderr=True, highlight=False)
+    wanted = load_sweep(config, smoke)
+    if port is not None:
+        wanted = wanted.model_copy(update={"port": port})
+    gates = [parse_gate(text, wanted.names) for text in require or ()]
+    with says_when_stopped(), stop_on_signals():
+        outcome = _conduct(console, wanted, out, on_death)
+    status = _conclude(console, wanted, outcome, gates, json_file)
+    if status:
+        raise typer.Exit(status)
+
+
+def _conduct(
+    console: Console, config: SweepConfig, out: Path | None, on_death: OnDeath
+) -> tuple[Path, Outcome]:
+    from sglang_dspark.cli._sweep_view import SweepView
+    from sglang_dspark.loadtest import sweep_setup
+    from sglang_dspark.loadtest.server import run_directory
+    from sglang_dspark.loadtest.sweep import Work
+    from sglang_dspark.loadtest.sweep_run import conduct
+
+    arms = sweep_setup.choose_arms(config)
+    sweep_setup.require_ports(config, arms)
+    drafters = sweep_setup.drafter_folders(config, arms)
+    target, device, words = _target_and_device(console, config)
+    mix, prompts = _prompts(config, target)
+    run = out or run_directory()
+    places = sweep_setup.place_arms(config, arms, target, drafters, device, run)
+    fresh = sweep_setup.new_run(config, sweep_setup.arm_records(places, drafters), words)
+    info = sweep_setup.open_run(run, fresh)
+    _announce(console, config, arms, run, info)
+    gammas = {arm.name: sweep_setup.gamma_of(arm, drafters) for arm in arms}
+    profiled = sweep_setup.profiled_arms(arms)
+    work = Work(config, run, mix, prompts, gammas, profiled, info.cores)
+    with SweepView(console).live() as view:
+        return run, conduct(work, info, places, drafters, view, on_death.value)
+
+
+def _target_and_device(console: Console, config: SweepConfig) -> tuple[Path, str, str]:
+    """The target's folder (the demo's is built if needed), `cpu` or `cuda`, the device in words."""
+    import torch
+
+    from sglang_dspark.cli._workload import target_dir
+    from sglang_dspark.cli.demo import hardware
+
+    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return target_dir(config.target, console), device, hardware(device)
+
+
+def _prompts(config: SweepConfig, target: Path) -> tuple[Mix, tuple[CellPrompt, ...]]:
+    from sglang_dspark.loadtest.mixes import cell_prompts, load_mix
+    from sglang_dspark.loadtest.workload import render
+
+    mix = load_mix(config.mix)
+    return mix, cell_prompts(mix, config.api, lambda prompt: render(target, prompt))
+
+
+def _announce(
+    console: Console, config: SweepConfig, arms: Sequence[Arm], run: Path, info: RunInfo
+) -> None:
+    from sglang_dspark.cli._sweep_view import show_config
+    from sglang_dspark.loadtest.sweep_plan import rough_seconds
+
+    launched = sum(arm.name not in config.urls for arm in arms)
+    cells, seconds = rough_seconds(config, launched)
+    show_config(console, config, cells, seconds)
+    for line in (
+        f"cores: {info.cores.why}",
+        f"folder: {run} (when stopped, the same command with --out {run} goes on)",
+    ):
+        console.print(line, soft_wrap=True, markup=False)
+
+
+def _conclude(
+    console: Console,
+    config: SweepConfig,
+    ended: tuple[Path, Outcome],
+    gates: list[Gate],
+    json_file: Path | None,
+) -> int:
+    """Show and write the results; the exit status."""
+    from sglang_dspark.cli._sweep_view import results_table
+    from sglang_dspark.loadtest.gates import misses
+    from sglang_dspark.loadtest.results import write_results
+    from sglang_dspark.loadtest.sweep_result import as_metrics
+
+    run, outcome = ended
+    console.print(results_table(outcome.summary))
+    for line in (*outcome.summary.notes, outcome.summary.verdict):
+        console.print(line, soft_wrap=True, markup=False)
+    if json_file is not None:
+        metrics: dict[str, Any] = as_metrics(config, outcome.info, outcome.summary)
+        write_results(json_file, json_file.stem, outcome.info.device, metrics)
+        console.print(f"figures written to {json_file}", soft_wrap=True)
+    console.print(f"everything is in {run}; `dspark report {run}` draws it", soft_wrap=True)
+    if outcome.died:
+        console.print(f"dspark: {outcome.died}", soft_wrap=True, markup=False)
+        return _SERVER_DIED
+    missed = misses(gates, outcome.cells)
+    for line in missed:
+        console.print(f"dspark: {line}", soft_wrap=True, markup=False)
+    return _GATE_MISSED if missed else 0
