@@ -58,7 +58,7 @@ class LoadModel:
     tokens: [> most (1 + gamma)] of a pass over B tokens; per_request: what a request with its mean
     context adds; draft[R - 1][d]: of drafting d positions for R requests, d = 0: skipping.
     scale: throughput that plain decoding had over what its passes alone would give (prefill, waits
-    and the client take the rest). spread_from: where the spread comes from, in words.
+    and the client take the rest). acceptance_from, spread_from: whence, in words.
     """
 
     gamma: int
@@ -67,6 +67,7 @@ class LoadModel:
     per_request: float
     draft: tuple[tuple[float, ...], ...]
     workloads: Mapping[str, Workload]
+    acceptance_from: str
     spread: float
     spread_from: str
     scale: float

@@ -11,6 +11,8 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
+import numpy as np
+
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.page_model import (
     Curve,
@@ -162,7 +164,7 @@ def model_of(run: Run) -> LoadModel:
     if not found:
         raise DSparkError("no arm of the run kept its measured step times (table `costs`)")
     table = _cost_table(found[0])
-    workloads = _workloads(run, table.gamma)
+    accepted = _acceptance(run, table.gamma)
     top = int(max(cell.level for cell in run.good(loop="closed")))
     most = max(top, min(2 * top, table.draft_requests[-1]))
     curve = Curve.of(table, most, _context(run))
@@ -172,12 +174,13 @@ def model_of(run: Run) -> LoadModel:
         tokens=curve.tokens,
         per_request=curve.per_request,
         draft=curve.draft,
-        workloads=workloads,
+        workloads=accepted.workloads,
+        acceptance_from=accepted.told,
         spread=ASSUMED_SPREAD,
-        spread_from="assumed: no scheduled arm of the run tells it",
+        spread_from="assumed, as nothing in the run tells it",
         scale=_scale(run, curve),
     )
-    return _with_spread(run, model)
+    return _with_spread(run, model) if accepted.free else model
 
 
 def threshold_of(run: Run) -> float:
@@ -198,20 +201,55 @@ def _cost_table(arm: ArmRecord) -> CostTable:
         raise DSparkError(f"the step times of arm {arm.name} cannot be read ({error})") from None
 
 
-def _workloads(run: Run, gamma: int) -> dict[str, Workload]:
-    """By domain, from the arms that verify every draft: only they see each position freely."""
-    arms = [arm.name for arm in run.info.arms if policy_of(arm) == "fixed"]
-    cells = [cell for name in arms for cell in run.good(name)]
-    if not cells:
-        raise DSparkError("no arm of the run verified every draft (dspark-fixed-gamma)")
+@dataclass(frozen=True)
+class _Acceptance:
+    """Workloads, where they come from in words, and whether every position was seen freely."""
+
+    workloads: dict[str, Workload]
+    told: str
+    free: bool
+
+
+def _acceptance(run: Run, gamma: int) -> _Acceptance:
+    """By domain, from the arms that verify every draft: only they see each position freely.
+
+    Without such an arm from the scheduled one at its fewest users, where it verifies most: the
+    share of steps that accepted k drafts, over the share that verified k of them.
+    """
+    cells = [cell for name in _arms(run, "fixed") for cell in run.good(name)]
+    if cells:
+        told = "counted where every draft is verified"
+        return _Acceptance(_workloads(cells, (1.0,) * gamma), told, True)
+    for name in _arms(run, "dspark"):
+        levels = run.levels(name, "closed")
+        cells = [c for c in run.good(name, "closed") if levels and c.level == levels[0].level]
+        grown, steps = Growth.of(cells), sum(cell.steps for cell in cells)
+        if grown is not None and steps:
+            told = (
+                f"as the scheduled arm saw it with {levels[0].level:g} at a time, which is roughly "
+                "right: what it verified it had chosen, and no arm of the run verified every draft"
+            )
+            verified = tuple(min(1.0, count / steps) for count in grown.admitted)
+            return _Acceptance(_workloads(cells, verified), told, False)
+    raise DSparkError("no arm of the run counted which drafts were verified and accepted")
+
+
+def _arms(run: Run, policy: str) -> list[str]:
+    """Arms that run one of the page's policies."""
+    return [arm.name for arm in run.info.arms if policy_of(arm) == policy and arm.name in run.arms]
+
+
+def _workloads(cells: Sequence[Cell], verified: Sequence[float]) -> dict[str, Workload]:
+    """verified: [gamma], share of steps that verified k drafts."""
     found = {}
     for domain in sorted({name for cell in cells for name in cell.domains}):
         parts = [cell.domains[domain] for cell in cells if domain in cell.domains]
         histogram = pooled(part.histogram for part in parts)
         if sum(histogram):
-            steps = sum(histogram)
-            ok = float(sum(part.ok for part in parts))
-            found[domain] = Workload(ok, survival(histogram, gamma), steps)
+            seen = survival(histogram, len(verified))
+            shares = [min(1.0, a / v) if v else 0.0 for a, v in zip(seen, verified, strict=True)]
+            falling = tuple(np.minimum.accumulate(shares).tolist())
+            found[domain] = Workload(float(sum(p.ok for p in parts)), falling, sum(histogram))
     return normalised(found)
 
 
@@ -229,8 +267,7 @@ def _context(run: Run) -> float:
 
 def _with_spread(run: Run, model: LoadModel) -> LoadModel:
     """The model with the spread of confidence that the scheduled arms showed, if they did."""
-    arms = [arm.name for arm in run.info.arms if policy_of(arm) == "dspark"]
-    chosen = [found for name in arms for found in _selections(run, name)]
+    chosen = [found for name in _arms(run, "dspark") for found in _selections(run, name)]
     spread = fitted_spread(model, chosen)
     if spread is None:
         return model
@@ -255,10 +292,9 @@ def _selections(run: Run, arm: str) -> list[Selection]:
 
 def _scale(run: Run, curve: Curve) -> float:
     """Throughput of the plain arm over what its passes alone would give, median over levels."""
-    plain = [arm.name for arm in run.info.arms if policy_of(arm) == "plain"]
     ratios = [
         level.tokens_per_s.mid / curve.plain_rate(round(level.level))
-        for name in plain
+        for name in _arms(run, "plain")
         for level in run.levels(name, "closed")
         if level.tokens_per_s is not None
     ]

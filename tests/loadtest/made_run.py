@@ -70,7 +70,16 @@ def true_model(spread: float = 1.2) -> LoadModel:
     curve = Curve.of(TABLE, 16, CONTEXT)
     workloads = {n: Workload(1 / len(SURVIVAL), a, STEPS) for n, a in sorted(SURVIVAL.items())}
     return LoadModel(
-        GAMMA, 16, curve.tokens, curve.per_request, curve.draft, workloads, spread, "made", SCALE
+        GAMMA,
+        16,
+        curve.tokens,
+        curve.per_request,
+        curve.draft,
+        workloads,
+        "made",
+        spread,
+        "made",
+        SCALE,
     )
 
 
@@ -110,7 +119,7 @@ def _cell(model: LoadModel, arm: str, loop: Loop, level: float, trial: int, orde
     slower = 0.9 if arm == "mtp1" else 1.0
     rate = found.tokens_per_s * wobble * slower
     speed = rate / users
-    domains = {name: _domain(survival, gamma, speed) for name, survival in SURVIVAL.items()}
+    domains = {name: _domain(survival, gamma, speed, found) for name, survival in SURVIVAL.items()}
     requests = 40
     return Cell(
         arm=arm,
@@ -150,8 +159,10 @@ def _cell(model: LoadModel, arm: str, loop: Loop, level: float, trial: int, orde
     )
 
 
-def _domain(survival: tuple[float, ...], gamma: int, speed: float) -> Domain:
-    at_least = [STEPS, *(round(STEPS * share) for share in survival[:gamma]), 0]
+def _domain(survival: tuple[float, ...], gamma: int, speed: float, found: Outcome) -> Domain:
+    """Drafts are accepted where they are verified, which all kinds of prompts are alike."""
+    shares = [a * verified for a, verified in zip(survival, found.admitted, strict=True)]
+    at_least = [STEPS, *(round(STEPS * share) for share in shares[:gamma]), 0]
     histogram = [a - b for a, b in pairwise(at_least)]
     return Domain(ok=13, speed_p50=speed, tau=None, histogram=histogram if gamma else [])
 

@@ -115,6 +115,15 @@ def test_the_model_is_found_again_from_the_run(folder: Path) -> None:
     assert [w.share for w in model.workloads.values()] == pytest.approx([1 / 3] * 3)
 
 
+def test_without_a_fixed_arm_acceptance_is_that_of_what_was_verified(tmp_path: Path) -> None:
+    make_run(tmp_path, arms=("plain", "mtp1", "dspark"), trials=1)
+    model = model_of(Run.read(tmp_path))
+    for name, expected in SURVIVAL.items():
+        assert model.workloads[name].survival == pytest.approx(expected, abs=0.01)
+    assert "roughly right" in model.acceptance_from
+    assert model.spread_from.startswith("assumed")
+
+
 def test_the_report_compares_the_model_with_what_was_measured(html: str) -> None:
     table = html[html.index("The model against what was measured") :]
     errors = [float(x) for x in re.findall(r"<td>([+-]\d+\.\d)%</td>", table)]
