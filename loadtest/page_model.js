@@ -222,6 +222,7 @@ function outcome(model, choice) {
   }
   return {
     tokens_per_s: model.scale * tokens / seconds,
+    speed: model.speed_scale * tokens / seconds / requests,
     tau: tokens / (steps * requests),
     drafts: drafts / (steps * requests),
     seconds: seconds / steps,

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.schedule.cost_table import CostTable, draft_row, tokens_curve
+from sglang_dspark.schedule.cost_table import CostTable, draft_row, monotone, tokens_curve
 
 Floats = NDArray[np.float64]
 AGES = 8  # steps that a request lives in the model
@@ -58,7 +58,8 @@ class LoadModel:
     tokens: [> most (1 + gamma)] of a pass over B tokens; per_request: what a request with its mean
     context adds; draft[R - 1][d]: of drafting d positions for R requests, d = 0: skipping.
     scale: throughput that plain decoding had over what its passes alone would give (prefill, waits
-    and the client take the rest). acceptance_from, spread_from: whence, in words.
+    and the client take the rest); speed_scale: the same of its speed per user.
+    acceptance_from, spread_from: where they come from, in words.
     """
 
     gamma: int
@@ -71,6 +72,7 @@ class LoadModel:
     spread: float
     spread_from: str
     scale: float
+    speed_scale: float
 
     def __post_init__(self) -> None:
         if len(self.tokens) <= self.most * (1 + self.gamma) or len(self.draft) != self.most:
@@ -78,7 +80,7 @@ class LoadModel:
         for name, each in self.workloads.items():
             if len(each.survival) != self.gamma or sorted(each.survival)[::-1] != [*each.survival]:
                 raise ValueError(f"survival of {name} must be {self.gamma} falling shares")
-        if not 0 <= self.spread <= WIDEST or self.scale <= 0:
+        if not 0 <= self.spread <= WIDEST or min(self.scale, self.speed_scale) <= 0:
             raise ValueError(f"spread {self.spread}, scale {self.scale}")
 
     def as_json(self) -> dict[str, Any]:
@@ -107,7 +109,10 @@ class Curve:
     def of(cls, table: CostTable, most: int, context: float) -> Curve:
         """From a server's step times. context: mean tokens that a request holds."""
         reach = most * (1 + table.gamma)
-        tokens = tokens_curve(table.knots, np.asarray(table.seconds), table.padded, reach)
+        seconds = np.asarray(table.seconds)
+        # As the scheduler reads it (schedule/cost_model.py): between tiers a drop is noise.
+        seconds = seconds if table.padded else monotone(seconds)
+        tokens = tokens_curve(table.knots, seconds, table.padded, reach)
         rows = [draft_row(table, requests) for requests in range(1, most + 1)]
         return cls(
             tuple(tokens.tolist()),

@@ -58,11 +58,12 @@ class Choice:
 
 @dataclass(frozen=True)
 class Outcome:
-    """tokens_per_s: of all users; tau: tokens a step and request, bonus included; drafts: verified
-    a step and request; seconds: of a step; skipped: share of steps that drafted nothing; admitted,
-    accepted: drafts a step and request, by position 1..gamma."""
+    """tokens_per_s: of all users; speed: tokens/s/user; tau: tokens a step and request, bonus
+    included; drafts: verified a step and request; seconds: of a step; skipped: share of steps that
+    drafted nothing; admitted, accepted: drafts a step and request, by position 1..gamma."""
 
     tokens_per_s: float
+    speed: float
     tau: float
     drafts: float
     seconds: float
@@ -102,6 +103,7 @@ def outcome(model: LoadModel, choice: Choice) -> Outcome:
     tokens = slots + float(accepted.sum())
     return Outcome(
         tokens_per_s=model.scale * tokens / seconds,
+        speed=model.speed_scale * tokens / seconds / requests,
         tau=tokens / slots,
         drafts=float(admitted.sum()) / slots,
         seconds=seconds / steps,

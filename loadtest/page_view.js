@@ -121,12 +121,12 @@ function startPage(data) {
     const plainSeen = new Map((data.measured.find((arm) => arm.policy === "plain")?.points ?? []).map((p) => [p.requests, p.tokens_per_s.mid]));
     const seenRatio = (p) => (plainSeen.has(p.requests) ? { mid: p.tokens_per_s.mid / plainSeen.get(p.requests) } : null);
     const mostRatio = topOf([1, ...all.map(overPlain), ...seen.map((p) => seenRatio(p)?.mid ?? 0)]);
-    const mostSpeed = topOf([...all.map((o) => o.tokens_per_s / o.requests), ...seen.map((p) => p.speed?.high ?? p.speed?.mid ?? 0)]);
+    const mostSpeed = topOf([...all.map((o) => o.speed), ...seen.map((p) => p.speed?.high ?? p.speed?.mid ?? 0)]);
     const users = { name: "users at a time", log: true, least: 1, most: Math.max(2, model.most), ticks: [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024].filter((n) => n <= Math.max(2, model.most)) };
     const tokens = { name: "tokens/s of all users", most: mostTokens };
     const faint = choice.workload !== "mix";
     const four = [
-      [frame("chart-frontier", { name: "tokens/s/user", most: mostSpeed }, tokens), (o) => o.tokens_per_s / o.requests, (o) => o.tokens_per_s, (p) => p.speed, (p) => p.tokens_per_s],
+      [frame("chart-frontier", { name: "tokens/s/user", most: mostSpeed }, tokens), (o) => o.speed, (o) => o.tokens_per_s, (p) => p.speed, (p) => p.tokens_per_s],
       [frame("chart-throughput", users, tokens), (o) => o.requests, (o) => o.tokens_per_s, (p) => ({ mid: p.requests }), (p) => p.tokens_per_s],
       [frame("chart-ratio", users, { name: "tokens/s over plain decoding", most: mostRatio }), (o) => o.requests, overPlain, (p) => ({ mid: p.requests }), seenRatio],
       [frame("chart-length", users, { name: "drafts verified a step and request", most: 1.06 * model.gamma }), (o) => o.requests, (o) => o.drafts, (p) => ({ mid: p.requests }), (p) => (p.drafts === null ? null : { mid: p.drafts })],
@@ -151,7 +151,7 @@ function startPage(data) {
       const row = document.createElement("tr");
       row.dataset.policy = policy.name;
       row.className = policy.name === choice.policy ? "chosen" : "";
-      const cells = [policy.label, found.tokens_per_s.toFixed(1), (found.tokens_per_s / choice.requests).toFixed(1), (found.tokens_per_s / plain).toFixed(2) + "x", found.tau.toFixed(2), found.drafts.toFixed(2), (1e3 * found.seconds).toFixed(1), Math.round(100 * found.skipped) + "%"];
+      const cells = [policy.label, found.tokens_per_s.toFixed(1), found.speed.toFixed(1), (found.tokens_per_s / plain).toFixed(2) + "x", found.tau.toFixed(2), found.drafts.toFixed(2), (1e3 * found.seconds).toFixed(1), Math.round(100 * found.skipped) + "%"];
       row.append(...cells.map((text) => Object.assign(document.createElement("td"), { textContent: text })));
       return row;
     }));
@@ -163,13 +163,13 @@ function startPage(data) {
     byId("requests-value").textContent = `${choice.requests} user${choice.requests > 1 ? "s" : ""}`;
     byId("length-value").textContent = `${choice.length} of ${model.gamma}`;
     byId("threshold-value").textContent = choice.threshold.toFixed(2);
-    byId("spread-value").textContent = choice.spread.toFixed(2) + (choice.spread === model.spread ? " (this run)" : "");
+    byId("spread-value").textContent = choice.spread.toFixed(2) + (choice.spread === model.spread ? ` (${data.spread_told})` : "");
     const now = { requests: choice.requests, ...outcome(model, choice) };
     const plain = table(choice), policy = data.policies.find((each) => each.name === choice.policy);
     const ratio = now.tokens_per_s / plain;
     const against = choice.policy === "plain" ? "" : `, ${ratio.toFixed(2)}x plain decoding`;
     const prompts = choice.workload === "mix" ? "the mix of this run" : `${choice.workload} prompts`;
-    byId("readout").textContent = `${policy.label} with ${choice.requests} user${choice.requests > 1 ? "s" : ""} on ${prompts}: ${now.tokens_per_s.toFixed(1)} tokens/s in all, ${(now.tokens_per_s / choice.requests).toFixed(1)} for each${against}. It verifies ${now.drafts.toFixed(2)} drafts a step and request and gets ${now.tau.toFixed(2)} tokens for it, in steps of ${(1e3 * now.seconds).toFixed(1)} ms.`;
+    byId("readout").textContent = `${policy.label} with ${choice.requests} user${choice.requests > 1 ? "s" : ""} on ${prompts}: ${now.tokens_per_s.toFixed(1)} tokens/s in all, ${now.speed.toFixed(1)} for each while it is answered${against}. It verifies ${now.drafts.toFixed(2)} drafts a step and request and gets ${now.tau.toFixed(2)} tokens for it, in steps of ${(1e3 * now.seconds).toFixed(1)} ms.`;
     charts(choice, now);
   }
 

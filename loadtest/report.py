@@ -19,6 +19,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest import report_tables as tables
 from sglang_dspark.loadtest.page_model import MIX, LoadModel, levels
 from sglang_dspark.loadtest.report_data import (
+    FITTED,
     POLICY_COLOURS,
     Run,
     model_of,
@@ -98,6 +99,7 @@ def page_data(run: Run, model: LoadModel) -> dict[str, Any]:
         ],
         "workloads": [MIX, *model.workloads],
         "threshold": threshold_of(run),
+        "spread_told": "this run" if model.spread_from.startswith(FITTED) else "assumed",
         "measured": [each for each in measured if each["points"]],
     }
 

@@ -35,6 +35,7 @@ from sglang_dspark.loadtest.run_dir import (
 from sglang_dspark.schedule.cost_table import CostTable, from_document
 
 ASSUMED_SPREAD = 1.0
+FITTED = "fitted"  # the first word of where a spread comes from
 # Okabe-Ito, which colour-blind readers tell apart; plain decoding is the grey of the text.
 GREY = "#6b7580"
 _COLOURS = {
@@ -168,6 +169,7 @@ def model_of(run: Run) -> LoadModel:
     top = int(max(cell.level for cell in run.good(loop="closed")))
     most = max(top, min(2 * top, table.draft_requests[-1]))
     curve = Curve.of(table, most, _context(run))
+    scale, speed_scale = _scales(run, curve)
     model = LoadModel(
         gamma=table.gamma,
         most=most,
@@ -178,7 +180,8 @@ def model_of(run: Run) -> LoadModel:
         acceptance_from=accepted.told,
         spread=ASSUMED_SPREAD,
         spread_from="assumed, as nothing in the run tells it",
-        scale=_scale(run, curve),
+        scale=scale,
+        speed_scale=speed_scale,
     )
     return _with_spread(run, model) if accepted.free else model
 
@@ -273,8 +276,8 @@ def _with_spread(run: Run, model: LoadModel) -> LoadModel:
         return model
     verified, accepted = (sum(getattr(c, n) for c in chosen) for n in ("verified", "accepted"))
     told = (
-        f"fitted to this run: of the drafts that its scheduler verified {accepted / verified:.0%} "
-        "were accepted, and so they are on the model's curve for DSpark"
+        f"{FITTED} to this run: of the drafts that its scheduler verified "
+        f"{accepted / verified:.0%} were accepted, and so they are on the model's curve for DSpark"
     )
     return replace(model, spread=spread, spread_from=told)
 
@@ -290,15 +293,19 @@ def _selections(run: Run, arm: str) -> list[Selection]:
     return found
 
 
-def _scale(run: Run, curve: Curve) -> float:
-    """Throughput of the plain arm over what its passes alone would give, median over levels."""
-    ratios = [
-        level.tokens_per_s.mid / curve.plain_rate(round(level.level))
-        for name in _arms(run, "plain")
-        for level in run.levels(name, "closed")
-        if level.tokens_per_s is not None
-    ]
-    return statistics.median(ratios) if ratios else 1.0
+def _scales(run: Run, curve: Curve) -> tuple[float, float]:
+    """Throughput and speed per user of the plain arm over what its passes alone would give,
+    medians over levels; 1 where there is no plain arm."""
+    levels = [level for name in _arms(run, "plain") for level in run.levels(name, "closed")]
+    throughput, speed = [], []
+    for level in levels:
+        users = round(level.level)
+        rate = curve.plain_rate(users)
+        if level.tokens_per_s is not None:
+            throughput.append(level.tokens_per_s.mid / rate)
+        if level.speed_p50 is not None:
+            speed.append(level.speed_p50.mid * users / rate)
+    return statistics.median(throughput or [1.0]), statistics.median(speed or [1.0])
 
 
 def _grown(pairs: Sequence[tuple[Sequence[float], Sequence[float]]]) -> tuple[float, ...]:

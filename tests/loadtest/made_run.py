@@ -80,6 +80,7 @@ def true_model(spread: float = 1.2) -> LoadModel:
         spread,
         "made",
         SCALE,
+        SCALE,
     )
 
 

@@ -109,6 +109,7 @@ def test_nothing_is_loaded_from_anywhere(html: str) -> None:
 def test_the_model_is_found_again_from_the_run(folder: Path) -> None:
     model = model_of(Run.read(folder))
     assert model.scale == pytest.approx(SCALE, rel=0.01)
+    assert model.speed_scale == pytest.approx(SCALE, rel=0.01)
     assert model.spread == pytest.approx(1.2, abs=0.05)
     assert model.per_request == pytest.approx(TABLE.per_context * CONTEXT)
     assert {n: w.survival for n, w in model.workloads.items()} == SURVIVAL
@@ -288,7 +289,7 @@ def test_the_page_in_a_browser(folder: Path, html: str, tmp_path: Path) -> None:
     for workload, rows, length in ((MIX, moved["rows"], 1), ("chat", chat["rows"], 1)):
         for policy, cells in rows.items():
             truth = outcome(model, Choice(workload, policy, 8, length, 0.5, model.spread))
-            assert cells[1] == f"{truth.tokens_per_s:.1f}"
+            assert cells[1:3] == [f"{truth.tokens_per_s:.1f}", f"{truth.speed:.1f}"]
             assert cells[4:6] == [f"{truth.tau:.2f}", f"{truth.drafts:.2f}"]
     assert "8 users on the mix" in moved["told"]
     assert chat["told"].startswith("Algorithm 1")
@@ -299,7 +300,7 @@ def test_the_page_in_a_browser(folder: Path, html: str, tmp_path: Path) -> None:
 
 
 def test_a_run_without_step_times_says_so_and_its_texts_stay_texts(tmp_path: Path) -> None:
-    make_run(tmp_path, tables=False)
+    make_run(tmp_path, tables=False, trials=1)
     summary = read_summary(tmp_path)
     nasty = "</script><script>alert(1)</script>"
     write(tmp_path / SUMMARY_FILE, summary.model_copy(update={"verdict": nasty, "notes": [nasty]}))
