@@ -2,8 +2,9 @@
 
 Four cores or more: the generator has the last one for itself and the servers have the others.
 Fewer: a core of its own would take half of a small machine from the server, so all are shared and
-the generator, which needs a few percent of one, is put in front of the queue (a negative nice
-value) where the system permits it. Whether it kept time is measured in every cell either way.
+the generator, which needs a few percent of one, goes before the servers: by real-time priority
+where the system permits it, else by a negative nice value (which leaves it late by up to a slice of
+the scheduler). Whether it kept time is measured in every cell either way.
 """
 
 from __future__ import annotations
@@ -18,6 +19,7 @@ from sglang_dspark.loadtest.run_dir import Cores
 
 FRONT = -10
 _SPLIT_FROM = 4
+_SHARED = "too few cores to give one away: shared, the load generator before the servers"
 
 
 def assign_cores(policy: Literal["auto", "shared", "split"]) -> Cores:
@@ -35,13 +37,12 @@ def assign_cores(policy: Literal["auto", "shared", "split"]) -> Cores:
             nice=0,
             why="the load generator has a core of its own",
         )
-    if _may_go_first():
-        return Cores(
-            server=usable,
-            client=usable,
-            nice=FRONT,
-            why="too few cores to give one away: shared, the load generator first in the queue",
-        )
+    for shared in (
+        Cores(server=usable, client=usable, nice=0, why=f"{_SHARED} (real-time)", realtime=True),
+        Cores(server=usable, client=usable, nice=FRONT, why=f"{_SHARED} (nice {FRONT})"),
+    ):
+        if _permitted(shared):
+            return shared
     return Cores(
         server=usable,
         client=usable,
@@ -50,14 +51,14 @@ def assign_cores(policy: Literal["auto", "shared", "split"]) -> Cores:
     )
 
 
-def _may_go_first() -> bool:
-    """Whether a child may get the nice value; tried on one that does nothing."""
+def _permitted(cores: Cores) -> bool:
+    """Whether a child may be put there; tried on one that does nothing."""
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
     )
     try:
-        os.setpriority(os.PRIO_PROCESS, child.pid, FRONT)
-    except OSError:
+        cores.apply(child.pid)
+    except (OSError, AttributeError):  # not permitted, or a system without it
         return False
     else:
         return True

@@ -102,6 +102,11 @@ class Fleet:
         if server is not None:
             server.stop()
 
+    def stop_others(self, name: str) -> None:
+        """End every server of ours but this arm's."""
+        for other in [each for each in self._running if each != name]:
+            self.stop(other)
+
     def log_tail(self, name: str) -> str:
         """Last lines of its log, "" for an arm by URL."""
         server = self._running.get(name)

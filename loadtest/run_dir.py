@@ -63,15 +63,29 @@ class ArmRecord(_File):
 
 
 class Cores(_File):
-    """Which cores the servers and the load generator may use, the generator's nice value, and why.
+    """Which cores the servers and the load generator may use, how the latter is scheduled, and why.
 
-    Empty lists: all cores, no pinning.
+    Empty lists: all cores, no pinning. realtime: before every ordinary process (SCHED_RR); nice:
+    its nice value otherwise.
     """
 
     server: list[int]
     client: list[int]
     nice: int
     why: str
+    realtime: bool = False
+
+    def apply(self, generator: int) -> None:
+        """Put the process of the load generator, by its id, where it belongs.
+
+        Raises OSError when that is not permitted, which `cores.assign_cores` has found out before.
+        """
+        if self.client:
+            os.sched_setaffinity(generator, self.client)
+        if self.realtime:
+            os.sched_setscheduler(generator, os.SCHED_RR, os.sched_param(1))
+        if self.nice:
+            os.setpriority(os.PRIO_PROCESS, generator, self.nice)
 
 
 class Pilot(_File):

@@ -11,7 +11,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -19,7 +19,8 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.cell import CellPlan
 from sglang_dspark.loadtest.measure import Measurement, measure_cell, merge
 from sglang_dspark.loadtest.records import Header, Record, read_records
-from sglang_dspark.loadtest.server import die_with_parent
+from sglang_dspark.loadtest.run_dir import Cores
+from sglang_dspark.loadtest.server import tied
 
 PLAN_FILE = "plan.json"
 LOG_FILE = "load.log"
@@ -45,15 +46,14 @@ def run_cell(
     *,
     processes: int = 1,
     on_poll: Callable[[], None] | None = None,
-    cores: Collection[int] = (),
-    nice: int = 0,
+    cores: Cores | None = None,
 ) -> CellResult:
     """Send a cell's requests to a running server. Plan, records and log stay in `directory`.
 
     processes: load-generating processes; more than one where one cannot keep time. on_poll: called
-    several times a second (progress, or to raise when the server has died). cores: the only ones
-    that the generator may use, empty for all; nice: its priority, below 0 where that is permitted.
-    Failed requests are in the result; DSparkError is raised when the generator itself fails.
+    several times a second (progress, or to raise when the server has died). cores: where the
+    generator runs, and how. Failed requests are in the result; DSparkError is raised when the
+    generator itself fails.
     """
     for old in directory.glob(_PATTERN):
         old.unlink()
@@ -62,19 +62,16 @@ def run_cell(
     deadline = time.monotonic() + plan.limit_s + _START_S
     with log.open("wb") as output:
         child = subprocess.Popen(
-            _command(plan, url, directory, processes),
+            tied(_command(plan, url, directory, processes)),
             stdin=subprocess.DEVNULL,
             stdout=output,
             stderr=subprocess.STDOUT,
             env={k: v for k, v in os.environ.items() if not k.startswith("LOCUST_")},
             start_new_session=True,
-            preexec_fn=die_with_parent(),
         )
         try:
-            if cores:
-                os.sched_setaffinity(child.pid, cores)
-            if nice:
-                os.setpriority(os.PRIO_PROCESS, child.pid, nice)
+            if cores is not None:
+                cores.apply(child.pid)
             while child.poll() is None:
                 if time.monotonic() > deadline:
                     raise DSparkError(f"the load generator does not end; see {log}")

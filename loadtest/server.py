@@ -10,7 +10,6 @@ processes, when we are killed ourselves.
 from __future__ import annotations
 
 import atexit
-import ctypes
 import os
 import shlex
 import signal
@@ -31,7 +30,11 @@ from sglang_dspark.ports import require_free_port
 _POLL_S = 0.25
 _TERM_GRACE_S = 2.0  # SGLang looks for SIGTERM every 5 s; nothing here is worth that wait
 _KILL_GRACE_S = 3.0
-_PR_SET_PDEATHSIG = 1
+# 1: PR_SET_PDEATHSIG, which an exec keeps
+_TIE = (
+    "import ctypes, os, sys; ctypes.CDLL(None).prctl(1, ctypes.c_ulong(9)); "
+    "os.execv(sys.argv[1], sys.argv[1:])"
+)
 _live: set[ServerProcess] = set()
 
 
@@ -89,13 +92,12 @@ class ServerProcess:
         _live.add(self)  # first, so that a signal from here on finds it
         with self.log_path.open("wb") as log:
             self._process = subprocess.Popen(
-                self.spec.command(),
+                tied(self.spec.command()),
                 stdin=subprocess.DEVNULL,
                 stdout=log,
                 stderr=subprocess.STDOUT,
                 env={**os.environ, **self.spec.environment},
                 start_new_session=True,
-                preexec_fn=die_with_parent(),
             )
         if self._cores:  # before it has started a thread, all of which inherit it
             os.sched_setaffinity(self._process.pid, self._cores)
@@ -203,20 +205,13 @@ class ServerProcess:
         return (ours or errors or lines or ["it wrote no log"])[-1]
 
 
-def die_with_parent() -> Callable[[], None] | None:
-    """For `Popen(preexec_fn=...)`: the child gets SIGKILL when we end, even if we are killed.
+def tied(command: Sequence[str]) -> list[str]:
+    """The command, so started that the kernel kills its process when we end, even if killed.
 
-    None where the system has no such thing. Looked up before the fork: the child only calls.
+    A Python of a few milliseconds asks for that and becomes the command: in `Popen(preexec_fn=...)`
+    a Ctrl-C could get lost in the fork. Where the system has no such thing, the command as it is.
     """
-    if sys.platform != "linux":
-        return None
-    prctl = ctypes.CDLL(None, use_errno=True).prctl
-    death, number = ctypes.c_int(_PR_SET_PDEATHSIG), ctypes.c_ulong(signal.SIGKILL)
-
-    def set_it() -> None:
-        prctl(death, number)
-
-    return set_it
+    return [sys.executable, "-S", "-c", _TIE, *command] if sys.platform == "linux" else [*command]
 
 
 def run_directory(root: Path = Path("runs")) -> Path:

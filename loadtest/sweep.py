@@ -40,6 +40,7 @@ OnDeath = Literal["stop", "continue"]
 _WARM_UP_TOKENS = 8
 _HTTP_S = 30.0
 _FLUSH_S = 10  # the server waits so long for requests that a stopped cell has left
+_DYING_S = 3.0
 _SETTLE_S = 0.3  # until SGLang's processes have written their counters
 
 
@@ -129,14 +130,11 @@ class Sweep:
         """
         missing = [planned for planned in cells if not self._is_kept(planned)]
         self.prepare(sorted({planned.arm for planned in missing}), on_death)
-        previous = ""
         for planned in missing:
             if planned.arm in self._lost:
                 continue
-            in_turn = self._work.config.servers == "in-turn"
-            if in_turn and previous and previous != planned.arm:
-                self._fleet.stop(previous)
-            previous = planned.arm
+            if self._work.config.servers == "in-turn":
+                self._fleet.stop_others(planned.arm)
             if self._can_serve(planned.arm, on_death):
                 self._measure_one(planned, on_death)
 
@@ -186,7 +184,7 @@ class Sweep:
             _warm_up(http, url, plan)
             watch = _Watch(http, url, work.config.sample_s, self._observer.polled)
             result = self._run(plan, url, folder, watch.poll)
-            watched = watch.finish(result, self._fleet.alive(planned.arm))
+            watched = watch.finish(result, self._survived(planned.arm, result))
         if watched.died:
             tail = self._fleet.log_tail(planned.arm)
             watched = Watched(watched.before, None, watched.timeline, True, tail)
@@ -195,6 +193,14 @@ class Sweep:
             _copy(records, work.run / CELLS / f"{planned.name}{suffix}.jsonl.zst")
         gamma = work.gammas[planned.arm]
         return make_cell(planned, work.config.mix, gamma, attempt, result, watched)
+
+    def _survived(self, arm: str, result: CellResult) -> bool:
+        """Whether the server still runs. One that closed its connections gets time to end."""
+        suspect = result.measurement.failures.keys() & {"cut", "connection"}
+        deadline = time.monotonic() + (_DYING_S if suspect else 0.0)
+        while (alive := self._fleet.alive(arm)) and time.monotonic() < deadline:
+            time.sleep(_SETTLE_S)
+        return alive
 
     def _unkept(self, arm: str, what: str, users: int, requests: int) -> CellResult:
         """A closed loop whose figures enter no comparison."""
@@ -210,8 +216,7 @@ class Sweep:
     def _run(
         self, plan: CellPlan, url: str, folder: Path, on_poll: Callable[[], None]
     ) -> CellResult:
-        cores = self._work.cores
-        return run_cell(plan, url, folder, on_poll=on_poll, cores=cores.client, nice=cores.nice)
+        return run_cell(plan, url, folder, on_poll=on_poll, cores=self._work.cores)
 
 
 class _Watch:

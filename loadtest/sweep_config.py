@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
@@ -13,7 +14,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_valida
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bodies import PATHS, Api
-from sglang_dspark.loadtest.schedule import Lengths
+from sglang_dspark.loadtest.schedule import Lengths, parse_arrivals
 from sglang_dspark.loadtest.sla import Sla
 
 Positive = Annotated[float, Field(gt=0)]
@@ -36,6 +37,13 @@ class OpenLoop(_Section):
     load: list[Positive] = []
     cv: Positive = 2.0
     arrivals: list[dict[str, Any]] = []
+
+    @field_validator("arrivals")
+    @classmethod
+    def _known(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for each in value:
+            _or_value_error(parse_arrivals, each)
+        return value
 
 
 class SlaLimits(_Section):
@@ -65,8 +73,10 @@ class SweepConfig(_Section):
     `demo`; server_flags: of every arm; launcher: the module that starts a server; port: the first.
     servers: `together` keeps all of them up and freezes those that are not measured, `in-turn`
     starts each anew in every trial (one GPU). baseline: sizes the cells and is what others are
-    compared with. seconds: load of a cell when served by the baseline; search: loads that the SLA
-    search may add to each arm; retries: of a cell that was void because the client was late.
+    compared with. seconds: load of a cell when served by the baseline. trials are added up to
+    `most_trials` until the interval at matched throughput is no wider than `tight` of its middle;
+    search: loads that the SLA search may add to each arm. retries: of a cell that was void because
+    the client was late.
     """
 
     name: str = "sweep"
@@ -93,6 +103,8 @@ class SweepConfig(_Section):
     trials: int = Field(3, ge=1)
     seconds: Positive = 10.0
     warm_up: bool = True
+    tight: Positive = 0.1
+    most_trials: int = Field(0, ge=0)
     slas: list[SlaLimits] = []
     search: int = Field(0, ge=0)
     retries: int = Field(1, ge=0)
@@ -111,10 +123,7 @@ class SweepConfig(_Section):
     @classmethod
     def _sensible(cls, value: list[SlaLimits]) -> list[SlaLimits]:
         for each in value:
-            try:
-                each.sla()
-            except DSparkError as error:
-                raise ValueError(str(error)) from None
+            _or_value_error(each.sla)
         return value
 
     @model_validator(mode="after")
@@ -160,3 +169,11 @@ def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:
         raise DSparkError(f"{path}: {'; '.join(wrong)}") from None
     folder = path.parent / config.arms_folder  # an absolute one stays what it is
     return config.model_copy(update={"arms_folder": folder})
+
+
+def _or_value_error(function: Callable[..., object], *arguments: object) -> None:
+    """Pydantic gathers ValueErrors and names their field."""
+    try:
+        function(*arguments)
+    except DSparkError as error:
+        raise ValueError(str(error)) from None

@@ -30,8 +30,8 @@ from sglang_dspark.loadtest.schedule import (
 from sglang_dspark.loadtest.sweep_config import SweepConfig
 from sglang_dspark.loadtest.verdict import arm_order
 
-CELL_OVERHEAD_S = 5.0  # start of the load generator, warm-up request, reading of counters
-SERVER_START_S = 30.0
+CELL_OVERHEAD_S = 2.5  # start of the load generator, warm-up request, reading of counters
+SERVER_START_S = 25.0
 _LEAST_ROUNDS = 3  # requests per user: the steady part of a closed loop needs more than two
 _LIMIT = 8.0  # a cell may take so many times its planned length
 _SILENCE_S = 60.0
@@ -135,13 +135,17 @@ def cell_plan(
 def rough_seconds(config: SweepConfig, servers: int) -> tuple[int, float]:
     """Number of cells, and seconds that the sweep takes when every arm is as fast as the baseline.
 
-    servers: how many are started. Cells that the SLA search adds are not in it.
+    servers: how many are started. Cells that the SLA search adds are not in it. Raises DSparkError
+    for arrivals that cannot be had, such as a missing trace.
     """
-    loads = len(config.concurrency) + len(config.open.load) + len(config.open.arrivals)
-    cells = len(config.arms) * config.trials * loads
+    given = [_given_load(config, each) for each in config.open.arrivals]
+    others = len(config.concurrency) + len(config.open.load)
+    cells = len(config.arms) * config.trials * (others + len(given))
+    load_s = others * config.seconds + sum(load.expected_s for load in given)
     starts = servers * (config.trials if config.servers == "in-turn" else 1)
     per_start = SERVER_START_S + (config.seconds if config.warm_up else 0.0)
-    return cells, starts * per_start + cells * (config.seconds + CELL_OVERHEAD_S)
+    seconds = starts * per_start + cells * CELL_OVERHEAD_S
+    return cells, seconds + len(config.arms) * config.trials * load_s
 
 
 def describe(loads: Sequence[Load]) -> Iterator[tuple[str, str, str]]:

@@ -11,7 +11,7 @@ from sglang_dspark.loadtest import run_dir, sweep_setup
 from sglang_dspark.loadtest.fleet import Fleet, Place
 from sglang_dspark.loadtest.run_dir import Cell, Pilot, RunInfo, Summary
 from sglang_dspark.loadtest.sla import next_load
-from sglang_dspark.loadtest.summary import mean_points, summarise
+from sglang_dspark.loadtest.summary import Cells, matched_summary, mean_points, summarise
 from sglang_dspark.loadtest.sweep import Observer, OnDeath, ServerDiedError, Sweep, Work
 from sglang_dspark.loadtest.sweep_config import SweepConfig
 from sglang_dspark.loadtest.sweep_plan import (
@@ -87,25 +87,53 @@ def _with_pilot(work: Work, info: RunInfo, running: Sweep, on_death: OnDeath) ->
 def _measure(
     work: Work, info: RunInfo, running: Sweep, observer: Planner, on_death: OnDeath
 ) -> None:
-    assert info.pilot is not None
-    loads = all_loads(work.config, info.pilot)
-    cells = interleaved(work.config, loads, range(work.config.trials))
-    kept = {cell.name for cell in run_dir.read_cells(work.run) if not cell.died}
-    observer.planned(loads, cells, sorted(kept))
+    """All cells that were asked for, then more trials until it is told apart, then the search."""
+    config, pilot = work.config, info.pilot
+    assert pilot is not None
+    loads = all_loads(config, pilot)
+    cells = interleaved(config, loads, range(config.trials))
+    observer.planned(loads, cells, _kept(work.run))
     running.measure(cells, on_death)
-    for _ in range(work.config.search if work.config.slas else 0):
-        more = _searched(work.config, info.pilot, run_dir.read_cells(work.run), len(cells))
-        if not more:
-            break
-        cells += more
-        observer.planned([], cells, [cell.name for cell in run_dir.read_cells(work.run)])
+
+    def add(more: list[PlannedCell]) -> None:
+        cells.extend(more)
+        observer.planned([], cells, _kept(work.run))
         running.measure(more, on_death)
 
+    trials = config.trials
+    while trials < config.most_trials and not _is_tight(config, run_dir.read_cells(work.run)):
+        add(interleaved(config, loads, [trials], len(cells)))
+        trials += 1
+    for _ in range(config.search):
+        more = searched(config, pilot, run_dir.read_cells(work.run), trials, len(cells))
+        if not more:
+            break
+        add(more)
 
-def _searched(
-    config: SweepConfig, pilot: Pilot, measured: Sequence[Cell], first: int
+
+def _kept(run: Path) -> list[str]:
+    return [cell.name for cell in run_dir.read_cells(run) if not cell.died]
+
+
+def _is_tight(config: SweepConfig, cells: Sequence[Cell]) -> bool:
+    """Whether the comparison that was asked for needs no more trials, or can use none."""
+    if config.compare is None:
+        return True
+    found = matched_summary(Cells.of(cells), config.compare.over, config.compare.under)
+    if found.mid is None:
+        return True
+    if found.low is None or found.high is None:
+        return False
+    return found.high - found.low <= config.tight * found.mid
+
+
+def searched(
+    config: SweepConfig, pilot: Pilot, measured: Sequence[Cell], trials: int, first: int
 ) -> list[PlannedCell]:
-    """The load that tells most about each arm's capacity under each SLA, in all trials."""
+    """The load that tells most about each arm's capacity under each SLA, in all trials.
+
+    first: place of the first of these cells. Empty when every bracket is narrow enough.
+    """
     found: dict[str, set[int]] = {}
     for arm in config.names:
         points = mean_points(measured, arm)
@@ -114,10 +142,10 @@ def _searched(
         found[arm] = {int(load) for load in loads if load is not None and load not in known}
     cells: list[PlannedCell] = []
     for users in sorted(set().union(*found.values())):
-        arms = [arm for arm in config.names if users in found[arm]]
+        arms = [arm for arm in config.arms if users in found[Path(arm).stem]]
         part = config.model_copy(update={"arms": arms})
         load = closed_load(config, pilot, users)
-        cells += interleaved(part, [load], range(config.trials), first + len(cells))
+        cells += interleaved(part, [load], range(trials), first + len(cells))
     return cells
 
 

@@ -13,11 +13,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 if TYPE_CHECKING:
-    from collections.abc import Sequence
-
     from rich.console import Console
 
-    from sglang_dspark.loadtest.arms import Arm
     from sglang_dspark.loadtest.cell import CellPrompt
     from sglang_dspark.loadtest.gates import Gate
     from sglang_dspark.loadtest.mixes import Mix
@@ -83,6 +80,7 @@ def _conduct(
     from sglang_dspark.loadtest import sweep_setup
     from sglang_dspark.loadtest.server import run_directory
     from sglang_dspark.loadtest.sweep import Work
+    from sglang_dspark.loadtest.sweep_plan import rough_seconds
     from sglang_dspark.loadtest.sweep_run import conduct
 
     arms = sweep_setup.choose_arms(config)
@@ -90,11 +88,13 @@ def _conduct(
     drafters = sweep_setup.drafter_folders(config, arms)
     target, device, words = _target_and_device(console, config)
     mix, prompts = _prompts(config, target)
+    launched = sum(arm.name not in config.urls for arm in arms)
+    extent = rough_seconds(config, launched)
     run = out or run_directory()
     places = sweep_setup.place_arms(config, arms, target, drafters, device, run)
     fresh = sweep_setup.new_run(config, sweep_setup.arm_records(places, drafters), words)
     info = sweep_setup.open_run(run, fresh)
-    _announce(console, config, arms, run, info)
+    _announce(console, config, extent, run, info)
     gammas = {arm.name: sweep_setup.gamma_of(arm, drafters) for arm in arms}
     profiled = sweep_setup.profiled_arms(arms)
     work = Work(config, run, mix, prompts, gammas, profiled, info.cores)
@@ -104,13 +104,18 @@ def _conduct(
 
 def _target_and_device(console: Console, config: SweepConfig) -> tuple[Path, str, str]:
     """The target's folder (the demo's is built if needed), `cpu` or `cuda`, the device in words."""
+    from sglang_dspark.cli._workload import target_dir
+    from sglang_dspark.loadtest.results import cpu_description
+
+    target = target_dir(config.target, console)
+    if config.device == "cpu":  # no need to ask torch, which takes seconds to load
+        return target, "cpu", cpu_description()
     import torch
 
-    from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.cli.demo import hardware
 
     device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
-    return target_dir(config.target, console), device, hardware(device)
+    return target, device, hardware(device)
 
 
 def _prompts(config: SweepConfig, target: Path) -> tuple[Mix, tuple[CellPrompt, ...]]:
@@ -122,14 +127,11 @@ def _prompts(config: SweepConfig, target: Path) -> tuple[Mix, tuple[CellPrompt, 
 
 
 def _announce(
-    console: Console, config: SweepConfig, arms: Sequence[Arm], run: Path, info: RunInfo
+    console: Console, config: SweepConfig, extent: tuple[int, float], run: Path, info: RunInfo
 ) -> None:
     from sglang_dspark.cli._sweep_view import show_config
-    from sglang_dspark.loadtest.sweep_plan import rough_seconds
 
-    launched = sum(arm.name not in config.urls for arm in arms)
-    cells, seconds = rough_seconds(config, launched)
-    show_config(console, config, cells, seconds)
+    show_config(console, config, *extent)
     for line in (
         f"cores: {info.cores.why}",
         f"folder: {run} (when stopped, the same command with --out {run} goes on)",

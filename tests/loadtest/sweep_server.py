@@ -23,7 +23,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from sglang_dspark.loadtest.server import die_with_parent
+from sglang_dspark.loadtest.server import tied
 
 PROMPT_TOKENS = 5
 PER_STEP = 2
@@ -115,9 +115,8 @@ def main() -> None:
     parser.add_argument("--die-after", type=int, default=0)
     known, _ = parser.parse_known_args()
     subprocess.Popen(
-        [sys.executable, "-S", "-c", f"input()  # child of {known.port}"],
+        tied([sys.executable, "-S", "-c", f"input()  # child of {known.port}"]),
         stdin=subprocess.PIPE,
-        preexec_fn=die_with_parent(),
     )
     state = State(known.step, known.die_after)
     uvicorn.run(application(state), host=known.host, port=known.port, log_level="warning")
