@@ -148,16 +148,16 @@ def _frontier(run: Run) -> Drawn:
 
 
 def _sla_lines(run: Run, axes: Axes) -> None:
-    drop = 8  # labels go down the axis, so that none lies on another
+    rise = 4  # labels go up the line, so that none lies on another
     for sla in run.summary.slas:
         for floor, style, name in ((sla.speed_p50, "-", "p50"), (sla.speed_p10, "--", "p10")):
             if floor is not None:
                 axes.axvline(floor, color=INK, lw=1, ls=style)
                 axes.annotate(
-                    f"SLA {name} {floor:g}", (floor, 1), (3, -drop), fontsize=7, color=INK,
+                    f"SLA {name} {floor:g}", (floor, 0), (3, rise), fontsize=7, color=INK,
                     xycoords=("data", "axes fraction"), textcoords="offset points",
                 )  # fmt: skip
-                drop += 9
+                rise += 9
 
 
 def _matched(run: Run) -> Drawn | None:

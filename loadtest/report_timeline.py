@@ -57,7 +57,7 @@ def shown_cells(run: Run) -> list[Cell]:
     found: list[Cell] = []
     for loop, places in (("closed", (0, -1)), ("open", (-1,))):
         cells = [c for c in run.cells if not c.void and c.loop == loop and c.arm in arms[:1]]
-        cells = [c for c in cells if len(c.timeline) > 2]
+        cells = [c for c in cells if len(c.timeline) >= 2]
         levels = sorted({cell.level for cell in cells})
         for level in dict.fromkeys(levels[place] for place in places if levels):
             found.append(next(cell for cell in cells if cell.level == level))
@@ -74,7 +74,7 @@ def draw_timeline(run: Run) -> tuple[Figure, str] | None:
     grid = figure.subplots(3, len(cells), sharex="col", sharey="row", squeeze=False)
     colour = run.colour(cells[0].arm)
     for column, cell in zip(grid.T, cells, strict=True):
-        unit = "users" if cell.loop == "closed" else "requests/s"
+        unit = "requests/s" if cell.loop == "open" else "user" if cell.level == 1 else "users"
         column[0].set_title(f"{cell.arm}, {cell.level:g} {unit}")
         _course(column, cell, colour)
         column[2].set_xlabel("s from the cell's start")
@@ -82,7 +82,9 @@ def draw_timeline(run: Run) -> tuple[Figure, str] | None:
         grid[:, 0], ("drafts admitted a step", "steps without a draft", "requests"), strict=True
     ):
         axes.set_ylabel(label)
+    grid[0, 0].set_ylim(bottom=0)
     grid[1, 0].set_ylim(-0.03, 1.03)
+    grid[2, 0].set_ylim(bottom=0)
     handles, labels = grid[2, 0].get_legend_handles_labels()
     figure.legend(handles, labels, loc="outside lower center", ncols=2)
     caption = (
@@ -95,7 +97,8 @@ def draw_timeline(run: Run) -> tuple[Figure, str] | None:
 
 
 def _course(column: Sequence[Axes], cell: Cell, colour: str) -> None:
-    course = moments(cell.timeline)
+    ends = [[each] if each is not None else [] for each in (cell.before, cell.after)]
+    course = moments([*ends[0], *cell.timeline, *ends[1]])
     at = [moment.at for moment in course]
     column[0].plot(at, [_nan(m.budget) for m in course], "o-", color=colour, ms=3, lw=1.3)
     column[1].plot(at, [_nan(m.skipped) for m in course], "o-", color=colour, ms=3, lw=1.3)
@@ -104,8 +107,6 @@ def _course(column: Sequence[Axes], cell: Cell, colour: str) -> None:
     queued = [_nan(reading.queued) for reading in cell.timeline]
     column[2].step(when, running, where="post", lw=1.3, color=GREY, label="running")
     column[2].step(when, queued, where="post", lw=1.3, color=_QUEUE, ls="--", label="queued")
-    column[0].set_ylim(bottom=0)
-    column[2].set_ylim(bottom=0)
 
 
 def _nan(value: float | None) -> float:

@@ -24,6 +24,7 @@ from sglang_dspark.loadtest.page_model import MIX, LoadModel, Workload, mean_log
 from sglang_dspark.loadtest.page_reference import POLICIES, Choice, outcome
 from sglang_dspark.loadtest.report import make_report
 from sglang_dspark.loadtest.report_data import Run, model_of
+from sglang_dspark.loadtest.report_timeline import moments, shown_cells
 from sglang_dspark.loadtest.run_dir import SUMMARY_FILE, read_summary, write
 from tests.loadtest.made_run import (
     CONTEXT,
@@ -297,6 +298,20 @@ def test_the_page_in_a_browser(folder: Path, html: str, tmp_path: Path) -> None:
     assert found["kinds"] == ["radio", "range"]
     assert found["dots"] == 4 * len(USERS)
     assert found["dark"] != found["light"]
+
+
+def test_the_timeline_is_the_growth_between_readings(folder: Path) -> None:
+    cells = shown_cells(Run.read(folder))
+    assert [(c.arm, c.loop, c.level) for c in cells] == [
+        ("dspark", "closed", 1), ("dspark", "closed", 8), ("dspark", "open", 1.5)
+    ]  # fmt: skip
+    truth = outcome(true_model(), Choice(MIX, "dspark", 8, GAMMA, 0.5, 1.2))
+    course = moments(cells[1].timeline)
+    assert [moment.at for moment in course] == [i + 0.5 for i in range(10)]
+    for moment in course:
+        assert moment.budget == pytest.approx(8 * truth.drafts)
+        assert moment.skipped == pytest.approx(truth.skipped, abs=1e-9)
+        assert moment.tokens_per_s == pytest.approx(240)
 
 
 def test_a_run_without_step_times_says_so_and_its_texts_stay_texts(tmp_path: Path) -> None:
