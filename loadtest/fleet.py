@@ -42,6 +42,7 @@ class Fleet:
         self.places = {place.arm.name: place for place in places}
         self._logs, self._ready_s, self._cores = run / LOGS, ready_s, cores
         self._running: dict[str, ServerProcess] = {}
+        self._ready: set[str] = set()
         self.ready_after: dict[str, float] = {}
         self.starts: dict[str, int] = {}  # how often each has been started
 
@@ -58,15 +59,18 @@ class Fleet:
         tick: called with an arm's name and the seconds waited. Raises DSparkError when one does not
         come up, naming its log, or when no server answers at an arm's URL.
         """
-        missing = [name for name in names if not self.alive(name)]
-        for name in missing:
-            self._launch(name)
-        for name in missing:
-            server = self._running[name]
+        for name in names:
+            if not self.alive(name):
+                self._launch(name)
+        for name in names:
+            server = self._running.get(name)
+            if server is None or name in self._ready:
+                continue
             self.ready_after[name] = server.wait_ready(
                 self._ready_s, lambda seconds, name=name: tick(name, seconds)
             )
             self.starts[name] = self.starts.get(name, 0) + 1
+            self._ready.add(name)
             server.pause()
 
     def _launch(self, name: str) -> None:
@@ -99,6 +103,7 @@ class Fleet:
     def stop(self, name: str) -> None:
         """End the arm's server, if we run one."""
         server = self._running.pop(name, None)
+        self._ready.discard(name)
         if server is not None:
             server.stop()
 

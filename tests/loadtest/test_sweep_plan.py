@@ -45,6 +45,13 @@ def test_the_demo_is_what_was_promised(demo: SweepConfig) -> None:
     quick = load_sweep(DEMO, smoke=True)
     assert set(quick.names) == {"plain", "mtp1", "dspark"}
     assert rough_seconds(quick, servers=3)[1] < 180
+    short = load_sweep(DEMO.with_name("demo.yaml"))
+    assert (short.names, len(short.concurrency), short.trials) == (
+        ["plain", "mtp1", "dspark"],
+        3,
+        3,
+    )
+    assert rough_seconds(short, servers=3)[1] < 6 * 60
 
 
 def test_every_arm_meets_the_same_load(demo: SweepConfig, mix: Mix) -> None:
