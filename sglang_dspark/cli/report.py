@@ -12,23 +12,52 @@ from sglang_dspark.errors import DSparkError
 
 
 def report(
+    run: Annotated[
+        Path | None, typer.Argument(help="Folder of a sweep, as `dspark sweep` made it.")
+    ] = None,
     drafters: Annotated[
         bool, typer.Option("--drafters", help="Report the analyses of drafters.")
     ] = False,
     results: Annotated[Path, typer.Option(help="Folder of the result files.")] = Path("results"),
     out: Annotated[
-        Path | None, typer.Option(help="HTML file. Default: drafters.html in that folder.")
+        Path | None,
+        typer.Option(
+            help="HTML file. Default: report.html in the sweep's folder, or drafters.html in "
+            "that of the result files."
+        ),
     ] = None,
 ) -> None:
-    """Redraw all figures, gather drafters.json, and write one self-contained HTML page."""
+    """Write one self-contained HTML page, and its figures as files: of a sweep (RUN), or of all
+    analyses of drafters (--drafters)."""
+    if drafters == (run is not None):
+        raise DSparkError("name what to report: a sweep's folder, or --drafters")
+    if run is not None:
+        _sweep(run, out or run / "report.html")
+    else:
+        _drafters(results, out or results / "drafters.html")
+
+
+def _sweep(run: Path, html: Path) -> None:
+    """The page of a sweep, and its figures in a folder of the page's name beside it."""
+    from rich.console import Console
+
+    from sglang_dspark.loadtest.report import make_report, save_figures
+
+    made = make_report(run)
+    written = save_figures(made, html.with_suffix(""))
+    _write_text(html, made.html)
+    for path in (*written, html):
+        Console().print(f"written to {path}", highlight=False, soft_wrap=True)
+
+
+def _drafters(results: Path, html: Path) -> None:
+    """Redraw all figures of the analyses, gather drafters.json, and write their page."""
     from rich.console import Console
 
     from sglang_dspark.cli._workload import device_description
     from sglang_dspark.evaluation import figures, page
     from sglang_dspark.loadtest.results import write_results
 
-    if not drafters:
-        raise DSparkError("name what to report: --drafters")
     console = Console()
     found = page.read_results(results)
     written = []
@@ -40,7 +69,6 @@ def report(
     devices = {str(result.document["device"]) for result in found}
     device = devices.pop() if len(devices) == 1 else f"several; gathered on {device_description()}"
     write_results(gathered, "drafters", device, page.drafter_summary(found))
-    html = out or results / "drafters.html"
     _write_text(html, page.render(found, "Drafters: DSpark and its peers"))
     for path in (*written, gathered, html):
         console.print(f"written to {path}", highlight=False, soft_wrap=True)

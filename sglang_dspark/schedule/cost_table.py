@@ -161,7 +161,7 @@ def load(path: Path, key: ProfileKey) -> CostTable:
     """
     try:
         document = json.loads(path.read_text(encoding="utf-8"))
-        table = _from_document(document)
+        table = from_document(document)
     except OSError as error:
         raise DSparkError(f"cannot read step times {path}: {error.strerror}") from error
     except (ValueError, KeyError, TypeError) as error:
@@ -177,10 +177,11 @@ def load(path: Path, key: ProfileKey) -> CostTable:
     return table
 
 
-def _from_document(document: dict[str, Any]) -> CostTable:
-    if document.pop("format") != FORMAT:
+def from_document(document: dict[str, Any]) -> CostTable:
+    """The table in what `save` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+    if document["format"] != FORMAT:
         raise ValueError("another format")
-    if set(document) != {field.name for field in fields(CostTable)}:
+    if set(document) - {"format"} != {field.name for field in fields(CostTable)}:
         raise ValueError("unknown or missing fields")
     return CostTable(
         key=ProfileKey(**document["key"]),

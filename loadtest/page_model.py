@@ -1,0 +1,182 @@
+"""Speculation under load as a model: what each policy makes of a measured machine and drafter.
+
+The page of `dspark report` lets a reader move concurrency, workload and policy. What it shows is
+computed by `page_model.js` from this data: the step times that the run's server measured and the
+acceptance by position that its requests saw. `page_reference.py` computes the same in Python with
+the scheduler's own functions; a test holds the two together.
+
+Requests differ in how well they are drafted for, and so do a request's steps. The model draws both
+from fixed sequences (no random numbers), as logits around each position's mean:
+
+    c_k = sigmoid(mu_k + spread (sqrt(BETWEEN) z_request + sqrt(1 - BETWEEN) z_step))
+
+mu_k is chosen so that the mean survival of the population is the measured one, whatever the
+spread; spread says how much the confidence head can tell apart, 0 being nothing but the position.
+Confidence is taken to be calibrated: c_k is the chance that draft k is accepted, those before it
+being so.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.schedule.cost_table import CostTable, draft_row, monotone, tokens_curve
+
+Floats = NDArray[np.float64]
+AGES = 8  # steps that a request lives in the model
+POPULATION = 64  # requests that the means are fitted on
+BETWEEN = 0.5  # share of the logits' variance that is between requests
+MIX = "mix"  # the workload of all domains, in the shares of the run
+WIDEST = 4.0  # largest spread, of logits
+# Low-discrepancy sequences: powers of 1 / 1.3247... for domain and level, the golden ratio for
+# steps.
+_DOMAIN, _LEVEL, _STEP = 0.7548776662466927, 0.5698402909980532, 0.6180339887498949
+_LIMIT, _HALVINGS = 16.0, 48  # of the search for mu, in logits
+
+
+@dataclass(frozen=True)
+class Workload:
+    """share: part of the run's requests; survival: [gamma] share of steps whose first k drafts
+    were accepted, non-increasing; steps: how many steps that was counted on."""
+
+    share: float
+    survival: tuple[float, ...]
+    steps: int
+
+
+@dataclass(frozen=True)
+class LoadModel:
+    """All that the page computes with. Seconds.
+
+    tokens: [> most (1 + gamma)] of a pass over B tokens; per_request: what a request with its mean
+    context adds; draft[R - 1][d]: of drafting d positions for R requests, d = 0: skipping.
+    scale: throughput that plain decoding had over what its passes alone would give (prefill, waits
+    and the client take the rest); speed_scale: the same of its speed per user.
+    acceptance_from, spread_from: where they come from, in words.
+    """
+
+    gamma: int
+    most: int
+    tokens: tuple[float, ...]
+    per_request: float
+    draft: tuple[tuple[float, ...], ...]
+    workloads: Mapping[str, Workload]
+    acceptance_from: str
+    spread: float
+    spread_from: str
+    scale: float
+    speed_scale: float
+
+    def __post_init__(self) -> None:
+        if len(self.tokens) <= self.most * (1 + self.gamma) or len(self.draft) != self.most:
+            raise ValueError("the cost curve does not reach the largest concurrency")
+        for name, each in self.workloads.items():
+            if len(each.survival) != self.gamma or sorted(each.survival)[::-1] != [*each.survival]:
+                raise ValueError(f"survival of {name} must be {self.gamma} falling shares")
+        if not 0 <= self.spread <= WIDEST or min(self.scale, self.speed_scale) <= 0:
+            raise ValueError(f"spread {self.spread}, scale {self.scale}")
+
+    def as_json(self) -> dict[str, Any]:
+        """What the page embeds; the constants of this module with it."""
+        constants = {
+            "ages": AGES,
+            "population": POPULATION,
+            "between": BETWEEN,
+            "widest": WIDEST,
+            "sequences": [_DOMAIN, _LEVEL, _STEP],
+            "limit": _LIMIT,
+            "halvings": _HALVINGS,
+        }
+        return {**asdict(self), "constants": constants}
+
+
+@dataclass(frozen=True)
+class Curve:
+    """The measured machine as the model takes it; fields as in `LoadModel`."""
+
+    tokens: tuple[float, ...]
+    per_request: float
+    draft: tuple[tuple[float, ...], ...]
+
+    @classmethod
+    def of(cls, table: CostTable, most: int, context: float) -> Curve:
+        """From a server's step times. context: mean tokens that a request holds."""
+        reach = most * (1 + table.gamma)
+        seconds = np.asarray(table.seconds)
+        # As the scheduler reads it (schedule/cost_model.py): between tiers a drop is noise.
+        seconds = seconds if table.padded else monotone(seconds)
+        tokens = tokens_curve(table.knots, seconds, table.padded, reach)
+        rows = [draft_row(table, requests) for requests in range(1, most + 1)]
+        return cls(
+            tuple(tokens.tolist()),
+            table.per_request + table.per_context * context,
+            tuple(tuple(row.tolist()) for row in rows),
+        )
+
+    def plain_rate(self, requests: int) -> float:
+        """Tokens/s of plain decoding, nothing but its passes counted."""
+        seconds = self.tokens[requests] + requests * self.per_request + self.draft[requests - 1][0]
+        return requests / seconds
+
+
+def levels(most: int) -> list[int]:
+    """Concurrencies that curves are drawn at: dense below 8, then by about a quarter."""
+    found = [*range(1, min(8, most) + 1)]
+    while found[-1] < most:
+        found.append(min(most, max(found[-1] + 1, round(found[-1] * 1.25))))
+    return found
+
+
+def standard(u: Floats) -> Floats:
+    """Logistic variable of mean 0 and variance 1 at probability u in (0, 1)."""
+    return math.sqrt(3) / math.pi * np.log(u / (1 - u))
+
+
+def domain_of(requests: NDArray[np.int64], shares: Sequence[float]) -> NDArray[np.int64]:
+    """Index of each request's domain. shares: of all domains, summing to 1."""
+    edges = np.cumsum(shares[:-1])
+    return np.searchsorted(edges, (requests + 0.5) * _DOMAIN % 1, side="right")
+
+
+def deviation(requests: NDArray[np.int64], ages: NDArray[np.int64], spread: float) -> Floats:
+    """What a request's logits add to the mean at each step: [requests, ages]."""
+    who = requests.astype(np.float64)
+    level = standard((who + 0.5) * _LEVEL % 1)[:, None]
+    step = standard((who[:, None] * AGES + ages + 0.5) * _STEP % 1)
+    return spread * (math.sqrt(BETWEEN) * level + math.sqrt(1 - BETWEEN) * step)
+
+
+def mean_logits(survival: Sequence[float], spread: float) -> Floats:
+    """mu_k: [gamma], such that the population's mean survivals are `survival`."""
+    around = deviation(np.arange(POPULATION), np.arange(AGES), spread).ravel()
+    running = np.ones_like(around)
+    found = np.zeros(len(survival))
+    for k, target in enumerate(survival):
+        low, high = -_LIMIT, _LIMIT
+        for _ in range(_HALVINGS):
+            middle = (low + high) / 2
+            mean = float((running * sigmoid(middle + around)).mean())
+            low, high = (middle, high) if mean < target else (low, middle)
+        found[k] = (low + high) / 2
+        running = running * sigmoid(found[k] + around)
+    return found
+
+
+def sigmoid(x: Floats) -> Floats:
+    """1 / (1 + exp(-x))."""
+    return 1 / (1 + np.exp(-x))
+
+
+def normalised(workloads: Mapping[str, Workload]) -> dict[str, Workload]:
+    """Shares that sum to 1. Raises DSparkError when there is no step to count on."""
+    total = sum(each.share for each in workloads.values())
+    if total <= 0:
+        raise DSparkError("no request of the run was drafted for: there is no acceptance to model")
+    return {n: Workload(w.share / total, w.survival, w.steps) for n, w in workloads.items()}

@@ -1,0 +1,348 @@
+"""Figures of a sweep's report: matplotlib, as PNG files and as SVG inside of the page.
+
+The SVG takes its ink, grid and background from the page, so one drawing serves light and dark.
+Every arm has the colour and the marker that it has everywhere (`report_data`). Intervals are those
+of `summary.json`: 95%, paired over trials.
+"""
+
+from __future__ import annotations
+
+import io
+import os
+import re
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+import matplotlib as mpl
+import numpy as np
+from matplotlib.axes import Axes
+from matplotlib.figure import Figure
+from matplotlib.ticker import NullFormatter, ScalarFormatter
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.report_data import GREY, Growth, Run, pooled, survival
+from sglang_dspark.loadtest.report_timeline import draw_timeline
+from sglang_dspark.loadtest.run_dir import Interval, Level, Loop
+
+INK, GRID = "#1b1f23", "#dfe3e7"
+_STYLE = {
+    "font.size": 9,
+    "axes.spines.top": False,
+    "axes.spines.right": False,
+    "axes.grid": True,
+    "axes.axisbelow": True,
+    "axes.titlesize": 10,
+    "axes.edgecolor": INK,
+    "axes.labelcolor": INK,
+    "xtick.color": INK,
+    "ytick.color": INK,
+    "text.color": INK,
+    "grid.color": GRID,
+    "legend.frameon": False,
+    "svg.hashsalt": "sglang-dspark",
+    "svg.fonttype": "none",
+    "savefig.dpi": 160,
+}
+
+
+@dataclass(frozen=True)
+class Drawn:
+    """A figure with its heading and what to read from it. stem: of its PNG, and its anchor."""
+
+    stem: str
+    title: str
+    caption: str
+    figure: Figure
+
+
+def draw_all(run: Run) -> list[Drawn]:
+    """All figures that the run has data for, in the order of the page."""
+    drawers: tuple[Callable[[Run], Drawn | None], ...] = (
+        _frontier,
+        _matched,
+        _concurrency,
+        _open_loop,
+        _acceptance,
+        draw_timeline_figure,
+    )
+    with mpl.rc_context(_STYLE):
+        found = [drawn for draw in drawers if (drawn := draw(run)) is not None]
+        for drawn in found:
+            drawn.figure.draw_without_rendering()  # lays out once, for both formats
+            drawn.figure.set_layout_engine("none")
+    return found
+
+
+def save_png(drawn: Drawn, folder: Path) -> Path:
+    """Write `folder`/stem.png, on white. Raises DSparkError when the place refuses."""
+    path = folder / f"{drawn.stem}.png"
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        with mpl.rc_context(_STYLE):
+            drawn.figure.savefig(temporary, format="png", metadata={"Software": None})
+        temporary.replace(path)
+    except OSError as error:
+        raise DSparkError(f"cannot write the figure {path}: {error.strerror}") from error
+    return path
+
+
+def inline_svg(drawn: Drawn) -> str:
+    """The figure as an element of the page: its colours are the page's, its ids its own."""
+    buffer = io.StringIO()
+    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    with mpl.rc_context(_STYLE):
+        drawn.figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
+    text = buffer.getvalue()
+    text = text[text.index("<svg") :]
+    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
+    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
+    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
+    prefix = f"{drawn.stem}-"
+    text = re.sub(r'\bid="', f'id="{prefix}', text)
+    text = re.sub(r'href="#', f'href="#{prefix}', text)
+    text = text.replace("url(#", f"url(#{prefix}")
+    for fixed, variable in ((INK, "--ink"), (GRID, "--rule"), (GREY, "--grey")):
+        text = text.replace(fixed, f"var({variable})")
+    label = f'role="img" aria-labelledby="{drawn.stem}-title {drawn.stem}-caption" '
+    return text.replace("<svg ", f'<svg class="figure" {label}', 1)
+
+
+def _frontier(run: Run) -> Drawn:
+    figure, (axes,) = _panels(1, 7.6, 4.2)
+    for name in run.arms:
+        levels = run.levels(name, "closed")
+        if not levels:
+            continue
+        x, y = _middles(levels, "speed_p50"), _middles(levels, "tokens_per_s")
+        axes.errorbar(
+            x, y, _errors(levels, "tokens_per_s"), _errors(levels, "speed_p50"),
+            fmt=run.marker(name) + "-", color=run.colour(name), label=name, ms=5, lw=1.3,
+            capsize=2, elinewidth=1,
+        )  # fmt: skip
+        for level, a, b in zip(levels, x, y, strict=True):
+            axes.annotate(
+                f"{level.level:g}", (a, b), (4, 4), textcoords="offset points", fontsize=7,
+                color=run.colour(name),
+            )  # fmt: skip
+            if not level.on_frontier:
+                axes.plot([a], [b], run.marker(name), ms=5, mfc="white", mec=run.colour(name))
+    _sla_lines(run, axes)
+    axes.set_xlabel("tokens/s/user (median)")
+    axes.set_ylabel("tokens/s of all users")
+    axes.set_xlim(left=0)
+    axes.set_ylim(bottom=0)
+    axes.legend(loc="best", fontsize=8)
+    caption = (
+        "Each point is an arm at one number of users (the small figure), closed loop; up is more "
+        "throughput, right is more speed for each user, so the curve furthest to the upper right "
+        "wins. Compare two curves along a horizontal line: that is speed at matched throughput. "
+        "Bars are 95% intervals over trials; hollow points are beaten by another point of their "
+        "own arm."
+    )
+    if run.summary.slas:
+        caption += " Vertical lines are the speed floors of the service levels (dashed: slowest "
+        caption += "tenth of users): what lies to their right holds them."
+    return Drawn("frontier", "Throughput against speed per user", caption, figure)
+
+
+def _sla_lines(run: Run, axes: Axes) -> None:
+    rise = 4  # labels go up the line, so that none lies on another
+    for sla in run.summary.slas:
+        for floor, style, name in ((sla.speed_p50, "-", "p50"), (sla.speed_p10, "--", "p10")):
+            if floor is not None:
+                axes.axvline(floor, color=INK, lw=1, ls=style)
+                axes.annotate(
+                    f"SLA {name} {floor:g}", (floor, 0), (3, rise), fontsize=7, color=INK,
+                    xycoords=("data", "axes fraction"), textcoords="offset points",
+                )  # fmt: skip
+                rise += 9
+
+
+def _matched(run: Run) -> Drawn | None:
+    comparisons = [each for each in run.summary.matched if each.levels]
+    comparisons = [each for each in comparisons if each.over == comparisons[0].over]
+    if not comparisons:
+        return None
+    rows = sum(len(each.levels) + 1 for each in comparisons)
+    figure, (axes,) = _panels(1, 7.6, 1.0 + 0.32 * rows)
+    labels: list[str] = []
+    for each in comparisons:
+        points = [(f"{p.tokens_per_s:.0f} tok/s", p.low, p.mid, p.high) for p in each.levels]
+        if each.mid is not None:
+            points.append(("all levels", each.low, each.mid, each.high))
+        for label, low, mid, high in points:
+            whole = label == "all levels"
+            spread = None if low is None or high is None else [[mid - low], [high - mid]]
+            axes.errorbar(
+                [mid], [len(labels)], xerr=spread, fmt="D" if whole else "o", capsize=3,
+                color=run.colour(each.over), ms=7 if whole else 5, lw=2 if whole else 1,
+            )  # fmt: skip
+            axes.annotate(f"{mid:.2f}x", (mid, len(labels)), (0, 6), ha="center", fontsize=7,
+                          textcoords="offset points")  # fmt: skip
+            labels.append(f"{each.over} / {each.under}, {label}")
+    axes.axvline(1, color=INK, lw=1)
+    axes.set_yticks(range(len(labels)), labels)
+    axes.set_ylim(len(labels) - 0.4, -0.7)
+    axes.grid(axis="y", visible=False)
+    axes.set_xlabel("speed per user, ratio")
+    caption = (
+        "How much faster each user is served when both arms deliver the same tokens/s in total "
+        "(the level on the left). Right of 1 the first-named arm is faster; a bar that crosses 1 "
+        "names no winner. The diamond is the geometric mean over the levels. No bar: fewer than "
+        "three trials, so no interval can be taken. The table has the other pairs of arms."
+    )
+    return Drawn("matched", "Speed per user at matched throughput", caption, figure)
+
+
+def _concurrency(run: Run) -> Drawn:
+    figure, panels = _panels(2, 9.4, 3.6)
+    for name in run.arms:
+        levels = run.levels(name, "closed")
+        if not levels:
+            continue
+        style = {"color": run.colour(name), "label": name, "ms": 5, "lw": 1.3}
+        x = [level.level for level in levels]
+        panels[0].errorbar(
+            x, _middles(levels, "tokens_per_s"), _errors(levels, "tokens_per_s"),
+            fmt=run.marker(name) + "-", capsize=2, elinewidth=1, **style,
+        )  # fmt: skip
+        lengths = [np.nan if e.verify_length is None else e.verify_length for e in levels]
+        panels[1].plot(x, lengths, run.marker(name) + "-", **style)
+    for axes in panels:
+        _log_users(axes, run)
+        axes.set_ylim(bottom=0)
+    panels[0].set_ylabel("tokens/s of all users")
+    panels[1].set_ylabel("drafts verified a step and request")
+    _legend(figure, panels[0])
+    caption = (
+        "Left: total throughput against the number of users; an arm below the grey curve (plain "
+        "decoding) is a tax at that load. Right: mean verify length, the drafts that the target "
+        "checks in a step for each request. Fixed arms verify the same at any load; a scheduled "
+        "arm should verify less as users are added and a pass gets dearer."
+    )
+    return Drawn("concurrency", "Throughput and verify length under load", caption, figure)
+
+
+def _open_loop(run: Run) -> Drawn | None:
+    arms = [name for name in run.arms if run.levels(name, "open")]
+    if not arms:
+        return None
+    figure, panels = _panels(2, 9.4, 3.6)
+    for name in arms:
+        levels = run.levels(name, "open")
+        x = [level.level for level in levels]
+        style = {"color": run.colour(name), "label": name, "ms": 5, "lw": 1.3}
+        panels[0].errorbar(
+            x, _middles(levels, "speed_p50"), _errors(levels, "speed_p50"),
+            fmt=run.marker(name) + "-", capsize=2, elinewidth=1, **style,
+        )  # fmt: skip
+        late = [np.nan if e.ttft_p95 is None else e.ttft_p95 for e in levels]
+        panels[1].plot(x, late, run.marker(name) + "-", **style)
+    for axes in panels:
+        axes.set_xlabel("requests/s offered")
+        axes.set_ylim(bottom=0)
+    panels[0].set_ylabel("tokens/s/user (median)")
+    panels[1].set_ylabel("time to first token, p95, s")
+    _legend(figure, panels[0])
+    caption = (
+        "Requests arrive at their own times, whatever the server does. Left: speed each user sees "
+        "(higher is better). Right: waiting for the first token, counted from the scheduled "
+        "arrival (lower is better); where a curve bends up the arm no longer keeps pace."
+    )
+    return Drawn("open-loop", "Open loop: when users do not wait", caption, figure)
+
+
+def _acceptance(run: Run) -> Drawn | None:
+    arms = [a for a in run.arms if any(sum(c.histogram) for c in run.good(a)) and run.arm(a).gamma]
+    if not arms:
+        return None
+    domains = sorted({d for a in arms for c in run.good(a) for d in c.domains})
+    scheduled = {a: grown for a in arms if (grown := Growth.of(run.good(a))) is not None}
+    figure, panels = _panels(
+        len(domains) + bool(scheduled), 2.1 * (len(domains) + bool(scheduled)) + 0.9, 3.2
+    )
+    for axes, domain in zip(panels, domains, strict=False):
+        for name in arms:
+            cells = [cell for cell in run.good(name) if domain in cell.domains]
+            histogram = pooled(cell.domains[domain].histogram for cell in cells)
+            if sum(histogram):
+                share = survival(histogram, run.arm(name).gamma)
+                _positions(run, axes, name, share)
+        axes.set_title(domain)
+        axes.set_ylim(0, 1)
+    panels[0].set_ylabel("steps whose first k drafts\nwere accepted, share")
+    for name, grown in scheduled.items():
+        pairs = zip(grown.accepted, grown.admitted, strict=True)
+        _positions(run, panels[-1], name, [a / b if b else np.nan for a, b in pairs])
+        panels[-1].set_title("of drafts verified")
+        panels[-1].set_ylim(0, 1)
+    _legend(figure, panels[0])
+    caption = (
+        "How far the target agrees with the drafter: the share of verify steps in which drafts 1 "
+        "to k were all accepted, by kind of prompt. A scheduled arm lies lower because it leaves "
+        "doubtful drafts out, or does not draft at all."
+    )
+    if scheduled:
+        caption += " Last panel: of the drafts that the scheduler did verify, the share accepted;"
+        caption += " the flatter and higher, the better the confidence chose."
+    return Drawn("acceptance", "Acceptance by position", caption, figure)
+
+
+def draw_timeline_figure(run: Run) -> Drawn | None:
+    """The timeline, where an arm kept one."""
+    found = draw_timeline(run)
+    if found is None:
+        return None
+    figure, caption = found
+    return Drawn("timeline", "What the scheduler did, second by second", caption, figure)
+
+
+def _positions(run: Run, axes: Axes, name: str, share: Sequence[float]) -> None:
+    k = np.arange(1, len(share) + 1)
+    axes.plot(k, share, run.marker(name) + "-", color=run.colour(name), label=name, ms=4, lw=1.3)
+    axes.set_xlabel("position k")
+    axes.set_xticks(np.arange(1, max(len(share), round(axes.get_xlim()[1])) + 1))
+
+
+def _panels(count: int, width: float, height: float) -> tuple[Figure, list[Axes]]:
+    figure = Figure(figsize=(width, height), layout="constrained")
+    return figure, list(figure.subplots(1, count, squeeze=False)[0])
+
+
+def _legend(figure: Figure, axes: Axes) -> None:
+    handles, labels = axes.get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", ncols=min(len(labels), 5))
+
+
+def _log_users(axes: Axes, run: Run, loop: Loop = "closed") -> None:
+    users = sorted({cell.level for cell in run.good(loop=loop)})
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(users)
+    axes.xaxis.set_major_formatter(ScalarFormatter())
+    axes.xaxis.set_minor_formatter(NullFormatter())
+    axes.set_xlabel("users at a time")
+
+
+def _interval(level: Level, what: str) -> Interval | None:
+    found: Interval | None = getattr(level, what)
+    return found
+
+
+def _middles(levels: Sequence[Level], what: str) -> list[float]:
+    """Geometric means, NaN where unknown."""
+    found = [_interval(level, what) for level in levels]
+    return [np.nan if each is None else each.mid for each in found]
+
+
+def _errors(levels: Sequence[Level], what: str) -> np.ndarray:
+    """Lengths of error bars [2, n], 0 where there is no interval."""
+    rows = []
+    for level in levels:
+        each = _interval(level, what)
+        if each is None or each.low is None or each.high is None:
+            rows.append((0.0, 0.0))
+        else:
+            rows.append((max(0.0, each.mid - each.low), max(0.0, each.high - each.mid)))
+    return np.array(rows).T
