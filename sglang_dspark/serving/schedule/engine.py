@@ -134,7 +134,8 @@ class ScheduleEngine:
         else:
             step.regimes = np.where(greedy.numpy(), GREEDY, SAMPLED).astype(np.int64)
         confidence = np.zeros((len(step.rows), self.gamma), np.float32)
-        return self.calibration.confidence(step.logits, step.regimes, confidence)
+        seats = (step.rows, step.tenants)
+        return self.calibration.confidence(step.logits, step.regimes, confidence, seats)
 
     def _finish(self, now: float) -> None:
         """Learn from the step in flight, if it got as far as an outcome."""
@@ -153,7 +154,10 @@ class ScheduleEngine:
                 seconds,
             )
         if step.logits is not None and step.regimes is not None:
-            self.calibration.observe(step.logits, step.regimes, step.accepted, step.lengths)
+            self.calibration.observe(
+                step.logits, step.regimes, step.accepted, step.lengths,
+                (step.rows, step.tenants), step.confidence,
+            )  # fmt: skip
         self.metrics.step(step.plan, step.lengths, step.accepted, seconds, now)
 
     def _require(self) -> _Step:
