@@ -75,7 +75,6 @@ def _accept(
     target_logits: Tensor,
     draft_block: Any,
     sampling_info: Any,
-    draft_input: Any,
     prefix_lens: Tensor,
     draft_tokens: Tensor,
     **unused: Any,
@@ -90,7 +89,7 @@ def _accept(
     packed = target_logits.shape[0] == rows.total
     starts = rows.starts if packed else rows.strided
     accepted, bonus = accept(
-        verify_ids_2d, rows.lens, starts, target_logits, draft_block, sampling_info, draft_input
+        verify_ids_2d, rows.lens, starts, target_logits, draft_block, sampling_info
     )
     return build_accept_outs(
         correct_len=accepted,
