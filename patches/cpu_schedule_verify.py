@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.patches.cpu_penalties import compact_with_penalties
 from sglang_dspark.patches.seam import Seam
 
 _ROWS = "dspark_rows"  # attribute of the executor: the packed rows of the step in flight
@@ -25,13 +26,13 @@ def run_compact(original: Callable[..., Any], executor: Any, **step: Any) -> tup
 
     executor.__dict__[_ROWS] = None
     if engine_of(executor) is None:
-        return original(executor, **step)
+        return compact_with_penalties(original, executor, **step)
     layout, verify_window = step["layout"], step["verify_window"]
     rows = rows_in(layout, executor.verify_num_draft_tokens)
     window = window_of(rows, step["draft_block_ids"], step["draft_tokens"], verify_window)
     executor.__dict__[_ROWS] = (rows, window)
     if _reads_windows(step["batch"], step["sampling_info"]):
-        return original(executor, **step)
+        return compact_with_penalties(original, executor, **step)
     done = executor._run_ragged(
         batch=step["batch"],
         layout=layout,
@@ -47,12 +48,15 @@ def _reads_windows(batch: Any, sampling_info: Any) -> bool:
         verify_logits_adjustments_are_noop,
     )
 
+    from sglang_dspark.serving.cpu.penalties import penalised
+
     if batch.has_grammar or batch.return_logprob:
         return True
     if sampling_info is None:
         return False
-    masks = sampling_info.sampling_mask_batch_indices is not None
-    return masks or not verify_logits_adjustments_are_noop(sampling_info)
+    if sampling_info.sampling_mask_batch_indices is not None or penalised(batch.reqs):
+        return True
+    return not verify_logits_adjustments_are_noop(sampling_info)
 
 
 def accept_and_finalize(original: Callable[..., Any], executor: Any, **step: Any) -> Any:
