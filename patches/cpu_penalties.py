@@ -16,6 +16,8 @@ from torch import Tensor
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving.cpu.penalties import apply_penalties, penalised
 
+_WINDOWS = "dspark_penalised_windows"  # attribute of the executor: windows of the step before
+
 
 def compact_with_penalties(
     original: Callable[..., Any], executor: Any, **step: Any
@@ -25,7 +27,7 @@ def compact_with_penalties(
         return original(executor, **step)
     done, hidden = original(executor, **{**step, "sampling_info": None})
     window = torch.cat([step["draft_block_ids"][:, :1], step["draft_tokens"]], dim=1)
-    _adjust(done, window, step)
+    _adjust(executor, done, window, step)
     return done, hidden
 
 
@@ -34,17 +36,23 @@ def run_non_compact(original: Callable[..., Any], executor: Any, **step: Any) ->
     if step["sampling_info"] is None or not penalised(step["batch"].reqs):
         return original(executor, **step)
     done = original(executor, **{**step, "sampling_info": None})
-    _adjust(done, step["verify_ids_2d"], step)
+    _adjust(executor, done, step["verify_ids_2d"], step)
     return done
 
 
-def _adjust(done: Any, window: Tensor, step: dict[str, Any]) -> None:
+def _adjust(executor: Any, done: Any, window: Tensor, step: dict[str, Any]) -> None:
     """Penalties first, then what upstream adds: logit processors and biases."""
     from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
 
     logits = done.logits_output.next_token_logits  # [R * W, V]
     requests, width = window.shape
-    apply_penalties(logits.view(requests, width, -1), step["batch"].reqs, window)
+    executor.__dict__[_WINDOWS] = apply_penalties(
+        logits.view(requests, width, -1),
+        step["batch"].reqs,
+        window,
+        step["verify_window"].positions_2d[:, 0],
+        executor.__dict__.get(_WINDOWS, {}),
+    )
     apply_dflash_verify_logits_adjustments(
         next_token_logits=logits, sampling_info=step["sampling_info"], draft_token_num=width
     )

@@ -10,9 +10,11 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.penalties import apply_penalties, penalised
+from sglang_dspark.serving.cpu.penalties import Window, apply_penalties, penalised
 
 VOCAB, EOS, WIDTH = 16, 2, 4
+PROMPT = [1, 6]
+AT_4TH = torch.tensor([4])  # position of the anchor when three tokens were put out
 SETTINGS = {
     "frequency": {"frequency_penalty": 0.7},
     "presence": {"presence_penalty": 1.3},
@@ -39,6 +41,8 @@ def request(outputs: list[int], **settings: Any) -> SimpleNamespace:
         "stop_token_ids": {7},
     }
     return SimpleNamespace(
+        rid="one",
+        origin_input_ids=PROMPT,
         sampling_params=SimpleNamespace(**usual | settings),
         output_ids=outputs,
         eos_token_ids={EOS},
@@ -105,7 +109,7 @@ def test_rows_are_penalised_as_plain_decoding_would(name: str) -> None:
         dim=1,
     )
     found = logits.clone()
-    apply_penalties(found, reqs, window)
+    apply_penalties(found, reqs, window, AT_4TH.repeat(2), {})
     assert torch.allclose(found, expected, atol=1e-6)
     assert penalised(reqs) == ([] if name == "none" else [0])
     assert torch.equal(found[1], logits[1])  # the other request is left alone
@@ -113,12 +117,36 @@ def test_rows_are_penalised_as_plain_decoding_would(name: str) -> None:
 
 def test_a_minimum_that_is_reached_inside_the_window_lets_stop_tokens_pass_behind_it() -> None:
     logits = torch.zeros(1, WIDTH, VOCAB)
-    apply_penalties(logits, [request([3, 4, 3], min_new_tokens=5)], torch.tensor([[3, 1, 1, 1]]))
+    found = request([3, 4, 3], min_new_tokens=5)
+    apply_penalties(logits, [found], torch.tensor([[3, 1, 1, 1]]), AT_4TH, {})
     assert torch.isinf(logits[0, :2, [EOS, 7]]).all()
     assert (logits[0, 2:] == 0).all()
 
 
-def test_output_that_lags_is_noticed() -> None:
+def test_output_that_lags_behind_is_completed() -> None:
+    """Two steps; the second one's outputs [3, 4, 3 | 8, 9 | 5] are listed up to a part of them."""
+    first, second = torch.tensor([[3, 8, 9, 1]]), torch.tensor([[5, 2, 2, 2]])
+    logits = torch.randn(1, WIDTH, VOCAB)
+    found = []
+    for known in ([3, 4], [3, 4, 3]):  # the anchor of the first step is or is not listed
+        windows = apply_penalties(
+            logits.clone(), [request(known, frequency_penalty=0.5)], first, AT_4TH, {}
+        )
+        assert windows == {"one": Window(3, [3, 8, 9, 1])}
+        for listed in ([3, 4, 3], [3, 4, 3, 8, 9, 5]):
+            row = logits.clone()
+            late = request(listed, frequency_penalty=0.5)
+            apply_penalties(row, [late], second, AT_4TH + 3, windows)
+            found.append(row)
+    assert all(torch.equal(each, found[0]) for each in found)
+    gone = logits[0, 0] - found[0][0, 0]
+    assert gone[[3, 4, 5, 8, 9]].tolist() == pytest.approx([1.0, 0.5, 0.5, 0.5, 0.5], abs=1e-6)
+
+
+def test_output_that_cannot_be_known_is_noticed() -> None:
     lagging = request([3, 4], frequency_penalty=1.0)
+    logits = torch.zeros(1, WIDTH, VOCAB)
+    with pytest.raises(AssertionError, match="of 6 tokens"):
+        apply_penalties(logits, [lagging], torch.tensor([[9, 1, 1, 1]]), AT_4TH + 3, {})
     with pytest.raises(AssertionError, match="anchor"):
-        apply_penalties(torch.zeros(1, WIDTH, VOCAB), [lagging], torch.tensor([[9, 1, 1, 1]]))
+        apply_penalties(logits, [lagging], torch.tensor([[9, 1, 1, 1]]), AT_4TH - 1, {})

@@ -5,14 +5,14 @@ that `SamplingBatchInfo` no longer has, and its decode steps never count output 
 row gets what plain decoding would apply there: a penalty depends on the tokens in front of it,
 drafts of the same window included. The arithmetic is that of sglang/srt/sampling/penaltylib.
 
-It reads `output_ids`, which are up to date on a CPU: SGLang runs no overlap loop there with
-speculative decoding.
+SGLang's overlap loop launches a step before the one in front of it is in `output_ids`. What is
+missing there is known all the same: drafts of the window before, and the anchor.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -33,21 +33,52 @@ def _is_penalised(req: Any) -> bool:
     )
 
 
-def apply_penalties(logits: Tensor, reqs: Sequence[Any], window: Tensor) -> None:
+class Window(NamedTuple):
+    """A request's verify window: output tokens up to the anchor, anchor and drafts [gamma + 1]."""
+
+    outputs: int
+    tokens: list[int]
+
+
+def apply_penalties(
+    logits: Tensor,
+    reqs: Sequence[Any],
+    window: Tensor,
+    anchors: Tensor,
+    before: Mapping[str, Window],
+) -> dict[str, Window]:
     """Penalise the logits of whole verify windows in place.
 
     logits: [R, W, V] float, W = gamma + 1 rows each. reqs: R of SGLang's `Req`. window: [R, W]
-    int64, anchor (the last of `output_ids`) and drafts. Rows behind what was verified are
-    penalised as well, and mean nothing.
+    int64, anchor and drafts. anchors: [R] int64, positions of the anchors. before: what the last
+    call returned, windows of penalised requests by their ids; the same is returned for this step.
+    Rows behind what was verified are penalised as well, and mean nothing.
     """
+    now = {}
     for r in penalised(reqs):
-        tokens = list(reqs[r].output_ids)
-        anchor, *drafts = window[r].tolist()
-        assert tokens[-1:] == [anchor], "the anchor is the last token that was put out"
-        for row, draft in zip(logits[r], (None, *drafts), strict=True):
+        req, tokens = reqs[r], window[r].tolist()
+        here = Window(int(anchors[r]) + 1 - len(req.origin_input_ids), tokens)
+        outputs = _outputs(req, here, before.get(req.rid))
+        for row, draft in zip(logits[r], (None, *tokens[1:]), strict=True):
             if draft is not None:
-                tokens.append(draft)
-            _penalise(row, reqs[r], tokens)
+                outputs.append(draft)
+            _penalise(row, req, outputs)
+        now[req.rid] = here
+    return now
+
+
+def _outputs(req: Any, here: Window, last: Window | None) -> list[int]:
+    """All tokens put out so far, the anchor included, also those that `output_ids` lacks yet."""
+    outputs = list(req.output_ids)
+    missing = here.outputs - len(outputs)
+    if missing > 0:
+        emitted = [here.tokens[0]]
+        if last is not None:
+            emitted = last.tokens[1 : here.outputs - last.outputs] + emitted
+        outputs += emitted[-missing:]
+    assert len(outputs) == here.outputs, f"{len(outputs)} of {here.outputs} tokens are known"
+    assert outputs[-1] == here.tokens[0], "the anchor is the last token that was put out"
+    return outputs
 
 
 def _penalise(row: Tensor, req: Any, tokens: Sequence[int]) -> None:
