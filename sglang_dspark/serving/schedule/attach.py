@@ -111,7 +111,8 @@ def _take_over(worker: Any) -> None:
     _rehearse(planner, calibration)
     planner = StepPlanner(gamma, pool_rows, CostModel(profiled.table, pool_rows), planner.config)
     metrics = StepMetrics(planner, calibration, _collector())
-    engine = ScheduleEngine(planner, calibration, metrics, clock)
+    floor = current_config().schedule.fairness_floor
+    engine = ScheduleEngine(planner, calibration, metrics, clock, floor)
     worker._verify_planner._budget_planner = None
     for owner in (worker, worker._proposer, worker._verify_planner, worker._verify_executor):
         owner.__dict__[ENGINE] = engine

@@ -57,13 +57,18 @@ class ScheduleEngine:
         calibration: OnlineCalibration,
         metrics: StepMetrics,
         clock: Callable[[], float],
+        floor: int = 0,
     ) -> None:
-        """clock: seconds that steps cost, of the thread that calls."""
+        """clock: seconds that steps cost, of the thread that calls.
+
+        floor: drafts that every request gets in a step that drafts, however little they promise.
+        """
         self.planner = planner
         self.gamma = planner.gamma
         self.calibration = calibration
         self.metrics = metrics
         self._clock = clock
+        self._floor = min(floor, planner.gamma)
         self._number = 0
         self._step: _Step | None = None
         self._interrupted = True
@@ -79,7 +84,8 @@ class ScheduleEngine:
             return last.plan
         seats = rows.numpy().astype(np.int64)
         tenants = generation.numpy()[seats]
-        plan = self.planner.plan(self._number, seats, tenants, int(seq_lens.sum()))
+        floors = np.full(len(seats), self._floor) if self._floor else None
+        plan = self.planner.plan(self._number, seats, tenants, int(seq_lens.sum()), floors=floors)
         self._number += 1
         self._rested = 0
         self._step = _Step(plan, seats, tenants, now)
