@@ -33,3 +33,4 @@ def test_penalised_answers_are_the_plain_servers(
         pair = (wanted[at], got[at])
         gap = logit_gap(plain, PROMPT, wanted[:at], pair)
         assert gap < NEAR_TIE, f"{settings}: token {at} is {got[at]}, not {wanted[at]} ({gap})"
+    assert "penalties by what is listed" not in dspark.log

@@ -11,11 +11,15 @@ missing there is known all the same: drafts of the window before, and the anchor
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Mapping, Sequence
+from functools import cache
 from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 
 def penalised(reqs: Sequence[Any]) -> list[int]:
@@ -76,9 +80,15 @@ def _outputs(req: Any, here: Window, last: Window | None) -> list[int]:
         if last is not None:
             emitted = last.tokens[1 : here.outputs - last.outputs] + emitted
         outputs += emitted[-missing:]
-    assert len(outputs) == here.outputs, f"{len(outputs)} of {here.outputs} tokens are known"
-    assert outputs[-1] == here.tokens[0], "the anchor is the last token that was put out"
+    if len(outputs) != here.outputs or outputs[-1] != here.tokens[0]:
+        _warn(f"{len(outputs)} of {here.outputs} output tokens are known")
     return outputs
+
+
+@cache
+def _warn(what: str) -> None:
+    """Once for each case: a request's penalties are off by a token, which is no reason to stop."""
+    logger.warning("sglang-dspark: penalties by what is listed: %s", what)
 
 
 def _penalise(row: Tensor, req: Any, tokens: Sequence[int]) -> None:
