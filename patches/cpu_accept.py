@@ -3,7 +3,8 @@
 Upstream (0.5.23): sglang/kernels/ops/speculative/dspark/dspark_accept.py and
 sglang/srt/speculative/{eagle_utils,dflash_utils}.py import the operators by value, so the
 consumers' names are the targets; on a CPU some of them are None. `eagle_utils._verify_uses_greedy`
-makes EAGLE ignore the temperature on a CPU.
+makes EAGLE ignore the temperature on a CPU. `build_speculative_verify_target_probs`, of
+dflash_utils.py too, is not the law of plain decoding (serving/cpu/target_law.py).
 """
 
 from __future__ import annotations
@@ -11,7 +12,7 @@ from __future__ import annotations
 from typing import Any
 
 from sglang_dspark.patches.seam import Seam
-from sglang_dspark.serving.cpu import accept_ops
+from sglang_dspark.serving.cpu import accept_ops, target_law
 
 _CHAIN_SIGNATURE = (
     "(predicts, accept_index, accept_token_num, candidates, retrive_index, retrive_next_token, "
@@ -44,6 +45,20 @@ def _chain(name: str, target: str) -> Seam:
     )
 
 
+def _law(name: str, target: str) -> Seam:
+    return Seam(
+        name=name,
+        target=f"{target}.build_speculative_verify_target_probs",
+        kind="replace",
+        hook=target_law.build_target_probs,
+        signature="(*, next_token_logits, sampling_info, draft_token_num, bs, max_top_k=None, "
+        "uniform_top_k_value=None, use_sparse_topk=True)",
+        why="upstream's law leaves out min-p, and with top-k and top-p both set it is another "
+        "one than plain decoding's",
+        device="cpu",
+    )
+
+
 def _missing(name: str, target: str, hook: Any) -> Seam:
     return Seam(
         name=name,
@@ -65,6 +80,8 @@ SEAMS = (
         "cpu-chain-sampling-eagle",
         "sglang.srt.speculative.eagle_utils.chain_speculative_sampling_triton",
     ),
+    _law("cpu-target-law-dspark", "sglang.kernels.ops.speculative.dspark.dspark_accept"),
+    _law("cpu-target-law-dflash", "sglang.srt.speculative.dflash_utils"),
     _missing(
         "cpu-tree-sampling-eagle",
         "sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only",

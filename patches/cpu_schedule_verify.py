@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.patches.cpu_penalties import compact_with_penalties
 from sglang_dspark.patches.seam import Seam
 
 _ROWS = "dspark_rows"  # attribute of the executor: the packed rows of the step in flight
@@ -26,13 +27,13 @@ def run_compact(original: Callable[..., Any], executor: Any, **step: Any) -> tup
 
     executor.__dict__[_ROWS] = None
     if engine_of(executor) is None:
-        return original(executor, **step)
+        return compact_with_penalties(original, executor, **step)
     layout, verify_window = step["layout"], step["verify_window"]
     rows = rows_in(layout, executor.verify_num_draft_tokens)
     window = window_of(rows, step["draft_block_ids"], step["draft_tokens"], verify_window)
     executor.__dict__[_ROWS] = (rows, window)
     if _reads_windows(step["batch"], step["sampling_info"]):
-        return original(executor, **step)
+        return compact_with_penalties(original, executor, **step)
     done = executor._run_ragged(
         batch=step["batch"],
         layout=layout,
@@ -48,12 +49,15 @@ def _reads_windows(batch: Any, sampling_info: Any) -> bool:
         verify_logits_adjustments_are_noop,
     )
 
+    from sglang_dspark.serving.cpu.penalties import penalised
+
     if batch.has_grammar or batch.return_logprob:
         return True
     if sampling_info is None:
         return False
-    masks = sampling_info.sampling_mask_batch_indices is not None
-    return masks or not verify_logits_adjustments_are_noop(sampling_info)
+    if sampling_info.sampling_mask_batch_indices is not None or penalised(batch.reqs):
+        return True
+    return not verify_logits_adjustments_are_noop(sampling_info)
 
 
 def accept_and_finalize(original: Callable[..., Any], executor: Any, **step: Any) -> Any:
@@ -76,7 +80,6 @@ def _accept(
     target_logits: Tensor,
     draft_block: Any,
     sampling_info: Any,
-    draft_input: Any,
     prefix_lens: Tensor,
     draft_tokens: Tensor,
     **unused: Any,
@@ -90,7 +93,7 @@ def _accept(
     packed = target_logits.shape[0] == rows.total
     starts = rows.starts if packed else rows.strided
     accepted, bonus = accept(
-        verify_ids_2d, rows.lens, starts, target_logits, draft_block, sampling_info, draft_input
+        verify_ids_2d, rows.lens, starts, target_logits, draft_block, sampling_info
     )
     # A single rank: with several there is no engine (attach.py), so nothing is to be agreed on.
     commit, lens, tokens = committed(draft_tokens, accepted, bonus, prefix_lens)

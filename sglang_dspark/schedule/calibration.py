@@ -230,13 +230,16 @@ def conditional(data: Observations, calibration: Calibration) -> Floats:
     starts = np.flatnonzero(np.diff(owner[order], prepend=-1))
     rank = np.empty(len(order), dtype=np.int64)  # which step of its request each one is
     rank[order] = np.arange(len(order)) - np.repeat(starts, np.diff([*starts, len(order)]))
-    follower = RequestShift(calibration.spread, int(owner.max()) + 1)
+    follower = RequestShift([calibration.spread], int(owner.max()) + 1)
+    regime = np.zeros(len(logit), np.int64)
     result = np.empty_like(logit)
     for turn in range(int(rank.max()) + 1):
         rows = np.flatnonzero(rank == turn)
         who = owner[rows].astype(np.int64)
         result[rows] = _sigmoid(logit[rows] + follower.shifts(who, who)[:, None])
-        follower.observe(who, who, result[rows], data.accepted[rows], data.verified[rows])
+        follower.observe(
+            who, who, regime[rows], result[rows], data.accepted[rows], data.verified[rows]
+        )
     return result
 
 

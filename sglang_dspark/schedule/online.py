@@ -1,10 +1,12 @@
-"""Calibration that follows the traffic: c_k = sigmoid(u_k logit_k + v_k), learned from outcomes.
+"""Calibration that follows the traffic: c_k = sigmoid(u_k logit_k + v_k + s_r), from outcomes.
 
 It starts from the fitted table (u = 1 / T, v = shift / T; paper, 3.2.1, and `calibration.py`) and
-takes one damped Newton step of the logistic loss a draft. A draft counts only if it was reached:
-verified, with all drafts before it accepted. Which drafts are verified never depends on their own
-outcome, so what is left out biases nothing, and the label is the outcome under the request's own
-sampling, whatever that is.
+takes one damped Newton step of the logistic loss a draft. s_r is the request's own shift
+(`request_shift.py`), where the caller says which requests there are: u and v are learned with it in
+place, so that both together, not each alone, answer for an outcome. A draft counts only if it was
+reached: verified, with all drafts before it accepted. Which drafts are verified never depends on
+their own outcome, so what is left out biases nothing, and the label is the outcome under the
+request's own sampling, whatever that is.
 
 Memory fades slowly. A position whose outcomes stray from what was predicted by more than chance
 allows (its traffic has changed) gives up most of its memory at once and learns anew. Steps and
@@ -24,11 +26,16 @@ from numpy.typing import NDArray
 from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.compiled import compiled
+from sglang_dspark.schedule.request_shift import RequestShift
 
 Floats = NDArray[np.float64]
+Seats = tuple[Counts, Counts]  # rows of the pool and their tenants, [R] int64 each
 U_LOW, U_HIGH, V_LIMIT = 0.1, 10.0, 10.0  # T in 0.1 .. 10, as the grid of the fit
 FEW = 50.0  # drafts below which a gap is shown smaller than it is
 LOGIT_LIMIT = 15.0  # beyond it a sigmoid says the same
+BINS = 10  # of survivals, for `survival_error`
+LONG_MEMORY = 10_000.0  # verified drafts that `survival_error` is taken over
+_NOBODY: Floats = np.empty(0)  # stands for a shift of 0 for everyone
 
 
 @dataclass(frozen=True)
@@ -55,8 +62,18 @@ class OnlineConfig:
 class OnlineCalibration:
     """Parameters by regime (greedy, sampled, ...) and position."""
 
-    def __init__(self, starts: Sequence[Calibration], config: OnlineConfig | None = None) -> None:
-        """starts: the table of each regime, all for one gamma. Raises ValueError otherwise."""
+    def __init__(
+        self,
+        starts: Sequence[Calibration],
+        config: OnlineConfig | None = None,
+        *,
+        pool_rows: int | None = None,
+    ) -> None:
+        """starts: the table of each regime, all for one gamma. Raises ValueError otherwise.
+
+        pool_rows: rows that requests can hold; None follows no request by itself. How far
+        requests stray is each table's `spread`.
+        """
         if not starts or len({len(each.temperatures) for each in starts}) != 1:
             raise ValueError("one table for each regime is needed, all for the same gamma")
         self.config = config or OnlineConfig()
@@ -71,18 +88,33 @@ class OnlineCalibration:
         self._stray = np.zeros((*shape, 2))  # faded sums of outcome - c and of c (1 - c)
         self._gap = np.zeros((*shape, 2))  # the same over `memory`, and how many
         self._changes = np.zeros(shape, np.int64)
+        self._bins = np.zeros((BINS, 2))  # faded sums of survival - label, and counts
+        spreads = [each.spread for each in starts]
+        self._follower = None if pool_rows is None else RequestShift(spreads, pool_rows)
 
-    def confidence(self, logits: Gains, regimes: Counts, out: Gains) -> Gains:
+    def confidence(
+        self, logits: Gains, regimes: Counts, out: Gains, seats: Seats | None = None
+    ) -> Gains:
         """Calibrated conditional survivals of drafts with confidence logits [R, d].
 
         regimes: [R] int64. out: [R, >= d] float32, written in the first d columns, returned.
+        seats: whose drafts they are, for the shifts of their own; None takes the average.
         """
-        _confidence(logits, regimes, self._u, self._v, out)
+        _confidence(logits, regimes, self._shifts(seats), self._u, self._v, out)
         return out
 
-    def observe(self, logits: Gains, regimes: Counts, accepted: Counts, verified: Counts) -> None:
+    def observe(
+        self,
+        logits: Gains,
+        regimes: Counts,
+        accepted: Counts,
+        verified: Counts,
+        seats: Seats | None = None,
+        confidence: Gains | None = None,
+    ) -> None:
         """Outcomes of a finished step: logits [R, d], the rest [R] int64, verified <= d.
 
+        seats, confidence: as given to and by `confidence` in that step, [R, >= d]; both or none.
         Raises ValueError unless 0 <= accepted <= verified <= d.
         """
         if ((accepted < 0) | (accepted > verified) | (verified > logits.shape[1])).any():
@@ -90,13 +122,32 @@ class OnlineCalibration:
         config = self.config
         settings = (config.memory, config.bound, config.alarm_memory, config.alarm, config.keep)
         _observe(
-            logits, regimes, accepted, verified, settings, 0.15 * config.start,
+            logits, regimes, accepted, verified, self._shifts(seats), settings,
+            0.15 * config.start,
             self._u, self._v, self._information, self._stray, self._gap, self._changes,
         )  # fmt: skip
+        if seats is not None and confidence is not None:
+            _bin_survivals(confidence, accepted, verified, self._bins)
+            if self._follower is not None:
+                rows, tenants = seats
+                self._follower.observe(rows, tenants, regimes, confidence, accepted, verified)
+
+    def _shifts(self, seats: Seats | None) -> Floats:
+        if seats is None or self._follower is None:
+            return _NOBODY
+        return self._follower.shifts(*seats)
 
     def gaps(self) -> Floats:
         """Mean of outcome - c over recent drafts, [regimes, gamma]; few drafts say little."""
         return self._gap[..., 0] / np.maximum(self._gap[..., 1], FEW)
+
+    def survival_error(self) -> float:
+        """Expected calibration error of the survivals that steps were admitted by, ten bins.
+
+        Over some 10,000 verified drafts of late; on few it is mostly noise. NaN before any.
+        """
+        count = self._bins[:, 1].sum()
+        return float(np.abs(self._bins[:, 0]).sum() / count) if count > 0 else float("nan")
 
     @property
     def changes(self) -> int:
@@ -109,24 +160,27 @@ class OnlineCalibration:
 
 
 @compiled
-def _confidence(logits, regimes, u, v, out) -> None:  # type: ignore[no-untyped-def]
+def _confidence(logits, regimes, shifts, u, v, out) -> None:  # type: ignore[no-untyped-def]
     for r in range(logits.shape[0]):
         g = regimes[r]
+        own = shifts[r] if len(shifts) else 0.0
         for k in range(logits.shape[1]):
-            z = u[g, k] * min(max(np.float64(logits[r, k]), -LOGIT_LIMIT), LOGIT_LIMIT) + v[g, k]
-            out[r, k] = np.float32(1.0 / (1.0 + np.exp(-z)))
+            x = min(max(np.float64(logits[r, k]), -LOGIT_LIMIT), LOGIT_LIMIT)
+            out[r, k] = np.float32(1.0 / (1.0 + np.exp(-(u[g, k] * x + v[g, k] + own))))
 
 
 @compiled
 def _observe(  # type: ignore[no-untyped-def]
-    logits, regimes, accepted, verified, settings, floor, u, v, information, stray, gap, changes
-) -> None:
+    logits, regimes, accepted, verified, shifts, settings, floor, u, v, information, stray, gap,
+    changes
+) -> None:  # fmt: skip
     memory, bound, alarm_memory, alarm, keep = settings
     for r in range(logits.shape[0]):
         g = regimes[r]
+        own = shifts[r] if len(shifts) else 0.0
         for k in range(min(verified[r], accepted[r] + 1)):
             x = min(max(np.float64(logits[r, k]), -LOGIT_LIMIT), LOGIT_LIMIT)
-            c = 1.0 / (1.0 + np.exp(-(u[g, k] * x + v[g, k])))
+            c = 1.0 / (1.0 + np.exp(-(u[g, k] * x + v[g, k] + own)))
             error = (1.0 if accepted[r] > k else 0.0) - c
             known = information[g, k]
             _fade(known, 1.0 - 1.0 / memory, floor)
@@ -148,6 +202,24 @@ def _observe(  # type: ignore[no-untyped-def]
                 _fade(known, keep, floor)
                 stray[g, k] = 0.0
                 changes[g, k] += 1
+
+
+@compiled
+def _bin_survivals(confidence, accepted, verified, bins) -> None:  # type: ignore[no-untyped-def]
+    drafts = 0
+    for r in range(confidence.shape[0]):
+        drafts += verified[r]
+    fade = np.exp(-drafts / LONG_MEMORY)
+    for b in range(bins.shape[0]):
+        bins[b, 0] *= fade
+        bins[b, 1] *= fade
+    for r in range(confidence.shape[0]):
+        survival = 1.0
+        for k in range(verified[r]):
+            survival *= np.float64(confidence[r, k])
+            b = min(int(survival * BINS), BINS - 1)
+            bins[b, 0] += survival - (1.0 if k < accepted[r] else 0.0)
+            bins[b, 1] += 1.0
 
 
 @compiled

@@ -2,9 +2,14 @@
 
 A table calibrates the average request. Requests differ: one answer is easier to draft throughout
 than the confidence head can tell, and a whole domain is. To the calibrated logit z_k of a request
-its shift s is added, c_k = sigmoid(z_k + s), where s is the most likely one, a priori normal around
-0 with the variance `spread`, given the outcomes of its earlier steps. One Newton step an outcome
-keeps it: s += sum(y - c) / (1 / spread + sum of c (1 - c)). This goes beyond the paper.
+its shift s is added, c_k = sigmoid(z_k + s). A priori s is normal around 0 with the variance
+`spread`, and it wanders: over `memory` steps it forgets, so that a request which changes its
+subject, or was left out for a while, comes back to the average. Each step is one Newton step of its
+likelihood and one step of forgetting (a Kalman filter of an Ornstein-Uhlenbeck process, Laplace's
+approximation for the Bernoulli outcomes); variance P, keep = exp(-1 / memory):
+    P <- 1 / (1 / P + sum of c (1 - c));  s <- keep (s + P sum(y - c))
+    P <- keep^2 P + (1 - keep^2) spread
+This goes beyond the paper.
 
 Only finished steps of the same request are looked at, so c_k stays a function of what was known
 before x_k was drawn: admission by it is as lossless as before.
@@ -12,49 +17,92 @@ before x_k was drawn: admission by it is as lossless as before.
 
 from __future__ import annotations
 
+from collections.abc import Sequence
+
 import numpy as np
 from numpy.typing import NDArray
+
+from sglang_dspark.schedule.compiled import compiled
 
 Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 
 LIMIT = 3.0  # logits; no request is further from the average
 SPREADS = (0.0, 0.05, 0.1, 0.15, 0.2, 0.3, 0.4, 0.6, 0.8)  # that are tried when fitting
+MEMORY = 200.0  # steps
 
 
 class RequestShift:
     """Shifts of the requests in a pool of rows; a new tenant of a row starts at 0."""
 
-    def __init__(self, spread: float, rows: int) -> None:
-        """spread: variance of the requests' shifts, 0 keeps all at 0; rows: size of the pool."""
-        if not 0 <= spread < np.inf:
-            raise ValueError(f"spread must be a variance, found {spread}")
-        self.spread = spread
+    def __init__(self, spreads: Sequence[float], rows: int, memory: float = MEMORY) -> None:
+        """spreads: variance of the requests' shifts in each regime, 0 keeps all of it at 0.
+
+        rows: size of the pool. memory: steps after which a shift has faded to 1/e.
+        """
+        if not spreads or not all(0 <= spread < np.inf for spread in spreads):
+            raise ValueError(f"spread must be a variance, found {list(spreads)}")
+        if not memory >= 1:
+            raise ValueError(f"memory must be at least one step, found {memory}")
+        self._spreads = np.array(spreads, np.float64)
+        self._keep = float(np.exp(-1.0 / memory))
         self._shift = np.zeros(rows)
-        self._information = np.zeros(rows)
+        self._variance = np.zeros(rows)
         self._tenant = np.full(rows, -1, dtype=np.int64)
+        self._out = np.zeros(rows)
 
     def shifts(self, rows: Ints, tenants: Ints) -> Floats:
-        """Shift of each request [R] float64; tenants [R] >= 0 tells who holds a row."""
-        return np.where(self._tenant[rows] == tenants, self._shift[rows], 0.0)
+        """Shift of each request [R] float64, in memory that the next call writes to again.
+
+        rows: [R] int64, distinct rows of the pool; tenants [R] >= 0 tells who holds a row.
+        """
+        out = self._out[: len(rows)]
+        _shifts(rows, tenants, self._shift, self._tenant, out)
+        return out
 
     def observe(
-        self, rows: Ints, tenants: Ints, confidence: Floats, accepted: Ints, verified: Ints
+        self,
+        rows: Ints,
+        tenants: Ints,
+        regimes: Ints,
+        confidence: NDArray[np.floating],
+        accepted: Ints,
+        verified: Ints,
     ) -> None:
-        """Outcome of a finished step of requests in distinct rows [R].
+        """Outcome of a finished step of requests in distinct rows [R], regimes [R].
 
         confidence: [R, d] c_k as predicted, the shift included. accepted <= verified <= d: [R].
         Drafts behind the first rejected one were not reached and say nothing.
         """
-        if self.spread == 0:
-            return
-        fresh = self._tenant[rows] != tenants
-        shift = np.where(fresh, 0.0, self._shift[rows])
-        information = np.where(fresh, 0.0, self._information[rows])
-        column = np.arange(confidence.shape[1])
-        reached = column < np.minimum(verified, accepted + 1)[:, None]  # [R, d]
-        outcome = column < accepted[:, None]
-        information += (confidence * (1 - confidence) * reached).sum(1)
-        error = ((outcome - confidence) * reached).sum(1)
-        self._shift[rows] = np.clip(shift + error / (1 / self.spread + information), -LIMIT, LIMIT)
-        self._information[rows], self._tenant[rows] = information, tenants
+        _observe(
+            rows, tenants, regimes, confidence, accepted, verified, self._spreads, self._keep,
+            self._shift, self._variance, self._tenant,
+        )  # fmt: skip
+
+
+@compiled
+def _shifts(rows, tenants, shift, tenant, out) -> None:  # type: ignore[no-untyped-def]
+    for r in range(rows.shape[0]):
+        row = rows[r]
+        out[r] = shift[row] if tenant[row] == tenants[r] else 0.0
+
+
+@compiled
+def _observe(  # type: ignore[no-untyped-def]
+    rows, tenants, regimes, confidence, accepted, verified, spreads, keep, shift, variance, tenant
+) -> None:
+    for r in range(rows.shape[0]):
+        row, spread = rows[r], spreads[regimes[r]]
+        if tenant[row] != tenants[r]:
+            tenant[row] = tenants[r]
+            shift[row] = 0.0
+            variance[row] = spread
+        error, information = 0.0, 0.0
+        for k in range(min(verified[r], accepted[r] + 1)):
+            c = np.float64(confidence[r, k])
+            error += (1.0 if k < accepted[r] else 0.0) - c
+            information += c * (1.0 - c)
+        known = variance[row] / (1.0 + variance[row] * information)
+        moved = min(max(shift[row] + known * error, -LIMIT), LIMIT)
+        shift[row] = keep * moved
+        variance[row] = keep * keep * known + (1.0 - keep * keep) * spread

@@ -53,6 +53,12 @@ class ScheduleConfig(BaseModel):
         le=600.0,
         description="most time that measuring step times may take at the first start",
     )
+    fairness_floor: int = Field(
+        default=0,
+        ge=0,
+        le=255,
+        description="drafts that every request gets verified in a step that drafts, if it has them",
+    )
 
     @field_validator("mode", mode="before")
     @classmethod

@@ -10,7 +10,9 @@ import pytest
 
 from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import Costs, Workspace, early_stop, search
+from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.gains import gains
+from sglang_dspark.schedule.online import OnlineCalibration
 
 REQUESTS, GAMMA = 256, 7
 # What a call may hold for a moment: views and boxed numbers, whose size knows nothing of R. One
@@ -42,7 +44,15 @@ def contestants() -> dict[str, Callable[[], object]]:
     costs = Costs(tokens, 1e-3, np.concatenate([[0.0], 1e-3 + 5e-5 * np.arange(GAMMA)]))
     limits, floors = np.full(REQUESTS, GAMMA), np.zeros(REQUESTS, np.int64)
     lengths = np.empty(REQUESTS, np.int64)
+    calibration = OnlineCalibration([Calibration((1.0,) * GAMMA, spread=0.1)], pool_rows=REQUESTS)
+    logits, seats = (
+        rng.normal(size=(REQUESTS, GAMMA)).astype(np.float32),
+        (np.arange(REQUESTS),) * 2,
+    )
+    said = np.full_like(logits, 0.5)
     return {
+        "confidence": lambda: calibration.confidence(logits, floors, said, seats),
+        "outcomes": lambda: calibration.observe(logits, floors, floors, limits, seats, said),
         "gains": lambda: gains(confidence, out=buffer),
         "gains, weighted": lambda: gains(confidence, weights, buffer),
         "search": lambda: search(buffer, costs, workspace),

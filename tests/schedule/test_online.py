@@ -10,6 +10,7 @@ from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.online import OnlineCalibration, OnlineConfig
 
 GAMMA, REQUESTS = 5, 8
+Floats = NDArray[np.float64]
 
 
 class Traffic:
@@ -115,3 +116,78 @@ def test_impossible_outcomes_are_refused() -> None:
     logits, one = np.zeros((1, GAMMA), np.float32), np.ones(1, np.int64)
     with pytest.raises(ValueError, match="accepted"):
         calibration.observe(logits, 0 * one, 2 * one, one)
+
+
+# Requests that stray from the average, each by a shift of its own.
+
+
+class Straying:
+    """Requests in seats whose shifts are drawn anew when a seat changes hands."""
+
+    def __init__(self, spread: float, seed: int) -> None:
+        self.traffic = Traffic(**CODE, seed=seed)
+        self.scale = np.sqrt(spread)
+        self.rows = np.arange(REQUESTS)
+        self.tenants = np.zeros(REQUESTS, np.int64)
+        self.own = np.zeros(REQUESTS)
+
+    def step(self, calibration: OnlineCalibration, follow: bool) -> tuple[Floats, Floats]:
+        """One step: what was said and what was true of every conditional, [R, gamma] each."""
+        rng = self.traffic.rng
+        leaving = (self.tenants == 0) | (rng.random(REQUESTS) < 1 / 60)
+        self.tenants[leaving] += 1
+        self.own[leaving] = rng.normal(0, self.scale, int(leaving.sum()))
+        logits = self.traffic.logits()
+        true = 1 / (1 + np.exp(-(logits.astype(np.float64) + self.own[:, None])))
+        verified = rng.integers(0, GAMMA + 1, REQUESTS)
+        kept = np.cumprod(rng.random(logits.shape) < true, axis=1).sum(1)
+        said = np.empty((REQUESTS, GAMMA), np.float32)
+        seats = (self.rows, self.tenants.copy()) if follow else None
+        greedy = np.zeros(REQUESTS, np.int64)
+        calibration.confidence(logits, greedy, said, seats)
+        accepted = np.minimum(kept, verified)
+        calibration.observe(logits, greedy, accepted, verified, seats, said if follow else None)
+        return said.astype(np.float64), true
+
+
+def test_requests_that_stray_are_followed() -> None:
+    """Mean squared error of the chances of all drafts, by a table that expects a spread of 0.5."""
+
+    def error(follow: bool, spread: float) -> float:
+        table = Calibration((1.0,) * GAMMA, spread=0.5)
+        calibration = OnlineCalibration([table], pool_rows=REQUESTS)
+        world = Straying(spread, seed=5)
+        pairs = [world.step(calibration, follow) for _ in range(800)]
+        return float(np.mean([((said - true) ** 2).mean() for said, true in pairs]))
+
+    lost = error(follow=False, spread=0.5)
+    assert error(follow=True, spread=0.5) < 0.6 * lost
+    # Following requests that do not stray at all costs little.
+    assert error(follow=True, spread=0.0) < 0.25 * lost
+
+
+def test_a_new_tenant_is_the_average_request() -> None:
+    table = Calibration((1.0,) * GAMMA, spread=0.5)
+    calibration = OnlineCalibration([table], pool_rows=2)
+    rows, none = np.zeros(1, np.int64), np.zeros(1, np.int64)
+    logits, said = np.zeros((1, GAMMA), np.float32), np.zeros((1, GAMMA), np.float32)
+    for _ in range(5):
+        calibration.confidence(logits, none, said, (rows, none + 1))
+        calibration.observe(logits, none, none, none + 1, (rows, none + 1), said)
+    same = calibration.confidence(logits, none, said, (rows, none + 1)).copy()
+    other = calibration.confidence(logits, none, said, (rows, none + 2)).copy()
+    average = calibration.confidence(logits, none, said)
+    assert np.array_equal(other, average)
+    assert (same < average).all()
+
+
+def test_survival_error_is_that_of_what_was_said() -> None:
+    calibration = OnlineCalibration([Calibration.identity(2)], pool_rows=1)
+    assert np.isnan(calibration.survival_error())
+    one, logits = np.ones(1, np.int64), np.zeros((1, 2), np.float32)
+    said = np.array([[0.8, 0.5]], np.float32)
+    calibration.observe(logits, 0 * one, one, 2 * one, (0 * one, one), said)
+    # a_1 = 0.8, accepted; a_2 = 0.4, rejected: gaps of 0.2 and 0.4 in two bins
+    assert calibration.survival_error() == pytest.approx(0.3)
+    calibration.observe(logits, 0 * one, 0 * one, 0 * one, (0 * one, one), said)
+    assert calibration.survival_error() == pytest.approx(0.3)  # nothing was verified

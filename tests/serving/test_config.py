@@ -17,7 +17,13 @@ from sglang_dspark.serving.config import (
     use_config_file,
 )
 
-LEAVES = {"cpu.threads", "cpu.matrix_kernel", "schedule.mode", "schedule.profile_seconds"}
+LEAVES = {
+    "cpu.threads",
+    "cpu.matrix_kernel",
+    "schedule.mode",
+    "schedule.profile_seconds",
+    "schedule.fairness_floor",
+}
 
 
 @pytest.fixture(autouse=True)

@@ -13,7 +13,7 @@ from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
 from sglang_dspark.schedule.guard import GuardConfig, Mode
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import Plan, PlannerConfig, StepPlanner
-from sglang_dspark.serving.schedule.engine import BATCH, ScheduleEngine
+from sglang_dspark.serving.schedule.engine import BATCH, ScheduleEngine, _Step
 from sglang_dspark.serving.schedule.metrics import StepMetrics
 
 GAMMA, SEATS = 3, 9
@@ -23,7 +23,7 @@ KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1"
 class World:
     """An engine whose clock is moved by hand; drafts are accepted as far as `good` says."""
 
-    def __init__(self, token: float = 1e-3, has_head: bool = True) -> None:
+    def __init__(self, token: float = 1e-3, has_head: bool = True, floor: int = 0) -> None:
         table = CostTable(
             key=KEY,
             knots=(1, 64),
@@ -36,13 +36,15 @@ class World:
         )
         config = PlannerConfig(has_head=has_head, guard=GuardConfig(probe=4, first_pause=8))
         self.planner = StepPlanner(GAMMA, SEATS, CostModel(table, SEATS), config)
-        self.calibration = OnlineCalibration([Calibration.identity(GAMMA)] * 2)
+        table = Calibration((1.0,) * GAMMA, spread=0.3)
+        self.calibration = OnlineCalibration([table] * 2, pool_rows=SEATS)
         self.now = 0.0
         self.engine = ScheduleEngine(
             self.planner,
             self.calibration,
             StepMetrics(self.planner, self.calibration),
             clock=lambda: self.now,
+            floor=floor,
         )
         self.generation = torch.ones(SEATS, dtype=torch.int64)
 
@@ -180,6 +182,47 @@ def test_sampled_and_greedy_requests_are_calibrated_apart() -> None:
         world.now += 0.025
     greedy, sampled = world.calibration.gaps()[:, 0]
     assert greedy > 0 > sampled
+
+
+def test_the_request_whose_drafts_do_better_is_admitted_first() -> None:
+    """Equal heads: only their own outcomes tell the requests apart."""
+    world = World(token=6e-3)
+    for _ in range(40):
+        seats = torch.tensor([1, 2])
+        plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+        logits = torch.full((2, plan.budget.depth), 0.5) if plan.speculates else None
+        lengths = world.engine.drafted(logits, torch.ones(2, dtype=torch.bool))
+        world.engine.outcome(torch.from_numpy(np.minimum(lengths, [0, GAMMA])))
+        world.now += plan.budget.seconds
+    said = world.engine._confidence(
+        _Step(plan, np.array([1, 2]), world.generation.numpy()[[1, 2]], 0.0),
+        torch.full((2, GAMMA), 0.5),
+        torch.ones(2, dtype=torch.bool),
+    )
+    assert (said[1] > said[0] + 0.05).all()
+    world.generation[2] += 1  # the seat changes hands: its new tenant is an average request
+    fresh = world.engine._confidence(
+        _Step(plan, np.array([1, 2]), world.generation.numpy()[[1, 2]], 0.0),
+        torch.full((2, GAMMA), 0.5),
+        torch.ones(2, dtype=torch.bool),
+    )
+    assert (fresh[0] < fresh[1]).all()
+    assert (fresh[1] < said[1]).all()
+
+
+def test_a_fairness_floor_gives_every_request_drafts() -> None:
+    fair, free = World(floor=1), World()
+    for world in (fair, free):
+        for _ in range(6):
+            seats = torch.tensor([1, 2])
+            plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+            assert plan.speculates
+            logits = torch.tensor([[4.0], [-4.0]]).repeat(1, plan.budget.depth)
+            lengths = world.engine.drafted(logits, torch.ones(2, dtype=torch.bool))
+            world.engine.outcome(torch.from_numpy(np.minimum(lengths, [GAMMA, 0])))
+            world.now += plan.budget.seconds
+        assert (lengths[1] > 0) == (world is fair)
+        assert lengths[0] > 1
 
 
 def test_lengths_before_the_draft_are_a_mistake() -> None:

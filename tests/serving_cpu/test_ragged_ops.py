@@ -114,8 +114,7 @@ def sampling(temperatures: list[float], top_k: int = 1 << 30, top_p: float = 1.0
         temperatures=heat,
         top_ks=torch.tensor([1 if g else top_k for g in greedy], dtype=torch.int32),
         top_ps=torch.full((len(greedy),), top_p),
-        need_top_k_sampling=any(greedy) or top_k < 1 << 30,
-        need_top_p_sampling=top_p < 1.0,
+        min_ps=torch.zeros(len(greedy)),
     )
 
 
@@ -124,9 +123,6 @@ def distance(drawn: torch.Tensor, law: torch.Tensor) -> float:
     expected = law.double() * len(drawn)
     seen = torch.bincount(drawn, minlength=len(law)).double()
     return float(((seen - expected) ** 2 / expected).sum())
-
-
-DRAFT_INPUT = SimpleNamespace(max_top_k=None, uniform_top_k_value=None)
 
 
 @pytest.mark.parametrize("length", [0, 1, 2])
@@ -150,9 +146,7 @@ def test_sampled_tokens_follow_the_target_at_every_length(length: int, one_hot: 
     )
     lens = torch.full((requests,), length + 1)
     starts = torch.arange(requests) * (length + 1)
-    accepted, bonus = accept(
-        window, lens, starts, logits, block, sampling([0.8] * requests), DRAFT_INPUT
-    )
+    accepted, bonus = accept(window, lens, starts, logits, block, sampling([0.8] * requests))
     assert int(accepted.max()) <= length
     first = torch.where(accepted > 0, window[:, 1], bonus)
     law_of_target = (row[0] / 0.8).softmax(-1)
@@ -175,7 +169,7 @@ def test_greedy_and_sampled_requests_in_one_batch() -> None:
         corrected_logits=None,
         greedy_mask=torch.tensor([True, False]),
     )
-    accepted, bonus = accept(window, lens, starts, logits, block, sampling([0.0, 1.0]), DRAFT_INPUT)
+    accepted, bonus = accept(window, lens, starts, logits, block, sampling([0.0, 1.0]))
     assert accepted.tolist() == [1, 0]
     assert int(bonus[0]) == int(logits[1].argmax())
 
@@ -194,9 +188,7 @@ def test_top_k_of_each_request_holds_for_all_its_rows() -> None:
         greedy_mask=torch.zeros(requests, dtype=torch.bool),
     )
     settings = sampling([1.0] * requests, top_k=3)
-    accepted, bonus = accept(
-        window, lens, torch.arange(requests) * 2, logits, block, settings, DRAFT_INPUT
-    )
+    accepted, bonus = accept(window, lens, torch.arange(requests) * 2, logits, block, settings)
     allowed = logits.topk(3).indices.view(requests, 2, 3)
     for r in range(requests):
         assert int(bonus[r]) in allowed[r, int(accepted[r])].tolist()

@@ -1,4 +1,4 @@
-"""The accept rules over packed rows (paper, 3.1), with SGLang's own target law for sampling.
+"""The accept rules over packed rows (paper, 3.1), with plain decoding's own law for sampling.
 
 Upstream's rules (kernels/ops/speculative/dspark/dspark_accept.py, 0.5.23) run over windows of
 gamma + 1 whatever was verified and cut afterwards. Here a request's last verified row gives the
@@ -8,13 +8,13 @@ not verified nor drafts that were not made.
 
 from __future__ import annotations
 
-from types import SimpleNamespace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu.ragged_ops import accept_greedy
+from sglang_dspark.serving.cpu.target_law import target_law
 from sglang_dspark.verify.rejection import accept_sampled
 
 
@@ -25,7 +25,6 @@ def accept(
     logits: Tensor,
     draft_block: Any,
     sampling_info: Any,
-    draft_input: Any,
 ) -> tuple[Tensor, Tensor]:
     """Accepted drafts [R] int32 and the next token [R] int64 of each request.
 
@@ -36,7 +35,7 @@ def accept(
     logits = logits.float().contiguous()  # nothing is copied where it is already
     if sampling_info is None or sampling_info.is_all_greedy:
         return accept_greedy(window, lens, starts, logits)
-    sampled = _sampled(window, lens, starts, logits, draft_block, sampling_info, draft_input)
+    sampled = _sampled(window, lens, starts, logits, draft_block, sampling_info)
     if not sampling_info.is_any_greedy:
         return sampled
     greedy = accept_greedy(window, lens, starts, logits)
@@ -51,13 +50,12 @@ def _sampled(
     logits: Tensor,
     draft_block: Any,
     sampling_info: Any,
-    draft_input: Any,
 ) -> tuple[Tensor, Tensor]:
     requests, width = len(lens), int(lens.max())
     probs = torch.zeros(requests, width, logits.shape[1])
     at = torch.arange(width)[None, :] < lens[:, None]  # [R, width]
     rows = (starts[:, None] + torch.arange(width))[at]  # [B]
-    probs[at] = _target_probs(logits[rows], lens, sampling_info, draft_input)
+    probs[at] = target_law(logits[rows], sampling_info, lens)
     drafts = window[:, 1:width]
     draft_probs = None
     if not draft_block.greedy_draft and width > 1:
@@ -72,24 +70,3 @@ def _sampled(
         verify_lens=lens - 1,
     )
     return outcome.accepted.to(torch.int32), outcome.bonus
-
-
-def _target_probs(logits: Tensor, lens: Tensor, sampling_info: Any, draft_input: Any) -> Tensor:
-    """SGLang's target law of each row [B, V], its request's settings repeated."""
-    from sglang.srt.speculative.dflash_utils import build_speculative_verify_target_probs
-
-    names = ("temperatures", "top_ks", "top_ps")
-    repeated = {n: getattr(sampling_info, n).repeat_interleave(lens, 0) for n in names}
-    by_row = SimpleNamespace(
-        need_top_k_sampling=sampling_info.need_top_k_sampling,
-        need_top_p_sampling=sampling_info.need_top_p_sampling,
-        **repeated,
-    )
-    return build_speculative_verify_target_probs(
-        next_token_logits=logits,
-        sampling_info=by_row,
-        draft_token_num=1,
-        bs=len(logits),
-        max_top_k=draft_input.max_top_k,
-        uniform_top_k_value=draft_input.uniform_top_k_value,
-    )[:, 0]

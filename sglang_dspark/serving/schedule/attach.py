@@ -11,6 +11,7 @@ import hashlib
 import logging
 import time
 from collections.abc import Callable
+from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,7 @@ logger = logging.getLogger(__name__)
 # decoding is tried early where the gain is small: speculating for ever on a promise about plain
 # steps that nobody had checked cost 9% at eight users. Gains below 8% were none in tokens/s there.
 PAUSES = GuardConfig(min_gain=0.08, first_pause=8, longest_pause=1024, plain_every=128, close=1.25)
+SPREAD = 0.1  # how far requests stray where no table tells: variance of logits, as the demo's do
 ENGINE = "dspark_schedule"  # attribute of upstream's objects that hold the engine
 
 
@@ -99,7 +101,7 @@ def _take_over(worker: Any) -> None:
     )
     has_head = worker.draft_model.confidence_head is not None
     pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
-    calibration, calibrated = _calibration(worker, gamma)
+    calibration, calibrated = _calibration(worker, gamma, pool_rows)
     planner = StepPlanner(
         gamma,
         pool_rows,
@@ -109,7 +111,8 @@ def _take_over(worker: Any) -> None:
     _rehearse(planner, calibration)
     planner = StepPlanner(gamma, pool_rows, CostModel(profiled.table, pool_rows), planner.config)
     metrics = StepMetrics(planner, calibration, _collector())
-    engine = ScheduleEngine(planner, calibration, metrics, clock)
+    floor = current_config().schedule.fairness_floor
+    engine = ScheduleEngine(planner, calibration, metrics, clock, floor)
     worker._verify_planner._budget_planner = None
     for owner in (worker, worker._proposer, worker._verify_planner, worker._verify_executor):
         owner.__dict__[ENGINE] = engine
@@ -163,20 +166,23 @@ def _proposers(worker: Any) -> dict[int, Any]:
     return proposers
 
 
-def _calibration(worker: Any, gamma: int) -> tuple[OnlineCalibration, str]:
+def _calibration(worker: Any, gamma: int, pool_rows: int) -> tuple[OnlineCalibration, str]:
     """From the drafter's table where there is one; and what the log says of it."""
-    identity = [Calibration.identity(gamma)] * len(REGIMES)
+    identity = OnlineCalibration(
+        [replace(Calibration.identity(gamma), spread=SPREAD)] * len(REGIMES), pool_rows=pool_rows
+    )
     folder = Path(str(worker.draft_model_runner.model_config.model_path))
     path = folder / FILE_NAME
     if not path.is_file():
-        return OnlineCalibration(identity), "no sts.json: confidence is calibrated online"
+        return identity, "no sts.json: confidence is calibrated online"
     try:
         sts = read_sts(path, drafter_sha256=_weights_sha256(folder), gamma=gamma)
     except DSparkError as error:
         logger.warning("sglang-dspark: %s; confidence is calibrated online", error)
-        return OnlineCalibration(identity), "sts.json not used"
-    tables = [sts.table(temperature).shifted for temperature in (0.0, 1.0)]
-    return OnlineCalibration(tables), f"calibrated by {path} and online"
+        return identity, "sts.json not used"
+    tables = [sts.table(temperature).followed for temperature in (0.0, 1.0)]
+    calibration = OnlineCalibration(tables, pool_rows=pool_rows)
+    return calibration, f"calibrated by {path} and online"
 
 
 def _weights_sha256(folder: Path) -> str:
@@ -229,8 +235,8 @@ def _rehearse(planner: StepPlanner, calibration: OnlineCalibration) -> None:
     logits, none = np.zeros((1, planner.gamma), np.float32), np.zeros(1, np.int64)
     for step in range(4):
         plan = planner.plan(step, rows, tenants, context=0)
-        calibration.confidence(logits, none, confidence)
+        calibration.confidence(logits, none, confidence, (rows, tenants))
         lengths = planner.admit(plan, confidence)
         planner.publish(plan, rows, tenants, confidence)
         planner.finished(plan, rows, tenants, none, lengths, confidence, plan.budget.seconds)
-        calibration.observe(logits, none, none, none)
+        calibration.observe(logits, none, none, none, (rows, tenants), confidence)

@@ -61,13 +61,18 @@ class ScheduleEngine:
         calibration: OnlineCalibration,
         metrics: StepMetrics,
         clock: Callable[[], float],
+        floor: int = 0,
     ) -> None:
-        """clock: seconds that steps cost, of the thread that calls."""
+        """clock: seconds that steps cost, of the thread that calls.
+
+        floor: drafts that every request gets in a step that drafts, however little they promise.
+        """
         self.planner = planner
         self.gamma = planner.gamma
         self.calibration = calibration
         self.metrics = metrics
         self._clock = clock
+        self._floor = min(floor, planner.gamma)
         self._number = 0
         self._step: _Step | None = None
         self._interrupted = True
@@ -84,7 +89,8 @@ class ScheduleEngine:
             return last.plan
         seats = rows.numpy().astype(np.int64)
         tenants = generation.numpy()[seats]
-        plan = self.planner.plan(self._number, seats, tenants, int(seq_lens.sum()))
+        floors = np.full(len(seats), self._floor) if self._floor else None
+        plan = self.planner.plan(self._number, seats, tenants, int(seq_lens.sum()), floors=floors)
         self._number += 1
         self._rested = 0
         self._step = _Step(plan, seats, tenants, now)
@@ -139,7 +145,8 @@ class ScheduleEngine:
         else:
             step.regimes = np.where(greedy.numpy(), GREEDY, SAMPLED).astype(np.int64)
         confidence = np.zeros((len(step.rows), self.gamma), np.float32)
-        return self.calibration.confidence(step.logits, step.regimes, confidence)
+        seats = (step.rows, step.tenants)
+        return self.calibration.confidence(step.logits, step.regimes, confidence, seats)
 
     def _finish(self, now: float) -> None:
         """Learn from the step in flight, now or soon, if it got as far as an outcome."""
@@ -172,7 +179,10 @@ class ScheduleEngine:
                 step.seconds,
             )
         if step.logits is not None and step.regimes is not None:
-            self.calibration.observe(step.logits, step.regimes, accepted, lengths)
+            self.calibration.observe(
+                step.logits, step.regimes, accepted, lengths,
+                (step.rows, step.tenants), step.confidence,
+            )  # fmt: skip
         self.metrics.step(step.plan, lengths, accepted, step.seconds)
 
     def _require(self) -> _Step:

@@ -107,6 +107,9 @@ class Collector:
             "|acceptance - confidence| of late, mean over recent drafts.",
             "position",
         )
+        self._survival_error = gauge(
+            "survival_error", "Expected calibration error of survivals, over verified drafts."
+        )
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
         self._fallen = 0
 
@@ -138,6 +141,9 @@ class Collector:
         gaps = np.abs(calibration.gaps()).max(axis=0)
         for position, gap in enumerate(gaps, start=1):
             self._gap.labels(**self._labels, position=str(position)).set(float(gap))
+        survival_error = calibration.survival_error()
+        if not math.isnan(survival_error):
+            self._survival_error.labels(**self._labels).set(survival_error)
         fallbacks = planner.guard.fallbacks
         if fallbacks > self._fallen:
             self._falls.labels(**self._labels, reason="realised gain").inc(fallbacks - self._fallen)

@@ -1,0 +1,174 @@
+"""Losslessness of sampling with scheduled, ragged verification, served on the demo pair.
+
+Requests are sampled through DSPARK while others are decoded, so that admission cuts windows short.
+The plain server then reads each answer in one pass and tells the law of every token given those in
+front of it. Two tests of the same hypothesis, that token t was drawn from its p_t:
+
+- Ville's inequality. For any other laws q_t that are known before token t, the running product of
+  q_t(x_t) / p_t(x_t) has expectation 1 whatever depends on what, so it exceeds 1 / alpha with a
+  chance of at most alpha: exact on any finite number of tokens, and the mean over several
+  alternatives is as good. Here q_t are p_t at other temperatures and p_t that lose or gain their
+  likeliest token, which is what wrong accept rules do.
+- Chi-square of the ranks of the drawn tokens; sums of martingale differences, so the chance of a
+  false alarm is alpha up to the normal approximation of thousands of tokens.
+
+Together they raise a false alarm in fewer than 2 of 10,000 runs.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+import numpy as np
+import pytest
+import torch
+from numpy.typing import NDArray
+
+from tests.integration.prompts import PROMPTS
+from tests.integration.serving import Served
+from tests.integration.test_scheduling import GAMMA, windows
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
+
+Floats = NDArray[np.float64]
+ALPHA = 1e-4
+REQUESTS = 40
+TOKENS = 48
+CONCURRENCY = 4
+SEEN = 40  # likeliest tokens that the plain server tells; more than any cut below keeps
+NEAR_TIE = 1e-3  # relative; two passes over one token may differ by that
+TILTS = (0.7, 0.85, 1.2, 1.5)  # exponents of p_t, which are temperatures of 1 / tilt
+SHARES = (0.8, 1.25)  # the likeliest token's odds
+
+
+class Cut(NamedTuple):
+    """Sampling settings of a request at temperature 1."""
+
+    top_k: int
+    top_p: float = 1.0
+    min_p: float = 0.0
+
+    def sampling(self) -> dict[str, Any]:
+        return {"temperature": 1.0, "ignore_eos": True, **self._asdict()}
+
+    def law(self, probs: Floats) -> Floats:
+        """What is drawn from: probs [SEEN], descending, cut and normalised (docs/losslessness)."""
+        rank = np.arange(len(probs))
+        kept = (rank < self.top_k) & (np.cumsum(probs) - probs <= self.top_p)
+        kept &= probs >= self.min_p * probs[0]
+        return np.where(kept, probs, 0.0) / probs[kept].sum()
+
+
+CUTS = (Cut(top_k=12), Cut(top_k=30, top_p=0.9, min_p=0.05), Cut(top_k=8, top_p=0.7))
+
+
+class Drawn(NamedTuple):
+    """A sampled token: the law it should have, by rank [SEEN], and the rank it has."""
+
+    law: Floats
+    rank: int
+
+
+def tokens_of(server: Served, prompt: str) -> list[int]:
+    return list(server.request("POST", "/tokenize", json={"prompt": prompt}).json()["tokens"])
+
+
+def read_back(plain: Served, prompt: list[int], answer: list[int], cut: Cut) -> list[Drawn]:
+    """The plain server's law of each token of an answer; near ties at a cut are left out."""
+    told = plain.generate(
+        [*prompt, *answer],
+        max_new_tokens=1,
+        return_logprob=True,
+        logprob_start_len=len(prompt) - 1,
+        top_logprobs_num=SEEN,
+    )["meta_info"]
+    tokens = [entry[1] for entry in told["input_token_logprobs"]][1:]
+    assert tokens == answer
+    found = []
+    for token, top in zip(answer, told["input_top_logprobs"][1:], strict=True):
+        probs = np.exp([float(entry[0]) for entry in top])
+        law = cut.law(probs)
+        ids = [entry[1] for entry in top]
+        rank = ids.index(token) if token in ids else SEEN
+        if rank == SEEN or law[rank] == 0:
+            last = int((law > 0).sum()) - 1
+            near = rank < SEEN and probs[rank] > (1 - NEAR_TIE) * probs[last]
+            assert near, f"token {token} (rank {rank}) lies outside what {cut} allows"
+            continue
+        found.append(Drawn(law, rank))
+    return found
+
+
+def evidence(drawn: list[Drawn]) -> float:
+    """log of the mean likelihood ratio of the alternatives; above log(1 / alpha) is an alarm."""
+    law = np.stack([each.law for each in drawn])  # [N, SEEN]
+    at = np.arange(len(drawn)), np.array([each.rank for each in drawn])
+    sums = []
+    for other in [law**tilt for tilt in TILTS] + [_lifted(law, share) for share in SHARES]:
+        other = np.where(law > 0, other, 0.0)
+        sums.append(np.log((other / other.sum(1, keepdims=True))[at] / law[at]).sum())
+    return float(np.logaddexp.reduce(sums) - np.log(len(sums)))
+
+
+def _lifted(law: Floats, share: float) -> Floats:
+    """The law with the likeliest token's weight multiplied."""
+    lifted = law.copy()
+    lifted[:, 0] *= share
+    return lifted
+
+
+def rank_p_value(drawn: list[Drawn], groups: int = 6) -> float:
+    """Chi-square of how often ranks 1, 2, ..., groups and beyond were drawn."""
+    law = np.stack([each.law for each in drawn])
+    grouped = np.concatenate([law[:, : groups - 1], law[:, groups - 1 :].sum(1, keepdims=True)], 1)
+    ranks = np.minimum([each.rank for each in drawn], groups - 1)
+    excess = (np.eye(groups)[ranks] - grouped).sum(0)[1:]  # one of them follows from the rest
+    spread = np.diag(grouped.sum(0)) - grouped.T @ grouped
+    statistic = float(excess @ np.linalg.solve(spread[1:, 1:], excess))
+    half = torch.tensor([(groups - 1) / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
+
+
+def redrawn(drawn: list[Drawn], tilt: float, seed: int) -> list[Drawn]:
+    """The same laws with tokens drawn from law^tilt instead."""
+    rng = np.random.default_rng(seed)
+    again = []
+    for law, _ in drawn:
+        weights = law**tilt * (law > 0)
+        again.append(Drawn(law, int(rng.choice(len(law), p=weights / weights.sum()))))
+    return again
+
+
+def test_scheduled_sampling_follows_the_plain_law(plain: Served, dspark: Served) -> None:
+    prompts = [tokens_of(dspark, PROMPTS[i % len(PROMPTS)]) for i in range(REQUESTS)]
+    answers: list[dict[str, Any]] = [{}] * REQUESTS
+    for turn, cut in enumerate(CUTS):
+        chosen = range(turn, REQUESTS, len(CUTS))
+        got = dspark.generate_all(
+            [prompts[i] for i in chosen],
+            CONCURRENCY,
+            max_new_tokens=TOKENS,
+            sampling_params=cut.sampling(),
+        )
+        for i, answer in zip(chosen, got, strict=True):
+            answers[i] = answer
+    drawn: list[Drawn] = []
+    for i, answer in enumerate(answers):
+        drawn += read_back(plain, prompts[i], answer["output_ids"], CUTS[i % len(CUTS)])
+    assert len(drawn) > 0.98 * REQUESTS * TOKENS
+
+    counts = windows(answers)
+    metas = [answer["meta_info"] for answer in answers]
+    accepted = sum(meta["spec_num_correct_drafts"] for meta in metas)
+    admitted = sum(steps * (length - 1) for length, steps in enumerate(counts) if length)
+    print(f"\n{len(drawn)} tokens, windows {counts}, {accepted} of {admitted} drafts accepted")
+    assert sum(steps > 0 for steps in counts) >= 3, "windows of one length are not ragged"
+    assert sum(counts[1 : GAMMA + 1]) > 0, "no window was cut"
+    assert 0.1 * len(drawn) < accepted < 0.98 * admitted, "both fates must occur often"
+
+    assert evidence(drawn) < np.log(1 / ALPHA)
+    assert rank_p_value(drawn) > ALPHA
+    for tilt in (0.7, 1.4):  # the tests see what they should see
+        wrong = redrawn(drawn, tilt, seed=1)
+        assert evidence(wrong) > np.log(1e6)
+        assert rank_p_value(wrong) < 1e-6
