@@ -207,7 +207,7 @@ def _key(worker: Any) -> ProfileKey:
         device=f"{cpu_description()}; {chosen_threads()} compute threads",
         parallel="tp1 pp1 dp1 ep1",
         backend=(
-            f"{type(target.attn_backend).__name__}, eager, compact, "
+            f"{type(target.attn_backend).__name__}, eager, compact, context in batches, "
             f"matrix_kernel {current_config().cpu.matrix_kernel}, "
             f"{target.req_to_token_pool.req_to_token.shape[0]} seats"
         ),
