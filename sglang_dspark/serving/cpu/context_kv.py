@@ -32,7 +32,9 @@ from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
 from sglang_dspark.serving.cpu.narrow_matmul import MAX_BLOCK_ROWS
 
 INJECTOR = "dspark_injector"  # attribute of a draft model: its `Injector`, or None
-WAITING = 64  # beyond, a row costs hardly less (42 us at 64 rows, 37 at 128, 96 at 8)
+# Beyond, a row costs hardly less (42 us at 64 rows, 37 at 128, 96 at 8). 124 is full after an odd
+# number of steps of 4, 8, 16 or 32 rows, so that no even rhythm of measuring always meets it.
+WAITING = 124
 _FLOAT = torch.float32
 _NO_LENS = torch.empty(0, dtype=torch.int32).numpy()
 
