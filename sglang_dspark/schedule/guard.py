@@ -49,10 +49,13 @@ class GuardConfig:
     clear: a load whose gain is below 1 - clear stops speculating at once, untried. probe_cost: part
     of the tokens that probes of the way not taken may cost.
 
-    memory: steps after which a measurement has faded to 1/e. prior: steps that the promise itself
-    counts for beside measured ones. settle: steps of a new phase that are not measured, while the
-    pipeline still holds steps of the old one. outlook: steps that predictions are averaged over.
-    close: above this gain plain steps are not probed. plain_every: steps to the first such probe.
+    memory: steps after which a measurement has faded to 1/e. prior, plain_prior: steps that the
+    promise itself counts for beside measured ones, of speculating and of plain steps; how many
+    tokens a plain step gives is no matter of chance, so few of them outweigh the promise. settle:
+    steps of a new phase that are not measured, while the pipeline still holds steps of the old one.
+    probe: steps of a probe; it goes on, up to four times as long, until `least` of them were timed.
+    outlook: steps that predictions are averaged over. close: above this gain plain steps are not
+    probed. plain_every: steps to the first such probe.
     """
 
     min_gain: float = 0.02
@@ -62,9 +65,11 @@ class GuardConfig:
     probe_cost: float = 0.005
     memory: float = 128.0
     prior: float = 8.0
+    plain_prior: float = 1.0
     settle: int = 2
     outlook: int = 32
     probe: int = 8
+    least: int = 3
     first_pause: int = 32
     longest_pause: int = 4096
     plain_every: int = 1024
@@ -79,8 +84,8 @@ class GuardConfig:
             raise ValueError(f"a probe of {self.probe} steps must outlast settle {self.settle}")
         if not 1 <= self.first_pause <= self.longest_pause or self.plain_every < 1:
             raise ValueError(f"pauses must be at least 1 and ordered: {self}")
-        if min(self.memory, self.outlook) < 1 or self.prior <= 0:
-            raise ValueError(f"memory, outlook must be at least 1 and prior above 0: {self}")
+        if min(self.memory, self.outlook) < 1 or min(self.prior, self.plain_prior) <= 0:
+            raise ValueError(f"memory, outlook must be at least 1 and priors above 0: {self}")
 
 
 @dataclass(frozen=True)
@@ -118,6 +123,7 @@ class LoadState:
 
     mode: Mode = Mode.SPECULATE
     age: int = 0  # steps in this mode
+    measured: int = 0  # of them, those that were timed
     pause: int = 0  # present length of a pause; 0 before the first
     trust: int = 0  # present time between probes of plain decoding; 0 before the first
     speculating: Realised = field(default_factory=Realised)
@@ -133,7 +139,7 @@ class LoadState:
         """
         favoured = self.speculating.quotient(config.prior)
         favoured += doubt * self.speculating.error(config.prior)
-        return math.exp(self.predicted) * favoured / self.plain.quotient(config.prior)
+        return math.exp(self.predicted) * favoured / self.plain.quotient(config.plain_prior)
 
     def expecting(self, theta_spec: float, theta_plain: float, config: GuardConfig) -> LoadState:
         """With one more prediction, tokens/s of the best speculating and of the plain step."""
@@ -144,7 +150,13 @@ class LoadState:
     def entering(self, mode: Mode, pause: int | None = None) -> LoadState:
         """At the first step of another mode. Predictions go on unless drafting starts or stops."""
         fresh = self if mode.speculates is self.mode.speculates else replace(self, predictions=0)
-        return replace(fresh, mode=mode, age=1, pause=self.pause if pause is None else pause)
+        pause = self.pause if pause is None else pause
+        return replace(fresh, mode=mode, age=1, measured=0, pause=pause)
+
+    def tried(self, config: GuardConfig) -> bool:
+        """Whether this mode had its steps, enough of them timed between prefills to tell."""
+        enough = self.measured >= config.least or self.age > 4 * config.probe
+        return self.age > config.probe and enough
 
 
 def advance(
@@ -156,7 +168,7 @@ def advance(
     """
     state = state.expecting(theta_spec, theta_plain, config)
     state = replace(state, age=state.age + 1)
-    gain, tried = state.gain(config), state.age > config.probe
+    gain, tried = state.gain(config), state.tried(config)
     if state.mode is Mode.SPECULATE:
         if state.gain(config, config.doubt) < 1 - config.clear or (tried and _loses(state, config)):
             return _paused(state, config)
@@ -194,9 +206,7 @@ def _trusted(state: LoadState, config: GuardConfig) -> LoadState:
     """Speculating again, after plain decoding was found no better."""
     due = config.probe * (1 - 1 / max(state.gain(config), 1.0)) / config.probe_cost
     longer = max(2 * max(state.trust, config.plain_every), int(due))
-    return replace(
-        state.entering(Mode.SPECULATE, pause=0), trust=min(longer, config.longest_pause)
-    )
+    return replace(state.entering(Mode.SPECULATE, pause=0), trust=min(longer, config.longest_pause))
 
 
 def observed(
@@ -215,6 +225,7 @@ def observed(
     if seconds <= 0 or theta <= 0:
         raise ValueError(f"a step of {seconds} s promised {theta} tokens/s")
     ratio = min(tokens / (seconds * theta), 4.0)  # one clock glitch must not outweigh the memory
+    state = replace(state, measured=state.measured + (speculated is state.mode.speculates))
     if speculated:
         return replace(state, speculating=state.speculating.after(ratio, memory))
     return replace(state, plain=state.plain.after(ratio, memory))
