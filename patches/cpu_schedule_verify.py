@@ -8,6 +8,7 @@ sampling masks) the pass and the injection are upstream's; the accept rule is ou
 from __future__ import annotations
 
 from collections.abc import Callable
+from functools import lru_cache
 from typing import Any
 
 import torch
@@ -80,29 +81,33 @@ def _accept(
     draft_tokens: Tensor,
     **unused: Any,
 ) -> Any:
-    from sglang.srt.speculative.dspark_components.dspark_verify import build_accept_outs
-    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
+    from sglang.srt.speculative.dspark_components.dspark_verify import AcceptOuts
 
+    from sglang_dspark.serving.cpu.ragged_ops import committed
     from sglang_dspark.serving.schedule.accept import accept
 
     rows, _ = executor.__dict__[_ROWS]
-    width = executor.verify_num_draft_tokens
     packed = target_logits.shape[0] == rows.total
     starts = rows.starts if packed else rows.strided
     accepted, bonus = accept(
         verify_ids_2d, rows.lens, starts, target_logits, draft_block, sampling_info, draft_input
     )
-    return build_accept_outs(
+    # A single rank: with several there is no engine (attach.py), so nothing is to be agreed on.
+    commit, lens, tokens = committed(draft_tokens, accepted, bonus, prefix_lens)
+    return AcceptOuts(
         correct_len=accepted,
         bonus=bonus,
-        cap_trim_lens=torch.zeros_like(accepted),
-        prefix_lens=prefix_lens,
-        draft_tokens=draft_tokens,
-        gamma=executor.gamma,
-        verify_num_draft_tokens=width,
-        tp_sync=executor._tp_sync,
-        sync_site=SpecTpSyncSite.DSPARK_ACCEPT_GREEDY,
+        cap_trim_lens=_no_trim(bs),
+        commit_lens=commit,
+        new_seq_lens=lens,
+        out_tokens=tokens,
     )
+
+
+@lru_cache(maxsize=512)
+def _no_trim(bs: int) -> Tensor:
+    """No draft that was admitted is dropped afterwards; nobody writes to it."""
+    return torch.zeros(bs, dtype=torch.int32)
 
 
 def commit_hidden(original: Callable[..., None], executor: Any, **step: Any) -> None:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.compiled import compiled
 
 
 @dataclass(frozen=True)
@@ -61,26 +62,31 @@ class EarlyExit:
         """Outcomes of finished step `step`: [R] int64 each; first: [R] float32, the confidence
         c_1 of each block. Blocks with no draft verified say nothing.
         """
-        new = self._tenant[rows] != tenants
-        for state in (self._chance, self._rest, self._until):
-            state[rows[new]] = 0
-        self._tenant[rows] = tenants
-        worked = rows[accepted > 0]
-        self._chance[worked] = 0.0
-        self._rest[worked] = 0
-        self._until[worked] = 0
-        lost = (verified > 0) & (accepted == 0)
-        failing = rows[lost]
-        self._chance[failing] += np.log1p(-np.minimum(first[lost].astype(np.float64), 0.99))
-        tried_again = (self._rest[failing] > 0) & (step >= self._until[failing])
-        surprised = self._chance[failing] < np.log(self.config.surprise)
-        leaving = failing[surprised | tried_again]
-        self._rest[leaving] = np.clip(
-            2 * self._rest[leaving], self.config.first_rest, self.config.longest_rest
-        )
-        self._until[leaving] = step + 1 + self._rest[leaving]
-        self._chance[leaving] = 0.0
+        settings = (np.log(self.config.surprise), self.config.first_rest, self.config.longest_rest)
+        _observe(
+            step, rows, tenants, accepted, verified, first, settings,
+            self._tenant, self._chance, self._rest, self._until,
+        )  # fmt: skip
 
     def resting(self, step: int, rows: Counts, tenants: Counts) -> int:
         """How many of these requests rest in step `step`."""
         return int((self.limits(step, rows, tenants) == 0).sum())
+
+
+@compiled
+def _observe(  # type: ignore[no-untyped-def]
+    step, rows, tenants, accepted, verified, first, settings, tenant, chance, rest, until
+) -> None:
+    least, first_rest, longest_rest = settings
+    for r in range(rows.shape[0]):
+        row = rows[r]
+        if tenant[row] != tenants[r] or accepted[r] > 0:
+            tenant[row] = tenants[r]
+            chance[row], rest[row], until[row] = 0.0, 0, 0
+        if verified[r] == 0 or accepted[r] > 0:
+            continue
+        chance[row] += np.log1p(-min(np.float64(first[r]), 0.99))
+        if chance[row] < least or (rest[row] > 0 and step >= until[row]):
+            rest[row] = min(max(2 * rest[row], first_rest), longest_rest)
+            until[row] = step + 1 + rest[row]
+            chance[row] = 0.0

@@ -67,12 +67,8 @@ class Rates:
 
         A position that is seldom reached is then no worse and no better than its neighbour.
         """
-        rates = np.empty_like(self.reached)
-        towards = start
-        for k in range(len(rates)):
-            towards = (self.accepted[k] + strength * towards) / (self.reached[k] + strength)
-            rates[k] = towards
-        return np.clip(rates, LEAST, 1 - LEAST)
+        rates: Floats = _chained(self.reached, self.accepted, start, strength)
+        return rates
 
     def shrunk(self, towards: Floats, strength: float) -> Floats:
         """Conditional acceptance [..., gamma]; `towards` weighs as `strength` drafts."""
@@ -115,6 +111,16 @@ class AcceptanceEstimator:
         rates = Rates(self._reached[rows] * own, self._accepted[rows] * own)
         towards = self._all.chained(self.config.start, self.config.start_strength)
         return rates.shrunk(towards, self.config.strength).astype(np.float32)
+
+
+@compiled
+def _chained(reached, accepted, start, strength):  # type: ignore[no-untyped-def]
+    rates = np.empty_like(reached)
+    towards = start
+    for k in range(rates.shape[0]):
+        towards = (accepted[k] + strength * towards) / (reached[k] + strength)
+        rates[k] = min(max(towards, LEAST), 1 - LEAST)
+    return rates
 
 
 @compiled

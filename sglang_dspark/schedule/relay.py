@@ -55,17 +55,10 @@ class Relay:
         """
         if confidence.shape != (len(rows), self.gamma) or tenants.shape != rows.shape:
             raise ValueError(f"{confidence.shape} and {tenants.shape} for {rows.shape} rows")
-        self._check(rows)
-        _publish(
-            step,
-            rows,
-            tenants,
-            confidence,
-            self._confidence,
-            self._tenant,
-            self._step,
-            self._next,
-        )
+        if not _publish(
+            step, rows, tenants, confidence, self._confidence, self._tenant, self._step, self._next
+        ):
+            raise self._unknown_row(rows)
 
     def resolve(
         self, step: int, rows: Counts, tenants: Counts, prior: Gains, out: Gains | None = None
@@ -77,21 +70,13 @@ class Relay:
         """
         if tenants.shape != rows.shape or prior.shape != (self.gamma,):
             raise ValueError(f"tenants {tenants.shape}, prior {prior.shape}, rows {rows.shape}")
-        self._check(rows)
         result = np.empty((len(rows), self.gamma), np.float32) if out is None else out
         fresh = np.empty(len(rows), np.bool_)
         window = (step - self.max_age, step - self.lag)
-        _resolve(
-            window,
-            rows,
-            tenants,
-            prior,
-            self._confidence,
-            self._tenant,
-            self._step,
-            result,
-            fresh,
-        )
+        if not _resolve(
+            window, rows, tenants, prior, self._confidence, self._tenant, self._step, result, fresh
+        ):
+            raise self._unknown_row(rows)
         return Resolved(result, fresh)
 
     def unknown(self, rows: int, prior: Gains) -> Resolved:
@@ -101,16 +86,19 @@ class Relay:
         """
         return Resolved(np.tile(prior, (rows, 1)), np.zeros(rows, np.bool_))
 
-    def _check(self, rows: Counts) -> None:
-        if len(rows) and (int(rows.min()) < 0 or int(rows.max()) >= len(self._next)):
-            raise ValueError(f"pool rows {rows.min()}..{rows.max()} of {len(self._next)}")
+    def _unknown_row(self, rows: Counts) -> ValueError:
+        return ValueError(f"pool rows {rows.min()}..{rows.max()} of {len(self._next)}")
 
 
 @compiled
 def _publish(  # type: ignore[no-untyped-def]
     step, rows, tenants, values, confidence, tenant, written, following
-) -> None:
+) -> bool:
+    """False, and nothing written, if a row is not of the pool."""
     depth, gamma = confidence.shape[1], confidence.shape[2]
+    for r in range(len(rows)):
+        if rows[r] < 0 or rows[r] >= len(following):
+            return False
     for r in range(len(rows)):
         row = rows[r]
         slot = following[row]
@@ -123,15 +111,19 @@ def _publish(  # type: ignore[no-untyped-def]
             confidence[row, slot, j] = values[r, j]
         tenant[row, slot] = tenants[r]
         written[row, slot] = step
+    return True
 
 
 @compiled
 def _resolve(  # type: ignore[no-untyped-def]
     window, rows, tenants, prior, confidence, tenant, written, out, fresh
-) -> None:
+) -> bool:
+    """False if a row is not of the pool; `out` is then not defined."""
     depth, gamma = confidence.shape[1], confidence.shape[2]
     for r in range(len(rows)):
         row = rows[r]
+        if row < 0 or row >= len(written):
+            return False
         best = -1
         for slot in range(depth):
             at = written[row, slot]
@@ -141,3 +133,4 @@ def _resolve(  # type: ignore[no-untyped-def]
         fresh[r] = best >= 0
         for j in range(gamma):
             out[r, j] = prior[j] if best < 0 else confidence[row, best, j]
+    return True

@@ -13,7 +13,7 @@ from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
 from sglang_dspark.schedule.guard import GuardConfig, Mode
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import Plan, PlannerConfig, StepPlanner
-from sglang_dspark.serving.schedule.engine import ScheduleEngine
+from sglang_dspark.serving.schedule.engine import BATCH, ScheduleEngine
 from sglang_dspark.serving.schedule.metrics import StepMetrics
 
 GAMMA, SEATS = 3, 9
@@ -124,16 +124,27 @@ def test_a_step_is_timed_until_the_next_begins() -> None:
     world = World()
     world.step([1], seconds=0.030)
     world.step([1], seconds=0.040)
-    assert world.planner.costs.steps == 1
-    world.step([1])
-    assert world.planner.costs.steps == 2
+    for _ in range(2 * BATCH):
+        world.step([1])
+    errors = world.planner.costs._errors
+    assert world.planner.costs.steps == 2 * BATCH
+    assert np.nanmax(errors[:2]) > 0.1 > np.nanmax(errors[2 : 2 * BATCH])
+
+
+def test_settled_speculation_is_learned_from_in_batches() -> None:
+    world = World()
+    known = []
+    for _ in range(3 * BATCH):
+        world.step([1])
+        known.append(world.planner.costs.steps)
+    assert sorted(set(known)) == [0, BATCH, 2 * BATCH]
 
 
 def test_a_step_that_a_prefill_followed_is_not_timed_but_learned() -> None:
     world = World()
-    world.step([1], logit=4.0, good=0, seconds=5.0)
-    world.engine.interrupted()
-    world.step([1], logit=4.0, good=0)
+    for _ in range(BATCH + 1):
+        world.step([1], logit=4.0, good=0, seconds=5.0)
+        world.engine.interrupted()
     assert world.planner.costs.steps == 0
     assert world.calibration.gaps()[0, 0] < 0
 
@@ -142,8 +153,10 @@ def test_a_step_without_outcome_teaches_nothing() -> None:
     world = World()
     world.engine.begin(torch.tensor([1]), world.generation, torch.tensor([10]))
     world.now += 1.0
-    world.step([1])
-    assert world.planner.costs.steps == 0
+    for _ in range(BATCH + 1):
+        world.step([1])
+    assert world.planner.costs.steps == BATCH
+    assert np.nanmax(world.planner.costs._errors[:BATCH]) < 0.1
 
 
 def test_without_a_head_past_acceptance_schedules() -> None:

@@ -29,13 +29,13 @@ def steps_of(world: World, count: int, **step: Any) -> list[Finished]:
     """`count` steps of the world as its metrics saw them."""
     seen: list[Finished] = []
     keep = world.engine.metrics.step
-    world.engine.metrics.step = lambda plan, lengths, accepted, seconds, now: seen.append(
+    world.engine.metrics.step = lambda plan, lengths, accepted, seconds: seen.append(
         Finished(plan, lengths, accepted, seconds)
     )
-    for _ in range(count + 1):
+    while len(seen) < count:
         world.step([1, 2], **step)
     world.engine.metrics.step = keep
-    return seen
+    return seen[:count]
 
 
 def test_positions_are_counted_up_to_each_length() -> None:
@@ -98,7 +98,8 @@ def test_a_flush_a_second() -> None:
     metrics = StepMetrics(world.planner, world.calibration, Counting())  # type: ignore[arg-type]
     (step,) = steps_of(world, 1)
     for now in np.arange(0, 2.55, 0.1):
-        metrics.step(step.plan, step.lengths, step.accepted, 0.1, float(now))
+        metrics.step(step.plan, step.lengths, step.accepted, 0.1)
+        metrics.flush(float(now))
     assert taken[0] == 1
     assert len(taken) == 3
     assert sum(taken) <= 26

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_dspark.serving.cpu.ragged_ops import accept_greedy, first_rows, rows_of
+from sglang_dspark.serving.cpu.ragged_ops import accept_greedy, committed, first_rows, rows_of
 from sglang_dspark.serving.schedule.accept import accept
 from sglang_dspark.serving.schedule.layout import (
     PackedRows,
@@ -200,3 +200,28 @@ def test_top_k_of_each_request_holds_for_all_its_rows() -> None:
     allowed = logits.topk(3).indices.view(requests, 2, 3)
     for r in range(requests):
         assert int(bonus[r]) in allowed[r, int(accepted[r])].tolist()
+
+
+@pytest.mark.parametrize("requests", [1, 4])
+def test_what_is_committed_is_upstreams_own(requests: int) -> None:
+    from sglang.kernels.ops.speculative.dspark.dspark_accept import finalize_accept_lens
+    from sglang.kernels.ops.speculative.dspark.dspark_verify_window import build_out_tokens
+
+    drafts = torch.randint(VOCAB, (requests, GAMMA))
+    accepted = torch.tensor([0, GAMMA, 2, 1], dtype=torch.int32)[:requests]
+    bonus, prefix = torch.randint(VOCAB, (requests,)), torch.randint(9, 99, (requests,))
+    commit, lens, tokens = committed(drafts, accepted, bonus, prefix)
+    theirs = finalize_accept_lens(
+        correct_len=accepted, cap_trim_lens=torch.zeros_like(accepted), prefix_lens=prefix
+    )
+    expected = build_out_tokens(
+        draft_tokens=drafts,
+        correct_len=accepted,
+        bonus=bonus,
+        verify_num_draft_tokens=GAMMA + 1,
+        gamma=GAMMA,
+    )
+    for ours, other in ((commit, theirs.commit_lens), (lens, theirs.new_seq_lens)):
+        assert ours.dtype == other.dtype
+        assert torch.equal(ours, other)
+    assert torch.equal(tokens, expected)

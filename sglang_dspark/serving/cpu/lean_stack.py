@@ -95,8 +95,7 @@ class LeanStack:
 
     def tables(self, pool: Any) -> Tables:
         """The kernel's tables for a K/V pool, made anew when its buffers moved."""
-        buffers = (*pool.k_buffer, *pool.v_buffer)
-        key = tuple(buffer.data_ptr() for buffer in buffers)
+        key = tuple(map(Tensor.data_ptr, [*pool.k_buffer, *pool.v_buffer]))
         if self._tables is None or self._tables[0] != key:
             self._tables = (key, _tables(self.layers, self.ending, pool))
         return self._tables[1]

@@ -52,6 +52,37 @@ def accept_greedy(
 
 
 @exact_kernel
+def _commit(drafts, accepted, bonus, prefix, commit, lens, tokens):  # type: ignore[no-untyped-def]
+    gamma = drafts.shape[1]
+    for r in range(drafts.shape[0]):
+        commit[r] = accepted[r] + 1
+        lens[r] = prefix[r] + commit[r]
+        for k in range(gamma):
+            tokens[r, k] = drafts[r, k]
+        tokens[r, gamma] = 0
+        tokens[r, accepted[r]] = bonus[r]
+
+
+def committed(
+    drafts: Tensor, accepted: Tensor, bonus: Tensor, prefix: Tensor
+) -> tuple[Tensor, Tensor, Tensor]:
+    """What a step commits: tokens each [R] int32, new lengths [R] int64, tokens [R, gamma + 1].
+
+    drafts: [R, gamma] int64; accepted: [R] int32; bonus: [R] int64, put behind the accepted drafts
+    (what follows it is not read); prefix: [R] int64, lengths before the step.
+    """
+    requests, gamma = drafts.shape
+    commit = torch.empty(requests, dtype=torch.int32)
+    lens = torch.empty(requests, dtype=torch.int64)
+    tokens = torch.empty(requests, gamma + 1, dtype=torch.int64)
+    _commit(
+        drafts.numpy(), accepted.numpy(), bonus.numpy(), prefix.numpy(),
+        commit.numpy(), lens.numpy(), tokens.numpy(),
+    )  # fmt: skip
+    return commit, lens, tokens
+
+
+@exact_kernel
 def _list(starts, lens, out):  # type: ignore[no-untyped-def]
     taken = 0
     for r in range(starts.shape[0]):

@@ -9,8 +9,10 @@ While a load is found to be better off without drafts, one step in `1 + REST` is
 from, and the others go on as it did: at a few milliseconds a step even thinking costs.
 
 A step's time runs from its `begin` to the next one's, so that it holds all that a token waits for;
-a step that was followed by a prefill has no time. Outcomes and times reach the planner when the
-next step begins, confidences two steps later (`schedule/relay.py`).
+a step that was followed by a prefill has no time. Confidences reach the planner two steps later
+(`schedule/relay.py`), outcomes and times when the next step begins or, while speculation is
+settled, in batches of a few steps: after a pass over the model's weights nothing of this code is in
+a cache, and the second step of a batch costs a fraction of the first.
 """
 
 from __future__ import annotations
@@ -30,6 +32,7 @@ from sglang_dspark.serving.schedule.metrics import StepMetrics
 
 GREEDY, SAMPLED = 0, 1  # regimes of the calibration
 REST = 3  # steps of a plain phase that repeat the plan before them
+BATCH = 4  # steps of settled speculation that are learned from together
 
 
 @dataclass
@@ -43,6 +46,7 @@ class _Step:
     resting: bool = False  # repeats the plan before it, and teaches nothing
     lengths: Counts | None = None
     accepted: Counts | None = None
+    seconds: float | None = None
     confidence: Gains | None = None
     logits: Gains | None = None
     regimes: Counts | None = None
@@ -68,6 +72,7 @@ class ScheduleEngine:
         self._step: _Step | None = None
         self._interrupted = True
         self._rested = 0
+        self._unlearned: list[_Step] = []
 
     def begin(self, rows: Tensor, generation: Tensor, seq_lens: Tensor) -> Plan:
         """Plan a decode step: rows [R] of the pool, the pool's generations, context lengths [R]."""
@@ -137,24 +142,38 @@ class ScheduleEngine:
         return self.calibration.confidence(step.logits, step.regimes, confidence)
 
     def _finish(self, now: float) -> None:
-        """Learn from the step in flight, if it got as far as an outcome."""
+        """Learn from the step in flight, now or soon, if it got as far as an outcome."""
         step, self._step = self._step, None
         if step is None or step.accepted is None or step.lengths is None:
             return
-        seconds = None if self._interrupted else now - step.began
+        step.seconds = None if self._interrupted else now - step.began
+        self._unlearned.append(step)
+        if len(self._unlearned) >= BATCH or step.plan.mode is not Mode.SPECULATE:
+            self._learn_all()
+            self.metrics.flush(now)
+
+    def _learn_all(self) -> None:
+        for step in self._unlearned:
+            self._learn(step)
+        self._unlearned = []
+
+    def _learn(self, step: _Step) -> None:
+        accepted, lengths = step.accepted, step.lengths
+        assert accepted is not None
+        assert lengths is not None
         if not step.resting:
             self.planner.finished(
                 step.plan,
                 step.rows,
                 step.tenants,
-                step.accepted,
-                step.lengths,
+                accepted,
+                lengths,
                 step.confidence,
-                seconds,
+                step.seconds,
             )
         if step.logits is not None and step.regimes is not None:
-            self.calibration.observe(step.logits, step.regimes, step.accepted, step.lengths)
-        self.metrics.step(step.plan, step.lengths, step.accepted, seconds, now)
+            self.calibration.observe(step.logits, step.regimes, accepted, lengths)
+        self.metrics.step(step.plan, lengths, accepted, step.seconds)
 
     def _require(self) -> _Step:
         assert self._step is not None, "a decode step must begin before it goes on"

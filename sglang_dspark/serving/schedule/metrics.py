@@ -55,14 +55,14 @@ class StepMetrics:
         self._finished: list[Finished] = []
         self._due = -math.inf
 
-    def step(
-        self, plan: Plan, lengths: Counts, accepted: Counts, seconds: float | None, now: float
-    ) -> None:
-        """Note a finished step; flush about once a second."""
-        if self._collector is None:
-            return
-        self._finished.append(Finished(plan, lengths, accepted, seconds))
-        if now >= self._due:
+    def step(self, plan: Plan, lengths: Counts, accepted: Counts, seconds: float | None) -> None:
+        """Note a finished step."""
+        if self._collector is not None:
+            self._finished.append(Finished(plan, lengths, accepted, seconds))
+
+    def flush(self, now: float) -> None:
+        """Hand what was noted on, if the last time was about a second ago."""
+        if self._collector is not None and self._finished and now >= self._due:
             self._due = now + FLUSH_SECONDS
             self._collector.take(self._finished, self._planner.gamma)
             self._collector.gauges(self._planner, self._calibration)
