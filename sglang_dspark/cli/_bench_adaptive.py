@@ -170,15 +170,14 @@ def _show(console: Console, metrics: dict[str, Any]) -> None:
     from rich.table import Table
 
     table = Table(title="Throughput, tokens/s: greedy", box=box.SIMPLE_HEAD)
-    fixed = list(metrics["by_concurrency"][0]["fixed"])
-    heads = ("users", "plain", *(f"gamma {g}" for g in fixed), "scheduled", "/ plain", "/ best")
-    for name in heads:
+    for name in ("users", "plain", "best fixed", "scheduled", "over plain", "over best fixed"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in metrics["by_concurrency"]:
+        best = row["best_fixed"]
         table.add_row(
             str(row["concurrency"]),
             f"{row['plain']:.1f}",
-            *(f"{row['fixed'][gamma]:.1f}" for gamma in fixed),
+            f"{row['fixed'][best]:.1f} ({best})",
             f"{row['dspark']:.1f}",
             *(_interval(row[key]) for key in ("over_plain", "over_best_fixed")),
         )
