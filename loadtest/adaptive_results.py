@@ -116,8 +116,9 @@ def _throughput(axes: Axes, rows: Sequence[Mapping[str, Any]]) -> None:
     plain = np.array([row["plain"] for row in rows])
     for i, gamma in enumerate(rows[0]["fixed"]):
         ratio = np.array([row["fixed"][gamma] for row in rows]) / plain
-        look = {"color": COLOURS[(i + 1) % 6], "marker": MARKERS[(i + 1) % len(MARKERS)]}
-        axes.plot(users, ratio, label=f"fixed gamma {gamma}", ls="--", lw=1, ms=4, **look)
+        colour, marker = COLOURS[(i + 1) % 6], MARKERS[(i + 1) % len(MARKERS)]
+        label = f"fixed gamma {gamma}"
+        axes.plot(users, ratio, label=label, color=colour, marker=marker, ls="--", lw=1, ms=4)
     ours = np.array([row["dspark"] for row in rows]) / plain
     axes.plot(users, ours, label="scheduled", color=COLOURS[0], marker=MARKERS[0], lw=2.2)
     axes.axhline(1.0, color=COLOURS[6], lw=1, label="plain decoding")

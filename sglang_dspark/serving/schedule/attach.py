@@ -40,7 +40,7 @@ logger = logging.getLogger(__name__)
 # served at 0.93 of plain decoding's speed while the guard told 1.07. A gain must be 3%: tokens past
 # an answer's end count although nobody gets them, 1.3% of all at answers of 60 tokens.
 PAUSES = GuardConfig(
-    min_gain=0.03, probe_cost=0.01, first_pause=8, longest_pause=1024, plain_every=16, close=1.4
+    min_gain=0.03, probe_cost=0.01, first_pause=8, longest_pause=1024, plain_every=16, close=1.25
 )
 ENGINE = "dspark_schedule"  # attribute of upstream's objects that hold the engine
 
