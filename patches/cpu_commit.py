@@ -15,8 +15,6 @@ from torch import Tensor
 
 from sglang_dspark.patches.seam import Seam
 
-_INJECTOR = "dspark_injector"  # attribute of a draft model
-
 
 def accept_greedy(
     original: Callable[..., Any],
@@ -68,6 +66,7 @@ def write_target_hidden_kv(
 
     injector = _injector_of(model, pool) if context_kv.takes(target_hidden) else None
     if injector is None:
+        context_kv.settle(model)
         original(
             model,
             target_hidden=target_hidden,
@@ -89,9 +88,9 @@ def _injector_of(model: Any, pool: Any) -> Any:
     """The model's `Injector`, resolved again when weights or cache were exchanged."""
     from sglang_dspark.serving.cpu import context_kv
 
-    found = model.__dict__.get(_INJECTOR, ...)
+    found = model.__dict__.get(context_kv.INJECTOR, ...)
     if found is ... or (found is not None and not found.holds(model, pool)):
-        found = model.__dict__[_INJECTOR] = context_kv.injector_of(model, pool)
+        found = model.__dict__[context_kv.INJECTOR] = context_kv.injector_of(model, pool)
     return found
 
 

@@ -61,8 +61,9 @@ def forward_draft(
     """AROUND hook of `DFlashDraftModel.forward`: block tokens or embeddings [n, d] -> h [n, d]."""
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-    from sglang_dspark.serving.cpu import lean_fit, lean_stack
+    from sglang_dspark.serving.cpu import context_kv, lean_fit, lean_stack
 
+    context_kv.settle(model)
     stack, step = _stack_of(model, lean_fit.draft_layer_of, forward_batch.forward_mode), None
     if stack is not None:
         if input_embeds is None and model.embed_tokens is not None:

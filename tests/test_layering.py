@@ -148,3 +148,17 @@ def test_the_guards_see_what_they_forbid(tmp_path: Path) -> None:
     seen = list(imports("sglang_dspark.drafter.bad", bad))
     assert "sglang.srt.x" in seen
     assert "sglang_dspark.cli.main.app" in seen
+
+
+def test_every_folder_of_modules_is_installed() -> None:
+    """An editable install hides a package that pyproject forgot."""
+    import tomllib
+
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text(encoding="utf-8"))
+    listed = set(project["tool"]["setuptools"]["packages"])
+    folders = {
+        ".".join((package, *file.parent.relative_to(folder).parts))
+        for package, folder in PACKAGES.items()
+        for file in folder.rglob("__init__.py")
+    }
+    assert folders <= listed

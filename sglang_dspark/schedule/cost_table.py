@@ -25,7 +25,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.paths import cache_root
 from sglang_dspark.schedule.budget import Seconds
 
-FORMAT = 1
+FORMAT = 2  # 1 had context by requests, which made plain steps look dear
 
 
 @dataclass(frozen=True)
@@ -51,10 +51,10 @@ class CostTable:
     """Measured seconds. See `tokens_curve` and `draft_row` for how they are read.
 
     knots: B, ascending; seconds: of a pass over that many tokens, > 0. padded: knots are the tiers
-    that batches are padded to. per_request: seconds a request adds; per_context: seconds a token of
-    context (summed over requests) adds. draft_requests: R, ascending; draft_seconds[i][d]: drafting
-    d positions for R requests, where d = 0 is what a step without drafting costs beyond a pass over
-    R tokens (may be negative).
+    that batches are padded to. per_request: seconds a request adds; per_context: seconds that a
+    token of context adds for each row that sees it; `seconds` hold neither. draft_requests: R,
+    ascending; draft_seconds[i][d]: drafting d positions for R requests, where d = 0 is what a step
+    without drafting costs beyond a pass over R tokens (may be negative).
     """
 
     key: ProfileKey

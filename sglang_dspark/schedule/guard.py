@@ -10,10 +10,12 @@ The predicted part is averaged over the recent steps of the present phase, as on
 requests says little.
 
 Being quotients they carry over between batches of unlike size. Speculation stops when the gain
-falls below 1 + min_gain - hysteresis and resumes above 1 + min_gain. Without speculating nothing
-is learned of it, so a stopped load probes a few steps after a pause; each probe that fails doubles
-the pause. The other way round, plain steps are probed now and then while the gain is small enough
-to matter.
+falls below 1 + min_gain - hysteresis and resumes above 1 + min_gain; where even the first promise
+is a clear loss it never starts. Without speculating nothing is learned of it, so a stopped load
+probes a few steps after a pause. The other way round, plain steps are probed now and then while the
+gain is small enough to matter. Probes are rationed: each one that changes nothing doubles the time
+to the next, and the worse the other way looks, the longer that time is from the beginning, so that
+probing costs about `probe_cost` of the tokens.
 
 Everything here is about finished steps; the decision is made before drafting.
 """
@@ -44,20 +46,30 @@ class GuardConfig:
     """min_gain, hysteresis: dimensionless, of tokens/s. doubt: standard errors of experience
     that must speak against speculation before it stops. The rest counts steps.
 
-    memory: steps after which a measurement has faded to 1/e. prior: steps that the promise itself
-    counts for beside measured ones. settle: steps of a new phase that are not measured, while the
-    pipeline still holds steps of the old one. outlook: steps that predictions are averaged over.
-    close: above this gain plain steps are not probed.
+    clear: a load whose gain is below 1 - clear stops speculating at once, untried. probe_cost: part
+    of the tokens that probes of the way not taken may cost.
+
+    memory: steps after which a measurement has faded to 1/e. prior, plain_prior: steps that the
+    promise itself counts for beside measured ones, of speculating and of plain steps; how many
+    tokens a plain step gives is no matter of chance, so few of them outweigh the promise. settle:
+    steps of a new phase that are not measured, while the pipeline still holds steps of the old one.
+    probe: steps of a probe; it goes on, up to four times as long, until `least` of them were timed.
+    outlook: steps that predictions are averaged over. close: above this gain plain steps are not
+    probed. plain_every: steps to the first such probe.
     """
 
     min_gain: float = 0.02
     hysteresis: float = 0.02
     doubt: float = 1.0
+    clear: float = 0.07
+    probe_cost: float = 0.005
     memory: float = 128.0
     prior: float = 8.0
+    plain_prior: float = 1.0
     settle: int = 2
     outlook: int = 32
     probe: int = 8
+    least: int = 3
     first_pause: int = 32
     longest_pause: int = 4096
     plain_every: int = 1024
@@ -66,12 +78,14 @@ class GuardConfig:
     def __post_init__(self) -> None:
         if min(self.min_gain, self.hysteresis, self.doubt) < 0:
             raise ValueError(f"min_gain, hysteresis, doubt must be at least 0: {self}")
+        if not 0 < self.clear < 1 or not 0 < self.probe_cost < 1:
+            raise ValueError(f"clear and probe_cost must lie in (0, 1): {self}")
         if not 0 <= self.settle < self.probe:
             raise ValueError(f"a probe of {self.probe} steps must outlast settle {self.settle}")
         if not 1 <= self.first_pause <= self.longest_pause or self.plain_every < 1:
             raise ValueError(f"pauses must be at least 1 and ordered: {self}")
-        if min(self.memory, self.outlook) < 1 or self.prior <= 0:
-            raise ValueError(f"memory, outlook must be at least 1 and prior above 0: {self}")
+        if min(self.memory, self.outlook) < 1 or min(self.prior, self.plain_prior) <= 0:
+            raise ValueError(f"memory, outlook must be at least 1 and priors above 0: {self}")
 
 
 @dataclass(frozen=True)
@@ -109,7 +123,9 @@ class LoadState:
 
     mode: Mode = Mode.SPECULATE
     age: int = 0  # steps in this mode
+    measured: int = 0  # of them, those that were timed
     pause: int = 0  # present length of a pause; 0 before the first
+    trust: int = 0  # present time between probes of plain decoding; 0 before the first
     speculating: Realised = field(default_factory=Realised)
     plain: Realised = field(default_factory=Realised)
 
@@ -123,7 +139,7 @@ class LoadState:
         """
         favoured = self.speculating.quotient(config.prior)
         favoured += doubt * self.speculating.error(config.prior)
-        return math.exp(self.predicted) * favoured / self.plain.quotient(config.prior)
+        return math.exp(self.predicted) * favoured / self.plain.quotient(config.plain_prior)
 
     def expecting(self, theta_spec: float, theta_plain: float, config: GuardConfig) -> LoadState:
         """With one more prediction, tokens/s of the best speculating and of the plain step."""
@@ -134,7 +150,13 @@ class LoadState:
     def entering(self, mode: Mode, pause: int | None = None) -> LoadState:
         """At the first step of another mode. Predictions go on unless drafting starts or stops."""
         fresh = self if mode.speculates is self.mode.speculates else replace(self, predictions=0)
-        return replace(fresh, mode=mode, age=1, pause=self.pause if pause is None else pause)
+        pause = self.pause if pause is None else pause
+        return replace(fresh, mode=mode, age=1, measured=0, pause=pause)
+
+    def tried(self, config: GuardConfig) -> bool:
+        """Whether this mode had its steps, enough of them timed between prefills to tell."""
+        enough = self.measured >= config.least or self.age > 4 * config.probe
+        return self.age > config.probe and enough
 
 
 def advance(
@@ -146,15 +168,16 @@ def advance(
     """
     state = state.expecting(theta_spec, theta_plain, config)
     state = replace(state, age=state.age + 1)
-    gain, tried = state.gain(config), state.age > config.probe
+    gain, tried = state.gain(config), state.tried(config)
     if state.mode is Mode.SPECULATE:
-        likely = state.gain(config, config.doubt)
-        if tried and likely < 1 + config.min_gain - config.hysteresis:
+        if state.gain(config, config.doubt) < 1 - config.clear or (tried and _loses(state, config)):
             return _paused(state, config)
-        if state.age > config.plain_every:
-            return state.entering(Mode.PROBE_PLAIN if gain < config.close else state.mode, pause=0)
+        if state.age > max(config.plain_every, state.trust):
+            if gain >= config.close:
+                return state.entering(state.mode)
+            return state.entering(Mode.PROBE_PLAIN)
     elif state.mode is Mode.PROBE_PLAIN and tried:
-        return state.entering(Mode.SPECULATE)
+        return _paused(state, config) if _loses(state, config) else _trusted(state, config)
     elif state.mode is Mode.PLAIN:
         if tried and gain > 1 + config.min_gain + config.hysteresis:
             return state.entering(Mode.SPECULATE)
@@ -167,9 +190,23 @@ def advance(
     return state
 
 
+def _loses(state: LoadState, config: GuardConfig) -> bool:
+    """Whether speculating is a loss beyond the doubt in its favour."""
+    return state.gain(config, config.doubt) < 1 + config.min_gain - config.hysteresis
+
+
 def _paused(state: LoadState, config: GuardConfig) -> LoadState:
-    pause = min(max(config.first_pause, 2 * state.pause), config.longest_pause)
-    return state.entering(Mode.PLAIN, pause)
+    """In plain decoding, for twice as long as the last time or as the probe to come is worth."""
+    due = config.probe * (1 - state.gain(config)) / config.probe_cost
+    pause = min(max(config.first_pause, 2 * state.pause, int(due)), config.longest_pause)
+    return replace(state.entering(Mode.PLAIN, pause), trust=0)
+
+
+def _trusted(state: LoadState, config: GuardConfig) -> LoadState:
+    """Speculating again, after plain decoding was found no better."""
+    due = config.probe * (1 - 1 / max(state.gain(config), 1.0)) / config.probe_cost
+    longer = max(2 * max(state.trust, config.plain_every), int(due))
+    return replace(state.entering(Mode.SPECULATE, pause=0), trust=min(longer, config.longest_pause))
 
 
 def observed(
@@ -188,6 +225,7 @@ def observed(
     if seconds <= 0 or theta <= 0:
         raise ValueError(f"a step of {seconds} s promised {theta} tokens/s")
     ratio = min(tokens / (seconds * theta), 4.0)  # one clock glitch must not outweigh the memory
+    state = replace(state, measured=state.measured + (speculated is state.mode.speculates))
     if speculated:
         return replace(state, speculating=state.speculating.after(ratio, memory))
     return replace(state, plain=state.plain.after(ratio, memory))

@@ -102,9 +102,16 @@ def test_unreadable_and_unwritable_places(tmp_path: Path) -> None:
 def test_costs_add_requests_and_context() -> None:
     model = CostModel(TABLE, max_requests=4)
     costs = model.costs(3, context=1000)
-    assert costs.fixed == pytest.approx(0.03 + 0.01)
-    step = Step(requests=3, tokens=5, context=1000, depth=2)
-    assert model.predict(step) == pytest.approx(2.0 + 0.04 + float(draft_row(TABLE, 3)[2]))
+    assert costs.fixed == pytest.approx(0.03)
+    step = Step(requests=3, tokens=5, context=1200, depth=2)
+    context = 5 * 400 * 1e-5  # each of the five rows sees the mean context
+    assert model.predict(step) == pytest.approx(
+        2.0 + 0.03 + context + float(draft_row(TABLE, 3)[2])
+    )
+    plain = Step(requests=3, tokens=3, context=1200, depth=0)
+    without = Step(requests=3, tokens=3, context=0, depth=0)
+    more = model.predict(plain) - model.predict(without)
+    assert more == pytest.approx(3 * 400 * 1e-5)
     with pytest.raises(ValueError, match="5 requests"):
         model.costs(5, 0)
 

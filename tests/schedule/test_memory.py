@@ -189,3 +189,48 @@ def test_a_prediction_below_plain_needs_no_experience() -> None:
     guard = Guard()
     modes = [guard.decide(4, 80.0, 100.0).mode for _ in range(40)]
     assert not modes[-1].speculates
+
+
+def test_a_clear_loss_is_not_even_tried() -> None:
+    guard = Guard()
+    assert guard.decide(4, 90.0, 100.0).mode is Mode.PLAIN
+    assert guard.decide(8, 97.0, 100.0).mode is Mode.SPECULATE  # near enough to be measured
+
+
+@pytest.mark.parametrize("true", [0.85, 0.95])
+def test_probes_of_a_loss_cost_half_a_percent(true: float) -> None:
+    """The first trial included, over a run of a minute or two."""
+    guard = Guard()
+    modes = run(guard, 3000, predicted=1.1, true=true, noise=0.05, seed=6)
+    lost = (1 - true) * np.mean([mode.speculates for mode in modes])
+    assert lost < 0.005
+    assert sum(mode is Mode.PROBE_SPECULATE for mode in modes) >= 2 * guard.config.probe
+
+
+def test_a_gain_that_stays_is_questioned_less_and_less() -> None:
+    guard = Guard(GuardConfig(plain_every=64))
+    early, late = (
+        np.mean([mode is Mode.PROBE_PLAIN for mode in run(
+            guard, 6000, predicted=1.2, true=1.2, noise=0.05, seed=seed
+        )])
+        for seed in (7, 8)
+    )  # fmt: skip
+    assert 0 < late < early / 1.5
+    assert late * (1 - 1 / 1.2) < 0.005
+
+
+def test_plain_decoding_that_proves_better_is_kept_at_once() -> None:
+    """The promise for plain steps was wrong: known only from the probe, and acted on there."""
+    guard = Guard(GuardConfig(plain_every=32))
+    run(guard, 30, predicted=1.2, true=1.2, noise=0.0, seed=9)
+    modes = []
+    for _ in range(60):
+        verdict = guard.decide(8, 120.0, 100.0)
+        speed = 120.0 if verdict.speculate else 150.0  # a plain step gives more than promised
+        theta = 120.0 if verdict.speculate else 100.0
+        if verdict.settled:
+            guard.observe(8, speculated=verdict.speculate, tokens=speed, seconds=1.0, theta=theta)
+        modes.append(verdict.mode)
+    after = modes[modes.index(Mode.PROBE_PLAIN) :]
+    assert Mode.SPECULATE not in after[:30]
+    assert Mode.PLAIN in after

@@ -22,8 +22,9 @@ class Machine:
 
     gamma = 3
 
-    def __init__(self, requests: int = 8, slow: float = 0.0) -> None:
-        self.most_requests, self.longest, self.slow = requests, 4096, slow
+    def __init__(self, requests: int = 8, slow: float = 0.0, slow_draft: float = 0.0) -> None:
+        self.most_requests, self.longest = requests, 4096
+        self.slow, self.slow_draft = slow, slow_draft
         self.calls = 0
 
     def warm_up(self) -> None:
@@ -34,10 +35,12 @@ class Machine:
         time.sleep(self.slow)
         tokens = len(drafts) + sum(drafts)
         blocks = -(-tokens // 4)
-        return PASS + TOKEN * tokens + BLOCK * blocks + len(drafts) * (REQUEST + CONTEXT * context)
+        rows = TOKEN * tokens + BLOCK * blocks + CONTEXT * context * tokens
+        return PASS + rows + REQUEST * len(drafts)
 
     def draft_seconds(self, requests: int, depth: int, context: int, repeats: int) -> float:
         self.calls += repeats
+        time.sleep(self.slow_draft)
         return DRAFT + ROW * requests * depth
 
 
@@ -132,3 +135,10 @@ def test_a_hurried_table_is_not_kept(cache: Path) -> None:
     found = profile.table_for(KEY, Machine(requests=64, slow=0.05), 0.05, lambda line: None)
     assert "too few to be kept" in found.source
     assert not cache_path(KEY).exists()
+
+
+def test_drafts_of_one_request_alone_tell_too_little(cache: Path) -> None:
+    machine = Machine(requests=16, slow_draft=0.1)
+    found = profile.table_for(KEY, machine, 0.2, lambda line: None)
+    assert found.table.draft_requests == (1, 16)
+    assert "too few to be kept" in found.source

@@ -17,11 +17,12 @@ from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.dspark import DSparkDraftMixin
 
 from sglang_dspark.patches.cpu_commit import SEAMS, write_target_hidden_kv
+from sglang_dspark.patches.cpu_lean_stack import forward_draft
 from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving.cpu import context_kv, linear
 
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, FEATURES = 3, 48, 3, 2, 16, 96
-SLOTS = 40
+SLOTS = 160
 
 pytestmark = pytest.mark.skipif(linear.prepare() is None, reason="no fused multiply-add")
 
@@ -116,6 +117,104 @@ def test_the_cache_is_upstreams(draft: Draft, commit: list[int] | None, projecte
 
 def _must_not_run(*args: Any, **kwargs: Any) -> None:
     raise AssertionError("upstream's path ran")
+
+
+class Waiting(Draft):
+    """A draft whose forward settles what waits, as the served one's does."""
+
+    forward = DFlashDraftModel.forward
+
+
+def same(ours: MHATokenToKVPool, theirs: MHATokenToKVPool) -> bool:
+    pairs = zip((*ours.k_buffer, *ours.v_buffer), (*theirs.k_buffer, *theirs.v_buffer), strict=True)
+    return all(torch.allclose(mine, upstream, rtol=1e-5, atol=1e-5) for mine, upstream in pairs)
+
+
+def steps(count: int) -> list[dict[str, Any]]:
+    """Decode steps of six requests; slots come back to other requests again and again."""
+    torch.manual_seed(5)
+    return [
+        {
+            "target_hidden": torch.randn(6, FEATURES),
+            "positions": torch.randint(0, 128, (6,)),
+            "cache_loc": torch.randperm(10)[:6] + 1,
+        }
+        for _ in range(count)
+    ]
+
+
+@pytest.fixture
+def waiting(draft: Draft) -> Waiting:
+    draft.__class__ = Waiting
+    return draft  # type: ignore[return-value]
+
+
+@pytest.mark.parametrize("reader", ["draft", "prefill", "long prefill", "full"])
+def test_rows_wait_until_the_cache_is_read_or_written(waiting: Waiting, reader: str) -> None:
+    ours, theirs, count = pool(), pool(), context_kv.WAITING // 6
+    given = steps(count + 1)
+    prompt = arguments(None, 300 if reader == "long prefill" else SLOTS // 2)
+    prompt["cache_loc"] = prompt["cache_loc"] if reader == "prefill" else torch.ones(600).long()
+    with torch.inference_mode():
+        for step in given[:count]:
+            DSparkDraftMixin.write_target_hidden_kv(waiting, pool=theirs, **step)
+            write_target_hidden_kv(_must_not_run, waiting, pool=ours, **step)
+        assert (ours.k_buffer[0] == -7.0).all()
+        if reader == "draft":
+            context_kv.settle(waiting)
+        elif reader == "full":
+            write_target_hidden_kv(_must_not_run, waiting, pool=ours, **given[count])
+        else:
+            DSparkDraftMixin.write_target_hidden_kv(waiting, pool=theirs, **prompt)
+            write_target_hidden_kv(
+                DSparkDraftMixin.write_target_hidden_kv, waiting, pool=ours, **prompt
+            )
+    assert same(ours, theirs)
+
+
+def test_accepted_rows_of_windows_wait_too(waiting: Waiting) -> None:
+    ours, theirs, given = pool(), pool(), arguments([2, 1, 3], 6)
+    with torch.inference_mode():
+        DSparkDraftMixin.write_target_hidden_kv(waiting, pool=theirs, **given)
+        write_target_hidden_kv(_must_not_run, waiting, pool=ours, **given)
+        assert waiting.__dict__[context_kv.INJECTOR].waiting == 6
+        context_kv.settle(waiting)
+    assert same(ours, theirs)
+
+
+def test_nothing_is_written_with_weights_that_were_exchanged(waiting: Waiting) -> None:
+    ours = pool()
+    with torch.inference_mode():
+        write_target_hidden_kv(_must_not_run, waiting, pool=ours, **steps(1)[0])
+        waiting.fc.weight.data = torch.zeros(HIDDEN, FEATURES)
+        context_kv.settle(waiting)
+    assert (ours.k_buffer[0] == -7.0).all()
+    assert context_kv.INJECTOR not in waiting.__dict__
+
+
+def test_a_cache_in_tiers_is_written_at_once(waiting: Waiting) -> None:
+    ours, theirs, step = pool(), pool(), steps(1)[0]
+    ours.register_layer_transfer_counter(object())
+    with torch.inference_mode():
+        DSparkDraftMixin.write_target_hidden_kv(waiting, pool=theirs, **step)
+        write_target_hidden_kv(_must_not_run, waiting, pool=ours, **step)
+    assert same(ours, theirs)
+
+
+def test_drafting_settles_what_waits() -> None:
+    settled = []
+
+    class Model:
+        layers = ()
+
+    model = Model()
+    model.__dict__[context_kv.INJECTOR] = SimpleNamespace(
+        waiting=1, pool=None, holds=lambda *_: True, settle=lambda: settled.append(1)
+    )
+    mode = SimpleNamespace(is_decode=lambda: True, is_target_verify=lambda: True)
+    batch = SimpleNamespace(forward_mode=mode)
+    forward_draft(lambda *_: settled.append(2), model, torch.ones(1), torch.ones(1), batch)
+    assert settled == [1, 2]
 
 
 def test_long_prefills_and_other_dtypes_keep_upstreams_path() -> None:

@@ -4,6 +4,11 @@ Adapts `DSparkDraftMixin.write_target_hidden_kv` of sglang/srt/models/dspark.py 
 3.1.1: the context is injected as keys and values of every draft layer). Upstream projects every row
 of the verify window and selects the accepted ones when it writes; here the others are left out
 before anything is computed. What does not change between steps is resolved once (`Injector`).
+
+Few rows cost little less than many: a decode step's 1 to 32 read 8 MB of weights for themselves. So
+they wait (`WAITING` rows at most, in the order they came) until a draft is about to read the cache,
+or a prefill to write it: while nothing is drafted a step's own share falls to a third. Slots may
+change hands meanwhile; as the order is kept, the last tenant's tokens are written last.
 """
 
 from __future__ import annotations
@@ -26,6 +31,10 @@ from sglang_dspark.serving.cpu.fused_ops import rms_norm_rows
 from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
 from sglang_dspark.serving.cpu.narrow_matmul import MAX_BLOCK_ROWS
 
+INJECTOR = "dspark_injector"  # attribute of a draft model: its `Injector`, or None
+# Beyond, a row costs hardly less (42 us at 64 rows, 37 at 128, 96 at 8). 124 is full after an odd
+# number of steps of 4, 8, 16 or 32 rows, so that no even rhythm of measuring always meets it.
+WAITING = 124
 _FLOAT = torch.float32
 _NO_LENS = torch.empty(0, dtype=torch.int32).numpy()
 
@@ -118,11 +127,32 @@ def _inject(tables, hidden, projected, lens, width, positions, slots):  # type: 
             _write_row(tables, layer, stacked[i], positions[chosen[i]], slots[chosen[i]])
 
 
+@kernel
+def _keep(hidden, lens, width, positions, slots, waiting, start):  # type: ignore[no-untyped-def]
+    """Rows as `_inject` chooses them, copied behind the first `start` of those that wait."""
+    features, kept_positions, kept_slots = waiting
+    at = start
+    if lens.shape[0] == 0:
+        for i in range(hidden.shape[0]):
+            features[at] = hidden[i]
+            kept_positions[at], kept_slots[at] = positions[i], slots[i]
+            at += 1
+    for r in range(lens.shape[0]):
+        for k in range(lens[r]):
+            i = r * width + k
+            features[at] = hidden[i]
+            kept_positions[at], kept_slots[at] = positions[i], slots[i]
+            at += 1
+
+
 class Injector:
     """Writes the keys and values of context tokens into one draft model's pool."""
 
-    def __init__(self, model: Any, pool: Any, stacked: dict[str, Any]):
-        """stacked: the layers' K and V projections as one weight (`_stacked_ctx_kv_params`)."""
+    def __init__(self, model: Any, pool: Any, stacked: dict[str, Any], *, waits: bool = False):
+        """stacked: the layers' K and V projections as one weight (`_stacked_ctx_kv_params`).
+
+        waits: whether whoever reads the pool calls `settle` before.
+        """
         multiply = linear.prepare()
         assert multiply is not None
         attention = model.layers[0].self_attn
@@ -130,7 +160,7 @@ class Injector:
         numbers = [layer.self_attn.attn.layer_id - pool.start_layer for layer in model.layers]
         buffers = [(pool.k_buffer[i], pool.v_buffer[i]) for i in numbers]
         weights = (model.fc.weight, stacked["weight"])
-        self._pool, self._buffers, self._weights = pool, buffers, weights
+        self.pool, self._buffers, self._weights = pool, buffers, weights
         self._fc_norm = model.hidden_norm.weight
         self._tables = _Tables(
             multiply.entry,
@@ -143,12 +173,18 @@ class Injector:
             np.array([[k.data_ptr(), v.data_ptr()] for k, v in buffers], dtype=np.int64),
             (*reversed(weights[0].shape), *cache.shape[1:], cache.shape[0]),
         )
+        self._most, self._count = WAITING if waits else 0, 0
+        self._waiting = (
+            np.empty((self._most, weights[0].shape[1]), np.float32),
+            np.empty(self._most, np.int64),
+            np.empty(self._most, np.int64),
+        )
 
     def holds(self, model: Any, pool: Any) -> bool:
         """Whether model and pool still are what was resolved."""
         weight = model.fc.weight
         return (
-            pool is self._pool
+            pool is self.pool
             and pool.k_buffer[0] is self._buffers[0][0]
             and weight is self._weights[0]
             and weight.data_ptr() == self._tables.weights[0]
@@ -170,10 +206,43 @@ class Injector:
         """
         counted = _NO_LENS if lens is None else lens.numpy()
         width = hidden.shape[0] if lens is None else hidden.shape[0] // max(len(counted), 1)
-        _inject(
-            self._tables, hidden.numpy(), projected, counted, width, positions.numpy(),
-            slots.numpy(),
-        )  # fmt: skip
+        taken = hidden.shape[0] if lens is None else int(counted.sum())
+        if self._count + taken > self._most:
+            self.settle()
+        rows = (counted, width, positions.numpy(), slots.numpy())
+        if projected or taken > self._most // 2:
+            self.settle()
+            _inject(self._tables, hidden.numpy(), projected, *rows)
+            return
+        _keep(hidden.numpy(), *rows, self._waiting, self._count)
+        self._count += taken
+
+    def settle(self) -> None:
+        """Write the rows that wait; call before the pool is read, or written by someone else."""
+        count, self._count = self._count, 0
+        if count > 0:
+            features, positions, slots = (each[:count] for each in self._waiting)
+            _inject(self._tables, features, False, _NO_LENS, count, positions, slots)
+
+    @property
+    def waiting(self) -> int:
+        """Rows that wait."""
+        return self._count
+
+
+def settle(model: Any) -> None:
+    """Write what waits for this draft model, if anything does, before it drafts.
+
+    After an exchange of weights or cache what waited is lost with the old ones: those tokens
+    are missing in the draft's context, which costs acceptance and nothing else.
+    """
+    injector = model.__dict__.get(INJECTOR)
+    if injector is None or not injector.waiting:
+        return
+    if injector.holds(model, injector.pool):
+        injector.settle()
+    else:
+        model.__dict__.pop(INJECTOR)
 
 
 def takes(hidden: Tensor) -> bool:
@@ -214,7 +283,13 @@ def injector_of(model: Any, pool: Any) -> Injector | None:
     stacked = model._stacked_ctx_kv_params()
     if stacked is None or stacked["bias"] is not None or not _plain(stacked["weight"]):
         return None
-    return Injector(model, pool, stacked)
+    return Injector(model, pool, stacked, waits=_settled_before_drafts(model, pool))
+
+
+def _settled_before_drafts(model: Any, pool: Any) -> bool:
+    """Whether `forward_draft` (patches/cpu_lean_stack.py) stands before all readers of the pool."""
+    drafts = getattr(type(model), "forward", None) is DFlashDraftModel.forward
+    return drafts and pool.layer_transfer_counter is None  # a cache in tiers copies it as well
 
 
 def _plain(weight: Tensor) -> bool:

@@ -9,6 +9,7 @@ so prometheus_client is imported when the first one is.
 from __future__ import annotations
 
 import math
+from collections import Counter as Tally
 from collections.abc import Sequence
 from typing import Any, NamedTuple
 
@@ -115,11 +116,12 @@ class Collector:
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
         """Count steps."""
+        for mode, count in Tally(step.plan.mode for step in steps).items():
+            self._steps.labels(**self._labels, mode=mode.value).inc(count)
+        skipped = Tally(REASONS[step.plan.mode] for step in steps if not step.plan.speculates)
+        for reason, count in skipped.items():
+            self._skips.labels(**self._labels, reason=reason).inc(count)
         for step in steps:
-            mode = step.plan.mode
-            self._steps.labels(**self._labels, mode=mode.value).inc()
-            if not step.plan.speculates:
-                self._skips.labels(**self._labels, reason=REASONS[mode]).inc()
             self._budget.observe(int(step.lengths.sum()))
             if step.seconds is not None:
                 self._measured.observe(step.seconds)

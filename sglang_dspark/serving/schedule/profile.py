@@ -25,7 +25,9 @@ TOKENS = (*range(1, 25), 27, 30, 36, 42, 48, 60, 72, 96, 128, 192, 256)
 REQUESTS = (1, 2, 4, 8, 16, 32)
 VERIFY_SHARE = 0.6  # of the time; the rest is for drafts
 LEAST_KNOTS = 3
-LEAST_KEPT = 2  # full windows; a table that ends before them was measured on a busy machine
+# A table that ends before so many full windows, or whose drafts before so many counts of requests,
+# was measured on a busy machine.
+LEAST_KEPT, LEAST_COUNTS = 2, 4
 
 Tell = Callable[[str], None]
 
@@ -80,7 +82,9 @@ def table_for(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Pr
     began = time.perf_counter()
     table = measure(key, passes, seconds, tell)
     spent = time.perf_counter() - began
-    if table.knots[-1] < LEAST_KEPT * (passes.gamma + 1) and spent > VERIFY_SHARE * seconds:
+    counts = min(LEAST_COUNTS, sum(count <= passes.most_requests for count in REQUESTS))
+    few = table.knots[-1] < LEAST_KEPT * (passes.gamma + 1) or len(table.draft_requests) < counts
+    if few and spent > VERIFY_SHARE * seconds:
         return Profiled(table, f"measured in {spent:.1f} s, too few to be kept")
     try:
         save(table, path)
@@ -97,7 +101,7 @@ def measure(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Cost
     began = time.perf_counter()
     context = min(CONTEXT, passes.longest)
     per_context = _per_context(passes, context)
-    per_request = max(0.0, _per_request(passes, context) - context * per_context)
+    per_request = _per_request(passes, context)
     knots: list[int] = []
     costs: list[float] = []
     for tokens in TOKENS:
@@ -107,7 +111,7 @@ def measure(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Cost
         if len(knots) >= LEAST_KNOTS and time.perf_counter() - began > VERIFY_SHARE * seconds:
             break
         taken = passes.verify_seconds(drafts, context, REPEATS)
-        other = len(drafts) * (per_request + context * per_context)
+        other = len(drafts) * per_request + tokens * context * per_context
         knots.append(tokens)
         costs.append(max(taken - other, 0.1 * taken))
     tell(f"step times up to {knots[-1]} tokens measured, drafts next")
@@ -132,7 +136,7 @@ def windows(tokens: int, gamma: int) -> list[int]:
 
 
 def _per_context(passes: Passes, context: int) -> float:
-    """Seconds that a token of context adds."""
+    """Seconds that a token of context adds for a row."""
     long = min(LONG, passes.longest)
     if long <= context:
         return 0.0
@@ -141,12 +145,12 @@ def _per_context(passes: Passes, context: int) -> float:
 
 
 def _per_request(passes: Passes, context: int) -> float:
-    """Seconds that a request with its context adds to a pass of the same number of tokens."""
+    """Seconds that a request adds to a pass of the same number of tokens."""
     if passes.most_requests <= passes.gamma:
         return 0.0
     together = passes.verify_seconds([passes.gamma], context, REPEATS)
     apart = passes.verify_seconds([0] * (passes.gamma + 1), context, REPEATS)
-    return (apart - together) / passes.gamma
+    return max(0.0, apart - together) / passes.gamma
 
 
 def _drafts(

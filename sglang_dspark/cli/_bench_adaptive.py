@@ -1,0 +1,192 @@
+"""`dspark bench adaptive`: the scheduler against plain decoding and every fixed gamma."""
+
+from __future__ import annotations
+
+from contextlib import ExitStack
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sglang_dspark.loadtest.adaptive import Figure, Journal, Plan
+    from sglang_dspark.loadtest.server import ServerSpec
+
+FULL_USERS, QUICK_USERS = "1,2,4,8,16,32", "1,8"
+TRIALS, QUICK_TRIALS = 3, 1
+
+
+def adaptive(
+    quick: Annotated[
+        bool, typer.Option("--quick", help="One trial at 1 and 8 users, gamma 2 alone.")
+    ] = False,
+    concurrency: Annotated[str, typer.Option(help=f"Users at once. Default: {FULL_USERS}.")] = "",
+    gammas: Annotated[str, typer.Option(help="Fixed gammas. Default: 1 to the drafter's.")] = "",
+    trials: Annotated[
+        int | None, typer.Option(min=1, help=f"Default: {TRIALS}; fewer give no interval.")
+    ] = None,
+    mean_tokens: Annotated[int, typer.Option(min=4, help="Mean length of an answer.")] = 56,
+    out: Annotated[Path, typer.Option("--json", help="Result file.")] = Path(
+        "results/adaptive_cpu.json"
+    ),
+    figure: Annotated[
+        Path | None, typer.Option(help="Default: figures/NAME.png beside the result file.")
+    ] = None,
+    resume: Annotated[
+        Path | None, typer.Option(help="Journal of a run that was cut off, to go on with.")
+    ] = None,
+    port: Annotated[int, typer.Option(help="First port; each server takes the next.")] = 30000,
+    target: Annotated[Path | None, typer.Option(help="Default: the demo target.")] = None,
+    drafter: Annotated[Path | None, typer.Option(help="Default: the shipped drafter.")] = None,
+    device: Annotated[str, typer.Option(help="cpu or cuda. Default: what there is.")] = "",
+) -> None:
+    """Throughput of plain decoding, every fixed gamma and the scheduler at each concurrency."""
+    from rich.console import Console
+
+    from sglang_dspark.cli._progress import says_when_stopped
+    from sglang_dspark.cli.demo import hardware, resolve
+    from sglang_dspark.loadtest import adaptive_results
+    from sglang_dspark.loadtest.adaptive import FIXED, Journal, arms_of, shortened
+    from sglang_dspark.loadtest.results import write_results
+    from sglang_dspark.loadtest.server import run_directory, stop_on_signals
+    from sglang_dspark.loadtest.workload import drafter_gamma
+    from sglang_dspark.ports import require_free_port
+
+    console = Console(stderr=True, highlight=False)
+    users = _numbers(concurrency or (QUICK_USERS if quick else FULL_USERS), "--concurrency")
+    target, drafter, device = resolve(console, target, drafter, device)
+    block = drafter_gamma(drafter)
+    fixed = _gammas(gammas, block, quick)
+    arms = arms_of(fixed, max(users))
+    for number in range(len(arms)):
+        require_free_port("127.0.0.1", port + number)
+    names = tuple(arm.name for arm in arms)
+    trials = trials or (QUICK_TRIALS if quick else TRIALS)
+    plan = _plan(target, users, names, trials, mean_tokens)
+    run_dir = run_directory()
+    journal = Journal(resume or run_dir / "adaptive.jsonl", plan)
+    drafters = {f"{FIXED}{gamma}": shortened(drafter, gamma, run_dir) for gamma in fixed}
+    drafters["dspark"] = drafter
+    specs = [
+        arm.server(target, drafters, port + number, device, run_dir)
+        for number, arm in enumerate(arms)
+    ]
+    with says_when_stopped(), stop_on_signals():
+        _measure(console, specs, plan, journal, run_dir)
+    metrics = {
+        "gamma": block,
+        **adaptive_results.as_metrics(journal.figures, users),
+        "settings": {"trials": trials, "mean_tokens": mean_tokens, "quick": quick},
+    }
+    write_results(out, out.stem, hardware(device), metrics)
+    picture = figure or out.parent / "figures" / f"{out.stem}.png"
+    _draw(metrics, picture, f"Greedy decoding, {target.name} with {drafter.name}")
+    _show(console, metrics)
+    console.print(f"written to {out} and {picture}")
+
+
+def _numbers(text: str, option: str) -> tuple[int, ...]:
+    from sglang_dspark.errors import DSparkError
+
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise DSparkError(f"{option} {text!r} is not a list of numbers such as 1,4,8") from None
+
+
+def _gammas(text: str, block: int, quick: bool) -> tuple[int, ...]:
+    """The fixed gammas that are asked for, or all that the drafter was trained for."""
+    from sglang_dspark.errors import DSparkError
+
+    if not text:
+        return (min(2, block),) if quick else tuple(range(1, block + 1))
+    chosen = _numbers(text, "--gammas")
+    if len(set(chosen)) < len(chosen) or not all(1 <= gamma <= block for gamma in chosen):
+        raise DSparkError(f"--gammas {text}: the drafter was trained for 1 to {block}, each once")
+    return chosen
+
+
+def _plan(
+    target: Path, users: tuple[int, ...], arms: tuple[str, ...], trials: int, mean_tokens: int
+) -> Plan:
+    """Prompts are the evaluation set's. The guard's settings were chosen after single runs on some."""
+    from sglang_dspark.evaluation.prompts import evaluation_prompts
+    from sglang_dspark.loadtest.adaptive import Plan
+    from sglang_dspark.loadtest.workload import interleave, render
+
+    prompts = tuple(render(target, prompt) for prompt in interleave(evaluation_prompts()))
+    return Plan(prompts, users, arms, trials, mean_tokens)
+
+
+def _measure(
+    console: Console, specs: list[ServerSpec], plan: Plan, journal: Journal, run_dir: Path
+) -> None:
+    """Start the servers one after the other, freeze each, and measure what is missing."""
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.cli.demo import launch
+    from sglang_dspark.loadtest.adaptive import measure
+
+    total = len(plan.rounds())
+    if len(journal.figures) == total:
+        return
+    console.print(f"journal: {journal.path}")
+
+    def tell(figure: Figure) -> None:
+        progress("measuring", len(journal.figures), total)
+        tau = "" if figure.tau is None else f", tau {figure.tau:.2f}"
+        console.print(
+            f"trial {figure.trial + 1}, {figure.users} users, {figure.arm}: "
+            f"{figure.tokens_per_s:.1f} tokens/s{tau}"
+        )
+
+    with ExitStack() as stack:
+        servers = {}
+        for spec in specs:
+            servers[spec.name] = stack.enter_context(launch(console, spec, run_dir))
+            servers[spec.name].pause()
+        progress = stack.enter_context(stages(console))
+        measure(servers, plan, journal, tell)
+
+
+def _draw(metrics: dict[str, Any], path: Path, title: str) -> None:
+    import os
+
+    from sglang_dspark.errors import DSparkError
+    from sglang_dspark.loadtest.adaptive_results import draw
+
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        draw(metrics, title).savefig(temporary, format="png", dpi=160, metadata={"Software": None})
+        temporary.replace(path)
+    except OSError as error:
+        raise DSparkError(f"cannot write the figure {path}: {error.strerror}") from error
+
+
+def _show(console: Console, metrics: dict[str, Any]) -> None:
+    from rich import box
+    from rich.table import Table
+
+    table = Table(title="Throughput, tokens/s: greedy", box=box.SIMPLE_HEAD)
+    for name in ("users", "plain", "best fixed", "scheduled", "over plain", "over best fixed"):
+        table.add_column(name, justify="right", no_wrap=True)
+    for row in metrics["by_concurrency"]:
+        best = row["best_fixed"]
+        table.add_row(
+            str(row["concurrency"]),
+            f"{row['plain']:.1f}",
+            f"{row['fixed'][best]:.1f} ({best})",
+            f"{row['dspark']:.1f}",
+            *(_interval(row[key]) for key in ("over_plain", "over_best_fixed")),
+        )
+    console.print(table)
+    for line in metrics["verdicts"]:
+        console.print(line)
+
+
+def _interval(ratio: dict[str, Any]) -> str:
+    if ratio["low"] is None:
+        return f"{ratio['mid']:.2f}"
+    return f"{ratio['mid']:.2f} ({ratio['low']:.2f}-{ratio['high']:.2f})"
