@@ -13,6 +13,7 @@ import triton.language as tl
 from torch import Tensor
 
 from sglang_dspark.kernels.grouped_layout import FP8, SCALE_BLOCK
+from sglang_dspark.kernels.rounding import fp8_quotients, narrowed
 
 _ROWS = 16  # rows a program
 
@@ -30,26 +31,19 @@ def fp8_rows(x: Tensor) -> tuple[Tensor, Tensor]:
     scales = torch.empty(*x.shape[:-1], groups, dtype=torch.float32, device=x.device)
     if codes.numel():
         rows = x.numel() // k
-        _fp8_rows_kernel[(triton.cdiv(rows, _ROWS), groups)](x, codes, scales, rows, k, block=_ROWS)
+        _fp8_rows_kernel[(triton.cdiv(rows, _ROWS), groups)](
+            x, codes, scales, rows, k, interpreted=not x.is_cuda, block=_ROWS
+        )
     return codes, scales
 
 
 @triton.jit
-def to_fp8(values):
-    """[128, rows] float32 -> values / scale, to be stored as FP8, and scales [rows]; NaN stays."""
-    amax = tl.max(tl.abs(values), 0)
-    scale = tl.where(amax > 0, tl.maximum(tl.div_rn(amax, 448.0), 1.1754943508222875e-38), 1.0)
-    quotient = tl.div_rn(values, tl.broadcast_to(scale[None, :], values.shape))
-    return tl.clamp(quotient, -448.0, 448.0, propagate_nan=tl.PropagateNan.ALL), scale
-
-
-@triton.jit
-def _fp8_rows_kernel(x, codes, scales, rows, k, block: tl.constexpr):
+def _fp8_rows_kernel(x, codes, scales, rows, k, interpreted: tl.constexpr, block: tl.constexpr):
     row = tl.program_id(0).to(tl.int64) * block + tl.arange(0, block)
     column = tl.program_id(1) * 128 + tl.arange(0, 128)
     inside = (column < k)[:, None] & (row < rows)[None, :]
     place = row[None, :] * k + column[:, None]
     values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
-    quotient, scale = to_fp8(values)
-    tl.store(codes + place, quotient.to(codes.dtype.element_ty), mask=inside)
+    quotient, scale = fp8_quotients(values)
+    tl.store(codes + place, narrowed(quotient, codes.dtype.element_ty, interpreted), mask=inside)
     tl.store(scales + row * tl.num_programs(1) + tl.program_id(1), scale, mask=row < rows)

@@ -35,16 +35,19 @@ class Tiling:
         return options
 
 
-def tiling(group: int, form: str, x_scaled: bool, fp8_out: bool) -> Tiling:
-    """For groups of about so many rows, weights of a format, FP8 rows in, FP8 rows out.
+def tiling(group: int, form: str, x_scaled: bool, swiglu: bool, fp8_out: bool) -> Tiling:
+    """For groups of about so many rows, weights of a format, FP8 rows in, SwiGLU, FP8 rows out.
 
     A step is 128 deep, one group of FP8 scales; BF16 has none and takes half of that where tiles
-    are large. FP8 rows out need all 128 columns of a scale in one tile.
+    are large. FP8 rows out need all 128 columns of a scale in one tile. SwiGLU has two accumulators
+    and scaled formats a partial sum beside each: 128 rows of those would spill registers.
     """
     block_m = min(128, max(16, triton.next_power_of_2(max(group, 1))))
     if block_m <= 32:
-        columns = SCALE_BLOCK if fp8_out else 64
-        return Tiling(block_m, columns, SCALE_BLOCK, 1, 4, 3 if form == "bf16" else 4, 2)
-    deep = 64 if form == "bf16" else SCALE_BLOCK
-    wide = x_scaled or form == "bf16"
-    return Tiling(block_m, SCALE_BLOCK, deep, 8, 8, 3 if wide else 2, 1)
+        columns, warps = (SCALE_BLOCK, 8) if fp8_out else (64, 4)
+        stages, programs = 3 if form == "bf16" else 4, 8 // warps
+        return Tiling(block_m, columns, SCALE_BLOCK, 8, warps, stages, programs)
+    if form == "bf16":
+        return Tiling(block_m, SCALE_BLOCK, SCALE_BLOCK // 2, 8, 8, 3, 1)
+    rows = min(block_m, 64) if swiglu or not x_scaled else block_m
+    return Tiling(rows, SCALE_BLOCK, SCALE_BLOCK, 8, 8, 3 if x_scaled else 2, 1)

@@ -30,7 +30,6 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_dspark.kernels.fp8_rows import to_fp8
 from sglang_dspark.kernels.grouped_config import Tiling, tiling
 from sglang_dspark.kernels.grouped_layout import (
     FP8,
@@ -41,7 +40,14 @@ from sglang_dspark.kernels.grouped_layout import (
     check_routed,
     weight_format,
 )
-from sglang_dspark.kernels.grouped_weights import add_product, load_rows
+from sglang_dspark.kernels.grouped_schedule import (
+    bounds,
+    group_of_tile,
+    tile_place,
+    tiles_of_groups,
+)
+from sglang_dspark.kernels.grouped_weights import add_product, load_rows, load_scales
+from sglang_dspark.kernels.rounding import fp8_quotients, narrowed
 from sglang_dspark.kernels.routing import sum_pairs
 
 
@@ -149,7 +155,8 @@ def _launch(
         return out
     masked = isinstance(operands, MaskedOperands)
     gather = None if isinstance(operands, MaskedOperands) else operands.pairs
-    how = tiling(rows // experts, weight_format(operands), x.dtype == FP8, out_scale is not None)
+    form = weight_format(operands)
+    how = tiling(rows // experts, form, x.dtype == FP8, swiglu, out_scale is not None)
     columns = n // 2 if swiglu else n
     tiles = (rows // how.block_m + experts + 1) * triton.cdiv(columns, how.block_n)
     _grouped_kernel[(min(tiles, _programs(x.device, how)),)](
@@ -178,7 +185,7 @@ def _launch(
         scatter=pairs is not None,
         swiglu=swiglu,
         fp8_out=out_scale is not None,
-        form=weight_format(operands),
+        form=form,
         x_scaled=operands.x_scale is not None,
         # The interpreter multiplies the bit patterns of BF16; their products are exact in float32.
         upcast=not x.is_cuda,
@@ -229,41 +236,27 @@ def _grouped_kernel(
     block_k: tl.constexpr,
     row_tiles: tl.constexpr,
 ):
-    group = tl.arange(0, groups_block)
-    first, _, limit = _bounds(places, group, size, experts, masked)
-    needed = (limit - first + block_m - 1) // block_m
-    last = tl.cumsum(needed, 0)
-    total = tl.sum(needed, 0)
+    last, needed, total = tiles_of_groups(places, size, experts, masked, groups_block, block_m)
     width = n // 2 if swiglu else n
     column_tiles = (width + block_n - 1) // block_n
     for tile in range(tl.program_id(0), total * column_tiles, tl.num_programs(0)):
-        # `row_tiles` tiles of rows go through all columns together: weights are read once for them.
-        band = tile // (row_tiles * column_tiles) * row_tiles
-        height = tl.minimum(total - band, row_tiles)
-        inside = tile - band * column_tiles
-        row_tile = band + inside % height
-        mine = tl.sum((last <= row_tile).to(tl.int32), 0)  # the padding is group E
-        before = tl.sum(tl.where(last <= row_tile, needed, 0), 0)
-        start, end, edge = _bounds(places, mine, size, experts, masked)
-        rows = (start + (row_tile - before) * block_m).to(tl.int64) + tl.arange(0, block_m)
+        row_tile, column_tile = tile_place(tile, total, column_tiles, row_tiles)
+        group, before = group_of_tile(row_tile, last, needed)
+        start, end, edge = bounds(places, group, size, experts, masked)
+        start += (row_tile - before) * block_m
+        rows = start.to(tl.int64) + tl.arange(0, block_m)
         row_ok = rows < end
-        expert = tl.minimum(mine, experts - 1).to(tl.int64)
+        expert = tl.minimum(group, experts - 1).to(tl.int64)  # the padding is group E
         source = rows
         if top_k > 0:
             source = (tl.load(gather + rows, mask=row_ok, other=0) // top_k).to(tl.int64)
-        columns = inside // height * block_n + tl.arange(0, block_n)
+        columns = column_tile * block_n + tl.arange(0, block_n)
         column_ok = columns < width
-        depth = tl.where(start + (row_tile - before) * block_m < end, k, 0)
         acc = tl.zeros((block_n, block_m), tl.float32)
         up = acc
-        for step in range(0, depth, block_k):
-            even, odd = load_rows(
-                x, source, row_ok, step, k, form == "mxfp4" or form == "nvfp4", upcast, block_k
-            )
-            own = tl.zeros((block_m,), tl.float32)
-            if x_scaled:
-                place = source * ((k + 127) // 128) + step // 128
-                own = tl.load(x_scale + place, mask=row_ok, other=0.0)
+        for step in range(0, tl.where(start < end, k, 0), block_k):
+            even, odd = load_rows(x, source, row_ok, step, k, form, upcast, block_k)
+            own = load_scales(x_scale, source, row_ok, step, k, x_scaled)
             acc = add_product(
                 acc, even, odd, own, w, w_scale, expert, columns, column_ok, step, n, k,
                 form, x_scaled, block_k,
@@ -275,40 +268,20 @@ def _grouped_kernel(
                 )  # fmt: skip
         if form == "nvfp4":
             overall = tl.load(w_global + expert)
-            acc = acc * overall
-            up = up * overall
+            acc, up = acc * overall, up * overall
         if swiglu:
             acc = acc / (1.0 + tl.exp(-acc)) * up
-        target = rows
-        keep = rows < edge
+        target, keep = rows, rows < edge
         if scatter:
             keep = row_ok if masked else keep
             target = tl.load(pairs + rows, mask=keep, other=0).to(tl.int64)
             acc = acc * tl.load(weights + target, mask=keep, other=0.0)[None, :]
         acc = tl.where(row_ok[None, :], acc, 0.0)
         if fp8_out:
-            acc, scale = to_fp8(acc)
-            at = rows * ((width + 127) // 128) + inside // height
-            tl.store(out_scale + at, scale, mask=keep)
+            acc, scale = fp8_quotients(acc)
+            tl.store(out_scale + rows * ((width + 127) // 128) + column_tile, scale, mask=keep)
         tl.store(
             out + target[None, :] * width + columns[:, None],
-            acc.to(out.dtype.element_ty),
+            narrowed(acc, out.dtype.element_ty, upcast),
             mask=keep[None, :] & column_ok[:, None],
         )
-
-
-@triton.jit
-def _bounds(places, group, size, experts, masked: tl.constexpr):
-    """First row of a group, the row behind its last, and where the next one begins: rows from the
-    second to the third become zero. Groups beyond the last one have none. int32."""
-    real = group < experts
-    if masked:
-        first = tl.minimum(group, experts) * size
-        end = first + tl.load(places + group, mask=real, other=0)
-        limit = tl.where(real, first + size, first)
-    else:
-        first = tl.load(places + group, mask=group <= experts, other=size)
-        end = tl.load(places + group + 1, mask=real, other=0)
-        end = tl.where(real, end, first)
-        limit = tl.where(real, end, size)
-    return first, end, limit

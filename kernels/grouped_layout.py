@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 from itertools import pairwise
+from typing import NamedTuple
 
 import torch
 from torch import Tensor
@@ -12,6 +13,14 @@ SCALE_BLOCK = 128  # FP8: weights that share a scale, both ways; activations, al
 FP8 = torch.float8_e4m3fn
 FP4_GROUPS = {"mxfp4": 32, "nvfp4": 16}  # weights along a row that share a scale
 E8M0_NAN = 255
+
+
+class Weights(NamedTuple):
+    """Weights of all experts in one of the formats, as `GroupedOperands` describes them."""
+
+    weight: Tensor
+    weight_scale: Tensor | None = None
+    weight_global: Tensor | None = None
 
 
 @dataclass(frozen=True)
@@ -116,7 +125,7 @@ class MaskedOperands:
 Operands = GroupedOperands | MaskedOperands
 
 
-def weight_format(given: Operands) -> str:
+def weight_format(given: Operands | Weights) -> str:
     """`bf16`, `fp8`, `mxfp4` or `nvfp4`, as the dtypes of weight and scale say.
 
     Raises ValueError where they are none of these.
@@ -133,7 +142,7 @@ def weight_format(given: Operands) -> str:
 
 
 def check_routed(pairs: Tensor, weights: Tensor, rows: tuple[int, ...], contiguous: bool) -> None:
-    """Raise ValueError unless pairs (one a row) and weights [T, top_k] of a scatter fit the rows."""
+    """Raise ValueError unless pairs, one a row, and weights [T, top_k] fit the rows."""
     fits = tuple(pairs.shape) == rows and pairs.dtype == torch.int32 and pairs.is_contiguous()
     _require(fits, f"pairs are {tuple(pairs.shape)} {pairs.dtype}, expected {rows} int32")
     _require(
@@ -151,7 +160,7 @@ def _check_product(given: Operands, places: Tensor) -> None:
     x, weight = given.x, given.weight
     _require(weight.dim() == 3, f"weight is {tuple(weight.shape)}, not [E, N, K]")
     format_ = weight_format(given)
-    experts, columns, width = weight.shape
+    experts, _, width = weight.shape
     k = width * 2 if format_ in FP4_GROUPS else width
     inner = x.shape[-1]
     _require(k == inner, f"x has K = {inner}, weight has K = {k}")

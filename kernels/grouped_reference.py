@@ -14,6 +14,7 @@ from sglang_dspark.kernels.grouped_layout import (
     GroupedOperands,
     MaskedOperands,
     Operands,
+    Weights,
     weight_format,
 )
 
@@ -61,7 +62,7 @@ def activation_values(x: Tensor, scale: Tensor | None) -> Tensor:
     return x.double() if scale is None else x.double() * _spread(scale, SCALE_BLOCK, x.shape[-1])
 
 
-def weight_values(operands: Operands) -> Tensor:
+def weight_values(operands: Operands | Weights) -> Tensor:
     """Weights [E, N, K] that codes and scales stand for, float64."""
     weight, scale, form = operands.weight, operands.weight_scale, weight_format(operands)
     if scale is None:

@@ -16,6 +16,7 @@ from sglang_dspark.kernels.grouped_layout import (
     SCALE_BLOCK,
     GroupedOperands,
     MaskedOperands,
+    Weights,
 )
 
 FORMATS = ("bf16", "fp8", "mxfp4", "nvfp4")
@@ -28,14 +29,6 @@ KINDS = (  # activations x weights
     "bf16 x nvfp4",
     "fp8 x nvfp4",
 )
-
-
-class Weights(NamedTuple):
-    """Weights as `GroupedOperands` takes them: codes, scales, global scales."""
-
-    weight: Tensor
-    weight_scale: Tensor | None = None
-    weight_global: Tensor | None = None
 
 
 class GroupedShape(NamedTuple):

@@ -32,7 +32,16 @@ def e8m0(code):
 
 
 @triton.jit
-def load_rows(x, rows, row_ok, step, k, fp4: tl.constexpr, upcast: tl.constexpr, block_k: tl.constexpr):  # fmt: skip
+def load_rows(
+    x,
+    rows,
+    row_ok,
+    step,
+    k,
+    form: tl.constexpr,
+    upcast: tl.constexpr,
+    block_k: tl.constexpr,
+):
     """Columns step.. of some rows of x [*, K], transposed: all [block_k, rows] twice, or for FP4
     the even and the odd ones [block_k / 2, rows]. FP8 rows stay FP8, but BF16 beside FP4."""
     inner = step + tl.arange(0, block_k)
@@ -43,13 +52,25 @@ def load_rows(x, rows, row_ok, step, k, fp4: tl.constexpr, upcast: tl.constexpr,
     )
     if upcast:
         tile = tile.to(tl.float32)
-    if fp4:
+    if form == "mxfp4" or form == "nvfp4":
         if not upcast:
             tile = tile.to(tl.bfloat16)
         even, odd = tl.split(tl.reshape(tile, (rows.shape[0], block_k // 2, 2)))
     else:
         even, odd = tile, tile
     return tl.trans(even), tl.trans(odd)
+
+
+@triton.jit
+def load_scales(x_scale, rows, row_ok, step, k, x_scaled: tl.constexpr):
+    """Scales [rows] of the columns step.. of FP8 rows; zeros, not to be used, where there are
+    none."""
+    if x_scaled:
+        place = rows * ((k + 127) // 128) + step // 128
+        scales = tl.load(x_scale + place, mask=row_ok, other=0.0)
+    else:
+        scales = tl.zeros(rows.shape, tl.float32)
+    return scales
 
 
 @triton.jit
@@ -71,7 +92,7 @@ def add_product(
     block_k: tl.constexpr,
 ):
     """acc + W[columns, step..] X[rows, step..]^T."""
-    if form == "mxfp4" or form == "nvfp4":  # noqa: PLR1714, SIM109
+    if form == "mxfp4" or form == "nvfp4":
         low, high = _fp4(w, w_scale, expert, columns, column_ok, step, n, k, form, block_k)
         low, high = low.to(even.dtype), high.to(even.dtype)
         if x_scaled:
@@ -102,7 +123,18 @@ def add_product(
 
 
 @triton.jit
-def _fp4(w, w_scale, expert, columns, column_ok, step, n, k, form: tl.constexpr, block_k: tl.constexpr):  # fmt: skip
+def _fp4(
+    w,
+    w_scale,
+    expert,
+    columns,
+    column_ok,
+    step,
+    n,
+    k,
+    form: tl.constexpr,
+    block_k: tl.constexpr,
+):
     """Scaled weights of the even and of the odd columns step.., [columns, block_k / 2] float32."""
     group: tl.constexpr = 32 if form == "mxfp4" else 16
     half: tl.constexpr = block_k // 2

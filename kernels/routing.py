@@ -15,6 +15,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
+from sglang_dspark.kernels.rounding import narrowed
+
 _COLUMNS = 1024  # columns a program of the sum
 _PAIRS = 1024  # pairs a step of the sort
 
@@ -60,7 +62,8 @@ def sum_pairs(products: Tensor) -> Tensor:
     out = torch.empty(tokens, columns, dtype=products.dtype, device=products.device)
     if out.numel():
         grid = (tokens, triton.cdiv(columns, _COLUMNS))
-        _sum_kernel[grid](products.contiguous(), out, columns, top_k=top_k, block=_COLUMNS)
+        how = {"interpreted": not out.is_cuda, "block": _COLUMNS}
+        _sum_kernel[grid](products.contiguous(), out, columns, top_k=top_k, **how)
     return out
 
 
@@ -108,7 +111,14 @@ def _experts(ids, pair, count, experts):
 
 
 @triton.jit
-def _sum_kernel(products, out, columns, top_k: tl.constexpr, block: tl.constexpr):
+def _sum_kernel(
+    products,
+    out,
+    columns,
+    top_k: tl.constexpr,
+    interpreted: tl.constexpr,
+    block: tl.constexpr,
+):
     token = tl.program_id(0).to(tl.int64)
     column = tl.program_id(1) * block + tl.arange(0, block)
     inside = column < columns
@@ -116,4 +126,5 @@ def _sum_kernel(products, out, columns, top_k: tl.constexpr, block: tl.constexpr
     for choice in range(1, top_k):
         place = (token * top_k + choice) * columns + column
         total += tl.load(products + place, mask=inside).to(tl.float32)
-    tl.store(out + token * columns + column, total.to(out.dtype.element_ty), mask=inside)
+    total = narrowed(total, out.dtype.element_ty, interpreted)
+    tl.store(out + token * columns + column, total, mask=inside)
