@@ -77,25 +77,26 @@ def others(capability: int) -> dict[str, dict[str, int | bool]]:
     return {name: compiled(*case, {}, capability) for name, case in cases.items()}
 
 
-def cases(capability: int) -> dict[str, tuple[str, int, dict]]:
-    """By name: every format for few and many rows as it is used in a layer; on Blackwell FP4."""
+def cases(capability: int, every: bool) -> dict[str, tuple[str, int, dict]]:
+    """By name: formats for few and many rows as they are used in a layer; on Blackwell FP4."""
     kinds = KINDS if capability == 90 else tuple(k for k in KINDS if k.endswith("fp4"))
     found = {}
     for i, kind in enumerate(kinds):
-        way = {**GATE_UP, "fp8_out": kind.startswith("fp8")}
-        found[f"{kind}, gate-up, 16"] = (kind, 16, way)
-        found[f"{kind}, gate-up, 128"] = (kind, 128, way)
-        if capability == 90:
-            found[f"{kind}, down, {(16, 128)[i % 2]}"] = (kind, (16, 128)[i % 2], DOWN)
+        for turn, group in enumerate((16, 128)):
+            way = {**GATE_UP, "fp8_out": kind.startswith("fp8")}
+            if every or (i % 2 == turn and (capability == 90 or i in (0, 3))):
+                found[f"{kind}, gate-up, {group}"] = (kind, group, way)
+            if every or (i % 2 != turn and capability == 90 and not kind.startswith("bf16")):
+                found[f"{kind}, down, {group}"] = (kind, group, DOWN)
     return found
 
 
 def main() -> None:
-    report = {}
+    """A choice of them; all with the argument `every`, which takes a minute."""
+    report = others(90)
     for capability in (90, 100):
-        for name, case in cases(capability).items():
+        for name, case in cases(capability, "every" in sys.argv).items():
             report[f"{capability}: {name}"] = grouped(*case, capability)
-    report.update(others(90))
     json.dump(report, sys.stdout)
 
 
