@@ -1,4 +1,4 @@
-"""`dspark bench experts`: the experts' kernels on this machine's GPU beside other implementations."""
+"""`dspark bench experts`: our expert kernels on this machine's GPU beside other implementations."""
 
 from __future__ import annotations
 
@@ -71,8 +71,9 @@ def _without_device(console: Any, counts: tuple[int, ...]) -> None:
         console.print(f"{kind}: calc_diff {diff:.1e} against float64, in the interpreter")
     ceilings = bench_experts.NOMINAL_H100
     table = Table(title=f"Least time, {ceilings.source}: a plan", box=box.SIMPLE_HEAD)
-    for name in ("layer", "tokens", "routing", "format", "experts", "least us", "bound"):
-        table.add_column(name, justify="left" if name in ("layer", "routing") else "right")
+    table.add_column("layer", no_wrap=True, min_width=17)
+    for name in ("tokens", "routing", "format", "experts", "least us", "bound"):
+        table.add_column(name, justify="right")
     for row in bench_experts.plan(counts, ceilings):
         least = f"{row['least_us']:.1f}"
         parts = [str(row[key]) for key in ("layer", "tokens", "routing", "format", "experts")]
