@@ -65,16 +65,16 @@ def _without_device(console: Any, counts: tuple[int, ...]) -> None:
     from rich.table import Table
 
     from sglang_dspark.kernels import bench_experts
+    from sglang_dspark.kernels.expert_layers import NOMINAL_H100
 
     console.print("no CUDA device here: nothing is measured and no result file is written")
     for kind, diff in bench_experts.interpreted_correctness().items():
         console.print(f"{kind}: calc_diff {diff:.1e} against float64, in the interpreter")
-    ceilings = bench_experts.NOMINAL_H100
-    table = Table(title=f"Least time, {ceilings.source}: a plan", box=box.SIMPLE_HEAD)
+    table = Table(title=f"Least time, {NOMINAL_H100.source}: a plan", box=box.SIMPLE_HEAD)
     table.add_column("layer", no_wrap=True, min_width=17)
     for name in ("tokens", "routing", "format", "experts", "least us", "bound"):
         table.add_column(name, justify="right")
-    for row in bench_experts.plan(counts, ceilings):
+    for row in bench_experts.plan(counts, NOMINAL_H100):
         least = f"{row['least_us']:.1f}"
         parts = [str(row[key]) for key in ("layer", "tokens", "routing", "format", "experts")]
         table.add_row(*parts, least, row["bound"])
