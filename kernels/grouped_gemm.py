@@ -2,169 +2,286 @@
 one launch over ragged groups.
 
 Two layouts, named as DeepGEMM names them. Contiguous: rows sorted by expert, end to end, without
-DeepGEMM's alignment of the groups. Masked: a fixed number of slots for each expert, of which a
-count on the device says how many are in use; its launch has the same shape whatever the counts.
-Contiguous groups are cut into tiles on the device and the grid is sized by a bound that needs no
-count from it. So neither synchronises, and both can be captured in a graph. One program makes one
-output tile and sums over K in order: no atomics, the same bits in every run.
+DeepGEMM's alignment of the groups; the rows may also lie anywhere and be gathered. Masked: a fixed
+number of slots for each expert, of which a count on the device says how many are in use.
 
-Weights are BF16, or FP8 E4M3 with one float32 scale per 128 x 128 (DeepSeek); activations are BF16,
-or FP8 with one float32 scale per 1 x 128 beside FP8 weights. Partial sums of 128 columns are scaled
-and added in float32, which also bounds what FP8 tensor cores lose in their short accumulators.
-The reference is `kernels/grouped_reference.py`.
+Scheduling is persistent: as many programs as the device holds, each of which reads the group sizes,
+cuts the groups into tiles as all others do, and takes every P-th tile. No size travels to the host
+and no launch precedes this one, so it neither synchronises nor depends on the routing, and can be
+captured in a graph. One program makes one output tile and sums over K in order: no atomics, the
+same bits in every run.
+
+Formats are those of `GroupedOperands`. Partial sums of 128 columns of FP8 are scaled and added in
+float32, which also bounds what FP8 tensor cores lose in their short accumulators. On the way out,
+by choice: SwiGLU of the two halves of the weights' rows; quantisation to FP8 with one scale per
+1 x 128 (as `fp8_rows` does it); each row times its routing weight, to the place of its (token,
+choice) pair, after which `routing.sum_pairs` adds the choices of a token in order.
+
+The reference is `kernels/grouped_reference.py`. No figure of these kernels has been taken on a GPU.
 """
 
 from __future__ import annotations
+
+from functools import lru_cache
+from typing import NamedTuple
 
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from sglang_dspark.kernels.grouped_config import Tiling, tiling
 from sglang_dspark.kernels.grouped_layout import (
+    FP8,
     SCALE_BLOCK,
     GroupedOperands,
     MaskedOperands,
-    Tiles,
-    contiguous_tiles,
-    masked_tiles,
+    Operands,
+    check_routed,
+    weight_format,
 )
+from sglang_dspark.kernels.grouped_schedule import (
+    bounds,
+    group_of_tile,
+    tile_place,
+    tiles_of_groups,
+)
+from sglang_dspark.kernels.grouped_weights import add_product, load_rows, load_scales
+from sglang_dspark.kernels.rounding import fp8_quotients, narrowed
+from sglang_dspark.kernels.routing import sum_pairs
+
+
+class Activations(NamedTuple):
+    """Rows in BF16 or float32 without scales, or in FP8 with scales [..., ceil(width/128)]."""
+
+    x: Tensor
+    x_scale: Tensor | None = None
 
 
 def m_grouped_gemm_nt_contiguous(operands: GroupedOperands) -> Tensor:
     """Y [M, N] in `operands.out_dtype`; rows behind the last group are exactly zero.
 
     Raises ValueError where shapes, dtypes or scales do not fit each other; on the CPU, where values
-    can be read for nothing, also for group offsets out of order.
+    can be read for nothing, also for group offsets out of order and for NaN or infinite weights.
     """
-    operands.check()
-    rows, experts = operands.x.shape[0], operands.weight.shape[0]
-    how = _options(operands, rows // experts)
-    return _launch(operands, contiguous_tiles(operands.offsets, rows, how["block_m"]), how)
+    return _plain(operands)
 
 
 def m_grouped_gemm_nt_masked(operands: MaskedOperands) -> Tensor:
     """Y [E, C, N] in `operands.out_dtype`; slots that are not in use become exactly zero.
 
-    Raises ValueError where shapes, dtypes or scales do not fit each other; on the CPU also for
-    counts beyond the slots.
+    Raises ValueError as the contiguous one does; on the CPU also for counts beyond the slots.
     """
+    return _plain(operands)
+
+
+def m_grouped_swiglu_nt_contiguous(operands: GroupedOperands, fp8: bool = False) -> Activations:
+    """silu(X G^T) * (X U^T) [M, N/2], the weights' rows being those of G, then those of U.
+
+    In `operands.out_dtype`, or with fp8 in FP8 with float32 scales [M, ceil(N/2/128)]; padding rows
+    are exactly zero, their scale is one. ValueError as for the product, and for odd N.
+    """
+    return _swiglu(operands, fp8)
+
+
+def m_grouped_swiglu_nt_masked(operands: MaskedOperands, fp8: bool = False) -> Activations:
+    """The same over slots: [E, C, N/2], scales [E, C, ceil(N/2/128)]."""
+    return _swiglu(operands, fp8)
+
+
+def m_grouped_scatter_nt_contiguous(
+    operands: GroupedOperands, pairs: Tensor, weights: Tensor
+) -> Tensor:
+    """[T, N]: row i times weights.flatten()[pairs[i]], summed by token, choices in order.
+
+    pairs: [M] int32, a permutation of the T * top_k pairs (token * top_k + choice), as
+    `routing.route` gives it; rows behind the last group count as zero. weights: [T, top_k] float32.
+    Products are rounded to `operands.out_dtype`, sums are float32. ValueError as for the product.
+    """
+    if operands.pairs is not None:
+        raise ValueError("grouped GEMM: rows are gathered by the first product, not by the second")
+    return _scattered(operands, pairs, weights)
+
+
+def m_grouped_scatter_nt_masked(operands: MaskedOperands, pairs: Tensor, weights: Tensor) -> Tensor:
+    """[T, N], pairs [E, C] int32 of the slots in use; pairs without a slot count as zero."""
+    return _scattered(operands, pairs, weights)
+
+
+def _plain(operands: Operands) -> Tensor:
     operands.check()
-    slots = operands.x.shape[1]
-    how = _options(operands, slots)
-    return _launch(operands, masked_tiles(operands.counts, slots, how["block_m"]), how)
+    shape = (*operands.rows, operands.weight.shape[1])
+    out = torch.empty(shape, dtype=operands.out_dtype, device=operands.x.device)
+    return _launch(operands, out)
 
 
-def _options(operands: GroupedOperands | MaskedOperands, group: int) -> dict[str, int]:
-    scaled = (part is not None for part in (operands.x_scale, operands.weight_scale))
-    return launch_options(group, *scaled)
+def _swiglu(operands: Operands, fp8: bool) -> Activations:
+    operands.check()
+    columns, odd = divmod(operands.weight.shape[1], 2)
+    if odd:
+        raise ValueError(f"grouped GEMM: {2 * columns + 1} rows of gate and up together are odd")
+    dtype, device = FP8 if fp8 else operands.out_dtype, operands.x.device
+    out = torch.empty(*operands.rows, columns, dtype=dtype, device=device)
+    scale = None
+    if fp8:
+        groups = triton.cdiv(columns, SCALE_BLOCK)
+        scale = torch.empty(*operands.rows, groups, dtype=torch.float32, device=device)
+    return Activations(_launch(operands, out, swiglu=True, out_scale=scale), scale)
+
+
+def _scattered(operands: Operands, pairs: Tensor, weights: Tensor) -> Tensor:
+    operands.check()
+    masked = isinstance(operands, MaskedOperands)
+    check_routed(pairs, weights, operands.rows, contiguous=not masked)
+    shape = (*weights.shape, operands.weight.shape[1])
+    make = torch.zeros if masked else torch.empty  # a permutation of pairs fills all places
+    out = make(shape, dtype=operands.out_dtype, device=operands.x.device)
+    return sum_pairs(_launch(operands, out, pairs=pairs, weights=weights))
 
 
 def _launch(
-    operands: GroupedOperands | MaskedOperands, tiles: Tiles, how: dict[str, int]
+    operands: Operands,
+    out: Tensor,
+    swiglu: bool = False,
+    out_scale: Tensor | None = None,
+    pairs: Tensor | None = None,
+    weights: Tensor | None = None,
 ) -> Tensor:
-    (*rows, inner), columns = operands.x.shape, operands.weight.shape[1]
-    device = operands.x.device
-    out = torch.empty(*rows, columns, dtype=operands.out_dtype, device=device)
-    if not out.numel():
+    x, n, experts = operands.x, operands.weight.shape[1], operands.weight.shape[0]
+    rows = 1
+    for size in operands.rows:
+        rows *= size
+    if not rows or not n:
         return out
-    _grouped_kernel[(len(tiles.expert), triton.cdiv(columns, how["block_n"]))](
-        operands.x,
+    masked = isinstance(operands, MaskedOperands)
+    gather = None if isinstance(operands, MaskedOperands) else operands.pairs
+    form = weight_format(operands)
+    how = tiling(rows // experts, form, x.dtype == FP8, swiglu, out_scale is not None)
+    columns = n // 2 if swiglu else n
+    tiles = (rows // how.block_m + experts + 1) * triton.cdiv(columns, how.block_n)
+    _grouped_kernel[(min(tiles, _programs(x.device, how)),)](
+        x,
         operands.weight,
         out,
-        operands.x if operands.x_scale is None else operands.x_scale,
-        operands.x if operands.weight_scale is None else operands.weight_scale,
-        *tiles,
-        columns,
-        inner,
-        triton.cdiv(columns, SCALE_BLOCK),
-        triton.cdiv(inner, SCALE_BLOCK),
+        *(
+            x if part is None else part
+            for part in (
+                operands.x_scale,
+                operands.weight_scale,
+                operands.weight_global,
+                out_scale,
+                gather,
+                pairs,
+                weights,
+            )
+        ),
+        operands.counts if isinstance(operands, MaskedOperands) else operands.offsets,
+        operands.rows[-1],
+        experts,
+        n,
+        x.shape[-1],
+        masked=masked,
+        top_k=0 if gather is None else operands.top_k,  # type: ignore[union-attr]
+        scatter=pairs is not None,
+        swiglu=swiglu,
+        fp8_out=out_scale is not None,
+        form=form,
+        x_scaled=operands.x_scale is not None,
         # The interpreter multiplies the bit patterns of BF16; their products are exact in float32.
-        upcast=not operands.x.is_cuda,
-        **how,
+        upcast=not x.is_cuda,
+        groups_block=triton.next_power_of_2(experts + 1),
+        **how.as_options(),
     )
     return out
 
 
-def launch_options(group: int, x_scaled: bool, w_scaled: bool) -> dict[str, int]:
-    """Tile shape and launch parameters for groups of about so many rows, by keyword of the kernel.
+def _programs(device: torch.device, how: Tiling) -> int:
+    """How many programs share the tiles."""
+    return 3 if device.type == "cpu" else _processors(device) * how.programs
 
-    A tile has as many rows as a group, 16 (decode) to 128 (prefill), and its columns lie within one
-    block of weight scales. A step is one group of scales, or 64 columns without scales.
-    """
-    block_m = min(128, max(16, triton.next_power_of_2(max(group, 1))))
-    return {
-        "x_scaled": x_scaled,
-        "w_scaled": w_scaled,
-        "block_m": block_m,
-        "block_n": SCALE_BLOCK,
-        "block_k": SCALE_BLOCK if w_scaled else 64,
-        "num_warps": 8 if block_m == 128 else 4,
-        "num_stages": 3,
-    }
+
+@lru_cache
+def _processors(device: torch.device) -> int:
+    return torch.cuda.get_device_properties(device).multi_processor_count
 
 
 @triton.jit
 def _grouped_kernel(
-    x,  # [M, K]
-    w,  # [E, N, K]
-    out,  # [M, N]
-    x_scale,  # [M, ceil(K/128)]
-    w_scale,  # [E, ceil(N/128), ceil(K/128)]
-    tile_expert,  # the four parts of Tiles
-    tile_row,
-    ends,
-    limits,
+    x,  # [M, K], [E, C, K], or [T, K] to gather from
+    w,  # [E, N, K] or [E, N, K / 2]
+    out,  # [M, N], N / 2 with swiglu, [T, top_k, N] with scatter
+    x_scale,  # [M, ceil(K / 128)]
+    w_scale,
+    w_global,  # [E]
+    out_scale,  # [M, ceil(N / 2 / 128)]
+    gather,  # [M] int32
+    pairs,  # [M] int32
+    weights,  # [T, top_k]
+    places,  # offsets [E + 1] or counts [E]
+    size,  # rows of the contiguous layout, slots of an expert of the masked one
+    experts,
     n,
     k,
-    n_scales,
-    k_scales,
+    masked: tl.constexpr,
+    top_k: tl.constexpr,  # 0: rows are not gathered
+    scatter: tl.constexpr,
+    swiglu: tl.constexpr,
+    fp8_out: tl.constexpr,
+    form: tl.constexpr,
     x_scaled: tl.constexpr,
-    w_scaled: tl.constexpr,
     upcast: tl.constexpr,
+    groups_block: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
     block_k: tl.constexpr,
+    row_tiles: tl.constexpr,
 ):
-    tile = tl.program_id(0)
-    column_tile = tl.program_id(1)
-    expert = tl.load(tile_expert + tile).to(tl.int64)
-    if expert >= 0:
-        first = tl.load(tile_row + tile)
-        end = tl.load(ends + expert)
-        rows = first.to(tl.int64) + tl.arange(0, block_m)
-        columns = column_tile * block_n + tl.arange(0, block_n)
+    last, needed, total = tiles_of_groups(places, size, experts, masked, groups_block, block_m)
+    width = n // 2 if swiglu else n
+    column_tiles = (width + block_n - 1) // block_n
+    for tile in range(tl.program_id(0), total * column_tiles, tl.num_programs(0)):
+        row_tile, column_tile = tile_place(tile, total, column_tiles, row_tiles)
+        group, before = group_of_tile(row_tile, last, needed)
+        start, end, edge = bounds(places, group, size, experts, masked)
+        start += (row_tile - before) * block_m
+        rows = start.to(tl.int64) + tl.arange(0, block_m)
         row_ok = rows < end
-        column_ok = columns < n
-        acc = tl.full((block_m, block_n), 0.0, tl.float32)
-        if first < end:
-            scale_row = w_scale + (expert * n_scales + column_tile) * k_scales
-            for step in range(0, k, block_k):
-                inner = step + tl.arange(0, block_k)
-                inner_ok = inner < k
-                a = tl.load(
-                    x + rows[:, None] * k + inner[None, :],
-                    mask=row_ok[:, None] & inner_ok[None, :],
-                    other=0.0,
-                )
-                b = tl.load(
-                    w + (expert * n + columns[None, :]) * k + inner[:, None],
-                    mask=inner_ok[:, None] & column_ok[None, :],
-                    other=0.0,
-                )
-                if upcast:
-                    a, b = a.to(tl.float32), b.to(tl.float32)
-                elif w_scaled and not x_scaled:
-                    b = b.to(a.dtype)  # E4M3 is exact in BF16
-                part = tl.dot(a, b, input_precision="ieee")
-                if w_scaled:
-                    part = part * tl.load(scale_row + step // block_k)
-                if x_scaled:
-                    own = tl.load(x_scale + rows * k_scales + step // block_k, row_ok, other=0.0)
-                    part = part * own[:, None]
-                acc += part
+        expert = tl.minimum(group, experts - 1).to(tl.int64)  # the padding is group E
+        source = rows
+        if top_k > 0:
+            source = (tl.load(gather + rows, mask=row_ok, other=0) // top_k).to(tl.int64)
+        columns = column_tile * block_n + tl.arange(0, block_n)
+        column_ok = columns < width
+        acc = tl.zeros((block_n, block_m), tl.float32)
+        up = acc
+        for step in range(0, tl.where(start < end, k, 0), block_k):
+            even, odd = load_rows(x, source, row_ok, step, k, form, upcast, block_k)
+            own = load_scales(x_scale, source, row_ok, step, k, x_scaled)
+            acc = add_product(
+                acc, even, odd, own, w, w_scale, expert, columns, column_ok, step, n, k,
+                form, x_scaled, block_k,
+            )  # fmt: skip
+            if swiglu:
+                up = add_product(
+                    up, even, odd, own, w, w_scale, expert, columns + width, column_ok, step, n, k,
+                    form, x_scaled, block_k,
+                )  # fmt: skip
+        if form == "nvfp4":
+            overall = tl.load(w_global + expert)
+            acc, up = acc * overall, up * overall
+        if swiglu:
+            acc = acc / (1.0 + tl.exp(-acc)) * up
+        target, keep = rows, rows < edge
+        if scatter:
+            keep = row_ok if masked else keep
+            target = tl.load(pairs + rows, mask=keep, other=0).to(tl.int64)
+            acc = acc * tl.load(weights + target, mask=keep, other=0.0)[None, :]
+        acc = tl.where(row_ok[None, :], acc, 0.0)
+        if fp8_out:
+            acc, scale = fp8_quotients(acc)
+            tl.store(out_scale + rows * ((width + 127) // 128) + column_tile, scale, mask=keep)
         tl.store(
-            out + rows[:, None] * n + columns[None, :],
-            acc.to(out.dtype.element_ty),
-            mask=(rows < tl.load(limits + expert))[:, None] & column_ok[None, :],
+            out + target[None, :] * width + columns[:, None],
+            narrowed(acc, out.dtype.element_ty, upcast),
+            mask=keep[None, :] & column_ok[:, None],
         )

@@ -1,4 +1,4 @@
-"""Operands of the grouped GEMMs, what must hold between them, and ragged groups cut into tiles."""
+"""Operands of the grouped GEMMs, and what must hold between them."""
 
 from __future__ import annotations
 
@@ -9,19 +9,34 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-SCALE_BLOCK = 128
+SCALE_BLOCK = 128  # FP8: weights that share a scale, both ways; activations, along a row
 FP8 = torch.float8_e4m3fn
-NO_TILE = -1
+FP4_GROUPS = {"mxfp4": 32, "nvfp4": 16}  # weights along a row that share a scale
+E8M0_NAN = 255
+
+
+class Weights(NamedTuple):
+    """Weights of all experts in one of the formats, as `GroupedOperands` describes them."""
+
+    weight: Tensor
+    weight_scale: Tensor | None = None
+    weight_global: Tensor | None = None
 
 
 @dataclass(frozen=True)
 class GroupedOperands:
     """Arguments of an M-grouped contiguous product; all tensors contiguous, on one device.
 
-    x: [M, K] bfloat16 or float8_e4m3fn, rows sorted by expert. weight: [E, N, K] of either dtype.
+    x: [M, K] bfloat16 or float8_e4m3fn, rows sorted by expert; or, with pairs, [T, K] in any order.
+    weight, weight_scale, weight_global, by format (N out, K in):
+      bf16: [E, N, K] bfloat16.
+      fp8: [E, N, K] float8_e4m3fn; [E, ceil(N/128), ceil(K/128)] float32.
+      mxfp4: [E, N, K/2] uint8, the even column in the low four bits; [E, N, K/32] uint8 (E8M0).
+      nvfp4: [E, N, K/2] uint8; [E, N, K/16] float8_e4m3fn; [E] float32.
     offsets: [E+1] int32, group e is rows offsets[e]..offsets[e+1]; offsets[0] is 0, rows from
-    offsets[E] on are padding. x_scale: [M, ceil(K/128)], weight_scale: [E, ceil(N/128),
-    ceil(K/128)], float32, for the FP8 ones. out_dtype: bfloat16 or float32.
+    offsets[E] on are padding. x_scale: [M, ceil(K/128)] float32, for FP8 rows, which only quantised
+    weights take. out_dtype: bfloat16 or float32. pairs: [M] int32, row i of the product is that of
+    x[pairs[i] // top_k]; as `routing.route` gives it.
     """
 
     x: Tensor
@@ -30,12 +45,22 @@ class GroupedOperands:
     x_scale: Tensor | None = None
     weight_scale: Tensor | None = None
     out_dtype: torch.dtype = torch.bfloat16
+    weight_global: Tensor | None = None
+    pairs: Tensor | None = None
+    top_k: int = 1
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """(M,)."""
+        return (len(self.x if self.pairs is None else self.pairs),)
 
     def check(self) -> None:
         """Raise ValueError, in one line, where the operands do not fit each other."""
         _require(self.x.dim() == 2, f"x is {tuple(self.x.shape)}, expected [M, K]")
-        _check_product(self)
-        rows, experts = self.x.shape[0], self.weight.shape[0]
+        _check_product(self, self.offsets)
+        if self.pairs is not None:
+            self._check_pairs(self.pairs)
+        experts = self.weight.shape[0]
         found = self.offsets
         _require(
             tuple(found.shape) == (experts + 1,) and found.dtype == torch.int32,
@@ -45,9 +70,16 @@ class GroupedOperands:
             listed = found.tolist()
             ordered = all(a <= b for a, b in pairwise(listed))
             _require(
-                ordered and listed[0] == 0 and listed[-1] <= rows,
-                f"group offsets {listed} do not rise from 0 to at most {rows}",
+                ordered and listed[0] == 0 and listed[-1] <= self.rows[0],
+                f"group offsets {listed} do not rise from 0 to at most {self.rows[0]}",
             )
+
+    def _check_pairs(self, pairs: Tensor) -> None:
+        wanted = (len(self.x) * self.top_k,)
+        _require(
+            tuple(pairs.shape) == wanted and pairs.dtype == torch.int32 and pairs.is_contiguous(),
+            f"pairs are {tuple(pairs.shape)} {pairs.dtype}, expected {wanted} int32, contiguous",
+        )
 
 
 @dataclass(frozen=True)
@@ -65,12 +97,18 @@ class MaskedOperands:
     x_scale: Tensor | None = None
     weight_scale: Tensor | None = None
     out_dtype: torch.dtype = torch.bfloat16
+    weight_global: Tensor | None = None
+
+    @property
+    def rows(self) -> tuple[int, ...]:
+        """(E, C)."""
+        return tuple(self.x.shape[:2])
 
     def check(self) -> None:
         """Raise ValueError, in one line, where the operands do not fit each other."""
         _require(self.x.dim() == 3, f"x is {tuple(self.x.shape)}, expected [E, C, K]")
-        _check_product(self)
-        experts, slots = self.x.shape[:2]
+        _check_product(self, self.counts)
+        experts, slots = self.rows
         own = self.weight.shape[0]
         _require(experts == own, f"x has {experts} experts, weight has {own}")
         found = self.counts
@@ -84,77 +122,100 @@ class MaskedOperands:
             _require(fits, f"counts {listed} are not within the {slots} slots of an expert")
 
 
-def _check_product(given: GroupedOperands | MaskedOperands) -> None:
+Operands = GroupedOperands | MaskedOperands
+
+
+def weight_format(given: Operands | Weights) -> str:
+    """`bf16`, `fp8`, `mxfp4` or `nvfp4`, as the dtypes of weight and scale say.
+
+    Raises ValueError where they are none of these.
+    """
+    codes, scale = given.weight.dtype, given.weight_scale
+    if codes == torch.bfloat16:
+        return "bf16"
+    if codes == FP8:
+        return "fp8"
+    if codes == torch.uint8 and scale is not None and scale.dtype in (torch.uint8, FP8):
+        return "mxfp4" if scale.dtype == torch.uint8 else "nvfp4"
+    found = "no scale" if scale is None else f"{scale.dtype} scale"
+    raise ValueError(f"grouped GEMM: {codes} weights with {found} are no known format")
+
+
+def check_routed(pairs: Tensor, weights: Tensor, rows: tuple[int, ...], contiguous: bool) -> None:
+    """Raise ValueError unless pairs, one a row, and weights [T, top_k] fit the rows."""
+    fits = tuple(pairs.shape) == rows and pairs.dtype == torch.int32 and pairs.is_contiguous()
+    _require(fits, f"pairs are {tuple(pairs.shape)} {pairs.dtype}, expected {rows} int32")
+    _require(
+        weights.dim() == 2 and weights.dtype == torch.float32 and weights.is_contiguous(),
+        f"routing weights are {tuple(weights.shape)} {weights.dtype}, expected [T, top_k] float32",
+    )
+    _require(
+        not contiguous or weights.numel() == pairs.numel(),
+        f"{weights.numel()} routing weights for {pairs.numel()} rows",
+    )
+
+
+def _check_product(given: Operands, places: Tensor) -> None:
     """What both layouts ask of rows, weights and scales."""
     x, weight = given.x, given.weight
     _require(weight.dim() == 3, f"weight is {tuple(weight.shape)}, not [E, N, K]")
-    (*rows, inner), (experts, columns, k) = x.shape, weight.shape
+    format_ = weight_format(given)
+    experts, _, width = weight.shape
+    k = width * 2 if format_ in FP4_GROUPS else width
+    inner = x.shape[-1]
     _require(k == inner, f"x has K = {inner}, weight has K = {k}")
     _require(experts >= 1 and inner >= 1, f"{experts} experts of input width {inner}")
-    pair = (x.dtype, weight.dtype)
-    known = ((torch.bfloat16, torch.bfloat16), (torch.bfloat16, FP8), (FP8, FP8))
-    _require(pair in known, f"no product of {pair[0]} activations with {pair[1]} weights")
+    known = x.dtype == torch.bfloat16 or (x.dtype == FP8 and format_ != "bf16")
+    _require(known, f"no product of {x.dtype} activations with {format_} weights")
     outs = (torch.bfloat16, torch.float32)
     _require(given.out_dtype in outs, f"out_dtype {given.out_dtype} is none of {outs}")
-    wide, deep = -(-columns // SCALE_BLOCK), -(-inner // SCALE_BLOCK)
-    _check_scale("x_scale", x, given.x_scale, (*rows, deep))
-    _check_scale("weight_scale", weight, given.weight_scale, (experts, wide, deep))
-    places = given.offsets if isinstance(given, GroupedOperands) else given.counts
-    for part in (
-        p for p in (x, weight, places, given.x_scale, given.weight_scale) if p is not None
-    ):
+    deep = (*x.shape[:-1], -(-inner // SCALE_BLOCK))
+    _check_scale("x_scale", given.x_scale, deep if x.dtype == FP8 else None, torch.float32)
+    _check_weight_scales(given, format_, inner)
+    scales = (given.x_scale, given.weight_scale, given.weight_global)
+    for part in (p for p in (x, weight, places, *scales) if p is not None):
         _require(part.is_contiguous(), "an operand is not contiguous: call .contiguous()")
         _require(part.device == x.device, f"operands on {part.device}, {x.device}")
+    if weight.device.type == "cpu":
+        _check_values(given, format_)
 
 
-class Tiles(NamedTuple):
-    """What each program of a launch does, all int32 on the device.
-
-    expert [tiles]: whose rows; NO_TILE: nothing to do. first_row [tiles]. ends, limits [groups]:
-    rows of a group before its end are multiplied, those from there to its limit become zero.
-    """
-
-    expert: Tensor
-    first_row: Tensor
-    ends: Tensor
-    limits: Tensor
-
-
-def contiguous_tiles(offsets: Tensor, rows: int, block_m: int) -> Tiles:
-    """Cut the groups and the padding behind them into tiles of `block_m` rows, on their device.
-
-    The padding is a group of its own that ends where it begins. There are rows // block_m + E + 1
-    tiles, enough for any offsets: each of the E + 1 groups has at most one tile that is not full.
-    """
-    groups = len(offsets)  # E and the padding
-    limits = torch.cat([offsets[1:], torch.full_like(offsets[:1], rows)])
-    needed = (limits - offsets + block_m - 1) // block_m
-    last = torch.cumsum(needed, 0, dtype=torch.int32)
-    tile = torch.arange(rows // block_m + groups, dtype=torch.int32, device=offsets.device)
-    expert = torch.searchsorted(last, tile, right=True, out_int32=True)
-    own = expert.clamp(max=groups - 1).long()
-    first = offsets[own] + (tile - last[own] + needed[own]) * block_m
-    ends = torch.cat([offsets[1:], offsets[-1:]])
-    return Tiles(expert.masked_fill(expert == groups, NO_TILE), first, ends, limits)
+def _check_weight_scales(given: Operands, format_: str, inner: int) -> None:
+    experts, columns, _ = given.weight.shape
+    scale: tuple[int, ...] | None = None
+    dtype = torch.float32
+    if format_ == "fp8":
+        scale = (experts, -(-columns // SCALE_BLOCK), -(-inner // SCALE_BLOCK))
+    elif format_ in FP4_GROUPS:
+        group = FP4_GROUPS[format_]
+        _require(inner % group == 0, f"{format_} weights of width {inner}, no multiple of {group}")
+        scale = (experts, columns, inner // group)
+        dtype = torch.uint8 if format_ == "mxfp4" else FP8
+    _check_scale("weight_scale", given.weight_scale, scale, dtype)
+    overall = (experts,) if format_ == "nvfp4" else None
+    _check_scale("weight_global", given.weight_global, overall, torch.float32)
 
 
-def masked_tiles(counts: Tensor, slots: int, block_m: int) -> Tiles:
-    """Tiles of E x C slots laid end to end; their number does not depend on the counts."""
-    each = -(-slots // block_m)
-    tile = torch.arange(len(counts) * each, dtype=torch.int32, device=counts.device)
-    expert = tile // each
-    starts = torch.arange(len(counts), dtype=torch.int32, device=counts.device) * slots
-    return Tiles(expert, expert * slots + tile % each * block_m, starts + counts, starts + slots)
+def _check_values(given: Operands, format_: str) -> None:
+    """No NaN and no infinity in weights and scales, where they can be read for nothing."""
+    for name in ("weight", "weight_scale", "weight_global"):
+        part = getattr(given, name)
+        if part is None or (part.dtype == torch.uint8 and name == "weight"):
+            continue
+        bad = part == E8M0_NAN if part.dtype == torch.uint8 else ~part.float().isfinite()
+        _require(not bad.any(), f"{int(bad.sum())} values of {name} are NaN or infinite")
 
 
-def _require(ok: bool, what: str) -> None:
+def _require(ok: object, what: str) -> None:
     if not ok:
         raise ValueError(f"grouped GEMM: {what}")
 
 
-def _check_scale(name: str, tensor: Tensor, scale: Tensor | None, shape: tuple[int, ...]) -> None:
-    if tensor.dtype != FP8:
-        _require(scale is None, f"{name} given for {tensor.dtype}, which has no scales")
+def _check_scale(
+    name: str, scale: Tensor | None, shape: tuple[int, ...] | None, dtype: torch.dtype
+) -> None:
+    if shape is None:
+        _require(scale is None, f"{name} given for operands of a type which has no scales")
         return
     found = None if scale is None else (tuple(scale.shape), scale.dtype)
-    _require(found == (shape, torch.float32), f"{name} is {found}, expected {shape} float32")
+    _require(found == (shape, dtype), f"{name} is {found}, expected {shape} {dtype}")

@@ -4,15 +4,29 @@ from __future__ import annotations
 
 from itertools import pairwise
 
+import torch
 from torch import Tensor
+from torch.nn.functional import silu
 
-from sglang_dspark.kernels.grouped_layout import SCALE_BLOCK, GroupedOperands, MaskedOperands
+from sglang_dspark.kernels.grouped_layout import (
+    FP4_GROUPS,
+    SCALE_BLOCK,
+    GroupedOperands,
+    MaskedOperands,
+    Operands,
+    Weights,
+    weight_format,
+)
+
+E2M1 = (0.0, 0.5, 1.0, 1.5, 2.0, 3.0, 4.0, 6.0, -0.0, -0.5, -1.0, -1.5, -2.0, -3.0, -4.0, -6.0)
 
 
 def m_grouped_gemm_nt_contiguous_reference(operands: GroupedOperands) -> Tensor:
     """Y [M, N] float64 of `grouped_gemm.m_grouped_gemm_nt_contiguous`, on any device."""
     operands.check()
-    x, weight = _values(operands)
+    x, weight = activation_values(operands.x, operands.x_scale), weight_values(operands)
+    if operands.pairs is not None:
+        x = x[operands.pairs.long() // operands.top_k]
     out = x.new_zeros(x.shape[0], weight.shape[1])
     for e, (first, end) in enumerate(pairwise(operands.offsets.tolist())):
         out[first:end] = x[first:end] @ weight[e].T
@@ -22,26 +36,53 @@ def m_grouped_gemm_nt_contiguous_reference(operands: GroupedOperands) -> Tensor:
 def m_grouped_gemm_nt_masked_reference(operands: MaskedOperands) -> Tensor:
     """Y [E, C, N] float64 of `grouped_gemm.m_grouped_gemm_nt_masked`, on any device."""
     operands.check()
-    x, weight = _values(operands)
+    x, weight = activation_values(operands.x, operands.x_scale), weight_values(operands)
     out = x.new_zeros(*x.shape[:2], weight.shape[1])
     for e, count in enumerate(operands.counts.tolist()):
         out[e, :count] = x[e, :count] @ weight[e].T
     return out
 
 
-def _values(operands: GroupedOperands | MaskedOperands) -> tuple[Tensor, Tensor]:
-    """Rows and weights that the codes and scales stand for, float64."""
-    x, weight = operands.x.double(), operands.weight.double()
-    if operands.x_scale is not None:
-        x = x * _columns(operands.x_scale, x.shape[-1])
-    if operands.weight_scale is not None:
-        tall = operands.weight_scale.repeat_interleave(SCALE_BLOCK, -2)[:, : weight.shape[1]]
-        weight = weight * _columns(tall, weight.shape[-1])
-    return x, weight
+def swiglu_reference(product: Tensor) -> Tensor:
+    """silu(left half) * right half of [..., N], the epilogue of `m_grouped_swiglu_nt_*`."""
+    gate, up = product.chunk(2, -1)
+    return silu(gate) * up
 
 
-def _columns(scale: Tensor, width: int) -> Tensor:
-    return scale.double().repeat_interleave(SCALE_BLOCK, -1)[..., :width]
+def scatter_reference(product: Tensor, pairs: Tensor, weights: Tensor, used: Tensor) -> Tensor:
+    """[T, N] float64 of `m_grouped_scatter_nt_*`: product [*, N], pairs and used [*]."""
+    rows, own = product[used], pairs[used].long()
+    out = product.new_zeros(weights.shape[0], product.shape[-1])
+    out.index_add_(0, own // weights.shape[1], rows * weights.double().flatten()[own][:, None])
+    return out
+
+
+def activation_values(x: Tensor, scale: Tensor | None) -> Tensor:
+    """Rows that codes and scales stand for, float64."""
+    return x.double() if scale is None else x.double() * _spread(scale, SCALE_BLOCK, x.shape[-1])
+
+
+def weight_values(operands: Operands | Weights) -> Tensor:
+    """Weights [E, N, K] that codes and scales stand for, float64."""
+    weight, scale, form = operands.weight, operands.weight_scale, weight_format(operands)
+    if scale is None:
+        return weight.double()
+    if form == "fp8":
+        tall = scale.repeat_interleave(SCALE_BLOCK, -2)[:, : weight.shape[1]]
+        return weight.double() * _spread(tall, SCALE_BLOCK, weight.shape[-1])
+    table = torch.tensor(E2M1, dtype=torch.float64, device=weight.device)
+    codes = torch.stack([weight & 15, weight >> 4], -1).flatten(-2)
+    if form == "mxfp4":
+        factor = torch.ldexp(torch.ones_like(scale, dtype=torch.float64), scale.int() - 127)
+        factor = factor.masked_fill(scale == 255, float("nan"))
+    else:
+        assert operands.weight_global is not None  # `check` has seen to it
+        factor = scale.double() * operands.weight_global.double()[:, None, None]
+    return table[codes.long()] * _spread(factor, FP4_GROUPS[form], codes.shape[-1])
+
+
+def _spread(scale: Tensor, group: int, width: int) -> Tensor:
+    return scale.double().repeat_interleave(group, -1)[..., :width]
 
 
 def calc_diff(found: Tensor, expected: Tensor) -> float:

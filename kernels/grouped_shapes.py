@@ -1,5 +1,5 @@
 """Odd shapes of the grouped GEMMs, the same for tests and benchmarks: groups of every kind, widths
-that no tile divides, padding behind the groups.
+that no tile divides, padding behind the groups; and random operands of any format for them.
 """
 
 from __future__ import annotations
@@ -9,6 +9,26 @@ from typing import NamedTuple
 
 import torch
 from torch import Tensor
+
+from sglang_dspark.kernels.grouped_layout import (
+    FP4_GROUPS,
+    FP8,
+    SCALE_BLOCK,
+    GroupedOperands,
+    MaskedOperands,
+    Weights,
+)
+
+FORMATS = ("bf16", "fp8", "mxfp4", "nvfp4")
+KINDS = (  # activations x weights
+    "bf16 x bf16",
+    "bf16 x fp8",
+    "fp8 x fp8",
+    "bf16 x mxfp4",
+    "fp8 x mxfp4",
+    "bf16 x nvfp4",
+    "fp8 x nvfp4",
+)
 
 
 class GroupedShape(NamedTuple):
@@ -43,3 +63,81 @@ def grouped_shapes() -> Iterator[GroupedShape]:
     yield GroupedShape("large groups", (150, 0, 110), 6, 136, 144)
     yield GroupedShape("no tokens", (0, 0, 0), 0, 128, 128)
     yield GroupedShape("no columns", (2, 3), 0, 0, 64)
+
+
+def random_weights(
+    generator: torch.Generator, form: str, shape: tuple[int, int, int], device: str = "cpu"
+) -> Weights:
+    """Weights [E, N, K] of a format, codes and scales drawn as such: all codes, and experts whose
+    sizes differ by orders of magnitude. K is a multiple of the format's group."""
+    experts, columns, inner = shape
+    if form == "bf16":
+        sizes = 10 ** torch.randn(experts, 1, 1, generator=generator)
+        weight = torch.randn(shape, generator=generator) * sizes
+        return Weights(weight.bfloat16().to(device))
+    if form == "fp8":
+        codes = torch.randn(shape, generator=generator).mul(60).clamp(-448, 448).to(FP8)
+        deep = (experts, -(-columns // SCALE_BLOCK), -(-inner // SCALE_BLOCK))
+        scale = 10 ** torch.randn(deep, generator=generator) / 1000
+        return Weights(codes.to(device), scale.to(device))
+    packed = (experts, columns, inner // 2)
+    codes = torch.randint(0, 256, packed, generator=generator, dtype=torch.uint8)
+    groups = (experts, columns, inner // FP4_GROUPS[form])
+    if form == "mxfp4":
+        powers = torch.randint(116, 126, groups, generator=generator, dtype=torch.uint8)
+        return Weights(codes.to(device), powers.to(device))
+    scale = torch.rand(groups, generator=generator).mul(448).to(FP8)
+    overall = 10 ** torch.randn(experts, generator=generator) / 10000
+    return Weights(codes.to(device), scale.to(device), overall.to(device))
+
+
+def random_rows(
+    generator: torch.Generator, form: str, shape: tuple[int, ...], device: str = "cpu"
+) -> tuple[Tensor, Tensor | None]:
+    """Activations [..., K] in bf16 without scales or in fp8 with them."""
+    x = torch.randn(shape, generator=generator)
+    if form == "bf16":
+        return x.bfloat16().to(device), None
+    scale = torch.rand(*shape[:-1], -(-shape[-1] // SCALE_BLOCK), generator=generator).add_(0.01)
+    return x.mul(60).clamp(-448, 448).to(FP8).to(device), scale.to(device)
+
+
+def grouped_operands(
+    shape: GroupedShape, kind: str, out_dtype: torch.dtype = torch.bfloat16
+) -> GroupedOperands:
+    """Random operands of a shape, K rounded up to the format's group. Padding rows hold NaN, which
+    must not get anywhere."""
+    rows, form = kind.split(" x ")
+    generator = torch.Generator().manual_seed(len(shape.counts) + shape.inner)
+    group = FP4_GROUPS.get(form, 1)
+    inner = -(-shape.inner // group) * group
+    weights = random_weights(generator, form, (len(shape.counts), shape.columns, inner))
+    x, x_scale = random_rows(generator, rows, (shape.rows, inner))
+    padding = x if x_scale is None else x_scale
+    padding[sum(shape.counts) :] = float("nan")
+    return GroupedOperands(
+        x, weights.weight, shape.offsets(), x_scale, weights.weight_scale, out_dtype,
+        weights.weight_global,
+    )  # fmt: skip
+
+
+def masked_operands(given: GroupedOperands, shape: GroupedShape) -> MaskedOperands:
+    """The same rows, each expert's in its own slots; free slots, three at least, hold NaN."""
+    slots = max(shape.counts) + 3
+
+    def spread(rows: Tensor) -> Tensor:
+        bits = rows.view(torch.uint8)
+        nan = torch.full((1, rows.shape[1]), float("nan")).to(rows.dtype).view(torch.uint8)
+        parts = bits[: sum(shape.counts)].split(list(shape.counts))
+        padded = [torch.cat([p, nan.expand(slots - len(p), -1)]) for p in parts]
+        return torch.stack(padded).view(rows.dtype)
+
+    return MaskedOperands(
+        spread(given.x),
+        given.weight,
+        torch.tensor(shape.counts, dtype=torch.int32),
+        None if given.x_scale is None else spread(given.x_scale),
+        given.weight_scale,
+        given.out_dtype,
+        given.weight_global,
+    )

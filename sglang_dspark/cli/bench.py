@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sglang_dspark.cli import _bench_adaptive, _bench_planner, _bench_trainer
+from sglang_dspark.cli import _bench_adaptive, _bench_experts, _bench_planner, _bench_trainer
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
 app = typer.Typer(help="Measurements, each written to a result file.", no_args_is_help=True)
 
 
+app.command("experts")(_bench_experts.experts)
 app.command("planner")(_bench_planner.planner)
 app.command("regret")(_bench_planner.regret)
 app.command("trainer")(_bench_trainer.trainer)

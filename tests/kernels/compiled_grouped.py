@@ -1,4 +1,5 @@
-"""Compiles the grouped GEMM for an H100, which needs none; prints what came out.
+"""Compiles the kernels of the experts for an H100 and a B200, which needs neither; prints what came
+out.
 
 A process of its own, so that no other test can have triton interpreted.
 """
@@ -6,44 +7,97 @@ A process of its own, so that no other test can have triton interpreted.
 from __future__ import annotations
 
 import json
+import sys
 
 from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_dspark.kernels.grouped_gemm import _grouped_kernel, launch_options
+from sglang_dspark.kernels.fp8_rows import _fp8_rows_kernel
+from sglang_dspark.kernels.grouped_config import tiling
+from sglang_dspark.kernels.grouped_gemm import _grouped_kernel
+from sglang_dspark.kernels.grouped_shapes import KINDS
+from sglang_dspark.kernels.routing import _route_kernel, _sum_kernel
 
-POINTERS = {
-    "x_scale": "*fp32",
-    "w_scale": "*fp32",
-    "tile_expert": "*i32",
-    "tile_row": "*i32",
-    "ends": "*i32",
-    "limits": "*i32",
-}
-SIZES = dict.fromkeys(("n", "k", "n_scales", "k_scales"), "i32")
-ALIGNED = {(i,): [["tt.divisibility", 16]] for i in (0, 1, 2, 3, 4, 10)}  # pointers and K
-FORMATS = (("*bf16", "*bf16"), ("*bf16", "*fp8e4nv"), ("*fp8e4nv", "*fp8e4nv"))
+DTYPES = {"bf16": "*bf16", "fp8": "*fp8e4nv", "mxfp4": "*u8", "nvfp4": "*u8"}
+SCALES = {"bf16": "*bf16", "fp8": "*fp32", "mxfp4": "*u8", "nvfp4": "*fp8e4nv"}
+PLAIN = {"swiglu": False, "scatter": False, "fp8_out": False, "masked": False, "top_k": 0}
+GATE_UP = {**PLAIN, "swiglu": True, "top_k": 6}
+DOWN = {**PLAIN, "scatter": True}
 
 
-def compiled(x: str, weight: str, group: int) -> dict[str, int | bool]:
-    how = launch_options(group, x == "*fp8e4nv", weight == "*fp8e4nv")
+def compiled(kernel, signature, constants, options, capability) -> dict[str, int | bool]:
+    names = list(signature)
+    aligned = [n for n in names if signature[n].startswith("*") or n in ("n", "k", "columns")]
+    attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
+    signature = {**signature, **dict.fromkeys(constants, "constexpr")}
+    source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
+    made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options=options)
+    ptx = made.asm["ptx"]
+    tensor = "wgmma" in ptx or "tcgen05.mma" in ptx
+    return {"shared": made.metadata.shared, "warp_group": tensor, "code": len(made.asm["cubin"])}
+
+
+def grouped(kind: str, group: int, way: dict, capability: int) -> dict[str, int | bool]:
+    rows, form = kind.split(" x ")
+    how = tiling(group, form, rows == "fp8", way["swiglu"], way["fp8_out"]).as_options()
     options = {name: how.pop(name) for name in ("num_warps", "num_stages")}
-    constants = {**how, "upcast": False}
-    signature = {"x": x, "w": weight, "out": "*bf16", **POINTERS, **SIZES}
-    signature |= dict.fromkeys(constants, "constexpr")
-    source = ASTSource(_grouped_kernel, signature, constexprs=constants, attrs=ALIGNED)
-    kernel = compile_kernel(source, target=GPUTarget("cuda", 90, 32), options=options)
-    return {"shared": kernel.metadata.shared, "warp_group": "wgmma" in kernel.asm["ptx"]}
+    pointers = {
+        "x": DTYPES[rows],
+        "w": DTYPES[form],
+        "out": "*fp8e4nv" if way["fp8_out"] else "*bf16",
+        "x_scale": "*fp32",
+        "w_scale": SCALES[form],
+        **dict.fromkeys(("w_global", "out_scale"), "*fp32"),
+        **dict.fromkeys(("gather", "pairs"), "*i32"),
+        "weights": "*fp32",
+        "places": "*i32",
+    }
+    signature = {**pointers, **dict.fromkeys(("size", "experts", "n", "k"), "i32")}
+    constants = {
+        **way,
+        **how,
+        "form": form,
+        "x_scaled": rows == "fp8",
+        "upcast": False,
+        "groups_block": 512,
+    }
+    return compiled(_grouped_kernel, signature, constants, options, capability)
+
+
+def others(capability: int) -> dict[str, dict[str, int | bool]]:
+    fp8 = {"x": "*bf16", "codes": "*fp8e4nv", "scales": "*fp32", "rows": "i32", "k": "i32"}
+    route = {"ids": "*i64", "pairs": "*i32", "offsets": "*i32", "count": "i32", "experts": "i32"}
+    total = {"products": "*bf16", "out": "*bf16", "columns": "i32"}
+    cases = {
+        "fp8 rows": (_fp8_rows_kernel, fp8, {"interpreted": False, "block": 16}),
+        "route": (_route_kernel, route, {"block": 1024}),
+        "sum": (_sum_kernel, total, {"top_k": 6, "interpreted": False, "block": 1024}),
+    }
+    return {name: compiled(*case, {}, capability) for name, case in cases.items()}
+
+
+def cases(capability: int, every: bool) -> dict[str, tuple[str, int, dict]]:
+    """By name: formats for few and many rows as they are used in a layer; on Blackwell FP4."""
+    kinds = KINDS if capability == 90 else tuple(k for k in KINDS if k.endswith("fp4"))
+    found = {}
+    for i, kind in enumerate(kinds):
+        for turn, group in enumerate((16, 128)):
+            way = {**GATE_UP, "fp8_out": kind.startswith("fp8")}
+            if every or (i % 2 == turn and (capability == 90 or i in (0, 3))):
+                found[f"{kind}, gate-up, {group}"] = (kind, group, way)
+            if every or (i % 2 != turn and capability == 90 and not kind.startswith("bf16")):
+                found[f"{kind}, down, {group}"] = (kind, group, DOWN)
+    return found
 
 
 def main() -> None:
-    report = {
-        f"{x} {weight} {height}": compiled(x, weight, height)
-        for x, weight in FORMATS
-        for height in (16, 128)
-    }
-    print(json.dumps(report))
+    """A choice of them; all with the argument `every`, which takes a minute."""
+    report = others(90)
+    for capability in (90, 100):
+        for name, case in cases(capability, "every" in sys.argv).items():
+            report[f"{capability}: {name}"] = grouped(*case, capability)
+    json.dump(report, sys.stdout)
 
 
 if __name__ == "__main__":

@@ -1,4 +1,5 @@
-"""Runs the grouped GEMM in Triton's interpreter over all shapes and formats; prints a report.
+"""Runs the kernels of the experts in Triton's interpreter over all shapes and formats; prints a
+report.
 
 A process of its own: whether a kernel is interpreted is decided when triton is imported.
 """
@@ -7,76 +8,61 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Iterator
+from dataclasses import replace
 
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 from torch import Tensor
 
-from sglang_dspark.experts.fp8 import quantise, quantise_activations
-from sglang_dspark.kernels.grouped_gemm import (
-    m_grouped_gemm_nt_contiguous,
-    m_grouped_gemm_nt_masked,
+from sglang_dspark.experts.fp8 import quantise_activations
+from sglang_dspark.kernels import grouped_gemm as gemm
+from sglang_dspark.kernels import grouped_reference as reference
+from sglang_dspark.kernels.fp8_rows import fp8_rows
+from sglang_dspark.kernels.grouped_layout import Operands
+from sglang_dspark.kernels.grouped_moe import fused_experts, fused_experts_reference
+from sglang_dspark.kernels.grouped_reference import calc_diff
+from sglang_dspark.kernels.grouped_shapes import (
+    FORMATS,
+    KINDS,
+    GroupedShape,
+    grouped_operands,
+    grouped_shapes,
+    masked_operands,
+    random_weights,
 )
-from sglang_dspark.kernels.grouped_layout import GroupedOperands, MaskedOperands
-from sglang_dspark.kernels.grouped_reference import (
-    calc_diff,
-    m_grouped_gemm_nt_contiguous_reference,
-    m_grouped_gemm_nt_masked_reference,
-)
-from sglang_dspark.kernels.grouped_shapes import GroupedShape, grouped_shapes
+from sglang_dspark.kernels.routing import route, route_torch, sum_pairs, sum_pairs_torch
 
-FORMATS = ("bf16 x bf16", "bf16 x fp8", "fp8 x fp8")
+Row = dict[str, float | bool]
+AGAIN = ("decode, top-2 of 8", "unaligned everything", "padding behind")
 
 
-def operands(shape: GroupedShape, kind: str, out_dtype: torch.dtype) -> GroupedOperands:
-    """Random operands of a shape; padding rows hold NaN, which must not get anywhere."""
-    generator = torch.Generator().manual_seed(len(shape.counts) + shape.inner)
-    x = torch.randn(shape.rows, shape.inner, generator=generator).bfloat16()
-    weight = torch.randn(len(shape.counts), shape.columns, shape.inner, generator=generator)
-    weight *= 10 ** torch.randn(len(shape.counts), 1, 1, generator=generator)
-    x_scale = weight_scale = None
-    if kind == "bf16 x bf16":
-        weight = weight.bfloat16()
-    else:
-        packed = quantise(weight)
-        weight, weight_scale = packed.payload, packed.scales
-    if kind == "fp8 x fp8":
-        x, x_scale = quantise_activations(x)
-        x_scale[sum(shape.counts) :] = float("nan")
-    else:
-        x[sum(shape.counts) :] = float("nan")
-    return GroupedOperands(x, weight, shape.offsets(), x_scale, weight_scale, out_dtype)
+def layouts() -> Iterator[tuple[str, GroupedShape, Operands, Tensor]]:
+    """Every shape in every format, in both layouts; which rows are used."""
+    for i, shape in enumerate(grouped_shapes()):
+        for j, kind in enumerate(KINDS):
+            out = (torch.bfloat16, torch.float32)[(i + j) % 2]
+            rows = grouped_operands(shape, kind, out)
+            used = torch.arange(shape.rows) < sum(shape.counts)
+            yield f"contiguous, {kind}, {out}, {shape.name}", shape, rows, used
+            slots = masked_operands(rows, shape)
+            used = torch.arange(slots.x.shape[1]) < slots.counts[:, None]
+            yield f"masked, {kind}, {out}, {shape.name}", shape, slots, used
 
 
-def masked(given: GroupedOperands, shape: GroupedShape, slots: int) -> MaskedOperands:
-    """The same rows, each expert's in its own slots; the free slots hold NaN."""
-
-    def spread(rows: torch.Tensor) -> torch.Tensor:
-        bits = rows.view(torch.uint8)
-        nan = torch.full((1, rows.shape[1]), float("nan")).to(rows.dtype).view(torch.uint8)
-        parts = bits[: sum(shape.counts)].split(list(shape.counts))
-        padded = [torch.cat([p, nan.expand(slots - len(p), -1)]) for p in parts]
-        return torch.stack(padded).view(rows.dtype)
-
-    counts = torch.tensor(shape.counts, dtype=torch.int32)
-    x_scale = None if given.x_scale is None else spread(given.x_scale)
-    x, out = spread(given.x), given.out_dtype
-    return MaskedOperands(x, given.weight, counts, x_scale, given.weight_scale, out)
+def product(given: Operands) -> Tensor:
+    return gemm._plain(given)
 
 
-def cases() -> Iterator[tuple[str, GroupedShape, GroupedOperands, MaskedOperands]]:
-    """Every shape in every format, in both layouts."""
-    for shape in grouped_shapes():
-        for kind in FORMATS:
-            for out in (torch.bfloat16, torch.float32):
-                given = operands(shape, kind, out)
-                name = f"{kind}, {out}, {shape.name}"
-                yield name, shape, given, masked(given, shape, max(shape.counts) + 3)
+def expected_product(given: Operands) -> Tensor:
+    if isinstance(given, gemm.GroupedOperands):
+        return reference.m_grouped_gemm_nt_contiguous_reference(given)
+    return reference.m_grouped_gemm_nt_masked_reference(given)
 
 
-def judged(out: Tensor, again: Tensor, expected: Tensor, used: Tensor, dtype: torch.dtype) -> dict:
+def judged(out: Tensor, again: Tensor, expected: Tensor, used: Tensor, dtype: torch.dtype) -> Row:
     """used: which rows are. The control compares with the neighbours' rows."""
     return {
         "diff": calc_diff(out, expected),
@@ -87,18 +73,128 @@ def judged(out: Tensor, again: Tensor, expected: Tensor, used: Tensor, dtype: to
     }
 
 
-def main() -> None:
+def shared_differently(given: Operands) -> Tensor:
+    """The same product by one program instead of three."""
+    before = gemm._programs
+    gemm._programs = lambda device, how: 1
+    try:
+        return product(given)
+    finally:
+        gemm._programs = before
+
+
+def products() -> dict[str, Row]:
     report = {}
-    for name, shape, rows, slots in cases():
-        used = torch.arange(shape.rows) < sum(shape.counts)
-        twice = [m_grouped_gemm_nt_contiguous(rows) for _ in range(2)]
-        expected = m_grouped_gemm_nt_contiguous_reference(rows)
-        report[f"contiguous, {name}"] = judged(*twice, expected, used, rows.out_dtype)
-        used = torch.arange(slots.x.shape[1]) < slots.counts[:, None]
-        twice = [m_grouped_gemm_nt_masked(slots) for _ in range(2)]
-        expected = m_grouped_gemm_nt_masked_reference(slots)
-        report[f"masked, {name}"] = judged(*twice, expected, used, slots.out_dtype)
-    print(json.dumps(report))
+    for name, shape, given, used in layouts():
+        out = product(given)
+        again = shared_differently(given) if shape.name in AGAIN else out
+        report[name] = judged(out, again, expected_product(given), used, given.out_dtype)
+    return report
+
+
+def swiglus() -> dict[str, Row]:
+    """SwiGLU in both layouts; contiguous also to FP8, and with rows that are gathered."""
+    report = {}
+    for name, shape, given, used in layouts():
+        if shape.name != "unaligned everything":
+            continue
+        even = given.weight.shape[1] // 2 * 2
+        scale = given.weight_scale
+        if scale is not None:
+            tall = -(-even // 128) if given.weight.dtype == gemm.FP8 else even
+            scale = scale[:, :tall].contiguous()
+        cut = replace(given, weight=given.weight[:, :even].contiguous(), weight_scale=scale)
+        expected = reference.swiglu_reference(expected_product(cut))
+        out = gemm._swiglu(cut, False).x
+        report[name] = judged(out, out, expected, used, cut.out_dtype)
+        if isinstance(given, gemm.GroupedOperands):
+            values = reference.activation_values(*gemm._swiglu(cut, True))
+            rounded = expected.clone()
+            rounded[used] = through_fp8(expected[used])
+            report[f"{name}, to fp8"] = judged(values, values, rounded, used, torch.float64)
+    return report
+
+
+def scatters() -> dict[str, Row]:
+    """Rows to pairs and summed, and rows gathered by pairs, against the same in float64."""
+    report = {}
+    for name, shape, given, used in layouts():
+        if shape.name != "padding behind":
+            continue
+        generator = torch.Generator().manual_seed(1)
+        contiguous = isinstance(given, gemm.GroupedOperands)
+        places = shape.rows if contiguous else sum(shape.counts)
+        top_k = 3 if places % 3 == 0 else 1
+        order = torch.randperm(places, generator=generator).int()
+        pairs = order
+        if not contiguous:
+            pairs = torch.full(given.rows, -(10**6), dtype=torch.int32)  # free slots: no place
+            pairs[used] = order
+        weights = torch.rand(places // top_k, top_k, generator=generator)
+        out = gemm._scattered(given, pairs, weights)
+        full = expected_product(given)
+        expected = reference.scatter_reference(full, pairs, weights, used)
+        rows = torch.ones(len(out), dtype=torch.bool)
+        report[name] = judged(out, out, expected, rows, given.out_dtype)
+        if contiguous:
+            back = torch.empty_like(order).scatter_(0, order.long(), torch.arange(places).int())
+            lain = given.x.view(torch.uint8)[back.long()].view(given.x.dtype)
+            scale = None if given.x_scale is None else given.x_scale[back.long()]
+            out = product(replace(given, x=lain, x_scale=scale, pairs=order))
+            report[f"{name}, gathered"] = judged(out, out, full, used, given.out_dtype)
+    return report
+
+
+def routes() -> dict[str, bool]:
+    """Sort and sum, bit for bit; FP8 rows as the format's own quantiser makes them."""
+    generator = torch.Generator().manual_seed(0)
+    report = {}
+    for tokens, top_k, experts in ((0, 2, 3), (1, 1, 1), (1, 6, 64), (37, 2, 5), (700, 2, 9)):
+        ids = torch.randint(-1, experts + 1, (tokens, top_k), generator=generator)
+        pairs = torch.randn(tokens, top_k, 1030, generator=generator).bfloat16()[:33]
+        for kind in (ids, ids.int()):
+            same = map(torch.equal, route(kind, experts), route_torch(kind, experts))
+            report[f"route {tokens} x {top_k} to {experts}, {kind.dtype}"] = all(same)
+        same = torch.equal(sum_pairs(pairs), sum_pairs_torch(pairs))
+        report[f"sum {tokens} x {top_k}"] = same
+    x = torch.randn(19, 200, generator=generator).bfloat16()
+    x[3] = 0
+    x[4, :5] *= 1e4
+    (codes, scales), (wanted, exact) = fp8_rows(x), quantise_activations(x)
+    off = (codes.float() - wanted.float()).abs()
+    # Few of 3800 quotients, as 168.000002, are so near a tie that float32 puts them on it.
+    near = (off <= wanted.float().abs() / 8).all() and (off > 0).sum() <= 10
+    report["fp8 rows"] = bool(near) and torch.equal(scales, exact)
+    return report
+
+
+def through_fp8(rows: Tensor) -> Tensor:
+    return reference.activation_values(*quantise_activations(rows))
+
+
+def layers() -> dict[str, float]:
+    """calc_diff of whole layers; some choices belong to another rank."""
+    report = {}
+    for tokens in (0, 1, 40):
+        generator = torch.Generator().manual_seed(tokens)
+        x = torch.randn(tokens, 96, generator=generator).bfloat16()
+        ids = torch.randint(-1, 5, (tokens, 2), generator=generator)
+        weights = torch.rand(tokens, 2, generator=generator)
+        for form in FORMATS:
+            gate_up = random_weights(generator, form, (5, 128, 96))
+            down = random_weights(generator, form, (5, 96, 64))
+            for fp8 in (False, True) if form != "bf16" else (False,):
+                given = (x, ids, weights, gate_up, down)
+                expected = fused_experts_reference(*given, through_fp8 if fp8 else Tensor.double)
+                out = fused_experts(*given, fp8)
+                diff = calc_diff(out, expected) if out.shape == x.shape else float("inf")
+                report[f"{tokens} tokens, {form}{', fp8 rows' * fp8}"] = diff
+    return report
+
+
+def main() -> None:
+    parts = (products, swiglus, scatters, routes, layers)
+    json.dump({part.__name__: part() for part in parts}, sys.stdout)
 
 
 if __name__ == "__main__":

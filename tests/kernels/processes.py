@@ -14,7 +14,7 @@ ROOT = Path(__file__).resolve().parents[2]
 def output_of(module: str) -> str:
     """What `python -m module` prints; it must end well."""
     done = subprocess.run(
-        [sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, timeout=300
+        [sys.executable, "-m", module], cwd=ROOT, capture_output=True, text=True, timeout=900
     )
     assert done.returncode == 0, done.stderr[-2000:]
     return done.stdout

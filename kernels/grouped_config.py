@@ -1,0 +1,53 @@
+"""Tile shapes and launch parameters of the grouped GEMMs, by the rows of a group and the format.
+
+Two regimes. Decoding has few rows a group and reads weights: tiles of 64 columns (more tiles than
+processors from a handful of experts on), as many rows as needed, several programs a processor to
+keep loads in flight. Prefill has many rows and computes: 128 x 128, two warp groups, one program.
+Chosen by shared memory and registers as compiled for sm_90; not yet tuned by measurement.
+"""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+
+import triton
+
+from sglang_dspark.kernels.grouped_layout import SCALE_BLOCK
+
+
+@dataclass(frozen=True)
+class Tiling:
+    """Rows, columns and depth of a tile's step, tiles of rows in a band, warps, pipeline stages,
+    and programs a processor."""
+
+    block_m: int
+    block_n: int
+    block_k: int
+    row_tiles: int
+    num_warps: int
+    num_stages: int
+    programs: int
+
+    def as_options(self) -> dict[str, int]:
+        """By keyword of the kernel."""
+        options = asdict(self)
+        del options["programs"]
+        return options
+
+
+def tiling(group: int, form: str, x_scaled: bool, swiglu: bool, fp8_out: bool) -> Tiling:
+    """For groups of about so many rows, weights of a format, FP8 rows in, SwiGLU, FP8 rows out.
+
+    A step is 128 deep, one group of FP8 scales; BF16 has none and takes half of that where tiles
+    are large. FP8 rows out need all 128 columns of a scale in one tile. SwiGLU has two accumulators
+    and scaled formats a partial sum beside each: 128 rows of those would spill registers.
+    """
+    block_m = min(128, max(16, triton.next_power_of_2(max(group, 1))))
+    if block_m <= 32:
+        columns, warps = (SCALE_BLOCK, 8) if fp8_out else (64, 4)
+        stages, programs = 3 if form == "bf16" else 4, 8 // warps
+        return Tiling(block_m, columns, SCALE_BLOCK, 8, warps, stages, programs)
+    if form == "bf16":
+        return Tiling(block_m, SCALE_BLOCK, SCALE_BLOCK // 2, 8, 8, 3, 1)
+    rows = min(block_m, 64) if swiglu or not x_scaled else block_m
+    return Tiling(rows, SCALE_BLOCK, SCALE_BLOCK, 8, 8, 3 if x_scaled else 2, 1)

@@ -1,0 +1,60 @@
+"""Which tile a program of a grouped GEMM makes: ragged groups cut into tiles, inside the kernel.
+
+Every program reads all group sizes (E is a few hundred) and comes to the same cut; nothing is
+prepared by a launch before, nothing depends on the host. Rows that belong to no expert form one
+more group, which is not multiplied and becomes zero.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def bounds(places, group, size, experts, masked: tl.constexpr):
+    """First row of a group, the row behind its last, and where the next one begins: rows from the
+    second to the third become zero. Groups beyond the last one have none. int32."""
+    real = group < experts
+    if masked:
+        first = tl.minimum(group, experts) * size
+        end = first + tl.load(places + group, mask=real, other=0)
+        limit = tl.where(real, first + size, first)
+    else:
+        first = tl.load(places + group, mask=group <= experts, other=size)
+        end = tl.load(places + group + 1, mask=real, other=0)
+        end = tl.where(real, end, first)
+        limit = tl.where(real, end, size)
+    return first, end, limit
+
+
+@triton.jit
+def tiles_of_groups(
+    places,
+    size,
+    experts,
+    masked: tl.constexpr,
+    groups_block: tl.constexpr,
+    block_m: tl.constexpr,
+):
+    """Running count of tiles up to and with each group, tiles of each group, tiles of all."""
+    first, _, limit = bounds(places, tl.arange(0, groups_block), size, experts, masked)
+    needed = (limit - first + block_m - 1) // block_m
+    return tl.cumsum(needed, 0), needed, tl.sum(needed, 0)
+
+
+@triton.jit
+def tile_place(tile, total, column_tiles, row_tiles: tl.constexpr):
+    """Row tile and column tile of a number. `row_tiles` tiles of rows go through all columns
+    together, one below the other: neighbours in time read the same weights."""
+    band = tile // (row_tiles * column_tiles) * row_tiles
+    height = tl.minimum(total - band, row_tiles)
+    inside = tile - band * column_tiles
+    return band + inside % height, inside // height
+
+
+@triton.jit
+def group_of_tile(row_tile, last, needed):
+    """Group that a row tile belongs to, and tiles of the groups before it."""
+    passed = last <= row_tile
+    return tl.sum(passed.to(tl.int32), 0), tl.sum(tl.where(passed, needed, 0), 0)
