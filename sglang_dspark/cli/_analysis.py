@@ -111,6 +111,21 @@ def redrafted(session: Session, answers: Path) -> Trace:
         return redraft(work, argument.path, told, count)
 
 
+def read_vocabulary(path: Path) -> frozenset[int]:
+    """Token ids of a JSON list. Raises DSparkError when the file holds none."""
+    import json
+
+    try:
+        ids = json.loads(path.read_text(encoding="utf-8"))
+        if not ids or not all(isinstance(each, int) for each in ids):
+            raise ValueError("not a list of token ids")
+    except OSError as error:
+        raise DSparkError(f"cannot read the vocabulary {path}: {error.strerror}") from None
+    except (ValueError, TypeError) as error:
+        raise DSparkError(f"{path} is no vocabulary.json of a training run: {error}") from None
+    return frozenset(ids)
+
+
 def with_confidence(session: Session) -> dict[str, Trace]:
     """Traces of the drafters that tell a confidence; of the others one line each is printed."""
     usable = {}

@@ -12,6 +12,7 @@ from sglang_dspark.cli import evaluate
 from sglang_dspark.cli._analysis import (
     finish,
     open_session,
+    read_vocabulary,
     redrafted,
     show_tau,
     table_of,
@@ -290,3 +291,64 @@ def overhead(
     settings["threads"] = torch.get_num_threads()
     metrics = {"analysis": "overhead", "target": work.target.name, "settings": settings}
     finish({**metrics, "drafters": rows}, json_file, session.console)
+
+
+@app.command()
+def roc(
+    drafter: DraftersOption,
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    temperature: TemperatureOption = 0.0,
+    batch: BatchOption = 8,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """ROC of confidence for acceptance; the area is shown with Fig. 6."""
+    from sglang_dspark.evaluation import roc as numbers
+
+    session = open_session(
+        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
+    )
+    finish(numbers.roc(with_confidence(session)), json_file, session.console)
+
+
+@app.command()
+def limits(
+    drafter: DraftersOption,
+    vocabulary: Annotated[
+        Path, typer.Option(help="vocabulary.json of the drafters' training runs.")
+    ],
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    batch: BatchOption = 8,
+    json_file: JsonOption = None,
+) -> None:
+    """What ends drafts: tokens outside the vocabulary; and drafters at the same anchors, greedy."""
+    from sglang_dspark.evaluation import limits as numbers
+
+    session = open_session(drafter, target, prompts, limit, max_new_tokens, 0.0, batch, 0)
+    known = read_vocabulary(vocabulary)
+    finish(numbers.limits(session.traces(), known), json_file, session.console)
+
+
+@app.command()
+def curves(
+    run: Annotated[
+        list[str], typer.Option(help="LABEL=DIR of a run of `dspark train drafter`; repeat.")
+    ],
+    json_file: JsonOption = None,
+) -> None:
+    """Learning curves of training runs: tau on held-out answers, teacher forced."""
+    from rich.console import Console
+
+    from sglang_dspark.evaluation.curves import learning_curves
+
+    named = [each.partition("=") for each in run]
+    bad = [label for label, separator, _ in named if not separator]
+    if bad:
+        raise DSparkError(f"--run takes LABEL=DIR, found {bad[0]}")
+    finish(learning_curves([(label, Path(d)) for label, _, d in named]), json_file, Console())

@@ -1,9 +1,9 @@
 """Greedy decoding redrafted: a drafter's steps on answers that a run of the engine has recorded.
 
-A greedy answer is the target's alone, whatever drafts for it. One pass of the target over prompt and
-answer therefore gives all that its verify passes would have shown a drafter (features, last hidden
-states, and the token behind every draft), and what is left is the drafting: the same steps as the
-reference engine's, at a fraction of its work. The last step of an answer counts in full (see
+A greedy answer is the target's alone, whatever drafts for it. One pass of the target over prompt
+and answer therefore gives all that its verify passes would have shown a drafter (features, last
+hidden states, the token behind every draft), and what is left is the drafting: the steps are
+the reference engine's, at a fraction of its work. The last step of an answer counts in full (see
 `statistics`), so each answer is continued by gamma tokens. For sampled answers, whose drafts and
 outcome depend on each other, see `replay`.
 """
