@@ -81,8 +81,9 @@ def finish(metrics: Mapping[str, Any], json_file: Path | None, console: Console)
     from sglang_dspark.evaluation import figures
     from sglang_dspark.loadtest.results import write_results
 
-    sampled = "" if metrics["settings"]["temperature"] == 0 else "_sampled"
-    name = f"drafters_{metrics['analysis']}{sampled}"
+    settings = metrics["settings"]
+    decoded_hot = settings["temperature"] > 0 and not settings.get("teacher_forced", False)
+    name = f"drafters_{metrics['analysis']}{'_sampled' if decoded_hot else ''}"
     path = json_file or Path("results") / f"{name}.json"
     write_results(path, name, device_description(), metrics)
     drawn = figures.save(figures.draw(metrics), path.parent / "figures" / path.stem)
