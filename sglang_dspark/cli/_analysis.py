@@ -91,25 +91,28 @@ def finish(metrics: Mapping[str, Any], json_file: Path | None, console: Console)
         console.print(f"written to {each}", highlight=False, soft_wrap=True)
 
 
-def redrafted(session: Session, answers: Path) -> Trace:
-    """The trace of the session's only drafter, drafting on the answers of a greedy trace."""
+def redrafted(session: Session, answers: Path, transition: bool) -> list[Trace]:
+    """Traces of the session's drafters, drafting on the answers of a greedy trace."""
     from dataclasses import replace
 
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.cli._workload import counter
-    from sglang_dspark.evaluation.redraft import redraft
+    from sglang_dspark.evaluation.redraft import Subject, redraft
     from sglang_dspark.evaluation.traces import read_trace
 
-    (argument,) = session.drafters
-    if argument.is_trace:
-        raise DSparkError(
-            f"--answers drafts again: name a drafter's directory, not {argument.path}"
-        )
+    for each in session.drafters:
+        if each.is_trace:
+            raise DSparkError(
+                f"--answers drafts again: name a drafter's directory, not {each.path}"
+            )
+    gammas = {each.gamma for each in session.drafters}
+    if len(gammas) > 1:
+        raise DSparkError("--answers drafts with one gamma at a time: give each @GAMMA its own run")
     told, work = read_trace(answers), session.workload()
-    work = replace(work, settings=replace(work.settings, gamma=argument.gamma))
+    work = replace(work, settings=replace(work.settings, gamma=gammas.pop()))
+    subjects = [Subject(each.path, transition) for each in session.drafters]
     with stages(session.console) as progress:
-        count = counter(progress, f"drafting with {argument.label}", len(work.ids))
-        return redraft(work, argument.path, told, count)
+        return redraft(work, subjects, told, counter(progress, "drafting", len(work.ids)))
 
 
 def read_vocabulary(path: Path) -> frozenset[int]:

@@ -46,7 +46,9 @@ StsOption = Annotated[
 @app.command()
 def record(
     drafter: DraftersOption,
-    out: Annotated[Path, typer.Option(help="Trace file to write.")],
+    out: Annotated[
+        Path, typer.Option(help="Trace file to write; of several drafters a folder, LABEL.json.")
+    ],
     target: TargetOption = "demo",
     prompts: PromptsOption = None,
     limit: LimitOption = None,
@@ -66,12 +68,18 @@ def record(
             "drafting is done again, to the same end."
         ),
     ] = None,
+    transition: Annotated[
+        bool,
+        typer.Option(help="With --answers: draft with DSpark's transition bias, or without it."),
+    ] = True,
 ) -> None:
     """Decode all prompts once and keep the trace, which the other commands take as a drafter."""
     from sglang_dspark.evaluation.traces import write_trace
 
-    if len(drafter) != 1:
-        raise DSparkError("a trace is of one drafter: give --drafter once")
+    if not transition and answers is None:
+        raise DSparkError(
+            "--no-transition needs --answers: a trace whose answers are drafted again"
+        )
     session = open_session(
         drafter,
         target,
@@ -86,11 +94,14 @@ def record(
         min_p=min_p,
     )
     if answers is None:
-        (trace,) = session.traces().values()
+        traces = session.traces()
     else:
-        trace = redrafted(session, answers)
-    write_trace(out, trace)
-    session.console.print(f"written to {out}", highlight=False, soft_wrap=True)
+        labels = [each.label for each in session.drafters]
+        traces = dict(zip(labels, redrafted(session, answers, transition), strict=True))
+    for label, trace in traces.items():
+        path = out if len(traces) == 1 else out / f"{label}.json"
+        write_trace(path, trace)
+        session.console.print(f"written to {path}", highlight=False, soft_wrap=True)
 
 
 @app.command()

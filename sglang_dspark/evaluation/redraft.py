@@ -11,12 +11,13 @@ outcome depend on each other, see `replay`.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from sglang_dspark.drafter import DSparkDrafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.proposer import (
     DraftState,
@@ -50,7 +51,7 @@ class _Walk:
 
 @dataclass(frozen=True)
 class _Text:
-    """Prompts and answers side by side, each continued by gamma tokens, and the target's view.
+    """Prompts and answers side by side, each continued a little, and the target's view of them.
 
     tokens [R, T]; features [R, T, m*d] and hidden [R, T, d] after each token, zero behind the end.
     """
@@ -66,29 +67,81 @@ class _Text:
         return self.tokens[picked], self.features[picked], self.hidden[picked]
 
 
-def redraft(
-    workload: Workload, drafter: Path, answers: Trace, on_finish: Callable[[], None] = lambda: None
-) -> Trace:
-    """The trace that `recording.record` would give, from the answers of another one.
+@dataclass(frozen=True)
+class Subject:
+    """A drafter to redraft with. transition: False leaves a DSpark drafter's transition bias out
+    (its reduced vocabulary stays), to see what the backbone does alone."""
 
-    answers: a greedy trace of the same target, prompts and length. `on_finish` is called after
-    each answer. Raises DSparkError when it is another one, or the drafter does not fit.
+    path: Path
+    transition: bool = True
+
+
+def redraft(
+    workload: Workload,
+    subjects: Sequence[Subject],
+    answers: Trace,
+    on_finish: Callable[[], None] = lambda: None,
+) -> list[Trace]:
+    """The trace that `recording.record` would give of each drafter, from another one's answers.
+
+    answers: a greedy trace of the same target, prompts and length. The target is run once for all
+    drafters, which must read the same layers of it. `on_finish` is called after each answer.
+    Raises DSparkError when the answers are others, or a drafter does not fit.
     """
     _require_same_run(workload, answers)
-    target = TargetModel.load(workload.target, drafter_layers(drafter))
-    proposer = proposer_of(open_drafter(drafter, target), workload.settings.gamma)
-    walks = [
+    target = TargetModel.load(workload.target, _common_layers([each.path for each in subjects]))
+    proposers = [_proposer(each, target, workload.settings.gamma) for each in subjects]
+    walks = [_walks(workload, answers) for _ in subjects]
+    by_length = sorted(range(len(workload.ids)), key=lambda i: len(walks[0][i].tokens))
+    ahead = max(proposer.gamma for proposer in proposers)
+    for start in range(0, len(by_length), _ROWS):
+        chosen = by_length[start : start + _ROWS]
+        text = _read([walks[0][i] for i in chosen], target, ahead)
+        for proposer, own in zip(proposers, walks, strict=True):
+            _redraft_group([own[i] for i in chosen], text, proposer)
+        for _ in chosen:
+            on_finish()
+    return [
+        _trace(workload, subject, proposer.gamma, own, answers)
+        for subject, proposer, own in zip(subjects, proposers, walks, strict=True)
+    ]
+
+
+def _common_layers(drafters: Sequence[Path]) -> tuple[int, ...]:
+    """The target layers that all drafters read; some kinds read none."""
+    layers = {each: drafter_layers(each) for each in drafters}
+    wanted = set(layers.values()) - {()}
+    if len(wanted) > 1:
+        listed = ", ".join(f"{path}: {list(found)}" for path, found in layers.items())
+        raise DSparkError(f"the drafters read different target layers ({listed}): one run for each")
+    return wanted.pop() if wanted else ()
+
+
+def _proposer(subject: Subject, target: TargetModel, gamma: int | None) -> Proposer:
+    drafter = open_drafter(subject.path, target)
+    if not subject.transition:
+        if not isinstance(drafter, DSparkDrafter):
+            raise DSparkError(f"{subject.path} is no DSpark drafter: it has no transition bias")
+        reserved = 0 if drafter.draft_ids is None else 1  # the last rank is the vocabulary's
+        weight = drafter.markov_head.markov_w2.weight
+        with torch.no_grad():
+            weight[:, : weight.shape[1] - reserved] = 0.0
+    return proposer_of(drafter, gamma)
+
+
+def _walks(workload: Workload, answers: Trace) -> list[_Walk]:
+    return [
         _Walk(torch.tensor([*ids, *generation.tokens]), len(ids), len(ids))
         for ids, generation in zip(workload.ids, answers.generations, strict=True)
     ]
-    by_length = sorted(walks, key=lambda walk: len(walk.tokens))
-    for start in range(0, len(walks), _ROWS):
-        group = by_length[start : start + _ROWS]
-        _redraft_group(group, target, proposer)
-        for _ in group:
-            on_finish()
+
+
+def _trace(
+    workload: Workload, subject: Subject, gamma: int, walks: Sequence[_Walk], answers: Trace
+) -> Trace:
+    facts = describe(subject.path, gamma)
     return Trace(
-        drafter=describe(drafter, proposer.gamma),
+        drafter=facts if subject.transition else replace(facts, head="none"),
         target=workload.target.name,
         target_sha256=workload.target_sha256,
         settings=settings_json(workload.settings) | {"redrafted": True},
@@ -117,8 +170,7 @@ def _require_same_run(workload: Workload, answers: Trace) -> None:
 
 
 @torch.no_grad()
-def _redraft_group(walks: Sequence[_Walk], target: TargetModel, proposer: Proposer) -> None:
-    text = _read(walks, target, proposer.gamma)
+def _redraft_group(walks: Sequence[_Walk], text: _Text, proposer: Proposer) -> None:
     state = proposer.start(len(walks), text.tokens.shape[1])
     for r, walk in enumerate(walks):
         row, length = torch.tensor([r]), walk.prompt_len
@@ -129,18 +181,18 @@ def _redraft_group(walks: Sequence[_Walk], target: TargetModel, proposer: Propos
         _step(walks, torch.tensor(rows), text, state, proposer.gamma, generator)
 
 
-def _read(walks: Sequence[_Walk], target: TargetModel, gamma: int) -> _Text:
-    """One pass over all texts, then gamma tokens of plain greedy decoding behind each."""
+def _read(walks: Sequence[_Walk], target: TargetModel, more: int) -> _Text:
+    """One pass over all texts, then `more` tokens of plain greedy decoding behind each."""
     lens = torch.tensor([len(walk.tokens) for walk in walks])  # [R]
     rows, longest = len(walks), int(lens.max())
-    tokens = torch.zeros(rows, longest + gamma, dtype=torch.long)
+    tokens = torch.zeros(rows, longest + more, dtype=torch.long)
     for r, walk in enumerate(walks):
         tokens[r, : len(walk.tokens)] = walk.tokens
-    cache = target.new_cache(rows, longest + gamma)
+    cache = target.new_cache(rows, longest + more)
     out = target.forward(tokens[:, :longest], torch.zeros_like(lens), cache)
-    features, hidden = (_padded(part, gamma) for part in (out.features, out.hidden))
+    features, hidden = (_padded(part, more) for part in (out.features, out.hidden))
     every = torch.arange(rows)
-    for ahead in range(gamma):
+    for ahead in range(more):
         at = lens + ahead  # [R] position of the token that is decoded now
         tokens[every, at] = target.logits(hidden[every, at - 1]).argmax(-1)
         out = target.forward(tokens[every, at][:, None], at, cache)

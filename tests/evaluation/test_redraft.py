@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from dataclasses import replace
 from pathlib import Path
 
@@ -14,7 +15,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import DecodeSettings
 from sglang_dspark.evaluation.prompts import EvalPrompt
 from sglang_dspark.evaluation.recording import Workload, record
-from sglang_dspark.evaluation.redraft import redraft
+from sglang_dspark.evaluation.redraft import Subject, redraft
 from sglang_dspark.evaluation.traces import Trace
 from sglang_dspark.training.provenance import target_sha256
 from tests.baselines.helpers import random_drafter
@@ -41,7 +42,7 @@ def answers(workload: Workload, pair: Pair) -> Trace:
 
 
 def test_dspark_steps_are_the_engines(workload: Workload, pair: Pair, answers: Trace) -> None:
-    again = redraft(workload, pair.drafter_dir, answers)
+    (again,) = redraft(workload, [Subject(pair.drafter_dir)], answers)
     assert {each.finish for each in answers.generations} == {"stop", "length"}
     for ours, engines in zip(again.generations, answers.generations, strict=True):
         assert ours.tokens == engines.tokens
@@ -51,15 +52,29 @@ def test_dspark_steps_are_the_engines(workload: Workload, pair: Pair, answers: T
     assert sum(step.accepted for each in again.generations for step in each.steps) > 20
 
 
-@pytest.mark.parametrize("kind", list(SAVE))
 def test_steps_of_every_kind_are_the_engines(
-    kind: str, workload: Workload, answers: Trace, tmp_path: Path
+    workload: Workload, answers: Trace, tmp_path: Path
 ) -> None:
-    drafter = random_drafter(kind, VOCAB, num_target_layers=2)
-    SAVE[kind](drafter, tmp_path)  # type: ignore[operator]
-    expected, again = record(workload, tmp_path), redraft(workload, tmp_path, answers)
-    assert again.generations == expected.generations
-    assert again.drafter == expected.drafter
+    for kind, save in SAVE.items():
+        drafter = random_drafter(kind, VOCAB, num_target_layers=2)
+        save(drafter, tmp_path / kind)  # type: ignore[operator]
+    found = redraft(workload, [Subject(tmp_path / kind) for kind in SAVE], answers)
+    for kind, again in zip(SAVE, found, strict=True):
+        expected = record(workload, tmp_path / kind)
+        assert again.generations == expected.generations
+        assert again.drafter == expected.drafter
+
+
+def test_without_its_transition_a_drafter_is_its_backbone(
+    workload: Workload, pair: Pair, answers: Trace
+) -> None:
+    """The tiny drafter's transition is its target's; with a random backbone alone it drafts less."""
+    (bare,) = redraft(workload, [Subject(pair.drafter_dir, transition=False)], answers)
+    accepted = sum(step.accepted for each in bare.generations for step in each.steps)
+    full = sum(step.accepted for each in answers.generations for step in each.steps)
+    assert accepted < 0.8 * full
+    assert bare.drafter.head == "none"
+    assert [each.tokens for each in bare.generations] == [e.tokens for e in answers.generations]
 
 
 def test_other_answers_are_refused(workload: Workload, pair: Pair, answers: Trace) -> None:
@@ -74,4 +89,14 @@ def test_other_answers_are_refused(workload: Workload, pair: Pair, answers: Trac
     ]
     for work, told, complaint in cases:
         with pytest.raises(DSparkError, match=complaint):
-            redraft(work, pair.drafter_dir, told)
+            redraft(work, [Subject(pair.drafter_dir)], told)
+
+
+def test_drafters_that_read_other_layers_are_refused(
+    workload: Workload, pair: Pair, answers: Trace, tmp_path: Path
+) -> None:
+    raw = json.loads((pair.drafter_dir / "config.json").read_text())
+    raw["dflash_config"]["target_layer_ids"] = [0]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    with pytest.raises(DSparkError, match="read different target layers"):
+        redraft(workload, [Subject(pair.drafter_dir), Subject(tmp_path)], answers)
