@@ -68,7 +68,7 @@ def test_steps_of_every_kind_are_the_engines(
 def test_without_its_transition_a_drafter_is_its_backbone(
     workload: Workload, pair: Pair, answers: Trace
 ) -> None:
-    """The tiny drafter's transition is its target's; with a random backbone alone it drafts less."""
+    """The tiny drafter's transition is its target's; a random backbone alone drafts less."""
     (bare,) = redraft(workload, [Subject(pair.drafter_dir, transition=False)], answers)
     accepted = sum(step.accepted for each in bare.generations for step in each.steps)
     full = sum(step.accepted for each in answers.generations for step in each.steps)
