@@ -93,8 +93,6 @@ def finish(metrics: Mapping[str, Any], json_file: Path | None, console: Console)
 
 def redrafted(session: Session, answers: Path, transition: bool) -> list[Trace]:
     """Traces of the session's drafters, drafting on the answers of a greedy trace."""
-    from dataclasses import replace
-
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.cli._workload import counter
     from sglang_dspark.evaluation.redraft import Subject, redraft
@@ -105,12 +103,8 @@ def redrafted(session: Session, answers: Path, transition: bool) -> list[Trace]:
             raise DSparkError(
                 f"--answers drafts again: name a drafter's directory, not {each.path}"
             )
-    gammas = {each.gamma for each in session.drafters}
-    if len(gammas) > 1:
-        raise DSparkError("--answers drafts with one gamma at a time: give each @GAMMA its own run")
     told, work = read_trace(answers), session.workload()
-    work = replace(work, settings=replace(work.settings, gamma=gammas.pop()))
-    subjects = [Subject(each.path, transition) for each in session.drafters]
+    subjects = [Subject(each.path, each.gamma, transition) for each in session.drafters]
     with stages(session.console) as progress:
         return redraft(work, subjects, told, counter(progress, "drafting", len(work.ids)))
 

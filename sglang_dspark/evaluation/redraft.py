@@ -69,10 +69,14 @@ class _Text:
 
 @dataclass(frozen=True)
 class Subject:
-    """A drafter to redraft with. transition: False leaves a DSpark drafter's transition bias out
-    (its reduced vocabulary stays), to see what the backbone does alone."""
+    """A drafter to redraft with.
+
+    gamma: drafts a step, None: what it was trained for. transition: False leaves a DSpark drafter's
+    transition bias out (its reduced vocabulary stays), to see what the backbone does alone.
+    """
 
     path: Path
+    gamma: int | None = None
     transition: bool = True
 
 
@@ -90,7 +94,7 @@ def redraft(
     """
     _require_same_run(workload, answers)
     target = TargetModel.load(workload.target, _common_layers([each.path for each in subjects]))
-    proposers = [_proposer(each, target, workload.settings.gamma) for each in subjects]
+    proposers = [_proposer(each, target) for each in subjects]
     walks = [_walks(workload, answers) for _ in subjects]
     by_length = sorted(range(len(workload.ids)), key=lambda i: len(walks[0][i].tokens))
     ahead = max(proposer.gamma for proposer in proposers)
@@ -117,7 +121,7 @@ def _common_layers(drafters: Sequence[Path]) -> tuple[int, ...]:
     return wanted.pop() if wanted else ()
 
 
-def _proposer(subject: Subject, target: TargetModel, gamma: int | None) -> Proposer:
+def _proposer(subject: Subject, target: TargetModel) -> Proposer:
     drafter = open_drafter(subject.path, target)
     if not subject.transition:
         if not isinstance(drafter, DSparkDrafter):
@@ -126,7 +130,7 @@ def _proposer(subject: Subject, target: TargetModel, gamma: int | None) -> Propo
         weight = drafter.markov_head.markov_w2.weight
         with torch.no_grad():
             weight[:, : weight.shape[1] - reserved] = 0.0
-    return proposer_of(drafter, gamma)
+    return proposer_of(drafter, subject.gamma)
 
 
 def _walks(workload: Workload, answers: Trace) -> list[_Walk]:

@@ -58,9 +58,11 @@ def test_steps_of_every_kind_are_the_engines(
     for kind, save in SAVE.items():
         drafter = random_drafter(kind, VOCAB, num_target_layers=2)
         save(drafter, tmp_path / kind)  # type: ignore[operator]
-    found = redraft(workload, [Subject(tmp_path / kind) for kind in SAVE], answers)
+    gammas = {"dflash": None, "eagle3": 2, "mtp": 1}
+    found = redraft(workload, [Subject(tmp_path / k, gammas[k]) for k in SAVE], answers)
     for kind, again in zip(SAVE, found, strict=True):
-        expected = record(workload, tmp_path / kind)
+        settings = replace(workload.settings, gamma=gammas[kind])
+        expected = record(replace(workload, settings=settings), tmp_path / kind)
         assert again.generations == expected.generations
         assert again.drafter == expected.drafter
 
