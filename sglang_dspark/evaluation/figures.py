@@ -50,7 +50,7 @@ _STYLE = {
 }
 _CAPTIONS = {
     "tau": "Accepted tokens a step, 95% over prompts",
-    "positions": "Chance that draft k is accepted, given drafts 1..k-1",
+    "positions": "Acceptance of draft k given drafts 1..k-1, and of drafts 1..k",
     "depth": "Accepted tokens a step by drafter depth",
     "length": "Accepted tokens a step by proposal length",
     "overhead": "Share of a round spent in the sequential loop",

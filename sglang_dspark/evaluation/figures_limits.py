@@ -62,14 +62,15 @@ def draw_limits(metrics: Mapping[str, Any]) -> Figure:
     _draw_outside(grid[0][0], metrics)
     for axes, (pair, found) in zip(grid[0][1:], pairs.items(), strict=True):
         _draw_pair(axes, pair, found)
-    figure.legend(*grid[0][0].get_legend_handles_labels(), loc="outside lower left", fontsize=8)
+    handles, labels = grid[0][0].get_legend_handles_labels()
+    figure.legend(handles, labels, loc="outside lower center", fontsize=8, ncols=len(labels))
     return figure
 
 
 def _draw_outside(axes: Axes, metrics: Mapping[str, Any]) -> None:
     """Shares by domain: of the answer's tokens, and of each drafter's rejections."""
-    shares = {"answer tokens outside the vocabulary": metrics["outside"]}
-    shares |= {f"rejections there, {k}": v for k, v in metrics["rejected_outside"].items()}
+    shares = {"answer tokens": metrics["outside"]}
+    shares |= {f"rejections, {k}": v for k, v in metrics["rejected_outside"].items()}
     groups = list(metrics["outside"])
     width = 0.84 / len(shares)
     for i, (label, found) in enumerate(shares.items()):
@@ -83,7 +84,7 @@ def _draw_outside(axes: Axes, metrics: Mapping[str, Any]) -> None:
     axes.set_xticks(np.arange(len(groups)), groups)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("%")
-    axes.set_title("outside the draft vocabulary")
+    axes.set_title("outside the draft vocabulary,\nof answer tokens and of rejections", fontsize=9)
 
 
 def _draw_pair(axes: Axes, pair: str, found: Mapping[str, Any]) -> None:
