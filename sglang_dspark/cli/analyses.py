@@ -2,19 +2,24 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
-from dataclasses import asdict, dataclass
-from functools import cache
+from dataclasses import asdict
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Literal
+from typing import Annotated, Literal
 
 import typer
-from rich.console import Console
 
 from sglang_dspark.cli import evaluate
+from sglang_dspark.cli._analysis import (
+    finish,
+    open_session,
+    read_vocabulary,
+    redrafted,
+    show_tau,
+    table_of,
+    with_confidence,
+)
 from sglang_dspark.cli._workload import (
     BatchOption,
-    DrafterArgument,
     DraftersOption,
     JsonOption,
     LimitOption,
@@ -23,16 +28,8 @@ from sglang_dspark.cli._workload import (
     TargetOption,
     TemperatureOption,
     TokensOption,
-    device_description,
-    open_workload,
-    parse_drafter,
-    trace_of,
 )
 from sglang_dspark.errors import DSparkError
-
-if TYPE_CHECKING:
-    from sglang_dspark.evaluation.recording import Workload
-    from sglang_dspark.evaluation.traces import Trace
 
 app = typer.Typer(
     help="Judge drafters with the reference engine. Without a command: acceptance of one drafter.",
@@ -46,75 +43,12 @@ StsOption = Annotated[
 ]
 
 
-@dataclass(frozen=True)
-class Session:
-    """The drafters of one command, and a way to get their traces."""
-
-    drafters: tuple[DrafterArgument, ...]
-    workload: Callable[[], Workload]
-    console: Console
-
-    def series(self) -> list[tuple[str, Trace]]:
-        """Label and trace of every drafter, in the order they were named."""
-        return [(d.label, trace_of(d, self.workload, self.console)) for d in self.drafters]
-
-    def traces(self) -> dict[str, Trace]:
-        """Traces by label. Raises DSparkError when a label is used twice."""
-        labels = [drafter.label for drafter in self.drafters]
-        if len(set(labels)) < len(labels):
-            raise DSparkError(f"labels must differ here, found {', '.join(labels)}")
-        return dict(self.series())
-
-
-def open_session(
-    drafters: Sequence[str],
-    target: str,
-    prompts: Sequence[str] | None,
-    limit: int | None,
-    max_new_tokens: int,
-    temperature: float,
-    batch: int,
-    seed: int,
-    *,
-    top_k: int = evaluate.TOP_K_ALL,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> Session:
-    """What the options of a command describe; nothing is loaded yet."""
-    from sglang_dspark.evaluation.engine import DecodeSettings
-
-    console = Console()
-    settings = DecodeSettings(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        batch=batch,
-        seed=seed,
-    )
-    workload = cache(lambda: open_workload(target, prompts, limit, settings, console))
-    return Session(tuple(parse_drafter(each) for each in drafters), workload, console)
-
-
-def finish(metrics: Mapping[str, Any], json_file: Path | None, console: Console) -> None:
-    """Write the result file and its figure, and say where they are."""
-    from sglang_dspark.evaluation import figures
-    from sglang_dspark.loadtest.results import write_results
-
-    sampled = "" if metrics["settings"]["temperature"] == 0 else "_sampled"
-    name = f"drafters_{metrics['analysis']}{sampled}"
-    path = json_file or Path("results") / f"{name}.json"
-    write_results(path, name, device_description(), metrics)
-    drawn = figures.save(figures.draw(metrics), path.parent / "figures" / path.stem)
-    for each in (path, *drawn):
-        console.print(f"written to {each}", highlight=False, soft_wrap=True)
-
-
 @app.command()
 def record(
     drafter: DraftersOption,
-    out: Annotated[Path, typer.Option(help="Trace file to write.")],
+    out: Annotated[
+        Path, typer.Option(help="Trace file to write; of several drafters a folder, LABEL.json.")
+    ],
     target: TargetOption = "demo",
     prompts: PromptsOption = None,
     limit: LimitOption = None,
@@ -127,12 +61,25 @@ def record(
     min_p: Annotated[float, typer.Option(help="Cut relative to the likeliest token.")] = 0.0,
     batch: BatchOption = 8,
     seed: SeedOption = 0,
+    answers: Annotated[
+        Path | None,
+        typer.Option(
+            help="Greedy trace of another drafter: its answers are the target's own, so only the "
+            "drafting is done again, to the same end."
+        ),
+    ] = None,
+    transition: Annotated[
+        bool,
+        typer.Option(help="With --answers: draft with DSpark's transition bias, or without it."),
+    ] = True,
 ) -> None:
     """Decode all prompts once and keep the trace, which the other commands take as a drafter."""
     from sglang_dspark.evaluation.traces import write_trace
 
-    if len(drafter) != 1:
-        raise DSparkError("a trace is of one drafter: give --drafter once")
+    if not transition and answers is None:
+        raise DSparkError(
+            "--no-transition needs --answers: a trace whose answers are drafted again"
+        )
     session = open_session(
         drafter,
         target,
@@ -146,8 +93,15 @@ def record(
         top_p=top_p,
         min_p=min_p,
     )
-    write_trace(out, next(iter(session.traces().values())))
-    session.console.print(f"written to {out}", highlight=False, soft_wrap=True)
+    if answers is None:
+        traces = session.traces()
+    else:
+        labels = [each.label for each in session.drafters]
+        traces = dict(zip(labels, redrafted(session, answers, transition), strict=True))
+    for label, trace in traces.items():
+        path = out if len(traces) == 1 else out / f"{label}.json"
+        write_trace(path, trace)
+        session.console.print(f"written to {path}", highlight=False, soft_wrap=True)
 
 
 @app.command()
@@ -350,49 +304,62 @@ def overhead(
     finish({**metrics, "drafters": rows}, json_file, session.console)
 
 
-def with_confidence(session: Session) -> dict[str, Trace]:
-    """Traces of the drafters that tell a confidence; of the others one line each is printed."""
-    usable = {}
-    for label, trace in session.traces().items():
-        if trace.has_confidence():
-            usable[label] = trace
-        else:
-            session.console.print(f"{label} tells no confidence: left out", style="yellow")
-    if not usable:
-        raise DSparkError("no drafter with a confidence to show: name one that has a head for it")
-    return usable
+@app.command()
+def roc(
+    drafter: DraftersOption,
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    temperature: TemperatureOption = 0.0,
+    batch: BatchOption = 8,
+    seed: SeedOption = 0,
+    json_file: JsonOption = None,
+) -> None:
+    """ROC of confidence for acceptance; the area is shown with Fig. 6."""
+    from sglang_dspark.evaluation import roc as numbers
+
+    session = open_session(
+        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
+    )
+    finish(numbers.roc(with_confidence(session)), json_file, session.console)
 
 
-def table_of(argument: DrafterArgument, trace: Trace, sts: Path | None) -> Any:
-    """The calibration table for a drafter, or None when none is named and none lies there."""
-    from sglang_dspark.schedule.sts_file import FILE_NAME, read_sts
+@app.command()
+def limits(
+    drafter: DraftersOption,
+    vocabulary: Annotated[
+        Path, typer.Option(help="vocabulary.json of the drafters' training runs.")
+    ],
+    target: TargetOption = "demo",
+    prompts: PromptsOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
+    batch: BatchOption = 8,
+    json_file: JsonOption = None,
+) -> None:
+    """What ends drafts: tokens outside the vocabulary; and drafters at the same anchors, greedy."""
+    from sglang_dspark.evaluation import limits as numbers
 
-    path = sts or argument.path / FILE_NAME
-    if sts is None and not path.is_file():
-        return None
-    return read_sts(path, drafter_sha256=trace.drafter.sha256, gamma=trace.gamma)
+    session = open_session(drafter, target, prompts, limit, max_new_tokens, 0.0, batch, 0)
+    known = read_vocabulary(vocabulary)
+    finish(numbers.limits(session.traces(), known), json_file, session.console)
 
 
-def show_tau(console: Console, metrics: Mapping[str, Any]) -> None:
-    """Print Table 1."""
-    from rich.table import Table
+@app.command()
+def curves(
+    run: Annotated[
+        list[str], typer.Option(help="LABEL=DIR of a run of `dspark train drafter`; repeat.")
+    ],
+    json_file: JsonOption = None,
+) -> None:
+    """Learning curves of training runs: tau on held-out answers, teacher forced."""
+    from rich.console import Console
 
-    labels = list(metrics["tau"])
-    groups = list(metrics["tau"][labels[0]])
-    table = Table(title="tau, tokens per verify step with the bonus (95% over prompts)")
-    for name in ("drafter", *groups):
-        table.add_column(name, justify="left" if name == "drafter" else "right")
-    for label in labels:
-        cells = []
-        for group in groups:
-            low, high = metrics["interval"][label][group]
-            cells.append(f"{metrics['tau'][label][group]:.3f} ({low:.2f}-{high:.2f})")
-        table.add_row(label, *cells)
-    for pair, ratios in metrics["ratio"].items():
-        percent = [
-            f"{100 * (r['value'] - 1):+.1f}% ({100 * (r['low'] - 1):+.1f} to "
-            f"{100 * (r['high'] - 1):+.1f})"
-            for r in (ratios[group] for group in groups)
-        ]
-        table.add_row(pair, *percent)
-    console.print(table)
+    from sglang_dspark.evaluation.curves import learning_curves
+
+    named = [each.partition("=") for each in run]
+    bad = [label for label, separator, _ in named if not separator]
+    if bad:
+        raise DSparkError(f"--run takes LABEL=DIR, found {bad[0]}")
+    finish(learning_curves([(label, Path(d)) for label, _, d in named]), json_file, Console())

@@ -14,6 +14,7 @@ import numpy as np
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.calibration_data import observations
+from sglang_dspark.evaluation.records import Step
 from sglang_dspark.evaluation.resampling import MACRO, Floats, Resampler, estimate
 from sglang_dspark.evaluation.traces import Trace, require_comparable
 from sglang_dspark.schedule.calibration import Calibration, Observations, apply_numpy
@@ -42,7 +43,7 @@ def tau_table(traces: Mapping[str, Trace]) -> dict[str, Any]:
         ratios[f"{labels[0]}/{other}"] = {n: asdict(estimate(d)) for n, d in pairs.items()}
     return {
         "analysis": "tau",
-        **_origin(traces),
+        **origin(traces),
         "tau": {k: {n: float(d[0]) for n, d in v.items()} for k, v in drawn.items()},
         "interval": {k: {n: _interval(d) for n, d in v.items()} for k, v in drawn.items()},
         "ratio": ratios,
@@ -52,18 +53,21 @@ def tau_table(traces: Mapping[str, Trace]) -> dict[str, Any]:
 def positions(traces: Mapping[str, Trace]) -> dict[str, Any]:
     """Fig. 2: chance that draft k is accepted given drafts 1..k-1, by domain and overall.
 
-    `reached` is the number of steps that accepted drafts 1..k-1.
+    `reached` is the number of steps that accepted drafts 1..k-1. `cumulative` has the chance that
+    drafts 1..k are all accepted.
     """
     require_comparable(list(traces.values()), list(traces))
     domains = next(iter(traces.values())).domains
     groups = {"overall": list(range(len(domains)))}
     for i, domain in enumerate(domains):
         groups.setdefault(domain, []).append(i)
-    curves = {
-        label: {name: _conditional(trace.of_prompts(keep)) for name, keep in groups.items()}
-        for label, trace in traces.items()
-    }
-    return {"analysis": "positions", **_origin(traces), "curves": curves}
+    found: dict[str, Any] = {"analysis": "positions", **origin(traces)}
+    for name, of in (("curves", _conditional), ("cumulative", _cumulative)):
+        found[name] = {
+            label: {name: of(trace.of_prompts(keep)) for name, keep in groups.items()}
+            for label, trace in traces.items()
+        }
+    return found
 
 
 def depth(series: Sequence[tuple[str, Trace]]) -> dict[str, Any]:
@@ -106,7 +110,7 @@ def thresholds(
         }
     return {
         "analysis": "thresholds",
-        **_origin(traces),
+        **origin(traces),
         "rule": rule,
         "calibrated": sorted(calibrations or {}),
         "thresholds": grid.tolist(),
@@ -142,13 +146,23 @@ def _curves(series: Sequence[tuple[str, Trace]], x_of: Callable[[Trace], int]) -
 
 def _conditional(trace: Trace) -> list[dict[str, Any]]:
     """Position-wise conditional acceptance of one trace, all prompts in one group."""
+    return _by_position(trace, lambda step, k: step.accepted >= k - 1)
+
+
+def _cumulative(trace: Trace) -> list[dict[str, Any]]:
+    """Chance that drafts 1..k are accepted, likewise."""
+    return _by_position(trace, lambda _step, _k: True)
+
+
+def _by_position(trace: Trace, counts: Callable[[Step, int], bool]) -> list[dict[str, Any]]:
+    """Share of the verified drafts k that `counts` lets in whose step accepted k or more."""
     resampler = Resampler(["all"] * len(trace.prompts))
     result = []
     for k in range(1, trace.gamma + 1):
         reached, accepted = np.zeros(len(trace.prompts)), np.zeros(len(trace.prompts))
         for i, generation in enumerate(trace.generations):
             for step in generation.steps:
-                if step.verify_len >= k and step.accepted >= k - 1:
+                if step.verify_len >= k and counts(step, k):
                     reached[i] += 1
                     accepted[i] += step.accepted >= k
         drawn = resampler.ratios(accepted, reached)[MACRO]
@@ -208,7 +222,7 @@ def _interval(drawn: Floats) -> list[float]:
     return [found.low, found.high]
 
 
-def _origin(traces: Mapping[str, Trace]) -> dict[str, Any]:
+def origin(traces: Mapping[str, Trace]) -> dict[str, Any]:
     """What the figures are of: target, sampling, prompts by domain, drafters."""
     first = next(iter(traces.values()))
     prompts = {name: first.domains.count(name) for name in dict.fromkeys(first.domains)}

@@ -1,7 +1,6 @@
 """Figures of the drafter analyses, drawn from the metrics of their result files.
 
-Colours are the Okabe-Ito set, which colour-blind readers tell apart; every series also has a marker
-of its own. The same metrics always give the same file, byte for byte.
+The same metrics always give the same file, byte for byte.
 """
 
 from __future__ import annotations
@@ -15,12 +14,20 @@ import matplotlib as mpl
 import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
+from matplotlib.ticker import MaxNLocator
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.figure_parts import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    bars,
+    legend,
+    number,
+    panels,
+)
+from sglang_dspark.evaluation.figures_limits import draw_curves, draw_limits, draw_roc
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
-_GREY = "#888888"
 _ENOUGH = 30  # predictions in a bin, below which its share accepted says little
 _VARIANTS = {
     "before": "raw",
@@ -43,12 +50,15 @@ _STYLE = {
 }
 _CAPTIONS = {
     "tau": "Accepted tokens a step, 95% over prompts",
-    "positions": "Chance that draft k is accepted, given drafts 1..k-1",
+    "positions": "Acceptance of draft k given drafts 1..k-1, and of drafts 1..k",
     "depth": "Accepted tokens a step by drafter depth",
     "length": "Accepted tokens a step by proposal length",
     "overhead": "Share of a round spent in the sequential loop",
     "thresholds": "Admitting drafts above a threshold",
+    "roc": "Telling accepted drafts from others by confidence",
     "reliability": "Predicted survival against what happened",
+    "curves": "Held-out tau while training, teacher forced",
+    "limits": "What the draft vocabulary ends, and drafts at the same anchors",
 }
 
 
@@ -91,36 +101,10 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     return written
 
 
-def _panels(count: int, width: float = 2.7, height: float = 3.0) -> tuple[Figure, list[Axes]]:
-    """A row of panels that share their y axis."""
-    figure = Figure(figsize=(max(5.2, width * count + 0.5), height), layout="constrained")
-    axes = figure.subplots(1, count, sharey=True, squeeze=False)
-    return figure, list(axes[0])
-
-
-def _legend(figure: Figure, axes: Axes) -> None:
-    """One legend below all panels, from the series of one of them."""
-    handles, labels = axes.get_legend_handles_labels()
-    columns = min(len(labels), 4 if figure.get_figwidth() > 6 else 2)
-    figure.legend(handles, labels, loc="outside lower center", ncols=columns)
-
-
-def _errors(points: Sequence[Mapping[str, Any]]) -> np.ndarray:
-    """Lengths of error bars [2, n], zero where an interval is unknown."""
-    value = np.array([_number(p["value"]) for p in points])
-    low = np.array([_number(p["low"]) for p in points])
-    high = np.array([_number(p["high"]) for p in points])
-    return np.nan_to_num(np.clip(np.stack([value - low, high - value]), 0, None))
-
-
-def _number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)
-
-
 def _tau(metrics: Mapping[str, Any]) -> Figure:
     labels = list(metrics["tau"])
     groups = list(metrics["tau"][labels[0]])
-    figure, (axes,) = _panels(1, width=1.1 + 0.36 * len(labels) * len(groups), height=3.3)
+    figure, (axes,) = panels(1, width=1.1 + 0.36 * len(labels) * len(groups), height=3.3)
     width = 0.82 / len(labels)
     for i, label in enumerate(labels):
         place = np.arange(len(groups)) + (i - (len(labels) - 1) / 2) * width
@@ -138,32 +122,39 @@ def _tau(metrics: Mapping[str, Any]) -> Figure:
     axes.set_xticks(np.arange(len(groups)), groups)
     axes.grid(axis="x", visible=False)
     axes.set_ylabel("tau")
-    axes.axhline(1, color=_GREY, lw=1)
-    _legend(figure, axes)
+    axes.axhline(1, color=GREY, lw=1)
+    legend(figure, axes)
     return figure
 
 
 def _positions(metrics: Mapping[str, Any]) -> Figure:
-    curves = metrics["curves"]
-    groups = list(next(iter(curves.values())))
-    figure, panels = _panels(len(groups))
-    longest = max(len(parts[groups[0]]) for parts in curves.values())
-    for axes, group in zip(panels, groups, strict=True):
-        for i, (label, parts) in enumerate(curves.items()):
-            points = parts[group]
-            k = np.arange(1, len(points) + 1)
-            value = np.array([_number(point["value"]) for point in points])
-            spread = _errors(points)
-            axes.plot(k, value, MARKERS[i % 7] + "-", color=COLOURS[i % 7], label=label, ms=4)
-            axes.fill_between(k, value - spread[0], value + spread[1], color=COLOURS[i % 7],
-                              alpha=0.15, lw=0)  # fmt: skip
+    """Conditional acceptance above, cumulative below, a column for each domain."""
+    shown = [("curves", "given drafts 1..k-1"), ("cumulative", "drafts 1..k")]
+    groups = list(next(iter(metrics["curves"].values())))
+    figure = Figure(figsize=(2.5 * len(groups) + 0.5, 5.2), layout="constrained")
+    grid = figure.subplots(2, len(groups), sharex=True, sharey=True, squeeze=False)
+    for row, (key, name) in zip(grid, shown, strict=True):
+        for axes, group in zip(row, groups, strict=True):
+            for i, (label, parts) in enumerate(metrics[key].items()):
+                _position_line(axes, parts[group], i, label)
+            axes.set_ylim(0, 1)
+            axes.xaxis.set_major_locator(MaxNLocator(integer=True))
+        row[0].set_ylabel(f"accepted, {name}")
+    for axes, group in zip(grid[0], groups, strict=True):
         axes.set_title(group)
+    for axes in grid[1]:
         axes.set_xlabel("draft position k")
-        axes.set_xticks(np.arange(1, longest + 1))
-        axes.set_ylim(0, 1)
-    panels[0].set_ylabel("conditional acceptance")
-    _legend(figure, panels[0])
+    legend(figure, grid[0][0])
     return figure
+
+
+def _position_line(axes: Axes, points: Sequence[Mapping[str, Any]], i: int, label: str) -> None:
+    k = np.arange(1, len(points) + 1)
+    value, spread = np.array([number(point["value"]) for point in points]), bars(points)
+    axes.plot(k, value, MARKERS[i % 7] + "-", color=COLOURS[i % 7], label=label, ms=4)
+    axes.fill_between(
+        k, value - spread[0], value + spread[1], color=COLOURS[i % 7], alpha=0.15, lw=0
+    )
 
 
 def _against(metrics: Mapping[str, Any], x_label: str) -> Figure:
@@ -171,20 +162,20 @@ def _against(metrics: Mapping[str, Any], x_label: str) -> Figure:
     curves = metrics["curves"]
     groups = list(next(iter(curves.values()))[0]["tau"])
     groups = [groups[-1], *groups[:-1]]
-    figure, panels = _panels(len(groups))
-    for axes, group in zip(panels, groups, strict=True):
+    figure, row = panels(len(groups))
+    for axes, group in zip(row, groups, strict=True):
         for i, (label, points) in enumerate(curves.items()):
             x = [point["x"] for point in points]
             found = [point["tau"][group] for point in points]
             axes.errorbar(
-                x, [f["value"] for f in found], _errors(found), fmt=MARKERS[i % 7] + "-",
+                x, [f["value"] for f in found], bars(found), fmt=MARKERS[i % 7] + "-",
                 color=COLOURS[i % 7], label=label, ms=4, capsize=2, elinewidth=1,
             )  # fmt: skip
         axes.set_title(group)
         axes.set_xlabel(x_label)
         axes.set_xticks(sorted({p["x"] for points in curves.values() for p in points}))
-    panels[0].set_ylabel("tau")
-    _legend(figure, panels[0])
+    row[0].set_ylabel("tau")
+    legend(figure, row[0])
     return figure
 
 
@@ -198,7 +189,7 @@ def _length(metrics: Mapping[str, Any]) -> Figure:
 
 def _overhead(metrics: Mapping[str, Any]) -> Figure:
     rows = metrics["drafters"]
-    figure, (axes,) = _panels(1, height=1.7 + 0.75 * len(rows))
+    figure, (axes,) = panels(1, height=1.7 + 0.75 * len(rows))
     kinds = [("engine", "wall"), ("engine", "thread_cpu"), ("direct", "wall"),
              ("direct", "thread_cpu")]  # fmt: skip
     place = np.arange(len(rows), dtype=np.float64)
@@ -218,7 +209,7 @@ def _overhead(metrics: Mapping[str, Any]) -> Figure:
     axes.grid(axis="y", visible=False)
     axes.margins(x=0.12)
     axes.set_xlabel(f"% of a round, batch {rows[0]['engine']['batch']}")
-    _legend(figure, axes)
+    legend(figure, axes)
     return figure
 
 
@@ -231,8 +222,8 @@ def _thresholds(metrics: Mapping[str, Any]) -> Figure:
     for line, (label, parts) in zip(grid, curves.items(), strict=True):
         for axes, (key, title) in zip(line, names, strict=True):
             for i, (group, part) in enumerate(parts.items()):
-                value = np.array([_number(point["value"]) for point in part[key]])
-                spread = _errors(part[key])
+                value = np.array([number(point["value"]) for point in part[key]])
+                spread = bars(part[key])
                 style = {"color": "#000000", "ls": "--"} if group == "overall" else {}
                 style = style or {"color": COLOURS[i - 1]}
                 axes.plot(t, value, label=group, lw=1.5, **style)
@@ -244,15 +235,15 @@ def _thresholds(metrics: Mapping[str, Any]) -> Figure:
     calibrated = " after STS" if metrics["calibrated"] else ""
     for axes in grid[-1]:
         axes.set_xlabel(f"threshold on {word}{calibrated}")
-    _legend(figure, grid[0][0])
+    legend(figure, grid[0][0])
     return figure
 
 
 def _reliability(metrics: Mapping[str, Any]) -> Figure:
     groups = metrics["groups"]
-    figure, panels = _panels(len(groups), height=3.7)
-    for axes, (group, part) in zip(panels, groups.items(), strict=True):
-        axes.plot([0, 1], [0, 1], color=_GREY, lw=1)
+    figure, row = panels(len(groups), height=3.7)
+    for axes, (group, part) in zip(row, groups.items(), strict=True):
+        axes.plot([0, 1], [0, 1], color=GREY, lw=1)
         errors = []
         for i, (name, title) in enumerate(_VARIANTS.items()):
             if name not in part:
@@ -260,14 +251,14 @@ def _reliability(metrics: Mapping[str, Any]) -> Figure:
             _reliability_curve(axes, part[name]["curve"], i, title)
             errors.append(f"{100 * part[name]['ece']['value']:.1f}%")
         auc = part["before"]["auc"]
-        pooled, within = _number(auc["pooled"]), _number(auc["within"])
+        pooled, within = number(auc["pooled"]), number(auc["within"])
         axes.set_title(
             f"{group}\nECE {' → '.join(errors)}\nAUC {pooled:.2f}, in position {within:.2f}",
             fontsize=8.5,
         )
         axes.set(xlabel="predicted survival", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
-    panels[0].set_ylabel("share accepted")
-    _legend(figure, panels[0])
+    row[0].set_ylabel("share accepted")
+    legend(figure, row[0])
     return figure
 
 
@@ -277,7 +268,7 @@ def _reliability_curve(axes: Axes, curve: Sequence[Mapping[str, Any]], i: int, t
     full = [row for row in curve if row["count"] >= _ENOUGH]
     found = [{"value": r["accepted"], "low": r["low"], "high": r["high"]} for r in full]
     axes.errorbar(
-        [row["predicted"] for row in full], [f["value"] for f in found], _errors(found),
+        [row["predicted"] for row in full], [f["value"] for f in found], bars(found),
         fmt=marker + "-", ms=4, color=colour, label=title, lw=1.2, elinewidth=1,
     )  # fmt: skip
     few = [row for row in curve if row["count"] < _ENOUGH]
@@ -294,5 +285,8 @@ _DRAWERS: dict[str, Callable[[Mapping[str, Any]], Figure]] = {
     "length": _length,
     "overhead": _overhead,
     "thresholds": _thresholds,
+    "roc": draw_roc,
     "reliability": _reliability,
+    "curves": draw_curves,
+    "limits": draw_limits,
 }

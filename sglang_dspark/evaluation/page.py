@@ -18,7 +18,18 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation import figures
 from sglang_dspark.evaluation.reliability import VARIANTS
 
-ORDER = ("tau", "positions", "depth", "length", "overhead", "thresholds", "reliability")
+ORDER = (
+    "tau",
+    "positions",
+    "depth",
+    "length",
+    "overhead",
+    "thresholds",
+    "roc",
+    "reliability",
+    "curves",
+    "limits",
+)
 
 
 @dataclass(frozen=True)
@@ -139,14 +150,18 @@ def _tau_tables(metrics: Mapping[str, Any]) -> list[Table]:
 
 
 def _position_tables(metrics: Mapping[str, Any]) -> list[Table]:
-    rows = [
-        [label, group, *(_percent(point["value"]) for point in points)]
-        for label, parts in metrics["curves"].items()
-        for group, points in parts.items()
-    ]
-    width = max(len(row) for row in rows) - 2
-    padded = [[*row, *[""] * (width + 2 - len(row))] for row in rows]
-    return [Table(["drafter", "domain", *(f"k = {k + 1}" for k in range(width))], padded)]
+    found = []
+    for key, name in (("curves", "given drafts 1..k-1"), ("cumulative", "drafts 1..k")):
+        rows = [
+            [label, group, *(_percent(point["value"]) for point in points)]
+            for label, parts in metrics[key].items()
+            for group, points in parts.items()
+        ]
+        width = max(len(row) for row in rows) - 2
+        padded = [[*row, *[""] * (width + 2 - len(row))] for row in rows]
+        head = [f"accepted, {name}", "domain", *(f"k = {k + 1}" for k in range(width))]
+        found.append(Table(head, padded))
+    return found
 
 
 def _curve_tables(metrics: Mapping[str, Any]) -> list[Table]:
@@ -209,6 +224,53 @@ def _reliability_tables(metrics: Mapping[str, Any]) -> list[Table]:
     return [Table([*head, "AUC", "in position", "conditional"], rows)]
 
 
+def _roc_tables(metrics: Mapping[str, Any]) -> list[Table]:
+    rows = [
+        [label, group, *(_number(part["auc"][k]) for k in ("pooled", "within", "conditional"))]
+        for label, parts in metrics["groups"].items()
+        for group, part in parts.items()
+    ]
+    return [Table(["drafter", "domain", "AUC", "in position", "conditional"], rows)]
+
+
+def _training_tables(metrics: Mapping[str, Any]) -> list[Table]:
+    runs = metrics["runs"]
+    steps = sorted({point["step"] for run in runs.values() for point in run["points"]})
+    shown = [step for step in steps if step % 500 == 0] or steps
+    rows = []
+    for label, run in runs.items():
+        known = {point["step"]: point["held_out_tau"] for point in run["points"]}
+        rows.append([label, str(run["layers"]), *(_number(known.get(step)) for step in shown)])
+    return [Table(["held-out tau", "layers", *(f"step {step}" for step in shown)], rows)]
+
+
+def _limit_tables(metrics: Mapping[str, Any]) -> list[Table]:
+    groups = list(metrics["outside"])
+    rows = [
+        ["answer tokens outside", *(_share_interval(metrics["outside"][g]) for g in groups)],
+        ["tau of a perfect drafter", *(_interval(*_bounds(metrics["ceiling"][g])) for g in groups)],
+    ]
+    for label, found in metrics["rejected_outside"].items():
+        cells = (_share_interval(found[group]) for group in groups)
+        rows.append([f"rejections outside, {label}", *cells])
+    pairs = []
+    for pair, found in metrics["same_anchors"].items():
+        for side, name in zip(("ours", "theirs"), pair.split("/", 1), strict=True):
+            chances = [_share_interval(each["macro"]) for each in found["cumulative"][side]]
+            pairs.append([pair, str(found["anchors"]), name, *chances])
+    tables = [Table(["vocabulary", *groups], rows)]
+    if pairs:
+        width = max(map(len, pairs)) - 3
+        head = [
+            "pair",
+            "common anchors",
+            "drafts 1..k accepted by",
+            *(f"{k + 1}" for k in range(width)),
+        ]
+        tables.append(Table(head, [[*row, *[""] * (width + 3 - len(row))] for row in pairs]))
+    return tables
+
+
 def _bounds(found: Mapping[str, Any]) -> tuple[Any, Any, Any]:
     return found["value"], found["low"], found["high"]
 
@@ -241,5 +303,8 @@ _TABLES: dict[str, Callable[[Mapping[str, Any]], list[Table]]] = {
     "length": _curve_tables,
     "overhead": _overhead_tables,
     "thresholds": _threshold_tables,
+    "roc": _roc_tables,
     "reliability": _reliability_tables,
+    "curves": _training_tables,
+    "limits": _limit_tables,
 }

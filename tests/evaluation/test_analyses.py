@@ -81,11 +81,13 @@ def test_intervals_cover_the_truth() -> None:
 
 def test_positions_agree_with_the_plain_statistics() -> None:
     made = drawn()
-    curve = analyses.positions({"d": made})["curves"]["d"]["overall"]
+    found = analyses.positions({"d": made})
+    curve, cumulative = (found[name]["d"]["overall"] for name in ("curves", "cumulative"))
     counts = [RequestCounts.from_generation(each, made.gamma) for each in made.generations]
     expected = acceptance(counts)
     assert [point["value"] for point in curve] == pytest.approx(expected.conditional)
-    assert curve[0]["reached"] == expected.steps
+    assert [point["value"] for point in cumulative] == pytest.approx(expected.cumulative)
+    assert curve[0]["reached"] == expected.steps == cumulative[-1]["reached"]
     assert all(point["low"] <= point["value"] <= point["high"] for point in curve)
 
 

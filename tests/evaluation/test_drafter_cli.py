@@ -77,12 +77,33 @@ def test_from_traces_to_the_page(
     assert "<img" in (results / "drafters.html").read_text()
 
 
-@pytest.mark.parametrize("name", ["positions", "depth", "length", "thresholds"])
+@pytest.mark.parametrize("name", ["positions", "depth", "length", "thresholds", "roc"])
 def test_the_other_analyses(name: str, traces: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "found.json"
     run("eval", name, "--drafter", f"dspark={traces['greedy']}", "--json", str(out))
     assert json.loads(out.read_text())["metrics"]["analysis"] == name
     assert (tmp_path / "figures" / "found.png").stat().st_size > 5000
+
+
+def test_limits_of_redrafted_answers(
+    pair: Pair, prompt_file: Path, traces: dict[str, Path], tmp_path: Path
+) -> None:
+    """A drafter on another one's answers, with and without its transition, then both compared."""
+    place = f"tiny={pair.drafter_dir}"
+    shared = ("--target", str(pair.target_dir), "--prompts", str(prompt_file), "--answers",
+              str(traces["greedy"]), "--max-new-tokens", "40")  # fmt: skip
+    run("eval", "record", *shared, "--drafter", place, "--drafter", f"b{place}", "--out",
+        str(tmp_path / "folder"))  # fmt: skip
+    run("eval", "record", *shared, "--drafter", place, "--no-transition", "--out",
+        str(tmp_path / "bare.json"))  # fmt: skip
+    assert {each.name for each in (tmp_path / "folder").iterdir()} == {"tiny.json", "btiny.json"}
+    (tmp_path / "vocabulary.json").write_text("[1, 2, 3]")
+    out = tmp_path / "found.json"
+    run("eval", "limits", "--drafter", f"full={tmp_path / 'folder' / 'tiny.json'}", "--drafter",
+        f"bare={tmp_path / 'bare.json'}", "--vocabulary", str(tmp_path / "vocabulary.json"),
+        "--json", str(out))  # fmt: skip
+    pairs = json.loads(out.read_text())["metrics"]["same_anchors"]["full/bare"]["cumulative"]
+    assert pairs["ours"][-1]["macro"]["value"] > pairs["theirs"][-1]["macro"]["value"]
 
 
 def test_calibrate_decodes_by_itself_and_writes_beside_the_drafter(
@@ -143,9 +164,12 @@ def _bad(traces: dict[str, Path], pair: Pair) -> list[tuple[list[str], str]]:
         (["eval", "tau", "--drafter", greedy, "--drafter", f"b{sampled[1:]}"], "other sampling"),
         (["eval", "reliability", "--drafter", greedy, "--sts", "none.json"], "cannot read"),
         (
-            ["eval", "record", "--out", "x", "--drafter", greedy, "--drafter", "b"],
-            "one drafter",
+            ["eval", "record", "--out", "x", "--drafter", greedy, "--answers", greedy[2:]],
+            "name a drafter's directory",
         ),
+        (["eval", "record", "--out", "x", "--drafter", greedy, "--no-transition"], "needs --answ"),
+        (["eval", "limits", "--drafter", greedy, "--vocabulary", "no.json"], "cannot read the voc"),
+        (["eval", "curves", "--run", "here"], "takes LABEL=DIR"),
         ([*calibrate, *["--trace", str(traces["greedy"])] * 2], "one table a regime"),
         (["eval", "--limit", "3", "tau", "--drafter", greedy], "write --limit behind the command"),
         (["report"], "name what to report"),

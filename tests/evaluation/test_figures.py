@@ -13,7 +13,9 @@ import pytest
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation import analyses, figures, page
+from sglang_dspark.evaluation.limits import limits
 from sglang_dspark.evaluation.reliability import as_metrics, reliability
+from sglang_dspark.evaluation.roc import roc
 from sglang_dspark.schedule.calibration import Calibration
 from tests.evaluation.trace_world import SETTINGS, drawn
 
@@ -30,6 +32,14 @@ def _overhead() -> dict[str, Any]:
     return {"analysis": "overhead", "target": "t", "settings": settings, "drafters": [row]}
 
 
+def _curves() -> dict[str, Any]:
+    points = [{"step": 500, "held_out_tau": 1.5}, {"step": 1000, "held_out_tau": 1.75}]
+    run = {"kind": "dspark", "layers": 3, "points": points}
+    settings = {"temperature": 1.0, "teacher_forced": True}
+    runs = {"dspark": run, "short": {**run, "points": points[:1]}}
+    return {"analysis": "curves", "target": "t", "settings": settings, "runs": runs}
+
+
 @pytest.fixture(scope="module")
 def metrics() -> dict[str, dict[str, Any]]:
     """One of each analysis, as it comes back from its JSON."""
@@ -40,6 +50,9 @@ def metrics() -> dict[str, dict[str, Any]]:
         analyses.depth([("dspark", one), ("dspark", other)]),
         analyses.length([("vanilla", drawn(prompts=4, gamma=2)), ("vanilla", one)]),
         analyses.thresholds({"dspark": one}, points=8),
+        roc({"dspark": one, "dflash": other}),
+        limits({"dspark": one, "dflash": other}, frozenset({0, 1})),
+        _curves(),
         as_metrics("dspark", one, reliability(one, {"after": Calibration((1.5,) * 4)})),
         _overhead(),
     ]
@@ -116,6 +129,17 @@ def test_summary_has_the_keys_that_others_read(
     assert set(summary["ece_before"]) == set(summary["ece_after"]) == {"math", "chat", "overall"}
     assert 0.5 < summary["auc"] < 1
     assert summary["sequential_share"] == 0.03
+
+
+def test_committed_results_redraw(tmp_path: Path) -> None:
+    """`dspark report --drafters` reads every published drafters_*.json and draws each of them."""
+    folder = Path(__file__).parents[2] / "results"
+    found = page.read_results(folder)
+    assert {result.stem for result in found} == {p.stem for p in folder.glob("drafters_*.json")}
+    for result in found:
+        assert {"name", "command", "commit", "device", "date"} <= set(result.document)
+        assert figures.draw(result.metrics).axes, result.stem
+        assert all(table.rows for table in page.tables(result.metrics)), result.stem
 
 
 def test_results_that_are_none_are_named(tmp_path: Path) -> None:

@@ -1,0 +1,233 @@
+"""Greedy decoding redrafted: a drafter's steps on answers that a run of the engine has recorded.
+
+A greedy answer is the target's alone, whatever drafts for it. One pass of the target over prompt
+and answer therefore gives all that its verify passes would have shown a drafter (features, last
+hidden states, the token behind every draft), and what is left is the drafting: the steps are
+the reference engine's, at a fraction of its work. The last step of an answer counts in full (see
+`statistics`), so each answer is continued by gamma tokens. For sampled answers, whose drafts and
+outcome depend on each other, see `replay`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.drafter import DSparkDrafter
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.proposer import (
+    DraftState,
+    Proposer,
+    drafter_layers,
+    open_drafter,
+    proposer_of,
+)
+from sglang_dspark.evaluation.recording import Workload, describe, settings_json
+from sglang_dspark.evaluation.records import Generation, Step
+from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.evaluation.traces import Trace, prompt_digest
+
+_ROWS = 16  # answers that are redrafted side by side
+
+
+@dataclass
+class _Walk:
+    """Where in an answer the drafter stands. tokens [n]: prompt and answer."""
+
+    tokens: Tensor
+    prompt_len: int
+    anchor: int
+    steps: list[Step] = field(default_factory=list)
+
+    @property
+    def left(self) -> int:
+        """Answer tokens behind the anchor."""
+        return len(self.tokens) - 1 - self.anchor
+
+
+@dataclass(frozen=True)
+class _Text:
+    """Prompts and answers side by side, each continued a little, and the target's view of them.
+
+    tokens [R, T]; features [R, T, m*d] and hidden [R, T, d] after each token, zero behind the end.
+    """
+
+    tokens: Tensor
+    features: Tensor
+    hidden: Tensor
+
+    def window(self, rows: Tensor, first: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
+        """Tokens [r, size], features and hidden from position first [r] on of `rows` [r]."""
+        at = first[:, None] + torch.arange(size)
+        picked = rows[:, None], at
+        return self.tokens[picked], self.features[picked], self.hidden[picked]
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A drafter to redraft with.
+
+    gamma: drafts a step, None: what it was trained for. transition: False leaves a DSpark drafter's
+    transition bias out (its reduced vocabulary stays), to see what the backbone does alone.
+    """
+
+    path: Path
+    gamma: int | None = None
+    transition: bool = True
+
+
+def redraft(
+    workload: Workload,
+    subjects: Sequence[Subject],
+    answers: Trace,
+    on_finish: Callable[[], None] = lambda: None,
+) -> list[Trace]:
+    """The trace that `recording.record` would give of each drafter, from another one's answers.
+
+    answers: a greedy trace of the same target, prompts and length. The target is run once for all
+    drafters, which must read the same layers of it. `on_finish` is called after each answer.
+    Raises DSparkError when the answers are others, or a drafter does not fit.
+    """
+    _require_same_run(workload, answers)
+    target = TargetModel.load(workload.target, _common_layers([each.path for each in subjects]))
+    proposers = [_proposer(each, target) for each in subjects]
+    walks = [_walks(workload, answers) for _ in subjects]
+    by_length = sorted(range(len(workload.ids)), key=lambda i: len(walks[0][i].tokens))
+    ahead = max(proposer.gamma for proposer in proposers)
+    for start in range(0, len(by_length), _ROWS):
+        chosen = by_length[start : start + _ROWS]
+        text = _read([walks[0][i] for i in chosen], target, ahead)
+        for proposer, own in zip(proposers, walks, strict=True):
+            _redraft_group([own[i] for i in chosen], text, proposer)
+        for _ in chosen:
+            on_finish()
+    return [
+        _trace(workload, subject, proposer.gamma, own, answers)
+        for subject, proposer, own in zip(subjects, proposers, walks, strict=True)
+    ]
+
+
+def _common_layers(drafters: Sequence[Path]) -> tuple[int, ...]:
+    """The target layers that all drafters read; some kinds read none."""
+    layers = {each: drafter_layers(each) for each in drafters}
+    wanted = set(layers.values()) - {()}
+    if len(wanted) > 1:
+        listed = ", ".join(f"{path}: {list(found)}" for path, found in layers.items())
+        raise DSparkError(f"the drafters read different target layers ({listed}): one run for each")
+    return wanted.pop() if wanted else ()
+
+
+def _proposer(subject: Subject, target: TargetModel) -> Proposer:
+    drafter = open_drafter(subject.path, target)
+    if not subject.transition:
+        if not isinstance(drafter, DSparkDrafter):
+            raise DSparkError(f"{subject.path} is no DSpark drafter: it has no transition bias")
+        reserved = 0 if drafter.draft_ids is None else 1  # the last rank is the vocabulary's
+        weight = drafter.markov_head.markov_w2.weight
+        with torch.no_grad():
+            weight[:, : weight.shape[1] - reserved] = 0.0
+    return proposer_of(drafter, subject.gamma)
+
+
+def _walks(workload: Workload, answers: Trace) -> list[_Walk]:
+    return [
+        _Walk(torch.tensor([*ids, *generation.tokens]), len(ids), len(ids))
+        for ids, generation in zip(workload.ids, answers.generations, strict=True)
+    ]
+
+
+def _trace(
+    workload: Workload, subject: Subject, gamma: int, walks: Sequence[_Walk], answers: Trace
+) -> Trace:
+    facts = describe(subject.path, gamma)
+    return Trace(
+        drafter=facts if subject.transition else replace(facts, head="none"),
+        target=workload.target.name,
+        target_sha256=workload.target_sha256,
+        settings=settings_json(workload.settings) | {"redrafted": True},
+        prompts=answers.prompts,
+        generations=tuple(
+            Generation(walk.prompt_len, told.tokens, told.finish, tuple(walk.steps))
+            for walk, told in zip(walks, answers.generations, strict=True)
+        ),
+    )
+
+
+def _require_same_run(workload: Workload, answers: Trace) -> None:
+    """Raise DSparkError unless the answers are those that greedy decoding would give here."""
+    wanted = settings_json(workload.settings)
+    if wanted["temperature"] != 0 or answers.temperature != 0:
+        raise DSparkError("only greedy answers can be redrafted: leave --answers out to decode")
+    if answers.target_sha256 != workload.target_sha256:
+        raise DSparkError(f"the answers are of another target than {workload.target}: record them")
+    if [p.digest for p in answers.prompts] != [prompt_digest(ids) for ids in workload.ids]:
+        raise DSparkError("the answers are to other prompts: record a trace of these first")
+    if answers.settings["max_new_tokens"] != wanted["max_new_tokens"]:
+        raise DSparkError(
+            f"the answers have up to {answers.settings['max_new_tokens']} tokens, asked for were "
+            f"{wanted['max_new_tokens']}: set --max-new-tokens likewise"
+        )
+
+
+@torch.no_grad()
+def _redraft_group(walks: Sequence[_Walk], text: _Text, proposer: Proposer) -> None:
+    state = proposer.start(len(walks), text.tokens.shape[1])
+    for r, walk in enumerate(walks):
+        row, length = torch.tensor([r]), walk.prompt_len
+        read = (part[row, :length] for part in (text.tokens, text.features, text.hidden))
+        state.prefill(row, *read)
+    generator = torch.Generator()  # greedy drafts ask nothing of it
+    while rows := [r for r, walk in enumerate(walks) if walk.left > 0]:
+        _step(walks, torch.tensor(rows), text, state, proposer.gamma, generator)
+
+
+def _read(walks: Sequence[_Walk], target: TargetModel, more: int) -> _Text:
+    """One pass over all texts, then `more` tokens of plain greedy decoding behind each."""
+    lens = torch.tensor([len(walk.tokens) for walk in walks])  # [R]
+    rows, longest = len(walks), int(lens.max())
+    tokens = torch.zeros(rows, longest + more, dtype=torch.long)
+    for r, walk in enumerate(walks):
+        tokens[r, : len(walk.tokens)] = walk.tokens
+    cache = target.new_cache(rows, longest + more)
+    out = target.forward(tokens[:, :longest], torch.zeros_like(lens), cache)
+    features, hidden = (_padded(part, more) for part in (out.features, out.hidden))
+    every = torch.arange(rows)
+    for ahead in range(more):
+        at = lens + ahead  # [R] position of the token that is decoded now
+        tokens[every, at] = target.logits(hidden[every, at - 1]).argmax(-1)
+        out = target.forward(tokens[every, at][:, None], at, cache)
+        features[every, at], hidden[every, at] = out.features[:, 0], out.hidden[:, 0]
+    return _Text(tokens, features, hidden)
+
+
+def _padded(states: Tensor, more: int) -> Tensor:
+    """states [R, T, w] -> [R, T + more, w], zeros behind."""
+    return torch.nn.functional.pad(states, (0, 0, 0, more))
+
+
+def _step(
+    walks: Sequence[_Walk],
+    rows: Tensor,
+    text: _Text,
+    state: DraftState,
+    gamma: int,
+    generator: torch.Generator,
+) -> None:
+    """One block for each walk of `rows` [r] that is not over."""
+    lens = torch.tensor([walks[r].anchor for r in rows.tolist()])
+    tokens, features, hidden = text.window(rows, lens, gamma + 1)
+    block = state.propose(rows, tokens[:, 0], lens, None, generator)
+    equal = block.tokens == tokens[:, 1:]  # [r, gamma]
+    accepted = equal.long().cumprod(1).sum(1)
+    state.commit(rows, lens, tokens, features, hidden, accepted)
+    confidence = block.confidence.tolist()
+    for i, r in enumerate(rows.tolist()):
+        walk, taken = walks[r], int(accepted[i])
+        kept = min(taken + 1, walk.left)
+        drafted = tuple(block.tokens[i].tolist())
+        walk.steps.append(Step(walk.anchor, drafted, gamma, taken, kept, tuple(confidence[i])))
+        walk.anchor += kept
