@@ -15,7 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure as Canvas
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.figures import COLOURS, MARKERS
+from sglang_dspark.evaluation.figure_parts import COLOURS, MARKERS
 from sglang_dspark.loadtest.adaptive import FIXED, PLAIN, SCHEDULED, Figure
 from sglang_dspark.loadtest.verdict import Ratio, paired_ratio, verdict
 

@@ -12,6 +12,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
 import httpx
@@ -68,9 +69,7 @@ class Fleet:
             server = self._running.get(name)
             if server is None or name in self._ready:
                 continue
-            self.ready_after[name] = server.wait_ready(
-                self._ready_s, lambda seconds, name=name: tick(name, seconds)
-            )
+            self.ready_after[name] = server.wait_ready(self._ready_s, partial(tick, name))
             self.starts[name] = self.starts.get(name, 0) + 1
             self._ready.add(name)
             server.pause()

@@ -13,6 +13,7 @@ import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import matplotlib as mpl
 import numpy as np
@@ -202,7 +203,7 @@ def _concurrency(run: Run) -> Drawn:
         levels = run.levels(name, "closed")
         if not levels:
             continue
-        style = {"color": run.colour(name), "label": name, "ms": 5, "lw": 1.3}
+        style: dict[str, Any] = {"color": run.colour(name), "label": name, "ms": 5, "lw": 1.3}
         x = [level.level for level in levels]
         panels[0].errorbar(
             x, _middles(levels, "tokens_per_s"), _errors(levels, "tokens_per_s"),
@@ -233,7 +234,7 @@ def _open_loop(run: Run) -> Drawn | None:
     for name in arms:
         levels = run.levels(name, "open")
         x = [level.level for level in levels]
-        style = {"color": run.colour(name), "label": name, "ms": 5, "lw": 1.3}
+        style: dict[str, Any] = {"color": run.colour(name), "label": name, "ms": 5, "lw": 1.3}
         panels[0].errorbar(
             x, _middles(levels, "speed_p50"), _errors(levels, "speed_p50"),
             fmt=run.marker(name) + "-", capsize=2, elinewidth=1, **style,

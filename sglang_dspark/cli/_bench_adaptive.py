@@ -111,7 +111,7 @@ def _gammas(text: str, block: int, quick: bool) -> tuple[int, ...]:
 def _plan(
     target: Path, users: tuple[int, ...], arms: tuple[str, ...], trials: int, mean_tokens: int
 ) -> Plan:
-    """Prompts are the evaluation set's. The guard's settings were chosen after single runs on some."""
+    """Prompts are the evaluation set's. The guard was tuned after single runs on some."""
     from sglang_dspark.evaluation.prompts import evaluation_prompts
     from sglang_dspark.loadtest.adaptive import Plan
     from sglang_dspark.loadtest.workload import interleave, render

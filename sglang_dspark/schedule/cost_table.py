@@ -178,7 +178,7 @@ def load(path: Path, key: ProfileKey) -> CostTable:
 
 
 def from_document(document: dict[str, Any]) -> CostTable:
-    """The table in what `save` wrote. Raises ValueError, KeyError or TypeError for anything else."""
+    """The table in what `save` wrote. Raises ValueError, KeyError, TypeError for others."""
     if document["format"] != FORMAT:
         raise ValueError("another format")
     if set(document) - {"format"} != {field.name for field in fields(CostTable)}:
