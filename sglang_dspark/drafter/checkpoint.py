@@ -110,13 +110,13 @@ def check_target(path: Path, vocab_size: int, hidden_size: int, embed_tokens: Te
 def fill_parameters(
     module: nn.Module, tensors: Mapping[str, Tensor], stored: Callable[[str], str], path: Path
 ) -> None:
-    """Copy tensors into the module's parameters; `stored` gives a parameter's name in the file.
+    """Copy tensors into the module's parameters and kept buffers; `stored` gives a name in the file.
 
     Raises DSparkError for a tensor that is missing or has another shape; others are ignored, as
     SGLang does.
     """
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for name, parameter in module.state_dict(keep_vars=True).items():
             found = tensors.get(stored(name))
             if found is None:
                 raise DSparkError(
