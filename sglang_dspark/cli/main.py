@@ -13,6 +13,7 @@ from sglang_dspark.cli import (
     demo,
     doctor,
     models,
+    quantize,
     report,
     train,
 )
@@ -31,6 +32,7 @@ app.add_typer(train.app, name="train")
 app.command("doctor")(doctor.doctor)
 app.add_typer(analyses.app, name="eval")
 app.command("calibrate")(calibrate.calibrate)
+app.command("quantize")(quantize.quantize)
 app.command("report")(report.report)
 app.command("demo")(demo.demo)
 
