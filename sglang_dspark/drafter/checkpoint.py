@@ -115,7 +115,7 @@ def check_target(path: Path, vocab_size: int, hidden_size: int, embed_tokens: Te
 def fill_parameters(
     module: nn.Module, tensors: Mapping[str, Tensor], stored: Callable[[str], str], path: Path
 ) -> None:
-    """Copy tensors into the module's parameters and kept buffers; `stored` gives a name in the file.
+    """Copy tensors into the module's parameters and buffers; `stored` gives a name in the file.
 
     Raises DSparkError for a tensor that is missing or has another shape; others are ignored, as
     SGLang does.

@@ -25,6 +25,7 @@ MARKOV_HEADS = ("vanilla", "gated", "rnn")
 FAMILIES = ("qwen3", "gemma4")
 ROUTER_SCORES = ("sigmoid", "softmax")
 MOE_ARCHITECTURE = "DSparkMoEModel"
+MOE_MODEL_TYPE = "dspark_moe"
 _MOE_KEYS = {  # field -> key of config.json
     "num_experts": "n_routed_experts",
     "experts_per_token": "num_experts_per_tok",
@@ -205,7 +206,9 @@ class DrafterConfig:
         extension = {key: getattr(self, field) for field, key in _MOE_KEYS.items()}
         if self.expert_format != UNQUANTISED:
             extension[CONFIG_KEY] = self.expert_format
-        return plain | {"architectures": [MOE_ARCHITECTURE], "model_type": "dspark_moe"} | extension
+        return (
+            plain | {"architectures": [MOE_ARCHITECTURE], "model_type": MOE_MODEL_TYPE} | extension
+        )
 
     def _plain_json(self) -> dict[str, Any]:
         return {

@@ -41,7 +41,8 @@ class Router(nn.Module):
         self.c = c
         self.weight = nn.Parameter(torch.empty(c.num_experts, c.hidden_size))
         nn.init.normal_(self.weight, std=c.hidden_size**-0.5)
-        self.register_buffer("e_score_correction_bias", torch.zeros(c.num_experts))
+        bias = torch.zeros(c.num_experts, dtype=torch.float32)
+        self.register_buffer("e_score_correction_bias", bias)
         empty = torch.zeros(c.num_experts, dtype=torch.int64)
         self.register_buffer("load", empty, persistent=False)
 

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts import bf16, mxfp4, nvfp4
+from sglang_dspark.experts import bf16, fp8, mxfp4, nvfp4
 from sglang_dspark.experts.formats import dequantise, expert_format, quantise
 from sglang_dspark.experts.layout import Quantised
 
@@ -90,6 +90,21 @@ def restore(
         return dequantise(Quantised(name, shape, payload, scales, overall))
     except DSparkError as error:
         raise DSparkError(f"{key}: {error}") from None
+
+
+def quantised_shapes(
+    key: str, shape: tuple[int, ...], name: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors that a weight `key` [..., N, K] becomes in the format."""
+    *rows, columns = shape
+    yield key, (*rows, columns // 2 if name in _PACKED else columns)
+    if name == fp8.NAME:
+        yield key + SCALE, fp8.scale_shape(shape)
+    elif name in _PACKED:
+        block = mxfp4.BLOCK if name == mxfp4.NAME else nvfp4.BLOCK
+        yield key + SCALE, (*rows, columns // block)
+    if name == nvfp4.NAME:
+        yield key + GLOBAL_SCALE, shape[:-2]
 
 
 def relative_error(weight: Tensor, restored: Tensor) -> float:

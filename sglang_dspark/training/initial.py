@@ -20,8 +20,8 @@ from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.training.config import DFlashShape, DSparkShape, MoEShape
-from sglang_dspark.training.upcycling import split_mlp
 from sglang_dspark.training.store import StoreReader
+from sglang_dspark.training.upcycling import split_mlp
 
 _SWIGLU = ("gate", "up", "down")
 

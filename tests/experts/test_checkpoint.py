@@ -17,6 +17,7 @@ from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts import FORMATS, dequantise, quantise
 from sglang_dspark.experts.checkpoint import expert_names, quantise_tensors, restore_tensors
+from sglang_dspark.serving.moe_checkpoint import moe_shapes
 from tests.drafter.helpers import tiny_drafter
 
 EXPERTS = {
@@ -58,6 +59,9 @@ def test_a_quantised_drafter_loads_with_the_weights_its_codes_stand_for(
         else:
             assert torch.equal(own, weight), key
     assert quantised == 2 * 6
+    stored = read_tensors(tmp_path / "out")
+    expected = dict(moe_shapes(tmp_path / "out"))
+    assert expected == {key: tuple(tensor.shape) for key, tensor in stored.items()}
     record = json.loads((tmp_path / "out" / "quantised.json").read_text())
     assert record["format"] == name
     assert len(record["relative_error"]) == 6
