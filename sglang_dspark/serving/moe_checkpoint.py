@@ -1,7 +1,7 @@
 """Names and shapes of the tensors that a drafter with experts must have in its files.
 
-They are those of the drafter itself, built without memory; quantised experts (experts/checkpoint.py)
-are codes with scales beside them. Pure: imports no sglang.
+They are those of the drafter itself, built without memory; quantised experts are codes with scales
+beside them (experts/checkpoint.py). Pure: imports no sglang.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The Transformers config of a drafter with experts (drafter/config.py), so that SGLang can read it.
+"""The Transformers config of a drafter with experts (drafter/config.py) for SGLang.
 
 It is Qwen3's with more keys. `sliding_window` stands under another name in it: SGLang takes that
 one for a K/V cache with windowed layers, which the draft's is not; every token's keys stay there.

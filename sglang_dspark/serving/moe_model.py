@@ -1,9 +1,9 @@
 """The drafter with experts in SGLang: attention, K/V injection and heads are those of the dense
 DSPARK drafts, layers have experts (drafter/moe.py) on one or several residual streams.
 
-Subclasses sglang/srt/models/dspark.py and models/dflash.py (0.5.23); patches/moe_drafter.py puts the
-class into SGLang's model registry. Any target serves that DSPARK captures features of. Experts are
-not sharded: one rank computes them.
+Subclasses sglang/srt/models/dspark.py and models/dflash.py (0.5.23); patches/moe_drafter.py puts
+the class into SGLang's model registry. Any target serves that DSPARK captures features of. Experts
+are not sharded: one rank computes them.
 """
 
 from __future__ import annotations

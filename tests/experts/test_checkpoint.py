@@ -106,15 +106,15 @@ def test_bad_input_is_named(source: Path, tmp_path: Path) -> None:
 def test_broken_weights_and_scales_are_named(source: Path) -> None:
     tensors = read_tensors(source)
     key = "layers.1.mlp.experts.down_proj"
+    broken = tensors[key].clone()
+    broken[0, 0, 0] = float("nan")
     with pytest.raises(DSparkError, match=rf"{key}: .*1 of \d+ weights are NaN"):
-        broken = tensors[key].clone()
-        broken[0, 0, 0] = float("nan")
         quantise_tensors(tensors | {key: broken}, "fp8")
     quantised = quantise_tensors(tensors, "fp8")
     with pytest.raises(DSparkError, match=f"{key}: fp8: scales are missing"):
         restore_tensors({k: t for k, t in quantised.items() if k != key + "_scale"}, "fp8")
+    wrong = quantised[key + "_scale"][:, :, :0]
     with pytest.raises(DSparkError, match=f"{key}: fp8: scales are .*other weights"):
-        wrong = quantised[key + "_scale"][:, :, :0]
         restore_tensors(quantised | {key + "_scale": wrong}, "fp8")
     with pytest.raises(DSparkError, match="no expert weights"):
         quantise_tensors({"norm.weight": torch.ones(3)}, "fp8")

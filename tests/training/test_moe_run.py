@@ -49,7 +49,7 @@ def test_it_learns_and_its_experts_are_balanced(trained) -> None:
 
 
 def test_resume_is_exact(trained, tmp_path) -> None:
-    cfg, whole, reports = trained
+    cfg, _, reports = trained
     part = cfg.model_copy(update={"run_dir": tmp_path / "part"})
     first, _ = prepare(part)
     for _ in range(20):
@@ -132,6 +132,6 @@ def test_active_parameters_are_the_dense_drafters(config) -> None:
     made = drafter_config(shape, target)
     assert 3 * made.moe_intermediate_size == made.intermediate_size == target.intermediate_size
     odd = shape.model_copy(update={"experts_per_token": 4})
-    with pytest.raises(DSparkError, match="set drafter.expert_width"):
+    with pytest.raises(DSparkError, match=r"set drafter\.expert_width"):
         drafter_config(odd, target)
     assert drafter_config(odd.model_copy(update={"expert_width": 7}), target).num_experts == 8

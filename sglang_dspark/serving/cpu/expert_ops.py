@@ -21,7 +21,7 @@ from sglang_dspark.drafter.hyper_connections import SINKHORN_ROUNDS, HyperConnec
 from sglang_dspark.drafter.moe import Experts, MoE, Routing, permute_tokens
 from sglang_dspark.serving.cpu import fused_ops, linear
 from sglang_dspark.serving.cpu.jit import exact_kernel, exp32, kernel, multiply_at
-from sglang_dspark.serving.cpu.narrow_matmul import MAX_BLOCK_ROWS
+from sglang_dspark.serving.cpu.narrow_matmul import LANES, MAX_BLOCK_ROWS
 
 _FLOAT = torch.float32
 _ONE = np.float32(1.0)
@@ -219,7 +219,7 @@ class CompiledExperts:
         multiply = linear.prepare()
         e: Experts = moe.experts
         width = e.down_proj.shape[1:]
-        if multiply is None or not _plain(moe) or any(int(w) % linear.LANES for w in width):
+        if multiply is None or not _plain(moe) or any(int(w) % LANES for w in width):
             return None
         with torch.no_grad():
             return cls(moe, multiply.entry)

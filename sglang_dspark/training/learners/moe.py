@@ -1,5 +1,5 @@
-"""Learner of the DSpark drafter with experts: that of the dense one, and after each step the routers'
-biases move towards equal loads (drafter/moe.py); no auxiliary loss.
+"""Learner of the DSpark drafter with experts: that of the dense one, and after each step the biases
+of the routers move towards equal loads (drafter/moe.py); no auxiliary loss.
 """
 
 from __future__ import annotations
