@@ -53,7 +53,7 @@ def test_served_steps_are_the_engines(
     are longer and shorter than the window, alone and eight at a time."""
     target = TargetModel.load(noisy.target, (0, 1))
     prompts = [[5 + (7 * i + j) % 200 for j in range(3 + 5 * i)] for i in range(8)]
-    settings = DecodeSettings(max_new_tokens=TOKENS, batch=8, ignore_eos=True)
+    settings = DecodeSettings(max_new_tokens=TOKENS, batch=8)
     plain = ReferenceEngine(target, None, settings).run(prompts)
     drafted = ReferenceEngine(target, open_drafter(drafter, target), settings).run(prompts)
     fields = {"max_new_tokens": TOKENS, "sampling_params": {"ignore_eos": True}}
@@ -62,6 +62,7 @@ def test_served_steps_are_the_engines(
     together = served.generate_all(prompts, 8, **fields)
     counts = []
     for reference, own, first, second in zip(plain, drafted, alone, together, strict=True):
+        assert len(reference.tokens) == TOKENS
         assert first["output_ids"] == second["output_ids"] == list(reference.tokens)
         accepted = sum(step.accepted for step in own.steps)
         counts.append(accepted)
@@ -73,8 +74,9 @@ def test_served_steps_are_the_engines(
     assert "DSparkMoEModel" in served.log
 
 
-@pytest.mark.parametrize(("change", "message"), [({"tp_size": 2}, "tp-size is 2"),
-                                                 ({"device": "cuda"}, "on a CPU only")])  # fmt: skip
+@pytest.mark.parametrize(
+    ("change", "message"), [({"tp_size": 2}, "tp-size is 2"), ({"device": "cuda"}, "on a CPU only")]
+)
 def test_what_is_not_served_is_refused(drafter: Path, change: dict, message: str) -> None:
     class Arguments:
         tp_size, device = 1, "cpu"
