@@ -20,10 +20,12 @@ from sglang.srt.models.dspark import DSparkDraftMixin
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
+from sglang_dspark.drafter.backbone import MLP
 from sglang_dspark.drafter.hyper_connections import HyperConnection, StreamRead, open_streams
 from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.checkpoint import restore_tensors
+from sglang_dspark.experts.dispatch import Situation, announce, choose
 from sglang_dspark.serving.cpu import expert_ops
 from sglang_dspark.serving.cpu.context_window import within_window
 from sglang_dspark.serving.moe_config import drafter_shape
@@ -47,7 +49,7 @@ class MoEDecoderLayer(nn.Module):
         super().__init__()
         c = drafter_shape(config)
         self.self_attn = DFlashAttention(config=config, layer_id=layer_id)
-        self.mlp = MoE(c)
+        self.mlp = MoE(c) if c.num_experts else MLP(c)
         self.input_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.attn_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
@@ -166,8 +168,16 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
                 buffer.copy_(tensors[name])
         for layer in self.layers:
             layer.compile()
+        if self.shape.num_experts:
+            announce(choose(self._situation()))
         if self.streams > 1:
             self.compiled_read = expert_ops.CompiledRead.of(self.stream_read)
+
+    def _situation(self) -> Situation:
+        """What `experts.dispatch` is asked about."""
+        compiled = all(layer.compiled.experts is not None for layer in self.layers)
+        device = next(self.parameters()).device.type
+        return Situation(device, self.shape.expert_format, compiled=compiled)
 
     def prune_to_ctx_kv_injection(self) -> None:
         """Keep what writes the context, as upstream's dense class does."""
