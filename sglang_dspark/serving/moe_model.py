@@ -80,7 +80,7 @@ class MoEDecoderLayer(nn.Module):
     def _feed(self, y: Tensor) -> Tensor:
         y = self.post_attention_layernorm(y)
         experts = self.compiled.experts
-        if experts is None or not expert_ops.fits(y):
+        if experts is None or not isinstance(self.mlp, MoE) or not expert_ops.fits(y):
             return self.mlp(y)
         return experts(y, self.mlp.gate(y))
 
