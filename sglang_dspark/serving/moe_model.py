@@ -56,7 +56,7 @@ class MoEDecoderLayer(nn.Module):
         self.mlp_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
         self.compiled = _CompiledLayer()
 
-    def compile(self) -> None:
+    def use_compiled(self) -> None:
         """Take the short form for the weights that are there now, where it serves them."""
         self.compiled = _CompiledLayer(
             expert_ops.CompiledExperts.of(self.mlp) if isinstance(self.mlp, MoE) else None,
@@ -167,7 +167,7 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
             if name in tensors:  # the routers' biases; upstream's loader knows parameters alone
                 buffer.copy_(tensors[name])
         for layer in self.layers:
-            layer.compile()
+            layer.use_compiled()
         if self.shape.num_experts:
             announce(choose(self._situation()))
         if self.streams > 1:
