@@ -12,6 +12,7 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.drafter.config import MOE_ARCHITECTURE
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import startup
@@ -45,6 +46,7 @@ def _check(server_args: Any, args: Any) -> None:
     fetched = not path.exists()
     if fetched:
         path = _fetch_config(drafter, args)
+    _check_moe(path, args)
     _choose_mode(path, args)
     validate_drafter(
         path,
@@ -105,6 +107,22 @@ def _target(server_args: Any, args: Any) -> Target:
         num_layers=int(config.num_hidden_layers),
         architecture=(model.hf_config.architectures or [""])[0],
     )
+
+
+def _check_moe(path: Path, args: Any) -> None:
+    """A drafter with experts is computed by one rank, on a CPU."""
+    if MOE_ARCHITECTURE not in (read_config(path).get("architectures") or []):
+        return
+    if int(args.tp_size) != 1:
+        raise DSparkError(
+            f"drafter {path} has experts, which one rank computes, but --tp-size is "
+            f"{args.tp_size}; use --tp-size 1, or a dense drafter"
+        )
+    if str(args.device) != "cpu":
+        raise DSparkError(
+            f"drafter {path} has experts, which are served on a CPU only so far, not on "
+            f"{args.device}; use a dense drafter"
+        )
 
 
 def _choose_mode(path: Path, args: Any) -> None:

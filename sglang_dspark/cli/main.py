@@ -13,6 +13,7 @@ from sglang_dspark.cli import (
     demo,
     doctor,
     models,
+    quantize,
     report,
     sweep,
     train,
@@ -33,6 +34,7 @@ app.command("doctor")(doctor.doctor)
 app.add_typer(analyses.app, name="eval")
 app.command("calibrate")(calibrate.calibrate)
 app.command("sweep")(sweep.sweep)
+app.command("quantize")(quantize.quantize)
 app.command("report")(report.report)
 app.command("demo")(demo.demo)
 

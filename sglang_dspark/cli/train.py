@@ -174,7 +174,10 @@ def _train(cfg: RunConfig) -> None:
 def _calibrate(cfg: RunConfig) -> None:
     """Fit the confidence temperatures, in a process of its own: it is another command."""
     path = cfg.run_dir / "drafter"
-    if find_spec("sglang_dspark.cli.calibrate") is None or cfg.drafter.kind != "dspark":
+    if find_spec("sglang_dspark.cli.calibrate") is None or cfg.drafter.kind not in (
+        "dspark",
+        "moe",
+    ):
         return
     sts = path / "sts.json"
     if sts.exists() and sts.stat().st_mtime >= (path / "model.safetensors").stat().st_mtime:

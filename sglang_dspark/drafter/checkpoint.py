@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from torch import Tensor, nn
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.checkpoint import UNQUANTISED, restore_tensors
 
 
 def _stored(name: str) -> str:
@@ -30,14 +32,16 @@ def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.
 
     Drafters with experts, a window or residual streams are written in the same way, under an
     architecture of our own (drafter/config.py) that stock SGLang refuses; expert weights are stored
-    stacked, `layers.N.mlp.experts.{gate,up,down}_proj` [E, out, in].
+    stacked, `layers.N.mlp.experts.{gate,up,down}_proj` [E, out, in]. They are not quantised here,
+    whatever they were read from: `dspark quantize` does that.
     Raises DSparkError for a family of layers that it does not serve.
     """
     if drafter.config.family != "qwen3":
         raise DSparkError(
             f"SGLang serves no {drafter.config.family} drafter; export it in DeepSpec's format"
         )
-    write_checkpoint(path, stored_tensors(drafter, dtype), drafter.config.to_json())
+    config = replace(drafter.config, expert_format=UNQUANTISED)
+    write_checkpoint(path, stored_tensors(drafter, dtype), config.to_json())
 
 
 def stored_tensors(drafter: DSparkDrafter, dtype: torch.dtype) -> dict[str, Tensor]:
@@ -66,7 +70,8 @@ def load_drafter(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DSparkDra
 
 def fill_drafter(drafter: DSparkDrafter, path: Path) -> None:
     """Copy the weights of a checkpoint directory into a drafter of its shape."""
-    fill_parameters(drafter, read_tensors(path), _stored, path)
+    tensors = restore_tensors(read_tensors(path), drafter.config.expert_format)
+    fill_parameters(drafter, tensors, _stored, path)
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
@@ -110,13 +115,13 @@ def check_target(path: Path, vocab_size: int, hidden_size: int, embed_tokens: Te
 def fill_parameters(
     module: nn.Module, tensors: Mapping[str, Tensor], stored: Callable[[str], str], path: Path
 ) -> None:
-    """Copy tensors into the module's parameters; `stored` gives a parameter's name in the file.
+    """Copy tensors into the module's parameters and buffers; `stored` gives a name in the file.
 
     Raises DSparkError for a tensor that is missing or has another shape; others are ignored, as
     SGLang does.
     """
     with torch.no_grad():
-        for name, parameter in module.named_parameters():
+        for name, parameter in module.state_dict(keep_vars=True).items():
             found = tensors.get(stored(name))
             if found is None:
                 raise DSparkError(

@@ -4,7 +4,8 @@ A drafter with experts, a window or several residual streams has an architecture
 which stock SGLang refuses, and these keys besides the dense ones (DeepSeek's names where it has
 any): `n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`, `n_shared_experts`,
 `scoring_func` (sigmoid | softmax), `norm_topk_prob`, `routed_scaling_factor`, `sliding_window`
-(context tokens that a block sees, or null) and `hc_mult` (residual streams).
+(context tokens that a block sees, or null) and `hc_mult` (residual streams). Where expert weights
+are quantised, `expert_format` says how (experts/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -17,11 +18,14 @@ from typing import Any
 
 from sglang_dspark.drafter.families import shape_fields
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.checkpoint import CONFIG_KEY, UNQUANTISED
+from sglang_dspark.experts.formats import expert_format
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 FAMILIES = ("qwen3", "gemma4")
 ROUTER_SCORES = ("sigmoid", "softmax")
 MOE_ARCHITECTURE = "DSparkMoEModel"
+MOE_MODEL_TYPE = "dspark_moe"
 _MOE_KEYS = {  # field -> key of config.json
     "num_experts": "n_routed_experts",
     "experts_per_token": "num_experts_per_tok",
@@ -60,6 +64,7 @@ class DrafterConfig:
     num_experts: routed experts of every layer, 0 for a dense MLP (drafter/moe.py).
     window: how many context tokens before its anchor a block sees; None: all.
     residual_streams: n of drafter/hyper_connections.py; 1 is the plain residual.
+    expert_format: how the file keeps expert weights (experts/formats.py); computed with in float32.
     """
 
     hidden_size: int
@@ -93,6 +98,7 @@ class DrafterConfig:
     routed_scaling: float = 1.0
     window: int | None = None
     residual_streams: int = 1
+    expert_format: str = UNQUANTISED
 
     def __post_init__(self) -> None:
         def require(ok: bool, what: str) -> None:
@@ -127,7 +133,9 @@ class DrafterConfig:
             self.family == "qwen3" or not self.extended,
             f"{self.family} layers have no experts, window or residual streams",
         )
+        expert_format(self.expert_format)
         if not self.num_experts:
+            require(self.expert_format == UNQUANTISED, "expert_format without experts")
             return
         require(
             1 <= self.experts_per_token <= self.num_experts,
@@ -168,6 +176,8 @@ class DrafterConfig:
         both = {**raw, **nested}
         ours = MOE_ARCHITECTURE in (raw.get("architectures") or [])
         extension = {field: raw[key] for field, key in _MOE_KEYS.items()} if ours else {}
+        if ours:
+            extension["expert_format"] = raw.get(CONFIG_KEY, UNQUANTISED)
         return cls(
             **shape_fields(raw),
             **extension,
@@ -194,7 +204,11 @@ class DrafterConfig:
         if not self.extended:
             return plain
         extension = {key: getattr(self, field) for field, key in _MOE_KEYS.items()}
-        return plain | {"architectures": [MOE_ARCHITECTURE], "model_type": "dspark_moe"} | extension
+        if self.expert_format != UNQUANTISED:
+            extension[CONFIG_KEY] = self.expert_format
+        return (
+            plain | {"architectures": [MOE_ARCHITECTURE], "model_type": MOE_MODEL_TYPE} | extension
+        )
 
     def _plain_json(self) -> dict[str, Any]:
         return {

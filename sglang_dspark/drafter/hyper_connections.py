@@ -15,7 +15,7 @@ Mixing is computed in float32 (float64 for such streams) and cast to the dtype o
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor, nn
@@ -49,20 +49,30 @@ def doubly_stochastic(logits: Tensor, rounds: int = SINKHORN_ROUNDS) -> Tensor:
 class _Coefficients(nn.Module):
     """alpha * rmsnorm(vec(x)) phi + b: the streams' own view of how they are to be mixed."""
 
-    def __init__(self, n: int, width: int, size: int, start: Tensor, eps: float):
+    def __init__(self, n: int, width: int, size: int, start: Tensor):
         super().__init__()
-        self.eps = eps
         self.phi = nn.Parameter(torch.randn(size, n * width) * (n * width) ** -0.5)
         self.alpha = nn.Parameter(torch.tensor(_ALPHA))
         self.bias = nn.Parameter(start.clone())
 
-    def forward(self, streams: Tensor) -> Tensor:
-        """[..., n, d] -> [..., size], float32 at least."""
-        x = streams.flatten(-2)
-        x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
-        x = x * torch.rsqrt(x.pow(2).mean(-1, keepdim=True) + self.eps)
-        with torch.autocast(x.device.type, enabled=False):
-            return self.alpha * nn.functional.linear(x, self.phi.to(x.dtype)) + self.bias
+    def forward(self, projected: Tensor) -> Tensor:
+        """rmsnorm(vec(x)) phi^T [..., size] -> coefficients [..., size]."""
+        return self.alpha * projected + self.bias
+
+
+def _projected(streams: Tensor, parts: Sequence[_Coefficients], eps: float) -> Sequence[Tensor]:
+    """rmsnorm(vec(streams)) phi^T of every part, float32 at least: [..., n, d] -> [..., size] each.
+
+    One product for all parts, and the norm divides its result: streams are wide, results are not.
+    """
+    x = streams.flatten(-2)
+    x = x.float() if x.dtype in (torch.bfloat16, torch.float16) else x
+    phi = torch.cat([p.phi for p in parts]).to(x.dtype)
+    with torch.autocast(x.device.type, enabled=False):
+        size = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+        scale = torch.rsqrt(size.square() / x.shape[-1] + eps)
+        out = nn.functional.linear(x, phi) * scale
+    return out.split([len(p.phi) for p in parts], -1)
 
 
 def _mixed(weight: Tensor, streams: Tensor) -> Tensor:
@@ -71,17 +81,31 @@ def _mixed(weight: Tensor, streams: Tensor) -> Tensor:
         return weight @ streams.to(weight.dtype)
 
 
+def _written(share: Tensor, out: Tensor, kept: Tensor, x: Tensor) -> Tensor:
+    """kept x + share out: [..., n], [..., d], [..., n, n], [..., n, d] -> [..., n, d]."""
+    n, width = x.shape[-2:]
+    with torch.autocast(x.device.type, enabled=False):
+        fresh = share.reshape(-1, n, 1) @ out.reshape(-1, 1, width).to(share.dtype)
+        streams = x.reshape(-1, n, width).to(kept.dtype)
+        return torch.baddbmm(fresh, kept.reshape(-1, n, n), streams).view(x.shape)
+
+
 class StreamRead(nn.Module):
     """One state from n streams, weighted by sigmoids: [..., n, d] -> [..., d]."""
 
     def __init__(self, n: int, width: int, eps: float = 1e-6):
         super().__init__()
+        self.eps = eps
         start = torch.full((n,), -math.log(max(n - 1, 1)))  # sigmoid 1/n each: the mean
-        self.weights = _Coefficients(n, width, n, start, eps)
+        self.weights = _Coefficients(n, width, n, start)
 
     def forward(self, streams: Tensor) -> Tensor:
         """[..., n, d] -> [..., d] in the streams' dtype."""
-        weight = torch.sigmoid(self.weights(streams))
+        return self.read(streams, *_projected(streams, [self.weights], self.eps))
+
+    def read(self, streams: Tensor, projected: Tensor) -> Tensor:
+        """As `forward`, when the streams are projected [..., n] already."""
+        weight = torch.sigmoid(self.weights(projected))
         return _mixed(weight[..., None, :], streams)[..., 0, :].to(streams.dtype)
 
 
@@ -92,25 +116,22 @@ class HyperConnection(nn.Module):
         super().__init__()
         if n < 1:
             raise ValueError(f"a residual needs at least one stream, found {n}")
-        self.n = n
+        self.n, self.eps = n, eps
         if n > 1:
             self.read = StreamRead(n, width, eps)
-            self.write = _Coefficients(n, width, n, torch.zeros(n), eps)
-            self.mix = _Coefficients(n, width, n * n, 2 * torch.eye(n).flatten(), eps)
-
-    def mixing(self, streams: Tensor) -> Tensor:
-        """H_res of streams [..., n, d]: [..., n, n], doubly stochastic."""
-        return doubly_stochastic(self.mix(streams).unflatten(-1, (self.n, self.n)))
+            self.write = _Coefficients(n, width, n, torch.zeros(n))
+            self.mix = _Coefficients(n, width, n * n, 2 * torch.eye(n).flatten())
 
     def forward(self, x: Tensor, block: Callable[[Tensor], Tensor]) -> Tensor:
         """x [..., n, d], or [..., d] for n = 1; block maps [..., d] to [..., d]. Returns as x."""
         if self.n == 1:
             return x + block(x)
-        kept = self.mixing(x)
-        share = 2 * torch.sigmoid(self.write(x))  # [..., n]
-        out = block(self.read(x))
-        fresh = share[..., None] * out[..., None, :].to(share.dtype)
-        return (_mixed(kept, x) + fresh).to(x.dtype)
+        parts = [self.read.weights, self.write, self.mix]
+        read, write, mix = _projected(x, parts, self.eps)
+        kept = doubly_stochastic(self.mix(mix).unflatten(-1, (self.n, self.n)))
+        share = 2 * torch.sigmoid(self.write(write))  # [..., n]
+        out = block(self.read.read(x, read))
+        return _written(share, out, kept, x).to(x.dtype)
 
 
 def open_streams(x: Tensor, n: int) -> Tensor:

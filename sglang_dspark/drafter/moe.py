@@ -11,6 +11,7 @@ auxiliary loss pulls at the model.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
@@ -32,6 +33,7 @@ class Routing:
 class Router(nn.Module):
     """Scores of the experts, and whom each token goes to."""
 
+    e_score_correction_bias: Tensor
     load: Tensor
 
     def __init__(self, c: DrafterConfig):
@@ -39,12 +41,13 @@ class Router(nn.Module):
         self.c = c
         self.weight = nn.Parameter(torch.empty(c.num_experts, c.hidden_size))
         nn.init.normal_(self.weight, std=c.hidden_size**-0.5)
-        self.e_score_correction_bias = nn.Parameter(torch.zeros(c.num_experts), requires_grad=False)
+        bias = torch.zeros(c.num_experts, dtype=torch.float32)
+        self.register_buffer("e_score_correction_bias", bias)
         empty = torch.zeros(c.num_experts, dtype=torch.int64)
         self.register_buffer("load", empty, persistent=False)
 
     def forward(self, x: Tensor) -> Routing:
-        """x [T, d] -> routing of T tokens. Loads are counted while training."""
+        """x [T, d] -> routing of T tokens. Loads are counted while gradients are wanted."""
         c = self.c
         with torch.autocast(x.device.type, enabled=False):
             logits = linear(x.float(), self.weight.float())  # [T, E]
@@ -54,7 +57,7 @@ class Router(nn.Module):
         weights = scores.gather(-1, experts)
         if c.normalise_weights:
             weights = weights / weights.sum(-1, keepdim=True).clamp(min=1e-20)
-        if self.training:
+        if self.training and torch.is_grad_enabled():
             chosen = experts.flatten()
             self.load.scatter_add_(0, chosen, torch.ones_like(chosen))
         return Routing(experts, weights * c.routed_scaling)
@@ -160,16 +163,19 @@ def _stacked(experts: int, rows: int, columns: int) -> nn.Parameter:
 
 
 @torch.no_grad()
-def balance_experts(module: nn.Module, rate: float = 1e-3) -> list[float]:
+def balance_experts(
+    module: nn.Module, rate: float = 1e-3, total: Callable[[Tensor], Tensor] | None = None
+) -> list[float]:
     """Move the biases of all routers in `module` by `rate` towards equal loads; forget the loads.
 
     Experts above the mean load since the last call get less, those below more (Wang et al., 2024).
-    Call it once per optimiser step. Returns the largest load over the mean one, for each router
-    that saw tokens: 1 is perfect balance, E/k is collapse.
+    Call it once per optimiser step. total: sums a router's loads [E] int64 over processes.
+    Returns the largest load over the mean one, for each router that saw tokens: 1 is perfect
+    balance, E/k is collapse.
     """
     peaks = []
     for router in (m for m in module.modules() if isinstance(m, Router)):
-        load = router.load.float()
+        load = (router.load if total is None else total(router.load)).float()
         if not load.any():
             continue
         peaks.append(float(load.max() / load.mean()))

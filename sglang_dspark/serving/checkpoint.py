@@ -8,14 +8,16 @@ the safetensors files are read. Pure: imports no sglang; patches/drafter_check.p
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from sglang_dspark.drafter.config import MOE_ARCHITECTURE
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.moe_checkpoint import moe_shapes
 
 DENSE_ARCHITECTURES = frozenset({"Qwen3DSparkModel", "LingDSparkModel", "DSparkDraftModel"})
 OTHER_ARCHITECTURES = frozenset(
@@ -105,7 +107,8 @@ def validate_drafter(
             "SGLANG_RAGGED_VERIFY_MODE needs; unset it, or use a drafter that has one"
         )
     if shapes is not None:
-        check_weights(path, facts, shapes)
+        expected = expected_shapes(facts) if architecture != MOE_ARCHITECTURE else moe_shapes(path)
+        check_weights(path, expected, shapes)
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -133,7 +136,7 @@ def read_config(path: Path) -> dict[str, Any]:
 def check_architecture(path: Path, config: dict[str, Any]) -> str:
     """The drafter's one architecture name. Raises `DSparkError` when DSPARK cannot load it."""
     names = config.get("architectures")
-    known = DENSE_ARCHITECTURES | OTHER_ARCHITECTURES
+    known = DENSE_ARCHITECTURES | OTHER_ARCHITECTURES | {MOE_ARCHITECTURE}
     if isinstance(names, list) and len(names) == 1 and names[0] in known:
         return str(names[0])
     raise DSparkError(
@@ -290,12 +293,16 @@ def _indexed_files(path: Path) -> set[str]:
         ) from error
 
 
-def check_weights(path: Path, facts: DrafterFacts, shapes: dict[str, tuple[int, ...]]) -> None:
+def check_weights(
+    path: Path,
+    expected: Iterable[tuple[str, tuple[int, ...]]],
+    shapes: dict[str, tuple[int, ...]],
+) -> None:
     """Every expected tensor is there with its shape. Raises `DSparkError` naming the first fault.
 
     Of a quantised drafter only the names' layers and the heads' tables are known.
     """
-    for name, shape in expected_shapes(facts):
+    for name, shape in expected:
         found = shapes.get(name)
         if found is None:
             hint = (

@@ -227,8 +227,36 @@ def _device(found: Diagnosis) -> None:
         "torch_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
+    found.device["experts"] = _experts(active)
     if active and found.device["cpu_capability"] in ("DEFAULT", "NO AVX"):
         found.notes.append("this CPU has no AVX2: serving will be slow")
+
+
+def _experts(cpu_active: bool) -> str:
+    """By what the experts of a drafter would be computed here, for each format."""
+    from importlib.util import find_spec
+
+    import torch
+
+    from sglang_dspark.experts.dispatch import Situation, choose
+    from sglang_dspark.experts.formats import FORMATS
+
+    cuda, compiled = torch.cuda.is_available(), False
+    if cpu_active:
+        from sglang_dspark.serving.cpu import linear
+
+        compiled = linear.prepare() is not None
+    situations = [
+        Situation(
+            "cuda" if cuda else "cpu",
+            name,
+            capability=torch.cuda.get_device_capability() if cuda else None,
+            compiled=compiled,
+            triton=find_spec("triton") is not None,
+        )
+        for name in FORMATS
+    ]
+    return "; ".join(f"{s.format} by {choose(s)}" for s in situations)
 
 
 def _seams(found: Diagnosis) -> None:

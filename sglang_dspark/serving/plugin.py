@@ -44,9 +44,11 @@ def _install() -> None:
     registry.check_version(sglang.__version__)
 
     from sglang_dspark.patches import all_seams
+    from sglang_dspark.serving import moe_config
     from sglang_dspark.serving.config import load_config
 
     load_config()
+    moe_config.register()
     cpu_active = cpu_platform_active()
     if not cpu_active:
         _require_some_platform()

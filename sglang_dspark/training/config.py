@@ -61,10 +61,10 @@ class _Shape(_Frozen):
     init_from_target: bool = True
 
 
-class DSparkShape(_Shape):
-    """Parallel backbone with a sequential head and a confidence head (paper, 3.1, 3.2.1)."""
+class _WithHeads(_Shape):
+    """What drafters with a parallel backbone, a sequential and a confidence head have in common
+    (paper, 3.1, 3.2.1)."""
 
-    kind: Literal["dspark"] = "dspark"
     layers: int = Field(3, ge=1)
     markov_rank: int = Field(64, ge=1)
     markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
@@ -73,6 +73,28 @@ class DSparkShape(_Shape):
     start_from: Path | None = Field(
         None, description="drafter directory of the same shape to go on from, e.g. with more data"
     )
+
+
+class DSparkShape(_WithHeads):
+    """Dense layers on the plain residual."""
+
+    kind: Literal["dspark"] = "dspark"
+
+
+class MoEShape(_WithHeads):
+    """Layers with experts, on several residual streams, over a window of the context."""
+
+    kind: Literal["moe"]
+    experts: int = Field(8, ge=1, description="routed experts of a layer")
+    experts_per_token: int = Field(2, ge=1)
+    shared_experts: int = Field(1, ge=0, description="experts that every token goes through")
+    expert_width: int | None = Field(
+        None, ge=1, description="null: a token's experts are together as wide as the target's MLP"
+    )
+    router_scores: Literal["sigmoid", "softmax"] = "sigmoid"
+    balance_rate: float = Field(1e-3, ge=0, description="step of the routers' biases; 0: none")
+    residual_streams: int = Field(4, ge=1, description="mHC; 1: the plain residual")
+    window: int | None = Field(128, ge=1, description="context tokens a block sees; null: all")
 
 
 class DFlashShape(_Shape):
@@ -101,6 +123,7 @@ def _kind(raw: Any) -> str:
 
 DrafterShape = Annotated[
     Annotated[DSparkShape, Tag("dspark")]
+    | Annotated[MoEShape, Tag("moe")]
     | Annotated[DFlashShape, Tag("dflash")]
     | Annotated[Eagle3Shape, Tag("eagle3")]
     | Annotated[MTPShape, Tag("mtp")],
@@ -172,7 +195,7 @@ class RunConfig(_Frozen):
 
     @model_validator(mode="after")
     def _served_kind(self) -> RunConfig:
-        if self.serving.check and self.drafter.kind != "dspark":
+        if self.serving.check and self.drafter.kind not in ("dspark", "moe"):
             raise ValueError(
                 f"serving.check is for DSpark drafters, drafter.kind is {self.drafter.kind}"
             )

@@ -17,16 +17,23 @@ from sglang_dspark.drafter.checkpoint import fill_drafter, read_tensors
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.heads import restrict_vocabulary, restricted_tokens
 from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.training.config import DFlashShape, DSparkShape
+from sglang_dspark.training.config import DFlashShape, DSparkShape, MoEShape
 from sglang_dspark.training.store import StoreReader
+from sglang_dspark.training.upcycling import split_mlp
+
+_SWIGLU = ("gate", "up", "down")
 
 
-def drafter_config(shape: DSparkShape | DFlashShape, target: Any) -> DrafterConfig:
-    """The drafter's shape, with widths and heads of the target's (Transformers) config."""
+def drafter_config(shape: DSparkShape | MoEShape | DFlashShape, target: Any) -> DrafterConfig:
+    """The drafter's shape, with widths and heads of the target's (Transformers) config.
+
+    Raises DSparkError where experts cannot be as wide together as the target's MLP.
+    """
     rope = getattr(target, "rope_parameters", None) or {}
     heads: dict[str, Any] = {"markov_rank": 1, "confidence_head": False}
-    if isinstance(shape, DSparkShape):
+    if not isinstance(shape, DFlashShape):
         heads = shape.model_dump(include={"markov_rank", "markov_head_type", "confidence_head"})
     return DrafterConfig(
         hidden_size=target.hidden_size,
@@ -42,10 +49,36 @@ def drafter_config(shape: DSparkShape | DFlashShape, target: Any) -> DrafterConf
         num_target_layers=target.num_hidden_layers,
         mask_token_id=shape.mask_token_id,
         **heads,
+        **(_moe_fields(shape, target) if isinstance(shape, MoEShape) else {}),
         rms_norm_eps=1e-6,
         rope_theta=float(rope.get("rope_theta", 10000.0)),
         max_position_embeddings=target.max_position_embeddings,
     )
+
+
+def _moe_fields(shape: MoEShape, target: Any) -> dict[str, Any]:
+    """Fields of `DrafterConfig` that only a drafter with experts has.
+
+    Weights sum to `experts_per_token`, not 1: experts that are parts of an MLP then add up to it.
+    """
+    width, active = shape.expert_width, shape.experts_per_token + shape.shared_experts
+    if width is None:
+        width, rest = divmod(target.intermediate_size, active)
+        if rest:
+            raise DSparkError(
+                f"the target's MLP of width {target.intermediate_size} is not {active} experts "
+                "wide, which a token goes through: set drafter.expert_width"
+            )
+    return {
+        "num_experts": shape.experts,
+        "experts_per_token": shape.experts_per_token,
+        "moe_intermediate_size": width,
+        "num_shared_experts": shape.shared_experts,
+        "router_scores": shape.router_scores,
+        "routed_scaling": float(shape.experts_per_token),
+        "window": shape.window,
+        "residual_streams": shape.residual_streams,
+    }
 
 
 def token_counts(reader: StoreReader, vocab_size: int) -> tuple[Tensor, Tensor]:
@@ -135,6 +168,9 @@ def start_backbone(backbone: Backbone, c: DrafterConfig, weights: dict[str, Tens
     first = c.num_target_layers - c.num_layers
     for i, layer in enumerate(backbone.layers):
         _copy_layer(layer, weights, f"model.layers.{first + i}.")
+        if isinstance(layer.mlp, MoE):
+            mlp = [weights[f"model.layers.{first + i}.mlp.{k}_proj.weight"] for k in _SWIGLU]
+            split_mlp(layer.mlp, *mlp)
     backbone.norm.weight.copy_(weights["model.norm.weight"])
     last = f"model.layers.{c.num_target_layers - 1}.input_layernorm.weight"
     backbone.hidden_norm.weight.copy_(weights[last])

@@ -102,7 +102,9 @@ def _factory(kind: str) -> Factory:
     return build
 
 
-LEARNERS: dict[str, Factory] = {k: _factory(k) for k in ("dspark", "dflash", "eagle3", "mtp")}
+LEARNERS: dict[str, Factory] = {
+    k: _factory(k) for k in ("dspark", "moe", "dflash", "eagle3", "mtp")
+}
 
 
 def build_learner(ingredients: Ingredients) -> Learner:

@@ -34,6 +34,7 @@ class Optimiser:
         named = [(n, p) for n, p in module.named_parameters() if p.requires_grad]
         self.parameters = [p for _, p in named]
         self.shards = [local(p.detach()) for p in self.parameters]  # share the parameters' memory
+        self.buffers = _kept_buffers(module)
         decayed = [not any(word in name for word in _NOT_DECAYED) for name, _ in named]
         groups = [
             {
@@ -97,6 +98,8 @@ class Optimiser:
             yield f"exp_avg_sq.{i}", slot["exp_avg_sq"], p
             if self.average is not None:
                 yield f"average.{i}", self.average[i], p
+        for name, buffer in self.buffers.items():
+            yield f"buffer.{name}", buffer, buffer
 
     def state(self) -> Iterator[tuple[str, Tensor]]:
         """Name and whole tensor, one after the other; all processes must go through it."""
@@ -114,3 +117,9 @@ class Optimiser:
         with torch.no_grad():
             for name, rows, like in self._slots():
                 rows.copy_(rows_of(state[name], like))
+
+
+def _kept_buffers(module: nn.Module) -> dict[str, Tensor]:
+    """Buffers that are part of a checkpoint, by name: moved by a learner, not by gradients."""
+    kept = module.state_dict(keep_vars=True)
+    return {name: buffer for name, buffer in module.named_buffers() if name in kept}

@@ -8,14 +8,14 @@ Tokens are bytes, so any text works.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sglang_dspark.drafter.checkpoint import save_drafter
+from sglang_dspark.drafter.checkpoint import read_tensors, save_drafter
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
 
@@ -45,6 +45,33 @@ def build(folder: Path, *, noise: float = 0.0, seed: int = 0) -> TinyPair:
     logits = _next_token_logits(model)
     _save_drafter(drafter, model, noise, seed)
     return TinyPair(target, drafter, logits)
+
+
+def build_moe(folder: Path, pair: TinyPair) -> Path:
+    """Write a drafter with experts, streams and a window for the pair's target; its directory.
+
+    Its Markov head is that of the pair's drafter, and its layers, random, have a say beside it.
+    """
+    config = replace(
+        DrafterConfig.from_dir(pair.drafter),
+        num_layers=2,
+        num_experts=4,
+        experts_per_token=2,
+        moe_intermediate_size=HIDDEN,
+        num_shared_experts=1,
+        routed_scaling=2.0,
+        residual_streams=4,
+        window=16,
+    )
+    torch.manual_seed(3)
+    drafter = DSparkDrafter(config)
+    weights, heads = drafter.state_dict(), read_tensors(pair.drafter)
+    with torch.no_grad():
+        for name in heads.keys() & weights.keys():  # outside the backbone, names are the file's
+            weights[name].copy_(heads[name])
+        weights["backbone.norm.weight"].fill_(0.1)
+    save_drafter(drafter, folder)
+    return folder
 
 
 def _save_tokenizer(folder: Path) -> int:

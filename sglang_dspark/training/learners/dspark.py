@@ -13,7 +13,7 @@ from sglang_dspark.drafter.attention import PackedLayout
 from sglang_dspark.drafter.checkpoint import save_drafter
 from sglang_dspark.drafter.heads import OUTSIDE_VOCABULARY_BIAS, restrict_vocabulary
 from sglang_dspark.drafter.model import DSparkDrafter
-from sglang_dspark.training.config import DSparkShape, ObjectiveConfig
+from sglang_dspark.training.config import DSparkShape, MoEShape, ObjectiveConfig
 from sglang_dspark.training.distributed import local
 from sglang_dspark.training.initial import drafter_config, initialise, start_from
 from sglang_dspark.training.learner import Ingredients, TargetHead
@@ -109,9 +109,14 @@ def _linear(weight: Tensor) -> nn.Linear:
 
 def build(ingredients: Ingredients) -> DSparkLearner:
     """A DSpark drafter that starts from another drafter or from the target's last layers."""
+    return DSparkLearner(*start(ingredients), ingredients.cfg.objective)
+
+
+def start(ingredients: Ingredients) -> tuple[DSparkDrafter, TargetHead]:
+    """A drafter with dense layers or experts, attached to its target, and the target's head."""
     cfg, ids = ingredients.cfg, ingredients.vocabulary
     shape = cfg.drafter
-    assert isinstance(shape, DSparkShape)
+    assert isinstance(shape, DSparkShape | MoEShape)
     drafter = DSparkDrafter(drafter_config(shape, ingredients.target))
     if ingredients.fresh and shape.start_from is not None:
         start_from(drafter, shape.start_from)
@@ -121,5 +126,4 @@ def build(ingredients: Ingredients) -> DSparkLearner:
         restrict_vocabulary(drafter.markov_head, ids.cpu())
     drafter.to(ingredients.embed_weight.device)
     drafter.attach(ingredients.embed_weight, ingredients.head_weight)
-    head = TargetHead(ingredients.head_weight, ids, half=ingredients.half)
-    return DSparkLearner(drafter, head, cfg.objective)
+    return drafter, TargetHead(ingredients.head_weight, ids, half=ingredients.half)

@@ -1,0 +1,75 @@
+"""`dspark quantize`: a drafter with experts whose expert weights are FP8, MXFP4 or NVFP4.
+
+The result loads wherever the drafter does: on a CPU its experts are restored when they are loaded.
+`quantised.json` beside it says from what it was made and how far the weights are off.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from sglang_dspark.errors import DSparkError
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+RECORD = "quantised.json"
+
+
+def quantize(
+    source: Annotated[Path, typer.Argument(help="Directory of a drafter with experts.")],
+    out: Annotated[Path, typer.Option(help="Directory to write.")],
+    format_name: Annotated[
+        str, typer.Option("--format", help="fp8, mxfp4, nvfp4 or bf16.")
+    ] = "fp8",
+) -> None:
+    """Quantise the experts of a drafter."""
+    from sglang_dspark.drafter.checkpoint import read_tensors, write_checkpoint
+    from sglang_dspark.drafter.config import DrafterConfig, read_config
+    from sglang_dspark.experts.checkpoint import CONFIG_KEY, UNQUANTISED, bytes_of, quantise_tensors
+    from sglang_dspark.training.files import write_json
+
+    raw = read_config(source)
+    config = DrafterConfig.from_json(raw, source)
+    if config.expert_format != UNQUANTISED:
+        raise DSparkError(
+            f"{source} has {config.expert_format} experts already; quantise the drafter it was "
+            "made from"
+        )
+    if not config.num_experts:
+        raise DSparkError(f"{source} is a dense drafter; only experts are quantised")
+    if out.resolve() == source.resolve():
+        raise DSparkError(f"--out {out} is the drafter itself; name another directory")
+    tensors = read_tensors(source)
+    quantised = quantise_tensors(tensors, format_name)
+    key = {} if format_name == UNQUANTISED else {CONFIG_KEY: format_name}
+    write_checkpoint(out, quantised, raw | key)
+    write_json(out / RECORD, _record(source, format_name, tensors, quantised))
+    before, after = (bytes_of(t) / 1e6 for t in (tensors, quantised))
+    print(f"{out}: {format_name} experts, {after:.1f} MB (from {before:.1f} MB)")
+    if (source / "sts.json").exists():
+        print(f"its confidence is not calibrated yet: dspark calibrate --drafter {out}")
+
+
+def _record(
+    source: Path, name: str, tensors: dict[str, Tensor], quantised: dict[str, Tensor]
+) -> dict[str, Any]:
+    """What was quantised, from what, and how far each kind of weight is off."""
+    from sglang_dspark.experts.checkpoint import expert_names, relative_error, restore_tensors
+    from sglang_dspark.training.provenance import environment, target_sha256
+
+    restored = restore_tensors(quantised, name)
+    errors: dict[str, list[float]] = {}
+    for key in expert_names(tensors):
+        kind = key.partition(".mlp.")[2]
+        errors.setdefault(kind, []).append(relative_error(tensors[key], restored[key].float()))
+    return {
+        "format": name,
+        "source": source.name,
+        "source_sha256": target_sha256(source),
+        "relative_error": {kind: sum(found) / len(found) for kind, found in errors.items()},
+        "environment": environment(),
+    }

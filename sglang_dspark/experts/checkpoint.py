@@ -1,0 +1,119 @@
+"""Expert weights of a drafter's checkpoint in a low-precision format, and back.
+
+A quantised weight W [..., N, K] stands in the file as up to three tensors (experts/layout.py):
+
+    W                   codes, in the format's own dtype, two to a byte for 4-bit codes
+    W_scale             a scale for each block
+    W_global_scale      a scale for each matrix (NVFP4)
+
+Quantised are the routed experts and the shared ones, `layers.N.mlp.experts.{gate,up,down}_proj` and
+`layers.N.mlp.shared_experts.{gate,up,down}_proj.weight`; router, attention, norms and heads stay as
+they are. `expert_format` in config.json names the format; without it nothing is quantised.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts import bf16, fp8, mxfp4, nvfp4
+from sglang_dspark.experts.formats import dequantise, expert_format, quantise
+from sglang_dspark.experts.layout import Quantised
+
+CONFIG_KEY = "expert_format"
+UNQUANTISED = bf16.NAME
+SCALE, GLOBAL_SCALE = "_scale", "_global_scale"
+_EXPERT = re.compile(r"layers\.\d+\.mlp\.(experts\.\w+_proj|shared_experts\.\w+_proj\.weight)")
+_PACKED = (mxfp4.NAME, nvfp4.NAME)  # two codes to a byte
+
+
+def expert_names(tensors: Mapping[str, Tensor]) -> list[str]:
+    """Names of the expert weights among a checkpoint's tensors."""
+    return [name for name in tensors if _EXPERT.fullmatch(name)]
+
+
+def quantise_tensors(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """A checkpoint's tensors with its expert weights in the format `name`; others are the same.
+
+    Raises DSparkError for an unknown format, a checkpoint without experts, NaN or infinite weights,
+    and widths that are no multiple of the format's block; the message names the weight.
+    """
+    expert_format(name)
+    chosen = expert_names(tensors)
+    if not chosen:
+        raise DSparkError("the checkpoint has no expert weights to quantise (layers.N.mlp.experts)")
+    out = {key: tensor for key, tensor in tensors.items() if key not in chosen}
+    for key in chosen:
+        try:
+            out |= dict(_parts(key, quantise(tensors[key].float(), name)))
+        except DSparkError as error:
+            raise DSparkError(f"{key}: {error}") from None
+    return out
+
+
+def _parts(key: str, quantised: Quantised) -> Iterator[tuple[str, Tensor]]:
+    yield key, quantised.payload
+    if quantised.scales is not None:
+        yield key + SCALE, quantised.scales
+    if quantised.global_scale is not None:
+        yield key + GLOBAL_SCALE, quantised.global_scale
+
+
+def restore_tensors(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:
+    """Undo `quantise_tensors`: expert weights in float32, scales gone; others are the same.
+
+    Raises DSparkError where codes or scales are missing, or do not fit each other.
+    """
+    expert_format(name)
+    if name == UNQUANTISED:
+        return dict(tensors)
+    chosen = expert_names(tensors)
+    scales = {key + suffix for key in chosen for suffix in (SCALE, GLOBAL_SCALE)}
+    out = {k: t for k, t in tensors.items() if k not in chosen and k not in scales}
+    for key in chosen:
+        out[key] = restore(tensors[key], tensors.get(key + SCALE), tensors.get(key + GLOBAL_SCALE),
+                           name, key)  # fmt: skip
+    return out
+
+
+def restore(
+    payload: Tensor, scales: Tensor | None, overall: Tensor | None, name: str, key: str
+) -> Tensor:
+    """One weight [..., N, K] float32 from its parts; DSparkError, naming `key`, if they misfit."""
+    *rows, columns = payload.shape
+    shape = (*rows, columns * 2 if name in _PACKED else columns)
+    try:
+        return dequantise(Quantised(name, shape, payload, scales, overall))
+    except DSparkError as error:
+        raise DSparkError(f"{key}: {error}") from None
+
+
+def quantised_shapes(
+    key: str, shape: tuple[int, ...], name: str
+) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Names and shapes of the tensors that a weight `key` [..., N, K] becomes in the format."""
+    *rows, columns = shape
+    yield key, (*rows, columns // 2 if name in _PACKED else columns)
+    if name == fp8.NAME:
+        yield key + SCALE, fp8.scale_shape(shape)
+    elif name in _PACKED:
+        block = mxfp4.BLOCK if name == mxfp4.NAME else nvfp4.BLOCK
+        yield key + SCALE, (*rows, columns // block)
+    if name == nvfp4.NAME:
+        yield key + GLOBAL_SCALE, shape[:-2]
+
+
+def relative_error(weight: Tensor, restored: Tensor) -> float:
+    """|restored - weight| / |weight|, Frobenius norms; 0 for weights that are all zero."""
+    size = float(weight.double().norm())
+    difference = float((restored.double() - weight.double()).norm())
+    return difference / size if size else 0.0
+
+
+def bytes_of(tensors: Mapping[str, Tensor]) -> int:
+    """Bytes that the tensors take in a file, without its header."""
+    return sum(t.numel() * torch.empty((), dtype=t.dtype).element_size() for t in tensors.values())

@@ -1,0 +1,51 @@
+"""A draft block's window over its context (drafter/attention.py) as an attention plan: every row of
+the block sees the same last tokens before the anchor, and the block itself.
+
+SGLang's sliding windows move with each query instead. Here the plan's table begins where the window
+does, so the ordinary kernels read fewer slots and know nothing of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+
+import numpy as np
+from sglang.srt.model_executor.forward_context import get_attn_backend
+
+from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.plan import CACHED, QUERIES, ROW, AttentionPlan
+
+
+@contextmanager
+def within_window(window: int | None) -> Iterator[None]:
+    """Within, attention of this pass sees `window` tokens before each request's own; None: all."""
+    backend = get_attn_backend()
+    if window is None or not isinstance(backend, DsparkCpuAttnBackend):
+        yield
+        return
+    kept = backend.short, backend.long
+    backend.short, backend.long = (None if p is None else narrowed(p, window) for p in kept)
+    try:
+        yield
+    finally:
+        backend.short, backend.long = kept
+
+
+def narrowed(plan: AttentionPlan, window: int) -> AttentionPlan:
+    """The plan without what lies more than `window` tokens before a request's query tokens.
+
+    The same plan where nothing does.
+    """
+    requests = plan.requests
+    left_out = np.maximum(requests[:, CACHED] - requests[:, QUERIES] - window, 0)
+    if not left_out.any():
+        return plan
+    seen = requests[:, CACHED] - left_out
+    columns = left_out[:, None] + np.arange(int(seen.max()))
+    columns = np.minimum(columns, plan.table.shape[1] - 1)  # behind `seen`: not read
+    table = plan.table[requests[:, ROW, None], columns]
+    moved = requests.copy()
+    moved[:, ROW], moved[:, CACHED] = np.arange(len(requests)), seen
+    return replace(plan, table=table, requests=moved, _masks={})

@@ -1,0 +1,36 @@
+"""The Transformers config of a drafter with experts (drafter/config.py) for SGLang.
+
+It is Qwen3's with more keys. `sliding_window` stands under another name in it: SGLang takes that
+one for a K/V cache with windowed layers, which the draft's is not; every token's keys stay there.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from transformers import AutoConfig, Qwen3Config
+
+from sglang_dspark.drafter.config import MOE_MODEL_TYPE, DrafterConfig
+
+
+class DSparkMoEConfig(Qwen3Config):
+    """`config.json` of a `DSparkMoEModel`; context_window: its `sliding_window`, or None."""
+
+    model_type = MOE_MODEL_TYPE
+
+    def __init__(self, sliding_window: int | None = None, **fields: Any):
+        window = fields.pop("context_window", sliding_window)
+        super().__init__(**fields)
+        self.context_window = window
+
+
+def drafter_shape(config: Any) -> DrafterConfig:
+    """The drafter that a `DSparkMoEConfig` describes; DSparkError where a field is wrong."""
+    raw = config.to_dict()
+    raw |= {"architectures": config.architectures, "sliding_window": config.context_window}
+    return DrafterConfig.from_json(raw, config.name_or_path)
+
+
+def register() -> None:
+    """Make the config known to Transformers in this process."""
+    AutoConfig.register(MOE_MODEL_TYPE, DSparkMoEConfig, exist_ok=True)

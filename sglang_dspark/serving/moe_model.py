@@ -1,0 +1,187 @@
+"""The drafter with experts in SGLang: attention, K/V injection and heads are those of the dense
+DSPARK drafts, layers have experts (drafter/moe.py) on one or several residual streams.
+
+Subclasses sglang/srt/models/dspark.py and models/dflash.py (0.5.23); patches/moe_drafter.py puts
+the class into SGLang's model registry. Any target serves that DSPARK captures features of. Experts
+are not sharded: one rank computes them.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from sglang.srt.layers.layernorm import RMSNorm
+from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.models.dflash import DFlashAttention, DFlashDraftModel
+from sglang.srt.models.dspark import DSparkDraftMixin
+from sglang.srt.runtime_context import get_parallel
+from torch import Tensor, nn
+
+from sglang_dspark.drafter.backbone import MLP
+from sglang_dspark.drafter.hyper_connections import HyperConnection, StreamRead, open_streams
+from sglang_dspark.drafter.moe import MoE
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.checkpoint import restore_tensors
+from sglang_dspark.experts.dispatch import Situation, announce, choose
+from sglang_dspark.serving.cpu import expert_ops
+from sglang_dspark.serving.cpu.context_window import within_window
+from sglang_dspark.serving.moe_config import drafter_shape
+
+
+class MoEDecoderLayer(nn.Module):
+    """Pre-norm attention and experts; the names of its weights are those of the checkpoint."""
+
+    attention_conv = None  # upstream's layers may have them
+    mlp_conv = None
+
+    def __init__(
+        self,
+        config: Any,
+        layer_id: int,
+        attention_conv: None = None,
+        mlp_conv: None = None,
+        quant_config: Any = None,
+        prefix: str = "",
+    ):
+        super().__init__()
+        c = drafter_shape(config)
+        self.self_attn = DFlashAttention(config=config, layer_id=layer_id)
+        self.mlp = MoE(c) if c.num_experts else MLP(c)
+        self.input_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.post_attention_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.attn_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
+        self.mlp_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
+        self.compiled = _CompiledLayer()
+
+    def use_compiled(self) -> None:
+        """Take the short form for the weights that are there now, where it serves them."""
+        self.compiled = _CompiledLayer(
+            expert_ops.CompiledExperts.of(self.mlp) if isinstance(self.mlp, MoE) else None,
+            expert_ops.CompiledStreams.of(self.attn_residual),
+            expert_ops.CompiledStreams.of(self.mlp_residual),
+        )
+
+    def forward(self, x: Tensor, positions: Tensor, forward_batch: Any) -> Tensor:
+        """x [n, d], or [n, streams, d]; positions [n] -> as x."""
+
+        def attend(y: Tensor) -> Tensor:
+            return self.self_attn(
+                positions=positions,
+                hidden_states=self.input_layernorm(y),
+                forward_batch=forward_batch,
+            )
+
+        x = _connected(self.attn_residual, self.compiled.attn_streams, x, attend)
+        return _connected(self.mlp_residual, self.compiled.mlp_streams, x, self._feed)
+
+    def _feed(self, y: Tensor) -> Tensor:
+        y = self.post_attention_layernorm(y)
+        experts = self.compiled.experts
+        if experts is None or not isinstance(self.mlp, MoE) or not expert_ops.fits(y):
+            return self.mlp(y)
+        return experts(y, self.mlp.gate(y))
+
+
+@dataclass(frozen=True)
+class _CompiledLayer:
+    """A layer's experts and residual connections in the short form; None: the modules' own."""
+
+    experts: expert_ops.CompiledExperts | None = None
+    attn_streams: expert_ops.CompiledStreams | None = None
+    mlp_streams: expert_ops.CompiledStreams | None = None
+
+
+def _connected(
+    connection: HyperConnection,
+    compiled: expert_ops.CompiledStreams | None,
+    x: Tensor,
+    block: Callable[[Tensor], Tensor],
+) -> Tensor:
+    if compiled is None or not expert_ops.fits(x):
+        return connection(x, block)
+    read, kept = compiled.read(x)
+    return compiled.write(x, block(read), kept)
+
+
+class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
+    """Draft model of the architecture that `drafter/config.py` writes for drafters with experts, a
+    window or residual streams."""
+
+    decoder_layer_cls = MoEDecoderLayer
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = ""):
+        if get_parallel().tp_size != 1:
+            raise DSparkError(
+                f"a drafter with experts is served by one rank, --tp-size is "
+                f"{get_parallel().tp_size}; use --tp-size 1 or a dense drafter"
+            )
+        super().__init__(config=config, quant_config=quant_config, prefix=prefix)
+        self.shape = drafter_shape(config)
+        self.streams = self.shape.residual_streams
+        if self.streams > 1:
+            self.stream_read = StreamRead(
+                self.streams, self.shape.hidden_size, self.shape.rms_norm_eps
+            )
+        self.compiled_read: expert_ops.CompiledRead | None = None
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_batch: Any,
+        input_embeds: Tensor | None = None,
+        get_embedding: bool = False,
+        pp_proxy_tensors: Any = None,
+    ) -> LogitsProcessorOutput:
+        """Block tokens [n], or their embeddings [n, d], at positions [n] -> h [n, d]."""
+        x = self.forward_embed(input_ids) if input_embeds is None else input_embeds
+        if x.numel():
+            if self.streams > 1:
+                x = open_streams(x, self.streams).contiguous()
+            with within_window(self.shape.window):
+                for layer in self.layers:
+                    x = layer(x, positions, forward_batch)
+            x = self.norm(self._one(x))
+        return LogitsProcessorOutput(next_token_logits=None, hidden_states=x)
+
+    def _one(self, x: Tensor) -> Tensor:
+        """The streams' last reading: [n, streams, d] -> [n, d]."""
+        if self.streams == 1:
+            return x
+        if self.compiled_read is None or not expert_ops.fits(x):
+            return self.stream_read(x)
+        return self.compiled_read(x)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take a checkpoint's tensors; quantised experts are restored."""
+        tensors = restore_tensors(
+            {name.removeprefix("model."): tensor for name, tensor in weights},
+            self.shape.expert_format,
+        )
+        super().load_weights(tensors.items())
+        for name, buffer in self.named_buffers():
+            if name in tensors:  # the routers' biases; upstream's loader knows parameters alone
+                buffer.copy_(tensors[name])
+        for layer in self.layers:
+            layer.use_compiled()
+        if self.shape.num_experts:
+            announce(choose(self._situation()))
+        if self.streams > 1:
+            self.compiled_read = expert_ops.CompiledRead.of(self.stream_read)
+
+    def _situation(self) -> Situation:
+        """What `experts.dispatch` is asked about."""
+        compiled = all(layer.compiled.experts is not None for layer in self.layers)
+        device = next(self.parameters()).device.type
+        return Situation(device, self.shape.expert_format, compiled=compiled)
+
+    def prune_to_ctx_kv_injection(self) -> None:
+        """Keep what writes the context, as upstream's dense class does."""
+        self.markov_head = self.confidence_head = None
+        for layer in self.layers:
+            layer.mlp, layer.compiled = None, _CompiledLayer()
+            layer.self_attn.o_proj = None
