@@ -55,8 +55,8 @@ class Workload:
 class LoadModel:
     """All that the page computes with. Seconds.
 
-    tokens: [> most (1 + gamma)] of a pass over B tokens; per_request: what a request with its mean
-    context adds; draft[R - 1][d]: of drafting d positions for R requests, d = 0: skipping.
+    tokens: [> most (1 + gamma)] of a pass over B tokens that see the mean context; per_request: what
+    a request adds; draft[R - 1][d]: of drafting d positions for R requests, d = 0: skipping.
     scale: throughput that plain decoding had over what its passes alone would give (prefill, waits
     and the client take the rest); speed_scale: the same of its speed per user.
     acceptance_from, spread_from: where they come from, in words.
@@ -113,10 +113,11 @@ class Curve:
         # As the scheduler reads it (schedule/cost_model.py): between tiers a drop is noise.
         seconds = seconds if table.padded else monotone(seconds)
         tokens = tokens_curve(table.knots, seconds, table.padded, reach)
+        tokens = tokens + table.per_context * context * np.arange(len(tokens))
         rows = [draft_row(table, requests) for requests in range(1, most + 1)]
         return cls(
             tuple(tokens.tolist()),
-            table.per_request + table.per_context * context,
+            table.per_request,
             tuple(tuple(row.tolist()) for row in rows),
         )
 

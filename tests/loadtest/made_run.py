@@ -31,7 +31,7 @@ from sglang_dspark.loadtest.run_dir import (
 )
 from sglang_dspark.loadtest.summary import summarise
 from sglang_dspark.loadtest.sweep_config import Comparison, OpenLoop, SlaLimits, SweepConfig
-from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
+from sglang_dspark.schedule.cost_table import FORMAT, CostTable, ProfileKey
 
 GAMMA = 3
 SCALE = 0.9
@@ -236,4 +236,4 @@ def _info(config: SweepConfig, cells: list[Cell], tables: bool) -> RunInfo:
 
 
 def _table() -> Table:
-    return Table(path="costs/0.json", sha256="cd" * 32, content={"format": 1, **asdict(TABLE)})
+    return Table(path="costs/0.json", sha256="cd" * 32, content={"format": FORMAT, **asdict(TABLE)})

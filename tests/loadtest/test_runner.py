@@ -124,6 +124,7 @@ def test_known_delays_are_recovered(measured: Measured) -> None:
     assert found.tau == pytest.approx(1 + (TOKENS - STEPS) / (STEPS - 1))
 
 
+@pytest.mark.slow
 def test_sglangs_own_benchmark_agrees(measured: Measured, url: str, tmp_path: Path) -> None:
     out = tmp_path / "out.jsonl"
     options = {
