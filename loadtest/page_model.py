@@ -55,7 +55,7 @@ class Workload:
 class LoadModel:
     """All that the page computes with. Seconds.
 
-    tokens: [> most (1 + gamma)] of a pass over B tokens that see the mean context; per_request: what
+    tokens: [> most (1 + gamma)] of a pass over B tokens at the mean context; per_request: what
     a request adds; draft[R - 1][d]: of drafting d positions for R requests, d = 0: skipping.
     scale: throughput that plain decoding had over what its passes alone would give (prefill, waits
     and the client take the rest); speed_scale: the same of its speed per user.
