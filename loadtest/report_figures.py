@@ -197,20 +197,32 @@ def _matched(run: Run) -> Drawn | None:
     return Drawn("matched", "Speed per user at matched throughput", caption, figure)
 
 
+def _draw_arm(
+    panels: Sequence[Axes],
+    run: Run,
+    name: str,
+    levels: Sequence[Level],
+    field: str,
+    beside: Sequence[float],
+) -> None:
+    """An arm's figure with its interval by load on the left, and `beside` on the right."""
+    x = [level.level for level in levels]
+    style: dict[str, Any] = {"color": run.colour(name), "label": name, "ms": 5, "lw": 1.3}
+    panels[0].errorbar(
+        x, _middles(levels, field), _errors(levels, field),
+        fmt=run.marker(name) + "-", capsize=2, elinewidth=1, **style,
+    )  # fmt: skip
+    panels[1].plot(x, beside, run.marker(name) + "-", **style)
+
+
 def _concurrency(run: Run) -> Drawn:
     figure, panels = _panels(2, 9.4, 3.6)
     for name in run.arms:
         levels = run.levels(name, "closed")
         if not levels:
             continue
-        style: dict[str, Any] = {"color": run.colour(name), "label": name, "ms": 5, "lw": 1.3}
-        x = [level.level for level in levels]
-        panels[0].errorbar(
-            x, _middles(levels, "tokens_per_s"), _errors(levels, "tokens_per_s"),
-            fmt=run.marker(name) + "-", capsize=2, elinewidth=1, **style,
-        )  # fmt: skip
         lengths = [np.nan if e.verify_length is None else e.verify_length for e in levels]
-        panels[1].plot(x, lengths, run.marker(name) + "-", **style)
+        _draw_arm(panels, run, name, levels, "tokens_per_s", lengths)
     for axes in panels:
         _log_users(axes, run)
         axes.set_ylim(bottom=0)
@@ -233,14 +245,8 @@ def _open_loop(run: Run) -> Drawn | None:
     figure, panels = _panels(2, 9.4, 3.6)
     for name in arms:
         levels = run.levels(name, "open")
-        x = [level.level for level in levels]
-        style: dict[str, Any] = {"color": run.colour(name), "label": name, "ms": 5, "lw": 1.3}
-        panels[0].errorbar(
-            x, _middles(levels, "speed_p50"), _errors(levels, "speed_p50"),
-            fmt=run.marker(name) + "-", capsize=2, elinewidth=1, **style,
-        )  # fmt: skip
         late = [np.nan if e.ttft_p95 is None else e.ttft_p95 for e in levels]
-        panels[1].plot(x, late, run.marker(name) + "-", **style)
+        _draw_arm(panels, run, name, levels, "speed_p50", late)
     for axes in panels:
         axes.set_xlabel("requests/s offered")
         axes.set_ylim(bottom=0)
