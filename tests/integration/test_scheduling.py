@@ -34,9 +34,17 @@ def test_one_line_says_what_was_profiled_and_which_mode(dspark: Served) -> None:
 
 
 def test_windows_of_unlike_lengths_are_verified(dspark: Served) -> None:
-    """That the tokens are the plain server's is the business of test_greedy_equal."""
+    """That the tokens are the plain server's is the business of test_greedy_equal.
+
+    What pays depends on what steps cost just now, so it asks on until all kinds occurred.
+    """
     fields = {"max_new_tokens": 48, "sampling_params": {"ignore_eos": True}}
-    counts = windows(dspark.generate_all(PROMPTS[:16], 8, **fields))
+    counts = [0] * (GAMMA + 2)
+    for users in (8, 1, 4, 2, 8, 1):
+        seen = windows(dspark.generate_all(PROMPTS[:16], users, **fields))
+        counts = [a + b for a, b in zip(counts, seen, strict=True)]
+        if counts[1] > 0 and sum(steps > 0 for steps in counts) >= 3:
+            break
     assert counts[0] == 0
     assert counts[1] > 0, "no window without drafts"
     assert sum(steps > 0 for steps in counts) >= 3, counts
@@ -71,5 +79,11 @@ def test_metrics_tell_what_was_decided(dspark: Served) -> None:
 
 
 def test_sglangs_own_gauges_are_filled(dspark: Served) -> None:
-    for name in ("sglang:spec_accept_length", "sglang:spec_accept_rate"):
-        assert metric(dspark, name) > 0
+    """They tell of the last 40 steps alone: it asks on until drafts were accepted in those."""
+    names = ("sglang:spec_accept_length", "sglang:spec_accept_rate")
+    for prompt in PROMPTS[:12]:
+        dspark.generate(prompt, 96, sampling_params={"ignore_eos": True})
+        values = [metric(dspark, name) for name in names]
+        if all(value > 0 for value in values):
+            break
+    assert all(value > 0 for value in values), values
