@@ -18,6 +18,7 @@ from torch import Tensor
 
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving.cpu import draft_head
+from sglang_dspark.serving.cpu.seeds import seed_waits
 
 _REDUCED = "dspark_reduced_head"  # attribute of upstream's markov head
 
@@ -103,6 +104,7 @@ def _draft(
         tokens = draft_head.draft_greedy(reduced, base_logits, anchor_tokens.long(), together)
     else:
         waits = draft_head.block_noise(noise.key, int(noise.offset), tuple(base_logits.shape))
+        waits = seed_waits(sampling_info, reduced.tokens, waits)
         tokens, logits = draft_head.draft_sampled(
             reduced, base_logits, anchor_tokens, params.step_temperatures, waits, agree
         )

@@ -15,12 +15,14 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving.cpu.seeds import note_anchors
 
 
 def propose(original: Callable[..., Any], proposer: Any, **step: Any) -> Any:
     """AROUND hook: plan the step, draft as deep as planned, admit; the proposal is gamma wide."""
     from sglang_dspark.serving.schedule.attach import engine_of
 
+    note_anchors(step["sampling_info"], step["verify_window"].positions_2d[:, 0])
     engine = engine_of(proposer)
     if engine is None:
         return original(proposer, **step)

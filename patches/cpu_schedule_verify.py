@@ -16,6 +16,7 @@ from torch import Tensor
 
 from sglang_dspark.patches.cpu_penalties import compact_with_penalties
 from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving.cpu.seeds import seeds_of
 
 _ROWS = "dspark_rows"  # attribute of the executor: the packed rows of the step in flight
 
@@ -65,11 +66,19 @@ def accept_and_finalize(original: Callable[..., Any], executor: Any, **step: Any
     from sglang_dspark.serving.schedule.attach import engine_of
 
     engine = engine_of(executor)
-    if engine is None:
-        return original(executor, **step)
-    outs = original(executor, **step) if step["layout"] is None else _accept(executor, **step)
-    engine.outcome(outs.correct_len)
+    packed = engine is not None and step["layout"] is not None
+    ours = packed or (_alone(step) and seeds_of(step["sampling_info"]) is not None)
+    outs = _accept(executor, **step) if ours else original(executor, **step)
+    if engine is not None:
+        engine.outcome(outs.correct_len)
     return outs
+
+
+def _alone(step: dict[str, Any]) -> bool:
+    """Whole windows on a single rank: nothing of upstream's is needed to accept them."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return step["layout"] is None and get_parallel().tp_size == 1
 
 
 def _accept(
@@ -80,6 +89,7 @@ def _accept(
     target_logits: Tensor,
     draft_block: Any,
     sampling_info: Any,
+    layout: Any,
     prefix_lens: Tensor,
     draft_tokens: Tensor,
     **unused: Any,
@@ -88,12 +98,16 @@ def _accept(
 
     from sglang_dspark.serving.cpu.ragged_ops import committed
     from sglang_dspark.serving.schedule.accept import accept
+    from sglang_dspark.serving.schedule.layout import whole_rows
 
-    rows, _ = executor.__dict__[_ROWS]
+    if layout is None:
+        rows = whole_rows(bs, executor.verify_num_draft_tokens)
+    else:
+        rows, _ = executor.__dict__[_ROWS]
     packed = target_logits.shape[0] == rows.total
     starts = rows.starts if packed else rows.strided
     accepted, bonus = accept(
-        verify_ids_2d, rows.lens, starts, target_logits, draft_block, sampling_info
+        verify_ids_2d, rows.lens, starts, target_logits, draft_block, sampling_info, prefix_lens
     )
     # A single rank: with several there is no engine (attach.py), so nothing is to be agreed on.
     commit, lens, tokens = committed(draft_tokens, accepted, bonus, prefix_lens)

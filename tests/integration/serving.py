@@ -11,7 +11,7 @@ import random
 import socket
 import subprocess
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -78,9 +78,15 @@ class Served:
         self, prompts: Sequence[str | Sequence[int]], concurrency: int, **fields: Any
     ) -> list[dict[str, Any]]:
         """One request a prompt, `concurrency` at a time; answers in the prompts' order."""
+        return self.each(lambda prompt: self.generate(prompt, **fields), prompts, concurrency)
+
+    def each(
+        self, ask: Callable[[Any], dict[str, Any]], items: Sequence[Any], concurrency: int
+    ) -> list[dict[str, Any]]:
+        """`ask` of every item, `concurrency` at a time; answers in the items' order."""
         self.pool.use(self)
         with ThreadPoolExecutor(concurrency) as threads:
-            return list(threads.map(lambda prompt: self.generate(prompt, **fields), prompts))
+            return list(threads.map(ask, items))
 
     def flush_cache(self) -> None:
         """Forget all cached prefixes."""

@@ -115,6 +115,7 @@ def sampling(temperatures: list[float], top_k: int = 1 << 30, top_p: float = 1.0
         top_ks=torch.tensor([1 if g else top_k for g in greedy], dtype=torch.int32),
         top_ps=torch.full((len(greedy),), top_p),
         min_ps=torch.zeros(len(greedy)),
+        sampling_seed=None,
     )
 
 
@@ -146,7 +147,7 @@ def test_sampled_tokens_follow_the_target_at_every_length(length: int, one_hot: 
     )
     lens = torch.full((requests,), length + 1)
     starts = torch.arange(requests) * (length + 1)
-    accepted, bonus = accept(window, lens, starts, logits, block, sampling([0.8] * requests))
+    accepted, bonus = accept(window, lens, starts, logits, block, sampling([0.8] * requests), lens)
     assert int(accepted.max()) <= length
     first = torch.where(accepted > 0, window[:, 1], bonus)
     law_of_target = (row[0] / 0.8).softmax(-1)
@@ -169,7 +170,7 @@ def test_greedy_and_sampled_requests_in_one_batch() -> None:
         corrected_logits=None,
         greedy_mask=torch.tensor([True, False]),
     )
-    accepted, bonus = accept(window, lens, starts, logits, block, sampling([0.0, 1.0]))
+    accepted, bonus = accept(window, lens, starts, logits, block, sampling([0.0, 1.0]), lens)
     assert accepted.tolist() == [1, 0]
     assert int(bonus[0]) == int(logits[1].argmax())
 
@@ -188,7 +189,9 @@ def test_top_k_of_each_request_holds_for_all_its_rows() -> None:
         greedy_mask=torch.zeros(requests, dtype=torch.bool),
     )
     settings = sampling([1.0] * requests, top_k=3)
-    accepted, bonus = accept(window, lens, torch.arange(requests) * 2, logits, block, settings)
+    accepted, bonus = accept(
+        window, lens, torch.arange(requests) * 2, logits, block, settings, lens
+    )
     allowed = logits.topk(3).indices.view(requests, 2, 3)
     for r in range(requests):
         assert int(bonus[r]) in allowed[r, int(accepted[r])].tolist()

@@ -38,6 +38,7 @@ def info(*requests: tuple[float, int, float, float]) -> SimpleNamespace:
         need_min_p_sampling=any(p > 0 for p in min_p),
         is_all_greedy=False,
         is_any_greedy=False,
+        sampling_seed=None,
     )
 
 
@@ -122,7 +123,7 @@ def first_token_p_value(name: str, *, upstream: bool) -> float:
         module.target_law = _upstream_law
     try:
         accepted, bonus = accept(
-            window, lens, starts, table[window[inside]], draft_block, info(*[setting] * STEPS)
+            window, lens, starts, table[window[inside]], draft_block, info(*[setting] * STEPS), lens
         )
     finally:
         module.target_law = kept

@@ -14,8 +14,13 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu.ragged_ops import accept_greedy
+from sglang_dspark.serving.cpu.seeded_ops import choose
+from sglang_dspark.serving.cpu.seeds import UNSEEDED, seeds_of
 from sglang_dspark.serving.cpu.target_law import target_law
 from sglang_dspark.verify.rejection import accept_sampled
+from sglang_dspark.verify.seeded import accept_seeded
+
+Outcome = tuple[Tensor, Tensor]  # accepted drafts [R] int32, next token [R] int64
 
 
 def accept(
@@ -25,37 +30,49 @@ def accept(
     logits: Tensor,
     draft_block: Any,
     sampling_info: Any,
-) -> tuple[Tensor, Tensor]:
+    anchors: Tensor,
+) -> Outcome:
     """Accepted drafts [R] int32 and the next token [R] int64 of each request.
 
     window: [R, gamma + 1] int64, anchor and drafts. lens, starts: [R] int64, tokens verified and
     first row of each request in logits [N, V]. draft_block: upstream's `DraftBlockResult`; its
-    logits, where there are any, cover at least the drafts that were verified.
+    logits, where there are any, cover at least the drafts that were verified. anchors: [R] the
+    anchors' positions, which with a request's seed decide its tokens.
     """
     logits = logits.float().contiguous()  # nothing is copied where it is already
     if sampling_info is None or sampling_info.is_all_greedy:
         return accept_greedy(window, lens, starts, logits)
-    sampled = _sampled(window, lens, starts, logits, draft_block, sampling_info)
+    probs = _laws(lens, starts, logits, sampling_info)
+    sampled = _sampled(window, lens, probs, draft_block)
+    seeds = seeds_of(sampling_info)
+    if seeds is not None:
+        drafts = window[:, 1 : probs.shape[1]]
+        kept = accept_seeded(drafts, probs, seeds, anchors.long(), lens - 1, choose)
+        drawn = kept.accepted.to(torch.int32), kept.bonus
+        sampled = _either(seeds != UNSEEDED, drawn, sampled)
     if not sampling_info.is_any_greedy:
         return sampled
     greedy = accept_greedy(window, lens, starts, logits)
-    chosen = draft_block.greedy_mask
-    return torch.where(chosen, greedy[0], sampled[0]), torch.where(chosen, greedy[1], sampled[1])
+    return _either(draft_block.greedy_mask, greedy, sampled)
 
 
-def _sampled(
-    window: Tensor,
-    lens: Tensor,
-    starts: Tensor,
-    logits: Tensor,
-    draft_block: Any,
-    sampling_info: Any,
-) -> tuple[Tensor, Tensor]:
-    requests, width = len(lens), int(lens.max())
-    probs = torch.zeros(requests, width, logits.shape[1])
+def _either(chosen: Tensor, ones: Outcome, others: Outcome) -> Outcome:
+    """By request: chosen [R] bool takes from `ones`."""
+    return torch.where(chosen, ones[0], others[0]), torch.where(chosen, ones[1], others[1])
+
+
+def _laws(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: Any) -> Tensor:
+    """Plain decoding's law of every verified row: [R, max(lens), V], zero where nothing is."""
+    width = int(lens.max())
+    probs = torch.zeros(len(lens), width, logits.shape[1])
     at = torch.arange(width)[None, :] < lens[:, None]  # [R, width]
     rows = (starts[:, None] + torch.arange(width))[at]  # [B]
     probs[at] = target_law(logits[rows], sampling_info, lens)
+    return probs
+
+
+def _sampled(window: Tensor, lens: Tensor, probs: Tensor, draft_block: Any) -> Outcome:
+    requests, width = probs.shape[:2]
     drafts = window[:, 1:width]
     draft_probs = None
     if not draft_block.greedy_draft and width > 1:

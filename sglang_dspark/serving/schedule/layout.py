@@ -59,6 +59,12 @@ def _rows_without_drafts(requests: int, width: int) -> PackedRows:
     return PackedRows(layout_without_drafts(requests), width)
 
 
+@lru_cache(maxsize=512)
+def whole_rows(requests: int, width: int) -> PackedRows:
+    """The rows of a step that verifies all `width` places of every window."""
+    return PackedRows(layout_of(np.full(requests, width - 1)), width)
+
+
 def rows_in(layout: Any, width: int) -> PackedRows:
     """The rows of a layout in windows of `width`."""
     requests = len(layout.verify_lens_cpu)

@@ -1,0 +1,93 @@
+"""A request's seed acts on a CPU: in plain decoding, in prefill and under DSPARK.
+
+Upstream (0.5.23): sglang/srt/sampling/sampling_batch_info.py and sglang/srt/layers/sampler.py. The
+drafts' side is patches/cpu_draft_vocabulary.py, the accept rule's patches/cpu_schedule_verify.py;
+EAGLE and the other algorithms keep upstream's ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving.cpu import seeds
+from sglang_dspark.verify.sampling import truncate
+
+
+def keep_seeds(result: Any, cls: type, batch: Any, vocab_size: int) -> Any:
+    """AFTER hook of the class method: the batch carries its requests' seeds."""
+    algorithm = batch.spec_algorithm
+    if result.sampling_seed is None and (algorithm.is_none() or algorithm.is_dspark()):
+        result.sampling_seed = seeds.batch_seeds(batch.reqs)
+    return result
+
+
+def sample(
+    original: Callable[..., Tensor],
+    probs: Tensor,
+    sampling_seed: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """AROUND hook: one draw a row of probs [R, V]."""
+    tokens = original(probs)
+    if sampling_seed is None or positions is None:
+        return tokens
+    return seeds.seeded_tokens(tokens, probs, sampling_seed, positions)
+
+
+def sample_after_cuts(
+    original: Callable[..., Any],
+    probs: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    need_min_p_sampling: bool,
+    sampling_seed: Tensor | None,
+    positions: Tensor,
+    **options: Any,
+) -> Any:
+    """AROUND hook: one draw a row of probs [R, V] after top-k, top-p and min-p."""
+    drawn = original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, None, positions, **options)
+    if sampling_seed is None:
+        return drawn
+    law = truncate(probs, top_ks, top_ps, min_ps)
+    if not isinstance(drawn, tuple):
+        return seeds.seeded_tokens(drawn, law, sampling_seed, positions)
+    tokens, kept, ids, _ = drawn  # with the weights that were kept, and whose they are
+    tokens = seeds.seeded_tokens(tokens, law, sampling_seed, positions)
+    return tokens, kept, ids, (kept * (ids == tokens[:, None])).sum(dim=1)
+
+
+SEAMS = (
+    Seam(
+        name="cpu-seeds",
+        target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
+        kind="after",
+        hook=keep_seeds,
+        signature="(batch, vocab_size)",
+        why="upstream drops a request's seed unless inference is deterministic, which no CPU has",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-seeded-sampling",
+        target="sglang.srt.layers.sampler.sampling_from_probs_torch",
+        kind="around",
+        hook=sample,
+        signature="(probs, sampling_seed=None, positions=None)",
+        why="upstream's seeded draw needs an operator that stock wheels lack on a CPU",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-seeded-cuts",
+        target="sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
+        kind="around",
+        hook=sample_after_cuts,
+        signature="(probs, top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions, "
+        "*, return_filtered_probs=False, max_top_k=None)",
+        why="upstream's seeded draw needs an operator that stock wheels lack on a CPU",
+        device="cpu",
+    ),
+)

@@ -1,0 +1,83 @@
+"""Seeded sampling: a token is a function of its law, a seed and a position, drafted or not.
+
+Gumbel's trick: of independent e_v ~ Exp(1), the token with the least e_v / p(v) is a draw from p.
+Here e_v = -log u(seed, position, v), with u from MurmurHash3 over the four words of seed, position
+and token, as in SGLang's seeded sampler (sglang/srt/layers/sampler.py, `multinomial_with_seed`,
+0.5.23). So the target's choice at a position is fixed before anything is drafted, and verification
+is the greedy rule with these choices in the argmax's place: the output is that of plain seeded
+decoding, token for token, whatever was drafted or admitted. Drafts drawn with the same e_v agree
+with it with probability at least (1 - TV) / (1 + TV), TV the distance of the two laws.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.verify.acceptance import Acceptance
+from sglang_dspark.verify.greedy import accept_greedy
+
+_WORD = 0xFFFFFFFF
+LEAST_WAIT = 2.0**-32  # what u = 1 would make zero waits as long as its neighbour
+
+
+def waits(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
+    """The e_v of rows: seeds, positions [N] int64, tokens [n] int64 -> [N, n] float64 > 0.
+
+    A position is that of the last token in front of the draw.
+    """
+    state = torch.zeros_like(seeds)
+    for word in (seeds & _WORD, (seeds >> 32) & _WORD, positions & _WORD):
+        state = _mixed(state, word)
+    hashed = _final(_mixed(state[:, None], tokens[None, :] & _WORD))
+    return -(hashed.double() / _WORD).log().clamp(torch.finfo(torch.float64).min, -LEAST_WAIT)
+
+
+def seeded_choice(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """One draw a row: probs [N, V] of any scale, seeds, positions [N] int64 -> [N] int64.
+
+    Of equal waits the lowest token is taken; a token of probability zero never is.
+    """
+    tokens = torch.arange(probs.shape[1], device=probs.device)
+    race = waits(seeds, positions, tokens) / probs.double()
+    return race.masked_fill(probs <= 0, torch.inf).argmin(dim=1)
+
+
+def accept_seeded(
+    draft: Tensor,
+    target_probs: Tensor,
+    seeds: Tensor,
+    anchors: Tensor,
+    verify_lens: Tensor | None = None,
+    choose: Callable[[Tensor, Tensor, Tensor], Tensor] = seeded_choice,
+) -> Acceptance:
+    """Keep the leading drafts that are the target's own seeded choices.
+
+    draft: [R, gamma] int64. target_probs: [R, gamma + 1, V]; row r is read up to index l_r only.
+    seeds: [R] int64. anchors: [R] int64, positions of the anchors. verify_lens: [R] int64 in
+    0..gamma, None for gamma everywhere. choose: a faster `seeded_choice`. Raises ValueError on
+    shapes that do not fit.
+    """
+    width = target_probs.shape[1]
+    positions = anchors[:, None] + torch.arange(width, device=anchors.device)  # [R, gamma + 1]
+    choice = choose(target_probs.flatten(0, 1), seeds.repeat_interleave(width), positions.flatten())
+    return accept_greedy(draft, choice.view(-1, width), verify_lens)
+
+
+def _mixed(state: Tensor, word: Tensor) -> Tensor:
+    """MurmurHash3's step: a 32-bit state takes up a 32-bit word; both int64."""
+    word = (word * 0xCC9E2D51) & _WORD
+    word = ((word << 15) | (word >> 17)) & _WORD
+    state = state ^ ((word * 0x1B873593) & _WORD)
+    state = ((state << 13) | (state >> 19)) & _WORD
+    return (state * 5 + 0xE6546B64) & _WORD
+
+
+def _final(state: Tensor) -> Tensor:
+    """MurmurHash3's end after 16 bytes."""
+    state = state ^ 16
+    state = ((state ^ (state >> 16)) * 0x85EBCA6B) & _WORD
+    state = ((state ^ (state >> 13)) * 0xC2B2AE35) & _WORD
+    return state ^ (state >> 16)

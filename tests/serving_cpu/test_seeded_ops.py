@@ -1,0 +1,136 @@
+"""Seeds on a CPU: compiled draws are the reference's, the accept rule and the sampler use them."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+
+import pytest
+import torch
+
+from sglang_dspark.serving.cpu import seeded_ops, seeds
+from sglang_dspark.serving.cpu.draft_head import block_noise
+from sglang_dspark.serving.schedule.accept import accept
+from sglang_dspark.verify.seeded import seeded_choice, waits
+
+VOCAB = 300
+SEEDS = torch.tensor([0, 42, -1, 2**62 + 5, -(2**63) + 7, 9, 10, 11])
+POSITIONS = torch.tensor([0, 5, 77, 123_456, 2**31 - 1, 3, 4, 5])
+
+
+@pytest.mark.parametrize("kept", [1, 3, VOCAB])
+@pytest.mark.parametrize("sharpness", [0.1, 3.0, 30.0])
+def test_compiled_choice_is_the_references(kept: int, sharpness: float) -> None:
+    logits = torch.randn(8, VOCAB, generator=torch.Generator().manual_seed(kept)) * sharpness
+    probs = logits.softmax(-1)
+    probs = torch.where(probs >= probs.topk(kept).values[:, -1:], probs, 0.0)
+    assert seeded_ops.choose(probs, SEEDS, POSITIONS).equal(seeded_choice(probs, SEEDS, POSITIONS))
+
+
+def test_compiled_waits_are_the_references() -> None:
+    tokens = torch.tensor([5, 0, 299, 49_151])
+    expected = waits(SEEDS, POSITIONS, tokens).float()
+    assert seeded_ops.waits(SEEDS, POSITIONS, tokens).equal(expected)
+
+
+def info(row_seeds: list[int], temperatures: list[float]) -> SimpleNamespace:
+    """What the accept path reads of SGLang's `SamplingBatchInfo`."""
+    rows = len(row_seeds)
+    greedy = [t == 0 for t in temperatures]
+    return SimpleNamespace(
+        sampling_seed=torch.tensor(row_seeds),
+        is_all_greedy=all(greedy),
+        is_any_greedy=any(greedy),
+        temperatures=torch.tensor([t or 1.0 for t in temperatures])[:, None],
+        top_ks=torch.tensor([1 if g else 1 << 30 for g in greedy], dtype=torch.int32),
+        top_ps=torch.ones(rows),
+        min_ps=torch.zeros(rows),
+    )
+
+
+def test_seeded_greedy_and_free_requests_in_one_batch() -> None:
+    generator = torch.Generator().manual_seed(0)
+    logits = torch.randn(9, VOCAB, generator=generator)  # three windows of three rows
+    settings = info([7, seeds.UNSEEDED, 7], [0.9, 0.9, 0.0])
+    anchors, rows = torch.tensor([20, 30, 40]), torch.arange(3)
+    own = seeded_choice((logits[:3] / 0.9).softmax(-1), torch.full((3,), 7), 20 + rows)
+    window = torch.zeros(3, 4, dtype=torch.int64)
+    window[0, 1:3] = own[:2]
+    window[2, 1:3] = logits[6:8].argmax(-1)
+    block = SimpleNamespace(
+        greedy_draft=True,
+        temperatures=torch.ones(3),
+        corrected_logits=None,
+        greedy_mask=torch.tensor([False, False, True]),
+    )
+    lens, starts = torch.full((3,), 3), rows * 3
+    torch.manual_seed(0)
+    free = set()
+    for _ in range(5):
+        accepted, bonus = accept(window, lens, starts, logits, block, settings, anchors)
+        assert (int(accepted[0]), int(bonus[0])) == (2, int(own[2]))
+        assert (int(accepted[2]), int(bonus[2])) == (2, int(logits[8].argmax()))
+        free.add((int(accepted[1]), int(bonus[1])))
+    assert len(free) > 1, "a request without a seed must not be tied to one"
+
+
+def test_noise_of_a_block_is_seeded_by_row() -> None:
+    tokens = torch.tensor([3, 5, 299])
+    settings = info([seeds.UNSEEDED, 7], [1.0, 1.0])
+    seeds.note_anchors(settings, torch.tensor([10, 20], dtype=torch.int32))
+    fresh = block_noise(1, 2, (2, 4, 3))
+    noise = seeds.seed_waits(settings, tokens, fresh.clone())
+    assert noise[0].equal(fresh[0])
+    expected = waits(torch.full((4,), 7), 20 + torch.arange(4), tokens).float()
+    assert noise[1].equal(expected)
+
+
+def test_a_batch_without_seeds_costs_nothing() -> None:
+    settings = info([seeds.UNSEEDED] * 2, [1.0, 1.0])
+    assert seeds.seeds_of(settings) is None
+    noise = torch.ones(2, 1, 3)
+    assert seeds.seed_waits(settings, torch.arange(3), noise) is noise
+    assert seeds.seeds_of(info([7, 7], [0.0, 0.0])) is None
+
+
+def test_seeds_of_requests() -> None:
+    reqs = [
+        SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in (5, None)
+    ]
+    assert seeds.batch_seeds(reqs).tolist() == [5, seeds.UNSEEDED]
+
+
+@pytest.mark.parametrize("cuts", [None, (3, 1.0, 0.0), (VOCAB, 0.7, 0.0), (VOCAB, 1.0, 0.1)])
+def test_plain_sampler_draws_by_seed(cuts: tuple[int, float, float] | None) -> None:
+    from sglang.srt.layers import sampler
+
+    from sglang_dspark.patches.cpu_seeds import sample, sample_after_cuts
+    from sglang_dspark.verify.sampling import truncate
+
+    probs = (torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4)) * 2).softmax(-1)
+    row_seeds, positions = torch.tensor([7, seeds.UNSEEDED, 8]), torch.tensor([3, 3, 9])
+    law = probs
+    if cuts is not None:
+        settings = [torch.full((3,), cut) for cut in cuts]
+        law = truncate(probs, *settings)
+    expected = seeded_choice(law, row_seeds, positions)
+    free = set()
+    for _ in range(8):
+        if cuts is None:
+            original = sampler.sampling_from_probs_torch
+            drawn = sample(original, probs.clone(), row_seeds, positions).view(-1)
+        else:
+            original = sampler.top_k_top_p_min_p_sampling_from_probs_torch
+            drawn, kept, ids, weight = sample_after_cuts(
+                original,
+                probs.clone(),
+                *settings,
+                cuts[2] > 0,
+                row_seeds,
+                positions,
+                return_filtered_probs=True,
+            )
+            for r in range(3):
+                assert float(weight[r]) == float(kept[r][ids[r] == drawn[r]].sum()) > 0
+        assert drawn[[0, 2]].tolist() == expected[[0, 2]].tolist()
+        free.add(int(drawn[1]))
+    assert len(free) > 1
