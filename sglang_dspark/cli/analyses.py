@@ -64,8 +64,8 @@ def record(
     answers: Annotated[
         Path | None,
         typer.Option(
-            help="Greedy trace of another drafter: its answers are the target's own, so only the "
-            "drafting is done again, to the same end."
+            help="Trace of another drafter at this temperature: its answers are the target's own, "
+            "so only the drafting is done again, to the same end (greedy) or law (sampled)."
         ),
     ] = None,
     transition: Annotated[

@@ -23,9 +23,14 @@ Rule = Literal["survival", "conditional"]
 
 
 def counts_by_prompt(trace: Trace) -> tuple[Floats, Floats]:
-    """Tokens that the verify steps yielded, and the number of steps: [prompts] each."""
-    steps = np.array([len(each.steps) for each in trace.generations], dtype=np.float64)
-    accepted = [sum(step.accepted for step in each.steps) for each in trace.generations]
+    """Tokens that the verify steps yielded, and the number of steps: [prompts] each.
+
+    A replayed answer ends its last windows early (`replay`). Those steps are left out: where the
+    anchor stands decides it, never what was accepted there.
+    """
+    full = [[s for s in g.steps if s.verify_len == trace.gamma] for g in trace.generations]
+    steps = np.array([len(each) for each in full], dtype=np.float64)
+    accepted = [sum(step.accepted for step in each) for each in full]
     return steps + np.array(accepted, dtype=np.float64), steps
 
 

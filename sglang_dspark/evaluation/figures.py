@@ -104,7 +104,8 @@ def save(figure: Figure, stem: Path) -> list[Path]:
 def _tau(metrics: Mapping[str, Any]) -> Figure:
     labels = list(metrics["tau"])
     groups = list(metrics["tau"][labels[0]])
-    figure, (axes,) = panels(1, width=1.1 + 0.36 * len(labels) * len(groups), height=3.3)
+    across = max(1.1 + 0.36 * len(labels) * len(groups), 6.4)  # the least that the caption needs
+    figure, (axes,) = panels(1, width=across, height=3.3)
     width = 0.82 / len(labels)
     for i, label in enumerate(labels):
         place = np.arange(len(groups)) + (i - (len(labels) - 1) / 2) * width

@@ -5,11 +5,13 @@ of a drafter that guesses all others.
 Same anchors: a better drafter stands at other anchors than a worse one, and at harder ones where
 both reached far, so shares by position of two traces do not compare. Greedy answers are equal, so
 many anchors are common to both; on those each is asked the same question.
+First draft: what comes behind the first draft counts only where that was right. The arithmetic
+here (no measurement) takes the measured chances along the block and changes the first one.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from dataclasses import asdict
 from typing import Any
 
@@ -22,6 +24,8 @@ from sglang_dspark.evaluation.resampling import Floats, Resampler, estimate
 from sglang_dspark.evaluation.traces import Trace, require_comparable
 
 _PAIRED = ("ours", "theirs", "both")
+_FIRST = (0.5, 0.6, 0.65, 0.7, 0.75, 0.8, 0.85)  # chances of the first draft that are tried
+_GAINS = (1.16, 1.27)  # of tau: the paper's over DFlash and over Eagle3
 
 
 def limits(traces: Mapping[str, Trace], vocabulary: frozenset[int]) -> dict[str, Any]:
@@ -49,7 +53,56 @@ def limits(traces: Mapping[str, Trace], vocabulary: frozenset[int]) -> dict[str,
             f"{labels[0]}/{other}": _same_anchors(first, traces[other], resampler)
             for other in labels[1:]
         },
+        "first_draft": {
+            f"{labels[0]}/{other}": first_draft(chances(first), chances(traces[other]))
+            for other in labels[1:]
+        },
     }
+
+
+def chances(trace: Trace) -> Floats:
+    """Chance of each draft given those before it, over all steps: [gamma], 0 if never reached."""
+    taken = [step.accepted for each in trace.generations for step in each.steps]
+    at_least = np.array([sum(n >= k for n in taken) for k in range(trace.gamma + 1)], np.float64)
+    return at_least[1:] / np.maximum(at_least[:-1], 1)
+
+
+def tau_of(conditional: Floats) -> float:
+    """tau of a block with these chances of a draft given those before it, [gamma]."""
+    return float(1 + np.cumprod(np.minimum(conditional, 1.0)).sum())
+
+
+def first_draft(ours: Floats, theirs: Floats) -> dict[str, Any]:
+    """What the first draft's chance does to the ratio of two taus, by arithmetic.
+
+    ours, theirs: `chances`, [gamma] each. "scaled" multiplies both drafters' chances (at most 1) by
+    the one factor that brings our first to `first`; "alone" changes our first one only. `needed`:
+    first chances at which the ratio of tau reaches a gain, null if none up to 1 does.
+    """
+
+    def scaled(first: float) -> float:
+        factor = first / ours[0]
+        return tau_of(ours * factor) / tau_of(theirs * factor)
+
+    def alone(first: float) -> float:
+        return tau_of(np.concatenate([[first], ours[1:]])) / tau_of(theirs)
+
+    swapped = np.concatenate([ours[:1], theirs[1:]])
+    rules = {"scaled": scaled, "alone": alone}
+    return {
+        "tau": {"ours": tau_of(ours), "theirs": tau_of(theirs), "their_later": tau_of(swapped)},
+        "ratio": [{"first": f, **{name: at(f) for name, at in rules.items()}} for f in _FIRST],
+        "needed": {
+            f"{gain:g}": {name: _reaches(at, gain, float(ours[0])) for name, at in rules.items()}
+            for gain in _GAINS
+        },
+    }
+
+
+def _reaches(ratio: Callable[[float], float], gain: float, start: float) -> float | None:
+    """The least chance from `start` on, in steps of 0.001, whose ratio is at least `gain`."""
+    tried = np.arange(start, 1.0005, 0.001)
+    return next((float(first) for first in tried if ratio(float(first)) >= gain), None)
 
 
 def _vocabulary(trace: Trace, vocabulary: frozenset[int], resampler: Resampler) -> dict[str, Any]:

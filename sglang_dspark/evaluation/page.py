@@ -268,7 +268,22 @@ def _limit_tables(metrics: Mapping[str, Any]) -> list[Table]:
             *(f"{k + 1}" for k in range(width)),
         ]
         tables.append(Table(head, [[*row, *[""] * (width + 3 - len(row))] for row in pairs]))
+        tables.append(_first_draft_table(metrics["first_draft"]))
     return tables
+
+
+def _first_draft_table(pairs: Mapping[str, Any]) -> Table:
+    """Ratio of tau - 1 by the chance of the first draft: both scaled, and ours alone changed."""
+    rows = []
+    for pair, found in pairs.items():
+        for rule, name in (("scaled", "both scaled"), ("alone", "ours alone")):
+            gains = (f"{100 * (row[rule] - 1):+.0f}%" for row in found["ratio"])
+            needed = (_number(each[rule]) for each in found["needed"].values())
+            rows.append([pair, name, *gains, *needed])
+    one = next(iter(pairs.values()))
+    firsts = [f"k = 1 at {row['first']:g}" for row in one["ratio"]]
+    wanted = [f"needed for +{100 * (float(gain) - 1):.0f}%" for gain in one["needed"]]
+    return Table(["ratio of tau - 1, arithmetic", "changed", *firsts, *wanted], rows)
 
 
 def _bounds(found: Mapping[str, Any]) -> tuple[Any, Any, Any]:

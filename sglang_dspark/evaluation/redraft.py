@@ -1,11 +1,17 @@
-"""Greedy decoding redrafted: a drafter's steps on answers that a run of the engine has recorded.
+"""Decoding redrafted: a drafter's steps on answers that a run of the engine has recorded.
 
 A greedy answer is the target's alone, whatever drafts for it. One pass of the target over prompt
 and answer therefore gives all that its verify passes would have shown a drafter (features, last
 hidden states, the token behind every draft), and what is left is the drafting: the steps are
 the reference engine's, at a fraction of its work. The last step of an answer counts in full (see
-`statistics`), so each answer is continued by gamma tokens. For sampled answers, whose drafts and
-outcome depend on each other, see `replay`.
+`statistics`), so each answer is continued by gamma tokens.
+
+A sampled answer has the target's law, whatever drafted for it, since the accept rule loses
+nothing. What this drafter would have drafted, given that the answer came out as it did, has the
+law of `replay.draw_given_answer`, position by position up to the first rejection; drafts behind
+that are drawn from the drafter alone. So drafts, acceptance and answer together have the law of
+decoding with this drafter, and tau over redrafted steps has the same expectation, while two
+drafters on the same answers are compared on equal ground.
 """
 
 from __future__ import annotations
@@ -17,8 +23,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sglang_dspark.baselines.vocabulary import columns_of
 from sglang_dspark.drafter import DSparkDrafter
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.open_block import open_block
 from sglang_dspark.evaluation.proposer import (
     DraftState,
     Proposer,
@@ -28,9 +36,11 @@ from sglang_dspark.evaluation.proposer import (
 )
 from sglang_dspark.evaluation.recording import Workload, describe, settings_json
 from sglang_dspark.evaluation.records import Generation, Step
+from sglang_dspark.evaluation.replay import draw_given_answer
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import Trace, prompt_digest
 
+_UNCUT = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
 _ROWS = 16  # answers that are redrafted side by side
 
 
@@ -54,11 +64,14 @@ class _Text:
     """Prompts and answers side by side, each continued a little, and the target's view of them.
 
     tokens [R, T]; features [R, T, m*d] and hidden [R, T, d] after each token, zero behind the end.
+    log_partition [R, T]: logsumexp of the target's logits / temperature after each token of the
+    answer, infinite elsewhere; None for greedy answers.
     """
 
     tokens: Tensor
     features: Tensor
     hidden: Tensor
+    log_partition: Tensor | None = None
 
     def window(self, rows: Tensor, first: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
         """Tokens [r, size], features and hidden from position first [r] on of `rows` [r]."""
@@ -88,8 +101,8 @@ def redraft(
 ) -> list[Trace]:
     """The trace that `recording.record` would give of each drafter, from another one's answers.
 
-    answers: a greedy trace of the same target, prompts and length. The target is run once for all
-    drafters, which must read the same layers of it. `on_finish` is called after each answer.
+    answers: a trace of the same target, prompts, length and temperature. The target is run once for
+    all drafters, which must read the same layers of it. `on_finish` is called after each answer.
     Raises DSparkError when the answers are others, or a drafter does not fit.
     """
     _require_same_run(workload, answers)
@@ -98,11 +111,12 @@ def redraft(
     walks = [_walks(workload, answers) for _ in subjects]
     by_length = sorted(range(len(workload.ids)), key=lambda i: len(walks[0][i].tokens))
     ahead = max(proposer.gamma for proposer in proposers)
+    law = _Law(target, answers.temperature, torch.Generator().manual_seed(workload.settings.seed))
     for start in range(0, len(by_length), _ROWS):
         chosen = by_length[start : start + _ROWS]
-        text = _read([walks[0][i] for i in chosen], target, ahead)
+        text = _read([walks[0][i] for i in chosen], law, ahead)
         for proposer, own in zip(proposers, walks, strict=True):
-            _redraft_group([own[i] for i in chosen], text, proposer)
+            _redraft_group([own[i] for i in chosen], text, proposer, law)
         for _ in chosen:
             on_finish()
     return [
@@ -158,10 +172,17 @@ def _trace(
 
 
 def _require_same_run(workload: Workload, answers: Trace) -> None:
-    """Raise DSparkError unless the answers are those that greedy decoding would give here."""
+    """Raise DSparkError unless the answers are such as decoding would give here."""
     wanted = settings_json(workload.settings)
-    if wanted["temperature"] != 0 or answers.temperature != 0:
-        raise DSparkError("only greedy answers can be redrafted: leave --answers out to decode")
+    if wanted["temperature"] != answers.temperature:
+        raise DSparkError(
+            f"the answers were given at temperature {answers.temperature:g}, asked for was "
+            f"{wanted['temperature']:g}: set --temperature likewise"
+        )
+    names = ("top_k", "top_p", "min_p")
+    cut = [n for n in names for each in (wanted, answers.settings) if each[n] != _UNCUT[n]]
+    if answers.temperature > 0 and cut:
+        raise DSparkError(f"answers cut by {cut[0]} cannot be redrafted: leave --answers out")
     if answers.target_sha256 != workload.target_sha256:
         raise DSparkError(f"the answers are of another target than {workload.target}: record them")
     if [p.digest for p in answers.prompts] != [prompt_digest(ids) for ids in workload.ids]:
@@ -173,35 +194,71 @@ def _require_same_run(workload: Workload, answers: Trace) -> None:
         )
 
 
+@dataclass(frozen=True)
+class _Law:
+    """How the answers were drawn: from the target at a temperature, 0 for its likeliest token."""
+
+    target: TargetModel
+    temperature: float
+    generator: torch.Generator
+
+    def draw(self, hidden: Tensor) -> Tensor:
+        """The token behind each state: hidden [R, d] -> [R]."""
+        logits = self.target.logits(hidden)
+        if self.temperature == 0:
+            return logits.argmax(-1)
+        law = torch.softmax(logits / self.temperature, -1)
+        return torch.multinomial(law, 1, generator=self.generator)[:, 0]
+
+    def log_partition(self, hidden: Tensor) -> Tensor:
+        """logsumexp of the logits / temperature: hidden [n, d] -> [n]."""
+        return torch.logsumexp(self.target.logits(hidden) / self.temperature, -1)
+
+    def over(self, draft_ids: Tensor | None, hidden: Tensor, log_partition: Tensor) -> Tensor:
+        """The law over the draft vocabulary, which sums to less than 1 where that is reduced.
+
+        hidden [R, g, d], log_partition [R, g] -> [R, g, V'].
+        """
+        head = self.target.head_weight
+        logits = torch.nn.functional.linear(hidden, head if draft_ids is None else head[draft_ids])
+        return (logits / self.temperature - log_partition[..., None]).exp().clamp(max=1.0)
+
+
 @torch.no_grad()
-def _redraft_group(walks: Sequence[_Walk], text: _Text, proposer: Proposer) -> None:
+def _redraft_group(walks: Sequence[_Walk], text: _Text, proposer: Proposer, law: _Law) -> None:
     state = proposer.start(len(walks), text.tokens.shape[1])
     for r, walk in enumerate(walks):
         row, length = torch.tensor([r]), walk.prompt_len
         read = (part[row, :length] for part in (text.tokens, text.features, text.hidden))
         state.prefill(row, *read)
-    generator = torch.Generator()  # greedy drafts ask nothing of it
     while rows := [r for r, walk in enumerate(walks) if walk.left > 0]:
-        _step(walks, torch.tensor(rows), text, state, proposer.gamma, generator)
+        _step(walks, torch.tensor(rows), text, state, proposer.gamma, law)
 
 
-def _read(walks: Sequence[_Walk], target: TargetModel, more: int) -> _Text:
-    """One pass over all texts, then `more` tokens of plain greedy decoding behind each."""
+@torch.no_grad()
+def _read(walks: Sequence[_Walk], law: _Law, more: int) -> _Text:
+    """One pass over all texts, then `more` tokens of plain decoding behind each."""
     lens = torch.tensor([len(walk.tokens) for walk in walks])  # [R]
     rows, longest = len(walks), int(lens.max())
     tokens = torch.zeros(rows, longest + more, dtype=torch.long)
     for r, walk in enumerate(walks):
         tokens[r, : len(walk.tokens)] = walk.tokens
-    cache = target.new_cache(rows, longest + more)
-    out = target.forward(tokens[:, :longest], torch.zeros_like(lens), cache)
+    cache = law.target.new_cache(rows, longest + more)
+    out = law.target.forward(tokens[:, :longest], torch.zeros_like(lens), cache)
     features, hidden = (_padded(part, more) for part in (out.features, out.hidden))
     every = torch.arange(rows)
     for ahead in range(more):
         at = lens + ahead  # [R] position of the token that is decoded now
-        tokens[every, at] = target.logits(hidden[every, at - 1]).argmax(-1)
-        out = target.forward(tokens[every, at][:, None], at, cache)
+        tokens[every, at] = law.draw(hidden[every, at - 1])
+        out = law.target.forward(tokens[every, at][:, None], at, cache)
         features[every, at], hidden[every, at] = out.features[:, 0], out.hidden[:, 0]
-    return _Text(tokens, features, hidden)
+    if law.temperature == 0:
+        return _Text(tokens, features, hidden)
+    partition = torch.full(tokens.shape, float("inf"))
+    for r, walk in enumerate(walks):
+        answer = slice(walk.prompt_len, len(walk.tokens) + more)
+        partition[r, answer] = law.log_partition(hidden[r, answer])
+    return _Text(tokens, features, hidden, partition)
 
 
 def _padded(states: Tensor, more: int) -> Tensor:
@@ -215,19 +272,56 @@ def _step(
     text: _Text,
     state: DraftState,
     gamma: int,
-    generator: torch.Generator,
+    law: _Law,
 ) -> None:
     """One block for each walk of `rows` [r] that is not over."""
     lens = torch.tensor([walks[r].anchor for r in rows.tolist()])
     tokens, features, hidden = text.window(rows, lens, gamma + 1)
-    block = state.propose(rows, tokens[:, 0], lens, None, generator)
-    equal = block.tokens == tokens[:, 1:]  # [r, gamma]
-    accepted = equal.long().cumprod(1).sum(1)
+    if text.log_partition is None:
+        block = state.propose(rows, tokens[:, 0], lens, None, law.generator)
+        drafts, told = block.tokens, block.confidence
+        accepted = (drafts == tokens[:, 1:]).long().cumprod(1).sum(1)  # [r]
+    else:
+        at = rows[:, None], lens[:, None] + torch.arange(gamma)
+        seen = hidden[:, :gamma], text.log_partition[at]
+        drafts, accepted, told = _sampled_block(state, rows, lens, tokens, seen, law)
     state.commit(rows, lens, tokens, features, hidden, accepted)
-    confidence = block.confidence.tolist()
+    confidence = told.tolist()
     for i, r in enumerate(rows.tolist()):
         walk, taken = walks[r], int(accepted[i])
         kept = min(taken + 1, walk.left)
-        drafted = tuple(block.tokens[i].tolist())
+        drafted = tuple(drafts[i].tolist())
         walk.steps.append(Step(walk.anchor, drafted, gamma, taken, kept, tuple(confidence[i])))
         walk.anchor += kept
+
+
+def _sampled_block(
+    state: DraftState,
+    rows: Tensor,
+    lens: Tensor,
+    tokens: Tensor,
+    seen: tuple[Tensor, Tensor],
+    law: _Law,
+) -> tuple[Tensor, Tensor, Tensor]:
+    """Drafts [r, gamma] given the answer, accepted [r] and confidence [r, gamma] or [r, 0].
+
+    tokens [r, gamma + 1]: anchor and answer. seen: the target's hidden states [r, gamma, d] and
+    log partition [r, gamma] before each of the answer's tokens.
+    """
+    block = open_block(state, rows, tokens[:, 0], lens)
+    ids, target_laws = block.draft_ids, law.over(block.draft_ids, *seen)  # [r, gamma, V']
+    columns = columns_of(ids, len(law.target.head_weight))
+    previous, accepted = tokens[:, 0], torch.zeros_like(lens)
+    alive, drafted = torch.ones_like(lens, dtype=torch.bool), []
+    for k in range(target_laws.shape[1]):
+        draft_law = torch.softmax(block.logits(previous) / law.temperature, -1)
+        told, kept = draw_given_answer(
+            draft_law, target_laws[:, k], columns[tokens[:, k + 1]], law.generator
+        )
+        free = torch.multinomial(draft_law, 1, generator=law.generator)[:, 0]
+        chosen = torch.where(alive, told, free)
+        alive = alive & kept
+        accepted = accepted + alive
+        previous = chosen if ids is None else ids[chosen]
+        drafted.append(previous)
+    return torch.stack(drafted, 1), accepted, block.confidence()

@@ -40,6 +40,13 @@ def test_table_by_hand() -> None:
     assert found["interval"]["a"]["math"] == [2.0, 2.0], "one prompt tells of no spread"
 
 
+def test_windows_that_a_replayed_answer_cut_are_left_out() -> None:
+    """Of 3 steps one verified 1 draft of 2 and says nothing of a whole window."""
+    steps = generation(step(2, (0.5, 0.5)), step(0, (0.5, 0.5)), step(1, (0.5, 0.5), 1))
+    found = analyses.tau_table({"a": trace([steps], ["math"], 2)})
+    assert found["tau"]["a"]["math"] == 2.0
+
+
 def test_paired_ratio_knows_what_the_difference_of_intervals_does_not() -> None:
     """A drafter that is better on every prompt: the ratio is known better than either tau."""
     base = drawn(prompts=40, steps=15)

@@ -12,7 +12,7 @@ import pytest
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.curves import learning_curves
-from sglang_dspark.evaluation.limits import limits, perfect_walk
+from sglang_dspark.evaluation.limits import chances, first_draft, limits, perfect_walk
 from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.roc import roc, roc_curve
 from sglang_dspark.evaluation.traces import Trace
@@ -51,6 +51,24 @@ def test_limits_by_hand() -> None:
     assert chances["both"] == pytest.approx([1 / 3, 0, 0])
     # b's rejections: 2, 9 and 4 stood there instead; the answer ends where the last one was.
     assert found["rejected_outside"]["b"]["math"]["value"] == pytest.approx(1 / 3)
+
+
+def test_what_a_better_first_draft_would_be_worth() -> None:
+    """a accepts 3, 1, 0 of its drafts, b 1, 1, 0, 1: chances 2/3, 1/2, 1 and 3/4, 0, 0."""
+    ours = chances(_steps((2, 1, 3), (6, 4, 1), (8, 1, 0)))
+    theirs = chances(_steps((2, 1, 1), (4, 3, 1), (6, 2, 0), (8, 1, 1)))
+    assert ours == pytest.approx([2 / 3, 1 / 2, 1])
+    assert theirs == pytest.approx([3 / 4, 0, 0])
+    found = first_draft(ours, theirs)
+    assert found["tau"] == pytest.approx({"ours": 7 / 3, "theirs": 7 / 4, "their_later": 5 / 3})
+    row = found["ratio"][1]  # 0.6, by a factor of 0.9: 1 + 0.6 (1 + 0.45 (1 + 0.9))
+    assert row["first"] == 0.6
+    assert row["scaled"] == pytest.approx((1 + 0.6 * (1 + 0.45 * 1.9)) / 1.675)
+    assert row["alone"] == pytest.approx((1 + 0.6 * 2) / 1.75)
+    assert found["needed"]["1.16"]["alone"] == pytest.approx(2 / 3)  # it is there already
+    equal = first_draft(theirs, theirs)
+    assert equal["needed"]["1.27"] == {"scaled": None, "alone": None}
+    assert equal["needed"]["1.16"]["alone"] is None  # 2 / 1.75 at most
 
 
 def test_answers_that_differ_have_no_common_anchors() -> None:

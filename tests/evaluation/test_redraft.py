@@ -1,4 +1,5 @@
-"""Redrafting a recorded answer gives the engine's own steps, whatever the drafter."""
+"""Redrafting a recorded answer gives the engine's own steps, whatever the drafter; of a sampled
+answer, steps of the engine's law."""
 
 from __future__ import annotations
 
@@ -6,20 +7,25 @@ import json
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
+import torch
 
 from sglang_dspark.baselines.dflash import save_dflash
 from sglang_dspark.baselines.eagle3 import save_eagle3
 from sglang_dspark.baselines.mtp import save_mtp
+from sglang_dspark.drafter.laws import over_vocabulary
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import DecodeSettings
+from sglang_dspark.evaluation.open_block import open_block
 from sglang_dspark.evaluation.prompts import EvalPrompt
+from sglang_dspark.evaluation.proposer import open_drafter, proposer_of
 from sglang_dspark.evaluation.recording import Workload, record
 from sglang_dspark.evaluation.redraft import Subject, redraft
 from sglang_dspark.evaluation.traces import Trace
 from sglang_dspark.training.provenance import target_sha256
 from tests.baselines.helpers import random_drafter
-from tests.evaluation.conftest import EOS, VOCAB, Pair
+from tests.evaluation.conftest import EOS, GAMMA, VOCAB, Pair
 
 SAVE = {"dflash": save_dflash, "eagle3": save_eagle3, "mtp": save_mtp}
 
@@ -81,10 +87,14 @@ def test_without_its_transition_a_drafter_is_its_backbone(
 
 def test_other_answers_are_refused(workload: Workload, pair: Pair, answers: Trace) -> None:
     sampled = replace(answers, settings={**answers.settings, "temperature": 1.0})
+    hot = replace(workload.settings, temperature=1.0)
+    cut = replace(sampled, settings={**sampled.settings, "top_p": 0.9})
     longer = replace(workload, settings=replace(workload.settings, max_new_tokens=9))
     fewer = replace(workload, ids=workload.ids[:-1], prompts=workload.prompts[:-1])
     cases = [
-        (workload, sampled, "only greedy answers"),
+        (workload, sampled, "given at temperature 1, asked for was 0"),
+        (replace(workload, settings=hot), cut, "cut by top_p"),
+        (replace(workload, settings=replace(hot, top_k=5)), sampled, "cut by top_k"),
         (longer, answers, "up to 23 tokens, asked for were 9"),
         (fewer, answers, "to other prompts"),
         (workload, replace(answers, target_sha256="0" * 64), "of another target"),
@@ -102,3 +112,73 @@ def test_drafters_that_read_other_layers_are_refused(
     (tmp_path / "config.json").write_text(json.dumps(raw))
     with pytest.raises(DSparkError, match="read different target layers"):
         redraft(workload, [Subject(pair.drafter_dir), Subject(tmp_path)], answers)
+
+
+@pytest.fixture(scope="module")
+def kinds(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Path]:
+    """A drafter of every kind, the baselines with a reduced vocabulary."""
+    root, ids = tmp_path_factory.mktemp("kinds"), torch.arange(0, VOCAB, 3)
+    for kind, save in SAVE.items():
+        save(random_drafter(kind, VOCAB, ids, num_target_layers=2), root / kind)  # type: ignore[operator]
+    return {"dspark": pair.drafter_dir} | {kind: root / kind for kind in SAVE}
+
+
+def test_an_open_block_has_the_laws_of_a_whole_one(pair: Pair, kinds: dict[str, Path]) -> None:
+    """Told the tokens that a whole block drew, it gives the laws they were drawn from."""
+    rng, heat = torch.Generator().manual_seed(3), torch.tensor([0.7, 0.7])
+    tokens = torch.randint(0, VOCAB, (2, 9), generator=rng)
+    out = pair.target.forward(tokens, torch.zeros(2, dtype=torch.long), pair.target.new_cache(2, 9))
+    rows, lens = torch.arange(2), torch.tensor([8, 8])
+    for path in kinds.values():
+        state = proposer_of(open_drafter(path, pair.target)).start(2, 16)
+        state.prefill(rows, tokens[:, :8], out.features[:, :8], out.hidden[:, :8])
+        whole = state.propose(None, tokens[:, 8], lens, heat, rng)
+        block = open_block(state, rows, tokens[:, 8], lens)
+        told = torch.cat([tokens[:, 8:], whole.tokens], 1)
+        assert whole.probs is not None
+        for k in range(GAMMA):
+            law = torch.softmax(block.logits(told[:, k]) / 0.7, -1)
+            wanted = whole.probs[:, k]
+            torch.testing.assert_close(over_vocabulary(law, block.draft_ids, VOCAB), wanted)
+        torch.testing.assert_close(block.confidence(), whole.confidence)
+
+
+def test_sampled_steps_have_the_engines_law(
+    workload: Workload, pair: Pair, kinds: dict[str, Path]
+) -> None:
+    """Steps by accepted drafts against an engine run of its own, for every kind; steps of another
+    drafter are told apart."""
+    many = replace(
+        workload,
+        prompts=workload.prompts * 8,
+        ids=workload.ids * 8,
+        settings=replace(workload.settings, temperature=0.8, batch=64, seed=5),
+    )
+    answers = record(replace(many, settings=replace(many.settings, seed=6)), pair.drafter_dir)
+    found = redraft(many, [Subject(path) for path in kinds.values()], answers)
+    engines = [record(many, path) for path in kinds.values()]
+    for ours, theirs in zip(found, engines, strict=True):
+        assert _chance_equal(ours, theirs) > 1e-3, ours.drafter
+    (bare,) = redraft(many, [Subject(pair.drafter_dir, transition=False)], answers)
+    assert _chance_equal(bare, engines[0]) < 1e-6
+    for generation in found[0].generations:
+        for step in generation.steps:
+            truth = generation.tokens[step.position + 1 - generation.prompt_tokens :]
+            accepted = min(step.accepted, len(truth))
+            assert step.drafted[:accepted] == truth[:accepted]
+            if accepted < min(len(truth), GAMMA):
+                assert step.drafted[accepted] != truth[accepted]
+
+
+def _chance_equal(ours: Trace, theirs: Trace) -> float:
+    """p-value of the homogeneity of steps by accepted drafts, rare counts left out."""
+    counts = np.zeros((2, GAMMA + 1))
+    for row, trace in zip(counts, (ours, theirs), strict=True):
+        for generation in trace.generations:
+            for step in generation.steps:
+                row[step.accepted] += 1
+    counts = counts[:, counts.sum(0) >= 10]
+    expected = counts.sum(1, keepdims=True) * counts.sum(0) / counts.sum()
+    statistic, freedom = ((counts - expected) ** 2 / expected).sum(), counts.shape[1] - 1
+    half = torch.tensor([freedom / 2, statistic / 2], dtype=torch.float64)
+    return float(torch.special.gammaincc(half[0], half[1]))
