@@ -23,13 +23,15 @@ from sglang_dspark.cli.sweep import sweep
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest import run_dir
 from sglang_dspark.loadtest.fleet import end_writers
-from sglang_dspark.loadtest.records import read_records
+from sglang_dspark.loadtest.records_file import read_records
 from sglang_dspark.ports import require_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 300.0
 SLOW = {"about": "a step takes 20 ms"}
 FAST = {"about": "a step takes 10 ms", "arguments": ["--step=0.01"]}
+HANGING = {"about": "serves one cell", "arguments": ["--step=0.01", "--flushes=1"]}
+NEVER = {"about": "serves no cell", "arguments": ["--flushes=0"]}
 DYING = {"about": "dies in its third answer", "arguments": ["--die-after=3"]}
 
 
@@ -50,7 +52,8 @@ def free_ports(count: int) -> int:
 def folder(tmp_path: Path) -> Path:
     """Arms, a target with a chat template, and a sweep of them in sweep.yaml."""
     (tmp_path / "arms").mkdir()
-    for name, arm in {"slow": SLOW, "fast": FAST, "dying": DYING}.items():
+    arms = {"slow": SLOW, "fast": FAST, "dying": DYING, "hanging": HANGING, "never": NEVER}
+    for name, arm in arms.items():
         (tmp_path / "arms" / f"{name}.yaml").write_text(yaml.safe_dump(arm))
     target = tmp_path / "target"
     target.mkdir()
@@ -179,7 +182,7 @@ def check_whole(run: Path, plan: list[str]) -> None:
         assert (cell.ok, cell.failures, cell.disagreements) == (cell.requests, {}, [])
         assert cell.timeline
         assert cell.tau == pytest.approx(2.0)
-        _, records = read_records(run / "cells" / f"{cell.name}.jsonl.zst")
+        _, records = read_records(run / "cells" / f"{cell.name}.parquet")
         assert sum(record.total_tokens for record in records) == cell.tokens
     summary = run_dir.read_summary(run)
     assert "trials are too few to tell" in summary.verdict or "No winner" in summary.verdict
@@ -234,6 +237,20 @@ def test_a_server_that_dies(folder: Path, url: str) -> None:
     records = {arm.name: arm for arm in run_dir.read_run(folder / "run").arms}
     assert (records["slow"].command, records["slow"].ready_s) == (url.rstrip("/"), None)
     assert records["fast"].ready_s is not None
+
+
+def test_a_server_that_hangs_is_started_anew(folder: Path) -> None:
+    against = {"over": "hanging", "under": "slow"}
+    write_sweep(folder, arms=["slow", "hanging", "never"], compare=against)
+    status, out = ended(start(folder, "--on-death", "continue"))
+    assert status == 0, out
+    assert out.count("once more with a new server") == 1 + 2  # hanging's second cell, never's two
+    assert out.count("is left out: the server at") == 2
+    cells = run_dir.read_cells(folder / "run")
+    assert sorted(cell.arm for cell in cells) == ["hanging"] * 2 + ["slow"] * 2
+    assert all(not cell.void and cell.ok == cell.requests for cell in cells)
+    assert "2 of 6 cells were not measured" in out
+    assert left_running(folder) == []
 
 
 @pytest.mark.parametrize(
