@@ -252,7 +252,9 @@ def _sweep(servers: _Servers, target: Path | None, drafter: Path, port: int) -> 
     from sglang_dspark.cli._demo_sweep import demo_config, sweep_and_report
 
     config = demo_config(port, target, drafter)
-    servers.console.print("\n[bold]A short load test: several users, and MTP-1 beside[/]")
+    loads = ", ".join(str(users) for users in config.concurrency)
+    what = f"A short load test of {', '.join(config.names)} with {loads} users"
+    servers.console.print(f"\n[bold]{what}[/]")
     sweep_and_report(servers.console, config, servers.running, servers.run)
 
 

@@ -31,12 +31,16 @@ _GATE_MISSED, _SERVER_DIED = 2, 3
 
 @dataclass(frozen=True)
 class Prepared:
-    """A sweep that can begin: its work, what `run.json` says, and how each arm is served."""
+    """A sweep that can begin: its work, what `run.json` says, and how each arm is served.
+
+    extent: number of cells, and a first guess of the seconds.
+    """
 
     work: Work
     info: RunInfo
     places: list[Place]
     drafters: dict[str, Path]
+    extent: tuple[int, float]
 
 
 class OnDeath(StrEnum):
@@ -98,6 +102,7 @@ def _conduct(
     sweep_setup.require_ports(config, sweep_setup.choose_arms(config))
     ready = prepare(console, config, out or run_directory)
     run = ready.work.run
+    _announce(console, config, ready.extent, run, ready.info)
     with SweepView(console).live() as view:
         return run, conduct(
             ready.work, ready.info, ready.places, ready.drafters, view, on_death.value
@@ -132,11 +137,10 @@ def prepare(
     ]
     fresh = sweep_setup.new_run(config, sweep_setup.arm_records(places, drafters), words)
     info = sweep_setup.open_run(run, fresh)
-    _announce(console, config, extent, run, info)
     gammas = {arm.name: sweep_setup.gamma_of(arm, drafters) for arm in arms}
     profiled = sweep_setup.profiled_arms(arms)
     work = Work(config, run, mix, prompts, gammas, profiled, info.cores)
-    return Prepared(work, info, places, drafters)
+    return Prepared(work, info, places, drafters, extent)
 
 
 def _target_and_device(console: Console, config: SweepConfig) -> tuple[Path, str, str]:

@@ -5,6 +5,7 @@ The machine may be busy: nothing here asks how fast anything was.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -18,12 +19,17 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
+from sglang_dspark.cli._demo_sweep import sweep_and_report
 from sglang_dspark.cli.sweep import sweep
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest import run_dir
-from sglang_dspark.loadtest.fleet import end_writers
+from sglang_dspark.loadtest.fleet import LOGS, end_writers
 from sglang_dspark.loadtest.records_file import read_records
+from sglang_dspark.loadtest.server import ServerProcess
+from sglang_dspark.loadtest.sweep_config import load_sweep
+from sglang_dspark.loadtest.sweep_setup import choose_arms
 from sglang_dspark.ports import require_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -237,6 +243,33 @@ def test_a_server_that_dies(folder: Path, url: str) -> None:
     records = {arm.name: arm for arm in run_dir.read_run(folder / "run").arms}
     assert (records["slow"].command, records["slow"].ready_s) == (url.rstrip("/"), None)
     assert records["fast"].ready_s is not None
+
+
+def test_a_sweep_of_servers_that_run_already(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How `dspark demo` ends: one server is taken over, the other started, the report written."""
+    monkeypatch.chdir(ROOT)  # where the stand-in's module is found
+    write_sweep(folder, trials=1)
+    config = load_sweep(folder / "sweep.yaml")
+    run, shown = folder / "run", io.StringIO()
+    (slow,) = [arm for arm in choose_arms(config) if arm.name == "slow"]
+    spec = slow.server(folder / "target", {}, config.port, "cpu", run)
+    server = ServerProcess(spec.launched_by(config.launcher), run / LOGS).start()
+    server.wait_ready(60.0)
+    number = server.pid
+    sweep_and_report(Console(file=shown, width=100), config, {"slow": server}, run)
+    said = shown.getvalue()
+    assert "starting the fast server" in said
+    assert "starting the slow server" not in said
+    assert "one trial is too few to tell" in said
+    assert str(run / "report.html") in said.replace("\n", "")
+    assert "Throughput against speed per user" in (run / "report.html").read_text()
+    cells = run_dir.read_cells(run)
+    assert [(c.ok, c.void) for c in cells] == [(c.requests, "") for c in cells]
+    assert len(cells) == 2
+    arms = {arm.name: arm for arm in run_dir.read_run(run).arms}
+    assert arms["slow"].ready_s == server.ready_after
+    assert not Path(f"/proc/{number}").exists()
+    assert left_running(folder) == []
 
 
 def test_a_server_that_hangs_is_started_anew(folder: Path) -> None:
