@@ -254,7 +254,7 @@ def test_a_sweep_of_servers_that_run_already(folder: Path, monkeypatch: pytest.M
     (slow,) = [arm for arm in choose_arms(config) if arm.name == "slow"]
     spec = slow.server(folder / "target", {}, config.port, "cpu", run)
     server = ServerProcess(spec.launched_by(config.launcher), run / LOGS).start()
-    server.wait_ready(60.0)
+    server.wait_ready(LONG_S)
     number = server.pid
     sweep_and_report(Console(file=shown, width=100), config, {"slow": server}, run)
     said = shown.getvalue()
