@@ -30,7 +30,7 @@ def demo(
     port: Annotated[
         int, typer.Option(help="Port of the server; with the sweep, the first of three.")
     ] = 30000,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 96,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 64,
     per_domain: Annotated[int, typer.Option(min=1, help="Prompts of each domain.")] = 4,
     target: Annotated[
         Path | None,
