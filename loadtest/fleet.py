@@ -84,6 +84,16 @@ class Fleet:
         self._running[name] = ServerProcess(place.spec, self._logs, self._cores)
         self._running[name].start()
 
+    def adopt(self, name: str, server: ServerProcess) -> None:
+        """Take over an arm's server that was started elsewhere and is ready: freeze it now, stop
+        it in the end."""
+        self._running[name] = server
+        self._ready.add(name)
+        self.starts[name] = self.starts.get(name, 0) + 1
+        if server.ready_after is not None:
+            self.ready_after[name] = server.ready_after
+        server.pause()
+
     def alive(self, name: str) -> bool:
         """Whether its first process runs; for an arm by URL, whether it answers."""
         if name in self._running:

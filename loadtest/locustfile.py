@@ -23,7 +23,7 @@ from sglang_dspark.loadtest.bodies import PATHS, Api
 from sglang_dspark.loadtest.cell import CellPlan
 from sglang_dspark.loadtest.live import LiveCell
 from sglang_dspark.loadtest.mixes import cell_prompts, load_mix
-from sglang_dspark.loadtest.records import write_records
+from sglang_dspark.loadtest.records_file import SUFFIX, write_records
 from sglang_dspark.loadtest.schedule import ClosedLoop, Lengths, make_schedule
 from sglang_dspark.loadtest.user import StreamingUser
 
@@ -90,7 +90,7 @@ def _write(environment: Environment, **_: Any) -> None:
     if not options.plan:  # the supply without end is no load that was promised
         records = [record for record in records if record.outcome != "unsent"]
     folder = Path(options.records)
-    write_records(folder / f"records-{header.worker}.jsonl.zst", header, records)
+    write_records(folder / f"records-{header.worker}{SUFFIX}", header, records)
 
 
 def _workers(environment: Environment) -> int:

@@ -1,8 +1,7 @@
-"""What became of every request of a cell: exact times, kept on disk, nothing dropped.
+"""What became of every request of a cell: exact times, nothing dropped.
 
-One `Record` per scheduled request, failed and never-sent ones included. A file is JSON lines
-compressed with zstandard: a header (who, when, the client's own lag), then a record a line. It is
-written whole and renamed into place, so a file that exists is complete.
+One `Record` per scheduled request, failed and never-sent ones included; `records_file` keeps them
+on disk.
 
 Inter-token latency (ITL): a chunk of n tokens that comes g seconds after the one before stands for
 n intervals of g / n. Counting it as one interval would make every speculating server look slow
@@ -11,22 +10,11 @@ between tokens, counting n - 1 zeros would make its median absurdly fast. TPOT i
 
 from __future__ import annotations
 
-import io
-import json
-import os
-from collections.abc import Sequence
-from dataclasses import asdict, dataclass, fields
+from dataclasses import dataclass
 from itertools import pairwise
-from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
-import zstandard
-
-from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.metrics import SpecStats
-
-FORMAT = "dspark-load-records"
-VERSION = 1
 
 Outcome = Literal[
     "ok",
@@ -136,40 +124,3 @@ class Header:
     began_unix: float
     fingerprint: str
     lag_ms: dict[str, float]
-
-
-def write_records(path: Path, header: Header, records: Sequence[Record]) -> None:
-    """Write a file atomically. Raises DSparkError when the place cannot be written."""
-    head = {"format": FORMAT, "version": VERSION, **asdict(header)}
-    lines = [json.dumps(head), *(json.dumps(asdict(record)) for record in records)]
-    data = zstandard.ZstdCompressor(level=6).compress(("\n".join(lines) + "\n").encode())
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_bytes(data)
-        temporary.replace(path)
-    except OSError as error:
-        raise DSparkError(f"cannot write records to {path}: {error.strerror}") from error
-
-
-def read_records(path: Path) -> tuple[Header, list[Record]]:
-    """Read one file. Raises DSparkError when it is not a whole file of this version."""
-    try:
-        with path.open("rb") as file, zstandard.ZstdDecompressor().stream_reader(file) as raw:
-            rows = [json.loads(line) for line in io.TextIOWrapper(raw, encoding="utf-8")]
-        head = rows.pop(0)
-        if (head.pop("format"), head.pop("version")) != (FORMAT, VERSION):
-            raise DSparkError(f"{path} was written by another version; measure the cell again")
-        return Header(**head), [_record(row) for row in rows]
-    except OSError as error:
-        raise DSparkError(f"cannot read records from {path}: {error.strerror}") from None
-    except (zstandard.ZstdError, ValueError, LookupError, TypeError, AttributeError) as error:
-        raise DSparkError(f"{path} is not a file of load records ({error})") from None
-
-
-def _record(row: dict[str, Any]) -> Record:
-    spec = row["spec"]
-    if spec is not None:
-        row["spec"] = SpecStats(**{**spec, "histogram": tuple(spec["histogram"])})
-    sequences = {"at": tuple(row["at"]), "tokens": tuple(row["tokens"])}
-    return Record(**{field.name: row[field.name] for field in fields(Record)} | sequences)

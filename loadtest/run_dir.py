@@ -2,7 +2,7 @@
 
     RUN/run.json      what was asked for, with which versions, on what (RunInfo)
     RUN/cells/<arm>-<loop>-<level>-<trial>.json       figures of one cell (Cell), written at its end
-    RUN/cells/<arm>-<loop>-<level>-<trial>.jsonl.zst  its requests (loadtest/records.py)
+    RUN/cells/<arm>-<loop>-<level>-<trial>.parquet    its requests (loadtest/records_file.py)
     RUN/summary.json  comparisons over all cells (Summary)
     RUN/logs/                                 of the servers; RUN/load/: plan and log of each cell
 

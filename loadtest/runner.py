@@ -18,13 +18,14 @@ from pathlib import Path
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.cell import CellPlan
 from sglang_dspark.loadtest.measure import Measurement, measure_cell, merge
-from sglang_dspark.loadtest.records import Header, Record, read_records
+from sglang_dspark.loadtest.records import Header, Record
+from sglang_dspark.loadtest.records_file import SUFFIX, read_records
 from sglang_dspark.loadtest.run_dir import Cores
 from sglang_dspark.loadtest.server import tied
 
 PLAN_FILE = "plan.json"
 LOG_FILE = "load.log"
-_PATTERN = "records-*.jsonl.zst"
+RECORDS = f"records-*{SUFFIX}"
 _START_S = 60.0  # import of locust and spawning of users, on a busy machine
 _POLL_S = 0.1
 _GRACE_S = 5.0
@@ -55,7 +56,7 @@ def run_cell(
     generator runs, and how. Failed requests are in the result; DSparkError is raised when the
     generator itself fails.
     """
-    for old in directory.glob(_PATTERN):
+    for old in directory.glob(RECORDS):
         old.unlink()
     plan.save(directory / PLAN_FILE)
     log = directory / LOG_FILE
@@ -90,7 +91,7 @@ def run_cell(
 def load_cell(directory: Path) -> CellResult:
     """A cell that was measured before. Raises DSparkError when it is not complete."""
     plan = CellPlan.load(directory / PLAN_FILE)
-    header, records = merge([read_records(path) for path in sorted(directory.glob(_PATTERN))])
+    header, records = merge([read_records(path) for path in sorted(directory.glob(RECORDS))])
     if header.fingerprint != plan.schedule.fingerprint():
         raise DSparkError(f"the records in {directory} are not of its plan; measure it again")
     if len(records) != len(plan.schedule.arrivals):

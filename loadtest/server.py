@@ -84,6 +84,7 @@ class ServerProcess:
         self._cores = cores
         self.log_path = run_dir / f"{spec.name}.log"
         self._process: subprocess.Popen[bytes] | None = None
+        self.ready_after: float | None = None  # seconds that `wait_ready` took
 
     def start(self) -> ServerProcess:
         """Launch without waiting. Raises DSparkError when the port is taken."""
@@ -122,6 +123,7 @@ class ServerProcess:
                     )
                 try:
                     if client.get(f"{self.spec.url}/health").status_code == 200:
+                        self.ready_after = waited
                         return waited
                 except httpx.TransportError:
                     pass  # not listening yet

@@ -22,8 +22,9 @@ from sglang_dspark.loadtest.cell import CellPlan, CellPrompt
 from sglang_dspark.loadtest.counters import read_counters
 from sglang_dspark.loadtest.fleet import Fleet
 from sglang_dspark.loadtest.mixes import Mix
+from sglang_dspark.loadtest.records_file import SUFFIX
 from sglang_dspark.loadtest.run_dir import CELLS, Cell, Cores, Counters, Pilot
-from sglang_dspark.loadtest.runner import CellResult, run_cell
+from sglang_dspark.loadtest.runner import RECORDS, CellResult, run_cell
 from sglang_dspark.loadtest.schedule import ClosedLoop
 from sglang_dspark.loadtest.sweep_cell import Watched, make_cell
 from sglang_dspark.loadtest.sweep_config import SweepConfig
@@ -55,6 +56,9 @@ class Observer(Protocol):
 
     def measured(self, cell: Cell) -> None:
         """A cell is kept."""
+
+    def troubled(self, arm: str, said: str) -> None:
+        """A cell could not be measured; `said`: why, and what is done about it."""
 
     def polled(self) -> None:
         """Time passes; called several times a second."""
@@ -136,7 +140,7 @@ class Sweep:
             if self._work.config.servers == "in-turn":
                 self._fleet.stop_others(planned.arm)
             if self._can_serve(planned.arm, on_death):
-                self._measure_one(planned, on_death)
+                self._measure_or_leave(planned, on_death)
 
     def _is_kept(self, planned: PlannedCell) -> bool:
         kept = run_dir.read_cell(self._work.run, planned.name)
@@ -152,10 +156,21 @@ class Sweep:
             return False
         return True
 
+    def _measure_or_leave(self, planned: PlannedCell, on_death: OnDeath) -> None:
+        """Measure; where it cannot be done, twice over, end the sweep or go on without the cell."""
+        try:
+            self._measure_one(planned, on_death)
+        except ServerDiedError:
+            raise
+        except DSparkError as error:
+            if on_death == "stop":
+                raise
+            self._observer.troubled(planned.arm, f"{planned.name} is left out: {error}")
+
     def _measure_one(self, planned: PlannedCell, on_death: OnDeath) -> None:
         for attempt in range(self._work.config.retries + 1):
             self._observer.measuring(planned.name, planned.arm)
-            cell = self._cell(planned, attempt)
+            cell = self._cell_or_anew(planned, attempt)
             if not cell.void or cell.died:
                 break
         run_dir.write(self._work.run / CELLS / f"{planned.name}.json", cell)
@@ -166,6 +181,17 @@ class Sweep:
                 f"the {planned.arm} server died in cell {planned.name} (log: {log}); the same "
                 "command with --out goes on, --on-death continue would have"
             )
+
+    def _cell_or_anew(self, planned: PlannedCell, attempt: int) -> Cell:
+        """One cell; where the server does not answer (it may hang) or the load generator fails,
+        once more on a new server. Raises DSparkError when that fails too."""
+        try:
+            return self._cell(planned, attempt)
+        except DSparkError as error:
+            self._observer.troubled(planned.arm, f"{error}; once more with a new server")
+        self._fleet.stop(planned.arm)
+        self._ready(planned.arm)
+        return self._cell(planned, attempt)
 
     def _ready(self, arm: str) -> None:
         """The arm's server is up and has been warmed up since."""
@@ -188,9 +214,9 @@ class Sweep:
         if watched.died:
             tail = self._fleet.log_tail(planned.arm)
             watched = Watched(watched.before, None, watched.timeline, True, tail)
-        for number, records in enumerate(sorted(folder.glob("records-*.jsonl.zst"))):
+        for number, records in enumerate(sorted(folder.glob(RECORDS))):
             suffix = f".{number}" if number else ""
-            _copy(records, work.run / CELLS / f"{planned.name}{suffix}.jsonl.zst")
+            _copy(records, work.run / CELLS / f"{planned.name}{suffix}{SUFFIX}")
         gamma = work.gammas[planned.arm]
         return make_cell(planned, work.config.mix, gamma, attempt, result, watched)
 

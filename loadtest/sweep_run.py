@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Protocol
@@ -49,14 +50,18 @@ def conduct(
     drafters: Mapping[str, Path],
     observer: Planner,
     on_death: OnDeath,
+    fleet: Fleet | None = None,
 ) -> Outcome:
     """Measure what is missing in `work.run` and write its summary, even where it is cut short.
 
-    info: as `sweep_setup.open_run` gave it. Raises DSparkError as `Sweep` does; what was measured
-    by then is kept and summarised.
+    info: as `sweep_setup.open_run` gave it; fleet: of the caller, who stops it. Raises DSparkError
+    as `Sweep` does; what was measured by then is kept and summarised.
     """
     died = ""
-    with Fleet(places, work.run, work.config.ready_s, work.cores.server) as fleet:
+    with ExitStack() as stack:
+        if fleet is None:
+            own = Fleet(places, work.run, work.config.ready_s, work.cores.server)
+            fleet = stack.enter_context(own)
         running = Sweep(work, fleet, observer)
         try:
             info = _with_pilot(work, info, running, on_death)

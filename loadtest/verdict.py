@@ -71,7 +71,8 @@ def verdict(name: str, against: str, what: str, ratio: Ratio) -> str:
     """One sentence. what: the quantity compared, such as "throughput at 4 users"."""
     shown = f"{ratio.mid:.2f}x (95% {ratio.low:.2f} to {ratio.high:.2f}, {ratio.trials} trials)"
     if ratio.trials < MIN_TRIALS:
-        return f"No winner in {what}: {ratio.trials} trials are too few to tell ({ratio.mid:.2f}x)."
+        few = "one trial is" if ratio.trials == 1 else f"{ratio.trials} trials are"
+        return f"No winner in {what}: {few} too few to tell ({ratio.mid:.2f}x)."
     if ratio.winner == "over":
         return f"{name} beats {against} in {what}: {shown}."
     if ratio.winner == "under":

@@ -60,6 +60,7 @@ class SweepView:
         self._done = set(kept)
         if loads:
             self.console.print(_loads_table(loads))
+            self._line(f"about {self.left()} minutes when all arms are as fast as the baseline")
         if kept:
             self._line(f"{len(self._done)} of {len(cells)} cells are there already")
 
@@ -95,6 +96,10 @@ class SweepView:
         self._line(f"{count} {place}: {figures} (left: {self.left()})")
         for line in cell.log_tail.splitlines():
             self._line(f"    {line}")
+
+    def troubled(self, arm: str, said: str) -> None:
+        """A cell could not be measured."""
+        self._line(f"{arm}: {said}")
 
     def polled(self) -> None:
         """Time passes."""

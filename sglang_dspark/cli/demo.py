@@ -6,6 +6,9 @@ Everything is a child process and HTTP, so what is shown is what a client of the
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -24,8 +27,10 @@ _READY_S = 600.0
 
 
 def demo(
-    port: Annotated[int, typer.Option(help="Port of the servers, one at a time.")] = 30000,
-    max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 96,
+    port: Annotated[
+        int, typer.Option(help="Port of the server; with the sweep, the first of three.")
+    ] = 30000,
+    max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 64,
     per_domain: Annotated[int, typer.Option(min=1, help="Prompts of each domain.")] = 4,
     target: Annotated[
         Path | None,
@@ -40,6 +45,10 @@ def demo(
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
+    end_sweep: Annotated[
+        bool,
+        typer.Option("--sweep/--no-sweep", help="End with a short load test against MTP-1."),
+    ] = True,
     serve: Annotated[
         bool, typer.Option("--serve", help="Only start the DSPARK server and leave it up.")
     ] = False,
@@ -49,20 +58,64 @@ def demo(
 
     from sglang_dspark.cli._progress import says_when_stopped
     from sglang_dspark.loadtest.server import run_directory, stop_on_signals
-    from sglang_dspark.loadtest.workload import dspark_server, plain_server
+    from sglang_dspark.loadtest.workload import dspark_server
     from sglang_dspark.ports import require_free_port
 
     console = Console(highlight=False)
-    require_free_port("127.0.0.1", port)
+    for each in range(port, port + (1 if serve or not end_sweep else 3)):
+        require_free_port("127.0.0.1", each)
     with says_when_stopped(), stop_on_signals():
+        given = target
         target, drafter, device = resolve(console, target, drafter, device)
-        drafting = dspark_server(target, drafter, port, device)
         if serve:
-            _serve(console, drafting, run_directory())
+            _serve(console, dspark_server(target, drafter, port, device), run_directory())
             return
-        plain = plain_server(target, port, device)
-        pairs = _compare(console, drafting, plain, per_domain, max_new_tokens)
-    _report(console, pairs, drafter, device, json_file)
+        stay = end_sweep and _sweep_fits(console, device)
+        with _Servers(console, target, drafter, device, port, stay) as servers:
+            pairs = _compare(servers, per_domain, max_new_tokens)
+            _report(console, pairs, drafter, device, json_file)
+            if stay:
+                _sweep(servers, given, drafter, port + 1)
+
+
+class _Servers:
+    """The demo's two servers. stay: each is frozen after use, not stopped, until the end; they
+    then have ports of their own."""
+
+    def __init__(
+        self, console: Console, target: Path, drafter: Path, device: str, port: int, stay: bool
+    ):
+        from sglang_dspark.loadtest.fleet import LOGS
+        from sglang_dspark.loadtest.server import run_directory
+        from sglang_dspark.loadtest.workload import dspark_server, plain_server
+
+        plain = plain_server(target, port + 1 if stay else port, device)
+        specs = (dspark_server(target, drafter, port, device), plain)
+        if stay:
+            specs = tuple(replace(s, arguments=(*s.arguments, "--enable-metrics")) for s in specs)
+        self.console, self.stay, self.specs = console, stay, specs
+        self.run = run_directory()
+        self._logs = self.run / LOGS if stay else self.run
+        self.running: dict[str, ServerProcess] = {}
+
+    @contextmanager
+    def up(self, spec: ServerSpec) -> Iterator[None]:
+        """Start it and let it run within."""
+        server = launch(self.console, spec, self._logs)
+        if not self.stay:
+            with server:
+                yield
+            return
+        self.running[spec.name] = server
+        yield
+        server.pause()
+
+    def __enter__(self) -> _Servers:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for server in self.running.values():
+            server.stop()
 
 
 def resolve(
@@ -123,32 +176,24 @@ def launch(console: Console, spec: ServerSpec, run_dir: Path) -> ServerProcess:
     return server
 
 
-def _compare(
-    console: Console, drafting: ServerSpec, plain: ServerSpec, per_domain: int, max_new_tokens: int
-) -> list[Pair]:
+def _compare(servers: _Servers, per_domain: int, max_new_tokens: int) -> list[Pair]:
     """The same prompts on both servers, one server at a time."""
     from sglang_dspark.evaluation.prompts import demo_prompts, limit_per_domain
     from sglang_dspark.loadtest.compare import Pair
-    from sglang_dspark.loadtest.server import run_directory
 
     prompts = limit_per_domain(demo_prompts(), per_domain)
-    run_dir = run_directory()
-    ours = _answers(console, drafting, run_dir, prompts, max_new_tokens)
-    theirs = _answers(console, plain, run_dir, prompts, max_new_tokens)
+    ours, theirs = (_answers(servers, spec, prompts, max_new_tokens) for spec in servers.specs)
     return [Pair(*row) for row in zip(prompts, ours, theirs, strict=True)]
 
 
 def _answers(
-    console: Console,
-    spec: ServerSpec,
-    run_dir: Path,
-    prompts: list[EvalPrompt],
-    max_new_tokens: int,
+    servers: _Servers, spec: ServerSpec, prompts: list[EvalPrompt], max_new_tokens: int
 ) -> list[Completion]:
-    """Launch, ask all prompts one after the other with the answers shown, and stop."""
+    """Launch, and ask all prompts one after the other with the answers shown."""
     from sglang_dspark.cli._demo_view import answers, legend
 
-    with launch(console, spec, run_dir):
+    console = servers.console
+    with servers.up(spec):
         if spec.name == "dspark":
             console.print(legend(console), "\n")
         label = f"{spec.name}: prompts"
@@ -190,6 +235,27 @@ def _report(
     if json_file is not None:
         write_results(json_file, "demo", hardware(device), as_metrics(pairs, gamma))
         console.print(f"figures written to {json_file}")
+
+
+def _sweep_fits(console: Console, device: str) -> bool:
+    """Whether the short sweep can be made here; if not, the reason is said."""
+    from sglang_dspark.cli._demo_sweep import why_no_sweep
+
+    why = why_no_sweep(device)
+    if why:
+        console.print(f"no sweep at the end: {why}\n", soft_wrap=True)
+    return not why
+
+
+def _sweep(servers: _Servers, target: Path | None, drafter: Path, port: int) -> None:
+    """The short load test against MTP-1. target: None for the demo's own; port: of plain."""
+    from sglang_dspark.cli._demo_sweep import demo_config, sweep_and_report
+
+    config = demo_config(port, target, drafter)
+    loads = ", ".join(str(users) for users in config.concurrency)
+    what = f"A short load test of {', '.join(config.names)} with {loads} users"
+    servers.console.print(f"\n[bold]{what}[/]")
+    sweep_and_report(servers.console, config, servers.running, servers.run)
 
 
 def _serve(console: Console, spec: ServerSpec, run_dir: Path) -> None:

@@ -32,22 +32,25 @@ def report(
     if drafters == (run is not None):
         raise DSparkError("name what to report: a sweep's folder, or --drafters")
     if run is not None:
-        _sweep(run, out or run / "report.html")
+        from rich.console import Console
+
+        for path in write_sweep_report(run, out or run / "report.html"):
+            Console().print(f"written to {path}", highlight=False, soft_wrap=True)
     else:
         _drafters(results, out or results / "drafters.html")
 
 
-def _sweep(run: Path, html: Path) -> None:
-    """The page of a sweep, and its figures in a folder of the page's name beside it."""
-    from rich.console import Console
+def write_sweep_report(run: Path, html: Path) -> list[Path]:
+    """The page of a sweep, and its figures in a folder of the page's name beside it; all paths.
 
+    Raises DSparkError as `make_report` does, or when the place cannot be written.
+    """
     from sglang_dspark.loadtest.report import make_report, save_figures
 
     made = make_report(run)
     written = save_figures(made, html.with_suffix(""))
     _write_text(html, made.html)
-    for path in (*written, html):
-        Console().print(f"written to {path}", highlight=False, soft_wrap=True)
+    return [*written, html]
 
 
 def _drafters(results: Path, html: Path) -> None:

@@ -6,6 +6,8 @@ the sweep stopped, 130 Ctrl-C.
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
@@ -16,13 +18,29 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sglang_dspark.loadtest.cell import CellPrompt
+    from sglang_dspark.loadtest.fleet import Place
     from sglang_dspark.loadtest.gates import Gate
     from sglang_dspark.loadtest.mixes import Mix
     from sglang_dspark.loadtest.run_dir import RunInfo
+    from sglang_dspark.loadtest.sweep import Work
     from sglang_dspark.loadtest.sweep_config import SweepConfig
     from sglang_dspark.loadtest.sweep_run import Outcome
 
 _GATE_MISSED, _SERVER_DIED = 2, 3
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """A sweep that can begin: its work, what `run.json` says, and how each arm is served.
+
+    extent: number of cells, and a first guess of the seconds.
+    """
+
+    work: Work
+    info: RunInfo
+    places: list[Place]
+    drafters: dict[str, Path]
+    extent: tuple[int, float]
 
 
 class OnDeath(StrEnum):
@@ -79,27 +97,50 @@ def _conduct(
     from sglang_dspark.cli._sweep_view import SweepView
     from sglang_dspark.loadtest import sweep_setup
     from sglang_dspark.loadtest.server import run_directory
-    from sglang_dspark.loadtest.sweep import Work
-    from sglang_dspark.loadtest.sweep_plan import rough_seconds
     from sglang_dspark.loadtest.sweep_run import conduct
 
+    sweep_setup.require_ports(config, sweep_setup.choose_arms(config))
+    ready = prepare(console, config, out or run_directory)
+    run = ready.work.run
+    _announce(console, config, ready.extent, run, ready.info)
+    with SweepView(console).live() as view:
+        return run, conduct(
+            ready.work, ready.info, ready.places, ready.drafters, view, on_death.value
+        )
+
+
+def prepare(
+    console: Console,
+    config: SweepConfig,
+    out: Path | Callable[[], Path],
+    placed: Callable[[Place], Place] = lambda place: place,
+) -> Prepared:
+    """Everything that `sweep_run.conduct` takes; nothing is started yet.
+
+    out: the sweep's folder, or what makes a new one once all else is known to be there; placed:
+    changes where an arm is served. Raises DSparkError when something is missing.
+    """
+    from sglang_dspark.loadtest import sweep_setup
+    from sglang_dspark.loadtest.sweep import Work
+    from sglang_dspark.loadtest.sweep_plan import rough_seconds
+
     arms = sweep_setup.choose_arms(config)
-    sweep_setup.require_ports(config, arms)
     drafters = sweep_setup.drafter_folders(config, arms)
     target, device, words = _target_and_device(console, config)
     mix, prompts = _prompts(config, target)
     launched = sum(arm.name not in config.urls for arm in arms)
     extent = rough_seconds(config, launched)
-    run = out or run_directory()
-    places = sweep_setup.place_arms(config, arms, target, drafters, device, run)
+    run = out if isinstance(out, Path) else out()
+    places = [
+        placed(place)
+        for place in sweep_setup.place_arms(config, arms, target, drafters, device, run)
+    ]
     fresh = sweep_setup.new_run(config, sweep_setup.arm_records(places, drafters), words)
     info = sweep_setup.open_run(run, fresh)
-    _announce(console, config, extent, run, info)
     gammas = {arm.name: sweep_setup.gamma_of(arm, drafters) for arm in arms}
     profiled = sweep_setup.profiled_arms(arms)
     work = Work(config, run, mix, prompts, gammas, profiled, info.cores)
-    with SweepView(console).live() as view:
-        return run, conduct(work, info, places, drafters, view, on_death.value)
+    return Prepared(work, info, places, drafters, extent)
 
 
 def _target_and_device(console: Console, config: SweepConfig) -> tuple[Path, str, str]:

@@ -89,6 +89,7 @@ def test_server_that_cannot_start_shows_its_log(tmp_path: Path, drafter: Path) -
 def test_demo_from_start_to_end(tmp_path: Path) -> None:
     port = free_ports()
     arguments = ["--port", str(port), "--per-domain", "1", "--max-new-tokens", "24"]
+    arguments += ["--no-sweep"]
     out = dspark("demo", *arguments, "--json", "demo.json", cwd=tmp_path)
     assert out.returncode == 0, out.stdout + out.stderr
     metrics = json.loads((tmp_path / "demo.json").read_text())["metrics"]

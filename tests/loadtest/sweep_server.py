@@ -1,7 +1,8 @@
 """A stand-in for SGLang's launcher in sweeps: known speed, `/metrics`, and a death on demand.
 
 `--step S` is the time of a decoding step, `--die-after N` ends the process in the middle of its
-N-th answer; SGLang's other arguments are taken and mean nothing. Each answer has the tokens that
+N-th answer, `--flushes N` refuses to empty the cache after N times (as one that hangs does);
+SGLang's other arguments are taken and mean nothing. Each answer has the tokens that
 the request asks for, two a step after the first, and comes with the counts of a drafter of depth 2.
 """
 
@@ -35,6 +36,7 @@ class State:
 
     step_s: float
     die_after: int
+    flushes: int
     begun: int = 0
     requests: int = 0
     generated: int = 0
@@ -96,10 +98,14 @@ def application(state: State) -> Starlette:
     async def fine(_: Request) -> PlainTextResponse:
         return PlainTextResponse("")
 
+    async def flush(_: Request) -> PlainTextResponse:
+        state.flushes -= 1
+        return PlainTextResponse("", status_code=400 if state.flushes < 0 else 200)
+
     return Starlette(
         routes=[
             Route("/health", fine),
-            Route("/flush_cache", fine, methods=["POST"]),
+            Route("/flush_cache", flush, methods=["POST"]),
             Route("/metrics", metrics),
             Route("/v1/completions", completions, methods=["POST"]),
         ]
@@ -113,12 +119,13 @@ def main() -> None:
     parser.add_argument("--port", type=int)
     parser.add_argument("--step", type=float, default=0.02)
     parser.add_argument("--die-after", type=int, default=0)
+    parser.add_argument("--flushes", type=int, default=10**9)
     known, _ = parser.parse_known_args()
     subprocess.Popen(
         tied([sys.executable, "-S", "-c", f"input()  # child of {known.port}"]),
         stdin=subprocess.PIPE,
     )
-    state = State(known.step, known.die_after)
+    state = State(known.step, known.die_after, known.flushes)
     uvicorn.run(application(state), host=known.host, port=known.port, log_level="warning")
 
 

@@ -5,13 +5,15 @@ from __future__ import annotations
 from dataclasses import replace
 from pathlib import Path
 
+import pyarrow as pa
+import pyarrow.parquet as pq
 import pytest
-import zstandard
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.measure import Spread, measure_cell, merge
 from sglang_dspark.loadtest.metrics import SpecStats
-from sglang_dspark.loadtest.records import Header, Outcome, Record, read_records, write_records
+from sglang_dspark.loadtest.records import Header, Outcome, Record
+from sglang_dspark.loadtest.records_file import FORMAT, SCHEMA, read_records, write_records
 
 CALM = {"p50": 0.1, "p99": 0.5, "max": 1.0}
 HEADER = Header(worker=0, workers=1, began_unix=1000.0, fingerprint="f", lag_ms=CALM)
@@ -79,14 +81,30 @@ def test_files_keep_everything(tmp_path: Path) -> None:
         record(1, None, outcome="unsent", scheduled=3.0),
         replace(record(2, 1.0, outcome="http"), status=503, error='busy "é"\n'),
     ]
-    path = tmp_path / "new" / "records.jsonl.zst"
+    path = tmp_path / "new" / "records.parquet"
     write_records(path, HEADER, records)
     assert read_records(path) == (HEADER, records)
     assert [p.name for p in path.parent.iterdir()] == [path.name]
+    table = pq.read_table(path)  # what any other reader sees
+    assert table.column("outcome").to_pylist() == ["ok", "unsent", "http"]
+    assert table.column("at").to_pylist() == [list(ONE.at), [], []]
+    assert table.column("spec").to_pylist()[1:] == [None, None]
+
+
+def test_a_file_without_a_request_is_whole(tmp_path: Path) -> None:
+    path = tmp_path / "r.parquet"  # of a worker whose share was nothing
+    write_records(path, HEADER, [])
+    assert read_records(path) == (HEADER, [])
+
+
+def test_records_are_not_written_where_that_is_forbidden(tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    with pytest.raises(DSparkError, match="cannot write records"):
+        write_records(tmp_path / "file" / "r.parquet", HEADER, [ONE])
 
 
 def test_broken_files_are_refused(tmp_path: Path) -> None:
-    path = tmp_path / "r.jsonl.zst"
+    path = tmp_path / "r.parquet"
     with pytest.raises(DSparkError, match="cannot read"):
         read_records(path)
     write_records(path, HEADER, [ONE] * 50)
@@ -94,14 +112,21 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     path.write_bytes(whole[: len(whole) // 2])
     with pytest.raises(DSparkError, match="is not a file of load records"):
         read_records(path)
-    for text in ("", "[]\n", '{"format": "x"}\n', "hello\n"):
-        path.write_bytes(zstandard.ZstdCompressor().compress(text.encode()))
-        with pytest.raises(DSparkError, match="is not a file of load records"):
+    path.write_bytes(b"hello\n")
+    with pytest.raises(DSparkError, match="is not a file of load records"):
+        read_records(path)
+    for metadata, said in (
+        (None, "is not a file of load records"),
+        ({FORMAT: "[]"}, "is not a file of load records"),
+        ({FORMAT: '{"version": 2, "worker": 0}'}, "is not a file of load records"),
+        ({FORMAT: '{"version": 1}'}, "another version"),
+    ):
+        pq.write_table(SCHEMA.with_metadata(metadata).empty_table(), path)
+        with pytest.raises(DSparkError, match=said):
             read_records(path)
-    path.write_bytes(
-        zstandard.ZstdCompressor().compress(b'{"format": "dspark-load-records", "version": 0}\n')
-    )
-    with pytest.raises(DSparkError, match="another version"):
+    strange = pa.table({"a": [1]}).replace_schema_metadata({FORMAT: '{"version": 2}'})
+    pq.write_table(strange, path)
+    with pytest.raises(DSparkError, match="is not a file of load records"):
         read_records(path)
 
 

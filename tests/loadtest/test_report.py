@@ -331,7 +331,7 @@ def test_a_run_without_step_times_says_so_and_its_texts_stay_texts(tmp_path: Pat
 def test_a_single_trial_without_a_scheduler_can_be_reported(tmp_path: Path) -> None:
     make_run(tmp_path, arms=("plain", "mtp1"), trials=1)
     html = make_report(tmp_path).html
-    assert "trials are too few to tell" in html
+    assert "one trial is too few to tell" in html
     assert "no winner" in html
     assert 'id="timeline"' not in html
 

@@ -25,7 +25,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest import runner
 from sglang_dspark.loadtest.bodies import Api
 from sglang_dspark.loadtest.cell import CellPlan, CellPrompt
-from sglang_dspark.loadtest.records import read_records
+from sglang_dspark.loadtest.records_file import read_records
 from sglang_dspark.loadtest.runner import PLAN_FILE, CellResult, load_cell, run_cell
 from sglang_dspark.loadtest.schedule import (
     Arrivals,
@@ -210,7 +210,7 @@ def test_locust_itself_runs_the_file_without_a_plan(url: str, tmp_path: Path) ->
     done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "chat" in done.stderr + done.stdout  # locust's own table
-    _, records = read_records(tmp_path / "records-0.jsonl.zst")
+    _, records = read_records(tmp_path / "records-0.parquet")
     assert {record.outcome for record in records} <= {"ok", "cut"}
     assert any(record.ok for record in records)
 

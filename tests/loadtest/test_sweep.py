@@ -5,6 +5,7 @@ The machine may be busy: nothing here asks how fast anything was.
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import signal
@@ -18,18 +19,25 @@ from typing import Any
 
 import pytest
 import yaml
+from rich.console import Console
 
+from sglang_dspark.cli._demo_sweep import sweep_and_report
 from sglang_dspark.cli.sweep import sweep
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest import run_dir
-from sglang_dspark.loadtest.fleet import end_writers
-from sglang_dspark.loadtest.records import read_records
+from sglang_dspark.loadtest.fleet import LOGS, end_writers
+from sglang_dspark.loadtest.records_file import read_records
+from sglang_dspark.loadtest.server import ServerProcess
+from sglang_dspark.loadtest.sweep_config import load_sweep
+from sglang_dspark.loadtest.sweep_setup import choose_arms
 from sglang_dspark.ports import require_free_port
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 300.0
 SLOW = {"about": "a step takes 20 ms"}
 FAST = {"about": "a step takes 10 ms", "arguments": ["--step=0.01"]}
+HANGING = {"about": "serves one cell", "arguments": ["--step=0.01", "--flushes=1"]}
+NEVER = {"about": "serves no cell", "arguments": ["--flushes=0"]}
 DYING = {"about": "dies in its third answer", "arguments": ["--die-after=3"]}
 
 
@@ -50,7 +58,8 @@ def free_ports(count: int) -> int:
 def folder(tmp_path: Path) -> Path:
     """Arms, a target with a chat template, and a sweep of them in sweep.yaml."""
     (tmp_path / "arms").mkdir()
-    for name, arm in {"slow": SLOW, "fast": FAST, "dying": DYING}.items():
+    arms = {"slow": SLOW, "fast": FAST, "dying": DYING, "hanging": HANGING, "never": NEVER}
+    for name, arm in arms.items():
         (tmp_path / "arms" / f"{name}.yaml").write_text(yaml.safe_dump(arm))
     target = tmp_path / "target"
     target.mkdir()
@@ -179,7 +188,7 @@ def check_whole(run: Path, plan: list[str]) -> None:
         assert (cell.ok, cell.failures, cell.disagreements) == (cell.requests, {}, [])
         assert cell.timeline
         assert cell.tau == pytest.approx(2.0)
-        _, records = read_records(run / "cells" / f"{cell.name}.jsonl.zst")
+        _, records = read_records(run / "cells" / f"{cell.name}.parquet")
         assert sum(record.total_tokens for record in records) == cell.tokens
     summary = run_dir.read_summary(run)
     assert "trials are too few to tell" in summary.verdict or "No winner" in summary.verdict
@@ -234,6 +243,47 @@ def test_a_server_that_dies(folder: Path, url: str) -> None:
     records = {arm.name: arm for arm in run_dir.read_run(folder / "run").arms}
     assert (records["slow"].command, records["slow"].ready_s) == (url.rstrip("/"), None)
     assert records["fast"].ready_s is not None
+
+
+def test_a_sweep_of_servers_that_run_already(folder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """How `dspark demo` ends: one server is taken over, the other started, the report written."""
+    monkeypatch.chdir(ROOT)  # where the stand-in's module is found
+    write_sweep(folder, trials=1)
+    config = load_sweep(folder / "sweep.yaml")
+    run, shown = folder / "run", io.StringIO()
+    (slow,) = [arm for arm in choose_arms(config) if arm.name == "slow"]
+    spec = slow.server(folder / "target", {}, config.port, "cpu", run)
+    server = ServerProcess(spec.launched_by(config.launcher), run / LOGS).start()
+    server.wait_ready(LONG_S)
+    number = server.pid
+    sweep_and_report(Console(file=shown, width=100), config, {"slow": server}, run)
+    said = shown.getvalue()
+    assert "starting the fast server" in said
+    assert "starting the slow server" not in said
+    assert "one trial is too few to tell" in said
+    assert str(run / "report.html") in said.replace("\n", "")
+    assert "Throughput against speed per user" in (run / "report.html").read_text()
+    cells = run_dir.read_cells(run)
+    assert [(c.ok, c.void) for c in cells] == [(c.requests, "") for c in cells]
+    assert len(cells) == 2
+    arms = {arm.name: arm for arm in run_dir.read_run(run).arms}
+    assert arms["slow"].ready_s == server.ready_after
+    assert not Path(f"/proc/{number}").exists()
+    assert left_running(folder) == []
+
+
+def test_a_server_that_hangs_is_started_anew(folder: Path) -> None:
+    against = {"over": "hanging", "under": "slow"}
+    write_sweep(folder, arms=["slow", "hanging", "never"], compare=against)
+    status, out = ended(start(folder, "--on-death", "continue"))
+    assert status == 0, out
+    assert out.count("once more with a new server") == 1 + 2  # hanging's second cell, never's two
+    assert out.count("is left out: the server at") == 2
+    cells = run_dir.read_cells(folder / "run")
+    assert sorted(cell.arm for cell in cells) == ["hanging"] * 2 + ["slow"] * 2
+    assert all(not cell.void and cell.ok == cell.requests for cell in cells)
+    assert "2 of 6 cells were not measured" in out
+    assert left_running(folder) == []
 
 
 @pytest.mark.parametrize(

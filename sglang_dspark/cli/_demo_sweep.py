@@ -1,0 +1,91 @@
+"""The end of `dspark demo`: a short sweep of its two servers and an MTP-1 one, and its report.
+
+The two servers that have just answered the demo's prompts are measured as they are; only MTP-1's is
+started. All loads and lengths are in `configs/sweep/demo.yaml`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from sglang_dspark.errors import DSparkError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sglang_dspark.loadtest.fleet import Place
+    from sglang_dspark.loadtest.server import ServerProcess
+    from sglang_dspark.loadtest.sweep_config import SweepConfig
+
+SWEEP_FILE = Path(__file__).resolve().parents[2] / "configs" / "sweep" / "demo.yaml"
+ROOM_GIB = 8  # of memory, for two more servers of the demo's size
+
+
+def why_no_sweep(device: str) -> str:
+    """The reason why the demo must end without its sweep, "" if it need not."""
+    import psutil
+
+    if not SWEEP_FILE.is_file():
+        return "its configuration is in the repository only, not in an installed package"
+    if device != "cpu":
+        return "it needs several servers side by side; `dspark sweep` with `servers: in-turn` does"
+    free = psutil.virtual_memory().available / 2**30
+    if free < ROOM_GIB:
+        return f"three servers side by side need {ROOM_GIB} GiB of free memory, here are {free:.1f}"
+    return ""
+
+
+def demo_config(port: int, target: Path | None, drafter: Path) -> SweepConfig:
+    """The sweep on what the demo serves. target: None for the demo's own.
+
+    The shipped MTP drafter belongs to the demo's target: on another one that arm is left out.
+    """
+    from sglang_dspark.loadtest.sweep_config import Comparison, load_sweep
+
+    config = load_sweep(SWEEP_FILE)
+    drafters = {**config.drafters, "dspark": str(drafter)}
+    changed: dict[str, Any] = {"port": port, "device": "cpu", "drafters": drafters}
+    if target is not None:
+        arms = [arm for arm in config.arms if not arm.startswith("mtp")]
+        compare = Comparison(over="dspark", under=config.baseline)
+        changed |= {"target": str(target), "arms": arms, "compare": compare}
+    return config.model_copy(update=changed)
+
+
+def sweep_and_report(
+    console: Console, config: SweepConfig, running: Mapping[str, ServerProcess], run: Path
+) -> None:
+    """Measure in `run`, show the table and the verdict, write the report and name it.
+
+    running: servers by arm, frozen, which are used and in the end stopped.
+    """
+    from sglang_dspark.cli._sweep_view import SweepView, results_table
+    from sglang_dspark.cli.report import write_sweep_report
+    from sglang_dspark.cli.sweep import prepare
+    from sglang_dspark.loadtest.fleet import Fleet
+    from sglang_dspark.loadtest.sweep_run import conduct
+
+    prepared = prepare(console, config, run, lambda place: _as_it_runs(place, running))
+    work, places = prepared.work, prepared.places
+    with Fleet(places, run, config.ready_s, work.cores.server) as fleet:
+        for name, server in running.items():
+            fleet.adopt(name, server)
+        with SweepView(console).live() as view:
+            outcome = conduct(
+                work, prepared.info, places, prepared.drafters, view, "stop", fleet=fleet
+            )
+    if outcome.died:
+        raise DSparkError(outcome.died)
+    console.print(results_table(outcome.summary))
+    for line in (*outcome.summary.notes, outcome.summary.verdict):
+        console.print(line, soft_wrap=True, markup=False)
+    write_sweep_report(run, run / "report.html")
+    console.print(f"\nthe report, for any browser: {run / 'report.html'}", soft_wrap=True)
+
+
+def _as_it_runs(place: Place, running: Mapping[str, ServerProcess]) -> Place:
+    server = running.get(place.arm.name)
+    return place if server is None else replace(place, url=server.spec.url, spec=server.spec)
