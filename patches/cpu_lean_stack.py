@@ -37,11 +37,13 @@ def forward_target(
     group = model.pp_group
     stack = None
     if group.is_first_rank and group.is_last_rank:
-        stack = _stack_of(model, lean_fit.llama_layer_of, forward_batch.forward_mode)
+        stack = stack_of_model(
+            model, lean_fit.llama_layer_of, lean_fit.ending_of, forward_batch.forward_mode
+        )
     if stack is None:
         return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
     hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
-    step = _step_for(stack, positions, hidden, forward_batch)
+    step = step_for(stack, positions, hidden, forward_batch)
     if step is None:
         return original(model, input_ids, positions, forward_batch, hidden, pp_proxy_tensors)
     normed, captured = lean_stack.run(stack, step, hidden, model.layers_to_capture)
@@ -64,11 +66,12 @@ def forward_draft(
     from sglang_dspark.serving.cpu import context_kv, lean_fit, lean_stack
 
     context_kv.settle(model)
-    stack, step = _stack_of(model, lean_fit.draft_layer_of, forward_batch.forward_mode), None
+    mode, step = forward_batch.forward_mode, None
+    stack = stack_of_model(model, lean_fit.draft_layer_of, lean_fit.ending_of, mode)
     if stack is not None:
         if input_embeds is None and model.embed_tokens is not None:
             input_embeds = model.embed_tokens(input_ids)
-        step = _step_for(stack, positions, input_embeds, forward_batch)
+        step = step_for(stack, positions, input_embeds, forward_batch)
     if stack is None or step is None:
         return original(
             model,
@@ -84,17 +87,22 @@ def forward_draft(
     return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
 
-def _stack_of(model: Any, resolve: Callable[[Any], Any], mode: Any) -> Any:
+def stack_of_model(
+    model: Any,
+    resolve: Callable[[Any], Any],
+    resolve_ending: Callable[[Any], Any] | None,
+    mode: Any,
+) -> Any:
     """The model's `LeanStack`, resolved again when something in it was exchanged.
 
     A prefill looks at the whole model: a request that comes after an exchange is served by the new
-    weights from its first token on.
+    weights from its first token on. resolve_ending: None for models without a last norm.
     """
-    from sglang_dspark.serving.cpu import lean_fit, lean_stack
+    from sglang_dspark.serving.cpu import lean_stack
 
     found = model.__dict__.get(_STACK, ...)
     if found is ... or (found is not None and not _holds(found, mode)):
-        found = lean_stack.stack_of(model, resolve, lean_fit.ending_of)
+        found = lean_stack.stack_of(model, resolve, resolve_ending)
         model.__dict__[_STACK] = found
     return found
 
@@ -105,7 +113,7 @@ def _holds(stack: Any, mode: Any) -> bool:
     return bool(stack.wholly_unchanged)
 
 
-def _step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:
+def step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:
     from sglang.srt.model_executor.forward_context import get_attn_backend
 
     from sglang_dspark.serving.cpu import lean_stack

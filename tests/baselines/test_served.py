@@ -26,14 +26,18 @@ pytestmark = [pytest.mark.server, pytest.mark.slow]
 TOKENS = 24
 SAVE = {"dflash": save_dflash, "eagle3": save_eagle3, "mtp": save_mtp}
 ALGORITHM = {"dflash": "DFLASH", "eagle3": "EAGLE3", "mtp": "EAGLE"}
-CHAIN = (
-    "--speculative-num-steps",
-    str(GAMMA),
-    "--speculative-eagle-topk",
-    "1",
-    "--speculative-num-draft-tokens",
-    str(GAMMA + 1),
-)
+
+
+def chain_of(steps: int) -> tuple[str, ...]:
+    """Flags of EAGLE for a chain of so many drafts."""
+    return (
+        "--speculative-num-steps",
+        str(steps),
+        "--speculative-eagle-topk",
+        "1",
+        "--speculative-num-draft-tokens",
+        str(steps + 1),
+    )
 
 
 @pytest.fixture
@@ -44,11 +48,13 @@ def pool(tmp_path: Path) -> Iterator[ServerPool]:
 
 
 @pytest.mark.parametrize(
-    ("kind", "reduced"), [("dflash", False), ("eagle3", True), ("mtp", False), ("mtp", True)]
+    ("kind", "reduced", "steps"),
+    [("dflash", False, GAMMA), ("eagle3", True, GAMMA), ("mtp", False, GAMMA), ("mtp", True, 1)],
 )
 def test_served_steps_are_the_engines(
     kind: str,
     reduced: bool,
+    steps: int,
     target: TargetModel,
     target_dir: Path,
     batch: PackedBatch,
@@ -63,10 +69,15 @@ def test_served_steps_are_the_engines(
     SAVE[kind](drafter, folder)  # type: ignore[operator]
 
     prompts = [r.tokens[: 6 + 3 * i].tolist() for i, r in enumerate(responses)]
-    settings = DecodeSettings(max_new_tokens=TOKENS)
+    settings = DecodeSettings(max_new_tokens=TOKENS, gamma=steps)
     expected = ReferenceEngine(target, open_drafter(folder, target), settings).run(prompts)
     flags = ["--speculative-algorithm", ALGORITHM[kind], "--speculative-draft-model-path"]
-    flags += [str(folder), "--max-running-requests", "8", *(CHAIN if kind != "dflash" else ())]
+    flags += [
+        str(folder),
+        "--max-running-requests",
+        "8",
+        *(chain_of(steps) if kind != "dflash" else ()),
+    ]
     if kind == "mtp" and reduced:
         flags += ["--speculative-token-map", str(folder / TOKEN_MAP)]
     server = pool.start(kind, target_dir, *flags)

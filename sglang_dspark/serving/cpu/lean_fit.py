@@ -1,8 +1,8 @@
 """Which decoder layers lean_layer.py serves, and what it needs to know of them.
 
-Reads upstream's modules (sglang/srt/models/{llama,dflash}.py, 0.5.23) once a layer. Other dtypes,
-quantised, LoRA-wrapped, biased or sharded layers and layers with hooks do not fit; they keep
-upstream's code.
+Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,dflash}.py, 0.5.23) once a layer.
+Other dtypes, quantised, LoRA-wrapped, biased or sharded layers and layers with hooks do not fit;
+they keep upstream's code.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
 from sglang.srt.models.dflash import DFlashAttention, DFlashDecoderLayer, DFlashMLP
 from sglang.srt.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
+from sglang.srt.models.llama_eagle import LlamaDecoderLayer as EagleDecoderLayer
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
@@ -44,7 +45,15 @@ _FLOAT = torch.float32
 
 def llama_layer_of(layer: Any) -> LeanLayer | None:
     """Resolve a target's layer with its weights in place; None where it does not fit."""
-    return _resolve(layer, (None, None)) if _plain_llama(layer) else None
+    return _resolve(layer, (None, None)) if _plain_llama(layer, LlamaDecoderLayer) else None
+
+
+def eagle_layer_of(layer: Any) -> LeanLayer | None:
+    """Resolve a layer of an MTP (EAGLE) draft, the first of which has no norm of its input."""
+    if not _plain_llama(layer, EagleDecoderLayer):
+        return None
+    first = layer.self_attn.attn.layer_id == 0
+    return _resolve(layer, (None, None)) if first == (_input_norm(layer) is None) else None
 
 
 def draft_layer_of(layer: Any) -> LeanLayer | None:
@@ -99,7 +108,7 @@ def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> L
         shape=shape,
         kernel=kernel,
         norms=(
-            _norm(layer.input_layernorm),
+            _norm(_input_norm(layer)),
             _norm(layer.post_attention_layernorm),
             _norm(head_norms[0]),
             _norm(head_norms[1]),
@@ -135,9 +144,9 @@ def _tensors(layer: nn.Module) -> tuple[Watched, ...]:
     )
 
 
-def _plain_llama(layer: Any) -> bool:
+def _plain_llama(layer: Any, kind: type[Any]) -> bool:
     return (
-        type(layer) is LlamaDecoderLayer
+        type(layer) is kind
         and type(layer.self_attn) is LlamaAttention
         and type(layer.mlp) is LlamaMLP
         and _plain_modules(layer)
@@ -172,7 +181,7 @@ def _plain_modules(layer: Any) -> bool:
     """Upstream's classes with the options our kernels know, and nobody's hooks."""
     attention, mlp = layer.self_attn, layer.mlp
     radix, rotary = attention.attn, attention.rotary_emb
-    norms = (layer.input_layernorm, layer.post_attention_layernorm)
+    norms = _norms(layer)
     exact = (
         (radix, RadixAttention),
         (mlp.act_fn, SiluAndMul),
@@ -195,6 +204,15 @@ def _plain_modules(layer: Any) -> bool:
         and all(_plain_norm(norm) for norm in norms)
         and not any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
     )
+
+
+def _input_norm(layer: Any) -> RMSNorm | None:
+    return getattr(layer, "input_layernorm", None)
+
+
+def _norms(layer: Any) -> tuple[RMSNorm, ...]:
+    found = (_input_norm(layer), layer.post_attention_layernorm)
+    return tuple(norm for norm in found if norm is not None)
 
 
 def _plain_boundary(boundary: Any) -> bool:
@@ -248,7 +266,4 @@ def _consistent(shape: Shape, weights: Mapping[str, Tensor | None], layer: Any) 
     return all(
         weight is not None and tuple(weight.shape) == expected[name]
         for name, weight in weights.items()
-    ) and all(
-        tuple(norm.weight.shape) == (shape.hidden,)
-        for norm in (layer.input_layernorm, layer.post_attention_layernorm)
-    )
+    ) and all(tuple(norm.weight.shape) == (shape.hidden,) for norm in _norms(layer))

@@ -25,7 +25,8 @@ from sglang_dspark.serving.cpu.fused_ops import (
 from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
 from sglang_dspark.serving.cpu.paged import attend_parallel, attend_serial
 
-# Columns of Tables.addresses. A head norm's address is 0 where the model has none.
+# Columns of Tables.addresses. A norm's address is 0 where the model has none: those of the heads,
+# and of layer 0's input.
 QKV, OUT, GATE_UP, DOWN = 0, 1, 2, 3
 FIRST, SECOND, QUERY, KEY = 4, 5, 6, 7
 COS_SIN, KEYS, VALUES = 8, 9, 10
@@ -41,7 +42,7 @@ FRACTIONS = 5
 class Tables(NamedTuple):
     """L layers of one shape. addresses [L, ADDRESSES] int64, numbers [L, NUMBERS] int64, fractions
     [L, FRACTIONS] float64; sizes: d, H, Hkv, D, f and the cache's slots; entry: address of the
-    matrix kernel; ending: of the weight of the norm behind the last layer."""
+    matrix kernel; ending: of the weight of the norm behind the last layer, 0 for none."""
 
     addresses: NDArray[np.int64]
     numbers: NDArray[np.int64]
@@ -101,7 +102,10 @@ def _enter(tables, room, now, layer, block, hidden):  # type: ignore[no-untyped-
     weight = _norm_weight(tables, layer, FIRST, d)
     if layer == 0:
         room.entered[:] = hidden
-        rms_norm_rows(room.entered, weight, fractions[0], room.normed)
+        if tables.addresses[layer, FIRST] != 0:
+            rms_norm_rows(room.entered, weight, fractions[0], room.normed)
+        else:
+            room.normed[:] = hidden
     else:
         add_rms_norm_rows(room.mixed, room.carried, weight, fractions[0], room.entered, room.normed)
     _multiply(tables, layer, QKV, room.normed, block, (heads + 2 * kv_heads) * width, d, room.qkv)
@@ -149,7 +153,10 @@ def _leave(tables, room, layer, block):  # type: ignore[no-untyped-def]
 
 @kernel
 def _finish(tables, room, epsilon, normed):  # type: ignore[no-untyped-def]
-    """The norm of the last output, all additions made."""
+    """The norm of the last output, all additions made; without a norm the output itself."""
+    if tables.ending == 0:
+        normed[:] = room.mixed + room.carried
+        return
     weight = carray(floats_at(tables.ending), (tables.sizes[0],))
     add_rms_norm_rows(room.mixed, room.carried, weight, epsilon, room.entered, normed)
 

@@ -22,7 +22,7 @@ from torch import Tensor, nn
 from sglang_dspark.serving.cpu import fused_ops, lean_kernel, lean_layer, linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.lean_kernel import Pass, Tables
-from sglang_dspark.serving.cpu.lean_layer import Ending, LeanLayer, Watched
+from sglang_dspark.serving.cpu.lean_layer import NO_NORM, Ending, LeanLayer, Norm, Watched
 
 MOST_ROWS = min(linear.MAX_ROWS, fused_ops.MOST_ROWS)
 TURNS = 8  # passes until every part of a stack has been looked at
@@ -58,15 +58,18 @@ class LeanStack:
     weights are used, whose memory is held. New values in place need no notice.
     """
 
-    def __init__(self, layers: Sequence[LeanLayer], ending: Ending, modules: nn.ModuleList):
+    def __init__(self, layers: Sequence[LeanLayer], ending: Ending | None, modules: nn.ModuleList):
+        """ending: None for a model without a norm behind its layers."""
         self.layers, self.ending = tuple(layers), ending
         self.shape = layers[0].shape
         owner: Mapping[str, Any] = modules._modules
         named = [(owner, name, module) for name, module in owner.items()]
         named += [part for layer in layers for part in layer.parts]
         watched = [each for layer in layers for each in layer.tensors]
-        named.append(ending.part)
-        watched.append(ending.tensor)
+        if ending is not None:
+            named.append(ending.part)
+            watched.append(ending.tensor)
+        self.last_norm = NO_NORM if ending is None else ending.norm
         self._storages = [each.tensor.untyped_storage() for each in watched]
         self._parts = [_Part(named[i::TURNS], watched[i::TURNS]) for i in range(TURNS)]
         self._turns = cycle(self._parts)
@@ -97,27 +100,32 @@ class LeanStack:
         """The kernel's tables for a K/V pool, made anew when its buffers moved."""
         key = tuple(map(Tensor.data_ptr, [*pool.k_buffer, *pool.v_buffer]))
         if self._tables is None or self._tables[0] != key:
-            self._tables = (key, _tables(self.layers, self.ending, pool))
+            self._tables = (key, _tables(self.layers, self.last_norm, pool))
         return self._tables[1]
 
 
 def stack_of(
     model: Any,
     resolve: Callable[[Any], LeanLayer | None],
-    resolve_ending: Callable[[Any], Ending | None],
+    resolve_ending: Callable[[Any], Ending | None] | None,
 ) -> LeanStack | None:
-    """The stack of `model.layers` and `model.norm`; None where one does not fit."""
+    """The stack of `model.layers` and `model.norm`; None where one does not fit.
+
+    resolve_ending: None for a model that has no norm behind its layers.
+    """
     found = [resolve(module) for module in model.layers]
     layers = [layer for layer in found if layer is not None]
     if not layers or len(layers) < len(found) or len({layer.shape for layer in layers}) > 1:
         return None
+    if resolve_ending is None:
+        return LeanStack(layers, None, model.layers)
     ending = resolve_ending(model)
     if ending is None or ending.tensor.tensor.shape != (layers[0].shape.hidden,):
         return None
     return LeanStack(layers, ending, model.layers)
 
 
-def _tables(layers: Sequence[LeanLayer], ending: Ending, pool: Any) -> Tables:
+def _tables(layers: Sequence[LeanLayer], last_norm: Norm, pool: Any) -> Tables:
     addresses, numbers, fractions = [], [], []
     for layer in layers:
         products = (layer.qkv, layer.o, layer.gate_up, layer.down)
@@ -138,7 +146,7 @@ def _tables(layers: Sequence[LeanLayer], ending: Ending, pool: Any) -> Tables:
         np.array(fractions, dtype=np.float64),
         (shape.hidden, shape.heads, shape.kv_heads, shape.head, shape.mlp, slots),
         layers[0].kernel.entry,
-        ending.norm.address,
+        last_norm.address,
     )
 
 
@@ -191,7 +199,7 @@ def run(
     kept, normed = torch.empty(count, rows, width), torch.empty(rows, width)
     step.kernel(
         step.tables, room, step.now, linear.block_rows(rows), hidden.numpy(), wanted,
-        kept.numpy(), stack.ending.norm.epsilon, normed.numpy(),
+        kept.numpy(), stack.last_norm.epsilon, normed.numpy(),
     )  # fmt: skip
     return normed, list(kept.unbind())
 

@@ -12,6 +12,7 @@ that each group of topk continues.
 from __future__ import annotations
 
 from dataclasses import dataclass
+from functools import lru_cache
 
 import torch
 from torch import Tensor
@@ -46,19 +47,19 @@ def build_tree_kernel_efficient_cpu(
         raise NotImplementedError(f"tree mask mode {int(tree_mask_mode)} has no CPU form")
     rows, n = verified_seq_len.numel(), int(draft_token_num)
     if int(topk) == 1:
-        trees = [_chain(n)] * rows
+        trees = [_chain(n)]  # the same for every request: broadcast below
     else:
         selected = selected_index.reshape(rows, -1).tolist()
         parents = parent_list.reshape(rows, -1).tolist()
         trees = [_tree(s, p, int(topk), n) for s, p in zip(selected, parents, strict=True)]
-    depths = torch.stack([t.depth for t in trees])  # [R, n]
+    depths = torch.stack([t.depth for t in trees])  # [R, n], or [1, n] for chains
     positions.view(rows, n).copy_(verified_seq_len[:, None] + depths)
     retrieve_index.view(rows, n).copy_(torch.arange(rows * n).view(rows, n))
     retrieve_next_token.view(rows, n).copy_(torch.stack([t.child for t in trees]))
     retrieve_next_sibling.view(rows, n).copy_(torch.stack([t.sibling for t in trees]))
-    visible = torch.stack([t.visible for t in trees])  # [R, n, n]
+    visible = torch.stack([t.visible for t in trees]).expand(rows, n, n)
     if int(tree_mask_mode) == QLEN_ONLY:
-        tree_mask.view(-1)[: rows * n * n].copy_(visible.view(-1))
+        tree_mask.view(-1)[: rows * n * n].view(rows, n, n).copy_(visible)
         return
     offset = 0
     for r, length in enumerate(verified_seq_len.tolist()):
@@ -124,6 +125,7 @@ class _Links:
     visible: Tensor
 
 
+@lru_cache(maxsize=32)
 def _chain(n: int) -> _Links:
     following = torch.arange(1, n + 1)
     following[-1] = -1
