@@ -83,7 +83,7 @@ class Chooser:
 
     def __init__(self, situation: Situation, times: TimesTable | None = None):
         self.situation, self.times = situation, times
-        self.failed: dict[str, str] = {}
+        self.failed: dict[str, str] = times.unfit if times else {}
         self._names: dict[int, str] = {}
 
     def choice(self, tokens: int) -> Choice:

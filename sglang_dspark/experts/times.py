@@ -27,6 +27,7 @@ from sglang_dspark.paths import cache_root
 FORMAT = 1
 TOKENS = (1, 8, 64)
 REPEATS = 5
+_UNFIT = ("failed:", "its result differs")
 MOST_DIFFERENCE = 1e-2  # from the reference, see `_difference`; rows rounded to FP8 have 1e-3
 FAILURES = (
     RuntimeError,
@@ -85,6 +86,11 @@ class TimesTable:
     timings: tuple[Timing, ...]
     refused: Mapping[str, str]
 
+    @property
+    def unfit(self) -> dict[str, str]:
+        """Backends that failed or were wrong, and how; others of `refused` do not serve this."""
+        return {name: why for name, why in self.refused.items() if why.startswith(_UNFIT)}
+
     def near(self, tokens: int) -> dict[str, float]:
         """Backend -> us at the measured number of tokens nearest by ratio."""
         counts = {t.tokens for t in self.timings}
@@ -101,6 +107,7 @@ class TimesTable:
         return f"{self.key.format}, {self.key.shape}, {self.date[:10]}: " + "; ".join(parts)
 
 
+@torch.no_grad()
 def measure(
     weights: ExpertWeights,
     situation: Situation,
@@ -127,18 +134,13 @@ def measure(
                 call = ready.setdefault(name, ready.get(name) or backend.prepare(weights))
                 difference = _difference(call(*given), expected)
                 if difference > MOST_DIFFERENCE:
-                    refused[name] = f"its result differs from the reference by {difference:.1e}"
+                    refused[name] = f"{_UNFIT[1]} from the reference by {difference:.1e}"
                     continue
                 timings.append(Timing(count, name, _least_us(call, given, repeats)))
             except (*FAILURES, DSparkError) as error:
-                refused[name] = f"failed: {first_line(error)}"
-    timings = [t for t in timings if not _unfit(refused.get(t.backend))]
-    return TimesTable(key, datetime.now(UTC).isoformat(timespec="seconds"), tuple(timings), refused)
-
-
-def _unfit(why: str | None) -> bool:
-    """Whether a backend was dropped for what it did, not for what it does not serve."""
-    return why is not None and why.startswith(("failed:", "its result"))
+                refused[name] = f"{_UNFIT[0]} {first_line(error)}"
+    table = TimesTable(key, datetime.now(UTC).isoformat(timespec="seconds"), (), refused)
+    return replace(table, timings=tuple(t for t in timings if t.backend not in table.unfit))
 
 
 def first_line(error: Exception) -> str:
@@ -232,7 +234,8 @@ def load(path: Path, key: TimesKey) -> TimesTable:
 
 
 def load_or_measure(weights: ExpertWeights, situation: Situation, key: TimesKey) -> TimesTable:
-    """The cached table of this key, measured and written where there is none.
+    """The cached table of this key, measured and written where there is none; one in which a
+    backend failed is not written, so that the next start tries again.
 
     Raises DSparkError for a cached file that is no such table, or cannot be written.
     """
@@ -240,5 +243,6 @@ def load_or_measure(weights: ExpertWeights, situation: Situation, key: TimesKey)
     if path.is_file():
         return load(path, key)
     table = measure(weights, situation, key)
-    save(table, path)
+    if not table.unfit:
+        save(table, path)
     return table

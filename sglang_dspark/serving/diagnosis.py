@@ -260,7 +260,8 @@ def _experts(found: Diagnosis) -> str:
                 measured.append(str(times))
             except DSparkError as error:
                 found.problems.append(str(error))
-        chosen = choose(situation, times.near(situation.tokens) if times else None)
+        near = times.near(situation.tokens) if times else None
+        chosen = choose(situation, near, times.unfit if times else None)
         parts.append(f"{name} by {chosen}")
     here = Situation("cuda" if cuda else "cpu", "bf16", capability=situation.capability)
     away = [f"{n}: {w}" for n, b in BACKENDS.items() if (w := b.missing() or b.refusal(here))]

@@ -13,6 +13,7 @@ import torch
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts import times
 from sglang_dspark.experts.backends import BACKENDS, Backend, ExpertWeights, register
+from sglang_dspark.experts.dispatch import Chooser
 from sglang_dspark.experts.times import TimesKey, TimesTable, Timing
 from sglang_dspark.serving import expert_backends
 from tests.experts.test_dispatch import SMALL, weights
@@ -59,6 +60,25 @@ def test_a_table_is_measured_once_and_read_again() -> None:
     first = times.load_or_measure(weights(), SMALL, KEY)
     assert path.is_file()
     assert times.load_or_measure(weights(), SMALL, KEY) == first
+
+
+def test_a_failure_is_told_and_not_kept(caplog: pytest.LogCaptureFixture) -> None:
+    def broken(given: ExpertWeights):
+        raise RuntimeError("no room")
+
+    register(Backend("broken", lambda: None, lambda s: None, broken), before="compiled")
+    table = times.load_or_measure(weights(), SMALL, KEY)
+    assert not times.cache_path(KEY).exists()
+    assert table.unfit == {"broken": "failed: no room"}
+    assert Chooser(SMALL, table).name(1) in ("compiled", "torch")
+    assert "broken failed: no room" in caplog.text
+
+
+def test_times_are_of_calls_without_gradients() -> None:
+    """As passes are; the compiled experts take no others."""
+    with torch.enable_grad():
+        table = times.measure(weights(), SMALL, KEY, tokens=(1,), repeats=1)
+    assert {t.backend for t in table.timings} == {"compiled", "torch"}
 
 
 def test_files_that_are_not_of_here_are_refused() -> None:
