@@ -108,17 +108,23 @@ class Experts(nn.Module):
 
         One product an expert: the reference, and what trains; it reads the counts on the host.
         """
-        top = routing.experts.shape[-1]
-        plan = permute_tokens(routing.experts, len(self.gate_proj))
-        parts = x[plan.order // top].split(plan.counts.tolist())
-        outs = [
-            linear(silu(linear(part, gate)) * linear(part, up), down)
-            for part, gate, up, down in zip(
-                parts, self.gate_proj, self.up_proj, self.down_proj, strict=True
-            )
-        ]
-        out = torch.cat(outs)[plan.back].unflatten(0, (-1, top))  # [T, k, d]
-        return (out * routing.weights[..., None].to(out.dtype)).sum(-2)
+        return weighted_experts(x, routing, self.gate_proj, self.up_proj, self.down_proj)
+
+
+def weighted_experts(x: Tensor, routing: Routing, gate: Tensor, up: Tensor, down: Tensor) -> Tensor:
+    """x [T, d] -> [T, d], the weighted sum of each token's SwiGLU experts.
+
+    gate, up: [E, I, d]; down: [E, d, I]. Raises DSparkError where routing names other experts.
+    """
+    top = routing.experts.shape[-1]
+    plan = permute_tokens(routing.experts, len(gate))
+    parts = x[plan.order // top].split(plan.counts.tolist())
+    outs = [
+        linear(silu(linear(part, own_gate)) * linear(part, own_up), own_down)
+        for part, own_gate, own_up, own_down in zip(parts, gate, up, down, strict=True)
+    ]
+    out = torch.cat(outs)[plan.back].unflatten(0, (-1, top))  # [T, k, d]
+    return (out * routing.weights[..., None].to(out.dtype)).sum(-2)
 
 
 class SharedExperts(nn.Module):

@@ -1,55 +1,28 @@
-"""Which implementation computes a layer's experts, and why: by device, format, rows per expert and
-graph capture, and by measured times where there are any.
+"""Which implementation computes a layer's experts, and why: by device, format, shape, tokens and
+graph capture, and by measured times where there are any (times.py).
 
-    compiled   CPU: experts restored when they are loaded, products and gate in one compiled call
-               (serving/cpu/expert_ops.py); float32, widths in multiples of 16
-    triton     CUDA: kernels/grouped_gemm.py on BF16 or FP8 weights, no host synchronisation, so it
-               can be captured in a graph
-    torch      anywhere: one product an expert on restored weights; it reads counts on the host
-
-Others' grouped GEMMs (DeepGEMM, FlashInfer, SGLang's runner) are not called from here.
+`Chooser` decides, once for each power of two of tokens, for all layers of a model; `RoutedExperts`
+is what a layer calls. A backend that fails is logged in one line, is not asked again, and the next
+one takes the call; nothing slower is taken in silence.
 """
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Callable, Iterator, Mapping
-from dataclasses import dataclass
-from pathlib import Path
-from typing import Any
+from collections.abc import Mapping
+from dataclasses import dataclass, replace
+
+import torch
+from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts import bf16, fp8
-from sglang_dspark.experts.formats import expert_format
+from sglang_dspark.experts import gpu_backends  # noqa: F401 (registers)
+from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, Situation
+from sglang_dspark.experts.times import FAILURES, TimesTable, first_line
 
 logger = logging.getLogger(__name__)
-BACKENDS = ("compiled", "triton", "torch")  # in the order of preference without measured times
-_TRITON_FORMATS = (bf16.NAME, fp8.NAME)
-_TRITON_FROM = {bf16.NAME: (8, 0), fp8.NAME: (8, 9)}  # FP8 conversions need Ada or later
 
-
-@dataclass(frozen=True)
-class Situation:
-    """What is to be computed where.
-
-    device: torch's device type. capability: of a CUDA device. rows: tokens of an expert in a pass.
-    graph: the pass is captured. compiled: the CPU's matrix kernel serves these weights.
-    triton: Triton can be imported.
-    """
-
-    device: str
-    format: str
-    rows: int = 1
-    graph: bool = False
-    capability: tuple[int, int] | None = None
-    compiled: bool = False
-    triton: bool = False
-
-    def __post_init__(self) -> None:
-        expert_format(self.format)
-        if self.rows < 0:
-            raise DSparkError(f"experts: {self.rows} rows of an expert")
+MARGIN = 0.95  # a backend behind the preferred one must take less than this share of its time
 
 
 @dataclass(frozen=True)
@@ -64,104 +37,95 @@ class Choice:
         return f"{self.backend} ({self.reason})"
 
 
-def choose(situation: Situation, times: Mapping[str, float] | None = None) -> Choice:
-    """The quickest backend by `times` (us, of the backends that were measured), else the first of
-    BACKENDS, among those that can. Raises DSparkError where none can, saying why not, each."""
-    refused = {name: why for name in BACKENDS if (why := _refusal(name, situation)) is not None}
+def choose(
+    situation: Situation,
+    times: Mapping[str, float] | None = None,
+    failed: Mapping[str, str] | None = None,
+) -> Choice:
+    """The quickest backend by `times` (us, of those that were measured), else the first of
+    BACKENDS, among those that can and have not failed.
+
+    Raises DSparkError where none can, saying why not, each.
+    """
+    refused = dict(failed or {})
+    for name, backend in BACKENDS.items():
+        if name not in refused and (why := backend.why_not(situation)) is not None:
+            refused[name] = why
     able = [name for name in BACKENDS if name not in refused]
     if not able:
         raise DSparkError(
             f"no way to compute {situation.format} experts on {situation.device}: "
             + "; ".join(f"{name}: {why}" for name, why in refused.items())
         )
-    measured = {name: us for name, us in (times or {}).items() if name in able}
-    if measured:
-        best = min(measured, key=lambda name: measured[name])
-        slower = {n: f"measured {us:.1f} us" for n, us in measured.items() if n != best}
-        return Choice(best, f"measured {measured[best]:.1f} us", refused | slower)
-    return Choice(able[0], f"first that serves {situation.format} here", refused)
+    measured = {name: times[name] for name in able if name in times} if times else {}
+    if not measured:
+        return Choice(able[0], f"first that serves {situation.format} here", refused)
+    preferred = next(iter(measured))
+    best = min(measured, key=lambda name: measured[name] / (1 if name == preferred else MARGIN))
+    slower = {n: f"measured {us:.1f} us" for n, us in measured.items() if n != best}
+    return Choice(best, f"measured {measured[best]:.1f} us", refused | slower)
 
 
-def _refusal(name: str, s: Situation) -> str | None:
-    """Why a backend cannot serve this; None where it can."""
-    if name == "compiled":
-        if s.device != "cpu":
-            return "for CPUs"
-        return (
-            None if s.compiled else "needs float32, widths in multiples of 16, fused multiply-add"
-        )
-    if name == "triton":
-        return _triton_refusal(s)
-    return "reads counts on the host, which a graph cannot" if s.graph else None
-
-
-def _triton_refusal(s: Situation) -> str | None:
-    if s.device != "cuda":
-        return "for CUDA devices"
-    if not s.triton:
-        return "Triton is not installed"
-    if s.format not in _TRITON_FORMATS:
-        return f"takes {' and '.join(_TRITON_FORMATS)} weights"
-    needed = _TRITON_FROM[s.format]
-    if s.capability is None or s.capability < needed:
-        return f"{s.format} needs compute capability {needed[0]}.{needed[1]}"
-    return None
-
-
-def announce(choice: Choice, wanted: str = BACKENDS[0]) -> None:
-    """One log line: what is used, and, where `wanted` is not, why not."""
-    missed = choice.passed_over.get(wanted)
-    if choice.backend == wanted or missed is None:
+def announce(choice: Choice, missed: Mapping[str, str] | None = None) -> None:
+    """One log line: what is used, and what failed; a warning where `torch`, the slow way, is used
+    although nothing quicker was measured to be slower still."""
+    failed = "".join(f"; {name} {why}" for name, why in (missed or {}).items())
+    quickest = choice.backend != "torch" or choice.reason.startswith("measured")
+    if quickest and not failed:
         logger.info("sglang-dspark: experts by %s", choice)
-    else:
-        logger.warning("sglang-dspark: experts by %s; not by %s: %s", choice, wanted, missed)
+        return
+    others = failed or "; not by " + "; ".join(f"{n}: {w}" for n, w in choice.passed_over.items())
+    logger.warning("sglang-dspark: experts by %s%s", choice, others)
 
 
-def with_fallback(
-    situation: Situation,
-    calls: Mapping[str, Callable[[], Any]],
-    times: Mapping[str, float] | None = None,
-) -> Any:
-    """Call the chosen backend of `calls`; one that fails is logged and the next one is taken.
+class Chooser:
+    """Decides for all layers of a model. failed: backends that were tried, and how that ended."""
 
-    Raises DSparkError when all have failed or none can.
-    """
-    failed: dict[str, str] = {}
-    for name in _in_order(situation, times):
-        if name not in calls:
-            continue
-        try:
-            return calls[name]()
-        except (RuntimeError, ValueError, ImportError) as error:
-            failed[name] = str(error).splitlines()[0] if str(error) else type(error).__name__
-            logger.warning("sglang-dspark: experts by %s failed: %s", name, failed[name])
-    raise DSparkError(f"experts: every backend failed or is missing: {failed or sorted(calls)}")
+    def __init__(self, situation: Situation, times: TimesTable | None = None):
+        self.situation, self.times = situation, times
+        self.failed: dict[str, str] = times.unfit if times else {}
+        self._names: dict[int, str] = {}
+
+    def choice(self, tokens: int) -> Choice:
+        """For a pass of so many tokens."""
+        measured = self.times.near(tokens) if self.times else None
+        return choose(replace(self.situation, tokens=tokens), measured, self.failed)
+
+    def name(self, tokens: int) -> str:
+        """Of the backend for a pass of so many tokens, decided for the next power of two."""
+        step = (tokens - 1).bit_length()
+        if step not in self._names:
+            choice = self.choice(1 << step)
+            if choice.backend not in self._names.values():
+                announce(choice, self.failed)
+            self._names[step] = choice.backend
+        return self._names[step]
+
+    def drop(self, name: str, error: Exception) -> None:
+        """Ask this backend no more; the next choice is announced with why."""
+        self.failed[name] = f"failed: {first_line(error)}"
+        self._names.clear()
 
 
-def _in_order(situation: Situation, times: Mapping[str, float] | None) -> Iterator[str]:
-    first = choose(situation, times).backend
-    yield first
-    able = (n for n in BACKENDS if n != first and _refusal(n, situation) is None)
-    known = times or {}
-    yield from sorted(able, key=lambda name: known.get(name, float("inf")))
+class RoutedExperts:
+    """The routed experts of one layer by whichever backend is chosen."""
 
+    def __init__(self, weights: ExpertWeights, chooser: Chooser):
+        self.weights, self.chooser = weights, chooser
+        self._ready: dict[str, Call] = {}
 
-def read_times(path: Path, device: str, situation: Situation) -> dict[str, float]:
-    """Backend -> us from a table of measured times, at the row count nearest to the situation's.
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """x [T, d], ids [T, k], weights [T, k] float32 -> [T, d]; no tokens give no rows.
 
-    The file is {"device", "versions", "rows": [{"format", "rows", "backend", "us"}]}; one that is
-    not there, or of another device, gives nothing. Raises DSparkError for one that is no such file.
-    """
-    if not path.is_file():
-        return {}
-    try:
-        table = json.loads(path.read_text())
-        if table["device"] != device:
-            return {}
-        found = [r for r in table["rows"] if r["format"] == situation.format]
-        near = min((abs(r["rows"] - situation.rows) for r in found), default=0)
-        return {
-            r["backend"]: float(r["us"]) for r in found if abs(r["rows"] - situation.rows) == near
-        }
-    except (ValueError, KeyError, TypeError) as error:
-        raise DSparkError(f"{path} is no table of expert times ({error}); remove it") from None
+        Raises DSparkError where every backend that can has failed, and for experts out of range.
+        """
+        if not len(x):
+            return torch.zeros_like(x)
+        while True:
+            name = self.chooser.name(len(x))
+            try:
+                if name not in self._ready:
+                    self._ready[name] = BACKENDS[name].prepare(self.weights)
+                return self._ready[name](x, ids, weights)
+            except FAILURES as error:
+                self.chooser.drop(name, error)

@@ -25,7 +25,8 @@ from sglang_dspark.drafter.hyper_connections import HyperConnection, StreamRead,
 from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.checkpoint import restore_tensors
-from sglang_dspark.experts.dispatch import Situation, announce, choose
+from sglang_dspark.experts.dispatch import RoutedExperts
+from sglang_dspark.serving import expert_backends
 from sglang_dspark.serving.cpu import expert_ops
 from sglang_dspark.serving.cpu.context_window import within_window
 from sglang_dspark.serving.moe_config import drafter_shape
@@ -55,11 +56,13 @@ class MoEDecoderLayer(nn.Module):
         self.attn_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
         self.mlp_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
         self.compiled = _CompiledLayer()
+        self.routed: RoutedExperts | None = None
 
     def use_compiled(self) -> None:
         """Take the short form for the weights that are there now, where it serves them."""
+        shared = self.mlp.shared_experts if isinstance(self.mlp, MoE) else None
         self.compiled = _CompiledLayer(
-            expert_ops.CompiledExperts.of(self.mlp) if isinstance(self.mlp, MoE) else None,
+            expert_ops.CompiledShared.of(shared),
             expert_ops.CompiledStreams.of(self.attn_residual),
             expert_ops.CompiledStreams.of(self.mlp_residual),
         )
@@ -79,17 +82,21 @@ class MoEDecoderLayer(nn.Module):
 
     def _feed(self, y: Tensor) -> Tensor:
         y = self.post_attention_layernorm(y)
-        experts = self.compiled.experts
-        if experts is None or not isinstance(self.mlp, MoE) or not expert_ops.fits(y):
+        if self.routed is None or not isinstance(self.mlp, MoE):
             return self.mlp(y)
-        return experts(y, self.mlp.gate(y))
+        routing = self.mlp.gate(y)
+        out = self.routed(y, routing.experts, routing.weights)
+        if self.mlp.shared_experts is None:
+            return out
+        short = self.compiled.shared if expert_ops.fits(y) else None
+        return out + (self.mlp.shared_experts if short is None else short)(y)
 
 
 @dataclass(frozen=True)
 class _CompiledLayer:
-    """A layer's experts and residual connections in the short form; None: the modules' own."""
+    """A layer's shared experts and residual connections in the short form; None: the modules'."""
 
-    experts: expert_ops.CompiledExperts | None = None
+    shared: expert_ops.CompiledShared | None = None
     attn_streams: expert_ops.CompiledStreams | None = None
     mlp_streams: expert_ops.CompiledStreams | None = None
 
@@ -169,19 +176,21 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
         for layer in self.layers:
             layer.use_compiled()
         if self.shape.num_experts:
-            announce(choose(self._situation()))
+            self._choose_backends()
         if self.streams > 1:
             self.compiled_read = expert_ops.CompiledRead.of(self.stream_read)
 
-    def _situation(self) -> Situation:
-        """What `experts.dispatch` is asked about."""
-        compiled = all(layer.compiled.experts is not None for layer in self.layers)
-        device = next(self.parameters()).device.type
-        return Situation(device, self.shape.expert_format, compiled=compiled)
+    def _choose_backends(self) -> None:
+        """Let each layer's experts be computed by what experts/dispatch.py chooses."""
+        layers = [layer for layer in self.layers if isinstance(layer.mlp, MoE)]
+        found = [expert_backends.weights_of(layer.mlp, self.shape) for layer in layers]
+        chooser = expert_backends.chooser_for(found[0], self.shape)
+        for layer, weights in zip(layers, found, strict=True):
+            layer.routed = RoutedExperts(weights, chooser)
 
     def prune_to_ctx_kv_injection(self) -> None:
         """Keep what writes the context, as upstream's dense class does."""
         self.markov_head = self.confidence_head = None
         for layer in self.layers:
-            layer.mlp, layer.compiled = None, _CompiledLayer()
+            layer.mlp, layer.compiled, layer.routed = None, _CompiledLayer(), None
             layer.self_attn.o_proj = None

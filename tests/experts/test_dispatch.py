@@ -2,96 +2,228 @@
 
 from __future__ import annotations
 
-import json
 import logging
+from collections.abc import Iterator
 
 import pytest
+import torch
 
+from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.dispatch import (
-    Situation,
-    announce,
-    choose,
-    read_times,
-    with_fallback,
-)
+from sglang_dspark.experts import backends as registry
+from sglang_dspark.experts.backends import BACKENDS, Backend, ExpertWeights, Situation, register
+from sglang_dspark.experts.dispatch import Chooser, RoutedExperts, announce, choose
+from sglang_dspark.experts.formats import quantise
+from sglang_dspark.experts.gpu_backends import ALIGNED, aligned_places
+from sglang_dspark.experts.times import TimesKey, TimesTable, Timing
+from sglang_dspark.serving import expert_backends
+from tests.drafter.helpers import tiny_config
+from tests.kernels.processes import output_of
 
-HOPPER = {"device": "cuda", "capability": (9, 0), "triton": True}
+HOPPER = {"device": "cuda", "capability": (9, 0), "dtype": torch.bfloat16}
+DEEP = {**HOPPER, "format": "fp8", "inner": 256, "width": 512}
+
+
+@pytest.fixture(autouse=True)
+def everything_installed(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What the choice is where all packages are there."""
+    monkeypatch.setattr(registry, "find_spec", lambda package: package)
+
+
+@pytest.fixture
+def own_backends() -> Iterator[None]:
+    """A test's own backends are gone behind it."""
+    before = dict(BACKENDS)
+    yield
+    BACKENDS.clear()
+    BACKENDS.update(before)
+
+
+def weights(format_: str = "bf16", inner: int = 32) -> ExpertWeights:
+    torch.manual_seed(0)
+    shapes = ((4, inner, 64), (4, inner, 64), (4, 64, inner))
+    gate, up, down = (torch.randn(shape) / 8 for shape in shapes)
+    return ExpertWeights(format_, (gate, up, down))
+
+
+def rows(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    torch.manual_seed(count)
+    ids = torch.rand(count, 4).argsort(-1)[:, :2].contiguous()
+    return torch.randn(count, 64), ids, torch.rand(count, 2)
+
+
+SMALL = Situation("cpu", "bf16", 4, 32, 64, 2)
 
 
 @pytest.mark.parametrize(
     ("fields", "backend"),
     [
-        ({"device": "cpu", "format": "mxfp4", "compiled": True}, "compiled"),
-        ({"device": "cpu", "format": "fp8"}, "torch"),
-        ({"device": "cpu", "format": "fp8", "triton": True}, "torch"),
+        ({"device": "cpu", "format": "mxfp4"}, "compiled"),
+        ({"device": "cpu", "format": "fp8", "inner": 520}, "torch"),
+        ({"device": "cpu", "format": "fp8", "tokens": 257}, "torch"),
+        ({"device": "cpu", "format": "fp8", "dtype": torch.bfloat16}, "torch"),
         ({**HOPPER, "format": "fp8"}, "triton"),
         ({**HOPPER, "format": "bf16", "graph": True}, "triton"),
-        ({**HOPPER, "format": "mxfp4"}, "torch"),
+        ({**HOPPER, "format": "mxfp4"}, "triton"),
         ({**HOPPER, "format": "fp8", "capability": (8, 0)}, "torch"),
-        ({**HOPPER, "format": "fp8", "triton": False}, "torch"),
+        ({**HOPPER, "format": "fp8", "inner": 520}, "torch"),
     ],
 )
 def test_the_choice(fields: dict, backend: str) -> None:
     assert choose(Situation(**fields)).backend == backend
 
 
-def test_what_a_graph_cannot_capture_is_not_chosen() -> None:
-    with pytest.raises(DSparkError, match=r"mxfp4 experts on cuda: .*triton: takes.*torch: reads"):
-        choose(Situation(**HOPPER, format="mxfp4", graph=True))
+def test_the_choice_where_a_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(registry, "find_spec", lambda package: package != "triton" or None)
+    found = choose(Situation(**DEEP))
+    assert found.backend == "deep_gemm"
+    assert found.passed_over["triton"] == "triton is not installed"
+
+
+@pytest.mark.parametrize(
+    ("change", "name", "why"),
+    [
+        ({"format": "mxfp4"}, "deep_gemm", "wired for fp8"),
+        ({"width": 576}, "deep_gemm", "576 x 256 are no multiples of 128"),
+        ({"capability": (10, 0)}, "deep_gemm", "wired for Hopper"),
+        ({"capability": (8, 9)}, "deep_gemm", "wired for Hopper"),
+        ({"format": "bf16"}, "triton-fp8", "no FP8 rows with BF16 weights"),
+        ({}, "flashinfer", "wired for bf16"),
+        ({"format": "bf16", "capability": (8, 0)}, "flashinfer", "compute capability 9.0"),
+        ({"format": "nvfp4"}, "sglang", "takes bf16 and fp8"),
+        ({"device": "cpu", "capability": None}, "sglang", "for CUDA devices"),
+        ({"graph": True}, "torch", "reads counts on the host"),
+    ],
+)
+def test_what_others_do_not_serve(change: dict, name: str, why: str) -> None:
+    assert why in (BACKENDS[name].why_not(Situation(**{**DEEP, **change})) or "")
+
+
+def test_where_none_can_all_say_why() -> None:
+    situation = Situation("cuda", "mxfp4", graph=True, capability=(7, 5))
+    with pytest.raises(DSparkError, match=r"mxfp4 experts on cuda: .*triton: needs.*torch: reads"):
+        choose(situation)
 
 
 def test_measured_times_decide_among_those_that_can() -> None:
-    situation = Situation(**HOPPER, format="fp8")
+    situation = Situation(**DEEP)
     found = choose(situation, {"triton": 30.0, "torch": 12.5, "compiled": 1.0})
     assert str(found) == "torch (measured 12.5 us)"
     assert found.passed_over["triton"] == "measured 30.0 us"
+    assert choose(situation, {"triton": 30.0, "torch": 29.0}).backend == "triton"  # no real gain
+    assert choose(situation, {"triton": 1.0, "torch": 9.0}, {"triton": "failed"}).backend == "torch"
 
 
 def test_bad_input_is_named() -> None:
     with pytest.raises(DSparkError, match="'int3' is none of"):
         Situation("cpu", "int3")
-    with pytest.raises(DSparkError, match="-1 rows"):
-        Situation("cpu", "fp8", rows=-1)
+    with pytest.raises(DSparkError, match="-1 tokens"):
+        Situation("cpu", "fp8", tokens=-1)
+    with pytest.raises(DSparkError, match="top 9 of 8"):
+        Situation("cpu", "fp8", top_k=9)
+    good = weights()
+    assert good.values is not None
+    gate, up, down = good.values
+    with pytest.raises(DSparkError, match=r"are not \[E, I, d\] twice"):
+        ExpertWeights("bf16", (gate, up, up))
+    with pytest.raises(DSparkError, match="neither codes nor values"):
+        ExpertWeights("bf16")
+    bad = up.clone()
+    bad[1, 2, 3] = float("inf")
+    with pytest.raises(DSparkError, match="1 of 8192 up weights are NaN or infinite"):
+        ExpertWeights("bf16", (gate, bad, down))
+    codes = [quantise(part, "fp8") for part in (gate, up, down)]
+    codes[2].scales[0, 0, 0] = float("nan")
+    with pytest.raises(DSparkError, match="1 of 4 down scales are NaN or infinite"):
+        ExpertWeights("fp8", codes=tuple(codes))
+    with pytest.raises(DSparkError, match="gate is fp8, not mxfp4"):
+        ExpertWeights("mxfp4", codes=tuple(codes))
 
 
-def test_a_failing_backend_is_one_line_and_the_next_one(caplog) -> None:
-    situation = Situation(**HOPPER, format="fp8")
-
-    def broken() -> str:
-        raise RuntimeError("no such kernel image\nand more")
-
-    with caplog.at_level(logging.WARNING):
-        assert with_fallback(situation, {"triton": broken, "torch": lambda: "done"}) == "done"
-    assert [r.getMessage() for r in caplog.records] == [
-        "sglang-dspark: experts by triton failed: no such kernel image"
-    ]
-    with pytest.raises(DSparkError, match="every backend failed"):
-        with_fallback(situation, {"triton": broken})
+@pytest.mark.parametrize("name", ["torch", "compiled"])
+def test_backends_here_agree_with_the_module(name: str) -> None:
+    module = MoE(tiny_config(hidden_size=64, num_experts=4, experts_per_token=2,
+                             moe_intermediate_size=32, num_shared_experts=0))  # fmt: skip
+    shape = module.gate.c
+    call = BACKENDS[name].prepare(expert_backends.weights_of(module, shape))
+    x = torch.randn(9, 64)
+    with torch.no_grad():
+        routing = module.gate(x)
+        found = call(x, routing.experts, routing.weights)
+        torch.testing.assert_close(found, module(x), atol=1e-5, rtol=1e-4)
 
 
-def test_a_slow_path_is_announced(caplog) -> None:
+def test_no_tokens_give_no_rows_and_unknown_experts_are_named() -> None:
+    layer = RoutedExperts(weights(), Chooser(SMALL))
+    x, ids, own = rows(3)
+    with torch.no_grad():
+        assert layer(x[:0], ids[:0], own[:0]).shape == (0, 64)
+        with pytest.raises(DSparkError, match=r"names experts 1\.\.4, there are 4"):
+            layer(x, ids + 1 - ids.min(), own)
+
+
+def test_a_failing_backend_is_one_line_and_the_next_one_takes_the_call(
+    own_backends: None, caplog: pytest.LogCaptureFixture
+) -> None:
+    calls = []
+
+    def broken(_weights: ExpertWeights):
+        def call(x, ids, own):
+            calls.append(len(x))
+            raise RuntimeError("no such kernel image\nand more")
+
+        return call
+
+    register(Backend("broken", lambda: None, lambda s: None, broken), before="compiled")
+    chooser = Chooser(SMALL)
+    layers = [RoutedExperts(weights(), chooser) for _ in range(3)]
+    x, ids, own = rows(5)
+    with caplog.at_level(logging.WARNING), torch.no_grad():
+        outs = [layer(x, ids, own) for layer in layers]
+        expected = BACKENDS["torch"].prepare(weights())(x, ids, own)
+    torch.testing.assert_close(outs[2], expected, atol=1e-5, rtol=1e-4)
+    assert calls == [5], "asked again"
+    (line,) = [r.getMessage() for r in caplog.records]
+    assert "experts by compiled" in line
+    assert line.endswith("; broken failed: no such kernel image")
+    for name in [n for n in BACKENDS if n != "broken"]:
+        chooser.drop(name, ValueError("gone"))
+    with pytest.raises(DSparkError, match=r"broken: failed: no such.*torch: failed: gone"):
+        layers[0](x, ids, own)
+
+
+def test_times_of_the_nearest_number_of_tokens_are_taken() -> None:
+    key = TimesKey.of(SMALL, "here", "")
+    timings = (
+        Timing(4, "compiled", 10), Timing(4, "torch", 50),
+        Timing(128, "compiled", 90), Timing(128, "torch", 60),
+    )  # fmt: skip
+    chooser = Chooser(SMALL, TimesTable(key, "2026-01-01T00:00:00+00:00", timings, {}))
+    assert [chooser.name(n) for n in (1, 5, 16, 100, 300)] == ["compiled"] * 3 + ["torch"] * 2
+
+
+def test_a_slow_path_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        announce(choose(Situation("cpu", "fp8", compiled=True)))
         announce(choose(Situation("cpu", "fp8")))
+        announce(choose(Situation("cpu", "fp8", inner=520)))
     first, second = caplog.records
     assert (first.levelno, second.levelno) == (logging.INFO, logging.WARNING)
     assert "experts by torch" in second.getMessage()
-    assert "not by compiled: needs float32" in second.getMessage()
+    assert "compiled: needs float32" in second.getMessage()
 
 
-def test_times_are_read_for_this_device_and_the_nearest_rows(tmp_path) -> None:
-    file, situation = tmp_path / "times.json", Situation(**HOPPER, format="fp8", rows=5)
-    assert read_times(file, "H100", situation) == {}
-    rows = [
-        {"format": "fp8", "rows": 4, "backend": "triton", "us": 20},
-        {"format": "fp8", "rows": 4, "backend": "torch", "us": 40},
-        {"format": "fp8", "rows": 64, "backend": "torch", "us": 60},
-        {"format": "bf16", "rows": 5, "backend": "torch", "us": 1},
-    ]
-    file.write_text(json.dumps({"device": "H100", "versions": {}, "rows": rows}))
-    assert read_times(file, "H100", situation) == {"triton": 20.0, "torch": 40.0}
-    assert read_times(file, "H200", situation) == {}
-    file.write_text("[]")
-    with pytest.raises(DSparkError, match="no table of expert times"):
-        read_times(file, "H100", situation)
+@pytest.mark.parametrize("tokens", [1, 7, 300])
+def test_groups_of_whole_blocks(tokens: int) -> None:
+    """Every pair in a row of its own that is owned by its expert; groups begin at blocks."""
+    ids = torch.randint(0, 6, (tokens, 2), generator=torch.Generator().manual_seed(tokens))
+    place, owners = aligned_places(ids, 6)
+    assert len(owners) % ALIGNED == 0
+    assert len(place.unique()) == ids.numel()
+    assert torch.equal(owners[place].long(), ids.flatten())
+    blocks = owners.view(-1, ALIGNED)
+    assert (blocks == blocks[:, :1]).all()
+    assert (owners.diff() >= 0).all()
+
+
+def test_our_kernels_as_backends_in_the_interpreter() -> None:
+    assert output_of("tests.experts.interpreted_backends").split() == ["7", "agree"]

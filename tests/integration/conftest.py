@@ -1,4 +1,5 @@
-"""Fixtures: demo pair (plain and DSPARK) and tiny pair, each started when first asked for."""
+"""Fixtures: demo pair (plain, DSPARK, DSPARK with experts) and tiny pair (a dense drafter, one with
+experts), each started when first asked for."""
 
 from __future__ import annotations
 
@@ -6,11 +7,15 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from typer.testing import CliRunner
 
+from sglang_dspark.cli.main import app
 from sglang_dspark.models.demo import ensure_demo_target
 from sglang_dspark.models.drafters import shipped_drafter_path
 from tests.integration import tiny_models
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
+
+MOE_DRAFTER = Path(__file__).parents[2] / "drafters" / "smollm2-135m-moe"
 
 
 @pytest.fixture(scope="session")
@@ -79,6 +84,51 @@ def tiny_dspark(pool: ServerPool, noisy: tiny_models.TinyPair) -> Served:
         str(noisy.drafter),
         "--max-running-requests",
         "32",
+        "--dspark-config",
+        str(config),
+    )
+
+
+@pytest.fixture(scope="session")
+def dspark_moe(pool: ServerPool, demo_target: Path) -> Served:
+    """The demo target with the drafter that has experts, all drafts verified: of its own accord the
+    scheduler seldom drafts with it here."""
+    config = pool.folder / "static-demo-moe.yaml"
+    config.write_text("schedule: {mode: static}\n")
+    return pool.start(
+        "dspark-moe",
+        demo_target,
+        *DSPARK_FLAGS,
+        str(MOE_DRAFTER),
+        "--max-running-requests",
+        "16",
+        "--dspark-config",
+        str(config),
+    )
+
+
+@pytest.fixture(scope="session")
+def tiny_moe_drafter(noisy: tiny_models.TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """For the tiny target: FP8 experts, four streams, a window of 16; often wrong."""
+    folder = tmp_path_factory.mktemp("moe")
+    whole = tiny_models.build_moe(folder / "whole", noisy)
+    arguments = ["quantize", str(whole), "--format", "fp8", "--out", str(folder / "fp8")]
+    assert CliRunner().invoke(app, arguments).exit_code == 0
+    return folder / "fp8"
+
+
+@pytest.fixture(scope="session")
+def tiny_moe(pool: ServerPool, noisy: tiny_models.TinyPair, tiny_moe_drafter: Path) -> Served:
+    """The tiny target with that drafter, all drafts verified."""
+    config = pool.folder / "static-moe.yaml"
+    config.write_text("schedule: {mode: static}\n")
+    return pool.start(
+        "tiny-moe",
+        noisy.target,
+        *DSPARK_FLAGS,
+        str(tiny_moe_drafter),
+        "--max-running-requests",
+        "16",
         "--dspark-config",
         str(config),
     )

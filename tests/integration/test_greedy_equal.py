@@ -3,6 +3,8 @@
 Floating-point sums depend on the number of rows in a matrix product, so two logits closer than that
 noise can swap. A first difference is therefore allowed where the plain target's own two logits are
 closer than 1e-3; each such case is counted and shown. After it the texts go their own ways.
+
+The drafter with experts is held to the same in a slow test here, and on tiny models in test_moe.py.
 """
 
 from __future__ import annotations
@@ -48,12 +50,18 @@ def accepted_drafts(answers: list[dict[str, Any]]) -> tuple[int, int]:
     )
 
 
-@pytest.mark.parametrize("concurrency", [1, 8])
-def test_greedy_tokens_are_equal(plain: Served, dspark: Served, concurrency: int) -> None:
+@pytest.mark.parametrize(
+    ("server", "concurrency"),
+    [("dspark", 1), ("dspark", 8), pytest.param("dspark_moe", 8, marks=pytest.mark.slow)],
+)
+def test_greedy_tokens_are_equal(
+    plain: Served, server: str, concurrency: int, request: pytest.FixtureRequest
+) -> None:
     assert len(PROMPTS) >= 40
+    drafting: Served = request.getfixturevalue(server)
     fields = {"max_new_tokens": TOKENS, "sampling_params": {"ignore_eos": True}}
     expected = plain.generate_all(PROMPTS, concurrency, **fields)
-    got = dspark.generate_all(PROMPTS, concurrency, **fields)
+    got = drafting.generate_all(PROMPTS, concurrency, **fields)
 
     near_ties = []
     for prompt, reference, answer in zip(PROMPTS, expected, got, strict=True):
@@ -72,7 +80,7 @@ def test_greedy_tokens_are_equal(plain: Served, dspark: Served, concurrency: int
 
     accepted, steps = accepted_drafts(got)
     print(
-        f"\nconcurrency {concurrency}: {len(PROMPTS)} prompts x {TOKENS} tokens, "
+        f"\n{server}, concurrency {concurrency}: {len(PROMPTS)} prompts x {TOKENS} tokens, "
         f"{accepted} drafts accepted in {steps} steps (tau {1 + accepted / max(steps, 1):.2f}), "
         f"{len(near_ties)} near ties {near_ties}"
     )

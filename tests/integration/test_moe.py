@@ -5,49 +5,22 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
-from typer.testing import CliRunner
 
-from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
 from sglang_dspark.evaluation.proposer import open_drafter
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.patches.drafter_check import _check_moe
 from tests.integration import tiny_models
-from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
+from tests.integration.serving import Served
 
 TOKENS = 48
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("tiny-pair")]
 
 
-@pytest.fixture(scope="module")
-def drafter(noisy: tiny_models.TinyPair, tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("moe")
-    whole = tiny_models.build_moe(folder / "whole", noisy)
-    arguments = ["quantize", str(whole), "--format", "fp8", "--out", str(folder / "fp8")]
-    assert CliRunner().invoke(app, arguments).exit_code == 0
-    return folder / "fp8"
-
-
-@pytest.fixture(scope="module")
-def served(pool: ServerPool, noisy: tiny_models.TinyPair, drafter: Path) -> Served:
-    config = pool.folder / "static-moe.yaml"
-    config.write_text("schedule: {mode: static}\n")
-    return pool.start(
-        "tiny-moe",
-        noisy.target,
-        *DSPARK_FLAGS,
-        str(drafter),
-        "--max-running-requests",
-        "8",
-        "--dspark-config",
-        str(config),
-    )
-
-
 def test_served_steps_are_the_engines(
-    served: Served, noisy: tiny_models.TinyPair, drafter: Path
+    tiny_moe: Served, noisy: tiny_models.TinyPair, tiny_moe_drafter: Path
 ) -> None:
     """Tokens of plain decoding, and as many steps and accepted drafts as the engine has; prompts
     are longer and shorter than the window, alone and eight at a time."""
@@ -55,11 +28,11 @@ def test_served_steps_are_the_engines(
     prompts = [[5 + (7 * i + j) % 200 for j in range(3 + 5 * i)] for i in range(8)]
     settings = DecodeSettings(max_new_tokens=TOKENS, batch=8)
     plain = ReferenceEngine(target, None, settings).run(prompts)
-    drafted = ReferenceEngine(target, open_drafter(drafter, target), settings).run(prompts)
+    drafted = ReferenceEngine(target, open_drafter(tiny_moe_drafter, target), settings).run(prompts)
     fields = {"max_new_tokens": TOKENS, "sampling_params": {"ignore_eos": True}}
-    alone = served.generate_all(prompts, 1, **fields)
-    served.flush_cache()
-    together = served.generate_all(prompts, 8, **fields)
+    alone = tiny_moe.generate_all(prompts, 1, **fields)
+    tiny_moe.flush_cache()
+    together = tiny_moe.generate_all(prompts, 8, **fields)
     counts = []
     for reference, own, first, second in zip(plain, drafted, alone, together, strict=True):
         assert len(reference.tokens) == TOKENS
@@ -71,18 +44,18 @@ def test_served_steps_are_the_engines(
             assert meta["spec_verify_ct"] == len(own.steps)
             assert meta["spec_num_correct_drafts"] == accepted
     assert sum(counts) > TOKENS, "too few accepted drafts to tell anything"
-    assert "DSparkMoEModel" in served.log
+    assert "DSparkMoEModel" in tiny_moe.log
 
 
 @pytest.mark.parametrize(
     ("change", "message"), [({"tp_size": 2}, "tp-size is 2"), ({"device": "cuda"}, "on a CPU only")]
 )
-def test_what_is_not_served_is_refused(drafter: Path, change: dict, message: str) -> None:
+def test_what_is_not_served_is_refused(tiny_moe_drafter: Path, change: dict, message: str) -> None:
     class Arguments:
         tp_size, device = 1, "cpu"
 
-    _check_moe(drafter, Arguments())
+    _check_moe(tiny_moe_drafter, Arguments())
     for name, value in change.items():
         setattr(Arguments, name, value)
     with pytest.raises(DSparkError, match=message):
-        _check_moe(drafter, Arguments())
+        _check_moe(tiny_moe_drafter, Arguments())

@@ -1,15 +1,18 @@
-"""Losslessness of sampling, served: transitions drawn through DSPARK follow the target's own law.
+"""Losslessness of sampling, served: tokens drawn through DSPARK follow the target's own joint law.
 
 The tiny target's next token depends on the last token alone, by a table known exactly. The drafter
-holds a distorted table, so about half of its drafts are rejected and the residual law decides. A
-chi-square test over the most visited states compares the counts with softmax(logits / T) after
-top-k; the same test must reject the drafter's own law and another temperature.
+holds a distorted table, so about half of its drafts are rejected and the residual law decides. Two
+chi-square tests over the most visited states compare counts with softmax(logits / T) after top-k:
+of the next token, and of the next two together. The same tests must reject the drafter's own law
+and another temperature. A dense drafter, and one with experts, whose layers have a say of their own
+beside the table.
 """
 
 from __future__ import annotations
 
 import itertools
 from collections import Counter
+from collections.abc import Callable
 
 import pytest
 import torch
@@ -22,7 +25,6 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("tiny-pair")]
 
 TEMPERATURE = 0.8
 TOP_K = 8
-REQUESTS = 512
 TOKENS = 96
 CONCURRENCY = 16
 LEAST_EXPECTED = 5.0
@@ -35,14 +37,21 @@ def law(logits: torch.Tensor, temperature: float = TEMPERATURE) -> torch.Tensor:
     return scaled.masked_fill(scaled < kth, float("-inf")).softmax(-1)
 
 
-def p_value(counts: Counter[tuple[int, int]], probabilities: torch.Tensor) -> float:
-    """Chi-square p-value of transition counts; rare outcomes of a state are pooled."""
+def of_two(probabilities: torch.Tensor) -> Callable[[int], torch.Tensor]:
+    """State -> law of the next two tokens (b, c), outcome b * V + c: [V * V]."""
+    return lambda state: (probabilities[state][:, None] * probabilities).flatten()
+
+
+def p_value(
+    counts: Counter[tuple[int, int]], probabilities: Callable[[int], torch.Tensor]
+) -> float:
+    """Chi-square p-value of counts of (state, outcome); rare outcomes of a state are pooled."""
     visits: Counter[int] = Counter()
     for (state, _), n in counts.items():
         visits[state] += n
     statistic, freedom = 0.0, 0
     for state, total in visits.items():
-        expected = probabilities[state] * total
+        expected = probabilities(state) * total
         frequent = (expected >= LEAST_EXPECTED).nonzero().flatten().tolist()
         observed = [counts[state, token] for token in frequent]
         wanted = expected[frequent].tolist()
@@ -75,25 +84,38 @@ def drafter_logits(pair: TinyPair) -> torch.Tensor:
     return weights["markov_head.markov_w1.weight"] @ weights["markov_head.markov_w2.weight"].T
 
 
-def test_sampled_transitions_follow_the_target(tiny_dspark: Served, noisy: TinyPair) -> None:
-    prompts = [[10 + i % 200] for i in range(REQUESTS)]
-    answers = tiny_dspark.generate_all(
+@pytest.mark.parametrize(("server", "requests"), [("tiny_dspark", 512), ("tiny_moe", 256)])
+def test_sampled_tokens_follow_the_target(
+    server: str, requests: int, noisy: TinyPair, request: pytest.FixtureRequest
+) -> None:
+    served: Served = request.getfixturevalue(server)
+    prompts = [[10 + i % 200] for i in range(requests)]
+    answers = served.generate_all(
         prompts,
         CONCURRENCY,
         max_new_tokens=TOKENS,
         sampling_params={"temperature": TEMPERATURE, "top_k": TOP_K, "ignore_eos": True},
     )
-    counts: Counter[tuple[int, int]] = Counter()
+    ones: Counter[tuple[int, int]] = Counter()
+    twos: Counter[tuple[int, int]] = Counter()
+    size = len(noisy.logits)
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = [*prompt, *answer["output_ids"]]
-        counts.update(itertools.pairwise(tokens))
+        ones.update(itertools.pairwise(tokens))
+        for a, b, c in zip(tokens[::2], tokens[1::2], tokens[2::2], strict=False):  # no overlap
+            twos[a, b * size + c] += 1
     metas = [answer["meta_info"] for answer in answers]
     steps = sum(meta["spec_verify_ct"] for meta in metas)
-    accepted = sum(meta["spec_num_correct_drafts"] for meta in metas)
-    rate = accepted / steps
-    print(f"\n{sum(counts.values())} transitions, {rate:.2f} drafts accepted a step")
+    rate = sum(meta["spec_num_correct_drafts"] for meta in metas) / steps
+    right, drafted, warmer = (
+        law(noisy.logits),
+        law(drafter_logits(noisy)),
+        law(noisy.logits, temperature=1.0),
+    )
+    found = p_value(ones, right.__getitem__), p_value(twos, of_two(right))
+    print(f"\n{sum(ones.values())} transitions, {rate:.2f} drafts accepted a step, p {found}")
     assert 0.3 < rate < 4.0, "both acceptance and rejection must occur often"
-
-    assert p_value(counts, law(noisy.logits)) > 1e-4
-    assert p_value(counts, law(drafter_logits(noisy))) < 1e-9
-    assert p_value(counts, law(noisy.logits, temperature=1.0)) < 1e-9
+    assert min(found) > 1e-4
+    for wrong in (drafted, warmer):
+        assert p_value(ones, wrong.__getitem__) < 1e-9
+        assert p_value(twos, of_two(wrong)) < 1e-9

@@ -12,7 +12,8 @@ front of it. Two tests of the same hypothesis, that token t was drawn from its p
 - Chi-square of the ranks of the drawn tokens; sums of martingale differences, so the chance of a
   false alarm is alpha up to the normal approximation of thousands of tokens.
 
-Together they raise a false alarm in fewer than 2 of 10,000 runs.
+Together they raise a false alarm in fewer than 2 of 10,000 runs. The drafter with experts is held
+to them in a slow test, with every draft verified: alone, the scheduler seldom drafts with it here.
 """
 
 from __future__ import annotations
@@ -163,7 +164,14 @@ def fates(answers: list[dict[str, Any]]) -> tuple[int, int]:
     return accepted, admitted - accepted
 
 
-def test_scheduled_sampling_follows_the_plain_law(plain: Served, dspark: Served) -> None:
+@pytest.mark.parametrize(
+    ("server", "scheduled"),
+    [("dspark", True), pytest.param("dspark_moe", False, marks=pytest.mark.slow)],
+)
+def test_sampling_follows_the_plain_law(
+    plain: Served, server: str, scheduled: bool, request: pytest.FixtureRequest
+) -> None:
+    dspark: Served = request.getfixturevalue(server)
     prompts = [tokens_of(dspark, PROMPTS[i % len(PROMPTS)]) for i in range(REQUESTS)]
     answers: list[dict[str, Any]] = []
     for _ in range(ROUNDS):  # how much is drafted depends on how fast the machine is just now
@@ -178,8 +186,9 @@ def test_scheduled_sampling_follows_the_plain_law(plain: Served, dspark: Served)
 
     counts = windows(answers)
     print(f"\n{len(drawn)} tokens, windows {counts}, drafts accepted, rejected {fates(answers)}")
-    assert sum(steps > 0 for steps in counts) >= 3, "windows of one length are not ragged"
-    assert sum(counts[1 : GAMMA + 1]) > 0, "no window was cut"
+    if scheduled:
+        assert sum(steps > 0 for steps in counts) >= 3, "windows of one length are not ragged"
+        assert sum(counts[1 : GAMMA + 1]) > 0, "no window was cut"
     assert min(fates(answers)) >= FATES, "both fates must occur often"
 
     assert evidence(drawn) < np.log(1 / ALPHA)

@@ -12,7 +12,7 @@ from sglang_dspark.drafter.hyper_connections import (
     StreamRead,
     doubly_stochastic,
 )
-from sglang_dspark.drafter.moe import MoE, Routing
+from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.serving.cpu import expert_ops, paged
 from sglang_dspark.serving.cpu.context_window import narrowed
 from sglang_dspark.serving.cpu.plan import make_plan
@@ -36,43 +36,64 @@ def moe(**changes: object) -> MoE:
     return made
 
 
+def routed(module: MoE) -> expert_ops.CompiledExperts:
+    e = module.experts
+    return expert_ops.CompiledExperts(e.gate_proj, e.up_proj, e.down_proj)
+
+
 @pytest.mark.parametrize("rows", [1, 5, 40, 200])
-@pytest.mark.parametrize("shared", [0, 1, 2])
 @torch.no_grad()
-def test_experts_are_the_modules(rows: int, shared: int) -> None:
-    module = moe(num_shared_experts=shared)
-    compiled = expert_ops.CompiledExperts.of(module)
-    assert compiled is not None
+def test_experts_are_the_modules(rows: int) -> None:
+    module = moe(num_shared_experts=0)
     x = torch.randn(rows, 64)
-    torch.testing.assert_close(compiled(x, module.gate(x)), module(x), atol=1e-5, rtol=1e-4)
+    routing = module.gate(x)
+    found = routed(module)(x, routing.experts, routing.weights)
+    torch.testing.assert_close(found, module(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+@torch.no_grad()
+def test_shared_experts_are_the_modules(shared: int) -> None:
+    module = moe(num_shared_experts=shared).shared_experts
+    compiled = expert_ops.CompiledShared.of(module)
+    assert compiled is not None
+    assert module is not None
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(compiled(x), module(x), atol=1e-5, rtol=1e-4)
+    assert expert_ops.CompiledShared.of(None) is None
+    assert expert_ops.CompiledShared.of(moe(moe_intermediate_size=24).shared_experts) is None
+    assert expert_ops.CompiledShared.of(moe().bfloat16().shared_experts) is None
 
 
 @torch.no_grad()
 def test_a_token_has_the_same_bits_alone_and_among_others() -> None:
     module = moe()
-    compiled = expert_ops.CompiledExperts.of(module)
-    assert compiled is not None
+    compiled = routed(module)
     x = torch.randn(30, 64)
     routing = module.gate(x)
-    together = compiled(x, routing)
+    together = compiled(x, routing.experts, routing.weights)
     for t in range(30):
-        own = Routing(routing.experts[t : t + 1], routing.weights[t : t + 1])
-        assert torch.equal(compiled(x[t : t + 1], own)[0], together[t])
+        own = routing.experts[t : t + 1], routing.weights[t : t + 1]
+        assert torch.equal(compiled(x[t : t + 1], *own)[0], together[t])
 
 
 @torch.no_grad()
 def test_everyone_may_choose_one_expert() -> None:
-    module = moe(experts_per_token=1)
+    module = moe(experts_per_token=1, num_shared_experts=0)
     module.gate.e_score_correction_bias[3] = 100.0
-    compiled = expert_ops.CompiledExperts.of(module)
-    assert compiled is not None
     x = torch.randn(7, 64)
-    torch.testing.assert_close(compiled(x, module.gate(x)), module(x), atol=1e-5, rtol=1e-4)
+    routing = module.gate(x)
+    found = routed(module)(x, routing.experts, routing.weights)
+    torch.testing.assert_close(found, module(x), atol=1e-5, rtol=1e-4)
 
 
-def test_other_widths_and_dtypes_stay_with_the_module() -> None:
-    assert expert_ops.CompiledExperts.of(moe(moe_intermediate_size=24)) is None
-    assert expert_ops.CompiledExperts.of(moe().bfloat16()) is None
+@torch.no_grad()
+def test_rows_that_do_not_fit_are_refused() -> None:
+    module = moe()
+    x = torch.randn(3, 64)
+    routing = module.gate(x)
+    with pytest.raises(RuntimeError, match="are not for the compiled experts"):
+        routed(module)(x.double(), routing.experts, routing.weights)
 
 
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 1e3])

@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.drafter.hyper_connections import SINKHORN_ROUNDS, HyperConnection, StreamRead
-from sglang_dspark.drafter.moe import Experts, MoE, Routing, permute_tokens
+from sglang_dspark.drafter.moe import SharedExperts, permute_tokens
 from sglang_dspark.serving.cpu import fused_ops, linear
 from sglang_dspark.serving.cpu.jit import exact_kernel, exp32, kernel, multiply_at
 from sglang_dspark.serving.cpu.narrow_matmul import LANES, MAX_BLOCK_ROWS
@@ -199,50 +199,67 @@ def fits(x: Any) -> bool:
 
 
 class CompiledExperts:
-    """The experts of one layer, their gate and up weights stacked; weights are the layer's at the
-    time this is made. `of` gives None where the layer does not fit."""
+    """Routed experts of one layer, their gate and up weights stacked; weights are what was given at
+    the time this is made. A backend of experts/backends.py, registered by
+    serving/expert_backends.py."""
 
-    def __init__(self, moe: MoE, entry: int):
-        e = moe.experts
-        self.entry, self.inner = entry, int(e.gate_proj.shape[1])
-        self.gate_up = torch.cat([e.gate_proj, e.up_proj], 1).contiguous()  # [E, 2 I, d]
-        self.down = e.down_proj.detach().contiguous()
-        self.shared_gate_up: Tensor | None = None
-        if moe.shared_experts is not None:
-            s = moe.shared_experts
-            self.shared_gate_up = torch.cat([s.gate_proj.weight, s.up_proj.weight]).contiguous()
-            self.shared_down = s.down_proj.weight.detach().contiguous()
+    def __init__(self, gate: Tensor, up: Tensor, down: Tensor):
+        """gate, up: [E, I, d]; down: [E, d, I]; float32, I and d multiples of 16.
 
-    @classmethod
-    def of(cls, moe: MoE) -> CompiledExperts | None:
-        """None where weights are not float32 in widths that the matrix kernel takes."""
-        multiply = linear.prepare()
-        e: Experts = moe.experts
-        width = e.down_proj.shape[1:]
-        if multiply is None or not _plain(moe) or any(int(w) % LANES for w in width):
-            return None
-        with torch.no_grad():
-            return cls(moe, multiply.entry)
+        Raises RuntimeError where this processor has no matrix kernel.
+        """
+        self.entry, self.inner = _entry(), int(gate.shape[1])
+        self.gate_up = torch.cat([gate.detach(), up.detach()], 1).contiguous()  # [E, 2 I, d]
+        self.down = down.detach().contiguous()
 
-    def __call__(self, x: Tensor, routing: Routing) -> Tensor:
-        """x [T, d] and whom its tokens go to -> [T, d], shared experts included."""
-        plan = permute_tokens(routing.experts, len(self.gate_up))
-        x = x.contiguous()
-        out = torch.zeros_like(x)
-        if self.shared_gate_up is not None:
-            inner = self.shared_down.shape[1]
-            room = torch.empty(len(x), 3 * inner)
-            _swiglu(
-                self.entry, x.numpy(), self.shared_gate_up.data_ptr(), self.shared_down.data_ptr(),
-                inner, room[:, : 2 * inner].contiguous().numpy(),
-                room[:, 2 * inner :].contiguous().numpy(), out.numpy(),
-            )  # fmt: skip
+    def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """x [T, d], ids [T, k], weights [T, k] -> [T, d]; rows that `fits`, else RuntimeError."""
+        if not fits(x):
+            raise RuntimeError(f"rows {tuple(x.shape)} {x.dtype} are not for the compiled experts")
+        plan = permute_tokens(ids, len(self.gate_up))
+        x, out = x.contiguous(), torch.zeros(x.shape)
         _experts(
             self.entry, x.numpy(), plan.order.numpy(), plan.back.numpy(), plan.counts.numpy(),
-            routing.weights.numpy(), self.gate_up.data_ptr(), self.down.data_ptr(), self.inner,
+            weights.contiguous().numpy(), self.gate_up.data_ptr(), self.down.data_ptr(),
+            self.inner, out.numpy(),
+        )  # fmt: skip
+        return out
+
+
+class CompiledShared:
+    """The shared experts of one layer, from the module's weights at the time this is made."""
+
+    @classmethod
+    def of(cls, shared: SharedExperts | None) -> CompiledShared | None:
+        """None where there are none, or the matrix kernel does not take their weights."""
+        if shared is None or linear.prepare() is None or not _plain(shared):
+            return None
+        fitting = all(size % LANES == 0 for size in shared.down_proj.weight.shape)
+        return cls(shared) if fitting else None
+
+    def __init__(self, shared: SharedExperts):
+        self.entry, down = _entry(), shared.down_proj.weight.detach()
+        with torch.no_grad():
+            both = torch.cat([shared.gate_proj.weight, shared.up_proj.weight])
+        self.gate_up, self.down = both.contiguous(), down.contiguous()
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, d] -> [T, d]."""
+        inner = self.down.shape[1]
+        x, out = x.contiguous(), torch.zeros(x.shape)
+        _swiglu(
+            self.entry, x.numpy(), self.gate_up.data_ptr(), self.down.data_ptr(), inner,
+            np.empty((len(x), 2 * inner), np.float32), np.empty((len(x), inner), np.float32),
             out.numpy(),
         )  # fmt: skip
         return out
+
+
+def _entry() -> int:
+    multiply = linear.prepare()
+    if multiply is None:
+        raise RuntimeError("this processor has no matrix kernel")
+    return multiply.entry
 
 
 class CompiledStreams:

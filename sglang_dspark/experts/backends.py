@@ -1,0 +1,210 @@
+"""Implementations of a layer's routed experts under one signature, and which can serve what.
+
+A backend takes weights once (`prepare`) and gives a call: x [T, d], ids [T, k], weights [T, k]
+float32 -> [T, d] in x's dtype, the weighted sum of each token's experts (DeepSeek-V3, 2.1.2),
+shared ones left out. `BACKENDS` holds them in the order of preference where nothing was measured.
+Ours come first. Others' stand behind them: their calls follow the sources and have not been run, so
+only a measurement, which also compares results, brings one forward.
+
+    compiled      CPU: products and gate in one compiled call (serving/cpu/expert_ops.py)
+    triton        CUDA: kernels/grouped_moe.py, all formats, BF16 rows; can be captured in a graph
+    triton-fp8    the same with rows rounded to FP8 on the fly
+    deep_gemm     Hopper: DeepGEMM's contiguous FP8 product
+    sglang        CUDA: SGLang's Triton fused MoE (serving/expert_backends.py), BF16 and FP8
+    flashinfer    Hopper and later: FlashInfer's CUTLASS fused MoE, BF16
+    torch         anywhere: one product an expert on restored weights; it reads counts on the host
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib.util import find_spec
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.drafter.moe import Routing, weighted_experts
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.formats import dequantise, expert_format, quantise
+from sglang_dspark.experts.layout import Quantised
+
+Call = Callable[[Tensor, Tensor, Tensor], Tensor]
+Three = tuple[Tensor, Tensor, Tensor]
+
+
+@dataclass(frozen=True)
+class ExpertWeights:
+    """The routed experts of a layer: gate and up [E, I, d], down [E, d, I]; as codes, as floating
+    point values, or both, which then say the same.
+
+    Raises DSparkError for an unknown format, shapes that do not fit each other, and NaN or infinite
+    values or scales.
+    """
+
+    format: str
+    values: Three | None = None
+    codes: tuple[Quantised, Quantised, Quantised] | None = None
+
+    def __post_init__(self) -> None:
+        expert_format(self.format)
+        if self.values is None and self.codes is None:
+            raise DSparkError("experts: neither codes nor values are given")
+        for parts in (self.values, self.codes):
+            if parts is not None:
+                _check_shapes([tuple(part.shape) for part in parts])
+        for name, part in zip(("gate", "up", "down"), self.values or (), strict=False):
+            _check_finite(f"{name} weights", ~part.isfinite())
+        for name, code in zip(("gate", "up", "down"), self.codes or (), strict=False):
+            if code.format != self.format:
+                raise DSparkError(f"experts: {name} is {code.format}, not {self.format}")
+            for scale in (code.scales, code.global_scale):
+                if scale is not None:
+                    whole = scale.dtype == torch.uint8  # E8M0, whose 255 is NaN
+                    bad = scale == 255 if whole else ~scale.float().isfinite()
+                    _check_finite(f"{name} scales", bad)
+
+    @property
+    def shape(self) -> tuple[int, int, int]:
+        """(E, I, d)."""
+        parts = self.values if self.values is not None else self.codes
+        assert parts is not None  # as __post_init__ has seen
+        experts, inner, width = parts[0].shape
+        return experts, inner, width
+
+    def restored(self) -> Three:
+        """gate, up, down in floating point."""
+        if self.values is not None:
+            return self.values
+        assert self.codes is not None
+        gate, up, down = (dequantise(code) for code in self.codes)
+        return gate, up, down
+
+    def coded(self) -> tuple[Quantised, Quantised, Quantised]:
+        """gate, up, down in the format; values are rounded to it where no codes were given."""
+        if self.codes is not None:
+            return self.codes
+        assert self.values is not None
+        gate, up, down = (quantise(value, self.format) for value in self.values)
+        return gate, up, down
+
+
+def _check_shapes(shapes: list[tuple[int, ...]]) -> None:
+    gate, up, down = shapes
+    if len(gate) != 3 or up != gate or down != (gate[0], gate[2], gate[1]):
+        raise DSparkError(
+            f"experts: gate {gate}, up {up} and down {down} are not [E, I, d] twice and [E, d, I]"
+        )
+
+
+def _check_finite(what: str, bad: Tensor) -> None:
+    count = int(bad.sum())
+    if count:
+        raise DSparkError(f"experts: {count} of {bad.numel()} {what} are NaN or infinite")
+
+
+@dataclass(frozen=True)
+class Situation:
+    """What is to be computed where.
+
+    device: torch's device type; capability: of a CUDA device. experts, inner, width: E, I, d of a
+    layer; top_k: experts of a token. tokens: of a pass. dtype: of the rows. graph: the pass is
+    captured. Raises DSparkError for an unknown format and for numbers that cannot be.
+    """
+
+    device: str
+    format: str
+    experts: int = 8
+    inner: int = 512
+    width: int = 576
+    top_k: int = 2
+    tokens: int = 8
+    dtype: torch.dtype = torch.float32
+    graph: bool = False
+    capability: tuple[int, int] | None = None
+
+    def __post_init__(self) -> None:
+        expert_format(self.format)
+        if self.tokens < 0 or min(self.experts, self.inner, self.width) < 1:
+            raise DSparkError(
+                f"experts: {self.tokens} tokens for {self.experts} experts of "
+                f"{self.width} x {self.inner}"
+            )
+        if not 1 <= self.top_k <= self.experts:
+            raise DSparkError(f"experts: top {self.top_k} of {self.experts}")
+
+    @property
+    def rows(self) -> float:
+        """Tokens of an expert, on average."""
+        return self.tokens * self.top_k / self.experts
+
+
+@dataclass(frozen=True)
+class Backend:
+    """missing: what is not installed here, or None. refusal: why it cannot serve a situation, or
+    None. prepare: weights to a call."""
+
+    name: str
+    missing: Callable[[], str | None]
+    refusal: Callable[[Situation], str | None]
+    prepare: Callable[[ExpertWeights], Call]
+
+    def why_not(self, situation: Situation) -> str | None:
+        """Why it cannot serve this; None where it can."""
+        return self.refusal(situation) or self.missing()
+
+
+BACKENDS: dict[str, Backend] = {}
+
+
+def register(backend: Backend, before: str | None = None) -> None:
+    """Add a backend in front of another one, by default last; again is allowed and does nothing."""
+    if backend.name in BACKENDS:
+        return
+    order = list(BACKENDS.items())
+    at = list(BACKENDS).index(before) if before else len(order)
+    BACKENDS.clear()
+    BACKENDS.update([*order[:at], (backend.name, backend), *order[at:]])
+
+
+def needs(package: str) -> Callable[[], str | None]:
+    """A probe for a package that is imported only where it is used."""
+    return lambda: None if find_spec(package) else f"{package} is not installed"
+
+
+def _torch_refusal(s: Situation) -> str | None:
+    return "reads counts on the host, which a graph cannot" if s.graph else None
+
+
+def _prepare_torch(weights: ExpertWeights) -> Call:
+    restored = weights.restored()
+    by_dtype: dict[torch.dtype, list[Tensor]] = {}
+
+    def call(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
+        if x.dtype not in by_dtype:
+            by_dtype[x.dtype] = [part.to(x.dtype) for part in restored]
+        return weighted_experts(x, Routing(ids.long(), own), *by_dtype[x.dtype])
+
+    return call
+
+
+def joined(first: Quantised, second: Quantised) -> Quantised:
+    """Two weights [E, N, K] as one [E, 2N, K].
+
+    Raises DSparkError where blocks would straddle the seam (FP8, N no multiple of 128) and where
+    each has a scale of its own over the whole matrix (NVFP4).
+    """
+    experts, rows, width = first.shape
+    if first.global_scale is not None:
+        raise DSparkError(f"{first.format}: gate and up have overall scales of their own")
+    if first.format == "fp8" and rows % 128:
+        raise DSparkError(f"fp8: {rows} rows are no whole number of blocks of 128")
+    scales = None
+    if first.scales is not None and second.scales is not None:
+        scales = torch.cat([first.scales, second.scales], 1)
+    parts = [first.payload.view(torch.uint8), second.payload.view(torch.uint8)]
+    payload = torch.cat(parts, 1).view(first.payload.dtype)
+    return Quantised(first.format, (experts, 2 * rows, width), payload, scales)
+
+
+register(Backend("torch", lambda: None, _torch_refusal, _prepare_torch))

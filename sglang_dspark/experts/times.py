@@ -1,0 +1,248 @@
+"""Measured times of the experts' backends: what `dispatch.Chooser` decides by.
+
+A table belongs to the machine, layer shape, format and versions that it was measured with. Its key
+says which, and a table with another key is refused. A backend whose result is not that of the torch
+reference, or that fails, is no part of it; the table says why.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import math
+import os
+import time
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, fields, replace
+from datetime import UTC, datetime
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, Situation
+from sglang_dspark.paths import cache_root
+
+FORMAT = 1
+TOKENS = (1, 8, 64)
+REPEATS = 5
+_UNFIT = ("failed:", "its result differs")
+MOST_DIFFERENCE = 1e-2  # from the reference, see `_difference`; rows rounded to FP8 have 1e-3
+FAILURES = (
+    RuntimeError,
+    ValueError,
+    TypeError,
+    AttributeError,
+    AssertionError,
+    ImportError,
+    OSError,
+)
+
+
+@dataclass(frozen=True)
+class TimesKey:
+    """Everything that the times depend on besides the number of tokens."""
+
+    device: str
+    format: str
+    shape: str  # "8 experts of 576 x 512, top 2"
+    dtype: str
+    graph: bool
+    versions: str
+
+    @classmethod
+    def of(cls, situation: Situation, device: str, versions: str) -> TimesKey:
+        """device: the processor's or GPU's name, with whatever else its speed depends on."""
+        s = situation
+        shape = f"{s.experts} experts of {s.width} x {s.inner}, top {s.top_k}"
+        return cls(device, s.format, shape, str(s.dtype).removeprefix("torch."), s.graph, versions)
+
+    def differences(self, other: TimesKey) -> list[str]:
+        """`field: ours, not theirs` for each field that differs."""
+        ours, theirs = asdict(self), asdict(other)
+        return [f"{k}: {ours[k]!r}, not {theirs[k]!r}" for k in ours if ours[k] != theirs[k]]
+
+
+@dataclass(frozen=True)
+class Timing:
+    """Least time of a backend's call on a pass of so many tokens, microseconds."""
+
+    tokens: int
+    backend: str
+    us: float
+
+    def __post_init__(self) -> None:
+        if self.tokens < 1 or not (math.isfinite(self.us) and self.us > 0):
+            raise ValueError(f"{self.backend} took {self.us} us for {self.tokens} tokens")
+
+
+@dataclass(frozen=True)
+class TimesTable:
+    """key: of what. date: UTC, ISO 8601. refused: backend -> why it was not timed."""
+
+    key: TimesKey
+    date: str
+    timings: tuple[Timing, ...]
+    refused: Mapping[str, str]
+
+    @property
+    def unfit(self) -> dict[str, str]:
+        """Backends that failed or were wrong, and how; others of `refused` do not serve this."""
+        return {name: why for name, why in self.refused.items() if why.startswith(_UNFIT)}
+
+    def near(self, tokens: int) -> dict[str, float]:
+        """Backend -> us at the measured number of tokens nearest by ratio."""
+        counts = {t.tokens for t in self.timings}
+        if not counts:
+            return {}
+        nearest = min(counts, key=lambda n: (abs(math.log(n / max(tokens, 1))), n))
+        return {t.backend: t.us for t in self.timings if t.tokens == nearest}
+
+    def __str__(self) -> str:
+        parts = []
+        for tokens in sorted({t.tokens for t in self.timings}):
+            near = sorted(self.near(tokens).items(), key=lambda pair: pair[1])
+            parts.append(f"{tokens} tokens " + ", ".join(f"{n} {us:.0f} us" for n, us in near))
+        return f"{self.key.format}, {self.key.shape}, {self.date[:10]}: " + "; ".join(parts)
+
+
+@torch.no_grad()
+def measure(
+    weights: ExpertWeights,
+    situation: Situation,
+    key: TimesKey,
+    tokens: tuple[int, ...] = TOKENS,
+    repeats: int = REPEATS,
+) -> TimesTable:
+    """Time every backend that is here and can serve the situation, on the weights' device.
+
+    Least of `repeats` calls behind one that warms up; rows are random, the same for all.
+    """
+    timings: list[Timing] = []
+    refused: dict[str, str] = {}
+    ready: dict[str, Call] = {}
+    for count in tokens:
+        given = _rows(replace(situation, tokens=count))
+        expected = BACKENDS["torch"].prepare(weights)(*given)
+        for name, backend in BACKENDS.items():
+            why = refused.get(name) or backend.why_not(replace(situation, tokens=count))
+            if why is not None:
+                refused.setdefault(name, why)
+                continue
+            try:
+                call = ready.setdefault(name, ready.get(name) or backend.prepare(weights))
+                difference = _difference(call(*given), expected)
+                if difference > MOST_DIFFERENCE:
+                    refused[name] = f"{_UNFIT[1]} from the reference by {difference:.1e}"
+                    continue
+                timings.append(Timing(count, name, _least_us(call, given, repeats)))
+            except (*FAILURES, DSparkError) as error:
+                refused[name] = f"{_UNFIT[0]} {first_line(error)}"
+    table = TimesTable(key, datetime.now(UTC).isoformat(timespec="seconds"), (), refused)
+    return replace(table, timings=tuple(t for t in timings if t.backend not in table.unfit))
+
+
+def first_line(error: Exception) -> str:
+    """What an error says, on one line."""
+    text = str(error).strip()
+    return text.splitlines()[0] if text else type(error).__name__
+
+
+def _rows(s: Situation) -> tuple[Tensor, Tensor, Tensor]:
+    """x [T, d], ids [T, k], a token's experts distinct, and weights [T, k]."""
+    generator = torch.Generator().manual_seed(s.tokens)
+    x = torch.randn(s.tokens, s.width, generator=generator)
+    ranked = torch.rand(s.tokens, s.experts, generator=generator).argsort(-1)
+    own = torch.rand(s.tokens, s.top_k, generator=generator) + 0.1
+    ids = ranked[:, : s.top_k].contiguous()
+    return x.to(s.device, s.dtype), ids.to(s.device), (own / own.sum(-1, keepdim=True)).to(s.device)
+
+
+def _difference(found: Tensor, expected: Tensor) -> float:
+    """1 - 2 <a, b> / (|a|^2 + |b|^2); infinite where there are NaN."""
+    a, b = found.double(), expected.double()
+    size = float((a * a + b * b).sum())
+    difference = 1 - 2 * float((a * b).sum()) / size if size else 0.0
+    return difference if math.isfinite(difference) else math.inf
+
+
+def _least_us(call: Call, given: tuple[Tensor, Tensor, Tensor], repeats: int) -> float:
+    wait: Callable[[], None] = torch.cuda.synchronize if given[0].is_cuda else lambda: None
+    times = []
+    for _ in range(repeats):
+        wait()
+        began = time.perf_counter()
+        call(*given)
+        wait()
+        times.append(time.perf_counter() - began)
+    return max(min(times) * 1e6, 1e-3)
+
+
+def folder() -> Path:
+    """Where tables are kept."""
+    return cache_root() / "sglang-dspark" / "experts"
+
+
+def cache_path(key: TimesKey) -> Path:
+    """Where the table of this key is kept."""
+    digest = hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()[:16]
+    return folder() / f"{digest}.json"
+
+
+def save(table: TimesTable, path: Path) -> None:
+    """Write the table; readers see the old file or the new one. Raises DSparkError."""
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    text = json.dumps({"format_of_table": FORMAT, **asdict(table)}, indent=1, allow_nan=False)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text + "\n")
+        temporary.replace(path)
+    except OSError as error:
+        raise DSparkError(f"cannot write expert times to {path}: {error.strerror}") from error
+
+
+def read(path: Path) -> TimesTable:
+    """A table, whatever it was measured on. Raises DSparkError for what is no such table."""
+    try:
+        document = json.loads(path.read_text(encoding="utf-8"))
+        if document.pop("format_of_table") != FORMAT:
+            raise ValueError("another format")
+        if set(document) != {field.name for field in fields(TimesTable)}:
+            raise ValueError("unknown or missing fields")
+        timings = tuple(Timing(**row) for row in document["timings"])
+        refused = {str(k): str(v) for k, v in document["refused"].items()}
+        return TimesTable(TimesKey(**document["key"]), str(document["date"]), timings, refused)
+    except OSError as error:
+        raise DSparkError(f"cannot read expert times {path}: {error.strerror}") from error
+    except (ValueError, KeyError, TypeError, AttributeError) as error:
+        raise DSparkError(
+            f"{path} is no table of expert times ({error}); delete it and it is measured again"
+        ) from error
+
+
+def load(path: Path, key: TimesKey) -> TimesTable:
+    """Read a table and make sure it belongs here. Raises DSparkError if it does not."""
+    table = read(path)
+    different = table.key.differences(key)
+    if different:
+        raise DSparkError(
+            f"{path} was measured elsewhere ({'; '.join(different)}); "
+            "delete it and it is measured again"
+        )
+    return table
+
+
+def load_or_measure(weights: ExpertWeights, situation: Situation, key: TimesKey) -> TimesTable:
+    """The cached table of this key, measured and written where there is none; one in which a
+    backend failed is not written, so that the next start tries again.
+
+    Raises DSparkError for a cached file that is no such table, or cannot be written.
+    """
+    path = cache_path(key)
+    if path.is_file():
+        return load(path, key)
+    table = measure(weights, situation, key)
+    if not table.unfit:
+        save(table, path)
+    return table

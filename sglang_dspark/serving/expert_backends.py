@@ -1,0 +1,141 @@
+"""The experts' backends that need a server: our compiled CPU kernels and SGLang's fused MoE; and by
+what a served drafter's layers choose among all of them. Importing this registers both.
+
+SGLang's: sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py, `fused_moe` (0.5.23), BF16
+weights or FP8 ones with 128 x 128 scales. Written after its source; it has not been run on a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+from sglang_dspark import __version__
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.moe import MoE
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts import bf16, fp8
+from sglang_dspark.experts.backends import (
+    Backend,
+    Call,
+    ExpertWeights,
+    Situation,
+    joined,
+    needs,
+    register,
+)
+from sglang_dspark.experts.dispatch import Chooser
+from sglang_dspark.experts.gpu_backends import on_cuda
+from sglang_dspark.experts.times import TimesKey, load_or_measure
+from sglang_dspark.loadtest.results import cpu_description
+from sglang_dspark.serving.cpu import expert_ops, linear
+from sglang_dspark.serving.cpu.fused_ops import MOST_ROWS
+from sglang_dspark.serving.cpu.narrow_matmul import LANES
+from sglang_dspark.serving.cpu.threads import chosen_threads
+
+logger = logging.getLogger(__name__)
+
+
+def _compiled_refusal(s: Situation) -> str | None:
+    if s.device != "cpu":
+        return "for CPUs"
+    if s.dtype != torch.float32 or s.width % LANES or s.inner % LANES:
+        return f"needs float32 and widths in multiples of {LANES}"
+    return f"for up to {MOST_ROWS} tokens" if s.tokens > MOST_ROWS else None
+
+
+def _no_kernel() -> str | None:
+    return None if linear.prepare() is not None else "this CPU has no fused multiply-add of ours"
+
+
+def _prepare_compiled(weights: ExpertWeights) -> Call:
+    gate, up, down = (part.float() for part in weights.restored())
+    return expert_ops.CompiledExperts(gate, up, down)
+
+
+def _sglang_refusal(s: Situation) -> str | None:
+    if s.format not in (bf16.NAME, fp8.NAME):
+        return "takes bf16 and fp8 weights"
+    if s.format == fp8.NAME and s.inner % fp8.BLOCK:
+        return f"fp8 experts of width {s.inner}, no multiple of {fp8.BLOCK}"
+    return on_cuda(s, (8, 9) if s.format == fp8.NAME else (8, 0))
+
+
+def _prepare_sglang(weights: ExpertWeights) -> Call:
+    from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
+    from sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe import fused_moe
+    from sglang.srt.layers.moe.topk import StandardTopKOutput
+
+    gate, up, down = weights.coded()
+    gate_up, how = joined(gate, up), MoeRunnerConfig(inplace=False)
+    scaled = weights.format == fp8.NAME
+    block = [fp8.BLOCK, fp8.BLOCK] if scaled else None
+
+    def call(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
+        unread = torch.empty(len(x), len(gate_up.payload), device=x.device)  # router's logits
+        out = fused_moe(
+            x.bfloat16().contiguous(),
+            gate_up.payload,
+            down.payload,
+            StandardTopKOutput(own, ids.int(), unread),
+            how,
+            use_fp8_w8a8=scaled,
+            w1_scale=gate_up.scales,
+            w2_scale=down.scales,
+            block_shape=block,
+        )
+        return out.to(x.dtype)
+
+    return call
+
+
+register(Backend("compiled", _no_kernel, _compiled_refusal, _prepare_compiled), before="triton")
+register(Backend("sglang", needs("sglang"), _sglang_refusal, _prepare_sglang), before="flashinfer")
+
+
+def weights_of(moe: MoE, shape: DrafterConfig) -> ExpertWeights:
+    """A loaded layer's routed experts; DSparkError where they have NaN or infinite weights."""
+    e = moe.experts
+    values = (e.gate_proj.detach(), e.up_proj.detach(), e.down_proj.detach())
+    return ExpertWeights(shape.expert_format, values)
+
+
+def situation_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> Situation:
+    """What a drafter's layers are to be computed on and with."""
+    return Situation(
+        device,
+        shape.expert_format,
+        shape.num_experts,
+        shape.moe_intermediate_size,
+        shape.hidden_size,
+        shape.experts_per_token,
+        dtype=dtype,
+        capability=torch.cuda.get_device_capability() if device == "cuda" else None,
+    )
+
+
+def key_of(situation: Situation) -> TimesKey:
+    """What times measured here depend on."""
+    if situation.device == "cuda":
+        device = torch.cuda.get_device_name()
+    else:
+        device = f"{cpu_description()}; {chosen_threads()} compute threads"
+    versions = f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}"
+    return TimesKey.of(situation, device, versions)
+
+
+def chooser_for(weights: ExpertWeights, shape: DrafterConfig) -> Chooser:
+    """By times of this machine, measured on one layer's weights at the first start; where those
+    cannot be had, by the order of preference, which is logged."""
+    given = weights.restored()[0]
+    situation = situation_of(shape, given.device.type, given.dtype)
+    try:
+        times = load_or_measure(weights, situation, key_of(situation))
+    except DSparkError as error:
+        logger.warning("sglang-dspark: experts are chosen without measured times: %s", error)
+        return Chooser(situation)
+    logger.info("sglang-dspark: times of experts: %s", times)
+    return Chooser(situation, times)

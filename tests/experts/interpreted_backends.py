@@ -1,0 +1,44 @@
+"""Our kernels through the backends' signature, in Triton's interpreter, all formats; prints how
+many agreed with the torch reference on the same restored weights. Run by test_dispatch.py."""
+
+from __future__ import annotations
+
+import os
+
+os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
+
+import torch
+
+from sglang_dspark.experts.backends import BACKENDS, ExpertWeights
+from sglang_dspark.experts.formats import FORMATS, quantise
+from sglang_dspark.experts.gpu_backends import prepare_triton
+
+
+def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
+    a, b = found.double(), expected.double()
+    return float(1 - 2 * (a * b).sum() / (a * a + b * b).sum())
+
+
+def main() -> None:
+    agreed = 0
+    generator = torch.Generator().manual_seed(0)
+    shapes = ((4, 128, 96), (4, 128, 96), (4, 96, 128))
+    values = [torch.randn(shape, generator=generator) / 8 for shape in shapes]
+    x = torch.randn(9, 96, generator=generator)
+    ids = torch.rand(9, 4, generator=generator).argsort(-1)[:, :2].contiguous()
+    own = torch.rand(9, 2, generator=generator)
+    for name in FORMATS:
+        gate, up, down = (quantise(value, name) for value in values)
+        weights = ExpertWeights(name, codes=(gate, up, down))
+        expected = BACKENDS["torch"].prepare(weights)(x.bfloat16().float(), ids, own)
+        for rows_in_fp8 in (False, True)[: 1 if name == "bf16" else 2]:
+            found = prepare_triton(weights, rows_in_fp8)(x, ids, own)
+            assert found.dtype == x.dtype
+            limit = 2e-3 if rows_in_fp8 else 1e-4
+            assert difference(found, expected) < limit, (name, rows_in_fp8)
+            agreed += 1
+    print(agreed, "agree")
+
+
+if __name__ == "__main__":
+    main()
