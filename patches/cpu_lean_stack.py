@@ -37,7 +37,7 @@ def forward_target(
     group = model.pp_group
     stack = None
     if group.is_first_rank and group.is_last_rank:
-        stack = _stack_of(model, lean_fit.llama_layer_of, forward_batch.forward_mode)
+        stack = stack_for(model, lean_fit.llama_layer_of, forward_batch.forward_mode)
     if stack is None:
         return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
     hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
@@ -64,7 +64,7 @@ def forward_draft(
     from sglang_dspark.serving.cpu import context_kv, lean_fit, lean_stack
 
     context_kv.settle(model)
-    stack, step = _stack_of(model, lean_fit.draft_layer_of, forward_batch.forward_mode), None
+    stack, step = stack_for(model, lean_fit.draft_layer_of, forward_batch.forward_mode), None
     if stack is not None:
         if input_embeds is None and model.embed_tokens is not None:
             input_embeds = model.embed_tokens(input_ids)
@@ -84,7 +84,7 @@ def forward_draft(
     return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
 
-def _stack_of(model: Any, resolve: Callable[[Any], Any], mode: Any) -> Any:
+def stack_for(model: Any, resolve: Callable[[Any], Any], mode: Any) -> Any:
     """The model's `LeanStack`, resolved again when something in it was exchanged.
 
     A prefill looks at the whole model: a request that comes after an exchange is served by the new
