@@ -121,7 +121,6 @@ def _verify(worker: Any, batch: Any, verify_input: Any) -> tuple[Any, Any] | Non
         batch.has_grammar
         or batch.return_logprob
         or batch.input_embeds is not None
-        or batch.multimodal_inputs is not None
         or batch.global_num_tokens is not None
         or batch.forward_mode.is_idle()
         or not verify_input.capture_hidden_mode.is_full()

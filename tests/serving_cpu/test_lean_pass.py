@@ -105,7 +105,6 @@ def scheduled(world: World, make_pass: Any) -> tuple[Any, SimpleNamespace]:
         has_grammar=False,
         return_logprob=False,
         input_embeds=None,
-        multimodal_inputs=None,
         global_num_tokens=None,
         forward_mode=ForwardMode.DECODE,
         out_cache_loc=forward_batch.out_cache_loc,
