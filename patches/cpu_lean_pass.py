@@ -1,0 +1,211 @@
+"""The two passes of a DSPARK step around SGLang's runner: draft block and verify windows.
+
+Upstream (0.5.23): speculative/dspark_components/dspark_draft.py, `DraftBlockProposer._run_forward`,
+and dspark_verify.py, `TargetVerifyExecutor._forward_prepared_verify`. Both make a `ForwardBatch` of
+some 90 fields and go through the runner's Python, which after a pass over all weights is in no
+cache: a millisecond a step. Where model, runner or batch are not what serving/cpu/lean_pass.py
+serves, upstream's path runs.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.patches.cpu_lean_stack import stack_of_model
+from sglang_dspark.patches.seam import Seam
+
+_PLAIN = "dspark_plain_ends"  # attribute of a model: (embedding, head or None, the answer)
+
+
+def run_draft(original: Callable[..., Any], proposer: Any, **step: Any) -> Any:
+    """AROUND hook of `_run_forward`: hidden states [R * gamma, d] of the block at its anchors."""
+    found = _draft(proposer, **step)
+    return original(proposer, **step) if found is None else found
+
+
+def _draft(
+    proposer: Any,
+    *,
+    batch: Any,
+    draft_input: Any,
+    verify_window: Any,
+    bs: int,
+    draft_sampler: Any = None,
+    anchor_prepared: bool = False,
+    **unused: Any,
+) -> Any:
+    from sglang.srt.speculative.dspark_components.dspark_draft import DraftForwardResult
+
+    from sglang_dspark.serving.cpu import context_kv, lean_fit, lean_pass
+
+    runner, model, gamma = proposer.draft_model_runner, proposer.draft_model, proposer.gamma
+    if (
+        draft_sampler is not None
+        or proposer.deferred_commit is not None
+        or proposer._dp_moe_sync
+        or not proposer.sample_from_anchor
+        or model is not runner.model
+        or not lean_pass.serves(runner)
+        or not _plain_draft(model)
+    ):
+        return None
+    context_kv.settle(model)
+    ids = proposer.draft_block_ids_view(bs=bs, device=batch.seq_lens.device)
+    if not anchor_prepared:
+        ids[:, 0].copy_(draft_input.bonus_tokens.view(-1))
+    window = lean_pass.Window(
+        ids.view(-1),
+        verify_window.positions_2d[:, :gamma].reshape(-1),
+        verify_window.verify_cache_loc_2d[:, :gamma].reshape(-1),
+        batch.req_pool_indices,
+        batch.seq_lens,
+        proposer._draft_block_spec_info,
+    )
+    stack = stack_of_model(model, lean_fit.draft_layer_of, lean_fit.ending_of, window.forward_mode)
+    done = stack and lean_pass.run(runner, stack, model.embed_tokens, window)
+    if not done:
+        return None
+    hidden: Tensor = done[0]
+    return DraftForwardResult(
+        draft_block_ids=ids,
+        raw_hidden=hidden,
+        draft_hidden_3d=hidden.view(bs, gamma, -1),
+        can_run_graph=False,
+    )
+
+
+def run_verify(
+    original: Callable[..., Any],
+    executor: Any,
+    *,
+    batch: Any,
+    verify_input: Any,
+    seq_lens_cpu_backup: Any,
+    seq_lens_sum_backup: Any,
+) -> Any:
+    """AROUND hook of `_forward_prepared_verify`: logits [n, V] and features of the windows."""
+    from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyResult
+
+    logits = _verify(executor.target_worker, batch, verify_input)
+    if logits is None:
+        return original(
+            executor,
+            batch=batch,
+            verify_input=verify_input,
+            seq_lens_cpu_backup=seq_lens_cpu_backup,
+            seq_lens_sum_backup=seq_lens_sum_backup,
+        )
+    batch.input_ids = verify_input.draft_token
+    batch.spec_info = verify_input
+    batch.forward_mode = logits[1]
+    batch.seq_lens_cpu = seq_lens_cpu_backup
+    batch.seq_lens_sum = seq_lens_sum_backup
+    if batch.sampling_info is not None:
+        batch.sampling_info.grammars = None  # as `ForwardBatch.init_new` leaves it
+    return TargetVerifyResult(logits_output=logits[0], can_run_cuda_graph=False)
+
+
+def _verify(worker: Any, batch: Any, verify_input: Any) -> tuple[Any, Any] | None:
+    """The pass's output and mode; None, and nothing changed, where upstream's is needed."""
+    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+
+    from sglang_dspark.serving.cpu import lean_fit, lean_pass, linear
+
+    runner = worker.model_runner
+    model = runner.model
+    if (
+        batch.has_grammar
+        or batch.return_logprob
+        or batch.input_embeds is not None
+        or batch.global_num_tokens is not None
+        or batch.forward_mode.is_idle()
+        or not verify_input.capture_hidden_mode.is_full()
+        or not lean_pass.serves(runner)
+        or not _plain_target(model)
+    ):
+        return None
+    window = lean_pass.Window(
+        verify_input.draft_token,
+        verify_input.positions,
+        batch.out_cache_loc,
+        batch.req_pool_indices,
+        batch.seq_lens,
+        verify_input,
+    )
+    inner = model.model
+    stack = stack_of_model(inner, lean_fit.llama_layer_of, lean_fit.ending_of, window.forward_mode)
+    done = stack and lean_pass.run(
+        runner, stack, inner.embed_tokens, window, inner.layers_to_capture
+    )
+    if not done:
+        return None
+    hidden, captured = done
+    if captured:
+        features = captured[0] if len(captured) == 1 else torch.cat(captured, dim=-1)
+    else:
+        features = hidden
+    logits = linear.product(hidden, model.lm_head.weight)
+    return (
+        LogitsProcessorOutput(next_token_logits=logits, hidden_states=features),
+        window.forward_mode,
+    )
+
+
+def _plain_draft(model: Any) -> bool:
+    """Asked again when the embedding was exchanged."""
+    from sglang.srt.environ import envs
+
+    from sglang_dspark.serving.cpu import lean_pass
+
+    embedding = model.embed_tokens
+    found = model.__dict__.get(_PLAIN)
+    if found is None or found[0] is not embedding:
+        plain = (
+            envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get()
+            and hasattr(model, "forward_embed")
+            and lean_pass.plain_embedding(embedding)
+        )
+        found = model.__dict__[_PLAIN] = (embedding, None, plain)
+    return bool(found[2])
+
+
+def _plain_target(model: Any) -> bool:
+    """Asked again when embedding or head were exchanged."""
+    from sglang_dspark.serving.cpu import lean_pass
+
+    inner, head = getattr(model, "model", None), getattr(model, "lm_head", None)
+    embedding = getattr(inner, "embed_tokens", None)
+    found = model.__dict__.get(_PLAIN)
+    if found is None or found[0] is not embedding or found[1] is not head:
+        plain = lean_pass.plain_target(model)
+        found = model.__dict__[_PLAIN] = (embedding, head, plain)
+    return bool(found[2])
+
+
+_DSPARK = "sglang.srt.speculative.dspark_components"
+
+SEAMS = (
+    Seam(
+        name="cpu-lean-draft-pass",
+        target=f"{_DSPARK}.dspark_draft.DraftBlockProposer._run_forward",
+        kind="around",
+        hook=run_draft,
+        signature="(self, *, batch, draft_input, verify_window, bs, device, embed_module, "
+        "draft_sampler=None, sampling_info=None, anchor_prepared=False)",
+        why="SGLang's Python around the draft's layers costs half as much as the layers",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-lean-verify-pass",
+        target=f"{_DSPARK}.dspark_verify.TargetVerifyExecutor._forward_prepared_verify",
+        kind="around",
+        hook=run_verify,
+        signature="(self, *, batch, verify_input, seq_lens_cpu_backup, seq_lens_sum_backup)",
+        why="the same around the target's verify pass, which plans attention twice besides",
+        device="cpu",
+    ),
+)
