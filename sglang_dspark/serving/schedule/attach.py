@@ -29,7 +29,7 @@ from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.serving.schedule import mode, profile
+from sglang_dspark.serving.schedule import mode, pause, profile
 from sglang_dspark.serving.schedule.engine import ScheduleEngine
 from sglang_dspark.serving.schedule.metrics import Collector, StepMetrics
 from sglang_dspark.serving.schedule.passes import Passes
@@ -120,6 +120,7 @@ def _take_over(worker: Any) -> None:
     for owner in (worker, worker._proposer, worker._verify_planner, worker._verify_executor):
         owner.__dict__[ENGINE] = engine
     worker._proposer.__dict__["dspark_proposers"] = proposers
+    worker.__dict__[pause.FITS] = pause.fits(worker)
     table = profiled.table
     logger.info(
         "sglang-dspark: mode compact, scheduled by %s; step times of 1 to %d tokens and drafts of "

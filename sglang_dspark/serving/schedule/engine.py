@@ -97,6 +97,11 @@ class ScheduleEngine:
         self._interrupted = False
         return plan
 
+    def planned(self) -> Plan | None:
+        """The plan of a step that has begun and whose lengths are not asked for yet."""
+        step = self._step
+        return step.plan if step is not None and step.lengths is None else None
+
     def _rests(self, plan: Plan, requests: int) -> bool:
         """Whether the coming step repeats a plain phase's plan."""
         same = plan.mode is Mode.PLAIN and plan.requests == requests and not self._interrupted
