@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 # A planned step of a plain phase stands for `1 + REST` steps, so its pauses count fewer. Plain
 # decoding is tried early: on a promise about plain steps that nobody had checked, 16 users were
-# served at 0.93 of plain decoding's speed while the guard told 1.07. A gain must be 3%: tokens past
-# an answer's end count although nobody gets them, 1.3% of all at answers of 60 tokens.
+# served at 0.93 of plain decoding's speed while the guard told 1.07. A gain must be 3%,
+# what is lost behind answers' ends apart (`Delivered`): less is within the guard's own error.
 PAUSES = GuardConfig(
     min_gain=0.03, probe_cost=0.01, first_pause=8, longest_pause=1024, plain_every=16, close=1.25
 )
