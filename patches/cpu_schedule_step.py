@@ -27,7 +27,7 @@ def propose(original: Callable[..., Any], proposer: Any, **step: Any) -> Any:
     if engine is None:
         return original(proposer, **step)
     batch = step["batch"]
-    plan = engine.begin(
+    plan = engine.planned() or engine.begin(
         batch.req_pool_indices,
         proposer.draft_model_runner.req_to_token_pool.req_generation,
         batch.seq_lens,

@@ -31,6 +31,7 @@ from sglang_dspark.schedule.budget import (
     search,
 )
 from sglang_dspark.schedule.cost_model import CostModel, Step
+from sglang_dspark.schedule.delivered import Delivered
 from sglang_dspark.schedule.early_exit import EarlyExit, ExitConfig
 from sglang_dspark.schedule.estimator import AcceptanceEstimator, EstimatorConfig
 from sglang_dspark.schedule.gains import gains
@@ -123,6 +124,7 @@ class StepPlanner:
         self.early_exit = EarlyExit(pool_rows, gamma, self.config.early_exit)
         self._workspace = Workspace(costs.max_requests, gamma)
         self._gains = np.empty((costs.max_requests, gamma), np.float32)
+        self.delivered = Delivered()
         self._shallow = 0  # steps since a draft went to the end
 
     def plan(
@@ -152,7 +154,11 @@ class StepPlanner:
         choice = _Choice(buffer, costs, most, floors, base)
         best = self._search(choice)
         without = plain(requests, costs, base=base)
-        verdict = self.guard.decide(requests, best.theta, without.theta)
+        verdict = self.guard.decide(
+            requests,
+            best.theta * self.delivered.share(True),
+            without.theta * self.delivered.share(False),
+        )
         if verdict.mode is Mode.PROBE_SPECULATE and best.drafts == 0:
             # A probe that verifies nothing would learn nothing of acceptance.
             floors = np.minimum(most, 1)

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
 import numpy as np
 import pytest
 import torch
@@ -223,6 +225,58 @@ def test_a_fairness_floor_gives_every_request_drafts() -> None:
             world.now += plan.budget.seconds
         assert (lengths[1] > 0) == (world is fair)
         assert lengths[0] > 1
+
+
+def test_a_step_is_planned_until_its_lengths_are_asked_for() -> None:
+    world = World()
+    assert world.engine.planned() is None
+    plan = world.engine.begin(torch.tensor([1]), world.generation, torch.tensor([10]))
+    assert world.engine.planned() is plan
+    world.engine.drafted(torch.zeros(1, plan.budget.depth), torch.ones(1, dtype=torch.bool))
+    assert world.engine.planned() is None
+
+
+@dataclass
+class Request:
+    """What the engine reads of SGLang's request."""
+
+    rid: str
+    output_ids: list[int]
+    finished_len: int | None = None
+
+    def finished(self) -> bool:
+        return self.finished_len is not None
+
+
+def test_tokens_behind_an_answers_end_are_lost() -> None:
+    world = World()
+    running, over, exact = (Request(name, [0] * 10) for name in "abc")
+    delivered = world.planner.delivered
+    over.finished_len, exact.finished_len = 8, 10
+    world.engine.processed([running, over, exact], [2, 2, 1], True)
+    assert delivered._emitted == {True: 8.0, False: 0.0}
+    assert delivered._lost == {True: 2.0, False: 0.0}
+    # Both take part in one more step, which nobody reads; the one that runs on is read.
+    world.engine.processed([running, over, exact], [2, 3, 0], True)
+    assert delivered._lost[True] == pytest.approx(2.0 + 4 + 1, abs=0.1)
+    world.engine.processed([running], [0], False)
+    assert delivered._lost[False] == 0
+    assert delivered._emitted[False] == 1
+
+
+def test_speculation_whose_tokens_nobody_gets_does_not_pay() -> None:
+    drafted = []
+    for lost in (0, 6):  # of the 8 tokens that two requests emit in a step
+        world = World(token=6e-3)
+        plans = [world.step([1, 2], logit=4.0, good=GAMMA)[0] for _ in range(4)]
+        for _ in range(200):
+            plan, lengths = world.step([1, 2], logit=4.0, good=GAMMA)
+            world.planner.delivered.emitted(plan.speculates, 2 + sum(lengths))
+            world.planner.delivered.lost(plan.speculates, lost if plan.speculates else 0)
+            plans.append(plan)
+        drafted.append(sum(plan.speculates for plan in plans[-100:]))
+    assert drafted[0] > 80
+    assert drafted[1] < 30
 
 
 def test_lengths_before_the_draft_are_a_mistake() -> None:

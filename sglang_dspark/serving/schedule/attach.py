@@ -29,7 +29,7 @@ from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.serving.schedule import mode, profile
+from sglang_dspark.serving.schedule import mode, pause, profile
 from sglang_dspark.serving.schedule.engine import ScheduleEngine
 from sglang_dspark.serving.schedule.metrics import Collector, StepMetrics
 from sglang_dspark.serving.schedule.passes import Passes
@@ -38,8 +38,8 @@ logger = logging.getLogger(__name__)
 
 # A planned step of a plain phase stands for `1 + REST` steps, so its pauses count fewer. Plain
 # decoding is tried early: on a promise about plain steps that nobody had checked, 16 users were
-# served at 0.93 of plain decoding's speed while the guard told 1.07. A gain must be 3%: tokens past
-# an answer's end count although nobody gets them, 1.3% of all at answers of 60 tokens.
+# served at 0.93 of plain decoding's speed while the guard told 1.07. A gain must be 3%,
+# what is lost behind answers' ends apart (`Delivered`): less is within the guard's own error.
 PAUSES = GuardConfig(
     min_gain=0.03, probe_cost=0.01, first_pause=8, longest_pause=1024, plain_every=16, close=1.25
 )
@@ -120,6 +120,7 @@ def _take_over(worker: Any) -> None:
     for owner in (worker, worker._proposer, worker._verify_planner, worker._verify_executor):
         owner.__dict__[ENGINE] = engine
     worker._proposer.__dict__["dspark_proposers"] = proposers
+    worker.__dict__[pause.FITS] = pause.fits(worker)
     table = profiled.table
     logger.info(
         "sglang-dspark: mode compact, scheduled by %s; step times of 1 to %d tokens and drafts of "

@@ -17,7 +17,7 @@ a cache, and the second step of a batch costs a fraction of the first.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -78,6 +78,7 @@ class ScheduleEngine:
         self._interrupted = True
         self._rested = 0
         self._unlearned: list[_Step] = []
+        self._ended: set[str] = set()  # requests found to have ended in the step last handed out
 
     def begin(self, rows: Tensor, generation: Tensor, seq_lens: Tensor) -> Plan:
         """Plan a decode step: rows [R] of the pool, the pool's generations, context lengths [R]."""
@@ -96,6 +97,11 @@ class ScheduleEngine:
         self._step = _Step(plan, seats, tenants, now)
         self._interrupted = False
         return plan
+
+    def planned(self) -> Plan | None:
+        """The plan of a step that has begun and whose lengths are not asked for yet."""
+        step = self._step
+        return step.plan if step is not None and step.lengths is None else None
 
     def _rests(self, plan: Plan, requests: int) -> bool:
         """Whether the coming step repeats a plain phase's plan."""
@@ -124,6 +130,27 @@ class ScheduleEngine:
     def outcome(self, accepted: Tensor) -> None:
         """Accepted drafts [R] of the step."""
         self._require().accepted = accepted.numpy().astype(np.int64)
+
+    def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
+        """A step's tokens were handed out: its requests (upstream's), accepted drafts of each.
+
+        What lay behind an answer's end is counted as lost, and so is all that a request emitted
+        that had ended before: results are read when the next step is on its way.
+        """
+        ended: set[str] = set()
+        lost = 0
+        for req, drafts in zip(reqs, accepted, strict=True):
+            if req.finished():
+                if req.rid in self._ended:
+                    lost += drafts + 1
+                elif req.finished_len is not None:
+                    lost += max(len(req.output_ids) - req.finished_len, 0)
+                ended.add(req.rid)
+        self._ended = ended
+        delivered = self.planner.delivered
+        delivered.emitted(speculated, len(accepted) + sum(accepted))
+        if lost:
+            delivered.lost(speculated, lost)
 
     def interrupted(self) -> None:
         """A prefill, or anything but a decode step, ran: the step before it has no time."""

@@ -1,0 +1,185 @@
+"""A decode step that drafts nothing, without the speculative worker's way round.
+
+Stands for `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
+dspark_worker_v2.py, 0.5.23) where our engine planned a step without drafts. Upstream's way plans
+windows of gamma + 1 places, makes a proposal, packs it, and spreads what came out; some forty small
+tensor operations, each of them cold after a pass over the model's weights. Here: one token of each
+request through the same ragged verify pass, the accept rule on one row each, and the features to
+where context rows wait. Tokens, lengths, metrics and the draft's context are the same.
+
+`fits` says once which workers may; `takes` which batches. All others go upstream's way.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.serving.schedule.engine import ScheduleEngine
+from sglang_dspark.serving.schedule.layout import layout_without_drafts
+
+FITS = "dspark_short_pauses"  # attribute of a worker: whether `fits` held when it was ready
+
+
+def fits(worker: Any) -> bool:
+    """Whether nothing of this worker looks at a decode step but what the short form feeds."""
+    runner, observers = worker.model_runner, worker._observers
+    return (
+        runner.lora_manager is None
+        and not runner.model_config.model_is_mrope
+        and not runner.model_config.is_multimodal
+        and runner.ngram_embedding_manager.engram_hasher is None
+        and runner.decode_cuda_graph_runner is None
+        and not runner.kv_index_translator.reads_are_translated
+        and not observers._info_dumper.enabled
+        and observers._block_accept_recorder is None
+        and worker._kv_injector.swa_ring_size is None
+        and not worker._prepare_inputs_once
+        and not worker._simulate_acc_greedy
+        and worker._deferred_commit() is None
+    )
+
+
+def takes(batch: Any) -> bool:
+    """Whether logits are read as they come, one row a request, and nothing else is asked for."""
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+    from sglang.srt.speculative.dspark_components.dspark_verify import (
+        verify_logits_adjustments_are_noop,
+    )
+
+    from sglang_dspark.serving.cpu.penalties import penalised
+
+    info = batch.sampling_info
+    if batch.has_grammar or batch.return_logprob or not batch.forward_mode.is_decode():
+        return False
+    if batch.return_hidden_states_mode is not CaptureHiddenMode.NULL:
+        return False
+    if info is None:
+        return True
+    return (
+        info.sampling_mask_batch_indices is None
+        and not penalised(batch.reqs)
+        and verify_logits_adjustments_are_noop(info)
+    )
+
+
+def run(worker: Any, engine: ScheduleEngine, batch: Any, on_publish: Any) -> Any:
+    """Decode one token of each request; upstream's `GenerationBatchResult` of a step."""
+    from sglang.srt.managers.utils import GenerationBatchResult
+    from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
+
+    engine.drafted(None, None)
+    requests, prefix = len(batch.seq_lens), batch.seq_lens
+    anchors = batch.spec_info.bonus_tokens.view(-1)
+    slots = _slots(batch, worker.model_runner.req_to_token_pool.req_to_token)
+    output = _pass(worker, batch, anchors, slots)
+    tokens = _next_tokens(output.next_token_logits, anchors, batch.sampling_info)
+    one = _ones(requests)
+    engine.outcome(_zeros(requests))
+    lens = prefix + 1
+    if on_publish is not None:
+        on_publish(lens)
+    worker._kv_injector.inject_target_hidden(
+        target_hidden=output.hidden_states, cache_loc=slots, positions=prefix
+    )
+    output.hidden_states = None
+    width = int(worker.verify_num_draft_tokens)
+    padded = torch.zeros(requests, width, dtype=torch.int64)
+    padded[:, 0] = tokens
+    return GenerationBatchResult(
+        logits_output=output,
+        next_token_ids=padded.view(-1),
+        accept_lens=one,
+        block_accept_lens=one,
+        cap_lens=layout_without_drafts(requests).verify_lens,
+        can_run_cuda_graph=False,
+        next_draft_input=make_draft_input_v2(bonus_tokens=tokens, new_seq_lens=lens),
+        speculative_num_draft_tokens=width,
+        new_seq_lens=lens,
+    )
+
+
+def _slots(batch: Any, table: Tensor) -> Tensor:
+    """Cache slot of each request's next token, [R] int64; table [rows, context] int32."""
+    return table[batch.req_pool_indices, batch.seq_lens].to(torch.int64)
+
+
+def _pass(worker: Any, batch: Any, anchors: Tensor, slots: Tensor) -> Any:
+    """Upstream's `LogitsProcessorOutput` of one row a request, hidden states [R, m*d] included."""
+    from sglang.srt.model_executor.forward_batch_info import (
+        CaptureHiddenMode,
+        ForwardBatch,
+        ForwardMode,
+    )
+    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    runner, requests = worker.model_runner, len(anchors)
+    layout = layout_without_drafts(requests)
+    forward = ForwardBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        batch_size=requests,
+        input_ids=anchors,
+        req_pool_indices=batch.req_pool_indices,
+        seq_lens=batch.seq_lens,
+        out_cache_loc=slots,
+        seq_lens_sum=None,
+        seq_lens_cpu=None,
+        positions=batch.seq_lens,
+        spec_algorithm=SpeculativeAlgorithm.DSPARK,
+        sampling_info=batch.sampling_info,
+        spec_info=DFlashVerifyInput(
+            draft_token=anchors,
+            positions=batch.seq_lens,
+            draft_token_num=int(worker.verify_num_draft_tokens),
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            ragged_verify_layout=layout,
+        ),
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        global_num_token_non_padded_cpu=requests,
+    )
+    runner.kv_index_translator.bind_own_plan(forward)
+    runner.attn_backend.init_forward_metadata(forward)
+    done = worker.target_worker.forward_batch_generation(
+        batch=None, forward_batch=forward, is_verify=True, skip_attn_backend_init=True
+    )
+    return done.logits_output
+
+
+def _next_tokens(logits: Tensor, anchors: Tensor, sampling_info: Any) -> Tensor:
+    """The target's next token of each request, [R] int64, from logits [R, V]."""
+    from sglang.srt.speculative.dspark_components.dspark_draft import resolve_greedy_mask
+
+    from sglang_dspark.serving.schedule.accept import accept
+
+    requests = len(anchors)
+    mask = None
+    if sampling_info is not None and not sampling_info.is_all_greedy:
+        mask = resolve_greedy_mask(sampling_info=sampling_info, bs=requests, device=logits.device)
+    block = SimpleNamespace(greedy_draft=True, greedy_mask=mask)
+    window = anchors.view(requests, 1)
+    return accept(window, _lens(requests), _starts(requests), logits, block, sampling_info)[1]
+
+
+@lru_cache(maxsize=512)
+def _ones(requests: int) -> Tensor:
+    return torch.ones(requests, dtype=torch.int32)
+
+
+@lru_cache(maxsize=512)
+def _zeros(requests: int) -> Tensor:
+    return torch.zeros(requests, dtype=torch.int32)
+
+
+@lru_cache(maxsize=512)
+def _lens(requests: int) -> Tensor:
+    return torch.ones(requests, dtype=torch.int64)
+
+
+@lru_cache(maxsize=512)
+def _starts(requests: int) -> Tensor:
+    return torch.arange(requests)
