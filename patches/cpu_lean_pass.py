@@ -90,8 +90,8 @@ def run_verify(
     """AROUND hook of `_forward_prepared_verify`: logits [n, V] and features of the windows."""
     from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyResult
 
-    logits = _verify(executor.target_worker, batch, verify_input)
-    if logits is None:
+    done = verify_pass(executor.target_worker, batch, verify_input, batch.out_cache_loc)
+    if done is None:
         return original(
             executor,
             batch=batch,
@@ -101,16 +101,21 @@ def run_verify(
         )
     batch.input_ids = verify_input.draft_token
     batch.spec_info = verify_input
-    batch.forward_mode = logits[1]
+    batch.forward_mode = done[1]
     batch.seq_lens_cpu = seq_lens_cpu_backup
     batch.seq_lens_sum = seq_lens_sum_backup
     if batch.sampling_info is not None:
         batch.sampling_info.grammars = None  # as `ForwardBatch.init_new` leaves it
-    return TargetVerifyResult(logits_output=logits[0], can_run_cuda_graph=False)
+    return TargetVerifyResult(logits_output=done[0], can_run_cuda_graph=False)
 
 
-def _verify(worker: Any, batch: Any, verify_input: Any) -> tuple[Any, Any] | None:
-    """The pass's output and mode; None, and nothing changed, where upstream's is needed."""
+def verify_pass(
+    worker: Any, batch: Any, verify_input: Any, slots: Tensor
+) -> tuple[Any, Any] | None:
+    """The pass's output and mode; None, and nothing changed, where upstream's is needed.
+
+    slots: [n] int64, where the keys and values of the rows go.
+    """
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
     from sglang_dspark.serving.cpu import lean_fit, lean_pass, linear
@@ -131,7 +136,7 @@ def _verify(worker: Any, batch: Any, verify_input: Any) -> tuple[Any, Any] | Non
     window = lean_pass.Window(
         verify_input.draft_token,
         verify_input.positions,
-        batch.out_cache_loc,
+        slots,
         batch.req_pool_indices,
         batch.seq_lens,
         verify_input,

@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_dspark.patches.cpu_lean_pass import verify_pass
 from sglang_dspark.patches.seam import Seam
 
 
@@ -31,7 +32,7 @@ def forward_decode(
         pool = worker.model_runner.req_to_token_pool
         plan = engine.begin(batch.req_pool_indices, pool.req_generation, batch.seq_lens)
         if not plan.speculates:
-            return pause.run(worker, engine, batch, on_publish)
+            return pause.run(worker, engine, batch, on_publish, verify_pass)
     return original(worker, batch, on_publish, grammar_barrier, coordination_plan)
 
 

@@ -12,6 +12,7 @@ where context rows wait. Tokens, lengths, metrics and the draft's context are th
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from functools import lru_cache
 from types import SimpleNamespace
 from typing import Any
@@ -21,6 +22,9 @@ from torch import Tensor
 
 from sglang_dspark.serving.schedule.engine import ScheduleEngine
 from sglang_dspark.serving.schedule.layout import layout_without_drafts
+
+# (target worker, batch, verify input, cache slots) -> (output, mode), or None where it will not do
+ShortPass = Callable[[Any, Any, Any, Tensor], tuple[Any, Any] | None]
 
 FITS = "dspark_short_pauses"  # attribute of a worker: whether `fits` held when it was ready
 
@@ -67,7 +71,9 @@ def takes(batch: Any) -> bool:
     )
 
 
-def run(worker: Any, engine: ScheduleEngine, batch: Any, on_publish: Any) -> Any:
+def run(
+    worker: Any, engine: ScheduleEngine, batch: Any, on_publish: Any, short_pass: ShortPass
+) -> Any:
     """Decode one token of each request; upstream's `GenerationBatchResult` of a step."""
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
@@ -76,8 +82,8 @@ def run(worker: Any, engine: ScheduleEngine, batch: Any, on_publish: Any) -> Any
     requests, prefix = len(batch.seq_lens), batch.seq_lens
     anchors = batch.spec_info.bonus_tokens.view(-1)
     slots = _slots(batch, worker.model_runner.req_to_token_pool.req_to_token)
-    output = _pass(worker, batch, anchors, slots)
-    tokens = _next_tokens(output.next_token_logits, anchors, batch.sampling_info)
+    output = _pass(worker, batch, anchors, slots, short_pass)
+    tokens = _next_tokens(output.next_token_logits, anchors, batch.sampling_info, prefix)
     one = _ones(requests)
     engine.outcome(_zeros(requests))
     lens = prefix + 1
@@ -108,7 +114,7 @@ def _slots(batch: Any, table: Tensor) -> Tensor:
     return table[batch.req_pool_indices, batch.seq_lens].to(torch.int64)
 
 
-def _pass(worker: Any, batch: Any, anchors: Tensor, slots: Tensor) -> Any:
+def _pass(worker: Any, batch: Any, anchors: Tensor, slots: Tensor, short_pass: ShortPass) -> Any:
     """Upstream's `LogitsProcessorOutput` of one row a request, hidden states [R, m*d] included."""
     from sglang.srt.model_executor.forward_batch_info import (
         CaptureHiddenMode,
@@ -119,7 +125,16 @@ def _pass(worker: Any, batch: Any, anchors: Tensor, slots: Tensor) -> Any:
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
     runner, requests = worker.model_runner, len(anchors)
-    layout = layout_without_drafts(requests)
+    verify_input = DFlashVerifyInput(
+        draft_token=anchors,
+        positions=batch.seq_lens,
+        draft_token_num=int(worker.verify_num_draft_tokens),
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        ragged_verify_layout=layout_without_drafts(requests),
+    )
+    done = short_pass(worker.target_worker, batch, verify_input, slots)
+    if done is not None:
+        return done[0]
     forward = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=requests,
@@ -132,25 +147,18 @@ def _pass(worker: Any, batch: Any, anchors: Tensor, slots: Tensor) -> Any:
         positions=batch.seq_lens,
         spec_algorithm=SpeculativeAlgorithm.DSPARK,
         sampling_info=batch.sampling_info,
-        spec_info=DFlashVerifyInput(
-            draft_token=anchors,
-            positions=batch.seq_lens,
-            draft_token_num=int(worker.verify_num_draft_tokens),
-            capture_hidden_mode=CaptureHiddenMode.FULL,
-            ragged_verify_layout=layout,
-        ),
+        spec_info=verify_input,
         capture_hidden_mode=CaptureHiddenMode.FULL,
         global_num_token_non_padded_cpu=requests,
     )
     runner.kv_index_translator.bind_own_plan(forward)
     runner.attn_backend.init_forward_metadata(forward)
-    done = worker.target_worker.forward_batch_generation(
+    return worker.target_worker.forward_batch_generation(
         batch=None, forward_batch=forward, is_verify=True, skip_attn_backend_init=True
-    )
-    return done.logits_output
+    ).logits_output
 
 
-def _next_tokens(logits: Tensor, anchors: Tensor, sampling_info: Any) -> Tensor:
+def _next_tokens(logits: Tensor, anchors: Tensor, sampling_info: Any, positions: Tensor) -> Tensor:
     """The target's next token of each request, [R] int64, from logits [R, V]."""
     from sglang.srt.speculative.dspark_components.dspark_draft import resolve_greedy_mask
 
@@ -162,7 +170,8 @@ def _next_tokens(logits: Tensor, anchors: Tensor, sampling_info: Any) -> Tensor:
         mask = resolve_greedy_mask(sampling_info=sampling_info, bs=requests, device=logits.device)
     block = SimpleNamespace(greedy_draft=True, greedy_mask=mask)
     window = anchors.view(requests, 1)
-    return accept(window, _lens(requests), _starts(requests), logits, block, sampling_info)[1]
+    rows = _lens(requests), _starts(requests)
+    return accept(window, *rows, logits, block, sampling_info, positions)[1]
 
 
 @lru_cache(maxsize=512)
