@@ -49,9 +49,9 @@ def test_the_demo_is_what_was_promised(demo: SweepConfig) -> None:
     assert (short.names, len(short.concurrency), short.trials) == (
         ["plain", "mtp1", "dspark"],
         3,
-        3,
+        1,
     )
-    assert rough_seconds(short, servers=3)[1] < 6 * 60
+    assert rough_seconds(short, servers=1)[1] < 100  # two of its servers are the demo's own
 
 
 def test_every_arm_meets_the_same_load(demo: SweepConfig, mix: Mix) -> None:
