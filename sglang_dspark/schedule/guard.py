@@ -105,6 +105,11 @@ class Realised:
             self.squares * keep + ratio**2,
         )
 
+    def faded(self, steps: float) -> Realised:
+        """The same, worth no more than so many steps."""
+        keep = min(1.0, steps / self.promised) if self.promised else 1.0
+        return Realised(self.delivered * keep, self.promised * keep, self.squares * keep)
+
     def quotient(self, prior: float) -> float:
         """Delivered over promised; 1 without evidence, which counts as `prior` steps."""
         return (self.delivered + prior) / (self.promised + prior)
@@ -279,5 +284,16 @@ class Guard:
         )
 
     def state(self, requests: int) -> LoadState:
-        """The memory of the load that R requests belong to."""
-        return self._loads.get(requests.bit_length(), LoadState())
+        """The memory of the load that R requests belong to; a new one begins with a neighbour's.
+
+        What was measured at half or twice the load says more than nothing, and less than a measured
+        step of its own: it counts as many steps as the promise does.
+        """
+        load = requests.bit_length()
+        if load in self._loads:
+            return self._loads[load]
+        near = self._loads.get(load - 1) or self._loads.get(load + 1) or LoadState()
+        return LoadState(
+            speculating=near.speculating.faded(self.config.prior),
+            plain=near.plain.faded(self.config.plain_prior),
+        )

@@ -11,10 +11,10 @@ import os
 from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, Self
 
 import yaml
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sglang_dspark.errors import DSparkError
 
@@ -59,6 +59,19 @@ class ScheduleConfig(BaseModel):
         le=255,
         description="drafts that every request gets verified in a step that drafts, if it has them",
     )
+    threshold: float | None = Field(
+        default=None,
+        ge=0.0,
+        lt=1.0,
+        description="mode auto: verify drafts while their confidence exceeds this, at any load, "
+        "instead of scheduling by step times; for comparison",
+    )
+
+    @model_validator(mode="after")
+    def _threshold_is_ours(self) -> Self:
+        if self.threshold is not None and (self.mode != "auto" or self.fairness_floor):
+            raise ValueError("threshold needs mode auto and no fairness_floor")
+        return self
 
     @field_validator("mode", mode="before")
     @classmethod

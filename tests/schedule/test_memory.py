@@ -185,6 +185,19 @@ def test_one_load_does_not_judge_another() -> None:
     assert guard.state(64).mode is Mode.SPECULATE
 
 
+def test_a_new_load_begins_with_what_its_neighbour_measured() -> None:
+    """At twice the load half of the known error is believed, which is enough not to try a loss."""
+    guard = Guard()
+    run(guard, 500, predicted=1.2, true=0.8, noise=0.05, seed=4)
+    known = guard.state(8).speculating.quotient(8.0)
+    begun = guard.state(16)
+    assert begun.mode is Mode.SPECULATE
+    assert begun.speculating.quotient(8.0) == pytest.approx((1 + known) / 2, abs=0.05)
+    assert guard.decide(16, 100.0, 100.0).mode is Mode.PLAIN
+    assert guard.decide(64, 100.0, 100.0).mode is Mode.SPECULATE
+    assert guard.decide(4, 130.0, 100.0).mode is Mode.SPECULATE  # the promise still counts
+
+
 def test_a_prediction_below_plain_needs_no_experience() -> None:
     guard = Guard()
     modes = [guard.decide(4, 80.0, 100.0).mode for _ in range(40)]

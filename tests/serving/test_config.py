@@ -23,6 +23,7 @@ LEAVES = {
     "schedule.mode",
     "schedule.profile_seconds",
     "schedule.fairness_floor",
+    "schedule.threshold",
 }
 
 
@@ -58,6 +59,16 @@ def test_yaml_values_and_their_origins(tmp_path: Path) -> None:
 def test_a_bare_off_is_no_boolean(tmp_path: Path, written: str) -> None:
     path = write(tmp_path, f"schedule: {{mode: {written}}}\n")
     assert load_config(path).config.schedule.mode == "off"
+
+
+def test_a_threshold_stands_alone(tmp_path: Path) -> None:
+    assert (
+        load_config(write(tmp_path, "schedule: {threshold: 0.5}")).config.schedule.threshold == 0.5
+    )
+    for other in ("mode: static", "fairness_floor: 1"):
+        path = write(tmp_path, f"schedule: {{threshold: 0.5, {other}}}", f"{other[:4]}.yaml")
+        with pytest.raises(DSparkError, match="threshold needs mode auto and no fairness_floor"):
+            load_config(path)
 
 
 def test_json_is_read_too(tmp_path: Path) -> None:

@@ -27,6 +27,7 @@ from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.schedule.guard import GuardConfig
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
+from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.schedule import mode, pause, profile
@@ -105,14 +106,9 @@ def _take_over(worker: Any) -> None:
     has_head = worker.draft_model.confidence_head is not None
     pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
     calibration, calibrated = _calibration(worker, gamma, pool_rows)
-    planner = StepPlanner(
-        gamma,
-        pool_rows,
-        CostModel(profiled.table, pool_rows),
-        PlannerConfig(has_head=has_head, guard=PAUSES),
-    )
-    _rehearse(planner, calibration)
-    planner = StepPlanner(gamma, pool_rows, CostModel(profiled.table, pool_rows), planner.config)
+    config = PlannerConfig(has_head=has_head, guard=PAUSES)
+    _rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
+    planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
     metrics = StepMetrics(planner, calibration, _collector())
     floor = current_config().schedule.fairness_floor
     engine = ScheduleEngine(planner, calibration, metrics, clock, floor)
@@ -121,16 +117,31 @@ def _take_over(worker: Any) -> None:
         owner.__dict__[ENGINE] = engine
     worker._proposer.__dict__["dspark_proposers"] = proposers
     worker.__dict__[pause.FITS] = pause.fits(worker)
-    table = profiled.table
+    _announce(planner, profiled, calibrated)
+
+
+def _announce(planner: StepPlanner, profiled: profile.Profiled, calibrated: str) -> None:
+    """The one line that says what was profiled, from where, and the mode."""
+    by = "confidence" if planner.config.has_head else "past acceptance"
+    if isinstance(planner, ThresholdPlanner):
+        by = f"a threshold of {planner.threshold:g} on {by} alone"
     logger.info(
         "sglang-dspark: mode compact, scheduled by %s; step times of 1 to %d tokens and drafts of "
         "1 to %d positions %s; %s",
-        "confidence" if has_head else "past acceptance",
-        table.knots[-1],
-        gamma,
+        by,
+        profiled.table.knots[-1],
+        planner.gamma,
         profiled.source,
         calibrated,
     )
+
+
+def _planner(gamma: int, costs: CostModel, config: PlannerConfig) -> StepPlanner:
+    """The scheduler that the configuration asks for, knowing nothing yet."""
+    threshold = current_config().schedule.threshold
+    if threshold is not None:
+        return ThresholdPlanner(threshold, gamma, costs.max_requests, costs, config)
+    return StepPlanner(gamma, costs.max_requests, costs, config)
 
 
 def _clock() -> Callable[[], float]:
