@@ -1,4 +1,8 @@
-"""The short form of target and draft layers against upstream's forward: same bits, same cache."""
+"""The short form of target and draft layers against upstream's forward, to rounding.
+
+Bits are not asked for: which sums the compiler reassociates depends on what was compiled before in
+the same process.
+"""
 
 from __future__ import annotations
 
@@ -45,6 +49,7 @@ pytestmark = pytest.mark.skipif(
 )
 Model = LlamaModel | DFlashDraftModel
 LAYERS = 3
+ROUNDING = 2e-5
 CAPTURED = [1, 2]
 CASES = {
     "decode": (Case((5,), (1,)), decode_pass),
@@ -207,19 +212,14 @@ def outcome(
 
 
 def assert_same(lean: Outcome, upstream: Outcome) -> None:
-    assert torch.equal(lean.hidden, upstream.hidden)
-    for mine, theirs in (
-        (lean.captured, upstream.captured),
-        (lean.keys, upstream.keys),
-        (lean.values, upstream.values),
-    ):
-        assert len(mine) == len(theirs)
-        assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
+    mine = [lean.hidden, *lean.captured, *lean.keys, *lean.values]
+    theirs = [upstream.hidden, *upstream.captured, *upstream.keys, *upstream.values]
+    torch.testing.assert_close(mine, theirs, rtol=ROUNDING, atol=ROUNDING)
 
 
 @pytest.mark.usefixtures("our_kernels")
 @pytest.mark.parametrize("name", list(CASES))
-def test_same_bits_as_upstreams_forward_over_our_operators(
+def test_same_numbers_as_upstreams_forward_over_our_operators(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     case, make_pass = CASES[name]
