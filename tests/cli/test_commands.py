@@ -16,18 +16,7 @@ import pytest
 
 from sglang_dspark.models.demo import ensure_demo_target
 from sglang_dspark.models.drafters import shipped_drafter_path
-
-
-def free_ports() -> int:
-    """A port that is free together with the next one."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as first:
-            port = int(first.getsockname()[1])
-            try:
-                socket.create_server(("127.0.0.1", port + 1)).close()
-            except (OSError, OverflowError):
-                continue
-            return port
+from tests.ports import free_ports
 
 
 def dspark(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -57,7 +46,14 @@ def test_busy_port(tmp_path: Path, command: Sequence[str]) -> None:
 
 
 def test_wrong_drafter_is_named(tmp_path: Path) -> None:
-    arguments = ["--port", str(free_ports()), "--target", str(tmp_path), "--drafter", str(tmp_path)]
+    arguments = [
+        "--port",
+        str(free_ports(2)),
+        "--target",
+        str(tmp_path),
+        "--drafter",
+        str(tmp_path),
+    ]
     out = dspark("bench", "serve", *arguments, cwd=tmp_path)
     assert out.returncode == 1
     assert len(out.stderr.splitlines()) == 1
@@ -67,7 +63,7 @@ def test_wrong_drafter_is_named(tmp_path: Path) -> None:
 def test_bad_concurrency(tmp_path: Path, drafter: Path, users: str) -> None:
     (tmp_path / "chat_template.jinja").write_text("x")
     arguments = ["--drafter", str(drafter), "--target", str(tmp_path), "--device", "cpu"]
-    arguments += ["--concurrency", users, "--port", str(free_ports())]
+    arguments += ["--concurrency", users, "--port", str(free_ports(2))]
     out = dspark("bench", "serve", *arguments, cwd=tmp_path)
     assert out.returncode == 1
     assert "concurrency" in out.stderr
@@ -77,7 +73,7 @@ def test_bad_concurrency(tmp_path: Path, drafter: Path, users: str) -> None:
 def test_server_that_cannot_start_shows_its_log(tmp_path: Path, drafter: Path) -> None:
     """The target directory is empty, so SGLang itself complains; its words must reach the user."""
     arguments = ["--drafter", str(drafter), "--target", str(tmp_path), "--device", "cpu"]
-    out = dspark("demo", "--port", str(free_ports()), *arguments, cwd=tmp_path)
+    out = dspark("demo", "--port", str(free_ports(2)), *arguments, cwd=tmp_path)
     assert out.returncode == 1
     assert "python -m sglang.launch_server --model-path" in out.stdout.replace("\n", " ")
     last = out.stderr.splitlines()[-1]
@@ -87,7 +83,7 @@ def test_server_that_cannot_start_shows_its_log(tmp_path: Path, drafter: Path) -
 
 @pytest.mark.server
 def test_demo_from_start_to_end(tmp_path: Path) -> None:
-    port = free_ports()
+    port = free_ports(2)
     arguments = ["--port", str(port), "--per-domain", "1", "--max-new-tokens", "24"]
     arguments += ["--no-sweep"]
     out = dspark("demo", *arguments, "--json", "demo.json", cwd=tmp_path)
@@ -109,7 +105,7 @@ def test_demo_from_start_to_end(tmp_path: Path) -> None:
 
 @pytest.mark.server
 def test_bench_serve_writes_the_contract(tmp_path: Path) -> None:
-    arguments = ["--port", str(free_ports()), "--concurrency", "1,2", "--repeats", "2"]
+    arguments = ["--port", str(free_ports(2)), "--concurrency", "1,2", "--repeats", "2"]
     arguments += ["--max-new-tokens", "8", "--out", "serve.json", "--json"]
     out = dspark("bench", "serve", *arguments, cwd=tmp_path)
     assert out.returncode == 0, out.stdout + out.stderr
@@ -130,7 +126,7 @@ def test_bench_serve_writes_the_contract(tmp_path: Path) -> None:
 
 @pytest.mark.server
 def test_ctrl_c_stops_the_server(tmp_path: Path) -> None:
-    port = free_ports()
+    port = free_ports(2)
     command = [sys.executable, "-m", "sglang_dspark.cli.main", "demo", "--port", str(port)]
     with (tmp_path / "out").open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path)

@@ -7,8 +7,6 @@ the one in use is frozen (SIGSTOP) and wakes with its caches as they were.
 from __future__ import annotations
 
 import os
-import random
-import socket
 import subprocess
 import time
 from collections.abc import Callable, Sequence
@@ -21,27 +19,14 @@ import httpx
 import psutil
 
 from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
+from tests.ports import free_ports
 
 HOST = "127.0.0.1"
-PORTS = range(31200, 31300)
 START_TIMEOUT_S = 900.0  # 20-40 s on a quiet machine
 REQUEST_TIMEOUT_S = 300.0
 GRACE_S = 10.0  # for processes that are ending
 CPU_FLAGS = ("--device", "cpu", "--dtype", "float32", "--max-total-tokens", "32768")
 DSPARK_FLAGS = ("--speculative-algorithm", "DSPARK", "--speculative-draft-model-path")
-
-
-def free_port() -> int:
-    """A port that nothing listens on now; SGLang chooses its inner ports by itself."""
-    for port in random.sample(PORTS, len(PORTS)):  # so that two test runs do not meet
-        with socket.socket() as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((HOST, port))
-            except OSError:
-                continue
-            return port
-    raise AssertionError(f"no free port in {PORTS}")
 
 
 @dataclass
@@ -111,7 +96,7 @@ class ServerPool:
             self.running.process.pause()
             self.running = None
         spec = ServerSpec(
-            name, model, free_port(), (*CPU_FLAGS, *arguments), HOST, environment=environment
+            name, model, free_ports(), (*CPU_FLAGS, *arguments), HOST, environment=environment
         )
         process = ServerProcess(spec, self.folder)
         try:

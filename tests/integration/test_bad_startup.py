@@ -24,10 +24,10 @@ from tests.integration.serving import (
     DSPARK_FLAGS,
     HOST,
     Ended,
-    free_port,
     run_to_the_end,
 )
 from tests.integration.tiny_models import GAMMA, TinyPair
+from tests.ports import free_ports
 
 pytestmark = pytest.mark.server
 
@@ -46,7 +46,7 @@ def launch(
     spec = ServerSpec(
         "bad",
         pair.target,
-        port or free_port(),
+        port or free_ports(),
         (*CPU_FLAGS, *DSPARK_FLAGS, str(drafter), *arguments),
         HOST,
     )

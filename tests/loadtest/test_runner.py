@@ -9,7 +9,6 @@ from __future__ import annotations
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import time
@@ -37,6 +36,7 @@ from sglang_dspark.loadtest.schedule import (
 )
 from sglang_dspark.models.demo import ensure_demo_target
 from tests.loadtest.timed_server import COUNTS, FIRST_S, STEP_S, STEPS, TOKENS
+from tests.ports import free_ports
 
 USERS = 4
 LOCUSTFILE = Path(runner.__file__).with_name("locustfile.py")
@@ -56,14 +56,9 @@ FAULTS = {
 }
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    port = free_port()
+    port = free_ports()
     server = subprocess.Popen(
         [sys.executable, "-m", "tests.loadtest.timed_server", "--port", str(port)],
         stdout=subprocess.PIPE,
@@ -189,7 +184,7 @@ def test_every_failure_is_recorded(url: str, tmp_path: Path) -> None:
 
 
 def test_no_server_is_counted_and_voids_the_cell(tmp_path: Path) -> None:
-    nobody = f"http://127.0.0.1:{free_port()}"
+    nobody = f"http://127.0.0.1:{free_ports()}"
     result = run_cell(plan(ClosedLoop(users=2, requests=4)), nobody, tmp_path)
     assert result.measurement.failures == {"connection": 4}
     assert "4 connection" in result.measurement.void

@@ -19,19 +19,15 @@ from sglang_dspark.loadtest.server import (
     run_directory,
 )
 from sglang_dspark.ports import require_free_port
+from tests.ports import free_ports
 
 MODULE = "tests.loadtest.small_server"
 ROOT = Path(__file__).parents[2]
 
 
-def free_port() -> int:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        return int(listener.getsockname()[1])
-
-
 def spec(*arguments: str) -> ServerSpec:
     environment = {"PYTHONPATH": str(ROOT)}
-    return ServerSpec("small", Path("m"), free_port(), arguments, "127.0.0.1", environment, MODULE)
+    return ServerSpec("small", Path("m"), free_ports(), arguments, "127.0.0.1", environment, MODULE)
 
 
 def child_of(server: ServerProcess) -> int:
@@ -115,7 +111,7 @@ with stop_on_signals():
 def test_no_orphans_when_we_are_told_to_end(tmp_path: Path, number: signal.Signals) -> None:
     """The script holds no `with` block around the server: leaving at all must stop it."""
     script = subprocess.Popen(
-        [sys.executable, "-c", SCRIPT, str(free_port()), str(tmp_path)],
+        [sys.executable, "-c", SCRIPT, str(free_ports()), str(tmp_path)],
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,

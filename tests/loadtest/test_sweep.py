@@ -30,7 +30,7 @@ from sglang_dspark.loadtest.records_file import read_records
 from sglang_dspark.loadtest.server import ServerProcess
 from sglang_dspark.loadtest.sweep_config import load_sweep
 from sglang_dspark.loadtest.sweep_setup import choose_arms
-from sglang_dspark.ports import require_free_port
+from tests.ports import free_ports
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 300.0
@@ -39,19 +39,6 @@ FAST = {"about": "a step takes 10 ms", "arguments": ["--step=0.01"]}
 HANGING = {"about": "serves one cell", "arguments": ["--step=0.01", "--flushes=1"]}
 NEVER = {"about": "serves no cell", "arguments": ["--flushes=0"]}
 DYING = {"about": "dies in its third answer", "arguments": ["--die-after=3"]}
-
-
-def free_ports(count: int) -> int:
-    """The first of several free ports in a row."""
-    while True:
-        with socket.create_server(("127.0.0.1", 0)) as listener:
-            port = int(listener.getsockname()[1])
-        try:
-            for each in range(port, port + count):
-                require_free_port("127.0.0.1", each)
-        except DSparkError:  # taken or out of range: try others
-            continue
-        return port
 
 
 @pytest.fixture

@@ -8,12 +8,11 @@ import pytest
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.ports import require_free_port
+from tests.ports import free_ports
 
 
 def test_a_free_port_passes_and_stays_free() -> None:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_ports()
     require_free_port("127.0.0.1", port)
     require_free_port("127.0.0.1", port)
 
