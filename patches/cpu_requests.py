@@ -1,8 +1,8 @@
-"""Refuses token ids outside the vocabulary, before they reach the scheduler.
+"""Refuses what would raise in the scheduler, before it gets there: one request, one error.
 
 Upstream: sglang/srt/managers/tokenizer_manager.py, `TokenizerManager._validate_one_request`
-(0.5.23) checks lengths only. On a CPU the embedding of such an id raises in the scheduler, which
-ends the server; here the one request gets an error.
+(0.5.23) checks lengths only. On a CPU the embedding of a token id outside the vocabulary raises in
+the scheduler, which ends the server; a speed target that is no number would do the same in ours.
 """
 
 from __future__ import annotations
@@ -12,8 +12,9 @@ from typing import Any
 from sglang_dspark.patches.seam import Seam
 
 
-def check_token_ids(self: Any, obj: Any, input_ids: list[int] | None) -> None:
+def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
     """BEFORE hook; upstream answers ValueError with status 400."""
+    _check_speed(obj)
     if not input_ids:
         return
     size = self.model_config.vocab_size
@@ -23,14 +24,23 @@ def check_token_ids(self: Any, obj: Any, input_ids: list[int] | None) -> None:
         raise ValueError(f"input_ids contain token {wrong}; valid ids are 0 to {size - 1}")
 
 
+def _check_speed(obj: Any) -> None:
+    """Raise ValueError if the request's speed target (serving/schedule/speed.py) is no number."""
+    sampling = getattr(obj, "sampling_params", None)
+    if isinstance(sampling, dict) and sampling.get("custom_params"):
+        from sglang_dspark.serving.schedule.speed import target_of
+
+        target_of(sampling["custom_params"])
+
+
 SEAMS = (
     Seam(
-        name="cpu-token-range",
+        name="cpu-request-values",
         target="sglang.srt.managers.tokenizer_manager.TokenizerManager._validate_one_request",
         kind="before",
-        hook=check_token_ids,
+        hook=check_request,
         signature="(self, obj, input_ids)",
-        why="a token id outside the vocabulary ends the scheduler process on a CPU",
+        why="an unknown token id or a speed target that is no number would end the scheduler",
         device="cpu",
     ),
 )

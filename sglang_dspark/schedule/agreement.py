@@ -29,7 +29,7 @@ from sglang_dspark.schedule.budget import Budget, Counts
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.planner import Plan
 
-HEADER = 12
+HEADER = 13
 FAILED = -1  # in place of the step: the leader could not decide
 _MODES = tuple(Mode)
 T = TypeVar("T")
@@ -38,7 +38,7 @@ T = TypeVar("T")
 class Agreement:
     """Plans and lengths of one tensor-parallel group; call both methods on every rank, each step.
 
-    Messages use memory that is allocated once: [HEADER + 2 max_requests] int64.
+    Messages use memory that is allocated once: [HEADER + 3 max_requests] int64.
     """
 
     def __init__(
@@ -47,7 +47,7 @@ class Agreement:
         """group: None means no other ranks, and nothing is sent. leader: its global rank."""
         self.max_requests, self.group, self.leader = max_requests, group, leader
         self.leads = group is None or dist.get_rank() == leader
-        self._tensor = torch.zeros(HEADER + 2 * max_requests, dtype=torch.int64)
+        self._tensor = torch.zeros(HEADER + 3 * max_requests, dtype=torch.int64)
         self._message = self._tensor.numpy()
 
     def plan(self, step: int, requests: int, decide: Callable[[], Plan]) -> Plan:
@@ -134,26 +134,34 @@ class TierAgreement:
 
 
 def encode(plan: Plan, message: Counts) -> None:
-    """Write a plan to a message, [HEADER + 2 max_requests] int64; floats keep their bits."""
+    """Write a plan to a message, [HEADER + 3 max_requests] int64; floats keep their bits."""
     budget, requests = plan.budget, plan.requests
-    most = (len(message) - HEADER) // 2
+    most = (len(message) - HEADER) // 3
     if requests > most:
         raise ValueError(f"a plan for {requests} requests does not fit a message for {most}")
     message[:5] = plan.step, requests, plan.context, budget.drafts, budget.depth
     message[5:8].view(np.float64)[:] = budget.theta, budget.seconds, plan.gain
     message[8:12] = _MODES.index(plan.mode), plan.settled, plan.known, plan.floors is not None
+    message[12] = plan.weights is not None
     message[HEADER : HEADER + requests] = plan.limits
     if plan.floors is not None:
         message[HEADER + most : HEADER + most + requests] = plan.floors
+    if plan.weights is not None:
+        start = HEADER + 2 * most
+        message[start : start + requests].view(np.float64)[:] = plan.weights
 
 
 def decode(message: Counts) -> Plan:
     """The plan in a message; it owns its arrays."""
     step, requests, context, drafts, depth = (int(value) for value in message[:5])
     theta, seconds, gain = (float(value) for value in message[5:8].view(np.float64))
-    mode, settled, known, bounded = (int(value) for value in message[8:12])
-    most = (len(message) - HEADER) // 2
+    mode, settled, known, bounded, weighted = (int(value) for value in message[8:13])
+    most = (len(message) - HEADER) // 3
     floors = message[HEADER + most : HEADER + most + requests].copy() if bounded else None
+    weights = None
+    if weighted:
+        start = HEADER + 2 * most
+        weights = message[start : start + requests].view(np.float64).astype(np.float32)
     return Plan(
         step,
         requests,
@@ -165,4 +173,5 @@ def decode(message: Counts) -> Plan:
         bool(settled),
         known,
         gain,
+        weights,
     )

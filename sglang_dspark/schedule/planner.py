@@ -74,7 +74,8 @@ class Plan:
     budget: K, depth and predictions. limits: [R] int64, most drafts of each request, depth
     included. floors: [R] int64 or None. settled: whether the step may judge the guard.
     known: requests whose confidence was known, of `requests`. gain: corrected tokens/s of
-    speculating over plain.
+    speculating over plain. weights: [R] float32, what a token of each request counts for in all of
+    this, or None: all count alike.
     """
 
     step: int
@@ -87,6 +88,7 @@ class Plan:
     settled: bool
     known: int
     gain: float
+    weights: Gains | None = None
 
     @property
     def speculates(self) -> bool:
@@ -150,7 +152,7 @@ class StepPlanner:
         buffer = gains(confidence, weights, self._gains[:requests])
         costs = self.costs.costs(requests, context)
         most = self._limits(step, rows, tenants, limits, floors)
-        base = None if weights is None else float(weights.sum(dtype=np.float64))
+        base = _base(weights)
         choice = _Choice(buffer, costs, most, floors, base)
         best = self._search(choice)
         without = plain(requests, costs, base=base)
@@ -175,9 +177,10 @@ class StepPlanner:
             verdict.settled,
             known,
             verdict.gain,
+            weights,
         )
 
-    def admit(self, plan: Plan, confidence: Gains | None, weights: Gains | None = None) -> Counts:
+    def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
         """Verify lengths l_r, [R] int64, of a planned step whose drafts are there.
 
         confidence: [R, gamma] float32 of this step, calibrated; entries behind the planned depth
@@ -188,11 +191,14 @@ class StepPlanner:
         buffer = self._gains[: plan.requests]
         buffer[:] = confidence
         buffer[:, plan.budget.depth :] = 0.0
-        gains(buffer, weights, buffer)
+        gains(buffer, plan.weights, buffer)
         drafts = plan.budget.drafts
         if self.config.early_stop:
             costs = self.costs.costs(plan.requests, plan.context)
-            drafts = early_stop(buffer, costs, self._workspace, limits=plan.limits).drafts
+            found = early_stop(
+                buffer, costs, self._workspace, limits=plan.limits, base=_base(plan.weights)
+            )
+            drafts = found.drafts
         return admit(buffer, drafts, self._workspace, limits=plan.limits, floors=plan.floors)
 
     def publish(self, plan: Plan, rows: Counts, tenants: Counts, confidence: Gains) -> None:
@@ -237,7 +243,7 @@ class StepPlanner:
             self.guard.observe(
                 plan.requests,
                 speculated=plan.speculates,
-                tokens=plan.requests + int(accepted.sum()),
+                tokens=_worth(plan, accepted),
                 seconds=seconds,
                 theta=plan.budget.theta,
             )
@@ -290,3 +296,15 @@ class StepPlanner:
             return self.relay.unknown(len(rows), prior)[0], 0
         resolved = self.relay.resolve(step, rows, tenants, prior)
         return resolved.confidence, int(resolved.fresh.sum())
+
+
+def _base(weights: Gains | None) -> float | None:
+    """What the tokens that come without drafts count for together; None: R."""
+    return None if weights is None else float(weights.sum(dtype=np.float64))
+
+
+def _worth(plan: Plan, accepted: Counts) -> float:
+    """What a step emitted, in the tokens that its plan promised: weighted like them."""
+    if plan.weights is None:
+        return float(plan.requests + accepted.sum())
+    return float((plan.weights * (1 + accepted)).sum(dtype=np.float64))

@@ -66,7 +66,7 @@ class ThresholdPlanner(StepPlanner):
             step, requests, context, budget, most, None, Mode.SPECULATE, True, known, gain=1.0
         )
 
-    def admit(self, plan: Plan, confidence: Gains | None, weights: Gains | None = None) -> Counts:
+    def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
         """Verify lengths l_r, [R] int64, by this step's calibrated confidence [R, gamma]."""
         if confidence is None:
             return np.zeros(plan.requests, np.int64)

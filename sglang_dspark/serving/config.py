@@ -59,6 +59,12 @@ class ScheduleConfig(BaseModel):
         le=255,
         description="drafts that every request gets verified in a step that drafts, if it has them",
     )
+    speed_target: float | None = Field(
+        default=None,
+        gt=0.0,
+        description="tokens/s that every request should get: one that is behind counts for more; a "
+        "request names its own in sampling_params.custom_params.dspark_speed",
+    )
     threshold: float | None = Field(
         default=None,
         ge=0.0,
@@ -69,8 +75,10 @@ class ScheduleConfig(BaseModel):
 
     @model_validator(mode="after")
     def _threshold_is_ours(self) -> Self:
-        if self.threshold is not None and (self.mode != "auto" or self.fairness_floor):
-            raise ValueError("threshold needs mode auto and no fairness_floor")
+        if self.threshold is None:
+            return self
+        if self.mode != "auto" or self.fairness_floor or self.speed_target:
+            raise ValueError("threshold needs mode auto, no fairness_floor and no speed_target")
         return self
 
     @field_validator("mode", mode="before")

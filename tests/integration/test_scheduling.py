@@ -18,10 +18,15 @@ GAMMA = 5
 
 
 def windows(answers: list[dict[str, Any]]) -> list[int]:
-    """Verify windows of each length, 0 .. gamma + 1 tokens, over all answers."""
+    """Verify windows of each length, 0 .. gamma + 1 tokens, over all answers.
+
+    A server that verifies every draft keeps no histogram: all its windows are whole.
+    """
     counts = [0] * (GAMMA + 2)
     for answer in answers:
-        for length, steps in enumerate(answer["meta_info"]["spec_cap_lens_histogram"]):
+        meta = answer["meta_info"]
+        whole = [0] * (GAMMA + 1) + [meta["spec_verify_ct"]]
+        for length, steps in enumerate(meta.get("spec_cap_lens_histogram", whole)):
             counts[length] += steps
     return counts
 

@@ -25,14 +25,15 @@ PATIENCE = 90  # waits of a second for each rank, after which it is taken to han
 
 def same(one: Plan, other: Plan) -> bool:
     """Every field, arrays and bits of floats included."""
-    arrays = ("limits", "floors")
+    arrays = ("limits", "floors", "weights")
     plain = dict.fromkeys(arrays, None)
-    return (
-        replace(one, **plain) == replace(other, **plain)  # type: ignore[arg-type]
-        and np.array_equal(one.limits, other.limits)
-        and (one.floors is None) == (other.floors is None)
-        and (one.floors is None or np.array_equal(one.floors, other.floors))
-    )
+    if replace(one, **plain) != replace(other, **plain):  # type: ignore[arg-type]
+        return False
+    for name in arrays:
+        mine, theirs = getattr(one, name), getattr(other, name)
+        if (mine is None) != (theirs is None) or not np.array_equal(mine, theirs):
+            return False
+    return True
 
 
 @EXAMPLES
@@ -65,8 +66,9 @@ def test_a_follower_holds_the_leaders_plan(
         flags[1],
         numbers[3],
         floats[2],
+        rng.uniform(0, 4, requests).astype(np.float32) if flags[1] else None,
     )
-    message = rng.integers(0, 2**62, HEADER + 2 * 6)  # what an earlier step left there
+    message = rng.integers(0, 2**62, HEADER + 3 * 6)  # what an earlier step left there
     encode(plan, message)
     assert same(decode(message), plan)
 
@@ -116,4 +118,4 @@ def test_mistakes_are_named() -> None:
         TierAgreement((8, 8))
     plan = Plan(0, 3, 0, Budget(0, 0, 1.0, 1.0), np.ones(3, np.int64), None, Mode.PLAIN, True, 0, 1)
     with pytest.raises(ValueError, match="does not fit a message for 2"):
-        encode(plan, np.zeros(HEADER + 4, np.int64))
+        encode(plan, np.zeros(HEADER + 6, np.int64))

@@ -100,6 +100,30 @@ def test_limits_floors_and_depth_reach_the_admission() -> None:
     assert (lengths >= floors).all()
 
 
+def test_a_request_that_counts_for_more_gets_more() -> None:
+    """Rows 0 .. 3 look alike; the weight goes into the plan, the admission and what is learned."""
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    weights = np.array([1, 1, 1, 3], np.float32)
+    planner = planner_of(slope=0.15, draft=0.05)
+    drive(planner, 20, 0.7)
+    confidence = np.full((4, GAMMA), 0.7, np.float32)
+    alike = planner.plan(20, rows, tenants, context=0)
+    even = planner.admit(alike, confidence)
+    weighed = planner.plan(21, rows, tenants, context=0, weights=weights)
+    uneven = planner.admit(weighed, confidence)
+    assert np.ptp(even) <= 1
+    assert uneven[3] > max(even[3], *uneven[:3])
+    assert weighed.budget.theta > alike.budget.theta  # in weighted tokens
+
+    kept = weighed.budget.theta * weighed.budget.seconds  # what was promised is what came out
+    accepted = np.array([0, 0, 0, round((kept - weights.sum()) / 3)])
+    before = planner.guard.state(4).speculating
+    seconds = float((weights * (1 + accepted)).sum()) / weighed.budget.theta
+    planner.finished(weighed, rows, tenants, accepted, uneven, confidence, seconds)
+    after = planner.guard.state(4).speculating
+    assert after.delivered - before.delivered * (1 - 1 / 128) == pytest.approx(1.0, abs=0.02)
+
+
 def test_headless_drafters_are_scheduled_by_past_acceptance() -> None:
     planner = planner_of(slope=0.1, draft=0.02, config=PlannerConfig(has_head=False))
     rows, tenants = np.arange(4), np.arange(4) + 1

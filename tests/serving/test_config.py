@@ -23,6 +23,7 @@ LEAVES = {
     "schedule.mode",
     "schedule.profile_seconds",
     "schedule.fairness_floor",
+    "schedule.speed_target",
     "schedule.threshold",
 }
 
@@ -65,9 +66,11 @@ def test_a_threshold_stands_alone(tmp_path: Path) -> None:
     assert (
         load_config(write(tmp_path, "schedule: {threshold: 0.5}")).config.schedule.threshold == 0.5
     )
-    for other in ("mode: static", "fairness_floor: 1"):
+    for other in ("mode: static", "fairness_floor: 1", "speed_target: 9.0"):
         path = write(tmp_path, f"schedule: {{threshold: 0.5, {other}}}", f"{other[:4]}.yaml")
-        with pytest.raises(DSparkError, match="threshold needs mode auto and no fairness_floor"):
+        with pytest.raises(
+            DSparkError, match="threshold needs mode auto, no fairness_floor and no"
+        ):
             load_config(path)
 
 

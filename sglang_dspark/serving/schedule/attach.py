@@ -34,6 +34,7 @@ from sglang_dspark.serving.schedule import mode, pause, profile
 from sglang_dspark.serving.schedule.engine import ScheduleEngine
 from sglang_dspark.serving.schedule.metrics import Collector, StepMetrics
 from sglang_dspark.serving.schedule.passes import Passes
+from sglang_dspark.serving.schedule.speed import SpeedTargets
 
 logger = logging.getLogger(__name__)
 
@@ -110,8 +111,9 @@ def _take_over(worker: Any) -> None:
     _rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
     planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
     metrics = StepMetrics(planner, calibration, _collector())
-    floor = current_config().schedule.fairness_floor
-    engine = ScheduleEngine(planner, calibration, metrics, clock, floor)
+    chosen = current_config().schedule
+    speeds = SpeedTargets(pool_rows, chosen.speed_target)
+    engine = ScheduleEngine(planner, calibration, metrics, clock, chosen.fairness_floor, speeds)
     worker._verify_planner._budget_planner = None
     for owner in (worker, worker._proposer, worker._verify_planner, worker._verify_executor):
         owner.__dict__[ENGINE] = engine

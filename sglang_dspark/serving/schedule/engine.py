@@ -29,6 +29,7 @@ from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import Plan, StepPlanner
 from sglang_dspark.serving.schedule.metrics import StepMetrics
+from sglang_dspark.serving.schedule.speed import SpeedTargets
 
 GREEDY, SAMPLED = 0, 1  # regimes of the calibration
 REST = 3  # steps of a plain phase that repeat the plan before them
@@ -62,10 +63,12 @@ class ScheduleEngine:
         metrics: StepMetrics,
         clock: Callable[[], float],
         floor: int = 0,
+        speeds: SpeedTargets | None = None,
     ) -> None:
         """clock: seconds that steps cost, of the thread that calls.
 
         floor: drafts that every request gets in a step that drafts, however little they promise.
+        speeds: targets of the requests; None: requests have none.
         """
         self.planner = planner
         self.gamma = planner.gamma
@@ -73,6 +76,8 @@ class ScheduleEngine:
         self.metrics = metrics
         self._clock = clock
         self._floor = min(floor, planner.gamma)
+        self._speeds = speeds
+        self._generation: Counts | None = None  # of the pool's rows, a view that stays up to date
         self._number = 0
         self._step: _Step | None = None
         self._interrupted = True
@@ -89,9 +94,14 @@ class ScheduleEngine:
             self._step = _Step(last.plan, last.rows, last.tenants, now, resting=True)
             return last.plan
         seats = rows.numpy().astype(np.int64)
-        tenants = generation.numpy()[seats]
+        self._generation = generation.numpy()
+        tenants = self._generation[seats]
         floors = np.full(len(seats), self._floor) if self._floor else None
-        plan = self.planner.plan(self._number, seats, tenants, int(seq_lens.sum()), floors=floors)
+        weights = self._speeds.weights(seats, tenants) if self._speeds is not None else None
+        context = int(seq_lens.sum())
+        plan = self.planner.plan(
+            self._number, seats, tenants, context, weights=weights, floors=floors
+        )
         self._number += 1
         self._rested = 0
         self._step = _Step(plan, seats, tenants, now)
@@ -147,6 +157,8 @@ class ScheduleEngine:
                     lost += max(len(req.output_ids) - req.finished_len, 0)
                 ended.add(req.rid)
         self._ended = ended
+        if self._speeds is not None and self._generation is not None:
+            self._speeds.handed_out(reqs, self._generation)
         delivered = self.planner.delivered
         delivered.emitted(speculated, len(accepted) + sum(accepted))
         if lost:

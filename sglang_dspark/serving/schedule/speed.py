@@ -1,0 +1,85 @@
+"""Speed targets of requests: who is behind its tokens/s counts for more in the next plan.
+
+A request names its target in `sampling_params.custom_params`, {"dspark_speed": tokens/s}; without
+one it has the configuration's `schedule.speed_target`, if any. A request's speed is what it has got
+since its first decode step; the weight that follows (`schedule.gains.speed_weights`) is fixed
+before a step drafts and is made of finished steps alone, so the schedule stays lossless.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from math import isfinite
+from typing import Any
+
+import numpy as np
+
+from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.gains import speed_weights
+
+PARAMETER = "dspark_speed"
+
+
+def target_of(custom_params: object) -> float | None:
+    """The speed that a request asks for in tokens/s, or None.
+
+    Raises ValueError, in words for the client, unless it is a positive number.
+    """
+    if not isinstance(custom_params, dict) or PARAMETER not in custom_params:
+        return None
+    asked = custom_params[PARAMETER]
+    number = isinstance(asked, int | float) and not isinstance(asked, bool)
+    if not number or not isfinite(asked) or asked <= 0:
+        raise ValueError(
+            f"custom_params.{PARAMETER} is {asked!r}; give the tokens/s wanted, a positive number"
+        )
+    return float(asked)
+
+
+class SpeedTargets:
+    """What each pool row's tenant wants and gets; called by one thread."""
+
+    def __init__(
+        self,
+        pool_rows: int,
+        default: float | None = None,
+        clock: Callable[[], float] = time.perf_counter,
+    ) -> None:
+        """default: tokens/s of requests that name no target; None: they have none."""
+        self._default = default
+        self._clock = clock
+        self._seen = False  # whether any request ever had a target
+        self._tenant = np.full(pool_rows, -1, np.int64)
+        self._target = np.zeros(pool_rows, np.float32)
+        self._speed = np.zeros(pool_rows, np.float32)
+        self._began = np.zeros(pool_rows)  # when its first decode step was handed out
+        self._tokens = np.zeros(pool_rows, np.int64)  # that it had then
+
+    def handed_out(self, reqs: Sequence[Any], generation: Counts) -> None:
+        """Tokens of a step reached the requests (upstream's `Req`) in pool rows of `generation`."""
+        for req in reqs:
+            given = req.sampling_params.custom_params
+            if given is None and self._default is None:
+                continue
+            target = target_of(given) or self._default
+            if target is not None and not req.finished() and req.req_pool_idx is not None:
+                self._note(req, target, int(generation[req.req_pool_idx]))
+
+    def _note(self, req: Any, target: float, tenant: int) -> None:
+        now, tokens, row = self._clock(), len(req.output_ids), req.req_pool_idx
+        if self._tenant[row] != tenant:
+            self._tenant[row], self._target[row] = tenant, target
+            self._began[row], self._tokens[row] = now, tokens
+        passed = now - self._began[row]
+        self._speed[row] = (tokens - self._tokens[row]) / passed if passed > 0 else 0.0
+        self._seen = True
+
+    def weights(self, rows: Counts, tenants: Counts) -> Gains | None:
+        """w_r [R] float32 of the requests in pool rows `rows`; None: nobody has a target."""
+        if not self._seen:
+            return None
+        ours = self._tenant[rows] == tenants
+        if not ours.any():
+            return None
+        return speed_weights(self._speed[rows], np.where(ours, self._target[rows], np.float32(0)))
