@@ -247,6 +247,9 @@ MALFORMED = {
     "top_p of 0": {"json": {"text": "x", "sampling_params": {"top_p": 0.0}}},
     "top_k of -7": {"json": {"text": "x", "sampling_params": {"top_k": -7}}},
     "unknown sampling field": {"json": {"text": "x", "sampling_params": {"tempreature": 1.0}}},
+    "a speed that is none": {
+        "json": {"text": "x", "sampling_params": {"custom_params": {"dspark_speed": "fast"}}}
+    },
     "sampling_params of a wrong type": {"json": {"text": "x", "sampling_params": "greedy"}},
 }
 

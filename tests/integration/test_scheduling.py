@@ -55,6 +55,18 @@ def test_windows_of_unlike_lengths_are_verified(dspark: Served) -> None:
     assert sum(steps > 0 for steps in counts) >= 3, counts
 
 
+def test_a_speed_target_changes_the_schedule_and_no_token(dspark: Served) -> None:
+    """What it does to the schedule is the business of tests/serving/test_schedule_engine.py."""
+    asks = [{"ignore_eos": True}] * 3 + [
+        {"ignore_eos": True, "custom_params": {"dspark_speed": 1e4}}
+    ]
+    answers = dspark.each(
+        lambda sampling: dspark.generate(PROMPTS[0], 48, sampling_params=sampling), asks, 4
+    )
+    assert len({tuple(answer["output_ids"]) for answer in answers}) == 1
+    assert sum(windows(answers)) > 0
+
+
 def test_sampled_requests_are_scheduled_too(dspark: Served) -> None:
     sampling = {"temperature": 1.0, "ignore_eos": True}
     answers = dspark.generate_all(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import Plan, PlannerConfig, StepPlanner
 from sglang_dspark.serving.schedule.engine import BATCH, ScheduleEngine, _Step
 from sglang_dspark.serving.schedule.metrics import StepMetrics
+from sglang_dspark.serving.schedule.speed import SpeedTargets
 
 GAMMA, SEATS = 3, 9
 KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1")
@@ -25,7 +27,13 @@ KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1"
 class World:
     """An engine whose clock is moved by hand; drafts are accepted as far as `good` says."""
 
-    def __init__(self, token: float = 1e-3, has_head: bool = True, floor: int = 0) -> None:
+    def __init__(
+        self,
+        token: float = 1e-3,
+        has_head: bool = True,
+        floor: int = 0,
+        speeds: SpeedTargets | None = None,
+    ) -> None:
         table = CostTable(
             key=KEY,
             knots=(1, 64),
@@ -47,6 +55,7 @@ class World:
             StepMetrics(self.planner, self.calibration),
             clock=lambda: self.now,
             floor=floor,
+            speeds=speeds,
         )
         self.generation = torch.ones(SEATS, dtype=torch.int64)
 
@@ -243,6 +252,17 @@ class Request:
     rid: str
     output_ids: list[int]
     finished_len: int | None = None
+    row: int = 0
+    speed: float | None = None
+
+    @property
+    def sampling_params(self) -> SimpleNamespace:
+        asked = None if self.speed is None else {"dspark_speed": self.speed}
+        return SimpleNamespace(custom_params=asked)
+
+    @property
+    def kv(self) -> SimpleNamespace:
+        return SimpleNamespace(req_pool_idx=self.row, holds_kv=True)
 
     def finished(self) -> bool:
         return self.finished_len is not None
@@ -284,3 +304,24 @@ def test_lengths_before_the_draft_are_a_mistake() -> None:
     world.engine.begin(torch.tensor([1]), world.generation, torch.tensor([10]))
     with pytest.raises(AssertionError, match="drafts"):
         _ = world.engine.lengths
+
+
+def test_a_request_behind_its_speed_gets_its_drafts_first() -> None:
+    """Four equal requests; the last asks for more than it gets. Nobody else asks."""
+    ticks = iter(range(10_000))
+    world = World(token=4e-3, speeds=SpeedTargets(SEATS, clock=lambda: 0.05 * next(ticks)))
+    reqs = [Request(str(row), [], row=row) for row in range(1, 5)]
+    drafts = np.zeros(4)
+    for step in range(60):
+        reqs[3].speed = None if step < 30 else 1e3
+        plan, lengths = world.step([1, 2, 3, 4], logit=1.0, good=2)
+        if step == 29:
+            assert np.ptp(drafts) <= 15, drafts  # ties go by place
+            drafts[:] = 0
+        drafts += lengths
+        for req, length in zip(reqs, lengths, strict=True):
+            req.output_ids += [0] * (1 + min(length, 2))
+        world.engine.processed(reqs, np.minimum(lengths, 2).tolist(), plan.speculates)
+    assert plan.weights is not None
+    assert plan.weights.tolist() == [1.0, 1.0, 1.0, 4.0]
+    assert drafts[3] > 1.5 * drafts[:3].max()

@@ -19,7 +19,7 @@ ROWS = 8
 class Request:
     """What is read of SGLang's request."""
 
-    req_pool_idx: int | None
+    row: int | None
     speed: float | None = None
     over: bool = False
     output_ids: list[int] = field(default_factory=list)
@@ -28,6 +28,10 @@ class Request:
     def sampling_params(self) -> Any:
         asked = None if self.speed is None else {"dspark_speed": self.speed}
         return SimpleNamespace(custom_params=asked)
+
+    @property
+    def kv(self) -> Any:
+        return SimpleNamespace(req_pool_idx=self.row, holds_kv=self.row is not None)
 
     def finished(self) -> bool:
         return self.over
@@ -86,7 +90,7 @@ def test_a_row_does_not_inherit() -> None:
     for _ in range(4):
         world.step([ended], [1])
     assert world.weights([1]) == [4.0]  # 10 of 100 tokens/s, as much as a request may weigh
-    ended.over = True
+    ended.over, ended.row = True, None
     world.step([ended], [1])
     world.generation[1] += 1
     assert world.weights([1]) is None

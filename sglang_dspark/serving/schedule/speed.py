@@ -63,11 +63,11 @@ class SpeedTargets:
             if given is None and self._default is None:
                 continue
             target = target_of(given) or self._default
-            if target is not None and not req.finished() and req.req_pool_idx is not None:
-                self._note(req, target, int(generation[req.req_pool_idx]))
+            if target is not None and not req.finished() and req.kv.holds_kv:
+                self._note(req, target, int(generation[req.kv.req_pool_idx]))
 
     def _note(self, req: Any, target: float, tenant: int) -> None:
-        now, tokens, row = self._clock(), len(req.output_ids), req.req_pool_idx
+        now, tokens, row = self._clock(), len(req.output_ids), req.kv.req_pool_idx
         if self._tenant[row] != tenant:
             self._tenant[row], self._target[row] = tenant, target
             self._began[row], self._tokens[row] = now, tokens
