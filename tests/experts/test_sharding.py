@@ -194,6 +194,6 @@ def test_what_has_equal_parts_passes(changes: dict[str, object], tp: int, ep: in
 
 
 def test_an_uneven_tensor_is_named() -> None:
+    uneven, split = {"layers.3.mlp.experts.up_proj": torch.zeros(4, 5, 8)}, Split.of_rank(0, 2, 1)
     with pytest.raises(DSparkError, match=r"layers.3.mlp.experts.up_proj: \(4, 5, 8\) has no 2"):
-        split = Split.of_rank(0, 2, 1)
-        tensors_of_rank({"layers.3.mlp.experts.up_proj": torch.zeros(4, 5, 8)}, split)
+        tensors_of_rank(uneven, split)

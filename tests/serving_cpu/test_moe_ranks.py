@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
@@ -26,7 +25,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 
 @pytest.fixture(scope="module")
-def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, Tensor]]]:
+def found(tmp_path_factory: pytest.TempPathFactory) -> list[dict[str, Tensor]]:
     """What each rank wrote; this process is the first."""
     folder = tmp_path_factory.mktemp("ranks")
     command = [sys.executable, "-m", "tests.serving_cpu.moe_ranks", "1", str(folder)]
@@ -37,7 +36,7 @@ def found(tmp_path_factory: pytest.TempPathFactory) -> Iterator[list[dict[str, T
         assert other.returncode == 0, errors[-2000:]
     finally:
         other.kill()
-    yield [load_file(folder / f"{rank}.safetensors") for rank in range(2)]
+    return [load_file(folder / f"{rank}.safetensors") for rank in range(2)]
 
 
 @pytest.mark.parametrize("layout", ["tp", "ep"])
@@ -62,10 +61,14 @@ def test_what_cannot_be_split_is_named_before_anything_is_built() -> None:
     config = DSparkMoEConfig(**tiny_config(**moe_ranks.EXPERTS | {"num_experts": 3}).to_json())
     ranks = {f"{name}_rank": 0 for name in ("tp", "moe_ep", "moe_tp")}
     two = {"tp_size": 2, "attn_tp_size": 2, "attn_dp_size": 1, "attn_cp_size": 1, "moe_dp_size": 1}
-    with get_parallel().override(**two, **ranks, moe_ep_size=2, moe_tp_size=1):
-        with pytest.raises(DSparkError, match="--ep-size 2 does not divide its 3 experts"):
-            DSparkMoEModel(config)
+    with (
+        get_parallel().override(**two, **ranks, moe_ep_size=2, moe_tp_size=1),
+        pytest.raises(DSparkError, match="--ep-size 2 does not divide its 3 experts"),
+    ):
+        DSparkMoEModel(config)
     beside = two | {"moe_dp_size": 2}
-    with get_parallel().override(**beside, **ranks, moe_ep_size=1, moe_tp_size=1):
-        with pytest.raises(DSparkError, match="use --moe-dp-size 1"):
-            split_here()
+    with (
+        get_parallel().override(**beside, **ranks, moe_ep_size=1, moe_tp_size=1),
+        pytest.raises(DSparkError, match="use --moe-dp-size 1"),
+    ):
+        split_here()
