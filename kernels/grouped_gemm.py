@@ -251,37 +251,94 @@ def _grouped_kernel(
         if top_k > 0:
             source = (tl.load(gather + rows, mask=row_ok, other=0) // top_k).to(tl.int64)
         columns = column_tile * block_n + tl.arange(0, block_n)
-        column_ok = columns < width
-        acc = tl.zeros((block_n, block_m), tl.float32)
-        up = acc
-        for step in range(0, tl.where(start < end, k, 0), block_k):
-            even, odd = load_rows(x, source, row_ok, step, k, form, upcast, block_k)
-            own = load_scales(x_scale, source, row_ok, step, k, x_scaled)
-            acc = add_product(
-                acc, even, odd, own, w, w_scale, expert, columns, column_ok, step, n, k,
+        depth = tl.where(start < end, k, 0)
+        acc = _tile_product(
+            x, x_scale, source, row_ok, w, w_scale, w_global, expert, columns, width, depth, n, k,
+            swiglu, form, x_scaled, upcast, block_m, block_n, block_k,
+        )  # fmt: skip
+        keep = row_ok if scatter and masked else rows < edge
+        _store_tile(
+            acc, out, out_scale, pairs, weights, rows, row_ok, keep, columns, column_tile, width,
+            scatter, fp8_out, upcast,
+        )  # fmt: skip
+
+
+@triton.jit
+def _tile_product(
+    x,
+    x_scale,
+    rows,  # of x, [block_m] int64
+    row_ok,
+    w,
+    w_scale,
+    w_global,
+    expert,
+    columns,  # of the output, [block_n]
+    width,  # columns of the output
+    depth,  # K, or 0 where there is nothing to add
+    n,
+    k,
+    swiglu: tl.constexpr,
+    form: tl.constexpr,
+    x_scaled: tl.constexpr,
+    upcast: tl.constexpr,
+    block_m: tl.constexpr,
+    block_n: tl.constexpr,
+    block_k: tl.constexpr,
+):
+    """W[columns] X[rows]^T of an expert, [block_n, block_m] float32; with swiglu of its two
+    halves."""
+    acc = tl.zeros((block_n, block_m), tl.float32)
+    up = acc
+    column_ok = columns < width
+    for step in range(0, depth, block_k):
+        even, odd = load_rows(x, rows, row_ok, step, k, form, upcast, block_k)
+        own = load_scales(x_scale, rows, row_ok, step, k, x_scaled)
+        acc = add_product(
+            acc, even, odd, own, w, w_scale, expert, columns, column_ok, step, n, k,
+            form, x_scaled, block_k,
+        )  # fmt: skip
+        if swiglu:
+            up = add_product(
+                up, even, odd, own, w, w_scale, expert, columns + width, column_ok, step, n, k,
                 form, x_scaled, block_k,
             )  # fmt: skip
-            if swiglu:
-                up = add_product(
-                    up, even, odd, own, w, w_scale, expert, columns + width, column_ok, step, n, k,
-                    form, x_scaled, block_k,
-                )  # fmt: skip
-        if form == "nvfp4":
-            overall = tl.load(w_global + expert)
-            acc, up = acc * overall, up * overall
-        if swiglu:
-            acc = acc / (1.0 + tl.exp(-acc)) * up
-        target, keep = rows, rows < edge
-        if scatter:
-            keep = row_ok if masked else keep
-            target = tl.load(pairs + rows, mask=keep, other=0).to(tl.int64)
-            acc = acc * tl.load(weights + target, mask=keep, other=0.0)[None, :]
-        acc = tl.where(row_ok[None, :], acc, 0.0)
-        if fp8_out:
-            acc, scale = fp8_quotients(acc)
-            tl.store(out_scale + rows * ((width + 127) // 128) + column_tile, scale, mask=keep)
-        tl.store(
-            out + target[None, :] * width + columns[:, None],
-            narrowed(acc, out.dtype.element_ty, upcast),
-            mask=keep[None, :] & column_ok[:, None],
-        )
+    if form == "nvfp4":
+        overall = tl.load(w_global + expert)
+        acc, up = acc * overall, up * overall
+    if swiglu:
+        acc = acc / (1.0 + tl.exp(-acc)) * up
+    return acc
+
+
+@triton.jit
+def _store_tile(
+    acc,  # [block_n, block_m]
+    out,
+    out_scale,
+    pairs,
+    weights,
+    rows,
+    row_ok,
+    keep,  # rows to be written: those that are not `row_ok` become zero
+    columns,
+    column_tile,
+    width,
+    scatter: tl.constexpr,
+    fp8_out: tl.constexpr,
+    upcast: tl.constexpr,
+):
+    """A finished tile to where it belongs: with scatter weighted and to the places of its pairs."""
+    target = rows
+    if scatter:
+        target = tl.load(pairs + rows, mask=keep, other=0).to(tl.int64)
+        acc = acc * tl.load(weights + target, mask=keep, other=0.0)[None, :]
+    acc = tl.where(row_ok[None, :], acc, 0.0)
+    if fp8_out:
+        acc, scale = fp8_quotients(acc)
+        tl.store(out_scale + rows * ((width + 127) // 128) + column_tile, scale, mask=keep)
+    tl.store(
+        out + target[None, :] * width + columns[:, None],
+        narrowed(acc, out.dtype.element_ty, upcast),
+        mask=keep[None, :] & (columns < width)[:, None],
+    )

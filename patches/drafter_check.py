@@ -12,8 +12,9 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.drafter.config import MOE_ARCHITECTURE
+from sglang_dspark.drafter.config import MOE_ARCHITECTURE, DrafterConfig
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.sharding import Split, check_split
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import startup
 from sglang_dspark.serving.checkpoint import Target, read_config, validate_drafter
@@ -110,14 +111,13 @@ def _target(server_args: Any, args: Any) -> Target:
 
 
 def _check_moe(path: Path, args: Any) -> None:
-    """A drafter with experts is computed by one rank, on a CPU."""
+    """A drafter with experts must fit the ranks, and is served on a CPU. With data-parallel
+    attention its ranks are fewer than --tp-size, and it is checked when it is built."""
     if MOE_ARCHITECTURE not in (read_config(path).get("architectures") or []):
         return
-    if int(args.tp_size) != 1:
-        raise DSparkError(
-            f"drafter {path} has experts, which one rank computes, but --tp-size is "
-            f"{args.tp_size}; use --tp-size 1, or a dense drafter"
-        )
+    if int(args.attn_dp_size) == 1:
+        split = Split.of_rank(0, int(args.tp_size), int(args.ep_size))
+        check_split(DrafterConfig.from_dir(path), split, f"drafter {path}")
     if str(args.device) != "cpu":
         raise DSparkError(
             f"drafter {path} has experts, which are served on a CPU only so far, not on "

@@ -96,12 +96,12 @@ def permute_tokens(experts: Tensor, num_experts: int) -> Permutation:
 class Experts(nn.Module):
     """E SwiGLU experts, their weights stacked: [E, I, d], [E, I, d], [E, d, I]."""
 
-    def __init__(self, c: DrafterConfig):
+    def __init__(self, experts: int, inner: int, width: int):
+        """experts: E; inner: I; width: d."""
         super().__init__()
-        inner, outer = c.moe_intermediate_size, c.hidden_size
-        self.gate_proj = _stacked(c.num_experts, inner, outer)
-        self.up_proj = _stacked(c.num_experts, inner, outer)
-        self.down_proj = _stacked(c.num_experts, outer, inner)
+        self.gate_proj = _stacked(experts, inner, width)
+        self.up_proj = _stacked(experts, inner, width)
+        self.down_proj = _stacked(experts, width, inner)
 
     def forward(self, x: Tensor, routing: Routing) -> Tensor:
         """x [T, d] -> weighted sum of each token's experts [T, d]; deterministic.
@@ -130,12 +130,12 @@ def weighted_experts(x: Tensor, routing: Routing, gate: Tensor, up: Tensor, down
 class SharedExperts(nn.Module):
     """The experts that every token goes through, as one SwiGLU of their joint width."""
 
-    def __init__(self, c: DrafterConfig):
+    def __init__(self, width: int, inner: int):
+        """width: d; inner: the joint width."""
         super().__init__()
-        inner = c.num_shared_experts * c.moe_intermediate_size
-        self.gate_proj = nn.Linear(c.hidden_size, inner, bias=False)
-        self.up_proj = nn.Linear(c.hidden_size, inner, bias=False)
-        self.down_proj = nn.Linear(inner, c.hidden_size, bias=False)
+        self.gate_proj = nn.Linear(width, inner, bias=False)
+        self.up_proj = nn.Linear(width, inner, bias=False)
+        self.down_proj = nn.Linear(inner, width, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
         """[T, d] -> [T, d]."""
@@ -148,8 +148,11 @@ class MoE(nn.Module):
     def __init__(self, c: DrafterConfig):
         super().__init__()
         self.gate = Router(c)
-        self.experts = Experts(c)
-        self.shared_experts = SharedExperts(c) if c.num_shared_experts else None
+        inner, width = c.moe_intermediate_size, c.hidden_size
+        self.experts = Experts(c.num_experts, inner, width)
+        self.shared_experts = None
+        if c.num_shared_experts:
+            self.shared_experts = SharedExperts(width, c.num_shared_experts * inner)
 
     def forward(self, x: Tensor) -> Tensor:
         """[..., d] -> [..., d]; no tokens give no rows."""

@@ -2,7 +2,8 @@
 
 A backend takes weights once (`prepare`) and gives a call: x [T, d], ids [T, k], weights [T, k]
 float32 -> [T, d] in x's dtype, the weighted sum of each token's experts (DeepSeek-V3, 2.1.2),
-shared ones left out. `BACKENDS` holds them in the order of preference where nothing was measured.
+shared ones left out. On one of several ranks ids of -1 are other ranks' experts and count as zero
+(sharding.py). `BACKENDS` holds them in the order of preference where nothing was measured.
 Ours come first. Others' stand behind them: their calls follow the sources and have not been run, so
 only a measurement, which also compares results, brings one forward.
 
@@ -18,7 +19,7 @@ only a measurement, which also compares results, brings one forward.
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 
 import torch
@@ -109,7 +110,8 @@ class Situation:
 
     device: torch's device type; capability: of a CUDA device. experts, inner, width: E, I, d of a
     layer; top_k: experts of a token. tokens: of a pass. dtype: of the rows. graph: the pass is
-    captured. Raises DSparkError for an unknown format and for numbers that cannot be.
+    captured. absent: experts of the layer that other ranks hold, beside the E that are here. Raises
+    DSparkError for an unknown format and for numbers that cannot be.
     """
 
     device: str
@@ -122,36 +124,66 @@ class Situation:
     dtype: torch.dtype = torch.float32
     graph: bool = False
     capability: tuple[int, int] | None = None
+    absent: int = 0
 
     def __post_init__(self) -> None:
         expert_format(self.format)
-        if self.tokens < 0 or min(self.experts, self.inner, self.width) < 1:
+        if min(self.tokens, self.absent) < 0 or min(self.experts, self.inner, self.width) < 1:
             raise DSparkError(
                 f"experts: {self.tokens} tokens for {self.experts} experts of "
                 f"{self.width} x {self.inner}"
             )
-        if not 1 <= self.top_k <= self.experts:
-            raise DSparkError(f"experts: top {self.top_k} of {self.experts}")
+        if not 1 <= self.top_k <= self.experts + self.absent:
+            raise DSparkError(f"experts: top {self.top_k} of {self.experts + self.absent}")
 
     @property
     def rows(self) -> float:
         """Tokens of an expert, on average."""
-        return self.tokens * self.top_k / self.experts
+        return self.tokens * self.top_k / (self.experts + self.absent)
+
+    def of_pairs(self) -> Situation:
+        """What a call behind `held_pairs` may see: a row for each of a token's experts."""
+        return replace(self, tokens=self.tokens * self.top_k, top_k=1, absent=0)
 
 
 @dataclass(frozen=True)
 class Backend:
     """missing: what is not installed here, or None. refusal: why it cannot serve a situation, or
-    None. prepare: weights to a call."""
+    None. prepare: weights to a call. skips: whether that call leaves out ids of -1 by itself."""
 
     name: str
     missing: Callable[[], str | None]
     refusal: Callable[[Situation], str | None]
     prepare: Callable[[ExpertWeights], Call]
+    skips: bool = False
 
     def why_not(self, situation: Situation) -> str | None:
         """Why it cannot serve this; None where it can."""
+        if situation.absent and not self.skips:
+            if situation.graph:
+                return "its rank's experts are looked up on the host, which a graph cannot"
+            situation = situation.of_pairs()
         return self.refusal(situation) or self.missing()
+
+    def ready(self, weights: ExpertWeights, situation: Situation) -> Call:
+        """`prepare`, and where experts are elsewhere, a call that leaves them out."""
+        call = self.prepare(weights)
+        return held_pairs(call) if situation.absent and not self.skips else call
+
+
+def held_pairs(call: Call) -> Call:
+    """A call for which ids of -1 count as zero, from one that knows no such ids: that one sees each
+    other (token, expert) pair as a token of one expert. It reads the ids on the host."""
+
+    def held(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
+        token, choice = (ids >= 0).nonzero(as_tuple=True)
+        out = torch.zeros_like(x)
+        if len(token):
+            made = call(x[token], ids[token, choice, None], own[token, choice, None])
+            out.index_add_(0, token, made)
+        return out
+
+    return held
 
 
 BACKENDS: dict[str, Backend] = {}

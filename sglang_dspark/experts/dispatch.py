@@ -115,7 +115,8 @@ class RoutedExperts:
         self._ready: dict[str, Call] = {}
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """x [T, d], ids [T, k], weights [T, k] float32 -> [T, d]; no tokens give no rows.
+        """x [T, d], ids [T, k], weights [T, k] float32 -> [T, d]; no tokens give no rows. Ids of -1
+        count as zero where the situation has experts elsewhere.
 
         Raises DSparkError where every backend that can has failed, and for experts out of range.
         """
@@ -125,7 +126,7 @@ class RoutedExperts:
             name = self.chooser.name(len(x))
             try:
                 if name not in self._ready:
-                    self._ready[name] = BACKENDS[name].prepare(self.weights)
+                    self._ready[name] = BACKENDS[name].ready(self.weights, self.chooser.situation)
                 return self._ready[name](x, ids, weights)
             except FAILURES as error:
                 self.chooser.drop(name, error)

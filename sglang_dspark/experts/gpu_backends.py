@@ -226,4 +226,5 @@ _OWN: tuple[tuple[str, Callable[[Situation], str | None], _Prepare, str], ...] =
     ("flashinfer", _flashinfer_refusal, _prepare_flashinfer, "flashinfer"),
 )
 for _name, _refusal, _prepare, _package in _OWN:
-    register(Backend(_name, needs(_package), _refusal, _prepare), before="torch")
+    _backend = Backend(_name, needs(_package), _refusal, _prepare, skips=_package == "triton")
+    register(_backend, before="torch")

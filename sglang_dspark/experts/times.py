@@ -56,6 +56,7 @@ class TimesKey:
         """device: the processor's or GPU's name, with whatever else its speed depends on."""
         s = situation
         shape = f"{s.experts} experts of {s.width} x {s.inner}, top {s.top_k}"
+        shape += f", {s.absent} elsewhere" if s.absent else ""
         return cls(device, s.format, shape, str(s.dtype).removeprefix("torch."), s.graph, versions)
 
     def differences(self, other: TimesKey) -> list[str]:
@@ -124,14 +125,14 @@ def measure(
     ready: dict[str, Call] = {}
     for count in tokens:
         given = _rows(replace(situation, tokens=count))
-        expected = BACKENDS["torch"].prepare(weights)(*given)
+        expected = BACKENDS["torch"].ready(weights, situation)(*given)
         for name, backend in BACKENDS.items():
             why = refused.get(name) or backend.why_not(replace(situation, tokens=count))
             if why is not None:
                 refused.setdefault(name, why)
                 continue
             try:
-                call = ready.setdefault(name, ready.get(name) or backend.prepare(weights))
+                call = ready.setdefault(name, ready.get(name) or backend.ready(weights, situation))
                 difference = _difference(call(*given), expected)
                 if difference > MOST_DIFFERENCE:
                     refused[name] = f"{_UNFIT[1]} from the reference by {difference:.1e}"
@@ -150,12 +151,13 @@ def first_line(error: Exception) -> str:
 
 
 def _rows(s: Situation) -> tuple[Tensor, Tensor, Tensor]:
-    """x [T, d], ids [T, k], a token's experts distinct, and weights [T, k]."""
+    """x [T, d], ids [T, k], a token's experts distinct, -1 elsewhere, and weights [T, k]."""
     generator = torch.Generator().manual_seed(s.tokens)
     x = torch.randn(s.tokens, s.width, generator=generator)
-    ranked = torch.rand(s.tokens, s.experts, generator=generator).argsort(-1)
+    ranked = torch.rand(s.tokens, s.experts + s.absent, generator=generator).argsort(-1)
     own = torch.rand(s.tokens, s.top_k, generator=generator) + 0.1
     ids = ranked[:, : s.top_k].contiguous()
+    ids = ids.masked_fill(ids >= s.experts, -1)
     return x.to(s.device, s.dtype), ids.to(s.device), (own / own.sum(-1, keepdim=True)).to(s.device)
 
 

@@ -8,6 +8,7 @@ weights or FP8 ones with 128 x 128 scales. Written after its source; it has not 
 from __future__ import annotations
 
 import logging
+from dataclasses import replace
 from importlib.metadata import version
 
 import torch
@@ -15,7 +16,7 @@ from torch import Tensor
 
 from sglang_dspark import __version__
 from sglang_dspark.drafter.config import DrafterConfig
-from sglang_dspark.drafter.moe import MoE
+from sglang_dspark.drafter.moe import Experts
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts import bf16, fp8
 from sglang_dspark.experts.backends import (
@@ -96,9 +97,8 @@ register(Backend("compiled", _no_kernel, _compiled_refusal, _prepare_compiled), 
 register(Backend("sglang", needs("sglang"), _sglang_refusal, _prepare_sglang), before="flashinfer")
 
 
-def weights_of(moe: MoE, shape: DrafterConfig) -> ExpertWeights:
+def weights_of(e: Experts, shape: DrafterConfig) -> ExpertWeights:
     """A loaded layer's routed experts; DSparkError where they have NaN or infinite weights."""
-    e = moe.experts
     values = (e.gate_proj.detach(), e.up_proj.detach(), e.down_proj.detach())
     return ExpertWeights(shape.expert_format, values)
 
@@ -127,11 +127,23 @@ def key_of(situation: Situation) -> TimesKey:
     return TimesKey.of(situation, device, versions)
 
 
-def chooser_for(weights: ExpertWeights, shape: DrafterConfig) -> Chooser:
+def chooser_for(weights: ExpertWeights, shape: DrafterConfig, ranks: int = 1) -> Chooser:
     """By times of this machine, measured on one layer's weights at the first start; where those
-    cannot be had, by the order of preference, which is logged."""
+    cannot be had, by the order of preference, which is logged.
+
+    One of several ranks goes by the order of preference: ranks that measure beside each other
+    disturb each other, and all are to do the same.
+    """
     given = weights.restored()[0]
-    situation = situation_of(shape, given.device.type, given.dtype)
+    held, inner, _ = weights.shape
+    situation = replace(
+        situation_of(shape, given.device.type, given.dtype),
+        experts=held,
+        inner=inner,
+        absent=shape.num_experts - held,
+    )
+    if ranks > 1:
+        return Chooser(situation)
     try:
         times = load_or_measure(weights, situation, key_of(situation))
     except DSparkError as error:

@@ -2,8 +2,11 @@
 DSPARK drafts, layers have experts (drafter/moe.py) on one or several residual streams.
 
 Subclasses sglang/srt/models/dspark.py and models/dflash.py (0.5.23); patches/moe_drafter.py puts
-the class into SGLang's model registry. Any target serves that DSPARK captures features of. Experts
-are not sharded: one rank computes them.
+the class into SGLang's model registry. Any target serves that DSPARK captures features of.
+
+Over several ranks attention and heads are upstream's; experts are split by experts/sharding.py, and
+one sum over the tensor-parallel group, which holds the MoE groups, completes a layer. Router and
+residual streams are computed by every rank from the same numbers.
 """
 
 from __future__ import annotations
@@ -13,6 +16,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from sglang.srt.distributed.communication_op import tensor_model_parallel_all_reduce
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 from sglang.srt.models.dflash import DFlashAttention, DFlashDraftModel
@@ -20,16 +24,37 @@ from sglang.srt.models.dspark import DSparkDraftMixin
 from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
-from sglang_dspark.drafter.backbone import MLP
 from sglang_dspark.drafter.hyper_connections import HyperConnection, StreamRead, open_streams
-from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.checkpoint import restore_tensors
 from sglang_dspark.experts.dispatch import RoutedExperts
+from sglang_dspark.experts.sharding import (
+    Part,
+    RankMoE,
+    Split,
+    check_split,
+    mlp_of_rank,
+    tensors_of_rank,
+)
 from sglang_dspark.serving import expert_backends
 from sglang_dspark.serving.cpu import expert_ops
 from sglang_dspark.serving.cpu.context_window import within_window
 from sglang_dspark.serving.moe_config import drafter_shape
+
+
+def split_here() -> Split:
+    """What this rank holds, by SGLang's MoE groups; DSparkError where they are not its TP group."""
+    p = get_parallel()
+    if p.moe_ep_size * p.moe_tp_size != p.tp_size:
+        raise DSparkError(
+            f"a drafter with experts is split over all --tp-size {p.tp_size} ranks, experts "
+            f"{p.moe_ep_size} ways and their width {p.moe_tp_size} ways; use --moe-dp-size 1"
+        )
+    return Split(
+        Part(p.moe_ep_rank, p.moe_ep_size),
+        Part(p.moe_tp_rank, p.moe_tp_size),
+        Part(p.tp_rank, p.tp_size),
+    )
 
 
 class MoEDecoderLayer(nn.Module):
@@ -50,7 +75,8 @@ class MoEDecoderLayer(nn.Module):
         super().__init__()
         c = drafter_shape(config)
         self.self_attn = DFlashAttention(config=config, layer_id=layer_id)
-        self.mlp = MoE(c) if c.num_experts else MLP(c)
+        split = split_here()
+        self.mlp, self.ranks = mlp_of_rank(c, split), split.ranks
         self.input_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.post_attention_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.attn_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
@@ -60,7 +86,7 @@ class MoEDecoderLayer(nn.Module):
 
     def use_compiled(self) -> None:
         """Take the short form for the weights that are there now, where it serves them."""
-        shared = self.mlp.shared_experts if isinstance(self.mlp, MoE) else None
+        shared = self.mlp.shared_experts if isinstance(self.mlp, RankMoE) else None
         self.compiled = _CompiledLayer(
             expert_ops.CompiledShared.of(shared),
             expert_ops.CompiledStreams.of(self.attn_residual),
@@ -81,11 +107,16 @@ class MoEDecoderLayer(nn.Module):
         return _connected(self.mlp_residual, self.compiled.mlp_streams, x, self._feed)
 
     def _feed(self, y: Tensor) -> Tensor:
-        y = self.post_attention_layernorm(y)
-        if self.routed is None or not isinstance(self.mlp, MoE):
+        out = self._own_part(self.post_attention_layernorm(y))
+        return tensor_model_parallel_all_reduce(out) if self.ranks > 1 else out
+
+    def _own_part(self, y: Tensor) -> Tensor:
+        """What this rank adds to the layer's output."""
+        if not isinstance(self.mlp, RankMoE):
             return self.mlp(y)
-        routing = self.mlp.gate(y)
-        out = self.routed(y, routing.experts, routing.weights)
+        routing = self.mlp.route(y)
+        routed = self.mlp.routed if self.routed is None else self.routed
+        out = routed(y, routing.experts, routing.weights)
         if self.mlp.shared_experts is None:
             return out
         short = self.compiled.shared if expert_ops.fits(y) else None
@@ -120,13 +151,10 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
     decoder_layer_cls = MoEDecoderLayer
 
     def __init__(self, config: Any, quant_config: Any = None, prefix: str = ""):
-        if get_parallel().tp_size != 1:
-            raise DSparkError(
-                f"a drafter with experts is served by one rank, --tp-size is "
-                f"{get_parallel().tp_size}; use --tp-size 1 or a dense drafter"
-            )
+        shape, split = drafter_shape(config), split_here()
+        check_split(shape, split, f"drafter {config.name_or_path}")
         super().__init__(config=config, quant_config=quant_config, prefix=prefix)
-        self.shape = drafter_shape(config)
+        self.shape, self.split = shape, split
         self.streams = self.shape.residual_streams
         if self.streams > 1:
             self.stream_read = StreamRead(
@@ -164,11 +192,9 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
         return self.compiled_read(x)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take a checkpoint's tensors; quantised experts are restored."""
-        tensors = restore_tensors(
-            {name.removeprefix("model."): tensor for name, tensor in weights},
-            self.shape.expert_format,
-        )
+        """Take this rank's of a checkpoint's tensors; quantised experts are restored."""
+        given = {name.removeprefix("model."): tensor for name, tensor in weights}
+        tensors = restore_tensors(tensors_of_rank(given, self.split), self.shape.expert_format)
         super().load_weights(tensors.items())
         for name, buffer in self.named_buffers():
             if name in tensors:  # the routers' biases; upstream's loader knows parameters alone
@@ -182,10 +208,9 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
 
     def _choose_backends(self) -> None:
         """Let each layer's experts be computed by what experts/dispatch.py chooses."""
-        layers = [layer for layer in self.layers if isinstance(layer.mlp, MoE)]
-        found = [expert_backends.weights_of(layer.mlp, self.shape) for layer in layers]
-        chooser = expert_backends.chooser_for(found[0], self.shape)
-        for layer, weights in zip(layers, found, strict=True):
+        found = [expert_backends.weights_of(layer.mlp.experts, self.shape) for layer in self.layers]
+        chooser = expert_backends.chooser_for(found[0], self.shape, self.split.ranks)
+        for layer, weights in zip(self.layers, found, strict=True):
             layer.routed = RoutedExperts(weights, chooser)
 
     def prune_to_ctx_kv_injection(self) -> None:

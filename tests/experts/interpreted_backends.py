@@ -1,5 +1,6 @@
 """Our kernels through the backends' signature, in Triton's interpreter, all formats; prints how
-many agreed with the torch reference on the same restored weights. Run by test_dispatch.py."""
+many agreed with the torch reference on the same restored weights, with all experts here and with
+some on another rank. Run by test_dispatch.py."""
 
 from __future__ import annotations
 
@@ -9,7 +10,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 
 import torch
 
-from sglang_dspark.experts.backends import BACKENDS, ExpertWeights
+from sglang_dspark.experts.backends import BACKENDS, ExpertWeights, held_pairs
 from sglang_dspark.experts.formats import FORMATS, quantise
 from sglang_dspark.experts.gpu_backends import prepare_triton
 
@@ -30,12 +31,14 @@ def main() -> None:
     for name in FORMATS:
         gate, up, down = (quantise(value, name) for value in values)
         weights = ExpertWeights(name, codes=(gate, up, down))
-        expected = BACKENDS["torch"].prepare(weights)(x.bfloat16().float(), ids, own)
+        reference = held_pairs(BACKENDS["torch"].prepare(weights))
         for rows_in_fp8 in (False, True)[: 1 if name == "bf16" else 2]:
-            found = prepare_triton(weights, rows_in_fp8)(x, ids, own)
-            assert found.dtype == x.dtype
-            limit = 2e-3 if rows_in_fp8 else 1e-4
-            assert difference(found, expected) < limit, (name, rows_in_fp8)
+            call = prepare_triton(weights, rows_in_fp8)
+            for here in (ids, ids.masked_fill(ids > 1, -1)):
+                found, expected = call(x, here, own), reference(x.bfloat16().float(), here, own)
+                assert found.dtype == x.dtype
+                limit = 2e-3 if rows_in_fp8 else 1e-4
+                assert difference(found, expected) < limit, (name, rows_in_fp8)
             agreed += 1
     print(agreed, "agree")
 

@@ -145,7 +145,7 @@ def test_backends_here_agree_with_the_module(name: str) -> None:
     module = MoE(tiny_config(hidden_size=64, num_experts=4, experts_per_token=2,
                              moe_intermediate_size=32, num_shared_experts=0))  # fmt: skip
     shape = module.gate.c
-    call = BACKENDS[name].prepare(expert_backends.weights_of(module, shape))
+    call = BACKENDS[name].prepare(expert_backends.weights_of(module.experts, shape))
     x = torch.randn(9, 64)
     with torch.no_grad():
         routing = module.gate(x)

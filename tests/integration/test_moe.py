@@ -48,11 +48,18 @@ def test_served_steps_are_the_engines(
 
 
 @pytest.mark.parametrize(
-    ("change", "message"), [({"tp_size": 2}, "tp-size is 2"), ({"device": "cuda"}, "on a CPU only")]
+    ("change", "message"),
+    [
+        ({"tp_size": 2}, "fp8 cannot be split over 2 ranks: .*width 64, in blocks of 128"),
+        ({"tp_size": 2, "ep_size": 2}, "its shared experts' width 64, in blocks of 128"),
+        ({"tp_size": 3}, "3 does not divide its 4 query"),
+        ({"tp_size": 4, "ep_size": 3}, "--ep-size 3 does not divide --tp-size 4"),
+        ({"device": "cuda"}, "on a CPU only"),
+    ],
 )
 def test_what_is_not_served_is_refused(tiny_moe_drafter: Path, change: dict, message: str) -> None:
     class Arguments:
-        tp_size, device = 1, "cpu"
+        tp_size, ep_size, attn_dp_size, device = 1, 1, 1, "cpu"
 
     _check_moe(tiny_moe_drafter, Arguments())
     for name, value in change.items():

@@ -1,0 +1,181 @@
+"""A drafter's MLPs over several ranks, as SGLang lays out its MoE groups: whole experts by expert
+parallelism (EP), parts of their intermediate width by tensor parallelism (TP), or both.
+
+Every rank has the whole router and all tokens. It computes what its experts, or its parts of
+experts, give, and its part of the shared experts; the sum over ranks is the layer's output. Gate
+and up projections are cut along their rows, down along its columns, so what a rank holds is a
+SwiGLU itself. Quantised weights are cut between blocks of their format: codes and scales of a rank
+stand for exactly the values that it holds of the whole.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.moe import Experts, Router, Routing, SharedExperts, weighted_experts
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts import fp8, mxfp4, nvfp4
+from sglang_dspark.experts.backends import held_pairs
+from sglang_dspark.experts.checkpoint import GLOBAL_SCALE, SCALE
+
+_SUFFIX = f"({GLOBAL_SCALE}|{SCALE})?"
+_ROUTED = re.compile(rf"layers\.\d+\.mlp\.experts\.(gate|up|down)_proj{_SUFFIX}")
+_JOINT = re.compile(rf"layers\.\d+\.mlp\.(?:shared_experts\.)?(gate|up|down)_proj\.weight{_SUFFIX}")
+_BLOCKS = {fp8.NAME: fp8.BLOCK, mxfp4.NAME: mxfp4.BLOCK, nvfp4.NAME: nvfp4.BLOCK}
+
+
+@dataclass(frozen=True)
+class Part:
+    """One of `count` equal parts, the `index`-th."""
+
+    index: int = 0
+    count: int = 1
+
+    def of(self, size: int) -> int:
+        """How much of `size` it is."""
+        return size // self.count
+
+    def cut(self, tensor: Tensor, axis: int) -> Tensor:
+        """This part of a tensor along an axis; DSparkError where that has no equal parts."""
+        size, odd = divmod(tensor.shape[axis], self.count)
+        if odd:
+            raise DSparkError(f"{tuple(tensor.shape)} has no {self.count} equal parts")
+        return tensor.narrow(axis, self.index * size, size)
+
+
+@dataclass(frozen=True)
+class Split:
+    """What a rank holds. experts: which routed experts; inner: which part of their intermediate
+    width; joint: which part of the width of shared experts, or of a dense MLP."""
+
+    experts: Part = Part()
+    inner: Part = Part()
+    joint: Part = Part()
+
+    @classmethod
+    def of_rank(cls, rank: int, tp_size: int, ep_size: int) -> Split:
+        """SGLang's layout: neighbours share experts, in tp_size / ep_size parts of their width.
+
+        Raises DSparkError where ep_size does not divide tp_size.
+        """
+        parts, odd = divmod(tp_size, ep_size)
+        if odd:
+            raise DSparkError(f"--ep-size {ep_size} does not divide --tp-size {tp_size}")
+        own, inner = divmod(rank, parts)
+        return cls(Part(own, ep_size), Part(inner, parts), Part(rank, tp_size))
+
+    @property
+    def ranks(self) -> int:
+        """How many hold the layer together."""
+        return self.joint.count
+
+
+def check_split(c: DrafterConfig, split: Split, where: str) -> None:
+    """DSparkError, naming the drafter by `where`, unless each rank gets as much as any other, whole
+    experts and whole blocks."""
+    problem = next(_problems(c, split), None)
+    if problem is not None:
+        raise DSparkError(f"{where} cannot be split over {split.ranks} ranks: {problem}")
+
+
+def _problems(c: DrafterConfig, split: Split) -> Iterator[str]:
+    ranks, key_heads = split.ranks, c.num_kv_heads
+    if c.num_heads % ranks or max(key_heads, ranks) % min(key_heads, ranks):
+        yield (
+            f"--tp-size {ranks} does not divide its {c.num_heads} query and {key_heads} key heads; "
+            "choose one that does"
+        )
+    if not c.num_experts:
+        yield from _width("its MLP's width", c.intermediate_size, ranks, 1, "--tp-size")
+        return
+    if c.num_experts % split.experts.count:
+        yield (
+            f"--ep-size {split.experts.count} does not divide its {c.num_experts} experts; choose "
+            f"one of {_divisors(c.num_experts)}, or --ep-size 1, which splits each expert"
+        )
+    block, joint = _BLOCKS.get(c.expert_format, 1), c.num_shared_experts * c.moe_intermediate_size
+    own, option = c.moe_intermediate_size, "--tp-size over --ep-size"
+    yield from _width("its experts' width", own, split.inner.count, block, option)
+    yield from _width("its shared experts' width", joint, ranks, block, "--tp-size")
+
+
+def _width(what: str, size: int, count: int, block: int, option: str) -> Iterator[str]:
+    if count == 1 or not size % (count * block):
+        return
+    fitting = "1" if size % block else _divisors(size // block)
+    blocks = f", in blocks of {block}," if block > 1 else ""
+    yield f"{what} {size}{blocks} has no {count} equal parts; choose {option} of {fitting}"
+
+
+def _divisors(size: int) -> str:
+    return ", ".join(str(n) for n in range(1, size + 1) if size % n == 0)
+
+
+def tensors_of_rank(tensors: Mapping[str, Tensor], split: Split) -> dict[str, Tensor]:
+    """What a rank takes of a checkpoint's tensors, codes and scales of any format alike; tensors
+    that every rank has whole are the same. DSparkError, naming the tensor, where parts are unequal.
+    """
+    return {name: _cut(name, tensor, split) for name, tensor in tensors.items()}
+
+
+def _cut(name: str, tensor: Tensor, split: Split) -> Tensor:
+    routed, joint = _ROUTED.fullmatch(name), _JOINT.fullmatch(name)
+    found = routed or joint
+    if found is None:
+        return tensor
+    which, suffix = found.groups()
+    try:
+        if routed is not None:
+            tensor = split.experts.cut(tensor, 0)
+        if suffix == GLOBAL_SCALE:  # of a whole matrix
+            return tensor
+        width = split.inner if routed is not None else split.joint
+        return width.cut(tensor, -1 if which == "down" else -2)
+    except DSparkError as error:
+        raise DSparkError(f"{name}: {error}") from None
+
+
+class RankMoE(nn.Module):
+    """What a rank holds of `drafter.moe.MoE`, under the same names."""
+
+    def __init__(self, c: DrafterConfig, split: Split):
+        super().__init__()
+        self.held, inner = split.experts.of(c.num_experts), split.inner.of(c.moe_intermediate_size)
+        self.first = split.experts.index * self.held
+        self.gate = Router(c)
+        self.experts = Experts(self.held, inner, c.hidden_size)
+        self.shared_experts = None
+        if c.num_shared_experts:
+            joint = split.joint.of(c.num_shared_experts * c.moe_intermediate_size)
+            self.shared_experts = SharedExperts(c.hidden_size, joint)
+
+    def route(self, x: Tensor) -> Routing:
+        """x [T, d] -> routing among the experts of this rank; others' have the id -1."""
+        routing = self.gate(x)
+        if self.held == self.gate.c.num_experts:
+            return routing
+        own = routing.experts - self.first
+        here = (own >= 0) & (own < self.held)
+        return Routing(torch.where(here, own, -1), routing.weights)
+
+    def routed(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
+        """x [T, d], of `route` ids [T, k] and weights [T, k] -> [T, d]: the reference."""
+        e = self.experts
+
+        def call(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
+            return weighted_experts(x, Routing(ids, own), e.gate_proj, e.up_proj, e.down_proj)
+
+        return held_pairs(call)(x, ids, weights)
+
+
+def mlp_of_rank(c: DrafterConfig, split: Split) -> RankMoE | SharedExperts:
+    """What a rank holds of a layer's MLP: of experts, or where there are none, of a dense one."""
+    if c.num_experts:
+        return RankMoE(c, split)
+    return SharedExperts(c.hidden_size, split.joint.of(c.intermediate_size))
