@@ -16,6 +16,7 @@ drafters on the same answers are compared on equal ground.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -101,11 +102,12 @@ def redraft(
 ) -> list[Trace]:
     """The trace that `recording.record` would give of each drafter, from another one's answers.
 
-    answers: a trace of the same target, prompts, length and temperature. The target is run once for
-    all drafters, which must read the same layers of it. `on_finish` is called after each answer.
-    Raises DSparkError when the answers are others, or a drafter does not fit.
+    answers: a trace of the same target, length and temperature, with these prompts or more. The
+    target is run once for all drafters, which must read the same layers of it. `on_finish` is
+    called after each answer. Raises DSparkError when the answers are others, or a drafter does not
+    fit.
     """
-    _require_same_run(workload, answers)
+    answers = _of_these_prompts(workload, answers)
     target = TargetModel.load(workload.target, _common_layers([each.path for each in subjects]))
     proposers = [_proposer(each, target) for each in subjects]
     walks = [_walks(workload, answers) for _ in subjects]
@@ -171,8 +173,11 @@ def _trace(
     )
 
 
-def _require_same_run(workload: Workload, answers: Trace) -> None:
-    """Raise DSparkError unless the answers are such as decoding would give here."""
+def _of_these_prompts(workload: Workload, answers: Trace) -> Trace:
+    """The workload's prompts of the trace, in the workload's order.
+
+    Raises DSparkError unless the answers are such as decoding would give here.
+    """
     wanted = settings_json(workload.settings)
     if wanted["temperature"] != answers.temperature:
         raise DSparkError(
@@ -185,13 +190,18 @@ def _require_same_run(workload: Workload, answers: Trace) -> None:
         raise DSparkError(f"answers cut by {cut[0]} cannot be redrafted: leave --answers out")
     if answers.target_sha256 != workload.target_sha256:
         raise DSparkError(f"the answers are of another target than {workload.target}: record them")
-    if [p.digest for p in answers.prompts] != [prompt_digest(ids) for ids in workload.ids]:
-        raise DSparkError("the answers are to other prompts: record a trace of these first")
     if answers.settings["max_new_tokens"] != wanted["max_new_tokens"]:
         raise DSparkError(
             f"the answers have up to {answers.settings['max_new_tokens']} tokens, asked for were "
             f"{wanted['max_new_tokens']}: set --max-new-tokens likewise"
         )
+    places: dict[str, list[int]] = {}
+    for i, prompt in enumerate(answers.prompts):
+        places.setdefault(prompt.digest, []).append(i)
+    asked = [prompt_digest(ids) for ids in workload.ids]
+    if Counter(asked) - Counter({digest: len(found) for digest, found in places.items()}):
+        raise DSparkError("the answers are to other prompts: record a trace of these first")
+    return answers.of_prompts([places[digest].pop(0) for digest in asked])
 
 
 @dataclass(frozen=True)
