@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -27,13 +27,16 @@ _SIDES = (("ours", "{0}"), ("theirs", "{1}"), ("both", "both at once"))
 def draw_curves(metrics: Mapping[str, Any]) -> Figure:
     """Held-out tau by step, one line a run."""
     figure, (axes,) = panels(1, width=6.2, height=3.9)
+    last = [run["points"][-1]["held_out_tau"] for run in metrics["runs"].values()]
+    lowest = min(p["held_out_tau"] for run in metrics["runs"].values() for p in run["points"])
+    heights = _apart(last, 0.035 * (max(last) - lowest))
     for i, (label, run) in enumerate(metrics["runs"].items()):
         step = [point["step"] for point in run["points"]]
         value = [point["held_out_tau"] for point in run["points"]]
         colour = colour_of(i)
         axes.plot(step, value, marker_of(i) + "-", color=colour, label=label, ms=4)
         axes.annotate(
-            f"{value[-1]:.2f}", (step[-1], value[-1]), (5, 0), textcoords="offset points",
+            f"{value[-1]:.2f}", (step[-1], heights[i]), (5, 0), textcoords="offset points",
             va="center", fontsize=7, color=colour,
         )  # fmt: skip
     axes.set_xlabel("training step")
@@ -41,6 +44,15 @@ def draw_curves(metrics: Mapping[str, Any]) -> Figure:
     axes.margins(x=0.08)
     legend(figure, axes)
     return figure
+
+
+def _apart(values: Sequence[float], least: float) -> list[float]:
+    """Heights of labels beside values: the same order, `least` apart, moved as little upwards."""
+    heights, free = list(values), -np.inf
+    for i in np.argsort(values, kind="stable"):
+        heights[i] = max(values[i], free)
+        free = heights[i] + least
+    return heights
 
 
 def draw_roc(metrics: Mapping[str, Any]) -> Figure:

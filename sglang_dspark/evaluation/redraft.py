@@ -37,12 +37,12 @@ from sglang_dspark.evaluation.proposer import (
 )
 from sglang_dspark.evaluation.recording import Workload, describe, settings_json
 from sglang_dspark.evaluation.records import Generation, Step
-from sglang_dspark.evaluation.replay import draw_given_answer
+from sglang_dspark.evaluation.replay import draw_column, draw_given_answer
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import Trace, prompt_digest
 
 _UNCUT = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
-_ROWS = 16  # answers that are redrafted side by side
+_ROWS = 32  # answers that are redrafted side by side
 
 
 @dataclass
@@ -65,13 +65,14 @@ class _Text:
     """Prompts and answers side by side, each continued a little, and the target's view of them.
 
     tokens [R, T]; features [R, T, m*d] and hidden [R, T, d] after each token, zero behind the end.
-    log_partition [R, T]: logsumexp of the target's logits / temperature after each token of the
-    answer, infinite elsewhere; None for greedy answers.
+    prompt_lens [R]. log_partition [R, T]: logsumexp of the target's logits / temperature after each
+    token of the answer, infinite elsewhere; None for greedy answers.
     """
 
     tokens: Tensor
     features: Tensor
     hidden: Tensor
+    prompt_lens: Tensor
     log_partition: Tensor | None = None
 
     def window(self, rows: Tensor, first: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -116,9 +117,12 @@ def redraft(
     law = _Law(target, answers.temperature, torch.Generator().manual_seed(workload.settings.seed))
     for start in range(0, len(by_length), _ROWS):
         chosen = by_length[start : start + _ROWS]
-        text = _read([walks[0][i] for i in chosen], law, ahead)
+        group = [walks[0][i] for i in chosen]
+        text = _read(group, law, ahead)
+        longest = max(len(walk.tokens) - walk.prompt_len for walk in group)
+        laws = _AnswerLaws(text, law, longest + ahead)
         for proposer, own in zip(proposers, walks, strict=True):
-            _redraft_group([own[i] for i in chosen], text, proposer, law)
+            _redraft_group([own[i] for i in chosen], text, proposer, laws)
         for _ in chosen:
             on_finish()
     return [
@@ -234,15 +238,45 @@ class _Law:
         return (logits / self.temperature - log_partition[..., None]).exp().clamp(max=1.0)
 
 
+class _AnswerLaws:
+    """The target's laws along a group's sampled answers, made once for all drafters of it."""
+
+    def __init__(self, text: _Text, law: _Law, answer_len: int):
+        """answer_len: of the longest answer with what was decoded behind it."""
+        self.law, self.prompt_lens = law, text.prompt_lens
+        self._made: list[tuple[Tensor | None, Tensor]] = []
+        if text.log_partition is not None:
+            at = self.prompt_lens[:, None] + torch.arange(answer_len)
+            picked = torch.arange(len(at))[:, None], at.clamp(max=text.tokens.shape[1] - 1)
+            self.hidden, self.log_partition = text.hidden[picked], text.log_partition[picked]
+
+    def window(self, draft_ids: Tensor | None, rows: Tensor, at: Tensor) -> Tensor:
+        """Laws after the positions at [r, gamma] of `rows` [r] over a draft vocabulary: [r, gamma,
+        V'], summing to less than 1 where it is reduced."""
+        laws = self._over(draft_ids)  # [R, answer, V']
+        return laws[rows[:, None], at - self.prompt_lens[rows, None]]
+
+    def _over(self, draft_ids: Tensor | None) -> Tensor:
+        for known, laws in self._made:
+            same = known is draft_ids
+            if same or (known is not None and draft_ids is not None and known.equal(draft_ids)):
+                return laws
+        laws = self.law.over(draft_ids, self.hidden, self.log_partition)
+        self._made.append((draft_ids, laws))
+        return laws
+
+
 @torch.no_grad()
-def _redraft_group(walks: Sequence[_Walk], text: _Text, proposer: Proposer, law: _Law) -> None:
+def _redraft_group(
+    walks: Sequence[_Walk], text: _Text, proposer: Proposer, laws: _AnswerLaws
+) -> None:
     state = proposer.start(len(walks), text.tokens.shape[1])
     for r, walk in enumerate(walks):
         row, length = torch.tensor([r]), walk.prompt_len
         read = (part[row, :length] for part in (text.tokens, text.features, text.hidden))
         state.prefill(row, *read)
     while rows := [r for r, walk in enumerate(walks) if walk.left > 0]:
-        _step(walks, torch.tensor(rows), text, state, proposer.gamma, law)
+        _step(walks, torch.tensor(rows), text, state, proposer.gamma, laws)
 
 
 @torch.no_grad()
@@ -262,13 +296,14 @@ def _read(walks: Sequence[_Walk], law: _Law, more: int) -> _Text:
         tokens[every, at] = law.draw(hidden[every, at - 1])
         out = law.target.forward(tokens[every, at][:, None], at, cache)
         features[every, at], hidden[every, at] = out.features[:, 0], out.hidden[:, 0]
+    prompt_lens = torch.tensor([walk.prompt_len for walk in walks])
     if law.temperature == 0:
-        return _Text(tokens, features, hidden)
+        return _Text(tokens, features, hidden, prompt_lens)
     partition = torch.full(tokens.shape, float("inf"))
     for r, walk in enumerate(walks):
         answer = slice(walk.prompt_len, len(walk.tokens) + more)
         partition[r, answer] = law.log_partition(hidden[r, answer])
-    return _Text(tokens, features, hidden, partition)
+    return _Text(tokens, features, hidden, prompt_lens, partition)
 
 
 def _padded(states: Tensor, more: int) -> Tensor:
@@ -282,19 +317,17 @@ def _step(
     text: _Text,
     state: DraftState,
     gamma: int,
-    law: _Law,
+    laws: _AnswerLaws,
 ) -> None:
     """One block for each walk of `rows` [r] that is not over."""
     lens = torch.tensor([walks[r].anchor for r in rows.tolist()])
     tokens, features, hidden = text.window(rows, lens, gamma + 1)
     if text.log_partition is None:
-        block = state.propose(rows, tokens[:, 0], lens, None, law.generator)
+        block = state.propose(rows, tokens[:, 0], lens, None, laws.law.generator)
         drafts, told = block.tokens, block.confidence
         accepted = (drafts == tokens[:, 1:]).long().cumprod(1).sum(1)  # [r]
     else:
-        at = rows[:, None], lens[:, None] + torch.arange(gamma)
-        seen = hidden[:, :gamma], text.log_partition[at]
-        drafts, accepted, told = _sampled_block(state, rows, lens, tokens, seen, law)
+        drafts, accepted, told = _sampled_block(state, rows, lens, tokens, laws)
     state.commit(rows, lens, tokens, features, hidden, accepted)
     confidence = told.tolist()
     for i, r in enumerate(rows.tolist()):
@@ -310,16 +343,15 @@ def _sampled_block(
     rows: Tensor,
     lens: Tensor,
     tokens: Tensor,
-    seen: tuple[Tensor, Tensor],
-    law: _Law,
+    laws: _AnswerLaws,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Drafts [r, gamma] given the answer, accepted [r] and confidence [r, gamma] or [r, 0].
 
-    tokens [r, gamma + 1]: anchor and answer. seen: the target's hidden states [r, gamma, d] and
-    log partition [r, gamma] before each of the answer's tokens.
+    tokens [r, gamma + 1]: anchor and answer.
     """
-    block = open_block(state, rows, tokens[:, 0], lens)
-    ids, target_laws = block.draft_ids, law.over(block.draft_ids, *seen)  # [r, gamma, V']
+    block, law = open_block(state, rows, tokens[:, 0], lens), laws.law
+    ids, at = block.draft_ids, lens[:, None] + torch.arange(tokens.shape[1] - 1)
+    target_laws = laws.window(ids, rows, at)  # [r, gamma, V']
     columns = columns_of(ids, len(law.target.head_weight))
     previous, accepted = tokens[:, 0], torch.zeros_like(lens)
     alive, drafted = torch.ones_like(lens, dtype=torch.bool), []
@@ -328,7 +360,7 @@ def _sampled_block(
         told, kept = draw_given_answer(
             draft_law, target_laws[:, k], columns[tokens[:, k + 1]], law.generator
         )
-        free = torch.multinomial(draft_law, 1, generator=law.generator)[:, 0]
+        free = draw_column(draft_law, law.generator)
         chosen = torch.where(alive, told, free)
         alive = alive & kept
         accepted = accepted + alive
