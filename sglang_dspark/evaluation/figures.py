@@ -69,7 +69,8 @@ def caption(metrics: Mapping[str, Any]) -> str:
     settings = metrics["settings"]
     cold = settings["temperature"] == 0
     decoding = "greedy" if cold else f"temperature {settings['temperature']:g}"
-    return f"{_CAPTIONS[metrics['analysis']]} ({metrics['target']}, {decoding})"
+    said = [str(metrics["target"]), decoding, *filter(None, [metrics.get("note")])]
+    return f"{_CAPTIONS[metrics['analysis']]} ({', '.join(said)})"
 
 
 def draw(metrics: Mapping[str, Any]) -> Figure:
