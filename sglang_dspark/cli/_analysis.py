@@ -85,7 +85,7 @@ def finish(metrics: Mapping[str, Any], json_file: Path | None, console: Console)
     decoded_hot = settings["temperature"] > 0 and not settings.get("teacher_forced", False)
     name = f"drafters_{metrics['analysis']}{'_sampled' if decoded_hot else ''}"
     path = json_file or Path("results") / f"{name}.json"
-    write_results(path, name, device_description(), metrics)
+    write_results(path, path.stem, device_description(), metrics)
     drawn = figures.save(figures.draw(metrics), path.parent / "figures" / path.stem)
     for each in (path, *drawn):
         console.print(f"written to {each}", highlight=False, soft_wrap=True)

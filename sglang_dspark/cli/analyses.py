@@ -37,6 +37,10 @@ app = typer.Typer(
 )
 app.callback(invoke_without_command=True)(evaluate.evaluate)
 
+NoteOption = Annotated[
+    str | None,
+    typer.Option(help="Said in the figure's title, such as how long the drafters were trained."),
+]
 StsOption = Annotated[
     Path | None,
     typer.Option(help="Calibration table. Default: sts.json in the drafter's directory, if any."),
@@ -158,6 +162,7 @@ def depth(
     temperature: TemperatureOption = 0.0,
     batch: BatchOption = 8,
     seed: SeedOption = 0,
+    note: NoteOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Fig. 3: tau by number of drafter layers; drafters of one label form one line."""
@@ -166,7 +171,7 @@ def depth(
     session = open_session(
         drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
     )
-    finish(analyses.depth(session.series()), json_file, session.console)
+    finish(analyses.depth(session.series(), note), json_file, session.console)
 
 
 @app.command()
@@ -179,6 +184,7 @@ def length(
     temperature: TemperatureOption = 0.0,
     batch: BatchOption = 8,
     seed: SeedOption = 0,
+    note: NoteOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Fig. 4a: tau by proposal length gamma; label drafters by their head to compare heads."""
@@ -187,7 +193,7 @@ def length(
     session = open_session(
         drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
     )
-    finish(analyses.length(session.series()), json_file, session.console)
+    finish(analyses.length(session.series(), note), json_file, session.console)
 
 
 @app.command()

@@ -75,14 +75,18 @@ def positions(traces: Mapping[str, Trace]) -> dict[str, Any]:
     return found
 
 
-def depth(series: Sequence[tuple[str, Trace]]) -> dict[str, Any]:
-    """Fig. 3: tau against the number of drafter layers; series share their label."""
-    return {"analysis": "depth", **_curves(series, lambda trace: trace.drafter.layers)}
+def depth(series: Sequence[tuple[str, Trace]], note: str | None = None) -> dict[str, Any]:
+    """Fig. 3: tau against the number of drafter layers; series share their label.
+
+    note: kept, and said in the figure's title.
+    """
+    found = _curves(series, lambda trace: trace.drafter.layers)
+    return {"analysis": "depth", "note": note, **found}
 
 
-def length(series: Sequence[tuple[str, Trace]]) -> dict[str, Any]:
-    """Fig. 4a: tau against the proposal length gamma, one series a head."""
-    return {"analysis": "length", **_curves(series, lambda trace: trace.gamma)}
+def length(series: Sequence[tuple[str, Trace]], note: str | None = None) -> dict[str, Any]:
+    """Fig. 4a: tau against the proposal length gamma, one series a head; note as for `depth`."""
+    return {"analysis": "length", "note": note, **_curves(series, lambda trace: trace.gamma)}
 
 
 def thresholds(

@@ -13,8 +13,10 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-COLOURS = ("#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000")
-MARKERS = ("o", "s", "^", "D", "v", "P", "X")
+COLOURS = (
+    "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#F0E442",
+)  # fmt: skip
+MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 GREY = "#888888"
 
 
@@ -23,6 +25,16 @@ def panels(count: int, width: float = 2.7, height: float = 3.0) -> tuple[Figure,
     figure = Figure(figsize=(max(5.2, width * count + 0.5), height), layout="constrained")
     axes = figure.subplots(1, count, sharey=True, squeeze=False)
     return figure, list(axes[0])
+
+
+def colour_of(i: int) -> str:
+    """Colour of the i-th series."""
+    return COLOURS[i % len(COLOURS)]
+
+
+def marker_of(i: int) -> str:
+    """Marker of the i-th series."""
+    return MARKERS[i % len(MARKERS)]
 
 
 def legend(figure: Figure, axes: Axes) -> None:

@@ -22,7 +22,9 @@ from sglang_dspark.evaluation.figure_parts import (
     GREY,
     MARKERS,
     bars,
+    colour_of,
     legend,
+    marker_of,
     number,
     panels,
 )
@@ -67,7 +69,8 @@ def caption(metrics: Mapping[str, Any]) -> str:
     settings = metrics["settings"]
     cold = settings["temperature"] == 0
     decoding = "greedy" if cold else f"temperature {settings['temperature']:g}"
-    return f"{_CAPTIONS[metrics['analysis']]} ({metrics['target']}, {decoding})"
+    said = [str(metrics["target"]), decoding, *filter(None, [metrics.get("note")])]
+    return f"{_CAPTIONS[metrics['analysis']]} ({', '.join(said)})"
 
 
 def draw(metrics: Mapping[str, Any]) -> Figure:
@@ -113,7 +116,7 @@ def _tau(metrics: Mapping[str, Any]) -> Figure:
         bounds = np.array([metrics["interval"][label][group] for group in groups])
         error = np.stack([value - bounds[:, 0], bounds[:, 1] - value])
         axes.bar(
-            place, value, width * 0.94, color=COLOURS[i % 7], label=label, yerr=error,
+            place, value, width * 0.94, color=colour_of(i), label=label, yerr=error,
             error_kw={"elinewidth": 1, "ecolor": "#333333", "capsize": 2},
         )  # fmt: skip
         for x, y, top in zip(place, value, bounds[:, 1], strict=True):
@@ -152,10 +155,8 @@ def _positions(metrics: Mapping[str, Any]) -> Figure:
 def _position_line(axes: Axes, points: Sequence[Mapping[str, Any]], i: int, label: str) -> None:
     k = np.arange(1, len(points) + 1)
     value, spread = np.array([number(point["value"]) for point in points]), bars(points)
-    axes.plot(k, value, MARKERS[i % 7] + "-", color=COLOURS[i % 7], label=label, ms=4)
-    axes.fill_between(
-        k, value - spread[0], value + spread[1], color=COLOURS[i % 7], alpha=0.15, lw=0
-    )
+    axes.plot(k, value, marker_of(i) + "-", color=colour_of(i), label=label, ms=4)
+    axes.fill_between(k, value - spread[0], value + spread[1], color=colour_of(i), alpha=0.15, lw=0)
 
 
 def _against(metrics: Mapping[str, Any], x_label: str) -> Figure:
@@ -169,8 +170,8 @@ def _against(metrics: Mapping[str, Any], x_label: str) -> Figure:
             x = [point["x"] for point in points]
             found = [point["tau"][group] for point in points]
             axes.errorbar(
-                x, [f["value"] for f in found], bars(found), fmt=MARKERS[i % 7] + "-",
-                color=COLOURS[i % 7], label=label, ms=4, capsize=2, elinewidth=1,
+                x, [f["value"] for f in found], bars(found), fmt=marker_of(i) + "-",
+                color=colour_of(i), label=label, ms=4, capsize=2, elinewidth=1,
             )  # fmt: skip
         axes.set_title(group)
         axes.set_xlabel(x_label)

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -10,7 +10,16 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
-from sglang_dspark.evaluation.figure_parts import COLOURS, GREY, MARKERS, bars, legend, panels
+from sglang_dspark.evaluation.figure_parts import (
+    COLOURS,
+    GREY,
+    MARKERS,
+    bars,
+    colour_of,
+    legend,
+    marker_of,
+    panels,
+)
 
 _SIDES = (("ours", "{0}"), ("theirs", "{1}"), ("both", "both at once"))
 
@@ -18,13 +27,16 @@ _SIDES = (("ours", "{0}"), ("theirs", "{1}"), ("both", "both at once"))
 def draw_curves(metrics: Mapping[str, Any]) -> Figure:
     """Held-out tau by step, one line a run."""
     figure, (axes,) = panels(1, width=6.2, height=3.9)
+    last = [run["points"][-1]["held_out_tau"] for run in metrics["runs"].values()]
+    lowest = min(p["held_out_tau"] for run in metrics["runs"].values() for p in run["points"])
+    heights = _apart(last, 0.035 * (max(last) - lowest))
     for i, (label, run) in enumerate(metrics["runs"].items()):
         step = [point["step"] for point in run["points"]]
         value = [point["held_out_tau"] for point in run["points"]]
-        colour = COLOURS[i % 7]
-        axes.plot(step, value, MARKERS[i % 7] + "-", color=colour, label=label, ms=4)
+        colour = colour_of(i)
+        axes.plot(step, value, marker_of(i) + "-", color=colour, label=label, ms=4)
         axes.annotate(
-            f"{value[-1]:.2f}", (step[-1], value[-1]), (5, 0), textcoords="offset points",
+            f"{value[-1]:.2f}", (step[-1], heights[i]), (5, 0), textcoords="offset points",
             va="center", fontsize=7, color=colour,
         )  # fmt: skip
     axes.set_xlabel("training step")
@@ -32,6 +44,15 @@ def draw_curves(metrics: Mapping[str, Any]) -> Figure:
     axes.margins(x=0.08)
     legend(figure, axes)
     return figure
+
+
+def _apart(values: Sequence[float], least: float) -> list[float]:
+    """Heights of labels beside values: the same order, `least` apart, moved as little upwards."""
+    heights, free = list(values), -np.inf
+    for i in np.argsort(values, kind="stable"):
+        heights[i] = max(values[i], free)
+        free = heights[i] + least
+    return heights
 
 
 def draw_roc(metrics: Mapping[str, Any]) -> Figure:
@@ -45,7 +66,7 @@ def draw_roc(metrics: Mapping[str, Any]) -> Figure:
         for i, (label, parts) in enumerate(drafters.items()):
             curve, auc = parts[group]["curve"], parts[group]["auc"]
             x, y = curve["false_positive"], curve["true_positive"]
-            axes.plot(x, y, color=COLOURS[i % 7], label=label, lw=1.4)
+            axes.plot(x, y, color=colour_of(i), label=label, lw=1.4)
             areas.append("-" if auc["pooled"] is None else f"{auc['pooled']:.2f}")
         axes.set_title(f"{group}\nAUC {', '.join(areas)}", fontsize=9)
         axes.set(xlabel="of rejected drafts", xlim=(-0.02, 1.02), ylim=(-0.02, 1.02))
@@ -78,7 +99,7 @@ def _draw_outside(axes: Axes, metrics: Mapping[str, Any]) -> None:
         place = np.arange(len(groups)) + (i - (len(shares) - 1) / 2) * width
         axes.bar(
             place, [100 * p["value"] for p in points], width * 0.94, yerr=100 * bars(points),
-            color=GREY if i == 0 else COLOURS[(i - 1) % 7], label=label,
+            color=GREY if i == 0 else colour_of(i - 1), label=label,
             error_kw={"elinewidth": 0.8, "ecolor": "#333333"},
         )  # fmt: skip
     axes.set_xticks(np.arange(len(groups)), groups)

@@ -16,6 +16,7 @@ drafters on the same answers are compared on equal ground.
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -36,12 +37,12 @@ from sglang_dspark.evaluation.proposer import (
 )
 from sglang_dspark.evaluation.recording import Workload, describe, settings_json
 from sglang_dspark.evaluation.records import Generation, Step
-from sglang_dspark.evaluation.replay import draw_given_answer
+from sglang_dspark.evaluation.replay import draw_column, draw_given_answer
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import Trace, prompt_digest
 
 _UNCUT = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
-_ROWS = 16  # answers that are redrafted side by side
+_ROWS = 32  # answers that are redrafted side by side
 
 
 @dataclass
@@ -64,13 +65,14 @@ class _Text:
     """Prompts and answers side by side, each continued a little, and the target's view of them.
 
     tokens [R, T]; features [R, T, m*d] and hidden [R, T, d] after each token, zero behind the end.
-    log_partition [R, T]: logsumexp of the target's logits / temperature after each token of the
-    answer, infinite elsewhere; None for greedy answers.
+    prompt_lens [R]. log_partition [R, T]: logsumexp of the target's logits / temperature after each
+    token of the answer, infinite elsewhere; None for greedy answers.
     """
 
     tokens: Tensor
     features: Tensor
     hidden: Tensor
+    prompt_lens: Tensor
     log_partition: Tensor | None = None
 
     def window(self, rows: Tensor, first: Tensor, size: int) -> tuple[Tensor, Tensor, Tensor]:
@@ -101,11 +103,12 @@ def redraft(
 ) -> list[Trace]:
     """The trace that `recording.record` would give of each drafter, from another one's answers.
 
-    answers: a trace of the same target, prompts, length and temperature. The target is run once for
-    all drafters, which must read the same layers of it. `on_finish` is called after each answer.
-    Raises DSparkError when the answers are others, or a drafter does not fit.
+    answers: a trace of the same target, length and temperature, with these prompts or more. The
+    target is run once for all drafters, which must read the same layers of it. `on_finish` is
+    called after each answer. Raises DSparkError when the answers are others, or a drafter does not
+    fit.
     """
-    _require_same_run(workload, answers)
+    answers = _of_these_prompts(workload, answers)
     target = TargetModel.load(workload.target, _common_layers([each.path for each in subjects]))
     proposers = [_proposer(each, target) for each in subjects]
     walks = [_walks(workload, answers) for _ in subjects]
@@ -114,9 +117,12 @@ def redraft(
     law = _Law(target, answers.temperature, torch.Generator().manual_seed(workload.settings.seed))
     for start in range(0, len(by_length), _ROWS):
         chosen = by_length[start : start + _ROWS]
-        text = _read([walks[0][i] for i in chosen], law, ahead)
+        group = [walks[0][i] for i in chosen]
+        text = _read(group, law, ahead)
+        longest = max(len(walk.tokens) - walk.prompt_len for walk in group)
+        laws = _AnswerLaws(text, law, longest + ahead)
         for proposer, own in zip(proposers, walks, strict=True):
-            _redraft_group([own[i] for i in chosen], text, proposer, law)
+            _redraft_group([own[i] for i in chosen], text, proposer, laws)
         for _ in chosen:
             on_finish()
     return [
@@ -171,8 +177,11 @@ def _trace(
     )
 
 
-def _require_same_run(workload: Workload, answers: Trace) -> None:
-    """Raise DSparkError unless the answers are such as decoding would give here."""
+def _of_these_prompts(workload: Workload, answers: Trace) -> Trace:
+    """The workload's prompts of the trace, in the workload's order.
+
+    Raises DSparkError unless the answers are such as decoding would give here.
+    """
     wanted = settings_json(workload.settings)
     if wanted["temperature"] != answers.temperature:
         raise DSparkError(
@@ -185,13 +194,18 @@ def _require_same_run(workload: Workload, answers: Trace) -> None:
         raise DSparkError(f"answers cut by {cut[0]} cannot be redrafted: leave --answers out")
     if answers.target_sha256 != workload.target_sha256:
         raise DSparkError(f"the answers are of another target than {workload.target}: record them")
-    if [p.digest for p in answers.prompts] != [prompt_digest(ids) for ids in workload.ids]:
-        raise DSparkError("the answers are to other prompts: record a trace of these first")
     if answers.settings["max_new_tokens"] != wanted["max_new_tokens"]:
         raise DSparkError(
             f"the answers have up to {answers.settings['max_new_tokens']} tokens, asked for were "
             f"{wanted['max_new_tokens']}: set --max-new-tokens likewise"
         )
+    places: dict[str, list[int]] = {}
+    for i, prompt in enumerate(answers.prompts):
+        places.setdefault(prompt.digest, []).append(i)
+    asked = [prompt_digest(ids) for ids in workload.ids]
+    if Counter(asked) - Counter({digest: len(found) for digest, found in places.items()}):
+        raise DSparkError("the answers are to other prompts: record a trace of these first")
+    return answers.of_prompts([places[digest].pop(0) for digest in asked])
 
 
 @dataclass(frozen=True)
@@ -224,15 +238,45 @@ class _Law:
         return (logits / self.temperature - log_partition[..., None]).exp().clamp(max=1.0)
 
 
+class _AnswerLaws:
+    """The target's laws along a group's sampled answers, made once for all drafters of it."""
+
+    def __init__(self, text: _Text, law: _Law, answer_len: int):
+        """answer_len: of the longest answer with what was decoded behind it."""
+        self.law, self.prompt_lens = law, text.prompt_lens
+        self._made: list[tuple[Tensor | None, Tensor]] = []
+        if text.log_partition is not None:
+            at = self.prompt_lens[:, None] + torch.arange(answer_len)
+            picked = torch.arange(len(at))[:, None], at.clamp(max=text.tokens.shape[1] - 1)
+            self.hidden, self.log_partition = text.hidden[picked], text.log_partition[picked]
+
+    def window(self, draft_ids: Tensor | None, rows: Tensor, at: Tensor) -> Tensor:
+        """Laws after the positions at [r, gamma] of `rows` [r] over a draft vocabulary: [r, gamma,
+        V'], summing to less than 1 where it is reduced."""
+        laws = self._over(draft_ids)  # [R, answer, V']
+        return laws[rows[:, None], at - self.prompt_lens[rows, None]]
+
+    def _over(self, draft_ids: Tensor | None) -> Tensor:
+        for known, laws in self._made:
+            same = known is draft_ids
+            if same or (known is not None and draft_ids is not None and known.equal(draft_ids)):
+                return laws
+        laws = self.law.over(draft_ids, self.hidden, self.log_partition)
+        self._made.append((draft_ids, laws))
+        return laws
+
+
 @torch.no_grad()
-def _redraft_group(walks: Sequence[_Walk], text: _Text, proposer: Proposer, law: _Law) -> None:
+def _redraft_group(
+    walks: Sequence[_Walk], text: _Text, proposer: Proposer, laws: _AnswerLaws
+) -> None:
     state = proposer.start(len(walks), text.tokens.shape[1])
     for r, walk in enumerate(walks):
         row, length = torch.tensor([r]), walk.prompt_len
         read = (part[row, :length] for part in (text.tokens, text.features, text.hidden))
         state.prefill(row, *read)
     while rows := [r for r, walk in enumerate(walks) if walk.left > 0]:
-        _step(walks, torch.tensor(rows), text, state, proposer.gamma, law)
+        _step(walks, torch.tensor(rows), text, state, proposer.gamma, laws)
 
 
 @torch.no_grad()
@@ -252,13 +296,14 @@ def _read(walks: Sequence[_Walk], law: _Law, more: int) -> _Text:
         tokens[every, at] = law.draw(hidden[every, at - 1])
         out = law.target.forward(tokens[every, at][:, None], at, cache)
         features[every, at], hidden[every, at] = out.features[:, 0], out.hidden[:, 0]
+    prompt_lens = torch.tensor([walk.prompt_len for walk in walks])
     if law.temperature == 0:
-        return _Text(tokens, features, hidden)
+        return _Text(tokens, features, hidden, prompt_lens)
     partition = torch.full(tokens.shape, float("inf"))
     for r, walk in enumerate(walks):
         answer = slice(walk.prompt_len, len(walk.tokens) + more)
         partition[r, answer] = law.log_partition(hidden[r, answer])
-    return _Text(tokens, features, hidden, partition)
+    return _Text(tokens, features, hidden, prompt_lens, partition)
 
 
 def _padded(states: Tensor, more: int) -> Tensor:
@@ -272,19 +317,17 @@ def _step(
     text: _Text,
     state: DraftState,
     gamma: int,
-    law: _Law,
+    laws: _AnswerLaws,
 ) -> None:
     """One block for each walk of `rows` [r] that is not over."""
     lens = torch.tensor([walks[r].anchor for r in rows.tolist()])
     tokens, features, hidden = text.window(rows, lens, gamma + 1)
     if text.log_partition is None:
-        block = state.propose(rows, tokens[:, 0], lens, None, law.generator)
+        block = state.propose(rows, tokens[:, 0], lens, None, laws.law.generator)
         drafts, told = block.tokens, block.confidence
         accepted = (drafts == tokens[:, 1:]).long().cumprod(1).sum(1)  # [r]
     else:
-        at = rows[:, None], lens[:, None] + torch.arange(gamma)
-        seen = hidden[:, :gamma], text.log_partition[at]
-        drafts, accepted, told = _sampled_block(state, rows, lens, tokens, seen, law)
+        drafts, accepted, told = _sampled_block(state, rows, lens, tokens, laws)
     state.commit(rows, lens, tokens, features, hidden, accepted)
     confidence = told.tolist()
     for i, r in enumerate(rows.tolist()):
@@ -300,16 +343,15 @@ def _sampled_block(
     rows: Tensor,
     lens: Tensor,
     tokens: Tensor,
-    seen: tuple[Tensor, Tensor],
-    law: _Law,
+    laws: _AnswerLaws,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Drafts [r, gamma] given the answer, accepted [r] and confidence [r, gamma] or [r, 0].
 
-    tokens [r, gamma + 1]: anchor and answer. seen: the target's hidden states [r, gamma, d] and
-    log partition [r, gamma] before each of the answer's tokens.
+    tokens [r, gamma + 1]: anchor and answer.
     """
-    block = open_block(state, rows, tokens[:, 0], lens)
-    ids, target_laws = block.draft_ids, law.over(block.draft_ids, *seen)  # [r, gamma, V']
+    block, law = open_block(state, rows, tokens[:, 0], lens), laws.law
+    ids, at = block.draft_ids, lens[:, None] + torch.arange(tokens.shape[1] - 1)
+    target_laws = laws.window(ids, rows, at)  # [r, gamma, V']
     columns = columns_of(ids, len(law.target.head_weight))
     previous, accepted = tokens[:, 0], torch.zeros_like(lens)
     alive, drafted = torch.ones_like(lens, dtype=torch.bool), []
@@ -318,7 +360,7 @@ def _sampled_block(
         told, kept = draw_given_answer(
             draft_law, target_laws[:, k], columns[tokens[:, k + 1]], law.generator
         )
-        free = torch.multinomial(draft_law, 1, generator=law.generator)[:, 0]
+        free = draw_column(draft_law, law.generator)
         chosen = torch.where(alive, told, free)
         alive = alive & kept
         accepted = accepted + alive

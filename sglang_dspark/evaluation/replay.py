@@ -163,7 +163,7 @@ class Replay:
                 chosen, kept = draw_given_answer(
                     law, laws[:, k], self.column[truth[:, k]], self.generator
                 )
-                free = torch.multinomial(law, 1, generator=self.generator)[:, 0]
+                free = draw_column(law, self.generator)
                 chosen = torch.where(alive, chosen, free)
             alive = alive & kept
             accepted += alive
@@ -199,8 +199,21 @@ def draw_given_answer(
     kept = (column >= 0) & (torch.rand(len(column), generator=rng) * chance < proposed)
     residual = (draft_law - target_law).clamp(min=0)
     empty = residual.sum(-1, keepdim=True) <= 0  # q = p to rounding: there is no rejection then
-    rejected = torch.multinomial(torch.where(empty, draft_law, residual), 1, generator=rng)[:, 0]
+    rejected = draw_column(torch.where(empty, draft_law, residual), rng)
     return torch.where(kept, column, rejected), kept
+
+
+def draw_column(weight: Tensor, rng: torch.Generator) -> Tensor:
+    """A column of each row with chance in proportion to weight [R, V'], rows of sum > 0: [R] int64.
+
+    As torch.multinomial, with one random number a row instead of one a column.
+    """
+    cumulative = weight.double().cumsum(-1)  # [R, V']
+    total = cumulative[:, -1:]
+    point = torch.rand(len(weight), 1, dtype=torch.float64, generator=rng) * total
+    # Rounded up to the total, a point would lie behind the last column of any weight.
+    point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
+    return torch.searchsorted(cumulative, point, right=True)[:, 0]
 
 
 def _places(walk: _Walk, gamma: int) -> Tensor:

@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 
 from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation import figures
 from sglang_dspark.evaluation.prompts import calibration_prompts, demo_prompts, evaluation_prompts
 from sglang_dspark.schedule.sts_file import read_sts
 from tests.evaluation.conftest import GAMMA, Pair
@@ -80,8 +81,12 @@ def test_from_traces_to_the_page(
 @pytest.mark.parametrize("name", ["positions", "depth", "length", "thresholds", "roc"])
 def test_the_other_analyses(name: str, traces: dict[str, Path], tmp_path: Path) -> None:
     out = tmp_path / "found.json"
-    run("eval", name, "--drafter", f"dspark={traces['greedy']}", "--json", str(out))
-    assert json.loads(out.read_text())["metrics"]["analysis"] == name
+    said = ["--note", "after 7 steps"] if name in ("depth", "length") else []
+    run("eval", name, "--drafter", f"dspark={traces['greedy']}", "--json", str(out), *said)
+    record = json.loads(out.read_text())
+    assert record["name"] == "found"
+    assert record["metrics"]["analysis"] == name
+    assert ("after 7 steps" in figures.caption(record["metrics"])) == bool(said)
     assert (tmp_path / "figures" / "found.png").stat().st_size > 5000
 
 

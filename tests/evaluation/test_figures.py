@@ -93,6 +93,19 @@ def test_same_numbers_give_the_same_bytes(
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
 
 
+def test_eight_drafters_have_eight_colours(metrics: dict[str, dict[str, Any]]) -> None:
+    one = metrics["tau"]["tau"]["dspark"], metrics["tau"]["interval"]["dspark"]
+    labels = [f"drafter {i}" for i in range(8)]
+    many = {
+        **metrics["tau"],
+        "tau": dict.fromkeys(labels, one[0]),
+        "interval": dict.fromkeys(labels, one[1]),
+    }
+    (axes,) = figures.draw(many).axes
+    bars = [each for each in axes.containers if hasattr(each, "patches")]
+    assert len({bar.patches[0].get_facecolor() for bar in bars}) == len(labels)
+
+
 def test_unknown_analysis_is_named() -> None:
     with pytest.raises(DSparkError, match="no figure for the analysis 'zodiac'"):
         figures.draw({"analysis": "zodiac"})

@@ -85,18 +85,40 @@ def test_without_its_transition_a_drafter_is_its_backbone(
     assert [each.tokens for each in bare.generations] == [e.tokens for e in answers.generations]
 
 
+def test_some_of_the_answers(workload: Workload, pair: Pair, answers: Trace) -> None:
+    """A trace of more prompts, in another order, serves as well."""
+    picked = [2, 0]
+    few = replace(
+        workload,
+        ids=tuple(workload.ids[i] for i in picked),
+        prompts=tuple(workload.prompts[i] for i in picked),
+    )
+    (again,) = redraft(few, [Subject(pair.drafter_dir)], answers)
+    assert again.prompts == answers.of_prompts(picked).prompts
+    for ours, engines in zip(
+        again.generations, [answers.generations[i] for i in picked], strict=True
+    ):
+        assert [replace(s, confidence=()) for s in ours.steps] == [
+            replace(s, confidence=()) for s in engines.steps
+        ]
+
+
 def test_other_answers_are_refused(workload: Workload, pair: Pair, answers: Trace) -> None:
     sampled = replace(answers, settings={**answers.settings, "temperature": 1.0})
     hot = replace(workload.settings, temperature=1.0)
     cut = replace(sampled, settings={**sampled.settings, "top_p": 0.9})
     longer = replace(workload, settings=replace(workload.settings, max_new_tokens=9))
-    fewer = replace(workload, ids=workload.ids[:-1], prompts=workload.prompts[:-1])
+    more = replace(
+        workload,
+        ids=(*workload.ids, workload.ids[0]),
+        prompts=(*workload.prompts, workload.prompts[0]),
+    )
     cases = [
         (workload, sampled, "given at temperature 1, asked for was 0"),
         (replace(workload, settings=hot), cut, "cut by top_p"),
         (replace(workload, settings=replace(hot, top_k=5)), sampled, "cut by top_k"),
         (longer, answers, "up to 23 tokens, asked for were 9"),
-        (fewer, answers, "to other prompts"),
+        (more, answers, "to other prompts"),
         (workload, replace(answers, target_sha256="0" * 64), "of another target"),
     ]
     for work, told, complaint in cases:

@@ -12,7 +12,7 @@ import torch
 from sglang_dspark.evaluation.calibration_data import observations
 from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
 from sglang_dspark.evaluation.records import Generation
-from sglang_dspark.evaluation.replay import Answer, Replay, draw_given_answer
+from sglang_dspark.evaluation.replay import Answer, Replay, draw_column, draw_given_answer
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.schedule.calibration import Observations
 from tests.evaluation.conftest import EOS, GAMMA, Pair
@@ -137,3 +137,13 @@ def test_a_draft_given_the_answer_has_the_law_of_decoding(outside: float) -> Non
     assert abs(chances.sum() - 1) < 1e-6
     assert _upper_tail(counts, n * chances, len(cells) - 1) > 1e-3
     assert _upper_tail(counts, n * np.roll(chances, 1), len(cells) - 1) < 1e-12
+
+
+def test_a_column_is_drawn_as_often_as_it_weighs() -> None:
+    weight = torch.tensor([0.0, 3.0, 0.0, 1e-3, 1.0, 0.0]).repeat(20_000, 1)
+    drawn = draw_column(weight, torch.Generator().manual_seed(0))
+    share = torch.bincount(drawn, minlength=6) / len(weight)
+    wanted = weight[0] / weight[0].sum()
+    assert not share[wanted == 0].any()
+    spread = (wanted * (1 - wanted) / len(weight)).sqrt()
+    assert bool(((share - wanted).abs() <= 4 * spread).all())
