@@ -1,5 +1,5 @@
 """What each of two gloo ranks does in the test of experts on several ranks; a module of its own,
-as the second rank is spawned: `python -m tests.serving_cpu.moe_ranks RANK FOLDER`.
+as ranks are started: `python -m tests.serving_cpu.moe_ranks RANK FOLDER`.
 
 It builds the served draft model under SGLang's own groups, alone and as one of two, and writes what
 a draft block comes out as.
