@@ -25,6 +25,7 @@ from torch import Tensor, nn
 from sglang_dspark.drafter import DSparkDrafter
 from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.verify import sample_inverse_cdf
 
 _ROWS = 64  # answers that are replayed side by side
 
@@ -206,14 +207,10 @@ def draw_given_answer(
 def draw_column(weight: Tensor, rng: torch.Generator) -> Tensor:
     """A column of each row with chance in proportion to weight [R, V'], rows of sum > 0: [R] int64.
 
-    As torch.multinomial, with one random number a row instead of one a column.
+    One random number a row, where torch.multinomial takes one a column.
     """
-    cumulative = weight.double().cumsum(-1)  # [R, V']
-    total = cumulative[:, -1:]
-    point = torch.rand(len(weight), 1, dtype=torch.float64, generator=rng) * total
-    # Rounded up to the total, a point would lie behind the last column of any weight.
-    point = torch.minimum(point, torch.nextafter(total, torch.zeros_like(total)))
-    return torch.searchsorted(cumulative, point, right=True)[:, 0]
+    uniforms = torch.rand(len(weight), dtype=torch.float64, generator=rng)
+    return sample_inverse_cdf(weight, uniforms)
 
 
 def _places(walk: _Walk, gamma: int) -> Tensor:

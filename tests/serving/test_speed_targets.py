@@ -98,7 +98,9 @@ def test_a_row_does_not_inherit() -> None:
     assert world.weights([1]) == [1.0]
 
 
-@pytest.mark.parametrize("asked", [0, -3.0, "fast", True, float("nan"), float("inf"), None])
+@pytest.mark.parametrize(
+    "asked", [0, -3.0, "fast", True, float("nan"), float("inf"), 10**400, None]
+)
 def test_a_target_that_is_no_speed_is_refused(asked: object) -> None:
     params = {"dspark_speed": asked}
     with pytest.raises(ValueError, match=r"custom_params.dspark_speed is .* positive number"):

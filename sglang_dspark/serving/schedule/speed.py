@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable, Sequence
-from math import isfinite
 from typing import Any
 
 import numpy as np
@@ -19,18 +18,19 @@ from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.gains import speed_weights
 
 PARAMETER = "dspark_speed"
+MOST = 1e9  # tokens/s; a larger number is a mistake, and would not fit a float32
 
 
 def target_of(custom_params: object) -> float | None:
     """The speed that a request asks for in tokens/s, or None.
 
-    Raises ValueError, in words for the client, unless it is a positive number.
+    Raises ValueError, in words for the client, unless it is a positive number below `MOST`.
     """
     if not isinstance(custom_params, dict) or PARAMETER not in custom_params:
         return None
     asked = custom_params[PARAMETER]
     number = isinstance(asked, int | float) and not isinstance(asked, bool)
-    if not number or not isfinite(asked) or asked <= 0:
+    if not number or not 0 < asked < MOST:  # false for NaN
         raise ValueError(
             f"custom_params.{PARAMETER} is {asked!r}; give the tokens/s wanted, a positive number"
         )
