@@ -61,6 +61,8 @@ def test_two_ranks_draft_what_one_does(
             torch.testing.assert_close(
                 rank[f"{layout} {shape} {part}"], alone, atol=2e-5, rtol=1e-5
             )
+    first, second = (rank[f"{layout} {shape} logits"].argmax(-1) for rank in found)
+    assert torch.equal(first, second), "the ranks would draft different tokens"
 
 
 def test_experts_are_held_in_parts(found: list[dict[str, Tensor]]) -> None:
