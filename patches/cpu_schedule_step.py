@@ -118,11 +118,9 @@ def schedule_layout(original: Callable[..., Any], planner: Any, **step: Any) -> 
     engine = engine_of(planner)
     if engine is None:
         return original(planner, **step)
-    from sglang_dspark.serving.schedule.layout import layout_of, layout_without_drafts
+    from sglang_dspark.serving.schedule.layout import layout_of
 
     lengths = engine.lengths
-    if not lengths.any():
-        return layout_without_drafts(len(lengths))
     return None if int(lengths.min()) == engine.gamma else layout_of(lengths)
 
 

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.decode_attention import decode_attention
 
 _ATTENTION = "dspark_slots"
 
@@ -33,6 +34,9 @@ def _slot_attention(
 ) -> tuple[Tensor, None]:
     """Masked attention that folds each KV group into the query rows instead of copying K and V."""
     rows, heads, q, dim = query.shape
+    if q == 1 and key.dtype == torch.bfloat16 and key.device.type == "cpu":
+        visible = attention_mask[:, 0, 0].sum(-1)
+        return decode_attention(query[:, :, 0], key, value, visible, scaling)[:, None], None
     groups = heads // key.shape[1]
     folded = query.reshape(rows, key.shape[1], groups * q, dim).to(key.dtype)
     mask = attention_mask.repeat(1, 1, groups, 1)

@@ -14,7 +14,6 @@ from sglang_dspark.serving.schedule.accept import accept
 from sglang_dspark.serving.schedule.layout import (
     PackedRows,
     layout_of,
-    layout_without_drafts,
     rows_in,
     window_of,
 )
@@ -24,7 +23,7 @@ GAMMA, VOCAB = 5, 97
 
 
 def packed(lengths: list[int]) -> PackedRows:
-    return PackedRows(layout_of(np.asarray(lengths, np.int64)), GAMMA + 1)
+    return rows_in(layout_of(np.asarray(lengths, np.int64)), GAMMA + 1)
 
 
 def test_layout_is_upstreams_own() -> None:
@@ -65,9 +64,16 @@ def test_window_is_upstreams_own() -> None:
     assert torch.equal(window.verify_cache_loc, window.window_index + 2000)
 
 
+def test_equal_lengths_share_one_layout() -> None:
+    first, again = (layout_of(np.array([2, 0, 5])) for _ in range(2))
+    assert first is again
+    assert rows_in(first, GAMMA + 1) is rows_in(again, GAMMA + 1)
+    assert layout_of(np.array([2, 5, 0])) is not first
+    assert rows_in(first, GAMMA + 1) is not rows_in(first, GAMMA)
+
+
 def test_a_step_without_drafts_is_one_row_a_request() -> None:
-    layout = layout_without_drafts(3)
-    assert layout is layout_without_drafts(3)
+    layout = layout_of(np.zeros(3, np.int64))
     rows = rows_in(layout, GAMMA + 1)
     ids, places = torch.tensor([[7, 1], [8, 1], [9, 1]]), torch.arange(3 * (GAMMA + 1))
     seats = SimpleNamespace(positions_2d=places.view(3, -1), verify_cache_loc=places)

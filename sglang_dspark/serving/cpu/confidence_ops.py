@@ -13,7 +13,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.jit import exp32, kernel
+from sglang_dspark.float_ops import exp32
+from sglang_dspark.serving.cpu.jit import kernel
 
 _NONE = np.empty((0, 0), np.float32)  # stands for W1 where the head does not read it
 

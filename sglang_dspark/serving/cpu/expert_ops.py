@@ -19,8 +19,9 @@ from torch import Tensor, nn
 
 from sglang_dspark.drafter.hyper_connections import SINKHORN_ROUNDS, HyperConnection, StreamRead
 from sglang_dspark.drafter.moe import SharedExperts, permute_tokens
+from sglang_dspark.float_ops import exp32
 from sglang_dspark.serving.cpu import fused_ops, linear
-from sglang_dspark.serving.cpu.jit import exact_kernel, exp32, kernel, multiply_at
+from sglang_dspark.serving.cpu.jit import exact_kernel, kernel, multiply_at
 from sglang_dspark.serving.cpu.narrow_matmul import LANES, MAX_BLOCK_ROWS
 
 _FLOAT = torch.float32

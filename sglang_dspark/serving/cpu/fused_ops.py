@@ -15,7 +15,8 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.jit import exp32, kernel
+from sglang_dspark.float_ops import exp32
+from sglang_dspark.serving.cpu.jit import kernel
 
 # Beyond this many rows torch's own loops, which use every thread, are as fast.
 MOST_ROWS = 256

@@ -13,8 +13,9 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_dspark.float_ops import bits_of_float
 from sglang_dspark.serving.cpu import linear
-from sglang_dspark.serving.cpu.jit import bits_of_float, exact_kernel, multiply_at
+from sglang_dspark.serving.cpu.jit import exact_kernel, multiply_at
 
 _BLOCK = 2048
 _SIGN = np.int32(0x7FFFFFFF)

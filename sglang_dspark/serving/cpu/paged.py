@@ -19,7 +19,8 @@ import numpy as np
 from numba import boolean, float32, int32, int64, prange, types, void
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.jit import exp32, kernel, parallel_kernel
+from sglang_dspark.float_ops import exp32
+from sglang_dspark.serving.cpu.jit import kernel, parallel_kernel
 from sglang_dspark.serving.cpu.plan import CACHED, FIRST, QUERIES, ROW, AttentionPlan
 
 NO_WINDOW = -1

@@ -16,12 +16,20 @@ from torch import Tensor
 from sglang_dspark.schedule.budget import Counts
 from sglang_dspark.serving.cpu.ragged_ops import first_rows, rows_of
 
+KEPT = 1024  # layouts
+
 
 def layout_of(lengths: Counts) -> Any:
-    """Upstream's layout of drafts admitted by request, [R] int64; no padding."""
+    """Upstream's layout of drafts admitted by request, [R] int64; no padding. Not to be changed:
+    the few layouts of a few requests come again and again."""
+    return _layout(tuple(lengths.tolist()))
+
+
+@lru_cache(maxsize=KEPT)
+def _layout(lengths: tuple[int, ...]) -> Any:
     from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
-    windows = lengths + 1
+    windows = np.asarray(lengths, np.int64) + 1
     ends = np.cumsum(windows)
     indptr = np.zeros(len(windows) + 1, np.int32)
     indptr[1:] = ends
@@ -39,38 +47,35 @@ def layout_of(lengths: Counts) -> Any:
 class PackedRows:
     """The rows of a ragged step: lens, starts [R] int64 in the pass, `index` [N] in the windows."""
 
-    def __init__(self, layout: Any, width: int):
-        windows = np.asarray(layout.verify_lens_cpu, np.int64)
-        self.total = int(layout.total_verify_tokens)
+    def __init__(self, windows: Counts, width: int):
+        """windows: [R] int64, tokens that each request has verified, the anchor counted."""
+        self.total = int(windows.sum())
         self.lens = torch.from_numpy(windows)
         self.starts = torch.from_numpy(first_rows(windows))
         self.strided = torch.arange(len(windows)) * width  # first rows of whole windows
         self.index = rows_of(self.strided, self.lens, self.total)
 
 
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=KEPT)
 def layout_without_drafts(requests: int) -> Any:
     """The layout of a step that verifies no draft."""
     return layout_of(np.zeros(requests, np.int64))
 
 
-@lru_cache(maxsize=512)
-def _rows_without_drafts(requests: int, width: int) -> PackedRows:
-    return PackedRows(layout_without_drafts(requests), width)
-
-
-@lru_cache(maxsize=512)
+@lru_cache(maxsize=KEPT)
 def whole_rows(requests: int, width: int) -> PackedRows:
     """The rows of a step that verifies all `width` places of every window."""
-    return PackedRows(layout_of(np.full(requests, width - 1)), width)
+    return _rows((width,) * requests, width)
 
 
 def rows_in(layout: Any, width: int) -> PackedRows:
     """The rows of a layout in windows of `width`."""
-    requests = len(layout.verify_lens_cpu)
-    if layout.total_verify_tokens == requests:
-        return _rows_without_drafts(requests, width)
-    return PackedRows(layout, width)
+    return _rows(tuple(layout.verify_lens_cpu), width)
+
+
+@lru_cache(maxsize=KEPT)
+def _rows(windows: tuple[int, ...], width: int) -> PackedRows:
+    return PackedRows(np.asarray(windows, np.int64), width)
 
 
 def window_of(

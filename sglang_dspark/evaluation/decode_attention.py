@@ -1,0 +1,87 @@
+"""Attention of one new token per row over a bfloat16 slot cache, on a CPU.
+
+Writing answers is one long decode of many rows of different lengths. torch attends over all rows at
+the length of the longest, slowly; this kernel reads each row's own keys and values, once for all
+query heads of a group.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import numpy as np
+import torch
+from numba import njit
+from torch import Tensor
+
+from sglang_dspark.float_ops import exp32
+
+_HALF_BITS = np.int32(16)
+
+
+def decode_attention(
+    query: Tensor, keys: Tensor, values: Tensor, visible: Tensor, scale: float
+) -> Tensor:
+    """Each row's query over its first keys; [R, Hq, D] float32.
+
+    query [R, Hq, D] float32; keys, values [R, Hkv, T, D] bfloat16, views of a longer cache are
+    fine; visible [R] int64, each in [1, T]: how many keys a row sees.
+    """
+    out = torch.empty(query.shape, dtype=torch.float32)
+    _compiled()(
+        query.contiguous().numpy(),
+        keys.view(torch.int16).numpy(),
+        values.view(torch.int16).numpy(),
+        visible.numpy(),
+        np.float32(scale),
+        out.numpy(),
+    )
+    return out
+
+
+@cache
+def _compiled() -> Any:
+    """The kernel, compiled at first use."""
+
+    @njit(fastmath={"reassoc", "contract", "nsz", "arcp"}, nogil=True, error_model="numpy")
+    def attend(query, keys, values, visible, scale, out):  # type: ignore[no-untyped-def]
+        rows, heads, dim = query.shape
+        kv_heads, longest = keys.shape[1], keys.shape[2]
+        group = heads // kv_heads
+        bits = np.empty(dim, np.int32)
+        number = bits.view(np.float32)
+        score = np.empty((group, longest), np.float32)
+        for r in range(rows):
+            n = visible[r]
+            for h in range(kv_heads):
+                for t in range(n):
+                    for d in range(dim):
+                        bits[d] = np.int32(keys[r, h, t, d]) << _HALF_BITS
+                    for g in range(group):
+                        dot = np.float32(0.0)
+                        for d in range(dim):
+                            dot += number[d] * query[r, h * group + g, d]
+                        score[g, t] = dot * scale
+                for g in range(group):
+                    top = score[g, 0]
+                    for t in range(1, n):
+                        top = max(top, score[g, t])
+                    total = np.float32(0.0)
+                    for t in range(n):
+                        weight = exp32(score[g, t] - top)
+                        score[g, t] = weight
+                        total += weight
+                    for t in range(n):
+                        score[g, t] /= total
+                    for d in range(dim):
+                        out[r, h * group + g, d] = np.float32(0.0)
+                for t in range(n):
+                    for d in range(dim):
+                        bits[d] = np.int32(values[r, h, t, d]) << _HALF_BITS
+                    for g in range(group):
+                        weight = score[g, t]
+                        for d in range(dim):
+                            out[r, h * group + g, d] += weight * number[d]
+
+    return attend

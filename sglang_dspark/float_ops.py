@@ -1,0 +1,54 @@
+"""Float32 building blocks of functions that Numba compiles: bits, an exp that vectorises."""
+
+from __future__ import annotations
+
+import numpy as np
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
+
+_LOG2E = np.float32(1.4426950408889634)
+_LN2_HIGH = np.float32(0.693359375)
+_LN2_LOW = np.float32(-2.12194440e-4)
+_LOWEST = np.float32(-87.0)
+_HIGHEST = np.float32(88.0)
+
+
+@intrinsic
+def float_from_bits(typingctx, bits):  # type: ignore[no-untyped-def]
+    """The float32 whose bit pattern is the int32 `bits`."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.bitcast(arguments[0], ir.FloatType())
+
+    return types.float32(types.int32), codegen
+
+
+@intrinsic
+def bits_of_float(typingctx, value):  # type: ignore[no-untyped-def]
+    """The bit pattern of a float32 as int32."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.bitcast(arguments[0], ir.IntType(32))
+
+    return types.int32(types.float32), codegen
+
+
+@njit(fastmath={"contract"})
+def exp32(x):  # type: ignore[no-untyped-def]
+    """exp of a float32 to within 2e-7 relative; below -87 (-inf too) about 1.6e-38, not 0.
+
+    2**n * exp(r) with |r| <= ln(2)/2 and a polynomial (Cephes' expf): unlike the library's exp it
+    vectorises. Not reassociated: the two-part ln(2) would collapse into one and lose digits.
+    """
+    x = min(max(x, _LOWEST), _HIGHEST)
+    n = np.floor(x * _LOG2E + np.float32(0.5))
+    r = x - n * _LN2_HIGH - n * _LN2_LOW
+    p = np.float32(1.9875691500e-4)
+    p = p * r + np.float32(1.3981999507e-3)
+    p = p * r + np.float32(8.3334519073e-3)
+    p = p * r + np.float32(4.1665795894e-2)
+    p = p * r + np.float32(1.6666665459e-1)
+    p = p * r + np.float32(5.0000001201e-1)
+    p = p * (r * r) + r + np.float32(1.0)
+    return p * float_from_bits((np.int32(n) + np.int32(127)) << np.int32(23))
