@@ -41,7 +41,9 @@ _BEAT_S = 0.01
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. prompts: rendered; mean_tokens: mean length of an answer.
+    """What is measured. prompts: rendered; mean_tokens: mean length of an answer; least: requests
+    of a round, where two for each user are not more. Short rounds follow each other closely, so
+    that a slow minute of the machine meets all arms alike.
 
     Raises DSparkError on numbers that make no run.
     """
@@ -51,18 +53,21 @@ class Plan:
     arms: tuple[str, ...]
     trials: int
     mean_tokens: int
+    least: int = LEAST_REQUESTS
 
     def __post_init__(self) -> None:
         if not self.concurrency or min(self.concurrency) < 1:
             raise DSparkError("concurrency must be a list of positive numbers, such as 1,4,8")
-        if self.trials < 1 or self.mean_tokens < 4 or not self.prompts:
-            raise DSparkError("a run needs a trial, answers of 4 tokens or more, and prompts")
+        if min(self.trials, self.least) < 1 or self.mean_tokens < 4 or not self.prompts:
+            raise DSparkError(
+                "a run needs a trial, a request, answers of 4 tokens or more, and prompts"
+            )
         if PLAIN not in self.arms or SCHEDULED not in self.arms:
             raise DSparkError(f"the arms must hold {PLAIN} and {SCHEDULED}: {self.arms}")
 
     def requests(self, users: int, trial: int) -> list[tuple[str, Sampling]]:
         """Prompts and lengths of a round, the same for every arm of the trial."""
-        count = max(LEAST_REQUESTS, ROUNDS_OF_USERS * users)
+        count = max(self.least, ROUNDS_OF_USERS * users)
         lengths = np.random.default_rng([users, trial]).integers(
             self.mean_tokens // 2, self.mean_tokens + self.mean_tokens // 2 + 1, size=count
         )

@@ -28,6 +28,9 @@ def adaptive(
         int | None, typer.Option(min=1, help=f"Default: {TRIALS}; fewer give no interval.")
     ] = None,
     mean_tokens: Annotated[int, typer.Option(min=4, help="Mean length of an answer.")] = 56,
+    requests: Annotated[
+        int, typer.Option(min=1, help="Requests of a round; two for each user if that is more.")
+    ] = 6,
     out: Annotated[Path, typer.Option("--json", help="Result file.")] = Path(
         "results/adaptive_cpu.json"
     ),
@@ -64,7 +67,7 @@ def adaptive(
         require_free_port("127.0.0.1", port + number)
     names = tuple(arm.name for arm in arms)
     trials = trials or (QUICK_TRIALS if quick else TRIALS)
-    plan = _plan(target, users, names, trials, mean_tokens)
+    plan = _plan(target, users, names, trials, mean_tokens, requests)
     run_dir = run_directory()
     journal = Journal(resume or run_dir / "adaptive.jsonl", plan)
     drafters = {f"{FIXED}{gamma}": shortened(drafter, gamma, run_dir) for gamma in fixed}
@@ -78,7 +81,12 @@ def adaptive(
     metrics = {
         "gamma": block,
         **adaptive_results.as_metrics(journal.figures, users),
-        "settings": {"trials": trials, "mean_tokens": mean_tokens, "quick": quick},
+        "settings": {
+            "trials": trials,
+            "mean_tokens": mean_tokens,
+            "requests": requests,
+            "quick": quick,
+        },
     }
     write_results(out, out.stem, hardware(device), metrics)
     picture = figure or out.parent / "figures" / f"{out.stem}.png"
@@ -109,7 +117,12 @@ def _gammas(text: str, block: int, quick: bool) -> tuple[int, ...]:
 
 
 def _plan(
-    target: Path, users: tuple[int, ...], arms: tuple[str, ...], trials: int, mean_tokens: int
+    target: Path,
+    users: tuple[int, ...],
+    arms: tuple[str, ...],
+    trials: int,
+    mean_tokens: int,
+    requests: int,
 ) -> Plan:
     """Prompts are the evaluation set's. The guard was tuned after single runs on some."""
     from sglang_dspark.evaluation.prompts import evaluation_prompts
@@ -117,7 +130,7 @@ def _plan(
     from sglang_dspark.loadtest.workload import interleave, render
 
     prompts = tuple(render(target, prompt) for prompt in interleave(evaluation_prompts()))
-    return Plan(prompts, users, arms, trials, mean_tokens)
+    return Plan(prompts, users, arms, trials, mean_tokens, requests)
 
 
 def _measure(

@@ -48,6 +48,11 @@ def test_arms_of_a_trial_answer_the_same_and_trials_differ() -> None:
     assert max(lengths) <= 30
     assert len(set(lengths)) > 4
     assert len(PLAN.requests(1, 0)) == LEAST_REQUESTS
+    short = replace(PLAN, least=2)
+    assert [len(short.requests(users, 0)) for users in (1, 4)] == [2, 8]
+    assert short.fingerprint() != PLAN.fingerprint()
+    with pytest.raises(DSparkError, match="a request"):
+        replace(PLAN, least=0)
 
 
 def test_every_arm_once_a_trial_in_changing_order() -> None:
