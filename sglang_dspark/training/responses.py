@@ -14,6 +14,7 @@ from torch import Tensor
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.training.prompts import Prompt
 from sglang_dspark.training.store import Response
+from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 
 @dataclass
@@ -145,7 +146,8 @@ class ResponseGenerator:
         hot = temperature > 0
         if hot.any():
             probs = torch.softmax(logits[hot] / temperature[hot, None], -1)
-            greedy[hot] = torch.multinomial(probs, 1, generator=self.generator)[:, 0]
+            uniforms = torch.rand(len(probs), generator=self.generator, device=self.device)
+            greedy[hot] = sample_inverse_cdf(probs, uniforms)
         return greedy
 
     def _finished(self, active: list[int]) -> Iterator[Response]:
