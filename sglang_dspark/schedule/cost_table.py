@@ -25,7 +25,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.paths import cache_root
 from sglang_dspark.schedule.budget import Seconds
 
-FORMAT = 2  # 1 had context by requests, which made plain steps look dear
+FORMAT = 3  # 1 had context by requests, 2 drafts that found their weights in the cache
 
 
 @dataclass(frozen=True)

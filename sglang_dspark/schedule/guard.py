@@ -6,8 +6,9 @@ that speculated and steps that did not. Their quotients correct the coming step'
 
     gain = (q_spec theta_spec) / (q_plain theta_plain)
 
-The predicted part is averaged over the recent steps of the present phase, as one step of few
-requests says little.
+The predicted part is averaged over the recent steps that drafted, as one step of few requests says
+little. Without drafts there are no confidences; the caller then predicts from the prior, and that
+mean follows what changes in these predictions (requests, step times).
 
 Being quotients they carry over between batches of unlike size. Speculation stops when the gain
 falls below 1 + min_gain - hysteresis and resumes above 1 + min_gain; where even the first promise
@@ -51,11 +52,14 @@ class GuardConfig:
 
     memory: steps after which a measurement has faded to 1/e. prior, plain_prior: steps that the
     promise itself counts for beside measured ones, of speculating and of plain steps; how many
-    tokens a plain step gives is no matter of chance, so few of them outweigh the promise. settle:
+    tokens a plain step gives is no matter of chance, so few of them outweigh the promise.
+    prior_requests: outcomes of single requests that it counts for at least, as a step of few of
+    them says little. settle:
     steps of a new phase that are not measured, while the pipeline still holds steps of the old one.
     probe: steps of a probe; it goes on, up to four times as long, until `least` of them were timed.
-    outlook: steps that predictions are averaged over. close: above this gain plain steps are not
-    probed. plain_every: steps to the first such probe.
+    outlook: steps that predictions are averaged over. carried: what those of before a phase without
+    drafts count for after it. close: above this gain plain steps are not probed. plain_every: steps
+    to the first such probe.
     """
 
     min_gain: float = 0.02
@@ -65,15 +69,21 @@ class GuardConfig:
     probe_cost: float = 0.005
     memory: float = 128.0
     prior: float = 8.0
+    prior_requests: float = 24.0
     plain_prior: float = 1.0
     settle: int = 2
     outlook: int = 32
+    carried: int = 8
     probe: int = 8
     least: int = 3
     first_pause: int = 32
     longest_pause: int = 4096
     plain_every: int = 1024
     close: float = 1.5
+
+    def prior_at(self, load: int) -> float:
+        """Steps that the promise counts for at a load; `load`: bits of the request count."""
+        return max(self.prior, self.prior_requests / 2 ** max(load - 1, 0))
 
     def __post_init__(self) -> None:
         if min(self.min_gain, self.hysteresis, self.doubt) < 0:
@@ -84,8 +94,10 @@ class GuardConfig:
             raise ValueError(f"a probe of {self.probe} steps must outlast settle {self.settle}")
         if not 1 <= self.first_pause <= self.longest_pause or self.plain_every < 1:
             raise ValueError(f"pauses must be at least 1 and ordered: {self}")
-        if min(self.memory, self.outlook) < 1 or min(self.prior, self.plain_prior) <= 0:
-            raise ValueError(f"memory, outlook must be at least 1 and priors above 0: {self}")
+        if min(self.memory, self.outlook, self.carried) < 1:
+            raise ValueError(f"memory, outlook and carried must be at least 1: {self}")
+        if min(self.prior, self.prior_requests, self.plain_prior) <= 0:
+            raise ValueError(f"priors must be above 0: {self}")
 
 
 @dataclass(frozen=True)
@@ -126,6 +138,7 @@ class Realised:
 class LoadState:
     """The guard's memory of one load."""
 
+    prior: float  # steps that the promise of speculating counts for
     mode: Mode = Mode.SPECULATE
     age: int = 0  # steps in this mode
     measured: int = 0  # of them, those that were timed
@@ -134,29 +147,39 @@ class LoadState:
     speculating: Realised = field(default_factory=Realised)
     plain: Realised = field(default_factory=Realised)
 
-    predicted: float = 0.0  # mean log of theta_spec / theta_plain over recent steps
+    predicted: float = 0.0  # mean log of theta_spec / theta_plain over recent steps that drafted
     predictions: int = 0  # how many steps that mean stands for
+    unseeing: float | None = None  # the last such log in a phase without drafts, from the prior
 
     def gain(self, config: GuardConfig, doubt: float = 0.0) -> float:
         """Tokens/s of speculating over plain, as predicted and then corrected by experience.
 
         doubt: standard errors of experience by which speculation is favoured.
         """
-        favoured = self.speculating.quotient(config.prior)
-        favoured += doubt * self.speculating.error(config.prior)
+        favoured = self.speculating.quotient(self.prior)
+        favoured += doubt * self.speculating.error(self.prior)
         return math.exp(self.predicted) * favoured / self.plain.quotient(config.plain_prior)
 
     def expecting(self, theta_spec: float, theta_plain: float, config: GuardConfig) -> LoadState:
-        """With one more prediction, tokens/s of the best speculating and of the plain step."""
+        """With one more prediction, tokens/s of the best speculating and of the plain step.
+
+        In a phase without drafts they must come from the prior: the confidences before it are one
+        sample, and repeating it would not make it more.
+        """
+        log_gain = math.log(theta_spec / theta_plain)
+        if not self.mode.speculates:
+            before = log_gain if self.unseeing is None else self.unseeing
+            moved = self.predicted + log_gain - before
+            kept = min(self.predictions, config.carried)
+            return replace(self, predicted=moved, predictions=kept, unseeing=log_gain)
         count = min(self.predictions + 1, config.outlook)
-        change = (math.log(theta_spec / theta_plain) - self.predicted) / count
+        change = (log_gain - self.predicted) / count
         return replace(self, predicted=self.predicted + change, predictions=count)
 
     def entering(self, mode: Mode, pause: int | None = None) -> LoadState:
-        """At the first step of another mode. Predictions go on unless drafting starts or stops."""
-        fresh = self if mode.speculates is self.mode.speculates else replace(self, predictions=0)
+        """At the first step of another mode."""
         pause = self.pause if pause is None else pause
-        return replace(fresh, mode=mode, age=1, measured=0, pause=pause)
+        return replace(self, mode=mode, age=1, measured=0, pause=pause, unseeing=None)
 
     def tried(self, config: GuardConfig) -> bool:
         """Whether this mode had its steps, enough of them timed between prefills to tell."""
@@ -169,7 +192,8 @@ def advance(
 ) -> LoadState:
     """The state that the coming step runs in; its mode is the decision.
 
-    theta_spec, theta_plain: predicted tokens/s of the best speculating and of the plain step.
+    theta_spec, theta_plain: predicted tokens/s of the best speculating and of the plain step; in a
+    mode without drafts the former by the prior.
     """
     state = state.expecting(theta_spec, theta_plain, config)
     state = replace(state, age=state.age + 1)
@@ -292,8 +316,10 @@ class Guard:
         load = requests.bit_length()
         if load in self._loads:
             return self._loads[load]
-        near = self._loads.get(load - 1) or self._loads.get(load + 1) or LoadState()
+        prior = self.config.prior_at(load)
+        near = self._loads.get(load - 1) or self._loads.get(load + 1) or LoadState(prior)
         return LoadState(
-            speculating=near.speculating.faded(self.config.prior),
+            prior,
+            speculating=near.speculating.faded(prior),
             plain=near.plain.faded(self.config.plain_prior),
         )

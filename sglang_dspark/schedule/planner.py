@@ -148,7 +148,9 @@ class StepPlanner:
         drafts of each. relay_arrived: False takes the prior for everyone (all ranks alike).
         """
         requests = len(rows)
-        confidence, known = self._expected(step, rows, tenants, relay_arrived)
+        # What was last seen before a phase without drafts is one sample, not the load's mean.
+        seeing = relay_arrived and self.guard.state(requests).mode.speculates
+        confidence, known = self._expected(step, rows, tenants, seeing)
         buffer = gains(confidence, weights, self._gains[:requests])
         costs = self.costs.costs(requests, context)
         most = self._limits(step, rows, tenants, limits, floors)

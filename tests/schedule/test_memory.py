@@ -198,6 +198,47 @@ def test_a_new_load_begins_with_what_its_neighbour_measured() -> None:
     assert guard.decide(4, 130.0, 100.0).mode is Mode.SPECULATE  # the promise still counts
 
 
+def test_a_probe_of_plain_decoding_is_not_judged_by_the_prediction_it_began_with() -> None:
+    """Of one request the confidences of one step say little, and a probe would repeat them."""
+    guard = Guard(GuardConfig(plain_every=16))
+    modes = []
+    for _ in range(60):
+        seeing = guard.state(1).mode.speculates
+        verdict = guard.decide(1, 120.0 if seeing else 80.0, 100.0)
+        theta = 120.0 if verdict.speculate else 100.0
+        if verdict.settled:
+            guard.observe(1, speculated=verdict.speculate, tokens=theta, seconds=1.0, theta=theta)
+        modes.append(verdict.mode)
+    assert Mode.PROBE_PLAIN in modes
+    assert Mode.PLAIN not in modes
+
+
+def test_a_pause_ends_when_its_predictions_rise() -> None:
+    """Another number of requests of the same load, or other step times: no probe is needed."""
+    guard = Guard()
+    modes = run(guard, 60, predicted=0.96, true=0.96, noise=0.0, seed=10)
+    assert modes[-1] is Mode.PLAIN
+    steady = [guard.decide(8, 96.0, 100.0).mode for _ in range(4)]
+    risen = [guard.decide(8, 110.0, 100.0).mode for _ in range(12)]
+    assert Mode.SPECULATE not in steady
+    assert risen[-1] is Mode.SPECULATE
+    assert Mode.PROBE_SPECULATE not in risen
+
+
+def test_the_promise_counts_for_longer_where_steps_say_less() -> None:
+    """Nothing accepted in eight steps: chance with one request, a broken promise with eight."""
+    gains = {}
+    for requests in (1, 8):
+        guard = Guard()
+        for _ in range(10):
+            verdict = guard.decide(requests, 140.0, 100.0)
+            if verdict.settled:
+                guard.observe(requests, speculated=True, tokens=70.0, seconds=1.0, theta=140.0)
+        gains[requests] = guard.decide(requests, 140.0, 100.0).gain
+    assert gains[1] > 1.15
+    assert gains[8] < 1.06
+
+
 def test_a_prediction_below_plain_needs_no_experience() -> None:
     guard = Guard()
     modes = [guard.decide(4, 80.0, 100.0).mode for _ in range(40)]

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.oracle import oracle_of
 from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
 from sglang_dspark.schedule.regret import RULES, RegretPlan, measure
@@ -88,6 +89,20 @@ def test_missing_relay_data_is_the_prior_for_everyone() -> None:
     fresh = planner.plan(11, rows, tenants + 50, context=0)
     assert late.known == fresh.known == 0
     assert late.budget.drafts == fresh.budget.drafts
+
+
+def test_a_phase_without_drafts_is_predicted_from_the_prior() -> None:
+    """The last confidences before it are no news, however high they were."""
+    planner = planner_of(slope=0.3, draft=0.5)
+    drive(planner, 20, 0.2)
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    paused = planner.plan(20, rows, tenants, context=0)
+    assert paused.mode is Mode.PLAIN
+    planner.publish(paused, rows, tenants, np.full((4, GAMMA), 0.99, np.float32))
+    after = planner.plan(22, rows, tenants, context=0)
+    assert planner.relay.resolve(22, rows, tenants, np.zeros(GAMMA, np.float32)).fresh.all()
+    assert after.known == 0
+    assert after.gain == pytest.approx(paused.gain)
 
 
 def test_limits_floors_and_depth_reach_the_admission() -> None:

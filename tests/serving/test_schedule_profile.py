@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from sglang_dspark.schedule.cost_model import CostModel, Step
@@ -30,16 +31,16 @@ class Machine:
     def warm_up(self) -> None:
         self.calls += 1
 
-    def verify_seconds(self, drafts: Sequence[int], context: int, repeats: int) -> float:
-        self.calls += repeats
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
+        self.calls += 1
         time.sleep(self.slow)
         tokens = len(drafts) + sum(drafts)
         blocks = -(-tokens // 4)
         rows = TOKEN * tokens + BLOCK * blocks + CONTEXT * context * tokens
         return PASS + rows + REQUEST * len(drafts)
 
-    def draft_seconds(self, requests: int, depth: int, context: int, repeats: int) -> float:
-        self.calls += repeats
+    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
+        self.calls += 1
         time.sleep(self.slow_draft)
         return DRAFT + ROW * requests * depth
 
@@ -57,8 +58,8 @@ def test_the_model_predicts_what_the_machine_takes() -> None:
     for drafts in ([0], [3], [0] * 5, [3, 1, 0], [3] * 8, [1] * 8):
         tokens = len(drafts) + sum(drafts)
         step = Step(len(drafts), tokens, 300 * len(drafts), max(drafts))
-        true = machine.verify_seconds(drafts, 300, 0)
-        true += machine.draft_seconds(len(drafts), step.depth, 0, 0) if step.depth else 0.0
+        true = machine.verify_seconds(drafts, 300)
+        true += machine.draft_seconds(len(drafts), step.depth, 0) if step.depth else 0.0
         assert model.predict(step) == pytest.approx(true, rel=0.02)
     assert table.per_context == pytest.approx(CONTEXT)
     assert table.per_request == pytest.approx(REQUEST)
@@ -86,6 +87,32 @@ def test_it_stops_when_the_time_is_up() -> None:
     assert time.perf_counter() - began < 1.0
     assert profile.LEAST_KNOTS <= len(table.knots) < 20
     assert table.draft_requests[0] == 1
+
+
+class Unsteady(Machine):
+    """Every other second of its own clock, which passes move, it takes 1.3 times as long."""
+
+    now = 0.0
+
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
+        return self._pass(super().verify_seconds(drafts, context))
+
+    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
+        return self._pass(super().draft_seconds(requests, depth, context))
+
+    def _pass(self, seconds: float) -> float:
+        taken = seconds * (1.3 if int(self.now) % 2 else 1.0)
+        self.now += taken
+        return taken
+
+
+def test_a_slow_second_is_in_no_figure() -> None:
+    """Were the repeats of a pass made one after the other, it would be in some."""
+    steady, unsteady = (
+        profile.measure(KEY, machine, 5.0, lambda line: None) for machine in (Machine(), Unsteady())
+    )
+    assert unsteady.seconds == pytest.approx(steady.seconds)
+    assert unsteady.draft_seconds == pytest.approx(np.array(steady.draft_seconds))
 
 
 def test_windows_hold_the_tokens_in_as_few_requests_as_can_be() -> None:

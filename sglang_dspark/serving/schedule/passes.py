@@ -46,28 +46,24 @@ class Passes:
     def warm_up(self) -> None:
         """One pass of each kind, for what only a first pass does: compiling, first allocations."""
         context = min(8, self.longest)
-        self.verify_seconds([0], context, 1)
-        self.verify_seconds([self.gamma] * min(2, self.most_requests), context, 1)
+        self.verify_seconds([0], context)
+        self.verify_seconds([self.gamma] * min(2, self.most_requests), context)
         for depth in range(1, self.gamma + 1):
-            self.draft_seconds(1, depth, context, 1)
+            self.draft_seconds(1, depth, context)
 
-    def verify_seconds(self, drafts: Sequence[int], context: int, repeats: int) -> float:
-        """Least seconds of a pass that verifies drafts[r] of each request, injection included."""
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
+        """Seconds of a pass that verifies drafts[r] of each request, injection included."""
         with self._seated(len(drafts), context) as batch:
-            return self._least(lambda: self._verify(batch, drafts), repeats)
-
-    def draft_seconds(self, requests: int, depth: int, context: int, repeats: int) -> float:
-        """Least seconds of drafting `depth` positions for every request."""
-        with self._seated(requests, context) as batch:
-            return self._least(lambda: self._draft(batch, depth), repeats)
-
-    def _least(self, run: Callable[[], None], repeats: int) -> float:
-        taken = []
-        for _ in range(repeats):
             began = self._clock()
-            run()
-            taken.append(self._clock() - began)
-        return min(taken)
+            self._verify(batch, drafts)
+            return self._clock() - began
+
+    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
+        """Seconds of drafting `depth` positions for every request."""
+        with self._seated(requests, context) as batch:
+            began = self._clock()
+            self._draft(batch, depth)
+            return self._clock() - began
 
     @contextmanager
     def _seated(self, requests: int, context: int) -> Iterator[Any]:

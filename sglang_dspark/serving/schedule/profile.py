@@ -1,13 +1,18 @@
 """The cost table of a server: read from the cache if it belongs here, else measured (paper, 3.2.3).
 
-Measured at start, smallest batches first, because that is where decisions are close, until all
-tiers are done or the time is up; larger batches follow the measured slope. Each figure is the
-least of a few repeats: what disturbs a pass only adds to it, and steps under load correct the
+Measured at start in rounds. The first goes from small batches to large ones, small ones first
+because that is where decisions are close, until all tiers are done or its time is up; larger
+batches follow the measured slope. Passes and drafts take turns as they do in serving: a draft
+right behind another one finds its weights in the cache and takes half as long. Further rounds
+repeat the first while there is time, and the least of each figure is kept: what disturbs a pass
+only adds to it. A machine that slows down for a second then meets one round of all passes and not
+all repeats of one, whose figure is compared with its neighbours'. Steps under load correct the
 table later (`schedule/cost_model.py`).
 """
 
 from __future__ import annotations
 
+import itertools
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -16,14 +21,24 @@ from typing import Protocol
 import numpy as np
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.schedule.cost_table import CostTable, ProfileKey, cache_path, load, save
+from sglang_dspark.schedule.budget import Seconds
+from sglang_dspark.schedule.cost_table import (
+    CostTable,
+    ProfileKey,
+    cache_path,
+    load,
+    monotone,
+    save,
+)
 
 CONTEXT = 64  # tokens that the made-up requests hold
 LONG = 1024  # and once, to learn what context costs
-REPEATS = 3
+APART = 24  # requests of one token, to learn what a request costs beside its tokens
+ROUNDS, ROUNDS_OF_LARGE = 5, 2
+SMALL = 48  # tokens of a pass that is measured in every round
 TOKENS = (*range(1, 25), 27, 30, 36, 42, 48, 60, 72, 96, 128, 192, 256)
 REQUESTS = (1, 2, 4, 8, 16, 32)
-VERIFY_SHARE = 0.6  # of the time; the rest is for drafts
+FIRST_ROUND = 0.6  # of the time at most
 LEAST_KNOTS = 3
 # A table that ends before so many full windows, or whose drafts before so many counts of requests,
 # was measured on a busy machine.
@@ -51,11 +66,11 @@ class Passes(Protocol):
         """Do what only a first pass does."""
         ...
 
-    def verify_seconds(self, drafts: Sequence[int], context: int, repeats: int) -> float:
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
         """Seconds of a pass that verifies drafts[r] of each request."""
         ...
 
-    def draft_seconds(self, requests: int, depth: int, context: int, repeats: int) -> float:
+    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
         """Seconds of drafting `depth` positions for every request."""
         ...
 
@@ -82,9 +97,7 @@ def table_for(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Pr
     began = time.perf_counter()
     table = measure(key, passes, seconds, tell)
     spent = time.perf_counter() - began
-    counts = min(LEAST_COUNTS, sum(count <= passes.most_requests for count in REQUESTS))
-    few = table.knots[-1] < LEAST_KEPT * (passes.gamma + 1) or len(table.draft_requests) < counts
-    if few and spent > VERIFY_SHARE * seconds:
+    if _cut_short(table, passes):
         return Profiled(table, f"measured in {spent:.1f} s, too few to be kept")
     try:
         save(table, path)
@@ -94,28 +107,143 @@ def table_for(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Pr
     return Profiled(table, f"measured in {spent:.1f} s, kept in {path}")
 
 
+def _cut_short(table: CostTable, passes: Passes) -> bool:
+    """Whether the time was up before enough was measured to be believed at the next start."""
+    tokens = min(_tokens(passes)[-1], LEAST_KEPT * (passes.gamma + 1))
+    counts = min(LEAST_COUNTS, sum(count <= passes.most_requests for count in REQUESTS))
+    return table.knots[-1] < tokens or len(table.draft_requests) < counts
+
+
 def measure(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> CostTable:
     """Time real passes for about `seconds`; progress goes to `tell`."""
     tell(f"measuring step times, about {seconds:.0f} s at most")
     passes.warm_up()
     began = time.perf_counter()
-    context = min(CONTEXT, passes.longest)
-    per_context = _per_context(passes, context)
-    per_request = _per_request(passes, context)
-    knots: list[int] = []
-    costs: list[float] = []
-    for tokens in TOKENS:
-        drafts = windows(tokens, passes.gamma)
-        if len(drafts) > passes.most_requests:
+    least = _Least(passes)
+    for cell in least.scales:
+        least.time(cell)
+    knots, drafts = _tokens(passes), _draft_cells(least)
+    for number, (tokens, draft) in enumerate(itertools.zip_longest(knots, drafts)):
+        late = time.perf_counter() - began > FIRST_ROUND * seconds
+        if late and number >= max(LEAST_KNOTS, passes.gamma):
             break
-        if len(knots) >= LEAST_KNOTS and time.perf_counter() - began > VERIFY_SHARE * seconds:
+        if tokens is not None:
+            least.time(least.window(tokens))
+        if draft is not None:
+            least.time(draft)
+    tell(f"{len(least.seconds)} passes and drafts timed, again for less noise")
+    for number in range(1, ROUNDS):
+        least.again(None if number < ROUNDS_OF_LARGE else SMALL, began + seconds)
+    return _table(key, least)
+
+
+def _tokens(passes: Passes) -> list[int]:
+    """Batches that a profile times if it has the time."""
+    return [t for t in TOKENS if len(windows(t, passes.gamma)) <= passes.most_requests]
+
+
+def _draft_cells(least: _Least) -> list[_Draft]:
+    """Drafts that a profile times if it has the time."""
+    passes = least.passes
+    counts = [requests for requests in REQUESTS if requests <= passes.most_requests]
+    depths = range(1, passes.gamma + 1)
+    return [_Draft(requests, depth, least.usual) for requests in counts for depth in depths]
+
+
+@dataclass(frozen=True)
+class _Verify:
+    """A pass that verifies drafts[r] of each request."""
+
+    drafts: tuple[int, ...]
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """B."""
+        return len(self.drafts) + sum(self.drafts)
+
+    def seconds(self, passes: Passes) -> float:
+        """Time it once."""
+        return passes.verify_seconds(self.drafts, self.context)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """Drafting `depth` positions for every request."""
+
+    requests: int
+    depth: int
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """Drafted ones."""
+        return self.requests * self.depth
+
+    def seconds(self, passes: Passes) -> float:
+        """Time it once."""
+        return passes.draft_seconds(self.requests, self.depth, self.context)
+
+
+class _Least:
+    """The least seconds of each pass and draft so far, in the order of the first round."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        self.usual = min(CONTEXT, passes.longest)
+        self.long = min(LONG, passes.longest)
+        self.apart = min(APART, passes.most_requests)
+        self.seconds: dict[_Verify | _Draft, float] = {}
+
+    @property
+    def scales(self) -> list[_Verify]:
+        """Passes that tell what context costs, and a request beside its tokens."""
+        cells = [_Verify((0,), self.long)] if self.long > self.usual else []
+        if self.apart > 1:
+            cells.append(_Verify((0,) * self.apart, self.usual))
+        return cells
+
+    def window(self, tokens: int) -> _Verify:
+        """The pass over so many tokens in as few requests as can be."""
+        return _Verify(tuple(windows(tokens, self.passes.gamma)), self.usual)
+
+    def time(self, cell: _Verify | _Draft) -> None:
+        """Time a pass or draft once more."""
+        taken = cell.seconds(self.passes)
+        self.seconds[cell] = min(taken, self.seconds.get(cell, taken))
+
+    def again(self, most: int | None, deadline: float) -> None:
+        """Time all that was timed before, of up to `most` tokens, while there is time."""
+        for cell in list(self.seconds):
+            if time.perf_counter() > deadline:
+                return
+            if most is None or cell.tokens <= most:
+                self.time(cell)
+
+    def of(self, drafts: Sequence[int], context: int | None = None) -> float | None:
+        """Seconds of a pass; None if it was not timed."""
+        return self.seconds.get(_Verify(tuple(drafts), context or self.usual))
+
+    def drafts(self, requests: int) -> Seconds | None:
+        """[1 + gamma]: seconds by depth, never falling; None if not all of them were timed."""
+        cells = [_Draft(requests, depth, self.usual) for depth in range(1, self.passes.gamma + 1)]
+        if any(cell not in self.seconds for cell in cells):
+            return None
+        return np.concatenate([[0.0], monotone(np.array([self.seconds[cell] for cell in cells]))])
+
+
+def _table(key: ProfileKey, least: _Least) -> CostTable:
+    per_context, per_request = _per_context(least), _per_request(least)
+    knots, costs = [], []
+    for tokens in _tokens(least.passes):
+        drafts = windows(tokens, least.passes.gamma)
+        taken = least.of(drafts)
+        if taken is None:
             break
-        taken = passes.verify_seconds(drafts, context, REPEATS)
-        other = len(drafts) * per_request + tokens * context * per_context
+        other = len(drafts) * per_request + tokens * least.usual * per_context
         knots.append(tokens)
         costs.append(max(taken - other, 0.1 * taken))
-    tell(f"step times up to {knots[-1]} tokens measured, drafts next")
-    requests, rows = _drafts(passes, context, began + seconds)
+    requests, rows = _drafts(least)
     return CostTable(
         key=key,
         knots=tuple(knots),
@@ -135,43 +263,38 @@ def windows(tokens: int, gamma: int) -> list[int]:
     return [base + (r < more) - 1 for r in range(requests)]
 
 
-def _per_context(passes: Passes, context: int) -> float:
+def _per_context(least: _Least) -> float:
     """Seconds that a token of context adds for a row."""
-    long = min(LONG, passes.longest)
-    if long <= context:
+    short, long = least.of([0]), least.of([0], least.long)
+    if short is None or long is None or least.long <= least.usual:
         return 0.0
-    short = passes.verify_seconds([0], context, REPEATS)
-    return max(0.0, (passes.verify_seconds([0], long, REPEATS) - short) / (long - context))
+    return max(0.0, (long - short) / (least.long - least.usual))
 
 
-def _per_request(passes: Passes, context: int) -> float:
+def _per_request(least: _Least) -> float:
     """Seconds that a request adds to a pass of the same number of tokens."""
-    if passes.most_requests <= passes.gamma:
+    together = windows(least.apart, least.passes.gamma)
+    few, many = least.of(together), least.of([0] * least.apart)
+    if few is None or many is None or least.apart == len(together):
         return 0.0
-    together = passes.verify_seconds([passes.gamma], context, REPEATS)
-    apart = passes.verify_seconds([0] * (passes.gamma + 1), context, REPEATS)
-    return max(0.0, apart - together) / passes.gamma
+    return max(0.0, many - few) / (least.apart - len(together))
 
 
-def _drafts(
-    passes: Passes, context: int, deadline: float
-) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
+def _drafts(least: _Least) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
     """Seconds of drafts by request count and depth; beyond the last count along the last slope."""
-    counts: list[int] = []
-    rows: list[np.ndarray] = []
+    most = least.passes.most_requests
+    timed: list[int] = []
+    rows: list[Seconds] = []
     for requests in REQUESTS:
-        if requests > passes.most_requests or (counts and time.perf_counter() > deadline):
+        row = least.drafts(requests)
+        if row is None:
             break
-        taken = [
-            passes.draft_seconds(requests, depth, context, REPEATS)
-            for depth in range(1, passes.gamma + 1)
-        ]
-        counts.append(requests)
-        rows.append(np.concatenate([[0.0], np.maximum.accumulate(taken)]))
-    if passes.most_requests > counts[-1]:
+        timed.append(requests)
+        rows.append(row)
+    if most > timed[-1]:
         before = 0.0 * rows[-1] if len(rows) == 1 else rows[-2]
-        gap = counts[-1] - (0 if len(rows) == 1 else counts[-2])
+        gap = timed[-1] - (0 if len(rows) == 1 else timed[-2])
         slope = np.maximum(rows[-1] - before, 0.0) / gap
-        rows.append(rows[-1] + slope * (passes.most_requests - counts[-1]))
-        counts.append(passes.most_requests)
-    return tuple(counts), tuple(tuple(float(x) for x in row) for row in rows)
+        rows.append(rows[-1] + slope * (most - timed[-1]))
+        timed.append(most)
+    return tuple(timed), tuple(tuple(float(x) for x in row) for row in rows)
