@@ -54,12 +54,13 @@ class GuardConfig:
     promise itself counts for beside measured ones, of speculating and of plain steps; how many
     tokens a plain step gives is no matter of chance, so few of them outweigh the promise.
     prior_requests: outcomes of single requests that it counts for at least, as a step of few of
-    them says little. settle:
-    steps of a new phase that are not measured, while the pipeline still holds steps of the old one.
-    probe: steps of a probe; it goes on, up to four times as long, until `least` of them were timed.
-    outlook: steps that predictions are averaged over. carried: what those of before a phase without
-    drafts count for after it. close: above this gain plain steps are not probed. plain_every: steps
-    to the first such probe.
+    them says little. settle: steps of a new phase that are not measured, while the pipeline still
+    holds steps of the old one. probe: steps of a probe; it goes on, up to four times as long, until
+    `least` of them were timed.
+    outlook: steps that predictions are averaged over; outlook_requests: predictions of single
+    requests, at least, as with few of them a load is not what one answer is like. carried: steps
+    that predictions from before a pause count for after it. close: above this gain plain steps are
+    not probed. plain_every: steps to the first such probe.
     """
 
     min_gain: float = 0.02
@@ -73,6 +74,7 @@ class GuardConfig:
     plain_prior: float = 1.0
     settle: int = 2
     outlook: int = 32
+    outlook_requests: int = 128
     carried: int = 8
     probe: int = 8
     least: int = 3
@@ -80,10 +82,6 @@ class GuardConfig:
     longest_pause: int = 4096
     plain_every: int = 1024
     close: float = 1.5
-
-    def prior_at(self, load: int) -> float:
-        """Steps that the promise counts for at a load; `load`: bits of the request count."""
-        return max(self.prior, self.prior_requests / 2 ** max(load - 1, 0))
 
     def __post_init__(self) -> None:
         if min(self.min_gain, self.hysteresis, self.doubt) < 0:
@@ -94,10 +92,18 @@ class GuardConfig:
             raise ValueError(f"a probe of {self.probe} steps must outlast settle {self.settle}")
         if not 1 <= self.first_pause <= self.longest_pause or self.plain_every < 1:
             raise ValueError(f"pauses must be at least 1 and ordered: {self}")
-        if min(self.memory, self.outlook, self.carried) < 1:
-            raise ValueError(f"memory, outlook and carried must be at least 1: {self}")
+        if min(self.memory, self.outlook, self.outlook_requests, self.carried) < 1:
+            raise ValueError(f"memory, outlooks and carried must be at least 1: {self}")
         if min(self.prior, self.prior_requests, self.plain_prior) <= 0:
             raise ValueError(f"priors must be above 0: {self}")
+
+    def prior_at(self, load: int) -> float:
+        """Steps that the promise counts for at a load, of 2 ** (load - 1) requests or more."""
+        return max(self.prior, self.prior_requests / 2 ** max(load - 1, 0))
+
+    def outlook_at(self, load: int) -> int:
+        """Steps that predictions are averaged over at such a load."""
+        return max(self.outlook, self.outlook_requests >> max(load - 1, 0))
 
 
 @dataclass(frozen=True)
@@ -138,7 +144,7 @@ class Realised:
 class LoadState:
     """The guard's memory of one load."""
 
-    prior: float  # steps that the promise of speculating counts for
+    load: int  # bits of the number of requests
     mode: Mode = Mode.SPECULATE
     age: int = 0  # steps in this mode
     measured: int = 0  # of them, those that were timed
@@ -156,8 +162,8 @@ class LoadState:
 
         doubt: standard errors of experience by which speculation is favoured.
         """
-        favoured = self.speculating.quotient(self.prior)
-        favoured += doubt * self.speculating.error(self.prior)
+        prior = config.prior_at(self.load)
+        favoured = self.speculating.quotient(prior) + doubt * self.speculating.error(prior)
         return math.exp(self.predicted) * favoured / self.plain.quotient(config.plain_prior)
 
     def expecting(self, theta_spec: float, theta_plain: float, config: GuardConfig) -> LoadState:
@@ -170,16 +176,18 @@ class LoadState:
         if not self.mode.speculates:
             before = log_gain if self.unseeing is None else self.unseeing
             moved = self.predicted + log_gain - before
-            kept = min(self.predictions, config.carried)
-            return replace(self, predicted=moved, predictions=kept, unseeing=log_gain)
-        count = min(self.predictions + 1, config.outlook)
+            return replace(self, predicted=moved, unseeing=log_gain)
+        count = min(self.predictions + 1, config.outlook_at(self.load))
         change = (log_gain - self.predicted) / count
         return replace(self, predicted=self.predicted + change, predictions=count)
 
-    def entering(self, mode: Mode, pause: int | None = None) -> LoadState:
-        """At the first step of another mode."""
+    def entering(self, mode: Mode, config: GuardConfig, pause: int | None = None) -> LoadState:
+        """At the first step of another mode. A pause makes earlier predictions count for less."""
         pause = self.pause if pause is None else pause
-        return replace(self, mode=mode, age=1, measured=0, pause=pause, unseeing=None)
+        fresh = replace(self, mode=mode, age=1, measured=0, pause=pause, unseeing=None)
+        if self.mode is not Mode.PLAIN:
+            return fresh
+        return replace(fresh, predictions=min(self.predictions, config.carried))
 
     def tried(self, config: GuardConfig) -> bool:
         """Whether this mode had its steps, enough of them timed between prefills to tell."""
@@ -203,18 +211,18 @@ def advance(
             return _paused(state, config)
         if state.age > max(config.plain_every, state.trust):
             if gain >= config.close:
-                return state.entering(state.mode)
-            return state.entering(Mode.PROBE_PLAIN)
+                return state.entering(state.mode, config)
+            return state.entering(Mode.PROBE_PLAIN, config)
     elif state.mode is Mode.PROBE_PLAIN and tried:
         return _paused(state, config) if _loses(state, config) else _trusted(state, config)
     elif state.mode is Mode.PLAIN:
         if tried and gain > 1 + config.min_gain + config.hysteresis:
-            return state.entering(Mode.SPECULATE)
+            return state.entering(Mode.SPECULATE, config)
         if state.age > state.pause:
-            return state.entering(Mode.PROBE_SPECULATE)
+            return state.entering(Mode.PROBE_SPECULATE, config)
     elif state.mode is Mode.PROBE_SPECULATE and tried:
         if gain > 1 + config.min_gain:
-            return state.entering(Mode.SPECULATE, pause=0)
+            return state.entering(Mode.SPECULATE, config, pause=0)
         return _paused(state, config)
     return state
 
@@ -228,14 +236,15 @@ def _paused(state: LoadState, config: GuardConfig) -> LoadState:
     """In plain decoding, for twice as long as the last time or as the probe to come is worth."""
     due = config.probe * (1 - state.gain(config)) / config.probe_cost
     pause = min(max(config.first_pause, 2 * state.pause, int(due)), config.longest_pause)
-    return replace(state.entering(Mode.PLAIN, pause), trust=0)
+    return replace(state.entering(Mode.PLAIN, config, pause), trust=0)
 
 
 def _trusted(state: LoadState, config: GuardConfig) -> LoadState:
     """Speculating again, after plain decoding was found no better."""
     due = config.probe * (1 - 1 / max(state.gain(config), 1.0)) / config.probe_cost
     longer = max(2 * max(state.trust, config.plain_every), int(due))
-    return replace(state.entering(Mode.SPECULATE, pause=0), trust=min(longer, config.longest_pause))
+    again = state.entering(Mode.SPECULATE, config, pause=0)
+    return replace(again, trust=min(longer, config.longest_pause))
 
 
 def observed(
@@ -316,10 +325,9 @@ class Guard:
         load = requests.bit_length()
         if load in self._loads:
             return self._loads[load]
-        prior = self.config.prior_at(load)
-        near = self._loads.get(load - 1) or self._loads.get(load + 1) or LoadState(prior)
+        near = self._loads.get(load - 1) or self._loads.get(load + 1) or LoadState(load)
         return LoadState(
-            prior,
-            speculating=near.speculating.faded(prior),
+            load,
+            speculating=near.speculating.faded(self.config.prior_at(load)),
             plain=near.plain.faded(self.config.plain_prior),
         )

@@ -225,6 +225,18 @@ def test_a_pause_ends_when_its_predictions_rise() -> None:
     assert Mode.PROBE_SPECULATE not in risen
 
 
+def test_one_hard_answer_does_not_pause_a_load_of_one_request() -> None:
+    """The next answer may be easy again. With eight requests 30 such steps are the load's own."""
+    modes = {}
+    for requests in (1, 8):
+        guard = Guard()
+        for _ in range(60):
+            guard.decide(requests, 130.0, 100.0)
+        modes[requests] = [guard.decide(requests, 80.0, 100.0).mode for _ in range(30)]
+    assert set(modes[1]) == {Mode.SPECULATE}
+    assert modes[8][-1] is Mode.PLAIN
+
+
 def test_the_promise_counts_for_longer_where_steps_say_less() -> None:
     """Nothing accepted in eight steps: chance with one request, a broken promise with eight."""
     gains = {}
