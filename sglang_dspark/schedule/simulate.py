@@ -127,9 +127,14 @@ def our_rule(
     rng: np.random.Generator,
     *,
     noise: float = 0.03,
+    speed: Floats | None = None,
     config: PlannerConfig | None = None,
 ) -> Rule:
-    """The whole planner, told sampled outcomes and step times that are off by about `noise`."""
+    """The whole planner, told sampled outcomes and step times that are off by about `noise`.
+
+    speed: [steps] factors on the times that it is told, of a machine that is shared with others.
+    The score leaves them out: they come and go whatever a rule does.
+    """
     planner = StepPlanner(model.table.gamma, trace.pool_rows, model, config)
 
     def rule(t: int) -> tuple[Counts, int]:
@@ -141,6 +146,7 @@ def our_rule(
         accepted = sample_accepted(rng, confidence, lengths)
         true = machine.seconds(len(rows) + int(lengths.sum()), plan.budget.depth, t / trace.steps)
         seconds = true * float(np.exp(noise * rng.standard_normal()))
+        seconds *= 1.0 if speed is None else float(speed[t])
         planner.finished(plan, rows, tenants, accepted, lengths, confidence, seconds)
         return lengths, plan.budget.depth
 
