@@ -89,6 +89,12 @@ def test_it_stops_when_the_time_is_up() -> None:
     assert table.draft_requests[0] == 1
 
 
+def test_a_request_has_its_price_even_when_the_time_is_up() -> None:
+    table = profile.measure(KEY, Machine(requests=16, slow=0.02), 0.2, lambda line: None)
+    assert table.knots[-1] < 16
+    assert table.per_request == pytest.approx(REQUEST)
+
+
 class Unsteady(Machine):
     """Every other second of its own clock, which passes move, it takes 1.3 times as long."""
 

@@ -200,7 +200,7 @@ class _Least:
         """Passes that tell what context costs, and a request beside its tokens."""
         cells = [_Verify((0,), self.long)] if self.long > self.usual else []
         if self.apart > 1:
-            cells.append(_Verify((0,) * self.apart, self.usual))
+            cells += [_Verify((0,) * self.apart, self.usual), self.window(self.apart)]
         return cells
 
     def window(self, tokens: int) -> _Verify:
