@@ -3,6 +3,11 @@
 Upstream: sglang/srt/arg_groups/speculative_hook.py (0.5.23). `_handle_dspark` looks at the
 device's name instead of asking the platform, as `_handle_dflash` does; EAGLE and NGRAM turn the
 overlap schedule off on every CPU.
+
+With DSPARK upstream leaves up to four freed seats of a full server empty and admits requests in
+groups (sglang/srt/managers/min_free_slots_delayer.py), as its draft makes each prefill dear. Ours
+takes a few milliseconds for it, and an empty seat costs more: on a full server of 8 seats 6% of the
+throughput. So a freed seat is filled at once unless `--min-free-slots-delay` says otherwise.
 """
 
 from __future__ import annotations
@@ -40,6 +45,16 @@ def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
         original(server_args)
     finally:
         speculative_hook.resolving_view = resolving_view
+    _fill_seats_at_once(server_args)
+
+
+def _fill_seats_at_once(server_args: Any) -> None:
+    """A request is admitted when one seat is free, where the user named no number of seats."""
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+    arguments = resolving_view(server_args)
+    if arguments.min_free_slots_delay is None and arguments.pp_size == 1:
+        declare_resolution(server_args, "sglang-dspark", min_free_slots_delay=1)
 
 
 def keep_overlap(server_args: Any) -> None:

@@ -38,6 +38,27 @@ def test_one_line_says_what_was_profiled_and_which_mode(dspark: Served) -> None:
     assert re.search(r"step times of 1 to \d+ tokens .* (measured in|read from) ", line)
 
 
+def test_numbers_are_float32_where_no_flag_says_otherwise(dspark: Served, plain: Served) -> None:
+    """Upstream takes float16, which is slow here and overflowed in the drafter."""
+    for server in (dspark, plain):
+        assert server.request("GET", "/get_server_info").json()["dtype"] == "float32"
+    assert dspark.log.count("sglang-dspark: dtype float32") == 1
+
+
+def test_a_full_server_fills_a_freed_seat_at_once(dspark: Served) -> None:
+    """Upstream waits with DSPARK until three of 16 seats are free."""
+    ended: list[str] = []
+
+    def ask(name: str) -> dict[str, Any]:
+        tokens = {"long": 64, "short": 4, "waiting": 2}[name]
+        answer = dspark.generate(PROMPTS[0], tokens, sampling_params={"ignore_eos": True})
+        ended.append(name)
+        return answer
+
+    dspark.each(ask, ["long"] * 15 + ["short", "waiting"], 17)
+    assert set(ended[:2]) == {"short", "waiting"}, ended
+
+
 def test_windows_of_unlike_lengths_are_verified(dspark: Served) -> None:
     """That the tokens are the plain server's is the business of test_greedy_equal.
 

@@ -111,6 +111,22 @@ def test_nonsense_stays_bounded() -> None:
     assert (out >= 0).all()
 
 
+def test_a_logit_that_is_no_number_has_no_confidence_and_teaches_nothing() -> None:
+    logits = np.array([[1.0, np.nan, 2.0]], np.float32)
+    regimes, verified = np.zeros(1, np.int64), np.array([3])
+    taught, same = (OnlineCalibration([Calibration((1.0,) * 3)]) for _ in range(2))
+    confidence = taught.confidence(logits, regimes, np.ones((1, 3), np.float32))
+    assert confidence[0, 1] == 0
+    assert (confidence[0, [0, 2]] > 0.5).all()
+    for accepted in (1, 2, 3):
+        taught.observe(logits, regimes, np.array([accepted]), verified)
+        same.observe(np.nan_to_num(logits), regimes, np.array([accepted]), verified)
+    (heat, shift), (other, _) = taught.calibration(0), same.calibration(0)
+    assert np.isfinite([heat, shift]).all()
+    assert (heat[1], shift[1]) == (1.0, 0.0)
+    assert heat[[0, 2]].tolist() == other[[0, 2]].tolist()
+
+
 def test_impossible_outcomes_are_refused() -> None:
     calibration = OnlineCalibration([Calibration.identity(GAMMA)])
     logits, one = np.zeros((1, GAMMA), np.float32), np.ones(1, np.int64)

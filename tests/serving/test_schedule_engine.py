@@ -94,6 +94,17 @@ def test_plans_see_confidences_of_two_steps_ago_only() -> None:
     assert known == [0, 0, 1, 1]
 
 
+def test_drafts_whose_confidence_is_no_number_are_not_verified(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    world = World()
+    for _ in range(8):
+        _, lengths = world.step([1, 2], logit=float("nan"), good=0)
+    assert lengths == [0, 0]
+    assert [record.levelname for record in caplog.records] == ["WARNING"]
+    assert "--dtype float32" in caplog.text
+
+
 def test_a_new_tenant_of_a_seat_is_unknown() -> None:
     world = World()
     for _ in range(4):

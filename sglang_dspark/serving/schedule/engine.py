@@ -17,6 +17,7 @@ a cache, and the second step of a batch costs a fraction of the first.
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -30,6 +31,8 @@ from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import Plan, StepPlanner
 from sglang_dspark.serving.schedule.metrics import StepMetrics
 from sglang_dspark.serving.schedule.speed import SpeedTargets
+
+logger = logging.getLogger(__name__)
 
 GREEDY, SAMPLED = 0, 1  # regimes of the calibration
 REST = 3  # steps of a plain phase that repeat the plan before them
@@ -83,6 +86,7 @@ class ScheduleEngine:
         self._interrupted = True
         self._rested = 0
         self._unlearned: list[_Step] = []
+        self._warned = False  # that confidences were no numbers
         self._ended: set[str] = set()  # requests found to have ended in the step last handed out
 
     def begin(self, rows: Tensor, generation: Tensor, seq_lens: Tensor) -> Plan:
@@ -179,6 +183,12 @@ class ScheduleEngine:
         if logits is None:
             return self.planner.expected(step.rows, step.tenants)
         step.logits = logits.numpy()
+        if not self._warned and np.isnan(step.logits).any():
+            self._warned = True
+            logger.warning(
+                "sglang-dspark: the drafter's confidence is not a number for some drafts; they "
+                "are not verified. In float16 that is an overflow: try --dtype float32"
+            )
         if greedy is None:
             step.regimes = np.zeros(len(step.rows), np.int64)
         else:
