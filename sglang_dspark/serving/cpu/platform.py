@@ -41,7 +41,8 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
             # take longer in 16 bits (8 rows of the demo target: 125 against 49 ms).
             server_args.dtype = "float32"
             logger.info(
-                "sglang-dspark: dtype float32, the fastest here; --dtype bfloat16 needs half the memory"
+                "sglang-dspark: dtype float32: 16 bits take half the memory and are slower here "
+                "(--dtype bfloat16)"
             )
         # An idle scheduler would poll without a pause and take a core from the clients.
         server_args.sleep_on_idle = True
