@@ -39,7 +39,7 @@ def test_one_line_says_what_was_profiled_and_which_mode(dspark: Served) -> None:
 
 
 def test_numbers_are_float32_where_no_flag_says_otherwise(dspark: Served, plain: Served) -> None:
-    """Upstream takes float16, which is slow here and overflowed in the drafter."""
+    """Upstream takes float16, where this drafter's confidence was no number."""
     for server in (dspark, plain):
         assert server.request("GET", "/get_server_info").json()["dtype"] == "float32"
     assert dspark.log.count("sglang-dspark: dtype float32") == 1

@@ -187,7 +187,7 @@ class ScheduleEngine:
             self._warned = True
             logger.warning(
                 "sglang-dspark: the drafter's confidence is not a number for some drafts; they "
-                "are not verified. In float16 that is an overflow: try --dtype float32"
+                "are not verified. With --dtype float16, try --dtype float32"
             )
         if greedy is None:
             step.regimes = np.zeros(len(step.rows), np.int64)
