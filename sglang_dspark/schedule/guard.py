@@ -1,8 +1,9 @@
 """Never a tax: speculate only while it pays in measured tokens per second.
 
-A predicted gain can be a real loss. For each load (requests, by powers of two) the guard keeps how
-many tokens came out, against how many the plan had promised for the seconds spent, apart for steps
-that speculated and steps that did not. Their quotients correct the coming step's prediction:
+A predicted gain can be a real loss. For each load (requests, to the nearest power of two) the guard
+keeps how many tokens came out, against how many the plan had promised for the seconds spent, apart
+for steps that speculated and steps that did not. Their quotients correct the coming step's
+prediction:
 
     gain = (q_spec theta_spec) / (q_plain theta_plain)
 
@@ -17,6 +18,10 @@ probes a few steps after a pause. The other way round, plain steps are probed no
 gain is small enough to matter. Probes are rationed: each one that changes nothing doubles the time
 to the next, and the worse the other way looks, the longer that time is from the beginning, so that
 probing costs about `probe_cost` of the tokens.
+
+Where an answer ends, a step or two run with a seat empty. They belong to the load around them: the
+next load below or above decides only after `hold` steps of it, and until then nothing is measured.
+Each change of ways costs a step's context, and so short a visit teaches nothing.
 
 Everything here is about finished steps; the decision is made before drafting.
 """
@@ -50,6 +55,8 @@ class GuardConfig:
     clear: a load whose gain is below 1 - clear stops speculating at once, untried. probe_cost: part
     of the tokens that probes of the way not taken may cost.
 
+    hold: steps that the next load must last for before it decides; one further off does at once.
+
     memory: steps after which a measurement has faded to 1/e. prior, plain_prior: steps that the
     promise itself counts for beside measured ones, of speculating and of plain steps; how many
     tokens a plain step gives is no matter of chance, so few of them outweigh the promise.
@@ -82,6 +89,7 @@ class GuardConfig:
     longest_pause: int = 4096
     plain_every: int = 1024
     close: float = 1.5
+    hold: int = 4
 
     def __post_init__(self) -> None:
         if min(self.min_gain, self.hysteresis, self.doubt) < 0:
@@ -92,18 +100,27 @@ class GuardConfig:
             raise ValueError(f"a probe of {self.probe} steps must outlast settle {self.settle}")
         if not 1 <= self.first_pause <= self.longest_pause or self.plain_every < 1:
             raise ValueError(f"pauses must be at least 1 and ordered: {self}")
-        if min(self.memory, self.outlook, self.outlook_requests, self.carried) < 1:
-            raise ValueError(f"memory, outlooks and carried must be at least 1: {self}")
+        if min(self.memory, self.outlook, self.outlook_requests, self.carried, self.hold) < 1:
+            raise ValueError(f"memory, outlooks, carried and hold must be at least 1: {self}")
         if min(self.prior, self.prior_requests, self.plain_prior) <= 0:
             raise ValueError(f"priors must be above 0: {self}")
 
     def prior_at(self, load: int) -> float:
-        """Steps that the promise counts for at a load, of 2 ** (load - 1) requests or more."""
-        return max(self.prior, self.prior_requests / 2 ** max(load - 1, 0))
+        """Steps that the promise counts for at a load, of about 2 ** load requests."""
+        return max(self.prior, self.prior_requests / 2**load)
 
     def outlook_at(self, load: int) -> int:
         """Steps that predictions are averaged over at such a load."""
-        return max(self.outlook, self.outlook_requests >> max(load - 1, 0))
+        return max(self.outlook, self.outlook_requests >> load)
+
+
+def load_of(requests: int) -> int:
+    """The load that R >= 1 requests make: log2 R, to the nearest whole number (3 to 5 make 2).
+
+    So a number of users that is a power of two and one or two less are the same load.
+    """
+    below = requests.bit_length() - 1
+    return below + (requests**2 >= 2 ** (2 * below + 1))
 
 
 @dataclass(frozen=True)
@@ -144,7 +161,7 @@ class Realised:
 class LoadState:
     """The guard's memory of one load."""
 
-    load: int  # bits of the number of requests
+    load: int  # `load_of` the requests
     mode: Mode = Mode.SPECULATE
     age: int = 0  # steps in this mode
     measured: int = 0  # of them, those that were timed
@@ -285,6 +302,8 @@ class Guard:
     def __init__(self, config: GuardConfig | None = None) -> None:
         self.config = config or GuardConfig()
         self._loads: dict[int, LoadState] = {}
+        self._present: int | None = None  # the load that decides
+        self._away = 0  # steps of other loads since one of it
         self._last: Mode | None = None
         self._since_switch = 0
         self.fallbacks = 0
@@ -292,9 +311,15 @@ class Guard:
 
     def decide(self, requests: int, theta_spec: float, theta_plain: float) -> Verdict:
         """Whether the coming step of R requests speculates; call once a step."""
-        before = self.state(requests)
+        load = load_of(requests)
+        deciding = self._deciding(load)
+        before = self._load(deciding)
+        if deciding != load:
+            self._away += 1
+            return Verdict(before.mode.speculates, False, before.mode, before.gain(self.config))
+        self._present, self._away = load, 0
         after = advance(before, theta_spec, theta_plain, self.config)
-        self._loads[requests.bit_length()] = after
+        self._loads[load] = after
         self.fallbacks += before.mode.speculates and after.mode is Mode.PLAIN
         self.recoveries += not before.mode.speculates and after.mode is Mode.SPECULATE
         switched = self._last is None or self._last.speculates is not after.mode.speculates
@@ -307,8 +332,9 @@ class Guard:
         self, requests: int, *, speculated: bool, tokens: float, seconds: float, theta: float
     ) -> None:
         """A finished, settled step without prefill; theta is what its plan predicted."""
-        self._loads[requests.bit_length()] = observed(
-            self.state(requests),
+        load = load_of(requests)
+        self._loads[load] = observed(
+            self._load(load),
             speculated=speculated,
             tokens=tokens,
             seconds=seconds,
@@ -317,12 +343,22 @@ class Guard:
         )
 
     def state(self, requests: int) -> LoadState:
-        """The memory of the load that R requests belong to; a new one begins with a neighbour's.
+        """The memory that a coming step of R requests is decided by."""
+        return self._load(self._deciding(load_of(requests)))
+
+    def _deciding(self, load: int) -> int:
+        """The load that decides a coming step of `load`: itself, or the one it interrupts."""
+        near = self._present is not None and abs(load - self._present) <= 1
+        if self._present is None or not near or self._away + 1 >= self.config.hold:
+            return load
+        return self._present
+
+    def _load(self, load: int) -> LoadState:
+        """The memory of a load; a new one begins with a neighbour's.
 
         What was measured at half or twice the load says more than nothing, and less than a measured
         step of its own: it counts as many steps as the promise does.
         """
-        load = requests.bit_length()
         if load in self._loads:
             return self._loads[load]
         near = self._loads.get(load - 1) or self._loads.get(load + 1) or LoadState(load)

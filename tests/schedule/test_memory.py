@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 
 from sglang_dspark.schedule.early_exit import EarlyExit, ExitConfig
 from sglang_dspark.schedule.estimator import AcceptanceEstimator, EstimatorConfig
-from sglang_dspark.schedule.guard import Guard, GuardConfig, Mode
+from sglang_dspark.schedule.guard import Guard, GuardConfig, Mode, load_of
 from sglang_dspark.schedule.relay import Relay
 from tests.schedule.properties import CASES, EXAMPLES
 
@@ -179,15 +179,40 @@ def test_it_recovers_when_speculation_pays_again() -> None:
 
 
 def test_one_load_does_not_judge_another() -> None:
-    guard = Guard()
+    guard = Guard(GuardConfig(hold=1))
     run(guard, 500, predicted=1.2, true=0.8, noise=0.05, seed=4)
     assert not guard.state(8).mode.speculates
     assert guard.state(64).mode is Mode.SPECULATE
 
 
+@pytest.mark.parametrize("users", [4, 8, 16, 32, 64])
+def test_a_full_house_and_a_seat_empty_are_one_load(users: int) -> None:
+    assert load_of(users) == load_of(users - 1) == load_of(users + 1)
+    assert load_of(users) == load_of(2 * users) - 1
+    assert [load_of(requests) for requests in (1, 2, 3)] == [0, 1, 2]
+
+
+def test_a_short_visit_of_another_load_changes_nothing() -> None:
+    """Eight requests pause; steps of three between them do not draft until they last."""
+    guard = Guard()
+    run(guard, 500, predicted=1.2, true=0.8, noise=0.05, seed=4)
+    hold = guard.config.hold
+    for _ in range(20):
+        for _ in range(hold - 1):
+            assert guard.state(3).mode is Mode.PLAIN
+            verdict = guard.decide(3, 150.0, 100.0)
+            assert not verdict.speculate
+            assert not verdict.settled
+        assert guard.decide(8, 80.0, 100.0).mode is Mode.PLAIN
+    stay = [guard.decide(3, 150.0, 100.0).speculate for _ in range(hold + 2)]
+    assert stay == [False] * (hold - 1) + [True] * 3
+    guard.decide(8, 80.0, 100.0)
+    assert guard.decide(1, 150.0, 100.0).speculate  # far from eight: not one of them on its way out
+
+
 def test_a_new_load_begins_with_what_its_neighbour_measured() -> None:
     """At twice the load half of the known error is believed, which is enough not to try a loss."""
-    guard = Guard()
+    guard = Guard(GuardConfig(hold=1))
     run(guard, 500, predicted=1.2, true=0.8, noise=0.05, seed=4)
     known = guard.state(8).speculating.quotient(8.0)
     begun = guard.state(16)
@@ -258,7 +283,7 @@ def test_a_prediction_below_plain_needs_no_experience() -> None:
 
 
 def test_a_clear_loss_is_not_even_tried() -> None:
-    guard = Guard()
+    guard = Guard(GuardConfig(hold=1))
     assert guard.decide(4, 90.0, 100.0).mode is Mode.PLAIN
     assert guard.decide(8, 97.0, 100.0).mode is Mode.SPECULATE  # near enough to be measured
 

@@ -118,8 +118,9 @@ class ScheduleEngine:
         return step.plan if step is not None and step.lengths is None else None
 
     def _rests(self, plan: Plan, requests: int) -> bool:
-        """Whether the coming step repeats a plain phase's plan."""
-        same = plan.mode is Mode.PLAIN and plan.requests == requests and not self._interrupted
+        """Whether the coming step repeats a plain phase's plan; not one that others only visit."""
+        plain = plan.mode is Mode.PLAIN and plan.settled
+        same = plain and plan.requests == requests and not self._interrupted
         if not same or self._rested >= REST:
             return False
         self._rested += 1
