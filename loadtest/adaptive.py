@@ -13,10 +13,8 @@ Rounds that are done are kept in a journal, so that a run that was cut off goes 
 from __future__ import annotations
 
 import asyncio
-import gc
 import hashlib
 import json
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -26,9 +24,8 @@ import numpy as np
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.arms import Arm
 from sglang_dspark.loadtest.client import Sampling, SGLangClient
-from sglang_dspark.loadtest.measure import Measurement, measure_cell
-from sglang_dspark.loadtest.metrics import Completion
-from sglang_dspark.loadtest.records import Header, Record
+from sglang_dspark.loadtest.load import closed_loop
+from sglang_dspark.loadtest.measure import Measurement
 from sglang_dspark.loadtest.server import ServerProcess
 from sglang_dspark.loadtest.verdict import arm_order
 
@@ -36,7 +33,6 @@ PLAIN, SCHEDULED, FIXED = "plain", "scheduled", "fixed-"
 LEAST_REQUESTS, ROUNDS_OF_USERS = 6, 2
 CONTEXT = 384  # tokens of cache for each seat: prompts of this set, answers and windows
 _WARM_UP = Sampling(max_new_tokens=8)
-_BEAT_S = 0.01
 
 
 @dataclass(frozen=True)
@@ -221,59 +217,4 @@ async def _round(url: str, requests: Sequence[tuple[str, Sampling]], users: int)
     async with SGLangClient(url) as client:
         await client.complete(requests[-1][0], _WARM_UP)
         await client.flush_cache()
-        return await busy_round(client, requests, users)
-
-
-async def busy_round(
-    client: SGLangClient, requests: Sequence[tuple[str, Sampling]], users: int
-) -> Measurement:
-    """Answer every request once, `users` at a time; figures of the time when all were busy."""
-    records: list[Record] = []
-    lags: list[float] = []
-    waiting = iter(enumerate(requests))
-    gc.collect()
-    began_unix, began = time.time(), time.perf_counter()
-
-    async def user() -> None:
-        for index, (prompt, sampling) in waiting:
-            sent = time.perf_counter() - began
-            done = await client.complete(prompt, sampling)
-            records.append(_record(index, sent, time.perf_counter() - began, done))
-
-    async def beat() -> None:
-        while True:
-            before = time.perf_counter()
-            await asyncio.sleep(_BEAT_S)
-            lags.append(max(0.0, time.perf_counter() - before - _BEAT_S))
-
-    pulse = asyncio.create_task(beat())
-    try:
-        async with asyncio.TaskGroup() as group:
-            for _ in range(min(users, len(requests))):
-                group.create_task(user())
-    except ExceptionGroup as failures:
-        raise failures.exceptions[0] from None  # the first user's failure ended the others
-    finally:
-        pulse.cancel()
-    p50, p99, last = np.percentile(lags or [0.0], [50, 99, 100]).tolist()
-    lag = {"p50": 1e3 * p50, "p99": 1e3 * p99, "max": 1e3 * last}
-    records.sort(key=lambda record: record.index)
-    return measure_cell(Header(0, 1, began_unix, "", lag), records, users)
-
-
-def _record(index: int, sent: float, ended: float, done: Completion) -> Record:
-    return Record(
-        index=index,
-        prompt="",
-        domain="",
-        outcome="ok",
-        scheduled=None,
-        sent=sent,
-        ended=ended,
-        at=tuple(sent + chunk.at for chunk in done.chunks),
-        tokens=tuple(chunk.tokens for chunk in done.chunks),
-        prompt_tokens=done.prompt_tokens,
-        status=200,
-        finish_reason=done.finish_reason,
-        spec=done.spec,
-    )
+        return (await closed_loop(client, requests, users)).busy

@@ -3,7 +3,8 @@
 Both servers are up the whole time and exactly one may run: the other is frozen (SIGSTOP), because
 an idle SGLang scheduler polls and would take CPU time from the one that is measured. A repeat
 measures each of them once, next to each other, at every concurrency; who goes first alternates.
-The prefix cache is emptied and a request thrown away before each round.
+The prefix cache is emptied and a request thrown away before each round. Throughput counts while all
+users are busy; what a whole round takes, drain included, stands beside it (`load`).
 """
 
 from __future__ import annotations
@@ -94,9 +95,9 @@ async def _round(server: ServerProcess, plan: Plan, users: int) -> Round:
         async with SGLangClient(server.spec.url) as client:
             await client.complete(plan.prompts[-1], _WARM_UP)
             await client.flush_cache()
-            return await closed_loop(
-                client, plan.batch(users), users, Sampling(plan.max_new_tokens)
-            )
+            sampling = Sampling(plan.max_new_tokens)
+            requests = [(prompt, sampling) for prompt in plan.batch(users)]
+            return await closed_loop(client, requests, users)
     finally:
         server.pause()
 
@@ -109,7 +110,10 @@ def as_metrics(results: dict[int, list[PairedRound]], plan: Plan, gamma: int) ->
         "by_concurrency": rows,
         "repeats": plan.repeats,
         "max_new_tokens": plan.max_new_tokens,
-        "method": "both servers up, the idle one frozen (SIGSTOP); rounds alternate",
+        "method": (
+            "both servers up, the idle one frozen (SIGSTOP); rounds alternate; tokens/s while all "
+            "users are busy, whole_round from the first request to the last answer"
+        ),
     }
     if 1 in results:
         alone = next(row for row in rows if row["concurrency"] == 1)
@@ -126,6 +130,10 @@ def _row(users: int, pairs: Sequence[PairedRound]) -> dict[str, Any]:
     plain = [pair.plain.tokens_per_s for pair in pairs]
     dspark = [pair.dspark.tokens_per_s for pair in pairs]
     speedup, low, high = median_ratio(dspark, plain)
+    whole, whole_low, whole_high = median_ratio(
+        [pair.dspark.whole_tokens_per_s for pair in pairs],
+        [pair.plain.whole_tokens_per_s for pair in pairs],
+    )
     ours = [done for pair in pairs for done in pair.dspark.completions]
     theirs = [done for pair in pairs for done in pair.plain.completions]
     equal = sum(a.ids == b.ids for a, b in zip(ours, theirs, strict=True))
@@ -135,6 +143,8 @@ def _row(users: int, pairs: Sequence[PairedRound]) -> dict[str, Any]:
         "dspark": median(dspark),
         "speedup": speedup,
         "speedup_ci95": [low, high],
+        "whole_round_speedup": whole,
+        "whole_round_speedup_ci95": [whole_low, whole_high],
         "plain_per_user": median([per_user_speed(p.plain.completions) for p in pairs]),
         "dspark_per_user": median([per_user_speed(p.dspark.completions) for p in pairs]),
         "plain_ttft_ms": 1e3 * median([done.ttft for done in theirs]),

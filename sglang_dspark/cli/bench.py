@@ -124,7 +124,7 @@ def _show(console: Console, metrics: dict[str, Any]) -> None:
 
     table = Table(title="DSPARK against plain decoding: greedy", box=box.SIMPLE_HEAD)
     speeds = ("plain\ntok/s", "DSPARK\ntok/s", "speed-up", "95% interval")
-    for name in ("users", *speeds, "tau", "identical"):
+    for name in ("users", *speeds, "to the\nlast answer", "tau", "identical"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in metrics["by_concurrency"]:
         low, high = row["speedup_ci95"]
@@ -134,6 +134,7 @@ def _show(console: Console, metrics: dict[str, Any]) -> None:
             f"{row['dspark']:.1f}",
             f"{row['speedup']:.2f}x",
             f"{low:.2f} to {high:.2f}",
+            f"{row['whole_round_speedup']:.2f}x",
             f"{row['tau']:.2f}",
             "{} of {}".format(*row["identical"]),
         )

@@ -11,7 +11,7 @@ import pytest
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client import Sampling, SGLangClient
-from sglang_dspark.loadtest.load import Round, closed_loop
+from sglang_dspark.loadtest.load import Answer, Round, closed_loop
 from sglang_dspark.loadtest.metrics import Chunk, Completion, SpecStats
 from sglang_dspark.loadtest.paired import PairedRound, Plan, as_metrics, measure
 from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
@@ -32,7 +32,7 @@ def started(name: str, run_dir: Path) -> ServerProcess:
 def test_closed_loop_keeps_the_number_of_users(tmp_path: Path) -> None:
     async def run(url: str, users: int, *prompts: str) -> Round:
         async with SGLangClient(url) as client:
-            return await closed_loop(client, prompts, users, Sampling())
+            return await closed_loop(client, [(each, Sampling()) for each in prompts], users)
 
     with started("small", tmp_path) as server:
         server.wait_ready(30)
@@ -45,7 +45,8 @@ def test_closed_loop_keeps_the_number_of_users(tmp_path: Path) -> None:
     assert len(alone.completions) == len(pairs.completions) == 4
     assert alone.seconds >= 4 * REQUEST_S
     assert 2 * REQUEST_S <= pairs.seconds < alone.seconds
-    assert alone.tokens_per_s == pytest.approx(28 / alone.seconds)
+    assert alone.whole_tokens_per_s == pytest.approx(28 / alone.seconds)
+    assert alone.tokens_per_s == pytest.approx(alone.whole_tokens_per_s, rel=0.05)
 
 
 def stops_soon(pid: int) -> bool:
@@ -81,7 +82,24 @@ def round_of(users: int, seconds: float, step_s: float, spec: SpecStats | None) 
     times = (1.0, 1.0 + step_s, 1.0 + 2 * step_s)
     sizes = (1, 2, 2)
     chunks = tuple(Chunk(t, "x", n, (7,) * n) for t, n in zip(times, sizes, strict=True))
-    return Round(users, (Completion(chunks, 3, "length", spec),), seconds)
+    answer = Answer(0.0, seconds, Completion(chunks, 3, "length", spec))
+    return Round.of(users, [answer], seconds)
+
+
+def test_throughput_counts_while_all_are_busy() -> None:
+    """Two users, four answers of four tokens. One user is through after 4 s, the other runs on alone
+    until 8 s; by then it had a token and a third of its next one."""
+
+    def answer(sent: float, step_s: float) -> Answer:
+        times = [step_s * (i + 1) for i in range(4)]
+        chunks = tuple(Chunk(at, "x", 1, (7,)) for at in times)
+        return Answer(sent, sent + times[-1], Completion(chunks, 3, "length"))
+
+    answers = [answer(0.0, 0.5), answer(0.0, 0.5), answer(2.0, 0.5), answer(2.0, 1.5)]
+    round_ = Round.of(2, answers, 8.0)
+    assert round_.busy.window == (0.0, 4.0)
+    assert round_.tokens_per_s == pytest.approx((12 + 4 / 3) / 4)
+    assert round_.whole_tokens_per_s == pytest.approx(16 / 8)
 
 
 def test_figures() -> None:
@@ -92,10 +110,12 @@ def test_figures() -> None:
     ]
     metrics = as_metrics({1: pairs, 4: pairs[:1]}, Plan(("a",), (1, 4), 3, 5), gamma=1)
     alone = metrics["by_concurrency"][0]
-    assert alone["plain"] == pytest.approx(0.5)
-    assert alone["dspark"] == pytest.approx(5 / 8)
-    assert metrics["speedup_vs_plain_c1"] == alone["speedup"] == pytest.approx(1.25)
-    assert alone["speedup_ci95"] == pytest.approx([1.0, 2.0])
+    # one user is busy until the last token: after 1 + 2 x 1.0 s plain, 1 + 2 x 1.5 s with drafts
+    assert alone["plain"] == pytest.approx(5 / 3)
+    assert alone["dspark"] == pytest.approx(5 / 4)
+    assert metrics["speedup_vs_plain_c1"] == alone["speedup"] == pytest.approx(3 / 4)
+    assert alone["whole_round_speedup"] == pytest.approx(1.25)
+    assert alone["whole_round_speedup_ci95"] == pytest.approx([1.0, 2.0])
     assert metrics["tau_demo"] == pytest.approx(2.0)
     assert alone["identical"] == [3, 3]
     # DSPARK: 3 s for 2 steps; plain, without counts: 2 s for 4 tokens
