@@ -87,8 +87,8 @@ def round_of(users: int, seconds: float, step_s: float, spec: SpecStats | None) 
 
 
 def test_throughput_counts_while_all_are_busy() -> None:
-    """Two users, four answers of four tokens. One user is through after 4 s, the other runs on alone
-    until 8 s; by then it had a token and a third of its next one."""
+    """Two users, four answers of four tokens. One user is through after 4 s, the other runs on
+    alone until 8 s; by 4 s its last answer had a token and a third of the next."""
 
     def answer(sent: float, step_s: float) -> Answer:
         times = [step_s * (i + 1) for i in range(4)]
