@@ -20,7 +20,7 @@ to the next, and the worse the other way looks, the longer that time is from the
 probing costs about `probe_cost` of the tokens.
 
 Where an answer ends, a step or two run with a seat empty. They belong to the load around them: the
-next load below or above decides only after `hold` steps of it, and until then nothing is measured.
+next load below or above decides from its `hold`-th step on, and until then nothing is measured.
 Each change of ways costs a step's context, and so short a visit teaches nothing.
 
 Everything here is about finished steps; the decision is made before drafting.
@@ -55,7 +55,7 @@ class GuardConfig:
     clear: a load whose gain is below 1 - clear stops speculating at once, untried. probe_cost: part
     of the tokens that probes of the way not taken may cost.
 
-    hold: steps that the next load must last for before it decides; one further off does at once.
+    hold: the step of the next load from which it decides; one further off does at once.
 
     memory: steps after which a measurement has faded to 1/e. prior, plain_prior: steps that the
     promise itself counts for beside measured ones, of speculating and of plain steps; how many
@@ -117,7 +117,7 @@ class GuardConfig:
 def load_of(requests: int) -> int:
     """The load that R >= 1 requests make: log2 R, to the nearest whole number (3 to 5 make 2).
 
-    So a number of users that is a power of two and one or two less are the same load.
+    So a power of two of users, from four on, and one less are the same load.
     """
     below = requests.bit_length() - 1
     return below + (requests**2 >= 2 ** (2 * below + 1))
