@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from contextlib import ExitStack
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
@@ -49,53 +49,86 @@ def adaptive(
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
-    from sglang_dspark.cli.demo import hardware, resolve
-    from sglang_dspark.loadtest import adaptive_results
-    from sglang_dspark.loadtest.adaptive import FIXED, Journal, arms_of, shortened
-    from sglang_dspark.loadtest.results import write_results
+    from sglang_dspark.cli.demo import resolve
+    from sglang_dspark.loadtest.adaptive import Journal
     from sglang_dspark.loadtest.server import run_directory, stop_on_signals
     from sglang_dspark.loadtest.workload import drafter_gamma
-    from sglang_dspark.ports import require_free_port
 
     console = Console(stderr=True, highlight=False)
-    users = _numbers(concurrency or (QUICK_USERS if quick else FULL_USERS), "--concurrency")
+    users = numbers(concurrency or (QUICK_USERS if quick else FULL_USERS), "--concurrency")
     target, drafter, device = resolve(console, target, drafter, device)
-    block = drafter_gamma(drafter)
-    fixed = _gammas(gammas, block, quick)
-    arms = arms_of(fixed, max(users))
-    for number in range(len(arms)):
-        require_free_port("127.0.0.1", port + number)
-    names = tuple(arm.name for arm in arms)
+    fixed = _gammas(gammas, drafter_gamma(drafter), quick)
+    run_dir = run_directory()
+    specs = _specs(_Served(target, drafter, device), fixed, max(users), port, run_dir)
+    names = tuple(spec.name for spec in specs)
     trials = trials or (QUICK_TRIALS if quick else TRIALS)
     plan = _plan(target, users, names, trials, mean_tokens, requests)
-    run_dir = run_directory()
     journal = Journal(resume or run_dir / "adaptive.jsonl", plan)
-    drafters = {f"{FIXED}{gamma}": shortened(drafter, gamma, run_dir) for gamma in fixed}
-    drafters["dspark"] = drafter
-    specs = [
-        arm.server(target, drafters, port + number, device, run_dir)
-        for number, arm in enumerate(arms)
-    ]
     with says_when_stopped(), stop_on_signals():
         _measure(console, specs, plan, journal, run_dir)
+    picture = figure or out.parent / "figures" / f"{out.stem}.png"
+    _publish(console, _Served(target, drafter, device), plan, journal, quick, out, picture)
+
+
+class _Served(NamedTuple):
+    """What all arms serve: target, drafter and where."""
+
+    target: Path
+    drafter: Path
+    device: str
+
+
+def _specs(
+    served: _Served, fixed: tuple[int, ...], seats: int, port: int, run_dir: Path
+) -> list[ServerSpec]:
+    """A server for each arm, on ports that are free."""
+    from sglang_dspark.loadtest.adaptive import FIXED, arms_of, shortened
+    from sglang_dspark.ports import require_free_port
+
+    arms = arms_of(fixed, seats)
+    for number in range(len(arms)):
+        require_free_port("127.0.0.1", port + number)
+    drafters = {f"{FIXED}{gamma}": shortened(served.drafter, gamma, run_dir) for gamma in fixed}
+    drafters["dspark"] = served.drafter
+    return [
+        arm.server(served.target, drafters, port + number, served.device, run_dir)
+        for number, arm in enumerate(arms)
+    ]
+
+
+def _publish(
+    console: Console,
+    served: _Served,
+    plan: Plan,
+    journal: Journal,
+    quick: bool,
+    out: Path,
+    picture: Path,
+) -> None:
+    """Write the result file and its picture, and show the table."""
+    from sglang_dspark.cli.demo import hardware
+    from sglang_dspark.loadtest import adaptive_results
+    from sglang_dspark.loadtest.results import write_results
+    from sglang_dspark.loadtest.workload import drafter_gamma
+
     metrics = {
-        "gamma": block,
-        **adaptive_results.as_metrics(journal.figures, users),
+        "gamma": drafter_gamma(served.drafter),
+        **adaptive_results.as_metrics(journal.figures, plan.concurrency),
         "settings": {
-            "trials": trials,
-            "mean_tokens": mean_tokens,
-            "requests": requests,
+            "trials": plan.trials,
+            "mean_tokens": plan.mean_tokens,
+            "requests": plan.least,
             "quick": quick,
         },
     }
-    write_results(out, out.stem, hardware(device), metrics)
-    picture = figure or out.parent / "figures" / f"{out.stem}.png"
-    _draw(metrics, picture, f"Greedy decoding, {target.name} with {drafter.name}")
+    write_results(out, out.stem, hardware(served.device), metrics)
+    _draw(metrics, picture, f"Greedy decoding, {served.target.name} with {served.drafter.name}")
     _show(console, metrics)
     console.print(f"written to {out} and {picture}")
 
 
-def _numbers(text: str, option: str) -> tuple[int, ...]:
+def numbers(text: str, option: str) -> tuple[int, ...]:
+    """The whole numbers of a comma-separated option. Raises DSparkError, naming it, otherwise."""
     from sglang_dspark.errors import DSparkError
 
     try:
@@ -110,7 +143,7 @@ def _gammas(text: str, block: int, quick: bool) -> tuple[int, ...]:
 
     if not text:
         return (min(2, block),) if quick else tuple(range(1, block + 1))
-    chosen = _numbers(text, "--gammas")
+    chosen = numbers(text, "--gammas")
     if len(set(chosen)) < len(chosen) or not all(1 <= gamma <= block for gamma in chosen):
         raise DSparkError(f"--gammas {text}: the drafter was trained for 1 to {block}, each once")
     return chosen

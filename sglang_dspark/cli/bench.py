@@ -58,7 +58,7 @@ def serve(
     from sglang_dspark.ports import require_free_port
 
     console = Console(stderr=True, highlight=False)
-    users = _numbers(concurrency)
+    users = _bench_adaptive.numbers(concurrency, "--concurrency")
     for each in (port, port + 1):
         require_free_port("127.0.0.1", each)
     target, drafter, device = resolve(console, target, drafter, device)
@@ -72,17 +72,6 @@ def serve(
     console.print(f"written to {out}")
     if as_json:
         print(json.dumps(json.loads(out.read_text()), indent=2))
-
-
-def _numbers(text: str) -> tuple[int, ...]:
-    from sglang_dspark.errors import DSparkError
-
-    try:
-        return tuple(int(part) for part in text.split(","))
-    except ValueError:
-        raise DSparkError(
-            f"--concurrency {text!r} is not a list of numbers such as 1,4,8"
-        ) from None
 
 
 def _plan(target: Path, users: tuple[int, ...], repeats: int, max_new_tokens: int) -> Plan:

@@ -114,6 +114,8 @@ def test_figures() -> None:
     assert alone["plain"] == pytest.approx(5 / 3)
     assert alone["dspark"] == pytest.approx(5 / 4)
     assert metrics["speedup_vs_plain_c1"] == alone["speedup"] == pytest.approx(3 / 4)
+    assert pairs[0].plain.whole_tokens_per_s == pytest.approx(0.5)
+    assert pairs[1].dspark.whole_tokens_per_s == pytest.approx(5 / 8)
     assert alone["whole_round_speedup"] == pytest.approx(1.25)
     assert alone["whole_round_speedup_ci95"] == pytest.approx([1.0, 2.0])
     assert metrics["tau_demo"] == pytest.approx(2.0)
