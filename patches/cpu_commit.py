@@ -64,24 +64,25 @@ def write_target_hidden_kv(
     """
     from sglang_dspark.serving.cpu import context_kv
 
-    injector = _injector_of(model, pool) if context_kv.takes(target_hidden) else None
-    if injector is None:
-        context_kv.settle(model)
-        original(
-            model,
-            target_hidden=target_hidden,
-            pool=pool,
-            positions=positions,
-            cache_loc=cache_loc,
-            cache_loc_2d=cache_loc_2d,
-            commit_lens=commit_lens,
-            target_hidden_is_projected=target_hidden_is_projected,
-        )
-        return
     slots, lens = cache_loc, None
     if cache_loc_2d is not None and commit_lens is not None:
         slots, lens = cache_loc_2d.reshape(-1), commit_lens
-    injector.write(target_hidden, positions, slots, lens, projected=target_hidden_is_projected)
+    if context_kv.takes(target_hidden):
+        injector, projected = _injector_of(model, pool), target_hidden_is_projected
+        if injector and injector.write(target_hidden, positions, slots, lens, projected=projected):
+            return
+    else:
+        context_kv.settle_all(model)
+    original(
+        model,
+        target_hidden=target_hidden,
+        pool=pool,
+        positions=positions,
+        cache_loc=cache_loc,
+        cache_loc_2d=cache_loc_2d,
+        commit_lens=commit_lens,
+        target_hidden_is_projected=target_hidden_is_projected,
+    )
 
 
 def _injector_of(model: Any, pool: Any) -> Any:

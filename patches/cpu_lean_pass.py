@@ -53,7 +53,8 @@ def _draft(
         or not _plain_draft(model)
     ):
         return None
-    context_kv.settle(model)
+    table = runner.req_to_token_pool.req_to_token
+    context_kv.settle(model, table, batch.req_pool_indices, batch.seq_lens)
     ids = proposer.draft_block_ids_view(bs=bs, device=batch.seq_lens.device)
     if not anchor_prepared:
         ids[:, 0].copy_(draft_input.bonus_tokens.view(-1))

@@ -63,10 +63,10 @@ def forward_draft(
     """AROUND hook of `DFlashDraftModel.forward`: block tokens or embeddings [n, d] -> h [n, d]."""
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-    from sglang_dspark.serving.cpu import context_kv, lean_fit, lean_stack
+    from sglang_dspark.serving.cpu import lean_fit, lean_stack
 
-    context_kv.settle(model)
     mode, step = forward_batch.forward_mode, None
+    _settle(model, forward_batch)
     stack = stack_of_model(model, lean_fit.draft_layer_of, lean_fit.ending_of, mode)
     if stack is not None:
         if input_embeds is None and model.embed_tokens is not None:
@@ -85,6 +85,21 @@ def forward_draft(
     assert input_embeds is not None
     hidden, _ = lean_stack.run(stack, step, input_embeds)
     return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
+
+
+def _settle(model: Any, forward_batch: Any) -> None:
+    """Have the context written that this pass reads; in a draft block `seq_lens` is its length."""
+    from sglang.srt.model_executor.forward_context import get_attn_backend
+
+    from sglang_dspark.serving.cpu import context_kv
+    from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+
+    backend = get_attn_backend()
+    if isinstance(backend, DsparkCpuAttnBackend) and forward_batch.forward_mode.is_target_verify():
+        table = backend.req_to_token_pool.req_to_token
+        context_kv.settle(model, table, forward_batch.req_pool_indices, forward_batch.seq_lens)
+    else:
+        context_kv.settle_all(model)
 
 
 def stack_of_model(

@@ -12,6 +12,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_dspark.patches.cpu_lean_pass import verify_pass
+from sglang_dspark.patches.cpu_schedule_step import rest
 from sglang_dspark.patches.seam import Seam
 
 
@@ -32,6 +33,7 @@ def forward_decode(
         pool = worker.model_runner.req_to_token_pool
         plan = engine.begin(batch.req_pool_indices, pool.req_generation, batch.seq_lens)
         if not plan.speculates:
+            rest(worker._kv_injector, batch)
             return pause.run(worker, engine, batch, on_publish, verify_pass)
     return original(worker, batch, on_publish, grammar_barrier, coordination_plan)
 

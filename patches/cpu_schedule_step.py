@@ -34,6 +34,7 @@ def propose(original: Callable[..., Any], proposer: Any, **step: Any) -> Any:
     )
     if not plan.speculates:
         engine.drafted(None, None)
+        rest(proposer, batch)
         return _without_draft(proposer, **step)
     depth = plan.budget.depth
     shallow = proposer.__dict__["dspark_proposers"][depth]
@@ -43,6 +44,14 @@ def propose(original: Callable[..., Any], proposer: Any, **step: Any) -> Any:
         None if logits is None else logits.detach().float(), proposal.draft_block.greedy_mask
     )
     return proposal if depth == proposer.gamma else _widened(proposal, proposer.gamma)
+
+
+def rest(owner: Any, batch: Any) -> None:
+    """Tell the draft model of a worker or proposer that it does not draft in this step."""
+    from sglang_dspark.serving.cpu import context_kv
+
+    table = owner.draft_model_runner.req_to_token_pool.req_to_token
+    context_kv.rest(owner.draft_model, table, batch.req_pool_indices, batch.seq_lens)
 
 
 def _without_draft(

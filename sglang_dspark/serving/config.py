@@ -36,6 +36,11 @@ class CpuConfig(BaseModel):
         default=True,
         description="our matrix kernel for the few rows of a decode or verify step",
     )
+    overlap: bool = Field(
+        default=False,
+        description="SGLang's overlap scheduling: on a CPU nothing overlaps, and results come a "
+        "step late",
+    )
 
 
 class ScheduleConfig(BaseModel):

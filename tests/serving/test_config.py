@@ -20,6 +20,7 @@ from sglang_dspark.serving.config import (
 LEAVES = {
     "cpu.threads",
     "cpu.matrix_kernel",
+    "cpu.overlap",
     "schedule.mode",
     "schedule.profile_seconds",
     "schedule.fairness_floor",
@@ -99,7 +100,7 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cpu: {thread: 3}", "unknown field cpu.thread; known here: matrix_kernel, threads"),
+        ("cpu: {thread: 3}", "field cpu.thread; known here: matrix_kernel, overlap, threads"),
         ("gpu: {}", "unknown field gpu; known here: cpu"),
         ("cpu: {threads: 0}", "field cpu.threads: Input should be greater than or equal to 1"),
         ("cpu: {threads: two}", "field cpu.threads: Input should be a valid integer"),

@@ -20,7 +20,9 @@ from sglang_dspark.patches.cpu_commit import SEAMS, write_target_hidden_kv
 from sglang_dspark.patches.cpu_lean_stack import forward_draft
 from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving.cpu import context_kv, linear
+from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 
+upstreams = DSparkDraftMixin.write_target_hidden_kv
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, FEATURES = 3, 48, 3, 2, 16, 96
 SLOTS = 160
 
@@ -149,30 +151,142 @@ def waiting(draft: Draft) -> Waiting:
     return draft  # type: ignore[return-value]
 
 
-@pytest.mark.parametrize("reader", ["draft", "prefill", "long prefill", "full"])
-def test_rows_wait_until_the_cache_is_read_or_written(waiting: Waiting, reader: str) -> None:
-    ours, theirs, count = pool(), pool(), context_kv.WAITING // 6
-    given = steps(count + 1)
-    prompt = arguments(None, 300 if reader == "long prefill" else SLOTS // 2)
-    if reader == "long prefill":  # more rows than slots: equal ones, as torch writes in any order
-        prompt["cache_loc"] = torch.ones(600).long()
-        prompt["target_hidden"] = prompt["target_hidden"][:1].repeat(600, 1)
-        prompt["positions"] = prompt["positions"][:1].repeat(600)
+def context(*requests: list[int]) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
+    """Table, rows and lengths of requests whose context lies in these slots."""
+    table = torch.zeros(len(requests) + 1, 96, dtype=torch.int32)
+    for r, slots in enumerate(requests):
+        table[r + 1, : len(slots)] = torch.tensor(slots)
+    rows = torch.arange(1, len(requests) + 1)
+    return table, rows, torch.tensor([len(slots) for slots in requests])
+
+
+def written(buffers: MHATokenToKVPool) -> set[int]:
+    """Slots that hold something."""
+    return set(torch.nonzero(buffers.k_buffer[0][:, 0, 0] != -7.0).flatten().tolist())
+
+
+def test_rows_wait_until_a_draft_reads_their_context(waiting: Waiting) -> None:
+    ours, theirs = pool(), pool()
     with torch.inference_mode():
-        for step in given[:count]:
+        for step in steps(20):
             DSparkDraftMixin.write_target_hidden_kv(waiting, pool=theirs, **step)
             write_target_hidden_kv(_must_not_run, waiting, pool=ours, **step)
-        assert (ours.k_buffer[0] == -7.0).all()
-        if reader == "draft":
-            context_kv.settle(waiting)
-        elif reader == "full":
-            write_target_hidden_kv(_must_not_run, waiting, pool=ours, **given[count])
-        else:
-            DSparkDraftMixin.write_target_hidden_kv(waiting, pool=theirs, **prompt)
-            write_target_hidden_kv(
-                DSparkDraftMixin.write_target_hidden_kv, waiting, pool=ours, **prompt
-            )
+        assert written(ours) == set()
+        context_kv.settle(waiting, *context([2, 5, 7], [5, 1]))
+        assert written(ours) == {1, 2, 5, 7}
+        context_kv.settle_all(waiting)
     assert same(ours, theirs)
+    assert waiting.__dict__[context_kv.INJECTOR].waiting == 0
+
+
+def test_what_a_later_token_supersedes_is_never_written(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    count = []
+    inject = context_kv._inject
+    monkeypatch.setattr(
+        context_kv, "_inject", lambda *given: [count.append(len(given[3])), inject(*given)]
+    )
+    ours = pool()
+    with torch.inference_mode():
+        for step in steps(20):
+            write_target_hidden_kv(_must_not_run, waiting, pool=ours, **step)
+        context_kv.settle_all(waiting)
+    assert sum(count) == 10  # 120 tokens in ten slots
+
+
+@pytest.mark.parametrize("resting", [False, True])
+@pytest.mark.parametrize("tokens", [40, 80, 150, 300])
+def test_prefills_wait_where_nothing_is_drafted(
+    waiting: Waiting, tokens: int, resting: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_kv, "LONGEST_KEPT", 80)
+    ours, theirs, prompt = pool(), pool(), arguments(None, tokens // 2)
+    if tokens > SLOTS:  # more rows than slots: equal ones, as torch writes in any order
+        prompt["cache_loc"] = torch.ones(tokens).long()
+        prompt["target_hidden"] = prompt["target_hidden"][:1].repeat(tokens, 1)
+        prompt["positions"] = prompt["positions"][:1].repeat(tokens)
+    with torch.inference_mode():
+        step = steps(1)[0]
+        for buffers, write in (
+            (theirs, lambda **given: DSparkDraftMixin.write_target_hidden_kv(waiting, **given)),
+            (ours, lambda **given: write_target_hidden_kv(upstreams, waiting, **given)),
+        ):
+            write(pool=buffers, **step)
+            if resting and buffers is ours:
+                context_kv.rest(waiting, *context([1]))
+            write(pool=buffers, **prompt)
+        kept = tokens <= (80 if resting else context_kv.WAITING // 2)
+        later = set(prompt["cache_loc"].tolist()) - set(step["cache_loc"].tolist())
+        assert written(ours).isdisjoint(later) == kept
+        context_kv.settle_all(waiting)
+    assert same(ours, theirs)
+
+
+@pytest.mark.parametrize("places", [4096, 300])
+def test_a_draft_reads_what_upstream_would_have_written(
+    waiting: Waiting, places: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Requests come, decode with and without drafts, end, and their slots go to others."""
+    monkeypatch.setattr(context_kv, "KEPT_BYTES", places * 4 * FEATURES // 3)
+    ours, theirs, random = pool(), pool(), torch.Generator().manual_seed(places)
+    free, live = list(range(1, SLOTS + 1)), []  # type: tuple[list[int], list[list[int]]]
+
+    def drawn(most: int) -> int:
+        return int(torch.randint(most, (1,), generator=random))
+
+    def write(rows: list[int], positions: list[int]) -> None:
+        given = {
+            "target_hidden": torch.randn(len(rows), FEATURES, generator=random),
+            "positions": torch.tensor(positions),
+            "cache_loc": torch.tensor(rows),
+        }
+        upstreams(waiting, pool=theirs, **given)
+        write_target_hidden_kv(_must_not_run, waiting, pool=ours, **given)
+
+    with torch.inference_mode():
+        for _ in range(400):
+            if len(live) < 4:
+                prompt = [free.pop(0) for _ in range(1 + drawn(20))]
+                live.append(prompt)
+                write(prompt, list(range(len(prompt))))
+            resting = drawn(8) > 0
+            if resting:
+                context_kv.rest(waiting, *context(*live))
+            else:
+                context_kv.settle(waiting, *context(*live))
+                read = torch.tensor([slot for request in live for slot in request])
+                for mine, upstream in zip(ours.k_buffer, theirs.k_buffer, strict=True):
+                    torch.testing.assert_close(mine[read], upstream[read], rtol=1e-5, atol=1e-5)
+            for request in live:
+                request.append(free.pop(0))
+            write([request[-1] for request in live], [len(request) - 1 for request in live])
+            ended = [request for request in live if len(request) > 30 or drawn(40) == 0]
+            live = [request for request in live if request not in ended]
+            free += [slot for request in ended for slot in request]
+        context_kv.settle_all(waiting)
+    assert same(ours, theirs)
+
+
+def test_long_context_is_not_left_to_one_draft(
+    waiting: Waiting, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(context_kv, "MOST_LIVE", 90)
+    ours, slots = pool(), torch.randperm(SLOTS)[:150] + 1
+    rows = [slots[first : first + 50].tolist() for first in (0, 50, 100)]
+    given = arguments(None, 75) | {"cache_loc": slots}
+    with torch.inference_mode():
+        context_kv.rest(waiting, *context(rows[0]))
+        write_target_hidden_kv(_must_not_run, waiting, pool=ours, **steps(1)[0])
+        context_kv.rest(waiting, *context(rows[0]))
+        for part in range(3):
+            piece = {name: value[part * 50 : part * 50 + 50] for name, value in given.items()}
+            write_target_hidden_kv(_must_not_run, waiting, pool=ours, **piece)
+        assert written(ours) == set()
+        context_kv.rest(waiting, *context(rows[0]))
+        assert written(ours) == set()
+        context_kv.rest(waiting, *context(rows[0], rows[1]))
+    assert written(ours) == set(rows[0] + rows[1])
 
 
 def test_accepted_rows_of_windows_wait_too(waiting: Waiting) -> None:
@@ -181,7 +295,7 @@ def test_accepted_rows_of_windows_wait_too(waiting: Waiting) -> None:
         DSparkDraftMixin.write_target_hidden_kv(waiting, pool=theirs, **given)
         write_target_hidden_kv(_must_not_run, waiting, pool=ours, **given)
         assert waiting.__dict__[context_kv.INJECTOR].waiting == 6
-        context_kv.settle(waiting)
+        context_kv.settle_all(waiting)
     assert same(ours, theirs)
 
 
@@ -190,8 +304,8 @@ def test_nothing_is_written_with_weights_that_were_exchanged(waiting: Waiting) -
     with torch.inference_mode():
         write_target_hidden_kv(_must_not_run, waiting, pool=ours, **steps(1)[0])
         waiting.fc.weight.data = torch.zeros(HIDDEN, FEATURES)
-        context_kv.settle(waiting)
-    assert (ours.k_buffer[0] == -7.0).all()
+        context_kv.settle_all(waiting)
+    assert written(ours) == set()
     assert context_kv.INJECTOR not in waiting.__dict__
 
 
@@ -204,29 +318,38 @@ def test_a_cache_in_tiers_is_written_at_once(waiting: Waiting) -> None:
     assert same(ours, theirs)
 
 
-def test_drafting_settles_what_waits() -> None:
-    settled = []
+@pytest.mark.parametrize("ours", [True, False])
+def test_drafting_settles_what_waits(ours: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of it under another attention backend, which may read more than a block's context."""
+    from sglang.srt.model_executor import forward_context
+
+    settled: list[Any] = []
 
     class Model:
         layers = ()
 
-    model = Model()
+    model, table = Model(), torch.zeros(2, 2)
     model.__dict__[context_kv.INJECTOR] = SimpleNamespace(
-        waiting=1, pool=None, holds=lambda *_: True, settle=lambda: settled.append(1)
+        pool=None,
+        holds=lambda *_: True,
+        settle=lambda *given: settled.append(given),
+        settle_all=lambda: settled.append("all"),
     )
+    backend = object.__new__(DsparkCpuAttnBackend) if ours else SimpleNamespace()
+    backend.req_to_token_pool = SimpleNamespace(req_to_token=table)
+    monkeypatch.setattr(forward_context, "get_attn_backend", lambda: backend)
     mode = SimpleNamespace(is_decode=lambda: True, is_target_verify=lambda: True)
-    batch = SimpleNamespace(forward_mode=mode)
-    forward_draft(lambda *_: settled.append(2), model, torch.ones(1), torch.ones(1), batch)
-    assert settled == [1, 2]
+    batch = SimpleNamespace(forward_mode=mode, req_pool_indices="rows", seq_lens="lens")
+    forward_draft(lambda *_: settled.append("drafts"), model, torch.ones(1), torch.ones(1), batch)
+    assert settled == [(table, "rows", "lens") if ours else "all", "drafts"]
 
 
-def test_long_prefills_and_other_dtypes_keep_upstreams_path() -> None:
+def test_other_dtypes_keep_upstreams_path() -> None:
     given = arguments([1, 2], 6)["target_hidden"]
     assert not context_kv.takes(given)  # gradients may be wanted
     with torch.no_grad():
         assert context_kv.takes(given)
         assert not context_kv.takes(given.bfloat16())
-        assert not context_kv.takes(torch.zeros(300, FEATURES))
         assert not context_kv.takes(given[:0])
 
 

@@ -5,10 +5,11 @@ Adapts `DSparkDraftMixin.write_target_hidden_kv` of sglang/srt/models/dspark.py 
 of the verify window and selects the accepted ones when it writes; here the others are left out
 before anything is computed. What does not change between steps is resolved once (`Injector`).
 
-Few rows cost little less than many: a decode step's 1 to 32 read 8 MB of weights for themselves. So
-they wait (`WAITING` rows at most, in the order they came) until a draft is about to read the cache,
-or a prefill to write it: while nothing is drafted a step's own share falls to a third. Slots may
-change hands meanwhile; as the order is kept, the last tenant's tokens are written last.
+Few rows cost little less than many (a decode step's 1 to 32 read 8 MB of weights for themselves),
+and most rows of a phase without drafts are never read. So they wait (`context_rows.py`) until a
+draft is about to read the context of their request. What that draft then has to write first is
+bounded: where requests in a pause have more than `MOST_LIVE` tokens of context, their rows are
+written as they come, some `WAITING` at a time.
 """
 
 from __future__ import annotations
@@ -27,14 +28,22 @@ from sglang.srt.models.dflash import DFlashDraftModel
 from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import fused_ops, linear
+from sglang_dspark.serving.cpu.context_rows import (
+    forget,
+    keep,
+    take_context,
+    take_from,
+    waiting_rows,
+)
 from sglang_dspark.serving.cpu.fused_ops import rms_norm_rows
 from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
 from sglang_dspark.serving.cpu.narrow_matmul import MAX_BLOCK_ROWS
 
 INJECTOR = "dspark_injector"  # attribute of a draft model: its `Injector`, or None
-# Beyond, a row costs hardly less (42 us at 64 rows, 37 at 128, 96 at 8). 124 is full after an odd
-# number of steps of 4, 8, 16 or 32 rows, so that no even rhythm of measuring always meets it.
-WAITING = 124
+WAITING = 124  # beyond, a row costs hardly less (42 us at 64 rows, 37 at 128, 96 at 8)
+MOST_LIVE = 4096  # rows a draft may find waiting: they cost what a prefill of some 70 tokens does
+LONGEST_KEPT = 1024  # tokens of a prefill that wait in a pause
+KEPT_BYTES = 256 << 20  # memory that rows may wait in
 _FLOAT = torch.float32
 _NO_LENS = torch.empty(0, dtype=torch.int32).numpy()
 
@@ -94,22 +103,24 @@ def _write_row(tables, layer, row, position, slot):  # type: ignore[no-untyped-d
 
 
 @kernel
-def _inject(tables, hidden, projected, lens, width, positions, slots):  # type: ignore[no-untyped-def]
-    """hidden [n, m*d], or [n, d] if projected; positions, slots [n].
-
-    lens [R]: only so many first rows of each window of `width` count; empty for all n.
-    """
-    features, d, heads, size, _ = tables.sizes
-    taken = hidden.shape[0] if lens.shape[0] == 0 else lens.sum()
-    chosen = np.empty(taken, np.int64)
+def _chosen(lens, width, total):  # type: ignore[no-untyped-def]
+    """Indices of the first lens[r] rows of each window of `width`; of all if lens is empty."""
     if lens.shape[0] == 0:
-        chosen[:] = np.arange(taken)
-    else:
-        at = 0
-        for r in range(lens.shape[0]):
-            for k in range(lens[r]):
-                chosen[at] = r * width + k
-                at += 1
+        return np.arange(total)
+    found = np.empty(lens.sum(), np.int64)
+    at = 0
+    for r in range(lens.shape[0]):
+        for k in range(lens[r]):
+            found[at] = r * width + k
+            at += 1
+    return found
+
+
+@kernel
+def _inject(tables, hidden, projected, chosen, positions, slots):  # type: ignore[no-untyped-def]
+    """hidden [., m*d], or [., d] if projected, positions and slots, of which rows `chosen` [n]."""
+    features, d, heads, size, _ = tables.sizes
+    taken = chosen.shape[0]
     rows = np.empty((taken, d if projected else features), np.float32)
     for i in range(taken):
         rows[i] = hidden[chosen[i]]
@@ -125,24 +136,6 @@ def _inject(tables, hidden, projected, lens, width, positions, slots):  # type: 
     for layer in range(layers):
         for i in range(taken):
             _write_row(tables, layer, stacked[i], positions[chosen[i]], slots[chosen[i]])
-
-
-@kernel
-def _keep(hidden, lens, width, positions, slots, waiting, start):  # type: ignore[no-untyped-def]
-    """Rows as `_inject` chooses them, copied behind the first `start` of those that wait."""
-    features, kept_positions, kept_slots = waiting
-    at = start
-    if lens.shape[0] == 0:
-        for i in range(hidden.shape[0]):
-            features[at] = hidden[i]
-            kept_positions[at], kept_slots[at] = positions[i], slots[i]
-            at += 1
-    for r in range(lens.shape[0]):
-        for k in range(lens[r]):
-            i = r * width + k
-            features[at] = hidden[i]
-            kept_positions[at], kept_slots[at] = positions[i], slots[i]
-            at += 1
 
 
 class Injector:
@@ -173,12 +166,11 @@ class Injector:
             np.array([[k.data_ptr(), v.data_ptr()] for k, v in buffers], dtype=np.int64),
             (*reversed(weights[0].shape), *cache.shape[1:], cache.shape[0]),
         )
-        self._most, self._count = WAITING if waits else 0, 0
-        self._waiting = (
-            np.empty((self._most, weights[0].shape[1]), np.float32),
-            np.empty(self._most, np.int64),
-            np.empty(self._most, np.int64),
-        )
+        width = weights[0].shape[1]
+        places = min(cache.shape[0], max(KEPT_BYTES // (4 * width), 2 * WAITING)) if waits else 0
+        self._waiting = waiting_rows(places, width)
+        self._fresh = 0  # rows kept since a draft last read
+        self._resting = False  # no draft reads for now
 
     def holds(self, model: Any, pool: Any) -> bool:
         """Whether model and pool still are what was resolved."""
@@ -199,59 +191,116 @@ class Injector:
         lens: Tensor | None,
         *,
         projected: bool,
-    ) -> None:
+    ) -> bool:
         """hidden [n, m*d] target features, or [n, d] if projected; positions, slots [n] int64.
 
-        lens: [R] int32, tokens of each window of n / R that stay; None: all n stay.
+        lens: [R] int32, tokens of each window of n / R that stay; None: all n stay. False: more
+        rows than the kernel takes; whoever writes them does it now.
         """
         counted = _NO_LENS if lens is None else lens.numpy()
-        width = hidden.shape[0] if lens is None else hidden.shape[0] // max(len(counted), 1)
-        taken = hidden.shape[0] if lens is None else int(counted.sum())
-        if self._count + taken > self._most:
-            self.settle()
-        rows = (counted, width, positions.numpy(), slots.numpy())
-        if projected or taken > self._most // 2:
-            self.settle()
-            _inject(self._tables, hidden.numpy(), projected, *rows)
-            return
-        _keep(hidden.numpy(), *rows, self._waiting, self._count)
-        self._count += taken
+        total = hidden.shape[0]
+        chosen = _chosen(counted, total // max(len(counted), 1), total)
+        features, at, places = hidden.numpy(), positions.numpy(), slots.numpy()
+        if not projected and self._waits(len(chosen)):
+            self._keep(features, chosen, at, places)
+            return True
+        forget(self._waiting, chosen, places)
+        if total > fused_ops.MOST_ROWS:
+            return False
+        _inject(self._tables, features, projected, chosen, at, places)
+        return True
 
-    def settle(self) -> None:
-        """Write the rows that wait; call before the pool is read, or written by someone else."""
-        count, self._count = self._count, 0
-        if count > 0:
-            features, positions, slots = (each[:count] for each in self._waiting)
-            _inject(self._tables, features, False, _NO_LENS, count, positions, slots)
+    def _waits(self, rows: int) -> bool:
+        most = LONGEST_KEPT if self._resting else WAITING // 2
+        return rows <= min(most, len(self._waiting.slots) // 2)
+
+    def _keep(self, features: Any, chosen: Any, positions: Any, slots: Any) -> None:
+        waiting, done = self._waiting, 0
+        self._fresh += len(chosen)
+        while (done := keep(waiting, features, chosen, done, positions, slots)) < len(chosen):
+            held = int(slots[chosen[done]]) % len(waiting.slots)
+            self._write_out(take_from(waiting, held, WAITING))
+
+    def _write_out(self, places: Any) -> None:
+        waiting = self._waiting
+        for first in range(0, len(places), WAITING):
+            some = places[first : first + WAITING]
+            _inject(self._tables, waiting.features, False, some, waiting.positions, waiting.slots)
+
+    def rest(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
+        """A step without drafts begins: table [., context] int32, requests' rows and lengths [R].
+
+        Prefills may wait from now on.
+        """
+        self._resting = True
+        if self._fresh >= WAITING and int(lens.sum()) > MOST_LIVE:
+            self._settle_context(table, rows, lens)
+
+    def settle(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
+        """Write what waits for the context of these requests, which a draft is about to read."""
+        self._resting = False
+        self._settle_context(table, rows, lens)
+
+    def _settle_context(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
+        self._fresh = 0
+        context = (table.numpy(), rows.numpy(), lens.numpy())
+        self._write_out(take_context(self._waiting, *context))
+
+    def settle_all(self) -> None:
+        """Write all that waits; call before somebody else writes to the pool."""
+        self._fresh = 0
+        self._write_out(take_from(self._waiting, 0, self.waiting))
 
     @property
     def waiting(self) -> int:
         """Rows that wait."""
-        return self._count
+        return int(self._waiting.number[0])
 
 
-def settle(model: Any) -> None:
-    """Write what waits for this draft model, if anything does, before it drafts.
+def settle(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
+    """Write what waits for the context that this draft model is about to read.
+
+    table: [., context] int32 cache slots by position; rows, lens: [R] of the requests.
+    """
+    injector = _injector_in(model)
+    if injector is not None:
+        injector.settle(table, rows, lens)
+
+
+def settle_all(model: Any) -> None:
+    """Write whatever waits for this draft model."""
+    injector = _injector_in(model)
+    if injector is not None:
+        injector.settle_all()
+
+
+def rest(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
+    """A step begins in which this draft model does not draft; arguments as for `settle`."""
+    injector = _injector_in(model)
+    if injector is not None:
+        injector.rest(table, rows, lens)
+
+
+def _injector_in(model: Any) -> Injector | None:
+    """The model's injector, if there is one and it still writes with the model's weights.
 
     After an exchange of weights or cache what waited is lost with the old ones: those tokens
     are missing in the draft's context, which costs acceptance and nothing else.
     """
-    injector = model.__dict__.get(INJECTOR)
-    if injector is None or not injector.waiting:
-        return
-    if injector.holds(model, injector.pool):
-        injector.settle()
-    else:
+    injector: Injector | None = model.__dict__.get(INJECTOR)
+    if injector is not None and not injector.holds(model, injector.pool):
         model.__dict__.pop(INJECTOR)
+        return None
+    return injector
 
 
 def takes(hidden: Tensor) -> bool:
-    """Whether rows [n, m*d or d] are what the kernel reads; it computes no gradients."""
+    """Whether rows [n, m*d or d] are what the kernels read; they compute no gradients."""
     return (
         not torch.is_grad_enabled()
         and hidden.dtype is _FLOAT
         and hidden.dim() == 2
-        and 0 < hidden.shape[0] <= fused_ops.MOST_ROWS
+        and hidden.shape[0] > 0
         and hidden.is_contiguous()
     )
 

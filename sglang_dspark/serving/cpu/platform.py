@@ -15,6 +15,8 @@ from sglang.srt.platforms.cpu import CpuDeviceMixin
 from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from sglang_dspark.serving.config import current_config
+
 logger = logging.getLogger(__name__)
 
 ATTENTION_BACKEND = "dspark_cpu"
@@ -44,6 +46,10 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
                 "sglang-dspark: dtype float32, which the CPU kernels are written for; --dtype "
                 "bfloat16 takes half the memory"
             )
+        if not current_config().cpu.overlap and not server_args.enable_prefill_delayer:
+            # A pass computes on the thread that schedules. Overlapping hides nothing, and every
+            # result is read a step late: first tokens, freed seats, ends of answers.
+            server_args.disable_overlap_schedule = True
         # An idle scheduler would poll without a pause and take a core from the clients.
         server_args.sleep_on_idle = True
 
