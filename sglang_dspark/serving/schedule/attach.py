@@ -107,7 +107,7 @@ def _take_over(worker: Any) -> None:
     has_head = worker.draft_model.confidence_head is not None
     pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
     calibration, calibrated = _calibration(worker, gamma, pool_rows)
-    config = PlannerConfig(has_head=has_head, guard=PAUSES)
+    config = PlannerConfig(lag=_lag(), has_head=has_head, guard=PAUSES)
     _rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
     planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
     metrics = StepMetrics(planner, calibration, _collector())
@@ -120,6 +120,14 @@ def _take_over(worker: Any) -> None:
     worker._proposer.__dict__["dspark_proposers"] = proposers
     worker.__dict__[pause.FITS] = pause.fits(worker)
     _announce(planner, profiled, calibrated)
+
+
+def _lag() -> int:
+    """Steps between a confidence and the plan that reads it: under the overlap loop a step is
+    planned while the one before it runs."""
+    from sglang.srt.runtime_context import get_schedule
+
+    return 1 if get_schedule().disable_overlap_schedule else 2
 
 
 def _announce(planner: StepPlanner, profiled: profile.Profiled, calibrated: str) -> None:

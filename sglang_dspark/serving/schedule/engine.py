@@ -9,10 +9,10 @@ While a load is found to be better off without drafts, one step in `1 + REST` is
 from, and the others go on as it did: at a few milliseconds a step even thinking costs.
 
 A step's time runs from its `begin` to the next one's, so that it holds all that a token waits for;
-a step that was followed by a prefill has no time. Confidences reach the planner two steps later
-(`schedule/relay.py`), outcomes and times when the next step begins or, while speculation is
-settled, in batches of a few steps: after a pass over the model's weights nothing of this code is in
-a cache, and the second step of a batch costs a fraction of the first.
+a step that was followed by a prefill has no time. Confidences reach the planner a step later, under
+the overlap loop two (`schedule/relay.py`), outcomes and times when the next step begins or, while
+speculation is settled, in batches of a few steps: after a pass over the model's weights nothing of
+this code is in a cache, and the second step of a batch costs a fraction of the first.
 """
 
 from __future__ import annotations

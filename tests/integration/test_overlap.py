@@ -1,0 +1,54 @@
+"""Overlap scheduling, off on a CPU unless configured: with it the answers are the same."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration.prompts import PROMPTS
+from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
+from tests.integration.test_greedy_equal import NEAR_TIE, first_difference, logit_gap
+from tests.integration.test_penalties import SETTINGS
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
+
+TOKENS = 32
+
+
+@pytest.fixture(scope="module")
+def overlapped(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Iterator[Served]:
+    """The demo pair under the overlap loop."""
+    config = pool.folder / "overlap.yaml"
+    config.write_text("cpu: {overlap: true}\n")
+    arguments = ("--max-running-requests", "16", "--dspark-config", str(config))
+    yield pool.start("overlap", demo_target, *DSPARK_FLAGS, str(demo_drafter), *arguments)
+    pool.stop("overlap")
+
+
+def overlaps(server: Served) -> bool:
+    return not server.request("GET", "/server_info").json()["disable_overlap_schedule"]
+
+
+def test_only_where_configured(plain: Served, dspark: Served, overlapped: Served) -> None:
+    assert not overlaps(plain)
+    assert not overlaps(dspark)
+    assert overlaps(overlapped)
+
+
+@pytest.mark.parametrize("settings", [{"ignore_eos": True}, *SETTINGS], ids="+".join)
+def test_answers_are_the_plain_servers(
+    plain: Served, overlapped: Served, settings: dict[str, Any]
+) -> None:
+    fields = {"max_new_tokens": TOKENS, "sampling_params": settings}
+    expected = plain.generate_all(PROMPTS[:8], 8, **fields)
+    got = overlapped.generate_all(PROMPTS[:8], 8, **fields)
+    for prompt, reference, answer in zip(PROMPTS, expected, got, strict=False):
+        a, b = reference["output_ids"], answer["output_ids"]
+        at = first_difference(a, b)
+        if at is not None:
+            gap = logit_gap(plain, prompt, a[:at], (a[at], b[at]))
+            assert gap < NEAR_TIE, f"{prompt[:60]!r}: token {at} is {b[at]}, not {a[at]} ({gap})"
+    assert "penalties by what is listed" not in overlapped.log
