@@ -171,6 +171,14 @@ class Injector:
         self._waiting = waiting_rows(places, width)
         self._fresh = 0  # rows kept since a draft last read
         self._resting = False  # no draft reads for now
+        if waits:
+            self._compile()
+
+    def _compile(self) -> None:
+        """What only some steps need is compiled before the first of them."""
+        nothing = np.empty(0, np.int64)
+        forget(self._waiting, nothing, nothing)
+        self.settle_all()
 
     def holds(self, model: Any, pool: Any) -> bool:
         """Whether model and pool still are what was resolved."""
