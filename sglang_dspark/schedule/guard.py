@@ -53,7 +53,8 @@ class GuardConfig:
     that must speak against speculation before it stops. The rest counts steps.
 
     clear: a load whose gain is below 1 - clear stops speculating at once, untried. probe_cost: part
-    of the tokens that probes of the way not taken may cost.
+    of the tokens that probes of the way not taken may cost. change: steps' worth that beginning a
+    probe of speculation costs for each request.
 
     hold: the step of the next load from which it decides; one further off does at once.
 
@@ -75,6 +76,7 @@ class GuardConfig:
     doubt: float = 1.0
     clear: float = 0.07
     probe_cost: float = 0.005
+    change: float = 0.0
     memory: float = 128.0
     prior: float = 8.0
     prior_requests: float = 24.0
@@ -92,8 +94,8 @@ class GuardConfig:
     hold: int = 4
 
     def __post_init__(self) -> None:
-        if min(self.min_gain, self.hysteresis, self.doubt) < 0:
-            raise ValueError(f"min_gain, hysteresis, doubt must be at least 0: {self}")
+        if min(self.min_gain, self.hysteresis, self.doubt, self.change) < 0:
+            raise ValueError(f"min_gain, hysteresis, doubt, change must be at least 0: {self}")
         if not 0 < self.clear < 1 or not 0 < self.probe_cost < 1:
             raise ValueError(f"clear and probe_cost must lie in (0, 1): {self}")
         if not 0 <= self.settle < self.probe:
@@ -251,7 +253,8 @@ def _loses(state: LoadState, config: GuardConfig) -> bool:
 
 def _paused(state: LoadState, config: GuardConfig) -> LoadState:
     """In plain decoding, for twice as long as the last time or as the probe to come is worth."""
-    due = config.probe * (1 - state.gain(config)) / config.probe_cost
+    lost = config.probe * (1 - state.gain(config)) + config.change * 2**state.load
+    due = lost / config.probe_cost
     pause = min(max(config.first_pause, 2 * state.pause, int(due)), config.longest_pause)
     return replace(state.entering(Mode.PLAIN, config, pause), trust=0)
 

@@ -298,6 +298,17 @@ def test_probes_of_a_loss_cost_half_a_percent(true: float) -> None:
     assert sum(mode is Mode.PROBE_SPECULATE for mode in modes) >= 2 * guard.config.probe
 
 
+def test_what_a_change_of_ways_costs_each_request_makes_probes_rarer() -> None:
+    """Eight requests at 0.03 steps each: 0.24 steps beside the 0.8 that a probe at 0.9 loses."""
+    waited = {}
+    for change in (0.0, 0.03):
+        guard = Guard(GuardConfig(probe_cost=0.01, change=change, first_pause=8))
+        modes = run(guard, 200, predicted=0.9, true=0.9, noise=0.0, seed=8)
+        waited[change] = modes.index(Mode.PROBE_SPECULATE)
+    assert waited[0.0] == pytest.approx(80, abs=2)
+    assert waited[0.03] == pytest.approx(104, abs=2)
+
+
 def test_a_gain_that_stays_is_questioned_less_and_less() -> None:
     guard = Guard(GuardConfig(plain_every=64))
     early, late = (

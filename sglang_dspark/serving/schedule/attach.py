@@ -41,9 +41,16 @@ logger = logging.getLogger(__name__)
 # A planned step of a plain phase stands for `1 + REST` steps, so its pauses count fewer. Plain
 # decoding is tried early: on a promise about plain steps that nobody had checked, 16 users were
 # served at 0.93 of plain decoding's speed while the guard told 1.07. A gain must be 6%: at 8 users
-# the guard's gain was 1.055 where clients got 1.01 (SE 0.02), drafts and none in turns.
+# the guard's gain was 1.055 where clients got 1.01 (SE 0.02), drafts and none in turns. A probe
+# first writes the context that has waited: a whole step's time at 32 users.
 PAUSES = GuardConfig(
-    min_gain=0.06, probe_cost=0.01, first_pause=8, longest_pause=1024, plain_every=16, close=1.25
+    min_gain=0.06,
+    probe_cost=0.01,
+    change=0.03,
+    first_pause=8,
+    longest_pause=1024,
+    plain_every=16,
+    close=1.25,
 )
 SPREAD = 0.1  # how far requests stray where no table tells: variance of logits, as the demo's do
 ENGINE = "dspark_schedule"  # attribute of upstream's objects that hold the engine
