@@ -10,7 +10,12 @@ import pytest
 
 from tests.integration.prompts import PROMPTS
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
-from tests.integration.test_greedy_equal import NEAR_TIE, first_difference, logit_gap
+from tests.integration.test_greedy_equal import (
+    NEAR_TIE,
+    accepted_drafts,
+    first_difference,
+    logit_gap,
+)
 from tests.integration.test_penalties import SETTINGS
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
@@ -43,8 +48,9 @@ def test_answers_are_the_plain_servers(
     plain: Served, overlapped: Served, settings: dict[str, Any]
 ) -> None:
     fields = {"max_new_tokens": TOKENS, "sampling_params": settings}
-    expected = plain.generate_all(PROMPTS[:8], 8, **fields)
-    got = overlapped.generate_all(PROMPTS[:8], 8, **fields)
+    expected = plain.generate_all(PROMPTS[:8], 2, **fields)
+    got = overlapped.generate_all(PROMPTS[:8], 2, **fields)
+    assert accepted_drafts(got)[0] > 0, "no draft was accepted: nothing was tested"
     for prompt, reference, answer in zip(PROMPTS, expected, got, strict=False):
         a, b = reference["output_ids"], answer["output_ids"]
         at = first_difference(a, b)

@@ -223,12 +223,19 @@ def test_prefills_wait_where_nothing_is_drafted(
     assert same(ours, theirs)
 
 
-@pytest.mark.parametrize("places", [4096, 300])
+@pytest.mark.parametrize("places", [SLOTS + 1, 100])
 def test_a_draft_reads_what_upstream_would_have_written(
     waiting: Waiting, places: int, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Requests come, decode with and without drafts, end, and their slots go to others."""
-    monkeypatch.setattr(context_kv, "KEPT_BYTES", places * 4 * FEATURES // 3)
+    """Requests come, decode with and without drafts, end, and their slots go to others; with
+    fewer places than slots rows are in each other's way."""
+    monkeypatch.setattr(context_kv, "KEPT_BYTES", places * 4 * FEATURES)
+    monkeypatch.setattr(context_kv, "WAITING", 20)
+    displaced = []
+    take = context_kv.take_from
+    monkeypatch.setattr(
+        context_kv, "take_from", lambda *given: (displaced.append(given[2]), take(*given))[1]
+    )
     ours, theirs, random = pool(), pool(), torch.Generator().manual_seed(places)
     free, live = list(range(1, SLOTS + 1)), []  # type: tuple[list[int], list[list[int]]]
 
@@ -264,6 +271,8 @@ def test_a_draft_reads_what_upstream_would_have_written(
             ended = [request for request in live if len(request) > 30 or drawn(40) == 0]
             live = [request for request in live if request not in ended]
             free += [slot for request in ended for slot in request]
+        assert len(waiting.__dict__[context_kv.INJECTOR]._waiting.slots) == places
+        assert (context_kv.WAITING in displaced) == (places < SLOTS)
         context_kv.settle_all(waiting)
     assert same(ours, theirs)
 
