@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving.cpu import draft_head
-from sglang_dspark.serving.cpu.seeds import seed_waits
+from sglang_dspark.serving.cpu.seeds import seeded_waits
 
 _REDUCED = "dspark_reduced_head"  # attribute of upstream's markov head
 
@@ -103,10 +103,15 @@ def _draft(
         together = agree if tp_sync.enabled(SpecTpSyncSite.DSPARK_DRAFT) else None
         tokens = draft_head.draft_greedy(reduced, base_logits, anchor_tokens.long(), together)
     else:
-        waits = draft_head.block_noise(noise.key, int(noise.offset), tuple(base_logits.shape))
-        waits = seed_waits(sampling_info, reduced.tokens, waits)
+        gamma = base_logits.shape[1]
         tokens, logits = draft_head.draft_sampled(
-            reduced, base_logits, anchor_tokens, params.step_temperatures, waits, agree
+            reduced,
+            base_logits,
+            anchor_tokens,
+            params.step_temperatures,
+            draft_head.block_uniforms(noise.key, int(noise.offset), (bs, gamma)),
+            agree,
+            seeded_waits(sampling_info, reduced.tokens, gamma),
         )
         noise.offset.add_(1)
     return DraftBlockResult(

@@ -197,7 +197,8 @@ def draw_given_answer(
     """
     rows, inside = torch.arange(len(column)), column.clamp(min=0)
     proposed, chance = draft_law[rows, inside], target_law[rows, inside]  # [R] q(y), p(y)
-    kept = (column >= 0) & (torch.rand(len(column), generator=rng) * chance < proposed)
+    uniforms = torch.rand(len(column), dtype=torch.float64, generator=rng)
+    kept = (column >= 0) & (uniforms * chance < proposed)
     residual = (draft_law - target_law).clamp(min=0)
     empty = residual.sum(-1, keepdim=True) <= 0  # q = p to rounding: there is no rejection then
     rejected = draw_column(torch.where(empty, draft_law, residual), rng)

@@ -146,7 +146,9 @@ class ResponseGenerator:
         hot = temperature > 0
         if hot.any():
             probs = torch.softmax(logits[hot] / temperature[hot, None], -1)
-            uniforms = torch.rand(len(probs), generator=self.generator, device=self.device)
+            uniforms = torch.rand(
+                len(probs), generator=self.generator, device=self.device, dtype=torch.float64
+            )
             greedy[hot] = sample_inverse_cdf(probs, uniforms)
         return greedy
 

@@ -8,9 +8,9 @@ import pytest
 import torch
 
 from sglang_dspark.serving.cpu import seeded_ops, seeds
-from sglang_dspark.serving.cpu.draft_head import block_noise
 from sglang_dspark.serving.schedule.accept import accept
 from sglang_dspark.verify.seeded import seeded_choice, waits
+from tests.serving_cpu.draft_world import Drafting
 
 VOCAB = 300
 SEEDS = torch.tensor([0, 42, -1, 2**62 + 5, -(2**63) + 7, 9, 10, 11])
@@ -73,22 +73,51 @@ def test_seeded_greedy_and_free_requests_in_one_batch() -> None:
     assert len(free) > 1, "a request without a seed must not be tied to one"
 
 
-def test_noise_of_a_block_is_seeded_by_row() -> None:
+def test_waits_of_a_block_are_the_seeded_rows() -> None:
     tokens = torch.tensor([3, 5, 299])
-    settings = info([seeds.UNSEEDED, 7], [1.0, 1.0])
-    seeds.note_anchors(settings, torch.tensor([10, 20], dtype=torch.int32))
-    fresh = block_noise(1, 2, (2, 4, 3))
-    noise = seeds.seed_waits(settings, tokens, fresh.clone())
-    assert noise[0].equal(fresh[0])
-    expected = waits(torch.full((4,), 7), 20 + torch.arange(4), tokens).float()
-    assert noise[1].equal(expected)
+    settings = info([seeds.UNSEEDED, 7, seeds.UNSEEDED, 9], [1.0] * 4)
+    seeds.note_anchors(settings, torch.tensor([10, 20, 30, 40], dtype=torch.int32))
+    seeded = seeds.seeded_waits(settings, tokens, gamma=4)
+    assert seeded is not None
+    assert seeded.rows.tolist() == [1, 3]
+    for waited, seed, anchor in zip(seeded.waits, (7, 9), (20, 40), strict=True):
+        expected = waits(torch.full((4,), seed), anchor + torch.arange(4), tokens).float()
+        assert waited.equal(expected)
+
+
+@pytest.mark.parametrize("heat", [0.6, 1.4])
+def test_seeded_drafts_are_the_seeds_own_choices(heat: float) -> None:
+    """Beside requests without a seed, whose uniforms decide, and a greedy one."""
+    gamma, inside, rank = 3, 40, 4
+    generator = torch.Generator().manual_seed(8)
+    tokens = torch.arange(inside) * 7
+    w1 = torch.randn(VOCAB, rank, generator=generator)
+    w2 = torch.randn(inside, rank, generator=generator)
+    drafting = Drafting(tokens, w1, w2)
+    base = torch.randn(1, gamma, inside, generator=generator).repeat(4, 1, 1) * 2
+    settings = info([7, seeds.UNSEEDED, 7, 11], [heat, heat, 0.0, heat])
+    anchors = torch.tensor([30, 31, 32, 33])
+    seeds.note_anchors(settings, anchors)
+    free = set()
+    for _ in range(6):
+        block = drafting.block(base, torch.full((4,), 5), settings)
+        for row, seed in ((0, 7), (3, 11)):
+            previous = 5
+            for k in range(gamma):
+                law = torch.softmax((base[row, k] + w1[previous] @ w2.T) / heat, -1)
+                full = torch.zeros(VOCAB).index_copy_(0, tokens, law)
+                own = seeded_choice(full[None], torch.tensor([seed]), anchors[row, None] + k)
+                assert int(block.draft_tokens[row, k]) == int(own)
+                previous = int(own)
+        assert int(block.draft_tokens[2, 0]) == int(tokens[(base[2, 0] + w1[5] @ w2.T).argmax()])
+        free.add(tuple(block.draft_tokens[1].tolist()))
+    assert len(free) > 1, "a request without a seed must not be tied to one"
 
 
 def test_a_batch_without_seeds_costs_nothing() -> None:
     settings = info([seeds.UNSEEDED] * 2, [1.0, 1.0])
     assert seeds.seeds_of(settings) is None
-    noise = torch.ones(2, 1, 3)
-    assert seeds.seed_waits(settings, torch.arange(3), noise) is noise
+    assert seeds.seeded_waits(settings, torch.arange(3), gamma=1) is None
     assert seeds.seeds_of(info([7, 7], [0.0, 0.0])) is None
 
 

@@ -50,8 +50,8 @@ def chain_speculative_sampling(
         draft=drafts,
         draft_probs=draft_probs[:, : n - 1],
         target_probs=target_probs,
-        accept_uniforms=uniform_samples[:, : n - 1],
-        bonus_uniforms=uniform_samples_for_final_sampling,
+        accept_uniforms=_finer(uniform_samples[:, : n - 1]),
+        bonus_uniforms=_finer(uniform_samples_for_final_sampling),
     )
     nodes = retrive_index.to(torch.int64)  # [R, n]
     kept = torch.arange(n)[None, :] <= outcome.accepted[:, None]  # [R, n], the anchor included
@@ -91,12 +91,20 @@ def tree_speculative_sampling_target_only(
             retrive_index[r].tolist(),
             retrive_next_token[r].tolist(),
             retrive_next_sibling[r].tolist(),
-            uniform_samples[r].tolist(),
-            uniform_samples_for_final_sampling[r : r + 1],
+            _finer(uniform_samples[r]).tolist(),
+            _finer(uniform_samples_for_final_sampling[r : r + 1]),
             target_probs[r],
             draft_probs[r],
             (float(threshold_single), max(float(threshold_acc), 1e-9)),
         )
+
+
+def _finer(uniforms: Tensor) -> Tensor:
+    """Upstream's float32 uniforms, which are multiples of 2^-24, with the bits below filled in.
+
+    A coin of exactly 0, one in 2^24, would keep a draft of any probability above 0.
+    """
+    return uniforms.double() + torch.rand_like(uniforms, dtype=torch.float64) * 2.0**-24
 
 
 def _walk_tree(
@@ -126,7 +134,7 @@ def _walk_tree(
             token = tokens[candidate]
             probability = float(target[node, token])
             mass += probability
-            if coin <= mass / accumulated or probability >= single:
+            if coin < mass / accumulated or probability >= single:
                 break
             refused[node, token] = target[node, token]
             candidate = sibling[candidate]

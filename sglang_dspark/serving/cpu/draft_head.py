@@ -24,6 +24,8 @@ from sglang_dspark.drafter.heads import restricted_tokens
 from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.greedy_ops import draft_steps
 from sglang_dspark.serving.cpu.linear import product
+from sglang_dspark.serving.cpu.seeds import SeededWaits
+from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 
 @dataclass(frozen=True)
@@ -124,34 +126,49 @@ def draft_sampled(
     base: Tensor,
     anchor: Tensor,
     temperatures: Tensor,
-    exponentials: Tensor,
+    uniforms: Tensor,
     agree: Callable[[Tensor], Tensor],
+    seeded: SeededWaits | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Block sampled left to right; also its logits, from which the law of each step follows.
 
-    base [R, gamma, n], anchor [R], temperatures [R] (0 takes the most likely token), exponentials
-    [R, gamma, n] independent Exp(1) -> tokens [R, gamma] int64, logits U_k + B [R, gamma, V]
+    base [R, gamma, n], anchor [R], temperatures [R] (0 takes the most likely token), uniforms
+    [R, gamma] float64 in [0, 1) (`block_uniforms`), seeded: the waits of requests with a seed,
+    which decide instead of the uniforms -> tokens [R, gamma] int64, logits U_k + B [R, gamma, V]
     before the temperature, -inf outside the draft vocabulary.
     """
-    heat = torch.where(temperatures > 0, temperatures, 1.0)[:, None]
-    noise = torch.where(temperatures[:, None] > 0, 1.0, 0.0)
+    hot = temperatures > 0
+    heat = torch.where(hot, temperatures, 1.0)[:, None]
     logits = base.new_full((*base.shape[:2], head.vocab_size), -torch.inf)
     previous = anchor.long()
     drafted = []
     for k in range(base.shape[1]):
         step = base[:, k] + _bias(head, previous)
         logits[:, k].index_copy_(1, head.tokens, step)
-        # The largest log p - log e is a draw from p (Gumbel's trick).
-        race = step / heat - noise * exponentials[:, k].log()
-        previous = agree(head.tokens[race.argmax(-1)])
+        scaled = step / heat  # [R, n]
+        column = sample_inverse_cdf(torch.softmax(scaled, -1), uniforms[:, k])
+        if seeded is not None:
+            column[seeded.rows] = _first_arrival(scaled[seeded.rows], seeded.waits[:, k])
+        column = torch.where(hot, column, step.argmax(-1))
+        previous = agree(head.tokens[column])
         drafted.append(previous)
     return torch.stack(drafted, 1), logits
 
 
-def block_noise(key: int, offset: int, shape: tuple[int, ...]) -> Tensor:
-    """Exp(1) noise of one block, float32: the same for the same key and offset on every rank."""
+def block_uniforms(key: int, offset: int, shape: tuple[int, int]) -> Tensor:
+    """Uniforms of one block [R, gamma], the same for the same key and offset on every rank.
+
+    float64, so that they tell 2^53 values apart: a token's chance to be drafted is then its
+    probability to within 2^-53. Noise of each token in float32 is not fine enough: an exponential
+    that rounds to 0, as one in 2^23 did, wins whatever the token's probability.
+    """
     generator = np.random.Generator(np.random.Philox(key=[key % 2**64, offset % 2**64]))
-    return torch.from_numpy(generator.standard_exponential(shape, dtype=np.float32))
+    return torch.from_numpy(generator.random(shape))
+
+
+def _first_arrival(scaled: Tensor, waits: Tensor) -> Tensor:
+    """The column with the least e / p: logits / T and waits e > 0, both [S, n] -> [S] int64."""
+    return (scaled - waits.log()).argmax(-1)
 
 
 def _bias(head: ReducedHead, previous: Tensor) -> Tensor:

@@ -10,6 +10,7 @@ ever.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -19,6 +20,17 @@ from sglang_dspark.serving.cpu import seeded_ops
 
 UNSEEDED = -(2**63)  # as a request's own seed it means none
 _ANCHORS = "dspark_anchors"  # attribute of a step's sampling info
+
+
+@dataclass(frozen=True)
+class SeededWaits:
+    """The e_v of verify/seeded.py for the requests of a draft block that have a seed.
+
+    rows: [S] int64, their places in the batch. waits: [S, gamma, n] float32 > 0.
+    """
+
+    rows: Tensor
+    waits: Tensor
 
 
 def batch_seeds(reqs: Sequence[Any]) -> Tensor:
@@ -38,24 +50,23 @@ def seeds_of(sampling_info: Any) -> Tensor | None:
 
 
 def note_anchors(sampling_info: Any, anchors: Tensor) -> None:
-    """Leave the positions [R] of a step's anchors for `seed_waits`, where no one passes them on."""
+    """Leave the positions [R] of a step's anchors for `seeded_waits`, which nobody hands them."""
     if seeds_of(sampling_info) is not None:
         setattr(sampling_info, _ANCHORS, anchors.long())
 
 
-def seed_waits(sampling_info: Any, tokens: Tensor, noise: Tensor) -> Tensor:
-    """The Exp(1) noise of a draft block, rows of seeded requests from their seeds.
+def seeded_waits(sampling_info: Any, tokens: Tensor, gamma: int) -> SeededWaits | None:
+    """The waits of a draft block's seeded requests; None where no request has a seed.
 
-    tokens: [n] int64, the draft vocabulary. noise: [R, gamma, n] float32, written in place.
+    tokens: [n] int64, the draft vocabulary.
     """
     seeds = seeds_of(sampling_info)
     if seeds is None:
-        return noise
-    seeded, gamma = seeds != UNSEEDED, noise.shape[1]
-    positions = getattr(sampling_info, _ANCHORS)[seeded, None] + torch.arange(gamma)
-    drawn = seeded_ops.waits(seeds[seeded].repeat_interleave(gamma), positions.flatten(), tokens)
-    noise[seeded] = drawn.view(-1, gamma, len(tokens))
-    return noise
+        return None
+    rows = (seeds != UNSEEDED).nonzero()[:, 0]
+    positions = getattr(sampling_info, _ANCHORS)[rows, None] + torch.arange(gamma)
+    drawn = seeded_ops.waits(seeds[rows].repeat_interleave(gamma), positions.flatten(), tokens)
+    return SeededWaits(rows, drawn.view(len(rows), gamma, len(tokens)))
 
 
 def seeded_tokens(tokens: Tensor, probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:

@@ -82,8 +82,9 @@ def _sampled(window: Tensor, lens: Tensor, probs: Tensor, draft_block: Any) -> O
         draft=drafts,
         draft_probs=draft_probs,
         target_probs=probs,
-        accept_uniforms=torch.rand(requests, width - 1),
-        bonus_uniforms=torch.rand(requests),
+        # float64: of float32 uniforms one in 2^24 is 0, which accepts a draft of any probability.
+        accept_uniforms=torch.rand(requests, width - 1, dtype=torch.float64),
+        bonus_uniforms=torch.rand(requests, dtype=torch.float64),
         verify_lens=lens - 1,
     )
     return outcome.accepted.to(torch.int32), outcome.bonus
