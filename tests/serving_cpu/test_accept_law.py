@@ -17,7 +17,12 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.schedule import accept as served
-from sglang_dspark.verify import BatchSampling, sample_inverse_cdf, target_distribution
+from sglang_dspark.verify import (
+    BatchSampling,
+    accept_sampled,
+    sample_inverse_cdf,
+    target_distribution,
+)
 from tests.serving_cpu.draft_world import ALL, Drafting, settings
 
 V, INSIDE, GAMMA, RANK = 12, 9, 2, 3
@@ -168,3 +173,21 @@ def test_a_wrong_step_is_caught(mutant: str) -> None:
     for temperature in TEMPERATURES:
         found = p_values(module, temperature, seed=2, steps=STEPS // 5)
         assert max(found.values()) < ALARM, f"T {temperature}: {found}"
+
+
+def test_coins_are_finer_than_float32(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A coin of 0, one in 2^24 in float32, keeps a draft of any probability."""
+    seen: list[Tensor] = []
+
+    def spied(**arguments: Any) -> Any:
+        seen.extend((arguments["accept_uniforms"], arguments["bonus_uniforms"]))
+        return accept_sampled(**arguments)
+
+    monkeypatch.setattr(served, "accept_sampled", spied)
+    two_tokens(served, 0.8, torch.Generator().manual_seed(0))
+    assert len(seen) == 2
+    for coins in seen:
+        steps = coins.double() * 2.0**24
+        assert bool((steps != steps.floor()).all())
+        assert float(coins.min()) >= 0
+        assert float(coins.max()) < 1

@@ -56,6 +56,21 @@ def test_chain_writes_what_the_accept_rule_says() -> None:
     assert all(int(predicts[i]) == -7 for i in untouched)
 
 
+def test_a_coin_of_zero_keeps_no_improbable_draft() -> None:
+    """Upstream's coins are multiples of 2^-24; the bits below decide what one of 0 keeps."""
+    torch.manual_seed(2)
+    rows, improbable = 4000, 1e-9
+    target = torch.tensor([improbable, 1 - improbable]).expand(rows, 2, 2)
+    sure = torch.tensor([1.0, 0.0]).expand(rows, 1, 2)  # the drafter's law: always token 0
+    predicts, index, count, flat, following, sibling = chain_buffers(rows, 2)
+    accept_ops.chain_speculative_sampling(
+        predicts, index, count, torch.zeros(rows, 2, dtype=torch.int64), flat, following, sibling,
+        torch.zeros(rows, 1), torch.rand(rows), target, sure, 1.0, 1.0, True,
+    )  # fmt: skip
+    kept = int(count.sum())
+    assert 20 < kept < 150, f"{kept} of {rows} kept, about {rows * improbable * 2**24:.0f} expected"
+
+
 def test_block_verification_is_refused() -> None:
     predicts, index, count, flat, following, sibling = chain_buffers(1, 2)
     with pytest.raises(NotImplementedError, match="block verification"):
