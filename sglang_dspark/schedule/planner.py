@@ -75,9 +75,9 @@ class Plan:
 
     budget: K (with early stop only what is expected), depth and predictions. limits: [R] int64,
     most drafts of each request, depth included. floors: [R] int64 <= limits, or None, drafts
-    admitted first. settled: whether the step may judge the guard. known: requests whose confidence was known, of `requests`. gain: corrected tokens/s of
-    speculating over plain. weights: [R] float32, what a token of each request counts for in all of
-    this, or None: all count alike.
+    admitted first. settled: whether the step may judge the guard. known: requests whose confidence
+    was known, of `requests`. gain: corrected tokens/s of speculating over plain. weights: [R]
+    float32, what a token of each request counts for in all of this, or None: all count alike.
     """
 
     step: int

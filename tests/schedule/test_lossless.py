@@ -1,8 +1,8 @@
 """Which schedules keep the law: exact joint law of two requests, in rationals, through the planner.
 
-The lagged K with top-K admission and Algorithm 1 are exact; test_bounded_lossless.py adds floors and
-limits. What is known to break the law is built here on purpose, each mistake by name, and must come
-out different.
+The lagged K with top-K admission and Algorithm 1 are exact; floors and limits are the business of
+test_bounded_lossless.py. What is known to break the law is built here on purpose, each mistake by
+name, and must come out different.
 """
 
 from __future__ import annotations
