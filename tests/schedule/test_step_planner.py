@@ -167,7 +167,7 @@ def test_early_stop_mode_takes_k_from_the_present_step() -> None:
     assert planner.admit(plan, np.full((4, GAMMA), 0.01, np.float32)).sum() == 0
 
 
-def test_early_stop_counts_floors_weights_and_the_depth_drafted() -> None:
+def test_early_stop_counts_limits_floors_weights_and_the_depth_drafted() -> None:
     """All of the plan: of sure drafts as many as the limits leave, of worthless ones the floors."""
     rows, tenants = np.arange(4), np.arange(4) + 1
     config = PlannerConfig(early_stop=True, guard=GuardConfig(clear=0.99))
@@ -178,7 +178,12 @@ def test_early_stop_counts_floors_weights_and_the_depth_drafted() -> None:
     assert (sure == np.minimum(limits, plan.budget.depth)).all()
     assert (planner.admit(plan, np.zeros((4, GAMMA), np.float32)) == floors).all()
 
-    heavy = planner.plan(1, rows, tenants, context=0, weights=np.array([1, 1, 1, 4], np.float32))
+    kept_out = planner.plan(1, rows, tenants, context=0, limits=np.array([0, 4, 4, 4]))
+    said = np.full((4, GAMMA), 0.2, np.float32)
+    said[0] = 0.99  # what pays but may not be verified makes nothing else pay
+    assert planner.admit(kept_out, said).sum() == 0
+
+    heavy = planner.plan(2, rows, tenants, context=0, weights=np.array([1, 1, 1, 4], np.float32))
     # A draft adds 0.1 s to 1.42, so it has to add half a token to the 7 that count without it.
     doubtful = planner.admit(heavy, np.full((4, GAMMA), 0.15, np.float32))
     assert doubtful.tolist() == [0, 0, 0, 1]
