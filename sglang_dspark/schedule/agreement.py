@@ -8,7 +8,8 @@ drafting and its verify lengths after, each as one int64 message of fixed size.
 
 Data-parallel ranks serve requests of their own but run their passes together: `TierAgreement` takes
 the largest pass and the deepest draft of all. Both are made of plans, that is fixed before
-drafting, so filling the tier keeps the schedule lossless (docs/losslessness.md).
+drafting, so filling the tier keeps the schedule lossless (docs/losslessness.md). A planner with
+`early_stop` finds K after drafting and has no such tier.
 
 Groups must carry CPU tensors (gloo). A leader that fails says so in the message, and every rank
 raises; a rank that is at another step raises instead of waiting.

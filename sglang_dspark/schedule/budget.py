@@ -6,9 +6,10 @@ seconds, draft included. Two rules:
 `search` looks at every K and every drafting depth and takes the best. It sees all survivals it is
 given at once, so they must be those of an earlier step (lag >= 1; two under the overlap loop).
 
-`early_stop` is Algorithm 1: admit in descending order of survival and stop at the first drop of
-Theta. It may be given the survivals of the current step (lag 0). On a jagged cost curve it stops in
-front of the first rise; that is the price of lag 0, not a fault.
+`early_stop` is Algorithm 1: behind the floors, which are admitted first and whatever they promise,
+admit in descending order of survival and stop at the first drop of Theta. It may be given the
+survivals of the current step (lag 0). On a jagged cost curve it stops in front of the first rise;
+that is the price of lag 0, not a fault.
 
 Both work on float64 sums in descending order, compiled, in a workspace that is allocated once.
 Ties of Theta go to the shallower depth and the smaller K.
@@ -141,27 +142,35 @@ def early_stop(
     workspace: Workspace,
     *,
     limits: Counts | None = None,
+    floors: Counts | None = None,
     base: float | None = None,
+    depth: int | None = None,
 ) -> Budget:
     """Algorithm 1 over the current step's gains; arguments as `search`.
 
-    The drafts exist already, so the depth is gamma and its cost is part of every T.
+    depth: positions that were drafted (default gamma). The drafts exist already, so their cost is
+    part of every T. limits must not exceed it, and limits, floors, base and depth must have been
+    fixed before drafting. K holds the floors, so admission with the same floors takes what was
+    decided on. Raises ValueError on sizes that do not fit or a depth outside 1 .. gamma.
     """
     rows = workspace.check(gains)
     if len(costs.tokens) <= rows * (1 + workspace.gamma) or len(costs.draft) <= workspace.gamma:
         raise ValueError(f"costs of {len(costs.tokens)} tokens do not cover {rows} requests")
+    drafted = workspace.gamma if depth is None else depth
+    if not 1 <= drafted <= workspace.gamma:
+        raise ValueError(f"a draft of {drafted} positions, gamma is {workspace.gamma}")
     found = _early_stop(
         gains.view(np.int32),
         workspace.full[:rows] if limits is None else limits,
-        workspace.zero[:rows],
+        workspace.zero[:rows] if floors is None else floors,
         costs.tokens,
-        costs.fixed + costs.draft[workspace.gamma],
+        costs.fixed + costs.draft[drafted],
         float(rows) if base is None else base,
         workspace.keys,
         workspace.other,
         workspace.histogram,
     )
-    return Budget(found[0], workspace.gamma, found[1], found[2])
+    return Budget(found[0], drafted, found[1], found[2])
 
 
 @compiled
@@ -201,15 +210,14 @@ def _early_stop(  # type: ignore[no-untyped-def]
     bits, limits, floors, tokens, fixed, base, keys, other, histogram
 ) -> Any:
     rows = bits.shape[0]
-    count = gather_keys(bits, limits, floors, keys)[0]
+    count, admitted, forced_gain, _ = gather_keys(bits, limits, floors, keys)
     if count > 0:
         sort_descending(keys, other, count, histogram)
-    tau, seconds = base, tokens[rows] + fixed
-    admitted = 0
+    tau, seconds = base + forced_gain, tokens[rows + admitted] + fixed
     for i in range(count):
         next_tau = tau + gain_of(keys[i])
-        next_seconds = tokens[rows + i + 1] + fixed
+        next_seconds = tokens[rows + admitted + 1] + fixed
         if next_tau * seconds < tau * next_seconds:
             break
-        tau, seconds, admitted = next_tau, next_seconds, i + 1
+        tau, seconds, admitted = next_tau, next_seconds, admitted + 1
     return admitted, tau / seconds, seconds

@@ -7,7 +7,8 @@
 
 `plan` reads finished steps only, through a relay that lags; `admit` turns a K that was fixed before
 drafting into verify lengths. That split is what makes the schedule lossless (docs/losslessness.md).
-With `early_stop` K is found by Algorithm 1 in `admit` instead (lag 0), which needs no lag.
+With `early_stop` K is found by Algorithm 1 in `admit` instead (lag 0), which needs no lag; depth,
+limits, floors, weights and whether to draft stay the plan's, and its K is only what is expected.
 
 Everything is deterministic in the calls made: ranks that make equal calls decide alike. Where
 measured times differ by rank, one rank calls `plan` and the others are told its `Plan`.
@@ -44,7 +45,8 @@ class PlannerConfig:
     """lag: steps between a confidence and the first plan that may use it (at least 1).
 
     max_age: older confidences than this many steps give way to the prior. has_head: False for
-    drafters without a confidence head, scheduled by past acceptance. early_stop: Algorithm 1.
+    drafters without a confidence head, scheduled by past acceptance. early_stop: K by Algorithm 1
+    over the present step, once its drafts are there, instead of by search before.
     look_deep: after this many steps of shallow drafts one is drafted to the end, for confidences
     of the positions that were left out; otherwise nothing could show that depth pays again.
     deep_share: drafts go to the end anyway where that adds no more than this part of a step.
@@ -71,11 +73,11 @@ class PlannerConfig:
 class Plan:
     """What was decided for step `step` before drafting.
 
-    budget: K, depth and predictions. limits: [R] int64, most drafts of each request, depth
-    included. floors: [R] int64 or None. settled: whether the step may judge the guard.
-    known: requests whose confidence was known, of `requests`. gain: corrected tokens/s of
-    speculating over plain. weights: [R] float32, what a token of each request counts for in all of
-    this, or None: all count alike.
+    budget: K (with early stop only what is expected), depth and predictions. limits: [R] int64,
+    most drafts of each request, depth included. floors: [R] int64 <= limits, or None, drafts
+    admitted first. settled: whether the step may judge the guard. known: requests whose confidence
+    was known, of `requests`. gain: corrected tokens/s of speculating over plain. weights: [R]
+    float32, what a token of each request counts for in all of this, or None: all count alike.
     """
 
     step: int
@@ -197,10 +199,15 @@ class StepPlanner:
         drafts = plan.budget.drafts
         if self.config.early_stop:
             costs = self.costs.costs(plan.requests, plan.context)
-            found = early_stop(
-                buffer, costs, self._workspace, limits=plan.limits, base=_base(plan.weights)
-            )
-            drafts = found.drafts
+            drafts = early_stop(
+                buffer,
+                costs,
+                self._workspace,
+                limits=plan.limits,
+                floors=plan.floors,
+                base=_base(plan.weights),
+                depth=plan.budget.depth,
+            ).drafts
         return admit(buffer, drafts, self._workspace, limits=plan.limits, floors=plan.floors)
 
     def publish(self, plan: Plan, rows: Counts, tenants: Counts, confidence: Gains) -> None:

@@ -52,6 +52,12 @@ class ScheduleConfig(BaseModel):
         default="auto",
         description="auto: our scheduler; static: every draft is verified; off: SGLang decides",
     )
+    algorithm: Literal["search", "early-stop"] = Field(
+        default="search",
+        description="mode auto: how many drafts a step verifies. search: the best number of all, "
+        "by confidences of the step before; early-stop: the paper's Algorithm 1, by those of the "
+        "step itself, up to the first draft that does not pay",
+    )
     profile_seconds: float = Field(
         default=15.0,
         ge=1.0,
@@ -79,7 +85,9 @@ class ScheduleConfig(BaseModel):
     )
 
     @model_validator(mode="after")
-    def _threshold_is_ours(self) -> Self:
+    def _choices_agree(self) -> Self:
+        if self.algorithm != "search" and (self.mode != "auto" or self.threshold is not None):
+            raise ValueError(f"algorithm {self.algorithm} needs mode auto and no threshold")
         if self.threshold is None:
             return self
         if self.mode != "auto" or self.fairness_floor or self.speed_target:

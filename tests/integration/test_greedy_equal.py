@@ -9,6 +9,7 @@ The drafter with experts is held to the same in a slow test here, and on tiny mo
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -50,23 +51,22 @@ def accepted_drafts(answers: list[dict[str, Any]]) -> tuple[int, int]:
     )
 
 
-@pytest.mark.parametrize(
-    ("server", "concurrency"),
-    [("dspark", 1), ("dspark", 8), pytest.param("dspark_moe", 8, marks=pytest.mark.slow)],
-)
-def test_greedy_tokens_are_equal(
-    plain: Served, server: str, concurrency: int, request: pytest.FixtureRequest
+def check_equal(
+    plain: Served,
+    drafting: Served,
+    concurrency: int,
+    prompts: Sequence[str] = PROMPTS,
+    tokens: int = TOKENS,
 ) -> None:
-    assert len(PROMPTS) >= 40
-    drafting: Served = request.getfixturevalue(server)
-    fields = {"max_new_tokens": TOKENS, "sampling_params": {"ignore_eos": True}}
-    expected = plain.generate_all(PROMPTS, concurrency, **fields)
-    got = drafting.generate_all(PROMPTS, concurrency, **fields)
+    """Both servers' greedy answers to the same prompts are the same, but for near ties."""
+    fields = {"max_new_tokens": tokens, "sampling_params": {"ignore_eos": True}}
+    expected = plain.generate_all(prompts, concurrency, **fields)
+    got = drafting.generate_all(prompts, concurrency, **fields)
 
     near_ties = []
-    for prompt, reference, answer in zip(PROMPTS, expected, got, strict=True):
+    for prompt, reference, answer in zip(prompts, expected, got, strict=True):
         a, b = reference["output_ids"], answer["output_ids"]
-        assert len(a) == len(b) == TOKENS
+        assert len(a) == len(b) == tokens
         at = first_difference(a, b)
         if at is None:
             assert answer["text"] == reference["text"]
@@ -80,13 +80,25 @@ def test_greedy_tokens_are_equal(
 
     accepted, steps = accepted_drafts(got)
     print(
-        f"\n{server}, concurrency {concurrency}: {len(PROMPTS)} prompts x {TOKENS} tokens, "
+        f"\n{drafting.process.spec.name}, concurrency {concurrency}: "
+        f"{len(prompts)} prompts x {tokens} tokens, "
         f"{accepted} drafts accepted in {steps} steps (tau {1 + accepted / max(steps, 1):.2f}), "
         f"{len(near_ties)} near ties {near_ties}"
     )
     assert steps > 0
     assert accepted > 0, "no draft was ever accepted: nothing was tested"
-    assert len(near_ties) <= len(PROMPTS) // 8, "too many near ties to be chance"
+    assert len(near_ties) <= len(prompts) // 8, "too many near ties to be chance"
+
+
+@pytest.mark.parametrize(
+    ("server", "concurrency"),
+    [("dspark", 1), ("dspark", 8), pytest.param("dspark_moe", 8, marks=pytest.mark.slow)],
+)
+def test_greedy_tokens_are_equal(
+    plain: Served, server: str, concurrency: int, request: pytest.FixtureRequest
+) -> None:
+    assert len(PROMPTS) >= 40
+    check_equal(plain, request.getfixturevalue(server), concurrency)
 
 
 def test_the_comparison_can_fail(plain: Served) -> None:

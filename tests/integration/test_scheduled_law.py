@@ -164,14 +164,11 @@ def fates(answers: list[dict[str, Any]]) -> tuple[int, int]:
     return accepted, admitted - accepted
 
 
-@pytest.mark.parametrize(
-    ("server", "scheduled"),
-    [("dspark", True), pytest.param("dspark_moe", False, marks=pytest.mark.slow)],
-)
-def test_sampling_follows_the_plain_law(
-    plain: Served, server: str, scheduled: bool, request: pytest.FixtureRequest
-) -> None:
-    dspark: Served = request.getfixturevalue(server)
+def check_law(plain: Served, dspark: Served, *, scheduled: bool) -> list[int]:
+    """Sample, read back, test; scheduled: windows must be of unlike lengths.
+
+    Returns how many windows of each length there were.
+    """
     prompts = [tokens_of(dspark, PROMPTS[i % len(PROMPTS)]) for i in range(REQUESTS)]
     answers: list[dict[str, Any]] = []
     for _ in range(ROUNDS):  # how much is drafted depends on how fast the machine is just now
@@ -197,3 +194,14 @@ def test_sampling_follows_the_plain_law(
         wrong = redrawn(drawn, tilt, seed=1)
         assert evidence(wrong) > np.log(1e6)
         assert rank_p_value(wrong) < 1e-6
+    return counts
+
+
+@pytest.mark.parametrize(
+    ("server", "scheduled"),
+    [("dspark", True), pytest.param("dspark_moe", False, marks=pytest.mark.slow)],
+)
+def test_sampling_follows_the_plain_law(
+    plain: Served, server: str, scheduled: bool, request: pytest.FixtureRequest
+) -> None:
+    check_law(plain, request.getfixturevalue(server), scheduled=scheduled)

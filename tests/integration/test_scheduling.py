@@ -34,7 +34,7 @@ def windows(answers: list[dict[str, Any]]) -> list[int]:
 def test_one_line_says_what_was_profiled_and_which_mode(dspark: Served) -> None:
     lines = [line for line in dspark.log.splitlines() if "sglang-dspark: mode " in line]
     (line,) = lines
-    assert "mode compact, scheduled by confidence" in line
+    assert "mode compact, scheduled by confidence, algorithm search" in line
     assert re.search(r"step times of 1 to \d+ tokens .* (measured in|read from) ", line)
 
 

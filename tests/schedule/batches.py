@@ -9,9 +9,10 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
+from math import prod
 
 import numpy as np
 import torch
@@ -19,6 +20,7 @@ import torch
 from tests.verify.chains import AcceptRule, Chain, Prefix, complete, draft_law, joint_law
 
 GAMMA = 2
+Drafts = tuple[Prefix, ...]
 Joint = dict[tuple[Prefix, ...], Fraction]
 # c_k of a request as a function of its drafts x_1 .. x_k; an honest one ignores x_k.
 Confidence = Callable[[Prefix], float]
@@ -73,36 +75,48 @@ def law_given_draft(
     return law
 
 
+@cache
+def _of_one(
+    rule: AcceptRule, request: Request, draft: Prefix, length: int, grid: int
+) -> dict[Prefix, Fraction]:
+    """Law of gamma + 1 tokens of one request, its draft and verify length given."""
+    emitted = law_given_draft(rule, request, draft, length, grid)
+    return complete(emitted, request.target, GAMMA + 1)
+
+
+def _blind(drafts: Prefix) -> float:
+    """In place of a confidence where none is asked: requests that differ in it alone are equal."""
+    raise AssertionError("lengths are given")
+
+
+def drafted_pairs(requests: tuple[Request, ...]) -> list[tuple[Fraction, Drafts, np.ndarray]]:
+    """All drafts of a batch: chance, draft of each request, confidences [R, gamma] float32."""
+    found = []
+    laws = [draft_law(q.drafter, GAMMA, q.argmax).items() for q in requests]
+    for each in itertools.product(*laws):
+        drafts = tuple(draft for draft, _ in each)
+        said = [
+            [q.confidence(draft[: k + 1]) for k in range(GAMMA)]
+            for q, draft in zip(requests, drafts, strict=True)
+        ]
+        found.append((prod(share for _, share in each), drafts, np.array(said, np.float32)))
+    return found
+
+
 def batch_law(
     rule: AcceptRule, requests: tuple[Request, ...], schedule: Schedule, grid: int = 12
 ) -> Joint:
     """Joint law of gamma + 1 tokens of every request: one step, then plain decoding."""
-
-    @cache
-    def of_one(r: int, draft: Prefix, length: int) -> dict[Prefix, Fraction]:
-        emitted = law_given_draft(rule, requests[r], draft, length, grid)
-        return complete(emitted, requests[r].target, GAMMA + 1)
-
     law: Joint = {}
-    drafts_of = [draft_law(q.drafter, GAMMA, q.argmax).items() for q in requests]
-    for drafted in itertools.product(*drafts_of):
-        confidence = np.array(
-            [
-                [q.confidence(draft[: k + 1]) for k in range(GAMMA)]
-                for q, (draft, _) in zip(requests, drafted, strict=True)
-            ],
-            np.float32,
-        )
+    blind = [replace(q, confidence=_blind) for q in requests]
+    for chance, drafts, confidence in drafted_pairs(requests):
         lengths = schedule(confidence)
-        mass = Fraction(1)
-        laws = []
-        for r, (draft, share) in enumerate(drafted):
-            mass *= share
-            laws.append(of_one(r, draft, int(lengths[r])).items())
+        laws = [
+            _of_one(rule, q, draft, int(length), grid).items()
+            for q, draft, length in zip(blind, drafts, lengths, strict=True)
+        ]
         for texts in itertools.product(*laws):
-            weight = mass
-            for _, share in texts:
-                weight *= share
+            weight = chance * prod(share for _, share in texts)
             if weight:
                 key = tuple(text for text, _ in texts)
                 law[key] = law.get(key, Fraction(0)) + weight

@@ -58,6 +58,9 @@ def contestants() -> dict[str, Callable[[], object]]:
         "search": lambda: search(buffer, costs, workspace),
         "search, bounded": lambda: search(buffer, costs, workspace, limits=limits, floors=floors),
         "early stop": lambda: early_stop(buffer, costs, workspace),
+        "early stop, bounded": lambda: early_stop(
+            buffer, costs, workspace, limits=limits, floors=floors
+        ),
         "admit": lambda: admit(buffer, 700, workspace, out=lengths),
         "admit, bounded": lambda: admit(
             buffer, 700, workspace, limits=limits, floors=floors, out=lengths

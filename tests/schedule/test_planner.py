@@ -65,24 +65,32 @@ def test_search_is_the_best_of_everything(seed: int, by_depth: bool, must_draft:
 @EXAMPLES
 @given(seed=seeds)
 def test_algorithm_1_is_its_definition(seed: int) -> None:
-    """One draft after the other in descending order, until Theta first drops."""
+    """Floors, then one draft after the other in descending order, until Theta first drops."""
     rng = np.random.default_rng(seed)
     workspace = Workspace(ROWS, GAMMA)
     for _ in range(CASES):
         gains = random_gains(rng, ROWS, GAMMA)
-        costs = random_costs(rng, ROWS, GAMMA, by_depth=False)
-        fixed = costs.fixed + costs.draft[GAMMA]
-        tau, admitted = float(ROWS), 0
-        for gain in -np.sort(-gains.astype(np.float64).ravel()):
+        costs = random_costs(rng, ROWS, GAMMA, by_depth=True)
+        limits, floors = bounds(rng, ROWS, GAMMA)
+        depth = int(rng.integers(max(1, limits.max()), GAMMA + 1))
+        fixed, base = costs.fixed + costs.draft[depth], float(ROWS + rng.integers(3))
+        place = np.arange(GAMMA)
+        free = gains[(place >= floors[:, None]) & (place < limits[:, None])].astype(np.float64)
+        admitted = int(floors.sum())
+        tau = base + gains[place < floors[:, None]].sum(dtype=np.float64)
+        for gain in -np.sort(-free):
             now, then = costs.tokens[ROWS + admitted : ROWS + admitted + 2] + fixed
             if (tau + gain) * now < tau * then:
                 break
             tau, admitted = tau + gain, admitted + 1
-        found = early_stop(gains, costs, workspace)
-        assert found.drafts == admitted
-        assert found.theta == pytest.approx(tau / (costs.tokens[ROWS + admitted] + fixed))
+        bounded = {"limits": limits, "floors": floors, "base": base}
+        found = early_stop(gains, costs, workspace, **bounded, depth=depth)
+        assert (found.drafts, found.depth) == (admitted, depth)
+        assert found.seconds == pytest.approx(costs.tokens[ROWS + admitted] + fixed)
+        assert found.theta == pytest.approx(tau / found.seconds)
         # What stops early never beats what sees everything.
-        assert found.theta <= search(gains, costs, workspace).theta * (1 + 1e-12)
+        most = search(gains, costs, workspace, **bounded, must_draft=True)
+        assert found.theta <= most.theta * (1 + 1e-12)
 
 
 @EXAMPLES
@@ -141,11 +149,15 @@ def test_admission_does_not_see_what_it_does_not_admit(seed: int) -> None:
             other[r] = np.minimum.accumulate(other[r])
         np.testing.assert_array_equal(admit(other, drafts, workspace), lengths)
         costs = random_costs(rng, 6, 5, by_depth=False)
-        stop = early_stop(gains, costs, workspace).drafts
-        lengths = admit(gains, stop, workspace)
+        limits, floors = bounds(rng, 6, 5)
+        bounded = {"limits": limits, "floors": floors}
+        stop = early_stop(gains, costs, workspace, **bounded).drafts
+        lengths = admit(gains, stop, workspace, **bounded)
+        assert (lengths >= floors).all()
+        assert lengths.sum() == stop
         for r, length in enumerate(lengths):
             gains[r, length + 1 :] = 0.0
-        assert early_stop(gains, costs, workspace).drafts == stop
+        assert early_stop(gains, costs, workspace, **bounded).drafts == stop
 
 
 @EXAMPLES
@@ -245,6 +257,10 @@ def test_mistakes_are_named() -> None:
         search(gains, short, workspace)
     with pytest.raises(ValueError, match="do not cover"):
         early_stop(gains, short, workspace)
+    enough = Costs(np.ones(9), 0.0, np.zeros(4))
+    for depth in (0, 4):
+        with pytest.raises(ValueError, match=f"draft of {depth} positions, gamma is 3"):
+            early_stop(gains, enough, workspace, depth=depth)
     with pytest.raises(ValueError, match="contiguous float32"):
         admit(gains.astype(np.float64), 1, workspace)  # type: ignore[arg-type]
     with pytest.raises(ValueError, match=r"\[1\.\.2, 3\]"):

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from sglang_dspark.schedule.cost_model import CostModel
-from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.schedule.guard import GuardConfig, Mode
 from sglang_dspark.schedule.oracle import oracle_of
 from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
 from sglang_dspark.schedule.regret import RULES, RegretPlan, measure
@@ -22,11 +22,15 @@ GAMMA = 4
 
 
 def planner_of(
-    slope: float, draft: float, config: PlannerConfig | None = None, requests: int = 4
+    slope: float,
+    draft: float | list[float],
+    config: PlannerConfig | None = None,
+    requests: int = 4,
 ) -> StepPlanner:
-    """On a machine where a pass over B tokens takes 1 + slope B and a draft takes `draft`."""
+    """On a machine where a pass over B tokens takes 1 + slope B and a draft takes `draft`, at every
+    depth or by depth."""
     tokens = 1.0 + slope * np.arange(requests * (GAMMA + 1) + 1)
-    depth = np.concatenate([[0.0], np.full(GAMMA, draft)])
+    depth = np.concatenate([[0.0], np.broadcast_to(draft, GAMMA)])
     machine = Machine(tokens, depth, (1, requests * (GAMMA + 1)), padded=False)
     table = machine.profile(np.random.default_rng(0), 0.0)
     return StepPlanner(GAMMA, 8, CostModel(table, requests), config)
@@ -161,6 +165,35 @@ def test_early_stop_mode_takes_k_from_the_present_step() -> None:
     plan = planner.plan(0, rows, tenants, context=0)
     assert planner.admit(plan, np.full((4, GAMMA), 0.99, np.float32)).sum() > 8
     assert planner.admit(plan, np.full((4, GAMMA), 0.01, np.float32)).sum() == 0
+
+
+def test_early_stop_counts_limits_floors_weights_and_the_depth_drafted() -> None:
+    """All of the plan: of sure drafts as many as the limits leave, of worthless ones the floors."""
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    config = PlannerConfig(early_stop=True, guard=GuardConfig(clear=0.99))
+    planner = planner_of(slope=0.1, draft=0.02, config=config)
+    limits, floors = np.array([1, 2, 4, 4]), np.array([1, 0, 0, 2])
+    plan = planner.plan(0, rows, tenants, context=0, limits=limits, floors=floors)
+    sure = planner.admit(plan, np.full((4, GAMMA), 0.99, np.float32))
+    assert (sure == np.minimum(limits, plan.budget.depth)).all()
+    assert (planner.admit(plan, np.zeros((4, GAMMA), np.float32)) == floors).all()
+
+    kept_out = planner.plan(1, rows, tenants, context=0, limits=np.array([0, 4, 4, 4]))
+    said = np.full((4, GAMMA), 0.2, np.float32)
+    said[0] = 0.99  # what pays but may not be verified makes nothing else pay
+    assert planner.admit(kept_out, said).sum() == 0
+
+    heavy = planner.plan(2, rows, tenants, context=0, weights=np.array([1, 1, 1, 4], np.float32))
+    # A draft adds 0.1 s to 1.42, so it has to add half a token to the 7 that count without it.
+    doubtful = planner.admit(heavy, np.full((4, GAMMA), 0.15, np.float32))
+    assert doubtful.tolist() == [0, 0, 0, 1]
+    assert planner.admit(heavy, np.full((4, GAMMA), 0.11, np.float32)).sum() == 0
+
+    # 4.35 tokens in 3 s are fewer a second than 4 in 2.6 s; after a deep draft they would be more.
+    planner = planner_of(slope=0.4, draft=[0.0, 4.0, 8.0, 12.0], config=config)
+    shallow = planner.plan(0, rows, tenants, context=0, limits=np.ones(4, np.int64))
+    assert shallow.budget.depth == 1
+    assert planner.admit(shallow, np.full((4, GAMMA), 0.35, np.float32)).sum() == 0
 
 
 def test_mistakes_are_named() -> None:

@@ -22,6 +22,7 @@ LEAVES = {
     "cpu.matrix_kernel",
     "cpu.overlap",
     "schedule.mode",
+    "schedule.algorithm",
     "schedule.profile_seconds",
     "schedule.fairness_floor",
     "schedule.speed_target",
@@ -75,6 +76,18 @@ def test_a_threshold_stands_alone(tmp_path: Path) -> None:
             load_config(path)
 
 
+def test_algorithm_1_needs_our_scheduler(tmp_path: Path) -> None:
+    assert DSparkConfig().schedule.algorithm == "search"
+    path = write(tmp_path, "schedule: {algorithm: early-stop, fairness_floor: 1}")
+    assert load_config(path).config.schedule.algorithm == "early-stop"
+    for other in ("mode: static", "mode: off", "threshold: 0.5"):
+        path = write(tmp_path, f"schedule: {{algorithm: early-stop, {other}}}", f"{other[6:]}.yaml")
+        with pytest.raises(
+            DSparkError, match="algorithm early-stop needs mode auto and no threshold"
+        ):
+            load_config(path)
+
+
 def test_json_is_read_too(tmp_path: Path) -> None:
     path = write(tmp_path, json.dumps({"cpu": {"matrix_kernel": False}}), "dspark.json")
     assert load_config(path).config.cpu.matrix_kernel is False
@@ -106,6 +119,10 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
         ("cpu: {threads: two}", "field cpu.threads: Input should be a valid integer"),
         ("cpu: {matrix_kernel: 'yes'}", "field cpu.matrix_kernel: Input should be a valid boolean"),
         ("cpu: 3", "field cpu:"),
+        (
+            "schedule: {algorithm: early_stop}",
+            "field schedule.algorithm: Input should be 'search' or 'early-stop'",
+        ),
         ("- cpu", "must be a mapping of field names, not a list"),
         ("cpu: [", "is neither YAML nor JSON"),
         ("\x00", "is neither YAML nor JSON"),

@@ -114,11 +114,12 @@ def _take_over(worker: Any) -> None:
     has_head = worker.draft_model.confidence_head is not None
     pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
     calibration, calibrated = _calibration(worker, gamma, pool_rows)
-    config = PlannerConfig(lag=_lag(), has_head=has_head, guard=PAUSES)
+    chosen = current_config().schedule
+    early = chosen.algorithm == "early-stop"
+    config = PlannerConfig(lag=_lag(), has_head=has_head, early_stop=early, guard=PAUSES)
     _rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
     planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
     metrics = StepMetrics(planner, calibration, _collector())
-    chosen = current_config().schedule
     speeds = SpeedTargets(pool_rows, chosen.speed_target)
     engine = ScheduleEngine(planner, calibration, metrics, clock, chosen.fairness_floor, speeds)
     worker._verify_planner._budget_planner = None
@@ -138,10 +139,12 @@ def _lag() -> int:
 
 
 def _announce(planner: StepPlanner, profiled: profile.Profiled, calibrated: str) -> None:
-    """The one line that says what was profiled, from where, and the mode."""
+    """The one line that says what was profiled, from where, the mode and the algorithm."""
     by = "confidence" if planner.config.has_head else "past acceptance"
     if isinstance(planner, ThresholdPlanner):
         by = f"a threshold of {planner.threshold:g} on {by} alone"
+    else:
+        by += f", algorithm {'early-stop' if planner.config.early_stop else 'search'}"
     logger.info(
         "sglang-dspark: mode compact, scheduled by %s; step times of 1 to %d tokens and drafts of "
         "1 to %d positions %s; %s",
