@@ -283,7 +283,9 @@ def overhead(
     max_new_tokens: TokensOption = 64,
     batch: BatchOption = 8,
     context: Annotated[int, typer.Option(min=1, help="Context tokens of the direct timing.")] = 256,
-    repeats: Annotated[int, typer.Option(min=8, help="Pairs of rounds timed directly.")] = 60,
+    repeats: Annotated[
+        int, typer.Option(min=30, help="Pairs of rounds timed directly; fewer bound nothing.")
+    ] = 60,
     json_file: JsonOption = None,
 ) -> None:
     """Fig. 4b: share of a round that the sequential loop takes, in the engine and by itself."""

@@ -116,13 +116,13 @@ def _show(console: Console, metrics: dict[str, Any]) -> None:
     for name in ("users", *speeds, "to the\nlast answer", "tau", "identical"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in metrics["by_concurrency"]:
-        low, high = row["speedup_ci95"]
+        interval = "{:.2f} to {:.2f}".format(*row["speedup_ci95"]) if row["speedup_ci95"] else "-"
         table.add_row(
             str(row["concurrency"]),
             f"{row['plain']:.1f}",
             f"{row['dspark']:.1f}",
             f"{row['speedup']:.2f}x",
-            f"{low:.2f} to {high:.2f}",
+            interval,
             f"{row['whole_round_speedup']:.2f}x",
             f"{row['tau']:.2f}",
             "{} of {}".format(*row["identical"]),
