@@ -30,12 +30,17 @@ def as_metrics(figures: Sequence[Figure], concurrency: Sequence[int]) -> dict[st
     rows = [_row(figures, users) for users in concurrency]
     return {
         "by_concurrency": rows,
-        "verdicts": [line for row in rows for line in row["verdicts"]],
+        **sentences(rows),
         "promises": {"over_plain": AGAINST_PLAIN, "over_best_fixed": AGAINST_FIXED},
         "client_lag_ms": max(each.lag_ms for each in figures),
         "method": "all servers up, all but one frozen (SIGSTOP); a trial measures every arm once, "
         "next to each other; tokens/s while all users are busy",
     }
+
+
+def sentences(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The verdicts of all rows, as the metrics hold them."""
+    return {"verdicts": [line for row in rows for line in row["verdicts"]]}
 
 
 def _row(figures: Sequence[Figure], users: int) -> dict[str, Any]:

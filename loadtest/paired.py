@@ -103,7 +103,7 @@ async def _round(server: ServerProcess, plan: Plan, users: int) -> Round:
 
 
 def as_metrics(results: dict[int, list[PairedRound]], plan: Plan, gamma: int) -> dict[str, Any]:
-    """JSON-ready: medians over the repeats, and geometric means of the paired ratios with 95% intervals.
+    """JSON-ready: medians over the repeats, and geometric means of paired ratios with intervals.
 
     Every repeat's own figures stand beside them, so that the ratios can be taken again
     (`republish`).
@@ -124,7 +124,10 @@ def as_metrics(results: dict[int, list[PairedRound]], plan: Plan, gamma: int) ->
         metrics = {
             "speedup_vs_plain_c1": alone["speedup"],
             "tau_demo": alone["tau"],
-            "step": _step(results[1]),
+            "step": step_cost(
+                [step_ms(pair.dspark.completions) for pair in results[1]],
+                [step_ms(pair.plain.completions) for pair in results[1]],
+            ),
             **metrics,
         }
     return metrics
@@ -156,33 +159,29 @@ def _row(users: int, pairs: Sequence[PairedRound]) -> dict[str, Any]:
 
 
 def speedups(repeats: Mapping[str, Sequence[float]]) -> dict[str, Any]:
-    """Ratios of a row, busy and over whole rounds. repeats: tokens/s of each, as in the row.
+    """Ratios of a row. repeats: tokens/s of each as in the row, while all are busy and, in newer
+    files, over whole rounds (`*_whole`).
 
     Intervals are null with fewer than three repeats.
     """
-    busy = paired_ratio(repeats["dspark"], repeats["plain"])
-    whole = paired_ratio(repeats["dspark_whole"], repeats["plain_whole"])
-    return {
-        "speedup": busy.mid,
-        "speedup_ci95": busy.bounds,
-        "whole_round_speedup": whole.mid,
-        "whole_round_speedup_ci95": whole.bounds,
-        "interval": busy.method,
-    }
+    found: dict[str, Any] = {}
+    for name, suffix in (("speedup", ""), ("whole_round_speedup", "_whole")):
+        if f"dspark{suffix}" in repeats:
+            ratio = paired_ratio(repeats[f"dspark{suffix}"], repeats[f"plain{suffix}"])
+            found |= {name: ratio.mid, f"{name}_ci95": ratio.bounds, "interval": ratio.method}
+    return found
 
 
-def _step(pairs: Sequence[PairedRound]) -> dict[str, Any]:
-    """Cost of a served step at one user, first token excluded, in ms."""
-    verify = [step_ms(pair.dspark.completions) for pair in pairs]
-    decode = [step_ms(pair.plain.completions) for pair in pairs]
-    ratio = paired_ratio(verify, decode)
+def step_cost(verify_ms: Sequence[float], plain_decode_ms: Sequence[float]) -> dict[str, Any]:
+    """Cost of a served step at one user, first token excluded; each argument has every repeat's."""
+    ratio = paired_ratio(verify_ms, plain_decode_ms)
     return {
-        "verify_ms": median(verify),
-        "plain_decode_ms": median(decode),
+        "verify_ms": median(verify_ms),
+        "plain_decode_ms": median(plain_decode_ms),
         "ratio": ratio.mid,
         "ratio_ci95": ratio.bounds,
         "interval": ratio.method,
-        "repeats": {"verify_ms": verify, "plain_decode_ms": decode},
+        "repeats": {"verify_ms": list(verify_ms), "plain_decode_ms": list(plain_decode_ms)},
     }
 
 

@@ -52,13 +52,14 @@ def serve(
     from sglang_dspark.cli._progress import says_when_stopped
     from sglang_dspark.cli.demo import hardware, resolve
     from sglang_dspark.loadtest.paired import as_metrics
-    from sglang_dspark.loadtest.results import write_results
+    from sglang_dspark.loadtest.results import require_clean, write_results
     from sglang_dspark.loadtest.server import stop_on_signals
     from sglang_dspark.loadtest.workload import drafter_gamma, dspark_server, plain_server
     from sglang_dspark.ports import require_free_port
 
     console = Console(stderr=True, highlight=False)
     users = _bench_adaptive.numbers(concurrency, "--concurrency")
+    require_clean(out)
     for each in (port, port + 1):
         require_free_port("127.0.0.1", each)
     target, drafter, device = resolve(console, target, drafter, device)
