@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sglang_dspark.cli import evaluate
+from sglang_dspark.cli import _traces, evaluate
 from sglang_dspark.cli._analysis import (
     finish,
     open_session,
@@ -36,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help"]},
 )
 app.callback(invoke_without_command=True)(evaluate.evaluate)
+app.command("traces")(_traces.traces)
 
 NoteOption = Annotated[
     str | None,
