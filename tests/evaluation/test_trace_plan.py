@@ -1,4 +1,4 @@
-"""`dspark eval traces`: what it makes, keeps and misses; and the published plan, held to what is."""
+"""`dspark eval traces`: what it makes, keeps and misses; the published plan is held to what is."""
 
 from __future__ import annotations
 
