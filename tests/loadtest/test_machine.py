@@ -77,8 +77,12 @@ def test_keys_of_kept_measurements_hold_no_speed(monkeypatch: pytest.MonkeyPatch
     assert "GFLOP" not in str(seen)
 
 
-def test_speed_is_measured_once_on_one_thread(monkeypatch: pytest.MonkeyPatch) -> None:
-    threads = torch.get_num_threads()
+def test_speed_is_measured_once_on_one_thread(
+    monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest
+) -> None:
+    before = torch.get_num_threads()
+    request.addfinalizer(lambda: torch.set_num_threads(before))
+    torch.set_num_threads(2)
     used = []
     measure = machine._median_seconds
 
@@ -90,7 +94,7 @@ def test_speed_is_measured_once_on_one_thread(monkeypatch: pytest.MonkeyPatch) -
     said = machine.speed()
     assert said == machine.speed()
     assert used == [1, 1]  # one product, one copy
-    assert torch.get_num_threads() == threads
+    assert torch.get_num_threads() == 2
     found = re.fullmatch(r"(\d+) GFLOP/s float32, (\d+\.\d) GB/s copied", said)
     assert found
     assert float(found[1]) > 0

@@ -56,6 +56,7 @@ def test_an_older_interval_is_replaced_and_its_figure_drawn(tmp_path: Path) -> N
     for row in old["by_concurrency"]:
         row["over_plain"] |= {"low": 1.0799, "high": 1.0801, "method": "paired bootstrap"}
         row["verdicts"] = ["a sentence of the older interval"]
+    old["verdicts"] = ["a sentence of the older interval"]
     path = written(tmp_path / "a.json", old)
     out = CliRunner().invoke(app, ["report", "--intervals", str(path)])
     assert out.exit_code == 0, out.output
