@@ -16,8 +16,9 @@ from matplotlib.figure import Figure as Canvas
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.figure_parts import COLOURS, MARKERS
+from sglang_dspark.intervals import Ratio, paired_ratio
 from sglang_dspark.loadtest.adaptive import FIXED, PLAIN, SCHEDULED, Figure
-from sglang_dspark.loadtest.verdict import Ratio, paired_ratio, verdict
+from sglang_dspark.loadtest.verdict import verdict
 
 AGAINST_PLAIN, AGAINST_FIXED = 1.0, 0.97  # what the scheduler promises
 
@@ -29,7 +30,7 @@ def as_metrics(figures: Sequence[Figure], concurrency: Sequence[int]) -> dict[st
     rows = [_row(figures, users) for users in concurrency]
     return {
         "by_concurrency": rows,
-        "verdicts": [line for row in rows for line in row["verdicts"]],
+        **sentences(rows),
         "promises": {"over_plain": AGAINST_PLAIN, "over_best_fixed": AGAINST_FIXED},
         "client_lag_ms": max(each.lag_ms for each in figures),
         "method": "all servers up, all but one frozen (SIGSTOP); a trial measures every arm once, "
@@ -37,8 +38,23 @@ def as_metrics(figures: Sequence[Figure], concurrency: Sequence[int]) -> dict[st
     }
 
 
+def sentences(rows: Sequence[Mapping[str, Any]]) -> dict[str, list[str]]:
+    """The verdicts of all rows, as the metrics hold them."""
+    return {"verdicts": [line for row in rows for line in row["verdicts"]]}
+
+
 def _row(figures: Sequence[Figure], users: int) -> dict[str, Any]:
     speeds = whole_trials(figures, users)
+    taus = {name: _tau(figures, users, name) for name in speeds if name != PLAIN}
+    return compared(users, speeds, taus)
+
+
+def compared(users: int, speeds: Speeds, taus: Mapping[str, float | None]) -> dict[str, Any]:
+    """One row of `by_concurrency`, from the tokens/s of every arm in every trial.
+
+    speeds: by arm, in the trials' order; taus: by arm that drafts. The row keeps both, so that it
+    can be taken again from itself (`republish`).
+    """
     fixed = {name: values for name, values in speeds.items() if name.startswith(FIXED)}
     best = max(fixed, key=lambda name: float(np.mean(fixed[name])))
     over_plain = paired_ratio(speeds[SCHEDULED], speeds[PLAIN])
@@ -52,7 +68,7 @@ def _row(figures: Sequence[Figure], users: int) -> dict[str, Any]:
         "best_fixed": best.removeprefix(FIXED),
         "over_plain": _ratio(over_plain, AGAINST_PLAIN),
         "over_best_fixed": _ratio(over_fixed, AGAINST_FIXED),
-        "tau": {name: _tau(figures, users, name) for name in speeds if name != PLAIN},
+        "tau": dict(taus),
         "trials": speeds,
         "verdicts": [
             verdict("DSPARK", "plain decoding", what, over_plain),
@@ -79,11 +95,11 @@ def whole_trials(figures: Sequence[Figure], users: int) -> Speeds:
 def _ratio(ratio: Ratio, promised: float) -> dict[str, Any]:
     """met: "yes" or "no" beyond the noise of the run, "within noise" between."""
     met = "yes" if ratio.low >= promised else "no" if ratio.high < promised else "within noise"
-    finite = ratio.high < float("inf")
+    low, high = ratio.bounds or (None, None)
     return {
-        "low": ratio.low if finite else None,
+        "low": low,
         "mid": ratio.mid,
-        "high": ratio.high if finite else None,
+        "high": high,
         "trials": ratio.trials,
         "method": ratio.method,
         "met": met,

@@ -16,8 +16,8 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.intervals import Ratio, paired_ratio
 from sglang_dspark.loadtest.measure import Measurement
-from sglang_dspark.loadtest.verdict import Ratio, paired_ratio
 
 
 @dataclass(frozen=True)
@@ -81,7 +81,7 @@ class MatchedComparison:
 
 
 def compare_matched(
-    ours: Sequence[Sequence[Point]], theirs: Sequence[Sequence[Point]], *, seed: int = 0
+    ours: Sequence[Sequence[Point]], theirs: Sequence[Sequence[Point]]
 ) -> MatchedComparison:
     """Our speed per user at each throughput that the other arm was measured at, over its own.
 
@@ -107,11 +107,11 @@ def compare_matched(
         else:
             own = [point.speed_p50 for point in column]
             speeds.append([known, own])
-            levels.append(Matched(mean.load, mean.throughput, paired_ratio(known, own, seed=seed)))
+            levels.append(Matched(mean.load, mean.throughput, paired_ratio(known, own)))
     if not levels:
         return MatchedComparison((), None, tuple(left_out))
     means = np.exp(np.log(np.array(speeds)).mean(axis=0))  # [2, trials]
-    overall = paired_ratio(means[0].tolist(), means[1].tolist(), seed=seed)
+    overall = paired_ratio(means[0].tolist(), means[1].tolist())
     return MatchedComparison(tuple(levels), overall, tuple(left_out))
 
 

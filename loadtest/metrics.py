@@ -12,8 +12,6 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-import numpy as np
-
 
 @dataclass(frozen=True)
 class Chunk:
@@ -154,21 +152,6 @@ def step_ms(completions: Sequence[Completion]) -> float:
     steps = sum(c.decode_steps for c in completions)
     seconds = sum(c.decode_seconds for c in completions)
     return 1e3 * seconds / steps if steps else float("nan")
-
-
-def median_ratio(
-    over: Sequence[float], under: Sequence[float], *, draws: int = 10_000, seed: int = 0
-) -> tuple[float, float, float]:
-    """Median of paired ratios over[i] / under[i], and its 95% bootstrap interval (low, high).
-
-    over, under: the same number of repeats, measured next to each other.
-    """
-    if len(over) != len(under) or not over:
-        raise ValueError(f"paired repeats needed, got {len(over)} and {len(under)}")
-    ratios = np.asarray(over, dtype=np.float64) / np.asarray(under, dtype=np.float64)
-    picks = np.random.default_rng(seed).integers(0, len(ratios), size=(draws, len(ratios)))
-    low, high = np.quantile(np.median(ratios[picks], axis=1), [0.025, 0.975])
-    return float(np.median(ratios)), float(low), float(high)
 
 
 def median(values: Sequence[float]) -> float:

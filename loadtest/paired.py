@@ -9,18 +9,18 @@ users are busy; what a whole round takes, drain included, stands beside it (`loa
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.intervals import paired_ratio
 from sglang_dspark.loadtest.client import Sampling, SGLangClient
 from sglang_dspark.loadtest.load import Round, closed_loop
 from sglang_dspark.loadtest.metrics import (
     Completion,
     SpecStats,
     median,
-    median_ratio,
     per_user_speed,
     step_ms,
 )
@@ -103,7 +103,11 @@ async def _round(server: ServerProcess, plan: Plan, users: int) -> Round:
 
 
 def as_metrics(results: dict[int, list[PairedRound]], plan: Plan, gamma: int) -> dict[str, Any]:
-    """JSON-ready medians over the repeats, with 95% bootstrap intervals of the paired ratios."""
+    """JSON-ready: medians over the repeats, and geometric means of paired ratios with intervals.
+
+    Every repeat's own figures stand beside them, so that the ratios can be taken again
+    (`republish`).
+    """
     rows = [_row(users, pairs) for users, pairs in results.items()]
     metrics: dict[str, Any] = {
         "gamma": gamma,
@@ -120,51 +124,64 @@ def as_metrics(results: dict[int, list[PairedRound]], plan: Plan, gamma: int) ->
         metrics = {
             "speedup_vs_plain_c1": alone["speedup"],
             "tau_demo": alone["tau"],
-            "step": _step(results[1]),
+            "step": step_cost(
+                [step_ms(pair.dspark.completions) for pair in results[1]],
+                [step_ms(pair.plain.completions) for pair in results[1]],
+            ),
             **metrics,
         }
     return metrics
 
 
 def _row(users: int, pairs: Sequence[PairedRound]) -> dict[str, Any]:
-    plain = [pair.plain.tokens_per_s for pair in pairs]
-    dspark = [pair.dspark.tokens_per_s for pair in pairs]
-    speedup, low, high = median_ratio(dspark, plain)
-    whole, whole_low, whole_high = median_ratio(
-        [pair.dspark.whole_tokens_per_s for pair in pairs],
-        [pair.plain.whole_tokens_per_s for pair in pairs],
-    )
+    repeats = {
+        "plain": [pair.plain.tokens_per_s for pair in pairs],
+        "dspark": [pair.dspark.tokens_per_s for pair in pairs],
+        "plain_whole": [pair.plain.whole_tokens_per_s for pair in pairs],
+        "dspark_whole": [pair.dspark.whole_tokens_per_s for pair in pairs],
+    }
     ours = [done for pair in pairs for done in pair.dspark.completions]
     theirs = [done for pair in pairs for done in pair.plain.completions]
     equal = sum(a.ids == b.ids for a, b in zip(ours, theirs, strict=True))
     return {
         "concurrency": users,
-        "plain": median(plain),
-        "dspark": median(dspark),
-        "speedup": speedup,
-        "speedup_ci95": [low, high],
-        "whole_round_speedup": whole,
-        "whole_round_speedup_ci95": [whole_low, whole_high],
+        "plain": median(repeats["plain"]),
+        "dspark": median(repeats["dspark"]),
+        **speedups(repeats),
         "plain_per_user": median([per_user_speed(p.plain.completions) for p in pairs]),
         "dspark_per_user": median([per_user_speed(p.dspark.completions) for p in pairs]),
         "plain_ttft_ms": 1e3 * median([done.ttft for done in theirs]),
         "dspark_ttft_ms": 1e3 * median([done.ttft for done in ours]),
         "tau": _tau(ours),
         "identical": [equal, len(ours)],
-        "repeats": {"plain": plain, "dspark": dspark},
+        "repeats": repeats,
     }
 
 
-def _step(pairs: Sequence[PairedRound]) -> dict[str, Any]:
-    """Cost of a served step at one user, first token excluded, in ms."""
-    verify = [step_ms(pair.dspark.completions) for pair in pairs]
-    decode = [step_ms(pair.plain.completions) for pair in pairs]
-    ratio, low, high = median_ratio(verify, decode)
+def speedups(repeats: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Ratios of a row. repeats: tokens/s of each as in the row, while all are busy and, in newer
+    files, over whole rounds (`*_whole`).
+
+    Intervals are null with fewer than three repeats.
+    """
+    found: dict[str, Any] = {}
+    for name, suffix in (("speedup", ""), ("whole_round_speedup", "_whole")):
+        if f"dspark{suffix}" in repeats:
+            ratio = paired_ratio(repeats[f"dspark{suffix}"], repeats[f"plain{suffix}"])
+            found |= {name: ratio.mid, f"{name}_ci95": ratio.bounds, "interval": ratio.method}
+    return found
+
+
+def step_cost(verify_ms: Sequence[float], plain_decode_ms: Sequence[float]) -> dict[str, Any]:
+    """Cost of a served step at one user, first token excluded; each argument has every repeat's."""
+    ratio = paired_ratio(verify_ms, plain_decode_ms)
     return {
-        "verify_ms": median(verify),
-        "plain_decode_ms": median(decode),
-        "ratio": ratio,
-        "ratio_ci95": [low, high],
+        "verify_ms": median(verify_ms),
+        "plain_decode_ms": median(plain_decode_ms),
+        "ratio": ratio.mid,
+        "ratio_ci95": ratio.bounds,
+        "interval": ratio.method,
+        "repeats": {"verify_ms": list(verify_ms), "plain_decode_ms": list(plain_decode_ms)},
     }
 
 

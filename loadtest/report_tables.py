@@ -84,7 +84,7 @@ def matched(run: Run) -> Table | None:
 
 
 def capacities(run: Run) -> list[Table]:
-    """What each arm delivers under each service level."""
+    """Goodput: what each arm delivers under each service level (`sla.capacity`)."""
     found = []
     for sla in run.summary.slas:
         limits = (
@@ -104,7 +104,7 @@ def capacities(run: Run) -> list[Table]:
             for arm in sla.arms
         ]
         head = ["arm", "tokens/s", "users", "kind", "what limits it"]
-        found.append(Table(f"Capacity under the service level: {said}", head, rows))
+        found.append(Table(f"Goodput under the service level: {said}", head, rows))
     return found
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import math
 import os
-import platform
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -15,24 +14,38 @@ from typing import Any
 
 from sglang_dspark import __version__
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.machine import with_speed
 
-_ISA = ("avx2", "avx512f", "avx512_bf16", "avx512_vnni", "amx_tile")
+ROOT = Path(__file__).resolve().parents[1]
+_NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)*.md")
 
 
 def write_results(path: Path, name: str, device: str, metrics: Mapping[str, Any]) -> None:
     """Write `{name, command, commit, device, date, metrics}` atomically.
 
-    device: as `cpu_description()` gives it, or the GPU's name. Raises DSparkError when the place
-    cannot be written.
+    device: as `cpu_description()` gives it, whose speed is then measured and added, or the GPU's
+    name. Raises DSparkError when the place cannot be written, or must not be (`require_clean`);
+    then what was measured is kept under `runs/`.
     """
     document = {
         "name": name,
-        "command": " ".join(["dspark", *sys.argv[1:]]),
+        "command": command(),
         "commit": commit(),
-        "device": device,
-        "date": datetime.now(UTC).isoformat(timespec="seconds"),
+        "device": with_speed(device),
+        "date": now(),
         "metrics": _without_nan(metrics),
     }
+    try:
+        require_clean(path)
+    except DSparkError as error:
+        kept = Path("runs") / "not-published" / path.name
+        write_document(kept, document)
+        raise DSparkError(f"{error}; the figures are kept in {kept}") from None
+    write_document(path, document)
+
+
+def write_document(path: Path, document: Mapping[str, Any]) -> None:
+    """Write a result file's JSON atomically. Raises DSparkError when it cannot be written."""
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -42,40 +55,55 @@ def write_results(path: Path, name: str, device: str, metrics: Mapping[str, Any]
         raise DSparkError(f"cannot write results to {path}: {error.strerror}") from error
 
 
+def require_clean(path: Path | None) -> None:
+    """Raise DSparkError where `path` would be a published result of code that no commit holds.
+
+    Called before a long measurement too, so that it is not made in vain. None, and any place
+    outside the checkout's `results/`, is always allowed.
+    """
+    if path is None or not path.resolve().is_relative_to(ROOT / "results"):
+        return
+    changed = _changes() if (ROOT / ".git").exists() else []
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise DSparkError(
+            f"{path} would be published from uncommitted changes ({changed[0]}{more}): commit them "
+            "first, or write the result elsewhere"
+        )
+
+
+def command() -> str:
+    """The command that runs, as it was typed."""
+    return " ".join(["dspark", *sys.argv[1:]])
+
+
+def now() -> str:
+    """The present time, UTC, to the second."""
+    return datetime.now(UTC).isoformat(timespec="seconds")
+
+
 def commit() -> str:
     """The checkout's commit, `+changes` when files differ; else the installed package's version."""
-    root = Path(__file__).resolve().parents[1]
-    if not (root / ".git").exists():  # installed; a repository around it would be someone else's
+    if not (ROOT / ".git").exists():  # installed; a repository around it would be someone else's
         return f"sglang-dspark {__version__}"
-    head = _git(root, "rev-parse", "HEAD")
-    changed = _git(root, "status", "--porcelain", "--untracked-files=no")
-    return head + ("+changes" if changed else "")
+    return _git("rev-parse", "HEAD").strip() + ("+changes" if _changes() else "")
 
 
-def cpu_description() -> str:
-    """Model, instruction sets, usable cores and OpenMP setting of this machine's CPU."""
-    info = Path("/proc/cpuinfo")
-    fields: dict[str, str] = {}
-    if info.is_file():
-        for line in info.read_text().splitlines():
-            key, _, value = line.partition(":")
-            fields.setdefault(key.strip(), value.strip())
-    model = fields.get("model name") or platform.processor() or platform.machine()
-    flags = set(fields.get("flags", "").split())
-    isa = " ".join(name for name in _ISA if name in flags) or platform.machine()
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    threads = os.environ.get("OMP_NUM_THREADS", "server default")
-    return f"{model}; {isa}; {cores} cores; OMP_NUM_THREADS {threads}"
+def _changes() -> list[str]:
+    """Tracked files that differ from the commit, less those that no measurement depends on: a
+    result file that was just written must not make the next one look unclean."""
+    lines = _git("status", "--porcelain", "--untracked-files=no", "--", ".", *_NO_CODE)
+    return [line[3:] for line in lines.splitlines()]
 
 
-def _git(root: Path, *arguments: str) -> str:
+def _git(*arguments: str) -> str:
     try:
         done = subprocess.run(
-            ["git", "-C", str(root), *arguments], capture_output=True, text=True, check=True
+            ["git", "-C", str(ROOT), *arguments], capture_output=True, text=True, check=True
         )
     except (OSError, subprocess.CalledProcessError) as error:
-        raise DSparkError(f"cannot read the commit of {root}: {error}") from error
-    return done.stdout.strip()
+        raise DSparkError(f"cannot read the commit of {ROOT}: {error}") from error
+    return done.stdout
 
 
 def _without_nan(value: Any) -> Any:

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.intervals import MIN_TRIALS, Ratio, paired_ratio
 from sglang_dspark.loadtest.frontier import Matched, Point, compare_matched, frontier
 from sglang_dspark.loadtest.run_dir import (
     Cell,
@@ -30,7 +31,7 @@ from sglang_dspark.loadtest.run_dir import (
 )
 from sglang_dspark.loadtest.sla import Sla, capacity
 from sglang_dspark.loadtest.sweep_config import SlaLimits, SweepConfig
-from sglang_dspark.loadtest.verdict import MIN_TRIALS, Ratio, paired_ratio, verdict
+from sglang_dspark.loadtest.verdict import verdict
 
 _WHAT = {"tokens_per_s": "throughput", "speed_p50": "speed per user"}
 

@@ -51,11 +51,13 @@ def adaptive(
     from sglang_dspark.cli._progress import says_when_stopped
     from sglang_dspark.cli.demo import resolve
     from sglang_dspark.loadtest.adaptive import Journal
+    from sglang_dspark.loadtest.results import require_clean
     from sglang_dspark.loadtest.server import run_directory, stop_on_signals
     from sglang_dspark.loadtest.workload import drafter_gamma
 
     console = Console(stderr=True, highlight=False)
     users = numbers(concurrency or (QUICK_USERS if quick else FULL_USERS), "--concurrency")
+    require_clean(out)
     target, drafter, device = resolve(console, target, drafter, device)
     fixed = _gammas(gammas, drafter_gamma(drafter), quick)
     run_dir = run_directory()
@@ -113,6 +115,7 @@ def _publish(
 
     metrics = {
         "gamma": drafter_gamma(served.drafter),
+        "served": f"{served.target.name} with {served.drafter.name}",
         **adaptive_results.as_metrics(journal.figures, plan.concurrency),
         "settings": {
             "trials": plan.trials,
@@ -122,7 +125,7 @@ def _publish(
         },
     }
     write_results(out, out.stem, hardware(served.device), metrics)
-    _draw(metrics, picture, f"Greedy decoding, {served.target.name} with {served.drafter.name}")
+    draw(metrics, picture)
     _show(console, metrics)
     console.print(f"written to {out} and {picture}")
 
@@ -196,16 +199,20 @@ def _measure(
         measure(servers, plan, journal, tell)
 
 
-def _draw(metrics: dict[str, Any], path: Path, title: str) -> None:
+def draw(metrics: dict[str, Any], path: Path) -> None:
+    """Write the figure. Raises DSparkError when the place cannot be written."""
     import os
 
     from sglang_dspark.errors import DSparkError
-    from sglang_dspark.loadtest.adaptive_results import draw
+    from sglang_dspark.loadtest import adaptive_results
 
+    title = ", ".join(filter(None, ("Greedy decoding", metrics.get("served"))))
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        draw(metrics, title).savefig(temporary, format="png", dpi=160, metadata={"Software": None})
+        adaptive_results.draw(metrics, title).savefig(
+            temporary, format="png", dpi=160, metadata={"Software": None}
+        )
         temporary.replace(path)
     except OSError as error:
         raise DSparkError(f"cannot write the figure {path}: {error.strerror}") from error

@@ -24,7 +24,8 @@ def planner(
     import torch
     from rich.console import Console
 
-    from sglang_dspark.loadtest.results import cpu_description, write_results
+    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.loadtest.results import write_results
 
     torch.set_num_threads(1)
     timed = _microseconds(_contestants(requests, gamma), calls)
@@ -119,10 +120,12 @@ def regret(
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped, stages
-    from sglang_dspark.loadtest.results import cpu_description, write_results
+    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.loadtest.results import require_clean, write_results
     from sglang_dspark.schedule.regret import RULES, RegretPlan, measure
 
     console = Console(stderr=True, highlight=False)
+    require_clean(out)
     with says_when_stopped(), stages(console) as progress:
         metrics = measure(
             RegretPlan(worlds, steps, seed=seed), lambda done: progress("worlds", done, worlds)

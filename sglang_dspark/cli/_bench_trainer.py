@@ -26,13 +26,15 @@ def trainer(
 
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.errors import DSparkError
-    from sglang_dspark.loadtest.results import cpu_description, write_results
+    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.loadtest.results import require_clean, write_results
     from sglang_dspark.training import benchmark
 
     console = Console(stderr=True, highlight=False)
     names = precision or ["float32", "bfloat16"]
     if wrong := set(names) - {"float32", "bfloat16"}:
         raise DSparkError(f"--precision {', '.join(wrong)}: expected float32 or bfloat16")
+    require_clean(out)
     torch.set_num_threads(threads)
     path, shape = target_dir(target, console), benchmark.TrainerShape()
     found = {}

@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sglang_dspark.cli import evaluate
+from sglang_dspark.cli import _traces, evaluate
 from sglang_dspark.cli._analysis import (
     finish,
     open_session,
@@ -36,6 +36,7 @@ app = typer.Typer(
     context_settings={"help_option_names": ["--help"]},
 )
 app.callback(invoke_without_command=True)(evaluate.evaluate)
+app.command("traces")(_traces.traces)
 
 NoteOption = Annotated[
     str | None,
@@ -283,7 +284,9 @@ def overhead(
     max_new_tokens: TokensOption = 64,
     batch: BatchOption = 8,
     context: Annotated[int, typer.Option(min=1, help="Context tokens of the direct timing.")] = 256,
-    repeats: Annotated[int, typer.Option(min=8, help="Pairs of rounds timed directly.")] = 60,
+    repeats: Annotated[
+        int, typer.Option(min=30, help="Pairs of rounds timed directly; fewer bound nothing.")
+    ] = 60,
     json_file: JsonOption = None,
 ) -> None:
     """Fig. 4b: share of a round that the sequential loop takes, in the engine and by itself."""

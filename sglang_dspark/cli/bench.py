@@ -52,13 +52,14 @@ def serve(
     from sglang_dspark.cli._progress import says_when_stopped
     from sglang_dspark.cli.demo import hardware, resolve
     from sglang_dspark.loadtest.paired import as_metrics
-    from sglang_dspark.loadtest.results import write_results
+    from sglang_dspark.loadtest.results import require_clean, write_results
     from sglang_dspark.loadtest.server import stop_on_signals
     from sglang_dspark.loadtest.workload import drafter_gamma, dspark_server, plain_server
     from sglang_dspark.ports import require_free_port
 
     console = Console(stderr=True, highlight=False)
     users = _bench_adaptive.numbers(concurrency, "--concurrency")
+    require_clean(out)
     for each in (port, port + 1):
         require_free_port("127.0.0.1", each)
     target, drafter, device = resolve(console, target, drafter, device)
@@ -116,13 +117,13 @@ def _show(console: Console, metrics: dict[str, Any]) -> None:
     for name in ("users", *speeds, "to the\nlast answer", "tau", "identical"):
         table.add_column(name, justify="right", no_wrap=True)
     for row in metrics["by_concurrency"]:
-        low, high = row["speedup_ci95"]
+        interval = "{:.2f} to {:.2f}".format(*row["speedup_ci95"]) if row["speedup_ci95"] else "-"
         table.add_row(
             str(row["concurrency"]),
             f"{row['plain']:.1f}",
             f"{row['dspark']:.1f}",
             f"{row['speedup']:.2f}x",
-            f"{low:.2f} to {high:.2f}",
+            interval,
             f"{row['whole_round_speedup']:.2f}x",
             f"{row['tau']:.2f}",
             "{} of {}".format(*row["identical"]),

@@ -75,7 +75,9 @@ def evaluate(
     from rich.console import Console
 
     from sglang_dspark.evaluation.engine import DecodeSettings
+    from sglang_dspark.loadtest.results import require_clean
 
+    require_clean(results)
     if server is not None and serve:
         raise DSparkError("--server and --serve exclude each other: name one")
     if serve and gamma is not None:
@@ -346,6 +348,7 @@ def _settings_json(settings: DecodeSettings, gamma: int) -> dict[str, Any]:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    from sglang_dspark.loadtest.results import cpu_description, write_results
+    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.loadtest.results import write_results
 
     write_results(path, "eval", cpu_description(), document)

@@ -1,4 +1,4 @@
-"""`dspark report`: figures and one HTML page from the result files, without measuring anything."""
+"""`dspark report`: figures, a page and intervals from what was measured, measuring nothing."""
 
 from __future__ import annotations
 
@@ -18,6 +18,13 @@ def report(
     drafters: Annotated[
         bool, typer.Option("--drafters", help="Report the analyses of drafters.")
     ] = False,
+    intervals: Annotated[
+        list[Path] | None,
+        typer.Option(
+            help="Result file of `dspark bench adaptive` or `serve`: take its ratios and intervals "
+            "anew from the trials it keeps. Repeat for several."
+        ),
+    ] = None,
     results: Annotated[Path, typer.Option(help="Folder of the result files.")] = Path("results"),
     out: Annotated[
         Path | None,
@@ -28,10 +35,12 @@ def report(
     ] = None,
 ) -> None:
     """Write one self-contained HTML page, and its figures as files: of a sweep (RUN), or of all
-    analyses of drafters (--drafters)."""
-    if drafters == (run is not None):
-        raise DSparkError("name what to report: a sweep's folder, or --drafters")
-    if run is not None:
+    analyses of drafters (--drafters). Or only take intervals anew (--intervals)."""
+    if [drafters, run is not None, bool(intervals)].count(True) != 1:
+        raise DSparkError("name what to report: a sweep's folder, --drafters or --intervals")
+    if intervals:
+        _intervals(intervals)
+    elif run is not None:
         from rich.console import Console
 
         for path in write_sweep_report(run, out or run / "report.html"):
@@ -53,12 +62,30 @@ def write_sweep_report(run: Path, html: Path) -> list[Path]:
     return [*written, html]
 
 
+def _intervals(files: list[Path]) -> None:
+    """Republish each file, and its figure if it has one."""
+    from rich.console import Console
+
+    from sglang_dspark.cli._bench_adaptive import draw
+    from sglang_dspark.loadtest.republish import republish
+
+    for path in files:
+        metrics = republish(path)
+        written = [path]
+        if "promises" in metrics:
+            written.append(path.parent / "figures" / f"{path.stem}.png")
+            draw(metrics, written[-1])
+        for each in written:
+            Console().print(f"written to {each}", highlight=False, soft_wrap=True)
+
+
 def _drafters(results: Path, html: Path) -> None:
     """Redraw all figures of the analyses, gather drafters.json, and write their page."""
     from rich.console import Console
 
     from sglang_dspark.cli._workload import device_description
     from sglang_dspark.evaluation import figures, page
+    from sglang_dspark.loadtest.machine import without_speed
     from sglang_dspark.loadtest.results import write_results
 
     console = Console()
@@ -69,7 +96,7 @@ def _drafters(results: Path, html: Path) -> None:
         written += figures.save(drawn, results / "figures" / result.stem)
     gathered = results / "drafters.json"
     # The page redraws; what was measured stays the work of the device that measured it.
-    devices = {str(result.document["device"]) for result in found}
+    devices = {without_speed(str(result.document["device"])) for result in found}
     device = devices.pop() if len(devices) == 1 else f"several; gathered on {device_description()}"
     write_results(gathered, "drafters", device, page.drafter_summary(found))
     _write_text(html, page.render(found, "Drafters: DSpark and its peers"))

@@ -76,6 +76,7 @@ def sweep(
 
     from sglang_dspark.cli._progress import says_when_stopped
     from sglang_dspark.loadtest.gates import parse_gate
+    from sglang_dspark.loadtest.results import require_clean
     from sglang_dspark.loadtest.server import stop_on_signals
     from sglang_dspark.loadtest.sweep_config import load_sweep
 
@@ -83,6 +84,7 @@ def sweep(
     wanted = load_sweep(config, smoke)
     if port is not None:
         wanted = wanted.model_copy(update={"port": port})
+    require_clean(json_file)
     gates = [parse_gate(text, wanted.names) for text in require or ()]
     with says_when_stopped(), stop_on_signals():
         outcome = _conduct(console, wanted, out, on_death)
@@ -146,7 +148,7 @@ def prepare(
 def _target_and_device(console: Console, config: SweepConfig) -> tuple[Path, str, str]:
     """The target's folder (the demo's is built if needed), `cpu` or `cuda`, the device in words."""
     from sglang_dspark.cli._workload import target_dir
-    from sglang_dspark.loadtest.results import cpu_description
+    from sglang_dspark.loadtest.machine import cpu_description
 
     target = target_dir(config.target, console)
     if config.device == "cpu":  # no need to ask torch, which takes seconds to load

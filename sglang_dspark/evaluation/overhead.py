@@ -157,7 +157,7 @@ def direct_share(
 
     The variants alternate, and the overhead is the median of the differences of neighbours, so
     that slow drifts of the machine cancel. share: overhead / round with the loop; share_low and
-    share_high: its 95% bootstrap interval over the pairs.
+    share_high: its 95% percentile bootstrap interval over the pairs, of which it needs thirty.
     """
     round_, device = _FixedRound(target, drafter, batch, context), drafter.embed_weight.device
     states = round_.states()

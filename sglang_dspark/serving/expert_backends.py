@@ -31,7 +31,7 @@ from sglang_dspark.experts.backends import (
 from sglang_dspark.experts.dispatch import Chooser
 from sglang_dspark.experts.gpu_backends import on_cuda
 from sglang_dspark.experts.times import TimesKey, load_or_measure
-from sglang_dspark.loadtest.results import cpu_description
+from sglang_dspark.loadtest.machine import cpu_description
 from sglang_dspark.serving.cpu import expert_ops, linear
 from sglang_dspark.serving.cpu.fused_ops import MOST_ROWS
 from sglang_dspark.serving.cpu.narrow_matmul import LANES

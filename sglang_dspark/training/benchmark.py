@@ -11,6 +11,7 @@ whole vocabulary tensors; `training/` reads token-level indices and fuses loss a
 
 from __future__ import annotations
 
+import statistics
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -25,6 +26,7 @@ from torch import Tensor, nn
 from transformers import AutoConfig, Qwen3Config
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.intervals import paired_ratio
 from sglang_dspark.training.config import RunConfig
 from sglang_dspark.training.provenance import target_sha256, tokenizer_sha256
 from sglang_dspark.training.setup import prepare
@@ -178,8 +180,8 @@ def paired(
 ) -> dict[str, Any]:
     """Interleaved steps of both: median anchors/s of wall time, and the ratio with its interval.
 
-    The ratio is the median over pairs of their seconds / our seconds; low, high: 95% bootstrap
-    interval over the pairs.
+    The ratio is the geometric mean over pairs of their seconds / our seconds (`intervals`); seconds
+    has every pair's own. Raises DSparkError for a pair without a time above 0.
     """
     seconds = np.zeros((repeats, 2))
     for i in range(-warm_up, repeats):
@@ -188,15 +190,15 @@ def paired(
             (ours, theirs)[side]()
             if i >= 0:
                 seconds[i, side] = time.perf_counter() - begun
-    ratio = seconds[:, 1] / seconds[:, 0]
-    drawn = np.random.default_rng(0).integers(0, repeats, size=(1000, repeats))
-    low, high = np.percentile(np.median(ratio[drawn], axis=1), [2.5, 97.5])
-    median = np.median(seconds, axis=0)
+    mine, peers = seconds.T.tolist()
+    ratio = paired_ratio(peers, mine)
+    low, high = ratio.bounds or (None, None)
     return {
         "pairs": repeats,
-        "ours_anchors_per_s": float(anchors / median[0]),
-        "peer_anchors_per_s": float(anchors / median[1]),
-        "ratio": {"value": float(np.median(ratio)), "low": float(low), "high": float(high)},
+        "ours_anchors_per_s": anchors / statistics.median(mine),
+        "peer_anchors_per_s": anchors / statistics.median(peers),
+        "ratio": {"value": ratio.mid, "low": low, "high": high, "method": ratio.method},
+        "seconds": {"ours": mine, "peer": peers},
     }
 
 

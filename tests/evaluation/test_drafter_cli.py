@@ -153,7 +153,7 @@ def test_overhead_of_the_tiny_pair(pair: Pair, prompt_file: Path, tmp_path: Path
     run(
         "eval", "overhead", "--target", str(pair.target_dir), "--prompts", str(prompt_file),
         "--drafter", f"dspark={pair.drafter_dir}", "--batch", "2", "--context", "8",
-        "--repeats", "8", "--json", str(out),
+        "--repeats", "30", "--json", str(out),
     )  # fmt: skip
     found = json.loads(out.read_text())["metrics"]["drafters"][0]
     assert found["gamma"] == GAMMA

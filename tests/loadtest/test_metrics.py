@@ -10,7 +10,6 @@ from sglang_dspark.loadtest.metrics import (
     Chunk,
     Completion,
     SpecStats,
-    median_ratio,
     per_user_speed,
     step_ms,
 )
@@ -44,11 +43,3 @@ def test_counts_add_up_over_requests() -> None:
     assert total.tau == pytest.approx(2.0)
     assert total.acceptance(3) == pytest.approx([0.6, 0.4, 0.0])
     assert math.isnan(SpecStats.total([]).tau)
-
-
-def test_median_ratio_and_its_interval() -> None:
-    ratio, low, high = median_ratio([2.0, 3.0, 4.0], [1.0, 2.0, 1.0])
-    assert ratio == pytest.approx(2.0)
-    assert (low, high) == pytest.approx((1.5, 4.0))
-    with pytest.raises(ValueError, match="paired"):
-        median_ratio([1.0], [])

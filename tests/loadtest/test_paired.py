@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import socket
 import time
 from pathlib import Path
@@ -10,15 +11,17 @@ from pathlib import Path
 import pytest
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.intervals import METHOD, paired_ratio
 from sglang_dspark.loadtest.client import Sampling, SGLangClient
 from sglang_dspark.loadtest.load import Answer, Round, closed_loop
 from sglang_dspark.loadtest.metrics import Chunk, Completion, SpecStats
-from sglang_dspark.loadtest.paired import PairedRound, Plan, as_metrics, measure
+from sglang_dspark.loadtest.paired import PairedRound, Plan, as_metrics, measure, speedups
 from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
 from tests.loadtest.small_server import FIRST_S, STEP_S
 
 MODULE = "tests.loadtest.small_server"
 REQUEST_S = FIRST_S + 3 * STEP_S
+SPEC = SpecStats(steps=2, accepted=2, histogram=(0, 2))
 
 
 def started(name: str, run_dir: Path) -> ServerProcess:
@@ -103,9 +106,8 @@ def test_throughput_counts_while_all_are_busy() -> None:
 
 
 def test_figures() -> None:
-    spec = SpecStats(steps=2, accepted=2, histogram=(0, 2))
     pairs = [
-        PairedRound(round_of(1, 10.0, 1.0, None), round_of(1, seconds, 1.5, spec))
+        PairedRound(round_of(1, 10.0, 1.0, None), round_of(1, seconds, 1.5, SPEC))
         for seconds in (5.0, 8.0, 10.0)
     ]
     metrics = as_metrics({1: pairs, 4: pairs[:1]}, Plan(("a",), (1, 4), 3, 5), gamma=1)
@@ -114,10 +116,14 @@ def test_figures() -> None:
     assert alone["plain"] == pytest.approx(5 / 3)
     assert alone["dspark"] == pytest.approx(5 / 4)
     assert metrics["speedup_vs_plain_c1"] == alone["speedup"] == pytest.approx(3 / 4)
+    assert alone["speedup_ci95"] == pytest.approx([3 / 4, 3 / 4])
     assert pairs[0].plain.whole_tokens_per_s == pytest.approx(0.5)
     assert pairs[1].dspark.whole_tokens_per_s == pytest.approx(5 / 8)
-    assert alone["whole_round_speedup"] == pytest.approx(1.25)
-    assert alone["whole_round_speedup_ci95"] == pytest.approx([1.0, 2.0])
+    # whole rounds: 10 s plain against 5, 8 and 10 s
+    whole = paired_ratio([2.0, 1.25, 1.0], [1.0, 1.0, 1.0])
+    assert alone["whole_round_speedup"] == pytest.approx(2.5 ** (1 / 3))
+    assert alone["whole_round_speedup_ci95"] == pytest.approx([whole.low, whole.high])
+    assert alone["interval"] == METHOD
     assert metrics["tau_demo"] == pytest.approx(2.0)
     assert alone["identical"] == [3, 3]
     # DSPARK: 3 s for 2 steps; plain, without counts: 2 s for 4 tokens
@@ -125,6 +131,24 @@ def test_figures() -> None:
     assert metrics["step"]["plain_decode_ms"] == pytest.approx(500.0)
     assert metrics["step"]["ratio"] == pytest.approx(3.0)
     assert "speedup_vs_plain_c1" not in as_metrics({4: pairs}, Plan(("a",), (4,), 3, 5), gamma=1)
+    few = metrics["by_concurrency"][1]
+    assert few["speedup_ci95"] is few["whole_round_speedup_ci95"] is None  # one repeat alone
+
+
+def test_every_repeat_is_kept() -> None:
+    pairs = [
+        PairedRound(round_of(1, 10.0, 1.0, None), round_of(1, seconds, step_s, SPEC))
+        for seconds, step_s in ((5.0, 1.5), (8.0, 2.0), (10.0, 3.0))
+    ]
+    metrics = json.loads(json.dumps(as_metrics({1: pairs}, Plan(("a",), (1,), 3, 5), gamma=1)))
+    (row,) = metrics["by_concurrency"]
+    assert row["repeats"]["dspark"] == pytest.approx([5 / 4, 5 / 5, 5 / 7])
+    assert row["repeats"]["dspark_whole"] == pytest.approx([5 / 5, 5 / 8, 5 / 10])
+    assert row["repeats"]["plain"] == pytest.approx([5 / 3] * 3)
+    assert row["repeats"]["plain_whole"] == pytest.approx([5 / 10] * 3)
+    assert metrics["step"]["repeats"]["verify_ms"] == pytest.approx([1500, 2000, 3000])
+    assert metrics["step"]["repeats"]["plain_decode_ms"] == pytest.approx([500] * 3)
+    assert speedups(row["repeats"]).items() <= row.items()  # the ratios follow from what is kept
 
 
 @pytest.mark.parametrize(("users", "repeats"), [((), 1), ((0,), 1), ((1,), 0)])

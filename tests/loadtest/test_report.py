@@ -349,8 +349,8 @@ def test_the_command_writes_page_and_figures(folder: Path, tmp_path: Path) -> No
 def test_what_is_no_sweep_is_refused(folder: Path, tmp_path: Path) -> None:
     for arguments, said in (
         ([str(tmp_path)], "name a sweep's folder"),
-        ([], "a sweep's folder, or --drafters"),
-        ([str(folder), "--drafters"], "a sweep's folder, or --drafters"),
+        ([], "a sweep's folder, --drafters or"),
+        ([str(folder), "--drafters"], "a sweep's folder, --drafters or"),
     ):
         with pytest.raises(DSparkError, match=said):
             CliRunner().invoke(app, ["report", *arguments], catch_exceptions=False)
@@ -358,3 +358,28 @@ def test_what_is_no_sweep_is_refused(folder: Path, tmp_path: Path) -> None:
     shutil.rmtree(tmp_path / "empty" / "cells")
     with pytest.raises(DSparkError, match="no cell that counts"):
         make_report(tmp_path / "empty")
+
+
+def test_goodput_of_every_arm_is_shown(folder: Path, html: str) -> None:
+    rows = set(re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td><td>", html))
+    levels = read_summary(folder).slas
+    assert html.count("Goodput under the service level: ") == len(levels) > 0
+    for level in levels:
+        for arm in level.arms:
+            served = arm.kind != "infeasible"
+            figures = (f"{arm.tokens_per_s:.1f}", f"{arm.load:.3g}") if served else ("-", "-")
+            assert (arm.arm, *figures) in rows
+    assert "Goodput is the highest total throughput" in html
+
+
+def test_the_published_page_shows_the_goodput_of_its_result_file() -> None:
+    root = Path(__file__).resolve().parents[2]
+    levels = json.loads((root / "results" / "sweep_cpu.json").read_text())["metrics"]["slas"]
+    page = (root / "docs" / "results-load.md").read_text()
+    shown = re.findall(r"\| \**([\d.]+)\** \| ([\d.]+) \| (?:median speed|TTFT|speed of)", page)
+    wanted = [
+        (f"{arm['tokens_per_s']:.1f}", f"{arm['load']:.1f}")
+        for each in levels
+        for arm in each["arms"]
+    ]
+    assert shown == wanted

@@ -12,6 +12,7 @@ from typer.testing import CliRunner
 
 from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.intervals import paired_ratio
 from sglang_dspark.training import benchmark
 
 
@@ -31,6 +32,8 @@ def test_pairs_are_interleaved_and_the_ratio_is_of_their_times() -> None:
     assert "ours ours ours" not in " ".join(calls)
     assert found["ratio"]["low"] <= found["ratio"]["value"] <= found["ratio"]["high"]
     assert found["ratio"]["value"] > 1.5
+    kept = paired_ratio(found["seconds"]["peer"], found["seconds"]["ours"])
+    assert [found["ratio"]["low"], found["ratio"]["high"]] == kept.bounds
     assert found["ours_anchors_per_s"] > found["peer_anchors_per_s"]
 
 

@@ -1,0 +1,104 @@
+"""Which traces lie behind published results, and how each drafter of them is had: one YAML file.
+
+`dspark eval traces` makes them. Within a set the engine decodes the prompts once, and every drafter
+drafts on its answers (`redraft`), so that a comparison is made on equal ground.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from pathlib import Path
+
+import yaml
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+
+from sglang_dspark.errors import DSparkError
+
+
+class _Frozen(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class PlannedDrafter(_Frozen):
+    """A drafter's directory, drafts a step (null: what it was trained for), how it is made."""
+
+    path: Path
+    gamma: int | None = Field(None, ge=1)
+    made_by: str = ""
+
+    @property
+    def is_here(self) -> bool:
+        """Whether the directory holds a drafter."""
+        return (self.path / "config.json").is_file()
+
+    @property
+    def argument(self) -> str:
+        """As `--drafter` takes it, without a label."""
+        return str(self.path) if self.gamma is None else f"{self.path}@{self.gamma}"
+
+
+class Answers(_Frozen):
+    """The engine's own trace: its file in the plan's folder, and the drafter it decodes with."""
+
+    file: str = Field(min_length=1)
+    by: str
+
+
+class TraceSet(_Frozen):
+    """One comparison. traces: file name without `.json`, and the drafter of each.
+
+    prompts: as `--prompts`; the package's own without any. limit: prompts of each domain.
+    """
+
+    answers: Answers
+    traces: dict[str, str] = Field(min_length=1)
+    prompts: tuple[str, ...] = ()
+    limit: int | None = Field(None, ge=1)
+    max_new_tokens: int = Field(96, ge=1)
+    temperature: float = Field(0.0, ge=0)
+    batch: int = Field(16, ge=1)
+    seed: int = 0
+
+    @property
+    def absent_prompts(self) -> list[str]:
+        """Prompt files that are not there."""
+        names = [each.partition("=")[2] or each for each in self.prompts]
+        return [name for name in names if not Path(name).is_file()]
+
+
+class TracePlan(_Frozen):
+    """The whole file."""
+
+    folder: Path
+    target: str = "demo"
+    drafters: dict[str, PlannedDrafter]
+    sets: dict[str, TraceSet] = Field(min_length=1)
+
+    @model_validator(mode="after")
+    def _named(self) -> TracePlan:
+        for name, each in self.sets.items():
+            unknown = {each.answers.by, *each.traces.values()} - self.drafters.keys()
+            if unknown:
+                raise ValueError(f"set {name} names no drafter of the file: {sorted(unknown)}")
+        return self
+
+    def chosen(self, only: str | None) -> Mapping[str, TraceSet]:
+        """All sets, or the one named. Raises DSparkError for another name."""
+        if only is None:
+            return self.sets
+        if only not in self.sets:
+            raise DSparkError(f"no set {only!r} in the plan: it has {', '.join(self.sets)}")
+        return {only: self.sets[only]}
+
+
+def load_plan(path: Path) -> TracePlan:
+    """Read and check a plan. Raises DSparkError naming the file and the field that is wrong."""
+    try:
+        return TracePlan.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
+    except OSError as error:
+        raise DSparkError(f"cannot read the plan {path}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError) as error:
+        raise DSparkError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+    except ValidationError as error:
+        wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
+        raise DSparkError(f"{path}: {'; '.join(wrong)}") from None
