@@ -97,6 +97,7 @@ def test_reads_a_table_of_stock_sglang(tmp_path: Path) -> None:
     sts = read_sts(path, drafter_sha256="any, for it records none", gamma=3)
     assert sts.table(0.0).shifted == sts.table(1.0).plain == Calibration((1.1, 0.7, 2.0))
     assert sts.drafter_sha256 == ""
+    assert read_sts(path, gamma=2).table(0.0).shifted == Calibration((1.1, 0.7))
     with pytest.raises(DSparkError, match="fitted for gamma 3"):
         read_sts(path, gamma=5)
 

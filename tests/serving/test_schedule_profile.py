@@ -14,7 +14,7 @@ from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import ProfileKey, cache_path
 from sglang_dspark.serving.schedule import profile
 
-KEY = ProfileKey("target", "drafter", "float32", "a cpu", "tp1", "dspark_cpu", "1")
+KEY = ProfileKey("target", "drafter", "float32", "a cpu", "tp1", "dspark_cpu", "1", 3)
 PASS, TOKEN, REQUEST, CONTEXT, BLOCK, DRAFT, ROW = 20e-3, 1e-3, 2e-4, 5e-6, 4e-3, 3e-3, 5e-4
 
 
