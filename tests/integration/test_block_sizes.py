@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import json
 import re
+import shutil
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.sts_file import REGIMES, StsFile, StsTable, write_sts
 from tests.integration.serving import DSPARK_FLAGS, ServerPool
 from tests.integration.tiny_models import GAMMA, TinyPair
@@ -42,8 +43,10 @@ def answer(
     pool: ServerPool, pair: TinyPair, cache: Path, name: str, block_size: int
 ) -> tuple[Sequence[int], str]:
     """Tokens of a greedy answer and the log of a server that ran for it alone."""
+    config = cache / "dspark.yaml"
+    config.write_text("schedule: {profile_seconds: 120.0}\n")  # enough beside busy neighbours
     flags = (*DSPARK_FLAGS, str(pair.drafter), "--max-running-requests", "8")
-    asked = ("--speculative-dspark-block-size", str(block_size))
+    asked = ("--speculative-dspark-block-size", str(block_size), "--dspark-config", str(config))
     server = pool.start(name, pair.target, *flags, *asked, XDG_CACHE_HOME=str(cache))
     try:
         answers = server.generate_all([PROMPT] * 3, 3, max_new_tokens=32)
@@ -73,12 +76,14 @@ def greedy(pair: TinyPair, count: int, first: int) -> list[int]:
 def test_block_sizes_take_turns_on_one_cache(
     pool: ServerPool, noisy: TinyPair, tmp_path: Path
 ) -> None:
-    calibrate(noisy.drafter)
+    pair = replace(noisy, drafter=tmp_path / "drafter")
+    shutil.copytree(noisy.drafter, pair.drafter)
+    calibrate(pair.drafter)
     costs = tmp_path / "sglang-dspark" / "costs"
     starts = []
     for number, block_size in enumerate((GAMMA, 3, GAMMA)):
-        tokens, log = answer(pool, noisy, tmp_path, f"blocks-{number}", block_size)
-        assert list(tokens) == greedy(noisy, 32, tokens[0])
+        tokens, log = answer(pool, pair, tmp_path, f"blocks-{number}", block_size)
+        assert list(tokens) == greedy(pair, 32, tokens[0])
         starts.append(source(log))
     assert starts == ["measured in, 5 positions", "measured in, 3 positions", starts[2]]
     assert starts[2] == "read from, 5 positions"
@@ -86,8 +91,8 @@ def test_block_sizes_take_turns_on_one_cache(
     assert sorted(kept) == [3, GAMMA]
 
     kept[3].write_text('{"format": 1e999}')
-    tokens, log = answer(pool, noisy, tmp_path, "blocks-damaged", 3)
-    assert list(tokens) == greedy(noisy, 32, tokens[0])
+    tokens, log = answer(pool, pair, tmp_path, "blocks-damaged", 3)
+    assert list(tokens) == greedy(pair, 32, tokens[0])
     assert source(log) == "measured in, 3 positions"
     assert log.count(f"{kept[3]} is no table of step times (1e999 is too large a number)") == 1
     assert json.loads(kept[3].read_text())["key"]["gamma"] == 3
