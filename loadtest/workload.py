@@ -9,7 +9,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import EvalPrompt
-from sglang_dspark.files import load_json, reading
+from sglang_dspark.files import integer, load_json, reading
 from sglang_dspark.loadtest.server import ServerSpec
 
 # Small pools: a demo needs no more, and two servers fit a laptop's memory side by side.
@@ -56,7 +56,7 @@ def drafter_gamma(drafter: Path) -> int:
     """Block size gamma of a drafter directory."""
     path = drafter / "config.json"
     with reading(path, "DSpark drafter's config", "name another drafter"):
-        return int(load_json(path, finite=False)["block_size"])
+        return integer(load_json(path, finite=False)["block_size"], 1, 4096)
 
 
 def device_flags(device: str) -> tuple[str, ...]:

@@ -87,7 +87,7 @@ def _text(valid: str, rng: random.Random) -> bytes:
 
 def _number(valid: str, rng: random.Random) -> bytes:
     digits = [place for place, c in enumerate(valid) if c.isdigit()]
-    place = rng.choice(digits)
+    place = rng.choice(digits or range(len(valid)))
     more = rng.choice(("e", "-", ".", "9" * 20, "e99", "e-99", "e308", "00", "_"))
     return (valid[:place] + more + valid[place:]).encode()
 
@@ -105,7 +105,10 @@ def _yaml_value(valid: str, rng: random.Random) -> bytes:
 def _field(valid: str, rng: random.Random) -> bytes:
     """A field more, one less, one twice, or under another name."""
     document = json.loads(valid)
-    place, name = rng.choice([p for p in _places(document) if isinstance(p[0], dict)])
+    fields = [place for place in _places(document) if isinstance(place[0], dict)]
+    if not fields:
+        return _value(valid, rng)
+    place, name = rng.choice(fields)
     way = rng.randrange(4)
     if way == 0:
         place[rng.choice(("", "extra", "x" * 3000, "a\nb", "\x1b[31m"))] = 1
