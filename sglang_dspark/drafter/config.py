@@ -46,7 +46,9 @@ def read_config(path: Path) -> dict[str, Any]:
         raise DSparkError(f"no drafter at {path}: expected a directory with config.json")
     try:
         raw = load_json(file, finite=False)  # Transformers writes infinities
-    except (OSError, ValueError) as error:
+    except OSError as error:
+        raise DSparkError(f"cannot read {file}: {fault(error)}") from None
+    except ValueError as error:
         raise DSparkError(f"{file} is not JSON: {fault(error)}") from None
     if not isinstance(raw, dict):
         raise DSparkError(f"{file} holds no JSON object; is this a drafter?")
