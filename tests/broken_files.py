@@ -54,7 +54,7 @@ def breakages(valid: str, seed: int, count: int, *, is_yaml: bool = False) -> It
     yield from _whole(valid)
     if is_yaml:
         ways += [_yaml_value] * 4
-        yield from (laughs(levels).encode() for levels in (3, 9, 40))
+        yield from (laughs(levels).encode() for levels in (3, 6))
     for number in range(count):
         yield ways[number % len(ways)](valid, rng)
 

@@ -25,7 +25,7 @@ from sglang_dspark.schedule.sts_file import read_sts
 from sglang_dspark.serving.checkpoint import Target, validate_drafter
 from sglang_dspark.serving.config import load_config
 from sglang_dspark.serving.schedule import profile
-from tests.broken_files import breakages, is_one_line, nested, refused
+from tests.broken_files import breakages, is_one_line, laughs, nested, refused
 from tests.serving.test_schedule_profile import KEY, Machine
 
 SHIPPED = Path(__file__).parents[2] / "drafters" / "smollm2-135m-dspark"
@@ -239,6 +239,7 @@ def test_json_within_limits(tmp_path: Path, text: str, says: str) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
+        (laughs(6), "more than 20000 entries"),
         ("a: &a [*a]", "an alias stands inside what it stands for"),
         ("a: 1\na: 2", "the field a stands twice"),
         ("a: !!int ''", "not of the type its tag says"),
