@@ -180,7 +180,7 @@ def from_document(document: Any) -> CostTable:
     if set(document) - {"format"} != {field.name for field in fields(CostTable)}:
         raise ValueError("unknown or missing fields")
     return CostTable(
-        key=_key(document["key"]),
+        key=ProfileKey(**document["key"]),
         knots=tuple(integer(k, 1, MOST_TOKENS) for k in document["knots"]),
         seconds=_floats(document["seconds"]),
         padded=_boolean(document["padded"]),
@@ -189,14 +189,6 @@ def from_document(document: Any) -> CostTable:
         draft_requests=tuple(integer(r, 1, MOST_TOKENS) for r in document["draft_requests"]),
         draft_seconds=tuple(_floats(row) for row in document["draft_seconds"]),
     )
-
-
-def _key(document: Any) -> ProfileKey:
-    key = ProfileKey(**document)
-    integer(key.gamma, 1, MOST_TOKENS)
-    if not all(isinstance(text, str) for name, text in asdict(key).items() if name != "gamma"):
-        raise ValueError("the key is not of texts")
-    return key
 
 
 def _float(value: object) -> float:

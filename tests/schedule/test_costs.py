@@ -73,7 +73,7 @@ def test_files_round_trip_and_other_keys_are_refused(tmp_path: Path) -> None:
     assert cache_path(KEY) != cache_path(replace(KEY, versions="0.5.24"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "format", "field", "number", "shape"])
+@pytest.mark.parametrize("damage", ["cut", "format", "field", "number", "shape", "flag"])
 def test_damaged_files_are_one_clear_line(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "costs.json"
     save(TABLE, path)
@@ -87,6 +87,8 @@ def test_damaged_files_are_one_clear_line(tmp_path: Path, damage: str) -> None:
         document["seconds"][0] = -1.0
     elif damage == "shape":
         document["seconds"].pop()
+    elif damage == "flag":
+        document["padded"] = "no"
     path.write_text(text[:50] if damage == "cut" else json.dumps(document))
     with pytest.raises(DSparkError, match="a new measurement replaces it"):
         load(path, KEY)
