@@ -44,7 +44,7 @@ def answer(
 ) -> tuple[Sequence[int], str]:
     """Tokens of a greedy answer and the log of a server that ran for it alone."""
     config = cache / "dspark.yaml"
-    config.write_text("schedule: {profile_seconds: 120.0}\n")  # enough beside busy neighbours
+    config.write_text("schedule: {profile_seconds: 30.0}\n")  # enough beside busy neighbours
     flags = (*DSPARK_FLAGS, str(pair.drafter), "--max-running-requests", "8")
     asked = ("--speculative-dspark-block-size", str(block_size), "--dspark-config", str(config))
     server = pool.start(name, pair.target, *flags, *asked, XDG_CACHE_HOME=str(cache))
