@@ -21,7 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sglang_dspark.drafter.config import read_config
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import FAULTS, fault, parse_json
 from sglang_dspark.loadtest.arms import Arm
 from sglang_dspark.loadtest.client import Sampling, SGLangClient
 from sglang_dspark.loadtest.load import closed_loop
@@ -117,14 +119,15 @@ class Journal:
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_text(json.dumps(head) + "\n")
                 return
-            first, *rows = [json.loads(line) for line in path.read_text().splitlines()]
+            lines = path.read_text(encoding="utf-8").splitlines()
+            first, *rows = [parse_json(line, finite=False) for line in lines]
             if first != head:
                 raise DSparkError(f"{path} is of another plan; name another file to begin anew")
             self.figures = [Figure(**row) for row in rows]
         except OSError as error:
             raise DSparkError(f"cannot use the journal {path}: {error.strerror}") from None
-        except (ValueError, TypeError) as error:
-            raise DSparkError(f"{path} is not a journal of this command ({error})") from None
+        except FAULTS as error:
+            raise DSparkError(f"{path} is no journal of this command ({fault(error)})") from None
 
     def has(self, trial: int, users: int, arm: str) -> bool:
         """Whether that round is done."""
@@ -175,7 +178,7 @@ def shortened(drafter: Path, gamma: int, folder: Path) -> Path:
         for file in drafter.absolute().glob("*.safetensors*"):
             if not (link := place / file.name).is_symlink():
                 link.symlink_to(file)
-        config = json.loads((drafter / "config.json").read_text())
+        config = read_config(drafter)
         (place / "config.json").write_text(json.dumps({**config, "block_size": gamma}) + "\n")
     except OSError as error:
         raise DSparkError(f"cannot make a drafter of gamma {gamma} in {place}: {error}") from None

@@ -12,10 +12,10 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import fault, load_yaml, wrong_fields
 from sglang_dspark.loadtest.server import ServerSpec
 from sglang_dspark.loadtest.workload import device_flags
 
@@ -93,18 +93,17 @@ class Arm(BaseModel):
 def load_arm(path: Path) -> Arm:
     """Read an arm; its name is the file's. Raises DSparkError naming file and field."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = load_yaml(path)
     except OSError as error:
-        raise DSparkError(f"cannot read the arm {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DSparkError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise DSparkError(f"cannot read the arm {path}: {fault(error)}") from None
+    except ValueError as error:
+        raise DSparkError(f"{path} is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise DSparkError(f"{path} must be a mapping of an arm's fields")
     try:
         return Arm.model_validate({"name": path.stem, **values})
     except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise DSparkError(f"{path}: {'; '.join(wrong)}") from None
+        raise DSparkError(f"{path}: {wrong_fields(error)}") from None
 
 
 def find_arms(names: Sequence[str], folder: Path) -> list[Arm]:

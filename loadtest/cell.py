@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import MOST_RECORDED, load_json, reading
 from sglang_dspark.loadtest.bodies import PATHS, Api, Prompt, Sampling, request_body
 from sglang_dspark.loadtest.schedule import Arrival, Schedule
 
@@ -76,13 +77,9 @@ class CellPlan:
     @classmethod
     def load(cls, path: Path) -> CellPlan:
         """Read what `save` wrote. Raises DSparkError on anything else."""
-        try:
-            row = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path, "cell plan", "sweep again"):
+            row = load_json(path, finite=False, most=MOST_RECORDED)
             arrivals = tuple(Arrival(**each) for each in row["schedule"]["arrivals"])
             row["schedule"] = Schedule(arrivals, row["schedule"]["users"])
             row["prompts"] = tuple(CellPrompt(**each) for each in row["prompts"])
             return cls(**row)
-        except OSError as error:
-            raise DSparkError(f"cannot read the cell {path}: {error.strerror}") from None
-        except (ValueError, LookupError, TypeError) as error:
-            raise DSparkError(f"{path} is not a cell plan ({error!r})") from None

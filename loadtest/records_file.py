@@ -18,6 +18,7 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import FAULTS, fault, parse_json
 from sglang_dspark.loadtest.metrics import SpecStats
 from sglang_dspark.loadtest.records import Header, Record
 
@@ -77,13 +78,12 @@ def read_records(path: Path) -> tuple[Header, list[Record]]:
         raise DSparkError(f"cannot read records from {path}: {error.strerror}") from None
     try:
         table = pq.read_table(pa.BufferReader(data))
-        head = json.loads((table.schema.metadata or {})[FORMAT.encode()])
+        head = parse_json((table.schema.metadata or {})[FORMAT.encode()].decode(), finite=False)
         if head.pop("version") != VERSION:
             raise DSparkError(f"{path} was written by another version; measure the cell again")
         return Header(**head), [_record(row) for row in table.to_pylist()]
-    except (pa.ArrowException, OSError, ValueError, LookupError, TypeError) as error:
-        said = " ".join(str(error).split())[:200]
-        raise DSparkError(f"{path} is not a file of load records ({said})") from None
+    except (pa.ArrowException, OSError, *FAULTS) as error:
+        raise DSparkError(f"{path} is not a file of load records ({fault(error)})") from None
 
 
 def _record(row: dict[str, Any]) -> Record:

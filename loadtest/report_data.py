@@ -14,6 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import FAULTS, fault
 from sglang_dspark.loadtest.page_model import (
     Curve,
     LoadModel,
@@ -200,8 +201,10 @@ def _threshold(schedule: Mapping[str, object]) -> float | None:
 def _cost_table(arm: ArmRecord) -> CostTable:
     try:
         return from_document(arm.tables["costs"].content)
-    except (ValueError, KeyError, TypeError) as error:
-        raise DSparkError(f"the step times of arm {arm.name} cannot be read ({error})") from None
+    except FAULTS as error:
+        raise DSparkError(
+            f"the step times of arm {arm.name} cannot be read ({fault(error)}); sweep again"
+        ) from None
 
 
 @dataclass(frozen=True)

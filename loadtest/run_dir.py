@@ -19,9 +19,10 @@ import os
 from pathlib import Path
 from typing import Any, Literal, TypeVar
 
-from pydantic import BaseModel, ConfigDict, ValidationError
+from pydantic import BaseModel, ConfigDict
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import MOST_RECORDED, load_json, reading
 
 VERSION = 1
 RUN_FILE = "run.json"
@@ -371,15 +372,8 @@ def known(value: float) -> float | None:
 
 
 def _read(path: Path, model: type[_Model]) -> _Model:
-    try:
-        text = path.read_text(encoding="utf-8")
-    except OSError as error:
-        raise DSparkError(f"cannot read {path}: {error.strerror}; name a sweep's folder") from None
-    try:
-        values = json.loads(text)
+    with reading(path, "file of a sweep", "name a sweep's folder"):
+        values = load_json(path, most=MOST_RECORDED)
         if isinstance(values, dict) and values.get("version", VERSION) != VERSION:
             raise DSparkError(f"{path} was written by another version; sweep again")
         return model.model_validate(values)
-    except (ValueError, ValidationError) as error:
-        first = str(error).splitlines()[0]
-        raise DSparkError(f"{path} is not a sweep's file ({first})") from None

@@ -20,6 +20,7 @@ from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import FAULTS, parse_json, wrong_fields
 
 Floats = NDArray[np.float64]
 _LANES = 8  # conversations that take turns, so that one's turns do not meet in flight
@@ -196,8 +197,7 @@ def parse_arrivals(value: object) -> Arrivals:
     try:
         return TypeAdapter[Arrivals](Arrivals).validate_python(value)
     except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise DSparkError(f"arrivals: {'; '.join(wrong)}") from None
+        raise DSparkError(f"arrivals: {wrong_fields(error)}") from None
 
 
 def _prompt_order(
@@ -224,8 +224,8 @@ def _trace_times(path: Path) -> Floats:
         if not line.strip():
             continue
         try:
-            at = float(json.loads(line)["at"])
-        except (ValueError, KeyError, TypeError):
+            at = float(parse_json(line)["at"])
+        except FAULTS:
             raise DSparkError(
                 f'{path}, line {number}: expected a JSON object with "at", seconds'
             ) from None

@@ -9,10 +9,10 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import fault, load_yaml, wrong_fields
 from sglang_dspark.loadtest.bodies import PATHS, Api
 from sglang_dspark.loadtest.schedule import Lengths, parse_arrivals
 from sglang_dspark.loadtest.sla import Sla
@@ -150,11 +150,11 @@ def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:
     Raises DSparkError naming file and field.
     """
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = load_yaml(path)
     except OSError as error:
-        raise DSparkError(f"cannot read the sweep {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DSparkError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
+        raise DSparkError(f"cannot read the sweep {path}: {fault(error)}") from None
+    except ValueError as error:
+        raise DSparkError(f"{path} is not YAML: {error}") from None
     if not isinstance(values, dict):
         raise DSparkError(f"{path} must be a mapping of a sweep's fields")
     quick = values.pop("smoke", {})
@@ -165,8 +165,7 @@ def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:
     try:
         config = SweepConfig.model_validate({"name": path.stem, **values})
     except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise DSparkError(f"{path}: {'; '.join(wrong)}") from None
+        raise DSparkError(f"{path}: {wrong_fields(error)}") from None
     folder = path.parent / config.arms_folder  # an absolute one stays what it is
     return config.model_copy(update={"arms_folder": folder})
 

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import parse_json, reading
 from sglang_dspark.loadtest import run_dir
 from sglang_dspark.loadtest.arms import Arm, find_arms
 from sglang_dspark.loadtest.cores import assign_cores
@@ -192,7 +193,8 @@ def _tables(arm: Arm, drafter: Path | None, log: Path) -> dict[str, Table]:
 
 
 def _table(path: Path) -> Table:
-    content = json.loads(portable(path.read_text(encoding="utf-8")))
+    with reading(path, "table of this package", "delete it and start again"):
+        content = parse_json(portable(path.read_text(encoding="utf-8")))
     return Table(path=portable(str(path)), sha256=_sha256(path), content=content)
 
 

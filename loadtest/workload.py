@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
 
@@ -10,6 +9,7 @@ from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import EvalPrompt
+from sglang_dspark.files import integer, load_json, reading
 from sglang_dspark.loadtest.server import ServerSpec
 
 # Small pools: a demo needs no more, and two servers fit a laptop's memory side by side.
@@ -55,10 +55,8 @@ def dspark_server(target: Path, drafter: Path, port: int, device: str) -> Server
 def drafter_gamma(drafter: Path) -> int:
     """Block size gamma of a drafter directory."""
     path = drafter / "config.json"
-    try:
-        return int(json.loads(path.read_text())["block_size"])
-    except (OSError, ValueError, KeyError) as error:
-        raise DSparkError(f"{path} is not a DSpark drafter's config ({error!r})") from error
+    with reading(path, "DSpark drafter's config", "name another drafter"):
+        return integer(load_json(path, finite=False)["block_size"], 1, 4096)
 
 
 def device_flags(device: str) -> tuple[str, ...]:

@@ -52,7 +52,8 @@ def _check(server_args: Any, args: Any) -> None:
     validate_drafter(
         path,
         _target(server_args, args),
-        gamma=_asked_gamma(args),
+        block_size=args.speculative_dspark_block_size,
+        draft_tokens=args.speculative_num_draft_tokens,
         needs_confidence=_reads_confidence(),
         weights=not fetched or any(path.glob("*.safetensors")),
     )
@@ -129,15 +130,6 @@ def _choose_mode(path: Path, args: Any) -> None:
     """On a CPU, what is verified is our choice, and SGLang must know before it loads the heads."""
     if str(args.device) == "cpu":
         mode.prepare(confidence_head=bool(read_config(path).get("enable_confidence_head")))
-
-
-def _asked_gamma(args: Any) -> int | None:
-    """gamma from the command line: the block size, or the draft tokens less the anchor's row."""
-    if args.speculative_dspark_block_size is not None:
-        return int(args.speculative_dspark_block_size)
-    if args.speculative_num_draft_tokens is not None:
-        return int(args.speculative_num_draft_tokens) - 1
-    return None
 
 
 def _reads_confidence() -> bool:

@@ -5,8 +5,18 @@ from __future__ import annotations
 import os
 from pathlib import Path
 
+from sglang_dspark.errors import DSparkError
+
 
 def cache_root() -> Path:
-    """Root of the user's caches: `$XDG_CACHE_HOME` or `~/.cache`; ours is a folder in it."""
+    """Root of the user's caches: `$XDG_CACHE_HOME` or `~/.cache`; ours is a folder in it.
+
+    Raises DSparkError for a user without a home, as in a container with any user number.
+    """
     configured = os.environ.get("XDG_CACHE_HOME", "")
-    return Path(configured) if Path(configured).is_absolute() else Path.home() / ".cache"
+    if Path(configured).is_absolute():
+        return Path(configured)
+    try:
+        return Path.home() / ".cache"
+    except RuntimeError:
+        raise DSparkError("no home folder to keep a cache in; set XDG_CACHE_HOME") from None

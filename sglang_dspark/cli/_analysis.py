@@ -111,17 +111,13 @@ def redrafted(session: Session, answers: Path, transition: bool) -> list[Trace]:
 
 def read_vocabulary(path: Path) -> frozenset[int]:
     """Token ids of a JSON list. Raises DSparkError when the file holds none."""
-    import json
+    from sglang_dspark.files import load_json, reading
 
-    try:
-        ids = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "vocabulary", "name vocabulary.json of a training run"):
+        ids = load_json(path)
         if not ids or not all(isinstance(each, int) for each in ids):
             raise ValueError("not a list of token ids")
-    except OSError as error:
-        raise DSparkError(f"cannot read the vocabulary {path}: {error.strerror}") from None
-    except (ValueError, TypeError) as error:
-        raise DSparkError(f"{path} is no vocabulary.json of a training run: {error}") from None
-    return frozenset(ids)
+        return frozenset(ids)
 
 
 def with_confidence(session: Session) -> dict[str, Trace]:

@@ -10,7 +10,6 @@ are quantised, `expert_format` says how (experts/checkpoint.py).
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -20,6 +19,7 @@ from sglang_dspark.drafter.families import shape_fields
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.checkpoint import CONFIG_KEY, UNQUANTISED
 from sglang_dspark.experts.formats import expert_format
+from sglang_dspark.files import fault, load_json
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 FAMILIES = ("qwen3", "gemma4")
@@ -45,9 +45,11 @@ def read_config(path: Path) -> dict[str, Any]:
     if not file.is_file():
         raise DSparkError(f"no drafter at {path}: expected a directory with config.json")
     try:
-        raw = json.loads(file.read_text())
+        raw = load_json(file, finite=False)  # Transformers writes infinities
+    except OSError as error:
+        raise DSparkError(f"cannot read {file}: {fault(error)}") from None
     except ValueError as error:
-        raise DSparkError(f"{file} is not JSON: {error}") from None
+        raise DSparkError(f"{file} is not JSON: {fault(error)}") from None
     if not isinstance(raw, dict):
         raise DSparkError(f"{file} holds no JSON object; is this a drafter?")
     return raw

@@ -7,12 +7,12 @@ own tokens (`training/metrics.py`). It is no decoding, but one measure for all k
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import load_json, parse_json, reading
 
 _MEASURED = ("held_out_tau", "held_out_loss", "held_out_ece")
 
@@ -40,10 +40,10 @@ def learning_curves(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
 
 def _run(folder: Path) -> dict[str, Any]:
     """Facts and measured points of one run."""
-    try:
-        facts = json.loads((folder / "run.json").read_text(encoding="utf-8"))
+    with reading(folder, "training run that we know", "name a run_dir of `dspark train`"):
+        facts = load_json(folder / "run.json", finite=False)
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
-        rows = [json.loads(line) for line in lines]
+        rows = [parse_json(line, finite=False) for line in lines]
         config = facts["config"]
         shape, schedule = config["drafter"], config["schedule"]
         found = {
@@ -58,10 +58,6 @@ def _run(folder: Path) -> dict[str, Any]:
             "anchors_per_step": schedule["sequences_per_step"] * schedule["anchors_per_sequence"],
             "points": _points(rows),
         }
-    except OSError as error:
-        raise DSparkError(f"{folder} is no training run: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError) as error:
-        raise DSparkError(f"{folder} is no training run that we know ({error!r})") from None
     if not found["points"]:
         raise DSparkError(f"{folder}: nothing was measured on held-out answers yet")
     return found

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import base64
 import io
-import json
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from importlib import resources
@@ -17,6 +16,7 @@ import matplotlib as mpl
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation import figures
 from sglang_dspark.evaluation.reliability import VARIANTS
+from sglang_dspark.files import load_json, reading
 
 ORDER = (
     "tau",
@@ -60,11 +60,9 @@ def read_results(folder: Path) -> list[Result]:
     """
     found = []
     for path in sorted(folder.glob("drafters_*.json")):
-        try:
-            document = json.loads(path.read_text(encoding="utf-8"))
+        with reading(path, "result of a drafter analysis", "measure again with `dspark eval`"):
+            document = load_json(path)
             place = ORDER.index(document["metrics"]["analysis"])
-        except (OSError, ValueError, KeyError, TypeError) as error:
-            raise DSparkError(f"{path} is no result of a drafter analysis ({error!r})") from None
         found.append((place, path.stem, document))
     if not found:
         raise DSparkError(

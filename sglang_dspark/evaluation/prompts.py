@@ -7,7 +7,6 @@ through `--prompt-field`; the names in `PROMPT_FIELDS` and `ID_FIELDS` are found
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
@@ -15,6 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import brief, fault, load_json, parse_json, reading
 
 PROMPT_FIELDS = ("prompt", "turns", "question", "text", "instruction")
 ID_FIELDS = ("id", "task_id", "question_id", "key")
@@ -128,7 +128,8 @@ def stop_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
     for name in ("config.json", "generation_config.json"):
         file = model_dir / name
         if file.is_file():
-            found = json.loads(file.read_text()).get("eos_token_id")
+            with reading(file, "model's configuration", "fetch the model again"):
+                found = load_json(file, finite=False).get("eos_token_id")
             ids.update([found] if isinstance(found, int) else found or [])
     if tokenizer.eos_token_id is not None:
         ids.add(tokenizer.eos_token_id)
@@ -139,16 +140,17 @@ def _parse(
     line: str, where: str, default_id: str, domain: str | None, prompt_field: str | None
 ) -> EvalPrompt:
     try:
-        row = json.loads(line)
+        row = parse_json(line, finite=False)
     except ValueError as error:
-        raise DSparkError(f"{where}: not JSON ({error})") from None
+        raise DSparkError(f"{where}: not JSON ({fault(error)})") from None
     if not isinstance(row, dict):
         raise DSparkError(f"{where}: expected a JSON object, found {type(row).__name__}")
     fields = PROMPT_FIELDS if prompt_field is None else (prompt_field,)
     name = next((field for field in fields if field in row), None)
     if name is None:
         raise DSparkError(
-            f"{where}: no prompt: expected one of {', '.join(fields)}, found {', '.join(row)}; "
+            f"{where}: no prompt: expected one of {', '.join(fields)}, found "
+            f"{brief(', '.join(row))}; "
             "name the field with --prompt-field"
         )
     turns = _turns(row[name], f"{where}, {name}")

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.errors import DSparkError
+from sglang_dspark.drafter.config import read_config
 from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
 from sglang_dspark.evaluation.prompts import EvalPrompt
 from sglang_dspark.evaluation.proposer import drafter_kind, drafter_layers, open_drafter
@@ -64,10 +63,7 @@ def record(
 
 def describe(path: Path, gamma: int) -> DrafterFacts:
     """Facts of the drafter in a directory, as its config.json tells them."""
-    try:
-        raw = json.loads((path / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise DSparkError(f"cannot read {path / 'config.json'}: {error}") from None
+    raw = read_config(path)
     head = str(raw.get("markov_head_type", "vanilla")) if raw.get("markov_rank") else "none"
     return DrafterFacts(
         name=path.resolve().name,

@@ -18,6 +18,7 @@ import numpy as np
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.records import Generation, Step
+from sglang_dspark.files import MOST_RECORDED, load_json, reading
 
 FORMAT = "sglang-dspark trace 1"
 
@@ -140,8 +141,8 @@ def write_trace(path: Path, trace: Trace) -> None:
 
 def read_trace(path: Path) -> Trace:
     """Read a trace. Raises DSparkError for a file that is none."""
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "trace", "record one with `dspark eval record`"):
+        raw = load_json(path, finite=False, most=MOST_RECORDED)  # confidences may be NaN
         if raw["format"] != FORMAT:
             raise ValueError(f"format {raw['format']!r}")
         return Trace(
@@ -152,13 +153,6 @@ def read_trace(path: Path) -> Trace:
             prompts=tuple(TracedPrompt(**prompt) for prompt in raw["prompts"]),
             generations=tuple(_generation(each) for each in raw["generations"]),
         )
-    except OSError as error:
-        raise DSparkError(f"cannot read the trace {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, IndexError, AssertionError) as error:
-        raise DSparkError(
-            f"{path} is no trace ({type(error).__name__}: {error}); record one with "
-            "`dspark eval record`"
-        ) from None
 
 
 def _generation_json(generation: Generation) -> dict[str, Any]:

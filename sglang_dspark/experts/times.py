@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import json
+import logging
 import math
 import os
 import time
@@ -22,12 +23,17 @@ from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, Situation
+from sglang_dspark.files import brief, integer, load_json, number, reading, replace_text
 from sglang_dspark.paths import cache_root
+
+logger = logging.getLogger(__name__)
 
 FORMAT = 1
 TOKENS = (1, 8, 64)
 REPEATS = 5
 _UNFIT = ("failed:", "its result differs")
+LEAST_US, MOST_US = 1e-3, 3.6e9  # what a clock can tell; an hour for one layer serves nobody
+MOST_TOKENS = 1 << 24
 MOST_DIFFERENCE = 1e-2  # from the reference, see `_difference`; rows rounded to FP8 have 1e-3
 FAILURES = (
     RuntimeError,
@@ -74,8 +80,10 @@ class Timing:
     us: float
 
     def __post_init__(self) -> None:
-        if self.tokens < 1 or not (math.isfinite(self.us) and self.us > 0):
-            raise ValueError(f"{self.backend} took {self.us} us for {self.tokens} tokens")
+        integer(self.tokens, 1, MOST_TOKENS)
+        number(self.us, LEAST_US, MOST_US)
+        if self.backend not in BACKENDS:
+            raise ValueError(f"no backend {brief(repr(self.backend), 40)}")
 
 
 @dataclass(frozen=True)
@@ -178,7 +186,7 @@ def _least_us(call: Call, given: tuple[Tensor, Tensor, Tensor], repeats: int) ->
         call(*given)
         wait()
         times.append(time.perf_counter() - began)
-    return max(min(times) * 1e6, 1e-3)
+    return max(min(times) * 1e6, LEAST_US)
 
 
 def folder() -> Path:
@@ -194,20 +202,14 @@ def cache_path(key: TimesKey) -> Path:
 
 def save(table: TimesTable, path: Path) -> None:
     """Write the table; readers see the old file or the new one. Raises DSparkError."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     text = json.dumps({"format_of_table": FORMAT, **asdict(table)}, indent=1, allow_nan=False)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise DSparkError(f"cannot write expert times to {path}: {error.strerror}") from error
+    replace_text(path, text + "\n", "expert times")
 
 
 def read(path: Path) -> TimesTable:
     """A table, whatever it was measured on. Raises DSparkError for what is no such table."""
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "table of expert times", "a new measurement replaces it"):
+        document = load_json(path)
         if document.pop("format_of_table") != FORMAT:
             raise ValueError("another format")
         if set(document) != {field.name for field in fields(TimesTable)}:
@@ -215,12 +217,6 @@ def read(path: Path) -> TimesTable:
         timings = tuple(Timing(**row) for row in document["timings"])
         refused = {str(k): str(v) for k, v in document["refused"].items()}
         return TimesTable(TimesKey(**document["key"]), str(document["date"]), timings, refused)
-    except OSError as error:
-        raise DSparkError(f"cannot read expert times {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DSparkError(
-            f"{path} is no table of expert times ({error}); delete it and it is measured again"
-        ) from error
 
 
 def load(path: Path, key: TimesKey) -> TimesTable:
@@ -229,22 +225,28 @@ def load(path: Path, key: TimesKey) -> TimesTable:
     different = table.key.differences(key)
     if different:
         raise DSparkError(
-            f"{path} was measured elsewhere ({'; '.join(different)}); "
-            "delete it and it is measured again"
+            f"{path} was measured elsewhere ({brief('; '.join(different))}); "
+            "a new measurement replaces it"
         )
     return table
 
 
 def load_or_measure(weights: ExpertWeights, situation: Situation, key: TimesKey) -> TimesTable:
-    """The cached table of this key, measured and written where there is none; one in which a
-    backend failed is not written, so that the next start tries again.
+    """The cached table of this key, measured and kept where there is none that can be used; one in
+    which a backend failed is not kept, so that the next start tries again.
 
-    Raises DSparkError for a cached file that is no such table, or cannot be written.
+    What is wrong with a kept table or with the cache is logged in one line and does no harm.
     """
-    path = cache_path(key)
-    if path.is_file():
-        return load(path, key)
+    try:
+        path = cache_path(key)
+        if os.path.exists(path):
+            return load(path, key)
+    except DSparkError as error:
+        logger.warning("sglang-dspark: %s", error)
     table = measure(weights, situation, key)
     if not table.unfit:
-        save(table, path)
+        try:
+            save(table, cache_path(key))
+        except DSparkError as error:
+            logger.warning("sglang-dspark: %s", error)
     return table

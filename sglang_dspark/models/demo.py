@@ -21,6 +21,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import load_json
 from sglang_dspark.models import source
 from sglang_dspark.models.source import Progress, silent
 from sglang_dspark.paths import cache_root
@@ -178,7 +179,7 @@ def _fingerprint(file: Path) -> list[int]:
 
 def _read_json(path: Path) -> dict[str, Any] | None:
     try:
-        value = json.loads(path.read_text())
+        value = load_json(path, finite=False)
     except (OSError, ValueError):
         return None
     return value if isinstance(value, dict) else None

@@ -13,9 +13,7 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
-from numba import njit
-
+from sglang_dspark.kept_code import kept
 from sglang_dspark.paths import cache_root
 
 
@@ -29,9 +27,5 @@ def _cache_folder() -> Path:
 
 def compiled(function: Callable[..., Any]) -> Any:
     """The function as machine code for one thread; the caller holds no GIL meanwhile."""
-    ordinary = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(_cache_folder())  # read while a function is wrapped
-    try:
-        return njit(cache=True, nogil=True, error_model="numpy", boundscheck=False)(function)
-    finally:
-        numba.config.CACHE_DIR = ordinary
+    options = {"nogil": True, "error_model": "numpy", "boundscheck": False}
+    return kept(function, _cache_folder, **options)

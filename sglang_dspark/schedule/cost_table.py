@@ -12,8 +12,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import math
-import os
 from dataclasses import asdict, dataclass, fields
 from itertools import pairwise
 from pathlib import Path
@@ -22,10 +20,16 @@ from typing import Any
 import numpy as np
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import brief, integer, load_json, number, reading, replace_text
 from sglang_dspark.paths import cache_root
 from sglang_dspark.schedule.budget import Seconds
 
-FORMAT = 3  # 1 had context by requests, 2 drafts that found their weights in the cache
+# 1 had context by requests, 2 drafts that found their weights in the cache, 3 no gamma in its key
+FORMAT = 4
+# No pass is faster than one read of memory, and none that takes an hour can serve anybody: figures
+# outside are of a broken file or clock.
+LEAST_SECONDS, MOST_SECONDS = 1e-7, 3600.0
+MOST_TOKENS = 1 << 24  # of a pass, and requests of a draft
 
 
 @dataclass(frozen=True)
@@ -39,6 +43,7 @@ class ProfileKey:
     parallel: str  # sizes: "tp1 pp1 dp1 ep1"
     backend: str  # attention backend, graphs or eager, verification mode
     versions: str  # sglang, torch, this package
+    gamma: int  # drafts a request and step: the depths that are timed, and the windows
 
     def differences(self, other: ProfileKey) -> list[str]:
         """`field: ours, theirs` for each field that differs."""
@@ -50,11 +55,11 @@ class ProfileKey:
 class CostTable:
     """Measured seconds. See `tokens_curve` and `draft_row` for how they are read.
 
-    knots: B, ascending; seconds: of a pass over that many tokens, > 0. padded: knots are the tiers
-    that batches are padded to. per_request: seconds a request adds; per_context: seconds that a
-    token of context adds for each row that sees it; `seconds` hold neither. draft_requests: R,
-    ascending; draft_seconds[i][d]: drafting d positions for R requests, where d = 0 is what a step
-    without drafting costs beyond a pass over R tokens (may be negative).
+    knots: B, ascending; seconds: of a pass over that many tokens, at least LEAST_SECONDS. padded:
+    knots are the tiers that batches are padded to. per_request: seconds a request adds;
+    per_context: seconds that a token of context adds for each row that sees it; `seconds` hold
+    neither. draft_requests: R, ascending; draft_seconds[i][d]: drafting d positions for R requests,
+    where d = 0 is what a step without drafting costs beyond a pass over R tokens (may be negative).
     """
 
     key: ProfileKey
@@ -75,12 +80,16 @@ class CostTable:
             raise ValueError("draft_seconds needs one row for each of draft_requests")
         if len({len(row) for row in self.draft_seconds}) != 1 or len(self.draft_seconds[0]) < 2:
             raise ValueError("draft_seconds rows must be gamma + 1 long, gamma >= 1")
-        numbers = [self.per_request, self.per_context, *self.seconds]
-        numbers += [value for row in self.draft_seconds for value in row[1:]]
-        if not all(math.isfinite(x) and x >= 0 for x in numbers) or min(self.seconds) <= 0:
-            raise ValueError("seconds must be finite, passes > 0 and the other terms >= 0")
-        if not all(math.isfinite(row[0]) for row in self.draft_seconds):
-            raise ValueError("seconds must be finite")
+        if self.key.gamma != self.gamma:
+            raise ValueError(f"drafts of {self.gamma} for gamma {self.key.gamma}")
+        for seconds in self.seconds:
+            number(seconds, LEAST_SECONDS, MOST_SECONDS)
+        for seconds in (self.per_request, self.per_context):
+            number(seconds, 0.0, MOST_SECONDS)
+        for row in self.draft_seconds:
+            number(row[0], -0.9 * min(self.seconds), MOST_SECONDS)  # steps take more than nothing
+            for seconds in row[1:]:
+                number(seconds, 0.0, MOST_SECONDS)
 
     @property
     def gamma(self) -> int:
@@ -144,14 +153,8 @@ def cache_path(key: ProfileKey) -> Path:
 
 def save(table: CostTable, path: Path) -> None:
     """Write the table as JSON; readers see the old file or the new one. Raises DSparkError."""
-    document = {"format": FORMAT, **asdict(table)}
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise DSparkError(f"cannot write step times to {path}: {error.strerror}") from error
+    text = json.dumps({"format": FORMAT, **asdict(table)}, indent=1, allow_nan=False)
+    replace_text(path, text + "\n", "step times")
 
 
 def load(path: Path, key: ProfileKey) -> CostTable:
@@ -159,37 +162,45 @@ def load(path: Path, key: ProfileKey) -> CostTable:
 
     Raises DSparkError if the file cannot be read, is no such table, or has another key.
     """
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
-        table = from_document(document)
-    except OSError as error:
-        raise DSparkError(f"cannot read step times {path}: {error.strerror}") from error
-    except (ValueError, KeyError, TypeError) as error:
-        raise DSparkError(
-            f"{path} is not a table of step times ({error}); delete it and it is measured again"
-        ) from error
+    with reading(path, "table of step times", "a new measurement replaces it"):
+        table = from_document(load_json(path))
     different = table.key.differences(key)
     if different:
         raise DSparkError(
-            f"{path} was measured elsewhere ({'; '.join(different)}); "
-            "delete it and it is measured again"
+            f"{path} was measured elsewhere ({brief('; '.join(different))}); "
+            "a new measurement replaces it"
         )
     return table
 
 
-def from_document(document: dict[str, Any]) -> CostTable:
-    """The table in what `save` wrote. Raises ValueError, KeyError, TypeError for others."""
+def from_document(document: Any) -> CostTable:
+    """The table in what `save` wrote. Raises one of `files.FAULTS` for others."""
     if document["format"] != FORMAT:
         raise ValueError("another format")
     if set(document) - {"format"} != {field.name for field in fields(CostTable)}:
         raise ValueError("unknown or missing fields")
     return CostTable(
         key=ProfileKey(**document["key"]),
-        knots=tuple(int(k) for k in document["knots"]),
-        seconds=tuple(float(s) for s in document["seconds"]),
-        padded=bool(document["padded"]),
-        per_request=float(document["per_request"]),
-        per_context=float(document["per_context"]),
-        draft_requests=tuple(int(r) for r in document["draft_requests"]),
-        draft_seconds=tuple(tuple(float(s) for s in row) for row in document["draft_seconds"]),
+        knots=tuple(integer(k, 1, MOST_TOKENS) for k in document["knots"]),
+        seconds=_floats(document["seconds"]),
+        padded=_boolean(document["padded"]),
+        per_request=_float(document["per_request"]),
+        per_context=_float(document["per_context"]),
+        draft_requests=tuple(integer(r, 1, MOST_TOKENS) for r in document["draft_requests"]),
+        draft_seconds=tuple(_floats(row) for row in document["draft_seconds"]),
     )
+
+
+def _float(value: object) -> float:
+    """The bounds of each figure are the table's business."""
+    return number(value, -MOST_SECONDS, MOST_SECONDS)
+
+
+def _floats(values: Any) -> tuple[float, ...]:
+    return tuple(_float(value) for value in values)
+
+
+def _boolean(value: object) -> bool:
+    if not isinstance(value, bool):
+        raise ValueError("padded is neither true nor false")
+    return value

@@ -11,19 +11,25 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import brief, integer, load_json, number, reading, replace_text
 from sglang_dspark.schedule.calibration import Calibration
 
 FORMAT = "sglang-dspark sts 1"
 FILE_NAME = "sts.json"
 GREEDY, SAMPLED = "greedy", "sampled"
 REGIMES = (GREEDY, SAMPLED)
+# Our fits stay in 0.1 .. 10 and within 100 logits (`calibration.GRID_LOW`, `SHIFT_LIMIT` over the
+# least slope); ten times that, for tables of other fitters, is still a calibration.
+LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100.0
+MOST_SHIFT = 1000.0
+MOST_SPREAD = 9.0  # a variance; beyond it most requests would stand at `request_shift.LIMIT`
+MOST_COUNT = 1 << 53
 
 
 def regime(temperature: float) -> str:
@@ -60,12 +66,15 @@ class StsTable:
     def __post_init__(self) -> None:
         if not self.temperatures:
             raise ValueError("no temperatures")
-        if not all(0 < t < math.inf for t in (*self.temperatures, *self.shifted_temperatures)):
-            raise ValueError(f"temperatures must be positive: {list(self.temperatures)}")
-        if not all(math.isfinite(s) for s in (self.shift, *self.position_shifts)):
-            raise ValueError(f"shifts must be numbers: {self.shift}, {list(self.position_shifts)}")
-        if not 0 <= self.request_spread < math.inf:
-            raise ValueError(f"request_spread must be a variance, found {self.request_spread}")
+        for temperature in (*self.temperatures, *self.shifted_temperatures):
+            if not LEAST_TEMPERATURE <= temperature <= MOST_TEMPERATURE:
+                raise ValueError(
+                    f"a temperature of {temperature:g}, not from {LEAST_TEMPERATURE:g} to "
+                    f"{MOST_TEMPERATURE:g}"
+                )
+        for shift in (self.shift, *self.position_shifts):
+            number(shift, -MOST_SHIFT, MOST_SHIFT)
+        number(self.request_spread, 0.0, MOST_SPREAD)
         if len(self.position_shifts) not in (0, len(self.temperatures)):
             raise ValueError("as many position shifts as temperatures are needed, or none")
         if len(self.shifted_temperatures) != len(self.temperatures):
@@ -85,6 +94,17 @@ class StsTable:
     def followed(self) -> Calibration:
         """`sts+shift` with the requests followed, if the table tells how far they stray."""
         return replace(self.shifted, spread=self.request_spread)
+
+    def shortened(self, gamma: int) -> StsTable:
+        """The table of the first `gamma` positions.
+
+        A position's temperature is fitted with those before it fixed and whatever comes behind it
+        unseen (`calibration.fit`), so a fit of fewer positions would have found the same ones.
+        `sts+shift` keeps each position's own law.
+        """
+        names = ("temperatures", "counts", "ece_before", "ece_after", "shifted_temperatures")
+        cut = {name: getattr(self, name)[:gamma] for name in (*names, "position_shifts")}
+        return replace(self, **cut)
 
 
 @dataclass(frozen=True)
@@ -144,31 +164,21 @@ def write_sts(path: Path, sts: StsFile) -> None:
         "versions": dict(sts.versions),
         "date": sts.date,
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, indent=1, allow_nan=False) + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise DSparkError(f"cannot write {path}: {error.strerror}") from error
+    text = json.dumps(document, indent=1, allow_nan=False)
+    replace_text(path, text + "\n", "the calibration")
 
 
 def read_sts(path: Path, *, drafter_sha256: str | None = None, gamma: int | None = None) -> StsFile:
     """Read a table file, ours or one of stock SGLang (whose one table serves both regimes).
 
-    drafter_sha256: of the drafter it shall serve; a table fitted to another is refused, and so is
-    one for another gamma. Raises DSparkError for that and for a file that is no such table.
+    drafter_sha256: of the drafter it shall serve; a table fitted to another is refused. gamma:
+    drafts that it runs with; a table for more is cut to the first ones, one for fewer is refused.
+    Raises DSparkError for those and for a file that is no such table.
     """
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "calibration table", "make one with `dspark calibrate`"):
+        raw = load_json(path)
         sts = _ours(raw) if raw.get("format") == FORMAT else _stock(raw)
-    except OSError as error:
-        raise DSparkError(f"cannot read the calibration {path}: {error.strerror}") from None
-    except (ValueError, KeyError, TypeError, AttributeError) as error:
-        raise DSparkError(
-            f"{path} is no calibration table ({error}): make one with `dspark calibrate`"
-        ) from None
-    if gamma is not None and sts.gamma != gamma:
+    if gamma is not None and sts.gamma < gamma:
         raise DSparkError(
             f"{path} was fitted for gamma {sts.gamma}, the drafter runs with {gamma}: fit it "
             "again with `dspark calibrate`"
@@ -176,10 +186,12 @@ def read_sts(path: Path, *, drafter_sha256: str | None = None, gamma: int | None
     known = sts.drafter_sha256
     if drafter_sha256 is not None and known and known != drafter_sha256:
         raise DSparkError(
-            f"{path} was fitted to another drafter (SHA-256 {known[:12]}…, this one has "
-            f"{drafter_sha256[:12]}…): fit it again with `dspark calibrate`"
+            f"{path} was fitted to another drafter (SHA-256 {brief(known, 12)}, this one has "
+            f"{brief(drafter_sha256, 12)}): fit it again with `dspark calibrate`"
         )
-    return sts
+    if gamma is None or gamma == sts.gamma:
+        return sts
+    return replace(sts, tables={n: table.shortened(gamma) for n, table in sts.tables.items()})
 
 
 def _ours(raw: Mapping[str, Any]) -> StsFile:
@@ -201,7 +213,7 @@ def _stock(raw: Mapping[str, Any]) -> StsFile:
         sampling={},
         dataset=str(raw.get("dataset", "")),
         prompts=0,
-        steps=int(raw.get("num_samples", 0)),
+        steps=_count(raw.get("num_samples", 0)),
         counts=(),
         ece_before=_tuple(raw.get("ece_before", [])) or unknown,
         ece_after=_tuple(raw.get("ece_after", [])) or unknown,
@@ -217,16 +229,16 @@ def _table(raw: Mapping[str, Any]) -> StsTable:
         temperatures=_tuple(raw["temperatures"]),
         sampling=dict(raw["sampling"]),
         dataset=str(raw["dataset"]),
-        prompts=int(raw["prompts"]),
-        steps=int(raw["steps"]),
-        counts=tuple(int(n) for n in raw["counts"]),
+        prompts=_count(raw["prompts"]),
+        steps=_count(raw["steps"]),
+        counts=tuple(_count(n) for n in raw["counts"]),
         ece_before=_tuple(raw["ece_before"]),
         ece_after=_tuple(raw["ece_after"]),
-        shift=float(raw["shift"]),
+        shift=_finite(raw["shift"]),
         shifted_temperatures=_tuple(raw["shifted_temperatures"]),
         held_out=dict(raw["held_out"]),
-        position_shifts=tuple(float(s) for s in raw.get("position_shifts", ())),
-        request_spread=float(raw.get("request_spread", 0.0)),
+        position_shifts=tuple(_finite(s) for s in raw.get("position_shifts", ())),
+        request_spread=_finite(raw.get("request_spread", 0.0)),
     )
 
 
@@ -237,9 +249,19 @@ def _table_json(table: StsTable) -> dict[str, Any]:
     return values
 
 
-def _tuple(values: Sequence[float]) -> tuple[float, ...]:
+def _tuple(values: Sequence[object]) -> tuple[float, ...]:
     """Numbers as read; a negative one is unknown (and, as a temperature, refused like NaN)."""
-    return tuple(math.nan if value < 0 else float(value) for value in values)
+    found = [_finite(value) for value in values]
+    return tuple(math.nan if value < 0 else value for value in found)
+
+
+def _finite(value: object) -> float:
+    """Any number of a file; what it may be is the table's business."""
+    return number(value, -math.inf, math.inf)
+
+
+def _count(value: object) -> int:
+    return integer(value, 0, MOST_COUNT)
 
 
 def _numbers(values: Sequence[float]) -> list[float]:

@@ -21,7 +21,6 @@ from sglang_dspark.schedule.cost_table import CostTable, ProfileKey, tokens_curv
 TIERS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
 CURVES = ("jagged", "steep", "flat", "drifting")
 LOADS = ("steady", "bursts", "shift")
-KEY = ProfileKey("simulated", "", "", "", "", "", "")
 
 
 @dataclass(frozen=True)
@@ -59,8 +58,9 @@ class Machine:
         timed = exact * np.exp(noise * rng.standard_normal(len(exact)))
         draft = self.draft * np.exp(noise * rng.standard_normal(len(self.draft)))
         draft[1:] = np.maximum.accumulate(draft[1:])
+        key = ProfileKey("simulated", "", "", "", "", "", "", gamma=len(draft) - 1)
         return CostTable(
-            KEY, knots, tuple(timed.tolist()), self.padded, 0.0, 0.0, (1,), (tuple(draft.tolist()),)
+            key, knots, tuple(timed.tolist()), self.padded, 0.0, 0.0, (1,), (tuple(draft.tolist()),)
         )
 
 

@@ -7,7 +7,6 @@ the safetensors files are read. Pure: imports no sglang; patches/drafter_check.p
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -17,6 +16,7 @@ from safetensors import SafetensorError, safe_open
 
 from sglang_dspark.drafter.config import MOE_ARCHITECTURE
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import FAULTS, brief, fault, load_json
 from sglang_dspark.serving.moe_checkpoint import moe_shapes
 
 DENSE_ARCHITECTURES = frozenset({"Qwen3DSparkModel", "LingDSparkModel", "DSparkDraftModel"})
@@ -81,13 +81,15 @@ def validate_drafter(
     path: Path,
     target: Target,
     *,
-    gamma: int | None = None,
+    block_size: int | None = None,
+    draft_tokens: int | None = None,
     needs_confidence: bool = False,
     weights: bool = True,
 ) -> None:
     """Raise `DSparkError` unless the drafter in directory `path` fits `target`.
 
-    gamma: the draft length that was asked for; None takes the drafter's own.
+    block_size, draft_tokens: what was asked for by --speculative-dspark-block-size (gamma) and
+    --speculative-num-draft-tokens (gamma + 1); without the former gamma is the drafter's own.
     needs_confidence: the verify mode that was asked for reads the confidence head.
     weights: False looks at config.json only, for a drafter whose weights are not here yet.
     Architectures of other families (OTHER_ARCHITECTURES) are checked for whole files only.
@@ -100,7 +102,7 @@ def validate_drafter(
     facts = parse_facts(path, config, architecture)
     _check_sizes(path, facts, target)
     _check_layers(path, facts, target)
-    _check_gamma(path, facts, gamma)
+    _check_gamma(path, facts.gamma, block_size, draft_tokens)
     if needs_confidence and not facts.confidence_head:
         raise DSparkError(
             f"drafter {path} has no confidence head (enable_confidence_head is false), which "
@@ -119,14 +121,14 @@ def read_config(path: Path) -> dict[str, Any]:
             f"drafter {path} is not a directory; check --speculative-draft-model-path"
         )
     try:
-        config = json.loads(file.read_text(encoding="utf-8"))
+        config = load_json(file, finite=False)  # Transformers writes infinities
     except FileNotFoundError as error:
         raise DSparkError(
             f"drafter {path} has no config.json; check --speculative-draft-model-path"
         ) from error
     except (OSError, ValueError) as error:
         raise DSparkError(
-            f"drafter {path}: config.json cannot be read ({error}); fetch the drafter again"
+            f"drafter {path}: config.json cannot be read ({fault(error)}); fetch the drafter again"
         ) from error
     if not isinstance(config, dict):
         raise DSparkError(f"drafter {path}: config.json is no JSON object; fetch the drafter again")
@@ -137,28 +139,32 @@ def check_architecture(path: Path, config: dict[str, Any]) -> str:
     """The drafter's one architecture name. Raises `DSparkError` when DSPARK cannot load it."""
     names = config.get("architectures")
     known = DENSE_ARCHITECTURES | OTHER_ARCHITECTURES | {MOE_ARCHITECTURE}
-    if isinstance(names, list) and len(names) == 1 and names[0] in known:
+    if isinstance(names, list) and len(names) == 1 and str(names[0]) in known:
         return str(names[0])
     raise DSparkError(
-        f"drafter {path}: architectures {names} in config.json is no DSpark drafter (known: "
+        f"drafter {path}: architectures {brief(names)} in config.json is no DSpark drafter (known: "
         f"{', '.join(sorted(known))}); check --speculative-draft-model-path"
     )
 
 
 def parse_facts(path: Path, config: dict[str, Any], architecture: str) -> DrafterFacts:
     """Read the fields we check. Raises `DSparkError` naming a field missing or of a wrong type."""
-    fields = {
-        **config,
-        **(config.get("dflash_config") or {}),
-        **(config.get("dspark_config") or {}),
-    }
+    fields = dict(config)
+    for name in ("dflash_config", "dspark_config"):
+        nested = config.get(name) or {}
+        if not isinstance(nested, dict):
+            raise DSparkError(
+                f"drafter {path}: {name} in config.json must be a mapping, not "
+                f"{brief(repr(nested))}; fetch or export the drafter again"
+            )
+        fields |= nested
 
     def integer(name: str, *, least: int = 1, default: int | None = None) -> int:
         value = fields.get(name, default)
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise DSparkError(
                 f"drafter {path}: {name} in config.json must be an integer >= {least}, not "
-                f"{value!r}; fetch or export the drafter again"
+                f"{brief(repr(value))}; fetch or export the drafter again"
             )
         return value
 
@@ -170,13 +176,13 @@ def parse_facts(path: Path, config: dict[str, Any], architecture: str) -> Drafte
     ):
         raise DSparkError(
             f"drafter {path}: target_layer_ids in config.json must be a list of integers, not "
-            f"{layer_ids!r}; fetch or export the drafter again"
+            f"{brief(repr(layer_ids))}; fetch or export the drafter again"
         )
     head_type = str(fields.get("markov_head_type")).lower()
     if head_type not in MARKOV_HEADS:
         raise DSparkError(
-            f"drafter {path}: markov_head_type {head_type!r} in config.json is unknown (known: "
-            f"{', '.join(sorted(MARKOV_HEADS))}); use another drafter"
+            f"drafter {path}: markov_head_type {brief(repr(head_type))} in config.json is unknown "
+            f"(known: {', '.join(sorted(MARKOV_HEADS))}); use another drafter"
         )
     hidden, heads = integer("hidden_size"), integer("num_attention_heads")
     targets = fields.get("num_target_layers")
@@ -229,7 +235,7 @@ def _check_layers(path: Path, facts: DrafterFacts, target: Target) -> None:
     outside = [i for i in facts.target_layer_ids if not 0 <= i < target.num_layers]
     if outside:
         raise DSparkError(
-            f"drafter {path}: target_layer_ids {outside} lie outside the target's layers 0.."
+            f"drafter {path}: target_layer_ids {brief(outside)} lie outside the target's layers 0.."
             f"{target.num_layers - 1}; use a drafter trained for this target"
         )
     last = target.num_layers - 1
@@ -241,15 +247,27 @@ def _check_layers(path: Path, facts: DrafterFacts, target: Target) -> None:
         )
 
 
-def _check_gamma(path: Path, facts: DrafterFacts, gamma: int | None) -> None:
-    """The draft length asked for is at least 1 and no longer than the trained block."""
-    if gamma is None or 1 <= gamma <= facts.gamma:
-        return
-    raise DSparkError(
-        f"drafter {path} was trained for blocks of {facts.gamma} tokens, but gamma {gamma} was "
-        f"asked for; set --speculative-num-draft-tokens (gamma + 1) to 2..{facts.gamma + 1}, or "
-        "leave it out"
-    )
+def _check_gamma(
+    path: Path, trained: int, block_size: int | None, draft_tokens: int | None
+) -> None:
+    """The draft is no longer than the trained block, and the two ways to ask for it agree.
+
+    SGLang takes another gamma from the block size alone, and then needs draft_tokens to be
+    gamma + 1 (speculative_hook.py).
+    """
+    gamma = trained if block_size is None else block_size
+    if not 1 <= gamma <= trained:
+        raise DSparkError(
+            f"drafter {path} was trained for blocks of {trained} tokens, but gamma {gamma} was "
+            f"asked for; set --speculative-dspark-block-size (gamma) to 1..{trained}, or leave it "
+            "out"
+        )
+    if draft_tokens not in (None, gamma + 1):
+        raise DSparkError(
+            f"drafter {path} drafts blocks of {gamma} tokens, for which "
+            f"--speculative-num-draft-tokens must be {gamma + 1}, not {draft_tokens}; leave it "
+            f"out, and for a shorter draft set --speculative-dspark-block-size to 1..{trained}"
+        )
 
 
 def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
@@ -262,8 +280,8 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     missing = sorted(_indexed_files(path) - {file.name for file in files})
     if missing or not files:
         raise DSparkError(
-            f"drafter {path} has no {missing[0] if missing else 'safetensors file'}; fetch or "
-            "export the drafter again"
+            f"drafter {path} has no {brief(missing[0] if missing else 'safetensors file')}; fetch "
+            "or export the drafter again"
         )
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
@@ -286,8 +304,8 @@ def _indexed_files(path: Path) -> set[str]:
     if not index.is_file():
         return set()
     try:
-        return set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
-    except (ValueError, KeyError, AttributeError) as error:
+        return {str(name) for name in load_json(index)["weight_map"].values()}
+    except (OSError, *FAULTS) as error:
         raise DSparkError(
             f"drafter {path}: {index.name} cannot be read; fetch or export the drafter again"
         ) from error

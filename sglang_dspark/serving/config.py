@@ -13,10 +13,10 @@ from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal, Self
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import brief, fault, load_yaml
 
 CONFIG_VARIABLE = "SGLANG_DSPARK_CONFIG"
 
@@ -24,7 +24,7 @@ CONFIG_VARIABLE = "SGLANG_DSPARK_CONFIG"
 class CpuConfig(BaseModel):
     """Settings of the CPU platform; without effect where an accelerator serves."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     threads: int | None = Field(
         default=None,
@@ -46,7 +46,7 @@ class CpuConfig(BaseModel):
 class ScheduleConfig(BaseModel):
     """What is verified in a step, and how that is decided (serving/schedule)."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     mode: Literal["auto", "static", "off"] = Field(
         default="auto",
@@ -73,6 +73,7 @@ class ScheduleConfig(BaseModel):
     speed_target: float | None = Field(
         default=None,
         gt=0.0,
+        le=1e6,
         description="tokens/s that every request should get: one that is behind counts for more; a "
         "request names its own in sampling_params.custom_params.dspark_speed",
     )
@@ -104,7 +105,7 @@ class ScheduleConfig(BaseModel):
 class DSparkConfig(BaseModel):
     """The whole configuration; unknown fields are errors."""
 
-    model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
     cpu: CpuConfig = CpuConfig()
     schedule: ScheduleConfig = ScheduleConfig()
@@ -132,7 +133,7 @@ def load_config(path: Path | None = None) -> LoadedConfig:
     if path is None:
         named = os.environ.get(CONFIG_VARIABLE, "").strip()
         path = Path(named) if named else None
-    return _load(path.expanduser().absolute() if path is not None else None)
+    return _load(None if path is None else Path(os.path.expanduser(path)).absolute())
 
 
 def current_config() -> DSparkConfig:
@@ -160,15 +161,14 @@ def _load(path: Path | None) -> LoadedConfig:
 def _read_mapping(path: Path) -> dict[str, Any]:
     """The top-level mapping of a YAML file (JSON is a subset); empty files are empty mappings."""
     try:
-        values = yaml.safe_load(path.read_text(encoding="utf-8"))
+        values = load_yaml(path)
     except OSError as error:
         raise DSparkError(
-            f"configuration {path} cannot be read ({error.strerror}); "
+            f"configuration {path} cannot be read ({fault(error)}); "
             f"check --dspark-config and {CONFIG_VARIABLE}"
         ) from error
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        where = " ".join(str(error).split())
-        raise DSparkError(f"configuration {path} is neither YAML nor JSON: {where}") from error
+    except ValueError as error:
+        raise DSparkError(f"configuration {path} is neither YAML nor JSON: {error}") from error
     if values is None:
         return {}
     if not isinstance(values, dict):
@@ -180,12 +180,12 @@ def _read_mapping(path: Path) -> dict[str, Any]:
 
 def _first_fault(error: ValidationError) -> str:
     """The first fault in words, with the fields that are allowed where an unknown one stands."""
-    fault = error.errors()[0]
-    names = [str(part) for part in fault["loc"]]
-    if fault["type"] == "extra_forbidden":
+    first = error.errors()[0]
+    names = [brief(part, 40) for part in first["loc"]]
+    if first["type"] == "extra_forbidden":
         allowed = ", ".join(sorted(_fields_at(names[:-1])))
         return f"unknown field {'.'.join(names)}; known here: {allowed}"
-    return f"field {'.'.join(names)}: {fault['msg']} (got {fault['input']!r})"
+    return f"field {'.'.join(names)}: {brief(first['msg'])} (got {brief(repr(first['input']), 60)})"
 
 
 def _fields_at(names: list[str]) -> list[str]:

@@ -17,6 +17,7 @@ from transformers import AutoTokenizer
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import stop_token_ids
 from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.files import parse_json, reading
 from sglang_dspark.training.config import DataConfig, RunConfig
 from sglang_dspark.training.files import disk_error
 from sglang_dspark.training.plan import Skipped, StoreSize, longest, planned_prompts, store_size
@@ -41,8 +42,10 @@ def write_self_prompts(data: DataConfig, target: TargetModel, count: int, show: 
     part = data.self_prompts.with_name(data.self_prompts.name + ".part")
     part.parent.mkdir(parents=True, exist_ok=True)
     lines = [line for line in _lines(part) if line.endswith("\n")]
-    seen = {json.loads(line)["turns"][0] for line in lines}
-    tried = 1 + max((int(json.loads(line)["id"].split("-")[1]) for line in lines), default=-1)
+    with reading(part, "collection of prompts", "delete it to begin anew"):
+        rows = [parse_json(line) for line in lines]
+        seen = {row["turns"][0] for row in rows}
+        tried = 1 + max((int(row["id"].split("-")[1]) for row in rows), default=-1)
     prefix, stop = user_turn_prefix(tokenizer), stop_token_ids(data.target, tokenizer)
     wanted = (Prompt(f"self-{i}", "chat", prefix, 1.0, _WORDS) for i in range(tried, count))
     generator = ResponseGenerator(

@@ -5,7 +5,6 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-import yaml
 from pydantic import (
     BaseModel,
     ConfigDict,
@@ -17,6 +16,7 @@ from pydantic import (
 )
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import fault, load_yaml, wrong_fields
 
 
 class _Frozen(BaseModel):
@@ -207,9 +207,8 @@ def load_config(path: Path) -> RunConfig:
     if not path.is_file():
         raise DSparkError(f"no training config at {path}")
     try:
-        return RunConfig.model_validate(yaml.safe_load(path.read_text()))
-    except yaml.YAMLError as error:
-        raise DSparkError(f"{path} is not YAML: {error}") from None
+        return RunConfig.model_validate(load_yaml(path))
     except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise DSparkError(f"{path}: {'; '.join(wrong)}") from None
+        raise DSparkError(f"{path}: {wrong_fields(error)}") from None
+    except (OSError, ValueError) as error:
+        raise DSparkError(f"{path} is not YAML: {fault(error)}") from None

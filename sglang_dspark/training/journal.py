@@ -6,6 +6,7 @@ import json
 from pathlib import Path
 from types import TracebackType
 
+from sglang_dspark.files import parse_json, reading
 from sglang_dspark.training.files import disk_error
 
 
@@ -14,7 +15,9 @@ class Journal:
 
     def __init__(self, path: Path, step: int):
         self.path = path
-        kept = [line for line in _whole_lines(path) if json.loads(line)["step"] <= step]
+        with reading(path, "journal of a run", "move it away to go on without it"):
+            lines = _whole_lines(path)
+            kept = [line for line in lines if parse_json(line, finite=False)["step"] <= step]
         try:
             self._file = path.open("w")
             self._file.writelines(kept)

@@ -15,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import FAULTS, fault, parse_json
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ def read_prompts(
             continue
         try:
             rows.append(_row(line, f"{path.stem}-{number}"))
-        except (ValueError, KeyError, TypeError) as error:
+        except FAULTS as error:
             reason = f"{path}, line {number}: {_reason(error)}"
             if strict:
                 raise DSparkError(f"{reason}; correct the line, or leave --strict out") from None
@@ -70,7 +71,7 @@ def read_prompts(
 
 
 def _row(line: str, default_id: str) -> PromptRow:
-    row = json.loads(line)
+    row = parse_json(line, finite=False)
     if not isinstance(row, dict):
         raise TypeError("expected an object")
     turns = row["turns"] if "turns" in row else [row["prompt"]]
@@ -86,7 +87,7 @@ def _reason(error: Exception) -> str:
         return f"not JSON ({error.msg}, column {error.colno})"
     if isinstance(error, KeyError):
         return "neither `turns` nor `prompt`"
-    return str(error)
+    return fault(error)
 
 
 def chat_ids(tokenizer: Any, text: str) -> tuple[int, ...]:

@@ -10,6 +10,7 @@ from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.files import load_json, reading
 from sglang_dspark.training.config import RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.files import write_json
@@ -116,7 +117,8 @@ def _vocabulary(cfg: RunConfig, counts: Tensor, world: World) -> Tensor | None:
             ids, _ = draft_vocabulary(wide, wanted)
         write_json(file, ids.tolist())
     world.wait()
-    return torch.tensor(json.loads(file.read_text()))
+    with reading(file, "draft vocabulary", "delete it and it is chosen again"):
+        return torch.tensor(load_json(file), dtype=torch.int64)
 
 
 def _held_out(cfg: RunConfig, reader: StoreReader) -> list[Draw]:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from pathlib import Path
 
 from pydantic import TypeAdapter
@@ -10,6 +9,7 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import parse_json, reading
 from sglang_dspark.training.config import DrafterShape, RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.files import read_metadata, write_tensors
@@ -44,13 +44,15 @@ def check_state(cfg: RunConfig) -> int | None:
     if not file.exists():
         return None
     meta = read_metadata(file)
-    then = json.loads(meta["config"])
-    shape = TypeAdapter(DrafterShape).validate_python(then["drafter"])
+    with reading(file, "state of a run", "choose a new run_dir"):
+        then, step = parse_json(meta["config"]), int(meta["step"])
+        shape = TypeAdapter(DrafterShape).validate_python(then["drafter"])
+        averaged = bool(then["schedule"]["ema"])
     if shape != cfg.drafter:
         raise DSparkError(f"{file} belongs to a drafter of another shape; choose a new run_dir")
-    if bool(then["schedule"]["ema"]) != bool(cfg.schedule.ema):
+    if averaged != bool(cfg.schedule.ema):
         raise DSparkError(f"{file} was made with schedule.ema {then['schedule']['ema']}; keep it")
-    return int(meta["step"])
+    return step
 
 
 def load_state(cfg: RunConfig, step: int, optimiser: Optimiser, sampler: Sampler) -> None:

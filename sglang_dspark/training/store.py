@@ -21,6 +21,7 @@ from safetensors import safe_open
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import brief, load_json, parse_json, reading
 from sglang_dspark.training.files import disk_error, write_json, write_tensors
 
 
@@ -122,11 +123,9 @@ def read_index(path: Path) -> list[dict[str, Any]]:
     index = path / "index.jsonl"
     if not index.exists():
         return []
-    rows = []
-    for line in index.read_text().splitlines(keepends=True):
-        if line.endswith("\n"):
-            rows.append(json.loads(line))
-    return rows
+    with reading(index, "index of a response store", "make the store again"):
+        lines = index.read_text(encoding="utf-8").splitlines(keepends=True)
+        return [parse_json(line, finite=False) for line in lines if line.endswith("\n")]
 
 
 _UNLIKE = {
@@ -142,14 +141,16 @@ def check_meta(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
 
     What an older store does not tell (its tokenizer) is not held against it.
     """
-    if not (path / "meta.json").is_file():
+    file = path / "meta.json"
+    if not file.is_file():
         raise DSparkError(f"{path} is not a response store (no meta.json); run `dspark train data`")
     meta: dict[str, Any] = {"cached": True}
-    meta |= json.loads((path / "meta.json").read_text())
+    with reading(file, "record of a response store", "make the store again"):
+        meta |= load_json(file)
     for key, value in expected.items():
         if key in meta and meta[key] != value:
             raise DSparkError(
-                f"{path} holds answers {_UNLIKE.get(key, key)}: {key} is {meta[key]} there, "
+                f"{path} holds answers {_UNLIKE.get(key, key)}: {key} is {brief(meta[key])} there, "
                 f"{value} here; use another directory or the same settings"
             )
     return meta

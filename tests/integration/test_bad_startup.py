@@ -140,8 +140,13 @@ def test_a_drafter_that_does_not_fit(broken_starts: dict[str, Future[Ended]], na
 
 
 def test_gamma_over_the_trained_block(tiny: TinyPair) -> None:
-    ended = launch(tiny, tiny.drafter, "--speculative-num-draft-tokens", str(GAMMA + 2))
+    ended = launch(tiny, tiny.drafter, "--speculative-dspark-block-size", str(GAMMA + 1))
     refused(ended, f"blocks of {GAMMA} tokens, but gamma {GAMMA + 1}")
+
+
+def test_draft_tokens_for_another_gamma(tiny: TinyPair) -> None:
+    ended = launch(tiny, tiny.drafter, "--speculative-num-draft-tokens", str(GAMMA - 1))
+    refused(ended, f"must be {GAMMA + 1}, not {GAMMA - 1}", "--speculative-dspark-block-size")
 
 
 def test_a_drafter_that_is_not_there(tiny: TinyPair, tmp_path: Path) -> None:

@@ -110,7 +110,7 @@ def test_the_journal_goes_on_and_refuses_another_plan(tmp_path: Path) -> None:
     with pytest.raises(DSparkError, match="another plan"):
         Journal(path, replace(PLAN, mean_tokens=21))
     path.write_text("what\n")
-    with pytest.raises(DSparkError, match="not a journal"):
+    with pytest.raises(DSparkError, match="no journal"):
         Journal(path, PLAN)
 
 
@@ -163,7 +163,7 @@ def test_a_shorter_drafter_keeps_its_weights(tmp_path: Path) -> None:
         made = shortened(drafter, 2, tmp_path / "run")
     assert json.loads((made / "config.json").read_text()) == {"block_size": 2, "hidden_size": 8}
     assert (made / "model.safetensors").read_bytes() == b"weights"
-    with pytest.raises(DSparkError, match="gamma 2"):
+    with pytest.raises(DSparkError, match="no drafter at"):
         shortened(tmp_path / "nothing", 2, tmp_path / "run")
 
 

@@ -282,7 +282,7 @@ def test_plans_are_kept_and_checked(tmp_path: Path) -> None:
         CellPlan.load(tmp_path / "absent.json")
     for text in ("{", "[]", '{"api": "chat"}'):
         path.write_text(text)
-        with pytest.raises(DSparkError, match="not a cell plan"):
+        with pytest.raises(DSparkError, match="no cell plan"):
             CellPlan.load(path)
     with pytest.raises(DSparkError, match="no interface"):
         CellPlan("soap", made.prompts, made.schedule)  # type: ignore[arg-type]

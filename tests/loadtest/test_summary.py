@@ -206,7 +206,7 @@ def test_the_folder_gives_back_what_was_written(tmp_path: Path) -> None:
     with pytest.raises(DSparkError, match="another version"):
         run_dir.read_run(tmp_path)
     (tmp_path / run_dir.RUN_FILE).write_text('{"name": 1')
-    with pytest.raises(DSparkError, match="not a sweep's file"):
+    with pytest.raises(DSparkError, match="no file of a sweep"):
         run_dir.read_run(tmp_path)
 
 

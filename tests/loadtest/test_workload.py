@@ -55,5 +55,5 @@ def test_both_servers_differ_only_in_speculation() -> None:
 def test_gamma_of_a_drafter(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"block_size": 5}))
     assert drafter_gamma(tmp_path) == 5
-    with pytest.raises(DSparkError, match="not a DSpark drafter"):
+    with pytest.raises(DSparkError, match="cannot read the DSpark drafter"):
         drafter_gamma(tmp_path / "absent")

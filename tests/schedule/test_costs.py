@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -24,7 +25,7 @@ from sglang_dspark.schedule.cost_table import (
     tokens_curve,
 )
 
-KEY = ProfileKey("m", "d", "bfloat16", "cpu", "tp1", "dspark", "0.5.23")
+KEY = ProfileKey("m", "d", "bfloat16", "cpu", "tp1", "dspark", "0.5.23", 2)
 TABLE = CostTable(
     key=KEY,
     knots=(1, 4, 8, 16),
@@ -72,7 +73,7 @@ def test_files_round_trip_and_other_keys_are_refused(tmp_path: Path) -> None:
     assert cache_path(KEY) != cache_path(replace(KEY, versions="0.5.24"))
 
 
-@pytest.mark.parametrize("damage", ["cut", "format", "field", "number", "shape"])
+@pytest.mark.parametrize("damage", ["cut", "format", "field", "number", "shape", "flag"])
 def test_damaged_files_are_one_clear_line(tmp_path: Path, damage: str) -> None:
     path = tmp_path / "costs.json"
     save(TABLE, path)
@@ -86,13 +87,15 @@ def test_damaged_files_are_one_clear_line(tmp_path: Path, damage: str) -> None:
         document["seconds"][0] = -1.0
     elif damage == "shape":
         document["seconds"].pop()
+    elif damage == "flag":
+        document["padded"] = "no"
     path.write_text(text[:50] if damage == "cut" else json.dumps(document))
-    with pytest.raises(DSparkError, match="delete it and it is measured again"):
+    with pytest.raises(DSparkError, match="a new measurement replaces it"):
         load(path, KEY)
 
 
 def test_unreadable_and_unwritable_places(tmp_path: Path) -> None:
-    with pytest.raises(DSparkError, match="cannot read step times"):
+    with pytest.raises(DSparkError, match="cannot read the table of step times"):
         load(tmp_path / "none.json", KEY)
     (tmp_path / "file").write_text("")
     with pytest.raises(DSparkError, match="cannot write step times"):
@@ -165,5 +168,24 @@ def test_mistakes_are_named() -> None:
         replace(TABLE, knots=(4, 1, 8, 16))
     with pytest.raises(ValueError, match="gamma"):
         replace(TABLE, draft_seconds=((0.0,), (0.0,)))
-    with pytest.raises(ValueError, match="finite"):
+    with pytest.raises(ValueError, match="drafts of 2 for gamma 3"):
+        replace(TABLE, key=replace(KEY, gamma=3))
+    with pytest.raises(ValueError, match="no number from 0"):
         replace(TABLE, per_request=-1.0)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"seconds": (1e-8, 1.2, 2.0, 3.0)},
+        {"seconds": (1.0, 1.2, 2.0, 1e308)},
+        {"seconds": (1.0, 1.2, 2.0, float("nan"))},
+        {"per_context": 1e9},
+        {"draft_seconds": ((0.0, 0.1, 1e4), (0.0, 0.4, 0.5))},
+        {"draft_seconds": ((-0.95, 0.1, 0.2), (0.0, 0.4, 0.5))},
+    ],
+)
+def test_seconds_that_no_machine_takes_are_refused(change: dict[str, Any]) -> None:
+    """A step of negative length would end the server at its first logarithm."""
+    with pytest.raises(ValueError, match="is no number from"):
+        replace(TABLE, **change)

@@ -8,10 +8,11 @@ from dataclasses import replace
 from pathlib import Path
 
 import msgspec
+import numpy as np
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.schedule.calibration import Calibration
+from sglang_dspark.schedule.calibration import Calibration, Observations, fit
 from sglang_dspark.schedule.sts_file import (
     GREEDY,
     SAMPLED,
@@ -97,6 +98,7 @@ def test_reads_a_table_of_stock_sglang(tmp_path: Path) -> None:
     sts = read_sts(path, drafter_sha256="any, for it records none", gamma=3)
     assert sts.table(0.0).shifted == sts.table(1.0).plain == Calibration((1.1, 0.7, 2.0))
     assert sts.drafter_sha256 == ""
+    assert read_sts(path, gamma=2).table(0.0).shifted == Calibration((1.1, 0.7))
     with pytest.raises(DSparkError, match="fitted for gamma 3"):
         read_sts(path, gamma=5)
 
@@ -159,3 +161,66 @@ def test_files_without_our_later_fields_are_read(sts: StsFile, tmp_path: Path) -
     table = read_sts(path).table(0.0)
     assert table.followed == table.shifted == Calibration((0.8, 1.5), -0.5)
     assert table.shifted.shifts == (-0.5, -0.5)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"temperatures": [1.5, 1e308]}, "a temperature of 1e+308, not from 0.01 to 100"),
+        ({"temperatures": [1.5, 1e-300]}, "a temperature of 1e-300, not from 0.01 to 100"),
+        ({"temperatures": [1.5, True]}, "True is no number"),
+        ({"temperatures": [1.5, [1.0]]}, "no number"),
+        ({"temperatures": "12"}, "'1' is no number"),
+        ({"shifted_temperatures": [1.0, 101.0]}, "a temperature of 101"),
+        ({"shift": 1e308}, "is no number from -1000 to 1000"),
+        ({"position_shifts": [0.0, -2e3]}, "is no number from -1000 to 1000"),
+        ({"request_spread": 10.0}, "is no number from 0 to 9"),
+        ({"steps": -1}, "-1 is no integer from 0"),
+        ({"counts": [1, 2.5]}, "2.5 is no integer from 0"),
+    ],
+)
+def test_what_no_fit_finds_is_refused(
+    sts: StsFile, tmp_path: Path, change: dict[str, object], says: str
+) -> None:
+    path = tmp_path / "sts.json"
+    write_sts(path, sts)
+    raw = json.loads(path.read_text())
+    raw["tables"][GREEDY] |= change
+    path.write_text(json.dumps(raw))
+    with pytest.raises(DSparkError, match="is no calibration table") as caught:
+        read_sts(path)
+    assert says in str(caught.value)
+
+
+def test_a_table_for_more_drafts_serves_fewer(sts: StsFile, tmp_path: Path) -> None:
+    path = tmp_path / "sts.json"
+    write_sts(path, sts)
+    cut = read_sts(path, drafter_sha256="d" * 64, gamma=1)
+    assert cut.gamma == 1
+    for name, table in cut.tables.items():
+        whole = sts.tables[name]
+        assert table.plain == Calibration(whole.temperatures[:1])
+        assert table.followed == Calibration(whole.shifted_temperatures[:1], -0.5, (0.25,), 0.15)
+        assert len(table.counts) == len(table.ece_before) == len(table.ece_after) == 1
+    with pytest.raises(DSparkError, match="fitted for gamma 2, the drafter runs with 3"):
+        read_sts(path, gamma=3)
+
+
+def test_a_fit_of_fewer_positions_finds_the_same_temperatures() -> None:
+    """What `shortened` rests on: later positions are unseen when an earlier one is fitted."""
+    rng = np.random.default_rng(0)
+    steps, gamma = 600, 5
+    logits = rng.normal(1.0, 1.5, (steps, gamma))
+    hits = rng.uniform(size=(steps, gamma)) < 1 / (1 + np.exp(-0.6 * logits))
+    verified = rng.integers(0, gamma + 1, steps)
+    accepted = np.minimum(np.cumprod(hits, axis=1).sum(axis=1), verified)
+    whole = fit(Observations(logits, accepted, verified, np.arange(steps)))
+    for fewer in (1, 3):
+        data = Observations(
+            logits[:, :fewer],
+            np.minimum(accepted, fewer),
+            np.minimum(verified, fewer),
+            np.arange(steps),
+        )
+        assert fit(data).temperatures == whole.temperatures[:fewer]
+    assert len(set(whole.temperatures)) > 2

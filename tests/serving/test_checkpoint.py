@@ -75,8 +75,10 @@ def refused(path: Path, **asked: Any) -> str:
 def test_what_our_trainer_writes_is_accepted(tmp_path: Path, head: str, confidence: bool) -> None:
     path = export(tmp_path / "d", markov_head_type=head, confidence_head=confidence)
     validate_drafter(path, TARGET)
-    validate_drafter(path, TARGET, gamma=5, needs_confidence=confidence)
-    validate_drafter(path, TARGET, gamma=1)
+    validate_drafter(path, TARGET, block_size=5, needs_confidence=confidence)
+    validate_drafter(path, TARGET, block_size=1)
+    validate_drafter(path, TARGET, block_size=3, draft_tokens=4)
+    validate_drafter(path, TARGET, draft_tokens=6)
 
 
 @pytest.mark.parametrize(
@@ -132,9 +134,22 @@ def test_the_last_layer_of_a_target_that_does_not_hand_it_out(tmp_path: Path) ->
 
 @pytest.mark.parametrize("gamma", [6, 0, -2])
 def test_gamma_outside_the_trained_block(tmp_path: Path, gamma: int) -> None:
-    message = refused(export(tmp_path / "d"), gamma=gamma)
+    message = refused(export(tmp_path / "d"), block_size=gamma)
     assert f"trained for blocks of 5 tokens, but gamma {gamma} was asked for" in message
-    assert "--speculative-num-draft-tokens (gamma + 1) to 2..6" in message
+    assert "--speculative-dspark-block-size (gamma) to 1..5" in message
+
+
+@pytest.mark.parametrize(
+    ("asked", "wanted"), [({"draft_tokens": 4}, 6), ({"block_size": 3, "draft_tokens": 6}, 4)]
+)
+def test_draft_tokens_that_sglang_would_refuse(
+    tmp_path: Path, asked: dict[str, int], wanted: int
+) -> None:
+    message = refused(export(tmp_path / "d"), **asked)
+    assert (
+        f"--speculative-num-draft-tokens must be {wanted}, not {asked['draft_tokens']}" in message
+    )
+    assert "set --speculative-dspark-block-size to 1..5" in message
 
 
 def test_confidence_weights_missing_though_enabled(tmp_path: Path) -> None:
@@ -191,7 +206,7 @@ def test_a_drafter_whose_weights_are_not_here_yet(tmp_path: Path) -> None:
     path = export(tmp_path / "d")
     (path / "model.safetensors").unlink()
     validate_drafter(path, TARGET, weights=False)
-    assert "trained for blocks of 5" in refused(path, gamma=9, weights=False)
+    assert "trained for blocks of 5" in refused(path, block_size=9, weights=False)
 
 
 def test_a_missing_shard(tmp_path: Path) -> None:

@@ -126,6 +126,20 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
         ("- cpu", "must be a mapping of field names, not a list"),
         ("cpu: [", "is neither YAML nor JSON"),
         ("\x00", "is neither YAML nor JSON"),
+        ("cpu: {threads: 2}\ncpu: {threads: 3}", "the field cpu stands twice"),
+        (
+            "schedule: {speed_target: .inf}",
+            "speed_target: Input should be a finite number",
+        ),
+        (
+            "schedule: {speed_target: .nan}",
+            "speed_target: Input should be a finite number",
+        ),
+        ("schedule: {speed_target: 1.0e+300}", "should be less than or equal to 1000000"),
+        ("schedule: {profile_seconds: 1.0e+300}", "should be less than or equal to 600"),
+        ("schedule: {fairness_floor: 999999999999999999999}", "less than or equal to 255"),
+        ("cpu: {threads: " + "9" * 400 + "}", "an integer of 400 digits"),
+        ("[" * 100_000, "nested deeper than 64"),
     ],
 )
 def test_each_fault_is_one_line_with_the_file(tmp_path: Path, text: str, says: str) -> None:

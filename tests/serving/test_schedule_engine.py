@@ -21,7 +21,7 @@ from sglang_dspark.serving.schedule.metrics import StepMetrics
 from sglang_dspark.serving.schedule.speed import SpeedTargets
 
 GAMMA, SEATS = 3, 9
-KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1")
+KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1", 3)
 
 
 class World:

@@ -14,7 +14,7 @@ from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import ProfileKey, cache_path
 from sglang_dspark.serving.schedule import profile
 
-KEY = ProfileKey("target", "drafter", "float32", "a cpu", "tp1", "dspark_cpu", "1")
+KEY = ProfileKey("target", "drafter", "float32", "a cpu", "tp1", "dspark_cpu", "1", 3)
 PASS, TOKEN, REQUEST, CONTEXT, BLOCK, DRAFT, ROW = 20e-3, 1e-3, 2e-4, 5e-6, 4e-3, 3e-3, 5e-4
 
 
@@ -33,7 +33,8 @@ class Machine:
 
     def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
         self.calls += 1
-        time.sleep(self.slow)
+        if self.slow:
+            time.sleep(self.slow)
         tokens = len(drafts) + sum(drafts)
         blocks = -(-tokens // 4)
         rows = TOKEN * tokens + BLOCK * blocks + CONTEXT * context * tokens
@@ -41,7 +42,8 @@ class Machine:
 
     def draft_seconds(self, requests: int, depth: int, context: int) -> float:
         self.calls += 1
-        time.sleep(self.slow_draft)
+        if self.slow_draft:
+            time.sleep(self.slow_draft)
         return DRAFT + ROW * requests * depth
 
 

@@ -15,12 +15,12 @@ from functools import cache
 from pathlib import Path
 from typing import Any
 
-import numba
 from llvmlite import ir
-from numba import njit, types
+from numba import types
 from numba.extending import intrinsic
 
 from sglang_dspark import float_ops
+from sglang_dspark.kept_code import kept
 from sglang_dspark.paths import cache_root
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
@@ -36,12 +36,7 @@ def cache_folder() -> Path:
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    ordinary = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = str(cache_folder())  # read while a function is wrapped
-    try:
-        return njit(cache=True, nogil=True, error_model="numpy", **options)(function)
-    finally:
-        numba.config.CACHE_DIR = ordinary
+    return kept(function, cache_folder, nogil=True, error_model="numpy", **options)
 
 
 def kernel(function: Callable[..., Any]) -> Any:

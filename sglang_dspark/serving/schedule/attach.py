@@ -253,6 +253,7 @@ def _key(worker: Any) -> ProfileKey:
             f"{target.req_to_token_pool.req_to_token.shape[0]} seats"
         ),
         versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
+        gamma=int(worker.gamma),
     )
 
 

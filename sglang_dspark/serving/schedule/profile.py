@@ -13,6 +13,7 @@ table later (`schedule/cost_model.py`).
 from __future__ import annotations
 
 import itertools
+import os
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -86,25 +87,35 @@ class Profiled:
 def table_for(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Profiled:
     """The table of `key`: from the cache, or measured within about `seconds` and cached.
 
-    A cached table that cannot be used, or a cache that cannot be written, is told and does no harm.
+    Whatever is wrong with a kept table or with the cache is told in one line and does no harm: the
+    times are measured again.
     """
-    path = cache_path(key)
-    if path.exists():
-        try:
-            return Profiled(load(path, key), f"read from {path}")
-        except DSparkError as error:
-            tell(f"{error}; measuring again")
+    kept = _kept(key, tell)
+    if kept is not None:
+        return kept
     began = time.perf_counter()
     table = measure(key, passes, seconds, tell)
     spent = time.perf_counter() - began
     if _cut_short(table, passes):
         return Profiled(table, f"measured in {spent:.1f} s, too few to be kept")
     try:
+        path = cache_path(key)
         save(table, path)
     except DSparkError as error:
         tell(str(error))
         return Profiled(table, f"measured in {spent:.1f} s")
     return Profiled(table, f"measured in {spent:.1f} s, kept in {path}")
+
+
+def _kept(key: ProfileKey, tell: Tell) -> Profiled | None:
+    """The table that an earlier start kept; None where there is none that can be used."""
+    try:
+        path = cache_path(key)
+        if os.path.exists(path):  # unlike Path.exists, False for a folder that may not be entered
+            return Profiled(load(path, key), f"read from {path}")
+    except DSparkError as error:
+        tell(str(error))
+    return None
 
 
 def _cut_short(table: CostTable, passes: Passes) -> bool:

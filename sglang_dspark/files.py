@@ -1,0 +1,255 @@
+"""Files that a user wrote or a machine kept: a value within limits, or one clear line.
+
+Python's readers of JSON and YAML let much through that breaks the code behind them: NaN, numbers
+that overflow, a field twice (the last one wins in silence), nesting deeper than Python's stack,
+aliases that grow without bound. Here each is a ValueError of one short line, and `reading` makes a
+`DSparkError` of it that names the file and says what to do.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+import os
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import yaml
+
+from sglang_dspark.errors import DSparkError
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
+
+MOST_BYTES = 16 << 20  # of a table or a configuration
+MOST_RECORDED = 1 << 30  # of what a run recorded, request by request
+MOST_YAML_BYTES = 1 << 18
+MOST_DEPTH = 64
+MOST_NODES = 20_000  # of YAML, an alias counting as all that it stands for
+MOST_DIGITS = 40  # of an integer: all of them fit a float
+MOST_QUOTED = 160  # characters of what was found that a message repeats
+
+FAULTS = (
+    ValueError,  # UnicodeDecodeError, JSONDecodeError and pydantic's ValidationError too
+    LookupError,
+    TypeError,
+    AttributeError,
+    ArithmeticError,  # OverflowError
+    AssertionError,
+    RecursionError,
+    yaml.YAMLError,
+)
+
+
+def brief(what: object, most: int = MOST_QUOTED) -> str:
+    """`what` in words for a message: one line of printable characters, at most `most` of them."""
+    line = " ".join(str(what).split())
+    cut = line if len(line) <= most else line[: most - 1] + "…"
+    return "".join(c if c.isprintable() else "\N{REPLACEMENT CHARACTER}" for c in cut)
+
+
+def fault(error: Exception) -> str:
+    """What an error of `FAULTS` or an OSError says, briefly."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    if isinstance(error, RecursionError):
+        return f"nested deeper than {MOST_DEPTH}"
+    if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
+        return brief(f"{error.problem}, line {mark.line + 1}, column {mark.column + 1}")
+    if isinstance(error, KeyError):
+        return brief(f"no {error}")
+    return brief(error) or type(error).__name__
+
+
+def wrong_fields(error: ValidationError) -> str:
+    """The fields that a pydantic model refused and why, briefly, the first ones first."""
+    wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:20])
+    return brief("; ".join(wrong), 2 * MOST_QUOTED)
+
+
+@contextmanager
+def reading(path: Path, what: str, fix: str) -> Iterator[None]:
+    """Around code that reads the file `path`, a `what`: its faults become a DSparkError.
+
+    fix: what the user can do, as the end of the line.
+    """
+    try:
+        yield
+    except OSError as error:
+        raise DSparkError(f"cannot read the {what} {path} ({fault(error)}); {fix}") from None
+    except FAULTS as error:
+        raise DSparkError(f"{path} is no {what} ({fault(error)}); {fix}") from None
+
+
+def load_json(path: Path, *, finite: bool = True, most: int = MOST_BYTES) -> Any:
+    """The value of a JSON file of up to `most` bytes, see `parse_json`.
+
+    Raises OSError when it cannot be read, ValueError in one short line for what is in it.
+    """
+    return parse_json(_text(path, most), finite=finite)
+
+
+def parse_json(text: str, *, finite: bool = True) -> Any:
+    """The value of a JSON text. finite: NaN and infinities are refused.
+
+    Raises ValueError in one short line; also for a field that stands twice, for integers of more
+    than `MOST_DIGITS` digits, and below `MOST_DEPTH` levels.
+    """
+    try:
+        value = json.loads(
+            text,
+            object_pairs_hook=_object,
+            parse_int=_integer,
+            parse_float=_float if finite else float,
+            parse_constant=_no_number if finite else float,
+        )
+    except RecursionError:
+        raise ValueError(f"nested deeper than {MOST_DEPTH}") from None
+    _require_depth(value)
+    return value
+
+
+def load_yaml(path: Path) -> Any:
+    """The value of a YAML file of up to `MOST_YAML_BYTES`; None of an empty one.
+
+    Raises OSError when it cannot be read, ValueError in one short line for what is in it.
+    """
+    text = _text(path, MOST_YAML_BYTES)
+    try:
+        value = yaml.load(text, Loader=_Loader)
+    except (ValueError, RecursionError, yaml.YAMLError) as error:
+        raise ValueError(fault(error)) from None
+    except FAULTS:  # as `!!int ""` raises an IndexError in PyYAML
+        raise ValueError("a value that is not of the type its tag says") from None
+    _require_depth(value)
+    return value
+
+
+def number(value: object, low: float, high: float) -> float:
+    """`value` as a float. ValueError unless it is a number in [low, high] (no boolean, no NaN)."""
+    if not isinstance(value, int | float) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{brief(repr(value), 40)} is no number from {low:g} to {high:g}")
+    return float(value)
+
+
+def integer(value: object, low: int, high: int) -> int:
+    """`value`. ValueError unless it is an integer in [low, high] (no boolean)."""
+    if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
+        raise ValueError(f"{brief(repr(value), 40)} is no integer from {low} to {high}")
+    return value
+
+
+def replace_text(path: Path, text: str, what: str) -> None:
+    """Write the file `path`, a `what`: readers see the earlier one or the new one.
+
+    Raises DSparkError when it cannot be written; nothing of it is left then.
+    """
+    temporary = path.with_name(f".{path.name}.{os.getpid()}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        temporary.write_text(text, encoding="utf-8")
+        temporary.replace(path)
+    except OSError as error:
+        with suppress(OSError):
+            temporary.unlink()
+        raise DSparkError(f"cannot write {what} to {path}: {fault(error)}") from error
+
+
+def _text(path: Path, most: int) -> str:
+    with path.open("rb") as file:
+        content = file.read(most + 1)
+    if len(content) > most:
+        raise ValueError(f"larger than {most >> 10} KiB")
+    return content.decode("utf-8-sig")
+
+
+def _object(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    values = dict(pairs)
+    if len(values) < len(pairs):
+        raise ValueError(_twice(Counter(name for name, _ in pairs).most_common(1)[0][0]))
+    return values
+
+
+def _twice(name: str) -> str:
+    return f"the field {brief(name, 40)} stands twice"
+
+
+def _integer(digits: str) -> int:
+    if len(digits) > MOST_DIGITS:
+        raise ValueError(f"an integer of {len(digits)} digits")
+    return int(digits)
+
+
+def _float(digits: str) -> float:
+    value = float(digits)
+    if math.isinf(value):
+        raise ValueError(f"{brief(digits, 40)} is too large a number")
+    return value
+
+
+def _no_number(name: str) -> float:
+    raise ValueError(f"{name} is no number")
+
+
+def _require_depth(value: object) -> None:
+    """ValueError if lists and mappings lie deeper than `MOST_DEPTH` in each other."""
+    level = [value]
+    for _ in range(MOST_DEPTH):
+        below: list[object] = []
+        for each in level:
+            if isinstance(each, dict):
+                below += each.values()
+            elif isinstance(each, list):
+                below += each
+        level = [each for each in below if isinstance(each, dict | list)]
+        if not level:
+            return
+    raise ValueError(f"nested deeper than {MOST_DEPTH}")
+
+
+class _Loader(yaml.SafeLoader):
+    """Counts the nodes of a document before any is constructed."""
+
+    def __init__(self, text: str) -> None:
+        super().__init__(text)
+        self._nodes = self._level = 0
+        self._sizes: dict[int, int] = {}  # nodes below each finished one, itself included
+
+    def compose_node(self, parent: Any, index: Any) -> Any:
+        before, alias = self._nodes, self.check_event(yaml.AliasEvent)
+        self._level += 1
+        if self._level > MOST_DEPTH:
+            raise ValueError(f"nested deeper than {MOST_DEPTH}")
+        node = super().compose_node(parent, index)
+        self._level -= 1
+        if alias and id(node) not in self._sizes:
+            raise ValueError("an alias stands inside what it stands for")
+        self._nodes += self._sizes[id(node)] if alias else 1
+        if self._nodes > MOST_NODES:
+            raise ValueError(f"more than {MOST_NODES} entries")
+        if not alias:
+            self._sizes[id(node)] = self._nodes - before
+        return node
+
+    def compose_mapping_node(self, anchor: Any) -> Any:
+        node = super().compose_mapping_node(anchor)
+        seen: set[str] = set()
+        for key, _ in node.value:
+            if isinstance(key, yaml.ScalarNode):
+                if key.value in seen:
+                    raise ValueError(_twice(key.value))
+                seen.add(key.value)
+        return node
+
+
+def _yaml_integer(loader: _Loader, node: yaml.ScalarNode) -> int:
+    """Hexadecimal ones too: Python prints no integer of more than 4300 digits."""
+    if len(node.value) > MOST_DIGITS:
+        raise ValueError(f"an integer of {len(node.value)} digits")
+    return int(loader.construct_yaml_int(node))
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _yaml_integer)

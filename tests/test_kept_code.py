@@ -1,0 +1,50 @@
+"""Compiled functions on disk: read again, and compiled again whatever stands in their files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.kept_code import kept
+
+
+def plus_one(x: int) -> int:
+    return x + 1
+
+
+def start(folder: Path) -> tuple[int, int]:
+    """What a start of the process does: files read, functions compiled."""
+    compiled: Any = kept(plus_one, lambda: folder, nogil=True)
+    assert compiled(2) == 3
+    stats = compiled.stats
+    return sum(stats.cache_hits.values()), sum(stats.cache_misses.values())
+
+
+def test_a_second_start_reads_what_the_first_compiled(tmp_path: Path) -> None:
+    assert start(tmp_path) == (0, 1)
+    assert start(tmp_path) == (1, 0)
+
+
+@pytest.mark.parametrize("suffix", [".nbi", ".nbc"])
+@pytest.mark.parametrize("content", [b"", b"garbage", b"\x80\x04."])
+def test_a_broken_file_is_written_anew(
+    tmp_path: Path, suffix: str, content: bytes, caplog: pytest.LogCaptureFixture
+) -> None:
+    start(tmp_path)
+    (file,) = tmp_path.rglob(f"*{suffix}")
+    file.write_bytes(content)
+    assert start(tmp_path) == (0, 1)
+    assert caplog.text.count("is compiled again: what was kept cannot be read") == 1
+    assert start(tmp_path) == (1, 0)
+
+
+def test_without_a_place_it_is_compiled_at_each_start() -> None:
+    def homeless() -> Path:
+        raise DSparkError("no home folder")
+
+    compiled: Any = kept(plus_one, homeless)
+    assert compiled(2) == 3
+    assert sum(compiled.stats.cache_hits.values()) == 0
