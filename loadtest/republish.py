@@ -7,12 +7,11 @@ measurement. An interval whose trials a file does not hold is taken out: it foll
 
 from __future__ import annotations
 
-import json
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import load_json, reading
 from sglang_dspark.loadtest import adaptive_results, paired
 from sglang_dspark.loadtest.results import command, commit, now, require_clean, write_document
 
@@ -25,16 +24,9 @@ def republish(path: Path) -> Metrics:
     Raises DSparkError when the file is no such result, or must not be written.
     """
     require_clean(path)
-    try:
-        document = json.loads(path.read_text(encoding="utf-8"))
+    with reading(path, "result of `dspark bench adaptive` or `serve`", "name such a result file"):
+        document = load_json(path)
         metrics = taken_again(document["metrics"])
-    except OSError as error:
-        raise DSparkError(f"cannot read {path}: {error.strerror}") from None
-    except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
-        raise DSparkError(
-            f"{path} holds no trials of `dspark bench adaptive` or `serve` "
-            f"({type(error).__name__}: {error}): name such a result file"
-        ) from None
     intervals = {"command": command(), "commit": commit(), "date": now()}
     write_document(path, {**document, "metrics": metrics, "intervals": intervals})
     return metrics

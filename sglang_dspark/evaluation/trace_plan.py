@@ -9,10 +9,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from pathlib import Path
 
-import yaml
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import load_yaml, reading, wrong_fields
 
 
 class _Frozen(BaseModel):
@@ -93,12 +93,8 @@ class TracePlan(_Frozen):
 
 def load_plan(path: Path) -> TracePlan:
     """Read and check a plan. Raises DSparkError naming the file and the field that is wrong."""
-    try:
-        return TracePlan.model_validate(yaml.safe_load(path.read_text(encoding="utf-8")))
-    except OSError as error:
-        raise DSparkError(f"cannot read the plan {path}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError) as error:
-        raise DSparkError(f"{path} is not YAML: {' '.join(str(error).split())}") from None
-    except ValidationError as error:
-        wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors())
-        raise DSparkError(f"{path}: {'; '.join(wrong)}") from None
+    with reading(path, "plan of traces", "write one like configs/eval/traces.yaml"):
+        try:
+            return TracePlan.model_validate(load_yaml(path))
+        except ValidationError as error:
+            raise DSparkError(f"{path}: {wrong_fields(error)}") from None
