@@ -70,6 +70,24 @@ def dspark(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Served:
 
 
 @pytest.fixture(scope="session")
+def dspark_ragged(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Served:
+    """The demo pair, its drafts verified by confidence alone: ragged windows in every step, however
+    busy the machine is."""
+    config = pool.folder / "threshold.yaml"
+    config.write_text("schedule: {threshold: 0.3}\n")
+    return pool.start(
+        "dspark-ragged",
+        demo_target,
+        *DSPARK_FLAGS,
+        str(demo_drafter),
+        "--max-running-requests",
+        "16",
+        "--dspark-config",
+        str(config),
+    )
+
+
+@pytest.fixture(scope="session")
 def tiny_dspark(pool: ServerPool, noisy: tiny_models.TinyPair) -> Served:
     """The tiny target with the drafter that is often wrong, all drafts verified.
 
