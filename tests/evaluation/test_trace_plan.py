@@ -111,7 +111,7 @@ def test_a_wrong_plan_is_one_line(
     with pytest.raises(DSparkError, match="cannot read the plan"):
         load_plan(tmp_path / "none.yaml")
     path.write_text("[: not yaml")
-    with pytest.raises(DSparkError, match="is not YAML"):
+    with pytest.raises(DSparkError, match="is no plan of traces"):
         load_plan(path)
     with pytest.raises(DSparkError, match="no set 'x'"):
         load_plan(PUBLISHED).chosen("x")

@@ -109,7 +109,7 @@ def test_published_intervals_follow_from_published_trials(path: Path) -> None:
 def test_another_file_is_refused_and_left_alone(tmp_path: Path, content: str) -> None:
     path = tmp_path / "x.json"
     path.write_text(content)
-    with pytest.raises(DSparkError, match="holds no trials") as told:
+    with pytest.raises(DSparkError, match="is no result of") as told:
         republish(path)
     assert "\n" not in str(told.value)
     assert path.read_text() == content
