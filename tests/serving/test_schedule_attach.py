@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.serving.schedule.attach import _calibration
+from sglang_dspark.serving.schedule.attach import _calibration, _lag
 from sglang_dspark.serving.schedule.engine import GREEDY, SAMPLED
 
 LOGITS = (-2.0, -0.5, 0.0, 0.4, 3.0)
@@ -105,3 +105,14 @@ def test_without_a_table_that_fits_the_head_is_believed(
     for logit in LOGITS:
         expected = [sigmoid(logit)] * 3
         assert confidence(worker, GREEDY, logit) == pytest.approx(expected, rel=1e-6)
+
+
+@pytest.mark.parametrize(("overlaps", "lag"), [(False, 1), (True, 2)])
+def test_confidence_arrives_a_step_later_where_steps_overlap(
+    overlaps: bool, lag: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt import runtime_context
+
+    flags = SimpleNamespace(disable_overlap_schedule=not overlaps)
+    monkeypatch.setattr(runtime_context, "get_schedule", lambda: flags)
+    assert _lag() == lag
