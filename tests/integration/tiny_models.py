@@ -85,7 +85,7 @@ def build_listening(folder: Path, pair: TinyPair) -> Path:
     with torch.no_grad():
         for name in heads.keys() & weights.keys():  # outside the backbone, names are the file's
             weights[name].copy_(heads[name])
-        weights["backbone.norm.weight"].fill_(0.15)
+        weights["backbone.norm.weight"].fill_(0.2)
         weights["confidence_head.proj.weight"].normal_()
     save_drafter(drafter, folder)
     return folder

@@ -92,39 +92,48 @@ def drafts_of(text: list[int], anchor: int, right: int) -> list[int]:
     return [t if k < right else (t + 1) % VOCAB for k, t in enumerate(truth)]
 
 
-def executor_of(target: Target, model: Draft, buffers: Any) -> Any:
+def executor_of(target: Target, model: Draft, buffers: Any, table: Tensor) -> Any:
     """The parts of upstream's executor that a ragged step reads, with its real injector."""
+    places = SimpleNamespace(req_to_token=table.to(torch.int32))
+    runner = SimpleNamespace(device="cpu", req_to_token_pool=places)
     injector = TargetHiddenKvInjector(
         draft_model=model,
-        draft_model_runner=SimpleNamespace(token_to_kv_pool=buffers),
-        model_runner=SimpleNamespace(device="cpu"),
+        draft_model_runner=SimpleNamespace(token_to_kv_pool=buffers, kv_index_translator=None),
+        model_runner=runner,
         device="cpu",
         verify_num_draft_tokens=WIDTH,
         block_pos_offsets=torch.arange(WIDTH),
     )
     executor = object.__new__(TargetVerifyExecutor)
-    executor.verify_num_draft_tokens = WIDTH
-    executor.kv_injector = injector
+    executor.verify_num_draft_tokens, executor.verify_epilogue = WIDTH, None
+    executor.model_runner, executor.kv_injector = runner, injector
     executor._run_ragged = target.verify
     executor.__dict__[ENGINE] = SimpleNamespace(outcome=lambda accepted: None)
     return executor
 
 
 def ragged_step(
-    executor: Any, table: Tensor, lens: Tensor, blocks: Tensor, admitted: list[int]
+    executor: Any, table: Tensor, lens: Tensor, blocks: Tensor, admitted: list[int], spread: bool
 ) -> tuple[Tensor, Tensor]:
     """One step of upstream's worker: pass, accept, commit.
 
-    lens: [R] tokens before the anchors; blocks: [R, WIDTH] anchors and drafts. Returns the tokens
-    that came out, [R, WIDTH], and how many of them count, [R].
+    lens: [R] tokens before the anchors; blocks: [R, WIDTH] anchors and drafts. spread: log-
+    probabilities are asked for, so pass and commit are upstream's, over whole windows. Returns the
+    tokens that came out, [R, WIDTH], and how many of them count, [R].
     """
     positions = lens[:, None] + torch.arange(WIDTH)
     slots = table.gather(1, positions).reshape(-1)
-    window = SimpleNamespace(positions_2d=positions, verify_cache_loc=slots, kv_loc_plan=None)
+    plan = SimpleNamespace(write_ids=lambda translator, cols: slots)
+    window = SimpleNamespace(positions_2d=positions, verify_cache_loc=slots, kv_loc_plan=plan)
     layout, drafts = layout_of(np.array(admitted)), blocks[:, 1:]
-    batch = SimpleNamespace(has_grammar=False, return_logprob=False)
+    batch = SimpleNamespace(
+        has_grammar=False,
+        return_logprob=spread,
+        seq_lens=lens,
+        req_pool_indices=torch.arange(REQUESTS),
+    )
     done, hidden = run_compact(
-        _never,
+        TargetVerifyExecutor.run_compact if spread else _never,
         executor,
         batch=batch,
         layout=layout,
@@ -150,7 +159,7 @@ def ragged_step(
         draft_tokens=drafts,
     )
     commit_hidden(
-        _never,
+        TargetVerifyExecutor.commit_hidden if spread else _never,
         executor,
         batch=batch,
         layout=layout,
@@ -169,14 +178,15 @@ def _never(*args: Any, **kwargs: Any) -> None:
     raise AssertionError("upstream's path ran")
 
 
-def test_both_caches_hold_what_plain_decoding_writes(draft: Draft) -> None:
+@pytest.mark.parametrize("spread", [False, True])
+def test_both_caches_hold_what_plain_decoding_writes(draft: Draft, spread: bool) -> None:
     """The draft's rows against a plain pass over each request's own tokens, one request at a time;
     the target's by the token and position that were computed for every slot."""
     target, ours, theirs = Target(), pool(), pool()
     texts = plain_tokens(target, sum(max(right) + 1 for _, right in STEPS) + WIDTH)
     table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(1)) + 1
     table = table.view(REQUESTS, LONGEST)
-    executor, lens = executor_of(target, draft, ours), torch.tensor(PROMPTS) - 1
+    executor, lens = executor_of(target, draft, ours, table), torch.tensor(PROMPTS) - 1
     for admitted, right in STEPS:
         blocks = torch.tensor(
             [
@@ -184,7 +194,7 @@ def test_both_caches_hold_what_plain_decoding_writes(draft: Draft) -> None:
                 for r, at in enumerate(lens.tolist())
             ]
         )
-        tokens, counts = ragged_step(executor, table, lens, blocks, admitted)
+        tokens, counts = ragged_step(executor, table, lens, blocks, admitted, spread)
         assert counts.tolist() == [n + 1 for n in right]
         for r, (at, n) in enumerate(zip(lens.tolist(), counts.tolist(), strict=True)):
             assert tokens[r, :n].tolist() == texts[r][at + 1 : at + 1 + n]

@@ -86,7 +86,7 @@ MUTANTS = (
         file="sglang_dspark/serving/schedule/accept.py",
         old="rows = (starts[:, None] + torch.arange(width))[at]",
         new="rows = (torch.arange(len(lens))[:, None] * width + torch.arange(width))[at]",
-        tests=(f"{ROWS}::test_greedy_and_sampled_requests_in_one_batch", *COMMIT),
+        tests=(f"{ROWS}::test_sampled_requests_read_their_own_rows",),
     ),
     Mutant(
         name="greedy requests take the sampled outcome",
@@ -94,7 +94,9 @@ MUTANTS = (
         file="sglang_dspark/serving/schedule/accept.py",
         old="_either(draft_block.greedy_mask, greedy, sampled)",
         new="_either(draft_block.greedy_mask, sampled, greedy)",
-        tests=(f"{ROWS}::test_greedy_and_sampled_requests_in_one_batch",),
+        tests=(
+            "tests/serving_cpu/test_seeded_ops.py::test_seeded_greedy_and_free_requests_in_one_batch",
+        ),
     ),
     Mutant(
         name="packed logits read as whole windows",
