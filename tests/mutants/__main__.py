@@ -100,7 +100,11 @@ def judge_all(trees: Sequence[Tree], mutants: Sequence[Mutant], console: Console
         return verdict
 
     with ThreadPoolExecutor(len(trees)) as threads:
-        return list(threads.map(judge, mutants))
+        try:
+            return list(threads.map(judge, mutants))
+        except BaseException:
+            threads.shutdown(wait=False, cancel_futures=True)  # nothing more begins
+            raise
 
 
 def shown(verdicts: Sequence[Verdict]) -> Table:

@@ -11,13 +11,14 @@ import contextlib
 import json
 import os
 import shutil
-import signal
 import subprocess
 import sys
 import tomllib
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
+
+import psutil
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.paths import cache_root
@@ -122,16 +123,12 @@ class Tree:
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
-            start_new_session=True,
         ) as process:
             try:
                 output = process.communicate(timeout=timeout_s)[0]
             except subprocess.TimeoutExpired:
-                os.killpg(process.pid, signal.SIGKILL)
+                _end(process.pid)
                 return Ran(None, (), 0, "")
-            except BaseException:
-                os.killpg(process.pid, signal.SIGKILL)
-                raise
         return self._told(process.returncode, output)
 
     def _told(self, status: int, output: str) -> Ran:
@@ -151,6 +148,14 @@ class Tree:
             "OMP_NUM_THREADS": "1",
             REPORT_VARIABLE: str(self._report),
         }
+
+
+def _end(process: int) -> None:
+    """Kill a process and all that it has started, servers too."""
+    root = psutil.Process(process)
+    for each in (*root.children(recursive=True), root):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            each.kill()
 
 
 def _files() -> list[str]:
