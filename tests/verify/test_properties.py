@@ -123,6 +123,12 @@ def test_inverse_cdf_never_draws_zero_weight(seed: int, uniform: float, scale: f
     assert below <= uniform * float(weights.sum()) * (1 + 1e-12)
 
 
+def test_inverse_cdf_takes_the_first_index_beyond_the_uniform() -> None:
+    weights = torch.tensor([[0.0, 1.0, 0.0, 0.0, 1.0, 2.0, 0.0]]).expand(4, -1)
+    uniforms = torch.tensor([0.0, 0.25, 0.5, 1 - 2**-24])
+    assert sample_inverse_cdf(weights, uniforms).tolist() == [1, 4, 5, 5]
+
+
 @pytest.mark.parametrize("bad", [0.0, float("nan")])
 def test_inverse_cdf_rejects_rows_without_mass(bad: float) -> None:
     with pytest.raises(ValueError, match="no probability mass"):

@@ -82,7 +82,7 @@ MUTANTS = (
         file=REJECTION,
         old="threshold[:, None], right=True)",
         new="threshold[:, None], right=False)",
-        tests=(f"{PROPERTIES}::test_inverse_cdf_never_draws_zero_weight",),
+        tests=(f"{PROPERTIES}::test_inverse_cdf_takes_the_first_index_beyond_the_uniform",),
     ),
     Mutant(
         name="accepts counted behind a rejection",
