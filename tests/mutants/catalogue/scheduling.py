@@ -68,7 +68,7 @@ MUTANTS = (
         file=GUARD,
         old="state.gain(config, config.doubt) < 1 + config.min_gain - config.hysteresis",
         new="state.gain(config, config.doubt) > 1 + config.min_gain - config.hysteresis",
-        tests=(f"{MEMORY}::test_a_predicted_gain_that_is_a_loss_falls_back_and_stays_cheap",),
+        tests=(f"{MEMORY}::test_a_real_gain_is_kept_through_noise",),
     ),
     Mutant(
         name="a probe never settles",
