@@ -133,6 +133,16 @@ MUTANTS = (
         old="if next_tau * seconds < tau * next_seconds:\n            break",
         new="if next_tau * seconds < tau * next_seconds:\n            continue",
         tests=(f"{PLANNER}::test_algorithm_1_is_its_definition",),
+        equivalent="later gains are no larger and more tokens no cheaper: what did not pay does not "
+        "pay there",
+    ),
+    Mutant(
+        name="Algorithm 1 never stops",
+        area="budget",
+        file=BUDGET,
+        old="if next_tau * seconds < tau * next_seconds:",
+        new="if False:",
+        tests=(f"{PLANNER}::test_algorithm_1_is_its_definition",),
     ),
     Mutant(
         name="drafts deeper than the depth counted",
