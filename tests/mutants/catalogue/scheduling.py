@@ -133,8 +133,8 @@ MUTANTS = (
         old="if next_tau * seconds < tau * next_seconds:\n            break",
         new="if next_tau * seconds < tau * next_seconds:\n            continue",
         tests=(f"{PLANNER}::test_algorithm_1_is_its_definition",),
-        equivalent="later gains are no larger and more tokens no cheaper: what did not pay does not "
-        "pay there",
+        equivalent="later gains are no larger and more tokens no cheaper: what did not pay does "
+        "not pay there",
     ),
     Mutant(
         name="Algorithm 1 never stops",
