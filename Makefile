@@ -14,7 +14,7 @@ PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progre
 DEV := pytest|pytest-timeout|pytest-xdist|execnet|hypothesis|ruff|mypy|types-PyYAML
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test lint types doctor clean
+.PHONY: help setup demo serve test mutants lint types doctor clean
 
 help:
 	@echo 'make setup    virtual environment in .venv with everything pinned'
@@ -22,6 +22,7 @@ help:
 	@echo 'make serve    serve it with DSPARK and leave the server up'
 	@echo 'make doctor   what is installed, which patches took, what is wrong'
 	@echo 'make test     the tests;   make lint types: the other checks;   make clean: remove .venv'
+	@echo 'make mutants  faults put into a copy of the source: which test kills each (ARGS="-k name")'
 
 setup: $(STAMP)
 
@@ -54,6 +55,9 @@ ifeq ($(ARGS),)
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
+
+mutants: setup
+	@$(BIN)/python -m tests.mutants $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

@@ -74,6 +74,23 @@ def build_moe(folder: Path, pair: TinyPair) -> Path:
     return folder
 
 
+def build_listening(folder: Path, pair: TinyPair) -> Path:
+    """Write a dense drafter for the pair's target whose layers have a say; its directory.
+
+    What it drafts, and how sure it is, depends on the context that it was given.
+    """
+    torch.manual_seed(5)
+    drafter = DSparkDrafter(replace(DrafterConfig.from_dir(pair.drafter), num_layers=2))
+    weights, heads = drafter.state_dict(), read_tensors(pair.drafter)
+    with torch.no_grad():
+        for name in heads.keys() & weights.keys():  # outside the backbone, names are the file's
+            weights[name].copy_(heads[name])
+        weights["backbone.norm.weight"].fill_(0.2)
+        weights["confidence_head.proj.weight"].normal_()
+    save_drafter(drafter, folder)
+    return folder
+
+
 def _save_tokenizer(folder: Path) -> int:
     alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
     vocabulary = {token: i for i, token in enumerate([*SPECIALS, *alphabet])}

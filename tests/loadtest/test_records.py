@@ -159,6 +159,7 @@ def test_failures_are_counted_and_their_tokens_are_not() -> None:
     measured = measure_cell(HEADER, records, users=None)
     assert measured.failures == {"cut": 1, "http": 1, "unsent": 1}
     assert (measured.requests, measured.ok, measured.tokens) == (4, 1, 5)
+    assert measured.tokens_per_s == pytest.approx(5 / 1.9)
     nothing = measure_cell(HEADER, records[1:], users=None)
     assert "no request came through (1 cut, 1 http, 1 unsent)" in nothing.void
     assert nothing.tokens_per_s != nothing.tokens_per_s

@@ -139,6 +139,16 @@ def test_void_cells_are_left_out_and_said() -> None:
     assert "2 of 3 loads of mtp1 could be matched" in matched.said
 
 
+def test_an_arm_waits_as_long_as_its_slowest_twentieth() -> None:
+    late = spread(0.1).model_copy(update={"p95": 0.5, "p99": 0.9})
+    waits = [each.model_copy(update={"ttft": late}) for each in cells()]
+    limits = [{"ttft_p95": 0.3}, {"ttft_p95": 0.6}]
+    config = SweepConfig(arms=["plain", "mtp1", "dspark"], concurrency=[1, 2, 4], slas=limits)
+    missed, held = summarise(config, waits, 36).slas
+    assert {arm.kind for arm in missed.arms} == {"infeasible"}
+    assert {arm.kind for arm in held.arms} == {"at least"}
+
+
 def test_throughput_never_reached_is_not_compared() -> None:
     slow = matched_summary(Cells.of(cells(dspark=0.5)), "dspark", "mtp1")
     assert any("more than was measured of ours" in line for line in slow.left_out)

@@ -281,9 +281,9 @@ def test_bins_by_hand() -> None:
 
 
 def test_ece_by_hand() -> None:
-    """Bin 0.8-0.9: |0.8 + 0.89 - 1|; bin 0.1-0.2: 0.1; the last bin holds 1.0 and is right."""
-    values, labels = np.array([0.8, 0.89, 0.1, 1.0]), np.array([1.0, 0.0, 0.0, 1.0])
-    assert ece(values, labels) == pytest.approx((0.69 + 0.1) / 4)
+    """Bin 0.8-0.9: |0.8 + 0.89 - 1|; bin 0.1-0.2: |0.1 - 1|, too low; the last bin is right."""
+    values, labels = np.array([0.8, 0.89, 0.1, 1.0]), np.array([1.0, 0.0, 1.0, 1.0])
+    assert ece(values, labels) == pytest.approx((0.69 + 0.9) / 4)
     assert np.isnan(ece(np.array([]), np.array([])))
 
 

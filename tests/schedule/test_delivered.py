@@ -14,14 +14,15 @@ def test_nothing_lost_is_all_delivered() -> None:
     assert delivered.share(True) == 1.0
 
 
-def test_the_share_is_that_of_each_kind_of_step() -> None:
+@pytest.mark.parametrize("losing", [True, False])
+def test_the_share_is_that_of_each_kind_of_step(losing: bool) -> None:
     delivered = Delivered()
     for _ in range(400):
-        delivered.emitted(True, 40)
-        delivered.lost(True, 2)
-        delivered.emitted(False, 40)
-    assert delivered.share(True) == pytest.approx(0.95, abs=0.005)
-    assert delivered.share(False) == 1.0
+        delivered.emitted(losing, 40)
+        delivered.lost(losing, 2)
+        delivered.emitted(not losing, 40)
+    assert delivered.share(losing) == pytest.approx(0.95, abs=0.005)
+    assert delivered.share(not losing) == 1.0
 
 
 def test_one_answer_does_not_decide() -> None:

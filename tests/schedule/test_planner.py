@@ -231,6 +231,14 @@ def test_skipping_and_depth() -> None:
     assert saved.depth == 0  # a plain step that is far cheaper than verifying anchors
 
 
+def test_depths_of_equal_cost_are_offered_once() -> None:
+    """Where drafting deeper costs nothing it is done, for the confidences of later positions."""
+    gains = gains_of(np.full((4, 5), 0.8, np.float32))
+    costs = Costs(np.full(25, 1.0), 0.0, np.r_[0.0, np.full(5, 0.1)])
+    found = search(gains, costs, Workspace(4, 5), limits=np.ones(4, np.int64))
+    assert (found.drafts, found.depth) == (4, 5)
+
+
 def test_staircase_is_filled_to_its_tier() -> None:
     """Tiers of 8 tokens: K fills the tier, where a lookup at the probe below would stop or jump."""
     gains = gains_of(np.full((6, 3), 0.5, np.float32))

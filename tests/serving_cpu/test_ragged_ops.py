@@ -181,6 +181,29 @@ def test_greedy_and_sampled_requests_in_one_batch() -> None:
     assert int(bonus[0]) == int(logits[1].argmax())
 
 
+@pytest.mark.parametrize("spread", [False, True])
+def test_sampled_requests_read_their_own_rows(spread: bool) -> None:
+    """With top-k 1 sampling is greedy, whatever the windows' lengths."""
+    generator = torch.Generator().manual_seed(4)
+    lens = torch.tensor([1, 4, 2, 6, 3])
+    whole = torch.randn(5, GAMMA + 1, VOCAB, generator=generator)
+    window = torch.zeros(5, GAMMA + 1, dtype=torch.int64)
+    window[:, 1:] = whole[:, :-1].argmax(-1)
+    window[3, 4] += 1  # one wrong draft; the others are right
+    rows, flat = packed((lens - 1).tolist()), whole.view(-1, VOCAB)
+    logits, starts = (flat, rows.strided) if spread else (flat[rows.index], rows.starts)
+    block = SimpleNamespace(
+        greedy_draft=True,
+        temperatures=torch.ones(5),
+        corrected_logits=None,
+        greedy_mask=torch.zeros(5, dtype=torch.bool),
+    )
+    found = accept(window, lens, starts, logits, block, sampling([1.0] * 5, top_k=1), lens)
+    expected = accept_greedy(window, lens, starts, logits.contiguous())
+    assert [each.tolist() for each in found] == [each.tolist() for each in expected]
+    assert found[0].tolist() == [0, 3, 1, 3, 2]
+
+
 def test_top_k_of_each_request_holds_for_all_its_rows() -> None:
     torch.manual_seed(1)
     requests = 64

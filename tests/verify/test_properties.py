@@ -91,6 +91,16 @@ def test_empty_residual_falls_to_the_target() -> None:
     assert outcome.bonus.tolist() == [1]
 
 
+@pytest.mark.parametrize("sampled", [True, False])
+def test_a_draft_without_target_mass_is_never_accepted(sampled: bool) -> None:
+    """Not even by the least uniform, 0."""
+    proposal = torch.tensor([[[0.5, 0.5]]]) if sampled else None
+    target = torch.tensor([[[0.0, 1.0], [1.0, 0.0]]])
+    zero = torch.zeros(1, 1)
+    outcome = accept_sampled(torch.tensor([[0]]), proposal, target, zero, zero[0])
+    assert (outcome.accepted.tolist(), outcome.bonus.tolist()) == ([0], [1])
+
+
 def test_equal_probabilities_always_accept() -> None:
     """The largest float32 uniform below 1 still accepts when p_t = p_d."""
     probs = torch.tensor([[[0.3, 0.7]]])
@@ -111,6 +121,12 @@ def test_inverse_cdf_never_draws_zero_weight(seed: int, uniform: float, scale: f
     assert weights[0, index] > 0
     below = float(weights[0, :index].sum())
     assert below <= uniform * float(weights.sum()) * (1 + 1e-12)
+
+
+def test_inverse_cdf_takes_the_first_index_beyond_the_uniform() -> None:
+    weights = torch.tensor([[0.0, 1.0, 0.0, 0.0, 1.0, 2.0, 0.0]]).expand(4, -1)
+    uniforms = torch.tensor([0.0, 0.25, 0.5, 1 - 2**-24])
+    assert sample_inverse_cdf(weights, uniforms).tolist() == [1, 4, 5, 5]
 
 
 @pytest.mark.parametrize("bad", [0.0, float("nan")])

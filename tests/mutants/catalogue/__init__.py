@@ -1,0 +1,17 @@
+"""The list of all mutants, by area; `mutant.py` says what an entry means."""
+
+from __future__ import annotations
+
+from tests.mutants.catalogue import calibration, loadtest, rules, scheduling, serving, training
+from tests.mutants.catalogue.draft_law import DRAFT_LAW
+from tests.mutants.mutant import Mutant
+
+ALL: tuple[Mutant, ...] = (
+    *rules.MUTANTS,
+    *serving.MUTANTS,
+    *DRAFT_LAW,
+    *scheduling.MUTANTS,
+    *calibration.MUTANTS,
+    *training.MUTANTS,
+    *loadtest.MUTANTS,
+)

@@ -1,0 +1,94 @@
+"""The list of mutants does not rot: its texts and tests exist, and two of its entries are run."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections import Counter
+
+import pytest
+
+from sglang_dspark.errors import DSparkError
+from tests.mutants.__main__ import chosen, judged
+from tests.mutants.catalogue import ALL
+from tests.mutants.mutant import Mutant
+from tests.mutants.tree import ROOT, Tree
+
+PENDING = ("tests/serving_cpu/test_accept_law.py",)  # written beside this list
+TEST = "tests/verify/test_exact_law.py::test_greedy_rule_emits_the_greedy_chain"
+
+
+in_a_clone = pytest.mark.skipif(not (ROOT / ".git").exists(), reason="git lists what to copy")
+
+
+@pytest.fixture(scope="module")
+def tree(tmp_path_factory: pytest.TempPathFactory) -> Tree:
+    return Tree(tmp_path_factory.mktemp("mutants"))
+
+
+@pytest.mark.parametrize("mutant", ALL, ids=lambda each: each.name)
+def test_its_text_and_its_tests_are_there(mutant: Mutant) -> None:
+    source = (ROOT / mutant.file).read_text(encoding="utf-8")
+    compile(mutant.applied(source), mutant.file, "exec")
+    if not set(mutant.tests) <= set(PENDING):
+        mutant.check(ROOT)
+    assert mutant.tests
+
+
+@pytest.mark.parametrize("test", sorted({t for each in ALL for t in each.tests if "::" in t}))
+def test_the_test_named_is_defined(test: str) -> None:
+    file, _, name = test.partition("::")
+    assert f"\ndef {name}(" in (ROOT / file).read_text(encoding="utf-8")
+
+
+def test_the_list_covers_its_areas() -> None:
+    names = Counter(mutant.name for mutant in ALL)
+    assert max(names.values()) == 1, "two mutants of one name"
+    assert len(ALL) >= 40
+    areas = {mutant.area for mutant in ALL if not mutant.equivalent}
+    assert areas >= {
+        "SLA", "accept", "admission", "budget", "calibration", "commit", "draft law", "formats",
+        "guard", "losses", "metrics", "packing", "ragged layout", "relay", "seeded sampling",
+        "target law",
+    }  # fmt: skip
+
+
+@in_a_clone
+def test_two_mutants_end_to_end(tree: Tree) -> None:
+    """A harmful one is killed by name, one that changes nothing survives: the copy is what ran."""
+    tree.prove()
+    (greedy,) = chosen("greedy bonus from one row too early", servers=False)
+    verdict = judged(tree, greedy)
+    assert verdict.what == "killed"
+    assert verdict.why == TEST.removeprefix("tests/")
+    idle = Mutant("idle", "", greedy.file, "Accept the leading", "Take the leading", (TEST,))
+    assert judged(tree, idle).what == "survived"
+    before = (ROOT / greedy.file).read_bytes()
+    assert (tree.folder / greedy.file).read_bytes() == before
+
+
+@in_a_clone
+def test_a_mutant_that_no_test_could_run_with_proves_nothing(tree: Tree) -> None:
+    file = "sglang_dspark/verify/greedy.py"
+    broken = Mutant("broken", "", file, "def accept_greedy(", "def accept_greedily(", (TEST,))
+    assert judged(tree, broken).what == "unfit"
+    gone = Mutant("gone", "", file, "[:, :gamma]", "", ("tests/verify/test_none.py",))
+    assert judged(tree, gone).what == "survived"
+
+
+def test_moved_code_is_one_line() -> None:
+    mutant = Mutant("moved", "", "sglang_dspark/errors.py", "no such text", "", (TEST,))
+    with pytest.raises(DSparkError, match=r"stands 0 times in .*errors\.py") as caught:
+        mutant.check(ROOT)
+    assert "\n" not in str(caught.value)
+
+
+def test_an_unknown_name_is_one_line() -> None:
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.mutants", "-k", "no such mutant"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 2
+    assert done.stderr == "mutants: no mutant's name or area holds 'no such mutant'\n"

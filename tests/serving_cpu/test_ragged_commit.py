@@ -1,0 +1,217 @@
+"""What ragged steps leave in both caches: row by row what plain decoding leaves there.
+
+A target whose hidden state is a function of token and position stands in for the model, so the law
+of every row is known; layout, window, accept rule, commit, injection and both pools are the real
+ones. Draft context in a wrong slot costs no wrong token, only acceptance: the rows themselves have
+to be looked at.
+"""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang")
+
+from sglang.srt.speculative.dspark_components.dspark_kv_inject import TargetHiddenKvInjector
+from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
+
+from sglang_dspark.patches.cpu_schedule_verify import (
+    accept_and_finalize,
+    commit_hidden,
+    run_compact,
+)
+from sglang_dspark.serving.schedule.attach import ENGINE
+from sglang_dspark.serving.schedule.layout import layout_of
+from tests.serving_cpu.test_context_kv import DIM, FEATURES, KV_HEADS, SLOTS, Draft, draft, pool
+
+__all__ = ["draft"]  # the fixture
+
+GAMMA, VOCAB, REQUESTS = 5, 50, 4
+WIDTH = GAMMA + 1
+PROMPTS = (3, 9, 1, 6)  # tokens of each request's prompt
+LONGEST = SLOTS // REQUESTS  # slots that each request owns, in any order
+STEPS = (  # drafts admitted and, of them, how many are right
+    ([5, 0, 3, 1], [2, 0, 3, 0]),
+    ([0, 5, 2, 4], [0, 5, 0, 3]),
+    ([0, 0, 0, 0], [0, 0, 0, 0]),
+    ([1, 4, 0, 5], [1, 4, 0, 1]),
+    ([5, 5, 5, 2], [4, 5, 0, 2]),
+)
+
+
+class Target:
+    """Hidden states by token and position; the next token is (3 token + position + 1) % VOCAB."""
+
+    def __init__(self) -> None:
+        generator = torch.Generator().manual_seed(7)
+        self._tokens = torch.randn(VOCAB, FEATURES, generator=generator)
+        self._places = torch.randn(LONGEST, FEATURES, generator=generator)
+        self.written = torch.full((SLOTS + 1, 2), -1)  # by slot: the token and position there
+
+    def hidden(self, tokens: Tensor, positions: Tensor) -> Tensor:
+        """[n], [n] -> [n, FEATURES]"""
+        return self._tokens[tokens] + self._places[positions]
+
+    def following(self, token: int, position: int) -> int:
+        return (3 * token + position + 1) % VOCAB
+
+    def verify(self, *, ragged_window: Any, **unused: Any) -> Any:
+        """`TargetVerifyExecutor._run_ragged`: a pass over packed rows, its K and V included."""
+        ids, positions = ragged_window.verify_ids, ragged_window.positions
+        self.written[ragged_window.verify_cache_loc] = torch.stack([ids, positions], 1)
+        logits = torch.zeros(len(ids), VOCAB)
+        pairs = zip(ids.tolist(), positions.tolist(), strict=True)
+        for row, (token, position) in enumerate(pairs):
+            logits[row, self.following(token, position)] = 1.0
+        output = SimpleNamespace(
+            hidden_states=self.hidden(ids, positions), next_token_logits=logits
+        )
+        return SimpleNamespace(logits_output=output)
+
+
+def plain_tokens(target: Target, count: int) -> list[list[int]]:
+    """The tokens of plain decoding, prompts included: `count` behind each prompt."""
+    texts = []
+    for r, prompt in enumerate(PROMPTS):
+        text = [(11 * r + 5 * i) % VOCAB for i in range(prompt)]
+        while len(text) < prompt + count:
+            text.append(target.following(text[-1], len(text) - 1))
+        texts.append(text)
+    return texts
+
+
+def drafts_of(text: list[int], anchor: int, right: int) -> list[int]:
+    """A block behind position `anchor` whose first `right` tokens are the target's."""
+    truth = text[anchor + 1 : anchor + 1 + GAMMA]
+    return [t if k < right else (t + 1) % VOCAB for k, t in enumerate(truth)]
+
+
+def executor_of(target: Target, model: Draft, buffers: Any, table: Tensor) -> Any:
+    """The parts of upstream's executor that a ragged step reads, with its real injector."""
+    places = SimpleNamespace(req_to_token=table.to(torch.int32))
+    runner = SimpleNamespace(device="cpu", req_to_token_pool=places)
+    injector = TargetHiddenKvInjector(
+        draft_model=model,
+        draft_model_runner=SimpleNamespace(token_to_kv_pool=buffers, kv_index_translator=None),
+        model_runner=runner,
+        device="cpu",
+        verify_num_draft_tokens=WIDTH,
+        block_pos_offsets=torch.arange(WIDTH),
+    )
+    executor = object.__new__(TargetVerifyExecutor)
+    executor.verify_num_draft_tokens, executor.verify_epilogue = WIDTH, None
+    executor.model_runner, executor.kv_injector = runner, injector
+    executor._run_ragged = target.verify
+    executor.__dict__[ENGINE] = SimpleNamespace(outcome=lambda accepted: None)
+    return executor
+
+
+def ragged_step(
+    executor: Any, table: Tensor, lens: Tensor, blocks: Tensor, admitted: list[int], spread: bool
+) -> tuple[Tensor, Tensor]:
+    """One step of upstream's worker: pass, accept, commit.
+
+    lens: [R] tokens before the anchors; blocks: [R, WIDTH] anchors and drafts. spread: log-
+    probabilities are asked for, so pass and commit are upstream's, over whole windows. Returns the
+    tokens that came out, [R, WIDTH], and how many of them count, [R].
+    """
+    positions = lens[:, None] + torch.arange(WIDTH)
+    slots = table.gather(1, positions).reshape(-1)
+    plan = SimpleNamespace(write_ids=lambda translator, cols: slots)
+    window = SimpleNamespace(positions_2d=positions, verify_cache_loc=slots, kv_loc_plan=plan)
+    layout, drafts = layout_of(np.array(admitted)), blocks[:, 1:]
+    batch = SimpleNamespace(
+        has_grammar=False,
+        return_logprob=spread,
+        seq_lens=lens,
+        req_pool_indices=torch.arange(REQUESTS),
+    )
+    done, hidden = run_compact(
+        TargetVerifyExecutor.run_compact if spread else _never,
+        executor,
+        batch=batch,
+        layout=layout,
+        draft_block_ids=blocks,
+        draft_tokens=drafts,
+        bs=REQUESTS,
+        device="cpu",
+        sampling_info=None,
+        verify_window=window,
+    )
+    outs = accept_and_finalize(
+        _never,
+        executor,
+        folded_accept=False,
+        bs=REQUESTS,
+        verify_ids_2d=blocks,
+        target_logits=done.logits_output.next_token_logits,
+        draft_block=None,
+        sampling_info=None,
+        draft_input=None,
+        layout=layout,
+        prefix_lens=lens,
+        draft_tokens=drafts,
+    )
+    commit_hidden(
+        TargetVerifyExecutor.commit_hidden if spread else _never,
+        executor,
+        batch=batch,
+        layout=layout,
+        hidden_strided=hidden,
+        verify_window=window,
+        logits_output=done.logits_output,
+        commit_lens=outs.commit_lens,
+        bs=REQUESTS,
+        run_compact=True,
+    )
+    assert outs.new_seq_lens.tolist() == (lens + outs.commit_lens).tolist()
+    return outs.out_tokens, outs.commit_lens
+
+
+def _never(*args: Any, **kwargs: Any) -> None:
+    raise AssertionError("upstream's path ran")
+
+
+@pytest.mark.parametrize("spread", [False, True])
+def test_both_caches_hold_what_plain_decoding_writes(draft: Draft, spread: bool) -> None:
+    """The draft's rows against a plain pass over each request's own tokens, one request at a time;
+    the target's by the token and position that were computed for every slot."""
+    target, ours, theirs = Target(), pool(), pool()
+    texts = plain_tokens(target, sum(max(right) + 1 for _, right in STEPS) + WIDTH)
+    table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(1)) + 1
+    table = table.view(REQUESTS, LONGEST)
+    executor, lens = executor_of(target, draft, ours, table), torch.tensor(PROMPTS) - 1
+    for admitted, right in STEPS:
+        blocks = torch.tensor(
+            [
+                [texts[r][at], *drafts_of(texts[r], at, right[r])]
+                for r, at in enumerate(lens.tolist())
+            ]
+        )
+        tokens, counts = ragged_step(executor, table, lens, blocks, admitted, spread)
+        assert counts.tolist() == [n + 1 for n in right]
+        for r, (at, n) in enumerate(zip(lens.tolist(), counts.tolist(), strict=True)):
+            assert tokens[r, :n].tolist() == texts[r][at + 1 : at + 1 + n]
+        lens = lens + counts
+
+    for r, (prompt, end) in enumerate(zip(PROMPTS, lens.tolist(), strict=True)):
+        positions = torch.arange(prompt - 1, end)
+        own, slots = torch.tensor(texts[r])[positions], table[r, positions]
+        with torch.inference_mode():
+            draft.write_target_hidden_kv(
+                target_hidden=target.hidden(own, positions),
+                pool=theirs,
+                positions=positions,
+                cache_loc=slots,
+            )
+        assert target.written[slots].tolist() == torch.stack([own, positions], 1).tolist()
+    pairs = zip((*ours.k_buffer, *ours.v_buffer), (*theirs.k_buffer, *theirs.v_buffer), strict=True)
+    for mine, plain in pairs:
+        assert mine.shape[1:] == (KV_HEADS, DIM)
+        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)  # unused slots included
