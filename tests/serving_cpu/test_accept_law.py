@@ -23,6 +23,8 @@ from sglang_dspark.verify import (
     sample_inverse_cdf,
     target_distribution,
 )
+from tests.mutants.catalogue.draft_law import DRAFT_LAW
+from tests.mutants.mutant import Mutant
 from tests.serving_cpu.draft_world import ALL, Drafting, settings
 
 V, INSIDE, GAMMA, RANK = 12, 9, 2, 3
@@ -37,26 +39,6 @@ CUTS = {
     "top_p": (ALL, 0.8, 0.0),
     "min_p": (ALL, 1.0, 0.1),
     "all cuts": (6, 0.9, 0.05),
-}
-# Each is the served source with one step changed: (text that occurs once, what stands there).
-MUTANTS = {
-    "draft law without the temperature": (
-        "draft_block.corrected_logits[:, : width - 1] / heat",
-        "draft_block.corrected_logits[:, : width - 1]",
-    ),
-    "target law without the temperature": (
-        "target_law(logits[rows], sampling_info, lens)",
-        "target_law(logits[rows] * sampling_info.temperatures.repeat_interleave(lens, 0), "
-        "sampling_info, lens)",
-    ),
-    "draft law of the next position": (
-        "draft_block.corrected_logits[:, : width - 1] / heat",
-        "draft_block.corrected_logits[:, : width - 1].roll(1, 1) / heat",
-    ),
-    "target row of the next request": (
-        "rows = (starts[:, None] + torch.arange(width))[at]",
-        "rows = (starts.roll(1)[:, None] + torch.arange(width))[at] % len(logits)",
-    ),
 }
 
 
@@ -148,12 +130,12 @@ def chi_square(counts: Tensor, expected: Tensor) -> float:
     return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
-def mutated(old: str, new: str) -> ModuleType:
+def mutated(mutant: Mutant) -> ModuleType:
     """The served module with one piece of its source exchanged."""
     source = inspect.getsource(served)
-    assert source.count(old) == 1, f"the served source no longer says: {old}"
+    assert source.count(mutant.old) == 1, f"the served source no longer says: {mutant.old}"
     module = ModuleType("mutated")
-    exec(compile(source.replace(old, new), "mutated", "exec"), module.__dict__)
+    exec(compile(source.replace(mutant.old, mutant.new), "mutated", "exec"), module.__dict__)
     return module
 
 
@@ -166,10 +148,10 @@ def test_two_tokens_follow_the_target(temperature: float) -> None:
     assert min(found.values()) > ALARM
 
 
-@pytest.mark.parametrize("mutant", MUTANTS)
-def test_a_wrong_step_is_caught(mutant: str) -> None:
+@pytest.mark.parametrize("mutant", DRAFT_LAW, ids=lambda mutant: mutant.name)
+def test_a_wrong_step_is_caught(mutant: Mutant) -> None:
     """At each temperature and cut, with a fifth of the steps."""
-    module = mutated(*MUTANTS[mutant])
+    module = mutated(mutant)
     for temperature in TEMPERATURES:
         found = p_values(module, temperature, seed=2, steps=STEPS // 5)
         assert max(found.values()) < ALARM, f"T {temperature}: {found}"

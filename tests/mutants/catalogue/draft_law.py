@@ -1,35 +1,42 @@
-"""Wrong laws of the drafts in the served accept rule (paper, 3.1: min(1, p_t / p_d))."""
+"""Wrong laws in the served accept rule (paper, 3.1: min(1, p_t / p_d))."""
 
 from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
 FILE = "sglang_dspark/serving/schedule/accept.py"
-TESTS = ("tests/serving_cpu/test_accept_law.py",)
+TESTS = ("tests/serving_cpu/test_accept_law.py::test_two_tokens_follow_the_target",)
+
+
+def _mutant(name: str, old: str, new: str) -> Mutant:
+    return Mutant(name=name, area="draft law", file=FILE, old=old, new=new, tests=TESTS)
+
 
 DRAFT_LAW = (
-    Mutant(
-        name="draft law without its temperature",
-        area="draft law",
-        file=FILE,
-        old="draft_block.corrected_logits[:, : width - 1] / heat",
-        new="draft_block.corrected_logits[:, : width - 1]",
-        tests=TESTS,
+    _mutant(
+        "draft law without its temperature",
+        "draft_block.corrected_logits[:, : width - 1] / heat",
+        "draft_block.corrected_logits[:, : width - 1]",
     ),
-    Mutant(
-        name="draft law at temperature 1 / T",
-        area="draft law",
-        file=FILE,
-        old="draft_block.corrected_logits[:, : width - 1] / heat",
-        new="draft_block.corrected_logits[:, : width - 1] * heat",
-        tests=TESTS,
+    _mutant(
+        "draft law at temperature 1 / T",
+        "draft_block.corrected_logits[:, : width - 1] / heat",
+        "draft_block.corrected_logits[:, : width - 1] * heat",
     ),
-    Mutant(
-        name="draft law of another row",
-        area="draft law",
-        file=FILE,
-        old="draft_block.corrected_logits[:, : width - 1] / heat",
-        new="draft_block.corrected_logits[:, : width - 1].flip(1) / heat",
-        tests=TESTS,
+    _mutant(
+        "draft law of another row",
+        "draft_block.corrected_logits[:, : width - 1] / heat",
+        "draft_block.corrected_logits[:, : width - 1].flip(1) / heat",
+    ),
+    _mutant(
+        "target law without its temperature",
+        "target_law(logits[rows], sampling_info, lens)",
+        "target_law(logits[rows] * sampling_info.temperatures.repeat_interleave(lens, 0), "
+        "sampling_info, lens)",
+    ),
+    _mutant(
+        "target rows of the next request",
+        "rows = (starts[:, None] + torch.arange(width))[at]",
+        "rows = (starts.roll(1)[:, None] + torch.arange(width))[at] % len(logits)",
     ),
 )
