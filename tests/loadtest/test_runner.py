@@ -38,6 +38,7 @@ from sglang_dspark.loadtest.schedule import (
 from sglang_dspark.models.demo import ensure_demo_target
 from tests.loadtest.timed_server import COUNTS, FIRST_S, STEP_S, STEPS, TOKENS
 from tests.ports import free_ports
+from tests.signals import heed_signals
 
 USERS = 4
 LOCUSTFILE = Path(runner.__file__).with_name("locustfile.py")
@@ -239,6 +240,7 @@ def test_ctrl_c_leaves_no_process(url: str, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        preexec_fn=heed_signals,
     )
     assert outer.stdout is not None
     for _ in range(25):  # 2.5 s: time to import locust and to fork

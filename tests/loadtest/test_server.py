@@ -116,6 +116,7 @@ def test_no_orphans_when_we_are_told_to_end(tmp_path: Path, number: signal.Signa
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
+        preexec_fn=heed_signals,
     )
     assert script.stdout is not None
     pids = [int(pid) for pid in script.stdout.readline().split()]
