@@ -163,7 +163,9 @@ def _install_kind(found: Diagnosis) -> None:
     built_for = torch.version.cuda
     if built_for is None or not (driver or torch.cuda.is_available()):
         # PyPI's own torch is built for CUDA; without a GPU it computes on the CPU all the same.
-        found.install = {"kind": "cpu", "expected": str(CPU_LOCK), "cuda": built_for}
+        found.install = {"kind": "cpu", "expected": str(CPU_LOCK)}
+        if built_for is not None:
+            found.install["cuda"] = built_for
         if driver:
             found.problems.append(
                 "an NVIDIA GPU is here, but torch is a CPU build; pip install 'sglang-dspark[cuda]'"
