@@ -53,6 +53,13 @@ def beyond_the_lock(declared: list[str], lock: list[str]) -> list[str]:
     return found
 
 
+def package_of(line: str) -> str | None:
+    """What a line of pip's names as next, from an index, a file or the environment; else None."""
+    said = r"(?:Collecting|Processing|Requirement already satisfied:) (?:\S*/)?([^\s/]+)"
+    found = re.match(said, line)
+    return found and found[1]
+
+
 def install(*arguments: str) -> None:
     """Run pip in sight, with its progress bars."""
     if subprocess.run([*PIP, *arguments]).returncode:
@@ -74,9 +81,9 @@ def install_lock(total: int) -> None:
         assert pip.stdout is not None
         for line in pip.stdout:
             log.write(line)
-            if named := re.match(r"(?:Collecting|Requirement already satisfied:) (\S+)", line):
+            if package := package_of(line):
                 seen += 1
-                say(f"[{seen:3}/{total}] {named[1]}")
+                say(f"[{seen:3}/{total}] {package}")
             elif line.startswith("Installing collected packages"):
                 say("unpacking them, a minute or two")
             elif line.startswith("ERROR"):

@@ -46,6 +46,24 @@ def test_the_lock_pins_every_package_once(install: ModuleType) -> None:
     assert all(line.count("==") == 1 for line in install.pinned())
 
 
+@pytest.mark.parametrize(
+    ("line", "name"),
+    [
+        ("Collecting sglang==0.5.23 (from -r /a/cpu.lock (line 7))", "sglang==0.5.23"),
+        ("Processing /a/files/anyio-4.16.0-py3-none-any.whl (from -r x)", "anyio-4.16.0"),
+        ("Requirement already satisfied: torch==2.13.0 in ./lib (2.13.0+cpu)", "torch==2.13.0"),
+        ("  Downloading sglang-0.5.23-cp311-cp311-manylinux_2_34_x86_64.whl (39 MB)", None),
+        ("Looking in links: /a/wheels", None),
+    ],
+)
+def test_what_pip_says_of_a_package_is_counted(
+    install: ModuleType, line: str, name: str | None
+) -> None:
+    found = install.package_of(line)
+    assert (found or "").startswith(name or "")
+    assert (found is None) is (name is None)
+
+
 @pytest.mark.parametrize("codes", [(0, 0), (1, 0), (0, 1), (1, 1)])
 def test_both_halves_of_the_tests_run_and_are_reported(
     tmp_path: Path, codes: tuple[int, int]
