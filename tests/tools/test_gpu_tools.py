@@ -55,12 +55,11 @@ def test_slim_leaves_a_small_tree_and_undo_brings_every_byte_back(clone: Path) -
         assert sum((clone / name).stat().st_size for name in small) <= LARGEST_TREE
         assert set(whole) - set(small) == {str(p) for p in map(Path, whole) if p.match(WEIGHTS)}
         assert small == {name: whole[name] for name in small}
-    done = run(slim, "--undo", cwd=clone)
-    assert done.returncode == 0, done.stderr
-    assert digests(clone) == whole
-    assert WEIGHTS not in run("git", "sparse-checkout", "list", cwd=clone).stdout
-    again = run(slim, "--undo", cwd=clone)
-    assert (again.returncode, again.stderr) == (1, "slim: this checkout is not slim\n")
+    for said in ("weights are back", "nothing to undo"):
+        done = run(slim, "--undo", cwd=clone)
+        assert (done.returncode, said in done.stdout) == (0, True), done.stderr
+        assert digests(clone) == whole
+        assert WEIGHTS not in run("git", "sparse-checkout", "list", cwd=clone).stdout
 
 
 @in_a_clone
