@@ -10,7 +10,8 @@ GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
-PIP := $(BIN)/python -m pip --disable-pip-version-check install --quiet --progress-bar on
+PIP := $(BIN)/python -m pip --disable-pip-version-check install
+HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 DEV := pytest|pytest-timeout|pytest-xdist|execnet|hypothesis|ruff|mypy|types-PyYAML
 
 .DEFAULT_GOAL := help
@@ -26,14 +27,11 @@ help:
 
 setup: $(STAMP)
 
-$(STAMP): requirements/cpu.lock pyproject.toml
+$(STAMP): requirements/cpu.lock requirements/install.py pyproject.toml
 	@test -n "$(PYTHON)" || { echo 'setup: no Python 3.11 or 3.12 found; name one: make setup PYTHON=...'; exit 1; }
 	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
 ifeq ($(GPU),0)
-	@echo 'setup: no NVIDIA GPU, installing the CPU lock'
-	@$(PIP) --no-deps -r requirements/cpu.lock
-	@$(BIN)/python -c 'import torch' 2>/dev/null || { echo 'setup: the torch that pip found is no CPU build; point pip at the CPU wheels of PyTorch (PIP_EXTRA_INDEX_URL), then: make clean setup'; exit 1; }
-	@$(PIP) --no-deps --no-build-isolation -e .
+	@$(BIN)/python requirements/install.py
 else
 	@echo 'setup: NVIDIA GPU found, installing SGLang with its own pins'
 	@$(PIP) -e '.[cuda]' $$(grep -E '^($(DEV))==' requirements/cpu.lock)
@@ -47,11 +45,14 @@ demo: setup
 serve: setup
 	@exec $(BIN)/dspark demo --serve $(ARGS)
 
-# Two processes of one compute thread each; tests that share servers stay in one of them.
+# Both halves, whatever the first says. Two processes of one compute thread each; tests that share
+# servers stay in one of them.
 test: setup
 ifeq ($(ARGS),)
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 -m 'not server'
-	@OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2 --dist loadgroup -m server
+	@$(HALF) -m 'not server' || first=failed; \
+	$(HALF) --dist loadgroup -m server || second=failed; \
+	echo "test: without servers $${first:-passed}, with servers $${second:-passed}"; \
+	test -z "$$first$$second"
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif

@@ -233,12 +233,16 @@ def run_directory(root: Path = Path("runs")) -> Path:
 
 @contextmanager
 def stop_on_signals(numbers: Sequence[int] = (signal.SIGTERM, signal.SIGHUP)) -> Iterator[None]:
-    """Turn the signals into SystemExit(128 + n), so that `with` blocks and atexit stop servers."""
+    """Turn the signals into SystemExit(128 + n), so that `with` blocks and atexit stop servers.
+
+    What is ignored already stays so: nohup ignores SIGHUP so that the work goes on.
+    """
 
     def leave(number: int, _frame: FrameType | None) -> None:
         raise SystemExit(128 + number)
 
-    before = {number: signal.signal(number, leave) for number in numbers}
+    heeded = [number for number in numbers if signal.getsignal(number) != signal.SIG_IGN]
+    before = {number: signal.signal(number, leave) for number in heeded}
     try:
         yield
     finally:

@@ -92,7 +92,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     """
     files = sorted(Path(path).glob("*.safetensors"))
     if not files:
-        raise DSparkError(f"no safetensors weights in {path}")
+        raise DSparkError(
+            f"no safetensors weights in {path}; copy or train them, or in a checkout without "
+            "weights run tools/gpu/slim --undo"
+        )
     tensors: dict[str, Tensor] = {}
     for file in files:
         try:

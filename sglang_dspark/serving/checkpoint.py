@@ -281,7 +281,7 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     if missing or not files:
         raise DSparkError(
             f"drafter {path} has no {brief(missing[0] if missing else 'safetensors file')}; fetch "
-            "or export the drafter again"
+            "or export the drafter again, or in a checkout without weights run tools/gpu/slim --undo"
         )
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:

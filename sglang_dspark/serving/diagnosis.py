@@ -27,6 +27,7 @@ ENTRY_POINTS = {
 }
 PACKAGES = ("sglang-dspark", "sglang", "torch", "transformers", "triton", "numpy", "safetensors")
 CPU_LOCK = Path("requirements") / "cpu.lock"
+NVIDIA_DRIVER = Path("/dev/nvidiactl")
 _CHECKOUT = Path(__file__).resolve().parents[2]
 
 
@@ -158,19 +159,24 @@ def _install_kind(found: Diagnosis) -> None:
         return
     import torch
 
-    if torch.version.cuda is None:
+    driver = NVIDIA_DRIVER.exists()
+    built_for = torch.version.cuda
+    if built_for is None or not (driver or torch.cuda.is_available()):
+        # PyPI's own torch is built for CUDA; without a GPU it computes on the CPU all the same.
         found.install = {"kind": "cpu", "expected": str(CPU_LOCK)}
-        if Path("/dev/nvidiactl").exists():
+        if built_for is not None:
+            found.install["cuda"] = built_for
+        if driver:
             found.problems.append(
                 "an NVIDIA GPU is here, but torch is a CPU build; pip install 'sglang-dspark[cuda]'"
             )
         _compare_with_lock(found)
         return
-    found.install = {"kind": "cuda", "expected": "sglang-dspark[cuda]", "cuda": torch.version.cuda}
+    found.install = {"kind": "cuda", "expected": "sglang-dspark[cuda]", "cuda": built_for}
     if not torch.cuda.is_available():
         found.problems.append(
-            f"torch is built for CUDA {torch.version.cuda}, but no GPU can be used; check the "
-            "driver with nvidia-smi, or on a machine without a GPU run `make setup`"
+            f"torch is built for CUDA {built_for}, but no GPU can be used; check the driver with "
+            "nvidia-smi"
         )
 
 

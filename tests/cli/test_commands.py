@@ -17,6 +17,7 @@ import pytest
 from sglang_dspark.models.demo import ensure_demo_target
 from sglang_dspark.models.drafters import shipped_drafter_path
 from tests.ports import free_ports
+from tests.signals import heed_signals
 
 
 def dspark(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
@@ -130,7 +131,9 @@ def test_ctrl_c_stops_the_server(tmp_path: Path) -> None:
     port = free_ports(2)
     command = [sys.executable, "-m", "sglang_dspark.cli.main", "demo", "--port", str(port)]
     with (tmp_path / "out").open("w") as file:
-        process = subprocess.Popen(command, stdout=file, stderr=file, cwd=tmp_path)
+        process = subprocess.Popen(
+            command, stdout=file, stderr=file, cwd=tmp_path, preexec_fn=heed_signals
+        )
         deadline = time.monotonic() + 300
         while "tokens/s" not in (tmp_path / "out").read_text():  # the first answer is there
             assert process.poll() is None, (tmp_path / "out").read_text()

@@ -1,7 +1,11 @@
+import zlib
+
 import pytest
 import torch
 
-from sglang_dspark.drafter.heads import restrict_vocabulary
+from sglang_dspark.drafter.checkpoint import read_tensors
+from sglang_dspark.drafter.heads import restrict_vocabulary, restricted_tokens
+from sglang_dspark.models.drafters import shipped_drafter_path
 from tests.drafter.helpers import tiny_drafter
 
 
@@ -147,6 +151,41 @@ def test_reduced_vocabulary_is_part_of_the_weights():
     pb = reduced.draft(anchor, h, temperature, torch.Generator().manual_seed(0)).probs[:, 0]
     torch.testing.assert_close(pa, pb, atol=1e-6, rtol=1e-4)
     assert pb.sum(-1).allclose(torch.ones(5))
+
+
+@torch.no_grad()
+def test_rows_outside_a_reduced_vocabulary_are_zero_and_never_read():
+    drafter = tiny_drafter()
+    allowed = torch.tensor([2, 5, 9, 20, 33, 60])
+    before = drafter.markov_head.markov_w2.weight.clone()
+    restrict_vocabulary(drafter.markov_head, allowed)
+    weight = drafter.markov_head.markov_w2.weight
+    outside = torch.ones(61, dtype=torch.bool).index_fill(0, allowed, False)
+    assert not weight[outside, :-1].any()
+    assert torch.equal(weight[allowed, :-1], before[allowed, :-1])
+
+    head, h, anchor = drafter.head_weight, torch.randn(5, 4, 32) * 0.3, torch.arange(5)
+    blocks = []
+    for content in (0.0, 7.0):
+        weight[outside, :-1] = content * torch.randn(int(outside.sum()), weight.shape[1] - 1)
+        drafter.attach(drafter.embed_weight, head)
+        blocks.append(drafter.draft(anchor, h, torch.ones(5), torch.Generator().manual_seed(0)))
+    assert torch.equal(blocks[0].tokens, blocks[1].tokens)
+    assert torch.equal(blocks[0].probs, blocks[1].probs)
+    assert torch.equal(blocks[0].confidence, blocks[1].confidence)
+
+
+@pytest.mark.parametrize(
+    "name", ["smollm2-135m-dspark", "smollm2-135m-moe", "smollm2-135m-moe-mxfp4"]
+)
+def test_rows_that_shipped_drafters_never_read_compress(name):
+    tensors = read_tensors(shipped_drafter_path(name))
+    w1, w2 = (tensors[f"markov_head.markov_w{i}.weight"] for i in (1, 2))
+    inside = restricted_tokens(w1, w2)
+    stored = w2.view(torch.uint8).numpy().tobytes()
+    share = len(inside) / len(w2)
+    assert share < 0.2
+    assert len(zlib.compress(stored)) < share * len(stored)
 
 
 def test_changed_weights_change_the_draft_of_a_reduced_vocabulary():

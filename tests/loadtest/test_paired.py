@@ -49,7 +49,7 @@ def test_closed_loop_keeps_the_number_of_users(tmp_path: Path) -> None:
     assert alone.seconds >= 4 * REQUEST_S
     assert 2 * REQUEST_S <= pairs.seconds < alone.seconds
     assert alone.whole_tokens_per_s == pytest.approx(28 / alone.seconds)
-    assert alone.tokens_per_s == pytest.approx(alone.whole_tokens_per_s, rel=0.05)
+    assert alone.tokens_per_s == pytest.approx(alone.whole_tokens_per_s, rel=0.1)
 
 
 def stops_soon(pid: int) -> bool:

@@ -38,13 +38,14 @@ from sglang_dspark.loadtest.schedule import (
 from sglang_dspark.models.demo import ensure_demo_target
 from tests.loadtest.timed_server import COUNTS, FIRST_S, STEP_S, STEPS, TOKENS
 from tests.ports import free_ports
+from tests.signals import heed_signals
 
 USERS = 4
 LOCUSTFILE = Path(runner.__file__).with_name("locustfile.py")
 DECODE_S = (STEPS - 1) * STEP_S
 CYCLE_S = FIRST_S + DECODE_S
 TPOT_S = DECODE_S / (TOKENS - COUNTS[0])
-WITHIN = 0.02
+WITHIN = 0.03  # a token too many among TOKENS is 0.04
 FAULTS = {
     "fine": "ok",
     "@refuse": "http",
@@ -92,16 +93,31 @@ class Measured:
     sent: np.ndarray
 
 
-@pytest.fixture(scope="module")
-def measured(url: str, tmp_path_factory: pytest.TempPathFactory) -> Measured:
+def measure(url: str, folder: Path) -> Measured:
     """A closed loop of four users, two requests each."""
-    folder = tmp_path_factory.mktemp("cell")
+    truth = f"{url}/truth"
+    httpx.get(truth, trust_env=False)  # forget what was answered before
     cell = run_cell(plan(ClosedLoop(users=USERS, requests=2 * USERS)), url, folder)
     assert load_cell(folder) == cell
-    return Measured(cell, np.array(httpx.get(f"{url}/truth", trust_env=False).json()))
+    return Measured(cell, np.array(httpx.get(truth, trust_env=False).json()))
 
 
-def test_known_delays_are_recovered(measured: Measured) -> None:
+def test_known_delays_are_recovered(url: str, tmp_path: Path) -> None:
+    """One cell of five finds them: a busy machine may hold the client up in any one."""
+    complaints = []
+    for attempt in range(5):
+        folder = tmp_path / str(attempt)
+        folder.mkdir()
+        try:
+            check_delays(measure(url, folder))
+        except AssertionError as error:
+            complaints.append(str(error))
+        else:
+            return
+    pytest.fail("\n".join(complaints))
+
+
+def check_delays(measured: Measured) -> None:
     found, sent = measured.cell.measurement, measured.sent
     assert (found.ok, found.failures, sent.shape) == (2 * USERS, {}, (2 * USERS, STEPS))
     assert {record.tokens for record in measured.cell.records} == {COUNTS}
@@ -112,8 +128,8 @@ def test_known_delays_are_recovered(measured: Measured) -> None:
     assert found.seconds.p50 == pytest.approx(whole, rel=WITHIN)
     assert found.tpot.mean == pytest.approx(per_token, rel=WITHIN)
     assert found.itl.mean == pytest.approx(per_token, rel=WITHIN)
-    assert found.itl.p99 == pytest.approx(STEP_S, rel=0.1)  # chunks of one token, the largest
-    assert found.itl.p10 == pytest.approx(STEP_S / 3, rel=0.1)  # of three tokens
+    assert found.itl.p99 == pytest.approx(STEP_S, rel=0.25)  # chunks of one token, the largest
+    assert found.itl.p10 == pytest.approx(STEP_S / 3, rel=0.25)  # of three; of two it is / 2
     assert 1 / found.user_speed.p50 == pytest.approx(per_token, rel=WITHIN)
     expected = USERS * TOKENS / sent[:, -1].mean()
     assert found.tokens_per_s == pytest.approx(expected, rel=WITHIN)
@@ -180,7 +196,7 @@ def test_open_loop_counts_from_the_scheduled_time(url: str, tmp_path: Path) -> N
         assert record.sent is not None
         assert record.sent >= record.scheduled
         assert record.ttft == pytest.approx(record.at[0] - record.scheduled)
-    assert found.ttft.p50 == pytest.approx(FIRST_S, rel=0.1)  # a burst shares the core
+    assert found.ttft.p50 == pytest.approx(FIRST_S, rel=0.2)  # a burst shares the core
     assert found.tpot.p50 == pytest.approx(TPOT_S, rel=0.1)
     assert {record.tokens for record in result.records} == {COUNTS}
 
@@ -206,7 +222,7 @@ def test_no_server_is_counted_and_voids_the_cell(tmp_path: Path) -> None:
 
 def test_the_end_of_the_cell_leaves_nothing_out(url: str, tmp_path: Path) -> None:
     whole = plan(ClosedLoop(users=2, requests=20))
-    short = CellPlan(whole.api, whole.prompts, whole.schedule, limit_s=3.3)
+    short = CellPlan(whole.api, whole.prompts, whole.schedule, limit_s=(CYCLE_S + 2 * CYCLE_S) / 2)
     found = run_cell(short, url, tmp_path).measurement
     assert found.requests == 20
     assert found.ok == 2
@@ -215,8 +231,8 @@ def test_the_end_of_the_cell_leaves_nothing_out(url: str, tmp_path: Path) -> Non
 
 def test_locust_itself_runs_the_file_without_a_plan(url: str, tmp_path: Path) -> None:
     command = [sys.executable, "-m", "locust", "-f", str(LOCUSTFILE), "--headless", "--host", url]
-    options = ["--users", "2", "--run-time", "8s", "--records", str(tmp_path), "--only-summary"]
-    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=120)
+    options = ["--users", "2", "--run-time", "20s", "--records", str(tmp_path), "--only-summary"]
+    done = subprocess.run([*command, *options], capture_output=True, text=True, timeout=400)
     assert done.returncode == 0, done.stderr[-2000:]
     assert "chat" in done.stderr + done.stdout  # locust's own table
     _, records = read_records(tmp_path / "records-0.parquet")
@@ -239,6 +255,7 @@ def test_ctrl_c_leaves_no_process(url: str, tmp_path: Path) -> None:
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
         text=True,
+        preexec_fn=heed_signals,
     )
     assert outer.stdout is not None
     for _ in range(25):  # 2.5 s: time to import locust and to fork

@@ -17,9 +17,11 @@ from sglang_dspark.loadtest.server import (
     ServerProcess,
     ServerSpec,
     run_directory,
+    stop_on_signals,
 )
 from sglang_dspark.ports import require_free_port
 from tests.ports import free_ports
+from tests.signals import heed_signals
 
 MODULE = "tests.loadtest.small_server"
 ROOT = Path(__file__).parents[2]
@@ -116,6 +118,7 @@ def test_no_orphans_when_we_are_told_to_end(tmp_path: Path, number: signal.Signa
         stderr=subprocess.DEVNULL,
         text=True,
         cwd=ROOT,
+        preexec_fn=heed_signals,
     )
     assert script.stdout is not None
     pids = [int(pid) for pid in script.stdout.readline().split()]
@@ -125,6 +128,17 @@ def test_no_orphans_when_we_are_told_to_end(tmp_path: Path, number: signal.Signa
     script.stdout.close()
     assert len(pids) == 2
     assert not any(map(running, pids))
+
+
+def test_what_nohup_ignores_stays_ignored() -> None:
+    before = signal.signal(signal.SIGHUP, signal.SIG_IGN)
+    try:
+        with stop_on_signals():
+            os.kill(os.getpid(), signal.SIGHUP)
+            with pytest.raises(SystemExit):
+                os.kill(os.getpid(), signal.SIGTERM)
+    finally:
+        signal.signal(signal.SIGHUP, before)
 
 
 def test_command_can_be_copied() -> None:

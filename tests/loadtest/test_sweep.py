@@ -31,6 +31,7 @@ from sglang_dspark.loadtest.server import ServerProcess
 from sglang_dspark.loadtest.sweep_config import load_sweep
 from sglang_dspark.loadtest.sweep_setup import choose_arms
 from tests.ports import free_ports
+from tests.signals import heed_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 LONG_S = 300.0
@@ -90,6 +91,7 @@ def start(folder: Path, *arguments: str) -> subprocess.Popen[str]:
         stdout=subprocess.PIPE,
         stderr=subprocess.STDOUT,
         text=True,
+        preexec_fn=heed_signals,
     )
 
 
