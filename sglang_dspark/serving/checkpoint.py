@@ -280,8 +280,8 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
     missing = sorted(_indexed_files(path) - {file.name for file in files})
     if missing or not files:
         raise DSparkError(
-            f"drafter {path} has no {brief(missing[0] if missing else 'safetensors file')}; fetch or "
-            "export it again, or in a checkout without weights run tools/gpu/slim --undo"
+            f"drafter {path} has no {brief(missing[0] if missing else 'safetensors file')}; fetch "
+            "or export it again, or in a checkout without weights run tools/gpu/slim --undo"
         )
     shapes: dict[str, tuple[int, ...]] = {}
     for file in files:
