@@ -122,9 +122,20 @@ MUTANTS = (
         name="Algorithm 1 prices a token too few",
         area="budget",
         file=BUDGET,
-        old="next_seconds = tokens[rows + i + 1] + fixed",
-        new="next_seconds = tokens[rows + i] + fixed",
+        old="next_seconds = tokens[rows + admitted + 1] + fixed",
+        new="next_seconds = tokens[rows + admitted] + fixed",
         tests=(f"{PLANNER}::test_algorithm_1_is_its_definition",),
+    ),
+    Mutant(
+        name="Algorithm 1 forgets the floors",
+        area="budget",
+        file="sglang_dspark/schedule/planner.py",
+        old="floors=plan.floors,\n                base=",
+        new="base=",
+        tests=(
+            "tests/schedule/test_bounded_lossless.py"
+            "::test_algorithm_1_is_exact_under_all_floors_and_limits",
+        ),
     ),
     Mutant(
         name="Algorithm 1 looks behind the first drop",
