@@ -30,7 +30,7 @@ from sglang_dspark.verify import accept_sampled
 from tests.schedule.batches import GAMMA, batch_law, drafted_pairs, plain_law
 from tests.schedule.test_lossless import HEADS, PAIR, pair
 
-KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "exact", "1")
+KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "exact", "1", GAMMA)
 ROWS, TENANTS = np.arange(2), np.ones(2, np.int64)
 ALWAYS = GuardConfig(clear=0.99)  # drafts, whatever is promised
 EACH = [(floor, limit) for limit in range(GAMMA + 1) for floor in range(limit + 1)]
