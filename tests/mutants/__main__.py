@@ -71,7 +71,6 @@ def _first(failed: Sequence[str]) -> str:
 def check_tests(trees: Sequence[Tree], mutants: Sequence[Mutant]) -> None:
     """Raises DSparkError if a test fails without any fault."""
     tests = sorted({test for each in mutants for test in each.tests})
-    tests = [test for test in tests if (ROOT / test.split("::")[0]).is_file()]
     shares = [tests[turn :: len(trees)] for turn in range(len(trees))]
     pairs = [(tree, share) for tree, share in zip(trees, shares, strict=True) if share]
     with ThreadPoolExecutor(len(trees)) as threads:
@@ -135,7 +134,7 @@ def run(pattern: str, servers: bool, jobs: int) -> list[Verdict]:
     console = Console(soft_wrap=True)
     mutants = chosen(pattern, servers)
     for mutant in mutants:
-        mutant.applied((ROOT / mutant.file).read_text(encoding="utf-8"))
+        mutant.check(ROOT)
     with tempfile.TemporaryDirectory(prefix="dspark-mutants-") as folder:
         trees = [Tree(Path(folder) / str(turn)) for turn in range(min(jobs, len(mutants)))]
         for tree in trees:

@@ -2,7 +2,15 @@
 
 from __future__ import annotations
 
-from tests.mutants.catalogue import calibration, loadtest, rules, scheduling, serving, training
+from tests.mutants.catalogue import (
+    calibration,
+    kept_files,
+    loadtest,
+    rules,
+    scheduling,
+    serving,
+    training,
+)
 from tests.mutants.catalogue.draft_law import DRAFT_LAW
 from tests.mutants.mutant import Mutant
 
@@ -13,5 +21,6 @@ ALL: tuple[Mutant, ...] = (
     *scheduling.MUTANTS,
     *calibration.MUTANTS,
     *training.MUTANTS,
+    *kept_files.MUTANTS,
     *loadtest.MUTANTS,
 )
