@@ -1,9 +1,12 @@
 """The paper's objective (3.3, eqs. 8-12), fused so that one tensor of vocabulary size is kept.
 
-    L = sum_k w_k (a_ce CE_k + a_tv TV_k + a_conf BCE_k) / sum_k w_k,   w_k = exp(-(k-1)/gamma)
+    L = sum_k w_k (a_ce CE_k + a_tv L1_k + a_conf BCE_k) / sum_k w_k,   w_k = exp(-(k-1)/gamma)
 
-CE against the target's token, TV = (1/2) sum_v |p_t - p_d|, and the confidence is taught the exact
-acceptance rate 1 - TV = sum_v min(p_t, p_d) of its position.
+CE against the target's token. L1 = sum_v |p_t - p_d| (eq. 10) is the whole L1 norm, twice the
+total variation distance TV; the confidence is taught the exact acceptance rate of its position,
+1 - TV = sum_v min(p_t, p_d). v runs over the target's whole vocabulary: outside a reduced draft
+vocabulary p_d is 0, so the target's mass there is a part of L1 that no draft can lower, and p_t is
+not normalised anew inside. So L1 = 2 (1 - sum_v min(p_t, p_d)), summed over the draft vocabulary.
 """
 
 from __future__ import annotations
@@ -26,7 +29,7 @@ def position_weights(gamma: int) -> Tensor:
 
 
 class _DraftLaw(torch.autograd.Function):
-    """Weighted CE and TV of N positions. Rows are worked through in chunks that stay in cache, and
+    """Weighted CE and L1 of N positions. Rows are worked through in chunks that stay in cache, and
     the gradient is made on the way: it is the only tensor of vocabulary size that is kept."""
 
     @staticmethod
@@ -51,16 +54,16 @@ class _DraftLaw(torch.autograd.Function):
             law = (target[rows].float() - log_partition[rows, None]).exp_()
             overlap[rows] = torch.minimum(draft, law).sum(-1)  # acceptance rate, 1 - TV
             nll[rows] = -draft.gather(-1, column[rows])[:, 0].clamp(min=1e-12).log()
-            # d TV / d p_d is [p_d > p_t] up to a constant, which the softmax's Jacobian removes
+            # d L1 / d p_d is 2 [p_d > p_t] - 1; the softmax's Jacobian removes the constant
             above = torch.gt(draft, law, out=law)
             slope = (draft * above).sum(-1, keepdim=True)
             ce_weight = (weight[rows] * inside[rows] * ce)[:, None]
-            above.sub_(slope).mul_((tv * weight[rows])[:, None]).add_(ce_weight).mul_(draft)
+            above.sub_(slope).mul_((2 * tv * weight[rows])[:, None]).add_(ce_weight).mul_(draft)
             above.scatter_add_(-1, column[rows], -ce_weight)
             grad[rows] = above.to(grad.dtype)
         ctx.save_for_backward(grad)
         nll.mul_(inside)
-        loss = (weight * (ce * nll + tv * (1 - overlap))).sum()
+        loss = (weight * (ce * nll + 2 * tv * (1 - overlap))).sum()
         ctx.mark_non_differentiable(overlap, nll)
         return loss, overlap, nll
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 from pydantic import TypeAdapter
 from safetensors.torch import load_file
@@ -10,11 +11,14 @@ from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.files import parse_json, reading
-from sglang_dspark.training.config import DrafterShape, RunConfig
+from sglang_dspark.training.config import DrafterShape, ObjectiveConfig, RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.files import read_metadata, write_tensors
 from sglang_dspark.training.optimiser import Optimiser
 from sglang_dspark.training.sampler import Sampler
+
+# Without a format: written when objective.tv weighed half of the paper's L1 norm.
+_FORMAT = "2"
 
 
 def state_file(cfg: RunConfig) -> Path:
@@ -31,14 +35,14 @@ def save_state(
         if world.leads:
             state[name] = tensor.cpu()
     if world.leads:
-        meta = {"step": str(step), "config": cfg.model_dump_json()}
+        meta = {"format": _FORMAT, "step": str(step), "config": cfg.model_dump_json()}
         write_tensors(state_file(cfg), state, meta)
 
 
 def check_state(cfg: RunConfig) -> int | None:
     """Steps done by the run directory's state, None without one.
 
-    Raises DSparkError when it is of another drafter, or cannot be read.
+    Raises DSparkError when it is of another drafter or objective, or cannot be read.
     """
     file = state_file(cfg)
     if not file.exists():
@@ -48,11 +52,30 @@ def check_state(cfg: RunConfig) -> int | None:
         then, step = parse_json(meta["config"]), int(meta["step"])
         shape = TypeAdapter(DrafterShape).validate_python(then["drafter"])
         averaged = bool(then["schedule"]["ema"])
+        trained = _objective(meta, then)
     if shape != cfg.drafter:
         raise DSparkError(f"{file} belongs to a drafter of another shape; choose a new run_dir")
     if averaged != bool(cfg.schedule.ema):
         raise DSparkError(f"{file} was made with schedule.ema {then['schedule']['ema']}; keep it")
+    if trained != cfg.objective:
+        was, now = _weights(trained), _weights(cfg.objective)
+        raise DSparkError(
+            f"{file} was trained with objective {was} (in today's weights), the config says {now}: "
+            "set the former to go on, or choose a new run_dir"
+        )
     return step
+
+
+def _objective(meta: dict[str, str], config: dict[str, Any]) -> ObjectiveConfig:
+    """The objective a state was trained with, in today's weights."""
+    found = ObjectiveConfig.model_validate(config["objective"])
+    if "format" in meta:
+        return found
+    return found.model_copy(update={"tv": found.tv / 2})
+
+
+def _weights(objective: ObjectiveConfig) -> str:
+    return ", ".join(f"{name} {value:g}" for name, value in objective)
 
 
 def load_state(cfg: RunConfig, step: int, optimiser: Optimiser, sampler: Sampler) -> None:

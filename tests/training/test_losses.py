@@ -4,43 +4,69 @@ import torch
 from sglang_dspark.training.config import ObjectiveConfig
 from sglang_dspark.training.losses import dspark_loss, position_weights
 
+VOCABULARY, CHOSEN = 23, torch.tensor([0, 2, 3, 5, 8, 9, 11, 14, 15, 17, 20, 22])
 
-def _naive(logits, law, label, confidence, weight, o):
+
+def _naive(logits, law, token, confidence, weight, o):
+    """The paper's eqs. 8-12 over the target's whole vocabulary: logits [N, V'] over the tokens
+    CHOSEN, law [N, V] of the target, token [N]; the draft gives the others probability 0."""
     weight = weight / weight.sum()
-    draft = logits.softmax(-1)
-    outside = 1 - law.sum(-1)  # target mass where the draft cannot go
-    tv = 0.5 * ((draft - law).abs().sum(-1) + outside)
-    inside = label >= 0
-    nll = -draft.log().gather(-1, label.clamp(min=0)[:, None])[:, 0]
-    nll = torch.where(inside, nll, 0.0)
+    draft = torch.zeros_like(law).index_copy(1, CHOSEN, logits.softmax(-1))
+    l_tv = (law - draft).abs().sum(-1)
+    chance = draft.gather(-1, token[:, None])[:, 0]
+    possible = chance > 0
+    l_ce = -torch.where(possible, chance, 1.0).log()  # a token outside teaches nothing
     c = torch.sigmoid(confidence)
-    accept = (1 - tv).detach()
+    accept = torch.minimum(law, draft).sum(-1).detach()
     bce = -(accept * c.log() + (1 - accept) * (1 - c).log())
-    return (weight * (o.ce * nll + o.tv * tv + o.confidence * bce)).sum(), accept
+    return (weight * (o.ce * l_ce + o.tv * l_tv + o.confidence * bce)).sum(), accept
 
 
 @pytest.mark.parametrize("seed", range(4))
-def test_fused_loss_and_gradient_equal_the_naive_ones(seed):
+@pytest.mark.parametrize("weights", [(0.3, 0.9, 1.1), (0.0, 1.0, 0.0)])
+def test_fused_loss_and_gradient_equal_the_papers(seed, weights):
     torch.manual_seed(seed)
-    n, v = 71, 17
-    logits = torch.randn(n, v, dtype=torch.float32, requires_grad=True)
-    target = torch.randn(n, v)
-    log_partition = target.logsumexp(-1) + torch.rand(n)  # some mass is outside the vocabulary
-    law = (target - log_partition[:, None]).exp()
-    label = torch.randint(-1, v, (n,))
+    n = 71
+    logits = torch.randn(n, len(CHOSEN), requires_grad=True)
+    target = torch.randn(n, VOCABULARY)
+    token = torch.randint(VOCABULARY, (n,))
+    column = torch.full((VOCABULARY,), -1).index_copy(0, CHOSEN, torch.arange(len(CHOSEN)))
     confidence = torch.randn(n, requires_grad=True)
     weight = torch.rand(n) * (torch.rand(n) > 0.2)
-    objective = ObjectiveConfig(ce=0.3, tv=0.9, confidence=1.1)
-    parts = dspark_loss(logits, target, log_partition, label, confidence, weight, objective)
+    ce, tv, conf = weights
+    objective = ObjectiveConfig(ce=ce, tv=tv, confidence=conf)
+    parts = dspark_loss(
+        logits,
+        target[:, CHOSEN],
+        target.logsumexp(-1),
+        column[token],
+        confidence,
+        weight,
+        objective,
+    )
     parts.total.backward()
     got = logits.grad.clone(), confidence.grad.clone()
     logits.grad = confidence.grad = None
-    expected, accept = _naive(logits, law, label, confidence, weight, objective)
+    expected, accept = _naive(logits, target.softmax(-1), token, confidence, weight, objective)
     expected.backward()
     torch.testing.assert_close(parts.total, expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(parts.accept, accept, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(got[0], logits.grad, atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(got[1], confidence.grad, atol=1e-7, rtol=1e-4)
+
+
+def test_drafts_that_never_meet_the_target_lose_two():
+    """L_tv = sum |p_t - p_d| of disjoint laws is 2, whether the target's mass lies inside the draft
+    vocabulary or outside of it (eq. 10)."""
+    sure, row = torch.tensor([[30.0, -30.0]]), torch.ones(1)
+    objective = ObjectiveConfig(ce=0.0, tv=0.9)
+    for target, log_partition in (
+        (torch.tensor([[-30.0, 30.0]]), torch.tensor([30.0])),
+        (torch.tensor([[-30.0, -30.0]]), torch.tensor([30.0])),
+    ):
+        parts = dspark_loss(sure, target, log_partition, torch.tensor([-1]), None, row, objective)
+        assert float(parts.total) == pytest.approx(0.9 * 2)
+        assert float(parts.accept) == pytest.approx(0, abs=1e-6)
 
 
 def test_position_weights_are_the_papers():

@@ -14,7 +14,7 @@ from safetensors.torch import load_file, save_file
 from sglang_dspark.drafter import load_drafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.training.config import load_config
+from sglang_dspark.training.config import ObjectiveConfig, load_config
 from sglang_dspark.training.distributed import gathered
 from sglang_dspark.training.journal import Journal
 from sglang_dspark.training.setup import prepare
@@ -194,6 +194,40 @@ def test_a_state_with_other_shapes_is_refused_in_one_line(config, tmp_path):
     save_file(state, str(file), meta)
     with pytest.raises(DSparkError, match=r"does not fit this drafter .* choose a new run_dir$"):
         prepare(run)
+
+
+def _begun(config, tmp_path):
+    """The config of a run that has done a step."""
+    run = _in(config, tmp_path / "run")
+    trainer, _ = prepare(run)
+    trainer.train_step()
+    trainer.save()
+    return run
+
+
+def _with_objective(config, **weights):
+    return config.model_copy(update={"objective": ObjectiveConfig(**weights)})
+
+
+@pytest.mark.parametrize("other", [{"tv": 0.45}, {"ce": 0.2}, {"confidence": 0.5}])
+def test_a_run_does_not_go_on_with_another_objective(config, tmp_path, other):
+    run = _begun(config, tmp_path)
+    with pytest.raises(DSparkError, match=r"the former to go on, or choose a new run_dir$"):
+        prepare(_with_objective(run, **other))
+    assert prepare(run)[1] == "going on from step 1"
+
+
+def test_a_state_of_half_the_norm_goes_on_with_half_the_weight(config, tmp_path):
+    """Before states had a format, tv 0.9 weighed half the L1 norm: the same objective is 0.45."""
+    run = _begun(config, tmp_path)
+    file = tmp_path / "run" / "state.safetensors"
+    with safe_open(str(file), framework="pt") as handle:
+        meta = handle.metadata()
+    del meta["format"]
+    save_file(load_file(str(file)), str(file), meta)
+    with pytest.raises(DSparkError, match=r"trained with .* tv 0\.45, .* says .* tv 0\.9,"):
+        prepare(run)
+    assert prepare(_with_objective(run, tv=0.45))[1] == "going on from step 1"
 
 
 def test_not_finite_loss_stops_and_keeps_the_checkpoint(config, tmp_path):

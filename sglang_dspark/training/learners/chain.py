@@ -48,7 +48,7 @@ class ChainLosses:
         return self.read(torch.stack(list(islice(steps, batch.gamma)), 1))
 
     def losses(self, batch: PackedBatch) -> LossParts:
-        """CE and TV over P * gamma positions."""
+        """CE and L_tv over P * gamma positions."""
         return headless_losses(self.logits(batch), batch, self.head, self.objective)
 
     def _attend(self, batch: PackedBatch, states: Tensor) -> Attend:

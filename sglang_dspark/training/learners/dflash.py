@@ -40,7 +40,7 @@ class DFlashLearner:
         return self.head.logits(h)
 
     def losses(self, batch: PackedBatch) -> LossParts:
-        """CE and TV over P * gamma positions; see `headless_losses`."""
+        """CE and L_tv over P * gamma positions; see `headless_losses`."""
         return headless_losses(self.logits(batch), batch, self.head, self.objective)
 
     def after_backward(self) -> None:

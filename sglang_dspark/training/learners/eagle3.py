@@ -27,7 +27,7 @@ class Eagle3Learner:
         self.chain = ChainLosses(drafter, head, objective, drafter.logits)
 
     def losses(self, batch: PackedBatch) -> LossParts:
-        """CE and TV over P * gamma positions."""
+        """CE and L_tv over P * gamma positions."""
         return self.chain.losses(batch)
 
     def after_backward(self) -> None:

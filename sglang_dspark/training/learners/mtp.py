@@ -27,7 +27,7 @@ class MTPLearner:
         self.chain = ChainLosses(drafter, head, objective, head.logits)
 
     def losses(self, batch: PackedBatch) -> LossParts:
-        """CE and TV over P * gamma positions."""
+        """CE and L_tv over P * gamma positions."""
         return self.chain.losses(batch)
 
     def after_backward(self) -> None:
