@@ -40,7 +40,7 @@ def learning_curves(runs: Sequence[tuple[str, Path]]) -> dict[str, Any]:
 
 def _run(folder: Path) -> dict[str, Any]:
     """Facts and measured points of one run."""
-    with reading(folder, "training run that we know", "name a run_dir of `dspark train`"):
+    with reading(folder, "training run", "name a run_dir of `dspark train`"):
         facts = load_json(folder / "run.json", finite=False)
         lines = (folder / "metrics.jsonl").read_text(encoding="utf-8").splitlines()
         rows = [parse_json(line, finite=False) for line in lines]

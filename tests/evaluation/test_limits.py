@@ -130,8 +130,8 @@ def test_bad_runs_are_one_line(tmp_path: Path) -> None:
         ([("x", one), ("x", one)], "labels must differ"),
         ([("x", one), ("y", other)], "of 2 targets"),
         ([("x", empty)], "nothing was measured"),
-        ([("x", broken)], "no training run that we know"),
-        ([("x", tmp_path / "none")], "no training run: No such file"),
+        ([("x", broken)], "is no training run"),
+        ([("x", tmp_path / "none")], "cannot read the training run"),
     ]
     for runs, complaint in cases:
         with pytest.raises(DSparkError, match=complaint) as caught:
