@@ -25,7 +25,7 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 900.0  # 20-40 s on a quiet machine
 REQUEST_TIMEOUT_S = 300.0
 GRACE_S = 10.0  # for processes that are ending
-CPU_FLAGS = ("--device", "cpu", "--max-total-tokens", "32768")
+CPU_FLAGS = ("--device", "cpu", "--max-total-tokens", "16384")
 DSPARK_FLAGS = ("--speculative-algorithm", "DSPARK", "--speculative-draft-model-path")
 
 
