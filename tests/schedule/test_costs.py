@@ -172,6 +172,10 @@ def test_mistakes_are_named() -> None:
         replace(TABLE, key=replace(KEY, gamma=3))
     with pytest.raises(ValueError, match="no number from 0"):
         replace(TABLE, per_request=-1.0)
+    for impossible in (0.0, 1e-9, 3601.0, 1e308):  # of a pass
+        with pytest.raises(ValueError, match="no number from 1e-07 to 3600"):
+            replace(TABLE, seconds=(*TABLE.seconds[:-1], impossible))
+    replace(TABLE, seconds=(*TABLE.seconds[:-1], 3600.0))
 
 
 @pytest.mark.parametrize(
