@@ -25,6 +25,7 @@ HOST = "127.0.0.1"
 START_TIMEOUT_S = 900.0  # 20-40 s on a quiet machine
 REQUEST_TIMEOUT_S = 300.0
 GRACE_S = 10.0  # for processes that are ending
+MOST_IN_MEMORY = 3  # servers of a process of tests; each takes some 3 GB
 CPU_FLAGS = ("--device", "cpu", "--max-total-tokens", "16384")
 DSPARK_FLAGS = ("--speculative-algorithm", "DSPARK", "--speculative-draft-model-path")
 
@@ -79,22 +80,29 @@ class Served:
 
     def healthy(self) -> bool:
         """Whether the server runs and can generate."""
+        self.pool.use(self)
         return self.process.alive() and self.request("GET", "/health_generate").status_code == 200
 
 
 @dataclass
 class ServerPool:
-    """All servers of a test session; one runs at a time."""
+    """All servers of a test session; one runs at a time, and few are kept in memory.
+
+    servers: by name, the one used last at the end. put_away: names of those ended to make room;
+    they start again when they are used.
+    """
 
     folder: Path
     servers: dict[str, Served] = field(default_factory=dict)
     running: Served | None = None
+    put_away: set[str] = field(default_factory=set)
 
     def start(self, name: str, model: Path, *arguments: str, **environment: str) -> Served:
         """Start a server and wait until it answers; on failure the log's end is in the report."""
         if self.running is not None:
             self.running.process.pause()
             self.running = None
+        self._make_room()
         spec = ServerSpec(
             name, model, free_ports(), (*CPU_FLAGS, *arguments), HOST, environment=environment
         )
@@ -116,12 +124,28 @@ class ServerPool:
             return
         if self.running is not None:
             self.running.process.pause()
-        served.process.resume()
+            self.running = None
+        name = next(name for name, each in self.servers.items() if each is served)
+        self.servers[name] = self.servers.pop(name)
+        if name in self.put_away:
+            self._make_room()
+            served.process.start().wait_ready(START_TIMEOUT_S)
+            self.put_away.remove(name)
+        else:
+            served.process.resume()
         self.running = served
+
+    def _make_room(self) -> None:
+        """End the servers that were used longest ago, so that one more can be in memory."""
+        kept = [name for name in self.servers if name not in self.put_away]
+        for name in kept[: len(kept) - MOST_IN_MEMORY + 1]:
+            self.servers[name].process.stop()
+            self.put_away.add(name)
 
     def stop(self, name: str) -> None:
         """End one server and all its processes."""
         served = self.servers.pop(name)
+        self.put_away.discard(name)
         if self.running is served:
             self.running = None
         served.http.close()
