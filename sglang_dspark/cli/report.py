@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import os
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import replace_text
 
 
 def report(
@@ -58,7 +58,7 @@ def write_sweep_report(run: Path, html: Path) -> list[Path]:
 
     made = make_report(run)
     written = save_figures(made, html.with_suffix(""))
-    _write_text(html, made.html)
+    replace_text(html, made.html, "the report")
     return [*written, html]
 
 
@@ -99,16 +99,6 @@ def _drafters(results: Path, html: Path) -> None:
     devices = {without_speed(str(result.document["device"])) for result in found}
     device = devices.pop() if len(devices) == 1 else f"several; gathered on {device_description()}"
     write_results(gathered, "drafters", device, page.drafter_summary(found))
-    _write_text(html, page.render(found, "Drafters: DSpark and its peers"))
+    replace_text(html, page.render(found, "Drafters: DSpark and its peers"), "the page")
     for path in (*written, gathered, html):
         console.print(f"written to {path}", highlight=False, soft_wrap=True)
-
-
-def _write_text(path: Path, text: str) -> None:
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        raise DSparkError(f"cannot write {path}: {error.strerror}") from error
