@@ -49,5 +49,13 @@ def test_sampling_follows_the_plain_law(plain: Served, early_stop: Served) -> No
 
 
 def test_greedy_tokens_are_equal(plain: Served, early_stop: Served) -> None:
-    """At concurrency 4, where what is verified varies; a prompt in four."""
-    check_equal(plain, early_stop, 4, PROMPTS[::4], tokens=48)
+    """A prompt in four at concurrency 4, where what is verified varies most.
+
+    A machine that is busy elsewhere may never draft there: then others at fewer users.
+    """
+    accepted = 0
+    for turn, concurrency in enumerate((4, 2, 1, 1)):
+        accepted += check_equal(plain, early_stop, concurrency, PROMPTS[turn::4], tokens=48)
+        if accepted:
+            break
+    assert accepted > 0, "no draft was ever accepted: nothing was tested"
