@@ -29,7 +29,7 @@ from tests.integration.serving import (
 from tests.integration.tiny_models import GAMMA, TinyPair
 from tests.ports import free_ports
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("bad-startup")]
 
 TIME_LIMIT_S = 240.0  # some 15 s on a quiet machine, most of it the import of SGLang
 Breakage = Callable[[Path], None]

@@ -15,7 +15,7 @@ from sglang_dspark.schedule.sts_file import REGIMES, StsFile, StsTable, write_st
 from tests.integration.serving import DSPARK_FLAGS, ServerPool
 from tests.integration.tiny_models import GAMMA, TinyPair
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("tiny-pair")]
 
 PROMPT = "the table of step times"
 

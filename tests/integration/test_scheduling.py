@@ -12,7 +12,7 @@ from tests.integration.prompts import PROMPTS
 from tests.integration.serving import Served
 from tests.integration.test_features import metric
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
 
 GAMMA = 5
 

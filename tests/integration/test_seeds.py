@@ -9,7 +9,7 @@ import pytest
 from tests.integration.prompts import PROMPTS
 from tests.integration.serving import Served
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
 
 TOKENS = 32
 SETTINGS: tuple[dict[str, Any], ...] = (

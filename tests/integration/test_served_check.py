@@ -15,7 +15,7 @@ from sglang_dspark.loadtest.metrics import Chunk
 from tests.integration.serving import Served
 from tests.integration.tiny_models import TinyPair
 
-pytestmark = pytest.mark.server
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("tiny-pair")]
 
 IDS = [[5, 6, 7, 8], [9, 10, 11]]
 TOKENS = 16

@@ -6,6 +6,7 @@ import importlib.util
 import os
 import shlex
 import subprocess
+import sys
 from pathlib import Path
 from types import ModuleType
 
@@ -62,6 +63,22 @@ def test_what_pip_says_of_a_package_is_counted(
     found = install.package_of(line)
     assert (found or "").startswith(name or "")
     assert (found is None) is (name is None)
+
+
+def test_tests_of_a_group_share_a_process(tmp_path: Path) -> None:
+    """By the runner of `make test`: servers that tests share would otherwise stand twice."""
+    for group in ("one", "two"):
+        (tmp_path / f"test_{group}.py").write_text(
+            "import os, pytest\n"
+            f"pytestmark = pytest.mark.xdist_group('{group}')\n"
+            "@pytest.mark.parametrize('number', range(8))\n"
+            f"def test_it(number): open('{group}-' + str(os.getpid()), 'a').close()\n"
+        )
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup"]
+    environment = {k: v for k, v in os.environ.items() if not k.startswith("PYTEST")}
+    done = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True)
+    assert done.returncode == 0, done.stdout
+    assert sorted(path.name.split("-")[0] for path in tmp_path.glob("*-*")) == ["one", "two"]
 
 
 @pytest.mark.parametrize("codes", [(0, 0), (1, 0), (0, 1), (1, 1)])
