@@ -1,0 +1,63 @@
+"""README.md: its numbers are those of the results, its files and commands exist."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+from pathlib import Path
+from types import ModuleType
+
+import pytest
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import load_json
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def tool() -> ModuleType:
+    spec = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "docs" / "readme.py")
+    assert spec is not None
+    assert spec.loader is not None
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+@pytest.fixture(scope="module")
+def readme() -> str:
+    return (ROOT / "README.md").read_text()
+
+
+def test_the_table_is_the_sweeps(tool: ModuleType, readme: str) -> None:
+    table = tool.section(load_json(tool.RESULTS))
+    assert tool.rewritten(readme, table) == readme, "run `python tools/docs/readme.py`"
+
+
+def test_a_changed_figure_changes_the_table(tool: ModuleType, readme: str) -> None:
+    document = load_json(tool.RESULTS)
+    document["metrics"]["by_concurrency"][2]["dspark"]["tokens_per_s"]["mid"] += 1
+    assert tool.rewritten(readme, tool.section(document)) != readme
+    document = load_json(tool.RESULTS)
+    document["metrics"]["matched_speed_ratio_vs_mtp1"]["low"] -= 0.01
+    assert tool.rewritten(readme, tool.section(document)) != readme
+
+
+def test_a_readme_without_its_marks_is_refused(tool: ModuleType, readme: str) -> None:
+    with pytest.raises(DSparkError, match="must have"):
+        tool.rewritten(readme.replace(tool.END, ""), "")
+
+
+def test_no_other_figure_stands_in_it(tool: ModuleType, readme: str) -> None:
+    """A ratio or a speed outside the table would be of no known run. The goal is named once."""
+    outside = readme.split(tool.BEGIN)[0] + readme.split(tool.END)[1]
+    found = re.findall(r"\d[\d.,]*(?:x\b|%| times\b| tokens/s)", outside)
+    assert found == ["95%", "1.6 times"]
+
+
+def test_every_file_it_names_is_there(readme: str) -> None:
+    links = [link for link in re.findall(r"\]\(([^)]+)\)", readme) if "://" not in link]
+    assert len(links) > 10
+    named = [*links, *re.findall(r"configs/\S+\.yaml", readme)]
+    assert [each for each in named if not (ROOT / each).exists()] == []
