@@ -17,7 +17,10 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 _NOT_SOURCE = (".git", ".venv", "runs", "build", "dist", "*.egg-info", "__pycache__", ".*_cache")
-_BUILD = "import sys; from setuptools import build_meta as b; print(getattr(b, 'build_' + sys.argv[1])(sys.argv[2]))"
+_BUILD = (
+    "import sys; from setuptools import build_meta; "
+    "print(getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2]))"
+)
 
 
 def build(kind: str, source: Path, out: Path) -> Path:
@@ -71,9 +74,9 @@ def install(wheel: Path, place: Path, without: Collection[str] = ()) -> Installe
 def pip(installed: Installed, *command: str) -> subprocess.CompletedProcess[str]:
     """The running environment's pip, working on that one, without any index."""
     environment = {k: v for k, v in os.environ.items() if not k.startswith("PIP_")}
+    options = ["--isolated", "--python", str(installed.python)]
     return subprocess.run(
-        [sys.executable, "-m", "pip", "--isolated", "--python", str(installed.python)]
-        + [*command, "--no-index"],
+        [sys.executable, "-m", "pip", *options, *command, "--no-index"],
         cwd=installed.home,
         env=environment,
         capture_output=True,

@@ -115,7 +115,7 @@ def test_a_shipped_configuration_is_found_by_name(installed: Installed) -> None:
 @pytest.mark.server
 def test_a_sweep_by_a_shipped_configuration_serves_and_measures(installed: Installed) -> None:
     """Two servers of the demo target, plain and with the shipped drafter, one user."""
-    cache = str(ensure_demo_target().parents[1])
+    cache = str(ensure_demo_target().parents[2])
     built = installed.run("dspark", "models", "demo", "--json", XDG_CACHE_HOME=cache)
     assert Path(json.loads(built.stdout)["path"]).is_dir(), built.stderr
     done = installed.run(
