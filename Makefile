@@ -54,7 +54,7 @@ serve: setup
 # servers stay in one of them.
 test: setup
 ifeq ($(ARGS),)
-	@$(HALF) -m 'not server' || first=failed; \
+	@$(HALF) --dist loadgroup -m 'not server' || first=failed; \
 	$(HALF) --dist loadgroup -m server || second=failed; \
 	echo "test: without servers $${first:-passed}, with servers $${second:-passed}"; \
 	test -z "$$first$$second"

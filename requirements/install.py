@@ -193,8 +193,10 @@ def for_a_gpu(installer: str) -> None:
     require_room(CUDA_PINS)
     install(installer, "-e", f"{ROOT}[cuda,loadtest,train]", *tools(pinned()))
     if torch_says("torch.cuda.is_available()") != "True":
-        say("this torch cannot use the GPU: its driver may be too old for CUDA, see nvidia-smi;")
-        say("all else is ready, and for the CPU instead: make clean setup GPU=0")
+        say(
+            "torch cannot use the GPU, whose driver may be too old (nvidia-smi): renew it, or take "
+            "the CPU by make clean demo GPU=0"
+        )
 
 
 def main() -> None:

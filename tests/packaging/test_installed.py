@@ -88,6 +88,14 @@ def test_without_sglang_the_demo_and_doctor_say_how_it_is_installed(
     assert done.returncode == 1
 
 
+def test_a_cache_that_cannot_be_written_is_one_line(installed: Installed) -> None:
+    (installed.home / "a-file").write_text("")
+    done = installed.run("dspark", "models", "demo", XDG_CACHE_HOME=f"{installed.home}/a-file")
+    (line,) = done.stderr.splitlines()
+    assert line.startswith(f"dspark: cannot build the demo target in {installed.home}/a-file/")
+    assert done.returncode == 1
+
+
 def test_a_shipped_configuration_is_found_by_name(installed: Installed) -> None:
     for name in ("nothing", "configs/sweep/nothing.yaml"):
         done = installed.run("dspark", "sweep", "--config", name)
