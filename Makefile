@@ -1,18 +1,21 @@
 # The few commands a user needs. `make demo` does everything from a fresh clone.
 #
-# PYTHON: an interpreter of version 3.11 or 3.12 (found by itself).
-# ARGS:   options for the command behind a target, e.g. `make demo ARGS="--port 31000"`.
+# PYTHON:    an interpreter of version 3.11 or 3.12 (found by itself).
+# INSTALLER: pip, or uv where it is installed: `make setup INSTALLER=uv`.
+# GPU:       number of NVIDIA GPUs (found by itself); GPU=0 sets up for the CPU beside one.
+# ARGS:      options for the command behind a target, e.g. `make demo ARGS="--port 31000"`.
 
+SUITS = -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))'
 PYTHON ?= $(shell for p in python3.11 python3 python3.12 python; do \
-	$$p -c 'import sys; sys.exit(sys.version_info[:2] not in ((3, 11), (3, 12)))' 2>/dev/null \
-	&& { echo $$p; break; }; done)
+	$$p $(SUITS) 2>/dev/null && { echo $$p; break; }; done)
+INSTALLER ?= pip
 GPU := $(shell nvidia-smi -L 2>/dev/null | grep -c '^GPU')
 VENV := .venv
 BIN := $(VENV)/bin
 STAMP := $(VENV)/.set-up
-PIP := $(BIN)/python -m pip --disable-pip-version-check install
+VENV_pip = $(PYTHON) -m venv
+VENV_uv = uv venv --quiet --seed --allow-existing --python $(PYTHON)
 HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
-DEV := pytest|pytest-timeout|pytest-xdist|execnet|hypothesis|ruff|mypy|types-PyYAML
 
 .DEFAULT_GOAL := help
 .PHONY: help setup demo serve test mutants lint types doctor clean
@@ -27,15 +30,17 @@ help:
 
 setup: $(STAMP)
 
+# The stamp is written last, and goes first: what was cut off is never taken for set up.
 $(STAMP): requirements/cpu.lock requirements/install.py pyproject.toml
-	@test -n "$(PYTHON)" || { echo 'setup: no Python 3.11 or 3.12 found; name one: make setup PYTHON=...'; exit 1; }
-	@test -x $(BIN)/python || $(PYTHON) -m venv $(VENV)
-ifeq ($(GPU),0)
-	@$(BIN)/python requirements/install.py
-else
-	@echo 'setup: NVIDIA GPU found, installing SGLang with its own pins'
-	@$(PIP) -e '.[cuda]' $$(grep -E '^($(DEV))==' requirements/cpu.lock)
-endif
+	@rm -f $@
+	@case $(INSTALLER) in pip) ;; uv) command -v uv >/dev/null;; *) false;; esac || { \
+		echo 'setup: no installer $(INSTALLER) here; take INSTALLER=pip, or install uv'; exit 1; }
+	@{ $(BIN)/python $(SUITS) && $(BIN)/python -m pip --version; } >/dev/null 2>&1 || { \
+		test -n "$(PYTHON)" && $(PYTHON) $(SUITS) || { \
+			echo 'setup: no Python 3.11 or 3.12$(PYTHON:%= in %) found; name one: make setup PYTHON=...'; \
+			exit 1; }; \
+		rm -f $(BIN)/python $(BIN)/python3*; $(VENV_$(INSTALLER)) $(VENV); }
+	@$(BIN)/python requirements/install.py --installer $(INSTALLER) $(if $(filter-out 0,$(GPU)),--cuda)
 	@touch $@
 	@echo 'setup: done'
 
@@ -49,7 +54,7 @@ serve: setup
 # servers stay in one of them.
 test: setup
 ifeq ($(ARGS),)
-	@$(HALF) -m 'not server' || first=failed; \
+	@$(HALF) --dist loadgroup -m 'not server' || first=failed; \
 	$(HALF) --dist loadgroup -m server || second=failed; \
 	echo "test: without servers $${first:-passed}, with servers $${second:-passed}"; \
 	test -z "$$first$$second"

@@ -25,6 +25,7 @@ from types import FrameType
 import httpx
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.extras import require_sglang
 from sglang_dspark.ports import require_free_port
 
 _POLL_S = 0.25
@@ -87,7 +88,8 @@ class ServerProcess:
         self.ready_after: float | None = None  # seconds that `wait_ready` took
 
     def start(self) -> ServerProcess:
-        """Launch without waiting. Raises DSparkError when the port is taken."""
+        """Launch without waiting. Raises DSparkError without SGLang, or when the port is taken."""
+        require_sglang()
         require_free_port(self.spec.host, self.spec.port)
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         _live.add(self)  # first, so that a signal from here on finds it

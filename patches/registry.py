@@ -21,9 +21,9 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.extras import SUPPORTED_SGLANG
 from sglang_dspark.patches.seam import Seam
 
-SUPPORTED_SGLANG = "0.5.23"
 WHAT_TO_DO = f"install sglang=={SUPPORTED_SGLANG} or set DSPARK_DISABLE=1"
 
 State = Literal["installed", "inert", "mismatch", "pending"]

@@ -1,27 +1,52 @@
-"""Installs requirements/cpu.lock into the environment that runs it: `make setup` without a GPU.
+"""Installs everything into the environment that runs it: what is behind `make setup`.
 
-torch comes first, as an index may offer a CPU build of it or, like PyPI, the one for CUDA alone.
-That one runs on a CPU too, but is imported only beside the CUDA libraries that its metadata
-declares: they are installed where they are needed, after their size has been said.
+Without a GPU that is requirements/cpu.lock. torch comes first, as an index may offer a CPU build
+of it or, like PyPI, the one for CUDA alone. That one runs on a CPU too, but is imported only beside
+the CUDA libraries that its metadata declares: they are installed where they are needed, after their
+size has been said. With an NVIDIA GPU (`--cuda`) it is SGLang with its own pins, and of the lock
+the tools for tests and checks. `--installer uv` takes uv in pip's place.
 """
 
 from __future__ import annotations
 
+import argparse
+import os
 import re
+import shutil
 import subprocess
 import sys
+import sysconfig
+import tomllib
 from importlib.metadata import requires
 from pathlib import Path
+from typing import NamedTuple
 
 LOCK = Path(__file__).with_name("cpu.lock")
 ROOT = LOCK.parents[1]
 LOG = Path(sys.prefix) / "set-up.log"
-PIP = [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"]
+INSTALLERS = {
+    "pip": [sys.executable, "-m", "pip", "--disable-pip-version-check", "install"],
+    "uv": ["uv", "pip", "install", "--python", sys.executable],
+}
+AGAIN = "mend it, and `make setup` goes on from here"
 
-# Sizes that pip and du gave on Linux, x86-64; minutes at 100 Mbit/s and above.
-CPU_SIZE = "0.8 GB to download, 3.2 GB on disk, 2 to 5 minutes"
-CUDA_SIZE = "3.1 GB to download, 6.2 GB on disk, 5 to 15 minutes"
-LIBRARIES_SIZE = "2.0 GB to download, 2.8 GB on disk"
+
+class Size(NamedTuple):
+    """GB to download, GB on disk afterwards."""
+
+    download: float
+    disk: float
+
+    def __str__(self) -> str:
+        return f"{self.download:.1f} GB to download, {self.disk:.1f} GB on disk"
+
+
+# What pip and du gave on Linux, x86-64; of CUDA_PINS the sum of the wheels' sizes that PyPI states,
+# and on disk as much more as with the CUDA build of torch. Minutes at 100 Mbit/s and above.
+CPU_BUILD, CPU_MINUTES = Size(0.8, 3.2), "2 to 5 minutes"
+CUDA_BUILD, CUDA_MINUTES = Size(3.1, 6.2), "5 to 15 minutes"
+LIBRARIES = Size(2.0, 2.8)
+CUDA_PINS, PINS_MINUTES = Size(4.3, 9.0), "10 to 20 minutes"
 
 
 def say(message: str) -> None:
@@ -31,6 +56,13 @@ def say(message: str) -> None:
 def pinned() -> list[str]:
     """The lines `name==version` of the lock."""
     return [line for line in LOCK.read_text().splitlines() if re.match(r"[A-Za-z0-9]", line)]
+
+
+def tools(lock: list[str]) -> list[str]:
+    """The lines of the lock for what the extra `dev` names."""
+    project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
+    named = {re.split(r"[<>=!~ ;]", each)[0] for each in project["optional-dependencies"]["dev"]}
+    return [line for line in lock if line.partition("==")[0].lower() in named]
 
 
 def beyond_the_lock(declared: list[str], lock: list[str]) -> list[str]:
@@ -60,10 +92,37 @@ def package_of(line: str) -> str | None:
     return found and found[1]
 
 
-def install(*arguments: str) -> None:
-    """Run pip in sight, with its progress bars."""
-    if subprocess.run([*PIP, *arguments]).returncode:
-        raise SystemExit("setup: pip failed, its message is above")
+def require_room(size: Size) -> None:
+    """End here unless the disk has room for what is still to come, downloads included."""
+    there = sum(file.stat().st_size for file in Path(sys.prefix).rglob("*") if file.is_file())
+    missing = size.disk + size.download - there / 1e9
+    free = shutil.disk_usage(sys.prefix).free / 1e9
+    if free < missing:
+        raise SystemExit(
+            f"setup: {free:.1f} GB are free in {sys.prefix}, {missing:.1f} GB are needed "
+            f"({size}): make room, or set up elsewhere with make setup VENV=DIR"
+        )
+
+
+def require_compiler() -> None:
+    """End here unless Triton can build its launchers, in C (triton/runtime/build.py)."""
+    if not (os.environ.get("CC") or shutil.which("gcc") or shutil.which("clang")):
+        raise SystemExit(
+            "setup: no C compiler, which Triton needs on a GPU: install gcc (Debian, Ubuntu: apt "
+            f"install gcc); {AGAIN}"
+        )
+    header = Path(sysconfig.get_path("include")) / "Python.h"
+    if not header.is_file():
+        raise SystemExit(
+            f"setup: no {header}, which Triton needs on a GPU: install Python's headers (Debian, "
+            f"Ubuntu: apt install python3-dev); {AGAIN}"
+        )
+
+
+def install(installer: str, *arguments: str) -> None:
+    """Run the installer in sight, with its progress bars."""
+    if subprocess.run([*INSTALLERS[installer], *arguments]).returncode:
+        raise SystemExit(f"setup: {installer} failed, its message is above; {AGAIN}")
 
 
 def install_lock(total: int) -> None:
@@ -72,7 +131,7 @@ def install_lock(total: int) -> None:
     with (
         LOG.open("w") as log,
         subprocess.Popen(
-            [*PIP, "--no-deps", "-r", str(LOCK)],
+            [*INSTALLERS["pip"], "--no-deps", "-r", str(LOCK)],
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -89,28 +148,63 @@ def install_lock(total: int) -> None:
             elif line.startswith("ERROR"):
                 print(line, end="", file=sys.stderr)
     if pip.returncode:
-        raise SystemExit(f"setup: pip failed, see {LOG}")
+        raise SystemExit(f"setup: pip failed, see {LOG}; {AGAIN}")
 
 
-def main() -> None:
-    lock = pinned()
-    say(f"no NVIDIA GPU: {len(lock)} packages; with a CPU build of torch {CPU_SIZE};")
-    say(f"where pip finds only its CUDA build, as on PyPI, {CUDA_SIZE}")
-    first = [line for line in lock if line.startswith(("torch==", "packaging=="))]
-    install("--no-deps", *first)
-    libraries = beyond_the_lock(requires("torch") or [], lock)
-    if libraries:
-        say(f"this is the CUDA build of torch; the libraries it needs: {LIBRARIES_SIZE}")
-        install("--no-warn-conflicts", *libraries)
-    install_lock(len(lock))
-    tried = subprocess.run([sys.executable, "-c", "import torch"], capture_output=True, text=True)
+def torch_says(expression: str) -> str:
+    """What an expression of torch gives in a new process; ends here if torch is not imported."""
+    code = f"import torch; print({expression})"
+    tried = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
     if tried.returncode:
         reason = tried.stderr.strip().splitlines()[-1]
         raise SystemExit(
             f"setup: torch is installed but cannot be imported ({reason}); let pip find another "
             "build of it (PIP_FIND_LINKS or PIP_EXTRA_INDEX_URL), then: make clean setup"
         )
-    install("--quiet", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    return tried.stdout.strip()
+
+
+def for_a_cpu(installer: str) -> None:
+    lock = pinned()
+    say(f"no NVIDIA GPU: SGLang for a CPU, {len(lock)} packages into {sys.prefix} by {installer}")
+    say(f"with a CPU build of torch {CPU_BUILD}, {CPU_MINUTES};")
+    say(f"where only its CUDA build is found, as on PyPI, {CUDA_BUILD}, {CUDA_MINUTES}")
+    require_room(CPU_BUILD)
+    first = [line for line in lock if line.startswith(("torch==", "packaging=="))]
+    install(installer, "--no-deps", *first)
+    libraries = beyond_the_lock(requires("torch") or [], lock)
+    if libraries:
+        say(f"this is the CUDA build of torch; the libraries it needs: {LIBRARIES}")
+        require_room(CUDA_BUILD)
+        quiet = ["--no-warn-conflicts"] if installer == "pip" else []
+        install(installer, *quiet, *libraries)
+    if installer == "pip":
+        install_lock(len(lock))
+    else:
+        install(installer, "--no-deps", "-r", str(LOCK))
+    torch_says("torch.__version__")
+    install(installer, "--quiet", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+
+
+def for_a_gpu(installer: str) -> None:
+    say(f"NVIDIA GPU found: SGLang with its own CUDA pins into {sys.prefix} by {installer},")
+    say(f"about {CUDA_PINS}, {PINS_MINUTES}; for the CPU instead: make setup GPU=0")
+    require_compiler()
+    require_room(CUDA_PINS)
+    install(installer, "-e", f"{ROOT}[cuda,loadtest,train]", *tools(pinned()))
+    if torch_says("torch.cuda.is_available()") != "True":
+        say(
+            "torch cannot use the GPU, whose driver may be too old (nvidia-smi): renew it, or take "
+            "the CPU by make clean demo GPU=0"
+        )
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description="What is behind `make setup`.")
+    parser.add_argument("--installer", choices=INSTALLERS, default="pip")
+    parser.add_argument("--cuda", action="store_true", help="for an NVIDIA GPU")
+    given = parser.parse_args()
+    (for_a_gpu if given.cuda else for_a_cpu)(given.installer)
 
 
 if __name__ == "__main__":

@@ -41,6 +41,11 @@ def test_a_broken_file_is_written_anew(
     assert start(tmp_path) == (1, 0)
 
 
+def test_where_nothing_can_be_written_it_is_compiled_all_the_same(tmp_path: Path) -> None:
+    (tmp_path / "a-file").write_text("")
+    assert sum(start(tmp_path / "a-file" / "kernels")) == 1
+
+
 def test_without_a_place_it_is_compiled_at_each_start() -> None:
     def homeless() -> Path:
         raise DSparkError("no home folder")

@@ -12,6 +12,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.extras import DISTRIBUTION, not_installed
+from sglang_dspark.shipped import shipped
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +22,6 @@ if TYPE_CHECKING:
     from sglang_dspark.loadtest.server import ServerProcess
     from sglang_dspark.loadtest.sweep_config import SweepConfig
 
-SWEEP_FILE = Path(__file__).resolve().parents[2] / "configs" / "sweep" / "demo.yaml"
 ROOM_GIB = 8  # of memory, for two more servers of the demo's size
 
 
@@ -28,8 +29,8 @@ def why_no_sweep(device: str) -> str:
     """The reason why the demo must end without its sweep, "" if it need not."""
     import psutil
 
-    if not SWEEP_FILE.is_file():
-        return "its configuration is in the repository only, not in an installed package"
+    if missing := not_installed("loadtest"):
+        return f"{', '.join(missing)} not installed (pip install '{DISTRIBUTION}[loadtest]')"
     if device != "cpu":
         return "it needs several servers side by side; `dspark sweep` with `servers: in-turn` does"
     free = psutil.virtual_memory().available / 2**30
@@ -45,7 +46,7 @@ def demo_config(port: int, target: Path | None, drafter: Path) -> SweepConfig:
     """
     from sglang_dspark.loadtest.sweep_config import Comparison, load_sweep
 
-    config = load_sweep(SWEEP_FILE)
+    config = load_sweep(shipped("configs") / "sweep" / "demo.yaml")
     drafters = {**config.drafters, "dspark": str(drafter)}
     changed: dict[str, Any] = {"port": port, "device": "cpu", "drafters": drafters}
     if target is not None:

@@ -15,11 +15,13 @@ if TYPE_CHECKING:
     from sglang_dspark.evaluation.trace_plan import PlannedDrafter, TracePlan, TraceSet
     from sglang_dspark.evaluation.traces import Trace
 
-DEFAULT_PLAN = Path("configs/eval/traces.yaml")
+DEFAULT_PLAN = Path("traces")
 
 
 def traces(
-    plan: Annotated[Path, typer.Option(help="Traces and drafters, a YAML file.")] = DEFAULT_PLAN,
+    plan: Annotated[
+        Path, typer.Option(help="Traces and drafters: a YAML file, or a name of configs/eval.")
+    ] = DEFAULT_PLAN,
     only: Annotated[str | None, typer.Option(help="One set of the plan alone.")] = None,
 ) -> None:
     """Make all traces whose drafters are here; say how the other drafters are made.
@@ -30,9 +32,10 @@ def traces(
 
     from sglang_dspark.cli._progress import says_when_stopped
     from sglang_dspark.evaluation.trace_plan import load_plan
+    from sglang_dspark.shipped import config_file
 
     console = Console()
-    wanted = load_plan(plan)
+    wanted = load_plan(config_file("eval", plan))
     missing: dict[str, str] = {}
     with says_when_stopped():
         for name, each in wanted.chosen(only).items():

@@ -51,7 +51,9 @@ class OnDeath(StrEnum):
 
 
 def sweep(
-    config: Annotated[Path, typer.Option(help="The sweep: a file as in configs/sweep.")],
+    config: Annotated[
+        Path, typer.Option(help="The sweep: a file, or a name of configs/sweep, as cpu-demo.")
+    ],
     smoke: Annotated[
         bool, typer.Option("--smoke", help="A short one, by the file's `smoke:` section.")
     ] = False,
@@ -79,9 +81,10 @@ def sweep(
     from sglang_dspark.loadtest.results import require_clean
     from sglang_dspark.loadtest.server import stop_on_signals
     from sglang_dspark.loadtest.sweep_config import load_sweep
+    from sglang_dspark.shipped import config_file
 
     console = Console(stderr=True, highlight=False)
-    wanted = load_sweep(config, smoke)
+    wanted = load_sweep(config_file("sweep", config), smoke)
     if port is not None:
         wanted = wanted.model_copy(update={"port": port})
     require_clean(json_file)

@@ -23,7 +23,9 @@ if TYPE_CHECKING:
     from sglang_dspark.training.config import RunConfig
 
 app = typer.Typer(help="Train a drafter for a target.")
-ConfigOption = Annotated[Path, typer.Option("--config", help="YAML, see configs/train/")]
+ConfigOption = Annotated[
+    Path, typer.Option("--config", help="YAML, or a name of configs/train, as tiny.")
+]
 StrictOption = Annotated[
     bool, typer.Option("--strict", help="Stop at a broken prompt line instead of skipping it.")
 ]
@@ -79,9 +81,10 @@ def drafter(config: ConfigOption) -> None:
 def _load(config: Path, strict: bool = False) -> RunConfig:
     """The config, with `target: demo` as the demo target's directory."""
     from sglang_dspark.models.demo import ensure_demo_target
+    from sglang_dspark.shipped import config_file
     from sglang_dspark.training.config import load_config
 
-    cfg = load_config(config)
+    cfg = load_config(config_file("train", config))
     changes: dict[str, object] = {"strict": True} if strict else {}
     if str(cfg.data.target) == "demo":
         with stages(Console(stderr=True)) as show:

@@ -5,9 +5,9 @@ from __future__ import annotations
 from pathlib import Path
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.shipped import shipped
 
 DEMO_DRAFTER = "smollm2-135m-dspark"
-_PACKAGE = Path(__file__).resolve().parents[1]
 
 
 def shipped_drafter_path(name: str = DEMO_DRAFTER) -> Path:
@@ -15,11 +15,11 @@ def shipped_drafter_path(name: str = DEMO_DRAFTER) -> Path:
 
     Raises DSparkError when the installation carries no such drafter.
     """
-    places = (_PACKAGE.parent / "drafters" / name, _PACKAGE / "drafters_data" / name)
-    for place in places:
-        if (place / "config.json").is_file():
-            return place
+    folder = shipped("drafters")
+    if (folder / name / "config.json").is_file():
+        return folder / name
+    held = ", ".join(sorted(file.parent.name for file in folder.glob("*/config.json"))) or "none"
     raise DSparkError(
-        f"the drafter {name} is not in this installation (looked in {places[0]} and {places[1]}); "
-        "install the package again, or name a drafter with --drafter DIR"
+        f"the drafter {name} is not in this installation ({folder} holds {held}); name one of "
+        "these or a directory, or take it from a checkout of the repository"
     )

@@ -17,6 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.extras import SUPPORTED_SGLANG, how_to_get, version
 from sglang_dspark.patches.registry import SeamCheck
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import startup
@@ -67,8 +68,6 @@ class Diagnosis:
 
     def as_json(self) -> dict[str, Any]:
         """Plain values, with `fit` and `sglang_supported` in front."""
-        from sglang_dspark.patches.registry import SUPPORTED_SGLANG
-
         supported = self.versions.get("sglang") == SUPPORTED_SGLANG
         return {"fit": self.fit, "sglang_supported": supported, **asdict(self)}
 
@@ -96,26 +95,19 @@ def _versions(found: Diagnosis) -> None:
 
     found.versions["python"] = platform.python_version()
     for name in PACKAGES:
-        found.versions[name] = _version(name)
+        found.versions[name] = version(name)
     if not (3, 11) <= sys.version_info[:2] <= (3, 12):
         found.problems.append(
             f"Python {platform.python_version()} is not supported; use 3.11 or 3.12"
         )
     for name in ("sglang", "torch"):
         if found.versions[name] is None:
-            found.problems.append(f"{name} is not installed; run `make setup`")
+            found.problems.append(how_to_get(name))
     if found.versions["sglang"] is not None:
         try:
             check_version(str(found.versions["sglang"]))
         except DSparkError as error:
             found.problems.append(str(error))
-
-
-def _version(name: str) -> str | None:
-    try:
-        return metadata.version(name)
-    except metadata.PackageNotFoundError:
-        return None
 
 
 def _entry_points(found: Diagnosis) -> None:
@@ -187,9 +179,9 @@ def _compare_with_lock(found: Diagnosis) -> None:
         found.notes.append(f"{CPU_LOCK} is not part of this installation: not compared")
         return
     differing = {
-        name: {"lock": wanted, "installed": _version(name)}
+        name: {"lock": wanted, "installed": version(name)}
         for name, wanted in read_lock(lock).items()
-        if (_version(name) or "").split("+")[0] != wanted.split("+")[0]
+        if (version(name) or "").split("+")[0] != wanted.split("+")[0]
     }
     found.install["differs_from_lock"] = differing
     missing = sorted(name for name, pair in differing.items() if pair["installed"] is None)

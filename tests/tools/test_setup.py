@@ -100,7 +100,7 @@ def test_both_halves_of_the_tests_run_and_are_reported(
     )
     words = ["failed" if code else "passed" for code in codes]
     assert done.stdout.splitlines() == [
-        "half: -m not server",
+        "half: --dist loadgroup -m not server",
         "half: --dist loadgroup -m server",
         f"test: without servers {words[0]}, with servers {words[1]}",
     ]

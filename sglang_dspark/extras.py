@@ -1,0 +1,82 @@
+"""What may be missing beside the package: SGLang, and libraries that only some commands need.
+
+The extras are declared in `pyproject.toml`; here they are read from the installed metadata.
+"""
+
+from __future__ import annotations
+
+from importlib import metadata
+from importlib.util import find_spec
+from types import TracebackType
+
+from sglang_dspark.errors import DSparkError
+
+DISTRIBUTION = "sglang-dspark"
+SUPPORTED_SGLANG = "0.5.23"
+_OF_COMMANDS = ("loadtest", "train")
+
+
+def version(distribution: str) -> str | None:
+    """Version of an installed distribution, None where there is none."""
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return None
+
+
+def require_sglang() -> None:
+    """Raise DSparkError where SGLang is not installed; it is not imported."""
+    if find_spec("sglang") is None:
+        raise DSparkError(how_to_get("sglang"))
+
+
+def how_to_get(name: str) -> str:
+    """One line: `sglang` or `torch` is not installed, and what installs both."""
+    return (
+        f"{name} is not installed: `make setup` in a checkout; else with an NVIDIA GPU `pip "
+        f"install '{DISTRIBUTION}[cuda]'`, without one `pip install '{DISTRIBUTION}[cpu]'` and "
+        f"`pip install --no-deps sglang=={SUPPORTED_SGLANG}`"
+    )
+
+
+def not_installed(extra: str) -> list[str]:
+    """Import names of an extra's libraries that are not here, sorted."""
+    return sorted(name for name in _libraries(extra) if find_spec(name) is None)
+
+
+def what_brings(error: ModuleNotFoundError) -> str | None:
+    """The line for a user whose command could not import a library of an extra, else None.
+
+    Of two extras that have it, the load test's is named where its code asked.
+    """
+    module = (error.name or "").partition(".")[0]
+    if module in ("sglang", "torch"):
+        return how_to_get(module)
+    having = [extra for extra in _OF_COMMANDS if module in _libraries(extra)]
+    if not having:
+        return None
+    loadtest = any(n.startswith("sglang_dspark.loadtest") for n in _modules(error.__traceback__))
+    extra = having[0] if loadtest else having[-1]
+    return f"{module} is not installed: pip install '{DISTRIBUTION}[{extra}]'"
+
+
+def _libraries(extra: str) -> set[str]:
+    """Import names of the libraries that an extra adds; for all of them the project's own name."""
+    from packaging.requirements import Requirement
+
+    try:
+        declared = [Requirement(text) for text in metadata.requires(DISTRIBUTION) or ()]
+    except metadata.PackageNotFoundError:  # the source alone, not installed
+        return set()
+    added = [r for r in declared if r.marker and not r.marker.evaluate({"extra": ""})]
+    wanted = [r for r in added if r.marker and r.marker.evaluate({"extra": extra})]
+    return {r.name.lower().replace("-", "_") for r in wanted}
+
+
+def _modules(traceback: TracebackType | None) -> list[str]:
+    """Names of the modules that an error came through."""
+    found = []
+    while traceback is not None:
+        found.append(str(traceback.tb_frame.f_globals.get("__name__", "")))
+        traceback = traceback.tb_next
+    return found

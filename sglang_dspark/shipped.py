@@ -1,0 +1,41 @@
+"""Files that ship with the package: at the top of a checkout, package data of an installed wheel.
+
+The wheel carries `configs/` and the two dense drafters; `pyproject.toml` says under which names.
+"""
+
+from __future__ import annotations
+
+from importlib.resources import files
+from pathlib import Path
+
+from sglang_dspark.errors import DSparkError
+
+
+def shipped(folder: str) -> Path:
+    """`configs` or `drafters`, where this installation keeps it; need not be there."""
+    package = Path(str(files("sglang_dspark")))  # SGLang's own readers take files, no streams
+    installed = package / f"{folder}_data"
+    return installed if installed.is_dir() else package.parent / folder
+
+
+def config_file(kind: str, given: Path) -> Path:
+    """The file `given`, or else the shipped one of that name in `configs/<kind>`.
+
+    `cpu-demo`, `cpu-demo.yaml` and `configs/sweep/cpu-demo.yaml` all name the same shipped sweep.
+    Raises DSparkError when there is neither, naming what ships.
+    """
+    if given.is_file():
+        return given
+    folder = shipped("configs") / kind
+    named = given.as_posix().removeprefix(f"configs/{kind}/").removesuffix(".yaml")
+    found = {file.relative_to(folder).with_suffix("").as_posix(): file for file in _yaml(folder)}
+    if named in found:
+        return found[named]
+    raise DSparkError(
+        f"no file {given}, and no configuration of that name ships with this package for "
+        f"`{kind}`: it has {', '.join(found) or 'none'}"
+    )
+
+
+def _yaml(folder: Path) -> list[Path]:
+    return sorted(folder.rglob("*.yaml"))

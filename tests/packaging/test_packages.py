@@ -1,0 +1,79 @@
+"""What the wheel and the sdist carry."""
+
+from __future__ import annotations
+
+import tarfile
+import zipfile
+from pathlib import Path
+
+import pytest
+
+from tests.packaging.building import build
+
+# where a folder of the sources lies in the wheel
+PLACES = {
+    "sglang_dspark": "sglang_dspark",
+    "kernels": "sglang_dspark/kernels",
+    "loadtest": "sglang_dspark/loadtest",
+    "patches": "sglang_dspark/patches",
+    "configs": "sglang_dspark/configs_data",
+    "drafters/smollm2-135m-dspark": "sglang_dspark/drafters_data/smollm2-135m-dspark",
+    "drafters/smollm2-135m-mtp": "sglang_dspark/drafters_data/smollm2-135m-mtp",
+}
+MOST_WHEEL_BYTES = 60_000_000
+MOST_SDIST_BYTES = 100_000_000  # what package indexes take
+MAY_BE_MISSING = ("drafters/smollm2-135m-moe/", "drafters/smollm2-135m-moe-mxfp4/")
+
+pytestmark = pytest.mark.xdist_group("packaging")
+
+
+def files_below(folder: Path) -> list[str]:
+    found = (file for file in folder.rglob("*") if file.is_file())
+    return [
+        file.relative_to(folder).as_posix()
+        for file in found
+        if not {"__pycache__", "build"} & set(file.parts) and ".egg-info" not in str(file)
+    ]
+
+
+def contents(wheel: Path) -> dict[str, int]:
+    """Checksums of the files of a wheel, but for what tells of the build itself."""
+    with zipfile.ZipFile(wheel) as archive:
+        return {
+            info.filename: info.CRC
+            for info in archive.infolist()
+            if not info.filename.endswith(("/RECORD", "/WHEEL"))
+        }
+
+
+def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(
+    wheel: Path, source: Path
+) -> None:
+    expected = {
+        f"{place}/{name}"
+        for folder, place in PLACES.items()
+        for name in files_below(source / folder)
+    }
+    packed = {name for name in contents(wheel) if ".dist-info/" not in name}
+    assert sorted(expected - packed) == []
+    assert sorted(packed - expected) == []
+    assert wheel.stat().st_size < MOST_WHEEL_BYTES
+
+
+def test_the_sdist_is_the_checkout_less_the_drafters_with_experts(
+    sdist: Path, source: Path
+) -> None:
+    with tarfile.open(sdist) as archive:
+        packed = {m.name.partition("/")[2] for m in archive.getmembers() if m.isfile()}
+    missing = set(files_below(source)) - packed
+    assert [name for name in sorted(missing) if not name.startswith(MAY_BE_MISSING)] == []
+    assert not [name for name in packed if name.startswith(MAY_BE_MISSING)]
+    assert sdist.stat().st_size < MOST_SDIST_BYTES
+
+
+def test_the_sdist_builds_the_same_wheel(sdist: Path, wheel: Path) -> None:
+    place = sdist.parent / "from_sdist"
+    with tarfile.open(sdist) as archive:
+        archive.extractall(place, filter="data")
+    (unpacked,) = place.iterdir()
+    assert contents(build("wheel", unpacked, place)) == contents(wheel)
