@@ -18,7 +18,7 @@ VENV_uv = uv venv --quiet --seed --allow-existing --python $(PYTHON)
 HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test mutants lint types doctor clean
+.PHONY: help setup demo serve test mutants lint types docs docs-reference doctor clean
 
 help:
 	@echo 'make setup    virtual environment in .venv with everything pinned'
@@ -26,6 +26,7 @@ help:
 	@echo 'make serve    serve it with DSPARK and leave the server up'
 	@echo 'make doctor   what is installed, which patches took, what is wrong'
 	@echo 'make test     the tests;   make lint types: the other checks;   make clean: remove .venv'
+	@echo 'make docs     the pages of docs/ as a site in site/;   make docs-reference: its generated pages'
 	@echo 'make mutants  faults put into a copy of the source: which test kills each (ARGS="-k name")'
 
 setup: $(STAMP)
@@ -68,12 +69,20 @@ mutants: setup
 lint: setup
 	@$(BIN)/ruff check .
 	@$(BIN)/ruff format --check .
+	@$(BIN)/python -m mkdocs build --strict --quiet --site-dir build/site
 
 types: setup
 	@$(BIN)/mypy
+
+docs: setup
+	@$(BIN)/python -m mkdocs build --strict --quiet
+	@echo 'docs: open site/index.html'
+
+docs-reference: setup
+	@$(BIN)/python -m tools.docs.reference
 
 doctor: setup
 	@$(BIN)/dspark doctor $(ARGS)
 
 clean:
-	rm -rf $(VENV) build dist runs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
+	rm -rf $(VENV) build dist site runs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis

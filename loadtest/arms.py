@@ -33,21 +33,19 @@ _SHARED = (
 
 
 class Arm(BaseModel):
-    """One server of a comparison.
-
-    drafter: which of the sweep's drafters it takes (`dspark`, `mtp`), None for no speculation;
-    config: our configuration file's content; device: `cuda` for arms that refuse a CPU.
-    """
+    """One server of a comparison."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True)
 
-    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$")
-    about: str
-    drafter: str | None = None
-    arguments: list[str] = []
-    config: dict[str, Any] = {}
-    environment: dict[str, str] = {}
-    device: Literal["any", "cuda"] = "any"
+    name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]*$", description="the file's, unless given")
+    about: str = Field(description="what the report says of it")
+    drafter: str | None = Field(
+        None, description="which of the sweep's drafters (`dspark`, `mtp`); null: no speculation"
+    )
+    arguments: list[str] = Field([], description="flags of its own, as --flag=value")
+    config: dict[str, Any] = Field({}, description="content of the server's configuration file")
+    environment: dict[str, str] = Field({}, description="variables of its own")
+    device: Literal["any", "cuda"] = Field("any", description="cuda: refuses a CPU")
 
     @model_validator(mode="after")
     def _only_its_own(self) -> Arm:

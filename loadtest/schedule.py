@@ -127,8 +127,8 @@ Arrivals = Annotated[
 class Lengths(_Frozen):
     """Output tokens of a request, drawn evenly from `low`..`high`, both included."""
 
-    low: int = Field(ge=1)
-    high: int = Field(ge=1)
+    low: int = Field(ge=1, description="fewest tokens")
+    high: int = Field(ge=1, description="most tokens")
 
     @model_validator(mode="after")
     def _ordered(self) -> Lengths:

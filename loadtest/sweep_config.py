@@ -26,17 +26,20 @@ class _Section(BaseModel):
 
 
 class OpenLoop(_Section):
-    """Arrivals that do not wait for answers.
+    """Arrivals that do not wait for answers."""
 
-    load: rates as shares of the throughput that the baseline arm reached in the pilot, so that one
-    file fits every machine; arrivals: fixed ones as `schedule.parse_arrivals` reads them (traces,
-    bursts, ramps), measured beside. cv: of gamma's gaps.
-    """
-
-    kind: Literal["poisson", "gamma"] = "poisson"
-    load: list[Positive] = []
-    cv: Positive = 2.0
-    arrivals: list[dict[str, Any]] = []
+    kind: Literal["poisson", "gamma"] = Field("poisson", description="gaps between arrivals")
+    load: list[Positive] = Field(
+        [],
+        description="rates as shares of the throughput that the baseline arm reached in the pilot, "
+        "so that one file fits every machine",
+    )
+    cv: Positive = Field(2.0, description="coefficient of variation of gamma's gaps")
+    arrivals: list[dict[str, Any]] = Field(
+        [],
+        description="fixed arrivals, each a mapping: `kind: trace` with path, speed, requests; "
+        "`bursts` with size, every_s, count; `ramp` with from_rate, to_rate, seconds",
+    )
 
     @field_validator("arrivals")
     @classmethod
@@ -47,11 +50,11 @@ class OpenLoop(_Section):
 
 
 class SlaLimits(_Section):
-    """Limits of one service level: tokens/s/user, and seconds to the first token."""
+    """Limits of one service level."""
 
-    speed_p50: float | None = None
-    speed_p10: float | None = None
-    ttft_p95: float | None = None
+    speed_p50: float | None = Field(None, description="floor of the median user, tokens/s")
+    speed_p10: float | None = Field(None, description="floor of the slowest tenth, tokens/s")
+    ttft_p95: float | None = Field(None, description="ceiling of the time to first token, s")
 
     def sla(self) -> Sla:
         """The level to judge by. Raises DSparkError for a level that makes no sense."""
@@ -61,56 +64,65 @@ class SlaLimits(_Section):
 class Comparison(_Section):
     """`over` against `under`: what the verdict is about."""
 
-    over: str
-    under: str
+    over: str = Field(description="arm that should be ahead")
+    under: str = Field(description="arm that it is compared with")
 
 
 class SweepConfig(_Section):
-    """A sweep.
+    """A sweep: arms, loads, prompts, service levels, time."""
 
-    arms: names in `arms_folder` (relative to the sweep's file), or YAML files; urls: arms that run
-    already, by name; drafters: by kind, folders or names of shipped ones; target: a folder or
-    `demo`; server_flags: of every arm; launcher: the module that starts a server; port: the first.
-    servers: `together` keeps all of them up and freezes those that are not measured, `in-turn`
-    starts each anew in every trial (one GPU). baseline: sizes the cells and is what others are
-    compared with. seconds: load of a cell when served by the baseline. trials are added up to
-    `most_trials` until the interval at matched throughput is no wider than `tight` of its middle;
-    search: loads that the SLA search may add to each arm. retries: of a cell that was void because
-    the client was late.
-    """
-
-    name: str = "sweep"
-    arms: list[str] = Field(min_length=1)
-    arms_folder: Path = Path("../serve")
-    urls: dict[str, str] = {}
-    baseline: str = "plain"
-    compare: Comparison | None = None
-    target: str = "demo"
-    drafters: dict[str, str] = {}
-    device: str = ""
-    server_flags: list[str] = []
-    launcher: str = "sglang.launch_server"
-    port: int = Field(30000, ge=1, le=65535)
-    servers: Literal["together", "in-turn"] = "together"
-    ready_s: Positive = 600.0
-    api: Api = "completions"
-    mix: str = "math,code,chat"
-    answer_tokens: Lengths = Lengths(low=48, high=80)
-    temperature: float = Field(0.0, ge=0)
-    ignore_eos: bool = False
-    concurrency: list[Users] = Field(min_length=1)
-    open: OpenLoop = OpenLoop()
-    trials: int = Field(3, ge=1)
-    seconds: Positive = 10.0
-    warm_up: bool = True
-    tight: Positive = 0.1
-    most_trials: int = Field(0, ge=0)
-    slas: list[SlaLimits] = []
-    search: int = Field(0, ge=0)
-    retries: int = Field(1, ge=0)
-    seed: int = 0
-    cores: Literal["auto", "shared", "split"] = "auto"
-    sample_s: Positive = 2.0
+    name: str = Field("sweep", description="the file's name, unless given")
+    arms: list[str] = Field(
+        min_length=1, description="names of files in `arms_folder`, or YAML files"
+    )
+    arms_folder: Path = Field(Path("../serve"), description="relative to the sweep's file")
+    urls: dict[str, str] = Field({}, description="arms that run already: name and address")
+    baseline: str = Field(
+        "plain", description="arm that sizes the cells and that others are compared with"
+    )
+    compare: Comparison | None = Field(None, description="the two arms of the verdict")
+    target: str = Field("demo", description="a folder, or `demo`")
+    drafters: dict[str, str] = Field(
+        {}, description="by the kind that arms ask for: folders, or names of shipped ones"
+    )
+    device: str = Field("", description="`cpu` or `cuda`; empty: what there is")
+    server_flags: list[str] = Field([], description="flags of every arm's server")
+    launcher: str = Field("sglang.launch_server", description="module that starts a server")
+    port: int = Field(30000, ge=1, le=65535, description="the first; each arm takes the next")
+    servers: Literal["together", "in-turn"] = Field(
+        "together",
+        description="together: all stay up, those that are not measured are frozen; in-turn: each "
+        "is started anew in every trial (one GPU)",
+    )
+    ready_s: Positive = Field(600.0, description="most seconds that a server may take to start")
+    api: Api = Field("completions", description="the interface that requests go to")
+    mix: str = Field(
+        "math,code,chat", description="parts, joined by commas: these, `multi-turn`, JSONL files"
+    )
+    answer_tokens: Lengths = Field(Lengths(low=48, high=80), description="length of answers")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy")
+    ignore_eos: bool = Field(False, description="answers go on to their full length")
+    concurrency: list[Users] = Field(
+        min_length=1, description="users of each closed loop, ascending"
+    )
+    open: OpenLoop = Field(OpenLoop(), description="open loops, measured beside")
+    trials: int = Field(3, ge=1, description="of every cell; below three no interval")
+    seconds: Positive = Field(10.0, description="load of a cell when served by the baseline")
+    warm_up: bool = Field(
+        True, description="after each start of a server, a cell that is not counted"
+    )
+    tight: Positive = Field(
+        0.1, description="trials are added until the interval is this narrow, by its middle"
+    )
+    most_trials: int = Field(0, ge=0, description="most trials then; 0: none are added")
+    slas: list[SlaLimits] = Field([], description="service levels to find the capacity at")
+    search: int = Field(0, ge=0, description="loads that this search may add to each arm")
+    retries: int = Field(1, ge=0, description="of a cell that was void: the client was late")
+    seed: int = Field(0, description="of arrivals, prompts and lengths, the same for all arms")
+    cores: Literal["auto", "shared", "split"] = Field(
+        "auto", description="whether servers and client have cores of their own"
+    )
+    sample_s: Positive = Field(2.0, description="seconds between samples of a server's counters")
 
     @field_validator("concurrency")
     @classmethod

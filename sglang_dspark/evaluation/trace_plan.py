@@ -20,11 +20,11 @@ class _Frozen(BaseModel):
 
 
 class PlannedDrafter(_Frozen):
-    """A drafter's directory, drafts a step (null: what it was trained for), how it is made."""
+    """A drafter that traces are recorded of."""
 
-    path: Path
-    gamma: int | None = Field(None, ge=1)
-    made_by: str = ""
+    path: Path = Field(description="directory of the drafter")
+    gamma: int | None = Field(None, ge=1, description="drafts a step; null: as trained")
+    made_by: str = Field("", description="the command that makes it, said where it is not here")
 
     @property
     def is_here(self) -> bool:
@@ -38,26 +38,27 @@ class PlannedDrafter(_Frozen):
 
 
 class Answers(_Frozen):
-    """The engine's own trace: its file in the plan's folder, and the drafter it decodes with."""
+    """The engine's own trace."""
 
-    file: str = Field(min_length=1)
-    by: str
+    file: str = Field(min_length=1, description="in the plan's folder")
+    by: str = Field(description="the drafter that the engine decodes with")
 
 
 class TraceSet(_Frozen):
-    """One comparison. traces: file name without `.json`, and the drafter of each.
+    """One comparison."""
 
-    prompts: as `--prompts`; the package's own without any. limit: prompts of each domain.
-    """
-
-    answers: Answers
-    traces: dict[str, str] = Field(min_length=1)
-    prompts: tuple[str, ...] = ()
-    limit: int | None = Field(None, ge=1)
-    max_new_tokens: int = Field(96, ge=1)
-    temperature: float = Field(0.0, ge=0)
-    batch: int = Field(16, ge=1)
-    seed: int = 0
+    answers: Answers = Field(description="the decoding that all drafters draft on")
+    traces: dict[str, str] = Field(
+        min_length=1, description="file name without `.json`, and the drafter of each"
+    )
+    prompts: tuple[str, ...] = Field(
+        (), description="as `--prompts`; the package's own without any"
+    )
+    limit: int | None = Field(None, ge=1, description="prompts of each domain; null: all")
+    max_new_tokens: int = Field(96, ge=1, description="of an answer")
+    temperature: float = Field(0.0, ge=0, description="of the answers; 0 is greedy")
+    batch: int = Field(16, ge=1, description="requests in flight")
+    seed: int = Field(0, description="of the engine's random numbers")
 
     @property
     def absent_prompts(self) -> list[str]:
@@ -69,10 +70,10 @@ class TraceSet(_Frozen):
 class TracePlan(_Frozen):
     """The whole file."""
 
-    folder: Path
-    target: str = "demo"
-    drafters: dict[str, PlannedDrafter]
-    sets: dict[str, TraceSet] = Field(min_length=1)
+    folder: Path = Field(description="where the traces are written")
+    target: str = Field("demo", description="a directory, or `demo`")
+    drafters: dict[str, PlannedDrafter] = Field(description="by the names that the sets use")
+    sets: dict[str, TraceSet] = Field(min_length=1, description="the comparisons, by name")
 
     @model_validator(mode="after")
     def _named(self) -> TracePlan:

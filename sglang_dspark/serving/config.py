@@ -107,8 +107,8 @@ class DSparkConfig(BaseModel):
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
-    cpu: CpuConfig = CpuConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
+    cpu: CpuConfig = Field(CpuConfig(), description="the CPU platform")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="what is verified in a step")
 
 
 @dataclass(frozen=True)

@@ -26,25 +26,29 @@ class _Frozen(BaseModel):
 class DataConfig(_Frozen):
     """Where prompts come from and how the target answers them."""
 
-    target: Path
-    prompts: tuple[Path, ...] = ()
-    self_prompts: Path | None = None
+    target: Path = Field(description="directory of the target, Hugging Face files")
+    prompts: tuple[Path, ...] = Field((), description="JSONL files of user prompts")
+    self_prompts: Path | None = Field(
+        None, description="JSONL file for prompts that the target writes itself; null: none"
+    )
     self_prompt_count: int = Field(2000, ge=1, description="prompts that the target writes itself")
-    store: Path
+    store: Path = Field(description="folder for the answers, and the states if they are kept")
     cache: bool = Field(True, description="keep states on disk; false: computed in each step")
     strict: bool = Field(False, description="a broken prompt line stops instead of being skipped")
-    temperatures: tuple[float, ...] = (0.0, 0.0, 0.6)
-    max_prompt_tokens: int = Field(256, ge=8)
+    temperatures: tuple[float, ...] = Field(
+        (0.0, 0.0, 0.6), description="of the answers, in turns; 0 is greedy"
+    )
+    max_prompt_tokens: int = Field(256, ge=8, description="longer prompts are left out")
     max_new_tokens: int = Field(224, ge=8, description="of each answer")
     max_tokens: int = Field(1024, ge=16, description="of a conversation of several turns")
     rows: int = Field(96, ge=1, description="requests in flight")
     half_products: bool = Field(
         False, description="bfloat16 products; CPUs with AVX512-BF16 or AMX"
     )
-    threads: int = Field(2, ge=1)
-    seed: int = 0
+    threads: int = Field(2, ge=1, description="compute threads")
+    seed: int = Field(0, description="of the order of prompts and of sampled answers")
     shares: dict[str, float] = Field(
-        default_factory=lambda: {"math": 1.0, "code": 1.0, "chat": 1.0},
+        {"math": 1.0, "code": 1.0, "chat": 1.0},
         description="how often each domain is drawn, relative to the others",
     )
 
@@ -52,24 +56,32 @@ class DataConfig(_Frozen):
 class _Shape(_Frozen):
     """What every kind of drafter has; everything else follows from the target's config."""
 
-    gamma: int = Field(5, ge=1)
-    layers: int = Field(1, ge=1)
-    target_layer_ids: tuple[int, ...] = Field(min_length=1)
+    gamma: int = Field(5, ge=1, description="drafts of a step")
+    layers: int = Field(1, ge=1, description="draft layers")
+    target_layer_ids: tuple[int, ...] = Field(
+        min_length=1, description="target layers whose outputs the draft reads, from 0"
+    )
     draft_vocab: int | None = Field(
         8192, ge=1, description="tokens the draft can propose; null: all"
     )
-    init_from_target: bool = True
+    init_from_target: bool = Field(
+        True, description="begin with weights of the target's layers; false: random ones"
+    )
 
 
 class _WithHeads(_Shape):
     """What drafters with a parallel backbone, a sequential and a confidence head have in common
     (paper, 3.1, 3.2.1)."""
 
-    layers: int = Field(3, ge=1)
-    markov_rank: int = Field(64, ge=1)
-    markov_head_type: Literal["vanilla", "gated", "rnn"] = "vanilla"
-    confidence_head: bool = True
-    mask_token_id: int = Field(ge=0)
+    layers: int = Field(3, ge=1, description="draft layers")
+    markov_rank: int = Field(64, ge=1, description="rank of the transition bias")
+    markov_head_type: Literal["vanilla", "gated", "rnn"] = Field(
+        "vanilla", description="what the sequential head sees: the last token, or a state"
+    )
+    confidence_head: bool = Field(True, description="train one; the scheduler reads it")
+    mask_token_id: int = Field(
+        ge=0, description="token whose embedding stands at positions that are not known yet"
+    )
     start_from: Path | None = Field(
         None, description="drafter directory of the same shape to go on from, e.g. with more data"
     )
@@ -78,20 +90,22 @@ class _WithHeads(_Shape):
 class DSparkShape(_WithHeads):
     """Dense layers on the plain residual."""
 
-    kind: Literal["dspark"] = "dspark"
+    kind: Literal["dspark"] = Field("dspark", description="which drafter this is")
 
 
 class MoEShape(_WithHeads):
     """Layers with experts, on several residual streams, over a window of the context."""
 
-    kind: Literal["moe"]
+    kind: Literal["moe"] = Field(description="which drafter this is")
     experts: int = Field(8, ge=1, description="routed experts of a layer")
-    experts_per_token: int = Field(2, ge=1)
+    experts_per_token: int = Field(2, ge=1, description="routed experts a token goes through")
     shared_experts: int = Field(1, ge=0, description="experts that every token goes through")
     expert_width: int | None = Field(
         None, ge=1, description="null: a token's experts are together as wide as the target's MLP"
     )
-    router_scores: Literal["sigmoid", "softmax"] = "sigmoid"
+    router_scores: Literal["sigmoid", "softmax"] = Field(
+        "sigmoid", description="how a router scores experts"
+    )
     balance_rate: float = Field(1e-3, ge=0, description="step of the routers' biases; 0: none")
     residual_streams: int = Field(4, ge=1, description="mHC; 1: the plain residual")
     window: int | None = Field(128, ge=1, description="context tokens a block sees; null: all")
@@ -100,21 +114,23 @@ class MoEShape(_WithHeads):
 class DFlashShape(_Shape):
     """Parallel backbone alone: block diffusion without a sequential head."""
 
-    kind: Literal["dflash"]
-    layers: int = Field(5, ge=1)
-    mask_token_id: int = Field(ge=0)
+    kind: Literal["dflash"] = Field(description="which drafter this is")
+    layers: int = Field(5, ge=1, description="draft layers")
+    mask_token_id: int = Field(
+        ge=0, description="token whose embedding stands at positions that are not known yet"
+    )
 
 
 class Eagle3Shape(_Shape):
     """One autoregressive layer over fused features, trained with its own outputs as inputs."""
 
-    kind: Literal["eagle3"]
+    kind: Literal["eagle3"] = Field(description="which drafter this is")
 
 
 class MTPShape(_Shape):
     """One layer chained over its own hidden state, as DeepSeek's multi-token prediction."""
 
-    kind: Literal["mtp"]
+    kind: Literal["mtp"] = Field(description="which drafter this is")
 
 
 def _kind(raw: Any) -> str:
@@ -134,34 +150,34 @@ DrafterShape = Annotated[
 class ObjectiveConfig(_Frozen):
     """Weights of the three losses (paper, eqs. 8-12), the paper's by default."""
 
-    ce: float = 0.1
+    ce: float = Field(0.1, description="of the cross entropy")
     tv: float = Field(
         0.9,
         description="of L_tv = sum_v |p_t - p_d| (eq. 10): 0.45 is 0.9 times the total variation",
     )
-    confidence: float = 1.0
+    confidence: float = Field(1.0, description="of the confidence head's loss")
 
 
 class ScheduleConfig(_Frozen):
     """Optimiser and how long to train."""
 
-    steps: int = Field(10000, ge=1)
-    sequences_per_step: int = Field(4, ge=1)
-    anchors_per_sequence: int = Field(24, ge=1)
-    learning_rate: float = 6e-4
-    weight_decay: float = 0.0
-    warmup_steps: int = Field(200, ge=0)
-    clip: float = Field(1.0, gt=0)
+    steps: int = Field(10000, ge=1, description="training steps")
+    sequences_per_step: int = Field(4, ge=1, description="answers in a step")
+    anchors_per_sequence: int = Field(24, ge=1, description="blocks drafted in each of them")
+    learning_rate: float = Field(6e-4, description="at its highest, after the warm-up")
+    weight_decay: float = Field(0.0, description="AdamW's")
+    warmup_steps: int = Field(200, ge=0, description="steps until the learning rate is reached")
+    clip: float = Field(1.0, gt=0, description="largest norm of the gradient")
     ema: float = Field(0.999, ge=0, lt=1, description="decay of the averaged weights; 0: none")
-    device: Literal["auto", "cpu", "cuda"] = "auto"
+    device: Literal["auto", "cpu", "cuda"] = Field("auto", description="auto: a GPU if any")
     half_products: bool = Field(False, description="bfloat16 products; always on a GPU")
-    threads: int = Field(2, ge=1)
-    seed: int = 0
-    log_every: int = 50
-    checkpoint_every: int = 500
+    threads: int = Field(2, ge=1, description="compute threads on a CPU")
+    seed: int = Field(0, description="of weights, sequences and anchors")
+    log_every: int = Field(50, description="steps between lines of the log")
+    checkpoint_every: int = Field(500, description="steps between states to resume from")
     held_out_every: int = Field(50, ge=2, description="every n-th sequence is never trained on")
-    validate_every: int = Field(500, ge=1)
-    validation_sequences: int = Field(48, ge=0)
+    validate_every: int = Field(500, ge=1, description="steps between validations")
+    validation_sequences: int = Field(48, ge=0, description="held-out answers of a validation")
 
 
 class CalibrationConfig(_Frozen):
@@ -170,7 +186,7 @@ class CalibrationConfig(_Frozen):
     prompts: tuple[str, ...] = Field((), description="as --prompts of `dspark calibrate`")
     held_out: tuple[str, ...] = Field((), description="as --held-out of `dspark calibrate`")
     limit: int | None = Field(None, ge=1, description="prompts per domain")
-    max_new_tokens: int = Field(96, ge=8)
+    max_new_tokens: int = Field(96, ge=8, description="of an answer")
 
 
 class ServingConfig(_Frozen):
@@ -182,19 +198,19 @@ class ServingConfig(_Frozen):
     check: bool = Field(False, description="serve it and compare greedy answers")
     port: int = Field(0, ge=0, le=65535, description="0: any free one")
     per_domain: int = Field(2, ge=1, description="demo prompts of each domain")
-    max_new_tokens: int = Field(64, ge=8)
+    max_new_tokens: int = Field(64, ge=8, description="of an answer")
 
 
 class RunConfig(_Frozen):
     """The whole file."""
 
-    run_dir: Path
-    data: DataConfig
-    drafter: DrafterShape
-    objective: ObjectiveConfig = ObjectiveConfig()
-    schedule: ScheduleConfig = ScheduleConfig()
-    calibration: CalibrationConfig = CalibrationConfig()
-    serving: ServingConfig = ServingConfig()
+    run_dir: Path = Field(description="folder for states, the log and the drafter")
+    data: DataConfig = Field(description="prompts and answers")
+    drafter: DrafterShape = Field(description="what is trained")
+    objective: ObjectiveConfig = Field(ObjectiveConfig(), description="weights of the losses")
+    schedule: ScheduleConfig = Field(ScheduleConfig(), description="optimiser and length")
+    calibration: CalibrationConfig = Field(CalibrationConfig(), description="after training")
+    serving: ServingConfig = Field(ServingConfig(), description="a trial in a server, at the end")
 
     @model_validator(mode="after")
     def _served_kind(self) -> RunConfig:

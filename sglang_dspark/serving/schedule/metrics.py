@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from collections import Counter as Tally
 from collections.abc import Sequence
-from typing import Any, NamedTuple
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 import numpy as np
 
@@ -19,6 +19,9 @@ from sglang_dspark.schedule.budget import Counts
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import Plan, StepPlanner
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
 
 PREFIX = "sglang:dspark_"
 FLUSH_SECONDS = 1.0  # of the steps' clock
@@ -78,20 +81,24 @@ def reached(lengths: Sequence[Counts], gamma: int) -> Counts:
 class Collector:
     """The prometheus_client side; made once a process."""
 
-    def __init__(self, labels: dict[str, str]) -> None:
-        from prometheus_client import Counter, Gauge, Histogram
+    def __init__(self, labels: dict[str, str], registry: CollectorRegistry | None = None) -> None:
+        """registry: where the metrics are registered; None: the one of the process."""
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
         names = tuple(labels)
         self._labels = labels
+        place: Any = {"registry": REGISTRY if registry is None else registry}
 
         def counter(name: str, text: str, *more: str) -> Any:
-            return Counter(PREFIX + name, text, (*names, *more))
+            return Counter(PREFIX + name, text, (*names, *more), **place)
 
         def gauge(name: str, text: str, *more: str) -> Any:
-            return Gauge(PREFIX + name, text, (*names, *more), multiprocess_mode="mostrecent")
+            return Gauge(
+                PREFIX + name, text, (*names, *more), multiprocess_mode="mostrecent", **place
+            )
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
-            return Histogram(PREFIX + name, text, names, buckets=buckets).labels(**labels)
+            return Histogram(PREFIX + name, text, names, buckets=buckets, **place).labels(**labels)
 
         self._steps = counter("steps", "Decode steps by the guard's mode.", "mode")
         self._skips = counter("draft_skips", "Decode steps without a draft.", "reason")

@@ -1,0 +1,54 @@
+"""What the pages of docs/ show: commands and names in backticks; and the messages of the code."""
+
+from __future__ import annotations
+
+import ast
+import re
+import shlex
+from collections.abc import Iterator
+from functools import cache
+from pathlib import Path
+
+ROOT = Path(__file__).resolve().parents[2]
+DOCS = ROOT / "docs"
+NOTES = DOCS / "lab-notes.md"  # history: commands and names of its day
+PAGES = sorted(page for page in DOCS.glob("*.md") if page != NOTES)
+_FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
+_ENDS = {"|", "&&", ";", ">", "||"}
+
+
+def fenced(page: Path) -> Iterator[list[str]]:
+    """Commands in fenced blocks, in words, without variables set in front of them."""
+    for block in _FENCE.findall(page.read_text()):
+        for line in block.replace("\\\n", " ").splitlines():
+            try:
+                words = shlex.split(line, comments=True)
+            except ValueError:
+                continue  # not a command: data of several lines
+            while words and re.fullmatch(r"[A-Z_]+=\S*", words[0]):
+                words.pop(0)
+            end = next((i for i, word in enumerate(words) if word in _ENDS), len(words))
+            if words[:end]:
+                yield words[:end]
+
+
+def spans(page: Path) -> list[str]:
+    """Everything in single backticks, on one line each."""
+    text = _FENCE.sub("", page.read_text())
+    return [" ".join(span.split()) for span in _SPAN.findall(text)]
+
+
+@cache
+def messages() -> tuple[str, ...]:
+    """Every text of the package's code, what is filled in standing as `…`."""
+    found = []
+    for folder in ("sglang_dspark", "patches", "loadtest"):
+        for file in sorted((ROOT / folder).rglob("*.py")):
+            for node in ast.walk(ast.parse(file.read_text())):
+                if isinstance(node, ast.JoinedStr):
+                    parts = (p.value if isinstance(p, ast.Constant) else "…" for p in node.values)
+                    found.append("".join(map(str, parts)))
+                elif isinstance(node, ast.Constant) and isinstance(node.value, str):
+                    found.append(re.sub(r"%(\.\d+)?[sdfg]", "…", node.value))
+    return tuple(" ".join(text.split()) for text in found)

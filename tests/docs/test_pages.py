@@ -1,0 +1,153 @@
+"""What the pages name exists: commands and their options, settings, metrics, flags, messages."""
+
+from __future__ import annotations
+
+import argparse
+import importlib.util
+import re
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+import click
+import pytest
+import typer
+
+from sglang_dspark.cli.main import app
+from tests.docs.pages import DOCS, PAGES, ROOT, fenced, messages, spans
+from tools.docs.metrics import metrics
+from tools.docs.settings import DOCUMENTS, field_paths
+
+SERVERS = (["sglang", "serve"], ["python", "-m", "sglang.launch_server"])
+OTHER_FLAGS = {"--help", "--slow"}  # the latter of our pytest
+
+
+@cache
+def dspark() -> click.Command:
+    return typer.main.get_command(app)
+
+
+@cache
+def server_flags() -> frozenset[str]:
+    from sglang.srt.server_args import ServerArgs
+
+    from sglang_dspark.patches.config_flag import add_config_flag
+
+    parser = argparse.ArgumentParser()
+    ServerArgs.add_cli_args(parser)
+    if "--dspark-config" not in parser._option_string_actions:  # no plugin loaded here
+        add_config_flag(None, parser)
+    return frozenset(parser._option_string_actions)
+
+
+@cache
+def dspark_flags() -> frozenset[str]:
+    def below(command: Any) -> set[str]:
+        own = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
+        return own.union(*(below(each) for each in getattr(command, "commands", {}).values()))
+
+    return frozenset(below(dspark()))
+
+
+@cache
+def upstream(name: str) -> str:
+    """A source file of SGLang, read without importing it."""
+    (place,) = importlib.util.find_spec("sglang").submodule_search_locations
+    return (Path(place) / "srt" / name).read_text()
+
+
+@cache
+def targets() -> frozenset[str]:
+    return frozenset(re.findall(r"^([a-z-]+):", (ROOT / "Makefile").read_text(), re.MULTILINE))
+
+
+def descend(words: list[str]) -> tuple[Any, list[str]]:
+    """The command that `words`, without `dspark`, lead to, and its arguments."""
+    command: Any = dspark()
+    while words and words[0] in getattr(command, "commands", {}):
+        command, words = command.commands[words[0]], words[1:]
+    return command, words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_blocks_parse(page: Path) -> None:
+    for words in fenced(page):
+        if words[0] == "dspark":
+            command, arguments = descend(words[1:])
+            command.make_context(" ".join(words), list(arguments))  # parses, runs nothing
+        for head in SERVERS:
+            if words[: len(head)] == head:
+                named = {word.partition("=")[0] for word in words if word.startswith("--")}
+                assert named <= server_flags(), words
+        if words[0] == "make":
+            assert words[1] in targets(), words
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_commands_in_the_text_exist(page: Path) -> None:
+    for span in spans(page):
+        words = span.split()
+        if words[0] == "make":
+            assert words[1] in targets(), span
+        if words[0] != "dspark" or len(words) == 1:
+            continue
+        command, arguments = descend(words[1:])
+        assert command is not dspark(), f"no such command: {span}"
+        known = {flag for each in command.params for flag in (*each.opts, *each.secondary_opts)}
+        named = {word.partition("=")[0].rstrip(",") for word in arguments if word.startswith("--")}
+        assert named <= known | OTHER_FLAGS, span
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_flags_in_the_text_exist(page: Path) -> None:
+    known = dspark_flags() | server_flags() | OTHER_FLAGS
+    for span in spans(page):
+        words = span.split()
+        if words[0].startswith("--") and words[0] != "--":
+            flag = words[0].partition("=")[0]
+            assert flag in known, span
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_settings_in_the_text_exist(page: Path) -> None:
+    known = set().union(*map(field_paths, DOCUMENTS))
+    sections = {path.partition(".")[0] for path in known if "." in path}
+    for span in spans(page):
+        found = re.match(r"([a-z_]+)\.([a-z_0-9.]+)(:|$)", span)
+        if found and found[1] in sections and not span.endswith((".md", ".py", ".json", ".yaml")):
+            assert f"{found[1]}.{found[2]}" in known, span
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_metrics_in_the_text_exist(page: Path) -> None:
+    ours = {metric.name for metric in metrics()}
+    theirs = upstream("observability/metrics_collector.py")
+    for span in spans(page):
+        for name in re.findall(r"sglang:[a-z_]+\*?", span):
+            bare = re.sub(r"_(total|bucket|sum|count)$", "", name)
+            assert name == "sglang:dspark_*" or bare in ours or f'"{name}"' in theirs, span
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_variables_in_the_text_are_read(page: Path) -> None:
+    source = "\n".join((*messages(), upstream("environ.py"), upstream("utils/common.py")))
+    for span in spans(page):
+        for name in re.findall(r"\b(?:SGLANG|DSPARK)_[A-Z_]+\b", span):
+            assert name in source, span
+
+
+def test_quoted_messages_are_the_codes() -> None:
+    """First columns of the tables of troubleshooting.md, lines of the log in operations.md."""
+    known = messages()
+    quoted = [
+        span
+        for name in ("troubleshooting.md", "operations.md")
+        for line in (DOCS / name).read_text().splitlines()
+        for span in re.findall(r"^\| `([^`]+)` \|", line)
+        if " " in span and "…" in span
+    ]
+    assert len(quoted) > 30
+    for span in quoted:
+        parts = [re.escape(part.strip()) for part in span.split("…")]
+        pattern = re.compile(r".*?".join(part for part in parts if part))
+        assert any(pattern.search(text) for text in known), span

@@ -1,0 +1,69 @@
+"""Generated pages and schemas are what the code says; the schemas take the shipped files."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import jsonschema
+import pytest
+import yaml
+
+from tests.docs.pages import DOCS, ROOT
+from tools.docs import reference, settings
+
+HOW = "stale: run `make docs-reference`"
+SHIPPED = {
+    "training": "configs/train",
+    "sweep": "configs/sweep",
+    "arm": "configs/serve",
+    "traces": "configs/eval",
+}
+
+
+def schema(slug: str) -> dict[str, Any]:
+    return settings.schema_of(next(d for d in settings.DOCUMENTS if d.slug == slug))
+
+
+def test_generated_files_are_up_to_date() -> None:
+    for name, text in reference.generated().items():
+        file = DOCS / name
+        assert file.is_file(), f"docs/{name} is missing; {HOW}"
+        assert file.read_text() == text, f"docs/{name} is {HOW}"
+
+
+def test_only_what_differs_is_written(tmp_path: Path) -> None:
+    assert set(reference.write(tmp_path)) == set(reference.generated())
+    (tmp_path / "metrics.md").write_text("old")
+    assert reference.write(tmp_path) == ["metrics.md"]
+    assert not list(tmp_path.rglob(".*"))
+
+
+@pytest.mark.parametrize("slug", SHIPPED)
+def test_schemas_take_the_shipped_files(slug: str) -> None:
+    checker = jsonschema.Draft202012Validator(schema(slug))
+    files = sorted((ROOT / SHIPPED[slug]).rglob("*.yaml"))
+    assert files
+    for file in files:
+        checker.validate(yaml.safe_load(file.read_text()))
+
+
+@pytest.mark.parametrize(
+    ("slug", "value"),
+    [
+        ("server", {"schedule": {"modus": "auto"}}),
+        ("server", {"cpu": {"threads": 0}}),
+        ("training", {"run_dir": "runs/x"}),
+        ("sweep", {"arms": ["plain"], "concurrency": [1], "smoke": {"secnods": 5}}),
+        ("arm", {"about": "x", "device": "tpu"}),
+    ],
+)
+def test_schemas_refuse_what_the_code_refuses(slug: str, value: dict[str, Any]) -> None:
+    assert not jsonschema.Draft202012Validator(schema(slug)).is_valid(value)
+
+
+def test_a_field_without_a_description_stops_the_generator() -> None:
+    document = settings.DOCUMENTS[0]
+    section = {"properties": {"bare": {"type": "integer", "default": 1}}}
+    with pytest.raises(SystemExit, match="bare has no description"):
+        settings._table(document, section)

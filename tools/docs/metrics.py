@@ -1,0 +1,100 @@
+"""Writes docs/metrics.md from the metrics that a scheduled server registers.
+
+Name, type, labels and meaning are those that the collector of serving/schedule/metrics.py gives
+prometheus_client. When to look at a metric is said here; one without such a line, or a line
+without its metric, stops the generator.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NamedTuple
+
+from prometheus_client import CollectorRegistry
+
+from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.serving.schedule.metrics import PREFIX, REASONS, Collector
+
+LABELS = ("model_name", "tp_rank")  # of every metric, as SGLang's own have them
+WHEN = {
+    "steps": "first of all: which way the server decodes. Mostly `plain` under a light load means "
+    "that drafts do not pay here",
+    "draft_skips": "together with `steps`: why steps had no draft",
+    "fallbacks": "when throughput falls: how often a load was found to lose by drafting",
+    "admitted_drafts": "how deep verification goes; falls with the load",
+    "accepted_drafts": "divided by `admitted_drafts` of the same position: the acceptance rate. A "
+    "fall of it means prompts unlike those the drafter was trained on",
+    "budget": "how many drafts a step verifies in all",
+    "step_seconds": "when answers are slow: whether steps are long, or too many",
+    "predicted_step_seconds": "beside `step_seconds`: the two means should agree",
+    "step_time_error": "it grows and stays: the machine is busy with something else, or slower "
+    "than when it was profiled",
+    "gain": "beside `steps`: what the guard decides by. Below 1 it soon leaves `speculate`",
+    "calibration_error": "it grows and stays: confidence misleads on these prompts; run "
+    "`dspark calibrate` on prompts like yours",
+    "survival_error": "the same in one number, over all positions",
+    "step_time_outliers": "grows fast where other programs take the cores",
+}
+HEAD = """# Metrics
+
+A server started with `--enable-metrics` has these at `/metrics`, beside SGLang's own. They are
+there where our scheduler decides (on a CPU, `schedule.mode: auto`), and appear with the first
+requests. `make docs-reference` writes this page from the code that registers them. What to watch
+and what to alarm on: [operations](operations.md).
+
+Every metric has the labels {labels}. A counter's name ends in `_total` on the wire; a histogram
+has `_bucket`, `_sum` and `_count`.
+
+| name | type | further labels | meaning | when to look at it |
+|---|---|---|---|---|
+"""
+TAIL = """
+`mode` is one of {modes}:
+the guard's mode ([the scheduler](scheduler.md#when-drafting-does-not-pay)). `reason` of
+`draft_skips` is one of {reasons}.
+`position` counts drafts of a request from 1.
+"""
+
+
+class Metric(NamedTuple):
+    """A registered metric. labels: those beyond `LABELS`."""
+
+    name: str
+    kind: str
+    labels: tuple[str, ...]
+    meaning: str
+
+
+def metrics() -> list[Metric]:
+    """All metrics in the order in which they are registered."""
+    collector = Collector(dict.fromkeys(LABELS, ""), CollectorRegistry())
+    return [_metric(each) for each in vars(collector).values() if hasattr(each, "_labelnames")]
+
+
+def _metric(metric: Any) -> Metric:
+    labels = tuple(name for name in metric._labelnames if name not in LABELS)
+    return Metric(metric._name, metric._type, labels, metric._documentation)
+
+
+def metrics_page() -> str:
+    """docs/metrics.md."""
+    found = metrics()
+    short = [metric.name.removeprefix(PREFIX) for metric in found]
+    if odd := set(short) ^ WHEN.keys():
+        raise SystemExit(f"tools/docs/metrics.py: WHEN and the collector differ in {sorted(odd)}")
+    rows = (
+        f"| `{metric.name}` | {metric.kind} | {_code(metric.labels)} | "
+        f"{metric.meaning.replace('|', chr(92) + '|')} | {WHEN[name]} |"
+        for metric, name in zip(found, short, strict=True)
+    )
+    head = HEAD.format(labels=_code(LABELS))
+    reasons = dict.fromkeys(REASONS.values())
+    return (
+        head
+        + "\n".join(rows)
+        + "\n"
+        + TAIL.format(modes=_code(mode.value for mode in Mode), reasons=_code(reasons))
+    )
+
+
+def _code(names: Any) -> str:
+    return ", ".join(f"`{name}`" for name in names)

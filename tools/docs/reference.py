@@ -1,0 +1,39 @@
+"""Writes the generated pages of docs/: `python -m tools.docs.reference`, or `make docs-reference`.
+
+A test compares what lies there with what this would write.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from tools.docs.metrics import metrics_page
+from tools.docs.settings import DOCUMENTS, configuration_page, schema_text
+
+DOCS = Path(__file__).resolve().parents[2] / "docs"
+
+
+def generated() -> dict[str, str]:
+    """Content of every generated file, by its path below docs/."""
+    schemas = {f"schemas/{each.slug}.json": schema_text(each) for each in DOCUMENTS}
+    return {"configuration.md": configuration_page(), "metrics.md": metrics_page(), **schemas}
+
+
+def write(folder: Path = DOCS) -> list[str]:
+    """Write what differs; names of the files written."""
+    written = []
+    for name, text in generated().items():
+        file = folder / name
+        if file.is_file() and file.read_text() == text:
+            continue
+        file.parent.mkdir(parents=True, exist_ok=True)
+        temporary = file.with_name(f".{file.name}")
+        temporary.write_text(text)
+        temporary.replace(file)
+        written.append(name)
+    return written
+
+
+if __name__ == "__main__":
+    for name in write():
+        print(f"docs/{name} written")

@@ -1,0 +1,258 @@
+"""Writes docs/configuration.md and docs/schemas/ from the pydantic models that read each file.
+
+Both come from the models' JSON Schema, so a field, its range and its default are said once, where
+they are checked. A field without a description stops the generator.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+from pydantic import BaseModel
+
+from sglang_dspark.evaluation.trace_plan import TracePlan
+from sglang_dspark.loadtest.arms import Arm
+from sglang_dspark.loadtest.sweep_config import SweepConfig
+from sglang_dspark.serving.config import DSparkConfig
+from sglang_dspark.training.config import RunConfig
+
+Schema = Mapping[str, Any]
+BOUNDS = {
+    "minimum": "≥ {}",
+    "exclusiveMinimum": "> {}",
+    "maximum": "≤ {}",
+    "exclusiveMaximum": "< {}",
+    "minItems": "at least {} of them",
+    "minProperties": "at least {} of them",
+    "minLength": "not empty",
+    "pattern": "`{}`",
+}
+PRIMITIVES = {
+    "integer": "integer",
+    "number": "number",
+    "boolean": "true or false",
+    "string": "text",
+    "null": "null",
+}
+HEAD = """# Configuration
+
+Every file that you can write, field by field. The tables come from the code that reads the files;
+`make docs-reference` writes them anew. An unknown field, a value out of range and a field that
+stands twice are refused in one line that names file and field. JSON is read where YAML is.
+
+An editor that knows JSON Schema checks a file as you type. The schemas are in `docs/schemas/`; name
+one in the first line of a YAML file:
+
+```yaml
+# yaml-language-server: $schema=../../docs/schemas/training.json
+```
+
+Some rules hold between fields; they are at the end of a section.
+"""
+
+
+@dataclass(frozen=True)
+class Document:
+    """A kind of file. slug: the schema's name; rules: what holds between fields."""
+
+    model: type[BaseModel]
+    slug: str
+    title: str
+    about: str
+    rules: tuple[str, ...] = ()
+
+
+DOCUMENTS = (
+    Document(
+        DSparkConfig,
+        "server",
+        "Server",
+        "Named by `--dspark-config FILE` or the variable `SGLANG_DSPARK_CONFIG`; see "
+        "[operations](operations.md). No field has to be set, and `dspark doctor` shows the value "
+        "and origin of each.",
+        (
+            "`schedule.algorithm: early-stop` needs `schedule.mode: auto` and no "
+            "`schedule.threshold`.",
+            "`schedule.threshold` needs `schedule.mode: auto`, no `schedule.fairness_floor` and no "
+            "`schedule.speed_target`.",
+        ),
+    ),
+    Document(
+        RunConfig,
+        "training",
+        "Training",
+        "Named by `--config` of `dspark train` and its stages; examples in `configs/train/`.",
+        ("`serving.check: true` needs `drafter.kind` `dspark` or `moe`.",),
+    ),
+    Document(
+        SweepConfig,
+        "sweep",
+        "Sweep",
+        "Named by `--config` of `dspark sweep`; examples in `configs/sweep/`. A section `smoke:` "
+        "holds fields that `--smoke` puts in place of the others. See "
+        "[load testing](load-testing.md).",
+        (
+            "`baseline`, the arms of `compare` and those of `urls` are among `arms`.",
+            "A service level of `slas` has at least one limit, and `speed_p10` is not above "
+            "`speed_p50`.",
+        ),
+    ),
+    Document(
+        Arm,
+        "arm",
+        "Arm",
+        "One server of a sweep; the files of `configs/serve/`.",
+        (
+            "`drafter` and a flag `--speculative-algorithm` come together.",
+            "Flags that the sweep sets for all arms alike are refused: model, address, device, "
+            "dtype, drafter and its token map, `--dspark-config`.",
+        ),
+    ),
+    Document(
+        TracePlan,
+        "traces",
+        "Traces",
+        "Named by `--plan` of `dspark eval traces`; the published one is "
+        "`configs/eval/traces.yaml`.",
+        ("`answers.by` and the values of `traces` are names of `drafters`.",),
+    ),
+)
+
+
+def schema_of(document: Document) -> dict[str, Any]:
+    """JSON Schema of a whole file. Of a sweep `smoke` is added, which its reader takes out."""
+    schema = _model_schema(document)
+    if document.model is SweepConfig:
+        quick = {"type": "object", "additionalProperties": False}
+        quick["properties"] = dict(schema["properties"])  # none is required there
+        quick["description"] = "fields that --smoke puts in place of the others"
+        schema["properties"]["smoke"] = quick
+    return {
+        "$schema": "https://json-schema.org/draft/2020-12/schema",
+        **schema,
+        "title": f"{document.title} of sglang-dspark",
+    }
+
+
+def schema_text(document: Document) -> str:
+    """The schema's file."""
+    return json.dumps(schema_of(document), indent=2, ensure_ascii=False) + "\n"
+
+
+def configuration_page() -> str:
+    """docs/configuration.md."""
+    return "\n".join([HEAD, *map(_chapter, DOCUMENTS)])
+
+
+def field_paths(document: Document) -> set[str]:
+    """Dotted names of all fields, as `schedule.mode`; names in mappings and lists are left out."""
+    return {
+        f"{prefix}{name}"
+        for _, prefix, section in _sections(document)
+        for name in section["properties"]
+    }
+
+
+def _chapter(document: Document) -> str:
+    parts = [f"## {document.title}", "", document.about, ""]
+    parts += [f"Schema: [{document.slug}.json](schemas/{document.slug}.json).", ""]
+    for heading, _, section in _sections(document):
+        if heading:
+            parts += [f"### {document.title}: {heading}", "", _sentence(section), ""]
+        parts += [*_table(document, section), ""]
+    if document.rules:
+        parts += ["Between fields:", "", *(f"- {rule}" for rule in document.rules), ""]
+    return "\n".join(parts)
+
+
+def _model_schema(document: Document) -> dict[str, Any]:
+    """The model's schema; an arm need not say its name, which is the file's."""
+    schema = document.model.model_json_schema()
+    if document.model is Arm:
+        schema["required"].remove("name")
+    return schema
+
+
+def _sections(document: Document) -> Iterator[tuple[str, str, Schema]]:
+    """The file's own fields, then each mapping in it: heading, prefix of names, schema."""
+    schema = _model_schema(document)
+    definitions = schema.get("$defs", {})
+
+    def below(section: Schema, prefix: str) -> Iterator[tuple[str, str, Schema]]:
+        for name, field in section["properties"].items():
+            names = _references(field)
+            for each in names:
+                kind = definitions[each]["properties"].get("kind", {}).get("const")
+                path, many = f"{prefix}{name}", f" ({kind})" if len(names) > 1 else ""
+                yield f"{path}{many}", f"{path}.", definitions[each]
+                yield from below(definitions[each], f"{path}.")
+
+    yield "", "", schema
+    yield from below(schema, "")
+
+
+def _table(document: Document, section: Schema) -> list[str]:
+    rows = ["| field | type | default | range | meaning |", "|---|---|---|---|---|"]
+    required = section.get("required", ())
+    for name, field in section["properties"].items():
+        if not field.get("description"):
+            raise SystemExit(f"{document.model.__name__}: field {name} has no description")
+        default = "required" if name in required else _default(field)
+        cells = (f"`{name}`", _type(field), default, _range(field), field["description"])
+        rows.append("| " + " | ".join(cell.replace("|", "\\|") for cell in cells) + " |")
+    return rows
+
+
+def _type(field: Schema) -> str:
+    """The type in words."""
+    if "$ref" in field or "oneOf" in field:
+        return "mapping, below"
+    if "anyOf" in field:
+        return " or ".join(_type(each) for each in field["anyOf"])
+    if "enum" in field:
+        return ", ".join(f"`{each}`" for each in field["enum"])
+    if "const" in field:
+        return f"`{field['const']}`"
+    if field.get("format") == "path":
+        return "path"
+    if field["type"] == "array":
+        return f"list: {_type(field['items'])}"
+    if field["type"] == "object":
+        values = field["additionalProperties"]
+        return "mapping" if values is True else f"mapping of names: {_type(values)}"
+    return PRIMITIVES[field["type"]]
+
+
+def _range(field: Schema) -> str:
+    """Bounds of a value, of the items of a list, and of how many there are."""
+    inner = [each for each in field.get("anyOf", []) if each.get("type") != "null"]
+    inner += [field["items"]] if "items" in field else []
+    own = [text.format(field[name]) for name, text in BOUNDS.items() if name in field]
+    return ", ".join([*own, *filter(None, map(_range, inner))])
+
+
+def _default(field: Schema) -> str:
+    if _references(field) and field["default"]:
+        return "its own"
+    if "default" not in field:
+        return ""
+    return f"`{json.dumps(field['default'], ensure_ascii=False)}`"
+
+
+def _references(field: Schema) -> list[str]:
+    """Names of the models that a field's value, or each of its values, may be."""
+    found = [field["$ref"].rpartition("/")[2]] if "$ref" in field else []
+    parts = [*field.get("anyOf", []), *field.get("oneOf", [])]
+    parts += [each for key in ("items", "additionalProperties") if (each := field.get(key))]
+    return [
+        *found,
+        *(name for each in parts if isinstance(each, dict) for name in _references(each)),
+    ]
+
+
+def _sentence(section: Schema) -> str:
+    """The model's docstring as one line."""
+    return " ".join(section.get("description", "").split())
