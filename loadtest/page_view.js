@@ -249,13 +249,13 @@ function startTips() {
 /** A table's texts as CSV (RFC 4180); "1.2x (1.1-1.3)" becomes three columns. */
 function csvOf(table) {
   const rows = [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim()));
-  const interval = /^(-?[\d.]+)(x?)(?: \((-?[\d.]+)-(-?[\d.]+)\)x?)?((?:, [a-z].*)?)$/;
+  const interval = /^(-?[\d.]+)(?: \((-?[\d.]+)-(-?[\d.]+)\))?x?(?:, .*)?$/;
   const wide = rows[0].map((_, i) => rows.slice(1).some((row) => /\(-?[\d.]+-/.test(row[i] ?? "")));
   const cellsOf = (text, i, head) => {
     if (!wide[i]) return [text];
     if (head) return [text, `${text}, low`, `${text}, high`];
     const found = interval.exec(text);
-    return found ? [found[1], found[3] ?? "", found[4] ?? ""] : [text, "", ""];
+    return found ? [found[1], found[2] ?? "", found[3] ?? ""] : [text, "", ""];
   };
   const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
   return rows.map((row, n) => row.flatMap((text, i) => cellsOf(text, i, n === 0)).map(quoted).join(",")).join("\r\n") + "\r\n";
@@ -270,7 +270,7 @@ function startDownloads() {
     button.addEventListener("click", () => {
       const link = document.createElement("a");
       link.href = URL.createObjectURL(new Blob([csvOf(table)], { type: "text/csv" }));
-      link.download = `${table.dataset.name.toLowerCase().replace(/[^a-z0-9]+/g, "-")}.csv`;
+      link.download = `${table.dataset.name.toLowerCase().match(/[a-z0-9]+/g).join("-")}.csv`;
       link.click();
       setTimeout(() => URL.revokeObjectURL(link.href), 1000);
     });
