@@ -15,7 +15,7 @@ HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 DEV := pytest|pytest-timeout|pytest-xdist|execnet|hypothesis|ruff|mypy|types-PyYAML
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test mutants lint types doctor clean
+.PHONY: help setup demo first serve test mutants lint types doctor clean
 
 help:
 	@echo 'make setup    virtual environment in .venv with everything pinned'
@@ -39,8 +39,11 @@ endif
 	@touch $@
 	@echo 'setup: done'
 
-demo: setup
+demo: first setup
 	@$(BIN)/dspark demo $(ARGS)
+
+first:
+	@test -e $(STAMP) || echo 'make demo: the set-up first, once; then the demo, which says what comes'
 
 serve: setup
 	@exec $(BIN)/dspark demo --serve $(ARGS)

@@ -32,9 +32,12 @@ def windows(answers: list[dict[str, Any]]) -> list[int]:
 
 
 def counts_at_rest(server: Served) -> tuple[float, float]:
-    """Decode steps and accepted drafts since the server's start."""
-    names = ("steps_total", "accepted_drafts_total")
-    return metric(server, f"sglang:dspark_{names[0]}"), metric(server, f"sglang:dspark_{names[1]}")
+    """Decode steps and accepted drafts since the server's start, once they stand still."""
+    names = ("sglang:dspark_steps_total", "sglang:dspark_accepted_drafts_total")
+    found = (metric(server, names[0]), metric(server, names[1]))
+    time.sleep(0.5)
+    again = (metric(server, names[0]), metric(server, names[1]))
+    return found if found == again else counts_at_rest(server)
 
 
 def await_counts(server: Served, before: tuple[float, float], meta: dict[str, Any]) -> None:
@@ -44,9 +47,9 @@ def await_counts(server: Served, before: tuple[float, float], meta: dict[str, An
     """
     wanted = (before[0] + meta["spec_verify_ct"], before[1] + meta["spec_num_correct_drafts"])
     deadline = time.monotonic() + 30
-    while counts_at_rest(server) != wanted and time.monotonic() < deadline:
+    while (found := counts_at_rest(server)) != wanted and time.monotonic() < deadline:
         time.sleep(0.1)
-    assert counts_at_rest(server) == wanted, f"before {before}, and {meta}"
+    assert found == wanted, f"before {before}, and {meta}"
 
 
 def test_one_line_says_what_was_profiled_and_which_mode(dspark: Served) -> None:
