@@ -30,6 +30,7 @@ SWEEP_WORDS = (
     "arm: one way of serving the model, with a server of its own; per user: tokens/s that a user "
     "gets; tau: tokens a verify step; verified: drafts that the target checks in a step for each "
     "request",
+    f"Of one trial a load there is no interval: a ratio within {NOISE - 1:.0%} counts as level",
 )
 
 
@@ -95,10 +96,11 @@ def forecast(prompts: int, tokens: int, build_mb: int, sweep: tuple[str, float] 
     steps.append(f"a server with DSPARK answers {prompts} prompts, accepted drafts marked")
     steps.append("a server without answers the same, and the two are compared")
     if sweep is not None:
-        steps.append(f"a short load test of {sweep[0]}, and its report for a browser")
+        steps.append(f"a short load test of {sweep[0]}, and a report")
         seconds += sweep[1]
     steps.append("the result in one line; every server is stopped")
-    head = f"What comes, about {max(1, round(seconds / 60))} minutes on 2 cores (Ctrl-C stops it):"
+    minutes = max(1, round(seconds / 60))
+    head = f"What comes, about {minutes} minutes on 2 idle cores (Ctrl-C stops it):"
     return "\n".join([head, *(f"  {n}. {step}" for n, step in enumerate(steps, start=1))])
 
 

@@ -85,7 +85,7 @@ class SweepView:
         self._done.add(cell.name)
         self._spent += time.monotonic() - self._began.get(cell.name, time.monotonic())
         self._planned += self._expected.get(cell.name, 0.0)
-        unit = "users" if cell.loop == "closed" else "requests/s"
+        unit = "requests/s" if cell.loop == "open" else "user" if cell.level == 1 else "users"
         place = f"{cell.arm}, {cell.level:g} {unit}, trial {cell.trial + 1}"
         if cell.void:
             figures = f"void: {cell.void}"
