@@ -143,7 +143,7 @@ def _sla_lines(run: Run, axes: Axes) -> None:
         axes.annotate(
             f"SLA {', '.join(dict.fromkeys(found))} {floor:g}", (floor, 0), (2, 4), fontsize=7,
             color=INK, rotation=90, xycoords=("data", "axes fraction"),
-            textcoords="offset points", bbox={"fc": "none", "ec": "none", "pad": 0},
+            textcoords="offset points",
         )  # fmt: skip
 
 

@@ -84,4 +84,4 @@ def _drafts(run: Run, over: str) -> Tile | None:
     if found is None:
         return None
     share = sum(found.accepted) / sum(found.admitted)
-    return Tile(f"{share:.0%}", f"of the drafts verified by {over} accepted", "all loads")
+    return Tile(f"{share:.0%}", f"of the drafts that {over} verified were accepted", "all loads")
