@@ -210,11 +210,13 @@ def _answers(
     """Launch, and ask all prompts one after the other with the answers shown; those that are equal
     to the other server's, `shown`, in a line each."""
     from sglang_dspark.cli._demo_view import answers, legend
+    from sglang_dspark.cli._demo_words import WORDS
 
     console = servers.console
     with servers.up(spec):
         if spec.name == "dspark":
-            console.print(legend(console), "\n")
+            for line in (legend(console), *WORDS, ""):
+                console.print(line, markup=False)
         label = f"{spec.name}: prompts"
         with answers(console, spec.model, label, len(prompts)) as view:
             return asyncio.run(_ask_all(spec, prompts, max_new_tokens, view, shown))
@@ -246,7 +248,6 @@ def _report(
     console: Console, pairs: list[Pair], drafter: Path, device: str, json_file: Path | None
 ) -> None:
     from sglang_dspark.cli._demo_view import acceptance_table, remarks, speed_table
-    from sglang_dspark.cli._demo_words import WORDS
     from sglang_dspark.loadtest.compare import as_metrics
     from sglang_dspark.loadtest.results import write_results
     from sglang_dspark.loadtest.workload import drafter_gamma
@@ -254,7 +255,7 @@ def _report(
     gamma = drafter_gamma(drafter)
     console.print(speed_table(pairs, gamma))
     console.print(acceptance_table(pairs, gamma))
-    for line in (*WORDS, *remarks(pairs)):
+    for line in remarks(pairs):
         console.print(line, markup=False)
     if json_file is not None:
         write_results(json_file, "demo", hardware(device), as_metrics(pairs, gamma))
