@@ -83,7 +83,7 @@ class Crowd:
 
 
 def forecast(prompts: int, tokens: int, build_mb: int, sweep: tuple[str, float] | None) -> str:
-    """What comes, line by line, and how long on 2 quiet cores.
+    """What comes, line by line, and how long on 2 idle cores.
 
     build_mb: download of the demo target, 0 where it is there; sweep: what the load test measures,
     and its seconds with the start of its servers; None without one.
@@ -99,7 +99,7 @@ def forecast(prompts: int, tokens: int, build_mb: int, sweep: tuple[str, float] 
         steps.append(f"a short load test of {sweep[0]}, and a report")
         seconds += sweep[1]
     steps.append("the result in one line; every server is stopped")
-    minutes = max(1, round(seconds / 60))
+    minutes = max(2, math.ceil(seconds / 60))
     head = f"What comes, about {minutes} minutes on 2 idle cores (Ctrl-C stops it):"
     return "\n".join([head, *(f"  {n}. {step}" for n, step in enumerate(steps, start=1))])
 
