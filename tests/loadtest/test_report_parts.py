@@ -168,6 +168,14 @@ def test_points_say_their_values(folder: Path) -> None:
     assert any(re.fullmatch(r"dspark, position 1: \d+% of those verified", t) for t in told)
 
 
+def test_where_the_model_misses_the_table_says_so(tmp_path: Path) -> None:
+    html = make_report(with_levels(make_run(tmp_path), {("dspark", 4): 1 / 1.27})).html
+    (row,) = re.findall(r"<tr><td>dspark</td><td>4</td>(?:(?!</tr>).)*%</td>.*?</tr>", html)
+    assert "<td>+27.0%</td>" in row
+    assert row.endswith("<td>missed</td></tr>")
+    assert html.count("<td>missed</td>") == 1
+
+
 HANDS = """
     const over = (element) => element.dispatchEvent(new Event("pointerover", { bubbles: true }));
     const box = document.getElementById("tip");
