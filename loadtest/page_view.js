@@ -1,5 +1,6 @@
 /* The interactive section of a sweep's report: controls, four charts, a table. Draws what
-   page_model.js computes; native inputs, so that keyboard and screen readers work as usual. */
+   page_model.js computes; native inputs, so that keyboard and screen readers work as usual. Of the
+   whole page: what is under the pointer, said at once, and every table as CSV. */
 const SVG = "http://www.w3.org/2000/svg";
 const BOX = { left: 46, right: 408, top: 10, bottom: 262 };
 
@@ -54,16 +55,28 @@ function swatch(each) {
   return spot;
 }
 
+/** A policy's curve: points [x, y, missed, text], dotted where the model misses what was measured. */
 function polyline(chart, points, each, chosen) {
-  draw(chart.svg, "polyline", {
-    points: points.map(([a, b]) => `${chart.toX(a).toFixed(2)},${chart.toY(b).toFixed(2)}`).join(" "),
-    fill: "none", stroke: colourOf(each), "stroke-width": chosen ? 3 : 1.3, "stroke-opacity": chosen ? 1 : 0.75,
-    "stroke-linejoin": "round", "data-policy": each.name,
+  const runs = [];
+  points.forEach((point, i) => {
+    if (i && point[2] === points[i - 1][2]) runs.at(-1).push(point);
+    else runs.push(i ? [points[i - 1], point] : [point]);
   });
+  for (const run of runs) {
+    const missed = run.at(-1)[2];
+    draw(chart.svg, "polyline", {
+      points: run.map(([a, b]) => `${chart.toX(a).toFixed(2)},${chart.toY(b).toFixed(2)}`).join(" "),
+      fill: "none", stroke: colourOf(each), "stroke-width": chosen ? 3 : 1.3, "stroke-opacity": missed ? 0.45 : chosen ? 1 : 0.75,
+      "stroke-linejoin": "round", "data-policy": each.name, ...(missed ? { "stroke-dasharray": "1 5", "stroke-linecap": "round", class: "missed" } : {}),
+    });
+  }
+  for (const [a, b, , text] of points) {
+    draw(chart.svg, "circle", { cx: chart.toX(a), cy: chart.toY(b), r: 6, fill: "transparent", "data-tip": text });
+  }
 }
 
 /** A measured point with its intervals; null bounds draw no bar. */
-function dot(chart, x, y, each, faint) {
+function dot(chart, x, y, each, faint, text) {
   const style = { stroke: colourOf(each), "stroke-width": 1.2, "stroke-opacity": faint ? 0.75 : 1 };
   if (y.low !== null && y.high !== null && y.low !== undefined) {
     draw(chart.svg, "line", { x1: chart.toX(x.mid), x2: chart.toX(x.mid), y1: chart.toY(y.low), y2: chart.toY(y.high), ...style });
@@ -71,11 +84,12 @@ function dot(chart, x, y, each, faint) {
   if (x.low !== null && x.high !== null && x.low !== undefined) {
     draw(chart.svg, "line", { x1: chart.toX(x.low), x2: chart.toX(x.high), y1: chart.toY(y.mid), y2: chart.toY(y.mid), ...style });
   }
-  const point = draw(chart.svg, "circle", {
-    cx: chart.toX(x.mid), cy: chart.toY(y.mid), r: 3.6, fill: faint ? "none" : colourOf(each), "data-arm": each.arm, ...style,
+  draw(chart.svg, "circle", {
+    cx: chart.toX(x.mid), cy: chart.toY(y.mid), r: 3.6, fill: faint ? "transparent" : colourOf(each), "data-arm": each.arm, "data-tip": text, ...style,
   });
-  draw(point, "title", {}, `${each.arm}, measured: ${x.mid.toPrecision(3)}, ${y.mid.toPrecision(3)}`);
 }
+
+function userCount(count) { return `${count} user${count > 1 ? "s" : ""}`; }
 
 function ring(chart, x, y, each) {
   draw(chart.svg, "circle", { cx: chart.toX(x), cy: chart.toY(y), r: 7, fill: "none", stroke: "var(--ink)", "stroke-width": 2, class: "ring" });
@@ -109,6 +123,15 @@ function startPage(data) {
       data.levels.map((requests) => ({ requests, ...outcome(model, { ...choice, policy, requests }) })));
   }
 
+  /** The model's error at the measured load next to this one, null where the policy has none. */
+  function errorOf(policy, requests) {
+    const far = (users) => Math.abs(Math.log2(users / requests));
+    const users = Object.keys(data.errors[policy] ?? {}).map(Number).sort((a, b) => far(a) - far(b))[0];
+    return users === undefined ? null : { users, error: data.errors[policy][users] };
+  }
+
+  function misses(policy, requests) { return Math.abs(errorOf(policy, requests)?.error ?? 0) > data.missed; }
+
   function charts(choice, now) {
     const curves = data.policies.map((policy) => ({ policy, line: curve(choice, policy.name) }));
     const all = [...curves.flatMap((each) => each.line), now];
@@ -126,18 +149,20 @@ function startPage(data) {
     const tokens = { name: "tokens/s of all users", most: mostTokens };
     const faint = choice.workload !== "mix";
     const four = [
-      [frame("chart-frontier", { name: "tokens/s/user", most: mostSpeed }, tokens), (o) => o.speed, (o) => o.tokens_per_s, (p) => p.speed, (p) => p.tokens_per_s],
-      [frame("chart-throughput", users, tokens), (o) => o.requests, (o) => o.tokens_per_s, (p) => ({ mid: p.requests }), (p) => p.tokens_per_s],
-      [frame("chart-ratio", users, { name: "tokens/s over plain decoding", most: mostRatio }), (o) => o.requests, overPlain, (p) => ({ mid: p.requests }), seenRatio],
-      [frame("chart-length", users, { name: "drafts verified a step and request", most: 1.06 * model.gamma }), (o) => o.requests, (o) => o.drafts, (p) => ({ mid: p.requests }), (p) => (p.drafts === null ? null : { mid: p.drafts })],
+      [frame("chart-frontier", { name: "tokens/s/user", most: mostSpeed }, tokens), (o) => o.speed, (o) => o.tokens_per_s, (p) => p.speed, (p) => p.tokens_per_s, "tokens/s"],
+      [frame("chart-throughput", users, tokens), (o) => o.requests, (o) => o.tokens_per_s, (p) => ({ mid: p.requests }), (p) => p.tokens_per_s, "tokens/s"],
+      [frame("chart-ratio", users, { name: "tokens/s over plain decoding", most: mostRatio }), (o) => o.requests, overPlain, (p) => ({ mid: p.requests }), seenRatio, "of plain"],
+      [frame("chart-length", users, { name: "drafts verified a step and request", most: 1.06 * model.gamma }), (o) => o.requests, (o) => o.drafts, (p) => ({ mid: p.requests }), (p) => (p.drafts === null ? null : { mid: p.drafts }), "drafts"],
     ];
     const last = (name) => name === choice.policy;
     const ordered = [...curves].sort((a, b) => last(a.policy.name) - last(b.policy.name));
-    for (const [chart, x, y, seenX, seenY] of four) {
-      for (const { policy, line } of ordered) polyline(chart, line.map((o) => [x(o), y(o)]), policy, last(policy.name));
+    for (const [chart, x, y, seenX, seenY, unit] of four) {
+      for (const { policy, line } of ordered) {
+        polyline(chart, line.map((o) => [x(o), y(o), misses(policy.name, o.requests), `${policy.label}, ${userCount(o.requests)}, model: ${y(o).toPrecision(3)} ${unit}`]), policy, last(policy.name));
+      }
       for (const arm of data.measured) {
         for (const point of arm.points) {
-          if (seenX(point) && seenY(point)) dot(chart, seenX(point), seenY(point), arm, faint);
+          if (seenX(point) && seenY(point)) dot(chart, seenX(point), seenY(point), arm, faint, `${arm.arm}, ${userCount(point.requests)}, measured: ${seenY(point).mid.toPrecision(3)} ${unit}`);
         }
       }
       ring(chart, x(now), y(now), data.policies.find((policy) => last(policy.name)));
@@ -158,9 +183,16 @@ function startPage(data) {
     return plain;
   }
 
+  /** Where the chosen policy's curve is dotted: by how much the model is off. */
+  function warning({ policy, requests }) {
+    if (!misses(policy, requests)) return "";
+    const { users, error } = errorOf(policy, requests);
+    return ` Do not trust it: at ${userCount(users)} the model is ${Math.round(100 * Math.abs(error))}% ${error > 0 ? "above" : "below"} what was measured.`;
+  }
+
   function update() {
     const choice = controls();
-    byId("requests-value").textContent = `${choice.requests} user${choice.requests > 1 ? "s" : ""}`;
+    byId("requests-value").textContent = userCount(choice.requests);
     byId("length-value").textContent = `${choice.length} of ${model.gamma}`;
     byId("threshold-value").textContent = choice.threshold.toFixed(2);
     byId("spread-value").textContent = choice.spread.toFixed(2) + (choice.spread === model.spread ? ` (${data.spread_told})` : "");
@@ -169,7 +201,7 @@ function startPage(data) {
     const ratio = now.tokens_per_s / plain;
     const against = choice.policy === "plain" ? "" : `, ${ratio.toFixed(2)}x plain decoding`;
     const prompts = choice.workload === "mix" ? "the mix of this run" : `${choice.workload} prompts`;
-    byId("readout").textContent = `${policy.label} with ${choice.requests} user${choice.requests > 1 ? "s" : ""} on ${prompts}: ${now.tokens_per_s.toFixed(1)} tokens/s in all, ${now.speed.toFixed(1)} for each while it is answered${against}. It verifies ${now.drafts.toFixed(2)} drafts a step and request and gets ${now.tau.toFixed(2)} tokens for it, in steps of ${(1e3 * now.seconds).toFixed(1)} ms.`;
+    byId("readout").textContent = `${policy.label} with ${userCount(choice.requests)} on ${prompts}: ${now.tokens_per_s.toFixed(1)} tokens/s in all, ${now.speed.toFixed(1)} for each while it is answered${against}. It verifies ${now.drafts.toFixed(2)} drafts a step and request and gets ${now.tau.toFixed(2)} tokens for it, in steps of ${(1e3 * now.seconds).toFixed(1)} ms.${warning(choice)}`;
     charts(choice, now);
   }
 
@@ -199,7 +231,58 @@ function startTheme() {
   });
 }
 
+/** What an element with data-tip says, beside it as soon as the pointer is there. */
+function startTips() {
+  const box = byId("tip");
+  document.addEventListener("pointerover", (event) => {
+    const at = event.target.closest("[data-tip]");
+    box.hidden = !at;
+    if (!at) return;
+    box.textContent = at.dataset.tip;
+    const place = at.getBoundingClientRect(), own = box.getBoundingClientRect();
+    box.style.left = `${Math.max(4, Math.min(place.right + 6, innerWidth - own.width - 4))}px`;
+    box.style.top = `${place.top > own.height + 8 ? place.top - own.height - 4 : place.bottom + 4}px`;
+  });
+  document.addEventListener("scroll", () => { box.hidden = true; }, { passive: true });
+}
+
+/** A table's texts as CSV (RFC 4180); "1.2x (1.1-1.3)" becomes three columns. */
+function csvOf(table) {
+  const rows = [...table.rows].map((row) => [...row.cells].map((cell) => cell.textContent.trim()));
+  const interval = /^(-?[\d.]+)(?: \((-?[\d.]+)-(-?[\d.]+)\))?x?(?:, .*)?$/;
+  const wide = rows[0].map((_, i) => rows.slice(1).some((row) => /\(-?[\d.]+-/.test(row[i] ?? "")));
+  const cellsOf = (text, i, head) => {
+    if (!wide[i]) return [text];
+    if (head) return [text, `${text}, low`, `${text}, high`];
+    const found = interval.exec(text);
+    return found ? [found[1], found[2] ?? "", found[3] ?? ""] : [text, "", ""];
+  };
+  const quoted = (text) => (/[",\n]/.test(text) ? `"${text.replaceAll('"', '""')}"` : text);
+  return rows.map((row, n) => row.flatMap((text, i) => cellsOf(text, i, n === 0)).map(quoted).join(",")).join("\r\n") + "\r\n";
+}
+
+/** A button at every table that saves it as a file; nothing leaves the page. */
+function startDownloads() {
+  for (const table of document.querySelectorAll("table[data-name]")) {
+    const button = document.createElement("button");
+    Object.assign(button, { type: "button", className: "csv", textContent: "CSV" });
+    button.setAttribute("aria-label", `Save the table ${table.dataset.name} as CSV`);
+    button.addEventListener("click", () => {
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([csvOf(table)], { type: "text/csv" }));
+      link.download = `${table.dataset.name.toLowerCase().match(/[a-z0-9]+/g).join("-")}.csv`;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 1000);
+    });
+    const heading = table.parentElement.previousElementSibling;
+    if (heading?.tagName === "H3") heading.append(button);
+    else table.parentElement.before(button);
+  }
+}
+
 if (typeof document !== "undefined") {
   startTheme();
+  startTips();
+  startDownloads();
   if (byId("data")) startPage(JSON.parse(byId("data").textContent));
 }

@@ -7,6 +7,7 @@ computed in the browser by `page_model.js` and drawn by `page_view.js` from data
 from __future__ import annotations
 
 import json
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from importlib import resources
 from pathlib import Path
@@ -27,7 +28,9 @@ from sglang_dspark.loadtest.report_data import (
     threshold_of,
 )
 from sglang_dspark.loadtest.report_figures import Drawn, draw_all, inline_svg, save_png
+from sglang_dspark.loadtest.report_model import MISSED, ModelError, model_errors
 from sglang_dspark.loadtest.report_tables import Table
+from sglang_dspark.loadtest.report_tiles import tiles
 from sglang_dspark.loadtest.run_dir import Interval
 
 _POLICY_NAMES = {
@@ -55,9 +58,11 @@ def make_report(folder: Path) -> Report:
     page = {
         "title": f"Load test: {run.info.name}",
         "run": run,
+        "tiles": tiles(run),
         "sections": [_section(run, drawn) for drawn in figures],
         "tables": _tables(run),
         "provenance": _provenance(run),
+        "missed": MISSED,
         **_interactive(run),
         "style": Markup(_asset("report.css")),
         "scripts": Markup(_asset("page_model.js") + _asset("page_view.js")),
@@ -71,8 +76,12 @@ def save_figures(report: Report, folder: Path) -> list[Path]:
     return [save_png(drawn, folder) for drawn in report.figures]
 
 
-def page_data(run: Run, model: LoadModel) -> dict[str, Any]:
-    """What the page's scripts read: model, what to draw, and the measured points."""
+def page_data(run: Run, model: LoadModel, errors: Sequence[ModelError]) -> dict[str, Any]:
+    """What the page's scripts read: model, what to draw, the measured points, and where the model
+    misses them: by policy and users, its throughput over the measured one, less 1."""
+    by_policy: dict[str, dict[int, float]] = {each.policy: {} for each in errors}
+    for each in errors:
+        by_policy[each.policy][each.users] = each.error
     measured = [
         {
             "arm": name,
@@ -98,6 +107,8 @@ def page_data(run: Run, model: LoadModel) -> dict[str, Any]:
             for name, label in _POLICY_NAMES.items()
         ],
         "workloads": [MIX, *model.workloads],
+        "errors": by_policy,
+        "missed": MISSED,
         "threshold": threshold_of(run),
         "spread_told": "this run" if model.spread_from.startswith(FITTED) else "assumed",
         "measured": [each for each in measured if each["points"]],
@@ -112,26 +123,27 @@ def _bounds(interval: Interval | None) -> dict[str, float | None] | None:
 
 
 def _interactive(run: Run) -> dict[str, Any]:
-    """The last section's data, or the reason why the run has none."""
+    """The interactive section's data, or the reason why the run has none."""
     try:
         model = model_of(run)
     except DSparkError as error:
         return {"data": None, "check": None, "model": None, "missing": str(error)}
-    text = json.dumps(page_data(run, model), allow_nan=False, separators=(",", ":"))
+    errors = model_errors(run, model)
+    text = json.dumps(page_data(run, model, errors), allow_nan=False, separators=(",", ":"))
     safe = text.replace("<", "\\u003c")  # no text of a run may end the script element
-    check = tables.model_check(run, model)
+    check = tables.model_check(errors)
     return {"data": Markup(safe), "check": check, "model": asdict(model), "missing": ""}
 
 
 def _section(run: Run, drawn: Drawn) -> dict[str, Any]:
-    below = {"matched": tables.matched, "acceptance": tables.acceptance}.get(drawn.stem)
-    table = below(run) if below else None
+    below = {"matched": [tables.matched], "acceptance": [tables.verified, tables.acceptance]}
+    found = [table(run) for table in below.get(drawn.stem, [])]
     return {
         "stem": drawn.stem,
         "title": drawn.title,
         "caption": drawn.caption,
         "svg": Markup(inline_svg(drawn)),
-        "tables": [table] if table else [],
+        "tables": [table for table in found if table is not None],
     }
 
 

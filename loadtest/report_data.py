@@ -49,14 +49,15 @@ _COLOURS = {
     "dspark-static-threshold": "#CC79A7",
     "upstream-dspark": "#56B4E9",
 }
+# A policy has the colour of the arm that runs it; no colour stands for two things.
 POLICY_COLOURS = {
     "plain": GREY,
     "fixed": _COLOURS["dspark-fixed-gamma"],
     "static": _COLOURS["dspark-static-threshold"],
-    "algorithm1": "#D55E00",
+    "algorithm1": "#8C564B",
     "dspark": _COLOURS["dspark"],
 }
-_SPARE = ("#56B4E9", "#D55E00", "#F0E442", "#CC79A7")
+_SPARE = ("#882255", "#999933", "#332288", "#44AA99")  # of arms that are not above
 _MARKERS = ("o", "s", "^", "D", "v", "P", "X", "*")
 
 
@@ -144,6 +145,25 @@ class Growth:
         admitted = _grown([(before.admitted, after.admitted) for before, after in pairs])
         accepted = _grown([(before.accepted, after.accepted) for before, after in pairs])
         return cls(admitted, accepted) if sum(admitted) > 0 else None
+
+
+def verified_drafts(run: Run, name: str) -> Growth | None:
+    """Drafts that an arm verified, and accepted of them, over all its cells that count.
+
+    Of a scheduled arm by its counters; any other verifies every draft of every step. None where
+    nothing was verified.
+    """
+    cells = run.good(name)
+    gamma = run.arm(name).gamma
+    grown = Growth.of(cells)
+    if grown is not None or not gamma:
+        return grown
+    if policy_of(run.arm(name)) in ("dspark", "static"):
+        return None
+    histogram = pooled(cell.histogram for cell in cells)
+    steps = float(sum(histogram))
+    accepted = tuple(float(sum(histogram[k:])) for k in range(1, gamma + 1))
+    return Growth((steps,) * gamma, accepted) if steps else None
 
 
 def policy_of(arm: ArmRecord) -> str | None:

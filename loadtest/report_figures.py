@@ -1,15 +1,12 @@
 """Figures of a sweep's report: matplotlib, as PNG files and as SVG inside of the page.
 
-The SVG takes its ink, grid and background from the page, so one drawing serves light and dark.
 Every arm has the colour and the marker that it has everywhere (`report_data`). Intervals are those
 of `summary.json`: 95%, paired over trials.
 """
 
 from __future__ import annotations
 
-import io
 import os
-import re
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,11 +19,11 @@ from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.report_data import GREY, Growth, Run, pooled, survival
+from sglang_dspark.loadtest.report_data import Run, pooled, survival, verified_drafts
+from sglang_dspark.loadtest.report_svg import GRID, INK, inline, label_points, tip
 from sglang_dspark.loadtest.report_timeline import draw_timeline
-from sglang_dspark.loadtest.run_dir import Interval, Level, Loop
+from sglang_dspark.loadtest.run_dir import Interval, Level, Loop, MatchedSummary
 
-INK, GRID = "#1b1f23", "#dfe3e7"
 _STYLE = {
     "font.size": 9,
     "axes.spines.top": False,
@@ -90,28 +87,14 @@ def save_png(drawn: Drawn, folder: Path) -> Path:
 
 
 def inline_svg(drawn: Drawn) -> str:
-    """The figure as an element of the page: its colours are the page's, its ids its own."""
-    buffer = io.StringIO()
-    nothing = {"Date": None, "Creator": None, "Format": None, "Type": None}
+    """The figure as an element of the page."""
     with mpl.rc_context(_STYLE):
-        drawn.figure.savefig(buffer, format="svg", transparent=True, metadata=nothing)
-    text = buffer.getvalue()
-    text = text[text.index("<svg") :]
-    text = re.sub(r"<metadata>.*?</metadata>", "", text, flags=re.DOTALL)
-    text = re.sub(r' (?:width|height)="[\d.]+pt"', "", text, count=2)
-    text = re.sub(r' xmlns(:\w+)?="[^"]*"', "", text).replace("xlink:href", "href")
-    prefix = f"{drawn.stem}-"
-    text = re.sub(r'\bid="', f'id="{prefix}', text)
-    text = re.sub(r'href="#', f'href="#{prefix}', text)
-    text = text.replace("url(#", f"url(#{prefix}")
-    for fixed, variable in ((INK, "--ink"), (GRID, "--rule"), (GREY, "--grey")):
-        text = text.replace(fixed, f"var({variable})")
-    label = f'role="img" aria-labelledby="{drawn.stem}-title {drawn.stem}-caption" '
-    return text.replace("<svg ", f'<svg class="figure" {label}', 1)
+        return inline(drawn.figure, drawn.stem)
 
 
 def _frontier(run: Run) -> Drawn:
     figure, (axes,) = _panels(1, 7.6, 4.2)
+    labels = []
     for name in run.arms:
         levels = run.levels(name, "closed")
         if not levels:
@@ -123,18 +106,18 @@ def _frontier(run: Run) -> Drawn:
             capsize=2, elinewidth=1,
         )  # fmt: skip
         for level, a, b in zip(levels, x, y, strict=True):
-            axes.annotate(
-                f"{level.level:g}", (a, b), (4, 4), textcoords="offset points", fontsize=7,
-                color=run.colour(name),
-            )  # fmt: skip
             if not level.on_frontier:
                 axes.plot([a], [b], run.marker(name), ms=5, mfc="white", mec=run.colour(name))
+            if np.isfinite(a):
+                labels.append((a, b, f"{level.level:g}", run.colour(name)))
+                tip(axes, a, b, f"{_place(level)}: {b:.1f} tokens/s in all, {a:.1f} a user")
     _sla_lines(run, axes)
     axes.set_xlabel("tokens/s/user (median)")
     axes.set_ylabel("tokens/s of all users")
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend(loc="best", fontsize=8)
+    label_points(figure, axes, labels)
     caption = (
         "Each point is an arm at one number of users (the small figure), closed loop; up is more "
         "throughput, right is more speed for each user, so the curve furthest to the upper right "
@@ -149,16 +132,19 @@ def _frontier(run: Run) -> Drawn:
 
 
 def _sla_lines(run: Run, axes: Axes) -> None:
-    rise = 4  # labels go up the line, so that none lies on another
+    """The speed floors, each named once along its line."""
+    names: dict[float, list[str]] = {}
     for sla in run.summary.slas:
         for floor, style, name in ((sla.speed_p50, "-", "p50"), (sla.speed_p10, "--", "p10")):
             if floor is not None:
                 axes.axvline(floor, color=INK, lw=1, ls=style)
-                axes.annotate(
-                    f"SLA {name} {floor:g}", (floor, 0), (3, rise), fontsize=7, color=INK,
-                    xycoords=("data", "axes fraction"), textcoords="offset points",
-                )  # fmt: skip
-                rise += 9
+                names.setdefault(floor, []).append(name)
+    for floor, found in names.items():
+        axes.annotate(
+            f"SLA {', '.join(dict.fromkeys(found))} {floor:g}", (floor, 0), (2, 4), fontsize=7,
+            color=INK, rotation=90, xycoords=("data", "axes fraction"),
+            textcoords="offset points",
+        )  # fmt: skip
 
 
 def _matched(run: Run) -> Drawn | None:
@@ -166,28 +152,12 @@ def _matched(run: Run) -> Drawn | None:
     comparisons = [each for each in comparisons if each.over == comparisons[0].over]
     if not comparisons:
         return None
-    rows = sum(len(each.levels) + 1 for each in comparisons)
-    figure, (axes,) = _panels(1, 7.6, 1.0 + 0.32 * rows)
-    labels: list[str] = []
-    for each in comparisons:
-        points = [(f"{p.tokens_per_s:.0f} tok/s", p.low, p.mid, p.high) for p in each.levels]
-        if each.mid is not None:
-            points.append(("all levels", each.low, each.mid, each.high))
-        for label, low, mid, high in points:
-            whole = label == "all levels"
-            spread = None if low is None or high is None else [[mid - low], [high - mid]]
-            axes.errorbar(
-                [mid], [len(labels)], xerr=spread, fmt="D" if whole else "o", capsize=3,
-                color=run.colour(each.over), ms=7 if whole else 5, lw=2 if whole else 1,
-            )  # fmt: skip
-            axes.annotate(f"{mid:.2f}x", (mid, len(labels)), (0, 6), ha="center", fontsize=7,
-                          textcoords="offset points")  # fmt: skip
-            labels.append(f"{each.over} / {each.under}, {label}")
-    axes.axvline(1, color=INK, lw=1)
-    axes.set_yticks(range(len(labels)), labels)
-    axes.set_ylim(len(labels) - 0.4, -0.7)
-    axes.grid(axis="y", visible=False)
-    axes.set_xlabel("speed per user, ratio")
+    rows = [len(each.levels) + (each.mid is not None) for each in comparisons]
+    figure = Figure(figsize=(7.6, 0.6 + sum(0.62 + 0.26 * n for n in rows)), layout="constrained")
+    panels = figure.subplots(len(rows), 1, squeeze=False, height_ratios=[n + 0.5 for n in rows])
+    for axes, each in zip(panels[:, 0], comparisons, strict=True):
+        _matched_panel(axes, run, each)
+    panels[-1, 0].set_xlabel("speed per user, ratio (each panel has its own scale)")
     caption = (
         "How much faster each user is served when both arms deliver the same tokens/s in total "
         "(the level on the left). Right of 1 the first-named arm is faster; a bar that crosses 1 "
@@ -195,6 +165,30 @@ def _matched(run: Run) -> Drawn | None:
         "three trials, so no interval can be taken. The table has the other pairs of arms."
     )
     return Drawn("matched", "Speed per user at matched throughput", caption, figure)
+
+
+def _matched_panel(axes: Axes, run: Run, pair: MatchedSummary) -> None:
+    """One pair of arms; the ratios stand in a column on the right, where nothing crosses them."""
+    points = [(f"{p.tokens_per_s:.0f} tok/s", p.low, p.mid, p.high) for p in pair.levels]
+    if pair.mid is not None:
+        points.append(("all levels", pair.low, pair.mid, pair.high))
+    for row, (label, low, mid, high) in enumerate(points):
+        whole = label == "all levels"
+        known = low is not None and high is not None
+        axes.errorbar(
+            [mid], [row], xerr=[[mid - low], [high - mid]] if known else None,
+            fmt="D" if whole else "o", capsize=3, color=run.colour(pair.over),
+            ms=7 if whole else 5, lw=2 if whole else 1,
+        )  # fmt: skip
+        axes.annotate(f"{mid:.2f}x", (1.02, row), xycoords=("axes fraction", "data"),
+                      fontsize=8, va="center", annotation_clip=False)  # fmt: skip
+        bounds = f" ({low:.2f} to {high:.2f})" if known else ""
+        tip(axes, mid, row, f"{pair.over} / {pair.under}, {label}: {mid:.2f}x{bounds}")
+    axes.axvline(1, color=INK, lw=1)
+    axes.set_title(f"{pair.over} / {pair.under}", loc="left")
+    axes.set_yticks(range(len(points)), [label for label, *_ in points])
+    axes.set_ylim(len(points) - 0.5, -0.5)
+    axes.grid(axis="y", visible=False)
 
 
 def _draw_arm(
@@ -213,6 +207,10 @@ def _draw_arm(
         fmt=run.marker(name) + "-", capsize=2, elinewidth=1, **style,
     )  # fmt: skip
     panels[1].plot(x, beside, run.marker(name) + "-", **style)
+    for axes, values in ((panels[0], _middles(levels, field)), (panels[1], beside)):
+        for level, value in zip(levels, values, strict=True):
+            if np.isfinite(value):
+                tip(axes, level.level, value, f"{_place(level)}: {value:.3g}")
 
 
 def _concurrency(run: Run) -> Drawn:
@@ -266,35 +264,39 @@ def _acceptance(run: Run) -> Drawn | None:
     if not arms:
         return None
     domains = sorted({d for a in arms for c in run.good(a) for d in c.domains})
-    scheduled = {a: grown for a in arms if (grown := Growth.of(run.good(a))) is not None}
-    figure, panels = _panels(
-        len(domains) + bool(scheduled), 2.1 * (len(domains) + bool(scheduled)) + 0.9, 3.2
-    )
-    for axes, domain in zip(panels, domains, strict=False):
+    figure, panels = _panels(len(domains) + 1, 2.1 * (len(domains) + 1) + 0.9, 3.2)
+    for name in arms:
+        _positions(run, panels[0], name, _of_verified(run, name), "of those verified")
+    panels[0].set_title("of drafts verified")
+    panels[0].set_ylabel("drafts accepted, share")
+    for axes, domain in zip(panels[1:], domains, strict=True):
         for name in arms:
             cells = [cell for cell in run.good(name) if domain in cell.domains]
             histogram = pooled(cell.domains[domain].histogram for cell in cells)
             if sum(histogram):
                 share = survival(histogram, run.arm(name).gamma)
-                _positions(run, axes, name, share)
-        axes.set_title(domain)
+                _positions(run, axes, name, share, f"of all steps, {domain}")
+        axes.set_title(f"of all steps: {domain}")
+    for axes in panels:
         axes.set_ylim(0, 1)
-    panels[0].set_ylabel("steps whose first k drafts\nwere accepted, share")
-    for name, grown in scheduled.items():
-        pairs = zip(grown.accepted, grown.admitted, strict=True)
-        _positions(run, panels[-1], name, [a / b if b else np.nan for a, b in pairs])
-        panels[-1].set_title("of drafts verified")
-        panels[-1].set_ylim(0, 1)
     _legend(figure, panels[0])
     caption = (
-        "How far the target agrees with the drafter: the share of verify steps in which drafts 1 "
-        "to k were all accepted, by kind of prompt. A scheduled arm lies lower because it leaves "
-        "doubtful drafts out, or does not draft at all."
+        "How far the target agrees with the drafter. First panel: of the drafts that were verified "
+        "at position k, the share accepted; the flatter and higher, the better confidence chose "
+        "what to verify. Others: the share of all verify steps in which drafts 1 to k were "
+        "accepted, by kind of prompt; there a scheduled arm lies lower because it leaves doubtful "
+        "drafts out, or does not draft at all."
     )
-    if scheduled:
-        caption += " Last panel: of the drafts that the scheduler did verify, the share accepted;"
-        caption += " the flatter and higher, the better the confidence chose."
     return Drawn("acceptance", "Acceptance by position", caption, figure)
+
+
+def _of_verified(run: Run, name: str) -> list[float]:
+    """Accepted over verified drafts at each position; NaN where none was verified."""
+    found = verified_drafts(run, name)
+    if found is None:
+        return []
+    pairs = zip(found.accepted, found.admitted, strict=True)
+    return [a / b if b else np.nan for a, b in pairs]
 
 
 def draw_timeline_figure(run: Run) -> Drawn | None:
@@ -306,8 +308,11 @@ def draw_timeline_figure(run: Run) -> Drawn | None:
     return Drawn("timeline", "What the scheduler did, second by second", caption, figure)
 
 
-def _positions(run: Run, axes: Axes, name: str, share: Sequence[float]) -> None:
+def _positions(run: Run, axes: Axes, name: str, share: Sequence[float], of: str) -> None:
     k = np.arange(1, len(share) + 1)
+    for at, value in zip(k, share, strict=True):
+        if np.isfinite(value):
+            tip(axes, at, value, f"{name}, position {at}: {value:.0%} {of}")
     axes.plot(k, share, run.marker(name) + "-", color=run.colour(name), label=name, ms=4, lw=1.3)
     axes.set_xlabel("position k")
     axes.set_xticks(np.arange(1, max(len(share), round(axes.get_xlim()[1])) + 1))
@@ -330,6 +335,12 @@ def _log_users(axes: Axes, run: Run, loop: Loop = "closed") -> None:
     axes.xaxis.set_major_formatter(ScalarFormatter())
     axes.xaxis.set_minor_formatter(NullFormatter())
     axes.set_xlabel("users at a time")
+
+
+def _place(level: Level) -> str:
+    """Arm and load of a point."""
+    unit = "requests/s" if level.loop == "open" else "user" if level.level == 1 else "users"
+    return f"{level.arm}, {level.level:g} {unit}"
 
 
 def _interval(level: Level, what: str) -> Interval | None:

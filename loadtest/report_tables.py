@@ -6,8 +6,8 @@ import statistics
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from sglang_dspark.loadtest.page_model import MIX, LoadModel
-from sglang_dspark.loadtest.report_data import Run, policy_of, pooled, threshold_of
+from sglang_dspark.loadtest.report_data import Run, pooled, verified_drafts
+from sglang_dspark.loadtest.report_model import MISSED, ModelError
 from sglang_dspark.loadtest.run_dir import Cell, Interval, Percentiles
 
 
@@ -156,39 +156,42 @@ def acceptance(run: Run) -> Table | None:
     return Table("tau by kind of prompt", ["arm", "gamma", *domains, "all"], rows)
 
 
+def verified(run: Run) -> Table | None:
+    """Of the drafts that the target verified, the share accepted, by arm."""
+    rows = []
+    for name in run.arms:
+        found = verified_drafts(run, name)
+        if found is not None:
+            whole, accepted = sum(found.admitted), sum(found.accepted)
+            counts = [f"{whole:.0f}", f"{accepted:.0f}", f"{accepted / whole:.1%}"]
+            rows.append([name, str(run.arm(name).gamma), *counts])
+    head = ["arm", "gamma", "drafts verified", "accepted", "share"]
+    return Table("Of the drafts verified, accepted", head, rows) if rows else None
+
+
 def troubles(run: Run) -> Table | None:
     """Void cells, failed requests, disagreements with the server's counters."""
     rows = [[note] for note in run.summary.notes]
     return Table("What went wrong", ["note"], rows, numeric=False) if rows else None
 
 
-def model_check(run: Run, model: LoadModel) -> Table | None:
+def model_check(errors: Sequence[ModelError]) -> Table | None:
     """The interactive page's model against what was measured, arm by arm."""
-    from sglang_dspark.loadtest.page_reference import Choice, outcome
-
-    rows = []
-    for name in run.arms:
-        policy = policy_of(run.arm(name))
-        for level in run.levels(name, "closed"):
-            users = round(level.level)
-            if policy is None or level.tokens_per_s is None or users > model.most:
-                continue
-            choice = Choice(MIX, policy, users, model.gamma, threshold_of(run), model.spread)
-            found, seen = outcome(model, choice), level.tokens_per_s.mid
-            error = found.tokens_per_s / seen - 1
-            rows.append(
-                [
-                    name,
-                    str(users),
-                    f"{found.tokens_per_s:.1f}",
-                    f"{seen:.1f}",
-                    f"{error:+.1%}",
-                    f"{found.drafts:.2f}",
-                    _number(level.verify_length, 2),
-                ]
-            )
+    rows = [
+        [
+            each.arm,
+            str(each.users),
+            f"{each.found:.1f}",
+            f"{each.seen:.1f}",
+            f"{each.error:+.1%}",
+            f"{each.drafts:.2f}",
+            _number(each.verify_length, 2),
+            "missed" if each.missed else "",
+        ]
+        for each in errors
+    ]
     head = ["arm", "users", "model tokens/s", "measured", "error"]
-    head += ["model verify length", "measured"]
+    head += ["model verify length", "measured", f"off by more than {MISSED:.0%}"]
     return Table("The model against what was measured", head, rows) if rows else None
 
 

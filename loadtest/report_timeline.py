@@ -14,10 +14,9 @@ import numpy as np
 from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 
-from sglang_dspark.loadtest.report_data import GREY, Run, policy_of
+from sglang_dspark.loadtest.report_data import Run, policy_of
+from sglang_dspark.loadtest.report_svg import INK
 from sglang_dspark.loadtest.run_dir import Cell, Counters
-
-_QUEUE = "#D55E00"
 
 
 @dataclass(frozen=True)
@@ -105,8 +104,8 @@ def _course(column: Sequence[Axes], cell: Cell, colour: str) -> None:
     when = [reading.at for reading in cell.timeline]
     running = [_nan(reading.running) for reading in cell.timeline]
     queued = [_nan(reading.queued) for reading in cell.timeline]
-    column[2].step(when, running, where="post", lw=1.3, color=GREY, label="running")
-    column[2].step(when, queued, where="post", lw=1.3, color=_QUEUE, ls="--", label="queued")
+    column[2].step(when, running, where="post", lw=1.3, color=INK, label="running")
+    column[2].step(when, queued, where="post", lw=1.3, color=INK, ls="--", label="queued")
 
 
 def _nan(value: float | None) -> float:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sglang_dspark.loadtest.fleet import Place
+    from sglang_dspark.loadtest.run_dir import Summary
     from sglang_dspark.loadtest.server import ServerProcess
     from sglang_dspark.loadtest.sweep_config import SweepConfig
 
@@ -56,13 +57,33 @@ def demo_config(port: int, target: Path | None, drafter: Path) -> SweepConfig:
     return config.model_copy(update=changed)
 
 
+def measured(config: SweepConfig) -> str:
+    """What the sweep measures, in words."""
+    loads = ", ".join(str(users) for users in config.concurrency)
+    return f"{', '.join(config.names)} with {loads} users"
+
+
+def sweep_extent(target: Path | None) -> tuple[str, float]:
+    """What the demo's sweep measures, in words, and about how long it takes, in seconds.
+
+    target: as of `demo_config`; two of its servers run by then.
+    """
+    from sglang_dspark.loadtest.sweep_plan import rough_seconds
+    from sglang_dspark.models.drafters import shipped_drafter_path
+
+    config = demo_config(1, target, shipped_drafter_path())
+    _, seconds = rough_seconds(config, len(config.arms) - 2)
+    return measured(config), seconds
+
+
 def sweep_and_report(
     console: Console, config: SweepConfig, running: Mapping[str, ServerProcess], run: Path
-) -> None:
+) -> Summary:
     """Measure in `run`, show the table and the verdict, write the report and name it.
 
     running: servers by arm, frozen, which are used and in the end stopped.
     """
+    from sglang_dspark.cli._demo_words import SWEEP_WORDS
     from sglang_dspark.cli._sweep_view import SweepView, results_table
     from sglang_dspark.cli.report import write_sweep_report
     from sglang_dspark.cli.sweep import prepare
@@ -81,10 +102,11 @@ def sweep_and_report(
     if outcome.died:
         raise DSparkError(outcome.died)
     console.print(results_table(outcome.summary))
-    for line in (*outcome.summary.notes, outcome.summary.verdict):
-        console.print(line, soft_wrap=True, markup=False)
+    for line in (*SWEEP_WORDS, *outcome.summary.notes, outcome.summary.verdict):
+        console.print(line, soft_wrap=not console.is_terminal, markup=False)
     write_sweep_report(run, run / "report.html")
     console.print(f"\nthe report, for any browser: {run / 'report.html'}", soft_wrap=True)
+    return outcome.summary
 
 
 def _as_it_runs(place: Place, running: Mapping[str, ServerProcess]) -> Place:

@@ -16,6 +16,7 @@ from tokenizers import Tokenizer
 from tokenizers.decoders import DecodeStream
 
 from sglang_dspark.cli._progress import bars
+from sglang_dspark.evaluation.prompts import EvalPrompt
 from sglang_dspark.loadtest.compare import Pair, merged_steps, summarise
 from sglang_dspark.loadtest.metrics import Chunk, Completion
 
@@ -58,12 +59,12 @@ class AnswerView:
         self._writer = writer
         self._live: Live | None = None
         self._chunks: list[Chunk] = []
-        self._title = ""
+        self._prompt: EvalPrompt | None = None
         self._speculates = False
 
-    def begin(self, title: str, speculates: bool) -> None:
+    def begin(self, prompt: EvalPrompt, speculates: bool) -> None:
         """A prompt has been sent."""
-        self._chunks, self._title, self._speculates = [], title, speculates
+        self._chunks, self._prompt, self._speculates = [], prompt, speculates
 
     def chunk(self, chunk: Chunk) -> None:
         """Tokens of one step have come; the last one counts as the bonus until the end is known."""
@@ -71,17 +72,24 @@ class AnswerView:
         if self._live is not None:
             self._live.update(self._picture())
 
-    def finish(self, done: Completion) -> None:
-        """The answer is complete: print it for good, with the server's counts."""
+    def finish(self, done: Completion, shown: Completion | None = None) -> None:
+        """The answer is complete: print it for good, with the server's counts.
+
+        shown: the other server's answer, which is there already: an identical one is only named.
+        """
+        assert self._prompt is not None, "an answer ends that has not begun"
         speed = f"{done.tokens_per_s:.1f} tokens/s, first after {1e3 * done.ttft:.0f} ms"
         tau = f", tau {done.spec.tau:.2f}" if done.spec is not None else ""
-        body = self._writer.render(done.chunks, done.drafted())
+        note = f"{done.tokens} tokens, {speed}{tau}"
         self._chunks = []
         self._display.advance(self._task)
         if self._live is not None:  # take the running text away before it is printed for good
             self._live.update(self._picture(), refresh=True)
-        note = Text(f"{done.tokens} tokens, {speed}{tau}\n", style="dim")
-        lines = Text("\n").join([Text(self._title, style="bold"), body, note])
+        if shown is not None and shown.ids == done.ids:
+            lines = Text(f"[{self._prompt.id}] identical; {note}", style="dim")
+        else:
+            body = self._writer.render(done.chunks, done.drafted())
+            lines = Text("\n").join([self._title(), body, Text(f"{note}\n", style="dim")])
         # a file keeps the lines as they are
         self._console.print(lines, soft_wrap=not self._console.is_terminal)
 
@@ -89,6 +97,10 @@ class AnswerView:
         """Draw into a live display."""
         self._live = live
         live.update(self._picture())
+
+    def _title(self) -> Text:
+        prompt = self._prompt
+        return Text(f"[{prompt.id}] {prompt.turns[-1]}" if prompt else "", style="bold")
 
     def _picture(self) -> Group:
         if not self._chunks:
@@ -98,7 +110,7 @@ class AnswerView:
             for i, chunk in enumerate(self._chunks)
         ]
         body = self._writer.render(self._chunks, drafted)
-        return Group(Text(self._title, style="bold"), body, Text(), self._display)
+        return Group(self._title(), body, Text(), self._display)
 
 
 @contextmanager

@@ -85,7 +85,7 @@ class SweepView:
         self._done.add(cell.name)
         self._spent += time.monotonic() - self._began.get(cell.name, time.monotonic())
         self._planned += self._expected.get(cell.name, 0.0)
-        unit = "users" if cell.loop == "closed" else "requests/s"
+        unit = "requests/s" if cell.loop == "open" else "user" if cell.level == 1 else "users"
         place = f"{cell.arm}, {cell.level:g} {unit}, trial {cell.trial + 1}"
         if cell.void:
             figures = f"void: {cell.void}"
@@ -159,20 +159,28 @@ def _loads_table(loads: Sequence[Load]) -> Table:
 
 def results_table(summary: Summary) -> Table:
     """Every arm at every load: means over the trials, with intervals of the throughput."""
-    table = Table(title="Means over the trials", box=box.SIMPLE_HEAD)
-    for name in ("load", "arm", "tokens/s", "95%", "per user", "TTFT p95", "tau", "verified"):
-        table.add_column(name, justify="left" if name == "arm" else "right", no_wrap=True)
+    table = Table(
+        title="Means over the trials", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+    )
+    bounded = any(row.tokens_per_s and row.tokens_per_s.low for row in summary.levels)
+    table.add_column("load", justify="right", no_wrap=True)
+    table.add_column("arm", overflow="fold")  # what a narrow terminal may break
+    names = ("tokens/s", *["95%"] * bounded, "per\nuser", "TTFT\np95", "tau", "verified")
+    for name in names:
+        table.add_column(name, justify="right", no_wrap=True)
     order = sorted(summary.levels, key=lambda row: (row.loop, row.level))
     before = ""
     for row in order:
-        load = f"{row.level:g} {'users' if row.loop == 'closed' else 'req/s'}"
+        unit = "req/s" if row.loop == "open" else "user" if row.level == 1 else "users"
+        load = f"{row.level:g} {unit}"
         speed, user = row.tokens_per_s, row.speed_p50
-        interval = "" if speed is None else f"{_shown(speed.low)} to {_shown(speed.high)}"
+        known = speed is not None and speed.low is not None and speed.high is not None
+        interval = f"{speed.low:.1f}-{speed.high:.1f}" if known else ""
         table.add_row(
             load if load != before else "",
             row.arm,
             _shown(None if speed is None else speed.mid),
-            interval,
+            *[interval] * bounded,
             _shown(None if user is None else user.mid),
             f"{1e3 * row.ttft_p95:.0f} ms" if row.ttft_p95 is not None else "-",
             _shown(row.tau, 2),

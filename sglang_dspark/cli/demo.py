@@ -6,7 +6,7 @@ Everything is a child process and HTTP, so what is shown is what a client of the
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from sglang_dspark.evaluation.prompts import EvalPrompt
     from sglang_dspark.loadtest.compare import Pair
     from sglang_dspark.loadtest.metrics import Completion
+    from sglang_dspark.loadtest.run_dir import Summary
     from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
 
 _READY_S = 600.0
@@ -65,17 +66,18 @@ def demo(
     for each in range(port, port + (1 if serve or not end_sweep else 3)):
         require_free_port("127.0.0.1", each)
     with says_when_stopped(), stop_on_signals():
-        given = target
-        target, drafter, device = resolve(console, target, drafter, device)
         if serve:
+            target, drafter, device = resolve(console, target, drafter, device)
             _serve(console, dspark_server(target, drafter, port, device), run_directory())
             return
-        stay = end_sweep and _sweep_fits(console, device)
+        given, device = target, device or _device_here()
+        stay = _announce(console, given, device, _prompts(per_domain), max_new_tokens, end_sweep)
+        target, drafter, device = resolve(console, given, drafter, device)
         with _Servers(console, target, drafter, device, port, stay) as servers:
-            pairs = _compare(servers, per_domain, max_new_tokens)
+            pairs = _compare(servers, _prompts(per_domain), max_new_tokens)
             _report(console, pairs, drafter, device, json_file)
-            if stay:
-                _sweep(servers, given, drafter, port + 1)
+            summary = _sweep(servers, given, drafter, port + 1) if stay else None
+            _conclude(console, pairs, summary)
 
 
 class _Servers:
@@ -122,15 +124,18 @@ def resolve(
     console: Console, target: Path | None, drafter: Path | None, device: str
 ) -> tuple[Path, Path, str]:
     """Target, drafter and device with the defaults filled in; builds the demo target if needed."""
-    import torch
-
     from sglang_dspark.loadtest.workload import drafter_gamma
     from sglang_dspark.models.drafters import shipped_drafter_path
 
     drafter = drafter or shipped_drafter_path()
     drafter_gamma(drafter)  # fails here, before anything long begins, if this is no drafter
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    return target or demo_target(console), drafter, device or found
+    return target or demo_target(console), drafter, device or _device_here()
+
+
+def _device_here() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
 
 
 def hardware(device: str) -> str:
@@ -176,33 +181,53 @@ def launch(console: Console, spec: ServerSpec, run_dir: Path) -> ServerProcess:
     return server
 
 
-def _compare(servers: _Servers, per_domain: int, max_new_tokens: int) -> list[Pair]:
-    """The same prompts on both servers, one server at a time."""
+def _prompts(per_domain: int) -> list[EvalPrompt]:
     from sglang_dspark.evaluation.prompts import demo_prompts, limit_per_domain
+
+    return limit_per_domain(demo_prompts(), per_domain)
+
+
+def _compare(servers: _Servers, prompts: list[EvalPrompt], max_new_tokens: int) -> list[Pair]:
+    """The same prompts on both servers, one server at a time."""
+    from sglang_dspark.cli._demo_words import identical
     from sglang_dspark.loadtest.compare import Pair
 
-    prompts = limit_per_domain(demo_prompts(), per_domain)
-    ours, theirs = (_answers(servers, spec, prompts, max_new_tokens) for spec in servers.specs)
-    return [Pair(*row) for row in zip(prompts, ours, theirs, strict=True)]
+    dspark, plain = servers.specs
+    ours = _answers(servers, dspark, prompts, max_new_tokens)
+    theirs = _answers(servers, plain, prompts, max_new_tokens, ours)
+    pairs = [Pair(*row) for row in zip(prompts, ours, theirs, strict=True)]
+    servers.console.print(f"\n[bold]The plain server's answers: {identical(pairs)}[/]\n")
+    return pairs
 
 
 def _answers(
-    servers: _Servers, spec: ServerSpec, prompts: list[EvalPrompt], max_new_tokens: int
+    servers: _Servers,
+    spec: ServerSpec,
+    prompts: list[EvalPrompt],
+    max_new_tokens: int,
+    shown: Sequence[Completion] = (),
 ) -> list[Completion]:
-    """Launch, and ask all prompts one after the other with the answers shown."""
+    """Launch, and ask all prompts one after the other with the answers shown; those that are equal
+    to the other server's, `shown`, in a line each."""
     from sglang_dspark.cli._demo_view import answers, legend
+    from sglang_dspark.cli._demo_words import WORDS
 
     console = servers.console
     with servers.up(spec):
         if spec.name == "dspark":
-            console.print(legend(console), "\n")
+            for line in (legend(console), *WORDS, ""):
+                console.print(line, markup=False)
         label = f"{spec.name}: prompts"
         with answers(console, spec.model, label, len(prompts)) as view:
-            return asyncio.run(_ask_all(spec, prompts, max_new_tokens, view))
+            return asyncio.run(_ask_all(spec, prompts, max_new_tokens, view, shown))
 
 
 async def _ask_all(
-    spec: ServerSpec, prompts: list[EvalPrompt], max_new_tokens: int, view: AnswerView
+    spec: ServerSpec,
+    prompts: list[EvalPrompt],
+    max_new_tokens: int,
+    view: AnswerView,
+    shown: Sequence[Completion],
 ) -> list[Completion]:
     from sglang_dspark.loadtest.client import Sampling, SGLangClient
     from sglang_dspark.loadtest.workload import render
@@ -210,11 +235,11 @@ async def _ask_all(
     done: list[Completion] = []
     async with SGLangClient(spec.url) as client:
         await client.complete("Once upon a time", Sampling(max_new_tokens=8))  # warm-up, not shown
-        for prompt in prompts:
-            view.begin(f"[{prompt.id}] {prompt.turns[-1]}", spec.name == "dspark")
+        for index, prompt in enumerate(prompts):
+            view.begin(prompt, spec.name == "dspark")
             text = render(spec.model, prompt)
             answer = await client.complete(text, Sampling(max_new_tokens), view.chunk)
-            view.finish(answer)
+            view.finish(answer, shown[index] if shown else None)
             done.append(answer)
     return done
 
@@ -231,31 +256,55 @@ def _report(
     console.print(speed_table(pairs, gamma))
     console.print(acceptance_table(pairs, gamma))
     for line in remarks(pairs):
-        console.print(line)
+        console.print(line, markup=False)
     if json_file is not None:
         write_results(json_file, "demo", hardware(device), as_metrics(pairs, gamma))
         console.print(f"figures written to {json_file}")
 
 
-def _sweep_fits(console: Console, device: str) -> bool:
-    """Whether the short sweep can be made here; if not, the reason is said."""
-    from sglang_dspark.cli._demo_sweep import why_no_sweep
+def _announce(
+    console: Console,
+    target: Path | None,
+    device: str,
+    prompts: list[EvalPrompt],
+    tokens: int,
+    end_sweep: bool,
+) -> bool:
+    """Say what comes and how long; whether the sweep does. target: None for the demo's own."""
+    from sglang_dspark.cli._demo_sweep import sweep_extent, why_no_sweep
+    from sglang_dspark.cli._demo_words import forecast
+    from sglang_dspark.models.demo import demo_target_path
+    from sglang_dspark.models.source import GGUF_BYTES
 
-    why = why_no_sweep(device)
+    why = why_no_sweep(device) if end_sweep else ""
+    sweeps = end_sweep and not why
+    missing = target is None and not demo_target_path().is_dir()
+    extent = sweep_extent(target) if sweeps else None
+    build_mb = round(GGUF_BYTES / 1e6) if missing else 0
+    console.print(forecast(len(prompts), tokens, build_mb, extent), "\n", markup=False)
     if why:
         console.print(f"no sweep at the end: {why}\n", soft_wrap=True)
-    return not why
+    return sweeps
 
 
-def _sweep(servers: _Servers, target: Path | None, drafter: Path, port: int) -> None:
+def _sweep(servers: _Servers, target: Path | None, drafter: Path, port: int) -> Summary:
     """The short load test against MTP-1. target: None for the demo's own; port: of plain."""
-    from sglang_dspark.cli._demo_sweep import demo_config, sweep_and_report
+    from sglang_dspark.cli._demo_sweep import demo_config, measured, sweep_and_report
 
     config = demo_config(port, target, drafter)
-    loads = ", ".join(str(users) for users in config.concurrency)
-    what = f"A short load test of {', '.join(config.names)} with {loads} users"
-    servers.console.print(f"\n[bold]{what}[/]")
-    sweep_and_report(servers.console, config, servers.running, servers.run)
+    servers.console.print(f"\n[bold]A short load test of {measured(config)}[/]")
+    return sweep_and_report(servers.console, config, servers.running, servers.run)
+
+
+def _conclude(console: Console, pairs: list[Pair], summary: Summary | None) -> None:
+    """The run in one line."""
+    from rich.text import Text
+
+    from sglang_dspark.cli._demo_words import from_sweep, identical, in_short, one_user
+
+    found = (None, None) if summary is None else from_sweep(summary, "dspark", "plain")
+    line = in_short(one_user(pairs), identical(pairs), *found)
+    console.print(Text(f"\n{line}", style="bold"), soft_wrap=not console.is_terminal)
 
 
 def _serve(console: Console, spec: ServerSpec, run_dir: Path) -> None:

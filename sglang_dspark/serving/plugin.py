@@ -46,11 +46,14 @@ def _install() -> None:
     from sglang_dspark.patches import all_seams
     from sglang_dspark.serving import moe_config
     from sglang_dspark.serving.config import load_config
+    from sglang_dspark.serving.cpu import quiet
 
     load_config()
     moe_config.register()
     cpu_active = cpu_platform_active()
-    if not cpu_active:
+    if cpu_active:
+        quiet.install()
+    else:
         _require_some_platform()
     registry.install(all_seams(cpu=cpu_active), cpu_active=cpu_active)
     _verify_after_apply()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -77,7 +78,7 @@ def test_view_ends_with_the_exact_text(target: Path, terminal: bool) -> None:
     console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
     done = answer(target)
     with answers(console, target, "dspark: prompts", 1) as view:
-        view.begin("[chat-01] Hello?", speculates=True)
+        view.begin(EvalPrompt("chat-01", "chat", ("Hello?",)), speculates=True)
         for chunk in done.chunks:
             view.chunk(chunk)
         view.finish(done)
@@ -85,6 +86,24 @@ def test_view_ends_with_the_exact_text(target: Path, terminal: bool) -> None:
     assert "[chat-01] Hello?" in shown
     assert ("abcdefg" if terminal else "a«bc»de«fg»") in shown
     assert "7 tokens, 2.0 tokens/s, first after 1000 ms, tau 2.33" in shown
+
+
+@pytest.mark.parametrize("terminal", [True, False])
+def test_an_answer_that_is_there_already_is_only_named(target: Path, terminal: bool) -> None:
+    out = io.StringIO()
+    console = Console(file=out, force_terminal=terminal, width=80, color_system=None)
+    ours = answer(target)
+    other = Completion(steps(target, "a", "b", "c", "x"), 3, "length")
+    with answers(console, target, "plain: prompts", 2) as view:
+        for number, done in enumerate((replace(ours, spec=None), other)):
+            view.begin(EvalPrompt(f"chat-{number}", "chat", ("Hello?",)), speculates=False)
+            view.finish(done, ours)
+    shown = out.getvalue()
+    assert "[chat-0] identical; 7 tokens, 2.0 tokens/s, first after 1000 ms" in shown
+    assert "abcdefg" not in shown
+    assert "[chat-1] Hello?" in shown
+    assert "abcx" in shown
+    assert shown.count("identical") == 1
 
 
 def pairs(target: Path) -> list[Pair]:

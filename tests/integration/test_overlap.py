@@ -17,6 +17,7 @@ from tests.integration.test_greedy_equal import (
     logit_gap,
 )
 from tests.integration.test_penalties import SETTINGS
+from tests.integration.test_scheduling import await_counts, counts_at_rest
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
 
@@ -28,7 +29,7 @@ def overlapped(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Itera
     """The demo pair under the overlap loop."""
     config = pool.folder / "overlap.yaml"
     config.write_text("cpu: {overlap: true}\n")
-    arguments = ("--max-running-requests", "16", "--dspark-config", str(config))
+    arguments = ("--max-running-requests", "16", "--dspark-config", str(config), "--enable-metrics")
     yield pool.start("overlap", demo_target, *DSPARK_FLAGS, str(demo_drafter), *arguments)
     pool.stop("overlap")
 
@@ -58,3 +59,12 @@ def test_answers_are_the_plain_servers(
             gap = logit_gap(plain, prompt, a[:at], (a[at], b[at]))
             assert gap < NEAR_TIE, f"{prompt[:60]!r}: token {at} is {b[at]}, not {a[at]} ({gap})"
     assert "penalties by what is listed" not in overlapped.log
+
+
+def test_counters_at_rest_are_the_answers(overlapped: Served) -> None:
+    """A step that was on its way when the answer ended ran too; upstream leaves it out."""
+    for prompt in PROMPTS[:3]:
+        before = counts_at_rest(overlapped)
+        fields = {"max_new_tokens": 48, "sampling_params": {"ignore_eos": True}}
+        meta = overlapped.generate(prompt, **fields)["meta_info"]
+        await_counts(overlapped, before, meta, unread=1)

@@ -363,7 +363,7 @@ def test_what_is_no_sweep_is_refused(folder: Path, tmp_path: Path) -> None:
 def test_goodput_of_every_arm_is_shown(folder: Path, html: str) -> None:
     rows = set(re.findall(r"<tr><td>([^<]*)</td><td>([^<]*)</td><td>([^<]*)</td><td>", html))
     levels = read_summary(folder).slas
-    assert html.count("Goodput under the service level: ") == len(levels) > 0
+    assert html.count("<h3>Goodput under the service level: ") == len(levels) > 0
     for level in levels:
         for arm in level.arms:
             served = arm.kind != "infeasible"

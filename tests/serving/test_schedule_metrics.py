@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from sglang_dspark.serving.schedule.metrics import Collector, Finished, StepMetrics, reached
-from tests.serving.test_schedule_engine import GAMMA, World
+from tests.serving.test_schedule_engine import GAMMA, Request, World
 
 LABELS = {"model_name": "target", "tp_rank": "0"}
 
@@ -82,24 +82,51 @@ def test_gauges_follow_the_models(collector: Collector) -> None:
     assert value("calibration_error", position="1") > 0.05
 
 
+class Counting:
+    """Stands for the collector's two calls. taken: how many steps each hand-over had."""
+
+    def __init__(self) -> None:
+        self.taken: list[int] = []
+
+    def take(self, steps: list[Finished], gamma: int) -> None:
+        self.taken.append(len(steps))
+
+    def gauges(self, *models: object) -> None:
+        assert self.taken
+
+
 def test_a_flush_a_second() -> None:
     world = World()
-    taken: list[int] = []
-
-    class Counting:
-        """Stands for the collector's two calls."""
-
-        def take(self, steps: list[Finished], gamma: int) -> None:
-            taken.append(len(steps))
-
-        def gauges(self, *models: object) -> None:
-            assert taken
-
-    metrics = StepMetrics(world.planner, world.calibration, Counting())  # type: ignore[arg-type]
     (step,) = steps_of(world, 1)
+    counting = Counting()
+    metrics = StepMetrics(world.planner, world.calibration, counting)  # type: ignore[arg-type]
+    taken = counting.taken
     for now in np.arange(0, 2.55, 0.1):
         metrics.step(step.plan, step.lengths, step.accepted, 0.1)
         metrics.flush(float(now))
     assert taken[0] == 1
     assert len(taken) == 3
     assert sum(taken) <= 26
+
+
+@pytest.mark.parametrize("overlap", [False, True])
+def test_nothing_is_kept_back_when_the_last_request_has_ended(overlap: bool) -> None:
+    """Whatever the clock says; under the overlap loop one more step is in flight by then."""
+    world = World()
+    counting = Counting()
+    world.engine.metrics = StepMetrics(world.planner, world.calibration, counting)  # type: ignore[arg-type]
+    first, second = Request("a", [0] * 40), Request("b", [0] * 40)
+    for number in range(11):
+        world.step([1, 2], logit=3.0, seconds=1e-6)
+        second.finished_len = 40 if number > 8 else None
+        world.engine.processed([first, second], [1, 1], True)
+    assert sum(counting.taken) < 11  # one runs on: steps are kept
+    world.step([1], logit=3.0, seconds=1e-6)
+    first.finished_len = 40
+    if overlap:
+        world.step([1], logit=3.0, seconds=1e-6)
+        world.engine.processed([first], [1], True)
+    world.engine.processed([first], [1], True)
+    assert sum(counting.taken) == (13 if overlap else 12)
+    world.step([1], logit=3.0)  # and the next one is planned as ever
+    assert sum(counting.taken) == (13 if overlap else 12)

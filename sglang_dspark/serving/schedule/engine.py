@@ -3,6 +3,7 @@
     begin     the step's requests are known, nothing is drafted: plan (and close the step before)
     drafted   this step's confidence logits are known: admit, publish
     outcome   accepted drafts are known
+    processed tokens were handed out; where every request has ended, all that was kept is counted
     interrupted  something else than a decode step ran
 
 While a load is found to be better off without drafts, one step in `1 + REST` is planned and learned
@@ -168,6 +169,8 @@ class ScheduleEngine:
         delivered.emitted(speculated, len(accepted) + sum(accepted))
         if lost:
             delivered.lost(speculated, lost)
+        if len(ended) == len(reqs):
+            self._rest()
 
     def interrupted(self) -> None:
         """A prefill, or anything but a decode step, ran: the step before it has no time."""
@@ -208,6 +211,17 @@ class ScheduleEngine:
         if len(self._unlearned) >= BATCH or step.plan.mode is not Mode.SPECULATE:
             self._learn_all()
             self.metrics.flush(now)
+
+    def _rest(self) -> None:
+        """Every request of a step has ended: nothing may come for long, so nothing is kept back.
+
+        Under the overlap loop the step in flight, of the same requests, is handed out after this.
+        """
+        self._interrupted = True
+        if self._step is not None and self._step.accepted is not None:
+            self._finish(self._clock())
+        self._learn_all()
+        self.metrics.hand_over()
 
     def _learn_all(self) -> None:
         for step in self._unlearned:

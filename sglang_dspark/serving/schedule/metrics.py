@@ -1,7 +1,8 @@
 """`sglang:dspark_*` in /metrics: what the scheduler decided, and how right it was.
 
 Steps are kept as they are and handed to prometheus_client about once a second, because a
-step of some milliseconds has no time for a dozen locked counters. SGLang (0.5.23,
+step of some milliseconds has no time for a dozen locked counters, and when the last answer of a
+batch has ended, so that counters at rest are complete. SGLang (0.5.23,
 srt/observability/metrics_collector.py) sets PROMETHEUS_MULTIPROC_DIR before any collector is made,
 so prometheus_client is imported when the first one is.
 """
@@ -65,8 +66,13 @@ class StepMetrics:
 
     def flush(self, now: float) -> None:
         """Hand what was noted on, if the last time was about a second ago."""
-        if self._collector is not None and self._finished and now >= self._due:
+        if now >= self._due:
             self._due = now + FLUSH_SECONDS
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Hand what was noted on now."""
+        if self._collector is not None and self._finished:
             self._collector.take(self._finished, self._planner.gamma)
             self._collector.gauges(self._planner, self._calibration)
             self._finished = []

@@ -13,6 +13,10 @@ ROWS = "tests/serving_cpu/test_ragged_ops.py"
 COMMIT = ("tests/serving_cpu/test_ragged_commit.py",)
 SERVED = ("tests/integration/test_ragged_steps.py",)
 ENGINE_TESTS = "tests/serving/test_schedule_engine.py"
+REST = (
+    "tests/serving/test_schedule_metrics.py::"
+    "test_nothing_is_kept_back_when_the_last_request_has_ended"
+)
 CHOSEN = "hidden, slots, positions = hidden[chosen], slots[chosen], positions[chosen]"
 
 MUTANTS = (
@@ -372,5 +376,21 @@ MUTANTS = (
         old="ours = self._tenant[rows] == tenants",
         new="ours = self._tenant[rows] >= 0",
         tests=("tests/serving/test_speed_targets.py::test_a_row_does_not_inherit",),
+    ),
+    Mutant(
+        name="the last steps before rest are never counted",
+        area="engine",
+        file=ENGINE,
+        old="            self._rest()\n",
+        new="            pass\n",
+        tests=(REST,),
+    ),
+    Mutant(
+        name="steps learned in batches are left out at rest",
+        area="engine",
+        file=ENGINE,
+        old="        self._learn_all()\n        self.metrics.hand_over()",
+        new="        self.metrics.hand_over()",
+        tests=(REST,),
     ),
 )
