@@ -14,6 +14,13 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sglang_dspark.cli._models import (
+    DeviceOption,
+    ServedDrafterOption,
+    ServedTargetOption,
+    served_models,
+)
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -32,16 +39,9 @@ def demo(
     ] = 30000,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 64,
     per_domain: Annotated[int, typer.Option(min=1, help="Prompts of each domain.")] = 4,
-    target: Annotated[
-        Path | None,
-        typer.Option(help="Target directory. Default: the demo target, built if needed."),
-    ] = None,
-    drafter: Annotated[
-        Path | None, typer.Option(help="Drafter directory. Default: the shipped drafter.")
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu or cuda. Default: cuda where there is such a GPU.")
-    ] = "",
+    target: ServedTargetOption = "demo",
+    drafter: ServedDrafterOption = "shipped",
+    device: DeviceOption = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
@@ -65,17 +65,16 @@ def demo(
     for each in range(port, port + (1 if serve or not end_sweep else 3)):
         require_free_port("127.0.0.1", each)
     with says_when_stopped(), stop_on_signals():
-        given = target
-        target, drafter, device = resolve(console, target, drafter, device)
+        folder, draft, device = served_models(console, target, drafter, device)
         if serve:
-            _serve(console, dspark_server(target, drafter, port, device), run_directory())
+            _serve(console, dspark_server(folder, draft, port, device), run_directory())
             return
         stay = end_sweep and _sweep_fits(console, device)
-        with _Servers(console, target, drafter, device, port, stay) as servers:
+        with _Servers(console, folder, draft, device, port, stay) as servers:
             pairs = _compare(servers, per_domain, max_new_tokens)
-            _report(console, pairs, drafter, device, json_file)
+            _report(console, pairs, draft, device, json_file)
             if stay:
-                _sweep(servers, given, drafter, port + 1)
+                _sweep(servers, None if target == "demo" else folder, draft, port + 1)
 
 
 class _Servers:
@@ -118,21 +117,6 @@ class _Servers:
             server.stop()
 
 
-def resolve(
-    console: Console, target: Path | None, drafter: Path | None, device: str
-) -> tuple[Path, Path, str]:
-    """Target, drafter and device with the defaults filled in; builds the demo target if needed."""
-    import torch
-
-    from sglang_dspark.loadtest.workload import drafter_gamma
-    from sglang_dspark.models.drafters import shipped_drafter_path
-
-    drafter = drafter or shipped_drafter_path()
-    drafter_gamma(drafter)  # fails here, before anything long begins, if this is no drafter
-    found = "cuda" if torch.cuda.is_available() else "cpu"
-    return target or demo_target(console), drafter, device or found
-
-
 def hardware(device: str) -> str:
     """The machine's device in words, for a result file."""
     import torch
@@ -140,15 +124,6 @@ def hardware(device: str) -> str:
     from sglang_dspark.loadtest.machine import cpu_description
 
     return cpu_description() if device == "cpu" else torch.cuda.get_device_name()
-
-
-def demo_target(console: Console) -> Path:
-    """The demo target, built with a progress bar if needed."""
-    from sglang_dspark.cli._progress import stages
-    from sglang_dspark.models.demo import ensure_demo_target
-
-    with stages(console) as progress:
-        return ensure_demo_target(None, progress)
 
 
 def launch(console: Console, spec: ServerSpec, run_dir: Path) -> ServerProcess:

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sglang_dspark.cli._workload import (
+    DrafterOption,
+    TargetOption,
     counter,
     drafter_dir,
     open_tokenizer,
@@ -19,6 +21,7 @@ from sglang_dspark.cli._workload import (
     target_dir,
 )
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.models.resolve import model_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,12 +35,8 @@ TOP_K_ALL = 1 << 30
 
 def evaluate(
     context: typer.Context,
-    target: Annotated[
-        str, typer.Option(help="Target model directory, or `demo` for the demo target.")
-    ] = "demo",
-    drafter: Annotated[
-        str, typer.Option(help="Drafter directory, or `shipped` for the demo target's.")
-    ] = "shipped",
+    target: TargetOption = "demo",
+    drafter: DrafterOption = "shipped",
     prompts: Annotated[
         list[str] | None,
         typer.Option(
@@ -114,8 +113,8 @@ def _measure(
     outcome = _measure_engine(subject, settings, console)
     show_report(console, "reference engine", outcome.report)
     document: dict[str, Any] = {
-        "target": subject.target.name,
-        "drafter": subject.drafter.name,
+        "target": model_name(subject.target),
+        "drafter": model_name(subject.drafter),
         "settings": _settings_json(settings, outcome.gamma),
         "engine": outcome.metrics,
     }

@@ -77,16 +77,25 @@ def drafter(config: ConfigOption) -> None:
 
 
 def _load(config: Path, strict: bool = False) -> RunConfig:
-    """The config, with `target: demo` as the demo target's directory."""
-    from sglang_dspark.models.demo import ensure_demo_target
+    """The config with the target's folder in place of its name."""
+    from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.training.config import load_config
 
     cfg = load_config(config)
     changes: dict[str, object] = {"strict": True} if strict else {}
-    if str(cfg.data.target) == "demo":
-        with stages(Console(stderr=True)) as show:
-            changes["target"] = ensure_demo_target(progress=show)
+    changes["target"] = target_dir(str(cfg.data.target), Console(stderr=True))
     return cfg.model_copy(update={"data": cfg.data.model_copy(update=changes)})
+
+
+def _started(cfg: RunConfig) -> RunConfig:
+    """The config with the folder of the drafter to start from, if it names one."""
+    from sglang_dspark.models.drafters import find_drafter
+
+    start = getattr(cfg.drafter, "start_from", None)
+    if start is None:
+        return cfg
+    shape = cfg.drafter.model_copy(update={"start_from": find_drafter(start)})
+    return cfg.model_copy(update={"drafter": shape})
 
 
 def _open_target(cfg: RunConfig, layer_ids: tuple[int, ...]) -> TargetModel:
@@ -149,6 +158,7 @@ def _train(cfg: RunConfig) -> None:
     from sglang_dspark.training.journal import Journal
     from sglang_dspark.training.setup import prepare
 
+    cfg = _started(cfg)
     world = World.join(cfg.schedule.device)
     trainer, note = prepare(cfg, world=world, commit=commit())
     if not world.leads:
