@@ -206,6 +206,7 @@ def replace_text(path: Path, text: str, what: str) -> None:
 
     Raises DSparkError when it cannot be written; nothing of it is left then.
     """
+    require_file_or_nothing(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -215,6 +216,13 @@ def replace_text(path: Path, text: str, what: str) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise DSparkError(f"cannot write {what} to {path}: {fault(error)}") from error
+
+
+def require_file_or_nothing(path: Path) -> None:
+    """DSparkError where a folder, device or pipe stands: renaming a file over it would replace it,
+    /dev/null too for those who may."""
+    if path.exists() and not path.is_file():
+        raise DSparkError(f"{path} is no file that can be replaced; name another one")
 
 
 def _text(path: Path, most: int) -> str:

@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
+from contextlib import suppress
+from typing import Any, NoReturn
 
 import typer
+from typer.core import TyperGroup
 
 from sglang_dspark.cli import (
     analyses,
@@ -20,8 +25,21 @@ from sglang_dspark.cli import (
 )
 from sglang_dspark.errors import DSparkError
 
+
+class _Commands(TyperGroup):
+    """Typer ends at Ctrl-C without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("\ndspark: stopped", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="dspark",
+    cls=_Commands,
     help="DSpark speculative decoding for SGLang.",
     no_args_is_help=True,
     add_completion=False,
@@ -40,15 +58,36 @@ app.command("demo")(demo.demo)
 
 
 def main() -> None:
-    """Run the command line; a `DSparkError` is one line on stderr and exit status 1."""
+    """Run the command line. What is not a bug is one line on stderr, never a traceback.
+
+    Exit status 1: a `DSparkError`, a full disk, or output that nobody reads any more (then without
+    a line, as `| head` asked for it); 2: usage; 130: Ctrl-C.
+    """
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a failure can be told, not when Python ends
     except DSparkError as error:
-        print(f"dspark: {error}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("dspark: stopped", file=sys.stderr)
-        sys.exit(130)
+        _end(str(error), 1)
+    except BrokenPipeError:
+        _end("", 1)
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = error.filename or "the output"
+        _end(f"cannot write {where}: {error.strerror}; free some disk, then run it again", 1)
+
+
+def _end(line: str, status: int) -> NoReturn:
+    """Say the line and end; what stdout still holds is dropped, since it may be what failed."""
+    with suppress(OSError):
+        sys.stdout.flush()
+    with suppress(OSError):
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        if line:
+            print(f"dspark: {line}", file=sys.stderr, flush=True)
+    sys.exit(status)
 
 
 if __name__ == "__main__":
