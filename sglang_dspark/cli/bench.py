@@ -41,7 +41,7 @@ def bench() -> None:
 @app.command()
 def serve(
     concurrency: Annotated[str, typer.Option(help="Users at once, comma-separated.")] = "1,4,8",
-    repeats: Annotated[int, typer.Option(help="Paired repeats of each concurrency.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Paired repeats of each concurrency.")] = 3,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 96,
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("results/serve_cpu.json"),
     port: Annotated[int, typer.Option(help="First of two ports.")] = 30000,

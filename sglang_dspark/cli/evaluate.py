@@ -53,7 +53,9 @@ def evaluate(
     top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Most likely tokens kept; default all.")] = TOP_K_ALL,
     min_p: Annotated[float, typer.Option(help="Cut relative to the likeliest token.")] = 0.0,
-    gamma: Annotated[int | None, typer.Option(help="Block size, default the trained one.")] = None,
+    gamma: Annotated[
+        int | None, typer.Option(min=1, help="Block size, default the trained one.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the engine's random numbers.")] = 0,
     server: Annotated[
@@ -92,6 +94,7 @@ def evaluate(
         gamma=gamma,
         seed=seed,
     )
+    _require_gamma(drafter_dir(drafter), gamma)
     subject = _open(target, drafter, prompts, prompt_field, limit, console)
     if serve:
         _require_dspark(subject.drafter)
@@ -141,6 +144,21 @@ def _require_dspark(drafter: Path) -> None:
         raise DSparkError(
             f"--serve starts a DSPARK server, {drafter} is a drafter of kind {kind}: start its "
             "server yourself and give --server URL"
+        )
+
+
+def _require_gamma(drafter: Path, gamma: int | None) -> None:
+    """Before the target is loaded, for the kinds whose block is trained whole."""
+    from sglang_dspark.drafter.config import DrafterConfig
+    from sglang_dspark.evaluation.proposer import drafter_kind
+
+    if drafter_kind(drafter) != "dspark" or gamma is None:
+        return
+    trained = DrafterConfig.from_dir(drafter).gamma
+    if gamma > trained:
+        raise DSparkError(
+            f"--gamma {gamma} exceeds the block of {trained} that {drafter} was trained for; name "
+            f"1..{trained}, or leave it out"
         )
 
 

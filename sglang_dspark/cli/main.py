@@ -5,8 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sys
-from contextlib import suppress
-from typing import Any, NoReturn
+from typing import Any
 
 import typer
 from typer.core import TyperGroup
@@ -69,25 +68,21 @@ def main() -> None:
         finally:
             sys.stdout.flush()  # here, where a failure can be told, not when Python ends
     except DSparkError as error:
-        _end(str(error), 1)
+        print(f"dspark: {error}", file=sys.stderr)
     except BrokenPipeError:
-        _end("", 1)
+        _drop_output()
     except OSError as error:
         if error.errno not in (errno.ENOSPC, errno.EDQUOT):
             raise
         where = error.filename or "the output"
-        _end(f"cannot write {where}: {error.strerror}; free some disk, then run it again", 1)
+        print(f"dspark: cannot write {where}: {error.strerror}; free some disk", file=sys.stderr)
+        _drop_output()
+    sys.exit(1)
 
 
-def _end(line: str, status: int) -> NoReturn:
-    """Say the line and end; what stdout still holds is dropped, since it may be what failed."""
-    with suppress(OSError):
-        sys.stdout.flush()
-    with suppress(OSError):
-        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
-        if line:
-            print(f"dspark: {line}", file=sys.stderr, flush=True)
-    sys.exit(status)
+def _drop_output() -> None:
+    """What stdout still holds would fail once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

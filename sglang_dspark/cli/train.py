@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from sglang_dspark.cli._progress import stages
+from sglang_dspark.errors import DSparkError
 
 if TYPE_CHECKING:
     from sglang_dspark.evaluation.target import TargetModel
@@ -54,7 +55,7 @@ def train(
 
 
 @app.command()
-def prompts(config: ConfigOption, count: Annotated[int | None, typer.Option()] = None) -> None:
+def prompts(config: ConfigOption, count: Annotated[int | None, typer.Option(min=1)] = None) -> None:
     """Let the target write `count` user prompts into the config's `self_prompts` file."""
     cfg = _load(config)
     _write_prompts(cfg, count or cfg.data.self_prompt_count)
@@ -63,7 +64,7 @@ def prompts(config: ConfigOption, count: Annotated[int | None, typer.Option()] =
 @app.command()
 def data(
     config: ConfigOption,
-    minutes: Annotated[float, typer.Option()] = 1e9,
+    minutes: Annotated[float, typer.Option(min=0)] = 1e9,
     strict: StrictOption = False,
 ) -> None:
     """Let the target answer the prompts; keep tokens and hidden states. Resumable."""
@@ -83,7 +84,10 @@ def _load(config: Path, strict: bool = False) -> RunConfig:
 
     cfg = load_config(config)
     changes: dict[str, object] = {"strict": True} if strict else {}
-    changes["target"] = target_dir(str(cfg.data.target), Console(stderr=True))
+    try:
+        changes["target"] = target_dir(str(cfg.data.target), Console(stderr=True))
+    except DSparkError as error:
+        raise DSparkError(f"{config}: data.target: {error}") from None
     return cfg.model_copy(update={"data": cfg.data.model_copy(update=changes)})
 
 
@@ -94,7 +98,10 @@ def _started(cfg: RunConfig) -> RunConfig:
     start = getattr(cfg.drafter, "start_from", None)
     if start is None:
         return cfg
-    shape = cfg.drafter.model_copy(update={"start_from": find_drafter(start)})
+    try:
+        shape = cfg.drafter.model_copy(update={"start_from": find_drafter(start)})
+    except DSparkError as error:
+        raise DSparkError(f"drafter.start_from: {error}") from None
     return cfg.model_copy(update={"drafter": shape})
 
 

@@ -48,8 +48,8 @@ def plain_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     for field, value, ok, known in _demands(raw, shape):
         if not ok:
             raise DSparkError(
-                f"{file}: {field} is {brief(repr(value), 60)}, which is not read; of the "
-                f"Speculators layout {known}: name another drafter"
+                f"{file}: {field} is {brief(repr(value), 60)}; of the Speculators layout only "
+                f"{known} read: name another drafter"
             )
     features = raw[_FEATURES]
     return {

@@ -136,7 +136,8 @@ def read_config(path: Path) -> dict[str, Any]:
     if speculators.MARK in config:
         raise DSparkError(
             f"drafter {path} has the layout of Speculators ({speculators.MARK} in config.json), "
-            f"which SGLang does not read; write one that it reads: dspark models convert {path}"
+            f"which SGLang does not read; write one that it reads: dspark models convert {path} "
+            "--target TARGET --out FOLDER"
         )
     return config
 

@@ -132,7 +132,7 @@ def test_a_shape_left_out_is_the_default(tmp_path: Path) -> None:
 )
 def test_what_is_not_read_is_named(tmp_path: Path, field: str, value: Any) -> None:
     message = refused(tmp_path / "d", **{field: value})
-    assert f"{field} is {value!r}, which is not read" in message
+    assert f"{field} is {value!r}; of the Speculators layout only" in message
 
 
 def test_layers_that_are_not_computed_are_named(tmp_path: Path) -> None:
@@ -146,5 +146,7 @@ def test_layers_that_are_not_computed_are_named(tmp_path: Path) -> None:
 
 def test_a_server_says_what_to_do_with_it(tmp_path: Path) -> None:
     path = written(tmp_path / "d", tiny_drafter())
-    with pytest.raises(DSparkError, match=rf"layout of Speculators .*dspark models convert {path}"):
+    with pytest.raises(
+        DSparkError, match=rf"layout of Speculators .*dspark models convert {path} --target"
+    ):
         validate_drafter(path, Target("t", 32, 61, 4))
