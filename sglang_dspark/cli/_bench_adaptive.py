@@ -138,13 +138,16 @@ def _publish(
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:
-    """The whole numbers of a comma-separated option. Raises DSparkError, naming it, otherwise."""
+    """The numbers from 1 of a comma-separated option. Raises DSparkError, naming it, otherwise."""
     from sglang_dspark.errors import DSparkError
 
     try:
-        return tuple(int(part) for part in text.split(","))
+        found = tuple(int(part) for part in text.split(","))
     except ValueError:
-        raise DSparkError(f"{option} {text!r} is not a list of numbers such as 1,4,8") from None
+        found = ()
+    if not found or min(found) < 1:
+        raise DSparkError(f"{option} {text!r} is not a list of numbers from 1, such as 1,4,8")
+    return found
 
 
 def _gammas(text: str, block: int, quick: bool) -> tuple[int, ...]:
