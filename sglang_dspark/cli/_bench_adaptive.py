@@ -62,7 +62,7 @@ def adaptive(
     from sglang_dspark.loadtest.workload import drafter_gamma
 
     console = Console(stderr=True, highlight=False)
-    users = numbers(concurrency or (QUICK_USERS if quick else FULL_USERS), "--concurrency")
+    users = users_of(concurrency or (QUICK_USERS if quick else FULL_USERS))
     require_clean(out)
     folder, draft, device = served_models(console, target, drafter, device)
     fixed = _gammas(gammas, drafter_gamma(draft), quick)
@@ -137,17 +137,24 @@ def _publish(
     console.print(f"written to {out} and {picture}")
 
 
+def users_of(text: str) -> tuple[int, ...]:
+    """The numbers of users that --concurrency names. Raises DSparkError when one is below 1."""
+    from sglang_dspark.errors import DSparkError
+
+    users = numbers(text, "--concurrency")
+    if min(users) < 1:
+        raise DSparkError(f"--concurrency {text!r}: at least one user is needed; write 1,4,8")
+    return users
+
+
 def numbers(text: str, option: str) -> tuple[int, ...]:
-    """The numbers from 1 of a comma-separated option. Raises DSparkError, naming it, otherwise."""
+    """The whole numbers of a comma-separated option. Raises DSparkError, naming it, otherwise."""
     from sglang_dspark.errors import DSparkError
 
     try:
-        found = tuple(int(part) for part in text.split(","))
+        return tuple(int(part) for part in text.split(","))
     except ValueError:
-        found = ()
-    if not found or min(found) < 1:
-        raise DSparkError(f"{option} {text!r} is not a list of numbers from 1, such as 1,4,8")
-    return found
+        raise DSparkError(f"{option} {text!r} is not a list of numbers such as 1,4,8") from None
 
 
 def _gammas(text: str, block: int, quick: bool) -> tuple[int, ...]:

@@ -64,7 +64,7 @@ def serve(
     from sglang_dspark.ports import require_free_port
 
     console = Console(stderr=True, highlight=False)
-    users = _bench_adaptive.numbers(concurrency, "--concurrency")
+    users = _bench_adaptive.users_of(concurrency)
     require_clean(out)
     for each in (port, port + 1):
         require_free_port("127.0.0.1", each)
