@@ -6,6 +6,7 @@ A package that cannot be imported is a case of test_doctor.py.
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import sys
 from pathlib import Path
@@ -141,8 +142,16 @@ CASES: dict[str, tuple[str, int, str]] = {
         1,
         "cannot write the drafter to FILES/text.yaml/o (Not a directory)",
     ),
-    "results into a folder": ("eval --json FILES/folder", 1, "FILES/folder is no file that can be"),
-    "results into a device": ("eval --json /dev/null", 1, "/dev/null is no file that can be"),
+    "results into a folder": (
+        "eval --json FILES/folder --target /nope",
+        1,
+        "FILES/folder is no file that can be replaced",
+    ),
+    "results into a pipe": (
+        "eval --json FILES/pipe --target /nope",
+        1,
+        "FILES/pipe is no file that can be replaced",
+    ),
     "no such port": ("demo --port 70000", 1, "cannot listen on 127.0.0.1:70000 (no such port)"),
     "zero prompts": ("eval --limit 0", 2, USAGE),
     "negative batch": ("eval --batch -1", 2, USAGE),
@@ -191,6 +200,7 @@ def _texts(folder: Path) -> None:
     sweep = f"arms_folder: {ROOT}/configs/serve\n{SWEEP.read_text()}"
     sweep = _changed(sweep, "\ntarget: demo", f"\ntarget: {folder}/target")
     (folder / "folder").mkdir()
+    os.mkfifo(folder / "pipe")
     (folder / "binary.yaml").write_bytes(bytes(range(128, 256)))
     row = json.dumps({"turns": ["1 + 1?"]})
     for name, text in {
