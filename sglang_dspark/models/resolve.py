@@ -36,7 +36,7 @@ def resolve(name_or_path: str | Path) -> Path:
     if path.exists():
         raise DSparkError(f"{given} is a file; name the model's folder, or a Hugging Face id")
     found = _ID.fullmatch(given)
-    if found is None or given.startswith(("/", ".", "~")) or given.endswith("/"):
+    if found is None:
         raise DSparkError(
             f"no model at {given}: there is no such folder; name one with config.json, or a "
             "Hugging Face id as OWNER/NAME"

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import subprocess
@@ -32,16 +33,34 @@ def test_a_full_disk_is_one_line(arguments: list[str]) -> None:
     assert done.stderr == said
 
 
-@pytest.mark.parametrize("arguments", [["--help"], ["models", "--help"], ["train"]])
-def test_a_reader_that_has_gone_is_no_traceback(arguments: list[str]) -> None:
+def unread(*arguments: str) -> subprocess.CompletedProcess[str]:
+    """The command, with a stdout whose reader has gone."""
     read, write = os.pipe()
     os.close(read)
-    done = subprocess.run(
-        [*COMMAND, *arguments], stdout=write, stderr=subprocess.PIPE, text=True, timeout=600
-    )
-    os.close(write)
-    assert done.returncode == 1
-    assert done.stderr == ""
+    try:
+        return subprocess.run(
+            [*COMMAND, *arguments], stdout=write, stderr=subprocess.PIPE, text=True, timeout=600
+        )
+    finally:
+        os.close(write)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["models", "--help"], ["train"]])
+def test_help_that_nobody_reads_is_no_traceback(arguments: list[str]) -> None:
+    done = unread(*arguments)
+    assert (done.returncode, done.stderr) == (1, "")
+
+
+def test_a_result_that_nobody_reads_is_no_traceback(tmp_path: Path) -> None:
+    """It is printed into a buffer, which fails when the command ends."""
+    save_drafter(tiny_drafter(), tmp_path / "drafter")
+    sizes = {"hidden_size": 32, "vocab_size": 61, "num_hidden_layers": 4}
+    (tmp_path / "target").mkdir()
+    (tmp_path / "target" / "config.json").write_text(json.dumps(sizes))
+    places = [str(tmp_path / name) for name in ("drafter", "target", "out")]
+    done = unread("models", "convert", places[0], "--target", places[1], "--out", places[2])
+    assert (done.returncode, done.stderr) == (1, "")
+    assert (tmp_path / "out" / "config.json").is_file()
 
 
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:

@@ -36,8 +36,8 @@ MUTANTS = (
     _mutant(
         "a missing folder is asked for on the hub",
         RESOLVE,
-        'given.startswith(("/", ".", "~"))',
-        'given.startswith("/")',
+        "(?P<name>[A-Za-z0-9]",
+        "(?P<name>[A-Za-z0-9.]",
         f"{BY_NAME}::test_what_looks_like_a_path_is_a_missing_folder",
     ),
     _mutant(
@@ -101,7 +101,7 @@ MUTANTS = (
         MAIN,
         "    except BrokenPipeError:\n        _drop_output()\n",
         "    except BrokenPipeError:\n        raise\n",
-        f"{ENDINGS}::test_a_reader_that_has_gone_is_no_traceback",
+        f"{ENDINGS}::test_a_result_that_nobody_reads_is_no_traceback",
     ),
     _mutant(
         "Ctrl-C ends without a word",
