@@ -37,9 +37,15 @@ def unread(*arguments: str) -> subprocess.CompletedProcess[str]:
     """The command, with a stdout whose reader has gone."""
     read, write = os.pipe()
     os.close(read)
+    buffered = {**os.environ, "PYTHONUNBUFFERED": ""}
     try:
         return subprocess.run(
-            [*COMMAND, *arguments], stdout=write, stderr=subprocess.PIPE, text=True, timeout=600
+            [*COMMAND, *arguments],
+            stdout=write,
+            stderr=subprocess.PIPE,
+            text=True,
+            timeout=600,
+            env=buffered,
         )
     finally:
         os.close(write)
