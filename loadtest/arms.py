@@ -101,7 +101,7 @@ def load_arm(path: Path) -> Arm:
     try:
         return Arm.model_validate({"name": path.stem, **values})
     except ValidationError as error:
-        raise DSparkError(f"{path}: {wrong_fields(error)}") from None
+        raise DSparkError(f"{path}: {wrong_fields(error, Arm)}") from None
 
 
 def find_arms(names: Sequence[str], folder: Path) -> list[Arm]:

@@ -14,6 +14,7 @@ from typing import Any
 
 from sglang_dspark import __version__
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import require_file_or_nothing
 from sglang_dspark.loadtest.machine import with_speed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -56,12 +57,15 @@ def write_document(path: Path, document: Mapping[str, Any]) -> None:
 
 
 def require_clean(path: Path | None) -> None:
-    """Raise DSparkError where `path` would be a published result of code that no commit holds.
+    """Raise DSparkError where `path` would be a published result of code that no commit holds, and
+    where something other than a file stands.
 
-    Called before a long measurement too, so that it is not made in vain. None, and any place
-    outside the checkout's `results/`, is always allowed.
+    Called before a long measurement too, so that it is not made in vain. None is always allowed.
     """
-    if path is None or not path.resolve().is_relative_to(ROOT / "results"):
+    if path is None:
+        return
+    require_file_or_nothing(path)
+    if not path.resolve().is_relative_to(ROOT / "results"):
         return
     changed = _changes() if (ROOT / ".git").exists() else []
     if changed:

@@ -177,7 +177,7 @@ def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:
     try:
         config = SweepConfig.model_validate({"name": path.stem, **values})
     except ValidationError as error:
-        raise DSparkError(f"{path}: {wrong_fields(error)}") from None
+        raise DSparkError(f"{path}: {wrong_fields(error, SweepConfig)}") from None
     folder = path.parent / config.arms_folder  # an absolute one stays what it is
     return config.model_copy(update={"arms_folder": folder})
 

@@ -24,7 +24,7 @@ from sglang_dspark.loadtest.results import commit
 from sglang_dspark.loadtest.run_dir import ArmRecord, Pilot, RunInfo, Table
 from sglang_dspark.loadtest.sweep_config import SweepConfig
 from sglang_dspark.loadtest.workload import drafter_gamma
-from sglang_dspark.models.drafters import shipped_drafter_path
+from sglang_dspark.models.drafters import find_drafter
 from sglang_dspark.ports import require_free_port
 
 _PACKAGES = ("sglang-dspark", "sglang", "torch", "transformers", "locust")
@@ -45,13 +45,11 @@ def require_ports(config: SweepConfig, arms: Sequence[Arm]) -> None:
 
 
 def drafter_folders(config: SweepConfig, arms: Sequence[Arm]) -> dict[str, Path]:
-    """Folders of the drafters that the arms take: a folder as it is, else a shipped name."""
+    """Folders of the drafters that the arms take, see `models.drafters.find_drafter`."""
     used = {arm.drafter for arm in arms if arm.drafter is not None and arm.name not in config.urls}
-    found: dict[str, Path] = {}
-    for kind in sorted(used & config.drafters.keys()):
-        path = Path(config.drafters[kind]).expanduser()
-        found[kind] = path if path.is_dir() else shipped_drafter_path(str(path))
-    return found
+    return {
+        kind: find_drafter(config.drafters[kind]) for kind in sorted(used & set(config.drafters))
+    }
 
 
 def gamma_of(arm: Arm, drafters: Mapping[str, Path]) -> int:

@@ -14,15 +14,17 @@ import os
 from collections import Counter
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
+from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
 
 import yaml
 
 from sglang_dspark.errors import DSparkError
 
 if TYPE_CHECKING:
-    from pydantic import ValidationError
+    from pydantic import BaseModel, ValidationError
+    from pydantic_core import ErrorDetails
 
 MOST_BYTES = 16 << 20  # of a table or a configuration
 MOST_RECORDED = 1 << 30  # of what a run recorded, request by request
@@ -59,15 +61,72 @@ def fault(error: Exception) -> str:
         return f"nested deeper than {MOST_DEPTH}"
     if isinstance(error, yaml.MarkedYAMLError) and (mark := error.problem_mark) is not None:
         return brief(f"{error.problem}, line {mark.line + 1}, column {mark.column + 1}")
+    if isinstance(error, yaml.reader.ReaderError):  # its own text names "<unicode string>"
+        return brief(f"a character that YAML does not allow, U+{error.character:04X}")
+    if isinstance(error, UnicodeDecodeError):
+        return f"no text in UTF-8: byte {error.start + 1} is 0x{error.object[error.start]:02x}"
     if isinstance(error, KeyError):
         return brief(f"no {error}")
     return brief(error) or type(error).__name__
 
 
-def wrong_fields(error: ValidationError) -> str:
-    """The fields that a pydantic model refused and why, briefly, the first ones first."""
-    wrong = (f"{'.'.join(map(str, e['loc']))}: {e['msg']}" for e in error.errors()[:20])
-    return brief("; ".join(wrong), 2 * MOST_QUOTED)
+def wrong_fields(error: ValidationError, model: type[BaseModel] | None = None) -> str:
+    """The fields that a pydantic model refused and why, briefly, the first ones first.
+
+    model: what was validated; then an unknown field comes with the known one that is nearest, and
+    the names of alternatives, which no file contains, are left out of the path.
+    """
+    return brief("; ".join(_wrong_field(e, model) for e in error.errors()[:20]), 2 * MOST_QUOTED)
+
+
+def _wrong_field(error: ErrorDetails, model: type[BaseModel] | None) -> str:
+    location, known = _known_beside(error["loc"], model)
+    found, says = error["input"], error["msg"].removeprefix("Value error, ")
+    if not location and error["type"] in ("model_type", "model_attributes_type", "dict_type"):
+        what = {type(None): "nothing", str: "plain text", list: "a list"}.get(
+            type(found), "a number"
+        )
+        return f"a mapping of fields is wanted, one `name: value` a line; found {what}"
+    if error["type"] == "extra_forbidden":
+        near = get_close_matches(str(location[-1]), known, 1)
+        says = f"no such field{f'; did you mean {near[0]}?' if near else ''}"
+    elif error["type"] != "missing" and isinstance(found, str | int | float | None):
+        says += f", found {brief(repr(found), 40)}"
+    return f"{'.'.join(map(str, location))}: {says}" if location else says
+
+
+def _known_beside(
+    location: tuple[str | int, ...], model: type[BaseModel] | None
+) -> tuple[tuple[str | int, ...], list[str]]:
+    """The path as it stands in the file, and the fields that are known where it ends.
+
+    Pydantic puts the tag of a union's member, the value of its field `kind`, into the path.
+    """
+    if model is None:
+        return location, []
+    here, path = [model], []
+    for step in location[:-1]:
+        tagged = [m for m in here if step in _kinds(m)]
+        if len(here) > 1 and tagged:
+            here = tagged
+            continue
+        path.append(step)
+        if isinstance(step, str):
+            fields = [m.model_fields[step].annotation for m in here if step in m.model_fields]
+            here = [m for each in fields for m in _models_in(each)] or here
+    return (*path, *location[-1:]), [name for m in here for name in m.model_fields]
+
+
+def _kinds(model: type[BaseModel]) -> tuple[object, ...]:
+    kind = model.model_fields.get("kind")
+    return get_args(kind.annotation) if kind and get_origin(kind.annotation) is Literal else ()
+
+
+def _models_in(annotation: object) -> list[type[BaseModel]]:
+    """Pydantic models that a field's type consists of."""
+    if hasattr(annotation, "model_fields"):
+        return [annotation]  # type: ignore[list-item]
+    return [model for each in get_args(annotation) for model in _models_in(each)]
 
 
 @contextmanager
@@ -147,6 +206,7 @@ def replace_text(path: Path, text: str, what: str) -> None:
 
     Raises DSparkError when it cannot be written; nothing of it is left then.
     """
+    require_file_or_nothing(path)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -156,6 +216,13 @@ def replace_text(path: Path, text: str, what: str) -> None:
         with suppress(OSError):
             temporary.unlink()
         raise DSparkError(f"cannot write {what} to {path}: {fault(error)}") from error
+
+
+def require_file_or_nothing(path: Path) -> None:
+    """DSparkError where a folder, device or pipe stands: renaming a file over it would replace it,
+    /dev/null too for those who may."""
+    if path.exists() and not path.is_file():
+        raise DSparkError(f"{path} is no file that can be replaced; name another one")
 
 
 def _text(path: Path, most: int) -> str:

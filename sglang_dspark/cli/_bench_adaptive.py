@@ -8,6 +8,13 @@ from typing import TYPE_CHECKING, Annotated, Any, NamedTuple
 
 import typer
 
+from sglang_dspark.cli._models import (
+    DeviceOption,
+    ServedDrafterOption,
+    ServedTargetOption,
+    served_models,
+)
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -41,35 +48,35 @@ def adaptive(
         Path | None, typer.Option(help="Journal of a run that was cut off, to go on with.")
     ] = None,
     port: Annotated[int, typer.Option(help="First port; each server takes the next.")] = 30000,
-    target: Annotated[Path | None, typer.Option(help="Default: the demo target.")] = None,
-    drafter: Annotated[Path | None, typer.Option(help="Default: the shipped drafter.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda. Default: what there is.")] = "",
+    target: ServedTargetOption = "demo",
+    drafter: ServedDrafterOption = "shipped",
+    device: DeviceOption = "",
 ) -> None:
     """Throughput of plain decoding, every fixed gamma and the scheduler at each concurrency."""
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
-    from sglang_dspark.cli.demo import resolve
     from sglang_dspark.loadtest.adaptive import Journal
     from sglang_dspark.loadtest.results import require_clean
     from sglang_dspark.loadtest.server import run_directory, stop_on_signals
     from sglang_dspark.loadtest.workload import drafter_gamma
 
     console = Console(stderr=True, highlight=False)
-    users = numbers(concurrency or (QUICK_USERS if quick else FULL_USERS), "--concurrency")
+    users = users_of(concurrency or (QUICK_USERS if quick else FULL_USERS))
     require_clean(out)
-    target, drafter, device = resolve(console, target, drafter, device)
-    fixed = _gammas(gammas, drafter_gamma(drafter), quick)
+    folder, draft, device = served_models(console, target, drafter, device)
+    fixed = _gammas(gammas, drafter_gamma(draft), quick)
     run_dir = run_directory()
-    specs = _specs(_Served(target, drafter, device), fixed, max(users), port, run_dir)
+    served = _Served(folder, draft, device)
+    specs = _specs(served, fixed, max(users), port, run_dir)
     names = tuple(spec.name for spec in specs)
     trials = trials or (QUICK_TRIALS if quick else TRIALS)
-    plan = _plan(target, users, names, trials, mean_tokens, requests)
+    plan = _plan(folder, users, names, trials, mean_tokens, requests)
     journal = Journal(resume or run_dir / "adaptive.jsonl", plan)
     with says_when_stopped(), stop_on_signals():
         _measure(console, specs, plan, journal, run_dir)
     picture = figure or out.parent / "figures" / f"{out.stem}.png"
-    _publish(console, _Served(target, drafter, device), plan, journal, quick, out, picture)
+    _publish(console, served, plan, journal, quick, out, picture)
 
 
 class _Served(NamedTuple):
@@ -128,6 +135,16 @@ def _publish(
     draw(metrics, picture)
     _show(console, metrics)
     console.print(f"written to {out} and {picture}")
+
+
+def users_of(text: str) -> tuple[int, ...]:
+    """The numbers of users that --concurrency names. Raises DSparkError when one is below 1."""
+    from sglang_dspark.errors import DSparkError
+
+    users = numbers(text, "--concurrency")
+    if min(users) < 1:
+        raise DSparkError(f"--concurrency {text!r}: at least one user is needed; write 1,4,8")
+    return users
 
 
 def numbers(text: str, option: str) -> tuple[int, ...]:

@@ -10,6 +10,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.models.drafters import find_drafter, shipped_drafter_path
+from sglang_dspark.models.resolve import model_name, resolve
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -20,7 +22,18 @@ if TYPE_CHECKING:
     from sglang_dspark.evaluation.traces import Trace
 
 TargetOption = Annotated[
-    str, typer.Option(help="Target model directory, or `demo` for the demo target.")
+    str,
+    typer.Option(
+        help="Target: a folder, a Hugging Face id as OWNER/NAME[@REVISION], or `demo` for the demo "
+        "target."
+    ),
+]
+DrafterOption = Annotated[
+    str,
+    typer.Option(
+        help="Drafter: a folder, a Hugging Face id as OWNER/NAME[@REVISION], or `shipped` for the "
+        "demo target's."
+    ),
 ]
 PromptsOption = Annotated[
     list[str] | None,
@@ -38,8 +51,8 @@ DraftersOption = Annotated[
     list[str],
     typer.Option(
         "--drafter",
-        help="LABEL=PATH[@GAMMA]; PATH is a drafter directory, `shipped`, or a trace of `dspark "
-        "eval record`. Repeat for several.",
+        help="LABEL=PATH[@GAMMA]; PATH is a drafter's folder, its Hugging Face id, `shipped`, or a "
+        "trace of `dspark eval record`. Repeat for several.",
     ),
 ]
 JsonOption = Annotated[
@@ -62,24 +75,29 @@ class DrafterArgument:
 
 
 def parse_drafter(argument: str) -> DrafterArgument:
-    """Read `LABEL=PATH[@GAMMA]`, or `PATH[@GAMMA]`, whose label is its last part."""
+    """Read `LABEL=PATH[@GAMMA]`, or `PATH[@GAMMA]`, whose label is its last part.
+
+    A number behind the last @ is gamma; OWNER/NAME@REVISION@GAMMA names both.
+    """
     label, separator, place = argument.partition("=")
     if not separator:
         label, place = "", argument
     head, at, tail = place.rpartition("@")
     gamma = int(tail) if at and tail.isdigit() else None
-    path = drafter_dir(head if gamma is not None else place)
-    if not path.exists():
-        raise DSparkError(f"no drafter at {path}: expected a directory or a trace file")
-    return DrafterArgument(label or path.resolve().stem, path, gamma)
+    name = head if gamma is not None else place
+    path = Path(name) if Path(name).is_file() else drafter_dir(name)
+    if not label:
+        label = path.resolve().stem if Path(name).exists() else model_name(path)
+    return DrafterArgument(label, path, gamma)
 
 
 def target_dir(target: str, console: Console) -> Path:
-    """Directory of the target; `demo` is built if needed."""
+    """Directory of the target, a folder or Hugging Face id; `demo` is built if needed."""
     if target != "demo":
-        if not (Path(target) / "config.json").is_file():
+        path = resolve(target)
+        if not (path / "config.json").is_file():
             raise DSparkError(f"no model at {target}: expected a directory with config.json")
-        return Path(target)
+        return path
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.models.demo import ensure_demo_target
 
@@ -88,12 +106,8 @@ def target_dir(target: str, console: Console) -> Path:
 
 
 def drafter_dir(drafter: str) -> Path:
-    """Directory of the drafter; `shipped` is the demo target's."""
-    if drafter != "shipped":
-        return Path(drafter)
-    from sglang_dspark.models.drafters import shipped_drafter_path
-
-    return shipped_drafter_path()
+    """Directory of the drafter, a folder or Hugging Face id; `shipped` is the demo target's."""
+    return shipped_drafter_path() if drafter == "shipped" else find_drafter(drafter)
 
 
 def open_tokenizer(target: Path) -> Any:

@@ -9,6 +9,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sglang_dspark.cli import _bench_adaptive, _bench_experts, _bench_planner, _bench_trainer
+from sglang_dspark.cli._models import (
+    DeviceOption,
+    ServedDrafterOption,
+    ServedTargetOption,
+    served_models,
+)
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -35,13 +41,13 @@ def bench() -> None:
 @app.command()
 def serve(
     concurrency: Annotated[str, typer.Option(help="Users at once, comma-separated.")] = "1,4,8",
-    repeats: Annotated[int, typer.Option(help="Paired repeats of each concurrency.")] = 3,
+    repeats: Annotated[int, typer.Option(min=1, help="Paired repeats of each concurrency.")] = 3,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 96,
     out: Annotated[Path, typer.Option(help="Result file.")] = Path("results/serve_cpu.json"),
     port: Annotated[int, typer.Option(help="First of two ports.")] = 30000,
-    target: Annotated[Path | None, typer.Option(help="Default: the demo target.")] = None,
-    drafter: Annotated[Path | None, typer.Option(help="Default: the shipped drafter.")] = None,
-    device: Annotated[str, typer.Option(help="cpu or cuda. Default: what there is.")] = "",
+    target: ServedTargetOption = "demo",
+    drafter: ServedDrafterOption = "shipped",
+    device: DeviceOption = "",
     as_json: Annotated[bool, typer.Option("--json", help="Print the figures as JSON.")] = False,
 ) -> None:
     """DSPARK against plain decoding: tokens/s, step cost and tau, in one paired run."""
@@ -50,7 +56,7 @@ def serve(
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
-    from sglang_dspark.cli.demo import hardware, resolve
+    from sglang_dspark.cli.demo import hardware
     from sglang_dspark.loadtest.paired import as_metrics
     from sglang_dspark.loadtest.results import require_clean, write_results
     from sglang_dspark.loadtest.server import stop_on_signals
@@ -58,16 +64,16 @@ def serve(
     from sglang_dspark.ports import require_free_port
 
     console = Console(stderr=True, highlight=False)
-    users = _bench_adaptive.numbers(concurrency, "--concurrency")
+    users = _bench_adaptive.users_of(concurrency)
     require_clean(out)
     for each in (port, port + 1):
         require_free_port("127.0.0.1", each)
-    target, drafter, device = resolve(console, target, drafter, device)
-    plan = _plan(target, users, repeats, max_new_tokens)
-    specs = (plain_server(target, port, device), dspark_server(target, drafter, port + 1, device))
+    folder, draft, device = served_models(console, target, drafter, device)
+    plan = _plan(folder, users, repeats, max_new_tokens)
+    specs = (plain_server(folder, port, device), dspark_server(folder, draft, port + 1, device))
     with says_when_stopped(), stop_on_signals():
         results = _measure(console, specs, plan)
-    metrics = as_metrics(results, plan, drafter_gamma(drafter))
+    metrics = as_metrics(results, plan, drafter_gamma(draft))
     write_results(out, "serve_cpu" if device == "cpu" else "serve", hardware(device), metrics)
     _show(console, metrics)
     console.print(f"written to {out}")

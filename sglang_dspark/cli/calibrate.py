@@ -16,6 +16,7 @@ import typer
 
 from sglang_dspark.cli._workload import (
     DrafterArgument,
+    DrafterOption,
     LimitOption,
     SeedOption,
     TargetOption,
@@ -57,9 +58,7 @@ class _Case:
 
 def calibrate(
     target: TargetOption = "demo",
-    drafter: Annotated[
-        str, typer.Option(help="Drafter directory, or `shipped` for the demo target's.")
-    ] = "shipped",
+    drafter: DrafterOption = "shipped",
     prompts: Annotated[
         list[str] | None,
         typer.Option(

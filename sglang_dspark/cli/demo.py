@@ -14,6 +14,14 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sglang_dspark.cli._models import (
+    DeviceOption,
+    ServedDrafterOption,
+    ServedTargetOption,
+    device_here,
+    served_models,
+)
+
 if TYPE_CHECKING:
     from rich.console import Console
 
@@ -33,16 +41,9 @@ def demo(
     ] = 30000,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 64,
     per_domain: Annotated[int, typer.Option(min=1, help="Prompts of each domain.")] = 4,
-    target: Annotated[
-        Path | None,
-        typer.Option(help="Target directory. Default: the demo target, built if needed."),
-    ] = None,
-    drafter: Annotated[
-        Path | None, typer.Option(help="Drafter directory. Default: the shipped drafter.")
-    ] = None,
-    device: Annotated[
-        str, typer.Option(help="cpu or cuda. Default: cuda where there is such a GPU.")
-    ] = "",
+    target: ServedTargetOption = "demo",
+    drafter: ServedDrafterOption = "shipped",
+    device: DeviceOption = "",
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the figures to this file.")
     ] = None,
@@ -66,17 +67,18 @@ def demo(
     for each in range(port, port + (1 if serve or not end_sweep else 3)):
         require_free_port("127.0.0.1", each)
     with says_when_stopped(), stop_on_signals():
+        device = device_here(device)
         if serve:
-            target, drafter, device = resolve(console, target, drafter, device)
-            _serve(console, dspark_server(target, drafter, port, device), run_directory())
+            folder, draft, device = served_models(console, target, drafter, device)
+            _serve(console, dspark_server(folder, draft, port, device), run_directory())
             return
-        given, device = target, device or _device_here()
-        stay = _announce(console, given, device, _prompts(per_domain), max_new_tokens, end_sweep)
-        target, drafter, device = resolve(console, given, drafter, device)
-        with _Servers(console, target, drafter, device, port, stay) as servers:
+        stay = _announce(console, target, device, _prompts(per_domain), max_new_tokens, end_sweep)
+        folder, draft, device = served_models(console, target, drafter, device)
+        given = None if target == "demo" else folder
+        with _Servers(console, folder, draft, device, port, stay) as servers:
             pairs = _compare(servers, _prompts(per_domain), max_new_tokens)
-            _report(console, pairs, drafter, device, json_file)
-            summary = _sweep(servers, given, drafter, port + 1) if stay else None
+            _report(console, pairs, draft, device, json_file)
+            summary = _sweep(servers, given, draft, port + 1) if stay else None
             _conclude(console, pairs, summary)
 
 
@@ -120,24 +122,6 @@ class _Servers:
             server.stop()
 
 
-def resolve(
-    console: Console, target: Path | None, drafter: Path | None, device: str
-) -> tuple[Path, Path, str]:
-    """Target, drafter and device with the defaults filled in; builds the demo target if needed."""
-    from sglang_dspark.loadtest.workload import drafter_gamma
-    from sglang_dspark.models.drafters import shipped_drafter_path
-
-    drafter = drafter or shipped_drafter_path()
-    drafter_gamma(drafter)  # fails here, before anything long begins, if this is no drafter
-    return target or demo_target(console), drafter, device or _device_here()
-
-
-def _device_here() -> str:
-    import torch
-
-    return "cuda" if torch.cuda.is_available() else "cpu"
-
-
 def hardware(device: str) -> str:
     """The machine's device in words, for a result file."""
     import torch
@@ -145,15 +129,6 @@ def hardware(device: str) -> str:
     from sglang_dspark.loadtest.machine import cpu_description
 
     return cpu_description() if device == "cpu" else torch.cuda.get_device_name()
-
-
-def demo_target(console: Console) -> Path:
-    """The demo target, built with a progress bar if needed."""
-    from sglang_dspark.cli._progress import stages
-    from sglang_dspark.models.demo import ensure_demo_target
-
-    with stages(console) as progress:
-        return ensure_demo_target(None, progress)
 
 
 def launch(console: Console, spec: ServerSpec, run_dir: Path) -> ServerProcess:
@@ -264,13 +239,13 @@ def _report(
 
 def _announce(
     console: Console,
-    target: Path | None,
+    target: str,
     device: str,
     prompts: list[EvalPrompt],
     tokens: int,
     end_sweep: bool,
 ) -> bool:
-    """Say what comes and how long; whether the sweep does. target: None for the demo's own."""
+    """Say what comes and how long; whether the sweep does."""
     from sglang_dspark.cli._demo_sweep import sweep_extent, why_no_sweep
     from sglang_dspark.cli._demo_words import forecast
     from sglang_dspark.models.demo import demo_target_path
@@ -278,8 +253,9 @@ def _announce(
 
     why = why_no_sweep(device) if end_sweep else ""
     sweeps = end_sweep and not why
-    missing = target is None and not demo_target_path().is_dir()
-    extent = sweep_extent(target) if sweeps else None
+    own = target == "demo"
+    missing = own and not demo_target_path().is_dir()
+    extent = sweep_extent(None if own else Path(target)) if sweeps else None
     build_mb = round(GGUF_BYTES / 1e6) if missing else 0
     console.print(forecast(len(prompts), tokens, build_mb, extent), "\n", markup=False)
     if why:

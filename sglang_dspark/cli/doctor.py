@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import contextlib
+import io
 import json
 import sys
-from typing import TYPE_CHECKING, Annotated
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -18,39 +20,64 @@ _COLOURS = {"installed": "green", "inert": "dim", "mismatch": "red", "not instal
 
 
 def doctor(
+    everything: Annotated[
+        bool, typer.Option("--all", help="Show all that was looked at, each patch of SGLang too.")
+    ] = False,
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")
     ] = False,
 ) -> None:
-    """Check versions, device, each patch of SGLang, configuration, target and drafter.
+    """Say whether a DSPARK server can start here, and if not, what is wrong and what to do.
 
-    Exit status 0 when a DSPARK server can start here, 1 otherwise.
+    Exit status 0 when one can, 1 otherwise.
     """
-    from sglang_dspark.serving.diagnosis import diagnose
+    with _without_chatter(shown=everything or as_json):
+        from sglang_dspark.serving.diagnosis import diagnose
 
-    with contextlib.redirect_stdout(sys.stderr):  # what the imports print must not mix in
         found = diagnose()
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:
-        _show(found)
+        from rich.console import Console
+
+        console = Console(highlight=False)
+        if everything:
+            _show_facts(console, found)
+            _show_seams(console, found)
+        _show_verdict(console, found)
     raise typer.Exit(0 if found.fit else 1)
 
 
-def _show(found: Diagnosis) -> None:
-    from rich.console import Console
+@contextlib.contextmanager
+def _without_chatter(*, shown: bool) -> Iterator[None]:
+    """What the imports print is kept off stdout, and told on stderr only where all is shown."""
+    stderr = sys.stderr if shown else io.StringIO()
+    with contextlib.redirect_stdout(stderr), contextlib.redirect_stderr(stderr):
+        yield
 
-    console = Console(highlight=False)
-    _show_facts(console, found)
-    _show_seams(console, found)
-    for note in found.notes:
-        console.print("note:", note, style="yellow", markup=False, soft_wrap=True)
-    for problem in found.problems:
-        console.print("problem:", problem, style="red", markup=False, soft_wrap=True)
+
+def _show_verdict(console: Console, found: Diagnosis) -> None:
+    def say(text: str, style: str) -> None:
+        console.print(text, style=style, markup=False, soft_wrap=True)
+
+    versions = ", ".join(f"{name} {found.versions[name]}" for name in ("sglang", "torch"))
+    where = found.install.get("kind", "unknown")
     if found.fit:
-        console.print("fit to serve with DSPARK", style="bold green")
+        say(f"ok: fit to serve with DSPARK ({versions}, device {where})", "bold green")
     else:
-        console.print(f"not fit to serve: {len(found.problems)} problem(s)", style="bold red")
+        count = len(found.problems)
+        words = "one problem" if count == 1 else f"{count} problems"
+        say(f"not fit to serve with DSPARK: {words}", "bold red")
+    for problem in found.problems:
+        say(f"problem: {problem}", "red")
+    if found.advice:
+        say(f"what to do: {found.advice}", "bold")
+    for note in found.notes:
+        say(f"note: {note}", "yellow")
+
+
+def _placed(model: dict[str, Any]) -> str:
+    return f"{model['state']} ({model['path']})" if model else "not looked at"
 
 
 def _show_facts(console: Console, found: Diagnosis) -> None:
@@ -64,8 +91,8 @@ def _show_facts(console: Console, found: Diagnosis) -> None:
         "entry points": ", ".join(
             f"{k} {'present' if v else 'MISSING'}" for k, v in found.entry_points.items()
         ),
-        "demo target": f"{found.target['state']} ({found.target['path']})",
-        "shipped drafter": f"{found.drafter['state']} ({found.drafter['path']})",
+        "demo target": _placed(found.target),
+        "shipped drafter": _placed(found.drafter),
     }
     for name, value in found.config.get("values", {}).items():
         rows[f"config {name}"] = f"{value['value']} ({value['origin']})"

@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sglang_dspark.cli._workload import (
+    DrafterOption,
+    TargetOption,
     counter,
     drafter_dir,
     open_tokenizer,
@@ -19,6 +21,7 @@ from sglang_dspark.cli._workload import (
     target_dir,
 )
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.models.resolve import model_name
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -32,12 +35,8 @@ TOP_K_ALL = 1 << 30
 
 def evaluate(
     context: typer.Context,
-    target: Annotated[
-        str, typer.Option(help="Target model directory, or `demo` for the demo target.")
-    ] = "demo",
-    drafter: Annotated[
-        str, typer.Option(help="Drafter directory, or `shipped` for the demo target's.")
-    ] = "shipped",
+    target: TargetOption = "demo",
+    drafter: DrafterOption = "shipped",
     prompts: Annotated[
         list[str] | None,
         typer.Option(
@@ -54,7 +53,9 @@ def evaluate(
     top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0,
     top_k: Annotated[int, typer.Option(help="Most likely tokens kept; default all.")] = TOP_K_ALL,
     min_p: Annotated[float, typer.Option(help="Cut relative to the likeliest token.")] = 0.0,
-    gamma: Annotated[int | None, typer.Option(help="Block size, default the trained one.")] = None,
+    gamma: Annotated[
+        int | None, typer.Option(min=1, help="Block size, default the trained one.")
+    ] = None,
     batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8,
     seed: Annotated[int, typer.Option(help="Of the engine's random numbers.")] = 0,
     server: Annotated[
@@ -93,6 +94,7 @@ def evaluate(
         gamma=gamma,
         seed=seed,
     )
+    _require_gamma(drafter_dir(drafter), gamma)
     subject = _open(target, drafter, prompts, prompt_field, limit, console)
     if serve:
         _require_dspark(subject.drafter)
@@ -114,8 +116,8 @@ def _measure(
     outcome = _measure_engine(subject, settings, console)
     show_report(console, "reference engine", outcome.report)
     document: dict[str, Any] = {
-        "target": subject.target.name,
-        "drafter": subject.drafter.name,
+        "target": model_name(subject.target),
+        "drafter": model_name(subject.drafter),
         "settings": _settings_json(settings, outcome.gamma),
         "engine": outcome.metrics,
     }
@@ -142,6 +144,21 @@ def _require_dspark(drafter: Path) -> None:
         raise DSparkError(
             f"--serve starts a DSPARK server, {drafter} is a drafter of kind {kind}: start its "
             "server yourself and give --server URL"
+        )
+
+
+def _require_gamma(drafter: Path, gamma: int | None) -> None:
+    """Before the target is loaded, for the kinds whose block is trained whole."""
+    from sglang_dspark.drafter.config import DrafterConfig
+    from sglang_dspark.evaluation.proposer import drafter_kind
+
+    if drafter_kind(drafter) != "dspark" or gamma is None:
+        return
+    trained = DrafterConfig.from_dir(drafter).gamma
+    if gamma > trained:
+        raise DSparkError(
+            f"--gamma {gamma} exceeds the block of {trained} that {drafter} was trained for; name "
+            f"1..{trained}, or leave it out"
         )
 
 

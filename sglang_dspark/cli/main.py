@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import errno
+import os
 import sys
-from typing import Annotated
+from typing import Annotated, Any
 
 import typer
+from typer.core import TyperGroup
 
 from sglang_dspark.cli import (
     analyses,
@@ -24,8 +27,21 @@ from sglang_dspark.extras import version, what_brings
 
 _VERSIONS = ("sglang-dspark", "sglang", "torch")
 
+
+class _Commands(TyperGroup):
+    """Typer ends at Ctrl-C without a word."""
+
+    def invoke(self, ctx: Any) -> Any:
+        try:
+            return super().invoke(ctx)
+        except KeyboardInterrupt:
+            print("\ndspark: stopped", file=sys.stderr)
+            raise typer.Exit(130) from None
+
+
 app = typer.Typer(
     name="dspark",
+    cls=_Commands,
     no_args_is_help=True,
     add_completion=False,
     pretty_exceptions_enable=False,
@@ -67,21 +83,37 @@ app.command("demo")(demo.demo)
 
 
 def main() -> None:
-    """Run the command line; a `DSparkError` is one line on stderr and exit status 1."""
+    """Run the command line. What is not a bug is one line on stderr, never a traceback.
+
+    Exit status 1: a `DSparkError`, a full disk, or output that nobody reads any more (then without
+    a line, as `| head` asked for it); 2: usage; 130: Ctrl-C.
+    """
     try:
-        app()
+        try:
+            app()
+        finally:
+            sys.stdout.flush()  # here, where a failure can be told, not when Python ends
     except DSparkError as error:
         print(f"dspark: {error}", file=sys.stderr)
-        sys.exit(1)
     except ModuleNotFoundError as error:
         line = what_brings(error)
         if line is None:
             raise
         print(f"dspark: {line}", file=sys.stderr)
-        sys.exit(1)
-    except KeyboardInterrupt:
-        print("dspark: stopped", file=sys.stderr)
-        sys.exit(130)
+    except BrokenPipeError:
+        _drop_output()
+    except OSError as error:
+        if error.errno not in (errno.ENOSPC, errno.EDQUOT):
+            raise
+        where = error.filename or "the output"
+        print(f"dspark: cannot write {where}: {error.strerror}; free some disk", file=sys.stderr)
+        _drop_output()
+    sys.exit(1)
+
+
+def _drop_output() -> None:
+    """What stdout still holds would fail once more when Python ends."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""`dspark models`: get the models that the demo and the tests run on."""
+"""`dspark models`: get the demo target, fetch models by name, convert a drafter's layout."""
 
 from __future__ import annotations
 
@@ -8,12 +8,15 @@ from typing import Annotated
 
 import typer
 
-app = typer.Typer(help="Build and locate models.", no_args_is_help=True)
+from sglang_dspark.cli._workload import TargetOption, drafter_dir, target_dir
+from sglang_dspark.errors import DSparkError
+
+app = typer.Typer(help="Build, fetch and convert models.", no_args_is_help=True)
 
 
 @app.callback()
 def models() -> None:
-    """Build and locate models."""
+    """Build, fetch and convert models."""
 
 
 @app.command()
@@ -43,3 +46,35 @@ def demo(
         print(json.dumps({"path": str(path), "provenance": provenance(path)}, indent=2))
     else:
         print(path)
+
+
+@app.command()
+def convert(
+    drafter: Annotated[str, typer.Argument(help="Drafter: a folder, or its Hugging Face id.")],
+    out: Annotated[Path, typer.Option(help="Directory to write.")],
+    target: TargetOption = "demo",
+) -> None:
+    """Write a drafter of DeepSpec or Speculators in the layout that SGLang's DSPARK reads."""
+    from dataclasses import replace
+
+    from rich.console import Console
+
+    from sglang_dspark.cli._models import target_facts
+    from sglang_dspark.drafter import DrafterConfig, DSparkDrafter, save_drafter
+    from sglang_dspark.drafter.checkpoint import fill_drafter, read_tensors
+
+    source = drafter_dir(drafter)
+    if out.resolve() == source.resolve():
+        raise DSparkError(f"--out {out} is the drafter itself; name another directory")
+    read = DrafterConfig.from_dir(source)
+    facts = target_facts(target_dir(target, Console(stderr=True)))
+    if (read.hidden_size, read.vocab_size) != (facts.hidden_size, facts.vocab_size):
+        raise DSparkError(
+            f"{source} is for a target of hidden size {read.hidden_size} and vocabulary "
+            f"{read.vocab_size}, --target {target} has {facts.hidden_size} and {facts.vocab_size}; "
+            "name the target that it was trained for"
+        )
+    made = DSparkDrafter(replace(read, num_target_layers=facts.num_layers))
+    fill_drafter(made, source)
+    save_drafter(made, out, read_tensors(source)["fc.weight"].dtype)
+    print(f"{out}: serve it with `dspark demo --drafter {out} --target {target}`")

@@ -20,7 +20,9 @@ RECORD = "quantised.json"
 
 
 def quantize(
-    source: Annotated[Path, typer.Argument(help="Directory of a drafter with experts.")],
+    drafter: Annotated[
+        str, typer.Argument(help="Drafter with experts: a folder, or its Hugging Face id.")
+    ],
     out: Annotated[Path, typer.Option(help="Directory to write.")],
     format_name: Annotated[
         str, typer.Option("--format", help="fp8, mxfp4, nvfp4 or bf16.")
@@ -30,8 +32,13 @@ def quantize(
     from sglang_dspark.drafter.checkpoint import read_tensors, write_checkpoint
     from sglang_dspark.drafter.config import DrafterConfig, read_config
     from sglang_dspark.experts.checkpoint import CONFIG_KEY, UNQUANTISED, bytes_of, quantise_tensors
+    from sglang_dspark.experts.formats import FORMATS
+    from sglang_dspark.models.drafters import find_drafter
     from sglang_dspark.training.files import write_json
 
+    if format_name not in FORMATS:
+        raise DSparkError(f"--format {format_name} is none of {', '.join(FORMATS)}")
+    source = find_drafter(drafter)
     raw = read_config(source)
     config = DrafterConfig.from_json(raw, source)
     if config.expert_format != UNQUANTISED:

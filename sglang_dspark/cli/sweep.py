@@ -150,17 +150,16 @@ def prepare(
 
 def _target_and_device(console: Console, config: SweepConfig) -> tuple[Path, str, str]:
     """The target's folder (the demo's is built if needed), `cpu` or `cuda`, the device in words."""
+    from sglang_dspark.cli._models import device_here
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.loadtest.machine import cpu_description
 
     target = target_dir(config.target, console)
-    if config.device == "cpu":  # no need to ask torch, which takes seconds to load
-        return target, "cpu", cpu_description()
-    import torch
-
+    device = device_here(config.device)
+    if device == "cpu":
+        return target, device, cpu_description()
     from sglang_dspark.cli.demo import hardware
 
-    device = config.device or ("cuda" if torch.cuda.is_available() else "cpu")
     return target, device, hardware(device)
 
 

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from sglang_dspark.cli._progress import stages
+from sglang_dspark.errors import DSparkError
 
 if TYPE_CHECKING:
     from sglang_dspark.evaluation.target import TargetModel
@@ -56,7 +57,7 @@ def train(
 
 
 @app.command()
-def prompts(config: ConfigOption, count: Annotated[int | None, typer.Option()] = None) -> None:
+def prompts(config: ConfigOption, count: Annotated[int | None, typer.Option(min=1)] = None) -> None:
     """Let the target write `count` user prompts into the config's `self_prompts` file."""
     cfg = _load(config)
     _write_prompts(cfg, count or cfg.data.self_prompt_count)
@@ -65,7 +66,7 @@ def prompts(config: ConfigOption, count: Annotated[int | None, typer.Option()] =
 @app.command()
 def data(
     config: ConfigOption,
-    minutes: Annotated[float, typer.Option()] = 1e9,
+    minutes: Annotated[float, typer.Option(min=0)] = 1e9,
     strict: StrictOption = False,
 ) -> None:
     """Let the target answer the prompts; keep tokens and hidden states. Resumable."""
@@ -79,17 +80,32 @@ def drafter(config: ConfigOption) -> None:
 
 
 def _load(config: Path, strict: bool = False) -> RunConfig:
-    """The config, with `target: demo` as the demo target's directory."""
-    from sglang_dspark.models.demo import ensure_demo_target
+    """The config with the target's folder in place of its name."""
+    from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.shipped import config_file
     from sglang_dspark.training.config import load_config
 
     cfg = load_config(config_file("train", config))
     changes: dict[str, object] = {"strict": True} if strict else {}
-    if str(cfg.data.target) == "demo":
-        with stages(Console(stderr=True)) as show:
-            changes["target"] = ensure_demo_target(progress=show)
+    try:
+        changes["target"] = target_dir(str(cfg.data.target), Console(stderr=True))
+    except DSparkError as error:
+        raise DSparkError(f"{config}: data.target: {error}") from None
     return cfg.model_copy(update={"data": cfg.data.model_copy(update=changes)})
+
+
+def _started(cfg: RunConfig) -> RunConfig:
+    """The config with the folder of the drafter to start from, if it names one."""
+    from sglang_dspark.models.drafters import find_drafter
+
+    start = getattr(cfg.drafter, "start_from", None)
+    if start is None:
+        return cfg
+    try:
+        shape = cfg.drafter.model_copy(update={"start_from": find_drafter(start)})
+    except DSparkError as error:
+        raise DSparkError(f"drafter.start_from: {error}") from None
+    return cfg.model_copy(update={"drafter": shape})
 
 
 def _open_target(cfg: RunConfig, layer_ids: tuple[int, ...]) -> TargetModel:
@@ -152,6 +168,7 @@ def _train(cfg: RunConfig) -> None:
     from sglang_dspark.training.journal import Journal
     from sglang_dspark.training.setup import prepare
 
+    cfg = _started(cfg)
     world = World.join(cfg.schedule.device)
     trainer, note = prepare(cfg, world=world, commit=commit())
     if not world.leads:

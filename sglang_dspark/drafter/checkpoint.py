@@ -7,6 +7,7 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -20,6 +21,7 @@ from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.checkpoint import UNQUANTISED, restore_tensors
+from sglang_dspark.files import fault
 
 
 def _stored(name: str) -> str:
@@ -75,14 +77,27 @@ def fill_drafter(drafter: DSparkDrafter, path: Path) -> None:
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
-    """Write `model.safetensors` and `config.json` into `path`, each to a temporary name first."""
+    """Write `model.safetensors` and `config.json` into `path`, each to a temporary name first.
+
+    Raises DSparkError when they cannot be written; an earlier checkpoint stays whole then.
+    """
     path = Path(path)
-    path.mkdir(parents=True, exist_ok=True)
     weights, described = path / "model.safetensors", path / "config.json"
-    save_file({k: v.contiguous() for k, v in tensors.items()}, f"{weights}.tmp", {"format": "pt"})
-    Path(f"{described}.tmp").write_text(json.dumps(config, indent=2) + "\n")
-    os.replace(f"{weights}.tmp", weights)
-    os.replace(f"{described}.tmp", described)
+    written = [Path(f"{file}.tmp") for file in (weights, described)]
+    try:
+        path.mkdir(parents=True, exist_ok=True)
+        save_file({k: v.contiguous() for k, v in tensors.items()}, written[0], {"format": "pt"})
+        written[1].write_text(json.dumps(config, indent=2) + "\n")
+        for temporary, file in zip(written, (weights, described), strict=True):
+            os.replace(temporary, file)
+    except (OSError, SafetensorError) as error:
+        for temporary in written:
+            with suppress(OSError):
+                temporary.unlink()
+        raise DSparkError(
+            f"cannot write the drafter to {path} ({fault(error)}); name another folder, or free "
+            "some disk"
+        ) from None
 
 
 def read_tensors(path: Path) -> dict[str, Tensor]:

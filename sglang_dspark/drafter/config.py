@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.drafter import speculators
 from sglang_dspark.drafter.families import shape_fields
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.checkpoint import CONFIG_KEY, UNQUANTISED
@@ -40,7 +41,10 @@ _MOE_KEYS = {  # field -> key of config.json
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """`config.json` of a drafter's directory; DSparkError when there is none or it is no JSON."""
+    """`config.json` of a drafter's directory, in SGLang's layout (drafter/speculators.py).
+
+    Raises DSparkError when there is none, it is no JSON, or it is not read.
+    """
     file = Path(path) / "config.json"
     if not file.is_file():
         raise DSparkError(f"no drafter at {path}: expected a directory with config.json")
@@ -52,7 +56,7 @@ def read_config(path: Path) -> dict[str, Any]:
         raise DSparkError(f"{file} is not JSON: {fault(error)}") from None
     if not isinstance(raw, dict):
         raise DSparkError(f"{file} holds no JSON object; is this a drafter?")
-    return raw
+    return speculators.plain_config(raw, file) if speculators.MARK in raw else raw
 
 
 @dataclass(frozen=True)

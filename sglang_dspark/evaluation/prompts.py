@@ -74,7 +74,7 @@ def read_prompts(
     try:
         text = path.read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise DSparkError(f"cannot read prompts from {path}: {error}") from None
+        raise DSparkError(f"cannot read prompts from {path}: {fault(error)}") from None
     prompts: list[EvalPrompt] = []
     seen: dict[str, int] = {}
     for number, line in enumerate(text.split("\n"), 1):

@@ -98,4 +98,4 @@ def load_plan(path: Path) -> TracePlan:
         try:
             return TracePlan.model_validate(load_yaml(path))
         except ValidationError as error:
-            raise DSparkError(f"{path}: {wrong_fields(error)}") from None
+            raise DSparkError(f"{path}: {wrong_fields(error, TracePlan)}") from None

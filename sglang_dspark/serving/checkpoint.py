@@ -14,6 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from sglang_dspark.drafter import speculators
 from sglang_dspark.drafter.config import MOE_ARCHITECTURE
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.files import FAULTS, brief, fault, load_json
@@ -132,6 +133,12 @@ def read_config(path: Path) -> dict[str, Any]:
         ) from error
     if not isinstance(config, dict):
         raise DSparkError(f"drafter {path}: config.json is no JSON object; fetch the drafter again")
+    if speculators.MARK in config:
+        raise DSparkError(
+            f"drafter {path} has the layout of Speculators ({speculators.MARK} in config.json), "
+            f"which SGLang does not read; write one that it reads: dspark models convert {path} "
+            "--target TARGET --out FOLDER"
+        )
     return config
 
 
@@ -143,7 +150,8 @@ def check_architecture(path: Path, config: dict[str, Any]) -> str:
         return str(names[0])
     raise DSparkError(
         f"drafter {path}: architectures {brief(names)} in config.json is no DSpark drafter (known: "
-        f"{', '.join(sorted(known))}); check --speculative-draft-model-path"
+        f"{', '.join(sorted(known))}); name another drafter (--drafter; of a server "
+        "--speculative-draft-model-path)"
     )
 
 

@@ -1,4 +1,5 @@
-"""What `dspark doctor` reports: versions, device, seams, configuration, models, and what is wrong.
+"""What `dspark doctor` reports: device, seams, configuration, models, and what is wrong. What is
+installed is looked at in installation.py.
 
 Plugins are really loaded here, in the doctor's own process, so a seam reported as installed is
 one that took. `problems` are what keeps a server from starting; `notes` are worth knowing.
@@ -9,27 +10,21 @@ from __future__ import annotations
 import contextlib
 import io
 import os
-import platform
-import sys
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.extras import SUPPORTED_SGLANG, how_to_get, version
+from sglang_dspark.extras import SUPPORTED_SGLANG
 from sglang_dspark.patches.registry import SeamCheck
 from sglang_dspark.patches.seam import Seam
-from sglang_dspark.serving import startup
+from sglang_dspark.serving import installation, startup
 
 ENTRY_POINTS = {
     "sglang.srt.plugins": startup.PLUGIN_NAME,
     "sglang.srt.platforms": startup.PLATFORM_NAME,
 }
-PACKAGES = ("sglang-dspark", "sglang", "torch", "transformers", "triton", "numpy", "safetensors")
-CPU_LOCK = Path("requirements") / "cpu.lock"
-NVIDIA_DRIVER = Path("/dev/nvidiactl")
-_CHECKOUT = Path(__file__).resolve().parents[2]
 
 
 @dataclass(frozen=True)
@@ -49,7 +44,10 @@ class SeamReport:
 
 @dataclass
 class Diagnosis:
-    """Everything found; `fit` is whether a DSPARK server can start here."""
+    """Everything found; `fit` is whether a DSPARK server can start here.
+
+    advice: how this kind of installation is made anew, where something is wrong.
+    """
 
     versions: dict[str, str | None] = field(default_factory=dict)
     install: dict[str, Any] = field(default_factory=dict)
@@ -61,6 +59,7 @@ class Diagnosis:
     drafter: dict[str, Any] = field(default_factory=dict)
     problems: list[str] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    advice: str = ""
 
     @property
     def fit(self) -> bool:
@@ -75,42 +74,39 @@ class Diagnosis:
 def diagnose() -> Diagnosis:
     """Look at everything once; takes some seconds, since SGLang is imported."""
     found = Diagnosis()
-    _versions(found)
-    _entry_points(found)
+    importable = _installation(found)
     look_at_config(found)
-    _install_kind(found)
-    if found.versions["sglang"] is not None and found.versions["torch"] is not None:
+    if importable:
         _device(found)
         _seams(found)
     _target(found)
-    _drafter(found)
+    if importable:
+        _drafter(found)
     reason = startup.switched_off()
     if reason is not None:
         found.problems.append(f"sglang-dspark is switched off: {reason}")
     return found
 
 
-def _versions(found: Diagnosis) -> None:
-    from sglang_dspark.patches.registry import check_version
-
-    found.versions["python"] = platform.python_version()
-    for name in PACKAGES:
-        found.versions[name] = version(name)
-    if not (3, 11) <= sys.version_info[:2] <= (3, 12):
-        found.problems.append(
-            f"Python {platform.python_version()} is not supported; use 3.11 or 3.12"
-        )
-    for name in ("sglang", "torch"):
-        if found.versions[name] is None:
-            found.problems.append(how_to_get(name))
-    if found.versions["sglang"] is not None:
-        try:
-            check_version(str(found.versions["sglang"]))
-        except DSparkError as error:
-            found.problems.append(str(error))
+def _installation(found: Diagnosis) -> bool:
+    """Packages, entry points, kind of installation; whether torch and SGLang can be imported."""
+    found.versions, broken = installation.versions()
+    faults = installation.import_faults(found.versions)
+    broken += faults + _entry_points(found)
+    importable = not faults and None not in (found.versions["sglang"], found.versions["torch"])
+    if importable:
+        found.install, found.problems = installation.kind()
+        if found.install["kind"] == "cpu":
+            missing, found.notes = installation.compare_with_lock(found.install)
+            broken += missing
+    found.problems = broken + found.problems
+    found.advice = installation.advice() if broken else ""
+    return importable
 
 
-def _entry_points(found: Diagnosis) -> None:
+def _entry_points(found: Diagnosis) -> list[str]:
+    """Looks for SGLang's two ways to find us; returns what is wrong with them."""
+    wrong = []
     for group, name in ENTRY_POINTS.items():
         present = any(
             point.name == name and point.value.startswith("sglang_dspark.")
@@ -118,9 +114,8 @@ def _entry_points(found: Diagnosis) -> None:
         )
         found.entry_points[f"{group}: {name}"] = present
         if not present:
-            found.problems.append(
-                f"entry point {name} of group {group} is missing; install this package again"
-            )
+            wrong.append(f"entry point {name} of group {group} is not in the installed package")
+    return wrong
 
 
 def look_at_config(found: Diagnosis) -> None:
@@ -143,70 +138,6 @@ def _dotted(model: Any, name: str) -> Any:
     for part in name.split("."):
         model = getattr(model, part)
     return model
-
-
-def _install_kind(found: Diagnosis) -> None:
-    """Which of the two installations this is: the CPU lock, or SGLang's own CUDA pins."""
-    if found.versions["torch"] is None:
-        return
-    import torch
-
-    driver = NVIDIA_DRIVER.exists()
-    built_for = torch.version.cuda
-    if built_for is None or not (driver or torch.cuda.is_available()):
-        # PyPI's own torch is built for CUDA; without a GPU it computes on the CPU all the same.
-        found.install = {"kind": "cpu", "expected": str(CPU_LOCK)}
-        if built_for is not None:
-            found.install["cuda"] = built_for
-        if driver:
-            found.problems.append(
-                "an NVIDIA GPU is here, but torch is a CPU build; pip install 'sglang-dspark[cuda]'"
-            )
-        _compare_with_lock(found)
-        return
-    found.install = {"kind": "cuda", "expected": "sglang-dspark[cuda]", "cuda": built_for}
-    if not torch.cuda.is_available():
-        found.problems.append(
-            f"torch is built for CUDA {built_for}, but no GPU can be used; check the driver with "
-            "nvidia-smi"
-        )
-
-
-def _compare_with_lock(found: Diagnosis) -> None:
-    """Packages that differ from the CPU lock, where the lock is at hand (in a checkout)."""
-    lock = _CHECKOUT / CPU_LOCK
-    if not lock.is_file():
-        found.notes.append(f"{CPU_LOCK} is not part of this installation: not compared")
-        return
-    differing = {
-        name: {"lock": wanted, "installed": version(name)}
-        for name, wanted in read_lock(lock).items()
-        if (version(name) or "").split("+")[0] != wanted.split("+")[0]
-    }
-    found.install["differs_from_lock"] = differing
-    missing = sorted(name for name, pair in differing.items() if pair["installed"] is None)
-    changed = sorted(set(differing) - set(missing))
-    if missing:
-        found.problems.append(f"missing from the CPU lock: {', '.join(missing)}; run `make setup`")
-    if changed:
-        found.notes.append(f"other versions than the CPU lock: {', '.join(changed)}")
-
-
-def read_lock(path: Path) -> dict[str, str]:
-    """Package -> version of the `name==version` lines of a lock file that apply to this Python."""
-    from packaging.requirements import InvalidRequirement, Requirement
-
-    pins: dict[str, str] = {}
-    for line in path.read_text(encoding="utf-8").splitlines():
-        text = line.split(" --hash")[0].split("#")[0].strip().rstrip("\\").strip()
-        try:
-            wanted = Requirement(text)
-        except InvalidRequirement:
-            continue  # an option line, a hash, a comment
-        exact = [s.version for s in wanted.specifier if s.operator == "=="]
-        if exact and (wanted.marker is None or wanted.marker.evaluate()):
-            pins[wanted.name] = exact[0]
-    return pins
 
 
 def _device(found: Diagnosis) -> None:

@@ -16,7 +16,7 @@ from pydantic import (
 )
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import fault, load_yaml, wrong_fields
+from sglang_dspark.files import load_yaml, reading, wrong_fields
 
 
 class _Frozen(BaseModel):
@@ -223,11 +223,8 @@ class RunConfig(_Frozen):
 
 def load_config(path: Path) -> RunConfig:
     """Read and check a YAML file; DSparkError names the field that is wrong."""
-    if not path.is_file():
-        raise DSparkError(f"no training config at {path}")
-    try:
-        return RunConfig.model_validate(load_yaml(path))
-    except ValidationError as error:
-        raise DSparkError(f"{path}: {wrong_fields(error)}") from None
-    except (OSError, ValueError) as error:
-        raise DSparkError(f"{path} is not YAML: {fault(error)}") from None
+    with reading(path, "training config", "write one like configs/train/tiny.yaml"):
+        try:
+            return RunConfig.model_validate(load_yaml(path))
+        except ValidationError as error:
+            raise DSparkError(f"{path}: {wrong_fields(error, RunConfig)}") from None

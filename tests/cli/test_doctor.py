@@ -11,7 +11,9 @@ from typing import Any
 
 import pytest
 
-from sglang_dspark.serving.diagnosis import Diagnosis, look_at_config, read_lock
+from sglang_dspark.serving import installation
+from sglang_dspark.serving.diagnosis import Diagnosis, look_at_config
+from sglang_dspark.serving.installation import read_lock
 
 
 def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[str]:
@@ -20,7 +22,7 @@ def doctor(*arguments: str, **environment: str) -> subprocess.CompletedProcess[s
         env={**os.environ, **environment},
         capture_output=True,
         text=True,
-        timeout=300,
+        timeout=600,
     )
 
 
@@ -40,13 +42,59 @@ def test_fit_here(doctor_report: dict[str, Any]) -> None:
     assert all(keys <= set(seam) for seam in doctor_report["seams"])
 
 
+def test_it_is_short_where_all_is_well() -> None:
+    done = doctor()
+    assert done.returncode == 0
+    assert done.stderr == "", "what the imports print is kept away"
+    first, *others = done.stdout.splitlines()
+    assert first.startswith("ok: fit to serve with DSPARK (sglang 0.5.23, torch 2")
+    assert all(line.startswith("note: ") for line in others)
+
+
 def test_the_table_for_humans() -> None:
-    done = doctor(COLUMNS="160")
+    done = doctor("--all", COLUMNS="160")
     assert done.returncode == 0
     assert "drafter-check" in done.stdout
     assert "cpu.threads" in done.stdout
     assert "fit to serve with DSPARK" in done.stdout
     assert "Traceback" not in done.stderr
+
+
+@pytest.mark.parametrize(
+    ("package", "raises"),
+    [
+        ("torch", 'OSError("libcudart.so.12: cannot open shared object file")'),
+        ("torch", 'ImportError("undefined symbol: iJIT_NotifyEvent")'),
+        ("sglang", 'RuntimeError("no platform")'),
+    ],
+)
+def test_a_package_that_cannot_be_imported(tmp_path: Path, package: str, raises: str) -> None:
+    (tmp_path / package).mkdir()
+    (tmp_path / package / "__init__.py").write_text(f"raise {raises}\n")
+    done = doctor(PYTHONPATH=str(tmp_path))
+    assert done.returncode == 1
+    assert done.stderr == ""
+    lines = done.stdout.splitlines()
+    assert lines[0] == "not fit to serve with DSPARK: one problem"
+    assert lines[1].startswith(f"problem: {package} ")
+    name, _, said = raises.removesuffix('")').partition('("')
+    assert lines[1].endswith(f"cannot be imported: {name}: {said}")
+    assert lines[2].startswith("what to do: in ")
+    assert "make clean setup" in lines[2]
+    report = found(doctor("--json", PYTHONPATH=str(tmp_path)))
+    assert report["fit"] is False
+    assert report["problems"] == [lines[1].removeprefix("problem: ")]
+
+
+def test_what_to_do_is_for_this_kind_of_installation(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert "make clean setup" in installation.advice()
+    monkeypatch.setattr(installation, "CHECKOUT", tmp_path)
+    monkeypatch.setattr(installation, "NVIDIA_DRIVER", tmp_path / "absent")
+    assert "clone the repository" in installation.advice()
+    monkeypatch.setattr(installation, "NVIDIA_DRIVER", tmp_path)
+    assert installation.advice().startswith("pip install 'sglang-dspark[cuda]'")
 
 
 def test_a_bad_configuration_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

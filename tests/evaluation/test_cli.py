@@ -75,7 +75,7 @@ def test_sampled_and_smaller_gamma(
 @pytest.mark.parametrize(
     ("more", "complaint"),
     [
-        (["--gamma", "9"], "gamma 9 exceeds"),
+        (["--gamma", "9"], "--gamma 9 exceeds"),
         (["--top-p", "2"], "top_p must lie"),
         (["--drafter", "nowhere"], "no drafter at nowhere"),
         (["--target", "nowhere"], "no model at nowhere"),

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.catalogue import (
     calibration,
+    command_line,
     kept_files,
     loadtest,
     rules,
@@ -23,4 +24,5 @@ ALL: tuple[Mutant, ...] = (
     *training.MUTANTS,
     *kept_files.MUTANTS,
     *loadtest.MUTANTS,
+    *command_line.MUTANTS,
 )

@@ -1,0 +1,88 @@
+"""The pair of models that a command serves: found by name, and checked before a server starts.
+
+The checks are those that the server makes itself (serving/checkpoint.py), minutes earlier.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+
+from sglang_dspark.cli._workload import drafter_dir, target_dir
+from sglang_dspark.errors import DSparkError
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sglang_dspark.serving.checkpoint import Target
+
+ServedTargetOption = Annotated[
+    str,
+    typer.Option(
+        "--target",
+        help="Target: a folder, or a Hugging Face id as OWNER/NAME[@REVISION]; `demo`, the demo "
+        "target, is built if needed.",
+    ),
+]
+ServedDrafterOption = Annotated[
+    str,
+    typer.Option(
+        "--drafter",
+        help="Drafter: a folder, a Hugging Face id as OWNER/NAME[@REVISION], or `shipped`.",
+    ),
+]
+DeviceOption = Annotated[
+    str, typer.Option("--device", help="cpu or cuda. Default: cuda where there is such a GPU.")
+]
+
+
+def served_models(
+    console: Console, target: str, drafter: str, device: str
+) -> tuple[Path, Path, str]:
+    """Folders of target and drafter, and the device, `cpu` or `cuda`.
+
+    Raises DSparkError for a device that is not here, a model that cannot be had, and a drafter
+    that SGLang's DSPARK does not serve on this target.
+    """
+    from sglang_dspark.serving.checkpoint import validate_drafter
+
+    where = device_here(device)
+    draft = drafter_dir(drafter)
+    folder = target_dir(target, console)
+    validate_drafter(draft, target_facts(folder))
+    return folder, draft, where
+
+
+def device_here(device: str) -> str:
+    """`cpu` or `cuda`; "" stands for what is here. DSparkError for another and an absent GPU."""
+    if device not in ("", "cpu", "cuda"):
+        raise DSparkError(f"device {device!r} is neither cpu nor cuda; leave it out to use what is")
+    if device == "cpu":  # no need to ask torch, which takes seconds to load
+        return device
+    import torch
+
+    if torch.cuda.is_available():
+        return "cuda"
+    if device == "cuda":
+        raise DSparkError("device cuda: torch finds no GPU; use cpu, or see `dspark doctor`")
+    return "cpu"
+
+
+def target_facts(folder: Path) -> Target:
+    """What of a target's config.json a drafter must fit; of a multimodal model, of its text part.
+
+    Raises DSparkError when it cannot be read or lacks a field.
+    """
+    from sglang_dspark.files import integer, load_json, reading
+    from sglang_dspark.serving.checkpoint import Target
+
+    file = folder / "config.json"
+    with reading(file, "model's configuration", "fetch the model again, or name another target"):
+        raw = load_json(file, finite=False)
+        text = raw.get("text_config") or raw
+        names = ("hidden_size", "vocab_size", "num_hidden_layers")
+        hidden, vocab, layers = (integer(text[name], 1, 1 << 40) for name in names)
+        architecture = str((raw.get("architectures") or [""])[0])
+        return Target(str(folder), hidden, vocab, layers, architecture)

@@ -1,0 +1,116 @@
+"""A model by name: a folder on this machine, or `OWNER/NAME[@REVISION]` on Hugging Face.
+
+Downloads are `huggingface_hub.snapshot_download`'s: into its cache, resumed when cut off, with its
+own environment (HF_HOME, HF_TOKEN, HF_ENDPOINT, HF_HUB_OFFLINE). Weights are taken as safetensors
+alone: the other formats are pickles, which can run code.
+"""
+
+from __future__ import annotations
+
+import re
+from pathlib import Path
+from typing import Any
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import FAULTS, brief, fault, load_json
+
+FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
+LEFT_OUT = ("*/*", "consolidated*")  # other formats, and a second copy of the same weights
+_ID = re.compile(r"(?P<name>[A-Za-z0-9][\w.-]*/[\w.-]*\w)(?:@(?P<revision>\w[\w./-]*))?")
+_INDEX = "model.safetensors.index.json"
+_BEHIND = re.compile(r"models--(?P<owner>.+?)--(?P<name>.+)")  # the cache's folder of a model
+
+
+def resolve(name_or_path: str | Path) -> Path:
+    """The folder of a model: an existing one as it is, else the snapshot of a Hugging Face id.
+
+    name_or_path: a folder wins over an id of the same name. What begins with `/`, `.` or `~` or
+    ends in `/` is always a folder.
+    Raises DSparkError in one line for a missing folder, an id that cannot be had (offline, unknown,
+    not allowed, cut off), and a model without whole safetensors weights.
+    """
+    given = str(name_or_path)
+    path = Path(given).expanduser()
+    if path.is_dir():
+        return path
+    if path.exists():
+        raise DSparkError(f"{given} is a file; name the model's folder, or a Hugging Face id")
+    found = _ID.fullmatch(given)
+    if found is None:
+        raise DSparkError(
+            f"no model at {given}: there is no such folder; name one with config.json, or a "
+            "Hugging Face id as OWNER/NAME"
+        )
+    folder = _snapshot(given, found["name"], found["revision"])
+    _require_whole(folder, given)
+    return folder
+
+
+def model_name(folder: Path) -> str:
+    """What to call a model in words: a folder's own name, of a snapshot OWNER/NAME@COMMIT."""
+    folder = folder.absolute()
+    cached = _BEHIND.fullmatch(folder.parent.parent.name)
+    if cached is None or folder.parent.name != "snapshots":
+        return folder.resolve().name
+    return f"{cached['owner']}/{cached['name']}@{folder.name[:8]}"
+
+
+def _snapshot(given: str, name: str, revision: str | None) -> Path:
+    from httpx import HTTPError
+    from huggingface_hub import errors, snapshot_download
+
+    wanted: dict[str, Any] = {
+        "revision": revision,
+        "allow_patterns": list(FILES),
+        "ignore_patterns": list(LEFT_OUT),
+    }
+    try:
+        return Path(snapshot_download(name, **wanted))
+    except errors.GatedRepoError:
+        why = "its owner must let you in: ask on its page, then set HF_TOKEN"
+    except errors.RepositoryNotFoundError:
+        why = "Hugging Face knows none, or HF_TOKEN does not open it: check the name and the token"
+    except errors.RevisionNotFoundError:
+        why = f"it has no revision {revision}: name a branch, tag or commit that it has"
+    except errors.HFValidationError as error:
+        why = f"{brief(error)}: write OWNER/NAME or OWNER/NAME@REVISION"
+    except errors.IncompleteSnapshotError:
+        why = "its files are not all in the cache: run again with a network, which fetches the rest"
+    except errors.LocalEntryNotFoundError:
+        why = (
+            "it is not in the Hugging Face cache and the hub cannot be reached: go online (HF_HUB_"
+            "OFFLINE unset), set HF_ENDPOINT to a mirror, or name a folder"
+        )
+    except (HTTPError, OSError, RuntimeError) as error:  # RuntimeError: of its Rust transfer
+        status = getattr(getattr(error, "response", None), "status_code", None)
+        if status in (401, 403):
+            why = f"refused with status {status}: set HF_TOKEN to a token that may read it"
+        else:
+            why = f"the download failed ({fault(error)}): run again, which goes on where it stopped"
+    raise DSparkError(f"no folder {given}, and no model {given} from Hugging Face: {why}") from None
+
+
+def _require_whole(folder: Path, given: str) -> None:
+    """DSparkError unless a snapshot has a configuration and all weights that it speaks of.
+
+    A cache that another tool filled can hold a part of a model.
+    """
+    there = {file.name for file in folder.iterdir() if file.exists()}
+    missing = {"config.json"} - there
+    if _INDEX in there:
+        try:
+            missing |= set(map(str, load_json(folder / _INDEX)["weight_map"].values())) - there
+        except (OSError, *FAULTS) as error:
+            raise DSparkError(
+                f"{folder / _INDEX} of {given} cannot be read ({fault(error)}); delete it and run "
+                "again"
+            ) from None
+    elif not any(name.endswith(".safetensors") for name in there):
+        raise DSparkError(
+            f"{given} has no safetensors weights; other formats are not read: name a model that has"
+        )
+    if missing:
+        raise DSparkError(
+            f"{given} lacks {brief(', '.join(sorted(missing)))} in {folder}; run again with a "
+            "network, or name a whole model"
+        )
