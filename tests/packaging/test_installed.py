@@ -135,4 +135,6 @@ def test_a_sweep_by_a_shipped_configuration_serves_and_measures(installed: Insta
     assert done.returncode == 0, done.stdout + done.stderr
     figures = json.loads((installed.home / "figures.json").read_text(encoding="utf-8"))
     assert figures["commit"].startswith("sglang-dspark ")
+    (one_user,) = figures["metrics"]["by_concurrency"]
+    assert one_user.keys() == {"concurrency", "plain", "dspark"}
     assert (installed.home / "run" / "run.json").is_file()
