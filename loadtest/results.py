@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Mapping
@@ -14,7 +13,7 @@ from typing import Any
 
 from sglang_dspark import __version__
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import require_file_or_nothing
+from sglang_dspark.files import replace_text, require_file_or_nothing
 from sglang_dspark.loadtest.machine import with_speed
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -47,13 +46,7 @@ def write_results(path: Path, name: str, device: str, metrics: Mapping[str, Any]
 
 def write_document(path: Path, document: Mapping[str, Any]) -> None:
     """Write a result file's JSON atomically. Raises DSparkError when it cannot be written."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, indent=2, allow_nan=False) + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise DSparkError(f"cannot write results to {path}: {error.strerror}") from error
+    replace_text(path, json.dumps(document, indent=2, allow_nan=False) + "\n", "results")
 
 
 def require_clean(path: Path | None) -> None:

@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -18,7 +17,7 @@ import numpy as np
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.records import Generation, Step
-from sglang_dspark.files import MOST_RECORDED, load_json, reading
+from sglang_dspark.files import MOST_RECORDED, load_json, reading, replace_text
 
 FORMAT = "sglang-dspark trace 1"
 
@@ -130,13 +129,7 @@ def write_trace(path: Path, trace: Trace) -> None:
         "prompts": [asdict(prompt) for prompt in trace.prompts],
         "generations": [_generation_json(each) for each in trace.generations],
     }
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(json.dumps(document, separators=(",", ":")) + "\n")
-        temporary.replace(path)
-    except OSError as error:
-        raise DSparkError(f"cannot write {path}: {error.strerror}") from error
+    replace_text(path, json.dumps(document, separators=(",", ":")) + "\n", "the trace")
 
 
 def read_trace(path: Path) -> Trace:
