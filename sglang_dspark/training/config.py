@@ -33,6 +33,11 @@ class DataConfig(_Frozen):
     store: Path
     cache: bool = Field(True, description="keep states on disk; false: computed in each step")
     strict: bool = Field(False, description="a broken prompt line stops instead of being skipped")
+    answers: Literal["target", "given"] = Field(
+        "target",
+        description="who answers chat data: the target (paper, 5.1), or given: the row's own "
+        "assistant where it has one",
+    )
     temperatures: tuple[float, ...] = (0.0, 0.0, 0.6)
     max_prompt_tokens: int = Field(256, ge=8)
     max_new_tokens: int = Field(224, ge=8, description="of each answer")
