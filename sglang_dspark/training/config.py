@@ -10,6 +10,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    StrictBool,
     Tag,
     ValidationError,
     model_validator,
@@ -194,12 +195,22 @@ class RunConfig(_Frozen):
     """The whole file."""
 
     run_dir: Path
+    tensorboard: StrictBool | Path = Field(
+        False, description="curves for TensorBoard: true, in the run_dir, or a folder"
+    )
     data: DataConfig
     drafter: DrafterShape
     objective: ObjectiveConfig = ObjectiveConfig()
     schedule: ScheduleConfig = ScheduleConfig()
     calibration: CalibrationConfig = CalibrationConfig()
     serving: ServingConfig = ServingConfig()
+
+    @property
+    def curves(self) -> Path | None:
+        """Folder of the curves for TensorBoard, None without."""
+        if isinstance(self.tensorboard, Path):
+            return self.tensorboard
+        return self.run_dir / "tensorboard" if self.tensorboard else None
 
     @model_validator(mode="after")
     def _served_kind(self) -> RunConfig:
