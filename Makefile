@@ -15,7 +15,7 @@ HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 DEV := pytest|pytest-timeout|pytest-xdist|execnet|hypothesis|ruff|mypy|types-PyYAML
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test mutants lint types doctor clean
+.PHONY: help setup demo serve test tutorial mutants lint types doctor clean
 
 help:
 	@echo 'make setup    virtual environment in .venv with everything pinned'
@@ -23,6 +23,7 @@ help:
 	@echo 'make serve    serve it with DSPARK and leave the server up'
 	@echo 'make doctor   what is installed, which patches took, what is wrong'
 	@echo 'make test     the tests;   make lint types: the other checks;   make clean: remove .venv'
+	@echo 'make tutorial the commands of docs/training.md: own prompts to a served drafter of your own'
 	@echo 'make mutants  faults put into a copy of the source: which test kills each (ARGS="-k name")'
 
 setup: $(STAMP)
@@ -56,6 +57,9 @@ ifeq ($(ARGS),)
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
+
+tutorial: setup
+	@$(BIN)/python tools/tutorial/run.py $(ARGS)
 
 mutants: setup
 	@$(BIN)/python -m tests.mutants $(ARGS)
