@@ -9,6 +9,7 @@ from transformers import AutoTokenizer, LlamaForCausalLM
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.answering import traces_of_store
+from sglang_dspark.evaluation.prompts import demo_prompts
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.training.collect import plan_answers
 from sglang_dspark.training.plan import planned_prompts
@@ -102,7 +103,12 @@ def test_a_long_given_answer_is_cut_and_trains(config, tmp_path):
     assert generate(cfg) == 10
     reader = StoreReader(cfg.data.store)
     assert {reader.rows[i]["n"] - reader[i].prompt_len for i in range(10)} == {70}
-    assert all((reader[i].log_partition[3:-1] != 0).all() for i in range(10))
+    model = LlamaForCausalLM.from_pretrained(cfg.data.target, dtype=torch.float32)
+    with torch.no_grad():
+        z = model(reader[0].tokens[None]).logits[0].logsumexp(-1)
+    start = reader[0].prompt_len - 1
+    kept = reader[0].log_partition[start:-1]
+    torch.testing.assert_close(kept, z[start:-1], atol=1e-4, rtol=1e-4)
     trainer, _ = prepare(_in(cfg, tmp_path / "run"))
     assert torch.isfinite(trainer.train_step()).all()
 
@@ -131,6 +137,16 @@ def test_what_cannot_be_used_names_file_line_and_field(config, tmp_path):
         DSparkError, match=r"bad\.jsonl, line 1: messages\[0\]\.role: .*correct the"
     ):
         planned_prompts(_data(cfg, strict=True).data, tokenizer)
+
+
+def test_the_packages_own_prompts_in_a_conversation_are_kept_out(config, tmp_path):
+    file = tmp_path / "own.jsonl"
+    turns = [{"role": "user", "content": demo_prompts()[0].turns[0].upper()}, *CHAT[1:]]
+    file.write_text(json.dumps({"messages": turns}) + '\n{"prompt": "w1"}')
+    tokenizer, skipped = AutoTokenizer.from_pretrained(str(config.data.target)), []
+    planned = planned_prompts(_data(config, prompts=(file,)).data, tokenizer, skipped.append)
+    assert [p.id for p in planned] == ["own-2"]
+    assert skipped == [f"{file}, line 1: is one of the package's own prompts"]
 
 
 def test_templates_that_refuse_a_row_or_are_missing_are_one_line(config, tmp_path):
