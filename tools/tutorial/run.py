@@ -13,6 +13,7 @@ import argparse
 import os
 import re
 import shlex
+import signal
 import subprocess
 import sys
 import tempfile
@@ -90,7 +91,7 @@ def script(found: list[Step]) -> str:
     """One bash script of all steps, each told on a line of its own before it runs."""
     url, parts = health_url(found), [_PRELUDE]
     for number, step in enumerate(found):
-        parts.append(f"printf '{_MARK}%d\\n' {number}\n")
+        parts.append(f"printf '\\n{_MARK}%d\\n' {number}\n")  # output may lack its last newline
         if step.server:
             command = shlex.quote(f"exec {step.text}")
             parts.append(f"stop_server\nsetsid bash -euc {command} > server.log 2>&1 &\n")
@@ -118,6 +119,7 @@ def run(found: list[Step], folder: Path) -> list[float]:
         stdin=subprocess.DEVNULL,
         text=True,
         errors="replace",
+        start_new_session=True,
     ) as process:
         assert process.stdout is not None
         try:
@@ -125,10 +127,11 @@ def run(found: list[Step], folder: Path) -> list[float]:
                 if line.startswith(_MARK):
                     began.append(time.monotonic())
                     step = found[int(line.removeprefix(_MARK))]
-                    line = f"\n== {step.name} (line {step.line})\n{step.text}--\n"
+                    line = f"== {step.name} (line {step.line})\n{step.text}--\n"
                 print(line, end="", flush=True)
-        finally:
-            process.terminate()
+        except BaseException:
+            os.killpg(process.pid, signal.SIGTERM)  # the step as well, which bash waits for
+            raise
     if process.returncode:
         step = found[len(began) - 1]
         raise DSparkError(f"line {step.line} of the page, {step.name!r}: its command failed")
