@@ -18,7 +18,7 @@ VENV_uv = uv venv --quiet --seed --allow-existing --python $(PYTHON)
 HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo first serve test mutants lint types docs docs-reference doctor clean
+.PHONY: help setup demo first serve test tutorial mutants lint types docs docs-reference doctor clean
 
 help:
 	@echo 'make setup    virtual environment in .venv with everything pinned'
@@ -27,6 +27,7 @@ help:
 	@echo 'make doctor   what is installed, which patches took, what is wrong'
 	@echo 'make test     the tests;   make lint types: the other checks;   make clean: remove .venv'
 	@echo 'make docs     the pages of docs/ as a site in site/;   make docs-reference: its generated pages'
+	@echo 'make tutorial the commands of docs/training.md: own prompts to a served drafter of your own'
 	@echo 'make mutants  faults put into a copy of the source: which test kills each (ARGS="-k name")'
 
 setup: $(STAMP)
@@ -65,6 +66,9 @@ ifeq ($(ARGS),)
 else
 	@$(BIN)/python -m pytest $(ARGS)
 endif
+
+tutorial: setup
+	@$(BIN)/python tools/tutorial/run.py $(ARGS)
 
 mutants: setup
 	@$(BIN)/python -m tests.mutants $(ARGS)

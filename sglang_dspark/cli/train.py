@@ -31,6 +31,7 @@ StrictOption = Annotated[
     bool, typer.Option("--strict", help="Stop at a broken prompt line instead of skipping it.")
 ]
 _REASONS_SHOWN = 5
+_SHOWN = ("loss", "tau", "steps_per_s", "held_out_loss", "held_out_tau", "held_out_ece")
 
 
 @app.callback(invoke_without_command=True)
@@ -84,8 +85,10 @@ def _load(config: Path, strict: bool = False) -> RunConfig:
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.shipped import config_file
     from sglang_dspark.training.config import load_config
+    from sglang_dspark.training.curves import require_tensorboard
 
     cfg = load_config(config_file("train", config))
+    require_tensorboard(cfg.curves)
     changes: dict[str, object] = {"strict": True} if strict else {}
     try:
         changes["target"] = target_dir(str(cfg.data.target), Console(stderr=True))
@@ -164,6 +167,7 @@ def _answer(cfg: RunConfig, minutes: float) -> None:
 
 def _train(cfg: RunConfig) -> None:
     from sglang_dspark.loadtest.results import commit
+    from sglang_dspark.training.curves import Curves
     from sglang_dspark.training.distributed import World
     from sglang_dspark.training.journal import Journal
     from sglang_dspark.training.setup import prepare
@@ -177,12 +181,17 @@ def _train(cfg: RunConfig) -> None:
         return
     print(note)
     console, first, started = Console(), trainer.step, time.monotonic()
-    with Journal(cfg.run_dir / "metrics.jsonl", trainer.step) as journal, stages(console) as show:
+    with (
+        Journal(cfg.run_dir / "metrics.jsonl", trainer.step) as journal,
+        Curves(cfg.curves, trainer.step) as curves,
+        stages(console) as show,
+    ):
 
         def report(step: int, means: dict[str, float]) -> None:
             journal.write(step, means)
+            curves.write(step, means)
             left = (time.monotonic() - started) / (step - first) * (cfg.schedule.steps - step)
-            shown = " ".join(f"{name} {value:.3f}" for name, value in means.items())
+            shown = " ".join(f"{name} {means[name]:.3f}" for name in _SHOWN if name in means)
             console.print(f"step {step}: {shown}, {left / 60:.0f} min left", highlight=False)
             show("training", step, cfg.schedule.steps)
 

@@ -73,9 +73,15 @@ def record_answers(
 def traces_of_store(store: Path, target_dir: Path, drafter: Path) -> list[Trace]:
     """Replays of the answers that `dspark train data` stored, one for each temperature.
 
-    Raises DSparkError when the store has no states, or those of another target or other layers.
+    Raises DSparkError when the store has no states, or those of another target or other layers, or
+    answers that are not the target's own.
     """
-    reader, layers = StoreReader(store), drafter_layers(drafter)
+    reader = StoreReader(store)
+    if reader.meta.get("answers") == "given":
+        raise DSparkError(
+            f"{store} holds given answers, not the target's own (data.answers): use prompts"
+        )
+    layers = drafter_layers(drafter)
     sha256 = weights_sha256(target_dir)
     for key, wanted in (("target_sha256", sha256), ("layer_ids", list(layers))):
         if reader.meta.get(key) != wanted:

@@ -1,19 +1,22 @@
 """Evaluation prompts: JSONL in, conversations and token ids out.
 
 A line is a JSON object with `prompt`, or `turns` (user and assistant texts in turn, ending with
-the user's, whose answer is measured), and optionally `id` and `domain`. Other common files work
-through `--prompt-field`; the names in `PROMPT_FIELDS` and `ID_FIELDS` are found by themselves.
+the user's, whose answer is measured), and optionally `id` and `domain`. Chat data (`messages`,
+`conversations`) is read as `conversations.py` tells, up to the user's last words. Other common
+files work through `--prompt-field`; the names in `PROMPT_FIELDS` and `ID_FIELDS` are found by
+themselves.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.conversations import Turn, as_messages, conversation, rows_of
 from sglang_dspark.files import brief, fault, load_json, parse_json, reading
 
 PROMPT_FIELDS = ("prompt", "turns", "question", "text", "instruction")
@@ -25,18 +28,19 @@ CALIBRATION_FILE = "calibration_prompts.jsonl"
 
 @dataclass(frozen=True)
 class EvalPrompt:
-    """One conversation to continue. turns: user, assistant, user, ...: an odd number of texts."""
+    """One conversation to continue. turns: user, assistant, user, ...: an odd number of texts.
+    system: what the system says before them, empty for nothing."""
 
     id: str
     domain: str
     turns: tuple[str, ...]
+    system: str = ""
 
     def messages(self) -> list[dict[str, str]]:
         """The conversation as chat messages."""
-        return [
-            {"role": "user" if k % 2 == 0 else "assistant", "content": text}
-            for k, text in enumerate(self.turns)
-        ]
+        first: tuple[Turn, ...] = (("system", self.system),) if self.system else ()
+        said = ((("user", "assistant")[k % 2], text) for k, text in enumerate(self.turns))
+        return as_messages((*first, *said))
 
 
 def demo_prompts() -> list[EvalPrompt]:
@@ -65,7 +69,7 @@ def _shipped(name: str) -> list[EvalPrompt]:
 def read_prompts(
     path: Path, *, domain: str | None = None, prompt_field: str | None = None
 ) -> list[EvalPrompt]:
-    """Read a JSONL file, in UTF-8; empty lines are skipped.
+    """Read a JSONL file or a JSON list, in UTF-8; empty lines are skipped.
 
     domain: of all rows; None takes each row's own, or "all" where it has none.
     prompt_field: the field that holds the text or turns; None finds one of PROMPT_FIELDS.
@@ -76,19 +80,24 @@ def read_prompts(
     except (OSError, UnicodeDecodeError) as error:
         raise DSparkError(f"cannot read prompts from {path}: {fault(error)}") from None
     prompts: list[EvalPrompt] = []
-    seen: dict[str, int] = {}
-    for number, line in enumerate(text.split("\n"), 1):
-        if not line.strip():
-            continue
-        where = f"{path}, line {number}"
+    seen: dict[str, str] = {}
+    for number, place, line in _rows(path, text):
+        where = f"{path}, {place}"
         prompt = _parse(line, where, f"{path.stem}-{number}", domain, prompt_field)
         if prompt.id in seen:
-            raise DSparkError(f"{where}: id {prompt.id!r} is also on line {seen[prompt.id]}")
-        seen[prompt.id] = number
+            raise DSparkError(f"{where}: id {prompt.id!r} is also on {seen[prompt.id]}")
+        seen[prompt.id] = place
         prompts.append(prompt)
     if not prompts:
         raise DSparkError(f"{path} holds no prompts")
     return prompts
+
+
+def _rows(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
+    try:
+        yield from rows_of(text)
+    except ValueError as error:
+        raise DSparkError(f"{path}, {error}") from None
 
 
 def limit_per_domain(prompts: Iterable[EvalPrompt], limit: int | None) -> list[EvalPrompt]:
@@ -109,7 +118,7 @@ def encode(tokenizer: Any, prompt: EvalPrompt) -> list[int]:
     when several turns meet a tokenizer without a template.
     """
     if getattr(tokenizer, "chat_template", None) is None:
-        if len(prompt.turns) > 1:
+        if len(prompt.messages()) > 1:
             raise DSparkError(f"prompt {prompt.id}: the model has no chat template for its turns")
         return list(tokenizer(prompt.turns[0])["input_ids"])
     return list(
@@ -145,6 +154,10 @@ def _parse(
         raise DSparkError(f"{where}: not JSON ({fault(error)})") from None
     if not isinstance(row, dict):
         raise DSparkError(f"{where}: expected a JSON object, found {type(row).__name__}")
+    found = next((row[field] for field in ID_FIELDS if field in row), default_id)
+    names = str(found), str(domain or row.get("domain") or "all")
+    if prompt_field is None and (chat := _chat(row, where)) is not None:
+        return EvalPrompt(*names, *chat)
     fields = PROMPT_FIELDS if prompt_field is None else (prompt_field,)
     name = next((field for field in fields if field in row), None)
     if name is None:
@@ -153,9 +166,19 @@ def _parse(
             f"{brief(', '.join(row))}; "
             "name the field with --prompt-field"
         )
-    turns = _turns(row[name], f"{where}, {name}")
-    found = next((row[field] for field in ID_FIELDS if field in row), default_id)
-    return EvalPrompt(str(found), str(domain or row.get("domain") or "all"), turns)
+    return EvalPrompt(*names, _turns(row[name], f"{where}, {name}"))
+
+
+def _chat(row: dict[str, Any], where: str) -> tuple[tuple[str, ...], str] | None:
+    """Turns and system's words of a row of chat data, None of any other row."""
+    try:
+        chat = conversation(row)
+    except ValueError as error:
+        raise DSparkError(f"{where}: {error}") from None
+    if chat is None:
+        return None
+    system = next((text for role, text in chat.turns if role == "system"), "")
+    return tuple(text for role, text in chat.turns if role != "system"), system
 
 
 def _turns(value: object, where: str) -> tuple[str, ...]:

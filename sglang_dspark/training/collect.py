@@ -95,6 +95,7 @@ def plan_answers(cfg: RunConfig, config: Any, skipped: Skipped) -> Answering:
         "tokenizer_sha256": tokenizer_sha256(data.target),
         "layer_ids": list(layer_ids),
         "cached": data.cache,
+        "answers": data.answers,
         "temperatures": list(data.temperatures),
         "half_products": data.half_products,
     }

@@ -10,6 +10,7 @@ from pydantic import (
     ConfigDict,
     Discriminator,
     Field,
+    StrictBool,
     Tag,
     ValidationError,
     model_validator,
@@ -27,7 +28,7 @@ class DataConfig(_Frozen):
     """Where prompts come from and how the target answers them."""
 
     target: Path = Field(description="directory of the target, Hugging Face files")
-    prompts: tuple[Path, ...] = Field((), description="JSONL files of user prompts")
+    prompts: tuple[Path, ...] = Field((), description="files of user prompts or chat rows")
     self_prompts: Path | None = Field(
         None, description="JSONL file for prompts that the target writes itself; null: none"
     )
@@ -35,6 +36,11 @@ class DataConfig(_Frozen):
     store: Path = Field(description="folder for the answers, and the states if they are kept")
     cache: bool = Field(True, description="keep states on disk; false: computed in each step")
     strict: bool = Field(False, description="a broken prompt line stops instead of being skipped")
+    answers: Literal["target", "given"] = Field(
+        "target",
+        description="who answers chat data: the target (paper, 5.1), or given: the row's own "
+        "assistant where it has one",
+    )
     temperatures: tuple[float, ...] = Field(
         (0.0, 0.0, 0.6), description="of the answers, in turns; 0 is greedy"
     )
@@ -205,12 +211,22 @@ class RunConfig(_Frozen):
     """The whole file."""
 
     run_dir: Path = Field(description="folder for states, the log and the drafter")
+    tensorboard: StrictBool | Path = Field(
+        False, description="curves for TensorBoard: true, in the run_dir, or a folder"
+    )
     data: DataConfig = Field(description="prompts and answers")
     drafter: DrafterShape = Field(description="what is trained")
     objective: ObjectiveConfig = Field(ObjectiveConfig(), description="weights of the losses")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="optimiser and length")
     calibration: CalibrationConfig = Field(CalibrationConfig(), description="after training")
     serving: ServingConfig = Field(ServingConfig(), description="a trial in a server, at the end")
+
+    @property
+    def curves(self) -> Path | None:
+        """Folder of the curves for TensorBoard, None without."""
+        if isinstance(self.tensorboard, Path):
+            return self.tensorboard
+        return self.run_dir / "tensorboard" if self.tensorboard else None
 
     @model_validator(mode="after")
     def _served_kind(self) -> RunConfig:

@@ -77,12 +77,14 @@ class _DraftLaw(torch.autograd.Function):
 class LossParts:
     """total: scalar to differentiate, a mean over `weight`, the sum of the positions' weights, so
     that total * weight adds up over parts of a batch. accept, nll: [N = P * gamma] per position,
-    no gradient. confidence: [N] logits, or None for a drafter without a confidence head."""
+    no gradient. terms: [3] means of CE, L1 and BCE, no gradient, whose sum by the objective's
+    weights is total. confidence: [N] logits, or None for a drafter without a confidence head."""
 
     total: Tensor
     weight: Tensor
     accept: Tensor
     nll: Tensor
+    terms: Tensor
     confidence: Tensor | None = None
 
 
@@ -106,10 +108,13 @@ def dspark_loss(
     drafted, accept, nll = _DraftLaw.apply(
         logits, target, log_partition, label, weight, objective.ce, objective.tv
     )
+    terms = torch.stack([weight @ nll, 2 * weight @ (1 - accept), torch.zeros_like(weight.sum())])
     if confidence is None:
-        return LossParts(drafted, total_weight, accept, nll)
+        return LossParts(drafted, total_weight, accept, nll, terms)
     bce = torch.nn.functional.binary_cross_entropy_with_logits(
         confidence.float(), accept.clamp(0, 1), reduction="none"
     )
-    total = drafted + objective.confidence * (weight * bce).sum()
-    return LossParts(total, total_weight, accept, nll, confidence.detach())
+    taught = (weight * bce).sum()
+    terms[2] = taught.detach()
+    total = drafted + objective.confidence * taught
+    return LossParts(total, total_weight, accept, nll, terms, confidence.detach())

@@ -9,11 +9,13 @@ from torch import Tensor
 
 from sglang_dspark.training.losses import LossParts
 
+SUMS = 8  # of `block_sums`
 _BINS = 10
 
 
 def block_sums(parts: LossParts, valid: Tensor) -> Tensor:
-    """[4] float64: loss * weight, weight, sum of expected tau over whole blocks, their number.
+    """[SUMS] float64: loss * weight, weight, sum of expected tau over whole blocks, their number;
+    the loss's three terms * weight; positions with a token to learn.
 
     valid: [P, gamma]. tau counts the bonus token: 1 + sum_k prod_{i<=k} accept_i, with the
     acceptance rates along the target's own tokens.
@@ -22,7 +24,8 @@ def block_sums(parts: LossParts, valid: Tensor) -> Tensor:
     accept = parts.accept.detach().view(valid.shape)[full].double()
     tau = (1 + accept.cumprod(1).sum(1)).sum()
     weight = parts.weight.detach().double()
-    return torch.stack([parts.total.detach().double() * weight, weight, tau, full.sum().double()])
+    whole = torch.stack([parts.total.detach().double() * weight, weight, tau, full.sum().double()])
+    return torch.cat([whole, parts.terms.double() * weight, valid.sum().double()[None]])
 
 
 def survival_sums(parts: LossParts, valid: Tensor) -> Tensor:
@@ -41,9 +44,16 @@ def survival_sums(parts: LossParts, valid: Tensor) -> Tensor:
 
 
 def loss_and_tau(sums: Tensor) -> dict[str, float]:
-    """Means from the sums of `block_sums`; tau is 0 when no block was whole."""
-    total, weight, tau, blocks = sums.tolist()
-    return {"loss": total / weight, "tau": tau / blocks if blocks else 0.0}
+    """Means from the sums of `block_sums`; tau is 0 when no block was whole, `loss_confidence`
+    without a confidence head."""
+    total, weight, tau, blocks, ce, tv, confidence, _ = sums.tolist()
+    return {
+        "loss": total / weight,
+        "tau": tau / blocks if blocks else 0.0,
+        "loss_ce": ce / weight,
+        "loss_tv": tv / weight,
+        "loss_confidence": confidence / weight,
+    }
 
 
 def expected_calibration_error(sums: Tensor, positions: float) -> float:

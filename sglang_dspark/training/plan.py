@@ -10,6 +10,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
+from jinja2 import TemplateError
 from torch import Tensor
 from transformers import AutoTokenizer
 
@@ -18,9 +19,18 @@ from sglang_dspark.evaluation.prompts import (
     calibration_prompts,
     demo_prompts,
     evaluation_prompts,
+    stop_token_ids,
 )
+from sglang_dspark.files import fault
 from sglang_dspark.training.config import DataConfig
-from sglang_dspark.training.prompts import Prompt, PromptRow, chat_ids, later_ids, read_prompts
+from sglang_dspark.training.prompts import (
+    Prompt,
+    PromptRow,
+    answer_ids,
+    chat_ids,
+    later_ids,
+    read_prompts,
+)
 
 Skipped = Callable[[str], None]
 
@@ -39,10 +49,10 @@ def _rows(data: DataConfig, skipped: Skipped | None) -> list[PromptRow]:
     kept = []
     for file in files:
         for row in read_prompts(file, strict=data.strict, skipped=skipped):
-            if not any(_plain(turn) in asked for turn in row.turns):
+            if not any(_plain(turn) in asked for turn in row.asked):
                 kept.append(row)
             elif skipped:
-                skipped(f"{file}, prompt {row.id}: is one of the package's own prompts")
+                skipped(f"{row.where}: is one of the package's own prompts")
     return kept
 
 
@@ -55,7 +65,7 @@ def prompt_token_counts(data: DataConfig, vocab_size: int) -> Tensor:
     tokenizer = AutoTokenizer.from_pretrained(str(data.target))
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for row in _rows(data, None):
-        for turn in row.turns:
+        for turn in row.asked:
             ids = tokenizer(turn, add_special_tokens=False).input_ids
             counts += torch.bincount(torch.tensor(ids, dtype=torch.long), minlength=vocab_size)
     return counts
@@ -66,8 +76,32 @@ def planned_prompts(
 ) -> list[Prompt]:
     """Every prompt of the config's files once, in a seeded order with the domains' shares.
 
-    skipped: is told of every line left out, and why.
+    skipped: is told of every row left out, and why. Raises DSparkError at the first that cannot be
+    written by the chat template when the config is strict.
     """
+    ordered = _ordered(data, skipped)
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise DSparkError(
+            f"{data.target} has no chat template, which prompts are written with: take a model "
+            "that chats, or add its chat_template.jinja"
+        )
+    stop_ids = stop_token_ids(data.target, tokenizer)
+    planned = []
+    for number, row in enumerate(ordered):
+        temperature = data.temperatures[number % len(data.temperatures)]
+        try:
+            planned.append(_prompt(row, data, tokenizer, stop_ids, temperature))
+        except (TemplateError, ValueError) as error:
+            reason = f"{row.where}: {fault(error)}"
+            if data.strict and isinstance(error, TemplateError):
+                raise DSparkError(f"{reason}; correct the row, or leave --strict out") from None
+            if skipped:
+                skipped(reason)
+    return planned
+
+
+def _ordered(data: DataConfig, skipped: Skipped | None) -> list[PromptRow]:
+    """The rows of all files, domains interleaved."""
     by_domain: dict[str, list[PromptRow]] = {}
     for row in _rows(data, skipped):
         by_domain.setdefault(row.domain, []).append(row)
@@ -81,14 +115,22 @@ def planned_prompts(
         elif skipped:
             skipped(f"{len(rows)} prompts of domain {domain}: data.shares gives it none")
     keyed.sort(key=lambda pair: pair[0])
-    planned = []
-    for number, (_, row) in enumerate(keyed):
-        ids = chat_ids(tokenizer, row.turns[0])
-        later = later_ids(tokenizer, row.turns)
-        if len(ids) + sum(map(len, later)) <= data.max_prompt_tokens:
-            temperature = data.temperatures[number % len(data.temperatures)]
-            planned.append(Prompt(row.id, row.domain, ids, temperature, data.max_new_tokens, later))
-    return planned
+    return [row for _, row in keyed]
+
+
+def _prompt(
+    row: PromptRow, data: DataConfig, tokenizer: Any, stop_ids: frozenset[int], temperature: float
+) -> Prompt:
+    """The row in token ids; ValueError when it is too long, jinja2's when the template refuses."""
+    ids = chat_ids(tokenizer, row.opening)
+    later = later_ids(tokenizer, row.turns)
+    asked = len(ids) + sum(map(len, later))
+    if asked > data.max_prompt_tokens:
+        raise ValueError(f"{asked} tokens, data.max_prompt_tokens is {data.max_prompt_tokens}")
+    answer: tuple[int, ...] = ()
+    if data.answers == "given" and row.answer is not None:
+        answer = answer_ids(tokenizer, row.opening, row.answer, stop_ids)[: data.max_new_tokens]
+    return Prompt(row.id, row.domain, ids, temperature, data.max_new_tokens, later, answer)
 
 
 def longest(data: DataConfig) -> int:

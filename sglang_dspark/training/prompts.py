@@ -1,20 +1,22 @@
-"""Prompts for training: JSONL in, token ids out; and prompts that the target writes itself.
+"""Prompts for training: JSONL or a JSON list in, token ids out; and prompts of the target's own.
 
-A line is an object with `turns` (list of user turns, each answered by the target) or `prompt`, and
-optionally `id` and `domain`. Self-written prompts start from an empty user turn and let the target
+A row is an object with `turns` (list of user turns, each answered by the target) or `prompt`, or
+chat data (`evaluation/conversations.py`), whose last user turn is answered; optionally with `id`
+and `domain`. Self-written prompts start from an empty user turn and let the target
 sample what a user would say, so that a drafter can be trained for a target without any prompt set.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.conversations import Turn, as_messages, conversation, rows_of
 from sglang_dspark.files import FAULTS, fault, parse_json
 
 
@@ -24,6 +26,7 @@ class Prompt:
 
     later: for each further user turn, the ids from the end of the target's answer (the stop token
     that the chat template puts there included) to the start of the next answer.
+    answer: ids of an answer that is given, its stop token included; empty where the target answers.
     """
 
     id: str
@@ -32,15 +35,33 @@ class Prompt:
     temperature: float
     max_new_tokens: int
     later: tuple[tuple[int, ...], ...] = ()
+    answer: tuple[int, ...] = ()
 
 
 @dataclass(frozen=True)
 class PromptRow:
-    """A line of a prompt file."""
+    """A row of a prompt file.
+
+    turns: the user's, each to be answered. before: what was said ahead of them. answer: what the
+    row says to the last one, None without. where: file and line.
+    """
 
     id: str
     domain: str
     turns: tuple[str, ...]
+    where: str
+    before: tuple[Turn, ...] = ()
+    answer: str | None = None
+
+    @property
+    def asked(self) -> tuple[str, ...]:
+        """All that the user says."""
+        return (*(text for role, text in self.before if role == "user"), *self.turns)
+
+    @property
+    def opening(self) -> tuple[Turn, ...]:
+        """The conversation up to the first user turn that is to be answered."""
+        return (*self.before, ("user", self.turns[0]))
 
 
 def read_prompts(
@@ -54,13 +75,12 @@ def read_prompts(
     if not path.is_file():
         raise DSparkError(f"no prompt file at {path}")
     rows = []
-    for number, line in enumerate(path.read_text(encoding="utf8", errors="replace").split("\n"), 1):
-        if not line.strip():
-            continue
+    text = path.read_text(encoding="utf-8", errors="replace")
+    for number, place, line in _places(path, text):
         try:
-            rows.append(_row(line, f"{path.stem}-{number}"))
+            rows.append(_row(line, f"{path.stem}-{number}", f"{path}, {place}"))
         except FAULTS as error:
-            reason = f"{path}, line {number}: {_reason(error)}"
+            reason = f"{path}, {place}: {_reason(error)}"
             if strict:
                 raise DSparkError(f"{reason}; correct the line, or leave --strict out") from None
             if skipped:
@@ -70,32 +90,65 @@ def read_prompts(
     return rows
 
 
-def _row(line: str, default_id: str) -> PromptRow:
+def _places(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
+    try:
+        yield from rows_of(text)
+    except ValueError as error:
+        raise DSparkError(f"{path}, {error}") from None
+
+
+def _row(line: str, default_id: str, where: str) -> PromptRow:
     row = parse_json(line, finite=False)
     if not isinstance(row, dict):
         raise TypeError("expected an object")
+    names = str(row.get("id", default_id)), str(row.get("domain", "chat"))
+    chat = conversation(row)
+    if chat is not None:
+        *before, (_, asked) = chat.turns
+        return PromptRow(*names, (asked,), where, tuple(before), chat.answer)
     turns = row["turns"] if "turns" in row else [row["prompt"]]
     if not isinstance(turns, list) or not turns:
         raise TypeError("`turns` must be a list of at least one user turn")
     if not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise TypeError("a user turn must be text that is not empty")
-    return PromptRow(str(row.get("id", default_id)), str(row.get("domain", "chat")), tuple(turns))
+    return PromptRow(*names, tuple(turns), where)
 
 
 def _reason(error: Exception) -> str:
     if isinstance(error, json.JSONDecodeError):
         return f"not JSON ({error.msg}, column {error.colno})"
     if isinstance(error, KeyError):
-        return "neither `turns` nor `prompt`"
+        return "none of `turns`, `prompt`, `messages` and `conversations`"
     return fault(error)
 
 
-def chat_ids(tokenizer: Any, text: str) -> tuple[int, ...]:
-    """Token ids of a one-turn conversation up to the start of the answer."""
-    message = [{"role": "user", "content": text}]
+def chat_ids(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[int, ...]:
+    """Token ids of a conversation, the user's turn last, up to the start of the answer."""
+    messages = as_messages(turns)
     return tuple(
-        tokenizer.apply_chat_template(message, add_generation_prompt=True, return_dict=False)
+        tokenizer.apply_chat_template(messages, add_generation_prompt=True, return_dict=False)
     )
+
+
+def answer_ids(
+    tokenizer: Any, turns: tuple[Turn, ...], answer: str, stop_ids: frozenset[int]
+) -> tuple[int, ...]:
+    """Token ids of a given answer behind `chat_ids` of `turns`, up to its stop token.
+
+    Raises ValueError when the chat template writes a conversation with the answer otherwise than
+    it asks for it.
+    """
+    asked = tokenizer.apply_chat_template(
+        as_messages(turns), tokenize=False, add_generation_prompt=True
+    )
+    whole = tokenizer.apply_chat_template(
+        as_messages((*turns, ("assistant", answer))), tokenize=False
+    )
+    if not whole.startswith(asked):
+        raise ValueError("the target's chat template does not keep the prompt before an answer")
+    ids = tuple(tokenizer(whole[len(asked) :], add_special_tokens=False).input_ids)
+    end = next((i + 1 for i, token in enumerate(ids) if token in stop_ids), len(ids))
+    return ids[:end]
 
 
 def later_ids(tokenizer: Any, turns: tuple[str, ...]) -> tuple[tuple[int, ...], ...]:

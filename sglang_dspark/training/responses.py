@@ -1,6 +1,7 @@
 """Responses by the target, with continuous batching; the hidden states that training needs are kept
 as they pass by, so that no second pass over the data is made (paper, 5.1). In a conversation the
-target answers each user turn and later turns see the answers before them.
+target answers each user turn and later turns see the answers before them. An answer that is given
+is read instead, all at once.
 """
 
 from __future__ import annotations
@@ -15,6 +16,8 @@ from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.training.prompts import Prompt
 from sglang_dspark.training.store import Response
 from sglang_dspark.verify.rejection import sample_inverse_cdf
+
+_ROWS = 64  # hidden states that go through the LM head at a time
 
 
 @dataclass
@@ -81,12 +84,20 @@ class ResponseGenerator:
         temperatures = [p.temperature for _, p in batch]
         self.temperature[rows] = torch.tensor(temperatures, device=self.device)
         self.lens[rows] = 0
-        chosen = self._read(rows, [p.ids for _, p in batch])
+        # of an answer that is given all but the last token: nothing is predicted from it
+        texts = [[*p.ids, *p.answer[:-1]] for _, p in batch]
+        chosen = self._read(rows, texts, [len(p.ids) - 1 for _, p in batch])
         for (i, prompt), token in zip(batch, chosen.tolist(), strict=True):
-            self.slots[i] = _Slot(prompt, [*prompt.ids, token], len(prompt.ids))
+            answer = prompt.answer or (token,)
+            self.slots[i] = _Slot(prompt, [*prompt.ids, *answer], len(prompt.ids))
 
-    def _read(self, rows: Tensor, texts: Sequence[Sequence[int]]) -> Tensor:
-        """Take in more tokens of each row, behind what it has; the token sampled after them [R]."""
+    def _read(
+        self, rows: Tensor, texts: Sequence[Sequence[int]], firsts: Sequence[int] | None = None
+    ) -> Tensor:
+        """Take in more tokens of each row, behind what it has; the token sampled after them [R].
+
+        firsts: of each text, from which token on the partition function is kept; None: the last.
+        """
         sizes = torch.tensor([len(ids) for ids in texts], device=self.device)
         tokens = torch.zeros(len(texts), int(sizes.max()), dtype=torch.long)
         for r, ids in enumerate(texts):
@@ -102,8 +113,17 @@ class ResponseGenerator:
                 self.features[row, n : n + size] = out.features[r, :size].bfloat16()
                 self.hidden[row, n : n + size] = out.hidden[r, :size].bfloat16()
             self.log_partition[rows, lens + sizes - 1] = logits.logsumexp(-1)
+            for r, first in enumerate(firsts or ()):
+                self._keep_partition(rows[r], int(lens[r]) + first, out.hidden[r, first : sizes[r]])
         self.lens[rows] = lens + sizes
         return self._sample(logits, self.temperature[rows])
+
+    def _keep_partition(self, row: Tensor, start: int, hidden: Tensor) -> None:
+        """logsumexp of the logits after hidden [n, d], which stands at `start` on in the row."""
+        for offset in range(0, len(hidden) - 1, _ROWS):  # the last one is kept already
+            logits = self.target.logits(hidden[offset : offset + _ROWS])
+            at = start + offset
+            self.log_partition[row, at : at + len(logits)] = logits.logsumexp(-1)
 
     def _next_turn(self, i: int, slot: _Slot) -> bool:
         """Close the slot's answer and read the next user turn; False after the last, or when the
@@ -158,6 +178,7 @@ class ResponseGenerator:
             assert slot is not None
             made = len(slot.tokens) - slot.began
             over = made >= slot.prompt.max_new_tokens or len(slot.tokens) >= self.max_len
+            over = over or len(slot.prompt.answer) > 0
             if (slot.tokens[-1] in self.stop_ids or over) and not self._next_turn(i, slot):
                 yield self._sequence(i, slot)
                 self.slots[i] = None

@@ -57,7 +57,7 @@ class StoreWriter:
         self.pending: list[Response] = []
         self.keep_states = bool(meta.get("cached", True))
         if (path / "meta.json").exists():
-            keys = ("target_sha256", "tokenizer_sha256", "layer_ids", "cached")
+            keys = ("target_sha256", "tokenizer_sha256", "layer_ids", "cached", "answers")
             check_meta(path, {k: meta[k] for k in keys if k in meta})
         write_json(path / "meta.json", meta)
         _drop_torn_line(path / "index.jsonl")
@@ -133,13 +133,14 @@ _UNLIKE = {
     "tokenizer_sha256": "of another tokenizer",
     "layer_ids": "with states of other layers",
     "cached": "with another data.cache",
+    "answers": "with another data.answers",
 }
 
 
 def check_meta(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
     """The store's provenance; DSparkError when it was made for another target or other layers.
 
-    What an older store does not tell (its tokenizer) is not held against it.
+    What an older store does not tell (its tokenizer, whose answers) is not held against it.
     """
     file = path / "meta.json"
     if not file.is_file():

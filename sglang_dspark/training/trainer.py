@@ -18,12 +18,13 @@ from sglang_dspark.training.files import disk_error
 from sglang_dspark.training.learner import Learner
 from sglang_dspark.training.losses import LossParts
 from sglang_dspark.training.metrics import (
+    SUMS,
     block_sums,
     expected_calibration_error,
     loss_and_tau,
     survival_sums,
 )
-from sglang_dspark.training.optimiser import Optimiser
+from sglang_dspark.training.optimiser import Optimiser, learning_rate
 from sglang_dspark.training.packing import PackedBatch
 from sglang_dspark.training.sampler import Draw, Sampler
 from sglang_dspark.training.state import check_state, load_state, save_state
@@ -42,7 +43,7 @@ class _Step(nn.Module):
 
     def forward(self, batch: PackedBatch) -> tuple[Tensor | None, ...]:
         p = self._losses(batch)
-        return p.total, p.weight, p.accept, p.nll, p.confidence
+        return p.total, p.weight, p.accept, p.nll, p.terms, p.confidence
 
 
 class Trainer:
@@ -110,7 +111,7 @@ class Trainer:
         if not self.held_out:
             return {}
         device, per = self.world.device, self.cfg.schedule.sequences_per_step
-        sums = torch.zeros(4, dtype=torch.float64, device=device)
+        sums = torch.zeros(SUMS, dtype=torch.float64, device=device)
         bins: Tensor | float = 0.0
         with self.optimiser.averaged():
             for start in range(0, len(self.held_out), per):
@@ -133,17 +134,22 @@ class Trainer:
         """Train to the configured number of steps, reporting running means and saving state."""
         s = self.cfg.schedule
         since, first, seen = time.monotonic(), self.step, []
+        reported = since
         while self.step < s.steps:
             seen.append(self.train_step())
             last = self.step == s.steps
             measured = self.step % s.validate_every == 0 or last
             if self.step % s.log_every == 0 or measured:
-                means = loss_and_tau(torch.stack(seen).sum(0))
-                means["steps_per_s"] = (self.step - first) / (time.monotonic() - since)
+                sums, now = torch.stack(seen).sum(0), time.monotonic()
+                means = loss_and_tau(sums)
+                means["steps_per_s"] = (self.step - first) / (now - since)
+                means["tokens_per_s"] = float(sums[-1]) / (now - reported)
+                means["learning_rate"] = learning_rate(self.step - 1, s)
                 seen.clear()
                 if measured:
                     means |= self.validate()
                 report(self.step, means)
+                reported = time.monotonic()
             if self.step % s.checkpoint_every == 0 or last:
                 self.save()
 

@@ -101,7 +101,7 @@ def test_a_broken_line_is_named_and_skipped_or_stops(tmp_path, config):
     assert [row.id for row in rows] == ["p-1", "p-8"]
     assert [int(reason.split("line ")[1].split(":")[0]) for reason in skipped] == [2, 3, 4, 5, 6, 7]
     assert "not JSON" in skipped[0]
-    assert "neither `turns` nor `prompt`" in skipped[3]
+    assert "none of `turns`, `prompt`, `messages`" in skipped[3]
     with pytest.raises(DSparkError, match="line 2: not JSON"):
         read_prompts(file)
     with pytest.raises(DSparkError, match="line 2: not JSON"):

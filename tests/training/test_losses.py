@@ -51,6 +51,8 @@ def test_fused_loss_and_gradient_equal_the_papers(seed, weights):
     expected.backward()
     torch.testing.assert_close(parts.total, expected, atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(parts.accept, accept, atol=1e-6, rtol=1e-5)
+    weighed = parts.terms @ torch.tensor(weights)
+    torch.testing.assert_close(weighed, parts.total.detach(), atol=1e-6, rtol=1e-5)
     torch.testing.assert_close(got[0], logits.grad, atol=1e-6, rtol=1e-4)
     torch.testing.assert_close(got[1], confidence.grad, atol=1e-7, rtol=1e-4)
 

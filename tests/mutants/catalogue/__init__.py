@@ -11,6 +11,7 @@ from tests.mutants.catalogue import (
     scheduling,
     serving,
     training,
+    training_data,
 )
 from tests.mutants.catalogue.draft_law import DRAFT_LAW
 from tests.mutants.mutant import Mutant
@@ -22,6 +23,7 @@ ALL: tuple[Mutant, ...] = (
     *scheduling.MUTANTS,
     *calibration.MUTANTS,
     *training.MUTANTS,
+    *training_data.MUTANTS,
     *kept_files.MUTANTS,
     *loadtest.MUTANTS,
     *command_line.MUTANTS,
