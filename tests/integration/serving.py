@@ -26,6 +26,7 @@ START_TIMEOUT_S = 900.0  # 20-40 s on a quiet machine
 REQUEST_TIMEOUT_S = 300.0
 GRACE_S = 10.0  # for processes that are ending
 MOST_IN_MEMORY = 3  # servers of a process of tests; each takes some 3 GB
+ROOM = 6 << 30  # bytes that another server and what it works with should find
 CPU_FLAGS = ("--device", "cpu", "--max-total-tokens", "16384")
 DSPARK_FLAGS = ("--speculative-algorithm", "DSPARK", "--speculative-draft-model-path")
 
@@ -89,7 +90,7 @@ class ServerPool:
     """All servers of a test session; one runs at a time, and few are kept in memory.
 
     servers: by name, the one used last at the end. put_away: names of those ended to make room;
-    they start again when they are used.
+    they start again when they are used. A machine that is short of memory keeps none but one.
     """
 
     folder: Path
@@ -136,9 +137,12 @@ class ServerPool:
         self.running = served
 
     def _make_room(self) -> None:
-        """End the servers that were used longest ago, so that one more can be in memory."""
+        """End servers, those used longest ago first, so that one more can be in memory."""
         kept = [name for name in self.servers if name not in self.put_away]
-        for name in kept[: len(kept) - MOST_IN_MEMORY + 1]:
+        for place, name in enumerate(kept):
+            enough = psutil.virtual_memory().available >= ROOM
+            if enough and len(kept) - place < MOST_IN_MEMORY:
+                break
             self.servers[name].process.stop()
             self.put_away.add(name)
 
