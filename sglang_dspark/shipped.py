@@ -24,7 +24,7 @@ def config_file(kind: str, given: Path) -> Path:
     `cpu-demo`, `cpu-demo.yaml` and `configs/sweep/cpu-demo.yaml` all name the same shipped sweep.
     Raises DSparkError when there is neither, naming what ships.
     """
-    if given.is_file():
+    if given.exists() and not given.is_dir():  # a pipe too, as a shell's <(...)
         return given
     folder = shipped("configs") / kind
     named = given.as_posix().removeprefix(f"configs/{kind}/").removesuffix(".yaml")

@@ -7,6 +7,7 @@ import os
 import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -69,6 +70,16 @@ def test_a_result_that_nobody_reads_is_no_traceback(tmp_path: Path) -> None:
     assert (tmp_path / "out" / "config.json").is_file()
 
 
+def opened(pipe: Path, process: subprocess.Popen[str]) -> int:
+    """The pipe's other end, once the command has opened its own: it is inside then."""
+    while process.poll() is None:
+        try:
+            return os.open(pipe, os.O_WRONLY | os.O_NONBLOCK)
+        except OSError:  # nobody reads yet
+            time.sleep(0.05)
+    raise AssertionError(f"it ended before it read: {process.communicate()[1]}")
+
+
 def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
     """The command waits for a pipe that nobody writes to."""
     pipe = tmp_path / "train.yaml"
@@ -79,9 +90,10 @@ def test_ctrl_c_is_one_line(tmp_path: Path) -> None:
         text=True,
         preexec_fn=heed_signals,
     )
-    with pipe.open("w"):  # opens when the command does: it is inside then
-        process.send_signal(signal.SIGINT)
-        _, said = process.communicate(timeout=600)
+    end = opened(pipe, process)
+    process.send_signal(signal.SIGINT)
+    _, said = process.communicate(timeout=600)
+    os.close(end)
     assert process.returncode == 130
     assert said == "\ndspark: stopped\n"
 
