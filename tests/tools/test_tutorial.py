@@ -7,10 +7,12 @@ import argparse
 import importlib.util
 import re
 import shlex
+import signal
 import socket
 import subprocess
 import sys
-from collections.abc import Iterator
+import time
+from collections.abc import Callable, Iterator
 from itertools import pairwise
 from pathlib import Path
 from types import ModuleType
@@ -161,7 +163,7 @@ SERVER = "python -c 'import http.server as h; h.test(h.SimpleHTTPRequestHandler,
 def _page(port: int, last: str) -> str:
     ask = f"curl -sf http://127.0.0.1:{port}/health_generate"
     blocks = [
-        ("", "X=word; echo up > health_generate"),
+        ("", "X=word; printf up > health_generate"),
         (" server", SERVER.format(port=port)),
         ("", ask),
         (" server", SERVER.format(port=port)),
@@ -187,8 +189,8 @@ def test_the_runner_keeps_servers_beside_the_steps_and_stops_at_a_failure(
         with pytest.raises(DSparkError, match="line 14 of the page, 'Steps': its command failed"):
             tutorial.run(found, tmp_path)
     out = capfd.readouterr().out
-    assert out.count("\nup\n") == 2
-    assert "\nword\n" in out
+    assert out.count("\nup\n== Steps") == 1
+    assert "\nupword\n" in out
     assert "\nafter\n" not in out.split("--\n")[-1]
     assert not _serving(port)
 
@@ -206,3 +208,39 @@ def test_the_runner_says_when_a_server_ends_early_or_its_port_is_taken(
         taken.listen()
         with pytest.raises(DSparkError, match=f"127.0.0.1:{port}"):
             tutorial.run(tutorial.steps(page), tmp_path)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_a_stopped_runner_leaves_no_step_and_no_server(
+    tmp_path: Path, number: signal.Signals
+) -> None:
+    port = free_ports()
+    page = tmp_path / "page.md"
+    page.write_text(_page(port, "echo $$ > pid; sleep 600"))
+    code = (
+        "import importlib.util, pathlib, sys; "
+        f"spec = importlib.util.spec_from_file_location('tutorial', {str(tutorial.__file__)!r}); "
+        "t = importlib.util.module_from_spec(spec); sys.modules['tutorial'] = t; "
+        f"spec.loader.exec_module(t); t.PAGE = pathlib.Path({str(page)!r}); t.main()"
+    )
+    folder = tmp_path / "kept"
+    runner = subprocess.Popen(
+        [sys.executable, "-c", code, "--keep", str(folder)], stdout=subprocess.DEVNULL
+    )
+    try:
+        _wait(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip())
+        shell = int((folder / "pid").read_text())
+        runner.send_signal(number)
+        assert runner.wait(120) == 128 + number
+        _wait(lambda: not Path(f"/proc/{shell}").exists())
+        assert not _serving(port)
+    finally:
+        runner.kill()
+
+
+def _wait(done: Callable[[], object]) -> None:
+    """Until `done`, two minutes at most."""
+    deadline = time.monotonic() + 120
+    while not done():
+        assert time.monotonic() < deadline
+        time.sleep(0.1)

@@ -28,13 +28,15 @@ from markdown_it import MarkdownIt
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.machine import cpu_description, with_speed
 from sglang_dspark.loadtest.results import commit, now, require_clean, write_document
+from sglang_dspark.loadtest.server import stop_on_signals
 from sglang_dspark.ports import require_free_port
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"
 HOST = "127.0.0.1"
 _MARK = "\x1estep "  # begins a line of the script's own on its output
 
-# `stop_server` waits: the next server wants the same port.
+# `stop_server` waits: the next server wants the same port. A signal may come while an exit is
+# stopping the server, so the trap of signals stops it too.
 _PRELUDE = """
 set -euo pipefail
 server=
@@ -53,7 +55,7 @@ wait_for_server() {
   done
 }
 trap stop_server EXIT
-trap 'exit 130' INT TERM
+trap 'stop_server; exit 130' INT TERM
 """
 
 
@@ -131,6 +133,7 @@ def run(found: list[Step], folder: Path) -> list[float]:
                 print(line, end="", flush=True)
         except BaseException:
             os.killpg(process.pid, signal.SIGTERM)  # the step as well, which bash waits for
+            process.wait()
             raise
     if process.returncode:
         step = found[len(began) - 1]
@@ -175,13 +178,16 @@ def main() -> None:
     try:
         require_clean(options.json)
         found = steps(PAGE.read_text(encoding="utf-8"))
-        with _folder(options.keep) as folder:
+        with stop_on_signals(), _folder(options.keep) as folder:
             metrics = report(found, run(found, folder), folder)
         print(f"\ntutorial: {len(found)} steps in {metrics['seconds']} s")
         if options.json:
             _write(options.json, metrics)
     except DSparkError as error:
         sys.exit(f"tutorial: {error}")
+    except KeyboardInterrupt:
+        print("\ntutorial: stopped; no server is left running", file=sys.stderr)
+        sys.exit(130)
 
 
 def _write(path: Path, metrics: dict[str, object]) -> None:
