@@ -18,7 +18,7 @@ VENV_uv = uv venv --quiet --seed --allow-existing --python $(PYTHON)
 HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo first serve test tutorial mutants lint types docs docs-reference doctor clean
+.PHONY: help setup demo serve test tutorial mutants lint types docs docs-reference doctor clean
 
 help:
 	@echo 'make setup    virtual environment in .venv with everything pinned'
@@ -46,11 +46,8 @@ $(STAMP): requirements/cpu.lock requirements/install.py pyproject.toml
 	@touch $@
 	@echo 'setup: done'
 
-demo: first setup
+demo: setup
 	@$(BIN)/dspark demo $(ARGS)
-
-first:
-	@test -e $(STAMP) || echo 'make demo: the set-up first, once; then the demo, which says what comes'
 
 serve: setup
 	@exec $(BIN)/dspark demo --serve $(ARGS)

@@ -12,7 +12,7 @@ import json
 import math
 import os
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from difflib import get_close_matches
 from pathlib import Path
@@ -24,7 +24,6 @@ from sglang_dspark.errors import DSparkError
 
 if TYPE_CHECKING:
     from pydantic import BaseModel, ValidationError
-    from pydantic_core import ErrorDetails
 
 MOST_BYTES = 16 << 20  # of a table or a configuration
 MOST_RECORDED = 1 << 30  # of what a run recorded, request by request
@@ -79,7 +78,7 @@ def wrong_fields(error: ValidationError, model: type[BaseModel] | None = None) -
     return brief("; ".join(_wrong_field(e, model) for e in error.errors()[:20]), 2 * MOST_QUOTED)
 
 
-def _wrong_field(error: ErrorDetails, model: type[BaseModel] | None) -> str:
+def _wrong_field(error: Mapping[str, Any], model: type[BaseModel] | None) -> str:
     location, known = _known_beside(error["loc"], model)
     found, says = error["input"], error["msg"].removeprefix("Value error, ")
     if not location and error["type"] in ("model_type", "model_attributes_type", "dict_type"):

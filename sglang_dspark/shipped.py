@@ -22,10 +22,12 @@ def config_file(kind: str, given: Path) -> Path:
     """The file `given`, or else the shipped one of that name in `configs/<kind>`.
 
     `cpu-demo`, `cpu-demo.yaml` and `configs/sweep/cpu-demo.yaml` all name the same shipped sweep.
-    Raises DSparkError when there is neither, naming what ships.
+    Raises DSparkError for a folder, and when there is neither, naming what ships.
     """
     if given.exists() and not given.is_dir():  # a pipe too, as a shell's <(...)
         return given
+    if given.is_dir():
+        raise DSparkError(f"{given} is a folder; name a file of the configuration")
     folder = shipped("configs") / kind
     named = given.as_posix().removeprefix(f"configs/{kind}/").removesuffix(".yaml")
     found = {file.relative_to(folder).with_suffix("").as_posix(): file for file in _yaml(folder)}

@@ -12,6 +12,7 @@ import typer
 
 from sglang_dspark.cli._workload import drafter_dir, target_dir
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.extras import require_sglang
 
 if TYPE_CHECKING:
     from rich.console import Console
@@ -43,11 +44,12 @@ def served_models(
 ) -> tuple[Path, Path, str]:
     """Folders of target and drafter, and the device, `cpu` or `cuda`.
 
-    Raises DSparkError for a device that is not here, a model that cannot be had, and a drafter
+    Raises DSparkError without SGLang, for a device that is not here, a model that cannot be had, and a drafter
     that SGLang's DSPARK does not serve on this target.
     """
     from sglang_dspark.serving.checkpoint import validate_drafter
 
+    require_sglang()
     where = device_here(device)
     draft = drafter_dir(drafter)
     folder = target_dir(target, console)

@@ -92,7 +92,7 @@ def test_what_to_do_is_for_this_kind_of_installation(
     assert "make clean setup" in installation.advice()
     monkeypatch.setattr(installation, "CHECKOUT", tmp_path)
     monkeypatch.setattr(installation, "NVIDIA_DRIVER", tmp_path / "absent")
-    assert "clone the repository" in installation.advice()
+    assert "pip install --no-deps sglang==" in installation.advice()
     monkeypatch.setattr(installation, "NVIDIA_DRIVER", tmp_path)
     assert installation.advice().startswith("pip install 'sglang-dspark[cuda]'")
 

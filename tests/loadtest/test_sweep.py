@@ -285,7 +285,7 @@ def test_a_server_that_hangs_is_started_anew(folder: Path) -> None:
         ({"concurrency": []}, "concurrency: List should have at least 1 item"),
         ({"concurrency": [2, 1]}, "ascending"),
         ({"compare": {"over": "fast", "under": "plain"}}, "plain is not among the arms"),
-        ({"speed": 1}, "speed: Extra inputs"),
+        ({"speed": 1}, "speed: no such field"),
         ({"open": {"arrivals": [{"kind": "soap"}]}}, "soap"),
         ({"open": {"arrivals": [{"kind": "trace", "path": "none"}]}}, "cannot read the trace none"),
         ({"target": "nowhere"}, "no model at nowhere"),

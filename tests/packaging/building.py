@@ -16,7 +16,10 @@ from dataclasses import dataclass
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
-_NOT_SOURCE = (".git", ".venv", "runs", "build", "dist", "*.egg-info", "__pycache__", ".*_cache")
+_NOT_SOURCE = (
+    *(".git", ".venv", "runs", "build", "dist", "site", "*.egg-info", "__pycache__"),
+    *(".*_cache", ".hypothesis"),
+)
 _BUILD = (
     "import sys; from setuptools import build_meta; "
     "print(getattr(build_meta, 'build_' + sys.argv[1])(sys.argv[2]))"

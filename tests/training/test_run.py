@@ -282,7 +282,7 @@ def test_gathered_leaves_plain_parameters_alone():
 @pytest.mark.parametrize(
     ("text", "message"),
     [
-        ("run_dir: [", "not YAML"),
+        ("run_dir: [", "no training config .*line 1"),
         ("run_dir: x", "data"),
         ("run_dir: x\nbogus: 1", "bogus"),
         ("drafter: {kind: dspark, rank: 3}", "rank"),
