@@ -35,7 +35,7 @@ def config_file(kind: str, given: Path) -> Path:
         return found[named]
     raise DSparkError(
         f"no file {given}, and no configuration of that name ships with this package for "
-        f"`{kind}`: it has {', '.join(found) or 'none'}"
+        f"`{kind}`: it has {', '.join(name for name in found if '/' not in name) or 'none'}"
     )
 
 

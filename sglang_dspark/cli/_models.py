@@ -44,8 +44,8 @@ def served_models(
 ) -> tuple[Path, Path, str]:
     """Folders of target and drafter, and the device, `cpu` or `cuda`.
 
-    Raises DSparkError without SGLang, for a device that is not here, a model that cannot be had, and a drafter
-    that SGLang's DSPARK does not serve on this target.
+    Raises DSparkError without SGLang, for a device that is not here, a model that cannot be had,
+    and a drafter that SGLang's DSPARK does not serve on this target.
     """
     from sglang_dspark.serving.checkpoint import validate_drafter
 

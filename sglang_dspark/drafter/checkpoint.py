@@ -95,8 +95,8 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[
             with suppress(OSError):
                 temporary.unlink()
         raise DSparkError(
-            f"cannot write the drafter to {path} ({fault(error)}); what was there is kept: free some "
-            "disk, or name another folder"
+            f"cannot write the drafter to {path} ({fault(error)}); what was there is kept: free "
+            "some disk, or name another folder"
         ) from None
 
 

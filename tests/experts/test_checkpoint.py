@@ -90,7 +90,7 @@ def test_exported_again_it_is_whole(source: Path, tmp_path: Path) -> None:
 
 def test_bad_input_is_named(source: Path, tmp_path: Path) -> None:
     out = tmp_path / "out"
-    with pytest.raises(DSparkError, match="int3'? is none of"):
+    with pytest.raises(DSparkError, match=r"int3'? is none of"):
         run(source, "--format", "int3", "--out", out)
     with pytest.raises(DSparkError, match="the drafter itself"):
         run(source, "--out", source)
@@ -123,5 +123,5 @@ def test_broken_weights_and_scales_are_named(source: Path) -> None:
 def test_an_unknown_format_in_a_file_is_refused(source: Path) -> None:
     file = source / "config.json"
     file.write_text(json.dumps(json.loads(file.read_text()) | {"expert_format": "int3"}))
-    with pytest.raises(DSparkError, match="int3'? is none of"):
+    with pytest.raises(DSparkError, match=r"int3'? is none of"):
         DrafterConfig.from_dir(source)
