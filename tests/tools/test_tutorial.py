@@ -26,6 +26,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.training.config import load_config
 from sglang_dspark.training.prompts import read_prompts
 from tests.ports import free_ports
+from tests.signals import heed_signals
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -225,7 +226,9 @@ def test_a_stopped_runner_leaves_no_step_and_no_server(
     )
     folder = tmp_path / "kept"
     runner = subprocess.Popen(
-        [sys.executable, "-c", code, "--keep", str(folder)], stdout=subprocess.DEVNULL
+        [sys.executable, "-c", code, "--keep", str(folder)],
+        stdout=subprocess.DEVNULL,
+        preexec_fn=heed_signals,
     )
     try:
         _wait(lambda: (folder / "pid").exists() and (folder / "pid").read_text().strip())
