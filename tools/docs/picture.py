@@ -1,14 +1,17 @@
-"""A picture of what a command prints: `python tools/docs/picture.py [--from TEXT] OUT.svg COMMAND`.
+"""A picture of what a command prints: `python tools/docs/picture.py [--part A B] OUT.svg COMMAND`.
 
-`--from` leaves out the lines in front of the first one that has TEXT.
+`--part A B`, repeatable, shows the lines from the first one with the text A to the one before that
+with B (to the last where B is empty). Without it everything is shown.
 """
 
 from __future__ import annotations
 
 import argparse
 import os
+import re
 import subprocess
 import sys
+from collections.abc import Sequence
 from io import StringIO
 from pathlib import Path
 
@@ -24,16 +27,36 @@ TERMINAL = {"TTY_COMPATIBLE": "1", "TTY_INTERACTIVE": "0", "COLUMNS": str(WIDTH)
 
 
 def picture(title: str, printed: str) -> str:
-    """SVG of a terminal window with `printed` in it, colours and all."""
+    """SVG of a terminal window with `printed` in it, colours and all. It loads no font."""
     console = Console(record=True, width=WIDTH, file=StringIO(), force_terminal=True)
     console.print(Text.from_ansi(printed), soft_wrap=False)
-    return console.export_svg(title=title)
+    return re.sub(r"@font-face {.*?}", "", console.export_svg(title=title), flags=re.DOTALL)
+
+
+def shown(printed: str, parts: Sequence[Sequence[str]]) -> str:
+    """`parts` of what was printed, an ellipsis between two. Raises DSparkError where one is not."""
+    lines = printed.replace(str(Path.home()), "~").rstrip().splitlines()
+    cut = []
+    for first, last in parts:
+        begin = _line(lines, first, 0)
+        end = _line(lines, last, begin + 1) if last else len(lines)
+        cut.append("\n".join(lines[begin:end]).rstrip())
+    return "\n\n…\n\n".join(cut)
+
+
+def _line(lines: Sequence[str], text: str, start: int) -> int:
+    """Index of the first line from `start` on that has `text`, colours aside."""
+    plain = (Text.from_ansi(line).plain for line in lines[start:])
+    found = next((i for i, line in enumerate(plain, start) if text in line), None)
+    if found is None:
+        raise DSparkError(f"no line of the output has {text!r}")
+    return found
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("out", type=Path)
-    parser.add_argument("--from", dest="first", default="", help="first line to show has this text")
+    parser.add_argument("--part", nargs=2, action="append", metavar=("A", "B"), help="what to show")
     parser.add_argument("--title", default="")
     parser.add_argument("command", nargs=argparse.REMAINDER)
     given = parser.parse_args()
@@ -41,12 +64,9 @@ def main() -> None:
     done = subprocess.run(given.command, env=environment, stdout=subprocess.PIPE, text=True)
     if done.returncode:
         raise DSparkError(f"{given.command[0]} ended with status {done.returncode}")
-    lines = done.stdout.splitlines()
-    begin = next((i for i, line in enumerate(lines) if given.first in line), None)
-    if begin is None:
-        raise DSparkError(f"no line of the output has {given.first!r}")
     title = given.title or " ".join(given.command)
-    replace_text(given.out, picture(title, "\n".join(lines[begin:])), "the picture")
+    printed = shown(done.stdout, given.part or [("", "")])
+    replace_text(given.out, picture(title, printed), "the picture")
 
 
 if __name__ == "__main__":

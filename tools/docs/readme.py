@@ -33,7 +33,7 @@ def section(document: Mapping[str, Any]) -> str:
     lines += [
         f"At the throughput that MTP-1 reaches, a DSpark user is {_ratio(matched)} times as fast.",
         f"Prompts: {mix}; {metrics['trials']} trials; {document['device']};",
-        f"commit {metrics['sweep_commit'][:7]}; {document['date'][:10]}; `{document['command']}`;",
+        f"commit {metrics['sweep_commit'][:7]}; {document['date'][:10]}; `make figures`;",
         "[results/sweep_cpu.json](results/sweep_cpu.json).",
     ]
     return "\n".join(lines)
