@@ -74,7 +74,7 @@ figures: setup
 	@$(BIN)/dspark sweep --config cpu-demo --out runs/figures-$(COMMIT) \
 		--json results/sweep_cpu.json --on-death continue
 	@$(BIN)/dspark report runs/figures-$(COMMIT) --out docs/sweep-cpu-demo.html
-	@$(BIN)/python tools/docs/readme.py
+	@$(BIN)/python tools/docs/sweep.py
 	@$(BIN)/python tools/docs/picture.py --title 'make demo' --part '[math-01]' '[math-02]' \
 		--part '[code-01]' '[code-02]' --part '[chat-01]' '[chat-02]' \
 		--part 'DSPARK against plain' 'Steps whose' --part 'DSPARK here' '' \

@@ -17,7 +17,7 @@ ROOT = Path(__file__).resolve().parents[2]
 
 @pytest.fixture(scope="module")
 def tool() -> ModuleType:
-    spec = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "docs" / "readme.py")
+    spec = importlib.util.spec_from_file_location("readme", ROOT / "tools" / "docs" / "sweep.py")
     assert spec is not None
     assert spec.loader is not None
     module = importlib.util.module_from_spec(spec)
@@ -32,7 +32,17 @@ def readme() -> str:
 
 def test_the_table_is_the_sweeps(tool: ModuleType, readme: str) -> None:
     table = tool.section(load_json(tool.RESULTS))
-    assert tool.rewritten(readme, table) == readme, "run `python tools/docs/readme.py`"
+    assert tool.rewritten(readme, table) == readme, "run `python tools/docs/sweep.py`"
+
+
+def test_the_page_of_results_is_the_sweeps(tool: ModuleType) -> None:
+    page = tool.LOAD.read_text()
+    document = load_json(tool.RESULTS)
+    assert tool.rewritten(page, tool.load_section(document)) == page, "run `make figures`"
+    document["metrics"]["by_rate"][0]["dspark"]["speed_p50"]["mid"] += 1  # of which it says nothing
+    assert tool.rewritten(page, tool.load_section(document)) == page
+    document["metrics"]["slas"][0]["arms"][0]["tokens_per_s"] += 1
+    assert tool.rewritten(page, tool.load_section(document)) != page
 
 
 def test_a_changed_figure_changes_the_table(tool: ModuleType, readme: str) -> None:

@@ -1,0 +1,156 @@
+"""Results of the sweep in README.md and docs/results-load.md, written from its JSON.
+
+`python tools/docs/sweep.py` rewrites what stands between the two marks in either, so that page and
+file cannot differ; `make figures` runs it behind the sweep. All figures are of one run: one commit,
+machine and drafter.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.files import load_json, reading, replace_text
+
+ROOT = Path(__file__).resolve().parents[2]
+README, LOAD = ROOT / "README.md", ROOT / "docs" / "results-load.md"
+RESULTS = ROOT / "results" / "sweep_cpu.json"
+ARMS = {"plain": "plain", "mtp1": "MTP-1", "dspark-fixed-gamma": "fixed gamma", "dspark": "DSpark"}
+UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
+BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+HEAD = (
+    "| users at once | plain, tokens/s | MTP-1 | DSpark | over plain (95%) | over MTP-1 (95%) |",
+    "|---|---|---|---|---|---|",
+)
+
+
+def section(document: Mapping[str, Any]) -> str:
+    """Table and its source, of a result file of `dspark sweep`. Raises LookupError on another."""
+    metrics = document["metrics"]
+    matched = metrics["matched_speed_ratio_vs_mtp1"]
+    mix = metrics["mix"].replace(",", ", ")
+    lines = [*HEAD, *(_row(metrics, row) for row in metrics["by_concurrency"]), ""]
+    lines += [
+        f"At the throughput that MTP-1 reaches, a DSpark user is {_ratio(matched)} times as fast.",
+        f"Prompts: {mix}; {metrics['trials']} trials; {document['device']};",
+        f"commit {metrics['sweep_commit'][:7]}; {document['date'][:10]}; `make figures`;",
+        "[results/sweep_cpu.json](results/sweep_cpu.json).",
+    ]
+    return "\n".join(lines)
+
+
+def load_section(document: Mapping[str, Any]) -> str:
+    """What docs/results-load.md says of the same result file: all arms, goodput, open loop."""
+    metrics = document["metrics"]
+    over = " | ".join(f"over {ARMS[arm]}" for arm in UNDER)
+    lines = [
+        f"`{document['command']}`, commit {metrics['sweep_commit'][:7]}, {document['date'][:10]},",
+        f"{document['device']}; {metrics['trials']} trials;",
+        "[results/sweep_cpu.json](../results/sweep_cpu.json).",
+        "",
+        f"**The verdict of the run: {metrics['verdict']}**",
+        "",
+        f"| users | {' | '.join(f'{name}, tok/s' for name in ARMS.values())} | {over} |",
+        "|" + "---|" * (1 + len(ARMS) + len(UNDER)),
+        *(_arms_row(metrics, row) for row in metrics["by_concurrency"]),
+        "",
+        "| users | tau, MTP-1 | tau, fixed gamma | tau, DSpark | drafts verified a step and request |",
+        "|---|---|---|---|---|",
+        *(_tau_row(row) for row in metrics["by_concurrency"]),
+        "",
+        "| service level | arm | goodput, tok/s | users | what gives way first |",
+        "|---|---|---|---|---|",
+        *(row for level in metrics["slas"] for row in _goodput_rows(level)),
+        "",
+        f"| arrivals a second | speed per user, {over.replace(' | ', ' | speed per user, ')} |",
+        "|---|---|---|---|",
+        *(_open_row(metrics, row["rate"]) for row in metrics["by_rate"]),
+    ]
+    return "\n".join(lines)
+
+
+def rewritten(page: str, table: str) -> str:
+    """A page with `table` between its marks. Raises DSparkError where a mark is missing."""
+    if page.count(BEGIN) != 1 or page.count(END) != 1:
+        raise DSparkError(f"the page must have {BEGIN} and {END} once each")
+    before, rest = page.split(BEGIN)
+    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+
+
+def _arms_row(metrics: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    speeds = [f"{row[arm]['tokens_per_s']['mid']:.1f}" for arm in ARMS]
+    level = ("tokens_per_s", "closed", row["concurrency"])
+    ratios = [_ratio(_compared(metrics, arm, level)) for arm in UNDER]
+    return f"| {row['concurrency']:.0f} | {' | '.join([*speeds, *ratios])} |"
+
+
+def _tau_row(row: Mapping[str, Any]) -> str:
+    taus = [f"{row[arm]['tau']:.2f}" for arm in ("mtp1", "dspark-fixed-gamma", "dspark")]
+    verified = f"{row['dspark']['verify_length']:.2f}"
+    return f"| {row['concurrency']:.0f} | {' | '.join([*taus, verified])} |"
+
+
+def _goodput_rows(level: Mapping[str, Any]) -> list[str]:
+    limits = [f"median user {level['speed_p50']:g} tok/s"]
+    if level["speed_p10"] is not None:
+        limits.append(f"slowest tenth {level['speed_p10']:g}")
+    if level["ttft_p95"] is not None:
+        limits.append(f"TTFT p95 {level['ttft_p95']:g} s")
+    rows = []
+    for place, each in enumerate(level["arms"]):
+        name = ", ".join(limits) if place == 0 else ""
+        known = each["tokens_per_s"] is not None and each["load"] is not None
+        figures = f"{each['tokens_per_s']:.1f} | {each['load']:.1f}" if known else "- | -"
+        limit = each["why"].removesuffix(" is what limits it")
+        rows.append(f"| {name} | {ARMS[each['arm']]} | {figures} | {limit} |")
+    return rows
+
+
+def _open_row(metrics: Mapping[str, Any], rate: float) -> str:
+    level = ("speed_p50", "open", rate)
+    return f"| {rate:.2f} | {' | '.join(_ratio(_compared(metrics, arm, level)) for arm in UNDER)} |"
+
+
+def _compared(
+    metrics: Mapping[str, Any], under: str, level: tuple[str, str, float]
+) -> Mapping[str, Any]:
+    """The paired ratio of DSpark over an arm at (what, loop, level)."""
+    found: Mapping[str, Any] = next(
+        each
+        for each in metrics["ratios"]
+        if (each["over"], each["under"]) == ("dspark", under)
+        and (each["what"], each["loop"], each["level"]) == level
+    )
+    return found
+
+
+def _row(metrics: Mapping[str, Any], row: Mapping[str, Any]) -> str:
+    users = row["concurrency"]
+    speeds = [f"{row[arm]['tokens_per_s']['mid']:.0f}" for arm in ("plain", "mtp1", "dspark")]
+    level = ("tokens_per_s", "closed", users)
+    ratios = [_ratio(_compared(metrics, arm, level)) for arm in ("plain", "mtp1")]
+    plain, mtp1, dspark = speeds
+    over_plain, over_mtp1 = ratios
+    return f"| {users:.0f} | {plain} | {mtp1} | **{dspark}** | {over_plain} | {over_mtp1} |"
+
+
+def _ratio(each: Mapping[str, Any]) -> str:
+    return f"{each['mid']:.2f} ({each['low']:.2f} to {each['high']:.2f})"
+
+
+def main() -> None:
+    with reading(RESULTS, "result of `dspark sweep`", "make it with `make figures`"):
+        document = load_json(RESULTS)
+        tables = {README: section(document), LOAD: load_section(document)}
+    for page, table in tables.items():
+        replace_text(page, rewritten(page.read_text(), table), f"{page.name}")
+
+
+if __name__ == "__main__":
+    try:
+        main()
+    except DSparkError as error:
+        sys.exit(f"sweep: {error}")
