@@ -57,9 +57,13 @@ def load_section(document: Mapping[str, Any]) -> str:
         "|" + "---|" * (1 + len(ARMS) + len(UNDER)),
         *(_arms_row(metrics, row) for row in metrics["by_concurrency"]),
         "",
-        "| users | tau, MTP-1 | tau, fixed gamma | tau, DSpark | drafts verified a step and request |",
+        "| users | tau, MTP-1 | tau, fixed gamma | tau, DSpark | drafts verified a request |",
         "|---|---|---|---|---|",
         *(_tau_row(row) for row in metrics["by_concurrency"]),
+        "",
+        "| load of MTP-1, users | its throughput, tok/s | speed per user there, over MTP-1 |",
+        "|---|---|---|",
+        *(_matched_row(each) for each in metrics["matched_speed_ratio_vs_mtp1"]["levels"]),
         "",
         "| service level | arm | goodput, tok/s | users | what gives way first |",
         "|---|---|---|---|---|",
@@ -85,6 +89,10 @@ def _arms_row(metrics: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     level = ("tokens_per_s", "closed", row["concurrency"])
     ratios = [_ratio(_compared(metrics, arm, level)) for arm in UNDER]
     return f"| {row['concurrency']:.0f} | {' | '.join([*speeds, *ratios])} |"
+
+
+def _matched_row(level: Mapping[str, Any]) -> str:
+    return f"| {level['level']:.0f} | {level['tokens_per_s']:.0f} | {_ratio(level)} |"
 
 
 def _tau_row(row: Mapping[str, Any]) -> str:
