@@ -76,9 +76,9 @@ def admit_torch(
     _check(confidence, drafts, weights, limits, floors)
     keys = keys_torch(confidence, weights, limits, floors)  # [gamma, R]
     order = torch.argsort(keys.flatten(), descending=True, stable=True)  # position, then request
-    possible = int((keys >= 0).sum())
-    chosen = order[: min(int(drafts), possible)] % keys.shape[1]
-    return torch.bincount(chosen, minlength=keys.shape[1]).int()
+    taken = torch.arange(len(order), device=keys.device) < torch.minimum(drafts, (keys >= 0).sum())
+    lengths = torch.zeros(keys.shape[1], dtype=torch.int32, device=keys.device)
+    return lengths.index_add_(0, order % keys.shape[1], taken.int())
 
 
 def keys_torch(

@@ -14,16 +14,16 @@ from sglang_dspark.patches.seam import Seam
 _NOT_PATCHES = frozenset({"registry", "seam"})
 
 
-def all_seams(*, cpu: bool = True) -> tuple[Seam, ...]:
+def all_seams(*, device: str | None = None) -> tuple[Seam, ...]:
     """The seams of every patch module, in order of module name, then of its `SEAMS`.
 
-    cpu: False leaves out the `cpu_*` modules altogether (they are not even imported), for a
-    machine where our CPU platform is not active.
+    device: `cpu` or `cuda` leaves out the modules of the other, `none` those of both: they are not
+    even imported. None: all of them.
     Raises AttributeError when a module of this package defines no `SEAMS`.
     """
     seams: list[Seam] = []
     for name in patch_modules():
-        if name.startswith("cpu_") and not cpu:
+        if device is not None and name.split("_")[0] in {"cpu", "cuda"} - {device}:
             continue
         module = importlib.import_module(f"{__name__}.{name}")
         seams.extend(module.SEAMS)

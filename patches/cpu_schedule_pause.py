@@ -31,7 +31,7 @@ def forward_decode(
     engine = engine_of(worker)
     if engine is not None and worker.__dict__.get(pause.FITS) and pause.takes(batch):
         pool = worker.model_runner.req_to_token_pool
-        plan = engine.begin(batch.req_pool_indices, pool.req_generation, batch.seq_lens)
+        plan = engine.begin(batch.req_pool_indices, pool.req_generation, batch.seq_lens).plan
         if not plan.speculates:
             rest(worker._kv_injector, batch)
             return pause.run(worker, engine, batch, on_publish, verify_pass)

@@ -27,11 +27,8 @@ def propose(original: Callable[..., Any], proposer: Any, **step: Any) -> Any:
     if engine is None:
         return original(proposer, **step)
     batch = step["batch"]
-    plan = engine.planned() or engine.begin(
-        batch.req_pool_indices,
-        proposer.draft_model_runner.req_to_token_pool.req_generation,
-        batch.seq_lens,
-    )
+    generation = proposer.draft_model_runner.req_to_token_pool.req_generation
+    plan = engine.planned() or engine.begin(batch.req_pool_indices, generation, batch.seq_lens).plan
     if not plan.speculates:
         engine.drafted(None, None)
         rest(proposer, batch)

@@ -9,6 +9,8 @@ moment later; its weights are checked only when they lie in the local cache alre
 
 from __future__ import annotations
 
+import logging
+import os
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +20,11 @@ from sglang_dspark.experts.sharding import Split, check_split
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import startup
 from sglang_dspark.serving.checkpoint import Target, read_config, validate_drafter
+from sglang_dspark.serving.config import current_config
+from sglang_dspark.serving.cuda import features
 from sglang_dspark.serving.schedule import mode
+
+logger = logging.getLogger(__name__)
 
 
 def check_drafter(server_args: Any) -> None:
@@ -48,7 +54,7 @@ def _check(server_args: Any, args: Any) -> None:
     if fetched:
         path = _fetch_config(drafter, args)
     _check_moe(path, args)
-    _choose_mode(path, args)
+    _choose_mode(server_args, path, args)
     validate_drafter(
         path,
         _target(server_args, args),
@@ -126,10 +132,28 @@ def _check_moe(path: Path, args: Any) -> None:
         )
 
 
-def _choose_mode(path: Path, args: Any) -> None:
-    """On a CPU, what is verified is our choice, and SGLang must know before it loads the heads."""
-    if str(args.device) == "cpu":
-        mode.prepare(confidence_head=bool(read_config(path).get("enable_confidence_head")))
+def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
+    """What is verified is our choice, and SGLang must know before it loads the heads."""
+    has_head = bool(read_config(path).get("enable_confidence_head"))
+    device = str(args.device)
+    if device == "cpu":
+        mode.prepare(confidence_head=has_head)
+    elif device.startswith("cuda") and mode.choice().ours:
+        why = features.obstacle(_start(server_args, args, has_head))
+        if why is None:
+            mode.prepare(confidence_head=True)
+        else:
+            logger.warning("sglang-dspark: every draft is verified: %s", why)
+
+
+def _start(server_args: Any, args: Any, has_head: bool) -> features.Start:
+    from sglang.srt.arg_groups.overrides import model_config_of
+    from sglang.srt.configs.hybrid_arch import mambaish_config
+
+    recurrent = mambaish_config(model_config_of(server_args)) is not None
+    chosen = current_config().schedule
+    by_lengths = chosen.threshold is not None or chosen.algorithm == "early-stop"
+    return features.Start(args, has_head, recurrent, dict(os.environ), by_lengths)
 
 
 def _reads_confidence() -> bool:

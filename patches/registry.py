@@ -96,12 +96,12 @@ def mismatch(check: SeamCheck) -> str:
     )
 
 
-def is_inert(seam: Seam, *, cpu_active: bool) -> bool:
-    """Whether the seam stays out of this process: a CPU seam where our CPU platform is not."""
-    return seam.device == "cpu" and not cpu_active
+def is_inert(seam: Seam, *, device: str) -> bool:
+    """Whether the seam stays out of this process: it is one for another device."""
+    return seam.device not in ("any", device)
 
 
-def install(seams: Iterable[Seam], *, cpu_active: bool) -> None:
+def install(seams: Iterable[Seam], *, device: str) -> None:
     """Check every seam for this device, then register or set all of them; once a process.
 
     Hooks become effective with the next `HookRegistry.apply_hooks()`; `set` seams at once.
@@ -111,7 +111,7 @@ def install(seams: Iterable[Seam], *, cpu_active: bool) -> None:
 
     if _installed:
         return
-    chosen = [seam for seam in seams if not is_inert(seam, cpu_active=cpu_active)]
+    chosen = [seam for seam in seams if not is_inert(seam, device=device)]
     _require_distinct(chosen)
     for seam in chosen:
         check = check_seam(seam)
@@ -147,9 +147,9 @@ def took(seam: Seam) -> bool:
     return any(seam.hook is part for part in _wrapper_parts(current))
 
 
-def state_of(seam: Seam, *, cpu_active: bool) -> State:
+def state_of(seam: Seam, *, device: str) -> State:
     """State in this process: `pending` means checked but not installed here."""
-    if is_inert(seam, cpu_active=cpu_active):
+    if is_inert(seam, device=device):
         return "inert"
     if seam in _installed:
         return "installed" if took(seam) else "mismatch"

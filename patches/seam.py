@@ -21,7 +21,8 @@ class Seam:
     signature: `str(inspect.signature(target))` with annotations removed, in the supported version;
         None only for `set`, where `expected_repr` says what stands there now.
     why: one sentence on what breaks or is missing without it.
-    device: `cpu` seams are installed only where our CPU platform is active.
+    device: `cpu` seams are installed only where our CPU platform is active, `cuda` seams only where
+        SGLang serves on an NVIDIA GPU.
     """
 
     name: str
@@ -31,4 +32,4 @@ class Seam:
     why: str
     signature: str | None = None
     expected_repr: str | None = None
-    device: Literal["any", "cpu"] = "any"
+    device: Literal["any", "cpu", "cuda"] = "any"

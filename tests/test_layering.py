@@ -74,6 +74,16 @@ def test_all_folders_are_seen() -> None:
     assert {"drafter", "verify", "serving", "patches", "kernels", "loadtest", "cli"} <= rooms
 
 
+@pytest.mark.parametrize(
+    ("name", "file"), [each for each in SOURCES if within(each[0], "sglang_dspark.serving.step")]
+)
+def test_the_step_knows_no_device(name: str, file: Path) -> None:
+    """Devices implement what the step asks for; the step never asks which one it is on."""
+    devices = ("sglang_dspark.serving.cpu", "sglang_dspark.serving.cuda", "sglang_dspark.kernels")
+    taken = [each for each in imports(name, file) if any(within(each, d) for d in devices)]
+    assert taken == []
+
+
 @pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
 def test_only_the_adapter_imports_sglang(name: str, file: Path) -> None:
     if any(within(name, allowed) for allowed in SGLANG_MAY_BE_IMPORTED_IN):

@@ -202,19 +202,19 @@ def _experts(found: Diagnosis) -> str:
 def _seams(found: Diagnosis) -> None:
     """Check every seam, then load all plugins as a server does, and see which seams took."""
     from sglang_dspark.patches import all_seams, registry
-    from sglang_dspark.serving.plugin import cpu_platform_active
+    from sglang_dspark.serving.plugin import active_device
 
-    active = cpu_platform_active()
+    device = active_device()
     seams = all_seams()
     off = startup.switched_off() is not None
-    live = [s for s in seams if not off and not registry.is_inert(s, cpu_active=active)]
+    live = [s for s in seams if not off and not registry.is_inert(s, device=device)]
     checks = {seam.name: registry.check_seam(seam) for seam in live}
     mismatches = [check for check in checks.values() if not check.ok]
     found.problems += [registry.mismatch(check) for check in mismatches]
     if not off and not mismatches:
         _load_plugins(found)
     for seam in seams:
-        state: str = "not installed" if off else registry.state_of(seam, cpu_active=active)
+        state: str = "not installed" if off else registry.state_of(seam, device=device)
         found.seams.append(_seam_report(seam, checks.get(seam.name), state))
 
 

@@ -36,6 +36,15 @@ def cpu_platform_active() -> bool:
     return type(current_platform).__module__.startswith("sglang_dspark.")
 
 
+def active_device() -> str:
+    """What our seams are chosen by: `cpu`, `cuda`, or `none` where another platform serves."""
+    import torch
+
+    if cpu_platform_active():
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "none"
+
+
 def _install() -> None:
     import sglang
 
@@ -50,12 +59,12 @@ def _install() -> None:
 
     load_config()
     moe_config.register()
-    cpu_active = cpu_platform_active()
-    if cpu_active:
+    device = active_device()
+    if device == "cpu":
         quiet.install()
     else:
         _require_some_platform()
-    registry.install(all_seams(cpu=cpu_active), cpu_active=cpu_active)
+    registry.install(all_seams(device=device), device=device)
     _verify_after_apply()
 
 

@@ -34,14 +34,16 @@ class TinyPair:
     logits: torch.Tensor
 
 
-def build(folder: Path, *, noise: float = 0.0, seed: int = 0) -> TinyPair:
+def build(folder: Path, *, noise: float = 0.0, seed: int = 0, attends: float = 0.0) -> TinyPair:
     """Write target and drafter below `folder`.
 
     noise: standard deviation of what is added to the drafter's table, in units of the logits' own.
+    attends: what the target's layers have to say, as a part of a random model's; above 0 a token
+    depends on all before it, the drafter is wrong at times, and `logits` is of the last alone.
     """
     target, drafter = folder / "target", folder / "drafter"
     vocabulary = _save_tokenizer(target)
-    model = _save_target(target, vocabulary, seed)
+    model = _save_target(target, vocabulary, seed, attends)
     logits = _next_token_logits(model)
     _save_drafter(drafter, model, noise, seed)
     return TinyPair(target, drafter, logits)
@@ -104,7 +106,7 @@ def _save_tokenizer(folder: Path) -> int:
     return len(vocabulary)
 
 
-def _save_target(folder: Path, vocabulary: int, seed: int) -> LlamaForCausalLM:
+def _save_target(folder: Path, vocabulary: int, seed: int, attends: float) -> LlamaForCausalLM:
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,
@@ -126,8 +128,8 @@ def _save_target(folder: Path, vocabulary: int, seed: int) -> LlamaForCausalLM:
     model = LlamaForCausalLM(config).float().eval()
     with torch.no_grad():
         for layer in model.model.layers:
-            layer.self_attn.o_proj.weight.zero_()
-            layer.mlp.down_proj.weight.zero_()
+            layer.self_attn.o_proj.weight.mul_(attends)
+            layer.mlp.down_proj.weight.mul_(attends)
         model.lm_head.weight[: len(SPECIALS)] = 0.0  # specials are rare, so texts stay long
     model.save_pretrained(folder, safe_serialization=True)
     return model

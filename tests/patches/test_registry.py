@@ -18,8 +18,8 @@ def seam(target: str, kind: Any, hook: Any, signature: str | None = None, **extr
     return Seam(f"toy-{target}", f"toy_upstream.{target}", kind, hook, "test", signature, **extra)
 
 
-def put(*seams: Seam, cpu_active: bool = True) -> None:
-    registry.install(seams, cpu_active=cpu_active)
+def put(*seams: Seam, device: str = "cpu") -> None:
+    registry.install(seams, device=device)
     HookRegistry.apply_hooks()
     registry.verify()
 
@@ -82,7 +82,7 @@ def test_a_mismatch_is_named_and_nothing_is_touched(
     worker = upstream.Worker
     worker.__module__ = "toy_upstream"
     with pytest.raises(DSparkError) as raised:
-        registry.install([*good, wrong], cpu_active=True)
+        registry.install([*good, wrong], device="cpu")
     text = str(raised.value)
     assert wrong.target in text
     assert found in text
@@ -96,21 +96,21 @@ def test_a_mismatch_is_named_and_nothing_is_touched(
 def test_cpu_seams_stay_out_elsewhere(upstream: types.ModuleType) -> None:
     absent = seam("not_even_there", "replace", print, "(a)", device="cpu")
     other = seam("twice", "replace", lambda a: 0, "(a)")
-    put(absent, other, cpu_active=False)
+    put(absent, other, device="cuda")
     assert registry.installed() == (other,)
-    assert registry.state_of(absent, cpu_active=False) == "inert"
-    assert registry.state_of(other, cpu_active=False) == "installed"
+    assert registry.state_of(absent, device="cuda") == "inert"
+    assert registry.state_of(other, device="cuda") == "installed"
 
 
 def test_a_hook_that_did_not_take_is_found(upstream: types.ModuleType) -> None:
     mine = seam("twice", "after", lambda result, a: result, "(a)")
-    registry.install([mine], cpu_active=True)
+    registry.install([mine], device="cpu")
     with pytest.raises(DSparkError, match=r"hook on toy_upstream\.twice did not take"):
         registry.verify()  # apply_hooks has not run
     HookRegistry.apply_hooks()
     registry.verify()
     upstream.twice = lambda a: a  # a rival that assigns instead of hooking
-    assert registry.state_of(mine, cpu_active=True) == "mismatch"
+    assert registry.state_of(mine, device="cpu") == "mismatch"
     with pytest.raises(DSparkError, match="did not take"):
         registry.verify()
 
@@ -124,7 +124,7 @@ def test_a_set_value_that_was_overwritten_is_found(upstream: types.ModuleType) -
 
 def test_hooks_of_other_plugins_may_stand_above_and_below(upstream: types.ModuleType) -> None:
     HookRegistry.register("toy_upstream.twice", lambda result, a: result + 1, HookType.AFTER)
-    registry.install([seam("twice", "around", lambda f, a: f(a) * 10, "(a)")], cpu_active=True)
+    registry.install([seam("twice", "around", lambda f, a: f(a) * 10, "(a)")], device="cpu")
     HookRegistry.register("toy_upstream.twice", lambda result, a: result + 3, HookType.AFTER)
     HookRegistry.apply_hooks()
     registry.verify()
@@ -141,7 +141,7 @@ def test_install_is_once_a_process(upstream: types.ModuleType) -> None:
 def test_two_replacements_of_one_target_are_refused(upstream: types.ModuleType) -> None:
     pair = [seam("twice", "replace", hook, "(a)") for hook in (print, len)]
     with pytest.raises(DSparkError, match=r"both replace toy_upstream\.twice"):
-        registry.install(pair, cpu_active=True)
+        registry.install(pair, device="cpu")
 
 
 @pytest.mark.parametrize("version", ["0.5.22", "0.5.24", "0.5.23rc1", "1.0"])

@@ -40,14 +40,15 @@ def test_the_hook_takes_on_the_installed_sglang(doctor_report: dict[str, Any], s
     row = rows[seam.name]
     assert row["signature_ok"], f"expected {row['expected']}, found {row['found']}"
     active = doctor_report["device"]["cpu_platform_active"]
-    assert row["state"] == ("installed" if active or seam.device == "any" else "inert")
+    here = "cpu" if active else "cuda"
+    assert row["state"] == ("installed" if seam.device in ("any", here) else "inert")
 
 
 def test_without_our_cpu_platform_no_cpu_module_is_imported() -> None:
     code = (
-        "import sys, sglang_dspark.patches as p; seams = p.all_seams(cpu=False); "
+        "import sys, sglang_dspark.patches as p; seams = p.all_seams(device='cuda'); "
         "print(sorted(m for m in sys.modules if m.startswith('sglang_dspark.patches.cpu_'))); "
-        "print({s.device for s in seams})"
+        "print(sorted({s.device for s in seams}))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=60)
-    assert done.stdout.splitlines() == ["[]", "{'any'}"]
+    assert done.stdout.splitlines() == ["[]", "['any', 'cuda']"]

@@ -10,15 +10,17 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_dspark.schedule.budget import Gains
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
 from sglang_dspark.schedule.guard import GuardConfig, Mode
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.planner import Plan, PlannerConfig, StepPlanner
-from sglang_dspark.serving.schedule.engine import BATCH, ScheduleEngine, _Step
 from sglang_dspark.serving.schedule.metrics import StepMetrics
 from sglang_dspark.serving.schedule.speed import SpeedTargets
+from sglang_dspark.serving.step.clock import HostClock
+from sglang_dspark.serving.step.engine import BATCH, GREEDY, ScheduleEngine
 
 GAMMA, SEATS = 3, 9
 KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1", 3)
@@ -53,7 +55,7 @@ class World:
             self.planner,
             self.calibration,
             StepMetrics(self.planner, self.calibration),
-            clock=lambda: self.now,
+            clock=HostClock(lambda: self.now),
             floor=floor,
             speeds=speeds,
         )
@@ -68,7 +70,7 @@ class World:
     ) -> tuple[Plan, list[int]]:
         """One decode step, as long as planned unless told; returns plan and verify lengths."""
         seats = torch.tensor(rows)
-        plan = self.engine.begin(seats, self.generation, torch.full((len(rows),), 10))
+        plan = self.engine.begin(seats, self.generation, torch.full((len(rows),), 10)).plan
         logits: Tensor | None = None
         if plan.speculates and logit is not None:
             logits = torch.full((len(rows), plan.budget.depth), logit)
@@ -196,7 +198,7 @@ def test_sampled_and_greedy_requests_are_calibrated_apart() -> None:
     world = World()
     for _ in range(30):
         seats = torch.tensor([1, 2])
-        plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+        plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10])).plan
         logits = torch.full((2, plan.budget.depth), 2.0) if plan.speculates else None
         lengths = world.engine.drafted(logits, torch.tensor([True, False]))
         accepted = np.minimum(lengths, [GAMMA, 0])
@@ -211,23 +213,22 @@ def test_the_request_whose_drafts_do_better_is_admitted_first() -> None:
     world = World(token=6e-3)
     for _ in range(40):
         seats = torch.tensor([1, 2])
-        plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+        plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10])).plan
         logits = torch.full((2, plan.budget.depth), 0.5) if plan.speculates else None
         lengths = world.engine.drafted(logits, torch.ones(2, dtype=torch.bool))
         world.engine.outcome(torch.from_numpy(np.minimum(lengths, [0, GAMMA])))
         world.now += plan.budget.seconds
-    said = world.engine._confidence(
-        _Step(plan, np.array([1, 2]), world.generation.numpy()[[1, 2]], 0.0),
-        torch.full((2, GAMMA), 0.5),
-        torch.ones(2, dtype=torch.bool),
-    )
+
+    def confidences() -> Gains:
+        """What equal logits mean for whoever holds the two seats now."""
+        seats = np.array([1, 2]), world.generation.numpy()[[1, 2]]
+        logits, regimes = np.full((2, GAMMA), 0.5, np.float32), np.full(2, GREEDY)
+        return world.calibration.confidence(logits, regimes, np.zeros_like(logits), seats)
+
+    said = confidences()
     assert (said[1] > said[0] + 0.05).all()
     world.generation[2] += 1  # the seat changes hands: its new tenant is an average request
-    fresh = world.engine._confidence(
-        _Step(plan, np.array([1, 2]), world.generation.numpy()[[1, 2]], 0.0),
-        torch.full((2, GAMMA), 0.5),
-        torch.ones(2, dtype=torch.bool),
-    )
+    fresh = confidences()
     assert (fresh[0] < fresh[1]).all()
     assert (fresh[1] < said[1]).all()
 
@@ -237,7 +238,7 @@ def test_a_fairness_floor_gives_every_request_drafts() -> None:
     for world in (fair, free):
         for _ in range(6):
             seats = torch.tensor([1, 2])
-            plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+            plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10])).plan
             assert plan.speculates
             logits = torch.tensor([[4.0], [-4.0]]).repeat(1, plan.budget.depth)
             lengths = world.engine.drafted(logits, torch.ones(2, dtype=torch.bool))
@@ -250,7 +251,7 @@ def test_a_fairness_floor_gives_every_request_drafts() -> None:
 def test_a_step_is_planned_until_its_lengths_are_asked_for() -> None:
     world = World()
     assert world.engine.planned() is None
-    plan = world.engine.begin(torch.tensor([1]), world.generation, torch.tensor([10]))
+    plan = world.engine.begin(torch.tensor([1]), world.generation, torch.tensor([10])).plan
     assert world.engine.planned() is plan
     world.engine.drafted(torch.zeros(1, plan.budget.depth), torch.ones(1, dtype=torch.bool))
     assert world.engine.planned() is None

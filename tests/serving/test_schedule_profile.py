@@ -22,6 +22,8 @@ class Machine:
     """A machine whose seconds are a formula; no time passes unless `slow`."""
 
     gamma = 3
+    tiers: tuple[int, ...] = ()
+    depths: tuple[int, ...] = (1, 2, 3)
 
     def __init__(self, requests: int = 8, slow: float = 0.0, slow_draft: float = 0.0) -> None:
         self.most_requests, self.longest = requests, 4096
@@ -80,6 +82,37 @@ def test_a_single_seat_is_enough() -> None:
     table = profile.measure(KEY, Machine(requests=1), 5.0, lambda line: None)
     assert table.knots == (1, 2, 3, 4)
     assert table.draft_requests == (1,)
+
+
+class Graphs(Machine):
+    """Passes are padded to tiers whose seconds are no line, and only whole drafts are captured."""
+
+    tiers = (4, 8, 12, 16, 32)
+    depths = (3,)
+    stairs = (0.020, 0.021, 0.034, 0.035, 0.060)
+
+    def tier_seconds(self, tokens: int) -> float:
+        return self.stairs[next(i for i, tier in enumerate(self.tiers) if tier >= tokens)]
+
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
+        return self.tier_seconds(len(drafts) + sum(drafts))
+
+    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
+        assert depth == 3, "another depth is in no graph"
+        return DRAFT + ROW * requests
+
+
+def test_a_staircase_of_captured_tiers_is_found_as_one() -> None:
+    machine = Graphs(requests=8)
+    table = profile.measure(KEY, machine, 5.0, lambda line: None)
+    assert table.padded
+    assert table.knots == machine.tiers
+    assert table.seconds == pytest.approx(machine.stairs)
+    assert table.draft_seconds[-1] == pytest.approx([0.0, *[DRAFT + ROW * 8] * 3])
+    model = CostModel(table, machine.most_requests)
+    for tokens in (1, 4, 5, 9, 17):
+        step = Step(min(tokens, 8), tokens, 0, 0)
+        assert model.predict(step) == pytest.approx(machine.tier_seconds(tokens))
 
 
 def test_it_stops_when_the_time_is_up() -> None:

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from tools.docs.features import gpu_page
 from tools.docs.metrics import metrics_page
 from tools.docs.settings import DOCUMENTS, configuration_page, schema_text
 
@@ -16,7 +17,12 @@ DOCS = Path(__file__).resolve().parents[2] / "docs"
 def generated() -> dict[str, str]:
     """Content of every generated file, by its path below docs/."""
     schemas = {f"schemas/{each.slug}.json": schema_text(each) for each in DOCUMENTS}
-    return {"configuration.md": configuration_page(), "metrics.md": metrics_page(), **schemas}
+    pages = {
+        "configuration.md": configuration_page(),
+        "gpu.md": gpu_page(),
+        "metrics.md": metrics_page(),
+    }
+    return pages | schemas
 
 
 def write(folder: Path = DOCS) -> list[str]:

@@ -31,10 +31,11 @@ from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.schedule import mode, pause, profile
-from sglang_dspark.serving.schedule.engine import ScheduleEngine
 from sglang_dspark.serving.schedule.metrics import Collector, StepMetrics
 from sglang_dspark.serving.schedule.passes import Passes
 from sglang_dspark.serving.schedule.speed import SpeedTargets
+from sglang_dspark.serving.step.clock import Clock, HostClock
+from sglang_dspark.serving.step.engine import ScheduleEngine
 
 logger = logging.getLogger(__name__)
 
@@ -69,7 +70,7 @@ def attach(worker: Any) -> None:
         return
     obstacle = _obstacle(worker)
     if obstacle is not None:
-        _verify_everything(worker)
+        verify_everything(worker)
         logger.warning("sglang-dspark: every draft is verified: %s", obstacle)
         return
     _take_over(worker)
@@ -95,7 +96,7 @@ def _obstacle(worker: Any) -> str | None:
     return None
 
 
-def _verify_everything(worker: Any) -> None:
+def verify_everything(worker: Any) -> None:
     """Static verification, whatever mode the models were loaded in."""
     from sglang.srt.speculative.ragged_verify import RaggedVerifyMode
 
@@ -104,30 +105,35 @@ def _verify_everything(worker: Any) -> None:
 
 
 def _take_over(worker: Any) -> None:
-    gamma = int(worker.gamma)
     proposers = _proposers(worker)
-    clock = _clock()
-    passes = Passes(worker, proposers, clock)
-    profiled = profile.table_for(
-        _key(worker), passes, current_config().schedule.profile_seconds, _tell
-    )
+    read = _clock()
+    engine = build(worker, Passes(worker, proposers, read), HostClock(read), _key(worker))
+    worker._verify_planner._budget_planner = None
+    for owner in (worker, worker._proposer, worker._verify_planner, worker._verify_executor):
+        owner.__dict__[ENGINE] = engine
+    worker._proposer.__dict__["dspark_proposers"] = proposers
+    worker.__dict__[pause.FITS] = pause.fits(worker)
+
+
+def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) -> ScheduleEngine:
+    """Profile, calibrate and compile what the scheduler of a worker needs; logs one line.
+
+    passes: of the worker's models, on its device. clock: what its steps are timed by.
+    """
+    gamma = int(worker.gamma)
+    chosen = current_config().schedule
+    profiled = profile.table_for(key, passes, chosen.profile_seconds, _tell)
     has_head = worker.draft_model.confidence_head is not None
     pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
     calibration, calibrated = _calibration(worker, gamma, pool_rows)
-    chosen = current_config().schedule
     early = chosen.algorithm == "early-stop"
     config = PlannerConfig(lag=_lag(), has_head=has_head, early_stop=early, guard=PAUSES)
     _rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
     planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
     metrics = StepMetrics(planner, calibration, _collector())
     speeds = SpeedTargets(pool_rows, chosen.speed_target)
-    engine = ScheduleEngine(planner, calibration, metrics, clock, chosen.fairness_floor, speeds)
-    worker._verify_planner._budget_planner = None
-    for owner in (worker, worker._proposer, worker._verify_planner, worker._verify_executor):
-        owner.__dict__[ENGINE] = engine
-    worker._proposer.__dict__["dspark_proposers"] = proposers
-    worker.__dict__[pause.FITS] = pause.fits(worker)
     _announce(planner, profiled, calibrated)
+    return ScheduleEngine(planner, calibration, metrics, clock, chosen.fairness_floor, speeds)
 
 
 def _lag() -> int:
@@ -242,8 +248,8 @@ def _key(worker: Any) -> ProfileKey:
 
     target, draft = worker.model_runner, worker.draft_model_runner
     return ProfileKey(
-        model=_named(str(target.model_config.model_path)),
-        drafter=_named(str(draft.model_config.model_path)),
+        model=named(str(target.model_config.model_path)),
+        drafter=named(str(draft.model_config.model_path)),
         dtype=str(target.dtype),
         device=f"{cpu_description()}; {chosen_threads()} compute threads",
         parallel="tp1 pp1 dp1 ep1",
@@ -257,7 +263,7 @@ def _key(worker: Any) -> ProfileKey:
     )
 
 
-def _named(path: str) -> str:
+def named(path: str) -> str:
     """A model's path with a digest of its configuration."""
     file = Path(path) / "config.json"
     content = file.read_bytes() if file.is_file() else b""

@@ -16,19 +16,16 @@ from typing import Any
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from sglang_dspark.serving.schedule.layout import layout_of, rows_in, window_of
 
 
-class Passes:
-    """Runs passes of one worker; `proposers[d]` drafts d positions."""
+class Seats:
+    """Pool rows that made-up requests may sit in for the time of a pass."""
 
-    def __init__(self, worker: Any, proposers: dict[int, Any], clock: Callable[[], float]) -> None:
+    def __init__(self, worker: Any) -> None:
         self._worker = worker
-        self._clock = clock
-        self._proposers = proposers
-        self.gamma = int(worker.gamma)
+        self._gamma = int(worker.gamma)
         self._runner = worker.model_runner
         self._pool = worker.model_runner.req_to_token_pool
 
@@ -41,133 +38,154 @@ class Passes:
     def longest(self) -> int:
         """Longest context that leaves room for a window."""
         slots = int(self._runner.token_to_kv_pool.size)
-        return min(int(self._pool.req_to_token.shape[1]), slots) - self.gamma - 1
-
-    def warm_up(self) -> None:
-        """One pass of each kind, for what only a first pass does: compiling, first allocations."""
-        context = min(8, self.longest)
-        self.verify_seconds([0], context)
-        self.verify_seconds([self.gamma] * min(2, self.most_requests), context)
-        for depth in range(1, self.gamma + 1):
-            self.draft_seconds(1, depth, context)
-
-    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
-        """Seconds of a pass that verifies drafts[r] of each request, injection included."""
-        with self._seated(len(drafts), context) as batch:
-            began = self._clock()
-            self._verify(batch, drafts)
-            return self._clock() - began
-
-    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
-        """Seconds of drafting `depth` positions for every request."""
-        with self._seated(requests, context) as batch:
-            began = self._clock()
-            self._draft(batch, depth)
-            return self._clock() - began
+        return min(int(self._pool.req_to_token.shape[1]), slots) - self._gamma - 1
 
     @contextmanager
-    def _seated(self, requests: int, context: int) -> Iterator[Any]:
-        """`requests` made-up requests with `context` tokens each."""
+    def taken(self, requests: int, context: int) -> Iterator[Any]:
+        """`requests` made-up requests with `context` tokens each, as a batch."""
         table = self._pool.req_to_token
-        rows = torch.arange(1, requests + 1)
-        width = context + self.gamma + 1
+        width = context + self._gamma + 1
         kept = table[1 : requests + 1, :width].clone()
         size = int(self._runner.token_to_kv_pool.size)
-        slots = torch.arange(requests * width).remainder(size) + 1
+        slots = torch.arange(requests * width, device=table.device).remainder(size) + 1
         table[1 : requests + 1, :width] = slots.view(requests, width).to(table.dtype)
         try:
             with torch.no_grad():
-                yield self._batch(rows, context)
+                yield self._batch(requests, context)
         finally:
             table[1 : requests + 1, :width] = kept
 
-    def _draft(self, batch: Any, depth: int) -> None:
-        self._proposers[depth].propose(
-            batch=batch,
-            draft_input=SimpleNamespace(
-                bonus_tokens=torch.ones(len(batch.seq_lens), dtype=torch.int64),
-                nxt_kv_lens_cpu=None,
-            ),
-            verify_window=batch.window,
-            bs=len(batch.seq_lens),
-            device=self._worker.device,
-            target_model=self._worker.target_worker.model_runner.model,
-            sampling_info=None,
-        )
-
-    def _verify(self, batch: Any, drafts: Sequence[int]) -> None:
-        from sglang.srt.model_executor.forward_batch_info import (
-            CaptureHiddenMode,
-            ForwardBatch,
-            ForwardMode,
-        )
-        from sglang.srt.speculative.dflash_info import DFlashVerifyInput
-        from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
-        requests = len(drafts)
-        layout = layout_of(np.asarray(drafts, np.int64))
-        rows = rows_in(layout, self.gamma + 1)
-        tokens = torch.ones(requests, self.gamma + 1, dtype=torch.int64)
-        window = window_of(rows, tokens[:, :1], tokens[:, 1:], batch.window)
-        forward = ForwardBatch(
-            forward_mode=ForwardMode.TARGET_VERIFY,
-            batch_size=requests,
-            input_ids=window.verify_ids,
-            req_pool_indices=batch.req_pool_indices,
-            seq_lens=batch.seq_lens,
-            out_cache_loc=window.verify_cache_loc,
-            seq_lens_sum=None,
-            seq_lens_cpu=None,
-            positions=window.positions,
-            spec_algorithm=SpeculativeAlgorithm.DSPARK,
-            spec_info=DFlashVerifyInput(
-                draft_token=window.verify_ids,
-                positions=window.positions,
-                draft_token_num=self.gamma + 1,
-                capture_hidden_mode=CaptureHiddenMode.FULL,
-                ragged_verify_layout=layout,
-            ),
-            capture_hidden_mode=CaptureHiddenMode.FULL,
-            global_num_token_non_padded_cpu=rows.total,
-        )
-        batch.window.kv_loc_plan.bind(
-            forward, self._runner.kv_index_translator, cols=window.window_index
-        )
-        self._runner.attn_backend.init_forward_metadata(forward)
-        out = self._worker.target_worker.forward_batch_generation(
-            batch=None, forward_batch=forward, is_verify=True, skip_attn_backend_init=True
-        )
-        self._inject(out.logits_output.hidden_states, rows.starts, window)
-
-    def _inject(self, hidden: Tensor, first: Tensor, window: Any) -> None:
-        self._worker._kv_injector.inject_target_hidden(
-            target_hidden=hidden[first],
-            cache_loc=window.verify_cache_loc[first],
-            cache_loc_2d=None,
-            positions=window.positions[first],
-            commit_lens=None,
-        )
-
-    def _batch(self, rows: Tensor, context: int) -> Any:
+    def _batch(self, requests: int, context: int) -> Any:
         from sglang.srt.speculative.dspark_components.dspark_planner import alloc_verify_window
 
-        lens = torch.full((len(rows),), context, dtype=torch.int64)
+        device = self._worker.device
+        host = torch.full((requests,), context, dtype=torch.int64)
+        needed = self._runner.attn_backend.needs_cpu_seq_lens and device != "cpu"
         batch = SimpleNamespace(
-            req_pool_indices=rows,
-            seq_lens=lens,
-            seq_lens_cpu=None,
-            can_run_decode_cuda_graph=False,
+            req_pool_indices=torch.arange(1, requests + 1, device=device),
+            seq_lens=host.to(device),
+            seq_lens_cpu=host if needed else None,
+            can_run_decode_cuda_graph=True,
             is_extend_in_batch=False,
             dp_spec_prefill_coordination_applied=False,
             global_num_tokens=None,
         )
         batch.window = alloc_verify_window(
             batch=batch,
-            bs=len(rows),
-            device=self._worker.device,
-            verify_num_draft_tokens=self.gamma + 1,
+            bs=requests,
+            device=device,
+            verify_num_draft_tokens=self._gamma + 1,
             block_pos_offsets=self._worker._block_pos_offsets,
             model_runner=self._runner,
-            seq_lens_cpu=None,
+            seq_lens_cpu=batch.seq_lens_cpu,
         )
         return batch
+
+
+def draft_once(worker: Any, proposer: Any, batch: Any) -> None:
+    """Draft for all requests of a made-up batch as deep as the proposer does."""
+    requests = len(batch.seq_lens)
+    proposer.propose(
+        batch=batch,
+        draft_input=SimpleNamespace(
+            bonus_tokens=torch.ones(requests, dtype=torch.int64, device=worker.device),
+            nxt_kv_lens_cpu=None,
+        ),
+        verify_window=batch.window,
+        bs=requests,
+        device=worker.device,
+        target_model=worker.target_worker.model_runner.model,
+        sampling_info=None,
+    )
+
+
+def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
+    """The target over the packed rows of `window`; upstream's `LogitsProcessorOutput`."""
+    from sglang.srt.model_executor.forward_batch_info import (
+        CaptureHiddenMode,
+        ForwardBatch,
+        ForwardMode,
+    )
+    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    runner, host_lens = worker.model_runner, batch.seq_lens_cpu
+    forward = ForwardBatch(
+        forward_mode=ForwardMode.TARGET_VERIFY,
+        batch_size=len(batch.seq_lens),
+        input_ids=window.verify_ids,
+        req_pool_indices=batch.req_pool_indices,
+        seq_lens=batch.seq_lens,
+        out_cache_loc=window.verify_cache_loc,
+        seq_lens_sum=None if host_lens is None else int(host_lens.sum()),
+        seq_lens_cpu=host_lens,
+        positions=window.positions,
+        spec_algorithm=SpeculativeAlgorithm.DSPARK,
+        spec_info=DFlashVerifyInput(
+            draft_token=window.verify_ids,
+            positions=window.positions,
+            draft_token_num=int(worker.verify_num_draft_tokens),
+            capture_hidden_mode=CaptureHiddenMode.FULL,
+            ragged_verify_layout=layout,
+        ),
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        global_num_token_non_padded_cpu=len(window.verify_ids),
+    )
+    batch.window.kv_loc_plan.bind(forward, runner.kv_index_translator, cols=window.window_index)
+    graphs = runner.decode_cuda_graph_runner
+    if graphs is None or not graphs.can_run_graph(forward):
+        runner.attn_backend.init_forward_metadata(forward)
+    return worker.target_worker.forward_batch_generation(
+        batch=None, forward_batch=forward, is_verify=True, skip_attn_backend_init=True
+    ).logits_output
+
+
+class Passes:
+    """Runs passes of one worker on a CPU; `proposers[d]` drafts d positions."""
+
+    tiers: tuple[int, ...] = ()  # passes are not padded
+
+    def __init__(self, worker: Any, proposers: dict[int, Any], clock: Callable[[], float]) -> None:
+        self._worker = worker
+        self._clock = clock
+        self._proposers = proposers
+        self._seats = Seats(worker)
+        self.gamma = int(worker.gamma)
+        self.depths = tuple(range(1, self.gamma + 1))
+        self.most_requests, self.longest = self._seats.most_requests, self._seats.longest
+
+    def warm_up(self) -> None:
+        """One pass of each kind, for what only a first pass does: compiling, first allocations."""
+        context = min(8, self.longest)
+        self.verify_seconds([0], context)
+        self.verify_seconds([self.gamma] * min(2, self.most_requests), context)
+        for depth in self.depths:
+            self.draft_seconds(1, depth, context)
+
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
+        """Seconds of a pass that verifies drafts[r] of each request, injection included."""
+        with self._seats.taken(len(drafts), context) as batch:
+            began = self._clock()
+            self._verify(batch, drafts)
+            return self._clock() - began
+
+    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
+        """Seconds of drafting `depth` positions for every request."""
+        with self._seats.taken(requests, context) as batch:
+            began = self._clock()
+            draft_once(self._worker, self._proposers[depth], batch)
+            return self._clock() - began
+
+    def _verify(self, batch: Any, drafts: Sequence[int]) -> None:
+        layout = layout_of(np.asarray(drafts, np.int64))
+        rows = rows_in(layout, self.gamma + 1)
+        tokens = torch.ones(len(drafts), self.gamma + 1, dtype=torch.int64)
+        window = window_of(rows, tokens[:, :1], tokens[:, 1:], batch.window)
+        hidden = ragged_forward(self._worker, batch, layout, window).hidden_states
+        self._worker._kv_injector.inject_target_hidden(
+            target_hidden=hidden[rows.starts],
+            cache_loc=window.verify_cache_loc[rows.starts],
+            cache_loc_2d=None,
+            positions=window.positions[rows.starts],
+            commit_lens=None,
+        )

@@ -20,8 +20,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.schedule.engine import ScheduleEngine
 from sglang_dspark.serving.schedule.layout import layout_without_drafts
+from sglang_dspark.serving.step.engine import ScheduleEngine
 
 # (target worker, batch, verify input, cache slots) -> (output, mode), or None where it will not do
 ShortPass = Callable[[Any, Any, Any, Tensor], tuple[Any, Any] | None]

@@ -52,16 +52,12 @@ class Passes(Protocol):
     """What a profile runs: the real models (`passes.Passes`), or a machine made up by a test."""
 
     gamma: int
-
-    @property
-    def most_requests(self) -> int:
-        """Requests that can be seated at once."""
-        ...
-
-    @property
-    def longest(self) -> int:
-        """Longest context."""
-        ...
+    most_requests: int  # that can be seated at once
+    longest: int  # context
+    tiers: tuple[
+        int, ...
+    ]  # tokens that passes are padded to, ascending; none: as many as there are
+    depths: tuple[int, ...]  # of drafts that cost something of their own; gamma among them
 
     def warm_up(self) -> None:
         """Do what only a first pass does."""
@@ -150,15 +146,15 @@ def measure(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Cost
 
 def _tokens(passes: Passes) -> list[int]:
     """Batches that a profile times if it has the time."""
-    return [t for t in TOKENS if len(windows(t, passes.gamma)) <= passes.most_requests]
+    sizes = passes.tiers or TOKENS
+    return [t for t in sizes if len(windows(t, passes.gamma)) <= passes.most_requests]
 
 
 def _draft_cells(least: _Least) -> list[_Draft]:
     """Drafts that a profile times if it has the time."""
     passes = least.passes
     counts = [requests for requests in REQUESTS if requests <= passes.most_requests]
-    depths = range(1, passes.gamma + 1)
-    return [_Draft(requests, depth, least.usual) for requests in counts for depth in depths]
+    return [_Draft(requests, depth, least.usual) for requests in counts for depth in passes.depths]
 
 
 @dataclass(frozen=True)
@@ -236,11 +232,17 @@ class _Least:
         return self.seconds.get(_Verify(tuple(drafts), context or self.usual))
 
     def drafts(self, requests: int) -> Seconds | None:
-        """[1 + gamma]: seconds by depth, never falling; None if not all of them were timed."""
-        cells = [_Draft(requests, depth, self.usual) for depth in range(1, self.passes.gamma + 1)]
+        """[1 + gamma]: seconds by depth, never falling; None if not all of them were timed.
+
+        A depth that is not drafted by itself costs what the next one does.
+        """
+        depths = self.passes.depths
+        cells = [_Draft(requests, depth, self.usual) for depth in depths]
         if any(cell not in self.seconds for cell in cells):
             return None
-        return np.concatenate([[0.0], monotone(np.array([self.seconds[cell] for cell in cells]))])
+        timed = monotone(np.array([self.seconds[cell] for cell in cells]))
+        at = np.searchsorted(depths, np.arange(1, self.passes.gamma + 1))
+        return np.concatenate([[0.0], timed[at]])
 
 
 def _table(key: ProfileKey, least: _Least) -> CostTable:
@@ -259,7 +261,7 @@ def _table(key: ProfileKey, least: _Least) -> CostTable:
         key=key,
         knots=tuple(knots),
         seconds=tuple(costs),
-        padded=False,
+        padded=bool(least.passes.tiers),
         per_request=per_request,
         per_context=per_context,
         draft_requests=requests,

@@ -10,6 +10,7 @@ from tests.mutants.catalogue import (
     rules,
     scheduling,
     serving,
+    step,
     training,
     training_data,
 )
@@ -19,6 +20,7 @@ from tests.mutants.mutant import Mutant
 ALL: tuple[Mutant, ...] = (
     *rules.MUTANTS,
     *serving.MUTANTS,
+    *step.MUTANTS,
     *DRAFT_LAW,
     *scheduling.MUTANTS,
     *calibration.MUTANTS,

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 LAYOUT = "sglang_dspark/serving/schedule/layout.py"
-ENGINE = "sglang_dspark/serving/schedule/engine.py"
+ENGINE = "sglang_dspark/serving/step/engine.py"
 RAGGED = "sglang_dspark/serving/cpu/ragged_ops.py"
 VERIFY = "patches/cpu_schedule_verify.py"
 STEP = "patches/cpu_schedule_step.py"
@@ -349,8 +349,8 @@ MUTANTS = (
         name="a prefill's time counted as a step's",
         area="engine",
         file=ENGINE,
-        old="step.seconds = None if self._interrupted else now - step.began",
-        new="step.seconds = now - step.began",
+        old="last.ended = None if self._interrupted else now",
+        new="last.ended = now",
         tests=(f"{ENGINE_TESTS}::test_a_step_that_a_prefill_followed_is_not_timed_but_learned",),
     ),
     Mutant(

@@ -1,0 +1,106 @@
+"""`step.device.Device` on an accelerator: nothing comes back to the host before the result does."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_dspark.kernels.admission import admit_torch, admit_triton
+from sglang_dspark.schedule.online import LOGIT_LIMIT
+from sglang_dspark.serving.step.clock import Clock
+from sglang_dspark.serving.step.engine import Step
+from sglang_dspark.serving.step.layout import admitted_drafts
+
+
+class EventClock:
+    """Time on the stream that computes; events are read when they have passed."""
+
+    def mark(self) -> torch.cuda.Event:
+        """An event behind all that was launched."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
+        """From one to the other; None while the other has not passed."""
+        return begin.elapsed_time(end) / 1e3 if end.query() else None
+
+
+class GraphDevice:
+    """Admits on the device and pads passes to the tiers of the captured graphs."""
+
+    def __init__(self, worker: Any, clock: Clock) -> None:
+        """worker: upstream's, its graphs captured."""
+        from sglang.srt.speculative.dspark_components.dspark_planner import (
+            ragged_capture_max_slots,
+            ragged_capture_num_tokens,
+        )
+
+        self.clock = clock
+        self._device = torch.device(worker.device)
+        self.tiers: Sequence[int] = (
+            ragged_capture_num_tokens(model_runner=worker.model_runner) or ()
+        )
+        self._slots = ragged_capture_max_slots(model_runner=worker.model_runner) or 0
+        self._epilogue = worker._verify_executor.verify_epilogue is not None
+
+    def admit(self, step: Step, logits: Tensor | None) -> Tensor:
+        """Lengths [R] int32 by the logits [R, gamma] of this step and the plan's K."""
+        plan = step.plan
+        if logits is None or step.calibrated_by is None:
+            return torch.zeros(plan.requests, dtype=torch.int32, device=self._device)
+        slopes, shifts = (self._upload(each) for each in step.calibrated_by)
+        return self._admission(
+            calibrated(logits, slopes, shifts),
+            torch.full((1,), admitted_drafts(plan), dtype=torch.int64, device=self._device),
+            None if plan.weights is None else self._upload(plan.weights),
+            self._upload(plan.limits).to(torch.int32),
+            None if plan.floors is None else self._upload(plan.floors).to(torch.int32),
+        )
+
+    def pass_tokens(self, requests: int, admitted: int) -> int:
+        """The smallest tier that holds R + K; beyond the last one the pass runs eagerly."""
+        tokens = requests + admitted
+        return (
+            self.tiers[bisect_left(self.tiers, tokens)] if self._fits(requests, tokens) else tokens
+        )
+
+    def accepts_in_graph(self, requests: int, admitted: int) -> bool:
+        """Whether a graph with upstream's accept epilogue was captured for such a pass."""
+        return self._epilogue and self._fits(requests, requests + admitted)
+
+    def to_host(self, values: Tensor) -> Tensor:
+        """A copy in pinned memory, launched behind the step: its result is read later still.
+
+        The copy is of a copy: a captured graph writes to the same tensor in the next step.
+        """
+        from sglang.srt.utils.common import async_d2h
+
+        return async_d2h(values.detach().clone())
+
+    def _fits(self, requests: int, tokens: int) -> bool:
+        return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self._slots
+
+    def _admission(self, *arguments: Any) -> Tensor:
+        on_gpu = self._device.type == "cuda"
+        return admit_triton(*arguments) if on_gpu else admit_torch(*arguments)
+
+    def _upload(self, values: NDArray[Any]) -> Tensor:
+        host = torch.from_numpy(values)
+        if self._device.type != "cuda":
+            return host
+        return host.pin_memory().to(self._device, non_blocking=True)
+
+
+def calibrated(logits: Tensor, slopes: Tensor, shifts: Tensor) -> Tensor:
+    """Confidences c [R, gamma] float32 = sigmoid(slope * logit + shift); 0 of what is no number.
+
+    The same as `schedule.online` on the host, up to rounding.
+    """
+    bounded = logits.float().clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
+    return torch.sigmoid(slopes * bounded + shifts).nan_to_num(0.0).contiguous()

@@ -1,0 +1,123 @@
+"""What is scheduled by confidence on a GPU, and what is served with every draft verified instead.
+
+Decided from the arguments before any model loads, because SGLang (0.5.23) builds the confidence
+head and captures ragged graphs only in the mode `compact`. `FEATURES` is the table of docs/serving;
+each row is a rule with a name, and the first that holds is said in one line.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+# Their verify passes take windows of unlike lengths, eager and in graphs; Triton by our seams.
+RAGGED_BACKENDS = frozenset({"fa3", "fa4", "triton", "trtllm_mha", "trtllm_mla", "flashinfer_mla"})
+
+
+@dataclass(frozen=True)
+class Start:
+    """What the rules look at. args: SGLang's resolved arguments; has_head: the drafter's.
+
+    recurrent: whether the target keeps a recurrent state. variables: the environment. by_lengths:
+    whether the configuration asks for lengths that add up to no K fixed before drafting.
+    """
+
+    args: Any
+    has_head: bool
+    recurrent: bool
+    variables: dict[str, str]
+    by_lengths: bool = False
+
+
+@dataclass(frozen=True)
+class Feature:
+    """name: as the documentation lists it. why: what stands in the way. holds: whether it does."""
+
+    name: str
+    why: str
+    holds: Callable[[Start], bool]
+
+
+def verify_backend(args: Any) -> str:
+    """Attention backend of the verify pass (`--speculative-attention-mode` chooses which)."""
+    if args.speculative_attention_mode == "decode":
+        chosen = args.decode_attention_backend
+    else:
+        chosen = args.prefill_attention_backend
+    return str(chosen or args.attention_backend)
+
+
+def _is_set(name: str) -> Callable[[Start], bool]:
+    return lambda start: start.variables.get(name, "").strip().lower() not in ("", "0", "false")
+
+
+FEATURES = (
+    Feature(
+        "schedule.threshold, schedule.algorithm early-stop",
+        "a threshold, or early stop, finds K after drafting, too late to choose a graph; "
+        "leave schedule.threshold out and schedule.algorithm at search",
+        lambda start: start.by_lengths,
+    ),
+    Feature(
+        "attention backends other than fa3, fa4, triton, trtllm_mha, trtllm_mla, flashinfer_mla",
+        "this attention backend has no windows of unlike lengths; "
+        "--attention-backend triton and fa3 have",
+        lambda start: verify_backend(start.args) not in RAGGED_BACKENDS,
+    ),
+    Feature(
+        "a drafter without a confidence head",
+        "the drafter has no confidence head",
+        lambda start: not start.has_head,
+    ),
+    Feature(
+        "tensor parallelism",
+        "several ranks would have to agree on lengths (--tp-size)",
+        lambda start: int(start.args.tp_size) > 1,
+    ),
+    Feature(
+        "pipeline parallelism",
+        "SGLang verifies on the last of several stages (--pp-size)",
+        lambda start: int(start.args.pp_size) > 1,
+    ),
+    Feature(
+        "data-parallel attention",
+        "SGLang has no ragged graphs of a dense drafter there (--enable-dp-attention)",
+        lambda start: bool(start.args.enable_dp_attention),
+    ),
+    Feature(
+        "LoRA",
+        "adapters have not been tried with ragged passes (--enable-lora)",
+        lambda start: bool(start.args.enable_lora),
+    ),
+    Feature(
+        "two-batch overlap",
+        "SGLang refuses ragged graphs beside it (--enable-two-batch-overlap)",
+        lambda start: bool(start.args.enable_two_batch_overlap),
+    ),
+    Feature(
+        "prefill and decode on different servers",
+        "batches there come without a prefill of their own (--disaggregation-mode)",
+        lambda start: str(start.args.disaggregation_mode or "null") != "null",
+    ),
+    Feature(
+        "a target with a recurrent state (Mamba, GDN)",
+        "the target keeps a recurrent state",
+        lambda start: start.recurrent,
+    ),
+    Feature(
+        "SGLANG_DSPARK_DEFER_CONTEXT_KV",
+        "SGLANG_DSPARK_DEFER_CONTEXT_KV is set",
+        _is_set("SGLANG_DSPARK_DEFER_CONTEXT_KV"),
+    ),
+    Feature(
+        "SGLANG_SIMULATE_ACC_LEN",
+        "SGLANG_SIMULATE_ACC_LEN is set",
+        lambda start: float(start.variables.get("SGLANG_SIMULATE_ACC_LEN") or 0) > 0,
+    ),
+)
+
+
+def obstacle(start: Start) -> str | None:
+    """Why this start verifies every draft; None: it is scheduled by confidence."""
+    return next((each.why for each in FEATURES if each.holds(start)), None)

@@ -1,0 +1,31 @@
+"""Windows of unlike lengths on SGLang's Triton attention backend.
+
+Upstream (0.5.23), sglang/srt/layers/attention/triton_backend.py, takes every request's window for
+gamma + 1 rows wide and never looks at the layout; its kernels read where a window begins from
+`qo_indptr`, so that is all there is to mend, in the eager metadata and in a graph's buffers.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def use_windows(backend: Any, forward_batch: Any) -> None:
+    """The metadata of an eager verify pass begins each request where the layout does."""
+    layout = _layout_of(getattr(forward_batch, "spec_info", None))
+    if layout is not None and forward_batch.forward_mode.is_target_verify():
+        backend.forward_metadata.qo_indptr = layout.qo_indptr_device
+
+
+def stage_windows(backend: Any, requests: int, spec_info: Any) -> None:
+    """The same in the buffers that a captured graph of `requests` seats reads."""
+    layout = _layout_of(spec_info)
+    if layout is None:
+        return
+    if layout.bs != requests:
+        layout = layout.padded_to_bucket(padded_bs=requests)
+    backend.qo_indptr[: requests + 1].copy_(layout.qo_indptr_device)
+
+
+def _layout_of(spec_info: Any) -> Any:
+    return getattr(spec_info, "ragged_verify_layout", None)

@@ -1,0 +1,1 @@
+"""CUDA's side of the step in real servers on a CPU: only the device itself is replaced."""

@@ -1,0 +1,97 @@
+"""A target that attends, its drafter, and servers of them: plain, and rehearsed as on CUDA."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.integration import tiny_models
+from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
+
+SITE = Path(__file__).parent / "site"
+SEATS = "16"
+
+
+@dataclass
+class Rehearsed:
+    """A server that runs CUDA's side of the step, and what its steps wrote down."""
+
+    server: Served
+    folder: Path
+
+    def steps(self) -> list[dict[str, Any]]:
+        """Every planned step since the start, in order."""
+        return [line for line in self._lines() if "step" in line]
+
+    def table(self) -> dict[str, Any]:
+        """The profiled tiers and their seconds."""
+        return self._lines()[0]
+
+    def _lines(self) -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / "steps.jsonl").read_text().splitlines()]
+
+
+@pytest.fixture(scope="session")
+def pool(tmp_path_factory: pytest.TempPathFactory) -> Iterator[ServerPool]:
+    pool = ServerPool(tmp_path_factory.mktemp("servers"))
+    yield pool
+    pool.stop_all()
+
+
+@pytest.fixture(scope="session")
+def pair(tmp_path_factory: pytest.TempPathFactory) -> tiny_models.TinyPair:
+    """A token depends on all before it; what the last one alone says is right two times of three.
+
+    The drafter knows that much, its layers have a say, and so has its confidence: windows differ.
+    """
+    folder = tmp_path_factory.mktemp("attending")
+    pair = tiny_models.build(folder, attends=0.005)
+    return replace(pair, drafter=tiny_models.build_listening(folder / "listening", pair))
+
+
+@pytest.fixture(scope="session")
+def plain(pool: ServerPool, pair: tiny_models.TinyPair) -> Served:
+    return pool.start("plain", pair.target, "--max-running-requests", SEATS)
+
+
+def start_rehearsed(
+    pool: ServerPool, name: str, pair: tiny_models.TinyPair, *arguments: str, **environment: str
+) -> Rehearsed:
+    """Start a server with CUDA's seams under the overlap loop."""
+    folder = pool.folder / f"{name}-steps"
+    folder.mkdir()
+    config = pool.folder / "overlap.yaml"
+    config.write_text("cpu: {overlap: true}\n")
+    server = pool.start(
+        name,
+        pair.target,
+        *DSPARK_FLAGS,
+        str(pair.drafter),
+        "--max-running-requests",
+        SEATS,
+        "--dspark-config",
+        str(config),
+        *arguments,
+        PYTHONPATH=str(SITE),
+        XDG_CACHE_HOME=str(folder),  # the planted step times are nobody else's
+        DSPARK_REHEARSAL=str(folder),
+        **environment,
+    )
+    return Rehearsed(server, folder)
+
+
+@pytest.fixture(scope="session")
+def rehearsed(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
+    """In a world where drafting pays."""
+    return start_rehearsed(pool, "rehearsed", pair)
+
+
+@pytest.fixture(scope="session")
+def dear_drafts(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
+    """In a world where a draft costs twice a pass."""
+    return start_rehearsed(pool, "dear", pair, DSPARK_REHEARSAL_DRAFT="0.05")

@@ -1,0 +1,141 @@
+"""Installs CUDA's seams where our CPU platform serves, without what only makes a CPU fast.
+
+Replaced is the device alone: events by a clock that is planted (each pass and draft moves it by a
+cost known to the test), pinned copies by copies. DSPARK_REHEARSAL names a folder: each planned step
+is a line of steps.jsonl there.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+GAMMA = 5
+TIER = GAMMA + 1  # tokens: what a captured graph of one more request adds
+# Modules that stand in for operators which a CPU lacks; the other cpu_* only make it faster.
+NEEDED = ("accept", "arguments", "attention", "draft", "dtype", "linear", "requests", "seeds")
+NEEDED_MODULES = tuple(f"cpu_{name}" for name in (*NEEDED, "triton"))
+
+
+def pass_seconds(tokens: int) -> float:
+    """What the planted world takes for a pass: a staircase of tiers."""
+    return 20e-3 + 3e-3 * -(-tokens // TIER)
+
+
+def draft_seconds(requests: int) -> float:
+    """What it takes for a draft of gamma positions; DSPARK_REHEARSAL_DRAFT: one that costs more."""
+    return float(os.environ.get("DSPARK_REHEARSAL_DRAFT", "3e-3")) + 0.1e-3 * requests
+
+
+@dataclass
+class PlantedClock:
+    """The time that the planted world has taken."""
+
+    now: float = 0.0
+
+    def mark(self) -> float:
+        return self.now
+
+    def seconds(self, begin: float, end: float) -> float:
+        return end - begin
+
+
+def install_rehearsal() -> None:
+    """In place of `plugin._install`."""
+    from sglang_dspark.patches import patch_modules, registry
+    from sglang_dspark.serving import moe_config, plugin
+    from sglang_dspark.serving.config import load_config
+
+    load_config()
+    moe_config.register()
+    seams = []
+    for name in patch_modules():
+        if name in NEEDED_MODULES or not name.startswith("cpu_"):
+            seams += _seams_of(name)
+    registry.install([replace(seam, device="any") for seam in seams], device="cpu")
+    plugin._verify_after_apply()
+    _plant()
+
+
+def _seams_of(module: str) -> tuple[Any, ...]:
+    import importlib
+
+    found: tuple[Any, ...] = importlib.import_module(f"sglang_dspark.patches.{module}").SEAMS
+    return found
+
+
+def _plant() -> None:
+    """The planted clock in place of events, from the moment a worker is taken over."""
+    from sglang_dspark.serving.cuda import attach
+
+    take_over = attach.take_over
+
+    def planted(worker: Any, clock: Any) -> None:
+        world = PlantedClock()
+        _moves(worker, world)
+        take_over(worker, world)
+        _record(worker)
+
+    attach.take_over = planted
+    attach.EventClock = PlantedClock  # type: ignore[misc,assignment]
+
+
+def _moves(worker: Any, world: PlantedClock) -> None:
+    """Passes and drafts of this worker take planted time."""
+    target, proposer = worker.target_worker, worker._proposer
+    forward, propose = target.forward_batch_generation, proposer.propose
+
+    def passes(*args: Any, **options: Any) -> Any:
+        batch = options.get("forward_batch")
+        if options.get("is_verify") and batch is not None:
+            world.now += pass_seconds(len(batch.input_ids))
+        return forward(*args, **options)
+
+    def drafts(**options: Any) -> Any:
+        world.now += draft_seconds(options["bs"])
+        return propose(**options)
+
+    target.forward_batch_generation, proposer.propose = passes, drafts
+
+
+def _record(worker: Any) -> None:
+    """Write down what each step knew when it was planned, and what came of it."""
+    from sglang_dspark.serving.step.state import state_of
+
+    state = state_of(worker)
+    if state is None:
+        return
+    engine = state.engine
+    path = Path(os.environ["DSPARK_REHEARSAL"]) / "steps.jsonl"
+    table = engine.planner.costs.table
+    with path.open("a") as file:
+        print(json.dumps({"knots": table.knots, "seconds": table.seconds}), file=file)
+    begin: Callable[..., Any] = engine.begin
+    landed: Callable[..., None] = engine.landed
+    last = {"landed": -1}
+
+    def begun(*args: Any, **options: Any) -> Any:
+        step = begin(*args, **options)
+        plan = step.plan
+        said = {
+            "step": plan.step,
+            "requests": plan.requests,
+            "drafts": plan.budget.drafts if plan.speculates else 0,
+            "speculates": plan.speculates,
+            "mode": plan.mode.value,
+            "resting": step.resting,
+            "last_landed": last["landed"],
+        }
+        with path.open("a") as file:
+            print(json.dumps(said), file=file)
+        return step
+
+    def noted(step: Any, *args: Any) -> None:
+        last["landed"] = step.plan.step
+        landed(step, *args)
+
+    engine.begin, engine.landed = begun, noted  # type: ignore[method-assign]

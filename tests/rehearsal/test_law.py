@@ -1,0 +1,41 @@
+"""Sampled answers of the rehearsed step have the plain server's distribution, token for token.
+
+The statistics, and what they are worth, are those of tests/integration/test_scheduled_law.py.
+"""
+
+from __future__ import annotations
+
+import math
+
+import pytest
+
+from tests.integration.serving import Served
+from tests.integration.test_scheduled_law import ALPHA, Cut, evidence, rank_p_value, read_back
+from tests.integration.test_scheduling import windows
+from tests.rehearsal.conftest import Rehearsed
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
+
+TOKENS = 48
+PROMPTS = [[5 + (11 * i + 3 * j) % 200 for j in range(4 + i % 9)] for i in range(48)]
+CUT = Cut(top_k=12)
+
+
+def test_what_is_drawn_has_plain_decodings_distribution(
+    plain: Served, rehearsed: Rehearsed
+) -> None:
+    answers = rehearsed.server.generate_all(
+        PROMPTS, 4, max_new_tokens=TOKENS, sampling_params=CUT.sampling()
+    )
+    counts = windows(answers)  # steps that verified 0 .. gamma + 1 tokens
+    steps = sum(counts)
+    verified = sum(tokens * count for tokens, count in enumerate(counts)) - steps
+    accepted = len(answers) * (TOKENS - 1) - steps
+    assert sum(counts[2:-1]) > 50, "windows of all lengths, or nothing is ragged"
+    assert accepted > 300
+    assert verified - accepted > 300, "drafts must be rejected too, or nothing is tested"
+    drawn = []
+    for prompt, answer in zip(PROMPTS, answers, strict=True):
+        drawn += read_back(plain, prompt, answer["output_ids"], CUT)
+    assert evidence(drawn) < math.log(1 / ALPHA)
+    assert rank_p_value(drawn) > ALPHA

@@ -1,0 +1,107 @@
+"""GraphDevice: lengths of the host's planner, tiers of the captured graphs, copies that stay."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.schedule.budget import Budget
+from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.schedule.planner import Plan
+from sglang_dspark.serving.cuda.device import GraphDevice, calibrated
+from sglang_dspark.serving.step.engine import Step, confidence_by
+from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
+from tests.rehearsal.on_cpu import PlantedClock
+from tests.serving.test_schedule_engine import GAMMA, World
+
+TIERS, SLOTS = [4, 8, 16, 32], 8
+
+
+def device(*, graphs: bool = True, epilogue: bool = True) -> GraphDevice:
+    """Of a worker whose decode runner captured `TIERS`."""
+    runner = SimpleNamespace(ragged_verify_mode=True, capture_num_tokens=TIERS, max_bs=SLOTS)
+    worker = SimpleNamespace(
+        device="cpu",
+        model_runner=SimpleNamespace(decode_cuda_graph_runner=runner if graphs else None),
+        _verify_executor=SimpleNamespace(verify_epilogue=object() if epilogue else None),
+    )
+    return GraphDevice(worker, PlantedClock())
+
+
+def step_of(rng: np.random.Generator, requests: int, **changed: Any) -> Step:
+    """A planned step of random limits, K and calibration."""
+    limits = rng.integers(0, GAMMA + 1, requests)
+    budget = Budget(int(rng.integers(1, requests * GAMMA + 2)), GAMMA, 1.0, 0.01)
+    fields = {"floors": None, "weights": None} | changed
+    plan = Plan(
+        0, requests, 0, budget, limits, mode=Mode.SPECULATE, settled=True, known=0, gain=1.0,
+        **fields,
+    )  # fmt: skip
+    shape = (requests, GAMMA)
+    slopes = rng.uniform(0.5, 2.0, shape).astype(np.float32)
+    shifts = rng.normal(0, 1, shape).astype(np.float32)
+    rows = np.arange(requests)
+    return Step(plan, rows, rows, calibrated_by=(slopes, shifts))
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_lengths_are_those_of_the_host(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    requests = int(rng.integers(1, 9))
+    weights = rng.uniform(0.5, 4, requests).astype(np.float32) if seed % 2 else None
+    step = step_of(rng, requests, weights=weights)
+    if seed % 3 == 0:
+        step = step_of(rng, requests, floors=np.zeros(requests, np.int64), weights=weights)
+    logits = torch.from_numpy(rng.normal(0, 2, (requests, GAMMA)).astype(np.float32))
+    logits[0, 0] = float("nan") if seed % 5 == 0 else logits[0, 0]
+    assert step.calibrated_by is not None
+    lines = [torch.from_numpy(each) for each in step.calibrated_by]
+    confidence = calibrated(logits, *lines)
+    assert confidence.numpy() == pytest.approx(
+        confidence_by(logits.numpy(), *step.calibrated_by), abs=1e-6
+    )
+    lengths = device().admit(step, logits)
+    assert lengths.dtype is torch.int32
+    assert lengths.sum() == admitted_drafts(step.plan)
+    host = World().planner.admit(step.plan, confidence.numpy())
+    assert lengths.tolist() == host.tolist()
+
+
+def test_nothing_drafted_is_nothing_admitted() -> None:
+    step = step_of(np.random.default_rng(0), 3)
+    assert device().admit(step, None).tolist() == [0, 0, 0]
+
+
+@pytest.mark.parametrize(
+    ("requests", "drafts", "tokens"),
+    [(1, 0, 4), (1, 3, 4), (2, 3, 8), (8, 8, 16), (8, 24, 32), (8, 25, 33), (9, 0, 9)],
+)
+def test_a_pass_is_padded_to_the_tier_that_holds_it(
+    requests: int, drafts: int, tokens: int
+) -> None:
+    """Beyond the last tier, or with more requests than a graph has seats, it runs as it is."""
+    assert device().pass_tokens(requests, drafts) == tokens
+    assert device(graphs=False).pass_tokens(requests, drafts) == requests + drafts
+    fits = requests <= SLOTS and requests + drafts <= TIERS[-1]
+    assert device().accepts_in_graph(requests, drafts) == fits
+    assert not device(epilogue=False).accepts_in_graph(requests, drafts)
+
+
+def test_what_goes_to_the_host_outlives_the_graphs_tensor() -> None:
+    static = torch.arange(6.0)
+    copy = device().to_host(static[:4])
+    static.zero_()
+    assert copy.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_the_layout_counts_the_anchors() -> None:
+    layout = layout_of(torch.tensor([0, 2, 1], dtype=torch.int32), 8)
+    assert layout.verify_lens.tolist() == [1, 3, 2]
+    assert layout.qo_indptr_device.tolist() == [0, 1, 4, 6]
+    assert layout.graph_num_tokens == 8
