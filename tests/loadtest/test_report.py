@@ -370,16 +370,3 @@ def test_goodput_of_every_arm_is_shown(folder: Path, html: str) -> None:
             figures = (f"{arm.tokens_per_s:.1f}", f"{arm.load:.3g}") if served else ("-", "-")
             assert (arm.arm, *figures) in rows
     assert "Goodput is the highest total throughput" in html
-
-
-def test_the_published_page_shows_the_goodput_of_its_result_file() -> None:
-    root = Path(__file__).resolve().parents[2]
-    levels = json.loads((root / "results" / "sweep_cpu.json").read_text())["metrics"]["slas"]
-    page = (root / "docs" / "results-load.md").read_text()
-    shown = re.findall(r"\| \**([\d.]+)\** \| ([\d.]+) \| (?:median speed|TTFT|speed of)", page)
-    wanted = [
-        (f"{arm['tokens_per_s']:.1f}", f"{arm['load']:.1f}")
-        for each in levels
-        for arm in each["arms"]
-    ]
-    assert shown == wanted
