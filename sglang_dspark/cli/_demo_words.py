@@ -15,8 +15,8 @@ from sglang_dspark.loadtest.compare import OVERALL, Pair, summarise
 from sglang_dspark.loadtest.run_dir import Summary
 from sglang_dspark.loadtest.sweep_plan import SERVER_START_S
 
-# About twice the standard deviation of the log of a one-trial ratio of DSPARK at the closed loads of
-# a sweep: 0.05 and 0.06 in two of them.
+# About twice the standard deviation of the log of a one-trial ratio of DSPARK at the closed loads
+# of a sweep: 0.05 and 0.06 in two of them.
 NOISE = 1.1
 PLAIN_TOKENS_PER_S = 40.0  # of one user on 2 cores; like the next for the forecast alone
 BUILD_S = 60.0
