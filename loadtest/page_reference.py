@@ -1,8 +1,8 @@
 """The page's model of speculation under load, computed with the scheduler's own functions.
 
 Requests live `AGES` steps, all of a batch alike. A step is scored by its expected tokens, given the
-confidences, over its modelled seconds (as in `schedule/simulate.py`); a policy by the total of one
-over the total of the other.
+confidences, over its modelled seconds (as in `schedule/simulation/simulate.py`); a policy by the
+total of one over the total of the other.
 
 plain       drafts nothing.
 fixed       drafts and verifies `length` positions of every request.

@@ -122,7 +122,7 @@ def regret(
     from sglang_dspark.cli._progress import says_when_stopped, stages
     from sglang_dspark.loadtest.machine import cpu_description
     from sglang_dspark.loadtest.results import require_clean, write_results
-    from sglang_dspark.schedule.regret import RULES, RegretPlan, measure
+    from sglang_dspark.schedule.simulation.regret import RULES, RegretPlan, measure
 
     console = Console(stderr=True, highlight=False)
     require_clean(out)

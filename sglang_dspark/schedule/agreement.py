@@ -8,8 +8,8 @@ drafting and its verify lengths after, each as one int64 message of fixed size.
 
 Data-parallel ranks serve requests of their own but run their passes together: `TierAgreement` takes
 the largest pass and the deepest draft of all. Both are made of plans, that is fixed before
-drafting, so filling the tier keeps the schedule lossless (docs/losslessness.md). A planner with
-`early_stop` finds K after drafting and has no such tier.
+drafting, so filling the tier keeps the schedule lossless (docs/losslessness.md). Algorithm 1
+(`early_stop.py`) finds K after drafting and has no such tier.
 
 Groups must carry CPU tensors (gloo). A leader that fails says so in the message, and every rank
 raises; a rank that is at another step raises instead of waiting.
@@ -28,7 +28,7 @@ import torch.distributed as dist
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.schedule.budget import Budget, Counts
 from sglang_dspark.schedule.guard import Mode
-from sglang_dspark.schedule.planner import Plan
+from sglang_dspark.schedule.plan import Plan
 
 HEADER = 13
 FAILED = -1  # in place of the step: the leader could not decide

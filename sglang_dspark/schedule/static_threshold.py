@@ -2,7 +2,7 @@
 
 Paper, 4.4 and Fig. 5: position k of a request is verified if c_1 .. c_k all exceed a threshold,
 whatever the load and whatever a step costs. Every step drafts gamma positions. It is lossless, as
-c_k does not depend on x_k; it is not hardware-aware, which is what `StepPlanner` adds.
+c_k does not depend on x_k; it is not hardware-aware, which is what the other planners add.
 """
 
 from __future__ import annotations
@@ -11,12 +11,14 @@ import numpy as np
 
 from sglang_dspark.schedule.budget import Budget, Counts, Gains
 from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.experience import Experience
 from sglang_dspark.schedule.gains import gains
 from sglang_dspark.schedule.guard import Mode
-from sglang_dspark.schedule.planner import Plan, PlannerConfig, StepPlanner
+from sglang_dspark.schedule.plan import Plan, PlannerConfig
+from sglang_dspark.schedule.planner_protocol import Planner
 
 
-class ThresholdPlanner(StepPlanner):
+class ThresholdPlanner(Planner):
     """A planner without budget, guard, early exit or floors."""
 
     def __init__(
@@ -33,8 +35,8 @@ class ThresholdPlanner(StepPlanner):
         """
         if not 0.0 <= threshold < 1.0:
             raise ValueError(f"a threshold on confidence lies in [0, 1), not at {threshold}")
-        super().__init__(gamma, pool_rows, costs, config)
         self.threshold = threshold
+        self.experience = Experience(gamma, pool_rows, costs, config or PlannerConfig())
 
     def plan(
         self,
@@ -53,7 +55,7 @@ class ThresholdPlanner(StepPlanner):
         weights and floors mean nothing here.
         """
         requests = len(rows)
-        confidence, known = self._expected(step, rows, tenants, relay_arrived)
+        confidence, known = self.experience.confidence(step, rows, tenants, relay_arrived)
         most = np.full(requests, self.gamma) if limits is None else limits
         lengths = np.minimum(self._above(confidence), most)
         costs = self.costs.costs(requests, context)
@@ -71,6 +73,31 @@ class ThresholdPlanner(StepPlanner):
         if confidence is None:
             return np.zeros(plan.requests, np.int64)
         return np.minimum(self._above(confidence), plan.limits)
+
+    def finished(
+        self,
+        plan: Plan,
+        rows: Counts,
+        tenants: Counts,
+        accepted: Counts,
+        verified: Counts,
+        confidence: Gains | None,
+        seconds: float | None,
+    ) -> None:
+        """Learn what later plans expect; no outcome and no time changes what is verified."""
+        if confidence is not None:
+            self.experience.estimator.observe(rows, tenants, accepted, verified)
+        if seconds is not None:
+            self.experience.timed(plan, verified, seconds)
+
+    def describe(self) -> str:
+        """By what it schedules, for the log's line at the start."""
+        return f"a threshold of {self.threshold:g} on {self.experience.signal} alone"
+
+    @property
+    def fallbacks(self) -> int:
+        """It never falls back."""
+        return 0
 
     def _above(self, confidence: Gains) -> Counts:
         """Leading positions of each row above the threshold: [R, gamma] -> [R] int64."""

@@ -28,6 +28,14 @@ class Rehearsed:
         """Every planned step since the start, in order."""
         return [line for line in self._lines() if "step" in line]
 
+    def passes(self) -> list[dict[str, Any]]:
+        """Every verify pass since the start, in order."""
+        return [line for line in self._lines() if "pass" in line]
+
+    def launches(self) -> list[dict[str, Any]]:
+        """Every decode step's launch since the start, in order."""
+        return [line for line in self._lines() if "reads" in line]
+
     def table(self) -> dict[str, Any]:
         """The profiled tiers and their seconds."""
         return self._lines()[0]

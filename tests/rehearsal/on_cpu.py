@@ -2,7 +2,8 @@
 
 Replaced is the device alone: events by a clock that is planted (each pass and draft moves it by a
 cost known to the test), pinned copies by copies. DSPARK_REHEARSAL names a folder: each planned step
-is a line of steps.jsonl there.
+and each verify pass is a line of steps.jsonl there. DSPARK_REHEARSAL_GRAPHS=1: passes replay
+captured graphs (`graphs.py`).
 """
 
 from __future__ import annotations
@@ -14,6 +15,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from tests.rehearsal import graphs, reads
+
 GAMMA = 5
 TIER = GAMMA + 1  # tokens: what a captured graph of one more request adds
 # Modules that stand in for operators which a CPU lacks; the other cpu_* only make it faster.
@@ -22,8 +25,8 @@ NEEDED_MODULES = tuple(f"cpu_{name}" for name in (*NEEDED, "triton"))
 
 
 def pass_seconds(tokens: int) -> float:
-    """What the planted world takes for a pass: a staircase of tiers."""
-    return 20e-3 + 3e-3 * -(-tokens // TIER)
+    """What the planted world takes for a pass: a staircase (DSPARK_REHEARSAL_STAIR: a steeper)."""
+    return 20e-3 + float(os.environ.get("DSPARK_REHEARSAL_STAIR", "3e-3")) * -(-tokens // TIER)
 
 
 def draft_seconds(requests: int) -> float:
@@ -49,6 +52,7 @@ def install_rehearsal() -> None:
     from sglang_dspark.patches import patch_modules, registry
     from sglang_dspark.serving import moe_config, plugin
     from sglang_dspark.serving.config import load_config
+    from sglang_dspark.serving.cpu import platform
 
     load_config()
     moe_config.register()
@@ -56,8 +60,15 @@ def install_rehearsal() -> None:
     for name in patch_modules():
         if name in NEEDED_MODULES or not name.startswith("cpu_"):
             seams += _seams_of(name)
+    if os.environ.get("DSPARK_REHEARSAL_GRAPHS") == "1":
+        graphs.install()
+        seams += graphs.SEAMS
     registry.install([replace(seam, device="any") for seam in seams], device="cpu")
     plugin._verify_after_apply()
+    # The platform knows one backend of the draft; here its Triton kernels may be interpreted.
+    platform.DsparkCpuPlatform.supports_speculative_draft_attention_backend = (  # type: ignore[method-assign]
+        lambda self, algorithm, backend: True
+    )
     _plant()
 
 
@@ -139,3 +150,48 @@ def _record(worker: Any) -> None:
         landed(step, *args)
 
     engine.begin, engine.landed = begun, noted  # type: ignore[method-assign]
+    _record_passes(path)
+    _record_reads(path)
+
+
+def _record_reads(path: Path) -> None:
+    """Write down what each step's launch read back to the host."""
+    from sglang_dspark.serving.step import decode
+
+    launch: Callable[..., Any] = decode.decode
+
+    def launched(state: Any, batch: Any, *rest: Any) -> Any:
+        with reads.watched() as seen:
+            result = launch(state, batch, *rest)
+        with path.open("a") as file:
+            print(json.dumps({"launched": len(batch.seq_lens), "reads": seen}), file=file)
+        return result
+
+    decode.decode = launched
+
+
+def _record_passes(path: Path) -> None:
+    """Write down the size of each verify pass, and what of the step a graph did."""
+    from sglang_dspark.serving.step import verify
+
+    run: Callable[..., Any] = verify.verify
+    for sizes in graphs.REPLAYS.values():
+        sizes.clear()  # those of the profile
+
+    def passed(worker: Any, batch: Any, window: Any, proposal: Any, layout: Any, *rest: Any) -> Any:
+        done = run(worker, batch, window, proposal, layout, *rest)
+        said = {
+            "pass": len(layout.verify_lens),
+            "verified": int(layout.verify_lens.sum()) - len(layout.verify_lens),
+            "tokens": layout.graph_num_tokens,
+            "replayed": graphs.REPLAYS[False],
+            "drafts_replayed": graphs.REPLAYS[True],
+            "folded": done.folded,
+        }
+        with path.open("a") as file:
+            print(json.dumps(said), file=file)
+        for sizes in graphs.REPLAYS.values():
+            sizes.clear()
+        return done
+
+    verify.verify = passed

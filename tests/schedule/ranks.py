@@ -16,8 +16,9 @@ import torch.distributed as dist
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.schedule.agreement import Agreement, TierAgreement
 from sglang_dspark.schedule.cost_model import CostModel
-from sglang_dspark.schedule.planner import Plan, StepPlanner
-from sglang_dspark.schedule.worlds import Machine, random_trace, sample_accepted
+from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.schedule.planner import SearchPlanner
+from sglang_dspark.schedule.simulation.scenarios import Machine, random_trace, sample_accepted
 
 REQUESTS, GAMMA, RANKS = 8, 5, 2
 TIERS = (8, 16, 24, 32, 48)
@@ -46,7 +47,7 @@ def _tensor_parallel(rank: int, steps: int, agreement: Agreement) -> dict[str, o
     draft = np.concatenate([[0.0], 0.1 + 0.02 * np.arange(GAMMA)])
     machine = Machine(tokens, draft, (1, *range(4, len(batch), 4)), padded=False)
     trace = random_trace(shared, REQUESTS, GAMMA, 500)
-    planner = StepPlanner(
+    planner = SearchPlanner(
         GAMMA, trace.pool_rows, CostModel(machine.profile(own, 0.05), trace.pool_rows)
     )
     digest, differed = hashlib.sha256(), 0

@@ -15,7 +15,7 @@ from hypothesis import strategies as st
 from sglang_dspark.schedule.agreement import HEADER, Agreement, TierAgreement, decode, encode
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
-from sglang_dspark.schedule.planner import Plan
+from sglang_dspark.schedule.plan import Plan
 from tests.schedule.properties import EXAMPLES
 from tests.schedule.ranks import RANKS, TIERS, rank_main
 

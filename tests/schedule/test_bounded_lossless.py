@@ -23,16 +23,19 @@ from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import Counts, Gains, search
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
+from sglang_dspark.schedule.early_stop import EarlyStopPlanner
 from sglang_dspark.schedule.gains import gains
-from sglang_dspark.schedule.guard import GuardConfig
-from sglang_dspark.schedule.planner import Plan, PlannerConfig, StepPlanner
+from sglang_dspark.schedule.guard import SERVING_GUARD
+from sglang_dspark.schedule.guarded import GuardedPlanner
+from sglang_dspark.schedule.plan import Plan, PlannerConfig
+from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.verify import accept_sampled
 from tests.schedule.batches import GAMMA, batch_law, drafted_pairs, plain_law
 from tests.schedule.test_lossless import HEADS, PAIR, pair
 
 KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "exact", "1", GAMMA)
 ROWS, TENANTS = np.arange(2), np.ones(2, np.int64)
-ALWAYS = GuardConfig(clear=0.99)  # drafts, whatever is promised
+ALWAYS = replace(SERVING_GUARD, untried_loss=0.99)  # drafts, whatever is promised
 EACH = [(floor, limit) for limit in range(GAMMA + 1) for floor in range(limit + 1)]
 BOUNDS = list(itertools.product(EACH, repeat=2))  # of both requests
 SLOPES = list(itertools.product((0.1, 0.5), repeat=3))  # seconds of the 3rd to the 5th token
@@ -40,7 +43,7 @@ DEPTHS = {"flat": (0.0, 0.2, 0.2), "by depth": (0.0, 0.05, 0.6)}  # seconds of d
 WEIGHTS = {"alike": None, "unlike": np.array([1, 2], np.float32)}
 
 Lengths = tuple[tuple[int, ...], ...]  # of each pair of drafts
-Admission = Callable[[StepPlanner, Plan, Gains], Counts]
+Admission = Callable[[GuardedPlanner, Plan, Gains], Counts]
 
 
 @dataclass(frozen=True)
@@ -53,7 +56,7 @@ class Case:
     weights: str
     bounds: tuple[tuple[int, int], ...]
 
-    def planner(self, *, early_stop: bool) -> StepPlanner:
+    def planner(self, *, early_stop: bool) -> GuardedPlanner:
         """One that knows these costs exactly and has seen nothing."""
         seconds = 1.0 + np.cumsum([0.0, 0.0, *self.slopes, 0.1])
         table = CostTable(
@@ -66,10 +69,11 @@ class Case:
             draft_requests=(1,),
             draft_seconds=(DEPTHS[self.depths],),
         )
-        config = PlannerConfig(lag=1, early_stop=early_stop, guard=ALWAYS)
-        return StepPlanner(GAMMA, 2, CostModel(table, 2), config)
+        config = PlannerConfig(lag=1, guard=ALWAYS)
+        rule = EarlyStopPlanner if early_stop else SearchPlanner
+        return rule(GAMMA, 2, CostModel(table, 2), config)
 
-    def plan(self, planner: StepPlanner, step: int) -> Plan:
+    def plan(self, planner: GuardedPlanner, step: int) -> Plan:
         floors, limits = np.array(self.bounds).T.copy()
         plan = planner.plan(
             step, ROWS, TENANTS, 0, weights=WEIGHTS[self.weights], limits=limits, floors=floors
@@ -98,18 +102,18 @@ def confidences(heads: str) -> tuple[Gains, ...]:
     return tuple(said for _, _, said in drafted_pairs(pair(HEADS[heads])))
 
 
-def honest(planner: StepPlanner, plan: Plan, confidence: Gains) -> Counts:
+def honest(planner: GuardedPlanner, plan: Plan, confidence: Gains) -> Counts:
     return planner.admit(plan, confidence)
 
 
-def floors_forgotten(planner: StepPlanner, plan: Plan, confidence: Gains) -> Counts:
+def floors_forgotten(planner: GuardedPlanner, plan: Plan, confidence: Gains) -> Counts:
     """The mistake: the stop does not know of the floors that the admission then fills first."""
     drafts = int(planner.admit(replace(plan, floors=None), confidence).sum())
     survivals = gains(confidence, plan.weights)
     return admit(survivals, drafts, PAIR, limits=plan.limits, floors=plan.floors)
 
 
-def floors_in_addition(planner: StepPlanner, plan: Plan, confidence: Gains) -> Counts:
+def floors_in_addition(planner: GuardedPlanner, plan: Plan, confidence: Gains) -> Counts:
     """The half mended one: as before, but never fewer drafts than the floors ask for."""
     assert plan.floors is not None
     drafts = int(planner.admit(replace(plan, floors=None), confidence).sum())
@@ -118,7 +122,7 @@ def floors_in_addition(planner: StepPlanner, plan: Plan, confidence: Gains) -> C
     return admit(survivals, most, PAIR, limits=plan.limits, floors=plan.floors)
 
 
-def search_of_this_step(planner: StepPlanner, plan: Plan, confidence: Gains) -> Counts:
+def search_of_this_step(planner: GuardedPlanner, plan: Plan, confidence: Gains) -> Counts:
     """The mistake: the best K of all by the survivals that the admission reads."""
     survivals = gains(confidence, plan.weights)
     found = search(

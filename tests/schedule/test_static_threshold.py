@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.simulation.scenarios import Machine
 from sglang_dspark.schedule.static_threshold import ThresholdPlanner
-from sglang_dspark.schedule.worlds import Machine
 
 GAMMA, SEATS = 4, 8
 ROWS, TENANTS = np.arange(3), np.ones(3, np.int64)

@@ -2,21 +2,28 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
 from sglang_dspark.schedule.cost_model import CostModel
-from sglang_dspark.schedule.guard import GuardConfig, Mode
-from sglang_dspark.schedule.oracle import oracle_of
-from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
-from sglang_dspark.schedule.regret import RULES, RegretPlan, measure
-from sglang_dspark.schedule.simulate import our_rule, score
-from sglang_dspark.schedule.worlds import (
+from sglang_dspark.schedule.early_stop import EarlyStopPlanner
+from sglang_dspark.schedule.guard import SERVING_GUARD, GuardConfig, Mode
+from sglang_dspark.schedule.guarded import GuardedPlanner
+from sglang_dspark.schedule.plan import PlannerConfig
+from sglang_dspark.schedule.planner import SearchPlanner
+from sglang_dspark.schedule.planner_protocol import Planner
+from sglang_dspark.schedule.simulation.oracle import oracle_of
+from sglang_dspark.schedule.simulation.regret import RULES, RegretPlan, measure, regrets_of
+from sglang_dspark.schedule.simulation.scenarios import (
     Machine,
     random_machine,
     random_trace,
     sample_accepted,
 )
+from sglang_dspark.schedule.simulation.simulate import our_rule, score
+from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 
 GAMMA = 4
 
@@ -26,17 +33,18 @@ def planner_of(
     draft: float | list[float],
     config: PlannerConfig | None = None,
     requests: int = 4,
-) -> StepPlanner:
+    rule: type[GuardedPlanner] = SearchPlanner,
+) -> GuardedPlanner:
     """On a machine where a pass over B tokens takes 1 + slope B and a draft takes `draft`, at every
     depth or by depth."""
     tokens = 1.0 + slope * np.arange(requests * (GAMMA + 1) + 1)
     depth = np.concatenate([[0.0], np.broadcast_to(draft, GAMMA)])
     machine = Machine(tokens, depth, (1, requests * (GAMMA + 1)), padded=False)
     table = machine.profile(np.random.default_rng(0), 0.0)
-    return StepPlanner(GAMMA, 8, CostModel(table, requests), config)
+    return rule(GAMMA, 8, CostModel(table, requests), config)
 
 
-def drive(planner: StepPlanner, steps: int, chance: float, *, start: int = 0) -> list[int]:
+def drive(planner: GuardedPlanner, steps: int, chance: float, *, start: int = 0) -> list[int]:
     """K of each step when every draft is accepted with `chance`, and said to be."""
     rng = np.random.default_rng(start)
     rows, tenants = np.arange(4), np.arange(4) + 1
@@ -104,7 +112,9 @@ def test_a_phase_without_drafts_is_predicted_from_the_prior() -> None:
     assert paused.mode is Mode.PLAIN
     planner.publish(paused, rows, tenants, np.full((4, GAMMA), 0.99, np.float32))
     after = planner.plan(22, rows, tenants, context=0)
-    assert planner.relay.resolve(22, rows, tenants, np.zeros(GAMMA, np.float32)).fresh.all()
+    assert planner.experience.relay.resolve(
+        22, rows, tenants, np.zeros(GAMMA, np.float32)
+    ).fresh.all()
     assert after.known == 0
     assert after.gain == pytest.approx(paused.gain)
 
@@ -123,7 +133,8 @@ def test_a_request_that_counts_for_more_gets_more() -> None:
     """Rows 0 .. 3 look alike; the weight goes into the plan, the admission and what is learned."""
     rows, tenants = np.arange(4), np.arange(4) + 1
     weights = np.array([1, 1, 1, 3], np.float32)
-    planner = planner_of(slope=0.15, draft=0.05)
+    config = PlannerConfig(guard=replace(SERVING_GUARD, plain_every=1024))
+    planner = planner_of(slope=0.15, draft=0.05, config=config)
     drive(planner, 20, 0.7)
     confidence = np.full((4, GAMMA), 0.7, np.float32)
     alike = planner.plan(20, rows, tenants, context=0)
@@ -161,7 +172,7 @@ def test_headless_drafters_are_scheduled_by_past_acceptance() -> None:
 
 def test_early_stop_mode_takes_k_from_the_present_step() -> None:
     rows, tenants = np.arange(4), np.arange(4) + 1
-    planner = planner_of(slope=0.1, draft=0.02, config=PlannerConfig(early_stop=True))
+    planner = planner_of(slope=0.1, draft=0.02, rule=EarlyStopPlanner)
     plan = planner.plan(0, rows, tenants, context=0)
     assert planner.admit(plan, np.full((4, GAMMA), 0.99, np.float32)).sum() > 8
     assert planner.admit(plan, np.full((4, GAMMA), 0.01, np.float32)).sum() == 0
@@ -170,8 +181,8 @@ def test_early_stop_mode_takes_k_from_the_present_step() -> None:
 def test_early_stop_counts_limits_floors_weights_and_the_depth_drafted() -> None:
     """All of the plan: of sure drafts as many as the limits leave, of worthless ones the floors."""
     rows, tenants = np.arange(4), np.arange(4) + 1
-    config = PlannerConfig(early_stop=True, guard=GuardConfig(clear=0.99))
-    planner = planner_of(slope=0.1, draft=0.02, config=config)
+    config = PlannerConfig(guard=replace(SERVING_GUARD, untried_loss=0.99))
+    planner = planner_of(slope=0.1, draft=0.02, config=config, rule=EarlyStopPlanner)
     limits, floors = np.array([1, 2, 4, 4]), np.array([1, 0, 0, 2])
     plan = planner.plan(0, rows, tenants, context=0, limits=limits, floors=floors)
     sure = planner.admit(plan, np.full((4, GAMMA), 0.99, np.float32))
@@ -190,17 +201,56 @@ def test_early_stop_counts_limits_floors_weights_and_the_depth_drafted() -> None
     assert planner.admit(heavy, np.full((4, GAMMA), 0.11, np.float32)).sum() == 0
 
     # 4.35 tokens in 3 s are fewer a second than 4 in 2.6 s; after a deep draft they would be more.
-    planner = planner_of(slope=0.4, draft=[0.0, 4.0, 8.0, 12.0], config=config)
+    planner = planner_of(
+        slope=0.4, draft=[0.0, 4.0, 8.0, 12.0], config=config, rule=EarlyStopPlanner
+    )
     shallow = planner.plan(0, rows, tenants, context=0, limits=np.ones(4, np.int64))
     assert shallow.budget.depth == 1
     assert planner.admit(shallow, np.full((4, GAMMA), 0.35, np.float32)).sum() == 0
+
+
+def test_each_planner_says_what_it_schedules_by() -> None:
+    costs = planner_of(0.1, 0.1).costs
+    headless = PlannerConfig(has_head=False)
+    rules: list[tuple[Planner, str]] = [
+        (SearchPlanner(GAMMA, 8, costs), "confidence, algorithm search"),
+        (EarlyStopPlanner(GAMMA, 8, costs, headless), "past acceptance, algorithm early-stop"),
+        (ThresholdPlanner(0.5, GAMMA, 8, costs), "a threshold of 0.5 on confidence alone"),
+    ]
+    for planner, said in rules:
+        assert planner.describe() == said
+        assert planner.gamma == GAMMA
+        assert planner.fallbacks == 0
+
+
+def test_a_fall_back_is_counted() -> None:
+    planner = planner_of(slope=0.3, draft=0.5)
+    drive(planner, 100, 0.2)
+    assert planner.fallbacks == planner.guard.fallbacks > 0
 
 
 def test_mistakes_are_named() -> None:
     with pytest.raises(ValueError, match="lag"):
         PlannerConfig(lag=0)
     with pytest.raises(ValueError, match="gamma 4"):
-        StepPlanner(5, 8, planner_of(0.1, 0.1).costs)
+        SearchPlanner(5, 8, planner_of(0.1, 0.1).costs)
+
+
+def test_the_regret_measured_is_that_of_the_policy_that_serves() -> None:
+    """World 121 as the rule `dspark` and by hand; with another guard it comes out otherwise."""
+    plan = RegretPlan(steps=150)
+
+    def by_hand(guard: GuardConfig) -> float:
+        rng = np.random.default_rng((plan.seed, 121))
+        machine, trace = random_machine(rng, 16, 7), random_trace(rng, 16, 7, plan.steps)
+        model = CostModel(machine.profile(rng, plan.noise), 16)
+        outcomes = np.random.default_rng((plan.seed, 121, 1))
+        rule = our_rule(machine, trace, model, outcomes, config=PlannerConfig(guard=guard))
+        return oracle_of(machine, trace, 7).regret(score(machine, trace, rule))
+
+    measured = regrets_of(plan, 121)["dspark"].by_load
+    assert measured == by_hand(SERVING_GUARD)
+    assert measured != by_hand(replace(SERVING_GUARD, plain_every=1024))
 
 
 def test_regret_is_small_and_the_oracle_is_above() -> None:

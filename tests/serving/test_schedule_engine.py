@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 
 import numpy as np
@@ -14,9 +14,10 @@ from sglang_dspark.schedule.budget import Gains
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
-from sglang_dspark.schedule.guard import GuardConfig, Mode
+from sglang_dspark.schedule.guard import SERVING_GUARD, Mode
 from sglang_dspark.schedule.online import OnlineCalibration
-from sglang_dspark.schedule.planner import Plan, PlannerConfig, StepPlanner
+from sglang_dspark.schedule.plan import Plan, PlannerConfig
+from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.serving.schedule.metrics import StepMetrics
 from sglang_dspark.serving.schedule.speed import SpeedTargets
 from sglang_dspark.serving.step.clock import HostClock
@@ -46,8 +47,8 @@ class World:
             draft_requests=(1,),
             draft_seconds=((0.0, 2e-3, 3e-3, 4e-3),),
         )
-        config = PlannerConfig(has_head=has_head, guard=GuardConfig(probe=4, first_pause=8))
-        self.planner = StepPlanner(GAMMA, SEATS, CostModel(table, SEATS), config)
+        config = PlannerConfig(has_head=has_head, guard=replace(SERVING_GUARD, probe=4))
+        self.planner = SearchPlanner(GAMMA, SEATS, CostModel(table, SEATS), config)
         table = Calibration((1.0,) * GAMMA, spread=0.3)
         self.calibration = OnlineCalibration([table] * 2, pool_rows=SEATS)
         self.now = 0.0

@@ -1,7 +1,8 @@
 """One user on a machine that is shared with others: the server's guard against fixed gammas.
 
 Step times wander by 15% for seconds at a time, answers are easy or hard and as short as a chat's.
-What is judged is the scheduler as it serves (`attach.PAUSES`), by `schedule/simulate.py`.
+What is judged is the scheduler as it serves (`guard.SERVING_GUARD`), by
+`schedule/simulation/simulate.py`.
 """
 
 from __future__ import annotations
@@ -10,10 +11,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_dspark.schedule.cost_model import CostModel
-from sglang_dspark.schedule.planner import PlannerConfig
-from sglang_dspark.schedule.simulate import our_rule, plain_rule, score, static_rule
-from sglang_dspark.schedule.worlds import Machine, Trace
-from sglang_dspark.serving.schedule.attach import PAUSES
+from sglang_dspark.schedule.guard import SERVING_GUARD
+from sglang_dspark.schedule.plan import PlannerConfig
+from sglang_dspark.schedule.simulation.scenarios import Machine, Trace
+from sglang_dspark.schedule.simulation.simulate import our_rule, plain_rule, score, static_rule
 
 GAMMA, STEPS = 5, 400
 PLAIN, TOKEN, DRAFT = 20e-3, 0.4e-3, 5.5e-3  # as the demo target takes on two cores
@@ -56,7 +57,7 @@ def share_of_best(seed: int) -> tuple[float, float]:
     trace = one_user(rng)
     model = CostModel(machine.profile(rng, 0.04), 1)
     rule = our_rule(
-        machine, trace, model, rng, speed=neighbours(rng), config=PlannerConfig(guard=PAUSES)
+        machine, trace, model, rng, speed=neighbours(rng), config=PlannerConfig(guard=SERVING_GUARD)
     )
     ours = score(machine, trace, rule).rate
     plain = score(machine, trace, plain_rule(trace)).rate

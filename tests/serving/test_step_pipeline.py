@@ -10,7 +10,8 @@ import torch
 
 from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.cost_model import Step as Timed
-from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
+from sglang_dspark.schedule.plan import PlannerConfig
+from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.serving.step.engine import BATCH, ScheduleEngine, Step, confidence_by
 from tests.serving.test_schedule_engine import GAMMA, SEATS, World
 
@@ -21,7 +22,7 @@ class Overlapped(World):
     def __init__(self, token: float = 1e-3) -> None:
         super().__init__(token=token)
         config = PlannerConfig(lag=2, guard=self.planner.config.guard)
-        self.planner = StepPlanner(GAMMA, SEATS, self.planner.costs, config)
+        self.planner = SearchPlanner(GAMMA, SEATS, self.planner.costs, config)
         metrics = self.engine.metrics
         self.engine = ScheduleEngine(self.planner, self.calibration, metrics, self.engine._clock)
         self.flying: deque[tuple[Step, Counts]] = deque()

@@ -13,7 +13,7 @@ pytest.importorskip("sglang")
 
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
-from sglang_dspark.schedule.planner import Plan
+from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.serving.cuda.device import GraphDevice, calibrated
 from sglang_dspark.serving.step.engine import Step, confidence_by
 from sglang_dspark.serving.step.layout import admitted_drafts, layout_of

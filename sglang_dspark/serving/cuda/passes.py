@@ -28,9 +28,7 @@ class GraphPasses:
         self.gamma = int(worker.gamma)
         self.most_requests, self.longest = self._seats.most_requests, self._seats.longest
         self.tiers = tuple(device.tiers)
-        self.depths: tuple[int, ...] = (
-            self.gamma,
-        )  # a draft of another width runs outside the draft's graph
+        self.depths: tuple[int, ...] = (self.gamma,)  # another width runs outside the draft's graph
 
     def warm_up(self) -> None:
         """One pass of each kind, for what only a first one does."""
@@ -67,7 +65,8 @@ class GraphPasses:
         worker, requests = self._worker, len(drafts)
         windows = np.asarray(drafts, np.int32)
         lengths = torch.from_numpy(windows).to(worker.device)
-        layout = layout_of(lengths, self._device.pass_tokens(requests, int(windows.sum())))
+        admitted = int(windows.sum())
+        layout = layout_of(lengths, self._device.pass_tokens(requests, admitted))
         tokens = torch.ones(requests, self.gamma + 1, dtype=torch.int64, device=worker.device)
         window = BuildRaggedVerifyWindow.execute(
             batch=batch,
@@ -79,9 +78,8 @@ class GraphPasses:
             verify_num_draft_tokens=self.gamma + 1,
             model_runner=worker.model_runner,
         )
-        epilogue = worker._verify_executor.verify_epilogue
-        if epilogue is not None:
-            epilogue.begin_step(layout.verify_lens, armed=False)
+        if self._device.accepts_in_graph(requests, admitted):
+            worker._verify_executor.verify_epilogue.begin_step(layout.verify_lens, armed=False)
         hidden = ragged_forward(worker, batch, layout, window).hidden_states
         first = layout.qo_indptr_device[:-1].long()  # a request's first row in the pass
         worker._kv_injector.inject_target_hidden(

@@ -24,9 +24,12 @@ from sglang_dspark.loadtest.machine import cpu_description
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import ProfileKey
-from sglang_dspark.schedule.guard import GuardConfig
+from sglang_dspark.schedule.early_stop import EarlyStopPlanner
+from sglang_dspark.schedule.guard import SERVING_GUARD
 from sglang_dspark.schedule.online import OnlineCalibration
-from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
+from sglang_dspark.schedule.plan import PlannerConfig
+from sglang_dspark.schedule.planner import SearchPlanner
+from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
 from sglang_dspark.serving.config import current_config
@@ -39,20 +42,6 @@ from sglang_dspark.serving.step.engine import ScheduleEngine
 
 logger = logging.getLogger(__name__)
 
-# A planned step of a plain phase stands for `1 + REST` steps, so its pauses count fewer. Plain
-# decoding is tried early: on a promise about plain steps that nobody had checked, 16 users were
-# served at 0.93 of plain decoding's speed while the guard told 1.07. A gain must be 6%: at 8 users
-# the guard's gain was 1.055 where clients got 1.01 (SE 0.02), drafts and none in turns. A probe
-# first writes the context that has waited: a whole step's time at 32 users.
-PAUSES = GuardConfig(
-    min_gain=0.06,
-    probe_cost=0.01,
-    change=0.03,
-    first_pause=8,
-    longest_pause=1024,
-    plain_every=16,
-    close=1.25,
-)
 SPREAD = 0.1  # how far requests stray where no table tells: variance of logits, as the demo's do
 ENGINE = "dspark_schedule"  # attribute of upstream's objects that hold the engine
 
@@ -126,8 +115,7 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
     has_head = worker.draft_model.confidence_head is not None
     pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
     calibration, calibrated = _calibration(worker, gamma, pool_rows)
-    early = chosen.algorithm == "early-stop"
-    config = PlannerConfig(lag=_lag(), has_head=has_head, early_stop=early, guard=PAUSES)
+    config = PlannerConfig(lag=_lag(), has_head=has_head, guard=SERVING_GUARD)
     _rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
     planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
     metrics = StepMetrics(planner, calibration, _collector())
@@ -144,17 +132,12 @@ def _lag() -> int:
     return 1 if get_schedule().disable_overlap_schedule else 2
 
 
-def _announce(planner: StepPlanner, profiled: profile.Profiled, calibrated: str) -> None:
+def _announce(planner: Planner, profiled: profile.Profiled, calibrated: str) -> None:
     """The one line that says what was profiled, from where, the mode and the algorithm."""
-    by = "confidence" if planner.config.has_head else "past acceptance"
-    if isinstance(planner, ThresholdPlanner):
-        by = f"a threshold of {planner.threshold:g} on {by} alone"
-    else:
-        by += f", algorithm {'early-stop' if planner.config.early_stop else 'search'}"
     logger.info(
         "sglang-dspark: mode compact, scheduled by %s; step times of 1 to %d tokens and drafts of "
         "1 to %d positions %s; %s",
-        by,
+        planner.describe(),
         profiled.table.knots[-1],
         planner.gamma,
         profiled.source,
@@ -162,12 +145,14 @@ def _announce(planner: StepPlanner, profiled: profile.Profiled, calibrated: str)
     )
 
 
-def _planner(gamma: int, costs: CostModel, config: PlannerConfig) -> StepPlanner:
+def _planner(gamma: int, costs: CostModel, config: PlannerConfig) -> Planner:
     """The scheduler that the configuration asks for, knowing nothing yet."""
-    threshold = current_config().schedule.threshold
-    if threshold is not None:
-        return ThresholdPlanner(threshold, gamma, costs.max_requests, costs, config)
-    return StepPlanner(gamma, costs.max_requests, costs, config)
+    chosen = current_config().schedule
+    if chosen.threshold is not None:
+        return ThresholdPlanner(chosen.threshold, gamma, costs.max_requests, costs, config)
+    if chosen.algorithm == "early-stop":
+        return EarlyStopPlanner(gamma, costs.max_requests, costs, config)
+    return SearchPlanner(gamma, costs.max_requests, costs, config)
 
 
 def _clock() -> Callable[[], float]:
@@ -270,7 +255,7 @@ def named(path: str) -> str:
     return f"{path} {hashlib.sha256(content).hexdigest()[:12]}"
 
 
-def _rehearse(planner: StepPlanner, calibration: OnlineCalibration) -> None:
+def _rehearse(planner: Planner, calibration: OnlineCalibration) -> None:
     """Some steps of one request, so that what is compiled is compiled before the first request."""
     rows, tenants = np.zeros(1, np.int64), np.ones(1, np.int64)
     confidence = np.full((1, planner.gamma), 0.5, np.float32)

@@ -19,7 +19,8 @@ import numpy as np
 from sglang_dspark.schedule.budget import Counts
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import OnlineCalibration
-from sglang_dspark.schedule.planner import Plan, StepPlanner
+from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.schedule.planner_protocol import Planner
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -50,7 +51,7 @@ class StepMetrics:
 
     def __init__(
         self,
-        planner: StepPlanner,
+        planner: Planner,
         calibration: OnlineCalibration,
         collector: Collector | None = None,
     ) -> None:
@@ -147,7 +148,7 @@ class Collector:
             for position, count in enumerate(reached(drafts, gamma), start=1):
                 series.labels(**self._labels, position=str(position)).inc(int(count))
 
-    def gauges(self, planner: StepPlanner, calibration: OnlineCalibration) -> None:
+    def gauges(self, planner: Planner, calibration: OnlineCalibration) -> None:
         """Show how right the models are at present."""
         error = planner.costs.median_error()
         if not math.isnan(error):
@@ -159,7 +160,7 @@ class Collector:
         survival_error = calibration.survival_error()
         if not math.isnan(survival_error):
             self._survival_error.labels(**self._labels).set(survival_error)
-        fallbacks = planner.guard.fallbacks
+        fallbacks = planner.fallbacks
         if fallbacks > self._fallen:
             self._falls.labels(**self._labels, reason="realised gain").inc(fallbacks - self._fallen)
             self._fallen = fallbacks

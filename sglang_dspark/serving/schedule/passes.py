@@ -133,10 +133,13 @@ def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
     )
     batch.window.kv_loc_plan.bind(forward, runner.kv_index_translator, cols=window.window_index)
     graphs = runner.decode_cuda_graph_runner
-    if graphs is None or not graphs.can_run_graph(forward):
+    if graphs is not None and graphs.can_run_graph(forward):
+        graphs.load_batch(forward)
+    else:
         runner.attn_backend.init_forward_metadata(forward)
+    forward.mark_forward_metadata_ready()
     return worker.target_worker.forward_batch_generation(
-        batch=None, forward_batch=forward, is_verify=True, skip_attn_backend_init=True
+        batch=None, forward_batch=forward, is_verify=True
     ).logits_output
 
 

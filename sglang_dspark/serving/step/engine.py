@@ -37,7 +37,8 @@ from torch import Tensor
 from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import LOGIT_LIMIT, OnlineCalibration
-from sglang_dspark.schedule.planner import Plan, StepPlanner
+from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.serving.schedule.metrics import StepMetrics
 from sglang_dspark.serving.schedule.speed import SpeedTargets
 from sglang_dspark.serving.step.clock import Clock, Mark
@@ -78,7 +79,7 @@ class ScheduleEngine:
 
     def __init__(
         self,
-        planner: StepPlanner,
+        planner: Planner,
         calibration: OnlineCalibration,
         metrics: StepMetrics,
         clock: Clock,

@@ -6,7 +6,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_dspark.schedule.planner import Plan
+from sglang_dspark.schedule.plan import Plan
 
 
 def admitted_drafts(plan: Plan) -> int:

@@ -6,6 +6,8 @@ graph where one was captured, and accepts there too if every request is greedy.
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -56,13 +58,14 @@ def verify(worker: Any, batch: Any, window: Any, proposal: Any, layout: Any, gra
     tree = GrammarTree.from_linear_chain(ids) if batch.has_grammar else None
     foldable = may_fold(worker, batch, proposal)
     prepare_mamba_track_for_verify(batch)
-    with worker._observers.segment(InfoSegment.TARGET_VERIFY):
-        done, hidden = worker._verify_executor.run_compact(
+    executor, requests = worker._verify_executor, len(batch.seq_lens)
+    with worker._observers.segment(InfoSegment.TARGET_VERIFY), _seated(executor, requests):
+        done, hidden = executor.run_compact(
             batch=batch,
             layout=layout,
             draft_block_ids=proposal.draft_block_ids,
             draft_tokens=tokens,
-            bs=len(batch.seq_lens),
+            bs=requests,
             device=worker.device,
             sampling_info=batch.sampling_info,
             verify_window=window,
@@ -72,6 +75,22 @@ def verify(worker: Any, batch: Any, window: Any, proposal: Any, layout: Any, gra
         _mask(batch, tree, done.logits_output.next_token_logits, grammar)
     in_graph = done.can_run_cuda_graph
     return Verified(ids, done.logits_output, hidden, in_graph, foldable and in_graph)
+
+
+@contextmanager
+def _seated(executor: Any, requests: int) -> Iterator[None]:
+    """Without the graphs' accept epilogue where a batch has more requests than any of them.
+
+    Such a pass runs eagerly, but upstream stages its lengths in the epilogue's buffers all the
+    same, which raises.
+    """
+    epilogue = executor.verify_epilogue
+    if epilogue is not None and requests > epilogue.max_bs:
+        executor.verify_epilogue = None
+    try:
+        yield
+    finally:
+        executor.verify_epilogue = epilogue
 
 
 def _mask(batch: Any, tree: Any, logits: Tensor, barrier: Any) -> None:

@@ -23,8 +23,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from sglang_dspark.schedule.gains import gains
-from sglang_dspark.schedule.simulate import Run
-from sglang_dspark.schedule.worlds import Machine, Trace
+from sglang_dspark.schedule.simulation.scenarios import Machine, Trace
+from sglang_dspark.schedule.simulation.simulate import Run
 
 Floats = NDArray[np.float64]
 ROUNDS = 6  # Dinkelbach converges superlinearly; 4 settle the sixth digit

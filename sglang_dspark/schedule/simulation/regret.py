@@ -4,24 +4,29 @@ A rule's regret on a trace is the share of tokens it missed, at each load in the
 there (`oracle.Oracle.regret`). Against the best rate of the whole run, which trades loads against
 each other, it is reported as well.
 
-`informed` is `dspark` with exact costs and a guard that experience cannot move: what is left of its
-regret is mostly the price of planning on survivals of two steps ago, which being lossless under the
-overlap loop asks.
+`dspark` runs the policy that serves (`guard.SERVING_GUARD`). `marginless` is the same but takes
+every gain, however small: what lies between the two is the price of the margin that a server keeps
+for what no profile sees. `informed` is `dspark` with exact costs and a guard that experience cannot
+stop: what is left of its regret is mostly the margin's price, and that of planning on survivals of
+two steps ago, which being lossless under the overlap loop asks.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, NamedTuple
 
 import numpy as np
 
 from sglang_dspark.schedule.cost_model import CostModel
-from sglang_dspark.schedule.guard import GuardConfig
-from sglang_dspark.schedule.oracle import oracle_of
-from sglang_dspark.schedule.planner import PlannerConfig
-from sglang_dspark.schedule.simulate import (
+from sglang_dspark.schedule.cost_table import CostTable
+from sglang_dspark.schedule.guard import SERVING_GUARD, GuardConfig
+from sglang_dspark.schedule.plan import PlannerConfig
+from sglang_dspark.schedule.simulation.oracle import oracle_of
+from sglang_dspark.schedule.simulation.scenarios import random_machine, random_trace
+from sglang_dspark.schedule.simulation.simulate import (
+    Rule,
     algorithm1_rule,
     our_rule,
     plain_rule,
@@ -29,9 +34,8 @@ from sglang_dspark.schedule.simulate import (
     static_rule,
     upstream_rule,
 )
-from sglang_dspark.schedule.worlds import random_machine, random_trace
 
-RULES = ("dspark", "informed", "upstream", "algorithm1", "static", "plain")
+RULES = ("dspark", "marginless", "informed", "upstream", "algorithm1", "static", "plain")
 LOADS = (8, 16, 32, 64, 128)
 
 
@@ -60,17 +64,18 @@ def regrets_of(plan: RegretPlan, world: int) -> dict[str, Regret]:
     machine = random_machine(rng, most, plan.gamma)
     trace = random_trace(rng, most, plan.gamma, plan.steps)
     table = machine.profile(rng, plan.noise)
-    model = CostModel(table, most)
+
+    def ours(table: CostTable, guard: GuardConfig, noise: float = 0.03) -> Rule:
+        outcomes = np.random.default_rng((plan.seed, world, 1))
+        config = PlannerConfig(guard=guard)
+        return our_rule(
+            machine, trace, CostModel(table, most), outcomes, noise=noise, config=config
+        )
+
     rules = {
-        "dspark": our_rule(machine, trace, model, rng),
-        "informed": our_rule(
-            machine,
-            trace,
-            CostModel(machine.profile(rng, 0.0), most),
-            np.random.default_rng((plan.seed, world, 1)),
-            noise=0.0,
-            config=PlannerConfig(guard=GuardConfig(doubt=1e6)),
-        ),
+        "dspark": ours(table, SERVING_GUARD),
+        "marginless": ours(table, replace(SERVING_GUARD, min_gain=0.0)),
+        "informed": ours(machine.profile(rng, 0.0), replace(SERVING_GUARD, doubt=1e6), 0.0),
         "upstream": upstream_rule(machine, trace, plan.gamma, np.asarray(table.seconds)),
         "algorithm1": algorithm1_rule(machine, trace, plan.gamma),
         "static": static_rule(trace, plan.gamma),
@@ -84,7 +89,9 @@ def regrets_of(plan: RegretPlan, world: int) -> dict[str, Regret]:
 
 
 def measure(plan: RegretPlan, tell: Callable[[int], None] | None = None) -> dict[str, Any]:
-    """`{rule: {median, worst, mean, whole_run: {same}}}` over all worlds, and the plan.
+    """`{rule: {median, worst, mean, by_world, whole_run: {same}}}` over all worlds, and the plan.
+
+    by_world: [worlds] regrets in the order of their numbers.
 
     tell: worlds done.
     """
@@ -108,4 +115,5 @@ def _summary(values: list[float]) -> dict[str, Any]:
         "median": float(np.median(values)),
         "worst": float(np.max(values)),
         "mean": float(np.mean(values)),
+        "by_world": [round(value, 5) for value in values],
     }

@@ -4,9 +4,9 @@ Each rule sees what it would see in serving. A step is scored by its expected to
 calibrated chances, over its true seconds; a run by the total of one over the total of the other.
 All rules see the same trace, step by step.
 
-The oracle, which no rule is, stands in `schedule/oracle.py`.
+The oracle, which no rule is, stands in `schedule/simulation/oracle.py`.
 
-ours        `StepPlanner` with a noisy profile, relay lag 2, online correction and the guard.
+ours        `SearchPlanner` with a noisy profile, relay lag 2, online correction and the guard.
 algorithm1  early stop on the present step, true costs.
 upstream    described from its behaviour: lagged survivals; unknown requests count as certain; a
             pass of B tokens is taken to cost what the largest probe <= B costs; no draft cost.
@@ -25,9 +25,10 @@ from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import Costs, Counts, Seconds, Workspace, early_stop, search
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.gains import gains
-from sglang_dspark.schedule.planner import PlannerConfig, StepPlanner
+from sglang_dspark.schedule.plan import PlannerConfig
+from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.schedule.relay import Relay
-from sglang_dspark.schedule.worlds import Machine, Trace, sample_accepted
+from sglang_dspark.schedule.simulation.scenarios import Machine, Trace, sample_accepted
 
 Floats = NDArray[np.float64]
 UPSTREAM_LEAST = 1e-6  # upstream takes no draft of a smaller survival
@@ -135,7 +136,7 @@ def our_rule(
     speed: [steps] factors on the times that it is told, of a machine that is shared with others.
     The score leaves them out: they come and go whatever a rule does.
     """
-    planner = StepPlanner(model.table.gamma, trace.pool_rows, model, config)
+    planner = SearchPlanner(model.table.gamma, trace.pool_rows, model, config)
 
     def rule(t: int) -> tuple[Counts, int]:
         rows, tenants, confidence = trace.rows[t], trace.tenants[t], trace.confidence[t]

@@ -1,0 +1,62 @@
+"""What finished steps left behind, whatever rule plans the next: confidences, rates, times, losses.
+
+A plan reads confidences through a relay that lags, never those of the step it plans. That is what
+makes a schedule lossless (docs/losslessness.md).
+"""
+
+from __future__ import annotations
+
+from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.cost_model import CostModel, Step
+from sglang_dspark.schedule.delivered import Delivered
+from sglang_dspark.schedule.estimator import AcceptanceEstimator
+from sglang_dspark.schedule.plan import Plan, PlannerConfig
+from sglang_dspark.schedule.relay import Relay
+
+
+class Experience:
+    """Relay, acceptance rates, step times and delivered shares of one engine."""
+
+    def __init__(self, gamma: int, pool_rows: int, costs: CostModel, config: PlannerConfig) -> None:
+        """Raises ValueError when the step times are for another gamma."""
+        if costs.table.gamma != gamma:
+            raise ValueError(
+                f"step times are for gamma {costs.table.gamma}, the drafter has {gamma}"
+            )
+        self.gamma = gamma
+        self.has_head = config.has_head
+        self.costs = costs
+        self.relay = Relay(pool_rows, gamma, lag=config.lag, max_age=config.max_age)
+        self.estimator = AcceptanceEstimator(pool_rows, gamma, config.estimator)
+        self.delivered = Delivered()
+
+    @property
+    def signal(self) -> str:
+        """What drafts are judged by, in words."""
+        return "confidence" if self.has_head else "past acceptance"
+
+    def confidence(
+        self, step: int, rows: Counts, tenants: Counts, relay_arrived: bool
+    ) -> tuple[Gains, int]:
+        """What step `step` of requests [R] may know: [R, gamma] float32; how many are known."""
+        if not self.has_head:
+            return self.estimator.confidence(rows, tenants), len(rows)
+        prior = self.estimator.prior()
+        if not relay_arrived:
+            return self.relay.unknown(len(rows), prior)[0], 0
+        resolved = self.relay.resolve(step, rows, tenants, prior)
+        return resolved.confidence, int(resolved.fresh.sum())
+
+    def publish(self, plan: Plan, rows: Counts, tenants: Counts, confidence: Gains) -> None:
+        """Hand a step's confidences on; behind the planned depth the prior stands in."""
+        depth = plan.budget.depth
+        if depth < self.gamma:
+            confidence = confidence.copy()
+            confidence[:, depth:] = self.estimator.prior()[depth:]
+        self.relay.publish(plan.step, rows, tenants, confidence)
+
+    def timed(self, plan: Plan, verified: Counts, seconds: float) -> bool:
+        """Learn a step's time; whether it was a usual one."""
+        tokens = plan.requests + int(verified.sum())
+        did = Step(plan.requests, tokens, plan.context, plan.budget.depth)
+        return self.costs.observe(did, seconds)

@@ -1,0 +1,175 @@
+"""Plans by measured step times, and whether drafting pays at all: what both rules for K stand on.
+
+`plan` reads finished steps only, through a relay that lags. Its K is found by search over all that
+the last known confidences promise; depth, limits, floors, weights and whether to draft are the
+plan's under either rule. `admit` turns K into verify lengths by the survivals of the step itself.
+"""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from dataclasses import dataclass, replace
+
+import numpy as np
+
+from sglang_dspark.schedule.admission import admit
+from sglang_dspark.schedule.budget import Budget, Costs, Counts, Gains, Workspace, plain, search
+from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.early_exit import EarlyExit
+from sglang_dspark.schedule.experience import Experience
+from sglang_dspark.schedule.gains import gains
+from sglang_dspark.schedule.guard import Guard, Mode, Verdict
+from sglang_dspark.schedule.plan import Plan, PlannerConfig, base_of
+from sglang_dspark.schedule.planner_protocol import Planner
+
+
+@dataclass(frozen=True)
+class _Choice:
+    """What a search chooses from."""
+
+    gains: Gains
+    costs: Costs
+    limits: Counts
+    floors: Counts | None
+    base: float | None
+
+
+class GuardedPlanner(Planner):
+    """A planner with a guard and early exit; a rule for K is all that it leaves open."""
+
+    def __init__(
+        self, gamma: int, pool_rows: int, costs: CostModel, config: PlannerConfig | None = None
+    ) -> None:
+        self.config = config or PlannerConfig()
+        self.experience = Experience(gamma, pool_rows, costs, self.config)
+        self.guard = Guard(self.config.guard)
+        self.early_exit = EarlyExit(pool_rows, gamma, self.config.early_exit)
+        self._workspace = Workspace(costs.max_requests, gamma)
+        self._gains = np.empty((costs.max_requests, gamma), np.float32)
+        self._shallow = 0  # steps since a draft went to the end
+
+    @abstractmethod
+    def drafts(self, plan: Plan, survivals: Gains) -> int:
+        """K of a planned step; survivals: [R, gamma] of its drafts, weighted."""
+        ...
+
+    def plan(
+        self,
+        step: int,
+        rows: Counts,
+        tenants: Counts,
+        context: int,
+        *,
+        weights: Gains | None = None,
+        limits: Counts | None = None,
+        floors: Counts | None = None,
+        relay_arrived: bool = True,
+    ) -> Plan:
+        """Decide step `step` by what finished steps let expect."""
+        requests = len(rows)
+        # What was last seen before a phase without drafts is one sample, not the load's mean.
+        seeing = relay_arrived and self.guard.state(requests).mode.speculates
+        confidence, known = self.experience.confidence(step, rows, tenants, seeing)
+        buffer = gains(confidence, weights, self._gains[:requests])
+        costs = self.costs.costs(requests, context)
+        most = self._limits(step, rows, tenants, limits, floors)
+        choice = _Choice(buffer, costs, most, floors, base_of(weights))
+        best = self._search(choice)
+        without = plain(requests, costs, base=choice.base)
+        verdict = self._verdict(requests, best, without)
+        if verdict.mode is Mode.PROBE_SPECULATE and best.drafts == 0:
+            # A probe that verifies nothing would learn nothing of acceptance.
+            floors = np.minimum(most, 1)
+            best = self._search(replace(choice, floors=floors))
+        budget = self._deepened(best, costs) if verdict.speculate else without
+        most, floors = np.minimum(most, budget.depth), floors if budget.speculates else None
+        return Plan(
+            step, requests, context, budget, most, floors,
+            verdict.mode, verdict.settled, known, verdict.gain, weights,
+        )  # fmt: skip
+
+    def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
+        """Verify lengths l_r, [R] int64: the K drafts of largest survival in this step."""
+        if confidence is None or not plan.speculates:
+            return np.zeros(plan.requests, np.int64)
+        buffer = self._gains[: plan.requests]
+        buffer[:] = confidence
+        buffer[:, plan.budget.depth :] = 0.0
+        gains(buffer, plan.weights, buffer)
+        drafts = self.drafts(plan, buffer)
+        return admit(buffer, drafts, self._workspace, limits=plan.limits, floors=plan.floors)
+
+    def finished(
+        self,
+        plan: Plan,
+        rows: Counts,
+        tenants: Counts,
+        accepted: Counts,
+        verified: Counts,
+        confidence: Gains | None,
+        seconds: float | None,
+    ) -> None:
+        """Learn from a step, the guard too where its time was a usual one."""
+        if plan.speculates and confidence is not None:
+            first = confidence[:, 0]
+            self.experience.estimator.observe(rows, tenants, accepted, verified)
+            self.early_exit.observe(plan.step, rows, tenants, accepted, verified, first)
+        if seconds is None:
+            return
+        usual = self.experience.timed(plan, verified, seconds)
+        if usual and plan.settled:
+            self.guard.observe(
+                plan.requests,
+                speculated=plan.speculates,
+                tokens=plan.worth(accepted),
+                seconds=seconds,
+                theta=plan.budget.theta,
+            )
+
+    @property
+    def fallbacks(self) -> int:
+        """Times that a load fell back to plain decoding."""
+        return self.guard.fallbacks
+
+    def _verdict(self, requests: int, best: Budget, without: Budget) -> Verdict:
+        """Whether the step drafts, both ways weighed by what of them is delivered."""
+        delivered = self.delivered
+        return self.guard.decide(
+            requests, best.theta * delivered.share(True), without.theta * delivered.share(False)
+        )
+
+    def _limits(
+        self,
+        step: int,
+        rows: Counts,
+        tenants: Counts,
+        limits: Counts | None,
+        floors: Counts | None,
+    ) -> Counts:
+        """The caller's limits and those of early exit; floors come before both."""
+        most = self.early_exit.limits(step, rows, tenants)
+        if limits is not None:
+            most = np.minimum(most, limits)
+        return most if floors is None else np.maximum(most, floors)
+
+    def _search(self, choice: _Choice) -> Budget:
+        return search(
+            choice.gains,
+            choice.costs,
+            self._workspace,
+            limits=choice.limits,
+            floors=choice.floors,
+            base=choice.base,
+            must_draft=True,
+        )
+
+    def _deepened(self, budget: Budget, costs: Costs) -> Budget:
+        """The budget with the draft taken to the end, now and then or where cheap; K stays."""
+        extra = float(costs.draft[self.gamma] - costs.draft[budget.depth])
+        self._shallow += 1
+        dear = extra > self.config.deep_share * budget.seconds
+        if dear and self._shallow < self.config.look_deep:
+            return budget
+        self._shallow = 0
+        seconds = budget.seconds + extra
+        return Budget(budget.drafts, self.gamma, budget.theta * budget.seconds / seconds, seconds)

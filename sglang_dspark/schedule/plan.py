@@ -1,0 +1,80 @@
+"""What a planner is told, and what it decides about a step before drafting."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import numpy as np
+
+from sglang_dspark.schedule.budget import Budget, Counts, Gains
+from sglang_dspark.schedule.early_exit import ExitConfig
+from sglang_dspark.schedule.estimator import EstimatorConfig
+from sglang_dspark.schedule.guard import SERVING_GUARD, GuardConfig, Mode
+
+
+@dataclass(frozen=True)
+class PlannerConfig:
+    """lag: steps between a confidence and the first plan that may use it (at least 1).
+
+    max_age: older confidences than this many steps give way to the prior. has_head: False for
+    drafters without a confidence head, scheduled by past acceptance.
+    look_deep: after this many steps of shallow drafts one is drafted to the end, for confidences
+    of the positions that were left out; otherwise nothing could show that depth pays again.
+    deep_share: drafts go to the end anyway where that adds no more than this part of a step.
+    """
+
+    lag: int = 2
+    max_age: int = 16
+    has_head: bool = True
+    look_deep: int = 16
+    deep_share: float = 0.005
+    guard: GuardConfig = SERVING_GUARD
+    estimator: EstimatorConfig | None = None
+    early_exit: ExitConfig | None = None
+
+    def __post_init__(self) -> None:
+        if self.lag < 1:
+            raise ValueError("a plan must not see the step it plans: lag is at least 1")
+        if self.look_deep < 1 or self.deep_share < 0:
+            raise ValueError(f"look_deep must be at least 1 and deep_share at least 0: {self}")
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What was decided for step `step` before drafting.
+
+    budget: K (where it is found after drafting only what is expected), depth and predictions.
+    limits: [R] int64, most drafts of each request, depth included. floors: [R] int64 <= limits, or
+    None, drafts admitted first. settled: whether the step may judge the guard. known: requests
+    whose confidence was known, of `requests`. gain: corrected tokens/s of speculating over plain.
+    weights: [R] float32, what a token of each request counts for in all of this, or None: all count
+    alike.
+    """
+
+    step: int
+    requests: int
+    context: int
+    budget: Budget
+    limits: Counts
+    floors: Counts | None
+    mode: Mode
+    settled: bool
+    known: int
+    gain: float
+    weights: Gains | None = None
+
+    @property
+    def speculates(self) -> bool:
+        """Whether the step drafts."""
+        return self.budget.speculates
+
+    def worth(self, accepted: Counts) -> float:
+        """What the step emitted, in the tokens it promised: weighted like them. accepted: [R]."""
+        if self.weights is None:
+            return float(self.requests + accepted.sum())
+        return float((self.weights * (1 + accepted)).sum(dtype=np.float64))
+
+
+def base_of(weights: Gains | None) -> float | None:
+    """What the tokens that come without drafts count for together, weights [R]; None: R."""
+    return None if weights is None else float(weights.sum(dtype=np.float64))

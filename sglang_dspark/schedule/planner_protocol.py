@@ -1,0 +1,103 @@
+"""What a server asks of a planner: the peers are `planner`, `early_stop` and `static_threshold`.
+
+    plan     before drafting: skip the draft, or draft how deep and admit how many (K)
+    admit    after drafting: which drafts, by the survivals of this step
+    publish  this step's confidences, for the plans of later steps
+    finished outcomes and the time they took
+
+Everything is deterministic in the calls made: ranks that make equal calls decide alike. Where
+measured times differ by rank, one rank calls `plan` and the others are told its `Plan`.
+"""
+
+from __future__ import annotations
+
+from typing import Protocol
+
+from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.delivered import Delivered
+from sglang_dspark.schedule.experience import Experience
+from sglang_dspark.schedule.plan import Plan
+
+
+class Planner(Protocol):
+    """The scheduler of one engine (or of the rank that decides for all)."""
+
+    experience: Experience
+
+    def plan(
+        self,
+        step: int,
+        rows: Counts,
+        tenants: Counts,
+        context: int,
+        *,
+        weights: Gains | None = None,
+        limits: Counts | None = None,
+        floors: Counts | None = None,
+        relay_arrived: bool = True,
+    ) -> Plan:
+        """Decide step `step` for R >= 1 requests in pool rows `rows`.
+
+        rows, tenants: [R] int64. context: tokens of context of all requests together.
+        weights: [R] float32 (`gains.speed_weights`). limits, floors: [R] int64, most and least
+        drafts of each. relay_arrived: False takes the prior for everyone (all ranks alike).
+        """
+        ...
+
+    def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
+        """Verify lengths l_r, [R] int64, of a planned step whose drafts are there.
+
+        confidence: [R, gamma] float32 of this step, calibrated; entries behind the planned depth
+        are not read. None if the step did not draft. Headless: what `expected` gave before.
+        """
+        ...
+
+    def finished(
+        self,
+        plan: Plan,
+        rows: Counts,
+        tenants: Counts,
+        accepted: Counts,
+        verified: Counts,
+        confidence: Gains | None,
+        seconds: float | None,
+    ) -> None:
+        """Learn from a step: [R] int64 drafts accepted and verified; seconds without prefill.
+
+        confidence: [R, gamma] that `admit` was given. seconds None: the step also prefilled or
+        was not timed; only outcomes are learned.
+        """
+        ...
+
+    def describe(self) -> str:
+        """By what it schedules, for the log's line at the start."""
+        ...
+
+    @property
+    def fallbacks(self) -> int:
+        """Times that a load fell back to plain decoding."""
+        ...
+
+    @property
+    def gamma(self) -> int:
+        """Drafts that the drafter proposes."""
+        return self.experience.gamma
+
+    @property
+    def costs(self) -> CostModel:
+        """Step times, as profiled and corrected."""
+        return self.experience.costs
+
+    @property
+    def delivered(self) -> Delivered:
+        """What share of the emitted tokens reaches somebody."""
+        return self.experience.delivered
+
+    def publish(self, plan: Plan, rows: Counts, tenants: Counts, confidence: Gains) -> None:
+        """Hand a step's calibrated confidences to later plans: [R], [R], [R, gamma] float32."""
+        self.experience.publish(plan, rows, tenants, confidence)
+
+    def expected(self, rows: Counts, tenants: Counts) -> Gains:
+        """Conditional acceptance from past outcomes, [R, gamma]: confidence without a head."""
+        return self.experience.estimator.confidence(rows, tenants)

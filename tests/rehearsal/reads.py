@@ -1,0 +1,50 @@
+"""Sees where our modules read a tensor's value on the host while a step is launched.
+
+On a GPU each such read waits for all work before it. On a CPU a tensor of the host and one of the
+device are the same kind: watched is what runs inside the step, and functions of HOST_ONLY are left
+out, whose tensors are the host's by their own words.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from torch import Tensor
+
+READS = (
+    "item", "tolist", "numpy", "cpu", "nonzero", "__array__",
+    "__int__", "__float__", "__bool__", "__index__", "__contains__",
+)  # fmt: skip
+OURS = ("sglang_dspark.serving.step", "sglang_dspark.serving.cuda")
+HOST_ONLY = {"regimes_of"}
+
+
+@contextmanager
+def watched() -> Iterator[list[str]]:
+    """The reads that our modules made meanwhile, each with its place."""
+    seen: list[str] = []
+    kept = {name: Tensor.__dict__.get(name) for name in READS}
+    for name in READS:
+        setattr(Tensor, name, _noting(getattr(Tensor, name), name, seen))
+    try:
+        yield seen
+    finally:
+        for name, original in kept.items():
+            if original is None:
+                delattr(Tensor, name)  # it was inherited
+            else:
+                setattr(Tensor, name, original)
+
+
+def _noting(read: Callable[..., Any], name: str, seen: list[str]) -> Callable[..., Any]:
+    def noted(tensor: Tensor, *args: Any, **options: Any) -> Any:
+        frame = sys._getframe(1)
+        module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
+        if module.startswith(OURS) and function not in HOST_ONLY:
+            seen.append(f"{name} in {module}.{function}, line {frame.f_lineno}")
+        return read(tensor, *args, **options)
+
+    return noted

@@ -1,0 +1,121 @@
+"""CUDA's side of the step in captured graphs, under the overlap loop: tiers, accept, aliasing."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration import tiny_models
+from tests.integration.serving import Served, ServerPool
+from tests.rehearsal.conftest import Rehearsed, start_rehearsed
+from tests.rehearsal.on_cpu import TIER
+from tests.rehearsal.test_overlap_steps import GREEDY, TOKENS
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
+
+GRAPHS = (1, 2, 4, 8)  # requests; a larger batch runs eagerly
+GREEDY_SAMPLING = {"max_new_tokens": TOKENS, "ignore_eos": True}
+PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 4 * i)] for i in range(12)]
+
+
+def start(pool: ServerPool, name: str, pair: tiny_models.TinyPair, **world: str) -> Rehearsed:
+    """A server whose passes are captured, in a world where a larger tier is dear."""
+    sizes = [str(size) for size in GRAPHS]
+    world = {"DSPARK_REHEARSAL_STAIR": "8e-3", **world}
+    return start_rehearsed(
+        pool, name, pair, "--cuda-graph-bs-decode", *sizes, DSPARK_REHEARSAL_GRAPHS="1", **world
+    )
+
+
+@pytest.fixture(scope="module")
+def captured(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
+    return start(pool, "captured", pair)
+
+
+def answers(server: Served, users: int) -> list[list[int]]:
+    return [each["output_ids"] for each in server.generate_all(PROMPTS, users, **GREEDY)]
+
+
+def tier_of(tokens: int) -> int:
+    """The smallest captured size that holds them."""
+    return min(TIER * size for size in GRAPHS if TIER * size >= tokens)
+
+
+def in_graphs(passes: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    return [each for each in passes if each["pass"] <= GRAPHS[-1]]
+
+
+@pytest.mark.parametrize("users", [1, 4, 8])
+def test_greedy_answers_are_the_plain_servers(
+    plain: Served, captured: Rehearsed, users: int
+) -> None:
+    expected = answers(plain, users)
+    before = len(captured.passes())
+    assert answers(captured.server, users) == expected
+    passes = captured.passes()[before:]
+    emitted = sum(each["pass"] for each in passes)
+    assert emitted < 0.8 * len(PROMPTS) * TOKENS, "hardly a draft was accepted"
+
+
+def test_passes_replay_the_tiers_that_hold_them(captured: Rehearsed) -> None:
+    answers(captured.server, 4)
+    passes = in_graphs(captured.passes())
+    for each in passes:
+        tier = tier_of(each["pass"] + each["verified"])
+        assert each["tokens"] == tier
+        assert each["replayed"] == [tier]
+        assert each["folded"], "greedy requests are accepted inside the graph"
+    assert len({each["tokens"] for each in passes}) >= 3
+    partly = [each for each in passes if 0 < each["verified"] < (TIER - 1) * each["pass"]]
+    assert partly, "windows must be of unlike lengths, or the layout is not tested"
+
+
+def test_drafts_replay_graphs_by_requests(captured: Rehearsed) -> None:
+    answers(captured.server, 4)
+    drafted = [each for each in in_graphs(captured.passes()) if each["verified"]]
+    assert drafted
+    for each in drafted:
+        assert each["drafts_replayed"] == [min(size for size in GRAPHS if size >= each["pass"])]
+
+
+def test_more_requests_than_any_graph_run_eagerly(plain: Served, captured: Rehearsed) -> None:
+    together = {"input_ids": PROMPTS, "sampling_params": {"temperature": 0.0, **GREEDY_SAMPLING}}
+    got = captured.server.request("POST", "/generate", json=together).json()
+    expected = plain.request("POST", "/generate", json=together).json()
+    assert [each["output_ids"] for each in got] == [each["output_ids"] for each in expected]
+    large = [each for each in captured.passes() if each["pass"] > GRAPHS[-1]]
+    assert large
+    for each in large:
+        assert each["tokens"] == each["pass"] + each["verified"]
+        assert (each["replayed"], each["folded"]) == ([], False)
+
+
+def test_sampled_requests_are_accepted_outside_the_graph(captured: Rehearsed) -> None:
+    before = len(captured.passes())
+    captured.server.generate(
+        PROMPTS[0], TOKENS, sampling_params={"temperature": 1.0, "ignore_eos": True}
+    )
+    passes = captured.passes()[before:]
+    assert passes
+    assert all(each["replayed"] and not each["folded"] for each in passes)
+
+
+def test_a_step_without_drafts_stays_in_the_graph(
+    plain: Served, pool: ServerPool, pair: tiny_models.TinyPair
+) -> None:
+    dear = start(pool, "captured-dear", pair, DSPARK_REHEARSAL_DRAFT="0.2")
+    assert answers(dear.server, 4) == answers(plain, 4)
+    skipped = [each for each in dear.passes() if not each["verified"]]
+    assert len(skipped) > TOKENS
+    for each in skipped:
+        assert (each["replayed"], each["folded"]) == ([tier_of(each["pass"])], True)
+        assert each["drafts_replayed"] == []
+
+
+def test_a_result_that_is_not_copied_changes_the_text(
+    plain: Served, pool: ServerPool, pair: tiny_models.TinyPair
+) -> None:
+    """The comparison with the plain server can fail: a step's outputs are the next one's too."""
+    aliased = start(pool, "captured-aliased", pair, DSPARK_REHEARSAL_ALIAS="tokens")
+    assert answers(aliased.server, 4) != answers(plain, 4)
