@@ -19,10 +19,8 @@ from sglang_dspark.serving.cpu.penalties import apply_penalties, penalised
 _WINDOWS = "dspark_penalised_windows"  # attribute of the executor: windows of the step before
 
 
-def compact_with_penalties(
-    original: Callable[..., Any], executor: Any, **step: Any
-) -> tuple[Any, Tensor]:
-    """Upstream's ragged pass, its logits spread over whole windows and penalised there."""
+def run_compact(original: Callable[..., Any], executor: Any, **step: Any) -> tuple[Any, Tensor]:
+    """AROUND hook: a ragged pass, its logits spread over whole windows and penalised there."""
     if step["sampling_info"] is None or not penalised(step["batch"].reqs):
         return original(executor, **step)
     done, hidden = original(executor, **{**step, "sampling_info": None})
@@ -58,11 +56,22 @@ def _adjust(executor: Any, done: Any, window: Tensor, step: dict[str, Any]) -> N
     )
 
 
+_EXECUTOR = "sglang.srt.speculative.dspark_components.dspark_verify.TargetVerifyExecutor"
+
 SEAMS = (
     Seam(
+        name="cpu-penalties-ragged",
+        target=f"{_EXECUTOR}.run_compact",
+        kind="around",
+        hook=run_compact,
+        signature="(self, *, batch, layout, draft_block_ids, draft_tokens, bs, device, "
+        "sampling_info, verify_window, inject_gate=False)",
+        why="upstream's penalties have no effect under DSPARK",
+        device="cpu",
+    ),
+    Seam(
         name="cpu-penalties",
-        target="sglang.srt.speculative.dspark_components.dspark_verify.TargetVerifyExecutor"
-        ".run_non_compact",
+        target=f"{_EXECUTOR}.run_non_compact",
         kind="around",
         hook=run_non_compact,
         signature="(self, *, batch, draft_input, verify_ids_2d, verify_window, sampling_info)",

@@ -1,8 +1,8 @@
 """A request's seed acts on a CPU: in plain decoding, in prefill and under DSPARK.
 
 Upstream (0.5.23): sglang/srt/sampling/sampling_batch_info.py and sglang/srt/layers/sampler.py. The
-drafts' side is patches/cpu_draft_vocabulary.py, the accept rule's patches/cpu_schedule_verify.py;
-EAGLE and the other algorithms keep upstream's ways.
+drafts' noise is drawn in patches/cpu_draft_vocabulary.py, scheduled steps accept in
+serving/cpu/device.py; EAGLE and the other algorithms keep upstream's ways.
 """
 
 from __future__ import annotations
@@ -61,7 +61,53 @@ def sample_after_cuts(
     return tokens, kept, ids, (kept * (ids == tokens[:, None])).sum(dim=1)
 
 
+def propose(original: Callable[..., Any], proposer: Any, **step: Any) -> Any:
+    """AROUND hook: the drafts' noise depends on where a seeded request's anchor stands."""
+    seeds.note_anchors(step["sampling_info"], step["verify_window"].positions_2d[:, 0])
+    return original(proposer, **step)
+
+
+def accept_and_finalize(original: Callable[..., Any], executor: Any, **step: Any) -> Any:
+    """AROUND hook: whole windows of requests with seeds, which upstream's rule does not know."""
+    from sglang.srt.runtime_context import get_parallel
+
+    whole = step["layout"] is None and get_parallel().tp_size == 1
+    if not whole or seeds.seeds_of(step["sampling_info"]) is None:
+        return original(executor, **step)
+    from sglang_dspark.serving.cpu.accept import accept_windows
+
+    return accept_windows(
+        step["verify_ids_2d"],
+        step["target_logits"],
+        step["draft_block"],
+        step["sampling_info"],
+        step["prefix_lens"],
+    )
+
+
 SEAMS = (
+    Seam(
+        name="cpu-seeded-drafts",
+        target="sglang.srt.speculative.dspark_components.dspark_draft.DraftBlockProposer.propose",
+        kind="around",
+        hook=propose,
+        signature="(self, *, batch, draft_input, verify_window, bs, device, target_model, "
+        "sampling_info, anchor_prepared=False)",
+        why="upstream's drafts ignore a request's seed",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-seeded-accept",
+        target="sglang.srt.speculative.dspark_components.dspark_verify.TargetVerifyExecutor."
+        "accept_and_finalize",
+        kind="around",
+        hook=accept_and_finalize,
+        signature="(self, *, folded_accept, bs, verify_ids_2d, target_logits, draft_block, "
+        "sampling_info, draft_input, layout, prefix_lens, draft_tokens, "
+        "simulate_bonus_sampling_info=None)",
+        why="upstream's accept rule ignores a request's seed",
+        device="cpu",
+    ),
     Seam(
         name="cpu-seeds",
         target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",

@@ -178,8 +178,8 @@ def _record_passes(path: Path) -> None:
     for sizes in graphs.REPLAYS.values():
         sizes.clear()  # those of the profile
 
-    def passed(worker: Any, batch: Any, window: Any, proposal: Any, layout: Any, *rest: Any) -> Any:
-        done = run(worker, batch, window, proposal, layout, *rest)
+    def passed(device: Any, asked: Any, grammar: Any) -> Any:
+        done, layout = run(device, asked, grammar), asked.layout
         said = {
             "pass": len(layout.verify_lens),
             "verified": int(layout.verify_lens.sum()) - len(layout.verify_lens),

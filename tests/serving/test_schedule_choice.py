@@ -10,7 +10,7 @@ pytest.importorskip("sglang")
 
 from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.serving.config import CONFIG_VARIABLE
-from sglang_dspark.serving.schedule.attach import _planner
+from sglang_dspark.serving.schedule.build import _planner
 from tests.serving.test_schedule_engine import GAMMA, World
 
 

@@ -71,12 +71,13 @@ class World:
     ) -> tuple[Plan, list[int]]:
         """One decode step, as long as planned unless told; returns plan and verify lengths."""
         seats = torch.tensor(rows)
-        plan = self.engine.begin(seats, self.generation, torch.full((len(rows),), 10)).plan
+        step = self.engine.begin(seats, self.generation, torch.full((len(rows),), 10))
+        plan = step.plan
         logits: Tensor | None = None
         if plan.speculates and logit is not None:
             logits = torch.full((len(rows), plan.budget.depth), logit)
-        lengths = self.engine.drafted(logits, torch.ones(len(rows), dtype=torch.bool))
-        self.engine.outcome(torch.from_numpy(np.minimum(lengths, good)).to(torch.int32))
+        lengths = self.engine.admit(step, logits, torch.ones(len(rows), dtype=torch.bool))
+        self.engine.landed(step, lengths, np.minimum(lengths, good))
         self.now += plan.budget.seconds if seconds is None else seconds
         return plan, lengths.tolist()
 
@@ -199,11 +200,11 @@ def test_sampled_and_greedy_requests_are_calibrated_apart() -> None:
     world = World()
     for _ in range(30):
         seats = torch.tensor([1, 2])
-        plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10])).plan
+        step = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+        plan = step.plan
         logits = torch.full((2, plan.budget.depth), 2.0) if plan.speculates else None
-        lengths = world.engine.drafted(logits, torch.tensor([True, False]))
-        accepted = np.minimum(lengths, [GAMMA, 0])
-        world.engine.outcome(torch.from_numpy(accepted))
+        lengths = world.engine.admit(step, logits, torch.tensor([True, False]))
+        world.engine.landed(step, lengths, np.minimum(lengths, [GAMMA, 0]))
         world.now += 0.025
     greedy, sampled = world.calibration.gaps()[:, 0]
     assert greedy > 0 > sampled
@@ -214,10 +215,11 @@ def test_the_request_whose_drafts_do_better_is_admitted_first() -> None:
     world = World(token=6e-3)
     for _ in range(40):
         seats = torch.tensor([1, 2])
-        plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10])).plan
+        step = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+        plan = step.plan
         logits = torch.full((2, plan.budget.depth), 0.5) if plan.speculates else None
-        lengths = world.engine.drafted(logits, torch.ones(2, dtype=torch.bool))
-        world.engine.outcome(torch.from_numpy(np.minimum(lengths, [0, GAMMA])))
+        lengths = world.engine.admit(step, logits, torch.ones(2, dtype=torch.bool))
+        world.engine.landed(step, lengths, np.minimum(lengths, [0, GAMMA]))
         world.now += plan.budget.seconds
 
     def confidences() -> Gains:
@@ -239,23 +241,15 @@ def test_a_fairness_floor_gives_every_request_drafts() -> None:
     for world in (fair, free):
         for _ in range(6):
             seats = torch.tensor([1, 2])
-            plan = world.engine.begin(seats, world.generation, torch.tensor([10, 10])).plan
+            step = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+            plan = step.plan
             assert plan.speculates
             logits = torch.tensor([[4.0], [-4.0]]).repeat(1, plan.budget.depth)
-            lengths = world.engine.drafted(logits, torch.ones(2, dtype=torch.bool))
-            world.engine.outcome(torch.from_numpy(np.minimum(lengths, [GAMMA, 0])))
+            lengths = world.engine.admit(step, logits, torch.ones(2, dtype=torch.bool))
+            world.engine.landed(step, lengths, np.minimum(lengths, [GAMMA, 0]))
             world.now += plan.budget.seconds
         assert (lengths[1] > 0) == (world is fair)
         assert lengths[0] > 1
-
-
-def test_a_step_is_planned_until_its_lengths_are_asked_for() -> None:
-    world = World()
-    assert world.engine.planned() is None
-    plan = world.engine.begin(torch.tensor([1]), world.generation, torch.tensor([10])).plan
-    assert world.engine.planned() is plan
-    world.engine.drafted(torch.zeros(1, plan.budget.depth), torch.ones(1, dtype=torch.bool))
-    assert world.engine.planned() is None
 
 
 @dataclass
@@ -310,13 +304,6 @@ def test_speculation_whose_tokens_nobody_gets_does_not_pay() -> None:
         drafted.append(sum(plan.speculates for plan in plans[-100:]))
     assert drafted[0] > 80
     assert drafted[1] < 30
-
-
-def test_lengths_before_the_draft_are_a_mistake() -> None:
-    world = World()
-    world.engine.begin(torch.tensor([1]), world.generation, torch.tensor([10]))
-    with pytest.raises(AssertionError, match="drafts"):
-        _ = world.engine.lengths
 
 
 def test_a_request_behind_its_speed_gets_its_drafts_first() -> None:

@@ -35,6 +35,7 @@ class Overlapped(World):
         self.engine.start(step)
         if step.plan.speculates:
             self.engine.calibrate(step, None)
+            step.arriving = torch.full((len(rows), GAMMA), 2.0)
         self.now += step.plan.budget.seconds if seconds is None else seconds
         lengths = np.minimum(step.plan.limits, step.plan.budget.drafts // len(rows))
         self.flying.append((step, lengths if step.plan.speculates else 0 * lengths))
@@ -42,12 +43,10 @@ class Overlapped(World):
             self.land()
         return step
 
-    def land(self, logit: float = 2.0, good: int = 2) -> None:
+    def land(self, good: int = 2) -> None:
         """The oldest result comes to the host."""
         step, lengths = self.flying.popleft()
-        logits = np.full((len(lengths), GAMMA), logit, np.float32)
-        accepted = np.minimum(lengths, good)
-        self.engine.landed(step, lengths, accepted, logits if step.plan.speculates else None)
+        self.engine.landed(step, lengths, np.minimum(lengths, good))
 
 
 def test_a_plan_knows_the_step_before_the_last_and_no_later_one() -> None:

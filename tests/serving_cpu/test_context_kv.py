@@ -214,7 +214,7 @@ def test_prefills_wait_where_nothing_is_drafted(
         ):
             write(pool=buffers, **step)
             if resting and buffers is ours:
-                context_kv.rest(waiting, *context([1]))
+                context_kv.defer_context(waiting, *context([1]))
             write(pool=buffers, **prompt)
         kept = tokens <= (80 if resting else context_kv.WAITING // 2)
         later = set(prompt["cache_loc"].tolist()) - set(step["cache_loc"].tolist())
@@ -259,7 +259,7 @@ def test_a_draft_reads_what_upstream_would_have_written(
                 write(prompt, list(range(len(prompt))))
             resting = drawn(8) > 0
             if resting:
-                context_kv.rest(waiting, *context(*live))
+                context_kv.defer_context(waiting, *context(*live))
             else:
                 context_kv.settle(waiting, *context(*live))
                 read = torch.tensor([slot for request in live for slot in request])
@@ -285,16 +285,16 @@ def test_long_context_is_not_left_to_one_draft(
     rows = [slots[first : first + 50].tolist() for first in (0, 50, 100)]
     given = arguments(None, 75) | {"cache_loc": slots}
     with torch.inference_mode():
-        context_kv.rest(waiting, *context(rows[0]))
+        context_kv.defer_context(waiting, *context(rows[0]))
         write_target_hidden_kv(_must_not_run, waiting, pool=ours, **steps(1)[0])
-        context_kv.rest(waiting, *context(rows[0]))
+        context_kv.defer_context(waiting, *context(rows[0]))
         for part in range(3):
             piece = {name: value[part * 50 : part * 50 + 50] for name, value in given.items()}
             write_target_hidden_kv(_must_not_run, waiting, pool=ours, **piece)
         assert written(ours) == set()
-        context_kv.rest(waiting, *context(rows[0]))
+        context_kv.defer_context(waiting, *context(rows[0]))
         assert written(ours) == set()
-        context_kv.rest(waiting, *context(rows[0], rows[1]))
+        context_kv.defer_context(waiting, *context(rows[0], rows[1]))
     assert written(ours) == set(rows[0] + rows[1])
 
 

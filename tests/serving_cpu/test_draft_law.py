@@ -14,7 +14,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu import draft_head
-from sglang_dspark.serving.schedule.accept import accept
+from sglang_dspark.serving.cpu.accept import accept
 from tests.serving_cpu.draft_world import Drafting, settings
 
 V, INSIDE, GAMMA = 49_152, 8_192, 5  # of the shipped drafter

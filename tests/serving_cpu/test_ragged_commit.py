@@ -21,13 +21,11 @@ pytest.importorskip("sglang")
 from sglang.srt.speculative.dspark_components.dspark_kv_inject import TargetHiddenKvInjector
 from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
 
-from sglang_dspark.patches.cpu_schedule_verify import (
-    accept_and_finalize,
-    commit_hidden,
-    run_compact,
-)
-from sglang_dspark.serving.schedule.attach import ENGINE
-from sglang_dspark.serving.schedule.layout import layout_of
+from sglang_dspark.serving.cpu import plain_step
+from sglang_dspark.serving.cpu.device import HostDevice
+from sglang_dspark.serving.cpu.layout import layout_of
+from sglang_dspark.serving.step.clock import HostClock
+from sglang_dspark.serving.step.passes import Pass
 from tests.serving_cpu.test_context_kv import DIM, FEATURES, KV_HEADS, SLOTS, Draft, draft, pool
 
 __all__ = ["draft"]  # the fixture
@@ -92,8 +90,8 @@ def drafts_of(text: list[int], anchor: int, right: int) -> list[int]:
     return [t if k < right else (t + 1) % VOCAB for k, t in enumerate(truth)]
 
 
-def executor_of(target: Target, model: Draft, buffers: Any, table: Tensor) -> Any:
-    """The parts of upstream's executor that a ragged step reads, with its real injector."""
+def device_of(target: Target, model: Draft, buffers: Any, table: Tensor) -> HostDevice:
+    """On the parts of upstream's executor that a ragged step reads, with its real injector."""
     places = SimpleNamespace(req_to_token=table.to(torch.int32))
     runner = SimpleNamespace(device="cpu", req_to_token_pool=places)
     injector = TargetHiddenKvInjector(
@@ -108,14 +106,24 @@ def executor_of(target: Target, model: Draft, buffers: Any, table: Tensor) -> An
     executor.verify_num_draft_tokens, executor.verify_epilogue = WIDTH, None
     executor.model_runner, executor.kv_injector = runner, injector
     executor._run_ragged = target.verify
-    executor.__dict__[ENGINE] = SimpleNamespace(outcome=lambda accepted: None)
-    return executor
+    executor.target_worker = None
+    worker: Any = SimpleNamespace(
+        _verify_executor=executor, verify_num_draft_tokens=WIDTH, device="cpu"
+    )
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(plain_step, "fits", lambda worker: False)
+        return HostDevice(worker, HostClock(lambda: 0.0), short_pass=lambda *_: None)
 
 
 def ragged_step(
-    executor: Any, table: Tensor, lens: Tensor, blocks: Tensor, admitted: list[int], spread: bool
+    device: HostDevice,
+    table: Tensor,
+    lens: Tensor,
+    blocks: Tensor,
+    admitted: list[int],
+    spread: bool,
 ) -> tuple[Tensor, Tensor]:
-    """One step of upstream's worker: pass, accept, commit.
+    """One step: pass, accept, commit.
 
     lens: [R] tokens before the anchors; blocks: [R, WIDTH] anchors and drafts. spread: log-
     probabilities are asked for, so pass and commit are upstream's, over whole windows. Returns the
@@ -129,53 +137,19 @@ def ragged_step(
     batch = SimpleNamespace(
         has_grammar=False,
         return_logprob=spread,
+        sampling_info=None,
         seq_lens=lens,
         req_pool_indices=torch.arange(REQUESTS),
     )
-    done, hidden = run_compact(
-        TargetVerifyExecutor.run_compact if spread else _never,
-        executor,
-        batch=batch,
-        layout=layout,
-        draft_block_ids=blocks,
-        draft_tokens=drafts,
-        bs=REQUESTS,
-        device="cpu",
-        sampling_info=None,
-        verify_window=window,
-    )
-    outs = accept_and_finalize(
-        _never,
-        executor,
-        folded_accept=False,
-        bs=REQUESTS,
-        verify_ids_2d=blocks,
-        target_logits=done.logits_output.next_token_logits,
-        draft_block=None,
-        sampling_info=None,
-        draft_input=None,
-        layout=layout,
-        prefix_lens=lens,
-        draft_tokens=drafts,
-    )
-    commit_hidden(
-        TargetVerifyExecutor.commit_hidden if spread else _never,
-        executor,
-        batch=batch,
-        layout=layout,
-        hidden_strided=hidden,
-        verify_window=window,
-        logits_output=done.logits_output,
-        commit_lens=outs.commit_lens,
-        bs=REQUESTS,
-        run_compact=True,
-    )
+    block = SimpleNamespace(draft_tokens=drafts)
+    proposal = SimpleNamespace(draft_block_ids=blocks, draft_block=block)
+    asked = Pass(batch, None, window, proposal, layout, blocks, foldable=False)
+    verified = device.run(asked)
+    assert spread == (verified.outputs.next_token_logits.shape[0] == REQUESTS * WIDTH)
+    outs = device.accept(asked, verified)
+    device.commit(asked, verified, outs)
     assert outs.new_seq_lens.tolist() == (lens + outs.commit_lens).tolist()
     return outs.out_tokens, outs.commit_lens
-
-
-def _never(*args: Any, **kwargs: Any) -> None:
-    raise AssertionError("upstream's path ran")
 
 
 @pytest.mark.parametrize("spread", [False, True])
@@ -186,7 +160,7 @@ def test_both_caches_hold_what_plain_decoding_writes(draft: Draft, spread: bool)
     texts = plain_tokens(target, sum(max(right) + 1 for _, right in STEPS) + WIDTH)
     table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(1)) + 1
     table = table.view(REQUESTS, LONGEST)
-    executor, lens = executor_of(target, draft, ours, table), torch.tensor(PROMPTS) - 1
+    device, lens = device_of(target, draft, ours, table), torch.tensor(PROMPTS) - 1
     for admitted, right in STEPS:
         blocks = torch.tensor(
             [
@@ -194,7 +168,7 @@ def test_both_caches_hold_what_plain_decoding_writes(draft: Draft, spread: bool)
                 for r, at in enumerate(lens.tolist())
             ]
         )
-        tokens, counts = ragged_step(executor, table, lens, blocks, admitted, spread)
+        tokens, counts = ragged_step(device, table, lens, blocks, admitted, spread)
         assert counts.tolist() == [n + 1 for n in right]
         for r, (at, n) in enumerate(zip(lens.tolist(), counts.tolist(), strict=True)):
             assert tokens[r, :n].tolist() == texts[r][at + 1 : at + 1 + n]

@@ -9,14 +9,14 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_dspark.serving.cpu.ragged_ops import accept_greedy, committed, first_rows, rows_of
-from sglang_dspark.serving.schedule.accept import accept
-from sglang_dspark.serving.schedule.layout import (
+from sglang_dspark.serving.cpu.accept import accept
+from sglang_dspark.serving.cpu.layout import (
     PackedRows,
     layout_of,
     rows_in,
     window_of,
 )
+from sglang_dspark.serving.cpu.ragged_ops import accept_greedy, committed, first_rows, rows_of
 from sglang_dspark.verify.greedy import accept_greedy as reference
 
 GAMMA, VOCAB = 5, 97

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from sglang_dspark.serving.cpu import seeded_ops, seeds
-from sglang_dspark.serving.schedule.accept import accept
+from sglang_dspark.serving.cpu.accept import accept
 from sglang_dspark.verify.seeded import seeded_choice, waits
 from tests.serving_cpu.draft_world import Drafting
 

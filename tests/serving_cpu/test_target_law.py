@@ -8,8 +8,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.cpu.accept import accept
 from sglang_dspark.serving.cpu.target_law import build_target_probs, target_law
-from sglang_dspark.serving.schedule.accept import accept
 from sglang_dspark.verify import sample_inverse_cdf
 
 VOCAB = 12

@@ -25,7 +25,7 @@ PACKAGES = (
     "sglang_dspark.serving.cuda",
     "sglang_dspark.serving.step",
 )
-BINARY = "sgl_kernel"
+BINARY = ("sgl_kernel", "torchvision")
 H100 = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
     major=9,
@@ -49,10 +49,10 @@ class Named(ModuleType):
 
 
 class Binaries(MetaPathFinder, Loader):
-    """Finds `sgl_kernel` and whatever is below it."""
+    """Finds the packages of BINARY and whatever is below them."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name.partition(".")[0] != BINARY:
+        if name.partition(".")[0] not in BINARY:
             return None
         return ModuleSpec(name, self, is_package=True)
 

@@ -14,7 +14,7 @@ pytest.importorskip("sglang")
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
-from sglang_dspark.serving.cuda.device import GraphDevice, calibrated
+from sglang_dspark.serving.cuda.device import GraphDevice, calibrated, to_host
 from sglang_dspark.serving.step.engine import Step, confidence_by
 from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
 from tests.rehearsal.on_cpu import PlantedClock
@@ -50,6 +50,16 @@ def step_of(rng: np.random.Generator, requests: int, **changed: Any) -> Step:
     return Step(plan, rows, rows, calibrated_by=(slopes, shifts))
 
 
+class Engine:
+    """Knows the calibration of the one step that it is asked about."""
+
+    def calibrate(self, step: Step, greedy: Any) -> Any:
+        return step.calibrated_by
+
+
+ENGINE: Any = Engine()
+
+
 @pytest.mark.parametrize("seed", range(40))
 def test_lengths_are_those_of_the_host(seed: int) -> None:
     rng = np.random.default_rng(seed)
@@ -66,7 +76,9 @@ def test_lengths_are_those_of_the_host(seed: int) -> None:
     assert confidence.numpy() == pytest.approx(
         confidence_by(logits.numpy(), *step.calibrated_by), abs=1e-6
     )
-    lengths = device().admit(step, logits)
+    lengths = device().admit(ENGINE, step, logits, None)
+    assert step.arriving is not None
+    assert torch.equal(step.arriving.nan_to_num(), logits.nan_to_num())
     assert lengths.dtype is torch.int32
     assert lengths.sum() == admitted_drafts(step.plan)
     host = World().planner.admit(step.plan, confidence.numpy())
@@ -75,7 +87,8 @@ def test_lengths_are_those_of_the_host(seed: int) -> None:
 
 def test_nothing_drafted_is_nothing_admitted() -> None:
     step = step_of(np.random.default_rng(0), 3)
-    assert device().admit(step, None).tolist() == [0, 0, 0]
+    assert device().admit(ENGINE, step, None, None).tolist() == [0, 0, 0]
+    assert step.arriving is None
 
 
 @pytest.mark.parametrize(
@@ -95,7 +108,7 @@ def test_a_pass_is_padded_to_the_tier_that_holds_it(
 
 def test_what_goes_to_the_host_outlives_the_graphs_tensor() -> None:
     static = torch.arange(6.0)
-    copy = device().to_host(static[:4])
+    copy = to_host(static[:4])
     static.zero_()
     assert copy.tolist() == [0.0, 1.0, 2.0, 3.0]
 

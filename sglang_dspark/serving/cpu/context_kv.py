@@ -170,7 +170,7 @@ class Injector:
         places = min(cache.shape[0], max(KEPT_BYTES // (4 * width), 2 * WAITING)) if waits else 0
         self._waiting = waiting_rows(places, width)
         self._fresh = 0  # rows kept since a draft last read
-        self._resting = False  # no draft reads for now
+        self._deferring = False  # no draft reads for now
         if waits:
             self._compile()
 
@@ -219,7 +219,7 @@ class Injector:
         return True
 
     def _waits(self, rows: int) -> bool:
-        most = LONGEST_KEPT if self._resting else WAITING // 2
+        most = LONGEST_KEPT if self._deferring else WAITING // 2
         return rows <= min(most, len(self._waiting.slots) // 2)
 
     def _keep(self, features: Any, chosen: Any, positions: Any, slots: Any) -> None:
@@ -235,18 +235,18 @@ class Injector:
             some = places[first : first + WAITING]
             _inject(self._tables, waiting.features, False, some, waiting.positions, waiting.slots)
 
-    def rest(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
+    def defer(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
         """A step without drafts begins: table [., context] int32, requests' rows and lengths [R].
 
         Prefills may wait from now on.
         """
-        self._resting = True
+        self._deferring = True
         if self._fresh >= WAITING and int(lens.sum()) > MOST_LIVE:
             self._settle_context(table, rows, lens)
 
     def settle(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
         """Write what waits for the context of these requests, which a draft is about to read."""
-        self._resting = False
+        self._deferring = False
         self._settle_context(table, rows, lens)
 
     def _settle_context(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
@@ -282,11 +282,11 @@ def settle_all(model: Any) -> None:
         injector.settle_all()
 
 
-def rest(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
+def defer_context(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
     """A step begins in which this draft model does not draft; arguments as for `settle`."""
     injector = _injector_in(model)
     if injector is not None:
-        injector.rest(table, rows, lens)
+        injector.defer(table, rows, lens)
 
 
 def _injector_in(model: Any) -> Injector | None:

@@ -17,7 +17,7 @@ from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving.cuda.device import EventClock, GraphDevice
 from sglang_dspark.serving.cuda.passes import GraphPasses
 from sglang_dspark.serving.schedule import mode
-from sglang_dspark.serving.schedule.attach import build, named, verify_everything
+from sglang_dspark.serving.schedule.build import build, named, obstacle, verify_everything
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.state import STATE, StepState
 
@@ -29,7 +29,7 @@ def attach(worker: Any) -> None:
     if not worker._hosts_draft:
         return
     chosen = mode.choice()
-    reason = chosen.reason if not chosen.ours else obstacle(worker)
+    reason = chosen.reason if not chosen.ours else _obstacle(worker)
     if reason is not None and (not chosen.ours or not worker._verify_planner.is_compact_mode):
         logger.info("sglang-dspark: mode %s (%s)", worker._verify_planner.mode_value, reason)
     elif reason is not None:
@@ -43,38 +43,20 @@ def take_over(worker: Any, clock: Clock) -> None:
     """Schedule this worker's steps, timed by `clock`."""
     device = GraphDevice(worker, clock)
     engine = build(worker, GraphPasses(worker, device), clock, _key(worker, device))
-    worker.__dict__[STATE] = StepState(worker, engine, device)
+    proposers = {int(worker.gamma): worker._proposer}
+    worker.__dict__[STATE] = StepState(worker, engine, device, proposers)
 
 
-def obstacle(worker: Any) -> str | None:
-    """Why this worker cannot be scheduled; None: it can."""
+def _obstacle(worker: Any) -> str | None:
+    """Why this worker cannot be scheduled on an accelerator; None: it can."""
     from sglang.srt.runtime_context import get_parallel
 
-    runner, observers, parallel = worker.model_runner, worker._observers, get_parallel()
-    epilogue = worker._verify_executor.verify_epilogue
-    reasons = {
-        "SGLang loaded the models for static verification": (
-            not worker._verify_planner.is_compact_mode
-        ),
-        "several ranks would have to agree on lengths": (
-            parallel.tp_size > 1 or parallel.attn_dp_enabled or parallel.pp_size > 1
-        ),
-        "SGLANG_SIMULATE_ACC_LEN is set": worker._simulated_correct_len is not None,
-        "the target keeps a recurrent state": worker._need_mamba_verify_commit,
-        "the target keeps a history of n-grams": (
-            runner.ngram_embedding_manager.engram_hasher is not None
-        ),
-        "the drafter does not predict from its anchor": not worker.sample_from_anchor,
-        "the drafter is built into the target (DeepSeek-V4)": worker._draft_is_moe,
-        "SGLANG_DSPARK_DEFER_CONTEXT_KV is set": (
-            epilogue is not None and epilogue.deferred_commit is not None
-        ),
-        "SGLANG_OPT_DSV41_DSPARK_PREPARE_INPUTS_ONCE is set": worker._prepare_inputs_once,
-        "SGLang records every step for its own estimates": (
-            observers._info_dumper.enabled or observers._block_accept_recorder is not None
-        ),
-    }
-    return next((reason for reason, holds in reasons.items() if holds), None)
+    parallel = get_parallel()
+    if not worker._verify_planner.is_compact_mode:
+        return "SGLang loaded the models for static verification"
+    if parallel.tp_size > 1 or parallel.attn_dp_enabled or parallel.pp_size > 1:
+        return "several ranks would have to agree on lengths"
+    return obstacle(worker)
 
 
 def _key(worker: Any, device: GraphDevice) -> ProfileKey:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import torch
@@ -13,8 +14,9 @@ from torch import Tensor
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
 from sglang_dspark.schedule.online import LOGIT_LIMIT
 from sglang_dspark.serving.step.clock import Clock
-from sglang_dspark.serving.step.engine import Step
-from sglang_dspark.serving.step.layout import admitted_drafts
+from sglang_dspark.serving.step.engine import ScheduleEngine, Step
+from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
+from sglang_dspark.serving.step.passes import Pass, Verified
 
 
 class EventClock:
@@ -47,14 +49,22 @@ class GraphDevice:
             ragged_capture_num_tokens(model_runner=worker.model_runner) or ()
         )
         self._slots = ragged_capture_max_slots(model_runner=worker.model_runner) or 0
-        self._epilogue = worker._verify_executor.verify_epilogue is not None
+        self._worker, self._executor = worker, worker._verify_executor
+        self._epilogue = self._executor.verify_epilogue is not None
 
-    def admit(self, step: Step, logits: Tensor | None) -> Tensor:
+    def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
+        """None: a captured graph is the short way."""
+        return None
+
+    def admit(
+        self, engine: ScheduleEngine, step: Step, logits: Tensor | None, greedy: Tensor | None
+    ) -> Tensor:
         """Lengths [R] int32 by the logits [R, gamma] of this step and the plan's K."""
         plan = step.plan
-        if logits is None or step.calibrated_by is None:
+        if logits is None or not plan.speculates:
             return torch.zeros(plan.requests, dtype=torch.int32, device=self._device)
-        slopes, shifts = (self._upload(each) for each in step.calibrated_by)
+        step.arriving = to_host(logits)
+        slopes, shifts = (self._upload(each) for each in engine.calibrate(step, greedy))
         return self._admission(
             calibrated(logits, slopes, shifts),
             torch.full((1,), admitted_drafts(plan), dtype=torch.int64, device=self._device),
@@ -74,14 +84,62 @@ class GraphDevice:
         """Whether a graph with upstream's accept epilogue was captured for such a pass."""
         return self._epilogue and self._fits(requests, requests + admitted)
 
-    def to_host(self, values: Tensor) -> Tensor:
-        """A copy in pinned memory, launched behind the step: its result is read later still.
+    def layout(self, step: Step, lengths: Tensor) -> Any:
+        """Padded to a tier; its lengths stay on the device."""
+        admitted = admitted_drafts(step.plan)
+        return layout_of(lengths, self.pass_tokens(step.plan.requests, admitted))
 
-        The copy is of a copy: a captured graph writes to the same tensor in the next step.
-        """
-        from sglang.srt.utils.common import async_d2h
+    def run(self, asked: Pass) -> Verified:
+        """Upstream's compact pass: in a graph, or eagerly where none was captured."""
+        from sglang.srt.speculative.dspark_components.dspark_observability import InfoSegment
 
-        return async_d2h(values.detach().clone())
+        executor, batch = self._executor, asked.batch
+        verifying = self._worker._observers.segment(InfoSegment.TARGET_VERIFY)
+        with verifying, _seated(executor, asked.requests):
+            done, hidden = executor.run_compact(
+                batch=batch,
+                layout=asked.layout,
+                draft_block_ids=asked.proposal.draft_block_ids,
+                draft_tokens=asked.proposal.draft_block.draft_tokens,
+                bs=asked.requests,
+                device=self._worker.device,
+                sampling_info=batch.sampling_info,
+                verify_window=asked.window,
+                inject_gate=asked.foldable,
+            )
+        in_graph = bool(done.can_run_cuda_graph)
+        return Verified(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
+
+    def accept(self, asked: Pass, verified: Verified) -> Any:
+        """By upstream's rule, in the graph where one accepted."""
+        return self._executor.accept_and_finalize(
+            folded_accept=verified.folded,
+            bs=asked.requests,
+            verify_ids_2d=asked.ids,
+            target_logits=verified.outputs.next_token_logits,
+            draft_block=asked.proposal.draft_block,
+            sampling_info=asked.batch.sampling_info,
+            draft_input=asked.came,
+            layout=asked.layout,
+            prefix_lens=asked.batch.seq_lens,
+            draft_tokens=asked.proposal.draft_block.draft_tokens,
+        )
+
+    def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
+        """In every step, one that drafted nothing included, unless a graph did it."""
+        epilogue = self._executor.verify_epilogue
+        if verified.folded and epilogue.folds_commit:
+            return
+        self._executor.commit_hidden(
+            batch=asked.batch,
+            layout=asked.layout,
+            hidden_strided=verified.hidden,
+            verify_window=asked.window,
+            logits_output=verified.outputs,
+            commit_lens=accepted.commit_lens,
+            bs=asked.requests,
+            run_compact=True,
+        )
 
     def _fits(self, requests: int, tokens: int) -> bool:
         return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self._slots
@@ -95,6 +153,32 @@ class GraphDevice:
         if self._device.type != "cuda":
             return host
         return host.pin_memory().to(self._device, non_blocking=True)
+
+
+@contextmanager
+def _seated(executor: Any, requests: int) -> Iterator[None]:
+    """Without the graphs' accept epilogue where a batch has more requests than any of them.
+
+    Such a pass runs eagerly, but upstream stages its lengths in the epilogue's buffers all the
+    same, which raises.
+    """
+    epilogue = executor.verify_epilogue
+    if epilogue is not None and requests > epilogue.max_bs:
+        executor.verify_epilogue = None
+    try:
+        yield
+    finally:
+        executor.verify_epilogue = epilogue
+
+
+def to_host(values: Tensor) -> Tensor:
+    """A copy in pinned memory, complete when the step's result is.
+
+    The copy is of a copy: a captured graph writes to the same tensor in the next step.
+    """
+    from sglang.srt.utils.common import async_d2h
+
+    return async_d2h(values.detach().clone())
 
 
 def calibrated(logits: Tensor, slopes: Tensor, shifts: Tensor) -> Tensor:

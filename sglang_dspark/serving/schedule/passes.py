@@ -9,15 +9,12 @@ passes write lies in slots that are free.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
 from typing import Any
 
-import numpy as np
 import torch
-
-from sglang_dspark.serving.schedule.layout import layout_of, rows_in, window_of
 
 
 class Seats:
@@ -141,54 +138,3 @@ def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
     return worker.target_worker.forward_batch_generation(
         batch=None, forward_batch=forward, is_verify=True
     ).logits_output
-
-
-class Passes:
-    """Runs passes of one worker on a CPU; `proposers[d]` drafts d positions."""
-
-    tiers: tuple[int, ...] = ()  # passes are not padded
-
-    def __init__(self, worker: Any, proposers: dict[int, Any], clock: Callable[[], float]) -> None:
-        self._worker = worker
-        self._clock = clock
-        self._proposers = proposers
-        self._seats = Seats(worker)
-        self.gamma = int(worker.gamma)
-        self.depths = tuple(range(1, self.gamma + 1))
-        self.most_requests, self.longest = self._seats.most_requests, self._seats.longest
-
-    def warm_up(self) -> None:
-        """One pass of each kind, for what only a first pass does: compiling, first allocations."""
-        context = min(8, self.longest)
-        self.verify_seconds([0], context)
-        self.verify_seconds([self.gamma] * min(2, self.most_requests), context)
-        for depth in self.depths:
-            self.draft_seconds(1, depth, context)
-
-    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
-        """Seconds of a pass that verifies drafts[r] of each request, injection included."""
-        with self._seats.taken(len(drafts), context) as batch:
-            began = self._clock()
-            self._verify(batch, drafts)
-            return self._clock() - began
-
-    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
-        """Seconds of drafting `depth` positions for every request."""
-        with self._seats.taken(requests, context) as batch:
-            began = self._clock()
-            draft_once(self._worker, self._proposers[depth], batch)
-            return self._clock() - began
-
-    def _verify(self, batch: Any, drafts: Sequence[int]) -> None:
-        layout = layout_of(np.asarray(drafts, np.int64))
-        rows = rows_in(layout, self.gamma + 1)
-        tokens = torch.ones(len(drafts), self.gamma + 1, dtype=torch.int64)
-        window = window_of(rows, tokens[:, :1], tokens[:, 1:], batch.window)
-        hidden = ragged_forward(self._worker, batch, layout, window).hidden_states
-        self._worker._kv_injector.inject_target_hidden(
-            target_hidden=hidden[rows.starts],
-            cache_loc=window.verify_cache_loc[rows.starts],
-            cache_loc_2d=None,
-            positions=window.positions[rows.starts],
-            commit_lens=None,
-        )

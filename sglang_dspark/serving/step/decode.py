@@ -1,8 +1,9 @@
-"""One decode step, from top to bottom.
+"""One decode step, from top to bottom, on any device.
 
 Stands for `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
 dspark_worker_v2.py, 0.5.23) where we schedule. K is a host integer fixed before anything is
-drafted; verify lengths, drafts and outcomes stay on the device until the step's result is read.
+drafted. On an accelerator verify lengths, drafts and outcomes stay there until the step's result
+is read.
 """
 
 from __future__ import annotations
@@ -23,26 +24,25 @@ def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, gr
     barrier for requests with one.
     """
     worker, device, came = state.worker, state.device, batch.spec_info
+    step = plan.take_plan(state, batch)
+    if not step.plan.speculates:
+        result = device.plain_step(batch, publish)
+        if result is not None:
+            return learn.tag(result, step)
     batch.seq_lens.record_stream(torch.get_device_module(worker.device).current_stream())
     worker._observers.begin_step()
-    step = plan.take_plan(state, batch)
-    drafts = layout.admitted_drafts(step.plan)  # K
     window = layout.window_of(worker, batch)  # [R, gamma + 1]
     if step.plan.speculates:
-        proposal = draft.propose(worker, batch, window)
-        logits = proposal.confidence_raw  # [R, gamma]
-        state.engine.calibrate(step, plan.greedy_requests(batch))
+        proposal = draft.propose(state, batch, window, step.plan.budget.depth)
     else:
-        folded = device.accepts_in_graph(step.plan.requests, drafts)
-        proposal, logits = draft.skip(worker, batch, folded=folded), None
-    lengths = device.admit(step, logits)  # l_r [R]
-    windows = layout.layout_of(lengths, device.pass_tokens(step.plan.requests, drafts))
-    verified = verify.verify(worker, batch, window, proposal, windows, grammar)
-    accepted = verify.accept(worker, batch, verified, proposal, windows, came)
-    verify.explain(worker, batch, verified, proposal, accepted, came)
+        proposal = draft.skip(state, batch)
+    greedy = plan.greedy_requests(batch)
+    lengths = device.admit(state.engine, step, proposal.confidence_raw, greedy)  # l_r [R]
+    asked = verify.asked_of(worker, batch, came, window, proposal, device.layout(step, lengths))
+    verified = verify.verify(device, asked, grammar)
+    accepted = device.accept(asked, verified)
+    verify.explain(worker, asked, verified, accepted)
     if publish is not None:
         publish(accepted.new_seq_lens)
-    commit.commit(worker, batch, window, windows, verified, accepted)
-    result = commit.result_of(worker, verified, windows, accepted)
-    learn.tag(result, step, None if logits is None else device.to_host(logits))
-    return result
+    commit.commit(device, asked, verified, accepted)
+    return learn.tag(commit.result_of(worker, asked, verified, accepted), step)

@@ -2,37 +2,57 @@
 
 from __future__ import annotations
 
-from typing import Protocol
+from collections.abc import Callable
+from typing import Any, Protocol
 
 from torch import Tensor
 
 from sglang_dspark.serving.step.clock import Clock
-from sglang_dspark.serving.step.engine import Step
+from sglang_dspark.serving.step.engine import ScheduleEngine, Step
+from sglang_dspark.serving.step.passes import Pass, Verified
 
 
 class Device(Protocol):
-    """How one kind of device times, admits and lays out a step that was planned on the host.
+    """How one kind of device admits, lays out, verifies, accepts and commits a planned step.
 
-    No method reads a value of the running step back to the host.
+    No method reads a value of the running step back to the host, unless the device is the host.
     """
 
     clock: Clock
 
-    def admit(self, step: Step, logits: Tensor | None) -> Tensor:
-        """Verify lengths l_r, [R] int32 on the device; they sum to `layout.admitted_drafts`.
+    def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
+        """A step that drafts nothing, by a shorter way than the one through all stages.
 
-        logits: [R, gamma] confidence logits of this step's drafts; None where nothing was drafted.
+        Upstream's `GenerationBatchResult`; None where there is no such way for this batch.
         """
-        ...
-
-    def pass_tokens(self, requests: int, admitted: int) -> int:
-        """Tokens of the pass that verifies R + K: the tier of a captured graph, or R + K itself."""
-        ...
-
-    def to_host(self, values: Tensor) -> Tensor:
-        """A copy on the host, complete when the step's result is; safe from later steps."""
         ...
 
     def accepts_in_graph(self, requests: int, admitted: int) -> bool:
         """Whether the verify pass runs in a graph that also holds the greedy accept rule."""
+        ...
+
+    def admit(
+        self, engine: ScheduleEngine, step: Step, logits: Tensor | None, greedy: Tensor | None
+    ) -> Tensor:
+        """Verify lengths l_r, [R] int32 on the device; they sum to `layout.admitted_drafts`.
+
+        logits: [R, d] confidence logits of this step's drafts; None where nothing was drafted or
+        the drafter has no head. greedy: [R] bool on the host; None: every request.
+        """
+        ...
+
+    def layout(self, step: Step, lengths: Tensor) -> Any | None:
+        """Upstream's `RaggedVerifyLayout` of the lengths [R]; None: a pass over whole windows."""
+        ...
+
+    def run(self, asked: Pass) -> Verified:
+        """The target's pass over the windows."""
+        ...
+
+    def accept(self, asked: Pass, verified: Verified) -> Any:
+        """Upstream's `AcceptOuts`: accepted drafts, bonus tokens, new lengths, emitted tokens."""
+        ...
+
+    def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
+        """Hidden states of accepted rows into the draft's context, as its keys and values."""
         ...

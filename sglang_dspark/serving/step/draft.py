@@ -11,13 +11,16 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.step.state import StepState
 
-def propose(worker: Any, batch: Any, window: Any) -> Any:
-    """Upstream's `DraftProposal` of gamma drafts a request."""
+
+def propose(state: StepState, batch: Any, window: Any, depth: int) -> Any:
+    """Upstream's `DraftProposal` of `depth` drafts a request, gamma wide: the rest is not read."""
     from sglang.srt.speculative.dspark_components.dspark_observability import InfoSegment
 
+    worker = state.worker
     with worker._draft_context(), worker._observers.segment(InfoSegment.DRAFT):
-        return worker._proposer.propose(
+        proposal = state.proposers[depth].propose(
             batch=batch,
             draft_input=batch.spec_info,
             verify_window=window,
@@ -26,32 +29,42 @@ def propose(worker: Any, batch: Any, window: Any) -> Any:
             target_model=worker.target_worker.model_runner.model,
             sampling_info=batch.sampling_info,
         )
+    return proposal if depth == worker.gamma else _widened(proposal, int(worker.gamma))
 
 
-def skip(worker: Any, batch: Any, *, folded: bool) -> Any:
-    """A `DraftProposal` whose drafts nobody reads, as none is verified.
+def _widened(proposal: Any, gamma: int) -> Any:
+    """A shallow proposal with tokens for gamma places."""
+    import msgspec
 
-    folded: whether the accept rule of the verify graph may take it.
-    """
+    block = proposal.draft_block
+    tokens = torch.nn.functional.pad(
+        block.draft_tokens, (0, gamma - block.draft_tokens.shape[1])
+    )  # [R, gamma]
+    return msgspec.structs.replace(
+        proposal, draft_block=msgspec.structs.replace(block, draft_tokens=tokens)
+    )
+
+
+def skip(state: StepState, batch: Any) -> Any:
+    """A `DraftProposal` whose drafts nobody reads, as none is verified."""
     from sglang.srt.speculative.dspark_components.dspark_draft import (
         DraftBlockResult,
         DraftProposal,
         resolve_draft_params,
     )
 
-    requests, proposer = len(batch.seq_lens), worker._proposer
-    ids = proposer.draft_block_ids_view(bs=requests, device=batch.seq_lens.device)
+    worker, requests, device = state.worker, len(batch.seq_lens), batch.seq_lens.device
+    ids = worker._proposer.draft_block_ids_view(bs=requests, device=device)
     ids[:, 0].copy_(batch.spec_info.bonus_tokens.view(-1))
-    params = resolve_draft_params(
-        sampling_info=batch.sampling_info, bs=requests, device=batch.seq_lens.device
-    )
+    params = resolve_draft_params(sampling_info=batch.sampling_info, bs=requests, device=device)
     block = DraftBlockResult(
-        draft_tokens=_no_tokens(requests, int(worker.gamma), batch.seq_lens.device),
+        draft_tokens=_no_tokens(requests, int(worker.gamma), device),
         corrected_logits=None,
         greedy_mask=params.greedy_mask,
         temperatures=params.temperatures,
         greedy_draft=True,
     )
+    folded = state.device.accepts_in_graph(requests, 0)
     return DraftProposal(draft_block_ids=ids, draft_block=block, folded=folded)
 
 

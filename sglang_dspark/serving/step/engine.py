@@ -2,9 +2,9 @@
 
     begin     a step's requests are known, nothing is drafted: plan it
     start     its work is launched from here on: the step before it ends in time
-    drafted   a device that computes at once: this step's confidence logits; admit, publish
-    outcome   the same: its accepted drafts
-    landed    a device that computes later: all of that, when the step's result has come to the host
+    admit     a host that computes: lengths by this step's confidence logits, which are published
+    calibrate an accelerator: what it needs to find the lengths itself; its logits come later
+    landed    the step's result is on the host: lengths, accepted drafts, logits
     processed tokens were handed out; where every request has ended, all that was kept is counted
     interrupted  something else than a decode step ran
 
@@ -67,6 +67,7 @@ class Step:
     logits: Gains | None = None  # [R, d] of the confidence head
     regimes: Counts | None = None  # [R]
     calibrated_by: tuple[Gains, Gains] | None = None  # slopes and shifts that a device was given
+    arriving: Tensor | None = None  # [R, gamma] logits, on the host when the step's result is
 
     @property
     def has_landed(self) -> bool:
@@ -159,16 +160,6 @@ class ScheduleEngine:
             last.over = True
             last.ended = None if self._interrupted else now
 
-    @property
-    def newest(self) -> Step:
-        """The step that was planned last."""
-        assert self._steps, "a decode step must begin before it goes on"
-        return self._steps[-1]
-
-    def planned(self) -> Plan | None:
-        """The plan of a step that has begun and whose lengths are not asked for yet."""
-        return self._steps[-1].plan if self._steps and self._steps[-1].lengths is None else None
-
     def _rests(self, plan: Plan, requests: int) -> bool:
         """Whether the coming step repeats a plain phase's plan; not one that others only visit."""
         plain = plan.mode is Mode.PLAIN and plan.settled
@@ -178,27 +169,21 @@ class ScheduleEngine:
         self._rested += 1
         return True
 
-    def drafted(self, logits: Tensor | None, greedy: Tensor | None) -> Counts:
-        """Verify lengths l_r, [R] int64, of the step that was planned.
+    def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
+        """Verify lengths l_r, [R] int64.
 
-        logits: [R, d] float32 confidence logits of the drafted positions; None for a drafter
-        without a head, or when nothing was drafted. greedy: [R] bool, requests that take the
-        likeliest token.
+        logits: [R, d] float32 confidence logits of the drafted positions, on the host; None for a
+        drafter without a head, or when nothing was drafted. greedy: [R] bool, requests that take
+        the likeliest token; None: everyone.
         """
-        step = self.newest
         if step.plan.speculates:
             if logits is None:
                 step.confidence = self.planner.expected(step.rows, step.tenants)
             else:
                 step.regimes = regimes_of(greedy, len(step.rows))
-                step.confidence = self._calibrated(step, logits)
+                step.confidence = self._calibrated(step, step.regimes, logits)
                 self._publish(step)
-        step.lengths = self.planner.admit(step.plan, step.confidence)
-        return step.lengths
-
-    def outcome(self, accepted: Tensor) -> None:
-        """Accepted drafts [R] of the step that was planned last."""
-        self.newest.accepted = accepted.numpy().astype(np.int64)
+        return self.planner.admit(step.plan, step.confidence)
 
     def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Gains, Gains]:
         """What a device needs to admit by: slopes and shifts [R, gamma] float32 of the logits.
@@ -210,16 +195,13 @@ class ScheduleEngine:
         step.calibrated_by = self.calibration.lines(step.regimes, (step.rows, step.tenants))
         return step.calibrated_by
 
-    def landed(self, step: Step, lengths: Counts, accepted: Counts, logits: Gains | None) -> None:
-        """A step's result is on the host: [R] int64 lengths and accepted drafts, [R, gamma] logits.
-
-        logits: None of a step that drafted nothing.
-        """
+    def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
+        """A step's result is on the host: [R] int64 lengths and accepted drafts."""
         step.lengths, step.accepted = lengths, accepted
-        if step.plan.speculates and logits is not None and step.calibrated_by is not None:
-            self._warn_of(logits)
-            step.logits = logits
-            step.confidence = confidence_by(logits, *step.calibrated_by)
+        if step.arriving is not None and step.calibrated_by is not None:
+            step.logits = step.arriving.float().numpy()
+            self._warn_of(step.logits)
+            step.confidence = confidence_by(step.logits, *step.calibrated_by)
             self._publish(step)
 
     def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
@@ -251,20 +233,12 @@ class ScheduleEngine:
         """A prefill, or anything but a decode step, ran: the step before it has no time."""
         self._interrupted = True
 
-    @property
-    def lengths(self) -> Counts:
-        """l_r of the step that was planned last."""
-        lengths = self.newest.lengths
-        assert lengths is not None, "lengths are read before the drafts were made"
-        return lengths
-
-    def _calibrated(self, step: Step, logits: Tensor) -> Gains:
-        assert step.regimes is not None
+    def _calibrated(self, step: Step, regimes: Counts, logits: Tensor) -> Gains:
         step.logits = logits.numpy()
         self._warn_of(step.logits)
         confidence = np.zeros((len(step.rows), self.gamma), np.float32)
         seats = (step.rows, step.tenants)
-        return self.calibration.confidence(step.logits, step.regimes, confidence, seats)
+        return self.calibration.confidence(step.logits, regimes, confidence, seats)
 
     def _publish(self, step: Step) -> None:
         assert step.confidence is not None

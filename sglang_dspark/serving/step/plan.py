@@ -20,22 +20,22 @@ def plan_ahead(state: StepState, batch: Any) -> None:
     state.planned = None
     decodes = not (batch.forward_mode.is_extend() or batch.is_extend_in_batch)
     if decodes and batch.spec_info is not None and batch.batch_size() > 0:
-        state.planned = _plan(state, batch)
+        state.planned = _plan(state, batch, starts=False)
 
 
 def take_plan(state: StepState, batch: Any) -> Step:
     """The plan of the step that is being launched: made ahead, or now without overlap."""
     step, state.planned = state.planned, None
     if step is None:
-        step = _plan(state, batch)
+        return _plan(state, batch, starts=True)
     state.engine.start(step)
     return step
 
 
-def _plan(state: StepState, batch: Any) -> Step:
+def _plan(state: StepState, batch: Any, *, starts: bool) -> Step:
     pool = state.worker.model_runner.req_to_token_pool
     rows = batch.req_pool_indices_cpu
-    return state.engine.begin(rows, pool.req_generation, _context(batch), starts=False)
+    return state.engine.begin(rows, pool.req_generation, _context(batch), starts=starts)
 
 
 def _context(batch: Any) -> Tensor:

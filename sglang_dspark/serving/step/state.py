@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
@@ -13,11 +14,15 @@ STATE = "dspark_step"  # attribute of upstream's DSparkWorkerV2
 
 @dataclass
 class StepState:
-    """worker: upstream's. planned: the step whose launch comes next, under the overlap loop."""
+    """worker: upstream's. proposers: upstream's, by the depth that each drafts to.
+
+    planned: the step whose launch comes next, under the overlap loop.
+    """
 
     worker: Any
     engine: ScheduleEngine
     device: Device
+    proposers: Mapping[int, Any]
     planned: Step | None = None
 
 

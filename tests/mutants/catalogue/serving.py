@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-LAYOUT = "sglang_dspark/serving/schedule/layout.py"
+LAYOUT = "sglang_dspark.serving.cpu.layout.py"
 ENGINE = "sglang_dspark/serving/step/engine.py"
 RAGGED = "sglang_dspark/serving/cpu/ragged_ops.py"
 VERIFY = "patches/cpu_schedule_verify.py"
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         name="sampled accept reads rows of whole windows",
         area="accept",
-        file="sglang_dspark/serving/schedule/accept.py",
+        file="sglang_dspark.serving.cpu.accept.py",
         old="rows = (starts[:, None] + torch.arange(width))[at]",
         new="rows = (torch.arange(len(lens))[:, None] * width + torch.arange(width))[at]",
         tests=(f"{ROWS}::test_sampled_requests_read_their_own_rows",),
@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         name="greedy requests take the sampled outcome",
         area="accept",
-        file="sglang_dspark/serving/schedule/accept.py",
+        file="sglang_dspark.serving.cpu.accept.py",
         old="_either(draft_block.greedy_mask, greedy, sampled)",
         new="_either(draft_block.greedy_mask, sampled, greedy)",
         tests=(
@@ -296,7 +296,7 @@ MUTANTS = (
     Mutant(
         name="coins in float32",
         area="accept",
-        file="sglang_dspark/serving/schedule/accept.py",
+        file="sglang_dspark.serving.cpu.accept.py",
         old="accept_uniforms=torch.rand(requests, width - 1, dtype=torch.float64)",
         new="accept_uniforms=torch.rand(requests, width - 1)",
         tests=("tests/serving_cpu/test_accept_law.py::test_coins_are_finer_than_float32",),
@@ -314,7 +314,7 @@ MUTANTS = (
     Mutant(
         name="a request without a seed drawn by one",
         area="seeded sampling",
-        file="sglang_dspark/serving/schedule/accept.py",
+        file="sglang_dspark.serving.cpu.accept.py",
         old="_either(seeds != UNSEEDED, drawn, sampled)",
         new="drawn",
         tests=(

@@ -8,12 +8,14 @@ not verified nor drafts that were not made.
 
 from __future__ import annotations
 
+from functools import lru_cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.ragged_ops import accept_greedy
+from sglang_dspark.serving.cpu.layout import whole_rows
+from sglang_dspark.serving.cpu.ragged_ops import accept_greedy, committed
 from sglang_dspark.serving.cpu.seeded_ops import choose
 from sglang_dspark.serving.cpu.seeds import UNSEEDED, seeds_of
 from sglang_dspark.serving.cpu.target_law import target_law
@@ -54,6 +56,44 @@ def accept(
         return sampled
     greedy = accept_greedy(window, lens, starts, logits)
     return _either(draft_block.greedy_mask, greedy, sampled)
+
+
+def accept_rows(
+    ids: Tensor,
+    lens: Tensor,
+    starts: Tensor,
+    logits: Tensor,
+    draft_block: Any,
+    sampling_info: Any,
+    prefix: Tensor,
+) -> Any:
+    """Upstream's `AcceptOuts` of `accept`; ids: [R, gamma + 1], prefix: [R] tokens before them."""
+    from sglang.srt.speculative.dspark_components.dspark_verify import AcceptOuts
+
+    accepted, bonus = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix)
+    commit, new_lens, tokens = committed(draft_block.draft_tokens, accepted, bonus, prefix)
+    return AcceptOuts(
+        correct_len=accepted,
+        bonus=bonus,
+        cap_trim_lens=_no_trim(len(lens)),
+        commit_lens=commit,
+        new_seq_lens=new_lens,
+        out_tokens=tokens,
+    )
+
+
+def accept_windows(
+    ids: Tensor, logits: Tensor, draft_block: Any, sampling_info: Any, prefix: Tensor
+) -> Any:
+    """The same where all gamma + 1 places of every window were verified."""
+    rows = whole_rows(*ids.shape)
+    return accept_rows(ids, rows.lens, rows.starts, logits, draft_block, sampling_info, prefix)
+
+
+@lru_cache(maxsize=512)
+def _no_trim(requests: int) -> Tensor:
+    """No draft that was admitted is dropped afterwards; nobody writes to it."""
+    return torch.zeros(requests, dtype=torch.int32)
 
 
 def _either(chosen: Tensor, ones: Outcome, others: Outcome) -> Outcome:

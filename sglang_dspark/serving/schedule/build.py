@@ -1,26 +1,21 @@
-"""Puts a `ScheduleEngine` on a DSPARK worker once its models and pools are ready.
+"""Builds the `ScheduleEngine` of a DSPARK worker whose models and pools are ready, or says why not.
 
-Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py (0.5.23). The seams of a
-step (patches/cpu_schedule_step.py) find the engine on the objects they belong to. Where we cannot
-schedule, the worker verifies every draft and the log says why: never a crash.
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py (0.5.23). Where we cannot
+schedule, the worker verifies every draft and the log says why: never a crash. serving/cpu/attach.py
+and serving/cuda/attach.py put the engine to work.
 """
 
 from __future__ import annotations
 
 import hashlib
 import logging
-import time
-from collections.abc import Callable
 from dataclasses import replace
-from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from sglang_dspark import __version__
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.machine import cpu_description
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import ProfileKey
@@ -33,56 +28,38 @@ from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.serving.schedule import mode, pause, profile
+from sglang_dspark.serving.schedule import profile
 from sglang_dspark.serving.schedule.metrics import Collector, StepMetrics
-from sglang_dspark.serving.schedule.passes import Passes
 from sglang_dspark.serving.schedule.speed import SpeedTargets
-from sglang_dspark.serving.step.clock import Clock, HostClock
+from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.engine import ScheduleEngine
 
 logger = logging.getLogger(__name__)
 
 SPREAD = 0.1  # how far requests stray where no table tells: variance of logits, as the demo's do
-ENGINE = "dspark_schedule"  # attribute of upstream's objects that hold the engine
 
 
-def engine_of(owner: Any) -> ScheduleEngine | None:
-    """The engine that schedules this worker, planner, proposer or executor; None without one."""
-    return owner.__dict__.get(ENGINE)
-
-
-def attach(worker: Any) -> None:
-    """Profile, calibrate and take over, or say in one line why not."""
-    chosen = mode.choice()
-    if not chosen.ours:
-        logger.info("sglang-dspark: mode %s (%s)", worker._verify_planner.mode_value, chosen.reason)
-        return
-    obstacle = _obstacle(worker)
-    if obstacle is not None:
-        verify_everything(worker)
-        logger.warning("sglang-dspark: every draft is verified: %s", obstacle)
-        return
-    _take_over(worker)
-
-
-def _obstacle(worker: Any) -> str | None:
-    """Why this worker cannot be scheduled."""
-    from sglang.srt.runtime_context import get_parallel
-
-    from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
-
-    runner = worker.model_runner
-    if not isinstance(runner.attn_backend, DsparkCpuAttnBackend):
-        return f"{type(runner.attn_backend).__name__} has no windows of unlike lengths here"
-    if get_parallel().tp_size > 1 or get_parallel().attn_dp_enabled:
-        return "several ranks would have to agree on lengths"
-    if worker._simulated_correct_len is not None:
-        return "SGLANG_SIMULATE_ACC_LEN is set"
-    if worker._need_mamba_verify_commit:
-        return "the target keeps a recurrent state"
-    if not worker.sample_from_anchor:
-        return "the drafter does not predict from its anchor"
-    return None
+def obstacle(worker: Any) -> str | None:
+    """Why the steps of this worker cannot be ours, on whatever device; None: they can."""
+    runner, observers = worker.model_runner, worker._observers
+    epilogue = worker._verify_executor.verify_epilogue
+    reasons = {
+        "SGLANG_SIMULATE_ACC_LEN is set": worker._simulated_correct_len is not None,
+        "the target keeps a recurrent state": worker._need_mamba_verify_commit,
+        "the target keeps a history of n-grams": (
+            runner.ngram_embedding_manager.engram_hasher is not None
+        ),
+        "the drafter does not predict from its anchor": not worker.sample_from_anchor,
+        "the drafter is built into the target (DeepSeek-V4)": worker._draft_is_moe,
+        "SGLANG_DSPARK_DEFER_CONTEXT_KV is set": (
+            epilogue is not None and epilogue.deferred_commit is not None
+        ),
+        "SGLANG_OPT_DSV41_DSPARK_PREPARE_INPUTS_ONCE is set": worker._prepare_inputs_once,
+        "SGLang records every step for its own estimates": (
+            observers._info_dumper.enabled or observers._block_accept_recorder is not None
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
 
 
 def verify_everything(worker: Any) -> None:
@@ -91,17 +68,6 @@ def verify_everything(worker: Any) -> None:
 
     worker._verify_planner._budget_planner = None
     worker._verify_planner._ragged_verify_mode = RaggedVerifyMode.STATIC
-
-
-def _take_over(worker: Any) -> None:
-    proposers = _proposers(worker)
-    read = _clock()
-    engine = build(worker, Passes(worker, proposers, read), HostClock(read), _key(worker))
-    worker._verify_planner._budget_planner = None
-    for owner in (worker, worker._proposer, worker._verify_planner, worker._verify_executor):
-        owner.__dict__[ENGINE] = engine
-    worker._proposer.__dict__["dspark_proposers"] = proposers
-    worker.__dict__[pause.FITS] = pause.fits(worker)
 
 
 def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) -> ScheduleEngine:
@@ -155,41 +121,8 @@ def _planner(gamma: int, costs: CostModel, config: PlannerConfig) -> Planner:
     return SearchPlanner(gamma, costs.max_requests, costs, config)
 
 
-def _clock() -> Callable[[], float]:
-    """With one compute thread its CPU time: what neighbours take is no cost of a choice."""
-    from sglang_dspark.serving.cpu.threads import chosen_threads
-
-    return time.thread_time if chosen_threads() == 1 else time.perf_counter
-
-
 def _tell(line: str) -> None:
     logger.info("sglang-dspark: %s", line)
-
-
-def _proposers(worker: Any) -> dict[int, Any]:
-    """A proposer for each depth 1 .. gamma; they share the model and the noise."""
-    from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_info
-    from sglang.srt.speculative.dspark_components.dspark_draft import DraftBlockProposer
-
-    whole = worker._proposer
-    proposers = {int(worker.gamma): whole}
-    for depth in range(1, int(worker.gamma)):
-        shallow = DraftBlockProposer(
-            draft_model=worker.draft_model,
-            draft_model_runner=worker.draft_model_runner,
-            gamma=depth,
-            mask_token_id=worker._mask_token_id,
-            draft_block_spec_info=make_draft_block_spec_info(
-                draft_token_num=depth, device=worker.device
-            ),
-            tp_sync=worker._tp_sync,
-            random_seed=worker.target_worker.random_seed,
-            greedy_draft=worker._greedy_draft,
-        )
-        # Two counters over one key would draw the same noise twice.
-        shallow._noise = whole._noise
-        proposers[depth] = shallow
-    return proposers
 
 
 def _calibration(worker: Any, gamma: int, pool_rows: int) -> tuple[OnlineCalibration, str]:
@@ -225,27 +158,6 @@ def _collector() -> Collector | None:
         return None
     labels = {"model_name": get_serving().served_model_name, "tp_rank": get_parallel().tp_rank}
     return Collector({name: str(value) for name, value in labels.items()})
-
-
-def _key(worker: Any) -> ProfileKey:
-    """What the step times of this server depend on."""
-    from sglang_dspark.serving.cpu.threads import chosen_threads
-
-    target, draft = worker.model_runner, worker.draft_model_runner
-    return ProfileKey(
-        model=named(str(target.model_config.model_path)),
-        drafter=named(str(draft.model_config.model_path)),
-        dtype=str(target.dtype),
-        device=f"{cpu_description()}; {chosen_threads()} compute threads",
-        parallel="tp1 pp1 dp1 ep1",
-        backend=(
-            f"{type(target.attn_backend).__name__}, eager, compact, context in batches, "
-            f"matrix_kernel {current_config().cpu.matrix_kernel}, "
-            f"{target.req_to_token_pool.req_to_token.shape[0]} seats"
-        ),
-        versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
-        gamma=int(worker.gamma),
-    )
 
 
 def named(path: str) -> str:

@@ -1,13 +1,12 @@
 """A decode step that drafts nothing, without the speculative worker's way round.
 
-Stands for `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
-dspark_worker_v2.py, 0.5.23) where our engine planned a step without drafts. Upstream's way plans
+Stands for `serving/step/decode.py` where a step has no drafts. The way through all stages plans
 windows of gamma + 1 places, makes a proposal, packs it, and spreads what came out; some forty small
 tensor operations, each of them cold after a pass over the model's weights. Here: one token of each
 request through the same ragged verify pass, the accept rule on one row each, and the features to
 where context rows wait. Tokens, lengths, metrics and the draft's context are the same.
 
-`fits` says once which workers may; `takes` which batches. All others go upstream's way.
+`fits` says once which workers may; `takes` which batches. All others go through all stages.
 """
 
 from __future__ import annotations
@@ -20,13 +19,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.schedule.layout import layout_without_drafts
-from sglang_dspark.serving.step.engine import ScheduleEngine
+from sglang_dspark.serving.cpu.accept import accept
+from sglang_dspark.serving.cpu.layout import layout_without_drafts
 
 # (target worker, batch, verify input, cache slots) -> (output, mode), or None where it will not do
 ShortPass = Callable[[Any, Any, Any, Tensor], tuple[Any, Any] | None]
-
-FITS = "dspark_short_pauses"  # attribute of a worker: whether `fits` held when it was ready
 
 
 def fits(worker: Any) -> bool:
@@ -51,6 +48,16 @@ def fits(worker: Any) -> bool:
 def takes(batch: Any) -> bool:
     """Whether logits are read as they come, one row a request, and nothing else is asked for."""
     from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
+
+    return (
+        batch.forward_mode.is_decode()
+        and batch.return_hidden_states_mode is CaptureHiddenMode.NULL
+        and not reads_windows(batch)
+    )
+
+
+def reads_windows(batch: Any) -> bool:
+    """Whether something reads the logits of a pass window by window, gamma + 1 rows a request."""
     from sglang.srt.speculative.dspark_components.dspark_verify import (
         verify_logits_adjustments_are_noop,
     )
@@ -58,37 +65,29 @@ def takes(batch: Any) -> bool:
     from sglang_dspark.serving.cpu.penalties import penalised
 
     info = batch.sampling_info
-    if batch.has_grammar or batch.return_logprob or not batch.forward_mode.is_decode():
-        return False
-    if batch.return_hidden_states_mode is not CaptureHiddenMode.NULL:
-        return False
-    if info is None:
+    if batch.has_grammar or batch.return_logprob:
         return True
-    return (
-        info.sampling_mask_batch_indices is None
-        and not penalised(batch.reqs)
-        and verify_logits_adjustments_are_noop(info)
-    )
+    if info is None:
+        return False
+    if info.sampling_mask_batch_indices is not None or penalised(batch.reqs):
+        return True
+    return not verify_logits_adjustments_are_noop(info)
 
 
-def run(
-    worker: Any, engine: ScheduleEngine, batch: Any, on_publish: Any, short_pass: ShortPass
-) -> Any:
+def run(worker: Any, batch: Any, publish: Callable[..., None] | None, short_pass: ShortPass) -> Any:
     """Decode one token of each request; upstream's `GenerationBatchResult` of a step."""
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
 
-    engine.drafted(None, None)
     requests, prefix = len(batch.seq_lens), batch.seq_lens
     anchors = batch.spec_info.bonus_tokens.view(-1)
     slots = _slots(batch, worker.model_runner.req_to_token_pool.req_to_token)
     output = _pass(worker, batch, anchors, slots, short_pass)
     tokens = _next_tokens(output.next_token_logits, anchors, batch.sampling_info, prefix)
     one = _ones(requests)
-    engine.outcome(_zeros(requests))
     lens = prefix + 1
-    if on_publish is not None:
-        on_publish(lens)
+    if publish is not None:
+        publish(lens)
     worker._kv_injector.inject_target_hidden(
         target_hidden=output.hidden_states, cache_loc=slots, positions=prefix
     )
@@ -162,8 +161,6 @@ def _next_tokens(logits: Tensor, anchors: Tensor, sampling_info: Any, positions:
     """The target's next token of each request, [R] int64, from logits [R, V]."""
     from sglang.srt.speculative.dspark_components.dspark_draft import resolve_greedy_mask
 
-    from sglang_dspark.serving.schedule.accept import accept
-
     requests = len(anchors)
     mask = None
     if sampling_info is not None and not sampling_info.is_all_greedy:
@@ -177,11 +174,6 @@ def _next_tokens(logits: Tensor, anchors: Tensor, sampling_info: Any, positions:
 @lru_cache(maxsize=512)
 def _ones(requests: int) -> Tensor:
     return torch.ones(requests, dtype=torch.int32)
-
-
-@lru_cache(maxsize=512)
-def _zeros(requests: int) -> Tensor:
-    return torch.zeros(requests, dtype=torch.int32)
 
 
 @lru_cache(maxsize=512)

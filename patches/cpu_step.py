@@ -1,4 +1,4 @@
-"""Takes the scheduling of a DSPARK worker over when it is ready; upstream's relay rests.
+"""A DSPARK worker on a CPU is taken over when it is ready; upstream's relay is not needed then.
 
 Upstream (0.5.23): sglang/srt/speculative/dspark_components/dspark_worker_v2.py, `init_cuda_graphs`,
 the last step of a worker's start (pools and attention backends stand), and
@@ -10,14 +10,15 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_dspark.patches.cpu_lean_pass import verify_pass
 from sglang_dspark.patches.seam import Seam
 
 
-def attach_engine(result: None, worker: Any) -> None:
+def attach_step(result: None, worker: Any) -> None:
     """AFTER hook of `DSparkWorkerV2.init_cuda_graphs`."""
-    from sglang_dspark.serving.schedule.attach import attach
+    from sglang_dspark.serving.cpu.attach import attach
 
-    attach(worker)
+    attach(worker, verify_pass)
 
 
 def needs_confidence_relay(original: Callable[[], bool]) -> bool:
@@ -29,17 +30,17 @@ def needs_confidence_relay(original: Callable[[], bool]) -> bool:
 
 SEAMS = (
     Seam(
-        name="cpu-schedule-attach",
+        name="cpu-step-attach",
         target="sglang.srt.speculative.dspark_components.dspark_worker_v2.DSparkWorkerV2."
         "init_cuda_graphs",
         kind="after",
-        hook=attach_engine,
+        hook=attach_step,
         signature="(self)",
-        why="step times are measured, and our planner is put in place, before the first request",
+        why="step times are measured, and the step is put in place, before the first request",
         device="cpu",
     ),
     Seam(
-        name="cpu-schedule-relay",
+        name="cpu-step-relay",
         target="sglang.srt.managers.overlap_utils.decide_needs_confidence_relay",
         kind="around",
         hook=needs_confidence_relay,

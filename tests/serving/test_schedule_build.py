@@ -14,7 +14,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.serving.schedule.attach import _calibration, _lag
+from sglang_dspark.serving.schedule.build import _calibration, _lag
 from sglang_dspark.serving.step.engine import GREEDY, SAMPLED
 
 LOGITS = (-2.0, -0.5, 0.0, 0.4, 3.0)

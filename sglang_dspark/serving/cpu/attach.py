@@ -1,0 +1,120 @@
+"""Puts the step on a DSPARK worker of a CPU once its models and pools are ready.
+
+Upstream (0.5.23): sglang/srt/speculative/dspark_components/dspark_worker_v2.py. Where a worker
+cannot be scheduled it verifies every draft, and the log says why: never a crash.
+"""
+
+from __future__ import annotations
+
+import logging
+import time
+from collections.abc import Callable
+from importlib.metadata import version
+from typing import Any
+
+from sglang_dspark import __version__
+from sglang_dspark.loadtest.machine import cpu_description
+from sglang_dspark.schedule.cost_table import ProfileKey
+from sglang_dspark.serving.config import current_config
+from sglang_dspark.serving.cpu.device import HostDevice
+from sglang_dspark.serving.cpu.passes import Passes
+from sglang_dspark.serving.cpu.plain_step import ShortPass
+from sglang_dspark.serving.schedule import mode
+from sglang_dspark.serving.schedule.build import build, named, obstacle, verify_everything
+from sglang_dspark.serving.step.clock import HostClock
+from sglang_dspark.serving.step.state import STATE, StepState
+
+logger = logging.getLogger(__name__)
+
+
+def attach(worker: Any, short_pass: ShortPass) -> None:
+    """Profile, calibrate and take over, or say in one line why not.
+
+    short_pass: see `HostDevice`.
+    """
+    chosen = mode.choice()
+    if not chosen.ours:
+        logger.info("sglang-dspark: mode %s (%s)", worker._verify_planner.mode_value, chosen.reason)
+        return
+    reason = _obstacle(worker)
+    if reason is not None:
+        verify_everything(worker)
+        logger.warning("sglang-dspark: every draft is verified: %s", reason)
+        return
+    _take_over(worker, short_pass)
+
+
+def _obstacle(worker: Any) -> str | None:
+    """Why this worker cannot be scheduled here."""
+    from sglang.srt.runtime_context import get_parallel
+
+    from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+
+    runner = worker.model_runner
+    if not isinstance(runner.attn_backend, DsparkCpuAttnBackend):
+        return f"{type(runner.attn_backend).__name__} has no windows of unlike lengths here"
+    if get_parallel().tp_size > 1 or get_parallel().attn_dp_enabled:
+        return "several ranks would have to agree on lengths"
+    return obstacle(worker)
+
+
+def _take_over(worker: Any, short_pass: ShortPass) -> None:
+    proposers, read = _proposers(worker), _seconds()
+    clock = HostClock(read)
+    engine = build(worker, Passes(worker, proposers, read), clock, _key(worker))
+    device = HostDevice(worker, clock, short_pass)
+    worker.__dict__[STATE] = StepState(worker, engine, device, proposers)
+
+
+def _seconds() -> Callable[[], float]:
+    """With one compute thread its CPU time: what neighbours take is no cost of a choice."""
+    from sglang_dspark.serving.cpu.threads import chosen_threads
+
+    return time.thread_time if chosen_threads() == 1 else time.perf_counter
+
+
+def _proposers(worker: Any) -> dict[int, Any]:
+    """A proposer for each depth 1 .. gamma; they share the model and the noise."""
+    from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_info
+    from sglang.srt.speculative.dspark_components.dspark_draft import DraftBlockProposer
+
+    whole = worker._proposer
+    proposers = {int(worker.gamma): whole}
+    for depth in range(1, int(worker.gamma)):
+        shallow = DraftBlockProposer(
+            draft_model=worker.draft_model,
+            draft_model_runner=worker.draft_model_runner,
+            gamma=depth,
+            mask_token_id=worker._mask_token_id,
+            draft_block_spec_info=make_draft_block_spec_info(
+                draft_token_num=depth, device=worker.device
+            ),
+            tp_sync=worker._tp_sync,
+            random_seed=worker.target_worker.random_seed,
+            greedy_draft=worker._greedy_draft,
+        )
+        # Two counters over one key would draw the same noise twice.
+        shallow._noise = whole._noise
+        proposers[depth] = shallow
+    return proposers
+
+
+def _key(worker: Any) -> ProfileKey:
+    """What the step times of this server depend on."""
+    from sglang_dspark.serving.cpu.threads import chosen_threads
+
+    target, draft = worker.model_runner, worker.draft_model_runner
+    return ProfileKey(
+        model=named(str(target.model_config.model_path)),
+        drafter=named(str(draft.model_config.model_path)),
+        dtype=str(target.dtype),
+        device=f"{cpu_description()}; {chosen_threads()} compute threads",
+        parallel="tp1 pp1 dp1 ep1",
+        backend=(
+            f"{type(target.attn_backend).__name__}, eager, compact, context in batches, "
+            f"matrix_kernel {current_config().cpu.matrix_kernel}, "
+            f"{target.req_to_token_pool.req_to_token.shape[0]} seats"
+        ),
+        versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
+        gamma=int(worker.gamma),
+    )

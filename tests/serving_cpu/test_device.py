@@ -1,0 +1,60 @@
+"""The host's side of a step: which layout a step verifies, and when a step goes the short way."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.serving.cpu import device as device_module
+from sglang_dspark.serving.cpu.device import HostDevice
+from sglang_dspark.serving.step.clock import HostClock
+
+GAMMA = 3
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
+    """On a worker that nothing but lengths and depth is read of."""
+    monkeypatch.setattr(device_module.plain_step, "fits", lambda worker: True)
+    worker: Any = SimpleNamespace(verify_num_draft_tokens=GAMMA + 1, _verify_executor=None)
+    return HostDevice(worker, HostClock(lambda: 0.0), short_pass=lambda *_: None)
+
+
+@pytest.mark.parametrize("lengths", [[0, 0], [3, 0], [1, 3, 2], [2]])
+def test_cut_windows_are_verified_as_they_were_cut(device: HostDevice, lengths: list[int]) -> None:
+    step: Any = None
+    layout = device.layout(step, torch.tensor(lengths, dtype=torch.int32))
+    assert layout is not None
+    assert layout.verify_lens_cpu == [n + 1 for n in lengths]
+    assert layout.total_verify_tokens == sum(lengths) + len(lengths)
+
+
+def test_whole_windows_need_no_layout(device: HostDevice) -> None:
+    step: Any = None
+    assert device.layout(step, torch.full((2,), GAMMA, dtype=torch.int32)) is None
+
+
+def test_lengths_are_the_engines_by_the_logits_of_this_step(device: HostDevice) -> None:
+    asked: list[Any] = []
+
+    class Engine:
+        def admit(self, *arguments: Any) -> Any:
+            asked.append(arguments)
+            return np.array([2, 0])
+
+    engine: Any = Engine()
+    step: Any = object()
+    logits, greedy = torch.ones(2, GAMMA, dtype=torch.bfloat16), torch.tensor([True, False])
+    lengths = device.admit(engine, step, logits, greedy)
+    assert (lengths.tolist(), lengths.dtype) == ([2, 0], torch.int32)
+    assert asked[0][0] is step
+    assert asked[0][1].dtype is torch.float32
+    assert asked[0][2] is greedy
+    assert device.admit(engine, step, None, None).tolist() == [2, 0]
+    assert asked[1][1] is None
