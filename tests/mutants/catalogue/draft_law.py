@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-FILE = "sglang_dspark.serving.cpu.accept.py"
+FILE = "sglang_dspark/serving/cpu/accept.py"
 TESTS = ("tests/serving_cpu/test_accept_law.py::test_two_tokens_follow_the_target",)
 
 

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-LAYOUT = "sglang_dspark.serving.cpu.layout.py"
+LAYOUT = "sglang_dspark/serving/cpu/layout.py"
 ENGINE = "sglang_dspark/serving/step/engine.py"
 RAGGED = "sglang_dspark/serving/cpu/ragged_ops.py"
-VERIFY = "patches/cpu_schedule_verify.py"
-STEP = "patches/cpu_schedule_step.py"
+DEVICE = "sglang_dspark/serving/cpu/device.py"
+STEP = "patches/step.py"
+DEVICE_TESTS = "tests/serving_cpu/test_device.py"
+SEAM_TESTS = "tests/patches/test_step.py"
 ROWS = "tests/serving_cpu/test_ragged_ops.py"
 COMMIT = ("tests/serving_cpu/test_ragged_commit.py",)
 SERVED = ("tests/integration/test_ragged_steps.py",)
@@ -17,6 +19,7 @@ REST = (
     "tests/serving/test_schedule_metrics.py::"
     "test_nothing_is_kept_back_when_the_last_request_has_ended"
 )
+STARTS = "starts = rows.starts if logits.shape[0] == rows.total else rows.strided"
 CHOSEN = "hidden, slots, positions = hidden[chosen], slots[chosen], positions[chosen]"
 
 MUTANTS = (
@@ -87,7 +90,7 @@ MUTANTS = (
     Mutant(
         name="sampled accept reads rows of whole windows",
         area="accept",
-        file="sglang_dspark.serving.cpu.accept.py",
+        file="sglang_dspark/serving/cpu/accept.py",
         old="rows = (starts[:, None] + torch.arange(width))[at]",
         new="rows = (torch.arange(len(lens))[:, None] * width + torch.arange(width))[at]",
         tests=(f"{ROWS}::test_sampled_requests_read_their_own_rows",),
@@ -95,7 +98,7 @@ MUTANTS = (
     Mutant(
         name="greedy requests take the sampled outcome",
         area="accept",
-        file="sglang_dspark.serving.cpu.accept.py",
+        file="sglang_dspark/serving/cpu/accept.py",
         old="_either(draft_block.greedy_mask, greedy, sampled)",
         new="_either(draft_block.greedy_mask, sampled, greedy)",
         tests=(
@@ -105,16 +108,16 @@ MUTANTS = (
     Mutant(
         name="packed logits read as whole windows",
         area="accept",
-        file=VERIFY,
-        old="starts = rows.starts if packed else rows.strided",
-        new="starts = rows.strided if packed else rows.starts",
+        file=DEVICE,
+        old=STARTS,
+        new="starts = rows.strided",
         tests=COMMIT,
     ),
     Mutant(
         name="whole windows' logits read as packed",
         area="accept",
-        file=VERIFY,
-        old="starts = rows.starts if packed else rows.strided",
+        file=DEVICE,
+        old=STARTS,
         new="starts = rows.starts",
         tests=COMMIT,
     ),
@@ -137,7 +140,7 @@ MUTANTS = (
     Mutant(
         name="draft context in the first slots of the pass",
         area="commit",
-        file=VERIFY,
+        file=DEVICE,
         old=CHOSEN,
         new="hidden, slots, positions = hidden[chosen], slots[:kept], positions[chosen]",
         tests=COMMIT,
@@ -145,7 +148,7 @@ MUTANTS = (
     Mutant(
         name="draft context at the first positions of the pass",
         area="commit",
-        file=VERIFY,
+        file=DEVICE,
         old=CHOSEN,
         new="hidden, slots, positions = hidden[chosen], slots[chosen], positions[:kept]",
         tests=COMMIT,
@@ -153,7 +156,7 @@ MUTANTS = (
     Mutant(
         name="draft context of the pass's first rows",
         area="commit",
-        file=VERIFY,
+        file=DEVICE,
         old=CHOSEN,
         new="hidden, slots, positions = hidden[:kept], slots[chosen], positions[chosen]",
         tests=COMMIT,
@@ -161,15 +164,15 @@ MUTANTS = (
     Mutant(
         name="only anchors reach the draft's context",
         area="commit",
-        file=VERIFY,
-        old='commit = step["commit_lens"]',
-        new='commit = torch.ones_like(step["commit_lens"])',
+        file=DEVICE,
+        old="hidden, accepted.commit_lens)",
+        new="hidden, torch.ones_like(accepted.commit_lens))",
         tests=COMMIT,
     ),
     Mutant(
         name="rejected rows reach the draft's context",
         area="commit",
-        file=VERIFY,
+        file=DEVICE,
         old="if kept < rows.total:",
         new="if kept > rows.total:",
         tests=COMMIT,
@@ -177,7 +180,7 @@ MUTANTS = (
     Mutant(
         name="accepted rows listed where all were accepted",
         area="commit",
-        file=VERIFY,
+        file=DEVICE,
         old="if kept < rows.total:",
         new="if True:",
         tests=COMMIT,
@@ -195,7 +198,7 @@ MUTANTS = (
     Mutant(
         name="draft context in wrong slots, served",
         area="commit",
-        file=VERIFY,
+        file=DEVICE,
         old=CHOSEN,
         new="hidden, slots, positions = hidden[chosen], slots[:kept], positions[chosen]",
         tests=SERVED,
@@ -220,26 +223,26 @@ MUTANTS = (
     Mutant(
         name="cut windows verified whole where one is whole",
         area="ragged layout",
-        file=STEP,
-        old="return None if int(lengths.min()) == engine.gamma",
-        new="return None if int(lengths.max()) == engine.gamma",
-        tests=("tests/patches/test_schedule_step.py",),
+        file=DEVICE,
+        old="return None if int(drafts.min()) == ",
+        new="return None if int(drafts.max()) == ",
+        tests=(DEVICE_TESTS,),
     ),
     Mutant(
-        name="a drafter without a head verifies everything",
-        area="ragged layout",
-        file=STEP,
-        old="return layout is not None",
-        new="return False",
-        tests=("tests/patches/test_schedule_step.py",),
+        name="a host admits whatever the requests sample by",
+        area="admission",
+        file=DEVICE,
+        old="engine.admit(step, read, greedy)",
+        new="engine.admit(step, read, None)",
+        tests=(DEVICE_TESTS,),
     ),
     Mutant(
         name="a prefill goes unnoticed",
         area="engine",
         file=STEP,
-        old="        engine.interrupted()",
-        new="        engine.planned()",
-        tests=("tests/patches/test_schedule_step.py",),
+        old="        state.engine.interrupted()",
+        new="        pass",
+        tests=(SEAM_TESTS,),
     ),
     Mutant(
         name="min-p missing",
@@ -296,7 +299,7 @@ MUTANTS = (
     Mutant(
         name="coins in float32",
         area="accept",
-        file="sglang_dspark.serving.cpu.accept.py",
+        file="sglang_dspark/serving/cpu/accept.py",
         old="accept_uniforms=torch.rand(requests, width - 1, dtype=torch.float64)",
         new="accept_uniforms=torch.rand(requests, width - 1)",
         tests=("tests/serving_cpu/test_accept_law.py::test_coins_are_finer_than_float32",),
@@ -314,7 +317,7 @@ MUTANTS = (
     Mutant(
         name="a request without a seed drawn by one",
         area="seeded sampling",
-        file="sglang_dspark.serving.cpu.accept.py",
+        file="sglang_dspark/serving/cpu/accept.py",
         old="_either(seeds != UNSEEDED, drawn, sampled)",
         new="drawn",
         tests=(

@@ -144,9 +144,9 @@ MUTANTS = (
     Mutant(
         name="what is committed is not injected",
         area="commit",
-        file="sglang_dspark/serving/step/commit.py",
-        old="if not (verified.folded and epilogue.folds_commit):",
-        new="if verified.folded:",
+        file=DEVICE,
+        old="        if verified.folded and epilogue.folds_commit:",
+        new="        if not verified.folded:",
         tests=REHEARSED,
         server=True,
     ),

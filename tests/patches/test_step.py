@@ -1,0 +1,70 @@
+"""The seams of a step: where a worker has a state they ask it, elsewhere upstream goes on."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.patches import step
+from sglang_dspark.serving.step import decode, learn, plan
+from sglang_dspark.serving.step.state import STATE
+
+Calls = list[Any]
+
+
+def worker_with_state() -> tuple[Any, Calls]:
+    """An upstream worker whose engine notes what it is told."""
+    calls: Calls = []
+    engine = SimpleNamespace(interrupted=lambda: calls.append("interrupted"))
+    worker = SimpleNamespace()
+    worker.__dict__[STATE] = SimpleNamespace(worker=worker, engine=engine)
+    return worker, calls
+
+
+def batch_of(*, idle: bool = False) -> Any:
+    mode = SimpleNamespace(is_idle=lambda: idle)
+    return SimpleNamespace(forward_mode=mode, spec_info=object())
+
+
+def theirs(*arguments: Any) -> tuple[str, tuple[Any, ...]]:
+    return "theirs", arguments
+
+
+def test_without_a_state_upstream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(learn, "learn", lambda *_: pytest.fail("there is nobody to learn"))
+    alone, batch = SimpleNamespace(), batch_of()
+    assert step.planner_of(theirs, alone) == ("theirs", (alone,))
+    assert step.note_prefill(theirs, alone, batch, 1) == ("theirs", (alone, batch, 1))
+    asked = (alone, batch, None, None, None)
+    assert step.forward_decode(theirs, *asked) == ("theirs", asked)
+    step.process_decode(None, SimpleNamespace(model_worker=alone), batch, object())
+
+
+def test_a_prefill_interrupts_and_runs() -> None:
+    worker, calls = worker_with_state()
+    assert step.note_prefill(theirs, worker, "batch")[0] == "theirs"
+    assert calls == ["interrupted"]
+
+
+def test_decode_steps_are_ours_unless_the_rank_is_idle(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(decode, "decode", lambda *arguments: ("ours", arguments))
+    worker, _ = worker_with_state()
+    batch = batch_of()
+    ours = step.forward_decode(theirs, worker, batch, "publish", "grammar")
+    assert ours == ("ours", (worker.__dict__[STATE], batch, "publish", "grammar"))
+    assert step.forward_decode(theirs, worker, batch_of(idle=True), None)[0] == "theirs"
+
+
+def test_plans_and_results_go_to_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
+    seen: Calls = []
+    monkeypatch.setattr(plan, "plan_ahead", lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(learn, "learn", lambda *arguments: seen.append(arguments))
+    worker, _ = worker_with_state()
+    state = worker.__dict__[STATE]
+    step.planner_of(theirs, worker)("batch", "future map")
+    step.process_decode(None, SimpleNamespace(model_worker=worker), "batch", "result")
+    assert seen == [(state, "batch"), (state, "batch", "result")]
