@@ -34,7 +34,6 @@ USUAL = Start(arguments(), has_head=True, recurrent=False, variables={})
 ROWS = {  # feature's name: a start that has it and nothing else
     ATTENTION: replace(USUAL, args=arguments(attention_backend="flashinfer")),
     "a drafter without a confidence head": replace(USUAL, has_head=False),
-    "tensor parallelism": replace(USUAL, args=arguments(tp_size=2)),
     "pipeline parallelism": replace(USUAL, args=arguments(pp_size=2)),
     "data-parallel attention": replace(USUAL, args=arguments(enable_dp_attention=True)),
     "LoRA": replace(USUAL, args=arguments(enable_lora=True)),

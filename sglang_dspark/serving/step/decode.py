@@ -35,7 +35,7 @@ def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, gr
     else:
         folded = device.accepts_in_graph(step.plan.requests, drafts)
         proposal, logits = draft.skip(worker, batch, folded=folded), None
-    lengths = device.admit(step, logits)  # l_r [R]
+    lengths = state.ranks.lengths(step.plan, lambda: device.admit(step, logits))  # l_r [R]
     windows = layout.layout_of(lengths, device.pass_tokens(step.plan.requests, drafts))
     verified = verify.verify(worker, batch, window, proposal, windows, grammar)
     accepted = verify.accept(worker, batch, verified, proposal, windows, came)

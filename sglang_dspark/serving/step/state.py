@@ -2,22 +2,27 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dspark.serving.step.device import Device
 from sglang_dspark.serving.step.engine import ScheduleEngine, Step
+from sglang_dspark.serving.step.ranks import Follower, Ranks
 
 STATE = "dspark_step"  # attribute of upstream's DSparkWorkerV2
 
 
 @dataclass
 class StepState:
-    """worker: upstream's. planned: the step whose launch comes next, under the overlap loop."""
+    """worker: upstream's. planned: the step whose launch comes next, under the overlap loop.
+
+    ranks: those who take each step together; the engine is the leader's.
+    """
 
     worker: Any
-    engine: ScheduleEngine
+    engine: ScheduleEngine | Follower
     device: Device
+    ranks: Ranks = field(default_factory=Ranks)
     planned: Step | None = None
 
 
