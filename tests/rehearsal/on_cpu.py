@@ -3,7 +3,8 @@
 Replaced is the device alone: events by a clock that is planted (each pass and draft moves it by a
 cost known to the test), pinned copies by copies. DSPARK_REHEARSAL names a folder: each planned step
 and each verify pass is a line of steps.jsonl there. DSPARK_REHEARSAL_GRAPHS=1: passes replay
-captured graphs (`graphs.py`).
+captured graphs (`graphs.py`). DSPARK_REHEARSAL_FAIL names a step whose plan fails. Of several ranks
+those behind the first one write to RANK.jsonl.
 """
 
 from __future__ import annotations
@@ -150,6 +151,8 @@ def _record_plans(engine: Any, path: Path) -> None:
 
     def begun(*args: Any, **options: Any) -> Any:
         step = begin(*args, **options)
+        if str(step.plan.step) == os.environ.get("DSPARK_REHEARSAL_FAIL"):
+            raise RuntimeError("the rehearsal's leader fails")
         plan = step.plan
         said = {
             "step": plan.step,
