@@ -11,6 +11,7 @@ import json
 import os
 from collections import deque
 from collections.abc import Callable, Sequence
+from datetime import timedelta
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -42,6 +43,7 @@ from sglang_dspark.serving.step.state import StepState
 
 REQUESTS, GAMMA, RANKS = 8, 5, 2
 ALONE = 2_000  # steps of the control
+PATIENCE = 240  # seconds that a rank waits for the other
 EASY = 350  # steps of 500 in which drafting pays
 KEY = ProfileKey("target", "drafter", "float32", "a cpu", "tp2", "gloo", "1", GAMMA)
 
@@ -49,7 +51,9 @@ KEY = ProfileKey("target", "drafter", "float32", "a cpu", "tp2", "gloo", "1", GA
 def rank_main(rank: int, steps: int, folder: str) -> None:
     """Join the group, do all of it, write what happened to `folder/RANK.json`."""
     store = f"file://{folder}/meet"
-    dist.init_process_group("gloo", init_method=store, rank=rank, world_size=RANKS)
+    dist.init_process_group(
+        "gloo", init_method=store, rank=rank, world_size=RANKS, timeout=timedelta(seconds=PATIENCE)
+    )
     group = dist.group.WORLD
     assert group is not None
     agreement = Agreement(REQUESTS + 2, group)
@@ -57,7 +61,7 @@ def rank_main(rank: int, steps: int, folder: str) -> None:
     os.environ["XDG_CACHE_HOME"] = f"{folder}/{rank}"
     report = {
         "together": Rank(rank, together).take(steps),
-        "alone": Rank(rank, Ranks()).take(ALONE),
+        "alone": Rank(rank, Ranks()).take(min(steps, ALONE)),
         "profiles": [_profile(rank, together) for _ in range(2)],
         "failures": _failures(together),
     }

@@ -60,6 +60,10 @@ def test_a_feature_falls_back_with_its_own_line(feature: features.Feature) -> No
     assert "\n" not in feature.why
 
 
+def test_ranks_that_agree_are_scheduled() -> None:
+    assert obstacle(replace(USUAL, args=arguments(tp_size=8))) is None
+
+
 @pytest.mark.parametrize("backend", sorted(features.RAGGED_BACKENDS))
 def test_a_usual_start_is_scheduled(backend: str) -> None:
     assert obstacle(replace(USUAL, args=arguments(attention_backend=backend))) is None
