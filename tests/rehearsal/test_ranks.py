@@ -57,6 +57,7 @@ def test_ranks_run_the_same_passes(two: Rehearsed) -> None:
     assert passes == two.passes(rank=1)
     assert any(each["folded"] for each in passes)
     assert any(not each["replayed"] for each in passes), "no pass was eager"
+    assert [each for each in two.launches() if each["reads"]] == []
     lengths = [each["lengths"][: each["pass"]] for each in passes]
     assert sum(len(set(each)) > 1 for each in lengths) > TOKENS
     assert sum(0 < sum(each) < 5 * len(each) for each in lengths) > TOKENS

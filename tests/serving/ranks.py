@@ -137,7 +137,7 @@ class Rank:
         return step, found
 
     def _admit(self, step: Step, logits: Gains) -> Tensor:
-        """Lengths [R] by this rank's copy of the logits."""
+        """Lengths [R] by this rank's copy of the logits, if it has an engine."""
         if not step.plan.speculates:
             return torch.zeros(step.plan.requests, dtype=torch.int32)
         assert isinstance(self.engine, ScheduleEngine)

@@ -56,19 +56,20 @@ class Ranks:
         return step
 
     def lengths(self, plan: Plan, admit: Callable[[], Tensor]) -> Tensor:
-        """The leader's l_r [R] int32 on the device; the others call `admit` for no drafts alone.
+        """The leader's l_r [R] int32 on the device; only it calls `admit`.
 
         A leader that fails says so to those who read lengths on the host, and they raise
         DSparkError. On an accelerator nobody reads them: SGLang ends all ranks when one has failed.
         """
-        if self._broadcast is None or not plan.speculates:
+        if self._broadcast is None or (self.leads and not plan.speculates):
             return admit()
         if self.leads:
             lengths = self._admitted(admit, plan.requests)
             self._broadcast(lengths)
             return lengths
-        lengths = self._empty(plan.requests)
-        self._broadcast(lengths)
+        lengths = self._filled(plan.requests, 0)
+        if plan.speculates:
+            self._broadcast(lengths)
         if self._device.type == "cpu" and int(lengths[0]) == FAILED:
             assert self.agreement is not None
             raise failed(self.agreement.leader)
@@ -79,11 +80,11 @@ class Ranks:
             return admit()
         except BaseException:
             if self._device.type == "cpu" and self._broadcast is not None:
-                self._broadcast(self._empty(requests).fill_(FAILED))
+                self._broadcast(self._filled(requests, FAILED))
             raise
 
-    def _empty(self, requests: int) -> Tensor:
-        return torch.empty(requests, dtype=torch.int32, device=self._device)
+    def _filled(self, requests: int, value: int) -> Tensor:
+        return torch.full((requests,), value, dtype=torch.int32, device=self._device)
 
 
 class Follower:
