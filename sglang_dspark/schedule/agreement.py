@@ -1,10 +1,11 @@
 """One decision for all ranks: the leader decides, everyone acts on what the leader sent.
 
 Ranks of one tensor-parallel engine hold copies of the same confidences and measure their own times;
-copies differ in the last bit or arrive late, clocks differ always. A budget or a length that was
-found twice may therefore be found differently, and ranks that run passes of unlike size wait for
-each other for ever. So nothing is found twice: `Agreement` broadcasts the leader's `Plan` before
-drafting and its verify lengths after, each as one int64 message of fixed size.
+copies differ in the last bit or arrive late, clocks differ always. A budget that was found twice
+may therefore be found differently, and ranks that run passes of unlike size wait for each other for
+ever. So nothing is found twice: `Agreement` broadcasts the leader's `Plan` before drafting, as one
+int64 message of fixed size. Verify lengths lie on the device and go their own way
+(`serving/step/ranks.py`).
 
 Data-parallel ranks serve requests of their own but run their passes together: `TierAgreement` takes
 the largest pass and the deepest draft of all. Both are made of plans, that is fixed before
@@ -12,14 +13,16 @@ drafting, so filling the tier keeps the schedule lossless (docs/losslessness.md)
 (`early_stop.py`) finds K after drafting and has no such tier.
 
 Groups must carry CPU tensors (gloo). A leader that fails says so in the message, and every rank
-raises; a rank that is at another step raises instead of waiting.
+raises; a rank with another batch raises instead of waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from itertools import pairwise
-from typing import NamedTuple, TypeVar
+from typing import NamedTuple
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -30,78 +33,63 @@ from sglang_dspark.schedule.budget import Budget, Counts
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
 
-HEADER = 13
+HEADER = 14
 FAILED = -1  # in place of the step: the leader could not decide
 _MODES = tuple(Mode)
-T = TypeVar("T")
 
 
 class Agreement:
-    """Plans and lengths of one tensor-parallel group; call both methods on every rank, each step.
+    """Plans of one tensor-parallel group; every rank sends or receives one in each step.
 
     Messages use memory that is allocated once: [HEADER + 3 max_requests] int64.
     """
 
-    def __init__(
-        self, max_requests: int, group: dist.ProcessGroup | None = None, leader: int = 0
-    ) -> None:
-        """group: None means no other ranks, and nothing is sent. leader: its global rank."""
-        self.max_requests, self.group, self.leader = max_requests, group, leader
-        self.leads = group is None or dist.get_rank() == leader
+    def __init__(self, max_requests: int, group: dist.ProcessGroup, leader: int = 0) -> None:
+        """leader: the global rank of who decides."""
+        self.group, self.leader = group, leader
+        self.leads = dist.get_rank() == leader
         self._tensor = torch.zeros(HEADER + 3 * max_requests, dtype=torch.int64)
         self._message = self._tensor.numpy()
 
-    def plan(self, step: int, requests: int, decide: Callable[[], Plan]) -> Plan:
-        """The leader's plan of step `step` for R requests. Only the leader calls `decide`.
+    def send(self, plan: Plan, rows: Counts) -> None:
+        """The leader's plan for the requests in rows [R] of the pool, to everyone."""
+        encode(plan, self._message)
+        self._message[HEADER - 1] = crc32(rows.data)
+        self._broadcast()
 
-        Raises DSparkError where the leader failed or is at another step or batch.
+    def receive(self, rows: Counts) -> Plan:
+        """The leader's plan for the requests in rows [R] int64 of the pool.
+
+        Raises DSparkError where the leader failed or decodes another batch.
         """
-        if self.group is None:
-            return decide()
-        if self.leads:
-            plan = self._decided(decide)
-            encode(plan, self._message)
-            self._send()
-            return plan
-        self._send()
-        self._check(step, requests)
+        self._broadcast()
+        step, requests = int(self._message[0]), int(self._message[1])
+        if step == FAILED:
+            raise failed(self.leader)
+        if (requests, int(self._message[HEADER - 1])) != (len(rows), crc32(rows.data)):
+            raise DSparkError(
+                f"rank {dist.get_rank()} decodes {len(rows)} requests, rank {self.leader} in step "
+                f"{step} {requests} others: restart the server and report this"
+            )
         return decode(self._message)
 
-    def lengths(self, plan: Plan, decide: Callable[[], Counts]) -> Counts:
-        """The leader's verify lengths, [R] int64, of an agreed plan; as `plan`."""
-        if self.group is None:
-            return decide()
-        if self.leads:
-            lengths = self._decided(decide)
-            self._message[0], self._message[1] = plan.step, plan.requests
-            self._message[HEADER : HEADER + plan.requests] = lengths
-            self._send()
-            return lengths
-        self._send()
-        self._check(plan.step, plan.requests)
-        return self._message[HEADER : HEADER + plan.requests].copy()
-
-    def _decided(self, decide: Callable[[], T]) -> T:
-        """What `decide` returns; if it raises, the others are told before the error goes on."""
+    @contextmanager
+    def telling(self) -> Iterator[None]:
+        """Around what the leader decides: if it raises, the others are told and raise too."""
         try:
-            return decide()
+            yield
         except BaseException:
             self._message[0] = FAILED
-            self._send()
+            self._broadcast()
             raise
 
-    def _send(self) -> None:
+    def _broadcast(self) -> None:
         dist.broadcast(self._tensor, src=self.leader, group=self.group)
 
-    def _check(self, step: int, requests: int) -> None:
-        theirs, batch = int(self._message[0]), int(self._message[1])
-        if theirs == FAILED:
-            raise DSparkError(f"rank {self.leader} could not plan step {step}; its log says why")
-        if (theirs, batch) != (step, requests):
-            raise DSparkError(
-                f"rank {dist.get_rank()} is at step {step} with {requests} requests, rank "
-                f"{self.leader} at step {theirs} with {batch}: restart the server and report this"
-            )
+
+def failed(leader: int) -> DSparkError:
+    """What a rank raises whose leader could not decide."""
+    return DSparkError(f"rank {leader} could not decide for all ranks; its log says why")
 
 
 class Tier(NamedTuple):

@@ -28,9 +28,10 @@ class Rehearsed:
         """Every planned step since the start, in order."""
         return [line for line in self._lines() if "step" in line]
 
-    def passes(self) -> list[dict[str, Any]]:
-        """Every verify pass since the start, in order."""
-        return [line for line in self._lines() if "pass" in line]
+    def passes(self, rank: int = 0) -> list[dict[str, Any]]:
+        """Every verify pass of a rank since the start, in order."""
+        lines = self._lines(f"{rank}.jsonl" if rank else "steps.jsonl")
+        return [line for line in lines if "pass" in line]
 
     def launches(self) -> list[dict[str, Any]]:
         """Every decode step's launch since the start, in order."""
@@ -40,8 +41,8 @@ class Rehearsed:
         """The profiled tiers and their seconds."""
         return self._lines()[0]
 
-    def _lines(self) -> list[dict[str, Any]]:
-        return [json.loads(line) for line in (self.folder / "steps.jsonl").read_text().splitlines()]
+    def _lines(self, file: str = "steps.jsonl") -> list[dict[str, Any]]:
+        return [json.loads(line) for line in (self.folder / file).read_text().splitlines()]
 
 
 @pytest.fixture(scope="session")

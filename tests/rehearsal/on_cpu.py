@@ -3,7 +3,8 @@
 Replaced is the device alone: events by a clock that is planted (each pass and draft moves it by a
 cost known to the test), pinned copies by copies. DSPARK_REHEARSAL names a folder: each planned step
 and each verify pass is a line of steps.jsonl there. DSPARK_REHEARSAL_GRAPHS=1: passes replay
-captured graphs (`graphs.py`).
+captured graphs (`graphs.py`). DSPARK_REHEARSAL_FAIL names a step whose plan fails. Of several ranks
+those behind the first one write to RANK.jsonl.
 """
 
 from __future__ import annotations
@@ -96,8 +97,12 @@ def _plant() -> None:
 
 
 def _moves(worker: Any, world: PlantedClock) -> None:
-    """Passes and drafts of this worker take planted time."""
+    """Passes and drafts of this worker take planted time.
+
+    Each rank has a clock of its own, and behind the first one drafts never pay.
+    """
     target, proposer = worker.target_worker, worker._proposer
+    dearer = 1.0 if rank_here() == 0 else 50.0
     forward, propose = target.forward_batch_generation, proposer.propose
 
     def passes(*args: Any, **options: Any) -> Any:
@@ -107,7 +112,7 @@ def _moves(worker: Any, world: PlantedClock) -> None:
         return forward(*args, **options)
 
     def drafts(**options: Any) -> Any:
-        world.now += draft_seconds(options["bs"])
+        world.now += dearer * draft_seconds(options["bs"])
         return propose(**options)
 
     target.forward_batch_generation, proposer.propose = passes, drafts
@@ -120,8 +125,23 @@ def _record(worker: Any) -> None:
     state = state_of(worker)
     if state is None:
         return
-    engine = state.engine
-    path = Path(os.environ["DSPARK_REHEARSAL"]) / "steps.jsonl"
+    rank = rank_here()
+    path = Path(os.environ["DSPARK_REHEARSAL"]) / ("steps.jsonl" if not rank else f"{rank}.jsonl")
+    if state.ranks.leads:
+        _record_plans(state.engine, path)
+    _record_passes(path)
+    _record_reads(path)
+
+
+def rank_here() -> int:
+    """Among those of a tensor-parallel server."""
+    from sglang.srt.runtime_context import get_parallel
+
+    return int(get_parallel().tp_rank)
+
+
+def _record_plans(engine: Any, path: Path) -> None:
+    """Write down what each step knew when it was planned."""
     table = engine.planner.costs.table
     with path.open("a") as file:
         print(json.dumps({"knots": table.knots, "seconds": table.seconds}), file=file)
@@ -131,6 +151,8 @@ def _record(worker: Any) -> None:
 
     def begun(*args: Any, **options: Any) -> Any:
         step = begin(*args, **options)
+        if str(step.plan.step) == os.environ.get("DSPARK_REHEARSAL_FAIL"):
+            raise RuntimeError("the rehearsal's leader fails")
         plan = step.plan
         said = {
             "step": plan.step,
@@ -149,9 +171,7 @@ def _record(worker: Any) -> None:
         last["landed"] = step.plan.step
         landed(step, *args)
 
-    engine.begin, engine.landed = begun, noted  # type: ignore[method-assign]
-    _record_passes(path)
-    _record_reads(path)
+    engine.begin, engine.landed = begun, noted
 
 
 def _record_reads(path: Path) -> None:
@@ -183,6 +203,7 @@ def _record_passes(path: Path) -> None:
         said = {
             "pass": len(layout.verify_lens),
             "verified": int(layout.verify_lens.sum()) - len(layout.verify_lens),
+            "lengths": (layout.verify_lens - 1).tolist(),
             "tokens": layout.graph_num_tokens,
             "replayed": graphs.REPLAYS[False],
             "drafts_replayed": graphs.REPLAYS[True],

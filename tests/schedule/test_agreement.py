@@ -1,4 +1,7 @@
-"""One decision for all ranks: two gloo processes with jittered, late and missing copies."""
+"""Messages hold whole plans, and data-parallel ranks agree on a tier: two gloo processes.
+
+What ranks do with plans is tested through the engine, in tests/serving/test_ranks.py.
+"""
 
 from __future__ import annotations
 
@@ -12,14 +15,14 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dspark.schedule.agreement import HEADER, Agreement, TierAgreement, decode, encode
+from sglang_dspark.schedule.agreement import HEADER, TierAgreement, decode, encode
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
 from tests.schedule.properties import EXAMPLES
 from tests.schedule.ranks import RANKS, TIERS, rank_main
 
-STEPS = 10_000
+STEPS = 1_000
 PATIENCE = 90  # waits of a second for each rank, after which it is taken to hang
 
 
@@ -73,8 +76,8 @@ def test_a_follower_holds_the_leaders_plan(
     assert same(decode(message), plan)
 
 
-def test_two_ranks_never_disagree_and_never_hang(tmp_path: Path) -> None:
-    """10,000 steps; each rank's own decision differs often, what they act on never."""
+def test_two_ranks_run_the_largest_pass(tmp_path: Path) -> None:
+    """Passes of unlike size, idle ranks among them: all take the same tier."""
     start = multiprocessing.get_context("spawn")
     ranks = [
         start.Process(target=rank_main, args=(rank, STEPS, str(tmp_path)), daemon=True)
@@ -92,23 +95,14 @@ def test_two_ranks_never_disagree_and_never_hang(tmp_path: Path) -> None:
         rank.kill()
     assert hanging == []
     first, second = (json.loads((tmp_path / f"{r}.json").read_text()) for r in range(RANKS))
-    assert first["steps"] == second["steps"] == STEPS
-    assert first["digest"] == second["digest"]
-    assert second["differed"] > STEPS // 20  # without the agreement they would have
-    tiers = [[step[1:] for step in report["tiers"]] for report in (first, second)]
-    assert tiers[0] == tiers[1]
-    for mine, theirs in zip(first["tiers"], second["tiers"], strict=True):
+    assert len(first) == STEPS
+    assert [step[1:] for step in first] == [step[1:] for step in second]
+    for mine, theirs in zip(first, second, strict=True):
         largest = max(mine[0], theirs[0])
         assert mine[1] == min((t for t in TIERS if t >= largest), default=largest)
-    assert first["failure"] == "RuntimeError: no plan today"
-    assert second["failure"].startswith("DSparkError: rank 0 could not plan step 10000")
 
 
 def test_one_rank_needs_nobody() -> None:
-    alone = Agreement(4)
-    plan = Plan(3, 2, 0, Budget(1, 1, 1.0, 1.0), np.ones(2, np.int64), None, Mode.PLAIN, True, 0, 1)
-    assert alone.plan(3, 2, lambda: plan) is plan
-    assert alone.lengths(plan, lambda: plan.limits) is plan.limits
     assert TierAgreement(TIERS).agree(17, 2) == (24, 2)
     assert TierAgreement(()).agree(17, 2) == (17, 2)
 

@@ -34,7 +34,6 @@ USUAL = Start(arguments(), has_head=True, recurrent=False, variables={})
 ROWS = {  # feature's name: a start that has it and nothing else
     ATTENTION: replace(USUAL, args=arguments(attention_backend="flashinfer")),
     "a drafter without a confidence head": replace(USUAL, has_head=False),
-    "tensor parallelism": replace(USUAL, args=arguments(tp_size=2)),
     "pipeline parallelism": replace(USUAL, args=arguments(pp_size=2)),
     "data-parallel attention": replace(USUAL, args=arguments(enable_dp_attention=True)),
     "LoRA": replace(USUAL, args=arguments(enable_lora=True)),
@@ -59,6 +58,10 @@ def test_every_row_of_the_table_is_tried() -> None:
 def test_a_feature_falls_back_with_its_own_line(feature: features.Feature) -> None:
     assert obstacle(ROWS[feature.name]) == feature.why
     assert "\n" not in feature.why
+
+
+def test_ranks_that_agree_are_scheduled() -> None:
+    assert obstacle(replace(USUAL, args=arguments(tp_size=8))) is None
 
 
 @pytest.mark.parametrize("backend", sorted(features.RAGGED_BACKENDS))

@@ -39,5 +39,6 @@ def gpu_page() -> str:
     rows = [f"| attention backends {backends}; CUDA graphs or eager | scheduled by confidence |"]
     rows.append("| the overlap loop | scheduled; K comes from confidences two steps old |")
     rows.append("| `--disable-overlap-schedule` | scheduled; K comes from the step before |")
+    rows.append("| `--tp-size` | scheduled; the first rank decides K and lengths for all |")
     rows += [f"| {each.name} | every draft is verified: {each.why} |" for each in FEATURES]
     return HEAD + "\n".join(rows) + "\n" + TAIL

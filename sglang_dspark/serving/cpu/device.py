@@ -22,8 +22,9 @@ from sglang_dspark.serving.cpu.accept import accept_rows
 from sglang_dspark.serving.cpu.layout import PackedRows, layout_of, rows_in, window_of
 from sglang_dspark.serving.cpu.ragged_ops import rows_of
 from sglang_dspark.serving.step.clock import Clock
-from sglang_dspark.serving.step.engine import ScheduleEngine, Step
+from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.passes import Pass, Verified
+from sglang_dspark.serving.step.ranks import Engine
 
 
 @dataclass(frozen=True)
@@ -58,7 +59,7 @@ class HostDevice:
         return False
 
     def admit(
-        self, engine: ScheduleEngine, step: Step, logits: Tensor | None, greedy: Tensor | None
+        self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
         """Lengths [R] int32, and what they were found by is published."""
         read = None if logits is None else logits.detach().float()

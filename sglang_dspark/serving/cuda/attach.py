@@ -18,7 +18,9 @@ from sglang_dspark.serving.cuda.device import EventClock, GraphDevice
 from sglang_dspark.serving.cuda.passes import GraphPasses
 from sglang_dspark.serving.schedule import mode
 from sglang_dspark.serving.schedule.build import build, named, obstacle, verify_everything
+from sglang_dspark.serving.schedule.ranks import engine_for
 from sglang_dspark.serving.step.clock import Clock
+from sglang_dspark.serving.step.ranks import ranks_of
 from sglang_dspark.serving.step.state import STATE, StepState
 
 logger = logging.getLogger(__name__)
@@ -41,10 +43,13 @@ def attach(worker: Any) -> None:
 
 def take_over(worker: Any, clock: Clock) -> None:
     """Schedule this worker's steps, timed by `clock`."""
-    device = GraphDevice(worker, clock)
-    engine = build(worker, GraphPasses(worker, device), clock, _key(worker, device))
+    device, ranks = GraphDevice(worker, clock), ranks_of(worker)
+    key = _key(worker, device)
+    engine = engine_for(
+        ranks, GraphPasses(worker, device), lambda passes: build(worker, passes, clock, key)
+    )
     proposers = {int(worker.gamma): worker._proposer}
-    worker.__dict__[STATE] = StepState(worker, engine, device, proposers)
+    worker.__dict__[STATE] = StepState(worker, engine, device, proposers, ranks)
 
 
 def _obstacle(worker: Any) -> str | None:
@@ -54,21 +59,25 @@ def _obstacle(worker: Any) -> str | None:
     parallel = get_parallel()
     if not worker._verify_planner.is_compact_mode:
         return "SGLang loaded the models for static verification"
-    if parallel.tp_size > 1 or parallel.attn_dp_enabled or parallel.pp_size > 1:
-        return "several ranks would have to agree on lengths"
+    if parallel.attn_dp_enabled:
+        return "ranks of data-parallel attention would have to agree on a tier"
+    if parallel.pp_size > 1:
+        return "SGLang verifies on the last of several stages"
     return obstacle(worker)
 
 
 def _key(worker: Any, device: GraphDevice) -> ProfileKey:
     """What the step times of this server depend on."""
-    target, draft = worker.model_runner, worker.draft_model_runner
+    from sglang.srt.runtime_context import get_parallel
+
+    target, draft, parallel = worker.model_runner, worker.draft_model_runner, get_parallel()
     tiers = f"graphs of up to {device.tiers[-1]} tokens" if device.tiers else "eager"
     return ProfileKey(
         model=named(str(target.model_config.model_path)),
         drafter=named(str(draft.model_config.model_path)),
         dtype=str(target.dtype),
         device=_device_name(str(worker.device)),
-        parallel="tp1 pp1 dp1 ep1",
+        parallel=f"tp{parallel.tp_size} pp1 dp1 ep{parallel.moe_ep_size}",
         backend=(
             f"{type(target.attn_backend).__name__}, {tiers}, compact, "
             f"{target.req_to_token_pool.req_to_token.shape[0]} seats"

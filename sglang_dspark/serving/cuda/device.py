@@ -14,9 +14,10 @@ from torch import Tensor
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
 from sglang_dspark.schedule.online import LOGIT_LIMIT
 from sglang_dspark.serving.step.clock import Clock
-from sglang_dspark.serving.step.engine import ScheduleEngine, Step
+from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
 from sglang_dspark.serving.step.passes import Pass, Verified
+from sglang_dspark.serving.step.ranks import Engine
 
 
 class EventClock:
@@ -57,7 +58,7 @@ class GraphDevice:
         return None
 
     def admit(
-        self, engine: ScheduleEngine, step: Step, logits: Tensor | None, greedy: Tensor | None
+        self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
         """Lengths [R] int32 by the logits [R, gamma] of this step and the plan's K."""
         plan = step.plan

@@ -71,11 +71,6 @@ FEATURES = (
         lambda start: not start.has_head,
     ),
     Feature(
-        "tensor parallelism",
-        "several ranks would have to agree on lengths (--tp-size)",
-        lambda start: int(start.args.tp_size) > 1,
-    ),
-    Feature(
         "pipeline parallelism",
         "SGLang verifies on the last of several stages (--pp-size)",
         lambda start: int(start.args.pp_size) > 1,

@@ -36,8 +36,10 @@ def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, gr
         proposal = draft.propose(state, batch, window, step.plan.budget.depth)
     else:
         proposal = draft.skip(state, batch)
-    greedy = plan.greedy_requests(batch)
-    lengths = device.admit(state.engine, step, proposal.confidence_raw, greedy)  # l_r [R]
+    greedy, logits = plan.greedy_requests(batch), proposal.confidence_raw  # [R, gamma]
+    lengths = state.ranks.lengths(
+        step.plan, lambda: device.admit(state.engine, step, logits, greedy)
+    )  # l_r [R]
     asked = verify.asked_of(worker, batch, came, window, proposal, device.layout(step, lengths))
     verified = verify.verify(device, asked, grammar)
     accepted = device.accept(asked, verified)

@@ -8,8 +8,9 @@ from typing import Any, Protocol
 from torch import Tensor
 
 from sglang_dspark.serving.step.clock import Clock
-from sglang_dspark.serving.step.engine import ScheduleEngine, Step
+from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.passes import Pass, Verified
+from sglang_dspark.serving.step.ranks import Engine
 
 
 class Device(Protocol):
@@ -32,7 +33,7 @@ class Device(Protocol):
         ...
 
     def admit(
-        self, engine: ScheduleEngine, step: Step, logits: Tensor | None, greedy: Tensor | None
+        self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
         """Verify lengths l_r, [R] int32 on the device; they sum to `layout.admitted_drafts`.
 

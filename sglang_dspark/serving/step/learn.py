@@ -25,7 +25,7 @@ def learn(state: StepState, batch: Any, result: Any) -> None:
     if step is None or accepted is None:
         return
     if result.cap_lens is None:  # whole windows were verified
-        lengths = np.full(len(accepted), state.engine.gamma, np.int64)  # [R]
+        lengths = np.full(len(accepted), result.speculative_num_draft_tokens - 1)  # [R]
     else:
         lengths = result.cap_lens.numpy().astype(np.int64) - 1
     state.engine.landed(step, lengths, np.asarray(accepted, np.int64))

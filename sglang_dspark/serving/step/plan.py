@@ -35,7 +35,10 @@ def take_plan(state: StepState, batch: Any) -> Step:
 def _plan(state: StepState, batch: Any, *, starts: bool) -> Step:
     pool = state.worker.model_runner.req_to_token_pool
     rows = batch.req_pool_indices_cpu
-    return state.engine.begin(rows, pool.req_generation, _context(batch), starts=starts)
+    return state.ranks.step(
+        rows,
+        lambda: state.engine.begin(rows, pool.req_generation, _context(batch), starts=starts),
+    )
 
 
 def _context(batch: Any) -> Tensor:

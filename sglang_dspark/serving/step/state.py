@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dspark.serving.step.device import Device
-from sglang_dspark.serving.step.engine import ScheduleEngine, Step
+from sglang_dspark.serving.step.engine import Step
+from sglang_dspark.serving.step.ranks import Engine, Ranks
 
 STATE = "dspark_step"  # attribute of upstream's DSparkWorkerV2
 
@@ -16,13 +17,15 @@ STATE = "dspark_step"  # attribute of upstream's DSparkWorkerV2
 class StepState:
     """worker: upstream's. proposers: upstream's, by the depth that each drafts to.
 
-    planned: the step whose launch comes next, under the overlap loop.
+    ranks: those who take each step together; the engine is the leader's. planned: the step whose
+    launch comes next, under the overlap loop.
     """
 
     worker: Any
-    engine: ScheduleEngine
+    engine: Engine
     device: Device
     proposers: Mapping[int, Any]
+    ranks: Ranks = field(default_factory=Ranks)
     planned: Step | None = None
 
 

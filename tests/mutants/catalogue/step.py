@@ -5,9 +5,12 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 ENGINE = "sglang_dspark/serving/step/engine.py"
+AGREEMENT = "sglang_dspark/schedule/agreement.py"
+RANKS = "sglang_dspark/serving/step/ranks.py"
 DEVICE = "sglang_dspark/serving/cuda/device.py"
 FEATURES = "sglang_dspark/serving/cuda/features.py"
 PIPELINE = "tests/serving/test_step_pipeline.py"
+RANKS_TESTS = "tests/serving/test_ranks.py"
 DEVICE_TESTS = "tests/serving_cuda/test_device.py"
 REHEARSED = ("tests/rehearsal/test_overlap_steps.py",)
 
@@ -117,12 +120,61 @@ MUTANTS = (
         tests=(f"{DEVICE_TESTS}::test_the_layout_counts_the_anchors",),
     ),
     Mutant(
-        name="tensor parallelism is scheduled",
+        name="pipeline parallelism is scheduled",
         area="features",
         file=FEATURES,
-        old="int(start.args.tp_size) > 1",
-        new="int(start.args.tp_size) > 2",
+        old="int(start.args.pp_size) > 1",
+        new="int(start.args.pp_size) > 2",
         tests=("tests/serving_cuda/test_features.py", "tests/patches/test_drafter_mode.py"),
+    ),
+    Mutant(
+        name="a leader that cannot plan says nothing",
+        area="ranks",
+        file=AGREEMENT,
+        old="            self._message[0] = FAILED\n            self._broadcast()\n",
+        new="",
+        tests=(f"{RANKS_TESTS}::test_where_the_leader_fails_all_raise",),
+    ),
+    Mutant(
+        name="a leader that cannot admit says nothing",
+        area="ranks",
+        file=RANKS,
+        old="self._filled(requests, FAILED)",
+        new="self._filled(requests, 0)",
+        tests=(f"{RANKS_TESTS}::test_where_the_leader_fails_all_raise",),
+    ),
+    Mutant(
+        name="a plan for other requests is acted on",
+        area="ranks",
+        file=AGREEMENT,
+        old="(len(rows), crc32(rows.data)):",
+        new="(len(rows), int(self._message[HEADER - 1])):",
+        tests=(f"{RANKS_TESTS}::test_another_batch_is_noticed",),
+    ),
+    Mutant(
+        name="lengths found by each rank for itself",
+        area="ranks",
+        file=RANKS,
+        old="if self._broadcast is None or (self.leads and not plan.speculates):",
+        new="if True:",
+        tests=(f"{RANKS_TESTS}::test_where_the_leader_fails_all_raise",),
+    ),
+    Mutant(
+        name="only the leader warms up",
+        area="ranks",
+        file="sglang_dspark/serving/schedule/ranks.py",
+        old="        self._announcer.send(WARM_UP)\n",
+        new="",
+        tests=(f"{RANKS_TESTS}::test_every_rank_runs_the_passes_that_the_leader_times",),
+    ),
+    Mutant(
+        name="a rank's lengths are its own on the way to the pass",
+        area="ranks",
+        file="sglang_dspark/serving/step/decode.py",
+        old="state.ranks.lengths(step.plan, lambda: device.admit(step, logits))",
+        new="device.admit(step, logits)",
+        tests=("tests/rehearsal/test_ranks.py",),
+        server=True,
     ),
     Mutant(
         name="a tier's time taken for the next one's",

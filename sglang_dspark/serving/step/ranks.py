@@ -1,0 +1,143 @@
+"""What the ranks of one tensor-parallel server tell each other in a step: the plan, the lengths.
+
+Upstream (0.5.23) finds K on every rank and sends rank 0's verify lengths
+(sglang/srt/speculative/dspark_components/dspark_planner.py, `SpecTpSyncSite.DSPARK_PLAN`). Here the
+leader, rank 0, decides both. Its plan goes over the CPU group before anything is drafted
+(`schedule/agreement.py`); its lengths go over the group of the device, behind the admission and in
+front of the verify pass, and no host reads them. Drafts and accepted tokens are sent by upstream.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_dspark.schedule.agreement import Agreement, failed
+from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.serving.step.engine import ScheduleEngine, Step
+
+FAILED = -1  # in place of a length
+
+
+class Ranks:
+    """The ranks that act on one plan; without an agreement this is the only one."""
+
+    def __init__(
+        self,
+        agreement: Agreement | None = None,
+        broadcast: Callable[[Tensor], Any] | None = None,
+        device: torch.device | str = "cpu",
+    ) -> None:
+        """broadcast: overwrites a tensor on `device` with the leader's, on every rank."""
+        self.agreement = agreement
+        self._broadcast = broadcast
+        self._device = torch.device(device)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank decides."""
+        return self.agreement is None or self.agreement.leads
+
+    def step(self, rows: Tensor, begin: Callable[[], Step]) -> Step:
+        """The step that begins for rows [R] of the pool; the leader's goes to the others.
+
+        begin: of this rank's engine; a `Follower`'s waits for the leader's plan.
+        """
+        if self.agreement is None or not self.agreement.leads:
+            return begin()
+        with self.agreement.telling():
+            step = begin()
+        self.agreement.send(step.plan, _seats(rows))
+        return step
+
+    def lengths(self, plan: Plan, admit: Callable[[], Tensor]) -> Tensor:
+        """The leader's l_r [R] int32 on the device; only it calls `admit`.
+
+        A leader that fails says so to those who read lengths on the host, and they raise
+        DSparkError. On an accelerator nobody reads them: SGLang ends all ranks when one has failed.
+        """
+        if self._broadcast is None or (self.leads and not plan.speculates):
+            return admit()
+        if self.leads:
+            lengths = self._admitted(admit, plan.requests)
+            self._broadcast(lengths)
+            return lengths
+        lengths = self._filled(plan.requests, 0)
+        if plan.speculates:
+            self._broadcast(lengths)
+        if self._device.type == "cpu" and int(lengths[0]) == FAILED:
+            assert self.agreement is not None
+            raise failed(self.agreement.leader)
+        return lengths
+
+    def _admitted(self, admit: Callable[[], Tensor], requests: int) -> Tensor:
+        try:
+            return admit()
+        except BaseException:
+            if self._device.type == "cpu" and self._broadcast is not None:
+                self._broadcast(self._filled(requests, FAILED))
+            raise
+
+    def _filled(self, requests: int, value: int) -> Tensor:
+        return torch.full((requests,), value, dtype=torch.int32, device=self._device)
+
+
+class Follower:
+    """Where the leader has its engine: this rank acts on the leader's plans and learns nothing."""
+
+    def __init__(self, agreement: Agreement) -> None:
+        self._agreement = agreement
+
+    def begin(
+        self, rows: Tensor, generation: Tensor, seq_lens: Tensor, *, starts: bool = True
+    ) -> Step:
+        """The leader's plan for rows [R] of the pool; as `ScheduleEngine.begin`.
+
+        Raises DSparkError where the leader failed or decodes another batch.
+        """
+        seats = _seats(rows)
+        return Step(self._agreement.receive(seats), seats, generation.numpy()[seats])
+
+    def start(self, step: Step) -> None:
+        """The leader times its steps."""
+
+    def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Gains, Gains]:
+        """Never asked (`Ranks.lengths`)."""
+        raise AssertionError("the leader admits")
+
+    def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
+        """Never asked either."""
+        raise AssertionError("the leader admits")
+
+    def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
+        """The leader learns what came of the step."""
+
+    def processed(self, reqs: Any, accepted: Any, speculated: bool) -> None:
+        """The leader counts what was handed out."""
+
+    def interrupted(self) -> None:
+        """The leader knows."""
+
+
+Engine = ScheduleEngine | Follower
+
+
+def _seats(rows: Tensor) -> Counts:
+    return rows.numpy().astype(np.int64)
+
+
+def ranks_of(worker: Any) -> Ranks:
+    """The ranks that this worker of upstream's shares its steps with."""
+    from sglang.srt.runtime_context import get_parallel
+
+    group = get_parallel().tp_group
+    if group.world_size == 1:
+        return Ranks()
+    seats = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
+    agreement = Agreement(seats, group.cpu_group, leader=group.ranks[0])
+    return Ranks(agreement, group.broadcast, worker.device)
