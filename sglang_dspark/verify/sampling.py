@@ -94,6 +94,27 @@ def target_distribution(logits: Tensor, sampling: BatchSampling) -> Tensor:
     return probs
 
 
+def sampled_distribution(
+    logits: Tensor,
+    temperature: Tensor,
+    cuts: tuple[Tensor, Tensor, Tensor] | None,
+) -> Tensor:
+    """`target_distribution` of rows that are all sampled, without looking at any value.
+
+    logits: [N, V] of any float type. temperature: [N] float > 0. cuts: top-k [N] integer, top-p [N]
+    and min-p [N] float; None: no row is cut. Returns [N, V] float32.
+    """
+    probs = torch.softmax(logits.float() / temperature[:, None].float(), dim=-1)
+    return probs if cuts is None else truncate_all(probs, *cuts)
+
+
+def truncate_all(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """`truncate` that sorts all tokens, without looking at any value."""
+    # Rounded, the mass in front of the last tokens may exceed 1, where nothing is to be cut.
+    top_p = top_p.masked_fill(top_p >= 1, torch.inf)
+    return _truncate(probs, top_k, top_p, min_p, probs.shape[1])
+
+
 def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Cut by top-k, top-p and min-p and renormalise; probs [N, V], settings [N] -> [N, V]."""
     return _truncate(probs, top_k, top_p, min_p, min(_FIRST_TRY, probs.shape[1]))
