@@ -40,10 +40,10 @@ def penalise_windows(
 ) -> None:
     """Penalise the logits of P requests' windows in place, each row for the tokens in front of it.
 
-    logits: [R, W, V] float, W = gamma + 1 rows each. rows: [P] int64, the requests' places in 0 ..
-    R - 1. window: [R, W] int64, anchors and drafts. counts: [P, V] of any type, how often each token
-    was put out, anchor included. outputs: [P] int64, how many tokens that were. No value is looked
-    at. Rows behind what was verified are penalised as well, and mean nothing.
+    logits: [R, W, V] float, W = gamma + 1 rows each. rows: [P] int64, the requests' places among R.
+    window: [R, W] int64, anchors and drafts. counts: [P, V] of any type, how often each token was
+    put out, anchor included. outputs: [P] int64, how many tokens that were. No value is looked at.
+    Rows behind what was verified are penalised as well, and mean nothing.
     """
     seen = counts.to(torch.float32, copy=True)  # [P, V]
     one = seen.new_ones(len(rows), 1)

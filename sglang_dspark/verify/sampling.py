@@ -132,7 +132,8 @@ def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, width:
     keep = (rank[None, :] < top_k[:, None]) & (mass - ordered <= top_p[:, None])
     keep &= ordered >= (ordered[:, 0] * min_p)[:, None]
     count = keep.sum(dim=1, keepdim=True)  # [N, 1]; the kept set is a prefix of the order
-    smallest = ordered.gather(1, count - 1)  # [N, 1]
+    # A row that is no number keeps nothing, and must not be a bad index: none is read of it.
+    smallest = ordered.gather(1, (count - 1).clamp_min(0))  # [N, 1]
     above = probs > smallest
     equal = probs == smallest
     room = count - above.sum(dim=1, keepdim=True)

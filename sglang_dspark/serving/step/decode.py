@@ -13,6 +13,7 @@ from typing import Any
 import torch
 
 from sglang_dspark.serving.step import commit, draft, layout, learn, plan, verify
+from sglang_dspark.serving.step.rules import rules_of
 from sglang_dspark.serving.step.state import StepState
 
 
@@ -28,8 +29,9 @@ def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, gr
     step = plan.take_plan(state, batch)
     drafts = layout.admitted_drafts(step.plan)  # K
     window = layout.window_of(worker, batch)  # [R, gamma + 1]
+    rules = rules_of(worker, state.counts, batch)
     if step.plan.speculates:
-        proposal = draft.propose(worker, batch, window)
+        proposal = draft.propose(worker, batch, window, rules.seeds)
         logits = proposal.confidence_raw  # [R, gamma]
         state.engine.calibrate(step, plan.greedy_requests(batch))
     else:
@@ -37,11 +39,13 @@ def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, gr
         proposal, logits = draft.skip(worker, batch, folded=folded), None
     lengths = device.admit(step, logits)  # l_r [R]
     windows = layout.layout_of(lengths, device.pass_tokens(step.plan.requests, drafts))
-    verified = verify.verify(worker, batch, window, proposal, windows, grammar)
-    accepted = verify.accept(worker, batch, verified, proposal, windows, came)
+    verified = verify.verify(worker, batch, window, proposal, windows, grammar, rules)
+    accepted = verify.accept(worker, batch, verified, proposal, windows, came, rules)
     verify.explain(worker, batch, verified, proposal, accepted, came)
     if publish is not None:
         publish(accepted.new_seq_lens)
+    if rules.penalties is not None:
+        rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
     commit.commit(worker, batch, window, windows, verified, accepted)
     result = commit.result_of(worker, verified, windows, accepted)
     learn.tag(result, step, None if logits is None else device.to_host(logits))

@@ -11,12 +11,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.step.seeds import Seeds, seeded_draft
 
-def propose(worker: Any, batch: Any, window: Any) -> Any:
-    """Upstream's `DraftProposal` of gamma drafts a request."""
+
+def propose(worker: Any, batch: Any, window: Any, seeds: Seeds | None) -> Any:
+    """Upstream's `DraftProposal` of gamma drafts a request; seeds: what draws some of them."""
     from sglang.srt.speculative.dspark_components.dspark_observability import InfoSegment
 
-    with worker._draft_context(), worker._observers.segment(InfoSegment.DRAFT):
+    segment = worker._observers.segment(InfoSegment.DRAFT)
+    with worker._draft_context(), segment, seeded_draft(worker, batch, seeds):
         return worker._proposer.propose(
             batch=batch,
             draft_input=batch.spec_info,

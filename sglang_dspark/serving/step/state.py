@@ -2,23 +2,28 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dspark.serving.step.device import Device
 from sglang_dspark.serving.step.engine import ScheduleEngine, Step
+from sglang_dspark.serving.step.penalties import OutputCounts
 
 STATE = "dspark_step"  # attribute of upstream's DSparkWorkerV2
 
 
 @dataclass
 class StepState:
-    """worker: upstream's. planned: the step whose launch comes next, under the overlap loop."""
+    """worker: upstream's. planned: the step whose launch comes next, under the overlap loop.
+
+    counts: what penalised requests have put out.
+    """
 
     worker: Any
     engine: ScheduleEngine
     device: Device
     planned: Step | None = None
+    counts: OutputCounts = field(default_factory=OutputCounts)
 
 
 def state_of(worker: Any) -> StepState | None:

@@ -14,6 +14,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.step.accept import accept as accept_windows
+from sglang_dspark.serving.step.rules import Rules
+
 
 @dataclass(frozen=True)
 class Verified:
@@ -29,7 +32,7 @@ class Verified:
     folded: bool
 
 
-def may_fold(worker: Any, batch: Any, proposal: Any) -> bool:
+def may_fold(worker: Any, batch: Any, proposal: Any, rules: Rules) -> bool:
     """Whether a graph that holds the greedy accept rule may decide this step."""
     from sglang.srt.speculative.dspark_components.dspark_verify import (
         verify_logits_adjustments_are_noop,
@@ -39,13 +42,16 @@ def may_fold(worker: Any, batch: Any, proposal: Any) -> bool:
     return (
         worker._verify_executor.verify_epilogue is not None
         and proposal.folded
+        and rules.penalties is None
         and (info is None or info.is_all_greedy)
         and verify_logits_adjustments_are_noop(info)
         and not batch.has_grammar
     )
 
 
-def verify(worker: Any, batch: Any, window: Any, proposal: Any, layout: Any, grammar: Any) -> Any:
+def verify(
+    worker: Any, batch: Any, window: Any, proposal: Any, layout: Any, grammar: Any, rules: Rules
+) -> Verified:
     """Run the target over the windows of `layout`; grammar: upstream's barrier, or None."""
     from sglang.srt.speculative.dspark_components.dspark_observability import InfoSegment
     from sglang.srt.speculative.spec_utils import GrammarTree, prepare_mamba_track_for_verify
@@ -56,7 +62,7 @@ def verify(worker: Any, batch: Any, window: Any, proposal: Any, layout: Any, gra
         ids = torch.cat([proposal.draft_block_ids[:, :1], tokens], dim=1).contiguous()
     # A tree reads the drafts: it stands in front of the pass that it has to wait beside.
     tree = GrammarTree.from_linear_chain(ids) if batch.has_grammar else None
-    foldable = may_fold(worker, batch, proposal)
+    foldable = may_fold(worker, batch, proposal, rules)
     prepare_mamba_track_for_verify(batch)
     executor, requests = worker._verify_executor, len(batch.seq_lens)
     with worker._observers.segment(InfoSegment.TARGET_VERIFY), _seated(executor, requests):
@@ -67,10 +73,13 @@ def verify(worker: Any, batch: Any, window: Any, proposal: Any, layout: Any, gra
             draft_tokens=tokens,
             bs=requests,
             device=worker.device,
-            sampling_info=batch.sampling_info,
+            sampling_info=batch.sampling_info if rules.penalties is None else None,
             verify_window=window,
             inject_gate=foldable,
         )
+    if rules.penalties is not None:
+        rules.penalties.apply(done.logits_output.next_token_logits, ids, batch.seq_lens)
+        _adjust(worker, batch, done.logits_output.next_token_logits)
     if tree is not None:
         _mask(batch, tree, done.logits_output.next_token_logits, grammar)
     in_graph = done.can_run_cuda_graph
@@ -93,6 +102,19 @@ def _seated(executor: Any, requests: int) -> Iterator[None]:
         executor.verify_epilogue = epilogue
 
 
+def _adjust(worker: Any, batch: Any, logits: Tensor) -> None:
+    """What `run_compact` does with sampling info: logit processors and biases, behind penalties."""
+    from sglang.srt.speculative.dspark_components.dspark_planner import (
+        apply_logits_adjustments_strided,
+    )
+
+    apply_logits_adjustments_strided(
+        next_token_logits=logits,
+        sampling_info=batch.sampling_info,
+        verify_num_draft_tokens=worker.verify_num_draft_tokens,
+    )
+
+
 def _mask(batch: Any, tree: Any, logits: Tensor, barrier: Any) -> None:
     """Leave what the requests' grammars allow of logits [R * (gamma + 1), V]."""
     from sglang.srt.speculative.spec_utils import build_grammar_vocab_mask
@@ -109,12 +131,20 @@ def _mask(batch: Any, tree: Any, logits: Tensor, barrier: Any) -> None:
 
 
 def accept(
-    worker: Any, batch: Any, verified: Verified, proposal: Any, layout: Any, draft_input: Any
+    worker: Any,
+    batch: Any,
+    verified: Verified,
+    proposal: Any,
+    layout: Any,
+    draft_input: Any,
+    rules: Rules,
 ) -> Any:
     """Upstream's `AcceptOuts`: accepted drafts, bonus tokens, new lengths, emitted tokens.
 
     draft_input: the batch's `spec_info` as it came; the pass puts another one there.
     """
+    if rules.own_law:
+        return _accept(worker, batch, verified, proposal, layout, rules)
     return worker._verify_executor.accept_and_finalize(
         folded_accept=verified.folded,
         bs=len(batch.seq_lens),
@@ -126,6 +156,36 @@ def accept(
         layout=layout,
         prefix_lens=batch.seq_lens,
         draft_tokens=proposal.draft_block.draft_tokens,
+    )
+
+
+def _accept(
+    worker: Any, batch: Any, verified: Verified, proposal: Any, layout: Any, rules: Rules
+) -> Any:
+    """`AcceptOuts` by our rules; ranks agree on the outcome as they do on upstream's."""
+    from sglang.srt.speculative.dspark_components.dspark_verify import build_accept_outs
+    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
+
+    outcome = accept_windows(
+        verified.ids,
+        layout.verify_lens,
+        verified.outputs.next_token_logits,
+        proposal.draft_block,
+        batch.sampling_info,
+        batch.seq_lens,
+        rules.seeds,
+    )
+    return build_accept_outs(
+        correct_len=outcome.accepted,
+        bonus=outcome.bonus,
+        # No draft that was admitted is dropped afterwards.
+        cap_trim_lens=torch.zeros_like(outcome.accepted),
+        prefix_lens=batch.seq_lens,
+        draft_tokens=proposal.draft_block.draft_tokens,
+        gamma=int(worker.gamma),
+        verify_num_draft_tokens=int(worker.verify_num_draft_tokens),
+        tp_sync=worker._verify_executor._tp_sync,
+        sync_site=SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE,
     )
 
 
