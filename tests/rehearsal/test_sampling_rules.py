@@ -16,7 +16,7 @@ TOKENS = 48
 PENALTIES: tuple[dict[str, Any], ...] = (
     {"frequency_penalty": 0.8},
     {"presence_penalty": 0.7, "repetition_penalty": 1.15},
-    {"frequency_penalty": -0.3, "repetition_penalty": 0.9},
+    {"repetition_penalty": 1.4, "logit_bias": {"62": 3.0, "107": 2.0}},
     {},
 )
 SEEDED: tuple[dict[str, Any], ...] = (
@@ -34,7 +34,7 @@ def answers(
     """One answer a prompt, settings in turn, `users` at a time."""
 
     def ask(i: int) -> dict[str, Any]:
-        sampling = settings[i % len(settings)] | {"ignore_eos": True} | common
+        sampling = {"ignore_eos": True} | settings[i % len(settings)] | common
         if "seeds" in sampling:
             sampling["sampling_seed"] = sampling.pop("seeds") + i
         return server.generate(PROMPTS[i], TOKENS, sampling_params=sampling)
@@ -62,6 +62,16 @@ def test_penalised_answers_are_the_plain_servers(
     assert changed >= 5, "the penalties change nothing here"
     assert accepted(got) > TOKENS, "hardly a draft was accepted: nothing was tested"
     assert [each for each in rehearsed.launches()[before:] if each["reads"]] == []
+
+
+def test_no_stop_token_comes_before_the_minimum(plain: Served, rehearsed: Rehearsed) -> None:
+    free = tokens(answers(rehearsed.server, ({},), 4))
+    stops = sorted({text[4] for text in free})
+    settings = ({"min_new_tokens": 20, "stop_token_ids": stops, "ignore_eos": False},)
+    got = tokens(answers(rehearsed.server, settings, 4))
+    assert got == tokens(answers(plain, settings, 4))
+    assert any(20 <= len(text) < TOKENS for text in got), "no stop token ended an answer"
+    assert all(not set(text[:19]) & set(stops) for text in got)
 
 
 def test_the_same_seed_gives_the_same_tokens_in_any_company(
