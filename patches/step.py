@@ -42,12 +42,19 @@ def forward_decode(
     return decode(state, batch, on_publish, grammar_barrier)
 
 
-def note_prefill(original: Callable[..., Any], worker: Any, *args: Any) -> Any:
-    """AROUND hook of `_forward_prefill`: the decode step before it has no time of its own."""
+def note_prefill(original: Callable[..., Any], worker: Any, batch: Any, *args: Any) -> Any:
+    """AROUND hook of `_forward_prefill`: its first tokens are drawn by the requests' seeds.
+
+    The decode step before it has no time of its own.
+    """
     state = state_of(worker)
-    if state is not None:
-        state.engine.interrupted()
-    return original(worker, *args)
+    if state is None:
+        return original(worker, batch, *args)
+    from sglang_dspark.serving.step.seeds import seeded_prefill
+
+    state.engine.interrupted()
+    with seeded_prefill(batch):
+        return original(worker, batch, *args)
 
 
 def process_decode(result: None, processor: Any, batch: Any, step: Any) -> None:
@@ -84,7 +91,8 @@ SEAMS = (
         kind="around",
         hook=note_prefill,
         signature="(self, batch, on_publish, pp_proxy_tensors=None)",
-        why="a decode step that waited for a prefill must not count as slow",
+        why="a decode step that waited for a prefill must not count as slow; first tokens have "
+        "seeds too",
     ),
     Seam(
         name="step-result",

@@ -45,18 +45,19 @@ class Acceptance:
         return torch.where(keep, padded, self.bonus[:, None])
 
 
-def leading_accepts(accept: Tensor, verify_lens: Tensor | None) -> Tensor:
+def leading_accepts(accept: Tensor, verify_lens: Tensor | None, *, checked: bool = True) -> Tensor:
     """Length of the leading run of accepted drafts inside each verify window.
 
     accept: [R, gamma] bool, the verdict on each draft by itself.
     verify_lens: [R] int64 in 0..gamma, drafts admitted; None means gamma for every row.
+    checked: whether the lengths' values are looked at, for which an accelerator would be waited.
     Returns [R] int64. Raises ValueError when a verify length lies outside 0..gamma.
     """
     gamma = accept.shape[1]
     if verify_lens is not None:
         if verify_lens.shape != accept.shape[:1]:
             raise ValueError(f"verify_lens {tuple(verify_lens.shape)} must be [{len(accept)}]")
-        if bool(((verify_lens < 0) | (verify_lens > gamma)).any()):
+        if checked and bool(((verify_lens < 0) | (verify_lens > gamma)).any()):
             raise ValueError(f"verify lengths must lie in 0..{gamma}: {verify_lens.tolist()}")
         column = torch.arange(gamma, device=accept.device)
         accept = accept & (column[None, :] < verify_lens[:, None])

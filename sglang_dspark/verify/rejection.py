@@ -21,6 +21,8 @@ def accept_sampled(
     accept_uniforms: Tensor,
     bonus_uniforms: Tensor,
     verify_lens: Tensor | None = None,
+    *,
+    checked: bool = True,
 ) -> Acceptance:
     """Accept drafts so that the emitted tokens follow the target's law exactly.
 
@@ -32,6 +34,7 @@ def accept_sampled(
     accept_uniforms: [R, gamma] in [0, 1). bonus_uniforms: [R] in [0, 1). They must be
         independent of each other and of the drafts.
     verify_lens: [R] int64 in 0..gamma (l_r, drafts admitted), None for gamma everywhere.
+    checked: whether values are looked at, for which an accelerator would be waited.
 
     Ratios and residuals are formed in float64, where the product of two float32 numbers is
     exact. Raises ValueError on shapes that do not fit.
@@ -44,7 +47,7 @@ def accept_sampled(
     else:
         proposal_mass = draft_probs.gather(2, draft[:, :, None])[:, :, 0].double()
     accept = accept_uniforms.double() * proposal_mass < drafted_mass  # [R, gamma]
-    accepted = leading_accepts(accept, verify_lens)
+    accepted = leading_accepts(accept, verify_lens, checked=checked)
 
     row = torch.arange(rows, device=draft.device)
     target_row = target_probs[row, accepted].double()  # [R, V]
@@ -54,25 +57,27 @@ def accept_sampled(
     if gamma > 0:
         residual = _residual(target_row, draft, draft_probs, accepted.clamp(max=gamma - 1))
         weights = torch.where(rejected[:, None], residual, target_row)
-    return Acceptance(accepted=accepted, bonus=sample_inverse_cdf(weights, bonus_uniforms))
+    bonus = sample_inverse_cdf(weights, bonus_uniforms, checked=checked)
+    return Acceptance(accepted=accepted, bonus=bonus)
 
 
-def sample_inverse_cdf(weights: Tensor, uniforms: Tensor) -> Tensor:
+def sample_inverse_cdf(weights: Tensor, uniforms: Tensor, *, checked: bool = True) -> Tensor:
     """Draw one index a row with probability proportional to its weight.
 
     weights: [R, V] non-negative, not all zero in a row, any scale. uniforms: [R] in [0, 1).
     Returns [R] int64: the first index whose cumulative weight exceeds uniform * total. An index
-    of weight zero is never drawn, whatever the rounding. Raises ValueError if a row has no mass.
+    of weight zero is never drawn, whatever the rounding. Raises ValueError if a row has no mass;
+    unless `checked`, for which an accelerator would be waited: any index comes of such a row then.
     """
     cumulative = weights.double().cumsum(dim=1)  # [R, V]
     total = cumulative[:, -1].contiguous()
-    if not bool((total > 0).all()):
+    if checked and not bool((total > 0).all()):
         raise ValueError("sample_inverse_cdf: a row has no probability mass (zero or NaN)")
     threshold = uniforms.double() * total  # [R]
     index = torch.searchsorted(cumulative, threshold[:, None], right=True)[:, 0]
     # uniform * total can round up to the total; the last index that carries mass is then right.
     last = torch.searchsorted(cumulative, total[:, None])[:, 0]
-    return torch.minimum(index, last)
+    return torch.minimum(index, last).clamp(max=weights.shape[1] - 1)
 
 
 def _residual(

@@ -94,6 +94,27 @@ def target_distribution(logits: Tensor, sampling: BatchSampling) -> Tensor:
     return probs
 
 
+def sampled_distribution(
+    logits: Tensor,
+    temperature: Tensor,
+    cuts: tuple[Tensor, Tensor, Tensor] | None,
+) -> Tensor:
+    """`target_distribution` of rows that are all sampled, without looking at any value.
+
+    logits: [N, V] of any float type. temperature: [N] float > 0. cuts: top-k [N] integer, top-p [N]
+    and min-p [N] float; None: no row is cut. Returns [N, V] float32.
+    """
+    probs = torch.softmax(logits.float() / temperature[:, None].float(), dim=-1)
+    return probs if cuts is None else truncate_all(probs, *cuts)
+
+
+def truncate_all(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
+    """`truncate` that sorts all tokens, without looking at any value."""
+    # Rounded, the mass in front of the last tokens may exceed 1, where nothing is to be cut.
+    top_p = top_p.masked_fill(top_p >= 1, torch.inf)
+    return _truncate(probs, top_k, top_p, min_p, probs.shape[1])
+
+
 def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tensor:
     """Cut by top-k, top-p and min-p and renormalise; probs [N, V], settings [N] -> [N, V]."""
     return _truncate(probs, top_k, top_p, min_p, min(_FIRST_TRY, probs.shape[1]))
@@ -111,7 +132,8 @@ def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, width:
     keep = (rank[None, :] < top_k[:, None]) & (mass - ordered <= top_p[:, None])
     keep &= ordered >= (ordered[:, 0] * min_p)[:, None]
     count = keep.sum(dim=1, keepdim=True)  # [N, 1]; the kept set is a prefix of the order
-    smallest = ordered.gather(1, count - 1)  # [N, 1]
+    # A row that is no number keeps nothing, and must not be a bad index: none is read of it.
+    smallest = ordered.gather(1, (count - 1).clamp_min(0))  # [N, 1]
     above = probs > smallest
     equal = probs == smallest
     room = count - above.sum(dim=1, keepdim=True)

@@ -20,6 +20,7 @@ from sglang_dspark.verify.acceptance import Acceptance
 from sglang_dspark.verify.greedy import accept_greedy
 
 _WORD = 0xFFFFFFFF
+_AT_ONCE = 1 << 22  # variates: each takes some 50 bytes on its way
 LEAST_WAIT = 2.0**-32  # what u = 1 would make zero waits as long as its neighbour
 
 
@@ -41,6 +42,12 @@ def seeded_choice(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     Of equal waits the lowest token is taken; a token of probability zero never is.
     """
     tokens = torch.arange(probs.shape[1], device=probs.device)
+    rows = max(_AT_ONCE // len(tokens), 1)
+    parts = zip(probs.split(rows), seeds.split(rows), positions.split(rows), strict=True)
+    return torch.cat([_first_arrival(*part, tokens) for part in parts])
+
+
+def _first_arrival(probs: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
     race = waits(seeds, positions, tokens) / probs.double()
     return race.masked_fill(probs <= 0, torch.inf).argmin(dim=1)
 
@@ -52,18 +59,21 @@ def accept_seeded(
     anchors: Tensor,
     verify_lens: Tensor | None = None,
     choose: Callable[[Tensor, Tensor, Tensor], Tensor] = seeded_choice,
+    *,
+    checked: bool = True,
 ) -> Acceptance:
     """Keep the leading drafts that are the target's own seeded choices.
 
     draft: [R, gamma] int64. target_probs: [R, gamma + 1, V]; row r is read up to index l_r only.
     seeds: [R] int64. anchors: [R] int64, positions of the anchors. verify_lens: [R] int64 in
-    0..gamma, None for gamma everywhere. choose: a faster `seeded_choice`. Raises ValueError on
-    shapes that do not fit.
+    0..gamma, None for gamma everywhere. choose: a faster `seeded_choice`. checked: whether values
+    are looked at, for which an accelerator would be waited. Raises ValueError on shapes that do not
+    fit.
     """
     width = target_probs.shape[1]
     positions = anchors[:, None] + torch.arange(width, device=anchors.device)  # [R, gamma + 1]
     choice = choose(target_probs.flatten(0, 1), seeds.repeat_interleave(width), positions.flatten())
-    return accept_greedy(draft, choice.view(-1, width), verify_lens)
+    return accept_greedy(draft, choice.view(-1, width), verify_lens, checked=checked)
 
 
 def _mixed(state: Tensor, word: Tensor) -> Tensor:

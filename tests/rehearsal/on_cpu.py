@@ -21,7 +21,7 @@ from tests.rehearsal import graphs, reads
 GAMMA = 5
 TIER = GAMMA + 1  # tokens: what a captured graph of one more request adds
 # Modules that stand in for operators which a CPU lacks; the other cpu_* only make it faster.
-NEEDED = ("accept", "arguments", "attention", "draft", "dtype", "linear", "requests", "seeds")
+NEEDED = ("accept", "arguments", "attention", "draft", "dtype", "linear", "requests")
 NEEDED_MODULES = tuple(f"cpu_{name}" for name in (*NEEDED, "triton"))
 
 

@@ -18,8 +18,8 @@ READS = (
     "item", "tolist", "numpy", "cpu", "nonzero", "__array__",
     "__int__", "__float__", "__bool__", "__index__", "__contains__",
 )  # fmt: skip
-OURS = ("sglang_dspark.serving.step", "sglang_dspark.serving.cuda")
-HOST_ONLY = {"regimes_of"}
+OURS = ("sglang_dspark.serving.step", "sglang_dspark.serving.cuda", "sglang_dspark.verify")
+HOST_ONLY = {"regimes_of", "tenants_of"}
 
 
 @contextmanager

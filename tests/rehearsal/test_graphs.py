@@ -11,6 +11,8 @@ from tests.integration.serving import Served, ServerPool
 from tests.rehearsal.conftest import Rehearsed, start_rehearsed
 from tests.rehearsal.on_cpu import TIER
 from tests.rehearsal.test_overlap_steps import GREEDY, TOKENS
+from tests.rehearsal.test_sampling_rules import PENALTIES, SEEDED, accepted, tokens
+from tests.rehearsal.test_sampling_rules import answers as sampled
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 
@@ -99,6 +101,19 @@ def test_sampled_requests_are_accepted_outside_the_graph(captured: Rehearsed) ->
     passes = captured.passes()[before:]
     assert passes
     assert all(each["replayed"] and not each["folded"] for each in passes)
+
+
+def test_penalties_and_seeds_act_behind_the_graph(plain: Served, captured: Rehearsed) -> None:
+    before = len(captured.passes())
+    got = sampled(captured.server, PENALTIES, 4)
+    assert tokens(got) == tokens(sampled(plain, PENALTIES, 4))
+    seeded = sampled(captured.server, SEEDED, 4, seeds=77)
+    assert tokens(seeded) == tokens(sampled(plain, SEEDED, 4, seeds=77))
+    assert accepted(got) > TOKENS
+    assert accepted(seeded) > TOKENS
+    passes = captured.passes()[before:]
+    assert all(each["replayed"] for each in passes)
+    assert sum(not each["folded"] for each in passes) > TOKENS
 
 
 def test_a_step_without_drafts_stays_in_the_graph(

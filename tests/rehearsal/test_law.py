@@ -18,15 +18,21 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 
 TOKENS = 48
 PROMPTS = [[5 + (11 * i + 3 * j) % 200 for j in range(4 + i % 9)] for i in range(48)]
-CUT = Cut(top_k=12)
+CUTS = {
+    "upstream's rule": Cut(top_k=12),
+    "our rule": Cut(top_k=30, top_p=0.95, min_p=0.02),
+}
 
 
+@pytest.mark.parametrize("cut", CUTS.values(), ids=CUTS)
 def test_what_is_drawn_has_plain_decodings_distribution(
-    plain: Served, rehearsed: Rehearsed
+    plain: Served, rehearsed: Rehearsed, cut: Cut
 ) -> None:
+    before = len(rehearsed.launches())
     answers = rehearsed.server.generate_all(
-        PROMPTS, 4, max_new_tokens=TOKENS, sampling_params=CUT.sampling()
+        PROMPTS, 4, max_new_tokens=TOKENS, sampling_params=cut.sampling()
     )
+    assert [each for each in rehearsed.launches()[before:] if each["reads"]] == []
     counts = windows(answers)  # steps that verified 0 .. gamma + 1 tokens
     steps = sum(counts)
     verified = sum(tokens * count for tokens, count in enumerate(counts)) - steps
@@ -36,6 +42,6 @@ def test_what_is_drawn_has_plain_decodings_distribution(
     assert verified - accepted > 300, "drafts must be rejected too, or nothing is tested"
     drawn = []
     for prompt, answer in zip(PROMPTS, answers, strict=True):
-        drawn += read_back(plain, prompt, answer["output_ids"], CUT)
+        drawn += read_back(plain, prompt, answer["output_ids"], cut)
     assert evidence(drawn) < math.log(1 / ALPHA)
     assert rank_p_value(drawn) > ALPHA

@@ -26,6 +26,7 @@ from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.cpu.layout import layout_of
 from sglang_dspark.serving.step.clock import HostClock
 from sglang_dspark.serving.step.passes import Pass
+from sglang_dspark.serving.step.rules import Rules
 from tests.serving_cpu.test_context_kv import DIM, FEATURES, KV_HEADS, SLOTS, Draft, draft, pool
 
 __all__ = ["draft"]  # the fixture
@@ -143,7 +144,7 @@ def ragged_step(
     )
     block = SimpleNamespace(draft_tokens=drafts)
     proposal = SimpleNamespace(draft_block_ids=blocks, draft_block=block)
-    asked = Pass(batch, None, window, proposal, layout, blocks, foldable=False)
+    asked = Pass(batch, None, window, proposal, layout, blocks, False, Rules())
     verified = device.run(asked)
     assert spread == (verified.outputs.next_token_logits.shape[0] == REQUESTS * WIDTH)
     outs = device.accept(asked, verified)

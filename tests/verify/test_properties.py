@@ -249,3 +249,14 @@ def test_shape_mistakes_are_named() -> None:
         accept_sampled(draft, None, torch.ones(2, 4, 5), torch.zeros(2, 3), torch.zeros(3))
     with pytest.raises(ValueError, match=r"\[R\]"):
         Acceptance(torch.zeros(2, dtype=torch.int64), torch.zeros(3, dtype=torch.int64))
+
+
+def test_rows_that_are_no_number_give_some_token_where_nothing_is_checked() -> None:
+    """On an accelerator a bad index ends the process, and the check would be waited for."""
+    rows = torch.tensor([[0.0, 0.0, 0.0], [torch.nan] * 3, [0.0, 1.0, 0.0]])
+    drawn = sample_inverse_cdf(rows, torch.full((3,), 0.5), checked=False)
+    assert int(drawn.min()) >= 0
+    assert int(drawn.max()) <= 2
+    assert int(drawn[2]) == 1
+    cut = sampling_module.truncate_all(rows, torch.full((3,), 2), torch.ones(3), torch.zeros(3))
+    assert cut[2].tolist() == [0.0, 1.0, 0.0]

@@ -24,7 +24,9 @@ from sglang_dspark.serving.cpu.ragged_ops import rows_of
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.passes import Pass, Verified
+from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine
+from sglang_dspark.serving.step.rules import Rules
 
 
 @dataclass(frozen=True)
@@ -53,6 +55,10 @@ class HostDevice:
         if not (self._fits and plain_step.takes(batch)):
             return None
         return plain_step.run(worker, batch, publish, self._short_pass)
+
+    def rules(self, counts: OutputCounts, batch: Any) -> Rules:
+        """None: penalties, seeds and laws are kept where a CPU samples (patches/cpu_*.py)."""
+        return Rules()
 
     def accepts_in_graph(self, requests: int, admitted: int) -> bool:
         """There are no graphs here."""

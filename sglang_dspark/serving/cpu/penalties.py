@@ -19,22 +19,14 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.step.penalties import is_penalised, stop_ids
+
 logger = logging.getLogger(__name__)
 
 
 def penalised(reqs: Sequence[Any]) -> list[int]:
     """Which requests have logits that depend on what they have put out so far."""
-    return [r for r, req in enumerate(reqs) if _is_penalised(req)]
-
-
-def _is_penalised(req: Any) -> bool:
-    params = req.sampling_params
-    return bool(
-        params.frequency_penalty != 0.0
-        or params.presence_penalty != 0.0
-        or params.repetition_penalty != 1.0
-        or len(req.output_ids) < params.min_new_tokens
-    )
+    return [r for r, req in enumerate(reqs) if is_penalised(req)]
 
 
 class Window(NamedTuple):
@@ -99,15 +91,4 @@ def _penalise(row: Tensor, req: Any, tokens: Sequence[int]) -> None:
     factor = params.repetition_penalty
     row[ids] = torch.where(seen < 0, seen * factor, seen / factor).to(row.dtype)
     if len(tokens) < params.min_new_tokens:
-        row[_stop_ids(req)] = -torch.inf
-
-
-def _stop_ids(req: Any) -> list[int]:
-    """Tokens that may not come before min_new_tokens, as SGLang's penaliser lists them."""
-    of_tokenizer = req.tokenizer.additional_stop_token_ids or set()
-    found = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
-    return sorted(
-        each
-        for each in found | set(of_tokenizer) | {req.tokenizer.eos_token_id}
-        if each is not None
-    )
+        row[stop_ids(req)] = -torch.inf

@@ -13,11 +13,14 @@ from torch import Tensor
 
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
 from sglang_dspark.schedule.online import LOGIT_LIMIT
+from sglang_dspark.serving.step.accept import accept
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
 from sglang_dspark.serving.step.passes import Pass, Verified
+from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine
+from sglang_dspark.serving.step.rules import Rules, rules_of
 
 
 class EventClock:
@@ -85,6 +88,10 @@ class GraphDevice:
         """Whether a graph with upstream's accept epilogue was captured for such a pass."""
         return self._epilogue and self._fits(requests, requests + admitted)
 
+    def rules(self, counts: OutputCounts, batch: Any) -> Rules:
+        """Of the requests' settings, which the host knows."""
+        return rules_of(self._worker, counts, batch)
+
     def layout(self, step: Step, lengths: Tensor) -> Any:
         """Padded to a tier; its lengths stay on the device."""
         admitted = admitted_drafts(step.plan)
@@ -94,7 +101,7 @@ class GraphDevice:
         """Upstream's compact pass: in a graph, or eagerly where none was captured."""
         from sglang.srt.speculative.dspark_components.dspark_observability import InfoSegment
 
-        executor, batch = self._executor, asked.batch
+        executor, batch, penalties = self._executor, asked.batch, asked.rules.penalties
         verifying = self._worker._observers.segment(InfoSegment.TARGET_VERIFY)
         with verifying, _seated(executor, asked.requests):
             done, hidden = executor.run_compact(
@@ -104,15 +111,21 @@ class GraphDevice:
                 draft_tokens=asked.proposal.draft_block.draft_tokens,
                 bs=asked.requests,
                 device=self._worker.device,
-                sampling_info=batch.sampling_info,
+                sampling_info=batch.sampling_info if penalties is None else None,
                 verify_window=asked.window,
                 inject_gate=asked.foldable,
             )
+        logits = done.logits_output.next_token_logits
+        if penalties is not None:
+            penalties.apply(logits, asked.ids, batch.seq_lens)
+            _adjust(self._worker, batch, logits)
         in_graph = bool(done.can_run_cuda_graph)
         return Verified(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
 
     def accept(self, asked: Pass, verified: Verified) -> Any:
-        """By upstream's rule, in the graph where one accepted."""
+        """By upstream's rule, or ours where that is not lossless; in the graph where one accepted."""
+        if asked.rules.own_law:
+            return self._accept(asked, verified)
         return self._executor.accept_and_finalize(
             folded_accept=verified.folded,
             bs=asked.requests,
@@ -126,8 +139,39 @@ class GraphDevice:
             draft_tokens=asked.proposal.draft_block.draft_tokens,
         )
 
+    def _accept(self, asked: Pass, verified: Verified) -> Any:
+        """`AcceptOuts` by our rules; ranks agree on the outcome as they do on upstream's."""
+        from sglang.srt.speculative.dspark_components.dspark_verify import build_accept_outs
+        from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
+
+        batch, block, layout = asked.batch, asked.proposal.draft_block, asked.layout
+        assert layout is not None, "passes here have a layout"
+        outcome = accept(
+            asked.ids,
+            layout.verify_lens,
+            verified.outputs.next_token_logits,
+            block,
+            batch.sampling_info,
+            batch.seq_lens,
+            asked.rules.seeds,
+        )
+        return build_accept_outs(
+            correct_len=outcome.accepted,
+            bonus=outcome.bonus,
+            # No draft that was admitted is dropped afterwards.
+            cap_trim_lens=torch.zeros_like(outcome.accepted),
+            prefix_lens=batch.seq_lens,
+            draft_tokens=block.draft_tokens,
+            gamma=int(self._worker.gamma),
+            verify_num_draft_tokens=int(self._worker.verify_num_draft_tokens),
+            tp_sync=self._executor._tp_sync,
+            sync_site=SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE,
+        )
+
     def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
         """In every step, one that drafted nothing included, unless a graph did it."""
+        if asked.rules.penalties is not None:
+            asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         epilogue = self._executor.verify_epilogue
         if verified.folded and epilogue.folds_commit:
             return
@@ -154,6 +198,19 @@ class GraphDevice:
         if self._device.type != "cuda":
             return host
         return host.pin_memory().to(self._device, non_blocking=True)
+
+
+def _adjust(worker: Any, batch: Any, logits: Tensor) -> None:
+    """What `run_compact` does with sampling info: logit processors and biases, behind penalties."""
+    from sglang.srt.speculative.dspark_components.dspark_planner import (
+        apply_logits_adjustments_strided,
+    )
+
+    apply_logits_adjustments_strided(
+        next_token_logits=logits,
+        sampling_info=batch.sampling_info,
+        verify_num_draft_tokens=worker.verify_num_draft_tokens,
+    )
 
 
 @contextmanager

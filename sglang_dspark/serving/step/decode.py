@@ -32,15 +32,17 @@ def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, gr
     batch.seq_lens.record_stream(torch.get_device_module(worker.device).current_stream())
     worker._observers.begin_step()
     window = layout.window_of(worker, batch)  # [R, gamma + 1]
+    rules = device.rules(state.counts, batch)
     if step.plan.speculates:
-        proposal = draft.propose(state, batch, window, step.plan.budget.depth)
+        proposal = draft.propose(state, batch, window, step.plan.budget.depth, rules.seeds)
     else:
         proposal = draft.skip(state, batch)
     greedy, logits = plan.greedy_requests(batch), proposal.confidence_raw  # [R, gamma]
     lengths = state.ranks.lengths(
         step.plan, lambda: device.admit(state.engine, step, logits, greedy)
     )  # l_r [R]
-    asked = verify.asked_of(worker, batch, came, window, proposal, device.layout(step, lengths))
+    windows = device.layout(step, lengths)
+    asked = verify.asked_of(worker, batch, came, window, proposal, windows, rules)
     verified = verify.verify(device, asked, grammar)
     accepted = device.accept(asked, verified)
     verify.explain(worker, asked, verified, accepted)

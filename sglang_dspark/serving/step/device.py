@@ -10,7 +10,9 @@ from torch import Tensor
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.passes import Pass, Verified
+from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine
+from sglang_dspark.serving.step.rules import Rules
 
 
 class Device(Protocol):
@@ -25,6 +27,13 @@ class Device(Protocol):
         """A step that drafts nothing, by a shorter way than the one through all stages.
 
         Upstream's `GenerationBatchResult`; None where there is no such way for this batch.
+        """
+        ...
+
+    def rules(self, counts: OutputCounts, batch: Any) -> Rules:
+        """What the batch's requests sample by that upstream's step leaves out and ours adds.
+
+        Empty on a device whose own samplers know all of it.
         """
         ...
 

@@ -11,16 +11,21 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.step.seeds import Seeds, seeded_draft
 from sglang_dspark.serving.step.state import StepState
 
 
-def propose(state: StepState, batch: Any, window: Any, depth: int) -> Any:
-    """Upstream's `DraftProposal` of `depth` drafts a request, gamma wide: the rest is not read."""
+def propose(state: StepState, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
+    """Upstream's `DraftProposal` of `depth` drafts a request, gamma wide: the rest is not read.
+
+    seeds: what draws some of them.
+    """
     from sglang.srt.speculative.dspark_components.dspark_observability import InfoSegment
 
-    worker = state.worker
-    with worker._draft_context(), worker._observers.segment(InfoSegment.DRAFT):
-        proposal = state.proposers[depth].propose(
+    worker, proposer = state.worker, state.proposers[depth]
+    segment = worker._observers.segment(InfoSegment.DRAFT)
+    with worker._draft_context(), segment, seeded_draft(proposer, batch, seeds):
+        proposal = proposer.propose(
             batch=batch,
             draft_input=batch.spec_info,
             verify_window=window,

@@ -7,13 +7,16 @@ from typing import Any
 
 from torch import Tensor
 
+from sglang_dspark.serving.step.rules import Rules
+
 
 @dataclass(frozen=True)
 class Pass:
     """A step's batch with its drafts, windows and layout; upstream's types where none is ours.
 
     came: the batch's `spec_info` before the pass, which puts another one there. layout: None for a
-    pass over whole windows. foldable: a graph may accept in the pass.
+    pass over whole windows. foldable: a graph may accept in the pass. rules: what the device has to
+    add to upstream's.
     """
 
     batch: Any
@@ -23,6 +26,7 @@ class Pass:
     layout: Any | None
     ids: Tensor  # [R, gamma + 1] anchors and drafts
     foldable: bool
+    rules: Rules
 
     @property
     def requests(self) -> int:

@@ -8,6 +8,7 @@ from typing import Any
 
 from sglang_dspark.serving.step.device import Device
 from sglang_dspark.serving.step.engine import Step
+from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine, Ranks
 
 STATE = "dspark_step"  # attribute of upstream's DSparkWorkerV2
@@ -18,7 +19,7 @@ class StepState:
     """worker: upstream's. proposers: upstream's, by the depth that each drafts to.
 
     ranks: those who take each step together; the engine is the leader's. planned: the step whose
-    launch comes next, under the overlap loop.
+    launch comes next, under the overlap loop. counts: what penalised requests have put out.
     """
 
     worker: Any
@@ -27,6 +28,7 @@ class StepState:
     proposers: Mapping[int, Any]
     ranks: Ranks = field(default_factory=Ranks)
     planned: Step | None = None
+    counts: OutputCounts = field(default_factory=OutputCounts)
 
 
 def state_of(worker: Any) -> StepState | None:

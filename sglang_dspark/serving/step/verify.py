@@ -13,21 +13,28 @@ from torch import Tensor
 
 from sglang_dspark.serving.step.device import Device
 from sglang_dspark.serving.step.passes import Pass, Verified
+from sglang_dspark.serving.step.rules import Rules
 
 
 def asked_of(
-    worker: Any, batch: Any, came: Any, window: Any, proposal: Any, layout: Any | None
+    worker: Any,
+    batch: Any,
+    came: Any,
+    window: Any,
+    proposal: Any,
+    layout: Any | None,
+    rules: Rules,
 ) -> Pass:
     """The pass over these windows; came: the batch's `spec_info`."""
     ids = proposal.verify_ids
     if ids is None:
         tokens = proposal.draft_block.draft_tokens
         ids = torch.cat([proposal.draft_block_ids[:, :1], tokens], dim=1).contiguous()
-    foldable = may_fold(worker, batch, proposal)
-    return Pass(batch, came, window, proposal, layout, ids, foldable)
+    foldable = may_fold(worker, batch, proposal, rules)
+    return Pass(batch, came, window, proposal, layout, ids, foldable, rules)
 
 
-def may_fold(worker: Any, batch: Any, proposal: Any) -> bool:
+def may_fold(worker: Any, batch: Any, proposal: Any, rules: Rules) -> bool:
     """Whether a graph that holds the greedy accept rule may decide this step."""
     from sglang.srt.speculative.dspark_components.dspark_verify import (
         verify_logits_adjustments_are_noop,
@@ -37,6 +44,7 @@ def may_fold(worker: Any, batch: Any, proposal: Any) -> bool:
     return (
         worker._verify_executor.verify_epilogue is not None
         and proposal.folded
+        and rules.penalties is None
         and (info is None or info.is_all_greedy)
         and verify_logits_adjustments_are_noop(info)
         and not batch.has_grammar

@@ -1,0 +1,102 @@
+"""The accept rules over whole windows (paper, 3.1), with plain decoding's own law for sampling.
+
+For sampled steps whose law upstream's rules (sglang/kernels/ops/speculative/dspark/
+dspark_accept.py, 0.5.23) do not keep, or whose requests have seeds: `rules.py`. The rules are those
+of `verify/`; no value is looked at, and nothing behind a window's verified rows decides anything.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.serving.step.seeds import Seeds
+from sglang_dspark.verify.acceptance import Acceptance
+from sglang_dspark.verify.greedy import accept_greedy
+from sglang_dspark.verify.rejection import accept_sampled
+from sglang_dspark.verify.sampling import sampled_distribution
+from sglang_dspark.verify.seeded import accept_seeded
+
+_AT_ONCE = 1 << 24  # probabilities: to sort one takes some 30 bytes
+
+
+def accept(
+    ids: Tensor,
+    lens: Tensor,
+    logits: Tensor,
+    draft_block: Any,
+    sampling_info: Any,
+    anchors: Tensor,
+    seeds: Seeds | None,
+) -> Acceptance:
+    """What each request of a sampled step emits.
+
+    ids: [R, gamma + 1] int64, anchors and drafts. lens: [R] integer, tokens verified. logits:
+    [R * (gamma + 1), V]. draft_block: upstream's `DraftBlockResult`. anchors: [R] the anchors'
+    positions, which with a request's seed decide its tokens.
+    """
+    requests, width = ids.shape
+    drafts, limits = ids[:, 1:], lens.long() - 1
+    probs = laws(logits, sampling_info, width).view(requests, width, -1)
+    outcome = accept_sampled(
+        draft=drafts,
+        draft_probs=_draft_probs(draft_block),
+        target_probs=probs,
+        # float64: of float32 uniforms one in 2^24 is 0, which accepts a draft of any probability.
+        accept_uniforms=_uniforms(requests, width - 1, like=logits),
+        bonus_uniforms=_uniforms(requests, like=logits),
+        verify_lens=limits,
+        checked=False,
+    )
+    if seeds is not None:
+        rows = seeds.rows
+        drawn = accept_seeded(
+            drafts[rows], probs[rows], seeds.values, anchors[rows].long(), limits[rows],
+            checked=False,
+        )  # fmt: skip
+        outcome = Acceptance(
+            outcome.accepted.index_copy(0, rows, drawn.accepted),
+            outcome.bonus.index_copy(0, rows, drawn.bonus),
+        )
+    if not sampling_info.is_any_greedy:
+        return outcome
+    likeliest = logits.argmax(-1).view(requests, width)
+    greedy = accept_greedy(drafts, likeliest, limits, checked=False)
+    mask = draft_block.greedy_mask
+    return Acceptance(
+        torch.where(mask, greedy.accepted, outcome.accepted),
+        torch.where(mask, greedy.bonus, outcome.bonus),
+    )
+
+
+def laws(logits: Tensor, sampling_info: Any, width: int) -> Tensor:
+    """Plain decoding's law of every row: [R * width, V] -> the same, float32."""
+    info = sampling_info
+    cut = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
+    heat, *cuts = (
+        each.reshape(-1).repeat_interleave(width)
+        for each in (info.temperatures, info.top_ks, info.top_ps, info.min_ps)
+    )
+    probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    rows = max(_AT_ONCE // logits.shape[1], 1)
+    for at in range(0, len(logits), rows):
+        part = slice(at, at + rows)
+        top_k, top_p, min_p = (each[part] for each in cuts)
+        probs[part] = sampled_distribution(
+            logits[part], heat[part], (top_k, top_p, min_p) if cut else None
+        )
+    return probs
+
+
+def _draft_probs(draft_block: Any) -> Tensor | None:
+    """[R, gamma, V] the law that each draft was drawn from; None: each is its argmax."""
+    if draft_block.greedy_draft:
+        return None
+    heat = draft_block.temperatures.reshape(-1, 1, 1)
+    return torch.softmax(draft_block.corrected_logits.float() / heat, dim=-1)
+
+
+def _uniforms(*shape: int, like: Tensor) -> Tensor:
+    return torch.rand(*shape, dtype=torch.float64, device=like.device)

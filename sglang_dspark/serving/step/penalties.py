@@ -1,0 +1,190 @@
+"""Penalties of a step's requests: counts of output tokens that never leave the device.
+
+Upstream's DSPARK (0.5.23) applies none (patches/cpu_penalties.py says why). Under the overlap loop
+a step is launched before the tokens of the one in front of it are on the host, so a request's
+counts are begun from the host's list when it is first seen, completed by its anchor, and go on from
+what each step emits. A pool row that has another tenant, after a retraction too, begins anew.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.verify.penalties import Penalties, penalise_windows
+
+Tenant = tuple[int, int]  # pool row and its generation
+
+
+class OutputCounts:
+    """How often each token was put out, [seats, V] int32 on the device, for penalised requests."""
+
+    def __init__(self) -> None:
+        self.table: Tensor | None = None
+        self._seats: dict[Tenant, int] = {}
+
+    def seats(self, tenants: Sequence[Tenant]) -> tuple[list[int], list[int]]:
+        """Seats of a step's tenants, and the places in `tenants` of those that are new.
+
+        Whoever is not among them has lost its seat: its tokens are on the host when it comes back.
+        """
+        kept = {each: self._seats[each] for each in tenants if each in self._seats}
+        taken = set(kept.values())
+        free = (seat for seat in range(len(tenants)) if seat not in taken)
+        new = [place for place, each in enumerate(tenants) if each not in kept]
+        kept |= {tenants[place]: next(free) for place in new}
+        self._seats = kept
+        return [kept[each] for each in tenants], new
+
+    def grown(self, seats: int, like: Tensor) -> Tensor:
+        """The table with at least that many seats, tokens and device as logits [N, V]."""
+        old = self.table
+        if old is None or len(old) < seats:
+            rows = max(seats, 2 * len(old) if old is not None else 0)
+            self.table = torch.zeros(rows, like.shape[1], dtype=torch.int32, device=like.device)
+            if old is not None:
+                self.table[: len(old)] = old
+        assert self.table is not None
+        return self.table
+
+
+@dataclass(frozen=True)
+class StepPenalties:
+    """The penalised requests of one step.
+
+    reqs: SGLang's, P of them. places: theirs in the batch. seats: theirs in the counts. new: which
+    of the P are counted for the first time.
+    """
+
+    counts: OutputCounts
+    reqs: Sequence[Any]
+    places: list[int]
+    seats: list[int]
+    new: list[int]
+
+    def apply(self, logits: Tensor, window: Tensor, anchors: Tensor) -> None:
+        """Penalise logits [R * W, V] in place; window: [R, W] tokens, anchors: [R] positions."""
+        table = self.counts.grown(max(self.seats) + 1, logits)
+        rows, seats = _upload(self.places, logits), _upload(self.seats, logits)
+        prompts = _upload([len(req.origin_input_ids) for req in self.reqs], logits)
+        outputs = anchors[rows].long() + 1 - prompts  # [P], the anchors included
+        if self.new:
+            self._begin(table, seats, outputs, window[rows, 0])
+        requests, width = window.shape
+        penalise_windows(
+            logits.view(requests, width, -1),
+            rows,
+            window,
+            table[seats],
+            outputs,
+            settings_of(self.reqs, logits),
+        )
+
+    def _begin(self, table: Tensor, seats: Tensor, outputs: Tensor, anchors: Tensor) -> None:
+        """Count what new requests put out before: the host's list, and an anchor it lacks."""
+        listed = [self.reqs[p].output_ids for p in self.new]
+        new = _upload(self.new, table)  # an index on the host would be waited for
+        mine = seats[new]
+        table.index_fill_(0, mine, 0)
+        cells = [
+            self.seats[p] * table.shape[1] + token
+            for p, tokens in zip(self.new, listed, strict=True)
+            for token in tokens
+        ]
+        known = _upload(cells, table)
+        flat = table.view(-1)
+        flat.scatter_add_(0, known, torch.ones_like(known, dtype=table.dtype))
+        missing = outputs[new] - _upload([len(tokens) for tokens in listed], table)
+        flat.scatter_add_(
+            0, mine * table.shape[1] + anchors[new], missing.clamp(0, 1).to(table.dtype)
+        )
+
+    def count(self, tokens: Tensor, lens: Tensor) -> None:
+        """Count what the step emits: tokens [R, W], of which the first lens [R] are."""
+        table = self.counts.table
+        assert table is not None, "penalties are applied before tokens are counted"
+        rows, seats = _upload(self.places, table), _upload(self.seats, table)
+        emitted = torch.arange(tokens.shape[1], device=table.device) < lens[rows, None]  # [P, W]
+        cells = seats[:, None] * table.shape[1] + tokens[rows]
+        # What is not emitted may hold anything: it adds nothing, to a cell that exists.
+        table.view(-1).scatter_add_(
+            0, cells.where(emitted, 0).flatten(), emitted.flatten().to(table.dtype)
+        )
+
+
+def penalties_of(counts: OutputCounts, batch: Any, pool: Any) -> StepPenalties | None:
+    """The penalised requests of a batch; None where there are none. pool: SGLang's of requests."""
+    places = [r for r, req in enumerate(batch.reqs) if is_penalised(req)]
+    if not places:
+        return None
+    tenants = tenants_of(batch, pool)
+    seats, new = counts.seats([tenants[r] for r in places])
+    return StepPenalties(counts, [batch.reqs[r] for r in places], places, seats, new)
+
+
+def is_penalised(req: Any) -> bool:
+    """Whether a request's logits depend on what it has put out so far."""
+    params = req.sampling_params
+    return bool(
+        params.frequency_penalty != 0.0
+        or params.presence_penalty != 0.0
+        or params.repetition_penalty != 1.0
+        or len(req.output_ids) < params.min_new_tokens
+    )
+
+
+def tenants_of(batch: Any, pool: Any) -> list[Tenant]:
+    """Pool rows and generations of a batch's requests; both are kept on the host."""
+    rows = batch.req_pool_indices_cpu
+    return list(zip(rows.tolist(), pool.req_generation[rows].tolist(), strict=True))
+
+
+def settings_of(reqs: Sequence[Any], like: Tensor) -> Penalties:
+    """Settings of P requests on the device of `like`."""
+    params = [req.sampling_params for req in reqs]
+    stops = [_forbidden(req) for req in reqs]
+    longest = max(1, *map(len, stops))
+    numbers = _upload(
+        [[p.frequency_penalty, p.presence_penalty, p.repetition_penalty] for p in params],
+        like,
+        torch.float32,
+    )
+    frequency, presence, repetition = numbers.split(1, dim=1)
+    return Penalties(
+        frequency,
+        presence,
+        repetition,
+        minimum=_upload(
+            [[p.min_new_tokens if ids else 0] for p, ids in zip(params, stops, strict=True)], like
+        ),
+        stops=_upload([ids + (ids[-1:] or [0]) * (longest - len(ids)) for ids in stops], like),
+    )
+
+
+def _forbidden(req: Any) -> list[int]:
+    """Tokens that may not come yet, if any."""
+    short = len(req.output_ids) < req.sampling_params.min_new_tokens
+    return stop_ids(req) if short else []
+
+
+def stop_ids(req: Any) -> list[int]:
+    """Tokens that may not come before min_new_tokens, as SGLang's penaliser lists them."""
+    of_tokenizer = req.tokenizer.additional_stop_token_ids or set()
+    found = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
+    return sorted(
+        each
+        for each in found | set(of_tokenizer) | {req.tokenizer.eos_token_id}
+        if each is not None
+    )
+
+
+def _upload(values: Sequence[Any], like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
+    """Numbers of the host on the device of `like`, without waiting for it."""
+    from sglang.srt.utils.common import async_h2d
+
+    uploaded: Tensor = async_h2d(values, dtype=dtype, device=like.device)
+    return uploaded

@@ -1,0 +1,176 @@
+"""Seeds of a batch's requests: their drafts and their first tokens, drawn by seed and position.
+
+SGLang (0.5.23) reads a request's `sampling_seed` (OpenAI: `seed`) under
+--enable-deterministic-inference alone, and its DSPARK never reads it. What a seed means is
+verify/seeded.py; the accept rule is `accept.py`. Which requests have one is known on the host, so
+that a batch without any costs nothing.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.verify.sampling import truncate_all
+from sglang_dspark.verify.seeded import seeded_choice, waits
+
+_FIRST = "dspark_first_seeds"  # attribute of a prefill's sampling info
+_DRAFT = "dspark_draft_seeds"  # attribute of a step's sampling info
+
+
+@dataclass(frozen=True)
+class Seeds:
+    """rows: [S] int64, places in the batch of sampled requests with a seed. values: [S] int64."""
+
+    rows: Tensor
+    values: Tensor
+
+
+@dataclass(frozen=True)
+class DraftSeeds:
+    """seeds: of a step that drafts. anchors: [R] int64, positions of its anchors."""
+
+    seeds: Seeds
+    anchors: Tensor
+
+    def drawn(self, tokens: Tensor, logits: Tensor, temperatures: Tensor, place: int) -> Tensor:
+        """tokens [R] of draft position `place`, those of seeded requests drawn by their seeds.
+
+        logits: [R, n] of that position. temperatures: [R] > 0.
+        """
+        rows, positions = self.seeds.rows, self.anchors[self.seeds.rows] + place
+        race = logits[rows].float() / temperatures[rows, None]
+        columns = torch.arange(logits.shape[1], device=logits.device)
+        choice = (race - waits(self.seeds.values, positions, columns).log()).argmax(-1)
+        return tokens.index_copy(0, rows, choice.to(tokens.dtype))
+
+
+def seeds_of(batch: Any) -> Seeds | None:
+    """The seeds of a batch's sampled requests; None where none has one."""
+    from sglang.srt.utils.common import async_h2d
+
+    settings = [req.sampling_params for req in batch.reqs]
+    seeded = [r for r, s in enumerate(settings) if s.sampling_seed is not None and s.top_k > 1]
+    if not seeded:
+        return None
+    rows, values = (
+        async_h2d(each, dtype=torch.int64, device=batch.seq_lens.device)
+        for each in (seeded, [settings[r].sampling_seed for r in seeded])
+    )
+    return Seeds(rows, values)
+
+
+@contextmanager
+def seeded_prefill(batch: Any) -> Iterator[None]:
+    """A prefill whose first tokens `first_tokens` draws by the requests' seeds."""
+    info = batch.sampling_info
+    found = None if info is None or info.is_all_greedy else seeds_of(batch)
+    if found is not None:
+        setattr(info, _FIRST, found)
+    try:
+        yield
+    finally:
+        if found is not None:
+            delattr(info, _FIRST)
+
+
+def first_tokens(tokens: Tensor, probs: Tensor, sampling_info: Any, positions: Tensor) -> Tensor:
+    """tokens [R] with those of seeded requests drawn anew from probs [R, V], not yet cut.
+
+    positions: [R], of the last tokens in front. Outside `seeded_prefill` tokens stay as they are.
+    """
+    seeds: Seeds | None = getattr(sampling_info, _FIRST, None)
+    if seeds is None:
+        return tokens
+    rows = seeds.rows
+    law = truncate_all(
+        probs[rows].float(),
+        sampling_info.top_ks[rows],
+        sampling_info.top_ps[rows],
+        sampling_info.min_ps[rows],
+    )
+    choice = seeded_choice(law, seeds.values, positions[rows].long())
+    return tokens.index_copy(0, rows, choice.to(tokens.dtype))
+
+
+@contextmanager
+def seeded_draft(proposer: Any, batch: Any, seeds: Seeds | None) -> Iterator[None]:
+    """A draft that `draft_block` draws by the requests' seeds, behind the draft's graph.
+
+    The graph holds upstream's sampler, which knows no seeds: what it drew is not used.
+    """
+    if seeds is None:
+        yield
+        return
+    info, in_graph = batch.sampling_info, proposer._draft_sampler
+    proposer._draft_sampler = None
+    setattr(info, _DRAFT, DraftSeeds(seeds, batch.seq_lens.long()))
+    try:
+        yield
+    finally:
+        delattr(info, _DRAFT)
+        proposer._draft_sampler = in_graph
+
+
+def draft_seeds(sampling_info: Any) -> DraftSeeds | None:
+    """What `seeded_draft` left for `draft_block`."""
+    return getattr(sampling_info, _DRAFT, None)
+
+
+def draft_block(
+    drawn: DraftSeeds,
+    *,
+    base_logits: Tensor,
+    anchor_tokens: Tensor,
+    draft_hidden: Tensor | None,
+    sampling_info: Any,
+    markov_head: Any,
+    noise: Any,
+    device: Any,
+    tp_sync: Any,
+) -> Any:
+    """Upstream's `sample_draft_block`, step by step, with the choices of seeded requests.
+
+    base_logits: [R, gamma, n]. anchor_tokens: [R]. Returns upstream's `DraftBlockResult`.
+    """
+    from sglang.srt.speculative.dspark_components import dspark_draft
+    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
+
+    requests, gamma, width = base_logits.shape
+    params = dspark_draft.resolve_draft_params(
+        sampling_info=sampling_info, bs=requests, device=device
+    )
+    logits = base_logits.new_empty(
+        (requests, gamma, dspark_draft.step_logits_width(markov_head, width)),
+        dtype=markov_head.step_logits_dtype(base_logits.dtype),
+    )
+    state = markov_head.init_state(draft_hidden)
+    previous, drafted = anchor_tokens.long(), []
+    for place in range(gamma):
+        tokens, state = dspark_draft._draft_step(
+            markov_head,
+            previous,
+            base_logits[:, place],
+            hidden_states=None if draft_hidden is None else draft_hidden[:, place],
+            state=state,
+            temperatures=params.step_temperatures,
+            noise=noise,
+            step=place,
+            logits_out=logits[:, place],
+        )
+        tokens = drawn.drawn(tokens, logits[:, place], params.temperatures, place)
+        previous = tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, tokens)
+        drafted.append(previous)
+    noise.offset.add_(1)
+    return dspark_draft.DraftBlockResult(
+        draft_tokens=torch.stack(drafted, dim=1),
+        corrected_logits=logits,
+        greedy_mask=params.greedy_mask,
+        temperatures=params.temperatures,
+        greedy_draft=False,
+    )
