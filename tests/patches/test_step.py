@@ -46,7 +46,7 @@ def test_without_a_state_upstream_goes_on(monkeypatch: pytest.MonkeyPatch) -> No
 
 def test_a_prefill_interrupts_and_runs() -> None:
     worker, calls = worker_with_state()
-    assert step.note_prefill(theirs, worker, "batch")[0] == "theirs"
+    assert step.note_prefill(theirs, worker, SimpleNamespace(sampling_info=None))[0] == "theirs"
     assert calls == ["interrupted"]
 
 

@@ -16,7 +16,7 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.serving.schedule.accept import accept as accept_packed
+from sglang_dspark.serving.cpu.accept import accept as accept_packed
 from sglang_dspark.serving.step import accept as step_accept
 from sglang_dspark.serving.step.seeds import Seeds
 from sglang_dspark.verify.sampling import BatchSampling, sampled_distribution, target_distribution

@@ -86,7 +86,7 @@ def drafted(asked: Any, base: Tensor, anchors: Tensor, seeds: Seeds | None) -> A
     from sglang.srt.speculative.dspark_components import dspark_draft
 
     proposer = SimpleNamespace(_draft_sampler="in graph")
-    with seeded_draft(SimpleNamespace(_proposer=proposer), asked, seeds), torch.no_grad():
+    with seeded_draft(proposer, asked, seeds), torch.no_grad():
         assert (proposer._draft_sampler is None) == (seeds is not None)
         block = sample_draft_block(
             dspark_draft.sample_draft_block,

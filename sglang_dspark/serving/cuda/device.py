@@ -123,7 +123,7 @@ class GraphDevice:
         return Verified(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
 
     def accept(self, asked: Pass, verified: Verified) -> Any:
-        """By upstream's rule, or ours where that is not lossless; in the graph where one accepted."""
+        """By upstream's rule, in the graph where one accepted; ours where it is not lossless."""
         if asked.rules.own_law:
             return self._accept(asked, verified)
         return self._executor.accept_and_finalize(
