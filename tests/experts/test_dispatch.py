@@ -101,7 +101,9 @@ def test_what_others_do_not_serve(change: dict, name: str, why: str) -> None:
 
 def test_where_none_can_all_say_why() -> None:
     situation = Situation("cuda", "mxfp4", graph=True, capability=(7, 5))
-    with pytest.raises(DSparkError, match=r"mxfp4 experts on cuda: .*triton: needs.*torch: reads"):
+    with pytest.raises(
+        DSparkError, match=r"mxfp4 experts on cuda in a graph: .*triton: needs.*torch: reads"
+    ):
         choose(situation)
 
 

@@ -54,14 +54,17 @@ def test_served_steps_are_the_engines(
         ({"tp_size": 2, "ep_size": 2}, "its shared experts' width 64, in blocks of 128"),
         ({"tp_size": 3}, "3 does not divide its 4 query"),
         ({"tp_size": 4, "ep_size": 3}, "--ep-size 3 does not divide --tp-size 4"),
-        ({"device": "cuda"}, "on a CPU only"),
+        ({"device": "npu"}, "on CPUs and on NVIDIA GPUs, not on npu; use a dense drafter"),
+        ({"enable_unified_memory": True}, "window, .* leave out --enable-unified-memory"),
     ],
 )
 def test_what_is_not_served_is_refused(tiny_moe_drafter: Path, change: dict, message: str) -> None:
     class Arguments:
-        tp_size, ep_size, attn_dp_size, device = 1, 1, 1, "cpu"
+        tp_size, ep_size, attn_dp_size, device, enable_unified_memory = 1, 1, 1, "cpu", False
 
-    _check_moe(tiny_moe_drafter, Arguments())
+    for device in ("cpu", "cuda", "cuda:1"):
+        Arguments.device = device
+        _check_moe(tiny_moe_drafter, Arguments())
     for name, value in change.items():
         setattr(Arguments, name, value)
     with pytest.raises(DSparkError, match=message):
