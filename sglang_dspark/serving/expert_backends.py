@@ -46,6 +46,8 @@ def _compiled_refusal(s: Situation) -> str | None:
         return "for CPUs"
     if s.dtype != torch.float32 or s.width % LANES or s.inner % LANES:
         return f"needs float32 and widths in multiples of {LANES}"
+    if s.graph:
+        return "computes on the host, which a graph cannot"
     return f"for up to {MOST_ROWS} tokens" if s.tokens > MOST_ROWS else None
 
 
