@@ -1,4 +1,4 @@
-"""The served model with experts on the path of a GPU: the CPU's numbers, and nothing for the host."""
+"""The served model with experts on the path of a GPU: the CPU's numbers, nothing for the host."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import json
 import os
 import subprocess
 import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
