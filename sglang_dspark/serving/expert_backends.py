@@ -185,5 +185,6 @@ def chooser_for(
     except DSparkError as error:
         logger.warning("sglang-dspark: experts are chosen without measured times: %s", error)
         return Chooser(situation)
-    logger.info("sglang-dspark: times of experts: %s", times)
+    if times.timings:
+        logger.info("sglang-dspark: times of experts: %s", times)
     return Chooser(situation, times)
