@@ -118,17 +118,23 @@ def _target(server_args: Any, args: Any) -> Target:
 
 
 def _check_moe(path: Path, args: Any) -> None:
-    """A drafter with experts must fit the ranks, and is served on a CPU. With data-parallel
+    """A drafter with experts must fit the ranks, the device and the cache. With data-parallel
     attention its ranks are fewer than --tp-size, and it is checked when it is built."""
     if MOE_ARCHITECTURE not in (read_config(path).get("architectures") or []):
         return
+    drafter = DrafterConfig.from_dir(path)
     if int(args.attn_dp_size) == 1:
         split = Split.of_rank(0, int(args.tp_size), int(args.ep_size))
-        check_split(DrafterConfig.from_dir(path), split, f"drafter {path}")
-    if str(args.device) != "cpu":
+        check_split(drafter, split, f"drafter {path}")
+    if str(args.device).split(":")[0] not in ("cpu", "cuda"):
         raise DSparkError(
-            f"drafter {path} has experts, which are served on a CPU only so far, not on "
+            f"drafter {path} has experts, which are served on CPUs and on NVIDIA GPUs, not on "
             f"{args.device}; use a dense drafter"
+        )
+    if drafter.window is not None and args.enable_unified_memory:
+        raise DSparkError(
+            f"drafter {path} has a window, which is not read from a unified memory pool; leave out "
+            "--enable-unified-memory"
         )
 
 

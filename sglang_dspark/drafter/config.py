@@ -17,12 +17,11 @@ from typing import Any
 
 from sglang_dspark.drafter import speculators
 from sglang_dspark.drafter.families import shape_fields
+from sglang_dspark.drafter.fields import MARKOV_HEADS, Fields, raw_config
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.checkpoint import CONFIG_KEY, UNQUANTISED
 from sglang_dspark.experts.formats import expert_format
-from sglang_dspark.files import fault, load_json
 
-MARKOV_HEADS = ("vanilla", "gated", "rnn")
 FAMILIES = ("qwen3", "gemma4")
 ROUTER_SCORES = ("sigmoid", "softmax")
 MOE_ARCHITECTURE = "DSparkMoEModel"
@@ -45,17 +44,8 @@ def read_config(path: Path) -> dict[str, Any]:
 
     Raises DSparkError when there is none, it is no JSON, or it is not read.
     """
+    raw = raw_config(path)
     file = Path(path) / "config.json"
-    if not file.is_file():
-        raise DSparkError(f"no drafter at {path}: expected a directory with config.json")
-    try:
-        raw = load_json(file, finite=False)  # Transformers writes infinities
-    except OSError as error:
-        raise DSparkError(f"cannot read {file}: {fault(error)}") from None
-    except ValueError as error:
-        raise DSparkError(f"{file} is not JSON: {fault(error)}") from None
-    if not isinstance(raw, dict):
-        raise DSparkError(f"{file} holds no JSON object; is this a drafter?")
     return speculators.plain_config(raw, file) if speculators.MARK in raw else raw
 
 
@@ -171,15 +161,13 @@ class DrafterConfig:
     def from_json(cls, raw: dict[str, Any], path: Path) -> DrafterConfig:
         """From the contents of `path`/config.json; DSparkError says what is missing."""
         try:
-            return cls._from_json(raw)
+            return cls._from_json(raw, Fields(raw, path))
         except KeyError as error:
             file = Path(path) / "config.json"
             raise DSparkError(f"{file}: {error} is missing; is this a DSpark drafter?") from None
 
     @classmethod
-    def _from_json(cls, raw: dict[str, Any]) -> DrafterConfig:
-        nested = raw.get("dspark_config") or raw.get("dflash_config") or {}
-        both = {**raw, **nested}
+    def _from_json(cls, raw: dict[str, Any], fields: Fields) -> DrafterConfig:
         ours = MOE_ARCHITECTURE in (raw.get("architectures") or [])
         extension = {field: raw[key] for field, key in _MOE_KEYS.items()} if ours else {}
         if ours:
@@ -187,19 +175,19 @@ class DrafterConfig:
         return cls(
             **shape_fields(raw),
             **extension,
-            hidden_size=raw["hidden_size"],
-            intermediate_size=raw["intermediate_size"],
-            num_layers=raw["num_hidden_layers"],
-            num_heads=raw["num_attention_heads"],
-            vocab_size=raw["vocab_size"],
-            gamma=both["block_size"],
-            target_layer_ids=tuple(both["target_layer_ids"]),
-            num_target_layers=both["num_target_layers"],
-            mask_token_id=both["mask_token_id"],
-            markov_rank=both["markov_rank"],
-            markov_head_type=both.get("markov_head_type", "vanilla"),
-            confidence_head=both.get("enable_confidence_head", True),
-            confidence_head_with_markov=both.get("confidence_head_with_markov", True),
+            hidden_size=fields.integer("hidden_size"),
+            intermediate_size=fields.integer("intermediate_size"),
+            num_layers=fields.integer("num_hidden_layers"),
+            num_heads=fields.integer("num_attention_heads"),
+            vocab_size=fields.integer("vocab_size"),
+            gamma=fields.integer("block_size"),
+            target_layer_ids=fields.layer_ids(),
+            num_target_layers=fields.integer("num_target_layers"),
+            mask_token_id=fields.integer("mask_token_id", least=0),
+            markov_rank=fields.integer("markov_rank"),
+            markov_head_type=fields.markov_head("vanilla"),
+            confidence_head=fields.get("enable_confidence_head", True),
+            confidence_head_with_markov=fields.get("confidence_head_with_markov", True),
             rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
             max_position_embeddings=raw.get("max_position_embeddings", 8192),
         )

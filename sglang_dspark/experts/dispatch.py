@@ -18,7 +18,13 @@ from torch import Tensor
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts import gpu_backends  # noqa: F401 (registers)
 from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, Situation
-from sglang_dspark.experts.times import FAILURES, TimesTable, first_line
+from sglang_dspark.experts.times import (
+    FAILURES,
+    TOKENS,
+    TimesTable,
+    first_line,
+    made_up_rows,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -54,7 +60,8 @@ def choose(
     able = [name for name in BACKENDS if name not in refused]
     if not able:
         raise DSparkError(
-            f"no way to compute {situation.format} experts on {situation.device}: "
+            f"no way to compute {situation.format} experts on {situation.device}"
+            f"{' in a graph' if situation.graph else ''}: "
             + "; ".join(f"{name}: {why}" for name, why in refused.items())
         )
     measured = {name: times[name] for name in able if name in times} if times else {}
@@ -113,6 +120,16 @@ class RoutedExperts:
     def __init__(self, weights: ExpertWeights, chooser: Chooser):
         self.weights, self.chooser = weights, chooser
         self._ready: dict[str, Call] = {}
+
+    @torch.no_grad()
+    def warm_up(self) -> None:
+        """Try what small, middling and large passes take on made-up rows.
+
+        What a backend makes of the weights is then in memory, before a cache is sized by what is
+        left, and no capture meets a backend that fails. Raises DSparkError where all fail.
+        """
+        for tokens in TOKENS:
+            self(*made_up_rows(replace(self.chooser.situation, tokens=tokens)))
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, d], ids [T, k], weights [T, k] float32 -> [T, d]; no tokens give no rows. Ids of -1

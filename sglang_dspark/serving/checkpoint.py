@@ -16,8 +16,9 @@ from safetensors import SafetensorError, safe_open
 
 from sglang_dspark.drafter import speculators
 from sglang_dspark.drafter.config import MOE_ARCHITECTURE
+from sglang_dspark.drafter.fields import Fields, raw_config
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import FAULTS, brief, fault, load_json
+from sglang_dspark.files import FAULTS, brief, load_json
 from sglang_dspark.serving.moe_checkpoint import moe_shapes
 
 DENSE_ARCHITECTURES = frozenset({"Qwen3DSparkModel", "LingDSparkModel", "DSparkDraftModel"})
@@ -37,7 +38,6 @@ LAST_LAYER_UNREADABLE = frozenset(
         "Qwen3MoeForCausalLM",
     }
 )
-MARKOV_HEADS = frozenset({"vanilla", "gated", "rnn"})
 _ALIASES = {
     "encoder.fc.weight": "fc.weight",
     "encoder.output_norm_enc.weight": "hidden_norm.weight",
@@ -115,24 +115,9 @@ def validate_drafter(
 
 
 def read_config(path: Path) -> dict[str, Any]:
-    """The drafter's config.json. Raises `DSparkError` when it is missing or no JSON object."""
-    file = path / "config.json"
-    if not path.is_dir():
-        raise DSparkError(
-            f"drafter {path} is not a directory; check --speculative-draft-model-path"
-        )
-    try:
-        config = load_json(file, finite=False)  # Transformers writes infinities
-    except FileNotFoundError as error:
-        raise DSparkError(
-            f"drafter {path} has no config.json; check --speculative-draft-model-path"
-        ) from error
-    except (OSError, ValueError) as error:
-        raise DSparkError(
-            f"drafter {path}: config.json cannot be read ({fault(error)}); fetch the drafter again"
-        ) from error
-    if not isinstance(config, dict):
-        raise DSparkError(f"drafter {path}: config.json is no JSON object; fetch the drafter again")
+    """The drafter's config.json in SGLang's layout. Raises `DSparkError` for another layout, and as
+    `drafter.fields.raw_config` does."""
+    config = raw_config(path)
     if speculators.MARK in config:
         raise DSparkError(
             f"drafter {path} has the layout of Speculators ({speculators.MARK} in config.json), "
@@ -157,58 +142,24 @@ def check_architecture(path: Path, config: dict[str, Any]) -> str:
 
 def parse_facts(path: Path, config: dict[str, Any], architecture: str) -> DrafterFacts:
     """Read the fields we check. Raises `DSparkError` naming a field missing or of a wrong type."""
-    fields = dict(config)
-    for name in ("dflash_config", "dspark_config"):
-        nested = config.get(name) or {}
-        if not isinstance(nested, dict):
-            raise DSparkError(
-                f"drafter {path}: {name} in config.json must be a mapping, not "
-                f"{brief(repr(nested))}; fetch or export the drafter again"
-            )
-        fields |= nested
-
-    def integer(name: str, *, least: int = 1, default: int | None = None) -> int:
-        value = fields.get(name, default)
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise DSparkError(
-                f"drafter {path}: {name} in config.json must be an integer >= {least}, not "
-                f"{brief(repr(value))}; fetch or export the drafter again"
-            )
-        return value
-
-    layer_ids = fields.get("target_layer_ids")
-    if (
-        not isinstance(layer_ids, list)
-        or not layer_ids
-        or not all(isinstance(i, int) and not isinstance(i, bool) for i in layer_ids)
-    ):
-        raise DSparkError(
-            f"drafter {path}: target_layer_ids in config.json must be a list of integers, not "
-            f"{brief(repr(layer_ids))}; fetch or export the drafter again"
-        )
-    head_type = str(fields.get("markov_head_type")).lower()
-    if head_type not in MARKOV_HEADS:
-        raise DSparkError(
-            f"drafter {path}: markov_head_type {brief(repr(head_type))} in config.json is unknown "
-            f"(known: {', '.join(sorted(MARKOV_HEADS))}); use another drafter"
-        )
-    hidden, heads = integer("hidden_size"), integer("num_attention_heads")
+    fields = Fields(config, path)
+    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
     targets = fields.get("num_target_layers")
     return DrafterFacts(
         architecture=architecture,
         hidden_size=hidden,
-        intermediate_size=integer("intermediate_size"),
-        num_layers=integer("num_hidden_layers"),
+        intermediate_size=fields.integer("intermediate_size"),
+        num_layers=fields.integer("num_hidden_layers"),
         num_heads=heads,
-        num_kv_heads=integer("num_key_value_heads", default=heads),
-        head_dim=integer("head_dim", default=hidden // heads),
-        vocab_size=integer("vocab_size"),
-        gamma=integer("block_size"),
-        target_layer_ids=tuple(layer_ids),
-        num_target_layers=None if targets is None else integer("num_target_layers"),
-        mask_token_id=integer("mask_token_id", least=0),
-        markov_rank=integer("markov_rank"),
-        markov_head_type=head_type,
+        num_kv_heads=fields.integer("num_key_value_heads", default=heads),
+        head_dim=fields.integer("head_dim", default=hidden // heads),
+        vocab_size=fields.integer("vocab_size"),
+        gamma=fields.integer("block_size"),
+        target_layer_ids=fields.layer_ids(),
+        num_target_layers=None if targets is None else fields.integer("num_target_layers"),
+        mask_token_id=fields.integer("mask_token_id", least=0),
+        markov_rank=fields.integer("markov_rank"),
+        markov_head_type=fields.markov_head(),
         confidence_head=bool(fields.get("enable_confidence_head", True)),
         confidence_with_markov=bool(fields.get("confidence_head_with_markov", True)),
         quantized=config.get("quantization_config") is not None,

@@ -144,6 +144,7 @@ def _device(found: Diagnosis) -> None:
     import torch
     from sglang.srt.platforms import current_platform
 
+    from sglang_dspark.serving.expert_report import experts_here
     from sglang_dspark.serving.plugin import cpu_platform_active
 
     kind = type(current_platform)
@@ -156,47 +157,10 @@ def _device(found: Diagnosis) -> None:
         "torch_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-    found.device["experts"] = _experts(found)
+    found.device["experts"], broken = experts_here()
+    found.problems += broken
     if active and found.device["cpu_capability"] in ("DEFAULT", "NO AVX"):
         found.notes.append("this CPU has no AVX2: serving will be slow")
-
-
-def _experts(found: Diagnosis) -> str:
-    """By what the experts of a drafter like the demo's would be computed here, in each format, and
-    what stands back, and which times were measured on this machine before."""
-    import torch
-
-    from sglang_dspark.experts.backends import BACKENDS, Situation
-    from sglang_dspark.experts.dispatch import choose
-    from sglang_dspark.experts.formats import FORMATS
-    from sglang_dspark.experts.times import cache_path, folder, load
-    from sglang_dspark.serving import expert_backends
-
-    cuda = torch.cuda.is_available()
-    parts, measured = [], []
-    for name in FORMATS:
-        situation = Situation(
-            "cuda" if cuda else "cpu",
-            name,
-            dtype=torch.bfloat16 if cuda else torch.float32,
-            capability=torch.cuda.get_device_capability() if cuda else None,
-        )
-        key = expert_backends.key_of(situation)
-        path, times = cache_path(key), None
-        if path.is_file():
-            try:
-                times = load(path, key)
-                measured.append(str(times))
-            except DSparkError as error:
-                found.problems.append(str(error))
-        near = times.near(situation.tokens) if times else None
-        chosen = choose(situation, near, times.unfit if times else None)
-        parts.append(f"{name} by {chosen}")
-    here = Situation("cuda" if cuda else "cpu", "bf16", capability=situation.capability)
-    away = [f"{n}: {w}" for n, b in BACKENDS.items() if (w := b.missing() or b.refusal(here))]
-    others = f"not here: {', '.join(away)}" if away else ""
-    kept = f"measured times in {folder()}: {' | '.join(measured) or 'none of this layer shape yet'}"
-    return "; ".join(part for part in (*parts, others, kept) if part)
 
 
 def _seams(found: Diagnosis) -> None:

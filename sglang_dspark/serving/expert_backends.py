@@ -8,7 +8,8 @@ weights or FP8 ones with 128 x 128 scales. Written after its source; it has not 
 from __future__ import annotations
 
 import logging
-from dataclasses import replace
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
 from importlib.metadata import version
 
 import torch
@@ -28,7 +29,7 @@ from sglang_dspark.experts.backends import (
     needs,
     register,
 )
-from sglang_dspark.experts.dispatch import Chooser
+from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
 from sglang_dspark.experts.gpu_backends import on_cuda
 from sglang_dspark.experts.times import TimesKey, load_or_measure
 from sglang_dspark.loadtest.machine import cpu_description
@@ -45,6 +46,8 @@ def _compiled_refusal(s: Situation) -> str | None:
         return "for CPUs"
     if s.dtype != torch.float32 or s.width % LANES or s.inner % LANES:
         return f"needs float32 and widths in multiples of {LANES}"
+    if s.graph:
+        return "computes on the host, which a graph cannot"
     return f"for up to {MOST_ROWS} tokens" if s.tokens > MOST_ROWS else None
 
 
@@ -127,7 +130,39 @@ def key_of(situation: Situation) -> TimesKey:
     return TimesKey.of(situation, device, versions)
 
 
-def chooser_for(weights: ExpertWeights, shape: DrafterConfig, ranks: int = 1) -> Chooser:
+@dataclass(frozen=True)
+class RoutedLayers:
+    """The routed experts of all layers, ready to be called; in_graphs: whether by calls that a
+    captured pass may hold."""
+
+    layers: tuple[RoutedExperts, ...]
+    in_graphs: bool
+
+
+def routed_layers(
+    found: Sequence[ExpertWeights], shape: DrafterConfig, ranks: int = 1, in_graphs: bool = False
+) -> RoutedLayers:
+    """Experts of each layer's weights, by what `chooser_for` chooses.
+
+    in_graphs: draft passes are to be captured. Where no backend can be, that is said in one line
+    and the result is for passes that are not. DSparkError where none serves those either.
+    """
+    chooser = chooser_for(found[0], shape, ranks, in_graphs)
+    layers = tuple(RoutedExperts(weights, chooser) for weights in found)
+    try:
+        for layer in layers:
+            layer.warm_up()
+    except DSparkError as error:
+        if not in_graphs:
+            raise
+        logger.warning("sglang-dspark: draft passes run outside graphs: %s", error)
+        return routed_layers(found, shape, ranks)
+    return RoutedLayers(layers, in_graphs)
+
+
+def chooser_for(
+    weights: ExpertWeights, shape: DrafterConfig, ranks: int = 1, in_graphs: bool = False
+) -> Chooser:
     """By times of this machine, measured on one layer's weights at the first start; where those
     cannot be had, by the order of preference, which is logged.
 
@@ -141,6 +176,7 @@ def chooser_for(weights: ExpertWeights, shape: DrafterConfig, ranks: int = 1) ->
         experts=held,
         inner=inner,
         absent=shape.num_experts - held,
+        graph=in_graphs,
     )
     if ranks > 1:
         return Chooser(situation)
@@ -149,5 +185,6 @@ def chooser_for(weights: ExpertWeights, shape: DrafterConfig, ranks: int = 1) ->
     except DSparkError as error:
         logger.warning("sglang-dspark: experts are chosen without measured times: %s", error)
         return Chooser(situation)
-    logger.info("sglang-dspark: times of experts: %s", times)
+    if times.timings:
+        logger.info("sglang-dspark: times of experts: %s", times)
     return Chooser(situation, times)

@@ -19,9 +19,11 @@ import torch
 from sglang.srt.distributed.communication_op import tensor_model_parallel_all_reduce
 from sglang.srt.layers.layernorm import RMSNorm
 from sglang.srt.layers.logits_processor import LogitsProcessorOutput
+from sglang.srt.model_executor.cuda_graph_config import Backend
 from sglang.srt.models.dflash import DFlashAttention, DFlashDraftModel
 from sglang.srt.models.dspark import DSparkDraftMixin
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.platforms import current_platform
+from sglang.srt.runtime_context import get_exec, get_parallel
 from torch import Tensor, nn
 
 from sglang_dspark.drafter.hyper_connections import HyperConnection, StreamRead, open_streams
@@ -37,8 +39,8 @@ from sglang_dspark.experts.sharding import (
     tensors_of_rank,
 )
 from sglang_dspark.serving import expert_backends
+from sglang_dspark.serving.block_window import BlockWindow, WindowedAttention
 from sglang_dspark.serving.cpu import expert_ops
-from sglang_dspark.serving.cpu.context_window import within_window
 from sglang_dspark.serving.moe_config import drafter_shape
 
 
@@ -54,6 +56,14 @@ def split_here() -> Split:
         Part(p.moe_ep_rank, p.moe_ep_size),
         Part(p.moe_tp_rank, p.moe_tp_size),
         Part(p.tp_rank, p.tp_size),
+    )
+
+
+def in_graphs() -> bool:
+    """Whether SGLang is to capture this server's decode passes, the draft's among them."""
+    return (
+        current_platform.capabilities.graph_capture
+        and get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED
     )
 
 
@@ -81,6 +91,11 @@ class MoEDecoderLayer(nn.Module):
         self.post_attention_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.attn_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
         self.mlp_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
+        # Routing and mixing are computed in float32, whatever dtype the server loads weights in.
+        self.attn_residual.float()
+        self.mlp_residual.float()
+        if isinstance(self.mlp, RankMoE):
+            self.mlp.gate.float()
         self.compiled = _CompiledLayer()
         self.routed: RoutedExperts | None = None
 
@@ -146,7 +161,7 @@ def _connected(
 
 class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
     """Draft model of the architecture that `drafter/config.py` writes for drafters with experts, a
-    window or residual streams."""
+    window or residual streams. capturable: whether a graph may hold its passes."""
 
     decoder_layer_cls = MoEDecoderLayer
 
@@ -155,11 +170,16 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
         check_split(shape, split, f"drafter {config.name_or_path}")
         super().__init__(config=config, quant_config=quant_config, prefix=prefix)
         self.shape, self.split = shape, split
+        self.window = BlockWindow(shape.window)
+        if shape.window is not None:
+            for layer in self.layers:
+                layer.self_attn.attn = WindowedAttention(layer.self_attn.attn, self.window)
+        self.capturable = True
         self.streams = self.shape.residual_streams
         if self.streams > 1:
             self.stream_read = StreamRead(
                 self.streams, self.shape.hidden_size, self.shape.rms_norm_eps
-            )
+            ).float()
         self.compiled_read: expert_ops.CompiledRead | None = None
 
     @torch.no_grad()
@@ -177,7 +197,7 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
         if x.numel():
             if self.streams > 1:
                 x = open_streams(x, self.streams).contiguous()
-            with within_window(self.shape.window):
+            with self.window.over(forward_batch):
                 for layer in self.layers:
                     x = layer(x, positions, forward_batch)
             x = self.norm(self._one(x))
@@ -209,9 +229,10 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
     def _choose_backends(self) -> None:
         """Let each layer's experts be computed by what experts/dispatch.py chooses."""
         found = [expert_backends.weights_of(layer.mlp.experts, self.shape) for layer in self.layers]
-        chooser = expert_backends.chooser_for(found[0], self.shape, self.split.ranks)
-        for layer, weights in zip(self.layers, found, strict=True):
-            layer.routed = RoutedExperts(weights, chooser)
+        routed = expert_backends.routed_layers(found, self.shape, self.split.ranks, in_graphs())
+        self.capturable = routed.in_graphs or not in_graphs()
+        for layer, experts in zip(self.layers, routed.layers, strict=True):
+            layer.routed = experts
 
     def prune_to_ctx_kv_injection(self) -> None:
         """Keep what writes the context, as upstream's dense class does."""

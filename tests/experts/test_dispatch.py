@@ -8,10 +8,18 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts import backends as registry
-from sglang_dspark.experts.backends import BACKENDS, Backend, ExpertWeights, Situation, register
+from sglang_dspark.experts.backends import (
+    BACKENDS,
+    Backend,
+    Call,
+    ExpertWeights,
+    Situation,
+    register,
+)
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts, announce, choose
 from sglang_dspark.experts.formats import quantise
 from sglang_dspark.experts.gpu_backends import ALIGNED, aligned_places
@@ -101,7 +109,9 @@ def test_what_others_do_not_serve(change: dict, name: str, why: str) -> None:
 
 def test_where_none_can_all_say_why() -> None:
     situation = Situation("cuda", "mxfp4", graph=True, capability=(7, 5))
-    with pytest.raises(DSparkError, match=r"mxfp4 experts on cuda: .*triton: needs.*torch: reads"):
+    with pytest.raises(
+        DSparkError, match=r"mxfp4 experts on cuda in a graph: .*triton: needs.*torch: reads"
+    ):
         choose(situation)
 
 
@@ -227,3 +237,70 @@ def test_groups_of_whole_blocks(tokens: int) -> None:
 
 def test_our_kernels_as_backends_in_the_interpreter() -> None:
     assert output_of("tests.experts.interpreted_backends").split() == ["7", "agree"]
+
+
+@pytest.fixture
+def served() -> tuple[list[ExpertWeights], DrafterConfig]:
+    """Two layers of a drafter on this machine."""
+    fields = {"num_experts": 4, "experts_per_token": 2, "moe_intermediate_size": 32}
+    return [weights(), weights()], tiny_config(hidden_size=64, **fields)
+
+
+def test_weights_are_made_ready_before_the_first_pass(
+    served: tuple[list[ExpertWeights], DrafterConfig], own_backends: None
+) -> None:
+    prepared = []
+
+    def counting(given: ExpertWeights) -> Call:
+        prepared.append(given)
+        return BACKENDS["torch"].prepare(given)
+
+    register(Backend("counting", lambda: None, lambda s: None, counting), before="compiled")
+    found, shape = served
+    layers = expert_backends.routed_layers(found, shape, ranks=2).layers
+    assert prepared == found
+    with torch.no_grad():
+        layers[0](*rows(5))
+    assert len(prepared) == 2
+
+
+def test_what_no_graph_may_hold_is_said_once_and_computed_outside(
+    served: tuple[list[ExpertWeights], DrafterConfig], caplog: pytest.LogCaptureFixture
+) -> None:
+    found, shape = served
+    with caplog.at_level(logging.WARNING):
+        routed = expert_backends.routed_layers(found, shape, ranks=2, in_graphs=True)
+    assert not routed.in_graphs
+    (line,) = [r.getMessage() for r in caplog.records if "outside graphs" in r.getMessage()]
+    assert "compiled: computes on the host, which a graph cannot" in line
+    assert "torch: reads counts on the host, which a graph cannot" in line
+    x, ids, own = rows(5)
+    with torch.no_grad():
+        expected = BACKENDS["torch"].prepare(found[0])(x, ids, own)
+        torch.testing.assert_close(routed.layers[0](x, ids, own), expected, atol=1e-5, rtol=1e-4)
+
+
+def test_a_backend_that_fails_when_it_is_tried_leaves_the_graphs_too(
+    served: tuple[list[ExpertWeights], DrafterConfig],
+    own_backends: None,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    def failing(given: ExpertWeights) -> Call:
+        raise RuntimeError("no kernel image")
+
+    register(Backend("kernels", lambda: None, lambda s: None, failing), before="compiled")
+    found, shape = served
+    routed = expert_backends.routed_layers(found, shape, ranks=2, in_graphs=True)
+    assert not routed.in_graphs
+    assert "draft passes run outside graphs: " in caplog.text
+    assert "kernels: failed: no kernel image" in caplog.text
+
+
+def test_layers_for_graphs_take_what_a_graph_may_hold(
+    served: tuple[list[ExpertWeights], DrafterConfig], own_backends: None
+) -> None:
+    register(Backend("static", lambda: None, lambda s: None, BACKENDS["torch"].prepare))
+    found, shape = served
+    routed = expert_backends.routed_layers(found, shape, ranks=2, in_graphs=True)
+    assert routed.in_graphs
+    assert [layer.chooser.name(64) for layer in routed.layers] == ["static"] * 2

@@ -81,6 +81,32 @@ def test_times_are_of_calls_without_gradients() -> None:
     assert {t.backend for t in table.timings} == {"compiled", "torch"}
 
 
+def test_for_graphs_only_what_a_graph_may_hold_is_timed() -> None:
+    register(Backend("static", lambda: None, lambda s: None, BACKENDS["torch"].prepare))
+    table = times.measure(weights(), replace(SMALL, graph=True), KEY, tokens=(1,), repeats=1)
+    assert {t.backend for t in table.timings} == {"static"}
+    assert table.refused["torch"] == "reads counts on the host, which a graph cannot"
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_on_a_gpu_a_graph_of_the_call_is_timed() -> None:
+    """One whose capture fails is left out, and the device is as it was."""
+    register(Backend("reader", lambda: None, lambda s: None, BACKENDS["torch"].prepare))
+    on_gpu = replace(
+        SMALL,
+        device="cuda",
+        dtype=torch.bfloat16,
+        graph=True,
+        capability=torch.cuda.get_device_capability(),
+    )
+    values = weights().values
+    assert values is not None
+    gate, up, down = (part.cuda().bfloat16() for part in values)
+    table = times.measure(ExpertWeights("bf16", (gate, up, down)), on_gpu, KEY, repeats=2)
+    assert {t.tokens for t in table.timings if t.backend == "triton"} == set(times.TOKENS)
+    assert table.refused["reader"].startswith("failed: ")
+
+
 def test_files_that_are_not_of_here_are_refused() -> None:
     path = times.folder() / "table.json"
     rows = (Timing(1, "torch", 5.0), Timing(8, "torch", 7.0))

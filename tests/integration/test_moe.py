@@ -6,11 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
 from sglang_dspark.evaluation.proposer import open_drafter
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.patches.drafter_check import _check_moe
 from tests.integration import tiny_models
 from tests.integration.serving import Served
 
@@ -45,24 +43,3 @@ def test_served_steps_are_the_engines(
             assert meta["spec_num_correct_drafts"] == accepted
     assert sum(counts) > TOKENS, "too few accepted drafts to tell anything"
     assert "DSparkMoEModel" in tiny_moe.log
-
-
-@pytest.mark.parametrize(
-    ("change", "message"),
-    [
-        ({"tp_size": 2}, "fp8 cannot be split over 2 ranks: .*width 64, in blocks of 128"),
-        ({"tp_size": 2, "ep_size": 2}, "its shared experts' width 64, in blocks of 128"),
-        ({"tp_size": 3}, "3 does not divide its 4 query"),
-        ({"tp_size": 4, "ep_size": 3}, "--ep-size 3 does not divide --tp-size 4"),
-        ({"device": "cuda"}, "on a CPU only"),
-    ],
-)
-def test_what_is_not_served_is_refused(tiny_moe_drafter: Path, change: dict, message: str) -> None:
-    class Arguments:
-        tp_size, ep_size, attn_dp_size, device = 1, 1, 1, "cpu"
-
-    _check_moe(tiny_moe_drafter, Arguments())
-    for name, value in change.items():
-        setattr(Arguments, name, value)
-    with pytest.raises(DSparkError, match=message):
-        _check_moe(tiny_moe_drafter, Arguments())

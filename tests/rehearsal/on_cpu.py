@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from tests.rehearsal import graphs, reads
+from tests.rehearsal import experts, graphs, reads
 
 GAMMA = 5
 TIER = GAMMA + 1  # tokens: what a captured graph of one more request adds
@@ -64,6 +64,7 @@ def install_rehearsal() -> None:
     if os.environ.get("DSPARK_REHEARSAL_GRAPHS") == "1":
         graphs.install()
         seams += graphs.SEAMS
+    seams.append(experts.SEAM)
     registry.install([replace(seam, device="any") for seam in seams], device="cpu")
     plugin._verify_after_apply()
     # The platform knows one backend of the draft; here its Triton kernels may be interpreted.

@@ -25,6 +25,10 @@ PACKAGES = (
     "sglang_dspark.serving.cuda",
     "sglang_dspark.serving.step",
 )
+MODULES = tuple(
+    f"sglang_dspark.serving.{name}"
+    for name in ("block_window", "expert_backends", "moe_checkpoint", "moe_config", "moe_model")
+)
 BINARY = ("sgl_kernel", "torchvision")
 H100 = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
@@ -76,8 +80,8 @@ def fake_device() -> None:
 
 
 def ours() -> list[str]:
-    """Every module of PACKAGES but those that only a CPU's server installs."""
-    found = []
+    """MODULES, and every module of PACKAGES but those that only a CPU's server installs."""
+    found = list(MODULES)
     for package in PACKAGES:
         path = importlib.import_module(package).__path__
         found += [each.name for each in pkgutil.walk_packages(path, f"{package}.")]
@@ -102,7 +106,10 @@ def main() -> None:
                 wrong.append(registry.mismatch(check))
     from sglang.srt.utils import is_cuda
 
+    from sglang_dspark.serving.expert_report import experts_here
+
     said = {"modules": ours(), "failed": failed, "seams": wrong, "is_cuda": is_cuda()}
+    said["experts"], _ = experts_here()
     print(json.dumps(said))
 
 

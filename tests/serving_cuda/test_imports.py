@@ -31,7 +31,22 @@ def test_every_module_of_a_cuda_server_imports(found: dict[str, Any]) -> None:
         "sglang_dspark.serving.cuda.attach",
         "sglang_dspark.patches.cuda_step",
         "sglang_dspark.kernels.admission",
+        "sglang_dspark.kernels.grouped_moe",
+        "sglang_dspark.experts.gpu_backends",
+        "sglang_dspark.serving.moe_model",
     } <= set(found["modules"])
+
+
+def test_the_doctor_says_who_computes_each_format_of_experts(found: dict[str, Any]) -> None:
+    """On the faked H100, without the packages that have no build here."""
+    said = found["experts"]
+    for name in ("bf16", "fp8", "mxfp4", "nvfp4"):
+        (own,) = [part for part in said.split("(first that serves ")[1:] if part.startswith(name)]
+        assert "not torch: reads counts on the host, which a graph cannot" in own
+        assert "not compiled: for CPUs" in own
+    assert said.count(" by triton (") == 4
+    assert "not deep_gemm: widths 576 x 512 are no multiples of 128" in said
+    assert "not flashinfer: flashinfer is not installed" in said
 
 
 def test_cuda_seams_fit_upstreams_cuda_branch(found: dict[str, Any]) -> None:

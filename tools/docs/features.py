@@ -4,7 +4,7 @@
 
 from __future__ import annotations
 
-from sglang_dspark.serving.cuda.features import FEATURES, RAGGED_BACKENDS
+from sglang_dspark.serving.cuda.features import FEATURES, SCHEDULED
 
 HEAD = """\
 <!-- written by `make docs-reference`; change sglang_dspark/serving/cuda/features.py -->
@@ -53,10 +53,6 @@ bfloat16, speed, and whether leaving a draft out pays: only a GPU shows these.
 
 def gpu_page() -> str:
     """The whole page."""
-    backends = ", ".join(sorted(RAGGED_BACKENDS))
-    rows = [f"| attention backends {backends}; CUDA graphs or eager | scheduled by confidence |"]
-    rows.append("| the overlap loop | scheduled; K comes from confidences two steps old |")
-    rows.append("| `--disable-overlap-schedule` | scheduled; K comes from the step before |")
-    rows.append("| `--tp-size` | scheduled; the first rank decides K and lengths for all |")
+    rows = [f"| {name} | {said} |" for name, said in SCHEDULED]
     rows += [f"| {each.name} | every draft is verified: {each.why} |" for each in FEATURES]
     return HEAD + "\n".join(rows) + "\n" + TAIL

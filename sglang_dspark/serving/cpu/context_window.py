@@ -1,8 +1,7 @@
-"""A draft block's window over its context (drafter/attention.py) as an attention plan: every row of
-the block sees the same last tokens before the anchor, and the block itself.
+"""A draft block's window over its context (serving/block_window.py) as an attention plan.
 
-SGLang's sliding windows move with each query instead. Here the plan's table begins where the window
-does, so the ordinary kernels read fewer slots and know nothing of it.
+The plan's table begins where the window does, so the ordinary kernels read fewer slots and know
+nothing of it.
 """
 
 from __future__ import annotations
@@ -19,12 +18,11 @@ from sglang_dspark.serving.cpu.plan import CACHED, QUERIES, ROW, AttentionPlan
 
 
 @contextmanager
-def within_window(window: int | None) -> Iterator[None]:
-    """Within, attention of this pass sees `window` tokens before each request's own; None: all."""
+def within_window(window: int) -> Iterator[None]:
+    """Within, attention of this pass, by our backend, sees `window` tokens before each request's
+    own."""
     backend = get_attn_backend()
-    if window is None or not isinstance(backend, DsparkCpuAttnBackend):
-        yield
-        return
+    assert isinstance(backend, DsparkCpuAttnBackend)  # as block_window.by_plan has seen
     kept = backend.short, backend.long
     backend.short, backend.long = (None if p is None else narrowed(p, window) for p in kept)
     try:

@@ -233,7 +233,7 @@ class CompiledShared:
     @classmethod
     def of(cls, shared: SharedExperts | None) -> CompiledShared | None:
         """None where there are none, or the matrix kernel does not take their weights."""
-        if shared is None or linear.prepare() is None or not _plain(shared):
+        if shared is None or not _plain(shared) or linear.prepare() is None:
             return None
         fitting = all(size % LANES == 0 for size in shared.down_proj.weight.shape)
         return cls(shared) if fitting else None

@@ -1,8 +1,9 @@
 """What is scheduled by confidence on a GPU, and what is served with every draft verified instead.
 
 Decided from the arguments before any model loads, because SGLang (0.5.23) builds the confidence
-head and captures ragged graphs only in the mode `compact`. `FEATURES` is the table of docs/serving;
-each row is a rule with a name, and the first that holds is said in one line.
+head and captures ragged graphs only in the mode `compact`. `SCHEDULED` and `FEATURES` are the table
+of docs/gpu.md; each row of the latter is a rule with a name, and the first that holds is said in
+one line.
 """
 
 from __future__ import annotations
@@ -109,6 +110,22 @@ FEATURES = (
         "SGLANG_SIMULATE_ACC_LEN",
         "SGLANG_SIMULATE_ACC_LEN is set",
         lambda start: float(start.variables.get("SGLANG_SIMULATE_ACC_LEN") or 0) > 0,
+    ),
+)
+
+# What is scheduled: with what, and what is to be known of it.
+SCHEDULED = (
+    (
+        f"attention backends {', '.join(sorted(RAGGED_BACKENDS))}; CUDA graphs or eager",
+        "scheduled by confidence",
+    ),
+    ("the overlap loop", "scheduled; K comes from confidences two steps old"),
+    ("`--disable-overlap-schedule`", "scheduled; K comes from the step before"),
+    ("`--tp-size`", "scheduled; the first rank decides K and lengths for all"),
+    (
+        "a drafter with experts, residual streams or a window (`DSparkMoEModel`)",
+        "scheduled; the draft's graph holds it where a backend of its experts may be captured, "
+        "else it drafts outside graphs and the log says so",
     ),
 )
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.catalogue import (
     calibration,
     command_line,
+    experts,
     kept_files,
     loadtest,
     rules,
@@ -22,6 +23,7 @@ ALL: tuple[Mutant, ...] = (
     *rules.MUTANTS,
     *serving.MUTANTS,
     *step.MUTANTS,
+    *experts.MUTANTS,
     *DRAFT_LAW,
     *sampling.MUTANTS,
     *scheduling.MUTANTS,

@@ -1,0 +1,63 @@
+"""What `dspark doctor` says of experts: which backend takes each format, and why no other.
+
+As a server would choose on this device for a layer like the demo drafter's, in captured passes on a
+GPU.
+"""
+
+from __future__ import annotations
+
+from dataclasses import replace
+
+import torch
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.backends import Situation
+from sglang_dspark.experts.dispatch import choose
+from sglang_dspark.experts.formats import FORMATS
+from sglang_dspark.experts.times import TimesTable, cache_path, folder, load
+from sglang_dspark.serving import expert_backends
+
+
+def experts_here() -> tuple[str, list[str]]:
+    """Backends by format, with the times that were measured here before; and what is wrong with
+    kept times."""
+    said: dict[str, list[str]] = {}  # text -> formats of which it is true
+    measured, broken = [], []
+    for name in FORMATS:
+        situation = _situation(name)
+        key = expert_backends.key_of(situation)
+        path, times = cache_path(key), None
+        if path.is_file():
+            try:
+                times = load(path, key)
+                measured.append(str(times))
+            except DSparkError as error:
+                broken.append(str(error))
+        said.setdefault(_chosen(situation, times), []).append(name)
+    parts = [f"{', '.join(names)} {text}" for text, names in said.items()]
+    kept = " | ".join(measured) or "none of this layer shape yet"
+    return "; ".join([*parts, f"measured times in {folder()}: {kept}"]), broken
+
+
+def _situation(name: str) -> Situation:
+    if not torch.cuda.is_available():
+        return Situation("cpu", name)
+    capability = torch.cuda.get_device_capability()
+    return Situation("cuda", name, dtype=torch.bfloat16, graph=True, capability=capability)
+
+
+def _chosen(situation: Situation, times: TimesTable | None) -> str:
+    """The backend, and why not each other one; a reason is said once."""
+    near, unfit = (times.near(situation.tokens), times.unfit) if times else (None, None)
+    outside = ""
+    try:
+        choice = choose(situation, near, unfit)
+    except DSparkError:
+        if not situation.graph:
+            raise
+        choice, outside = choose(replace(situation, graph=False), near, unfit), ", outside graphs"
+    reasons: dict[str, list[str]] = {}
+    for name, why in choice.passed_over.items():
+        reasons.setdefault(why, []).append(name)
+    others = "; ".join(f"not {', '.join(names)}: {why}" for why, names in reasons.items())
+    return f"by {choice.backend}{outside} ({choice.reason}; {others})"

@@ -1,0 +1,67 @@
+"""Fields of a drafter's config.json: the same lines for the drafter's own reader and a server's."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.fields import Fields
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.checkpoint import Target, validate_drafter
+from tests.drafter.helpers import tiny_config
+
+TARGET = Target("target", 32, 50, 4)
+
+
+def said(read: Any) -> str:
+    with pytest.raises(DSparkError) as raised:
+        read()
+    return str(raised.value)
+
+
+@pytest.mark.parametrize("value", ["5", 5.0, True, None, 0, [5]])
+@pytest.mark.parametrize("name", ["block_size", "markov_rank", "hidden_size", "vocab_size"])
+def test_what_is_no_integer_is_named(tmp_path: Path, name: str, value: object) -> None:
+    raw = tiny_config().to_json() | {name: value}
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    own = said(lambda: DrafterConfig.from_dir(tmp_path))
+    assert own == said(lambda: validate_drafter(tmp_path, TARGET, weights=False))
+    assert f"{name} in config.json must be an integer >= 1, not {value!r}; fetch or" in own
+
+
+@pytest.mark.parametrize("ids", [None, [], [1.0], [True], "12", {"0": 1}])
+def test_layers_are_a_list_of_integers(tmp_path: Path, ids: object) -> None:
+    raw = tiny_config().to_json()
+    raw["dflash_config"]["target_layer_ids"] = ids
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    own = said(lambda: DrafterConfig.from_dir(tmp_path))
+    assert own == said(lambda: validate_drafter(tmp_path, TARGET, weights=False))
+    assert f"target_layer_ids in config.json must be a list of integers, not {ids!r}" in own
+
+
+def test_what_is_missing_is_named(tmp_path: Path) -> None:
+    raw = tiny_config().to_json()
+    del raw["markov_rank"]
+    (tmp_path / "config.json").write_text(json.dumps(raw))
+    own = said(lambda: DrafterConfig.from_dir(tmp_path))
+    assert own == said(lambda: validate_drafter(tmp_path, TARGET, weights=False))
+    assert own == f"{tmp_path}/config.json: 'markov_rank' is missing; is this a DSpark drafter?"
+
+
+def test_nested_fields_stand_above_the_others() -> None:
+    raw = {"block_size": 3, "dflash_config": {"block_size": 4}, "dspark_config": {"block_size": 5}}
+    assert Fields(raw, "here").integer("block_size") == 5
+    assert "dspark_config in config.json must be a mapping, not [5]" in said(
+        lambda: Fields(raw | {"dspark_config": [5]}, "here")
+    )
+
+
+def test_a_drafter_without_a_head_type_is_vanilla_to_us_alone() -> None:
+    fields = Fields({}, "here")
+    assert fields.markov_head("vanilla") == "vanilla"
+    assert "markov_head_type 'none' in config.json is unknown" in said(fields.markov_head)
+    assert Fields({"markov_head_type": "RNN"}, "here").markov_head() == "rnn"

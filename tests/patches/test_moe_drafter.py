@@ -1,0 +1,106 @@
+"""A drafter with experts: where it may be served, and whether its passes are captured."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.patches import drafter_check
+from sglang_dspark.patches.moe_drafter import capture_if_it_may_be
+from sglang_dspark.serving.cuda.features import SCHEDULED
+from sglang_dspark.serving.schedule.mode import COMPACT, VARIABLE
+from tests.drafter.helpers import tiny_config
+from tests.serving_cuda.test_features import USUAL
+
+SHAPE = {
+    "num_heads": 4,
+    "num_kv_heads": 2,
+    "num_experts": 4,
+    "experts_per_token": 2,
+    "moe_intermediate_size": 64,
+    "num_shared_experts": 1,
+    "residual_streams": 4,
+    "window": 16,
+    "expert_format": "fp8",
+}
+
+
+@pytest.fixture
+def drafter(tmp_path: Path) -> Path:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config(**SHAPE).to_json()))
+    return tmp_path
+
+
+def arguments(**changed: Any) -> SimpleNamespace:
+    usual = {"tp_size": 1, "ep_size": 1, "attn_dp_size": 1, "device": "cuda"}
+    return SimpleNamespace(**(usual | {"enable_unified_memory": False} | changed))
+
+
+@pytest.mark.parametrize("device", ["cpu", "cuda", "cuda:1"])
+def test_it_is_served_on_cpus_and_nvidia_gpus(drafter: Path, device: str) -> None:
+    drafter_check._check_moe(drafter, arguments(device=device))
+
+
+def test_on_a_gpu_it_is_scheduled(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(drafter_check, "_start", lambda *given: USUAL)
+    monkeypatch.setenv(VARIABLE, "")
+    drafter_check._choose_mode(None, drafter, arguments())
+    assert os.environ[VARIABLE] == COMPACT
+    assert any("DSparkMoEModel" in name for name, _ in SCHEDULED)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        ({"tp_size": 2}, "cannot be split over 2 ranks: its experts' width 64, in blocks of 128"),
+        ({"tp_size": 2, "ep_size": 2}, "its shared experts' width 64, in blocks of 128"),
+        ({"tp_size": 3}, "3 does not divide its 4 query"),
+        ({"tp_size": 4, "ep_size": 3}, "--ep-size 3 does not divide --tp-size 4"),
+        ({"device": "npu"}, "on CPUs and on NVIDIA GPUs, not on npu; use a dense drafter"),
+        ({"enable_unified_memory": True}, "has a window, .*; leave out --enable-unified-memory"),
+    ],
+)
+def test_what_is_not_served_is_refused(drafter: Path, change: dict, message: str) -> None:
+    with pytest.raises(DSparkError, match=message):
+        drafter_check._check_moe(drafter, arguments(**change))
+
+
+@pytest.mark.parametrize(
+    ("of_the_draft", "capturable", "wanted", "captured"),
+    [
+        (True, True, True, True),
+        (True, False, True, False),
+        (True, True, False, False),
+        (True, None, True, True),  # a model of SGLang's own
+        (False, False, True, True),  # the target has graphs of its own
+    ],
+)
+def test_a_draft_that_no_graph_may_hold_is_not_captured(
+    of_the_draft: bool, capturable: bool | None, wanted: bool, captured: bool
+) -> None:
+    model = SimpleNamespace() if capturable is None else SimpleNamespace(capturable=capturable)
+    worker = SimpleNamespace(
+        is_draft_worker=of_the_draft, model_runner=SimpleNamespace(model=model)
+    )
+    asked = []
+
+    def original(worker: Any, capture_decode_cuda_graph: bool = True) -> None:
+        asked.append(capture_decode_cuda_graph)
+
+    capture_if_it_may_be(original, worker, capture_decode_cuda_graph=wanted)
+    assert asked == [captured]
+
+
+def test_sglang_has_the_arguments_that_are_read() -> None:
+    from sglang.srt.server_args import ServerArgs
+
+    read = set(vars(arguments())) - {"attn_dp_size"}  # a view's, of --dp-size
+    assert read <= set(ServerArgs.__annotations__)
