@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import time
@@ -68,6 +69,8 @@ def test_the_first_rank_decides(two: Rehearsed) -> None:
     assert re.search(r"TP0\] sglang-dspark: mode compact, scheduled by confidence", two.server.log)
     assert re.search(r"TP1\] sglang-dspark: acts on the plans of rank 0", two.server.log)
     assert not re.search(r"TP1\] sglang-dspark: (mode|measuring|every draft)", two.server.log)
+    kept = (two.folder / "sglang-dspark" / "costs").glob("*.json")
+    assert [json.loads(file.read_text())["key"]["parallel"] for file in kept] == ["tp2 pp1 dp1 ep1"]
     metrics = two.server.request("GET", "/metrics").text
     counts = re.findall(r"^sglang:dspark_steps_total\{(.*?)\} (\S+)", metrics, re.MULTILINE)
     assert counts

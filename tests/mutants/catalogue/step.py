@@ -168,15 +168,6 @@ MUTANTS = (
         tests=(f"{RANKS_TESTS}::test_every_rank_runs_the_passes_that_the_leader_times",),
     ),
     Mutant(
-        name="a rank's lengths are its own on the way to the pass",
-        area="ranks",
-        file="sglang_dspark/serving/step/decode.py",
-        old="state.ranks.lengths(step.plan, lambda: device.admit(step, logits))",
-        new="device.admit(step, logits)",
-        tests=("tests/rehearsal/test_ranks.py",),
-        server=True,
-    ),
-    Mutant(
         name="a tier's time taken for the next one's",
         area="tiers",
         file="sglang_dspark/serving/schedule/profile.py",
