@@ -2,8 +2,8 @@
 
 On a GPU each such read waits for all work before it. On a CPU a tensor of the host and one of the
 device are the same kind: watched is what runs inside the step, and functions of HOST_ONLY are left
-out, whose tensors are the host's by their own words. A rule of `verify/` reads for whoever asked it:
-the step, or an operator that stands in for one which a CPU lacks.
+out, whose tensors are the host's by their own words. A rule of `verify/` reads for whoever asked
+it: the step, or an operator that stands in for one which a CPU lacks.
 """
 
 from __future__ import annotations
