@@ -11,8 +11,9 @@ HEAD = """\
 On an NVIDIA GPU `--speculative-algorithm DSPARK` schedules by confidence as on a CPU, by the same
 planner, guard and calibration. SGLang's own worker, attention backends and graphs do the work, and
 its accept rules where they keep plain decoding's law; which drafts are made and verified is ours.
-Step times are measured at the first start, a captured graph at a time. **None of this has run on a GPU yet.** It is rehearsed in real servers on
-a CPU (`tests/rehearsal`), where everything but the device itself is what a GPU would run.
+Step times are measured at the first start, a captured graph at a time. **None of this has run on a
+GPU yet.** It is rehearsed in real servers on a CPU (`tests/rehearsal`), where everything but the
+device itself is what a GPU would run.
 
 `schedule: {mode: static}` in the `--dspark-config` file verifies every draft instead, `mode: off`
 leaves SGLang's own choice, and `DSPARK_DISABLE=1` takes the whole package out.
