@@ -2,7 +2,8 @@
 
 On a GPU each such read waits for all work before it. On a CPU a tensor of the host and one of the
 device are the same kind: watched is what runs inside the step, and functions of HOST_ONLY are left
-out, whose tensors are the host's by their own words.
+out, whose tensors are the host's by their own words. A rule of `verify/` reads for whoever asked
+it: the step, or an operator that stands in for one which a CPU lacks.
 """
 
 from __future__ import annotations
@@ -10,6 +11,7 @@ from __future__ import annotations
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from types import FrameType
 from typing import Any
 
 from torch import Tensor
@@ -18,7 +20,8 @@ READS = (
     "item", "tolist", "numpy", "cpu", "nonzero", "__array__",
     "__int__", "__float__", "__bool__", "__index__", "__contains__",
 )  # fmt: skip
-OURS = ("sglang_dspark.serving.step", "sglang_dspark.serving.cuda", "sglang_dspark.verify")
+OURS = ("sglang_dspark.serving.step", "sglang_dspark.serving.cuda")
+RULES = "sglang_dspark.verify"
 HOST_ONLY = {"regimes_of", "tenants_of"}
 
 
@@ -42,9 +45,20 @@ def watched() -> Iterator[list[str]]:
 def _noting(read: Callable[..., Any], name: str, seen: list[str]) -> Callable[..., Any]:
     def noted(tensor: Tensor, *args: Any, **options: Any) -> Any:
         frame = sys._getframe(1)
-        module, function = str(frame.f_globals.get("__name__")), frame.f_code.co_name
-        if module.startswith(OURS) and function not in HOST_ONLY:
+        module, function = _module(frame), frame.f_code.co_name
+        if _asked_by(frame).startswith(OURS) and function not in HOST_ONLY:
             seen.append(f"{name} in {module}.{function}, line {frame.f_lineno}")
         return read(tensor, *args, **options)
 
     return noted
+
+
+def _asked_by(frame: FrameType | None) -> str:
+    """The module of a frame; of a rule the module that asked it."""
+    while frame is not None and _module(frame).startswith(RULES):
+        frame = frame.f_back
+    return "" if frame is None else _module(frame)
+
+
+def _module(frame: FrameType) -> str:
+    return str(frame.f_globals.get("__name__"))

@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.cpu import accept_ops
 from sglang_dspark.serving.step import layout
+from sglang_dspark.verify import sample_inverse_cdf
 from tests.rehearsal.conftest import Rehearsed
 from tests.rehearsal.reads import READS, watched
 from tests.rehearsal.test_overlap_steps import GREEDY, PROMPTS
@@ -39,6 +41,25 @@ def test_a_read_in_our_modules_is_seen(name: str) -> None:
         read_from(torch, expression)
     assert any(each.startswith(f"{name} in {layout.__name__}.planted") for each in seen)
     assert not any("torch" in each for each in seen)
+
+
+def test_a_rule_reads_for_whoever_asks_it() -> None:
+    rows, coins = torch.ones(2, 3), torch.zeros(2)
+    with watched() as seen:
+        ask(accept_ops, rows, coins)
+        assert seen == []
+        ask(layout, rows, coins)
+    assert any("sample_inverse_cdf" in each for each in seen)
+    with watched() as seen:
+        ask(layout, rows, coins, checked=False)
+    assert seen == []
+
+
+def ask(module: Any, rows: Tensor, coins: Tensor, **options: Any) -> None:
+    """Draw by a rule of `verify/` in a function of that module."""
+    names: dict[str, Any] = {"__name__": module.__name__, "draw": sample_inverse_cdf}
+    exec("def planted(rows, coins, options):\n    draw(rows, coins, **options)", names)
+    names["planted"](rows, coins, options)
 
 
 def test_what_watched_is_put_back() -> None:

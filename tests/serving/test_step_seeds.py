@@ -48,10 +48,13 @@ def drawn_freely(sampler: Any, probs: Tensor, info: Any, *rest: Any) -> tuple[Te
 @pytest.mark.parametrize("cuts", CUTS.values(), ids=CUTS)
 def test_first_tokens_are_the_seeds_choices(cuts: tuple[int, float, float]) -> None:
     asked = batch(*cuts)
-    info, positions = asked.sampling_info, torch.tensor([3, 8, 29, 6], dtype=torch.int32)
+    info, positions = asked.sampling_info, torch.tensor([9, 8, 4, 6], dtype=torch.int32)
     probs = (torch.randn(4, V, generator=torch.Generator().manual_seed(0)) * 2).softmax(-1)
     law = truncate(probs, info.top_ks, info.top_ps, info.min_ps)
-    expected = seeded_choice(law, torch.tensor([11, 0, -5, 17]), positions.long())
+    own = torch.tensor([11, 0, -5, 17])
+    expected = seeded_choice(law, own, positions.long())
+    uncut = seeded_choice(probs, own, positions.long())
+    assert bool((uncut[[0, 2]] != expected[[0, 2]]).all()) == (cuts == CUTS["all"])
     with seeded_prefill(asked):
         tokens, _ = sample(drawn_freely, None, probs, info, positions, cuts == CUTS["none"])
     assert tokens.dtype == torch.int32

@@ -12,9 +12,10 @@ HEAD = """\
 
 On an NVIDIA GPU `--speculative-algorithm DSPARK` schedules by confidence as on a CPU, by the same
 planner, guard and calibration. SGLang's own worker, attention backends and graphs do the work, and
-its accept rules where they keep plain decoding's law; which drafts are made and verified is ours. Step times are measured at the first start, a
-captured graph at a time. **None of this has run on a GPU yet.** It is rehearsed in real servers on
-a CPU (`tests/rehearsal`), where everything but the device itself is what a GPU would run.
+its accept rules where they keep plain decoding's law; which drafts are made and verified is ours.
+Step times are measured at the first start, a captured graph at a time. **None of this has run on a
+GPU yet.** It is rehearsed in real servers on a CPU (`tests/rehearsal`), where everything but the
+device itself is what a GPU would run.
 
 `schedule: {mode: static}` in the `--dspark-config` file verifies every draft instead, `mode: off`
 leaves SGLang's own choice, and `DSPARK_DISABLE=1` takes the whole package out.
@@ -24,7 +25,7 @@ leaves SGLang's own choice, and `DSPARK_DISABLE=1` takes the whole package out.
 | with | what happens |
 |---|---|
 """
-TAIL = """
+SAMPLING = """
 Such a server says so in one line of its log (`every draft is verified: ...`) and serves; it is no
 error. What is found only after the models are loaded is said the same way.
 
@@ -32,17 +33,29 @@ error. What is found only after the models are loaded is said the same way.
 
 | a scheduled request with | what happens |
 |---|---|
-| temperature, and top-k or top-p | SGLang's accept rules; of a greedy batch inside the graph |
-| min-p, or top-k and top-p in one batch | our accept rule, with the cuts of plain decoding in one order |
-| `frequency_penalty`, `presence_penalty`, `repetition_penalty`, `min_new_tokens` | each verified row has its own, drafts in front of it counted; greedy steps of such a batch accept outside the graph |
-| `seed` | first token, drafts and accept rule follow it; the batch drafts by its seeds behind the draft's graph |
-| grammars, logit bias, custom logit processors | SGLang's masks and biases, behind the penalties |
-
+"""
+RULES = {
+    "temperature, and top-k or top-p": (
+        "SGLang's accept rules; of a greedy batch inside the graph"
+    ),
+    "min-p, or top-k and top-p in one batch": "our accept rule, with plain decoding's cuts",
+    "`frequency_penalty`, `presence_penalty`, `repetition_penalty`, `min_new_tokens`": (
+        "each verified row has its own, drafts in front of it counted; greedy steps of such a "
+        "batch accept outside the graph"
+    ),
+    "`seed`": (
+        "first token, drafts and accept rule follow it; its batch drafts by seed behind the "
+        "draft's graph"
+    ),
+    "grammars, logit bias, custom logit processors": "SGLang's masks and biases",
+}
+TAIL = """
 A step whose requests ask for none of this costs what it did. Nothing is read back from the device.
-Where every draft is verified all of it is SGLang's: penalties and seeds have no effect, and min-p, or
-top-k beside top-p, is another law than plain decoding's. Plain decoding on a GPU ignores seeds without
-`--enable-deterministic-inference`; with min-p its FlashInfer sampler normalises between top-k and top-p
-for the whole batch, which this does not copy.
+Where every draft is verified all of it is SGLang's: penalties and seeds have no effect, and min-p,
+or top-k beside top-p, is another law than plain decoding's. Plain decoding on a GPU ignores seeds
+without `--enable-deterministic-inference`; with min-p its FlashInfer sampler normalises between
+top-k and top-p for the whole batch, and under the overlap loop its penalties lag a token behind.
+Neither is copied.
 
 ## What no rehearsal reaches
 
@@ -55,4 +68,5 @@ def gpu_page() -> str:
     """The whole page."""
     rows = [f"| {name} | {said} |" for name, said in SCHEDULED]
     rows += [f"| {each.name} | every draft is verified: {each.why} |" for each in FEATURES]
-    return HEAD + "\n".join(rows) + "\n" + TAIL
+    rules = [f"| {asked} | {answer} |" for asked, answer in RULES.items()]
+    return HEAD + "\n".join(rows) + "\n" + SAMPLING + "\n".join(rules) + "\n" + TAIL
