@@ -86,6 +86,41 @@ MUTANTS = (
         tests=("tests/serving_cuda/test_moe_pass.py::test_routing_and_mixing_stay_in_float32",),
     ),
     Mutant(
+        name="drafts see the beginning of the context",
+        area="served experts",
+        file=WINDOW,
+        old="first = (lens - window).clamp(min=0)[:, None]",
+        new="first = torch.zeros_like(lens)[:, None]",
+        tests=("tests/serving_cuda/test_moe_pass.py::test_hidden_states_are_the_cpu_paths",),
+    ),
+    Mutant(
+        name="the draft pass asks whether anything is seen",
+        area="served experts",
+        file=WINDOW,
+        old="    position = first +",
+        new="    assert int(lens.max()) >= 0\n    position = first +",
+        tests=("tests/serving_cuda/test_moe_pass.py::test_the_pass_asks_the_host_for_nothing",),
+    ),
+    Mutant(
+        name="a cache of pages is read as one of tokens",
+        area="served experts",
+        file=WINDOW,
+        old='if layout != "nhd":',
+        new='if layout not in ("nhd", "hnd"):',
+        tests=(f"{OF_WINDOWS}::test_a_cache_of_another_layout_is_refused",),
+    ),
+    Mutant(
+        name="the doctor chooses for passes outside graphs",
+        area="served experts",
+        file="sglang_dspark/serving/expert_report.py",
+        old="dtype=torch.bfloat16, graph=True, capability",
+        new="dtype=torch.bfloat16, graph=False, capability",
+        tests=(
+            "tests/serving_cuda/test_imports.py"
+            "::test_the_doctor_says_who_computes_each_format_of_experts",
+        ),
+    ),
+    Mutant(
         name="a truth value counts as an integer in config.json",
         area="drafter check",
         file="sglang_dspark/drafter/fields.py",
