@@ -6,7 +6,6 @@ of `summary.json`: 95%, paired over trials.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.report_data import Run, pooled, survival, verified_drafts
 from sglang_dspark.loadtest.report_svg import GRID, INK, inline, label_points, tip
@@ -75,12 +75,9 @@ def draw_all(run: Run) -> list[Drawn]:
 def save_png(drawn: Drawn, folder: Path) -> Path:
     """Write `folder`/stem.png, on white. Raises DSparkError when the place refuses."""
     path = folder / f"{drawn.stem}.png"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with mpl.rc_context(_STYLE):
+        with replacing(path) as temporary, mpl.rc_context(_STYLE):
             drawn.figure.savefig(temporary, format="png", metadata={"Software": None})
-        temporary.replace(path)
     except OSError as error:
         raise DSparkError(f"cannot write the figure {path}: {error.strerror}") from error
     return path

@@ -111,7 +111,7 @@ def redrafted(session: Session, answers: Path, transition: bool) -> list[Trace]:
 
 def read_vocabulary(path: Path) -> frozenset[int]:
     """Token ids of a JSON list. Raises DSparkError when the file holds none."""
-    from sglang_dspark.files import load_json, reading
+    from sglang_dspark.common.files import load_json, reading
 
     with reading(path, "vocabulary", "name vocabulary.json of a training run"):
         ids = load_json(path)

@@ -218,19 +218,16 @@ def _measure(
 
 def draw(metrics: dict[str, Any], path: Path) -> None:
     """Write the figure. Raises DSparkError when the place cannot be written."""
-    import os
-
+    from sglang_dspark.common.writing import replacing
     from sglang_dspark.errors import DSparkError
     from sglang_dspark.loadtest import adaptive_results
 
     title = ", ".join(filter(None, ("Greedy decoding", metrics.get("served"))))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        adaptive_results.draw(metrics, title).savefig(
-            temporary, format="png", dpi=160, metadata={"Software": None}
-        )
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            adaptive_results.draw(metrics, title).savefig(
+                temporary, format="png", dpi=160, metadata={"Software": None}
+            )
     except OSError as error:
         raise DSparkError(f"cannot write the figure {path}: {error.strerror}") from error
 

@@ -24,7 +24,7 @@ def planner(
     import torch
     from rich.console import Console
 
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.loadtest.results import write_results
 
     torch.set_num_threads(1)
@@ -120,7 +120,7 @@ def regret(
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped, stages
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.loadtest.results import require_clean, write_results
     from sglang_dspark.schedule.simulation.regret import RULES, RegretPlan, measure
 

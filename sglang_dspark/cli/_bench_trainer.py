@@ -25,8 +25,8 @@ def trainer(
     from rich.console import Console
 
     from sglang_dspark.cli._workload import target_dir
+    from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.errors import DSparkError
-    from sglang_dspark.loadtest.machine import cpu_description
     from sglang_dspark.loadtest.results import require_clean, write_results
     from sglang_dspark.training import benchmark
 

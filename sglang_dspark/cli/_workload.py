@@ -207,6 +207,6 @@ def device_description() -> str:
     """The GPU's name, or this machine's CPU: what a result file calls its device."""
     import torch
 
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_description()

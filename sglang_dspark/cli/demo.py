@@ -126,7 +126,7 @@ def hardware(device: str) -> str:
     """The machine's device in words, for a result file."""
     import torch
 
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
 
     return cpu_description() if device == "cpu" else torch.cuda.get_device_name()
 

@@ -365,7 +365,7 @@ def _settings_json(settings: DecodeSettings, gamma: int) -> dict[str, Any]:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.loadtest.results import write_results
 
     write_results(path, "eval", cpu_description(), document)

@@ -152,7 +152,7 @@ def _target_and_device(console: Console, config: SweepConfig) -> tuple[Path, str
     """The target's folder (the demo's is built if needed), `cpu` or `cuda`, the device in words."""
     from sglang_dspark.cli._models import device_here
     from sglang_dspark.cli._workload import target_dir
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
 
     target = target_dir(config.target, console)
     device = device_here(config.device)

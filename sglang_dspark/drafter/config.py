@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import fault, load_json
 from sglang_dspark.drafter import speculators
 from sglang_dspark.drafter.families import shape_fields
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.checkpoint import CONFIG_KEY, UNQUANTISED
 from sglang_dspark.experts.formats import expert_format
-from sglang_dspark.files import fault, load_json
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 FAMILIES = ("qwen3", "gemma4")

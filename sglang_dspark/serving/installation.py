@@ -10,9 +10,9 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import brief
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.extras import SUPPORTED_SGLANG, how_to_get, version
-from sglang_dspark.files import brief
 
 PACKAGES = ("sglang-dspark", "sglang", "torch", "transformers", "triton", "numpy", "safetensors")
 IMPORTED = {"torch": "torch", "sglang": "sglang.srt.platforms"}  # SGLang needs torch

@@ -2,13 +2,13 @@
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from importlib.metadata import version
 from pathlib import Path
 
 import torch
 
+from sglang_dspark.common.hashes import named_sha256
 from sglang_dspark.errors import DSparkError
 
 _TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
@@ -24,7 +24,7 @@ def target_sha256(path: Path) -> str:
     files = sorted(path.glob("*.safetensors"))
     if not files:
         raise DSparkError(f"no safetensors weights in {path}")
-    return _sha256(files)
+    return named_sha256(files)
 
 
 def tokenizer_sha256(path: Path) -> str:
@@ -32,7 +32,8 @@ def tokenizer_sha256(path: Path) -> str:
     files = [path / name for name in _TOKENIZER_FILES if (path / name).is_file()]
     if not files:
         raise DSparkError(f"no tokenizer in {path}: expected one of {', '.join(_TOKENIZER_FILES)}")
-    return _sha256(files + [path / name for name in _TEMPLATE_FILES if (path / name).is_file()])
+    templates = [path / name for name in _TEMPLATE_FILES if (path / name).is_file()]
+    return named_sha256(files + templates)
 
 
 def environment() -> dict[str, str]:
@@ -44,13 +45,3 @@ def environment() -> dict[str, str]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
     }
-
-
-def _sha256(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode())
-        with file.open("rb") as handle:
-            while block := handle.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()

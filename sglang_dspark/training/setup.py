@@ -8,9 +8,9 @@ import sys
 import torch
 from torch import Tensor
 
+from sglang_dspark.common.files import load_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.files import load_json, reading
 from sglang_dspark.training.config import RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.files import write_json

@@ -19,8 +19,8 @@ from typing import Any
 import numpy as np
 
 from sglang_dspark import __version__
+from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.machine import cpu_description
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import ProfileKey
