@@ -171,15 +171,16 @@ def _matched_panel(axes: Axes, run: Run, pair: MatchedSummary) -> None:
         points.append(("all levels", pair.low, pair.mid, pair.high))
     for row, (label, low, mid, high) in enumerate(points):
         whole = label == "all levels"
-        known = low is not None and high is not None
+        reach, bounds = None, ""
+        if low is not None and high is not None:
+            reach, bounds = [[mid - low], [high - mid]], f" ({low:.2f} to {high:.2f})"
         axes.errorbar(
-            [mid], [row], xerr=[[mid - low], [high - mid]] if known else None,
+            [mid], [row], xerr=reach,
             fmt="D" if whole else "o", capsize=3, color=run.colour(pair.over),
             ms=7 if whole else 5, lw=2 if whole else 1,
         )  # fmt: skip
         axes.annotate(f"{mid:.2f}x", (1.02, row), xycoords=("axes fraction", "data"),
                       fontsize=8, va="center", annotation_clip=False)  # fmt: skip
-        bounds = f" ({low:.2f} to {high:.2f})" if known else ""
         tip(axes, mid, row, f"{pair.over} / {pair.under}, {label}: {mid:.2f}x{bounds}")
     axes.axvline(1, color=INK, lw=1)
     axes.set_title(f"{pair.over} / {pair.under}", loc="left")
@@ -309,7 +310,7 @@ def _positions(run: Run, axes: Axes, name: str, share: Sequence[float], of: str)
     k = np.arange(1, len(share) + 1)
     for at, value in zip(k, share, strict=True):
         if np.isfinite(value):
-            tip(axes, at, value, f"{name}, position {at}: {value:.0%} {of}")
+            tip(axes, float(at), value, f"{name}, position {at}: {value:.0%} {of}")
     axes.plot(k, share, run.marker(name) + "-", color=run.colour(name), label=name, ms=4, lw=1.3)
     axes.set_xlabel("position k")
     axes.set_xticks(np.arange(1, max(len(share), round(axes.get_xlim()[1])) + 1))
