@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sglang_dspark.cli import evaluate
 from sglang_dspark.cli._workload import (
+    TOP_K_ALL,
     DrafterArgument,
     device_description,
     open_workload,
@@ -55,7 +55,7 @@ def open_session(
     batch: int,
     seed: int,
     *,
-    top_k: int = evaluate.TOP_K_ALL,
+    top_k: int = TOP_K_ALL,
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Session:

@@ -50,21 +50,27 @@ class OnDeath(StrEnum):
     go_on = "continue"
 
 
+ConfigOption = Annotated[
+    Path, typer.Option(help="The sweep: a file, or a name of configs/sweep, as cpu-demo.")
+]
+SmokeOption = Annotated[
+    bool, typer.Option("--smoke", help="A short one, by the file's `smoke:` section.")
+]
+RunOption = Annotated[
+    Path | None,
+    typer.Option(help="Its folder; one that was stopped goes on. Default: new in runs/."),
+]
+RequireOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Fail unless this is shown, as dspark>=mtp1@matched:1.3; repeatable."),
+]
+
+
 def sweep(
-    config: Annotated[
-        Path, typer.Option(help="The sweep: a file, or a name of configs/sweep, as cpu-demo.")
-    ],
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="A short one, by the file's `smoke:` section.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Its folder; one that was stopped goes on. Default: new in runs/."),
-    ] = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(help="Fail unless this is shown, as dspark>=mtp1@matched:1.3; repeatable."),
-    ] = None,
+    config: ConfigOption,
+    smoke: SmokeOption = False,
+    out: RunOption = None,
+    require: RequireOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the result file.")
     ] = None,
