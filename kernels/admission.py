@@ -37,21 +37,8 @@ def admit_triton(
     """
     _check(confidence, drafts, weights, limits, floors)
     rows, gamma = confidence.shape
-    keys = torch.empty(gamma, rows, dtype=torch.int32, device=confidence.device)
+    keys = _keys_triton(confidence, weights, limits, floors)
     lengths = torch.empty(rows, dtype=torch.int32, device=confidence.device)
-    _keys_kernel[(triton.cdiv(rows, _ROWS),)](
-        confidence,
-        confidence if weights is None else weights,
-        drafts if limits is None else limits,
-        drafts if floors is None else floors,
-        keys,
-        rows,
-        gamma,
-        weighted=weights is not None,
-        limited=limits is not None,
-        floored=floors is not None,
-        block=_ROWS,
-    )
     _select_kernel[(1,)](
         keys,
         drafts,
@@ -63,6 +50,28 @@ def admit_triton(
         num_warps=8,
     )
     return lengths
+
+
+def _keys_triton(
+    confidence: Tensor, weights: Tensor | None, limits: Tensor | None, floors: Tensor | None
+) -> Tensor:
+    """`keys_torch` in one launch."""
+    rows, gamma = confidence.shape
+    keys = torch.empty(gamma, rows, dtype=torch.int32, device=confidence.device)
+    _keys_kernel[(triton.cdiv(rows, _ROWS),)](
+        confidence,
+        confidence if weights is None else weights,
+        keys if limits is None else limits,
+        keys if floors is None else floors,
+        keys,
+        rows,
+        gamma,
+        weighted=weights is not None,
+        limited=limits is not None,
+        floored=floors is not None,
+        block=_ROWS,
+    )
+    return keys
 
 
 def admit_torch(

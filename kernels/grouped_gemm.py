@@ -22,6 +22,7 @@ The reference is `kernels/grouped_reference.py`. No figure of these kernels has 
 
 from __future__ import annotations
 
+import math
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -147,44 +148,30 @@ def _launch(
     pairs: Tensor | None = None,
     weights: Tensor | None = None,
 ) -> Tensor:
-    x, n, experts = operands.x, operands.weight.shape[1], operands.weight.shape[0]
-    rows = 1
-    for size in operands.rows:
-        rows *= size
+    x, n, rows = operands.x, operands.weight.shape[1], math.prod(operands.rows)
     if not rows or not n:
         return out
-    masked = isinstance(operands, MaskedOperands)
-    gather = None if isinstance(operands, MaskedOperands) else operands.pairs
-    form = weight_format(operands)
-    how = tiling(rows // experts, form, x.dtype == FP8, swiglu, out_scale is not None)
+    experts, form, fp8_out = len(operands.weight), weight_format(operands), out_scale is not None
+    how = tiling(rows // experts, form, x.dtype == FP8, swiglu, fp8_out)
     columns = n // 2 if swiglu else n
     tiles = (rows // how.block_m + experts + 1) * triton.cdiv(columns, how.block_n)
+    places, gather, top_k = _layout(operands)
+    scales = (operands.x_scale, operands.weight_scale, operands.weight_global, out_scale)
     _grouped_kernel[(min(tiles, _programs(x.device, how)),)](
         x,
         operands.weight,
         out,
-        *(
-            x if part is None else part
-            for part in (
-                operands.x_scale,
-                operands.weight_scale,
-                operands.weight_global,
-                out_scale,
-                gather,
-                pairs,
-                weights,
-            )
-        ),
-        operands.counts if isinstance(operands, MaskedOperands) else operands.offsets,
+        *(x if part is None else part for part in (*scales, gather, pairs, weights)),
+        places,
         operands.rows[-1],
         experts,
         n,
         x.shape[-1],
-        masked=masked,
-        top_k=0 if gather is None else operands.top_k,  # type: ignore[union-attr]
+        masked=isinstance(operands, MaskedOperands),
+        top_k=top_k,
         scatter=pairs is not None,
         swiglu=swiglu,
-        fp8_out=out_scale is not None,
+        fp8_out=fp8_out,
         form=form,
         x_scaled=operands.x_scale is not None,
         # The interpreter multiplies the bit patterns of BF16; their products are exact in float32.
@@ -193,6 +180,14 @@ def _launch(
         **how.as_options(),
     )
     return out
+
+
+def _layout(operands: Operands) -> tuple[Tensor, Tensor | None, int]:
+    """Counts or offsets of the groups; what gathers the rows, and its top_k, 0 for nothing."""
+    if isinstance(operands, MaskedOperands):
+        return operands.counts, None, 0
+    gather = operands.pairs
+    return operands.offsets, gather, 0 if gather is None else operands.top_k
 
 
 def _programs(device: torch.device, how: Tiling) -> int:
@@ -219,48 +214,50 @@ def _grouped_kernel(
     weights,  # [T, top_k]
     places,  # offsets [E + 1] or counts [E]
     size,  # rows of the contiguous layout, slots of an expert of the masked one
-    experts,
-    n,
-    k,
-    masked: tl.constexpr,
-    top_k: tl.constexpr,  # 0: rows are not gathered
-    scatter: tl.constexpr,
-    swiglu: tl.constexpr,
-    fp8_out: tl.constexpr,
-    form: tl.constexpr,
-    x_scaled: tl.constexpr,
-    upcast: tl.constexpr,
-    groups_block: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    block_k: tl.constexpr,
+    experts, n, k,
+    masked: tl.constexpr, top_k: tl.constexpr,  # top_k 0: rows are not gathered
+    scatter: tl.constexpr, swiglu: tl.constexpr, fp8_out: tl.constexpr,
+    form: tl.constexpr, x_scaled: tl.constexpr, upcast: tl.constexpr,
+    groups_block: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
     row_tiles: tl.constexpr,
-):
+):  # fmt: skip
     last, needed, total = tiles_of_groups(places, size, experts, masked, groups_block, block_m)
     width = n // 2 if swiglu else n
     column_tiles = (width + block_n - 1) // block_n
     for tile in range(tl.program_id(0), total * column_tiles, tl.num_programs(0)):
         row_tile, column_tile = tile_place(tile, total, column_tiles, row_tiles)
         group, before = group_of_tile(row_tile, last, needed)
-        start, end, edge = bounds(places, group, size, experts, masked)
-        start += (row_tile - before) * block_m
-        rows = start.to(tl.int64) + tl.arange(0, block_m)
-        row_ok = rows < end
+        rows, row_ok, within, source, depth = _tile_rows(
+            places, gather, group, row_tile - before, size, experts, k, masked, top_k, block_m
+        )
         expert = tl.minimum(group, experts - 1).to(tl.int64)  # the padding is group E
-        source = rows
-        if top_k > 0:
-            source = (tl.load(gather + rows, mask=row_ok, other=0) // top_k).to(tl.int64)
         columns = column_tile * block_n + tl.arange(0, block_n)
-        depth = tl.where(start < end, k, 0)
         acc = _tile_product(
             x, x_scale, source, row_ok, w, w_scale, w_global, expert, columns, width, depth, n, k,
             swiglu, form, x_scaled, upcast, block_m, block_n, block_k,
         )  # fmt: skip
-        keep = row_ok if scatter and masked else rows < edge
+        keep = row_ok if scatter and masked else within
         _store_tile(
             acc, out, out_scale, pairs, weights, rows, row_ok, keep, columns, column_tile, width,
             scatter, fp8_out, upcast,
         )  # fmt: skip
+
+
+@triton.jit
+def _tile_rows(
+    places, gather, group, tile, size, experts, k, masked: tl.constexpr, top_k: tl.constexpr,
+    block_m: tl.constexpr,
+):  # fmt: skip
+    """Rows [block_m] of a group's tile, which of them are there, which lie within the group's
+    bounds, the rows of x that they are made of; and K, or 0 where none is there."""
+    start, end, edge = bounds(places, group, size, experts, masked)
+    start += tile * block_m
+    rows = start.to(tl.int64) + tl.arange(0, block_m)
+    row_ok = rows < end
+    source = rows
+    if top_k > 0:
+        source = (tl.load(gather + rows, mask=row_ok, other=0) // top_k).to(tl.int64)
+    return rows, row_ok, rows < edge, source, tl.where(start < end, k, 0)
 
 
 @triton.jit
@@ -286,8 +283,7 @@ def _tile_product(
     block_n: tl.constexpr,
     block_k: tl.constexpr,
 ):
-    """W[columns] X[rows]^T of an expert, [block_n, block_m] float32; with swiglu of its two
-    halves."""
+    """W[columns] X[rows]^T of an expert, [block_n, block_m] float32, or SwiGLU of its halves."""
     acc = tl.zeros((block_n, block_m), tl.float32)
     up = acc
     column_ok = columns < width
@@ -303,6 +299,12 @@ def _tile_product(
                 up, even, odd, own, w, w_scale, expert, columns + width, column_ok, step, n, k,
                 form, x_scaled, block_k,
             )  # fmt: skip
+    return _finished(acc, up, w_global, expert, swiglu, form)
+
+
+@triton.jit
+def _finished(acc, up, w_global, expert, swiglu: tl.constexpr, form: tl.constexpr):
+    """What waits for the end of the sums: NVFP4's scale of a matrix, SwiGLU."""
     if form == "nvfp4":
         overall = tl.load(w_global + expert)
         acc, up = acc * overall, up * overall

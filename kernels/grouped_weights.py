@@ -103,16 +103,9 @@ def add_product(
             acc = tl.dot(low, even, acc, input_precision="ieee")
             acc = tl.dot(high, odd, acc, input_precision="ieee")
     else:
-        inner = step + tl.arange(0, block_k)
-        tile = tl.load(
-            w + (expert * n + columns[:, None]) * k + inner[None, :],
-            mask=column_ok[:, None] & (inner < k)[None, :],
-            other=0.0,
-        ).to(even.dtype)  # E4M3 is exact in BF16
+        tile = _whole(w, expert, columns, column_ok, step, n, k, block_k).to(even.dtype)
         if form == "fp8":
-            deep = (k + 127) // 128
-            place = (expert * ((n + 127) // 128) + columns // 128) * deep + step // 128
-            scale = tl.load(w_scale + place, mask=column_ok, other=0.0)
+            scale = _block_scales(w_scale, expert, columns, column_ok, step, n, k)
             part = tl.dot(tile, even, input_precision="ieee") * scale[:, None]
             if x_scaled:
                 part = part * own[None, :]
@@ -120,6 +113,25 @@ def add_product(
         else:
             acc = tl.dot(tile, even, acc, input_precision="ieee")
     return acc
+
+
+@triton.jit
+def _block_scales(w_scale, expert, columns, column_ok, step, n, k):
+    """Scales [columns] of the blocks of 128 x 128 that the columns step.. lie in."""
+    deep = (k + 127) // 128
+    place = (expert * ((n + 127) // 128) + columns // 128) * deep + step // 128
+    return tl.load(w_scale + place, mask=column_ok, other=0.0)
+
+
+@triton.jit
+def _whole(w, expert, columns, column_ok, step, n, k, block_k: tl.constexpr):
+    """Weights of the columns step.., [columns, block_k], one to a place; E4M3 is exact in BF16."""
+    inner = step + tl.arange(0, block_k)
+    return tl.load(
+        w + (expert * n + columns[:, None]) * k + inner[None, :],
+        mask=column_ok[:, None] & (inner < k)[None, :],
+        other=0.0,
+    )
 
 
 @triton.jit

@@ -21,9 +21,9 @@ from pathlib import Path
 
 import numpy as np
 
+from sglang_dspark.common.files import FAULTS, fault, parse_json
 from sglang_dspark.drafter.config import read_config
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import FAULTS, fault, parse_json
 from sglang_dspark.loadtest.arms import Arm
 from sglang_dspark.loadtest.client import Sampling, SGLangClient
 from sglang_dspark.loadtest.load import closed_loop

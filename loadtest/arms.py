@@ -14,8 +14,8 @@ from typing import Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sglang_dspark.common.files import fault, load_yaml, wrong_fields
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import fault, load_yaml, wrong_fields
 from sglang_dspark.loadtest.server import ServerSpec
 from sglang_dspark.loadtest.workload import device_flags
 

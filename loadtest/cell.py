@@ -7,14 +7,14 @@ cell's figures again.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import MOST_RECORDED, load_json, reading
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import MOST_RECORDED, load_json, reading
 from sglang_dspark.loadtest.bodies import PATHS, Api, Prompt, Sampling, request_body
 from sglang_dspark.loadtest.schedule import Arrival, Schedule
 
@@ -66,11 +66,9 @@ class CellPlan:
 
     def save(self, path: Path) -> None:
         """Write atomically. Raises DSparkError when the place cannot be written."""
-        temporary = path.with_name(f".{path.name}.{os.getpid()}")
         try:
-            path.parent.mkdir(parents=True, exist_ok=True)
-            temporary.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
-            temporary.replace(path)
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
         except OSError as error:
             raise DSparkError(f"cannot write the cell to {path}: {error.strerror}") from error
 

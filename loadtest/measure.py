@@ -15,7 +15,7 @@ import numpy as np
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.metrics import SpecStats
-from sglang_dspark.loadtest.records import Header, Record
+from sglang_dspark.loadtest.records import Header, Outcome, Record
 
 MAX_LAG_MS = 5.0
 NAN = float("nan")
@@ -159,7 +159,7 @@ def _dispatch_lag_ms(records: Sequence[Record]) -> float:
     return float(1e3 * np.percentile(late, 99)) if late else 0.0
 
 
-def _void(done: Sequence[Record], failures: Counter[str], lag_ms: float) -> str:
+def _void(done: Sequence[Record], failures: Counter[Outcome], lag_ms: float) -> str:
     if not done:
         told = ", ".join(f"{count} {name}" for name, count in sorted(failures.items()))
         return f"no request came through ({told or 'none was made'})"

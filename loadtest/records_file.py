@@ -8,7 +8,6 @@ DuckDB: `select domain, outcome, at[1] - sent as ttft from 'RUN/cells/*.parquet'
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -17,8 +16,9 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sglang_dspark.common.files import FAULTS, fault, parse_json
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import FAULTS, fault, parse_json
 from sglang_dspark.loadtest.metrics import SpecStats
 from sglang_dspark.loadtest.records import Header, Record
 
@@ -61,11 +61,9 @@ def write_records(path: Path, header: Header, records: Sequence[Record]) -> None
     head = json.dumps({"version": VERSION, **asdict(header)})
     rows = [asdict(record) for record in records]
     table = pa.Table.from_pylist(rows, SCHEMA.with_metadata({FORMAT: head}))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        pq.write_table(table, temporary, compression="zstd")
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            pq.write_table(table, temporary, compression="zstd")
     except OSError as error:
         raise DSparkError(f"cannot write records to {path}: {error.strerror or error}") from error
 

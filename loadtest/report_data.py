@@ -13,8 +13,8 @@ from pathlib import Path
 
 import numpy as np
 
+from sglang_dspark.common.files import FAULTS, fault
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import FAULTS, fault
 from sglang_dspark.loadtest.page_model import (
     Curve,
     LoadModel,

@@ -6,7 +6,6 @@ of `summary.json`: 95%, paired over trials.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,6 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.report_data import Run, pooled, survival, verified_drafts
 from sglang_dspark.loadtest.report_svg import GRID, INK, inline, label_points, tip
@@ -75,12 +75,9 @@ def draw_all(run: Run) -> list[Drawn]:
 def save_png(drawn: Drawn, folder: Path) -> Path:
     """Write `folder`/stem.png, on white. Raises DSparkError when the place refuses."""
     path = folder / f"{drawn.stem}.png"
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        with mpl.rc_context(_STYLE):
+        with replacing(path) as temporary, mpl.rc_context(_STYLE):
             drawn.figure.savefig(temporary, format="png", metadata={"Software": None})
-        temporary.replace(path)
     except OSError as error:
         raise DSparkError(f"cannot write the figure {path}: {error.strerror}") from error
     return path
@@ -174,15 +171,16 @@ def _matched_panel(axes: Axes, run: Run, pair: MatchedSummary) -> None:
         points.append(("all levels", pair.low, pair.mid, pair.high))
     for row, (label, low, mid, high) in enumerate(points):
         whole = label == "all levels"
-        known = low is not None and high is not None
+        reach, bounds = None, ""
+        if low is not None and high is not None:
+            reach, bounds = [[mid - low], [high - mid]], f" ({low:.2f} to {high:.2f})"
         axes.errorbar(
-            [mid], [row], xerr=[[mid - low], [high - mid]] if known else None,
+            [mid], [row], xerr=reach,
             fmt="D" if whole else "o", capsize=3, color=run.colour(pair.over),
             ms=7 if whole else 5, lw=2 if whole else 1,
         )  # fmt: skip
         axes.annotate(f"{mid:.2f}x", (1.02, row), xycoords=("axes fraction", "data"),
                       fontsize=8, va="center", annotation_clip=False)  # fmt: skip
-        bounds = f" ({low:.2f} to {high:.2f})" if known else ""
         tip(axes, mid, row, f"{pair.over} / {pair.under}, {label}: {mid:.2f}x{bounds}")
     axes.axvline(1, color=INK, lw=1)
     axes.set_title(f"{pair.over} / {pair.under}", loc="left")
@@ -312,7 +310,7 @@ def _positions(run: Run, axes: Axes, name: str, share: Sequence[float], of: str)
     k = np.arange(1, len(share) + 1)
     for at, value in zip(k, share, strict=True):
         if np.isfinite(value):
-            tip(axes, at, value, f"{name}, position {at}: {value:.0%} {of}")
+            tip(axes, float(at), value, f"{name}, position {at}: {value:.0%} {of}")
     axes.plot(k, share, run.marker(name) + "-", color=run.colour(name), label=name, ms=4, lw=1.3)
     axes.set_xlabel("position k")
     axes.set_xticks(np.arange(1, max(len(share), round(axes.get_xlim()[1])) + 1))

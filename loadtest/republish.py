@@ -11,7 +11,7 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.files import load_json, reading
+from sglang_dspark.common.files import load_json, reading
 from sglang_dspark.loadtest import adaptive_results, paired
 from sglang_dspark.loadtest.results import command, commit, now, require_clean, write_document
 

@@ -12,9 +12,9 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark import __version__
+from sglang_dspark.common.machine import with_speed
+from sglang_dspark.common.writing import replace_text, require_file_or_nothing
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import replace_text, require_file_or_nothing
-from sglang_dspark.loadtest.machine import with_speed
 
 ROOT = Path(__file__).resolve().parents[1]
 _NO_CODE = (":(exclude)results", ":(exclude)docs", ":(exclude)*.md")

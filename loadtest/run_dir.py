@@ -21,8 +21,9 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from sglang_dspark.common.files import MOST_RECORDED, load_json, reading
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import MOST_RECORDED, load_json, reading
 
 VERSION = 1
 RUN_FILE = "run.json"
@@ -334,12 +335,10 @@ def cell_name(arm: str, loop: Loop, level: float, trial: int) -> str:
 
 def write(path: Path, value: _File) -> None:
     """Write one of the files above atomically. Raises DSparkError when the place refuses."""
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     text = json.dumps(value.model_dump(mode="json"), indent=1, allow_nan=False)
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text + "\n", encoding="utf-8")
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            temporary.write_text(text + "\n", encoding="utf-8")
     except OSError as error:
         raise DSparkError(f"cannot write {path}: {error.strerror}") from error
 

@@ -60,7 +60,6 @@ def run_cell(
         old.unlink()
     plan.save(directory / PLAN_FILE)
     log = directory / LOG_FILE
-    deadline = time.monotonic() + plan.limit_s + _START_S
     with log.open("wb") as output:
         child = subprocess.Popen(
             tied(_command(plan, url, directory, processes)),
@@ -73,12 +72,7 @@ def run_cell(
         try:
             if cores is not None:
                 cores.apply(child.pid)
-            while child.poll() is None:
-                if time.monotonic() > deadline:
-                    raise DSparkError(f"the load generator does not end; see {log}")
-                if on_poll is not None:
-                    on_poll()
-                time.sleep(_POLL_S)
+            _wait(child, time.monotonic() + plan.limit_s + _START_S, log, on_poll)
         finally:
             _end_group(child)
     if child.returncode != 0:
@@ -86,6 +80,18 @@ def run_cell(
             f"the load generator failed with code {child.returncode}; {log} ends: {_tail(log)}"
         )
     return load_cell(directory)
+
+
+def _wait(
+    child: subprocess.Popen[bytes], deadline: float, log: Path, on_poll: Callable[[], None] | None
+) -> None:
+    """Until the child has ended; DSparkError when it does not by the deadline."""
+    while child.poll() is None:
+        if time.monotonic() > deadline:
+            raise DSparkError(f"the load generator does not end; see {log}")
+        if on_poll is not None:
+            on_poll()
+        time.sleep(_POLL_S)
 
 
 def load_cell(directory: Path) -> CellResult:

@@ -19,8 +19,8 @@ import numpy as np
 from numpy.typing import NDArray
 from pydantic import BaseModel, ConfigDict, Field, TypeAdapter, ValidationError, model_validator
 
+from sglang_dspark.common.files import FAULTS, parse_json, wrong_fields
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import FAULTS, parse_json, wrong_fields
 
 Floats = NDArray[np.float64]
 _LANES = 8  # conversations that take turns, so that one's turns do not meet in flight

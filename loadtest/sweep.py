@@ -15,6 +15,7 @@ from typing import Literal, Protocol
 
 import httpx
 
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest import run_dir
 from sglang_dspark.loadtest.bodies import PATHS, Sampling, request_body
@@ -303,7 +304,5 @@ def _warm_up(http: httpx.Client, url: str, plan: CellPlan) -> None:
 
 
 def _copy(source: Path, target: Path) -> None:
-    temporary = target.with_name(f".{target.name}")
-    target.parent.mkdir(parents=True, exist_ok=True)
-    shutil.copyfile(source, temporary)
-    temporary.replace(target)
+    with replacing(target) as temporary:
+        shutil.copyfile(source, temporary)

@@ -5,6 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import UTC, datetime
+from typing import Any
 
 from sglang_dspark.loadtest.counters import totals_of
 from sglang_dspark.loadtest.measure import Measurement, Spread
@@ -47,13 +48,7 @@ def make_cell(
         requests=found.requests,
         ok=found.ok,
         tokens=found.tokens,
-        tokens_per_s=known(found.tokens_per_s),
-        speed=percentiles(found.user_speed),
-        speeds=[speed for each in done if (speed := known(each.tokens_per_s)) is not None],
-        ttft=percentiles(found.ttft),
-        itl=percentiles(found.itl),
-        tpot=percentiles(found.tpot),
-        e2e=percentiles(found.seconds),
+        **_speeds(found, done),
         tau=known(found.tau),
         steps=found.spec.steps,
         accepted=found.spec.accepted,
@@ -72,6 +67,19 @@ def make_cell(
         after=watched.after,
         timeline=list(watched.timeline),
     )
+
+
+def _speeds(found: Measurement, done: Sequence[Record]) -> dict[str, Any]:
+    """The fields of a cell that say how fast it was."""
+    return {
+        "tokens_per_s": known(found.tokens_per_s),
+        "speed": percentiles(found.user_speed),
+        "speeds": [speed for each in done if (speed := known(each.tokens_per_s)) is not None],
+        "ttft": percentiles(found.ttft),
+        "itl": percentiles(found.itl),
+        "tpot": percentiles(found.tpot),
+        "e2e": percentiles(found.seconds),
+    }
 
 
 def percentiles(spread: Spread) -> Percentiles:

@@ -11,8 +11,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from sglang_dspark.common.files import fault, load_yaml, wrong_fields
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import fault, load_yaml, wrong_fields
 from sglang_dspark.loadtest.bodies import PATHS, Api
 from sglang_dspark.loadtest.schedule import Lengths, parse_arrivals
 from sglang_dspark.loadtest.sla import Sla

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import hashlib
 import json
 import os
 import platform
@@ -14,8 +13,9 @@ from importlib import metadata
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import parse_json, reading
+from sglang_dspark.common.hashes import file_sha256
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import parse_json, reading
 from sglang_dspark.loadtest import run_dir
 from sglang_dspark.loadtest.arms import Arm, find_arms
 from sglang_dspark.loadtest.cores import assign_cores
@@ -147,7 +147,9 @@ def arm_records(
                 config=arm.config,
                 environment=arm.environment,
                 drafter=None if folder is None else portable(str(folder)),
-                drafter_sha256=None if folder is None else _sha256(folder / "model.safetensors"),
+                drafter_sha256=None
+                if folder is None
+                else file_sha256(folder / "model.safetensors"),
                 tables={} if fleet is None else _tables(arm, folder, fleet.log_path(name)),
                 ready_s=None if fleet is None else fleet.ready_after.get(name),
             )
@@ -193,12 +195,7 @@ def _tables(arm: Arm, drafter: Path | None, log: Path) -> dict[str, Table]:
 def _table(path: Path) -> Table:
     with reading(path, "table of this package", "delete it and start again"):
         content = parse_json(portable(path.read_text(encoding="utf-8")))
-    return Table(path=portable(str(path)), sha256=_sha256(path), content=content)
-
-
-def _sha256(path: Path) -> str:
-    with path.open("rb") as file:
-        return hashlib.file_digest(file, "sha256").hexdigest()
+    return Table(path=portable(str(path)), sha256=file_sha256(path), content=content)
 
 
 def _versions() -> dict[str, str]:

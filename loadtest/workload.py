@@ -7,9 +7,9 @@ from pathlib import Path
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
+from sglang_dspark.common.files import integer, load_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import EvalPrompt
-from sglang_dspark.files import integer, load_json, reading
 from sglang_dspark.loadtest.server import ServerSpec
 
 # Small pools: a demo needs no more, and two servers fit a laptop's memory side by side.

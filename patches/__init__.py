@@ -11,7 +11,7 @@ import pkgutil
 
 from sglang_dspark.patches.seam import Seam
 
-_NOT_PATCHES = frozenset({"registry", "seam"})
+_NOT_PATCHES = frozenset({"registry", "seam", "seam_report"})
 
 
 def all_seams(*, device: str | None = None) -> tuple[Seam, ...]:

@@ -10,7 +10,7 @@ exist on a CPU). Any other head keeps upstream's path. The mathematics is servin
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
@@ -89,29 +89,19 @@ def _draft(
     )
     from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
-    bs = base_logits.shape[0]
+    bs, gamma = base_logits.shape[:2]
+    agree = partial(tp_sync.sync, SpecTpSyncSite.DSPARK_DRAFT)
     if greedy:
-        params = _greedy_params(bs, device)
-    else:
-        params = resolve_draft_params(sampling_info=sampling_info, bs=bs, device=device)
-
-    def agree(tokens: Tensor) -> Tensor:
-        return tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, tokens)
-
-    logits = None
-    if greedy:
+        params, logits = _greedy_params(bs, device), None
         together = agree if tp_sync.enabled(SpecTpSyncSite.DSPARK_DRAFT) else None
         tokens = draft_head.draft_greedy(reduced, base_logits, anchor_tokens.long(), together)
     else:
-        gamma = base_logits.shape[1]
+        params = resolve_draft_params(sampling_info=sampling_info, bs=bs, device=device)
+        uniforms = draft_head.block_uniforms(noise.key, int(noise.offset), (bs, gamma))
+        waits = seeded_waits(sampling_info, reduced.tokens, gamma)
+        temperatures = params.step_temperatures
         tokens, logits = draft_head.draft_sampled(
-            reduced,
-            base_logits,
-            anchor_tokens,
-            params.step_temperatures,
-            draft_head.block_uniforms(noise.key, int(noise.offset), (bs, gamma)),
-            agree,
-            seeded_waits(sampling_info, reduced.tokens, gamma),
+            reduced, base_logits, anchor_tokens, temperatures, uniforms, agree, waits
         )
         noise.offset.add_(1)
     return DraftBlockResult(

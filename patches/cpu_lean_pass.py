@@ -42,30 +42,15 @@ def _draft(
 
     from sglang_dspark.serving.cpu import context_kv, lean_fit, lean_pass
 
-    runner, model, gamma = proposer.draft_model_runner, proposer.draft_model, proposer.gamma
-    if (
-        draft_sampler is not None
-        or proposer.deferred_commit is not None
-        or proposer._dp_moe_sync
-        or not proposer.sample_from_anchor
-        or model is not runner.model
-        or not lean_pass.serves(runner)
-        or not _plain_draft(model)
-    ):
+    runner, model = proposer.draft_model_runner, proposer.draft_model
+    if draft_sampler is not None or not _serves_draft(proposer):
         return None
     table = runner.req_to_token_pool.req_to_token
     context_kv.settle(model, table, batch.req_pool_indices, batch.seq_lens)
     ids = proposer.draft_block_ids_view(bs=bs, device=batch.seq_lens.device)
     if not anchor_prepared:
         ids[:, 0].copy_(draft_input.bonus_tokens.view(-1))
-    window = lean_pass.Window(
-        ids.view(-1),
-        verify_window.positions_2d[:, :gamma].reshape(-1),
-        verify_window.verify_cache_loc_2d[:, :gamma].reshape(-1),
-        batch.req_pool_indices,
-        batch.seq_lens,
-        proposer._draft_block_spec_info,
-    )
+    window = _draft_window(proposer, batch, ids, verify_window)
     stack = stack_of_model(model, lean_fit.draft_layer_of, lean_fit.ending_of, window.forward_mode)
     done = stack and lean_pass.run(runner, stack, model.embed_tokens, window)
     if not done:
@@ -74,7 +59,7 @@ def _draft(
     return DraftForwardResult(
         draft_block_ids=ids,
         raw_hidden=hidden,
-        draft_hidden_3d=hidden.view(bs, gamma, -1),
+        draft_hidden_3d=hidden.view(bs, proposer.gamma, -1),
         can_run_graph=False,
     )
 
@@ -123,16 +108,9 @@ def verify_pass(
 
     runner = worker.model_runner
     model = runner.model
-    if (
-        batch.has_grammar
-        or batch.return_logprob
-        or batch.input_embeds is not None
-        or batch.global_num_tokens is not None
-        or batch.forward_mode.is_idle()
-        or not verify_input.capture_hidden_mode.is_full()
-        or not lean_pass.serves(runner)
-        or not _plain_target(model)
-    ):
+    if not (_serves_verify(batch, verify_input) and lean_pass.serves(runner)):
+        return None
+    if not _plain_target(model):
         return None
     window = lean_pass.Window(
         verify_input.draft_token,
@@ -150,14 +128,52 @@ def verify_pass(
     if not done:
         return None
     hidden, captured = done
-    if captured:
-        features = captured[0] if len(captured) == 1 else torch.cat(captured, dim=-1)
-    else:
-        features = hidden
+    features = torch.cat(captured, dim=-1) if len(captured) > 1 else (captured or [hidden])[0]
     logits = linear.product(hidden, model.lm_head.weight)
     return (
         LogitsProcessorOutput(next_token_logits=logits, hidden_states=features),
         window.forward_mode,
+    )
+
+
+def _draft_window(proposer: Any, batch: Any, ids: Tensor, verify_window: Any) -> Any:
+    """The block's rows in the pass; ids: [R, gamma], the anchors and what they draft behind."""
+    from sglang_dspark.serving.cpu import lean_pass
+
+    gamma = proposer.gamma
+    return lean_pass.Window(
+        ids.view(-1),
+        verify_window.positions_2d[:, :gamma].reshape(-1),
+        verify_window.verify_cache_loc_2d[:, :gamma].reshape(-1),
+        batch.req_pool_indices,
+        batch.seq_lens,
+        proposer._draft_block_spec_info,
+    )
+
+
+def _serves_draft(proposer: Any) -> bool:
+    """Whether this draft is the plain one: nothing deferred, nothing between model and runner."""
+    from sglang_dspark.serving.cpu import lean_pass
+
+    return (
+        proposer.deferred_commit is None
+        and not proposer._dp_moe_sync
+        and proposer.sample_from_anchor
+        and proposer.draft_model is proposer.draft_model_runner.model
+        and lean_pass.serves(proposer.draft_model_runner)
+        and _plain_draft(proposer.draft_model)
+    )
+
+
+def _serves_verify(batch: Any, verify_input: Any) -> bool:
+    """Whether all that the batch asks of the pass is logits and the features of every row."""
+    return not (
+        batch.has_grammar
+        or batch.return_logprob
+        or batch.input_embeds is not None
+        or batch.global_num_tokens is not None
+        or batch.forward_mode.is_idle()
+        or not verify_input.capture_hidden_mode.is_full()
     )
 
 

@@ -21,10 +21,8 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.extras import SUPPORTED_SGLANG
 from sglang_dspark.patches.seam import Seam
-
-WHAT_TO_DO = f"install sglang=={SUPPORTED_SGLANG} or set DSPARK_DISABLE=1"
+from sglang_dspark.serving.startup import WHAT_TO_DO
 
 State = Literal["installed", "inert", "mismatch", "pending"]
 
@@ -40,14 +38,6 @@ class SeamCheck:
     ok: bool
     expected: str
     found: str
-
-
-def check_version(found: str) -> None:
-    """Raise `DSparkError` unless `found` is the one SGLang version whose seams we know."""
-    if found != SUPPORTED_SGLANG:
-        raise DSparkError(
-            f"sglang {found} is not supported (only {SUPPORTED_SGLANG}); {WHAT_TO_DO}"
-        )
 
 
 def bare_signature(target: Any) -> str:

@@ -18,6 +18,7 @@ from torch import Tensor, nn
 
 from sglang_dspark.baselines.chain import ChainConfig, ChainDrafter, chain_fields
 from sglang_dspark.baselines.vocabulary import stored_draft_ids, to_d2t
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.drafter.checkpoint import (
     check_target,
     fill_parameters,
@@ -105,9 +106,8 @@ def save_mtp(drafter: MTPDrafter, path: Path, dtype: torch.dtype = torch.float32
         tensors["d2t"] = to_d2t(drafter.draft_ids)
     write_checkpoint(path, tensors, drafter.config.to_json())
     if drafter.draft_ids is not None:
-        temporary = Path(path) / f"{TOKEN_MAP}.tmp"
-        torch.save(drafter.draft_ids.tolist(), temporary)
-        temporary.replace(Path(path) / TOKEN_MAP)
+        with replacing(Path(path) / TOKEN_MAP, alone=True) as temporary:
+            torch.save(drafter.draft_ids.tolist(), temporary)
 
 
 def load_mtp(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> MTPDrafter:

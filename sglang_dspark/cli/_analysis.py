@@ -10,8 +10,8 @@ from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
-from sglang_dspark.cli import evaluate
 from sglang_dspark.cli._workload import (
+    TOP_K_ALL,
     DrafterArgument,
     device_description,
     open_workload,
@@ -55,7 +55,7 @@ def open_session(
     batch: int,
     seed: int,
     *,
-    top_k: int = evaluate.TOP_K_ALL,
+    top_k: int = TOP_K_ALL,
     top_p: float = 1.0,
     min_p: float = 0.0,
 ) -> Session:
@@ -111,7 +111,7 @@ def redrafted(session: Session, answers: Path, transition: bool) -> list[Trace]:
 
 def read_vocabulary(path: Path) -> frozenset[int]:
     """Token ids of a JSON list. Raises DSparkError when the file holds none."""
-    from sglang_dspark.files import load_json, reading
+    from sglang_dspark.common.files import load_json, reading
 
     with reading(path, "vocabulary", "name vocabulary.json of a training run"):
         ids = load_json(path)

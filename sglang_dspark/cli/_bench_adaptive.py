@@ -23,30 +23,35 @@ if TYPE_CHECKING:
 
 FULL_USERS, QUICK_USERS = "1,2,4,8,16,32", "1,8"
 TRIALS, QUICK_TRIALS = 3, 1
+RESULTS = Path("results/adaptive_cpu.json")
+
+QuickOption = Annotated[
+    bool, typer.Option("--quick", help="One trial at 1 and 8 users, gamma 2 alone.")
+]
+TrialsOption = Annotated[
+    int | None, typer.Option(min=1, help=f"Default: {TRIALS}; fewer give no interval.")
+]
+RequestsOption = Annotated[
+    int, typer.Option(min=1, help="Requests of a round; two for each user if that is more.")
+]
+FigureOption = Annotated[
+    Path | None, typer.Option(help="Default: figures/NAME.png beside the result file.")
+]
+ResumeOption = Annotated[
+    Path | None, typer.Option(help="Journal of a run that was cut off, to go on with.")
+]
 
 
 def adaptive(
-    quick: Annotated[
-        bool, typer.Option("--quick", help="One trial at 1 and 8 users, gamma 2 alone.")
-    ] = False,
+    quick: QuickOption = False,
     concurrency: Annotated[str, typer.Option(help=f"Users at once. Default: {FULL_USERS}.")] = "",
     gammas: Annotated[str, typer.Option(help="Fixed gammas. Default: 1 to the drafter's.")] = "",
-    trials: Annotated[
-        int | None, typer.Option(min=1, help=f"Default: {TRIALS}; fewer give no interval.")
-    ] = None,
+    trials: TrialsOption = None,
     mean_tokens: Annotated[int, typer.Option(min=4, help="Mean length of an answer.")] = 56,
-    requests: Annotated[
-        int, typer.Option(min=1, help="Requests of a round; two for each user if that is more.")
-    ] = 6,
-    out: Annotated[Path, typer.Option("--json", help="Result file.")] = Path(
-        "results/adaptive_cpu.json"
-    ),
-    figure: Annotated[
-        Path | None, typer.Option(help="Default: figures/NAME.png beside the result file.")
-    ] = None,
-    resume: Annotated[
-        Path | None, typer.Option(help="Journal of a run that was cut off, to go on with.")
-    ] = None,
+    requests: RequestsOption = 6,
+    out: Annotated[Path, typer.Option("--json", help="Result file.")] = RESULTS,
+    figure: FigureOption = None,
+    resume: ResumeOption = None,
     port: Annotated[int, typer.Option(help="First port; each server takes the next.")] = 30000,
     target: ServedTargetOption = "demo",
     drafter: ServedDrafterOption = "shipped",
@@ -218,19 +223,16 @@ def _measure(
 
 def draw(metrics: dict[str, Any], path: Path) -> None:
     """Write the figure. Raises DSparkError when the place cannot be written."""
-    import os
-
+    from sglang_dspark.common.writing import replacing
     from sglang_dspark.errors import DSparkError
     from sglang_dspark.loadtest import adaptive_results
 
     title = ", ".join(filter(None, ("Greedy decoding", metrics.get("served"))))
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        adaptive_results.draw(metrics, title).savefig(
-            temporary, format="png", dpi=160, metadata={"Software": None}
-        )
-        temporary.replace(path)
+        with replacing(path) as temporary:
+            adaptive_results.draw(metrics, title).savefig(
+                temporary, format="png", dpi=160, metadata={"Software": None}
+            )
     except OSError as error:
         raise DSparkError(f"cannot write the figure {path}: {error.strerror}") from error
 

@@ -7,9 +7,12 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from sglang_dspark.schedule.budget import Costs
 
 ROUNDS = 9
 
@@ -24,7 +27,7 @@ def planner(
     import torch
     from rich.console import Console
 
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.loadtest.results import write_results
 
     torch.set_num_threads(1)
@@ -57,21 +60,17 @@ def _contestants(requests: int, gamma: int) -> dict[str, Callable[[], object]]:
     import torch
 
     from sglang_dspark.schedule.admission import admit
-    from sglang_dspark.schedule.budget import Costs, Workspace, search
+    from sglang_dspark.schedule.budget import Workspace, search
     from sglang_dspark.schedule.gains import gains
     from sglang_dspark.serving.upstream_planner import UpstreamPlanner
 
-    rng = np.random.default_rng(0)
-    confidence = rng.beta(8, 2, (requests, gamma)).astype(np.float32)
-    batch = np.arange(requests * (gamma + 1) + 1)
-    tokens = 0.01 + 2e-5 * batch + 3e-4 * (batch // 64)
-    costs = Costs(tokens, 1e-3, np.concatenate([[0.0], np.full(gamma, 1e-3)]))
-    deeper = Costs(tokens, 1e-3, np.concatenate([[0.0], 1e-3 + 5e-5 * np.arange(gamma)]))
+    confidence = np.random.default_rng(0).beta(8, 2, (requests, gamma)).astype(np.float32)
+    costs, deeper = _costs(requests, gamma)
     workspace = Workspace(requests, gamma)
     buffer = np.empty_like(confidence)
     lengths = np.empty(requests, np.int64)
     drafts = search(gains(confidence), costs, workspace).drafts
-    upstream = UpstreamPlanner(gamma, tokens)
+    upstream = UpstreamPlanner(gamma, costs.tokens)
     tensor = torch.from_numpy(confidence)
 
     def budget() -> object:
@@ -90,6 +89,19 @@ def _contestants(requests: int, gamma: int) -> dict[str, Callable[[], object]]:
         "upstream_budget_us": lambda: upstream.budget(tensor),
         "upstream_topk_us": lambda: upstream.topk(tensor, drafts),
     }
+
+
+def _costs(requests: int, gamma: int) -> tuple[Costs, Costs]:
+    """Step times with steps at every 64 tokens; drafting costs the same at any depth, or more."""
+    import numpy as np
+
+    from sglang_dspark.schedule.budget import Costs
+
+    batch = np.arange(requests * (gamma + 1) + 1)
+    tokens = 0.01 + 2e-5 * batch + 3e-4 * (batch // 64)
+    same = np.concatenate([[0.0], np.full(gamma, 1e-3)])
+    more = np.concatenate([[0.0], 1e-3 + 5e-5 * np.arange(gamma)])
+    return Costs(tokens, 1e-3, same), Costs(tokens, 1e-3, more)
 
 
 def _microseconds(contestants: dict[str, Callable[[], object]], calls: int) -> dict[str, float]:
@@ -120,7 +132,7 @@ def regret(
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped, stages
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.loadtest.results import require_clean, write_results
     from sglang_dspark.schedule.simulation.regret import RULES, RegretPlan, measure
 

@@ -4,10 +4,16 @@ from __future__ import annotations
 
 import json
 import tempfile
+from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+if TYPE_CHECKING:
+    from rich.console import Console
+
+    from sglang_dspark.training.benchmark import TrainerShape
 
 
 def trainer(
@@ -25,8 +31,8 @@ def trainer(
     from rich.console import Console
 
     from sglang_dspark.cli._workload import target_dir
+    from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.errors import DSparkError
-    from sglang_dspark.loadtest.machine import cpu_description
     from sglang_dspark.loadtest.results import require_clean, write_results
     from sglang_dspark.training import benchmark
 
@@ -36,21 +42,8 @@ def trainer(
         raise DSparkError(f"--precision {', '.join(wrong)}: expected float32 or bfloat16")
     require_clean(out)
     torch.set_num_threads(threads)
-    path, shape = target_dir(target, console), benchmark.TrainerShape()
-    found = {}
-    with tempfile.TemporaryDirectory() as folder:
-        work = Path(folder)
-        benchmark.random_store(work / "store", path, shape)
-        for name in names:
-            ours = benchmark.our_trainer(work, path, shape, half=name == "bfloat16")
-            peer = benchmark.PeerStep(ours, path, shape, half=name == "bfloat16")
-            found[name] = benchmark.paired(ours.train_step, peer, shape.anchors_per_step, repeats)
-            row = found[name]
-            console.print(
-                f"{name}: {row['ours_anchors_per_s']:.0f} anchors/s, speculators "
-                f"{row['peer_anchors_per_s']:.0f}: {row['ratio']['value']:.2f}x "
-                f"({row['ratio']['low']:.2f}-{row['ratio']['high']:.2f})"
-            )
+    shape = benchmark.TrainerShape()
+    found = _measured(names, target_dir(target, console), shape, repeats, console)
     metrics = {
         "peer": f"speculators {benchmark.peer_version()}, DSpark, sdpa attention, eager losses",
         "threads": threads,
@@ -60,3 +53,26 @@ def trainer(
     write_results(out, "trainer", cpu_description(), metrics)
     console.print(f"written to {out}")
     print(json.dumps(found))
+
+
+def _measured(
+    names: Sequence[str], target: Path, shape: TrainerShape, repeats: int, console: Console
+) -> dict[str, Any]:
+    """The pair of trainers in each precision, on one store of random states."""
+    from sglang_dspark.training import benchmark
+
+    found = {}
+    with tempfile.TemporaryDirectory() as folder:
+        work = Path(folder)
+        benchmark.random_store(work / "store", target, shape)
+        for name in names:
+            ours = benchmark.our_trainer(work, target, shape, half=name == "bfloat16")
+            peer = benchmark.PeerStep(ours, target, shape, half=name == "bfloat16")
+            row = benchmark.paired(ours.train_step, peer, shape.anchors_per_step, repeats)
+            console.print(
+                f"{name}: {row['ours_anchors_per_s']:.0f} anchors/s, speculators "
+                f"{row['peer_anchors_per_s']:.0f}: {row['ratio']['value']:.2f}x "
+                f"({row['ratio']['low']:.2f}-{row['ratio']['high']:.2f})"
+            )
+            found[name] = row
+    return found

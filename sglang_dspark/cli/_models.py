@@ -77,7 +77,7 @@ def target_facts(folder: Path) -> Target:
 
     Raises DSparkError when it cannot be read or lacks a field.
     """
-    from sglang_dspark.files import integer, load_json, reading
+    from sglang_dspark.common.files import integer, load_json, reading
     from sglang_dspark.serving.checkpoint import Target
 
     file = folder / "config.json"

@@ -174,8 +174,9 @@ def results_table(summary: Summary) -> Table:
         unit = "req/s" if row.loop == "open" else "user" if row.level == 1 else "users"
         load = f"{row.level:g} {unit}"
         speed, user = row.tokens_per_s, row.speed_p50
-        known = speed is not None and speed.low is not None and speed.high is not None
-        interval = f"{speed.low:.1f}-{speed.high:.1f}" if known else ""
+        interval = ""
+        if speed is not None and speed.low is not None and speed.high is not None:
+            interval = f"{speed.low:.1f}-{speed.high:.1f}"
         table.add_row(
             load if load != before else "",
             row.arm,

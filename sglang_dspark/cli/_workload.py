@@ -21,6 +21,8 @@ if TYPE_CHECKING:
     from sglang_dspark.evaluation.recording import Workload
     from sglang_dspark.evaluation.traces import Trace
 
+TOP_K_ALL = 1 << 30
+
 TargetOption = Annotated[
     str,
     typer.Option(
@@ -45,6 +47,9 @@ PromptsOption = Annotated[
 LimitOption = Annotated[int | None, typer.Option(min=1, help="Prompts per domain at most.")]
 TokensOption = Annotated[int, typer.Option(min=1, help="Output tokens per prompt.")]
 TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
+TopPOption = Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")]
+TopKOption = Annotated[int, typer.Option(help="Most likely tokens kept; default all.")]
+MinPOption = Annotated[float, typer.Option(help="Cut relative to the likeliest token.")]
 BatchOption = Annotated[int, typer.Option(min=1, help="Requests in flight.")]
 SeedOption = Annotated[int, typer.Option(help="Of the engine's random numbers.")]
 DraftersOption = Annotated[
@@ -155,7 +160,7 @@ def open_workload(
 
     from sglang_dspark.evaluation import prompts as prompt_files
     from sglang_dspark.evaluation.recording import Workload
-    from sglang_dspark.training.provenance import target_sha256
+    from sglang_dspark.models.identity import target_sha256
 
     transformers_logging.disable_progress_bar()
     path = target_dir(target, console)
@@ -207,6 +212,6 @@ def device_description() -> str:
     """The GPU's name, or this machine's CPU: what a result file calls its device."""
     import torch
 
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
 
     return torch.cuda.get_device_name() if torch.cuda.is_available() else cpu_description()

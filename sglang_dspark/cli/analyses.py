@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from dataclasses import asdict
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import typer
 
@@ -19,17 +19,25 @@ from sglang_dspark.cli._analysis import (
     with_confidence,
 )
 from sglang_dspark.cli._workload import (
+    TOP_K_ALL,
     BatchOption,
     DraftersOption,
     JsonOption,
     LimitOption,
+    MinPOption,
     PromptsOption,
     SeedOption,
     TargetOption,
     TemperatureOption,
     TokensOption,
+    TopKOption,
+    TopPOption,
 )
 from sglang_dspark.errors import DSparkError
+
+if TYPE_CHECKING:
+    from sglang_dspark.schedule.calibration import Calibration
+    from sglang_dspark.schedule.sts_file import StsTable
 
 app = typer.Typer(
     help="Judge drafters with the reference engine. Without a command: acceptance of one drafter.",
@@ -46,37 +54,37 @@ StsOption = Annotated[
     Path | None,
     typer.Option(help="Calibration table. Default: sts.json in the drafter's directory, if any."),
 ]
+TraceOption = Annotated[
+    Path, typer.Option(help="Trace file to write; of several drafters a folder, LABEL.json.")
+]
+AnswersOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Trace of another drafter at this temperature: its answers are the target's own, so "
+        "only the drafting is done again, to the same end (greedy) or law (sampled)."
+    ),
+]
+TransitionOption = Annotated[
+    bool, typer.Option(help="With --answers: draft with DSpark's transition bias, or without it.")
+]
 
 
 @app.command()
 def record(
     drafter: DraftersOption,
-    out: Annotated[
-        Path, typer.Option(help="Trace file to write; of several drafters a folder, LABEL.json.")
-    ],
+    out: TraceOption,
     target: TargetOption = "demo",
     prompts: PromptsOption = None,
     limit: LimitOption = None,
     max_new_tokens: TokensOption = 96,
     temperature: TemperatureOption = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0,
-    top_k: Annotated[
-        int, typer.Option(help="Most likely tokens kept; default all.")
-    ] = evaluate.TOP_K_ALL,
-    min_p: Annotated[float, typer.Option(help="Cut relative to the likeliest token.")] = 0.0,
+    top_p: TopPOption = 1.0,
+    top_k: TopKOption = TOP_K_ALL,
+    min_p: MinPOption = 0.0,
     batch: BatchOption = 8,
     seed: SeedOption = 0,
-    answers: Annotated[
-        Path | None,
-        typer.Option(
-            help="Trace of another drafter at this temperature: its answers are the target's own, "
-            "so only the drafting is done again, to the same end (greedy) or law (sampled)."
-        ),
-    ] = None,
-    transition: Annotated[
-        bool,
-        typer.Option(help="With --answers: draft with DSpark's transition bias, or without it."),
-    ] = True,
+    answers: AnswersOption = None,
+    transition: TransitionOption = True,
 ) -> None:
     """Decode all prompts once and keep the trace, which the other commands take as a drafter."""
     from sglang_dspark.evaluation.traces import write_trace
@@ -85,19 +93,8 @@ def record(
         raise DSparkError(
             "--no-transition needs --answers: a trace whose answers are drafted again"
         )
-    session = open_session(
-        drafter,
-        target,
-        prompts,
-        limit,
-        max_new_tokens,
-        temperature,
-        batch,
-        seed,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-    )
+    decoded = (drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed)
+    session = open_session(*decoded, top_k=top_k, top_p=top_p, min_p=min_p)
     if answers is None:
         traces = session.traces()
     else:
@@ -263,17 +260,20 @@ def reliability(
         if not keep:
             raise DSparkError("the table was fitted on all of these prompts: give others")
         trace = trace.of_prompts(keep)
-    variants = {}
-    if table is not None:
-        chosen = table.table(trace.temperature)
-        variants = {"after": chosen.plain, "shifted": chosen.shifted}
-        if chosen.request_spread > 0:
-            variants["followed"] = chosen.followed
+    variants = {} if table is None else _variants(table.table(trace.temperature))
     parts = numbers.reliability(trace, variants)
     show_reliability(session.console, f"{label}: {len(trace.prompts)} held-out prompts", parts)
     shown = {name: asdict(each) for name, each in variants.items()}
     metrics = numbers.as_metrics(label, trace, parts, calibrations=shown)
     finish(metrics, json_file, session.console)
+
+
+def _variants(table: StsTable) -> dict[str, Calibration]:
+    """The steps of a table, each of which is shown: temperatures, shifts, requests followed."""
+    variants = {"after": table.plain, "shifted": table.shifted}
+    if table.request_spread > 0:
+        variants["followed"] = table.followed
+    return variants
 
 
 @app.command()

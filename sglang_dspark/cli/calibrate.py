@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sglang_dspark.cli._workload import (
+    BatchOption,
     DrafterArgument,
     DrafterOption,
     LimitOption,
@@ -32,8 +33,48 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sglang_dspark.evaluation.traces import Trace
-    from sglang_dspark.schedule.calibration import Binning
+    from sglang_dspark.schedule.calibration import Binning, Observations
     from sglang_dspark.schedule.sts_file import StsFile, StsTable
+
+FittedPromptsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="JSONL file of prompts to fit on, as [DOMAIN=]FILE; repeat for several. Default: the "
+        "package's calibration prompts."
+    ),
+]
+HeldOutOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="Prompts to judge on, likewise. Default: the package's evaluation prompts, or a half "
+        "of --prompts."
+    ),
+]
+TemperaturesOption = Annotated[
+    list[float] | None,
+    typer.Option(min=0.0, help="Of the requests; repeat for a table each. Default: 0 and 1."),
+]
+HalfProductsOption = Annotated[
+    bool,
+    typer.Option("--half-products", help="Answers in bfloat16; CPUs with AVX512-BF16 or AMX."),
+]
+TracesOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Fit on this trace of `dspark eval record`, or store of `dspark train data`, instead "
+        "of decoding; repeat."
+    ),
+]
+HeldOutTracesOption = Annotated[
+    list[Path] | None,
+    typer.Option(help="Judge on this trace or store; repeat. Default: a half of --trace."),
+]
+AdaptiveOption = Annotated[
+    bool, typer.Option("--adaptive", help="STS on bins of equal count, not of equal width.")
+]
+TableOption = Annotated[
+    Path | None, typer.Option(help="File to write. Default: sts.json beside the drafter.")
+]
 
 
 @dataclass(frozen=True)
@@ -59,49 +100,18 @@ class _Case:
 def calibrate(
     target: TargetOption = "demo",
     drafter: DrafterOption = "shipped",
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="JSONL file of prompts to fit on, as [DOMAIN=]FILE; repeat for several. Default: "
-            "the package's calibration prompts."
-        ),
-    ] = None,
-    held_out: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="Prompts to judge on, likewise. Default: the package's evaluation prompts, or a "
-            "half of --prompts."
-        ),
-    ] = None,
+    prompts: FittedPromptsOption = None,
+    held_out: HeldOutOption = None,
     limit: LimitOption = None,
     max_new_tokens: TokensOption = 96,
-    temperature: Annotated[
-        list[float] | None,
-        typer.Option(min=0.0, help="Of the requests; repeat for a table each. Default: 0 and 1."),
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 32,
+    temperature: TemperaturesOption = None,
+    batch: BatchOption = 32,
     seed: SeedOption = 0,
-    half_products: Annotated[
-        bool,
-        typer.Option("--half-products", help="Answers in bfloat16; CPUs with AVX512-BF16 or AMX."),
-    ] = False,
-    trace: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Fit on this trace of `dspark eval record`, or store of `dspark train data`, "
-            "instead of decoding; repeat."
-        ),
-    ] = None,
-    held_out_trace: Annotated[
-        list[Path] | None,
-        typer.Option(help="Judge on this trace or store; repeat. Default: a half of --trace."),
-    ] = None,
-    adaptive: Annotated[
-        bool, typer.Option("--adaptive", help="STS on bins of equal count, not of equal width.")
-    ] = False,
-    out: Annotated[
-        Path | None, typer.Option(help="File to write. Default: sts.json beside the drafter.")
-    ] = None,
+    half_products: HalfProductsOption = False,
+    trace: TracesOption = None,
+    held_out_trace: HeldOutTracesOption = None,
+    adaptive: AdaptiveOption = False,
+    out: TableOption = None,
 ) -> None:
     """Fit temperatures to what is accepted, show what they do on other prompts, write both."""
     from rich.console import Console
@@ -116,8 +126,8 @@ def calibrate(
         cases = _read_cases(trace, held_out_trace or [], target, argument.path, console)
     else:
         decode = _Decode(target, limit, max_new_tokens, batch, seed, half_products)
-        heats = temperature or [0.0, 1.0]
-        cases = _decode_cases(argument, prompts, held_out, heats, decode, console)
+        temperatures = temperature or [0.0, 1.0]
+        cases = _decode_cases(argument, prompts, held_out, temperatures, decode, console)
     names = [each.name for each in trace or ()] or prompts or ["sglang-dspark calibration prompts"]
     sts = _fit_all(cases, ", ".join(names), "mass" if adaptive else "width", console)
     path = out or argument.path / FILE_NAME
@@ -155,14 +165,13 @@ def _decode_cases(
 ) -> list[_Case]:
     """Answer the prompts at each temperature and replay the drafter on them."""
     cases = []
-    for heat in temperatures:
-        fit = _answered(argument, prompts, "calibration", heat, decode, console)
+    for temperature in temperatures:
+        fit = _answered(argument, prompts, "calibration", temperature, decode, console)
         if prompts and not held_out:
             cases.append(_halved(fit))
         else:
-            cases.append(
-                _Case(fit, _answered(argument, held_out, "evaluation", heat, decode, console))
-            )
+            held = _answered(argument, held_out, "evaluation", temperature, decode, console)
+            cases.append(_Case(fit, held))
     return [_apart(case) for case in cases]
 
 
@@ -177,8 +186,8 @@ def _answered(
     """Replayed answers to prompts of files, or to the package's `default` prompts."""
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.evaluation import prompts as shipped
-    from sglang_dspark.evaluation.answering import record_answers
     from sglang_dspark.evaluation.engine import DecodeSettings
+    from sglang_dspark.training.answering import record_answers
 
     settings = DecodeSettings(
         max_new_tokens=decode.max_new_tokens,
@@ -227,9 +236,9 @@ def _read_traces(
     files: Sequence[Path], target: str, drafter: Path, console: Console
 ) -> list[Trace]:
     """Traces of this drafter on one target, stores replayed; DSparkError if one is of another."""
-    from sglang_dspark.evaluation.answering import traces_of_store
     from sglang_dspark.evaluation.traces import read_trace
-    from sglang_dspark.training.provenance import target_sha256 as weights_sha256
+    from sglang_dspark.models.identity import target_sha256 as weights_sha256
+    from sglang_dspark.training.answering import traces_of_store
 
     wanted = weights_sha256(drafter)
     traces: list[Trace] = []
@@ -263,24 +272,32 @@ def _apart(case: _Case) -> _Case:
     return replace(case, held=case.held.of_prompts(kept))
 
 
+def _labels(case: _Case) -> Observations:
+    """Confidences and acceptance to fit to; DSparkError when they are too few to say anything."""
+    from sglang_dspark.evaluation.calibration_data import observations
+    from sglang_dspark.schedule.calibration import MINIMUM_LABELS
+
+    fit, held = case.fit, case.held
+    if not fit.has_confidence():
+        raise DSparkError(f"{fit.drafter.name} tells no confidence: nothing to calibrate")
+    data = observations(fit.generations, fit.gamma)
+    if len(data.logits) < MINIMUM_LABELS or not held.prompts:
+        raise DSparkError(
+            f"{len(data.logits)} verify steps to fit on (at least {MINIMUM_LABELS} are needed) and "
+            f"{len(held.prompts)} prompts to judge on: give more prompts or raise --max-new-tokens"
+        )
+    return data
+
+
 def _fit(case: _Case, dataset: str, binning: Binning, console: Console) -> tuple[str, StsTable]:
     """Regime and table of one case; prints what the table does on the held-out prompts."""
     from sglang_dspark.cli._calibration_view import show_reliability, show_tables
-    from sglang_dspark.evaluation.calibration_data import observations
     from sglang_dspark.evaluation.reliability import held_out_summary, reliability
     from sglang_dspark.schedule import calibration
     from sglang_dspark.schedule.sts_file import StsTable, regime
 
     name, fit, held = regime(case.fit.temperature), case.fit, case.held
-    if not fit.has_confidence():
-        raise DSparkError(f"{fit.drafter.name} tells no confidence: nothing to calibrate")
-    data = observations(fit.generations, fit.gamma)
-    if len(data.logits) < calibration.MINIMUM_LABELS or not held.prompts:
-        raise DSparkError(
-            f"{len(data.logits)} verify steps to fit on (at least {calibration.MINIMUM_LABELS} are "
-            f"needed) and {len(held.prompts)} prompts to judge on: give more prompts or raise "
-            "--max-new-tokens"
-        )
+    data = _labels(case)
     fitted = calibration.fit(data, binning=binning)
     ours = calibration.fit_shifts(data)
     variants = {

@@ -34,26 +34,30 @@ if TYPE_CHECKING:
 
 _READY_S = 600.0
 
+PortOption = Annotated[
+    int, typer.Option(help="Port of the server; with the sweep, the first of three.")
+]
+FiguresOption = Annotated[
+    Path | None, typer.Option("--json", help="Also write the figures to this file.")
+]
+SweepOption = Annotated[
+    bool, typer.Option("--sweep/--no-sweep", help="End with a short load test against MTP-1.")
+]
+ServeOption = Annotated[
+    bool, typer.Option("--serve", help="Only start the DSPARK server and leave it up.")
+]
+
 
 def demo(
-    port: Annotated[
-        int, typer.Option(help="Port of the server; with the sweep, the first of three.")
-    ] = 30000,
+    port: PortOption = 30000,
     max_new_tokens: Annotated[int, typer.Option(min=2, help="Length of an answer.")] = 64,
     per_domain: Annotated[int, typer.Option(min=1, help="Prompts of each domain.")] = 4,
     target: ServedTargetOption = "demo",
     drafter: ServedDrafterOption = "shipped",
     device: DeviceOption = "",
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="Also write the figures to this file.")
-    ] = None,
-    end_sweep: Annotated[
-        bool,
-        typer.Option("--sweep/--no-sweep", help="End with a short load test against MTP-1."),
-    ] = True,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Only start the DSPARK server and leave it up.")
-    ] = False,
+    json_file: FiguresOption = None,
+    end_sweep: SweepOption = True,
+    serve: ServeOption = False,
 ) -> None:
     """Serve the demo model with DSPARK and without, show the answers and compare."""
     from rich.console import Console
@@ -94,7 +98,7 @@ class _Servers:
         from sglang_dspark.loadtest.workload import dspark_server, plain_server
 
         plain = plain_server(target, port + 1 if stay else port, device)
-        specs = (dspark_server(target, drafter, port, device), plain)
+        specs: tuple[ServerSpec, ...] = (dspark_server(target, drafter, port, device), plain)
         if stay:
             specs = tuple(replace(s, arguments=(*s.arguments, "--enable-metrics")) for s in specs)
         self.console, self.stay, self.specs = console, stay, specs
@@ -126,7 +130,7 @@ def hardware(device: str) -> str:
     """The machine's device in words, for a result file."""
     import torch
 
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
 
     return cpu_description() if device == "cpu" else torch.cuda.get_device_name()
 

@@ -12,8 +12,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from sglang_dspark.cli._workload import (
+    TOP_K_ALL,
+    BatchOption,
     DrafterOption,
+    LimitOption,
+    MinPOption,
+    SeedOption,
     TargetOption,
+    TokensOption,
+    TopKOption,
+    TopPOption,
     counter,
     drafter_dir,
     open_tokenizer,
@@ -30,44 +38,50 @@ if TYPE_CHECKING:
     from sglang_dspark.evaluation.prompts import EvalPrompt
     from sglang_dspark.evaluation.report import Agreement, Report
 
-TOP_K_ALL = 1 << 30
+EvaluatedPromptsOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="JSONL file of prompts as [DOMAIN=]FILE; repeat for several. Default: the package's "
+        "own."
+    ),
+]
+PromptFieldOption = Annotated[
+    str | None, typer.Option(help="Field of the text in those files, if it is not found.")
+]
+GammaOption = Annotated[
+    int | None, typer.Option(min=1, help="Block size, default the trained one.")
+]
+ServerOption = Annotated[
+    str | None, typer.Option(help="Also measure through this DSPARK server, e.g. its URL.")
+]
+ServeOption = Annotated[
+    bool, typer.Option("--serve", help="Also measure through a server started for it.")
+]
+PortOption = Annotated[int, typer.Option(help="Port of that server.")]
+NumbersOption = Annotated[
+    Path | None, typer.Option("--json", help="Write the numbers to this file.")
+]
 
 
 def evaluate(
     context: typer.Context,
     target: TargetOption = "demo",
     drafter: DrafterOption = "shipped",
-    prompts: Annotated[
-        list[str] | None,
-        typer.Option(
-            help="JSONL file of prompts as [DOMAIN=]FILE; repeat for several. Default: the "
-            "package's own."
-        ),
-    ] = None,
-    prompt_field: Annotated[
-        str | None, typer.Option(help="Field of the text in those files, if it is not found.")
-    ] = None,
-    limit: Annotated[int | None, typer.Option(min=1, help="Prompts per domain at most.")] = None,
-    max_new_tokens: Annotated[int, typer.Option(min=1, help="Output tokens per prompt.")] = 96,
+    prompts: EvaluatedPromptsOption = None,
+    prompt_field: PromptFieldOption = None,
+    limit: LimitOption = None,
+    max_new_tokens: TokensOption = 96,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0,
-    top_k: Annotated[int, typer.Option(help="Most likely tokens kept; default all.")] = TOP_K_ALL,
-    min_p: Annotated[float, typer.Option(help="Cut relative to the likeliest token.")] = 0.0,
-    gamma: Annotated[
-        int | None, typer.Option(min=1, help="Block size, default the trained one.")
-    ] = None,
-    batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8,
-    seed: Annotated[int, typer.Option(help="Of the engine's random numbers.")] = 0,
-    server: Annotated[
-        str | None, typer.Option(help="Also measure through this DSPARK server, e.g. its URL.")
-    ] = None,
-    serve: Annotated[
-        bool, typer.Option("--serve", help="Also measure through a server started for it.")
-    ] = False,
-    port: Annotated[int, typer.Option(help="Port of that server.")] = 30000,
-    results: Annotated[
-        Path | None, typer.Option("--json", help="Write the numbers to this file.")
-    ] = None,
+    top_p: TopPOption = 1.0,
+    top_k: TopKOption = TOP_K_ALL,
+    min_p: MinPOption = 0.0,
+    gamma: GammaOption = None,
+    batch: BatchOption = 8,
+    seed: SeedOption = 0,
+    server: ServerOption = None,
+    serve: ServeOption = False,
+    port: PortOption = 30000,
+    results: NumbersOption = None,
 ) -> None:
     """Measure how many drafts the target accepts: tau, acceptance by position, confidence."""
     if context.invoked_subcommand is not None:  # `dspark eval tau ...` and its like
@@ -79,25 +93,12 @@ def evaluate(
     from sglang_dspark.loadtest.results import require_clean
 
     require_clean(results)
-    if server is not None and serve:
-        raise DSparkError("--server and --serve exclude each other: name one")
-    if serve and gamma is not None:
-        raise DSparkError("--serve takes the drafter's own gamma: leave --gamma out")
+    _require_servable(drafter_dir(drafter), server, serve, gamma)
     console = Console()
     settings = DecodeSettings(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        batch=batch,
-        gamma=gamma,
-        seed=seed,
+        max_new_tokens, temperature, top_k, top_p, min_p, batch=batch, gamma=gamma, seed=seed
     )
-    _require_gamma(drafter_dir(drafter), gamma)
     subject = _open(target, drafter, prompts, prompt_field, limit, console)
-    if serve:
-        _require_dspark(subject.drafter)
     document = _measure(subject, settings, server, serve, port, console)
     if results is not None:
         _write(results, document)
@@ -125,6 +126,17 @@ def _measure(
         with _server(server, subject, port, console) as url:
             document.update(_measure_server(url, subject, settings, outcome, console))
     return document
+
+
+def _require_servable(drafter: Path, server: str | None, serve: bool, gamma: int | None) -> None:
+    """Before the target is loaded: a server drafts by its own settings, and only DSPARK starts."""
+    if server is not None and serve:
+        raise DSparkError("--server and --serve exclude each other: name one")
+    if serve and gamma is not None:
+        raise DSparkError("--serve takes the drafter's own gamma: leave --gamma out")
+    if serve:
+        _require_dspark(drafter)
+    _require_gamma(drafter, gamma)
 
 
 def _refuse_options_before(context: typer.Context, command: str) -> None:
@@ -365,7 +377,7 @@ def _settings_json(settings: DecodeSettings, gamma: int) -> dict[str, Any]:
 
 
 def _write(path: Path, document: dict[str, Any]) -> None:
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.loadtest.results import write_results
 
     write_results(path, "eval", cpu_description(), document)

@@ -66,7 +66,8 @@ def _record(
 ) -> dict[str, Any]:
     """What was quantised, from what, and how far each kind of weight is off."""
     from sglang_dspark.experts.checkpoint import expert_names, relative_error, restore_tensors
-    from sglang_dspark.training.provenance import environment, target_sha256
+    from sglang_dspark.models.identity import target_sha256
+    from sglang_dspark.training.provenance import environment
 
     restored = restore_tensors(quantised, name)
     errors: dict[str, list[float]] = {}

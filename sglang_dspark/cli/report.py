@@ -7,8 +7,8 @@ from typing import Annotated
 
 import typer
 
+from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import replace_text
 
 
 def report(
@@ -84,8 +84,8 @@ def _drafters(results: Path, html: Path) -> None:
     from rich.console import Console
 
     from sglang_dspark.cli._workload import device_description
+    from sglang_dspark.common.machine import without_speed
     from sglang_dspark.evaluation import figures, page
-    from sglang_dspark.loadtest.machine import without_speed
     from sglang_dspark.loadtest.results import write_results
 
     console = Console()

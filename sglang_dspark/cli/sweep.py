@@ -50,21 +50,27 @@ class OnDeath(StrEnum):
     go_on = "continue"
 
 
+ConfigOption = Annotated[
+    Path, typer.Option(help="The sweep: a file, or a name of configs/sweep, as cpu-demo.")
+]
+SmokeOption = Annotated[
+    bool, typer.Option("--smoke", help="A short one, by the file's `smoke:` section.")
+]
+RunOption = Annotated[
+    Path | None,
+    typer.Option(help="Its folder; one that was stopped goes on. Default: new in runs/."),
+]
+RequireOption = Annotated[
+    list[str] | None,
+    typer.Option(help="Fail unless this is shown, as dspark>=mtp1@matched:1.3; repeatable."),
+]
+
+
 def sweep(
-    config: Annotated[
-        Path, typer.Option(help="The sweep: a file, or a name of configs/sweep, as cpu-demo.")
-    ],
-    smoke: Annotated[
-        bool, typer.Option("--smoke", help="A short one, by the file's `smoke:` section.")
-    ] = False,
-    out: Annotated[
-        Path | None,
-        typer.Option(help="Its folder; one that was stopped goes on. Default: new in runs/."),
-    ] = None,
-    require: Annotated[
-        list[str] | None,
-        typer.Option(help="Fail unless this is shown, as dspark>=mtp1@matched:1.3; repeatable."),
-    ] = None,
+    config: ConfigOption,
+    smoke: SmokeOption = False,
+    out: RunOption = None,
+    require: RequireOption = None,
     json_file: Annotated[
         Path | None, typer.Option("--json", help="Also write the result file.")
     ] = None,
@@ -152,7 +158,7 @@ def _target_and_device(console: Console, config: SweepConfig) -> tuple[Path, str
     """The target's folder (the demo's is built if needed), `cpu` or `cuda`, the device in words."""
     from sglang_dspark.cli._models import device_here
     from sglang_dspark.cli._workload import target_dir
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
 
     target = target_dir(config.target, console)
     device = device_here(config.device)

@@ -230,8 +230,8 @@ def _calibrate(cfg: RunConfig) -> None:
 def _serve(cfg: RunConfig) -> None:
     """Serve the drafter, see that greedy answers are the target's own, and say how to serve it."""
     from sglang_dspark.cli._served_check import as_json, serve_and_check
+    from sglang_dspark.models.identity import target_sha256 as weights_sha256
     from sglang_dspark.training.files import write_json
-    from sglang_dspark.training.provenance import target_sha256 as weights_sha256
 
     if not cfg.serving.check:
         return

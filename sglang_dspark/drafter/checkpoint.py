@@ -5,9 +5,7 @@ parts of it that every drafter's files share.
 from __future__ import annotations
 
 import json
-import os
 from collections.abc import Callable, Mapping
-from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -17,11 +15,12 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
+from sglang_dspark.common.files import fault
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.checkpoint import UNQUANTISED, restore_tensors
-from sglang_dspark.files import fault
 
 
 def _stored(name: str) -> str:
@@ -82,18 +81,14 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[
     Raises DSparkError when they cannot be written; an earlier checkpoint stays whole then.
     """
     path = Path(path)
-    weights, described = path / "model.safetensors", path / "config.json"
-    written = [Path(f"{file}.tmp") for file in (weights, described)]
     try:
-        path.mkdir(parents=True, exist_ok=True)
-        save_file({k: v.contiguous() for k, v in tensors.items()}, written[0], {"format": "pt"})
-        written[1].write_text(json.dumps(config, indent=2) + "\n")
-        for temporary, file in zip(written, (weights, described), strict=True):
-            os.replace(temporary, file)
+        with (
+            replacing(path / "config.json", alone=True) as described,
+            replacing(path / "model.safetensors", alone=True) as weights,
+        ):
+            save_file({k: v.contiguous() for k, v in tensors.items()}, weights, {"format": "pt"})
+            described.write_text(json.dumps(config, indent=2) + "\n")
     except (OSError, SafetensorError) as error:
-        for temporary in written:
-            with suppress(OSError):
-                temporary.unlink()
         raise DSparkError(
             f"cannot write the drafter to {path} ({fault(error)}); what was there is kept: free "
             "some disk, or name another folder"

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import brief, fault, load_json
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import brief, fault, load_json
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
 _AGAIN = "fetch or export the drafter again"

@@ -11,8 +11,8 @@ from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import brief
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import brief
 
 MARK = "speculators_model_type"
 _LAYERS = "transformer_layer_config"

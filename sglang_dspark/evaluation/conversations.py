@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from sglang_dspark.files import brief, fault
+from sglang_dspark.common.files import brief, fault
 
 Turn = tuple[str, str]  # role: system, user or assistant; text
 FIELDS = {"messages": ("role", "content"), "conversations": ("from", "value")}

@@ -11,8 +11,8 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import load_json, parse_json, reading
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import load_json, parse_json, reading
 
 _MEASURED = ("held_out_tau", "held_out_loss", "held_out_ece")
 

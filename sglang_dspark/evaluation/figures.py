@@ -5,7 +5,6 @@ The same metrics always give the same file, byte for byte.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -16,6 +15,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import MaxNLocator
 
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.figure_parts import (
     COLOURS,
@@ -90,14 +90,11 @@ def save(figure: Figure, stem: Path) -> list[Path]:
     """Write `stem`.png and `stem`.svg, each to a temporary name first."""
     written = []
     try:
-        stem.parent.mkdir(parents=True, exist_ok=True)
         for kind in ("png", "svg"):
             path = stem.with_name(f"{stem.name}.{kind}")
-            temporary = path.with_name(f".{path.name}.{os.getpid()}")
             metadata = {"Date": None} if kind == "svg" else {"Software": None}
-            with mpl.rc_context(_STYLE):
+            with replacing(path) as temporary, mpl.rc_context(_STYLE):
                 figure.savefig(temporary, format=kind, metadata=metadata)
-            temporary.replace(path)
             written.append(path)
     except OSError as error:
         raise DSparkError(f"cannot write the figure {stem}: {error.strerror}") from error

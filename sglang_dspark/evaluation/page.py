@@ -13,10 +13,10 @@ from typing import Any
 import jinja2
 import matplotlib as mpl
 
+from sglang_dspark.common.files import load_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation import figures
 from sglang_dspark.evaluation.reliability import VARIANTS
-from sglang_dspark.files import load_json, reading
 
 ORDER = (
     "tau",

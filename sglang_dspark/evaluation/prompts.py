@@ -15,9 +15,9 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import brief, fault, load_json, parse_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.conversations import Turn, as_messages, conversation, rows_of
-from sglang_dspark.files import brief, fault, load_json, parse_json, reading
 
 PROMPT_FIELDS = ("prompt", "turns", "question", "text", "instruction")
 ID_FIELDS = ("id", "task_id", "question_id", "key")

@@ -13,7 +13,7 @@ from sglang_dspark.evaluation.prompts import EvalPrompt
 from sglang_dspark.evaluation.proposer import drafter_kind, drafter_layers, open_drafter
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import DrafterFacts, Trace, TracedPrompt, prompt_digest
-from sglang_dspark.training.provenance import target_sha256 as weights_sha256
+from sglang_dspark.models.identity import target_sha256 as weights_sha256
 
 _ALL_TOKENS = 1 << 30
 

@@ -11,8 +11,8 @@ from pathlib import Path
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sglang_dspark.common.files import load_yaml, reading, wrong_fields
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import load_yaml, reading, wrong_fields
 
 
 class _Frozen(BaseModel):

@@ -15,9 +15,10 @@ from typing import Any
 
 import numpy as np
 
+from sglang_dspark.common.files import MOST_RECORDED, load_json, reading
+from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.records import Generation, Step
-from sglang_dspark.files import MOST_RECORDED, load_json, reading, replace_text
 
 FORMAT = "sglang-dspark trace 1"
 

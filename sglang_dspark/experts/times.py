@@ -22,9 +22,10 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sglang_dspark.common.files import brief, integer, load_json, number, reading
+from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, Situation
-from sglang_dspark.files import brief, integer, load_json, number, reading, replace_text
 from sglang_dspark.paths import cache_root
 
 logger = logging.getLogger(__name__)

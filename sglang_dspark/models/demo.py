@@ -20,8 +20,9 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import load_json
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import load_json
 from sglang_dspark.models import source
 from sglang_dspark.models.source import Progress, silent
 from sglang_dspark.paths import cache_root
@@ -91,7 +92,7 @@ def damage(path: Path, progress: Progress = silent) -> str | None:
             return f"{name} has {file.stat().st_size} bytes, expected {entry['bytes']}"
         if stamp.get(name) == _fingerprint(file):
             continue
-        if source.file_sha256(file, "checking demo target", progress) != entry["sha256"]:
+        if source.watched_sha256(file, "checking demo target", progress) != entry["sha256"]:
             return f"{name} has changed (SHA-256 differs)"
     if any(stamp.get(name) != _fingerprint(path / name) for name in expected):
         _write_stamp(path, list(expected))
@@ -127,7 +128,7 @@ def _build(path: Path, progress: Progress, gguf: Path | None) -> None:
 def _write_manifest(out: Path, progress: Progress) -> None:
     files = sorted(p for p in out.iterdir() if p.is_file())
     entries = {
-        p.name: {"bytes": p.stat().st_size, "sha256": source.file_sha256(p, "hashing", progress)}
+        p.name: {"bytes": p.stat().st_size, "sha256": source.watched_sha256(p, "hashing", progress)}
         for p in files
     }
     manifest = {
@@ -164,10 +165,9 @@ def _swap_in(new: Path, path: Path, old: Path) -> None:
 
 def _write_stamp(path: Path, names: list[str]) -> None:
     stamp = json.dumps({name: _fingerprint(path / name) for name in names})
-    temporary = path / f"{_STAMP}.{os.getpid()}"
     try:
-        temporary.write_text(stamp)
-        temporary.replace(path / _STAMP)
+        with replacing(path / _STAMP) as temporary:
+            temporary.write_text(stamp)
     except PermissionError:
         return  # a read-only cache is hashed at each call, which is slower and still right
 

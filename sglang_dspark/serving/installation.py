@@ -10,9 +10,10 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import brief
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.extras import SUPPORTED_SGLANG, how_to_get, version
-from sglang_dspark.files import brief
+from sglang_dspark.serving.startup import check_version
 
 PACKAGES = ("sglang-dspark", "sglang", "torch", "transformers", "triton", "numpy", "safetensors")
 IMPORTED = {"torch": "torch", "sglang": "sglang.srt.platforms"}  # SGLang needs torch
@@ -39,8 +40,6 @@ def advice() -> str:
 
 def versions() -> tuple[dict[str, str | None], list[str]]:
     """Version of Python and each package, None where it is absent; and what is wrong with them."""
-    from sglang_dspark.patches.registry import check_version
-
     found: dict[str, str | None] = {"python": platform.python_version()}
     found |= {name: version(name) for name in PACKAGES}
     wrong = []

@@ -1,4 +1,5 @@
-"""Start-up rules shared by both entry points: when we are off, and how a failure stops a server.
+"""Start-up rules shared by both entry points: when we are off, beside which SGLang we serve, and
+how a failure stops a server.
 
 SGLang only logs exceptions from plugins and hooks (sglang/srt/plugins/__init__.py, 0.5.23) and
 would then serve without us; `stop` therefore ends the process with one line on stderr. It
@@ -13,10 +14,22 @@ import signal
 import sys
 from typing import NoReturn
 
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.extras import SUPPORTED_SGLANG
+
+WHAT_TO_DO = f"install sglang=={SUPPORTED_SGLANG} or set DSPARK_DISABLE=1"
 PLUGIN_NAME = "dspark"
 PLATFORM_NAME = "dspark_cpu"
 SERVER_PID = "_SGLANG_DSPARK_SERVER_PID"
 _TRUE = frozenset({"1", "true", "yes", "on"})
+
+
+def check_version(found: str) -> None:
+    """Raise `DSparkError` unless `found` is the one SGLang version whose seams we know."""
+    if found != SUPPORTED_SGLANG:
+        raise DSparkError(
+            f"sglang {found} is not supported (only {SUPPORTED_SGLANG}); {WHAT_TO_DO}"
+        )
 
 
 def switched_off() -> str | None:

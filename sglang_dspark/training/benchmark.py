@@ -27,8 +27,8 @@ from transformers import AutoConfig, Qwen3Config
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.intervals import paired_ratio
+from sglang_dspark.models.identity import target_sha256, tokenizer_sha256
 from sglang_dspark.training.config import RunConfig
-from sglang_dspark.training.provenance import target_sha256, tokenizer_sha256
 from sglang_dspark.training.setup import prepare
 from sglang_dspark.training.store import Response, StoreWriter
 from sglang_dspark.training.trainer import Trainer

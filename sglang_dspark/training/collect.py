@@ -14,15 +14,15 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from sglang_dspark.common.files import parse_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import stop_token_ids
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.files import parse_json, reading
+from sglang_dspark.models.identity import target_sha256, tokenizer_sha256
 from sglang_dspark.training.config import DataConfig, RunConfig
 from sglang_dspark.training.files import disk_error
 from sglang_dspark.training.plan import Skipped, StoreSize, longest, planned_prompts, store_size
 from sglang_dspark.training.prompts import Prompt, user_turn_prefix
-from sglang_dspark.training.provenance import target_sha256, tokenizer_sha256
 from sglang_dspark.training.responses import ResponseGenerator
 from sglang_dspark.training.store import StoreWriter
 

@@ -16,8 +16,8 @@ from pydantic import (
     model_validator,
 )
 
+from sglang_dspark.common.files import load_yaml, reading, wrong_fields
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import load_yaml, reading, wrong_fields
 
 
 class _Frozen(BaseModel):

@@ -1,12 +1,10 @@
-"""Writing files so that a full disk or a kill leaves the earlier one: a temporary name, a rename,
-one clear line when it fails.
-"""
+"""The files of a training run: whole or not there, one clear line when writing fails."""
 
 from __future__ import annotations
 
 import json
-import os
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -14,19 +12,22 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import Tensor
 
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 
 
 def write_tensors(path: Path, tensors: dict[str, Tensor], meta: dict[str, str]) -> None:
     """Write a safetensors file; DSparkError when it cannot be, and the earlier file stays."""
     tensors = {name: tensor.contiguous() for name, tensor in tensors.items()}
-    _replace(path, lambda temporary: save_file(tensors, str(temporary), meta))
+    with _whole(path) as temporary:
+        save_file(tensors, temporary, meta)
 
 
 def write_json(path: Path, value: Any) -> None:
     """Write JSON; DSparkError when it cannot be, and the earlier file stays."""
     text = json.dumps(value, indent=1) + "\n"
-    _replace(path, lambda temporary: temporary.write_text(text))
+    with _whole(path) as temporary:
+        temporary.write_text(text)
 
 
 def read_metadata(path: Path) -> dict[str, str]:
@@ -46,11 +47,10 @@ def disk_error(path: Path, error: Exception) -> DSparkError:
     )
 
 
-def _replace(path: Path, write: Callable[[Path], object]) -> None:
-    temporary = path.with_name(path.name + ".tmp")
+@contextmanager
+def _whole(path: Path) -> Iterator[Path]:
     try:
-        write(temporary)
-        os.replace(temporary, path)
+        with replacing(path, alone=True) as temporary:
+            yield temporary
     except (OSError, SafetensorError) as error:
-        temporary.unlink(missing_ok=True)
         raise disk_error(path, error) from None

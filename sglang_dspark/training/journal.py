@@ -6,7 +6,7 @@ import json
 from pathlib import Path
 from types import TracebackType
 
-from sglang_dspark.files import parse_json, reading
+from sglang_dspark.common.files import parse_json, reading
 from sglang_dspark.training.files import disk_error
 
 

@@ -14,6 +14,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import AutoTokenizer
 
+from sglang_dspark.common.files import fault
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import (
     calibration_prompts,
@@ -21,7 +22,6 @@ from sglang_dspark.evaluation.prompts import (
     evaluation_prompts,
     stop_token_ids,
 )
-from sglang_dspark.files import fault
 from sglang_dspark.training.config import DataConfig
 from sglang_dspark.training.prompts import (
     Prompt,

@@ -15,9 +15,9 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import FAULTS, fault, parse_json
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.conversations import Turn, as_messages, conversation, rows_of
-from sglang_dspark.files import FAULTS, fault, parse_json
 
 
 @dataclass(frozen=True)

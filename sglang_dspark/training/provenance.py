@@ -1,38 +1,13 @@
-"""Who made a file: hashes and versions, so that a mismatch is refused instead of served."""
+"""What a run's results depend on beside its configuration: versions and machine."""
 
 from __future__ import annotations
 
-import hashlib
 import platform
 from importlib.metadata import version
-from pathlib import Path
 
 import torch
 
-from sglang_dspark.errors import DSparkError
-
-_TOKENIZER_FILES = ("tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt")
-_TEMPLATE_FILES = ("chat_template.jinja", "tokenizer_config.json")
 _PACKAGES = ("numpy", "safetensors", "torch", "transformers", "sglang-dspark")
-
-
-def target_sha256(path: Path) -> str:
-    """SHA-256 over the names and bytes of a model directory's weight files.
-
-    Raises DSparkError when there are none.
-    """
-    files = sorted(path.glob("*.safetensors"))
-    if not files:
-        raise DSparkError(f"no safetensors weights in {path}")
-    return _sha256(files)
-
-
-def tokenizer_sha256(path: Path) -> str:
-    """SHA-256 over a model directory's tokenizer and chat template; DSparkError without one."""
-    files = [path / name for name in _TOKENIZER_FILES if (path / name).is_file()]
-    if not files:
-        raise DSparkError(f"no tokenizer in {path}: expected one of {', '.join(_TOKENIZER_FILES)}")
-    return _sha256(files + [path / name for name in _TEMPLATE_FILES if (path / name).is_file()])
 
 
 def environment() -> dict[str, str]:
@@ -44,13 +19,3 @@ def environment() -> dict[str, str]:
         "cpu": torch.backends.cpu.get_cpu_capability(),
         "gpu": torch.cuda.get_device_name() if torch.cuda.is_available() else "",
     }
-
-
-def _sha256(files: list[Path]) -> str:
-    digest = hashlib.sha256()
-    for file in files:
-        digest.update(file.name.encode())
-        with file.open("rb") as handle:
-            while block := handle.read(1 << 22):
-                digest.update(block)
-    return digest.hexdigest()

@@ -8,9 +8,10 @@ import sys
 import torch
 from torch import Tensor
 
+from sglang_dspark.common.files import load_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.files import load_json, reading
+from sglang_dspark.models.identity import target_sha256, tokenizer_sha256
 from sglang_dspark.training.config import RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.files import write_json
@@ -18,7 +19,7 @@ from sglang_dspark.training.initial import draft_vocabulary, token_counts, vocab
 from sglang_dspark.training.learner import Ingredients, build_learner
 from sglang_dspark.training.packing import anchor_positions
 from sglang_dspark.training.plan import prompt_token_counts
-from sglang_dspark.training.provenance import environment, target_sha256, tokenizer_sha256
+from sglang_dspark.training.provenance import environment
 from sglang_dspark.training.sampler import Draw, Sampler, usable
 from sglang_dspark.training.state import check_state
 from sglang_dspark.training.states import ComputedStates, StateSource, StoredStates

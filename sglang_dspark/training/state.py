@@ -9,8 +9,8 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from torch import Tensor
 
+from sglang_dspark.common.files import parse_json, reading
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import parse_json, reading
 from sglang_dspark.training.config import DrafterShape, ObjectiveConfig, RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.files import read_metadata, write_tensors

@@ -20,8 +20,8 @@ import torch
 from safetensors import safe_open
 from torch import Tensor
 
+from sglang_dspark.common.files import brief, load_json, parse_json, reading
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import brief, load_json, parse_json, reading
 from sglang_dspark.training.files import disk_error, write_json, write_tensors
 
 

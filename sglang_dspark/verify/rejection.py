@@ -41,11 +41,8 @@ def accept_sampled(
     """
     rows, gamma = draft.shape
     _check_shapes(draft, draft_probs, target_probs, accept_uniforms, bonus_uniforms)
-    drafted_mass = target_probs[:, :gamma].gather(2, draft[:, :, None])[:, :, 0].double()
-    if draft_probs is None:
-        proposal_mass = torch.ones_like(drafted_mass)  # [R, gamma]
-    else:
-        proposal_mass = draft_probs.gather(2, draft[:, :, None])[:, :, 0].double()
+    drafted_mass = _mass_of(draft, target_probs[:, :gamma])
+    proposal_mass = 1.0 if draft_probs is None else _mass_of(draft, draft_probs)
     accept = accept_uniforms.double() * proposal_mass < drafted_mass  # [R, gamma]
     accepted = leading_accepts(accept, verify_lens, checked=checked)
 
@@ -78,6 +75,11 @@ def sample_inverse_cdf(weights: Tensor, uniforms: Tensor, *, checked: bool = Tru
     # uniform * total can round up to the total; the last index that carries mass is then right.
     last = torch.searchsorted(cumulative, total[:, None])[:, 0]
     return torch.minimum(index, last).clamp(max=weights.shape[1] - 1)
+
+
+def _mass_of(draft: Tensor, probs: Tensor) -> Tensor:
+    """[R, gamma] float64, what each draft [R, gamma] has of its distribution [R, gamma, V]."""
+    return probs.gather(2, draft[:, :, None])[:, :, 0].double()
 
 
 def _residual(

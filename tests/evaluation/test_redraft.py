@@ -23,7 +23,7 @@ from sglang_dspark.evaluation.proposer import open_drafter, proposer_of
 from sglang_dspark.evaluation.recording import Workload, record
 from sglang_dspark.evaluation.redraft import Subject, redraft
 from sglang_dspark.evaluation.traces import Trace
-from sglang_dspark.training.provenance import target_sha256
+from sglang_dspark.models.identity import target_sha256
 from tests.baselines.helpers import random_drafter
 from tests.evaluation.conftest import EOS, GAMMA, VOCAB, Pair
 

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from sglang_dspark.common.machine import cpu_description, speed
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest import results
-from sglang_dspark.loadtest.machine import cpu_description, speed
 from sglang_dspark.loadtest.results import commit, require_clean, write_results
 
 

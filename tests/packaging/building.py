@@ -36,7 +36,7 @@ def build(kind: str, source: Path, out: Path) -> Path:
 
 def copy_of_the_checkout(place: Path) -> Path:
     """The sources alone: a build writes beside them, and reads what earlier ones have left."""
-    return shutil.copytree(ROOT, place, ignore=shutil.ignore_patterns(*_NOT_SOURCE))
+    return shutil.copytree(ROOT, place, symlinks=True, ignore=shutil.ignore_patterns(*_NOT_SOURCE))
 
 
 @dataclass(frozen=True)

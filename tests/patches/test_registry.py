@@ -12,6 +12,7 @@ from sglang.srt.plugins.hook_registry import HookRegistry, HookType
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.patches import registry
 from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import startup
 
 
 def seam(target: str, kind: Any, hook: Any, signature: str | None = None, **extra: Any) -> Seam:
@@ -147,11 +148,11 @@ def test_two_replacements_of_one_target_are_refused(upstream: types.ModuleType) 
 @pytest.mark.parametrize("version", ["0.5.22", "0.5.24", "0.5.23rc1", "1.0"])
 def test_other_versions_are_refused(version: str) -> None:
     with pytest.raises(DSparkError, match=r"only 0\.5\.23.*install sglang==0\.5\.23 or set"):
-        registry.check_version(version)
+        startup.check_version(version)
 
 
 def test_the_supported_version_passes() -> None:
-    registry.check_version("0.5.23")
+    startup.check_version("0.5.23")
 
 
 def test_signatures_carry_no_annotations_and_no_addresses() -> None:

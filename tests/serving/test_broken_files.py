@@ -15,8 +15,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sglang_dspark.common.files import MOST_DEPTH, brief, load_json, load_yaml
+from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import MOST_DEPTH, brief, load_json, load_yaml, replace_text
 from sglang_dspark.paths import cache_root
 from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import FORMAT, cache_path

@@ -9,8 +9,8 @@ from types import ModuleType
 
 import pytest
 
+from sglang_dspark.common.files import load_json
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import load_json
 
 ROOT = Path(__file__).resolve().parents[2]
 

@@ -57,7 +57,7 @@ def checkout(tmp_path: Path) -> Path:
     place = tmp_path / "checkout"
     ignored = shutil.ignore_patterns("*.safetensors", "__pycache__")
     for name in ("sglang_dspark", "kernels", "loadtest", "patches", "configs", "drafters"):
-        shutil.copytree(ROOT / name, place / name, ignore=ignored)
+        shutil.copytree(ROOT / name, place / name, symlinks=True, ignore=ignored)
     for name in ("Makefile", "README.md", "LICENSE", "MANIFEST.in", "pyproject.toml"):
         shutil.copy(ROOT / name, place)
     shutil.copytree(ROOT / "requirements", place / "requirements", ignore=ignored)

@@ -8,9 +8,9 @@ import torch
 from transformers import AutoTokenizer, LlamaForCausalLM
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.answering import traces_of_store
 from sglang_dspark.evaluation.prompts import demo_prompts
 from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.training.answering import traces_of_store
 from sglang_dspark.training.collect import plan_answers
 from sglang_dspark.training.plan import planned_prompts
 from sglang_dspark.training.setup import prepare

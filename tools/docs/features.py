@@ -1,7 +1,5 @@
 """docs/gpu.md: what is scheduled on a GPU and what is not, from the rules that decide it."""
 
-# ruff: noqa: E501  rows of a table
-
 from __future__ import annotations
 
 from sglang_dspark.serving.cuda.features import FEATURES, SCHEDULED

@@ -18,8 +18,8 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
+from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import replace_text
 
 WIDTH = 100
 # Rich's own variables: colours as on a terminal, and nothing that is drawn over.

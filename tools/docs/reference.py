@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
+from sglang_dspark.common.writing import replacing
 from tools.docs.features import gpu_page
 from tools.docs.metrics import metrics_page
 from tools.docs.settings import DOCUMENTS, configuration_page, schema_text
@@ -32,10 +33,8 @@ def write(folder: Path = DOCS) -> list[str]:
         file = folder / name
         if file.is_file() and file.read_text() == text:
             continue
-        file.parent.mkdir(parents=True, exist_ok=True)
-        temporary = file.with_name(f".{file.name}")
-        temporary.write_text(text)
-        temporary.replace(file)
+        with replacing(file) as temporary:
+            temporary.write_text(text)
         written.append(name)
     return written
 

@@ -12,8 +12,9 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import load_json, reading
+from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.files import load_json, reading, replace_text
 
 ROOT = Path(__file__).resolve().parents[2]
 README, LOAD = ROOT / "README.md", ROOT / "docs" / "results-load.md"

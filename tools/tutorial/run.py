@@ -25,8 +25,8 @@ from pathlib import Path
 
 from markdown_it import MarkdownIt
 
+from sglang_dspark.common.machine import cpu_description, with_speed
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.machine import cpu_description, with_speed
 from sglang_dspark.loadtest.results import commit, now, require_clean, write_document
 from sglang_dspark.loadtest.server import stop_on_signals
 from sglang_dspark.ports import require_free_port

@@ -46,17 +46,12 @@ def chain_speculative_sampling(
         raise NotImplementedError("block verification has no CPU operator")
     n = candidates.shape[1]
     drafts = candidates[:, 1:].to(torch.int64)
-    outcome = accept_sampled(
-        draft=drafts,
-        draft_probs=draft_probs[:, : n - 1],
-        target_probs=target_probs,
-        accept_uniforms=_finer(uniform_samples[:, : n - 1]),
-        bonus_uniforms=_finer(uniform_samples_for_final_sampling),
-    )
-    nodes = retrive_index.to(torch.int64)  # [R, n]
-    kept = torch.arange(n)[None, :] <= outcome.accepted[:, None]  # [R, n], the anchor included
-    accept_index[:, :n] = torch.where(kept, nodes, accept_index[:, :n]).to(accept_index.dtype)
+    coins, last = _finer(uniform_samples[:, : n - 1]), _finer(uniform_samples_for_final_sampling)
+    outcome = accept_sampled(drafts, draft_probs[:, : n - 1], target_probs, coins, last)
     accept_token_num.copy_(outcome.accepted)
+    kept = torch.arange(n)[None, :] <= outcome.accepted[:, None]  # [R, n], the anchor included
+    nodes = retrive_index.to(torch.int64)  # [R, n]
+    accept_index[:, :n] = torch.where(kept, nodes, accept_index[:, :n]).to(accept_index.dtype)
     predicts[nodes[kept]] = outcome.tokens(drafts)[kept].to(predicts.dtype)
 
 
@@ -123,21 +118,14 @@ def _walk_tree(
     thresholds: tuple[float, float],
 ) -> None:
     """One request's descent; target and refused are [n, V]."""
-    single, accumulated = thresholds
     node = accepted = 0
     coin = coins[0]
     accept_index[r, 0] = numbers[0]
     limit = accept_index.shape[1] - 1
     while accepted < limit:
-        mass, candidate = 0.0, child[node]
-        while candidate != -1:
-            token = tokens[candidate]
-            probability = float(target[node, token])
-            mass += probability
-            if coin < mass / accumulated or probability >= single:
-                break
-            refused[node, token] = target[node, token]
-            candidate = sibling[candidate]
+        candidate = _kept_child(
+            child[node], tokens, sibling, coin, target[node], refused[node], thresholds
+        )
         if candidate == -1:
             break
         predicts[numbers[node]] = tokens[candidate]
@@ -150,6 +138,29 @@ def _walk_tree(
         rest = (weights - refused[node]).clamp_min(0)
         weights = rest if bool(rest.sum() > 0) else weights
     predicts[numbers[node]] = sample_inverse_cdf(weights[None], final_coin)[0].to(predicts.dtype)
+
+
+def _kept_child(
+    candidate: int,
+    tokens: list[int],
+    sibling: list[int],
+    coin: float,
+    target: Tensor,
+    refused: Tensor,
+    thresholds: tuple[float, float],
+) -> int:
+    """The first child, from `candidate` on, that is accepted, or -1; target and refused are [V]."""
+    single, accumulated = thresholds
+    mass = 0.0
+    while candidate != -1:
+        token = tokens[candidate]
+        probability = float(target[token])
+        mass += probability
+        if coin < mass / accumulated or probability >= single:
+            return candidate
+        refused[token] = target[token]
+        candidate = sibling[candidate]
+    return -1
 
 
 def top_k_renorm_prob(probs: Tensor, top_ks: Any) -> Tensor:

@@ -13,7 +13,7 @@ from importlib.metadata import version
 from typing import Any
 
 from sglang_dspark import __version__
-from sglang_dspark.loadtest.machine import cpu_description
+from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cpu.device import HostDevice

@@ -1,15 +1,13 @@
 """Numba settings and building blocks shared by the CPU kernels.
 
 The kernels compile for the processor they run on (AVX2 or wider) at the first start and are cached
-on disk, in a folder named after the source of them all: Numba itself looks at the file of a kernel
-only, and would keep the old code of a function that the kernel calls from another file. Sums may be
-reassociated, which is what lets them use vector registers; NaN and infinity keep their meaning.
-Division follows numpy (no ZeroDivisionError), as a check would forbid vectors.
+on disk, in a folder named after the source of them all. Sums may be reassociated, which is what
+lets them use vector registers; NaN and infinity keep their meaning. Division follows numpy (no
+ZeroDivisionError), as a check would forbid vectors.
 """
 
 from __future__ import annotations
 
-import hashlib
 from collections.abc import Callable
 from functools import cache
 from pathlib import Path
@@ -20,8 +18,7 @@ from numba import types
 from numba.extending import intrinsic
 
 from sglang_dspark import float_ops
-from sglang_dspark.kept_code import kept
-from sglang_dspark.paths import cache_root
+from sglang_dspark.common.machine_code import folder_of, kept
 
 FAST = {"reassoc", "contract", "nsz", "arcp"}
 
@@ -29,10 +26,8 @@ FAST = {"reassoc", "contract", "nsz", "arcp"}
 @cache
 def cache_folder() -> Path:
     """Where compiled kernels are kept: depends on the text of this folder and of what it calls."""
-    digest = hashlib.sha256()
-    for file in [*sorted(Path(__file__).parent.glob("*.py")), Path(float_ops.__file__)]:
-        digest.update(file.read_bytes())
-    return cache_root() / "sglang-dspark" / "kernels" / digest.hexdigest()[:16]
+    here = sorted(Path(__file__).parent.glob("*.py"))
+    return folder_of("kernels", [*here, Path(float_ops.__file__)])
 
 
 def _compiled(function: Callable[..., Any], **options: Any) -> Any:

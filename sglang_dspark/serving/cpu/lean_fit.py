@@ -79,30 +79,14 @@ def ending_of(model: Any) -> Ending | None:
 
 
 def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> LeanLayer | None:
-    attention, mlp = layer.self_attn, layer.mlp
     kernel = linear.prepare()
     if kernel is None or get_parallel().tp_size != 1:
         return None
-    weights = {
-        name: _plain_weight(owner)
-        for name, owner in (
-            ("qkv", attention.qkv_proj),
-            ("o", attention.o_proj),
-            ("gate_up", mlp.gate_up_proj),
-            ("down", mlp.down_proj),
-        )
-    }
+    shape, weights = _shape(layer), _weights(layer)
     products = {name: _product(kernel, weight) for name, weight in weights.items()}
-    rotary, radix = attention.rotary_emb, attention.attn
-    shape = Shape(
-        attention.qkv_proj.input_size,
-        radix.tp_q_head_num,
-        radix.tp_k_head_num,
-        radix.qk_head_dim,
-        mlp.down_proj.input_size,
-    )
     if None in products.values() or not _consistent(shape, weights, layer):
         return None
+    rotary, radix = layer.self_attn.rotary_emb, layer.self_attn.attn
     window = radix.sliding_window_size
     return LeanLayer(
         shape=shape,
@@ -122,6 +106,28 @@ def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> L
         parts=_parts(layer),
         tensors=_tensors(layer),
     )
+
+
+def _shape(layer: Any) -> Shape:
+    radix = layer.self_attn.attn
+    return Shape(
+        layer.self_attn.qkv_proj.input_size,
+        radix.tp_q_head_num,
+        radix.tp_k_head_num,
+        radix.qk_head_dim,
+        layer.mlp.down_proj.input_size,
+    )
+
+
+def _weights(layer: Any) -> dict[str, Tensor | None]:
+    """What a layer multiplies with, None where a product is not a plain one."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return {
+        "qkv": _plain_weight(attention.qkv_proj),
+        "o": _plain_weight(attention.o_proj),
+        "gate_up": _plain_weight(mlp.gate_up_proj),
+        "down": _plain_weight(mlp.down_proj),
+    }
 
 
 def _parts(layer: nn.Module) -> tuple[tuple[Mapping[str, Any], str, nn.Module], ...]:

@@ -49,9 +49,8 @@ def build_tree_kernel_efficient_cpu(
     if int(topk) == 1:
         trees = [_chain(n)]  # the same for every request: broadcast below
     else:
-        selected = selected_index.reshape(rows, -1).tolist()
-        parents = parent_list.reshape(rows, -1).tolist()
-        trees = [_tree(s, p, int(topk), n) for s, p in zip(selected, parents, strict=True)]
+        both = (each.reshape(rows, -1).tolist() for each in (selected_index, parent_list))
+        trees = [_tree(s, p, int(topk), n) for s, p in zip(*both, strict=True)]
     depths = torch.stack([t.depth for t in trees])  # [R, n], or [1, n] for chains
     positions.view(rows, n).copy_(verified_seq_len[:, None] + depths)
     retrieve_index.view(rows, n).copy_(torch.arange(rows * n).view(rows, n))
@@ -60,10 +59,15 @@ def build_tree_kernel_efficient_cpu(
     visible = torch.stack([t.visible for t in trees]).expand(rows, n, n)
     if int(tree_mask_mode) == QLEN_ONLY:
         tree_mask.view(-1)[: rows * n * n].view(rows, n, n).copy_(visible)
-        return
-    offset = 0
-    for r, length in enumerate(verified_seq_len.tolist()):
-        block = tree_mask.view(-1)[offset : offset + n * (length + n)].view(n, length + n)
+    else:
+        _fill_full_mask(tree_mask.view(-1), visible, verified_seq_len.tolist())
+
+
+def _fill_full_mask(mask: Tensor, visible: Tensor, lengths: list[int]) -> None:
+    """The last n columns of each request's block [n, len_r + n]; visible: [R, n, n]."""
+    n, offset = visible.shape[1], 0
+    for r, length in enumerate(lengths):
+        block = mask[offset : offset + n * (length + n)].view(n, length + n)
         block[:, length:] = visible[r]
         offset += n * (length + n)
 
@@ -97,12 +101,7 @@ def verify_tree_greedy_cpu(
     accept_index[:, 0] = last.to(accept_index.dtype)
     for step in range(1, depth):
         choice = flat_predict[last]
-        node = child[row, node]
-        while True:
-            wrong = running & (node >= 0) & (tokens[row, node.clamp_min(0)] != choice)
-            if not bool(wrong.any()):
-                break
-            node = torch.where(wrong, sibling[row, node.clamp_min(0)], node)
+        node = _sibling_with(choice, child[row, node], tokens, sibling, running)
         running &= node >= 0
         if not bool(running.any()):
             break
@@ -113,6 +112,22 @@ def verify_tree_greedy_cpu(
         accepted += running
     accept_token_num.copy_(accepted)
     predicts[last] = flat_predict[last].to(predicts.dtype)
+
+
+def _sibling_with(
+    choice: Tensor, node: Tensor, tokens: Tensor, sibling: Tensor, running: Tensor
+) -> Tensor:
+    """[R] the node or the sibling behind it whose token is the choice, -1 for none.
+
+    choice: [R] tokens. node: [R] first children. tokens, sibling: [R, n]. Rows that are not
+    running stay as they are.
+    """
+    row = torch.arange(len(node))
+    while True:
+        wrong = running & (node >= 0) & (tokens[row, node.clamp_min(0)] != choice)
+        if not bool(wrong.any()):
+            return node
+        node = torch.where(wrong, sibling[row, node.clamp_min(0)], node)
 
 
 @dataclass(frozen=True)

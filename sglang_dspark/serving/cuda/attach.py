@@ -90,6 +90,6 @@ def _key(worker: Any, device: GraphDevice) -> ProfileKey:
 def _device_name(device: str) -> str:
     if device.startswith("cuda"):
         return f"{torch.cuda.get_device_name()}, CUDA {torch.version.cuda}"
-    from sglang_dspark.loadtest.machine import cpu_description
+    from sglang_dspark.common.machine import cpu_description
 
     return cpu_description()

@@ -145,7 +145,7 @@ def _calibration(worker: Any, gamma: int, pool_rows: int) -> tuple[OnlineCalibra
 
 
 def _weights_sha256(folder: Path) -> str:
-    from sglang_dspark.training.provenance import target_sha256
+    from sglang_dspark.models.identity import target_sha256
 
     return target_sha256(folder)
 

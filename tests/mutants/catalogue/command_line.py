@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 RESOLVE = "sglang_dspark/models/resolve.py"
 LAYOUT = "sglang_dspark/drafter/speculators.py"
-FILES = "sglang_dspark/files.py"
+FILES = "sglang_dspark/common/files.py"
 MAIN = "sglang_dspark/cli/main.py"
 BY_NAME = "tests/models/test_resolve.py"
 READ = "tests/drafter/test_speculators.py"
@@ -112,9 +112,9 @@ MUTANTS = (
     ),
     _mutant(
         "half of a drafter is left behind",
-        "sglang_dspark/drafter/checkpoint.py",
-        "                temporary.unlink()\n",
-        "                pass\n",
+        "sglang_dspark/common/writing.py",
+        "            temporary.unlink()\n",
+        "            pass\n",
         f"{ENDINGS}::test_a_drafter_that_cannot_be_written_leaves_the_earlier_one",
     ),
     _mutant(

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 COSTS = "sglang_dspark/schedule/cost_table.py"
-FILES = "sglang_dspark/files.py"
+FILES = "sglang_dspark/common/files.py"
 FUZZ = "tests/serving/test_broken_files.py"
 
 

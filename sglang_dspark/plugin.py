@@ -29,33 +29,16 @@ def register() -> None:
     startup.mark_server()
 
 
-def cpu_platform_active() -> bool:
-    """Whether SGLang resolved to our CPU platform in this process."""
-    from sglang.srt.platforms import current_platform
-
-    return type(current_platform).__module__.startswith("sglang_dspark.")
-
-
-def active_device() -> str:
-    """What our seams are chosen by: `cpu`, `cuda`, or `none` where another platform serves."""
-    import torch
-
-    if cpu_platform_active():
-        return "cpu"
-    return "cuda" if torch.cuda.is_available() else "none"
-
-
 def _install() -> None:
     import sglang
 
-    from sglang_dspark.patches import registry
+    startup.check_version(sglang.__version__)
 
-    registry.check_version(sglang.__version__)
-
-    from sglang_dspark.patches import all_seams
+    from sglang_dspark.patches import all_seams, registry
     from sglang_dspark.serving import moe_config
     from sglang_dspark.serving.config import load_config
     from sglang_dspark.serving.cpu import quiet
+    from sglang_dspark.serving.device import active_device
 
     load_config()
     moe_config.register()

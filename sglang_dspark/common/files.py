@@ -10,10 +10,9 @@ from __future__ import annotations
 
 import json
 import math
-import os
 from collections import Counter
 from collections.abc import Iterator, Mapping
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal, get_args, get_origin
@@ -198,30 +197,6 @@ def integer(value: object, low: int, high: int) -> int:
     if not isinstance(value, int) or isinstance(value, bool) or not low <= value <= high:
         raise ValueError(f"{brief(repr(value), 40)} is no integer from {low} to {high}")
     return value
-
-
-def replace_text(path: Path, text: str, what: str) -> None:
-    """Write the file `path`, a `what`: readers see the earlier one or the new one.
-
-    Raises DSparkError when it cannot be written; nothing of it is left then.
-    """
-    require_file_or_nothing(path)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        temporary.write_text(text, encoding="utf-8")
-        temporary.replace(path)
-    except OSError as error:
-        with suppress(OSError):
-            temporary.unlink()
-        raise DSparkError(f"cannot write {what} to {path}: {fault(error)}") from error
-
-
-def require_file_or_nothing(path: Path) -> None:
-    """DSparkError where a folder, device or pipe stands: renaming a file over it would replace it,
-    /dev/null too for those who may."""
-    if path.exists() and not path.is_file():
-        raise DSparkError(f"{path} is no file that can be replaced; name another one")
 
 
 def _text(path: Path, most: int) -> str:

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
+from sglang_dspark.common.machine_code import folder_of, kept
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.kept_code import kept
 
 
 def plus_one(x: int) -> int:
@@ -53,3 +53,15 @@ def test_without_a_place_it_is_compiled_at_each_start() -> None:
     compiled: Any = kept(plus_one, homeless)
     assert compiled(2) == 3
     assert sum(compiled.stats.cache_hits.values()) == 0
+
+
+def test_another_text_has_another_folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    called, caller = tmp_path / "called.py", tmp_path / "caller.py"
+    called.write_text("x = 1")
+    caller.write_text("y = 1")
+    before = folder_of("kernels", [caller, called])
+    assert before.parent == tmp_path / "sglang-dspark" / "kernels"
+    assert folder_of("kernels", [caller, called]) == before
+    called.write_text("x = 2")
+    assert folder_of("kernels", [caller, called]) != before

@@ -20,8 +20,8 @@ from sglang_dspark.evaluation.recording import Workload, describe, settings_json
 from sglang_dspark.evaluation.replay import Answer, Replay
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import Trace, TracedPrompt, prompt_digest
+from sglang_dspark.models.identity import target_sha256 as weights_sha256
 from sglang_dspark.training.prompts import Prompt
-from sglang_dspark.training.provenance import target_sha256 as weights_sha256
 from sglang_dspark.training.responses import ResponseGenerator
 from sglang_dspark.training.store import Response, StoreReader
 
@@ -41,22 +41,11 @@ def record_answers(
     settings = workload.settings
     target = TargetModel.load(workload.target, drafter_layers(drafter), half_products=half_products)
     module = _open(drafter, target)
-    longest = max(map(len, workload.ids)) + settings.max_new_tokens + 1
-    rows = min(settings.batch, len(workload.ids))
-    generator = ResponseGenerator(target, rows, longest, settings.stop_ids, seed=settings.seed)
-    prompts = (
-        Prompt(str(i), prompt.domain, ids, settings.temperature, settings.max_new_tokens)
-        for i, (prompt, ids) in enumerate(zip(workload.prompts, workload.ids, strict=True))
-    )
-    found: dict[int, Answer] = {}
-    for response in generator.run(prompts, lambda _made: None):
-        found[int(response.id)] = _answer(response)
-        on_finish()
+    answers = _answers(workload, target, on_finish)
     traced = [
         TracedPrompt(prompt.id, prompt.domain, prompt_digest(ids))
         for prompt, ids in zip(workload.prompts, workload.ids, strict=True)
     ]
-    answers = [found[i] for i in range(len(traced))]
     replay = Replay(
         target, module, settings.temperature, stop_ids=settings.stop_ids, seed=settings.seed
     )
@@ -68,6 +57,25 @@ def record_answers(
         prompts=tuple(traced),
         generations=tuple(replay.run(answers)),
     )
+
+
+def _answers(
+    workload: Workload, target: TargetModel, on_finish: Callable[[], None]
+) -> list[Answer]:
+    """The target's answers to the workload's prompts, in their order."""
+    settings = workload.settings
+    longest = max(map(len, workload.ids)) + settings.max_new_tokens + 1
+    rows = min(settings.batch, len(workload.ids))
+    generator = ResponseGenerator(target, rows, longest, settings.stop_ids, seed=settings.seed)
+    prompts = (
+        Prompt(str(i), prompt.domain, ids, settings.temperature, settings.max_new_tokens)
+        for i, (prompt, ids) in enumerate(zip(workload.prompts, workload.ids, strict=True))
+    )
+    found: dict[int, Answer] = {}
+    for response in generator.run(prompts, lambda _made: None):
+        found[int(response.id)] = _answer(response)
+        on_finish()
+    return [found[i] for i in range(len(found))]
 
 
 def traces_of_store(store: Path, target_dir: Path, drafter: Path) -> list[Trace]:

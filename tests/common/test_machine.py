@@ -9,8 +9,8 @@ from pathlib import Path
 import pytest
 import torch
 
+from sglang_dspark.common import machine
 from sglang_dspark.experts.backends import Situation
-from sglang_dspark.loadtest import machine
 from sglang_dspark.serving.expert_backends import key_of
 
 X86 = """processor\t: 0

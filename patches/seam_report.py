@@ -1,0 +1,64 @@
+"""The seams as `dspark doctor` shows them: what stands at each target, and which ones took.
+
+Plugins are really loaded here, in the doctor's own process, so a seam reported as installed is
+one that took.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+
+from sglang_dspark.patches import all_seams, registry
+from sglang_dspark.patches.registry import SeamCheck
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import startup
+from sglang_dspark.serving.device import active_device
+from sglang_dspark.serving.diagnosis import Diagnosis, SeamReport
+
+
+def look_at_seams(found: Diagnosis) -> None:
+    """Check every seam, then load all plugins as a server does, and see which seams took.
+
+    Adds a report of each to `found`, and to its problems what keeps a server from starting.
+    """
+    device = active_device()
+    seams = all_seams()
+    off = startup.switched_off() is not None
+    live = [s for s in seams if not off and not registry.is_inert(s, device=device)]
+    checks = {seam.name: registry.check_seam(seam) for seam in live}
+    mismatches = [check for check in checks.values() if not check.ok]
+    found.problems += [registry.mismatch(check) for check in mismatches]
+    if not off and not mismatches:
+        _load_plugins(found)
+    for seam in seams:
+        state: str = "not installed" if off else registry.state_of(seam, device=device)
+        found.seams.append(_seam_report(seam, checks.get(seam.name), state))
+
+
+def _seam_report(seam: Seam, check: SeamCheck | None, state: str) -> SeamReport:
+    """check: None where the target was not looked at."""
+    if check is not None and not check.ok:
+        state = "mismatch"
+    return SeamReport(
+        name=seam.name,
+        target=seam.target,
+        kind=seam.kind,
+        device=seam.device,
+        expected=str(seam.signature or seam.expected_repr),
+        found=check.found if check else "not looked at",
+        signature_ok=check.ok if check else True,
+        state="not installed" if state == "pending" else state,
+        why=seam.why,
+    )
+
+
+def _load_plugins(found: Diagnosis) -> None:
+    from sglang.srt.plugins import load_plugins
+
+    said = io.StringIO()
+    try:
+        with contextlib.redirect_stderr(said):
+            load_plugins()
+    except SystemExit:
+        found.problems.append(said.getvalue().strip() or "a plugin ended the process")

@@ -1,0 +1,1 @@
+"""What any program needs and nothing of DSpark: files, hashes, kept machine code, the machine."""

@@ -1,0 +1,32 @@
+"""SHA-256 of files, by which the makers of a file are told from others of the same name."""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+_BLOCK = 1 << 22
+
+
+def file_sha256(path: Path, watch: Callable[[int], None] = lambda done: None) -> str:
+    """Hex SHA-256 of a file's bytes. watch: called with the bytes done so far, block by block."""
+    digest = hashlib.sha256()
+    done = 0
+    with path.open("rb") as file:
+        while block := file.read(_BLOCK):
+            digest.update(block)
+            done += len(block)
+            watch(done)
+    return digest.hexdigest()
+
+
+def named_sha256(files: Iterable[Path]) -> str:
+    """Hex SHA-256 over the names and bytes of files, in the order given."""
+    digest = hashlib.sha256()
+    for path in files:
+        digest.update(path.name.encode())
+        with path.open("rb") as file:
+            while block := file.read(_BLOCK):
+                digest.update(block)
+    return digest.hexdigest()
