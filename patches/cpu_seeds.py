@@ -69,10 +69,7 @@ def propose(original: Callable[..., Any], proposer: Any, **step: Any) -> Any:
 
 def accept_and_finalize(original: Callable[..., Any], executor: Any, **step: Any) -> Any:
     """AROUND hook: whole windows of requests with seeds, which upstream's rule does not know."""
-    from sglang.srt.runtime_context import get_parallel
-
-    whole = step["layout"] is None and get_parallel().tp_size == 1
-    if not whole or seeds.seeds_of(step["sampling_info"]) is None:
+    if step["layout"] is not None or seeds.seeds_of(step["sampling_info"]) is None:
         return original(executor, **step)
     from sglang_dspark.serving.cpu.accept import accept_windows
 
@@ -82,6 +79,7 @@ def accept_and_finalize(original: Callable[..., Any], executor: Any, **step: Any
         step["draft_block"],
         step["sampling_info"],
         step["prefix_lens"],
+        executor._tp_sync,
     )
 
 

@@ -25,10 +25,18 @@ def start(
     pool: ServerPool, name: str, pair: tiny_models.TinyPair, *arguments: str, **world: str
 ) -> Rehearsed:
     """Two ranks, each on a core of its own where there are two."""
-    cores = sorted(os.sched_getaffinity(0))
-    bound = f"{cores[0]}|{cores[-1]}"
-    world = {"SGLANG_CPU_OMP_THREADS_BIND": bound, "DSPARK_REHEARSAL_STAIR": "8e-3", **world}
+    world = {
+        "SGLANG_CPU_OMP_THREADS_BIND": bound_cores(),
+        "DSPARK_REHEARSAL_STAIR": "8e-3",
+        **world,
+    }
     return start_rehearsed(pool, name, pair, "--tp-size", "2", *arguments, **world)
+
+
+def bound_cores() -> str:
+    """A core for each of two ranks."""
+    cores = sorted(os.sched_getaffinity(0))
+    return f"{cores[0]}|{cores[-1]}"
 
 
 @pytest.fixture(scope="module")

@@ -107,7 +107,7 @@ def device_of(target: Target, model: Draft, buffers: Any, table: Tensor) -> Host
     executor.verify_num_draft_tokens, executor.verify_epilogue = WIDTH, None
     executor.model_runner, executor.kv_injector = runner, injector
     executor._run_ragged = target.verify
-    executor.target_worker = None
+    executor._tp_sync = SimpleNamespace(sync=lambda site, values: values)
     worker: Any = SimpleNamespace(
         _verify_executor=executor, verify_num_draft_tokens=WIDTH, device="cpu"
     )

@@ -66,11 +66,16 @@ def accept_rows(
     draft_block: Any,
     sampling_info: Any,
     prefix: Tensor,
+    tp_sync: Any,
 ) -> Any:
-    """Upstream's `AcceptOuts` of `accept`; ids: [R, gamma + 1], prefix: [R] tokens before them."""
+    """Upstream's `AcceptOuts` of `accept`; ids: [R, gamma + 1], prefix: [R] tokens before them.
+
+    tp_sync: upstream's, by which ranks agree on the outcome.
+    """
     from sglang.srt.speculative.dspark_components.dspark_verify import AcceptOuts
 
-    accepted, bonus = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix)
+    outcome = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix)
+    accepted, bonus = (agreed(each, tp_sync) for each in outcome)
     commit, new_lens, tokens = committed(draft_block.draft_tokens, accepted, bonus, prefix)
     return AcceptOuts(
         correct_len=accepted,
@@ -83,11 +88,21 @@ def accept_rows(
 
 
 def accept_windows(
-    ids: Tensor, logits: Tensor, draft_block: Any, sampling_info: Any, prefix: Tensor
+    ids: Tensor, logits: Tensor, draft_block: Any, sampling_info: Any, prefix: Tensor, tp_sync: Any
 ) -> Any:
     """The same where all gamma + 1 places of every window were verified."""
     rows = whole_rows(*ids.shape)
-    return accept_rows(ids, rows.lens, rows.starts, logits, draft_block, sampling_info, prefix)
+    return accept_rows(
+        ids, rows.lens, rows.starts, logits, draft_block, sampling_info, prefix, tp_sync
+    )
+
+
+def agreed(outcome: Tensor, tp_sync: Any) -> Tensor:
+    """Rank 0's outcome on every rank, in place: each draws random numbers of its own."""
+    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
+
+    found: Tensor = tp_sync.sync(SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
+    return found
 
 
 @lru_cache(maxsize=512)

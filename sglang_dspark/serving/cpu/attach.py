@@ -9,10 +9,8 @@ from __future__ import annotations
 import logging
 import time
 from collections.abc import Callable
-from importlib.metadata import version
 from typing import Any
 
-from sglang_dspark import __version__
 from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving.config import current_config
@@ -20,8 +18,10 @@ from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.cpu.passes import Passes
 from sglang_dspark.serving.cpu.plain_step import ShortPass
 from sglang_dspark.serving.schedule import mode
-from sglang_dspark.serving.schedule.build import build, named, obstacle, verify_everything
+from sglang_dspark.serving.schedule.build import build, obstacle, profile_key, verify_everything
+from sglang_dspark.serving.schedule.ranks import engine_for
 from sglang_dspark.serving.step.clock import HostClock
+from sglang_dspark.serving.step.ranks import ranks_of
 from sglang_dspark.serving.step.state import STATE, StepState
 
 logger = logging.getLogger(__name__)
@@ -53,24 +53,32 @@ def _obstacle(worker: Any) -> str | None:
     runner = worker.model_runner
     if not isinstance(runner.attn_backend, DsparkCpuAttnBackend):
         return f"{type(runner.attn_backend).__name__} has no windows of unlike lengths here"
-    if get_parallel().tp_size > 1 or get_parallel().attn_dp_enabled:
-        return "several ranks would have to agree on lengths"
+    if get_parallel().attn_dp_enabled:
+        return "ranks of data-parallel attention would have to agree on a tier"
     return obstacle(worker)
 
 
 def _take_over(worker: Any, short_pass: ShortPass) -> None:
-    proposers, read = _proposers(worker), _seconds()
-    clock = HostClock(read)
-    engine = build(worker, Passes(worker, proposers, read), clock, _key(worker))
+    proposers, read, ranks = _proposers(worker), _seconds(), ranks_of(worker)
+    clock, key = HostClock(read), _key(worker)
+    engine = engine_for(
+        ranks, Passes(worker, proposers, read), lambda passes: build(worker, passes, clock, key)
+    )
     device = HostDevice(worker, clock, short_pass)
-    worker.__dict__[STATE] = StepState(worker, engine, device, proposers)
+    worker.__dict__[STATE] = StepState(worker, engine, device, proposers, ranks)
 
 
 def _seconds() -> Callable[[], float]:
-    """With one compute thread its CPU time: what neighbours take is no cost of a choice."""
+    """With one compute thread its CPU time: what neighbours take is no cost of a choice.
+
+    Ranks wait for each other, which takes no CPU time.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
     from sglang_dspark.serving.cpu.threads import chosen_threads
 
-    return time.thread_time if chosen_threads() == 1 else time.perf_counter
+    alone = chosen_threads() == 1 and get_parallel().tp_size == 1
+    return time.thread_time if alone else time.perf_counter
 
 
 def _proposers(worker: Any) -> dict[int, Any]:
@@ -100,21 +108,13 @@ def _proposers(worker: Any) -> dict[int, Any]:
 
 
 def _key(worker: Any) -> ProfileKey:
-    """What the step times of this server depend on."""
     from sglang_dspark.serving.cpu.threads import chosen_threads
 
-    target, draft = worker.model_runner, worker.draft_model_runner
-    return ProfileKey(
-        model=named(str(target.model_config.model_path)),
-        drafter=named(str(draft.model_config.model_path)),
-        dtype=str(target.dtype),
+    return profile_key(
+        worker,
         device=f"{cpu_description()}; {chosen_threads()} compute threads",
-        parallel="tp1 pp1 dp1 ep1",
         backend=(
-            f"{type(target.attn_backend).__name__}, eager, compact, context in batches, "
-            f"matrix_kernel {current_config().cpu.matrix_kernel}, "
-            f"{target.req_to_token_pool.req_to_token.shape[0]} seats"
+            "eager, compact, context in batches, "
+            f"matrix_kernel {current_config().cpu.matrix_kernel}"
         ),
-        versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
-        gamma=int(worker.gamma),
     )

@@ -131,7 +131,8 @@ class HostDevice:
             )
         rows: PackedRows = verified.rows.rows
         starts = rows.starts if logits.shape[0] == rows.total else rows.strided
-        return accept_rows(asked.ids, rows.lens, starts, logits, block, info, prefix)
+        ids, agree = asked.ids, self._executor._tp_sync
+        return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, agree)
 
     def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
         """Hidden states of accepted rows, from packed rows where they are packed."""

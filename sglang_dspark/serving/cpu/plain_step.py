@@ -19,7 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.accept import accept
+from sglang_dspark.serving.cpu.accept import accept, agreed
 from sglang_dspark.serving.cpu.layout import layout_without_drafts
 
 # (target worker, batch, verify input, cache slots) -> (output, mode), or None where it will not do
@@ -83,7 +83,10 @@ def run(worker: Any, batch: Any, publish: Callable[..., None] | None, short_pass
     anchors = batch.spec_info.bonus_tokens.view(-1)
     slots = _slots(batch, worker.model_runner.req_to_token_pool.req_to_token)
     output = _pass(worker, batch, anchors, slots, short_pass)
-    tokens = _next_tokens(output.next_token_logits, anchors, batch.sampling_info, prefix)
+    tokens = agreed(
+        _next_tokens(output.next_token_logits, anchors, batch.sampling_info, prefix),
+        worker._verify_executor._tp_sync,
+    )
     one = _ones(requests)
     lens = prefix + 1
     if publish is not None:

@@ -7,17 +7,15 @@ cannot be scheduled it verifies every draft, and the log says why: never a crash
 from __future__ import annotations
 
 import logging
-from importlib.metadata import version
 from typing import Any
 
 import torch
 
-from sglang_dspark import __version__
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving.cuda.device import EventClock, GraphDevice
 from sglang_dspark.serving.cuda.passes import GraphPasses
 from sglang_dspark.serving.schedule import mode
-from sglang_dspark.serving.schedule.build import build, named, obstacle, verify_everything
+from sglang_dspark.serving.schedule.build import build, obstacle, profile_key, verify_everything
 from sglang_dspark.serving.schedule.ranks import engine_for
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.ranks import ranks_of
@@ -67,24 +65,8 @@ def _obstacle(worker: Any) -> str | None:
 
 
 def _key(worker: Any, device: GraphDevice) -> ProfileKey:
-    """What the step times of this server depend on."""
-    from sglang.srt.runtime_context import get_parallel
-
-    target, draft, parallel = worker.model_runner, worker.draft_model_runner, get_parallel()
     tiers = f"graphs of up to {device.tiers[-1]} tokens" if device.tiers else "eager"
-    return ProfileKey(
-        model=named(str(target.model_config.model_path)),
-        drafter=named(str(draft.model_config.model_path)),
-        dtype=str(target.dtype),
-        device=_device_name(str(worker.device)),
-        parallel=f"tp{parallel.tp_size} pp1 dp1 ep{parallel.moe_ep_size}",
-        backend=(
-            f"{type(target.attn_backend).__name__}, {tiers}, compact, "
-            f"{target.req_to_token_pool.req_to_token.shape[0]} seats"
-        ),
-        versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
-        gamma=int(worker.gamma),
-    )
+    return profile_key(worker, _device_name(str(worker.device)), f"{tiers}, compact")
 
 
 def _device_name(device: str) -> str:

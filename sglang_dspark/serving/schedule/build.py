@@ -10,11 +10,13 @@ from __future__ import annotations
 import hashlib
 import logging
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 
+from sglang_dspark import __version__
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
@@ -160,7 +162,28 @@ def _collector() -> Collector | None:
     return Collector({name: str(value) for name, value in labels.items()})
 
 
-def named(path: str) -> str:
+def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
+    """What the step times of this server depend on.
+
+    device: its name and what of it computes. backend: what runs the passes.
+    """
+    from sglang.srt.runtime_context import get_parallel
+
+    target, draft, parallel = worker.model_runner, worker.draft_model_runner, get_parallel()
+    seats = target.req_to_token_pool.req_to_token.shape[0]
+    return ProfileKey(
+        model=_named(str(target.model_config.model_path)),
+        drafter=_named(str(draft.model_config.model_path)),
+        dtype=str(target.dtype),
+        device=device,
+        parallel=f"tp{parallel.tp_size} pp1 dp1 ep{parallel.moe_ep_size}",
+        backend=f"{type(target.attn_backend).__name__}, {backend}, {seats} seats",
+        versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
+        gamma=int(worker.gamma),
+    )
+
+
+def _named(path: str) -> str:
     """A model's path with a digest of its configuration."""
     file = Path(path) / "config.json"
     content = file.read_bytes() if file.is_file() else b""
