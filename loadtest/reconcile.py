@@ -11,7 +11,6 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import httpx
 from prometheus_client.parser import text_string_to_metric_families
 
 from sglang_dspark.errors import DSparkError
@@ -53,20 +52,6 @@ def parse_totals(text: str) -> ServerTotals:
             f"/metrics has no {', '.join(missing)}; start the server with --enable-metrics"
         )
     return ServerTotals(*(sums.get(name, 0.0) for name in (_REQUESTS, _GENERATED, _PROMPT)))
-
-
-def read_totals(url: str) -> ServerTotals:
-    """Counters of a running server. Raises DSparkError when they cannot be had."""
-    try:
-        with httpx.Client(trust_env=False, timeout=10.0, follow_redirects=True) as client:
-            response = client.get(f"{url}/metrics")
-    except httpx.TransportError as error:
-        raise DSparkError(f"cannot read {url}/metrics ({error})") from error
-    if response.status_code != 200:
-        raise DSparkError(
-            f"{url}/metrics answers {response.status_code}; start the server with --enable-metrics"
-        )
-    return parse_totals(response.text)
 
 
 def disagreements(

@@ -104,13 +104,6 @@ class DSparkDrafter(nn.Module):
         cap = self.config.logit_softcap
         return logits if cap is None else torch.tanh(logits / cap) * cap
 
-    def full_logits(self, logits: Tensor) -> Tensor:
-        """Logits over the draft vocabulary [..., V'] -> over V, -inf outside."""
-        if self.draft_ids is None:
-            return logits
-        full = logits.new_full((*logits.shape[:-1], self.config.vocab_size), float("-inf"))
-        return full.index_copy_(-1, self.draft_ids, logits)
-
     def draft(
         self,
         anchor: Tensor,

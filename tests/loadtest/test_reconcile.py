@@ -10,7 +10,6 @@ from sglang_dspark.loadtest.reconcile import (
     ServerTotals,
     disagreements,
     parse_totals,
-    read_totals,
 )
 from sglang_dspark.loadtest.records import Outcome, Record
 
@@ -45,11 +44,6 @@ def test_a_counter_not_yet_touched_is_zero() -> None:
 def test_a_server_without_metrics_is_told(text: str) -> None:
     with pytest.raises(DSparkError, match="--enable-metrics"):
         parse_totals(text)
-
-
-def test_no_server_is_told() -> None:
-    with pytest.raises(DSparkError, match="cannot read"):
-        read_totals("http://127.0.0.1:9")
 
 
 def test_equal_totals_agree() -> None:

@@ -39,6 +39,7 @@ MAY_IMPORT = {  # folder of the package -> what it may import beyond the base
     "training": names(EXTRAS["train"]),
     "evaluation": names(EXTRAS["train"]),
     "intervals": names(EXTRAS["train"]),
+    "plugin": names(EXTRAS["cuda"]),
     "serving": names(EXTRAS["cuda"]),
     "patches": names(EXTRAS["cuda"]),
 }

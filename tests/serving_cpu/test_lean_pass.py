@@ -65,7 +65,7 @@ def target(one_rank: None) -> LlamaForCausalLM:
 
 
 def runner_of(world: World, model: Any) -> SimpleNamespace:
-    """A runner without guests around upstream's model and our attention backend."""
+    """A runner without hooks around upstream's model and our attention backend."""
     eager = EagerRunner.__new__(EagerRunner)
     eager.enable_pdmux = False
     world.kv_pool = MHATokenToKVPool(
@@ -81,7 +81,7 @@ def runner_of(world: World, model: Any) -> SimpleNamespace:
     for buffer in (*world.kv_pool.k_buffer, *world.kv_pool.v_buffer):
         buffer.normal_()
     return SimpleNamespace(
-        **dict.fromkeys(lean_pass._GUESTS),
+        **dict.fromkeys(lean_pass.OPTIONAL_HOOKS),
         model=model,
         attn_backend=DsparkCpuAttnBackend(world.runner()),
         is_generation=True,
@@ -196,14 +196,14 @@ def test_other_batches_keep_upstreams_path(target: LlamaForCausalLM, change: Any
     assert runner.forward_pass_id == 0
 
 
-@pytest.mark.parametrize("guest", lean_pass._GUESTS)
-def test_runners_with_guests_keep_upstreams_path(target: LlamaForCausalLM, guest: str) -> None:
+@pytest.mark.parametrize("hook", lean_pass.OPTIONAL_HOOKS)
+def test_runners_with_hooks_keep_upstreams_path(target: LlamaForCausalLM, hook: str) -> None:
     world = World(CASES["whole window"][0])
     runner = runner_of(world, target)
     forward_batch, batch = scheduled(world, verify_pass)
-    setattr(runner, guest, object())
+    setattr(runner, hook, object())
     assert verify(runner, batch, forward_batch.spec_info, refused) is None
-    setattr(runner, guest, None)
+    setattr(runner, hook, None)
     assert verify(runner, batch, forward_batch.spec_info, refused) is not None
 
 

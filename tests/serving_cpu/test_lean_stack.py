@@ -399,15 +399,15 @@ def test_other_layers_do_not_fit(
 
 def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
     shape = lean_layer.Shape(hidden=48, heads=3, kv_heads=1, head=16, mlp=80)
-    room = lean_layer.room_of(shape, 5)
-    assert lean_layer.room_of(shape, 5) is room
-    assert lean_layer.room_of(shape, 7).normed.ctypes.data == room.normed.ctypes.data
-    apart = sorted(set(room._fields) - {"qkv"})  # which is `heads` in another shape
-    assert room.heads.ctypes.data == room.qkv.ctypes.data
+    buffers = lean_layer.buffers_for(shape, 5)
+    assert lean_layer.buffers_for(shape, 5) is buffers
+    assert lean_layer.buffers_for(shape, 7).normed.ctypes.data == buffers.normed.ctypes.data
+    apart = sorted(set(buffers._fields) - {"qkv"})  # which is `heads` in another shape
+    assert buffers.heads.ctypes.data == buffers.qkv.ctypes.data
     for number, name in enumerate(apart):
-        getattr(room, name)[:] = number
+        getattr(buffers, name)[:] = number
     for number, name in enumerate(apart):
-        assert (getattr(room, name) == number).all()
+        assert (getattr(buffers, name) == number).all()
 
 
 def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:

@@ -97,7 +97,7 @@ class LeanLayer:
 
 
 @lru_cache(maxsize=2 * linear.MAX_ROWS)
-def room_of(shape: Shape, rows: int) -> Buffers:
+def buffers_for(shape: Shape, rows: int) -> Buffers:
     """The buffers for a number of rows; layers of a shape share them, as one runs at a time."""
     query_width, key_width = shape.heads * shape.head, shape.kv_heads * shape.head
     widths = (

@@ -22,7 +22,7 @@ from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.lean_stack import LeanStack
 
 _PLAIN = "dspark_plain"  # attribute of a runner: (its model, the answer)
-_GUESTS = (
+OPTIONAL_HOOKS = (  # parts of a runner that take part in a pass where they exist
     "canary_manager",
     "decode_cuda_graph_runner",
     "device_timer",
@@ -32,8 +32,7 @@ _GUESTS = (
     "msprobe_debugger",
     "prefill_cuda_graph_runner",
 )
-_guests = attrgetter(*_GUESTS)  # parts of a runner that take part in a pass where they exist
-_NOBODY = (None,) * len(_GUESTS)
+_optional_hooks = attrgetter(*OPTIONAL_HOOKS)
 
 
 @dataclass(frozen=True)
@@ -65,15 +64,15 @@ def serves(runner: Any) -> bool:
         found[1]
         and not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
         and not torch.is_grad_enabled()
-        and all(guest is None or idle(guest) for guest in _guests(runner))
+        and all(hook is None or idle(hook) for hook in _optional_hooks(runner))
     )
 
 
-def idle(guest: Any) -> bool:
+def idle(hook: Any) -> bool:
     """An `EagerRunner` in the place of a graph runner: it holds no graph."""
     from sglang.srt.model_executor.runner.eager_runner import EagerRunner
 
-    return type(guest) is EagerRunner
+    return type(hook) is EagerRunner
 
 
 def plain_runner(runner: Any) -> bool:

@@ -194,11 +194,11 @@ def run(
     caller's own; `hidden` is not modified.
     """
     rows, width = hidden.shape
-    room = lean_layer.room_of(stack.shape, rows)
+    buffers = lean_layer.buffers_for(stack.shape, rows)
     wanted, count = stack.wanted(captured)
     kept, normed = torch.empty(count, rows, width), torch.empty(rows, width)
     step.kernel(
-        step.tables, room, step.now, linear.block_rows(rows), hidden.numpy(), wanted,
+        step.tables, buffers, step.now, linear.block_rows(rows), hidden.numpy(), wanted,
         kept.numpy(), stack.last_norm.epsilon, normed.numpy(),
     )  # fmt: skip
     return normed, list(kept.unbind())

@@ -7,6 +7,7 @@ from tests.mutants.mutant import Mutant
 RESOLVE = "sglang_dspark/models/resolve.py"
 LAYOUT = "sglang_dspark/drafter/speculators.py"
 FILES = "sglang_dspark/common/files.py"
+WRITING = "sglang_dspark/common/writing.py"
 MAIN = "sglang_dspark/cli/main.py"
 BY_NAME = "tests/models/test_resolve.py"
 READ = "tests/drafter/test_speculators.py"
@@ -84,7 +85,7 @@ MUTANTS = (
     ),
     _mutant(
         "a device is replaced by a file",
-        FILES,
+        WRITING,
         "    if path.exists() and not path.is_file():\n",
         "    if path.is_dir():\n",
         INPUTS,
@@ -112,7 +113,7 @@ MUTANTS = (
     ),
     _mutant(
         "half of a drafter is left behind",
-        "sglang_dspark/common/writing.py",
+        WRITING,
         "            temporary.unlink()\n",
         "            pass\n",
         f"{ENDINGS}::test_a_drafter_that_cannot_be_written_leaves_the_earlier_one",
