@@ -64,10 +64,14 @@ def accept(
         return outcome
     likeliest = logits.argmax(-1).view(requests, width)
     greedy = accept_greedy(drafts, likeliest, limits, checked=False)
-    mask = draft_block.greedy_mask
+    return _either(draft_block.greedy_mask, greedy, outcome)
+
+
+def _either(chosen: Tensor, ones: Acceptance, others: Acceptance) -> Acceptance:
+    """By request: chosen [R] bool takes from `ones`."""
     return Acceptance(
-        torch.where(mask, greedy.accepted, outcome.accepted),
-        torch.where(mask, greedy.bonus, outcome.bonus),
+        torch.where(chosen, ones.accepted, others.accepted),
+        torch.where(chosen, ones.bonus, others.bonus),
     )
 
 

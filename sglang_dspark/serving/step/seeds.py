@@ -141,17 +141,13 @@ def draft_block(
     from sglang.srt.speculative.dspark_components import dspark_draft
     from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
-    requests, gamma, width = base_logits.shape
     params = dspark_draft.resolve_draft_params(
-        sampling_info=sampling_info, bs=requests, device=device
+        sampling_info=sampling_info, bs=len(base_logits), device=device
     )
-    logits = base_logits.new_empty(
-        (requests, gamma, dspark_draft.step_logits_width(markov_head, width)),
-        dtype=markov_head.step_logits_dtype(base_logits.dtype),
-    )
+    logits = _step_logits(markov_head, base_logits)
     state = markov_head.init_state(draft_hidden)
     previous, drafted = anchor_tokens.long(), []
-    for place in range(gamma):
+    for place in range(base_logits.shape[1]):
         tokens, state = dspark_draft._draft_step(
             markov_head,
             previous,
@@ -173,4 +169,15 @@ def draft_block(
         greedy_mask=params.greedy_mask,
         temperatures=params.temperatures,
         greedy_draft=False,
+    )
+
+
+def _step_logits(markov_head: Any, base_logits: Tensor) -> Tensor:
+    """Room for the logits of all steps, as upstream makes it."""
+    from sglang.srt.speculative.dspark_components.dspark_draft import step_logits_width
+
+    requests, gamma, width = base_logits.shape
+    return base_logits.new_empty(
+        (requests, gamma, step_logits_width(markov_head, width)),
+        dtype=markov_head.step_logits_dtype(base_logits.dtype),
     )
