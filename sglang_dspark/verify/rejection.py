@@ -46,14 +46,11 @@ def accept_sampled(
     accept = accept_uniforms.double() * proposal_mass < drafted_mass  # [R, gamma]
     accepted = leading_accepts(accept, verify_lens, checked=checked)
 
-    row = torch.arange(rows, device=draft.device)
-    target_row = target_probs[row, accepted].double()  # [R, V]
-    limit = verify_lens if verify_lens is not None else torch.full_like(accepted, gamma)
-    rejected = accepted < limit  # [R]
-    weights = target_row
+    weights = target_probs[torch.arange(rows, device=draft.device), accepted].double()  # [R, V]
     if gamma > 0:
-        residual = _residual(target_row, draft, draft_probs, accepted.clamp(max=gamma - 1))
-        weights = torch.where(rejected[:, None], residual, target_row)
+        rejected = accepted < (gamma if verify_lens is None else verify_lens)  # [R]
+        residual = _residual(weights, draft, draft_probs, accepted.clamp(max=gamma - 1))
+        weights = torch.where(rejected[:, None], residual, weights)
     bonus = sample_inverse_cdf(weights, bonus_uniforms, checked=checked)
     return Acceptance(accepted=accepted, bonus=bonus)
 

@@ -16,7 +16,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.schedule import accept as served
+from sglang_dspark.serving.cpu import accept as served
 from sglang_dspark.verify import (
     BatchSampling,
     accept_sampled,

@@ -94,7 +94,7 @@ ALARM = 1e-6  # one false alarm in a million cases; the mutant lands far below
 
 def first_token_p_value(name: str, *, upstream: bool) -> float:
     """Chi-square of the first token out of ragged sampled steps, against the sampler's law."""
-    from sglang_dspark.serving.schedule import accept as module
+    from sglang_dspark.serving.cpu import accept as module
 
     setting, gamma = SETTINGS[name], 2
     generator = torch.Generator().manual_seed(3)

@@ -118,15 +118,10 @@ def _slots(batch: Any, table: Tensor) -> Tensor:
 
 def _pass(worker: Any, batch: Any, anchors: Tensor, slots: Tensor, short_pass: ShortPass) -> Any:
     """Upstream's `LogitsProcessorOutput` of one row a request, hidden states [R, m*d] included."""
-    from sglang.srt.model_executor.forward_batch_info import (
-        CaptureHiddenMode,
-        ForwardBatch,
-        ForwardMode,
-    )
+    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
     from sglang.srt.speculative.dflash_info import DFlashVerifyInput
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    runner, requests = worker.model_runner, len(anchors)
+    requests = len(anchors)
     verify_input = DFlashVerifyInput(
         draft_token=anchors,
         positions=batch.seq_lens,
@@ -137,6 +132,20 @@ def _pass(worker: Any, batch: Any, anchors: Tensor, slots: Tensor, short_pass: S
     done = short_pass(worker.target_worker, batch, verify_input, slots)
     if done is not None:
         return done[0]
+    return _runners_pass(worker, batch, verify_input, slots)
+
+
+def _runners_pass(worker: Any, batch: Any, verify_input: Any, slots: Tensor) -> Any:
+    """The same through SGLang's runner."""
+    from sglang.srt.model_executor.forward_batch_info import (
+        CaptureHiddenMode,
+        ForwardBatch,
+        ForwardMode,
+    )
+    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
+
+    runner, anchors = worker.model_runner, verify_input.draft_token
+    requests = len(anchors)
     forward = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=requests,

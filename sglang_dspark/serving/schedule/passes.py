@@ -106,11 +106,18 @@ def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
     from sglang.srt.speculative.dflash_info import DFlashVerifyInput
     from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
 
-    runner, host_lens = worker.model_runner, batch.seq_lens_cpu
+    host_lens, ids = batch.seq_lens_cpu, window.verify_ids
+    verify_input = DFlashVerifyInput(
+        draft_token=ids,
+        positions=window.positions,
+        draft_token_num=int(worker.verify_num_draft_tokens),
+        capture_hidden_mode=CaptureHiddenMode.FULL,
+        ragged_verify_layout=layout,
+    )
     forward = ForwardBatch(
         forward_mode=ForwardMode.TARGET_VERIFY,
         batch_size=len(batch.seq_lens),
-        input_ids=window.verify_ids,
+        input_ids=ids,
         req_pool_indices=batch.req_pool_indices,
         seq_lens=batch.seq_lens,
         out_cache_loc=window.verify_cache_loc,
@@ -118,16 +125,16 @@ def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
         seq_lens_cpu=host_lens,
         positions=window.positions,
         spec_algorithm=SpeculativeAlgorithm.DSPARK,
-        spec_info=DFlashVerifyInput(
-            draft_token=window.verify_ids,
-            positions=window.positions,
-            draft_token_num=int(worker.verify_num_draft_tokens),
-            capture_hidden_mode=CaptureHiddenMode.FULL,
-            ragged_verify_layout=layout,
-        ),
+        spec_info=verify_input,
         capture_hidden_mode=CaptureHiddenMode.FULL,
-        global_num_token_non_padded_cpu=len(window.verify_ids),
+        global_num_token_non_padded_cpu=len(ids),
     )
+    return _forwarded(worker, batch, window, forward)
+
+
+def _forwarded(worker: Any, batch: Any, window: Any, forward: Any) -> Any:
+    """The pass, in a graph where one was captured for it."""
+    runner = worker.model_runner
     batch.window.kv_loc_plan.bind(forward, runner.kv_index_translator, cols=window.window_index)
     graphs = runner.decode_cuda_graph_runner
     if graphs is not None and graphs.can_run_graph(forward):

@@ -51,20 +51,26 @@ def accept(
         checked=False,
     )
     if seeds is not None:
-        rows = seeds.rows
-        drawn = accept_seeded(
-            drafts[rows], probs[rows], seeds.values, anchors[rows].long(), limits[rows],
-            checked=False,
-        )  # fmt: skip
-        outcome = Acceptance(
-            outcome.accepted.index_copy(0, rows, drawn.accepted),
-            outcome.bonus.index_copy(0, rows, drawn.bonus),
-        )
+        outcome = _seeded(outcome, drafts, probs, anchors, limits, seeds)
     if not sampling_info.is_any_greedy:
         return outcome
     likeliest = logits.argmax(-1).view(requests, width)
     greedy = accept_greedy(drafts, likeliest, limits, checked=False)
     return _either(draft_block.greedy_mask, greedy, outcome)
+
+
+def _seeded(
+    outcome: Acceptance, drafts: Tensor, probs: Tensor, anchors: Tensor, limits: Tensor, by: Seeds
+) -> Acceptance:
+    """The outcome with what the requests that have a seed draw by it."""
+    rows = by.rows
+    drawn = accept_seeded(
+        drafts[rows], probs[rows], by.values, anchors[rows].long(), limits[rows], checked=False
+    )
+    return Acceptance(
+        outcome.accepted.index_copy(0, rows, drawn.accepted),
+        outcome.bonus.index_copy(0, rows, drawn.bonus),
+    )
 
 
 def _either(chosen: Tensor, ones: Acceptance, others: Acceptance) -> Acceptance:

@@ -139,14 +139,41 @@ def draft_block(
     base_logits: [R, gamma, n]. anchor_tokens: [R]. Returns upstream's `DraftBlockResult`.
     """
     from sglang.srt.speculative.dspark_components import dspark_draft
-    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
     params = dspark_draft.resolve_draft_params(
         sampling_info=sampling_info, bs=len(base_logits), device=device
     )
     logits = _step_logits(markov_head, base_logits)
-    state = markov_head.init_state(draft_hidden)
-    previous, drafted = anchor_tokens.long(), []
+    places = _places(
+        drawn, base_logits, anchor_tokens, draft_hidden, markov_head, noise, tp_sync, params, logits
+    )
+    tokens = torch.stack(list(places), dim=1)
+    noise.offset.add_(1)
+    return dspark_draft.DraftBlockResult(
+        draft_tokens=tokens,
+        corrected_logits=logits,
+        greedy_mask=params.greedy_mask,
+        temperatures=params.temperatures,
+        greedy_draft=False,
+    )
+
+
+def _places(
+    drawn: DraftSeeds,
+    base_logits: Tensor,
+    anchor_tokens: Tensor,
+    draft_hidden: Tensor | None,
+    markov_head: Any,
+    noise: Any,
+    tp_sync: Any,
+    params: Any,
+    logits: Tensor,
+) -> Iterator[Tensor]:
+    """Tokens [R], place by place: each sees the token in front. logits: [R, gamma, n], written."""
+    from sglang.srt.speculative.dspark_components import dspark_draft
+    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
+
+    state, previous = markov_head.init_state(draft_hidden), anchor_tokens.long()
     for place in range(base_logits.shape[1]):
         tokens, state = dspark_draft._draft_step(
             markov_head,
@@ -161,15 +188,7 @@ def draft_block(
         )
         tokens = drawn.drawn(tokens, logits[:, place], params.temperatures, place)
         previous = tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, tokens)
-        drafted.append(previous)
-    noise.offset.add_(1)
-    return dspark_draft.DraftBlockResult(
-        draft_tokens=torch.stack(drafted, dim=1),
-        corrected_logits=logits,
-        greedy_mask=params.greedy_mask,
-        temperatures=params.temperatures,
-        greedy_draft=False,
-    )
+        yield previous
 
 
 def _step_logits(markov_head: Any, base_logits: Tensor) -> Tensor:

@@ -240,8 +240,8 @@ MUTANTS = (
         name="a prefill goes unnoticed",
         area="engine",
         file=STEP,
-        old="        state.engine.interrupted()",
-        new="        pass",
+        old="    state.engine.interrupted()\n",
+        new="",
         tests=(SEAM_TESTS,),
     ),
     Mutant(
