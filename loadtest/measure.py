@@ -161,8 +161,8 @@ def _dispatch_lag_ms(records: Sequence[Record]) -> float:
 
 def _void(done: Sequence[Record], failures: Counter[Outcome], lag_ms: float) -> str:
     if not done:
-        told = ", ".join(f"{count} {name}" for name, count in sorted(failures.items()))
-        return f"no request came through ({told or 'none was made'})"
+        listed = ", ".join(f"{count} {name}" for name, count in sorted(failures.items()))
+        return f"no request came through ({listed or 'none was made'})"
     if lag_ms > MAX_LAG_MS:
         return f"the client was late by {lag_ms:.1f} ms at p99, more than {MAX_LAG_MS:g} ms"
     return ""

@@ -198,7 +198,7 @@ def model_of(run: Run) -> LoadModel:
         per_request=curve.per_request,
         draft=curve.draft,
         workloads=accepted.workloads,
-        acceptance_from=accepted.told,
+        acceptance_from=accepted.source,
         spread=ASSUMED_SPREAD,
         spread_from="assumed, as nothing in the run tells it",
         scale=scale,
@@ -232,7 +232,7 @@ class _Acceptance:
     """Workloads, where they come from in words, and whether every position was seen freely."""
 
     workloads: dict[str, Workload]
-    told: str
+    source: str
     free: bool
 
 
@@ -244,19 +244,19 @@ def _acceptance(run: Run, gamma: int) -> _Acceptance:
     """
     cells = [cell for name in _arms(run, "fixed") for cell in run.good(name)]
     if cells:
-        told = "counted where every draft is verified"
-        return _Acceptance(_workloads(cells, (1.0,) * gamma), told, True)
+        source = "counted where every draft is verified"
+        return _Acceptance(_workloads(cells, (1.0,) * gamma), source, True)
     for name in _arms(run, "dspark"):
         levels = run.levels(name, "closed")
         cells = [c for c in run.good(name, "closed") if levels and c.level == levels[0].level]
         grown, steps = Growth.of(cells), sum(cell.steps for cell in cells)
         if grown is not None and steps:
-            told = (
+            source = (
                 f"as the scheduled arm saw it with {levels[0].level:g} at a time, which is roughly "
                 "right: what it verified it had chosen, and no arm of the run verified every draft"
             )
             verified = tuple(min(1.0, count / steps) for count in grown.admitted)
-            return _Acceptance(_workloads(cells, verified), told, False)
+            return _Acceptance(_workloads(cells, verified), source, False)
     raise DSparkError("no arm of the run counted which drafts were verified and accepted")
 
 
@@ -298,11 +298,11 @@ def _with_spread(run: Run, model: LoadModel) -> LoadModel:
     if spread is None:
         return model
     verified, accepted = (sum(getattr(c, n) for c in chosen) for n in ("verified", "accepted"))
-    told = (
+    source = (
         f"{FITTED} to this run: of the drafts that its scheduler verified "
         f"{accepted / verified:.0%} were accepted, and so they are on the model's curve for DSpark"
     )
-    return replace(model, spread=spread, spread_from=told)
+    return replace(model, spread=spread, spread_from=source)
 
 
 def _selections(run: Run, arm: str) -> list[Selection]:

@@ -338,7 +338,7 @@ def _notes(cells: Sequence[Cell], planned: int) -> list[str]:
         if cell.void:
             notes.append(f"{cell.name} is void: {cell.void}")
         elif cell.failures:
-            told = ", ".join(f"{count} {name}" for name, count in cell.failures.items())
-            notes.append(f"{cell.name}: of {cell.requests} requests {told}")
+            listed = ", ".join(f"{count} {name}" for name, count in cell.failures.items())
+            notes.append(f"{cell.name}: of {cell.requests} requests {listed}")
         notes += [f"{cell.name}: {line}" for line in cell.disagreements]
     return notes

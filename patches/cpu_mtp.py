@@ -16,13 +16,13 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.patches.cpu_lean_stack import stack_of_model, step_for
+from sglang_dspark.patches.cpu_layers import stack_of_model, step_for
 from sglang_dspark.patches.seam import Seam
 
 
 @dataclass(frozen=True)
 class _Window:
-    """What `lean_stack.step_of` asks of a pass."""
+    """What `layer_model.step_of` asks of a pass."""
 
     out_cache_loc: Tensor
     forward_mode: Any
@@ -38,16 +38,17 @@ def forward_model(
     pp_proxy_tensors: Any = None,
 ) -> Tensor:
     """AROUND hook of the draft's `LlamaModel.forward`: tokens [n] -> estimated hidden [n, d]."""
-    from sglang_dspark.serving.cpu import lean_fit, lean_stack
+    from sglang_dspark.serving.cpu.layers import model as layer_model
+    from sglang_dspark.serving.cpu.layers import support as layer_support
 
-    stack = stack_of_model(model, lean_fit.eagle_layer_of, None, forward_batch.forward_mode)
+    stack = stack_of_model(model, layer_support.eagle_layer_of, None, forward_batch.forward_mode)
     if stack is not None:
         if input_embeds is None:
             input_embeds = model.embed_tokens(input_ids)
         hidden = _entered(model, input_embeds, forward_batch.spec_info.hidden_states)
         step = step_for(stack, positions, hidden, forward_batch)
         if step is not None:
-            return lean_stack.run(stack, step, hidden)[0]
+            return layer_model.run(stack, step, hidden)[0]
     return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
 
 
@@ -157,8 +158,9 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     """The draft's states [R * n, d] behind each verified token; None where upstream has to run."""
     from sglang.srt.models.llama_eagle import LlamaForCausalLMEagle
 
-    from sglang_dspark.serving.cpu import lean_fit, lean_stack
     from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+    from sglang_dspark.serving.cpu.layers import model as layer_model
+    from sglang_dspark.serving.cpu.layers import support as layer_support
 
     runner, window = worker.draft_runner, batch.spec_info
     theirs, ours = worker.target_worker.model_runner.attn_backend, runner.attn_backend
@@ -173,15 +175,15 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     ):
         return None
     model, mode = runner.model.model, batch.forward_mode
-    stack = stack_of_model(model, lean_fit.eagle_layer_of, None, mode)
+    stack = stack_of_model(model, layer_support.eagle_layer_of, None, mode)
     if stack is None or result.logits_output.hidden_states is None:
         return None
     tokens = model.embed_tokens(result.next_token_ids.to(torch.int64))
     hidden = _entered(model, tokens, result.logits_output.hidden_states)
     ours.use_plan(theirs.short)
     pass_ = _Window(batch.out_cache_loc, mode)
-    step = lean_stack.step_of(stack, ours, window.positions, hidden, pass_)
-    return None if step is None else lean_stack.run(stack, step, hidden)[0]
+    step = layer_model.step_of(stack, ours, window.positions, hidden, pass_)
+    return None if step is None else layer_model.run(stack, step, hidden)[0]
 
 
 def _entered(model: Any, embeddings: Tensor, hidden: Tensor) -> Tensor:

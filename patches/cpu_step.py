@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dspark.patches.cpu_lean_pass import verify_pass
+from sglang_dspark.patches.cpu_passes import verify_pass
 from sglang_dspark.patches.seam import Seam
 
 

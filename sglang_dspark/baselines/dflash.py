@@ -145,8 +145,8 @@ class DFlashDrafter(nn.Module):
         temperature [R] (0: that row is greedy), None: all greedy.
         """
         rows, gamma, _ = h.shape
-        heat = None if temperature is None else temperature.repeat_interleave(gamma)
-        columns, law = choose(self.logits(h).flatten(0, 1), heat, generator)
+        temperature = None if temperature is None else temperature.repeat_interleave(gamma)
+        columns, law = choose(self.logits(h).flatten(0, 1), temperature, generator)
         tokens = columns if self.draft_ids is None else self.draft_ids[columns]
         probs = None
         if law is not None:

@@ -103,10 +103,10 @@ def redrafted(session: Session, answers: Path, transition: bool) -> list[Trace]:
             raise DSparkError(
                 f"--answers drafts again: name a drafter's directory, not {each.path}"
             )
-    told, work = read_trace(answers), session.workload()
+    recorded, work = read_trace(answers), session.workload()
     subjects = [Subject(each.path, each.gamma, transition) for each in session.drafters]
     with stages(session.console) as progress:
-        return redraft(work, subjects, told, counter(progress, "drafting", len(work.ids)))
+        return redraft(work, subjects, recorded, counter(progress, "drafting", len(work.ids)))
 
 
 def read_vocabulary(path: Path) -> frozenset[int]:

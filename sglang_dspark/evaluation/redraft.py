@@ -171,8 +171,8 @@ def _trace(
         settings=settings_json(workload.settings) | {"redrafted": True},
         prompts=answers.prompts,
         generations=tuple(
-            Generation(walk.prompt_len, told.tokens, told.finish, tuple(walk.steps))
-            for walk, told in zip(walks, answers.generations, strict=True)
+            Generation(walk.prompt_len, answer.tokens, answer.finish, tuple(walk.steps))
+            for walk, answer in zip(walks, answers.generations, strict=True)
         ),
     )
 
@@ -324,12 +324,12 @@ def _step(
     tokens, features, hidden = text.window(rows, lens, gamma + 1)
     if text.log_partition is None:
         block = state.propose(rows, tokens[:, 0], lens, None, laws.law.generator)
-        drafts, told = block.tokens, block.confidence
+        drafts, predicted = block.tokens, block.confidence
         accepted = (drafts == tokens[:, 1:]).long().cumprod(1).sum(1)  # [r]
     else:
-        drafts, accepted, told = _sampled_block(state, rows, lens, tokens, laws)
+        drafts, accepted, predicted = _sampled_block(state, rows, lens, tokens, laws)
     state.commit(rows, lens, tokens, features, hidden, accepted)
-    confidence = told.tolist()
+    confidence = predicted.tolist()
     for i, r in enumerate(rows.tolist()):
         walk, taken = walks[r], int(accepted[i])
         kept = min(taken + 1, walk.left)
@@ -357,11 +357,11 @@ def _sampled_block(
     alive, drafted = torch.ones_like(lens, dtype=torch.bool), []
     for k in range(target_laws.shape[1]):
         draft_law = torch.softmax(block.logits(previous) / law.temperature, -1)
-        told, kept = draw_given_answer(
+        drawn, kept = draw_given_answer(
             draft_law, target_laws[:, k], columns[tokens[:, k + 1]], law.generator
         )
         free = draw_column(draft_law, law.generator)
-        chosen = torch.where(alive, told, free)
+        chosen = torch.where(alive, drawn, free)
         alive = alive & kept
         accepted = accepted + alive
         previous = chosen if ids is None else ids[chosen]

@@ -33,11 +33,11 @@ def roc(traces: Mapping[str, Trace]) -> dict[str, Any]:
         parts = {}
         for name, rows in groups.items():
             chosen = data.of_steps(rows)
-            told = Predictions.of(chosen, Calibration.identity(trace.gamma))
+            predictions = Predictions.of(chosen, Calibration.identity(trace.gamma))
             parts[name] = {
-                "auc": {**told.auc(), "conditional": conditional_auc(chosen)},
-                "curve": roc_curve(told.survival, told.label),
-                "drafts": len(told.label),
+                "auc": {**predictions.auc(), "conditional": conditional_auc(chosen)},
+                "curve": roc_curve(predictions.survival, predictions.label),
+                "drafts": len(predictions.label),
             }
         found[label] = parts
     return {"analysis": "roc", **origin(traces), "groups": found}

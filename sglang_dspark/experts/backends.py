@@ -31,7 +31,7 @@ from sglang_dspark.experts.formats import dequantise, expert_format, quantise
 from sglang_dspark.experts.layout import Quantised
 
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
-Three = tuple[Tensor, Tensor, Tensor]
+GateUpDown = tuple[Tensor, Tensor, Tensor]
 
 
 @dataclass(frozen=True)
@@ -44,7 +44,7 @@ class ExpertWeights:
     """
 
     format: str
-    values: Three | None = None
+    values: GateUpDown | None = None
     codes: tuple[Quantised, Quantised, Quantised] | None = None
 
     def __post_init__(self) -> None:
@@ -73,7 +73,7 @@ class ExpertWeights:
         experts, inner, width = parts[0].shape
         return experts, inner, width
 
-    def restored(self) -> Three:
+    def restored(self) -> GateUpDown:
         """gate, up, down in floating point."""
         if self.values is not None:
             return self.values
@@ -105,7 +105,7 @@ def _check_finite(what: str, bad: Tensor) -> None:
 
 
 @dataclass(frozen=True)
-class Situation:
+class ExpertWorkload:
     """What is to be computed where.
 
     device: torch's device type; capability: of a CUDA device. experts, inner, width: E, I, d of a
@@ -141,34 +141,34 @@ class Situation:
         """Tokens of an expert, on average."""
         return self.tokens * self.top_k / (self.experts + self.absent)
 
-    def of_pairs(self) -> Situation:
+    def of_pairs(self) -> ExpertWorkload:
         """What a call behind `held_pairs` may see: a row for each of a token's experts."""
         return replace(self, tokens=self.tokens * self.top_k, top_k=1, absent=0)
 
 
 @dataclass(frozen=True)
 class Backend:
-    """missing: what is not installed here, or None. refusal: why it cannot serve a situation, or
+    """missing: what is not installed here, or None. refusal: why it cannot serve a workload, or
     None. prepare: weights to a call. skips: whether that call leaves out ids of -1 by itself."""
 
     name: str
     missing: Callable[[], str | None]
-    refusal: Callable[[Situation], str | None]
+    refusal: Callable[[ExpertWorkload], str | None]
     prepare: Callable[[ExpertWeights], Call]
     skips: bool = False
 
-    def why_not(self, situation: Situation) -> str | None:
+    def why_not(self, workload: ExpertWorkload) -> str | None:
         """Why it cannot serve this; None where it can."""
-        if situation.absent and not self.skips:
-            if situation.graph:
+        if workload.absent and not self.skips:
+            if workload.graph:
                 return "its rank's experts are looked up on the host, which a graph cannot"
-            situation = situation.of_pairs()
-        return self.refusal(situation) or self.missing()
+            workload = workload.of_pairs()
+        return self.refusal(workload) or self.missing()
 
-    def ready(self, weights: ExpertWeights, situation: Situation) -> Call:
+    def ready(self, weights: ExpertWeights, workload: ExpertWorkload) -> Call:
         """`prepare`, and where experts are elsewhere, a call that leaves them out."""
         call = self.prepare(weights)
-        return held_pairs(call) if situation.absent and not self.skips else call
+        return held_pairs(call) if workload.absent and not self.skips else call
 
 
 def held_pairs(call: Call) -> Call:
@@ -204,7 +204,7 @@ def needs(package: str) -> Callable[[], str | None]:
     return lambda: None if find_spec(package) else f"{package} is not installed"
 
 
-def _torch_refusal(s: Situation) -> str | None:
+def _torch_refusal(s: ExpertWorkload) -> str | None:
     return "reads counts on the host, which a graph cannot" if s.graph else None
 
 

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts import gpu_backends  # noqa: F401 (registers)
-from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, Situation
+from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, ExpertWorkload
 from sglang_dspark.experts.times import (
     FAILURES,
     TOKENS,
@@ -44,7 +44,7 @@ class Choice:
 
 
 def choose(
-    situation: Situation,
+    workload: ExpertWorkload,
     times: Mapping[str, float] | None = None,
     failed: Mapping[str, str] | None = None,
 ) -> Choice:
@@ -55,18 +55,18 @@ def choose(
     """
     refused = dict(failed or {})
     for name, backend in BACKENDS.items():
-        if name not in refused and (why := backend.why_not(situation)) is not None:
+        if name not in refused and (why := backend.why_not(workload)) is not None:
             refused[name] = why
     able = [name for name in BACKENDS if name not in refused]
     if not able:
         raise DSparkError(
-            f"no way to compute {situation.format} experts on {situation.device}"
-            f"{' in a graph' if situation.graph else ''}: "
+            f"no way to compute {workload.format} experts on {workload.device}"
+            f"{' in a graph' if workload.graph else ''}: "
             + "; ".join(f"{name}: {why}" for name, why in refused.items())
         )
     measured = {name: times[name] for name in able if name in times} if times else {}
     if not measured:
-        return Choice(able[0], f"first that serves {situation.format} here", refused)
+        return Choice(able[0], f"first that serves {workload.format} here", refused)
     preferred = next(iter(measured))
     best = min(measured, key=lambda name: measured[name] / (1 if name == preferred else MARGIN))
     slower = {n: f"measured {us:.1f} us" for n, us in measured.items() if n != best}
@@ -88,15 +88,15 @@ def announce(choice: Choice, missed: Mapping[str, str] | None = None) -> None:
 class Chooser:
     """Decides for all layers of a model. failed: backends that were tried, and how that ended."""
 
-    def __init__(self, situation: Situation, times: TimesTable | None = None):
-        self.situation, self.times = situation, times
+    def __init__(self, workload: ExpertWorkload, times: TimesTable | None = None):
+        self.workload, self.times = workload, times
         self.failed: dict[str, str] = times.unfit if times else {}
         self._names: dict[int, str] = {}
 
     def choice(self, tokens: int) -> Choice:
         """For a pass of so many tokens."""
         measured = self.times.near(tokens) if self.times else None
-        return choose(replace(self.situation, tokens=tokens), measured, self.failed)
+        return choose(replace(self.workload, tokens=tokens), measured, self.failed)
 
     def name(self, tokens: int) -> str:
         """Of the backend for a pass of so many tokens, decided for the next power of two."""
@@ -129,11 +129,11 @@ class RoutedExperts:
         left, and no capture meets a backend that fails. Raises DSparkError where all fail.
         """
         for tokens in TOKENS:
-            self(*made_up_rows(replace(self.chooser.situation, tokens=tokens)))
+            self(*made_up_rows(replace(self.chooser.workload, tokens=tokens)))
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, d], ids [T, k], weights [T, k] float32 -> [T, d]; no tokens give no rows. Ids of -1
-        count as zero where the situation has experts elsewhere.
+        count as zero where the workload has experts elsewhere.
 
         Raises DSparkError where every backend that can has failed, and for experts out of range.
         """
@@ -143,7 +143,7 @@ class RoutedExperts:
             name = self.chooser.name(len(x))
             try:
                 if name not in self._ready:
-                    self._ready[name] = BACKENDS[name].ready(self.weights, self.chooser.situation)
+                    self._ready[name] = BACKENDS[name].ready(self.weights, self.chooser.workload)
                 return self._ready[name](x, ids, weights)
             except FAILURES as error:
                 self.chooser.drop(name, error)

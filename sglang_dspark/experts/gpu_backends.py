@@ -21,7 +21,7 @@ from sglang_dspark.experts.backends import (
     Backend,
     Call,
     ExpertWeights,
-    Situation,
+    ExpertWorkload,
     joined,
     needs,
     register,
@@ -35,8 +35,8 @@ ALIGNED = 128  # rows that a group of DeepGEMM's contiguous layout is filled up 
 _BF16_FROM, _FP8_FROM, _HOPPER = (8, 0), (8, 9), (9, 0)
 
 
-def on_cuda(s: Situation, least: tuple[int, int]) -> str | None:
-    """Why a situation is not on a CUDA device of at least this compute capability, or None."""
+def on_cuda(s: ExpertWorkload, least: tuple[int, int]) -> str | None:
+    """Why a workload is not on a CUDA device of at least this compute capability, or None."""
     if s.device != "cuda":
         return "for CUDA devices"
     if s.capability is None or s.capability < least:
@@ -44,13 +44,13 @@ def on_cuda(s: Situation, least: tuple[int, int]) -> str | None:
     return None
 
 
-def _triton_refusal(s: Situation) -> str | None:
+def _triton_refusal(s: ExpertWorkload) -> str | None:
     if s.format == fp8.NAME and s.inner % fp8.BLOCK:
         return f"fp8 experts of width {s.inner}, no multiple of {fp8.BLOCK}"
     return on_cuda(s, _BF16_FROM if s.format == bf16.NAME else _FP8_FROM)
 
 
-def _triton_fp8_refusal(s: Situation) -> str | None:
+def _triton_fp8_refusal(s: ExpertWorkload) -> str | None:
     return "no FP8 rows with BF16 weights" if s.format == bf16.NAME else _triton_refusal(s)
 
 
@@ -147,7 +147,7 @@ def aligned_places(ids: Tensor, experts: int) -> Aligned:
     return Aligned(place, owners.clamp(max=experts - 1).int())
 
 
-def _deep_gemm_refusal(s: Situation) -> str | None:
+def _deep_gemm_refusal(s: ExpertWorkload) -> str | None:
     if s.format != fp8.NAME:
         return "wired for fp8"
     if s.inner % fp8.BLOCK or s.width % fp8.BLOCK:
@@ -188,7 +188,7 @@ def _prepare_deep_gemm(weights: ExpertWeights) -> Call:
     return call
 
 
-def _flashinfer_refusal(s: Situation) -> str | None:
+def _flashinfer_refusal(s: ExpertWorkload) -> str | None:
     return "wired for bf16" if s.format != bf16.NAME else on_cuda(s, _HOPPER)
 
 
@@ -219,7 +219,7 @@ def _with_fp8_rows(weights: ExpertWeights) -> Call:
 
 
 _Prepare = Callable[[ExpertWeights], Call]
-_OWN: tuple[tuple[str, Callable[[Situation], str | None], _Prepare, str], ...] = (
+_OWN: tuple[tuple[str, Callable[[ExpertWorkload], str | None], _Prepare, str], ...] = (
     ("triton", _triton_refusal, prepare_triton, "triton"),
     ("triton-fp8", _triton_fp8_refusal, _with_fp8_rows, "triton"),
     ("deep_gemm", _deep_gemm_refusal, _prepare_deep_gemm, "deep_gemm"),

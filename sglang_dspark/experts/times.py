@@ -25,7 +25,7 @@ from torch import Tensor
 from sglang_dspark.common.files import brief, integer, load_json, number, reading
 from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, Situation
+from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, ExpertWorkload
 from sglang_dspark.paths import cache_root
 
 logger = logging.getLogger(__name__)
@@ -60,9 +60,9 @@ class TimesKey:
     versions: str
 
     @classmethod
-    def of(cls, situation: Situation, device: str, versions: str) -> TimesKey:
+    def of(cls, workload: ExpertWorkload, device: str, versions: str) -> TimesKey:
         """device: the processor's or GPU's name, with whatever else its speed depends on."""
-        s = situation
+        s = workload
         shape = f"{s.experts} experts of {s.width} x {s.inner}, top {s.top_k}"
         shape += f", {s.absent} elsewhere" if s.absent else ""
         return cls(device, s.format, shape, str(s.dtype).removeprefix("torch."), s.graph, versions)
@@ -121,12 +121,12 @@ class TimesTable:
 @torch.no_grad()
 def measure(
     weights: ExpertWeights,
-    situation: Situation,
+    workload: ExpertWorkload,
     key: TimesKey,
     tokens: tuple[int, ...] = TOKENS,
     repeats: int = REPEATS,
 ) -> TimesTable:
-    """Time every backend that is here and can serve the situation, on the weights' device.
+    """Time every backend that is here and can serve the workload, on the weights' device.
 
     Least of `repeats` calls behind one that warms up; rows are random, the same for all. Where the
     passes are captured, so is what is timed: a call that a graph cannot hold fails here.
@@ -135,21 +135,21 @@ def measure(
     refused: dict[str, str] = {}
     ready: dict[str, Call] = {}
     for count in tokens:
-        given = made_up_rows(replace(situation, tokens=count))
-        expected = BACKENDS["torch"].ready(weights, situation)(*given)
+        given = made_up_rows(replace(workload, tokens=count))
+        expected = BACKENDS["torch"].ready(weights, workload)(*given)
         for name, backend in BACKENDS.items():
-            why = refused.get(name) or backend.why_not(replace(situation, tokens=count))
+            why = refused.get(name) or backend.why_not(replace(workload, tokens=count))
             if why is not None:
                 refused.setdefault(name, why)
                 continue
             try:
-                call = ready.setdefault(name, ready.get(name) or backend.ready(weights, situation))
-                run = _captured(call, given) if situation.graph else partial(call, *given)
+                call = ready.setdefault(name, ready.get(name) or backend.ready(weights, workload))
+                run = _captured(call, given) if workload.graph else partial(call, *given)
                 difference = _difference(run(), expected)
                 if difference > MOST_DIFFERENCE:
                     refused[name] = f"{_UNFIT[1]} from the reference by {difference:.1e}"
                     continue
-                timings.append(Timing(count, name, _least_us(run, situation.device, repeats)))
+                timings.append(Timing(count, name, _least_us(run, workload.device, repeats)))
             except (*FAILURES, DSparkError) as error:
                 refused[name] = f"{_UNFIT[0]} {first_line(error)}"
     table = TimesTable(key, datetime.now(UTC).isoformat(timespec="seconds"), (), refused)
@@ -162,7 +162,7 @@ def first_line(error: Exception) -> str:
     return text.splitlines()[0] if text else type(error).__name__
 
 
-def made_up_rows(s: Situation) -> tuple[Tensor, Tensor, Tensor]:
+def made_up_rows(s: ExpertWorkload) -> tuple[Tensor, Tensor, Tensor]:
     """x [T, d], ids [T, k], a token's experts distinct, -1 elsewhere, and weights [T, k]."""
     generator = torch.Generator().manual_seed(s.tokens)
     x = torch.randn(s.tokens, s.width, generator=generator)
@@ -252,7 +252,7 @@ def load(path: Path, key: TimesKey) -> TimesTable:
     return table
 
 
-def load_or_measure(weights: ExpertWeights, situation: Situation, key: TimesKey) -> TimesTable:
+def load_or_measure(weights: ExpertWeights, workload: ExpertWorkload, key: TimesKey) -> TimesTable:
     """The cached table of this key, measured and kept where there is none that can be used; one in
     which a backend failed is not kept, so that the next start tries again.
 
@@ -264,7 +264,7 @@ def load_or_measure(weights: ExpertWeights, situation: Situation, key: TimesKey)
             return load(path, key)
     except DSparkError as error:
         logger.warning("sglang-dspark: %s", error)
-    table = measure(weights, situation, key)
+    table = measure(weights, workload, key)
     if not table.unfit:
         try:
             save(table, cache_path(key))

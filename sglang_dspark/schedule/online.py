@@ -35,7 +35,7 @@ FEW = 50.0  # drafts below which a gap is shown smaller than it is
 LOGIT_LIMIT = 15.0  # beyond it a sigmoid says the same
 BINS = 10  # of survivals, for `survival_error`
 LONG_MEMORY = 10_000.0  # verified drafts that `survival_error` is taken over
-_NOBODY: Floats = np.empty(0)  # stands for a shift of 0 for everyone
+_NO_SHIFTS: Floats = np.empty(0)  # stands for a shift of 0 for everyone
 
 
 @dataclass(frozen=True)
@@ -79,10 +79,10 @@ class OnlineCalibration:
         self.config = config or OnlineConfig()
         self.gamma = len(starts[0].temperatures)
         shape = (len(starts), self.gamma)
-        heat = np.array([each.temperatures for each in starts], np.float64)
+        temperature = np.array([each.temperatures for each in starts], np.float64)
         shift = np.array([each.shifts for each in starts], np.float64)
-        self._u = np.clip(1.0 / heat, U_LOW, U_HIGH)
-        self._v = np.clip(shift / heat, -V_LIMIT, V_LIMIT)
+        self._u = np.clip(1.0 / temperature, U_LOW, U_HIGH)
+        self._v = np.clip(shift / temperature, -V_LIMIT, V_LIMIT)
         self._information = np.zeros((*shape, 3))  # of (u, v): uu, uv, vv
         self._information[..., 0] = self._information[..., 2] = 0.15 * self.config.start
         self._stray = np.zeros((*shape, 2))  # faded sums of outcome - c and of c (1 - c)
@@ -110,7 +110,7 @@ class OnlineCalibration:
         regimes: [R] int64. seats: as for `confidence`. For a device that computes it there.
         """
         own = self._shifts(seats)
-        shifts = self._v[regimes] if own is _NOBODY else self._v[regimes] + own[:, None]
+        shifts = self._v[regimes] if own is _NO_SHIFTS else self._v[regimes] + own[:, None]
         return self._u[regimes].astype(np.float32), shifts.astype(np.float32)
 
     def observe(
@@ -144,7 +144,7 @@ class OnlineCalibration:
 
     def _shifts(self, seats: Seats | None) -> Floats:
         if seats is None or self._follower is None:
-            return _NOBODY
+            return _NO_SHIFTS
         return self._follower.shifts(*seats)
 
     def gaps(self) -> Floats:

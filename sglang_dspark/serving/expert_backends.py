@@ -25,7 +25,7 @@ from sglang_dspark.experts.backends import (
     Backend,
     Call,
     ExpertWeights,
-    Situation,
+    ExpertWorkload,
     joined,
     needs,
     register,
@@ -41,7 +41,7 @@ from sglang_dspark.serving.cpu.threads import chosen_threads
 logger = logging.getLogger(__name__)
 
 
-def _compiled_refusal(s: Situation) -> str | None:
+def _compiled_refusal(s: ExpertWorkload) -> str | None:
     if s.device != "cpu":
         return "for CPUs"
     if s.dtype != torch.float32 or s.width % LANES or s.inner % LANES:
@@ -60,7 +60,7 @@ def _prepare_compiled(weights: ExpertWeights) -> Call:
     return expert_ops.CompiledExperts(gate, up, down)
 
 
-def _sglang_refusal(s: Situation) -> str | None:
+def _sglang_refusal(s: ExpertWorkload) -> str | None:
     if s.format not in (bf16.NAME, fp8.NAME):
         return "takes bf16 and fp8 weights"
     if s.format == fp8.NAME and s.inner % fp8.BLOCK:
@@ -106,9 +106,9 @@ def weights_of(e: Experts, shape: DrafterConfig) -> ExpertWeights:
     return ExpertWeights(shape.expert_format, values)
 
 
-def situation_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> Situation:
+def workload_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> ExpertWorkload:
     """What a drafter's layers are to be computed on and with."""
-    return Situation(
+    return ExpertWorkload(
         device,
         shape.expert_format,
         shape.num_experts,
@@ -120,14 +120,14 @@ def situation_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> Situa
     )
 
 
-def key_of(situation: Situation) -> TimesKey:
+def key_of(workload: ExpertWorkload) -> TimesKey:
     """What times measured here depend on."""
-    if situation.device == "cuda":
+    if workload.device == "cuda":
         device = torch.cuda.get_device_name()
     else:
         device = f"{cpu_description()}; {chosen_threads()} compute threads"
     versions = f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}"
-    return TimesKey.of(situation, device, versions)
+    return TimesKey.of(workload, device, versions)
 
 
 @dataclass(frozen=True)
@@ -171,20 +171,20 @@ def chooser_for(
     """
     given = weights.restored()[0]
     held, inner, _ = weights.shape
-    situation = replace(
-        situation_of(shape, given.device.type, given.dtype),
+    workload = replace(
+        workload_of(shape, given.device.type, given.dtype),
         experts=held,
         inner=inner,
         absent=shape.num_experts - held,
         graph=in_graphs,
     )
     if ranks > 1:
-        return Chooser(situation)
+        return Chooser(workload)
     try:
-        times = load_or_measure(weights, situation, key_of(situation))
+        times = load_or_measure(weights, workload, key_of(workload))
     except DSparkError as error:
         logger.warning("sglang-dspark: experts are chosen without measured times: %s", error)
-        return Chooser(situation)
+        return Chooser(workload)
     if times.timings:
         logger.info("sglang-dspark: times of experts: %s", times)
-    return Chooser(situation, times)
+    return Chooser(workload, times)

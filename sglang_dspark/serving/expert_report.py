@@ -11,7 +11,7 @@ from dataclasses import replace
 import torch
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.backends import Situation
+from sglang_dspark.experts.backends import ExpertWorkload
 from sglang_dspark.experts.dispatch import choose
 from sglang_dspark.experts.formats import FORMATS
 from sglang_dspark.experts.times import TimesTable, cache_path, folder, load
@@ -24,8 +24,8 @@ def experts_here() -> tuple[str, list[str]]:
     said: dict[str, list[str]] = {}  # text -> formats of which it is true
     measured, broken = [], []
     for name in FORMATS:
-        situation = _situation(name)
-        key = expert_backends.key_of(situation)
+        workload = _workload(name)
+        key = expert_backends.key_of(workload)
         path, times = cache_path(key), None
         if path.is_file():
             try:
@@ -33,29 +33,29 @@ def experts_here() -> tuple[str, list[str]]:
                 measured.append(str(times))
             except DSparkError as error:
                 broken.append(str(error))
-        said.setdefault(_chosen(situation, times), []).append(name)
+        said.setdefault(_chosen(workload, times), []).append(name)
     parts = [f"{', '.join(names)} {text}" for text, names in said.items()]
     kept = " | ".join(measured) or "none of this layer shape yet"
     return "; ".join([*parts, f"measured times in {folder()}: {kept}"]), broken
 
 
-def _situation(name: str) -> Situation:
+def _workload(name: str) -> ExpertWorkload:
     if not torch.cuda.is_available():
-        return Situation("cpu", name)
+        return ExpertWorkload("cpu", name)
     capability = torch.cuda.get_device_capability()
-    return Situation("cuda", name, dtype=torch.bfloat16, graph=True, capability=capability)
+    return ExpertWorkload("cuda", name, dtype=torch.bfloat16, graph=True, capability=capability)
 
 
-def _chosen(situation: Situation, times: TimesTable | None) -> str:
+def _chosen(workload: ExpertWorkload, times: TimesTable | None) -> str:
     """The backend, and why not each other one; a reason is said once."""
-    near, unfit = (times.near(situation.tokens), times.unfit) if times else (None, None)
+    near, unfit = (times.near(workload.tokens), times.unfit) if times else (None, None)
     outside = ""
     try:
-        choice = choose(situation, near, unfit)
+        choice = choose(workload, near, unfit)
     except DSparkError:
-        if not situation.graph:
+        if not workload.graph:
             raise
-        choice, outside = choose(replace(situation, graph=False), near, unfit), ", outside graphs"
+        choice, outside = choose(replace(workload, graph=False), near, unfit), ", outside graphs"
     reasons: dict[str, list[str]] = {}
     for name, why in choice.passed_over.items():
         reasons.setdefault(why, []).append(name)

@@ -101,9 +101,9 @@ def numbers_in(path: Path) -> list[int]:
     """The integers of a list that `torch.save` wrote, read from its instructions: none is run."""
     with zipfile.ZipFile(path) as archive:
         (name,) = [each for each in archive.namelist() if each.endswith("data.pkl")]
-        told = list(pickletools.genops(archive.read(name)))
-    assert {opcode.name for opcode, _, _ in told} <= LIST_OF_INTEGERS
-    return [argument for opcode, argument, _ in told if opcode.name.startswith("BININT")]
+        opcodes = list(pickletools.genops(archive.read(name)))
+    assert {opcode.name for opcode, _, _ in opcodes} <= LIST_OF_INTEGERS
+    return [argument for opcode, argument, _ in opcodes if opcode.name.startswith("BININT")]
 
 
 def test_dspark_checkpoint_is_recognised(tmp_path: Path) -> None:

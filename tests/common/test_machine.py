@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from sglang_dspark.common import machine
-from sglang_dspark.experts.backends import Situation
+from sglang_dspark.experts.backends import ExpertWorkload
 from sglang_dspark.serving.expert_backends import key_of
 
 X86 = """processor\t: 0
@@ -67,12 +67,12 @@ def test_this_machine_says_the_same_at_every_start(describe: Describe) -> None:
 
 
 def test_keys_of_kept_measurements_hold_no_speed(monkeypatch: pytest.MonkeyPatch) -> None:
-    situation = Situation("cpu", "bf16", 8, 32, 16, 2, dtype=torch.float32, capability=None)
+    workload = ExpertWorkload("cpu", "bf16", 8, 32, 16, 2, dtype=torch.float32, capability=None)
     seen = set()
     for rate in ("10 GFLOP/s", "20 GFLOP/s"):  # two starts on a machine whose speed wanders
         monkeypatch.setattr(machine, "speed", lambda rate=rate: rate)
         machine.cpu_description.cache_clear()
-        seen.add(key_of(situation))
+        seen.add(key_of(workload))
     assert len(seen) == 1
     assert "GFLOP" not in str(seen)
 

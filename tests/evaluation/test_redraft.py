@@ -121,9 +121,9 @@ def test_other_answers_are_refused(workload: Workload, pair: Pair, answers: Trac
         (more, answers, "to other prompts"),
         (workload, replace(answers, target_sha256="0" * 64), "of another target"),
     ]
-    for work, told, complaint in cases:
+    for work, recorded, complaint in cases:
         with pytest.raises(DSparkError, match=complaint):
-            redraft(work, [Subject(pair.drafter_dir)], told)
+            redraft(work, [Subject(pair.drafter_dir)], recorded)
 
 
 def test_drafters_that_read_other_layers_are_refused(
@@ -147,19 +147,19 @@ def kinds(pair: Pair, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Pat
 
 def test_an_open_block_has_the_laws_of_a_whole_one(pair: Pair, kinds: dict[str, Path]) -> None:
     """Told the tokens that a whole block drew, it gives the laws they were drawn from."""
-    rng, heat = torch.Generator().manual_seed(3), torch.tensor([0.7, 0.7])
+    rng, temperature = torch.Generator().manual_seed(3), torch.tensor([0.7, 0.7])
     tokens = torch.randint(0, VOCAB, (2, 9), generator=rng)
     out = pair.target.forward(tokens, torch.zeros(2, dtype=torch.long), pair.target.new_cache(2, 9))
     rows, lens = torch.arange(2), torch.tensor([8, 8])
     for path in kinds.values():
         state = proposer_of(open_drafter(path, pair.target)).start(2, 16)
         state.prefill(rows, tokens[:, :8], out.features[:, :8], out.hidden[:, :8])
-        whole = state.propose(None, tokens[:, 8], lens, heat, rng)
+        whole = state.propose(None, tokens[:, 8], lens, temperature, rng)
         block = open_block(state, rows, tokens[:, 8], lens)
-        told = torch.cat([tokens[:, 8:], whole.tokens], 1)
+        seen = torch.cat([tokens[:, 8:], whole.tokens], 1)
         assert whole.probs is not None
         for k in range(GAMMA):
-            law = torch.softmax(block.logits(told[:, k]) / 0.7, -1)
+            law = torch.softmax(block.logits(seen[:, k]) / 0.7, -1)
             wanted = whole.probs[:, k]
             torch.testing.assert_close(over_vocabulary(law, block.draft_ids, VOCAB), wanted)
         torch.testing.assert_close(block.confidence(), whole.confidence)

@@ -105,9 +105,9 @@ def test_a_wrong_plan_is_one_line(
 ) -> None:
     path = tmp_path / "plan.yaml"
     path.write_text(yaml.safe_dump({**plan, **change}))
-    with pytest.raises(DSparkError, match=said) as told:
+    with pytest.raises(DSparkError, match=said) as raised:
         load_plan(path)
-    assert "\n" not in str(told.value)
+    assert "\n" not in str(raised.value)
     with pytest.raises(DSparkError, match="cannot read the plan"):
         load_plan(tmp_path / "none.yaml")
     path.write_text("[: not yaml")

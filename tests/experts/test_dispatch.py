@@ -17,7 +17,7 @@ from sglang_dspark.experts.backends import (
     Backend,
     Call,
     ExpertWeights,
-    Situation,
+    ExpertWorkload,
     register,
 )
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts, announce, choose
@@ -60,7 +60,7 @@ def rows(count: int) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
     return torch.randn(count, 64), ids, torch.rand(count, 2)
 
 
-SMALL = Situation("cpu", "bf16", 4, 32, 64, 2)
+SMALL = ExpertWorkload("cpu", "bf16", 4, 32, 64, 2)
 
 
 @pytest.mark.parametrize(
@@ -78,12 +78,12 @@ SMALL = Situation("cpu", "bf16", 4, 32, 64, 2)
     ],
 )
 def test_the_choice(fields: dict, backend: str) -> None:
-    assert choose(Situation(**fields)).backend == backend
+    assert choose(ExpertWorkload(**fields)).backend == backend
 
 
 def test_the_choice_where_a_package_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(registry, "find_spec", lambda package: package != "triton" or None)
-    found = choose(Situation(**DEEP))
+    found = choose(ExpertWorkload(**DEEP))
     assert found.backend == "deep_gemm"
     assert found.passed_over["triton"] == "triton is not installed"
 
@@ -104,33 +104,33 @@ def test_the_choice_where_a_package_is_missing(monkeypatch: pytest.MonkeyPatch) 
     ],
 )
 def test_what_others_do_not_serve(change: dict, name: str, why: str) -> None:
-    assert why in (BACKENDS[name].why_not(Situation(**{**DEEP, **change})) or "")
+    assert why in (BACKENDS[name].why_not(ExpertWorkload(**{**DEEP, **change})) or "")
 
 
 def test_where_none_can_all_say_why() -> None:
-    situation = Situation("cuda", "mxfp4", graph=True, capability=(7, 5))
+    workload = ExpertWorkload("cuda", "mxfp4", graph=True, capability=(7, 5))
     with pytest.raises(
         DSparkError, match=r"mxfp4 experts on cuda in a graph: .*triton: needs.*torch: reads"
     ):
-        choose(situation)
+        choose(workload)
 
 
 def test_measured_times_decide_among_those_that_can() -> None:
-    situation = Situation(**DEEP)
-    found = choose(situation, {"triton": 30.0, "torch": 12.5, "compiled": 1.0})
+    workload = ExpertWorkload(**DEEP)
+    found = choose(workload, {"triton": 30.0, "torch": 12.5, "compiled": 1.0})
     assert str(found) == "torch (measured 12.5 us)"
     assert found.passed_over["triton"] == "measured 30.0 us"
-    assert choose(situation, {"triton": 30.0, "torch": 29.0}).backend == "triton"  # no real gain
-    assert choose(situation, {"triton": 1.0, "torch": 9.0}, {"triton": "failed"}).backend == "torch"
+    assert choose(workload, {"triton": 30.0, "torch": 29.0}).backend == "triton"  # no real gain
+    assert choose(workload, {"triton": 1.0, "torch": 9.0}, {"triton": "failed"}).backend == "torch"
 
 
 def test_bad_input_is_named() -> None:
     with pytest.raises(DSparkError, match="'int3' is none of"):
-        Situation("cpu", "int3")
+        ExpertWorkload("cpu", "int3")
     with pytest.raises(DSparkError, match="-1 tokens"):
-        Situation("cpu", "fp8", tokens=-1)
+        ExpertWorkload("cpu", "fp8", tokens=-1)
     with pytest.raises(DSparkError, match="top 9 of 8"):
-        Situation("cpu", "fp8", top_k=9)
+        ExpertWorkload("cpu", "fp8", top_k=9)
     good = weights()
     assert good.values is not None
     gate, up, down = good.values
@@ -214,8 +214,8 @@ def test_times_of_the_nearest_number_of_tokens_are_taken() -> None:
 
 def test_a_slow_path_is_announced(caplog: pytest.LogCaptureFixture) -> None:
     with caplog.at_level(logging.INFO):
-        announce(choose(Situation("cpu", "fp8")))
-        announce(choose(Situation("cpu", "fp8", inner=520)))
+        announce(choose(ExpertWorkload("cpu", "fp8")))
+        announce(choose(ExpertWorkload("cpu", "fp8", inner=520)))
     first, second = caplog.records
     assert (first.levelno, second.levelno) == (logging.INFO, logging.WARNING)
     assert "experts by torch" in second.getMessage()

@@ -10,7 +10,7 @@ from sglang_dspark.drafter.checkpoint import stored_tensors
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.backends import BACKENDS, Situation
+from sglang_dspark.experts.backends import BACKENDS, ExpertWorkload
 from sglang_dspark.experts.checkpoint import UNQUANTISED, quantise_tensors, restore_tensors
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
 from sglang_dspark.experts.formats import FORMATS
@@ -100,15 +100,15 @@ def test_the_sum_over_ranks_is_the_layer(tp: int, ep: int) -> None:
         module = rank.routed(*given)
         weights = expert_backends.weights_of(rank.experts, c)
         for name in ("compiled", "torch"):
-            made = BACKENDS[name].ready(weights, situation(rank, c))(*given)
+            made = BACKENDS[name].ready(weights, workload(rank, c))(*given)
             torch.testing.assert_close(made, module, atol=1e-5, rtol=1e-4)
         total += module + rank.shared_experts(x)
     torch.testing.assert_close(total, layer(x), atol=1e-5, rtol=1e-4)
 
 
-def situation(rank: RankMoE, c: DrafterConfig) -> Situation:
+def workload(rank: RankMoE, c: DrafterConfig) -> ExpertWorkload:
     held, inner, width = rank.experts.gate_proj.shape
-    return Situation("cpu", "bf16", held, inner, width, 3, absent=c.num_experts - held)
+    return ExpertWorkload("cpu", "bf16", held, inner, width, 3, absent=c.num_experts - held)
 
 
 @torch.no_grad()
@@ -116,7 +116,7 @@ def test_tokens_whose_experts_are_all_elsewhere_are_zero() -> None:
     c = config(experts_per_token=1)
     rank = RankMoE(c, Split.of_rank(1, 2, 2))
     weights = expert_backends.weights_of(rank.experts, c)
-    call = RoutedExperts(weights, Chooser(Situation("cpu", "bf16", 2, 512, 64, 1, absent=2)))
+    call = RoutedExperts(weights, Chooser(ExpertWorkload("cpu", "bf16", 2, 512, 64, 1, absent=2)))
     x, own = torch.randn(3, 64), torch.ones(3, 1)
     found = call(x, torch.tensor([[-1], [1], [-1]]), own)
     assert not found[[0, 2]].any()
@@ -128,7 +128,7 @@ def test_tokens_whose_experts_are_all_elsewhere_are_zero() -> None:
 def test_times_are_of_the_pairs_that_are_here() -> None:
     c = config()
     rank = RankMoE(c, Split.of_rank(1, 2, 2))
-    here = situation(rank, c)
+    here = workload(rank, c)
     key = TimesKey.of(here, "here", "")
     assert key.shape == "2 experts of 64 x 512, top 3, 2 elsewhere"
     table = measure(expert_backends.weights_of(rank.experts, c), here, key, (8,), repeats=1)
@@ -138,11 +138,11 @@ def test_times_are_of_the_pairs_that_are_here() -> None:
 
 def test_what_looks_ids_up_on_the_host_is_no_part_of_a_graph() -> None:
     fields = {"device": "cuda", "capability": (9, 0), "format": "bf16", "absent": 4}
-    captured = Situation(**fields, graph=True)
+    captured = ExpertWorkload(**fields, graph=True)
     assert "on the host" in (BACKENDS["flashinfer"].why_not(captured) or "")
     assert BACKENDS["triton"].refusal(captured) is None
     assert BACKENDS["triton"].skips
-    many = Situation("cpu", "bf16", tokens=200, top_k=2, absent=8)
+    many = ExpertWorkload("cpu", "bf16", tokens=200, top_k=2, absent=8)
     assert BACKENDS["compiled"].why_not(many) == "for up to 256 tokens"
 
 

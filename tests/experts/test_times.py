@@ -146,7 +146,7 @@ def test_a_cache_that_cannot_be_used_is_no_obstacle(caplog: pytest.LogCaptureFix
 
     shape = tiny_config(hidden_size=64, num_experts=4, experts_per_token=2,
                         moe_intermediate_size=32)  # fmt: skip
-    situation = expert_backends.situation_of(shape, "cpu", torch.float32)
+    situation = expert_backends.workload_of(shape, "cpu", torch.float32)
     path = times.cache_path(expert_backends.key_of(situation))
     path.parent.mkdir(parents=True)
     path.write_text("{}")

@@ -17,7 +17,7 @@ def as_on_a_gpu(registry: Any, architecture: str) -> None:
     """BEFORE hook of `is_arch_supported`: of its model class, a moment before it is made."""
     if architecture != MOE_ARCHITECTURE:
         return
-    from sglang_dspark.experts.backends import BACKENDS, Situation
+    from sglang_dspark.experts.backends import BACKENDS, ExpertWorkload
     from sglang_dspark.serving import block_window, expert_backends
     from sglang_dspark.serving.cpu import expert_ops
 
@@ -27,8 +27,8 @@ def as_on_a_gpu(registry: Any, architecture: str) -> None:
     BACKENDS.pop("compiled", None)
     triton = BACKENDS["triton"]
 
-    def refusal(situation: Situation) -> str | None:
-        return triton.refusal(replace(situation, device="cuda", capability=(9, 0)))
+    def refusal(workload: ExpertWorkload) -> str | None:
+        return triton.refusal(replace(workload, device="cuda", capability=(9, 0)))
 
     if os.environ.get("TRITON_INTERPRET") == "1":
         BACKENDS["triton"] = replace(triton, refusal=refusal)

@@ -161,7 +161,7 @@ def _record_plans(engine: Any, path: Path) -> None:
             "drafts": plan.budget.drafts if plan.speculates else 0,
             "speculates": plan.speculates,
             "mode": plan.mode.value,
-            "resting": step.resting,
+            "repeated": step.repeated,
             "last_landed": last["landed"],
         }
         with path.open("a") as file:

@@ -33,7 +33,7 @@ def test_plans_know_the_step_before_the_last(rehearsed: Rehearsed) -> None:
     """Nothing of the step that computes; the first after a prefill finds all others handed out."""
     before = len(rehearsed.steps())
     rehearsed.server.generate(PROMPTS[0], **GREEDY)
-    steps = [step for step in rehearsed.steps()[before:] if not step["resting"]]
+    steps = [step for step in rehearsed.steps()[before:] if not step["repeated"]]
     lags = Counter(step["step"] - step["last_landed"] for step in steps)
     assert set(lags) <= {1, 2}, lags
     assert lags[1] <= 1

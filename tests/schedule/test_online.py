@@ -14,10 +14,10 @@ Floats = NDArray[np.float64]
 
 
 class Traffic:
-    """Blocks whose drafts are accepted with chance sigmoid((logit + shift) / heat)."""
+    """Blocks whose drafts are accepted with chance sigmoid((logit + shift) / temperature)."""
 
-    def __init__(self, mean: float, shift: float, heat: float, seed: int) -> None:
-        self.mean, self.shift, self.heat = mean, shift, heat
+    def __init__(self, mean: float, shift: float, temperature: float, seed: int) -> None:
+        self.mean, self.shift, self.temperature = mean, shift, temperature
         self.rng = np.random.default_rng(seed)
 
     def logits(self) -> NDArray[np.float32]:
@@ -26,7 +26,7 @@ class Traffic:
         return (hard + self.rng.normal(0, 1, (REQUESTS, GAMMA))).astype(np.float32)
 
     def chance(self, logits: NDArray[np.float32]) -> NDArray[np.float64]:
-        return 1 / (1 + np.exp(-(logits.astype(np.float64) + self.shift) / self.heat))
+        return 1 / (1 + np.exp(-(logits.astype(np.float64) + self.shift) / self.temperature))
 
     def accepted(
         self, logits: NDArray[np.float32], verified: NDArray[np.int64]
@@ -35,8 +35,8 @@ class Traffic:
         return np.minimum(np.cumprod(kept, axis=1).sum(1), verified)
 
 
-CODE = dict(mean=1.5, shift=0.0, heat=1.0)
-CHAT = dict(mean=0.5, shift=-1.2, heat=1.6)
+CODE = dict(mean=1.5, shift=0.0, temperature=1.0)
+CHAT = dict(mean=0.5, shift=-1.2, temperature=1.6)
 
 
 def run(calibration: OnlineCalibration, traffic: Traffic, steps: int, depth: int = GAMMA) -> None:
@@ -77,14 +77,14 @@ def test_short_windows_bias_nothing() -> None:
     chat = Traffic(**CHAT, seed=1)
     run(calibration, chat, 1500, depth=2)
     temperatures, shifts = calibration.calibration(0)
-    assert temperatures[:2] == pytest.approx(chat.heat, rel=0.25)
+    assert temperatures[:2] == pytest.approx(chat.temperature, rel=0.25)
     assert shifts[:2] == pytest.approx(chat.shift, abs=0.4)
     assert temperatures[2:] == pytest.approx(1.0)
     assert shifts[2:] == pytest.approx(0.0)
 
 
 def test_right_calibration_stays_and_raises_no_alarm() -> None:
-    calibration = OnlineCalibration([Calibration((CHAT["heat"],) * GAMMA, CHAT["shift"])])
+    calibration = OnlineCalibration([Calibration((CHAT["temperature"],) * GAMMA, CHAT["shift"])])
     run(calibration, Traffic(**CHAT, seed=2), 2000)
     assert survival_error(calibration, Traffic(**CHAT, seed=3)) < 0.02
     assert calibration.changes <= 2
@@ -121,10 +121,10 @@ def test_a_logit_that_is_no_number_has_no_confidence_and_teaches_nothing() -> No
     for accepted in (1, 2, 3):
         taught.observe(logits, regimes, np.array([accepted]), verified)
         same.observe(np.nan_to_num(logits), regimes, np.array([accepted]), verified)
-    (heat, shift), (other, _) = taught.calibration(0), same.calibration(0)
-    assert np.isfinite([heat, shift]).all()
-    assert (heat[1], shift[1]) == (1.0, 0.0)
-    assert heat[[0, 2]].tolist() == other[[0, 2]].tolist()
+    (temperature, shift), (other, _) = taught.calibration(0), same.calibration(0)
+    assert np.isfinite([temperature, shift]).all()
+    assert (temperature[1], shift[1]) == (1.0, 0.0)
+    assert temperature[[0, 2]].tolist() == other[[0, 2]].tolist()
 
 
 def test_impossible_outcomes_are_refused() -> None:

@@ -100,7 +100,7 @@ class Rank:
 
     def take(self, steps: int) -> dict[str, Any]:
         """Steps under the overlap loop; a digest of what each did, and how many of each kind."""
-        digests, cut, rested = [], 0, 0
+        digests, cut, repeated = [], 0, 0
         for step in range(steps):
             did, lengths = self._step(step)
             budget = did.plan.budget
@@ -108,8 +108,8 @@ class Rank:
             arrays = did.plan.limits.tobytes() + lengths.tobytes()
             digests.append(crc32(said.encode() + arrays))
             cut += 0 < int(lengths.sum()) < GAMMA * len(lengths)
-            rested += did.resting
-        return {"digests": digests, "cut": cut, "rested": rested}
+            repeated += did.repeated
+        return {"digests": digests, "cut": cut, "repeated": repeated}
 
     def _step(self, number: int) -> tuple[Step, Counts]:
         t = number % self.trace.steps

@@ -49,7 +49,7 @@ def test_two_ranks_never_disagree(load: list[dict[str, Any]]) -> None:
     assert len(first["digests"]) == STEPS
     assert first["digests"] == second["digests"]
     assert first["cut"] > STEPS // 4
-    assert first["rested"] > STEPS // 50, "steps that repeat the plan before them are sent too"
+    assert first["repeated"] > STEPS // 50, "steps that repeat the plan before them are sent too"
 
 
 def test_alone_they_would_have(load: list[dict[str, Any]]) -> None:

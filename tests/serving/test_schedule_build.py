@@ -82,8 +82,8 @@ def sigmoid(x: float) -> float:
 def test_confidence_is_the_files(tmp_path: Path, number: int, regime: str, logit: float) -> None:
     """sigmoid((logit + shift + shift_k) / T_k), of the regime asked for."""
     expected = [
-        sigmoid((logit + SHIFT[regime] + own) / heat)
-        for heat, own in zip(HEAT[regime], BY_POSITION[regime], strict=True)
+        sigmoid((logit + SHIFT[regime] + own) / temperature)
+        for temperature, own in zip(HEAT[regime], BY_POSITION[regime], strict=True)
     ]
     found = confidence(worker_with(tmp_path, ours()), number, logit)
     assert found == pytest.approx(expected, rel=1e-6)

@@ -76,8 +76,8 @@ def test_a_wrong_step_is_caught(mutant: Mutant) -> None:
     module = ModuleType("mutated")
     exec(compile(source.replace(mutant.old, mutant.new), "mutated", "exec"), module.__dict__)
     caught = [
-        min(packed.p_values(in_windows(module), heat, seed=6, steps=STEPS // 2).values())
-        for heat in packed.TEMPERATURES
+        min(packed.p_values(in_windows(module), temperature, seed=6, steps=STEPS // 2).values())
+        for temperature in packed.TEMPERATURES
     ]
     assert max(caught) < packed.ALARM, caught
 
@@ -86,11 +86,13 @@ def test_every_cut_alone_and_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     """Rows with and without cuts in one batch, in pieces that end inside a window."""
     monkeypatch.setattr(step_accept, "_AT_ONCE", 2 * V)
     cuts = [*packed.CUTS.values(), (1, 1.0, 0.0)]
-    heat = torch.tensor([0.7, 1.0, 1.3, 0.9, 1.1, 1.0])
+    temperature = torch.tensor([0.7, 1.0, 1.3, 0.9, 1.1, 1.0])
     top_k, top_p, min_p = (torch.tensor(each) for each in zip(*cuts, strict=True))
     logits = torch.randn(len(cuts), 3, V, generator=torch.Generator().manual_seed(0)) * 2
-    found = step_accept.laws(logits.view(-1, V), needing(settings(heat, top_k, top_p, min_p)), 3)
-    expected = target_distribution(logits, BatchSampling(heat, top_k, top_p, min_p))
+    found = step_accept.laws(
+        logits.view(-1, V), needing(settings(temperature, top_k, top_p, min_p)), 3
+    )
+    expected = target_distribution(logits, BatchSampling(temperature, top_k, top_p, min_p))
     assert torch.allclose(found.view(len(cuts), 3, V), expected, atol=1e-6)
     assert torch.equal(found.view(expected.shape) > 0, expected > 0)
 
@@ -106,16 +108,16 @@ def test_the_last_tokens_stay_where_nothing_is_cut() -> None:
 
 def batch(requests: int, generator: torch.Generator) -> tuple[Any, ...]:
     """Windows, lengths, logits, drafts and settings in which every third request is greedy."""
-    heat = torch.tensor([0.0, 0.8, 1.2]).repeat(requests)[:requests]
-    info = needing(settings(heat, min_ps=torch.full((requests,), 0.02)))
+    temperature = torch.tensor([0.0, 0.8, 1.2]).repeat(requests)[:requests]
+    info = needing(settings(temperature, min_ps=torch.full((requests,), 0.02)))
     window = torch.randint(0, V, (requests, GAMMA + 1), generator=generator)
     lens = torch.randint(1, GAMMA + 2, (requests,), generator=generator)
     rows = torch.randn(int(lens.sum()), V, generator=generator)
     block = SimpleNamespace(
         greedy_draft=False,
         corrected_logits=torch.randn(requests, GAMMA, V, generator=generator),
-        temperatures=torch.where(heat > 0, heat, 1.0),
-        greedy_mask=heat == 0,
+        temperatures=torch.where(temperature > 0, temperature, 1.0),
+        greedy_mask=temperature == 0,
     )
     return window, lens, rows, block, info
 

@@ -119,11 +119,11 @@ def test_drafts_of_seeded_requests_are_the_seeds_choices() -> None:
     before = torch.cat([anchors[:, None], block.draft_tokens[:, :-1]], 1)
     logits = base + head.markov_w2(head.markov_w1(before)).detach()
     assert torch.allclose(block.corrected_logits, logits, atol=1e-5)
-    heat = asked.sampling_info.temperatures.view(-1, 1, 1)
+    temperature = asked.sampling_info.temperatures.view(-1, 1, 1)
     for row in (0, 2):
         places = torch.arange(GAMMA)
         expected = seeded_choice(
-            (logits / heat).softmax(-1)[row],
+            (logits / temperature).softmax(-1)[row],
             torch.full((GAMMA,), SEEDS[row]),
             int(asked.seq_lens[row]) + places,
         )

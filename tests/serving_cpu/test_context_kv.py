@@ -17,7 +17,7 @@ from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.dspark import DSparkDraftMixin
 
 from sglang_dspark.patches.cpu_commit import SEAMS, write_target_hidden_kv
-from sglang_dspark.patches.cpu_lean_stack import forward_draft
+from sglang_dspark.patches.cpu_layers import forward_draft
 from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving.cpu import context_kv, linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend

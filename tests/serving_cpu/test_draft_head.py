@@ -142,11 +142,11 @@ def sampling(temperatures: list[float]) -> Any:
     """Upstream's batch settings; temperature 0 is its greedy request (top-k 1)."""
     from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
 
-    heat = torch.tensor(temperatures)
-    greedy = heat == 0
+    temperature = torch.tensor(temperatures)
+    greedy = temperature == 0
     rows = len(temperatures)
     return SamplingBatchInfo(
-        temperatures=torch.where(greedy, 1.0, heat)[:, None],
+        temperatures=torch.where(greedy, 1.0, temperature)[:, None],
         top_ps=torch.ones(rows),
         top_ks=torch.where(greedy, 1, 1 << 30).to(torch.int32),
         min_ps=torch.zeros(rows),
@@ -200,8 +200,8 @@ class TestAgainstUpstream:
             bias = torch.stack(
                 [head.step_bias(t, hidden_states=None, state=None)[0] for t in previous]
             )
-        heat = ours.block.temperatures[:, None, None]
-        expected = torch.softmax((base + bias) / heat, -1)
+        temperature = ours.block.temperatures[:, None, None]
+        expected = torch.softmax((base + bias) / temperature, -1)
         torch.testing.assert_close(ours.probabilities, expected, atol=2e-6, rtol=1e-4)
         outside = torch.ones(V, dtype=torch.bool)
         outside[draft.allowed] = False
@@ -241,18 +241,18 @@ class TestAgainstUpstream:
         assert torch.equal(blocks[0], blocks[1])
         assert not torch.equal(blocks[0], blocks[2])
 
-    @pytest.mark.parametrize("heat", [0.0, 0.7])
-    def test_a_whole_vocabulary_keeps_upstreams_path(self, heat: float) -> None:
+    @pytest.mark.parametrize("temperature", [0.0, 0.7])
+    def test_a_whole_vocabulary_keeps_upstreams_path(self, temperature: float) -> None:
         draft = Draft(restricted=False)
         draft.hook()
         hidden, anchor = inputs(4)
-        info = sampling([heat] * ROWS)
+        info = sampling([temperature] * ROWS)
         ours = draft.draft(hidden, anchor, info, hooked=True)
         draft.noise.offset.zero_()
         upstream = draft.draft(hidden, anchor, info, hooked=False)
         assert torch.equal(ours.tokens, upstream.tokens)
         assert torch.equal(ours.base, upstream.base)
-        if heat:
+        if temperature:
             assert torch.equal(ours.block.corrected_logits, upstream.block.corrected_logits)
 
     def test_the_width_multiplier_is_applied(self) -> None:

@@ -18,11 +18,13 @@ from sglang.srt.models.llama_eagle import LlamaModel
 from transformers import LlamaConfig
 
 from sglang_dspark.patches.cpu_mtp import forward_model
-from sglang_dspark.serving.cpu import lean_fit, lean_stack, linear
+from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.layers import model as layer_model
+from sglang_dspark.serving.cpu.layers import support as layer_support
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
 from tests.serving_cpu.attention_world import Case, World, decode_pass, extend_pass
-from tests.serving_cpu.test_lean_stack import one_rank, our_kernels  # noqa: F401
+from tests.serving_cpu.test_layers import one_rank, our_kernels  # noqa: F401
 
 pytestmark = pytest.mark.skipif(
     not Processor.host().fuses, reason="no fused multiply-add: the short form does not apply"
@@ -57,7 +59,7 @@ def mtp(one_rank: None, request: pytest.FixtureRequest) -> LlamaModel:  # noqa: 
     return model
 
 
-def one_pass(model: LlamaModel, case: Case, make_pass: Any, *, lean: bool) -> tuple[Tensor, Any]:
+def one_pass(model: LlamaModel, case: Case, make_pass: Any, *, short: bool) -> tuple[Tensor, Any]:
     """Hidden states [n, d] of one pass, and the cache it wrote."""
     torch.manual_seed(3)
     world = World(case)
@@ -84,7 +86,7 @@ def one_pass(model: LlamaModel, case: Case, make_pass: Any, *, lean: bool) -> tu
     previous = set_forward_context(ForwardContext(attn_backend=backend))
     try:
         with torch.inference_mode():
-            if lean:
+            if short:
                 hidden = forward_model(LlamaModel.forward, model, tokens, positions, batch)
             else:
                 hidden = upstream(tokens, positions, batch)
@@ -99,11 +101,11 @@ def test_same_numbers_as_upstreams_forward(
     mtp: LlamaModel, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     case, make_pass = CASES[name]
-    theirs = one_pass(mtp, case, make_pass, lean=False)
+    theirs = one_pass(mtp, case, make_pass, short=False)
     passes = []
-    run = lean_stack.run
-    monkeypatch.setattr(lean_stack, "run", lambda *given: (passes.append(given), run(*given))[1])
-    ours = one_pass(mtp, case, make_pass, lean=True)
+    run = layer_model.run
+    monkeypatch.setattr(layer_model, "run", lambda *given: (passes.append(given), run(*given))[1])
+    ours = one_pass(mtp, case, make_pass, short=True)
     assert len(passes) == 1
     torch.testing.assert_close([ours[0], *ours[1]], [theirs[0], *theirs[1]], rtol=2e-5, atol=2e-5)
 
@@ -112,6 +114,6 @@ def test_a_first_layer_with_a_norm_of_its_input_does_not_fit(
     mtp: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = mtp.layers[0]
-    assert lean_fit.eagle_layer_of(layer) is not None
+    assert layer_support.eagle_layer_of(layer) is not None
     monkeypatch.setitem(layer._modules, "input_layernorm", layer.post_attention_layernorm)
-    assert lean_fit.eagle_layer_of(layer) is None
+    assert layer_support.eagle_layer_of(layer) is None

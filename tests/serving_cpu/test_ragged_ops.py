@@ -113,11 +113,11 @@ def test_greedy_accept_is_the_rule_of_verify(seed: int, spread: bool) -> None:
 def sampling(temperatures: list[float], top_k: int = 1 << 30, top_p: float = 1.0):
     """What the accept rule reads of SGLang's `SamplingBatchInfo`."""
     greedy = [t == 0 for t in temperatures]
-    heat = torch.tensor([t or 1.0 for t in temperatures])[:, None]
+    temperature = torch.tensor([t or 1.0 for t in temperatures])[:, None]
     return SimpleNamespace(
         is_all_greedy=all(greedy),
         is_any_greedy=any(greedy),
-        temperatures=heat,
+        temperatures=temperature,
         top_ks=torch.tensor([1 if g else top_k for g in greedy], dtype=torch.int32),
         top_ps=torch.full((len(greedy),), top_p),
         min_ps=torch.zeros(len(greedy)),

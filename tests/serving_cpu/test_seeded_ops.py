@@ -85,8 +85,8 @@ def test_waits_of_a_block_are_the_seeded_rows() -> None:
         assert waited.equal(expected)
 
 
-@pytest.mark.parametrize("heat", [0.6, 1.4])
-def test_seeded_drafts_are_the_seeds_own_choices(heat: float) -> None:
+@pytest.mark.parametrize("temperature", [0.6, 1.4])
+def test_seeded_drafts_are_the_seeds_own_choices(temperature: float) -> None:
     """Beside requests without a seed, whose uniforms decide, and a greedy one."""
     gamma, inside, rank = 3, 40, 4
     generator = torch.Generator().manual_seed(8)
@@ -95,7 +95,7 @@ def test_seeded_drafts_are_the_seeds_own_choices(heat: float) -> None:
     w2 = torch.randn(inside, rank, generator=generator)
     drafting = Drafting(tokens, w1, w2)
     base = torch.randn(1, gamma, inside, generator=generator).repeat(4, 1, 1) * 2
-    settings = info([7, seeds.UNSEEDED, 7, 11], [heat, heat, 0.0, heat])
+    settings = info([7, seeds.UNSEEDED, 7, 11], [temperature, temperature, 0.0, temperature])
     anchors = torch.tensor([30, 31, 32, 33])
     seeds.note_anchors(settings, anchors)
     free = set()
@@ -104,7 +104,7 @@ def test_seeded_drafts_are_the_seeds_own_choices(heat: float) -> None:
         for row, seed in ((0, 7), (3, 11)):
             previous = 5
             for k in range(gamma):
-                law = torch.softmax((base[row, k] + w1[previous] @ w2.T) / heat, -1)
+                law = torch.softmax((base[row, k] + w1[previous] @ w2.T) / temperature, -1)
                 full = torch.zeros(VOCAB).index_copy_(0, tokens, law)
                 own = seeded_choice(full[None], torch.tensor([seed]), anchors[row, None] + k)
                 assert int(block.draft_tokens[row, k]) == int(own)

@@ -27,9 +27,9 @@ SETTINGS = {
 
 def info(*requests: tuple[float, int, float, float]) -> SimpleNamespace:
     """What the accept path reads of `SamplingBatchInfo`."""
-    heat, top_k, top_p, min_p = zip(*requests, strict=True)
+    temperature, top_k, top_p, min_p = zip(*requests, strict=True)
     return SimpleNamespace(
-        temperatures=torch.tensor(heat)[:, None],
+        temperatures=torch.tensor(temperature)[:, None],
         top_ks=torch.tensor(top_k, dtype=torch.int32),
         top_ps=torch.tensor(top_p),
         min_ps=torch.tensor(min_p),
@@ -46,10 +46,10 @@ def sampler_law(logits: Tensor, setting: tuple[float, int, float, float]) -> Ten
     """What SGLang's plain sampler draws from: its own filtered weights, by token id."""
     from sglang.srt.layers.sampler import top_k_top_p_min_p_sampling_from_probs_torch
 
-    heat, top_k, top_p, min_p = setting
+    temperature, top_k, top_p, min_p = setting
     rows = len(logits)
     _, weights, order, _ = top_k_top_p_min_p_sampling_from_probs_torch(
-        torch.softmax(logits / heat, -1),
+        torch.softmax(logits / temperature, -1),
         torch.full((rows,), top_k, dtype=torch.int32),
         torch.full((rows,), top_p),
         torch.full((rows,), min_p),

@@ -131,8 +131,10 @@ def _sampled(window: Tensor, lens: Tensor, probs: Tensor, draft_block: Any) -> O
     drafts = window[:, 1:width]
     draft_probs = None
     if not draft_block.greedy_draft and width > 1:
-        heat = draft_block.temperatures.reshape(-1, 1, 1)
-        draft_probs = torch.softmax(draft_block.corrected_logits[:, : width - 1] / heat, dim=-1)
+        temperature = draft_block.temperatures.reshape(-1, 1, 1)
+        draft_probs = torch.softmax(
+            draft_block.corrected_logits[:, : width - 1] / temperature, dim=-1
+        )
     outcome = accept_sampled(
         draft=drafts,
         draft_probs=draft_probs,

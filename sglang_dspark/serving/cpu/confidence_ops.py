@@ -21,7 +21,7 @@ _NONE = np.empty((0, 0), np.float32)  # stands for W1 where the head does not re
 
 @dataclass(frozen=True)
 class ConfidenceWeights:
-    """weight: [1, d + r]; bias: [1]; w1: [V, r], or None for r = 0; heat: [1] or [gamma] STS.
+    """weight: [1, d + r]; bias: [1]; w1: [V, r], or None for r = 0; temperature: [1] or [gamma].
 
     All float32 and contiguous; values exchanged in place are seen at once.
     """
@@ -29,24 +29,28 @@ class ConfidenceWeights:
     weight: Tensor
     bias: Tensor | None
     w1: Tensor | None
-    heat: Tensor
+    temperature: Tensor
 
     @property
     def fits(self) -> bool:
         """Whether the compiled loop reads them."""
-        tensors = [self.weight, self.heat, *(t for t in (self.bias, self.w1) if t is not None)]
+        tensors = [
+            self.weight,
+            self.temperature,
+            *(t for t in (self.bias, self.w1) if t is not None),
+        ]
         return all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
 
     def arrays(self) -> tuple[NDArray, NDArray, NDArray, NDArray]:
         """W, b, W1 and temperatures, in the tensors' own memory."""
         bias = np.zeros(1, np.float32) if self.bias is None else self.bias.detach().numpy()
         w1 = _NONE if self.w1 is None else self.w1.detach().numpy()
-        return self.weight.detach().numpy(), bias, w1, self.heat.detach().numpy().reshape(-1)
+        return self.weight.detach().numpy(), bias, w1, self.temperature.detach().numpy().reshape(-1)
 
 
 @kernel
 def _confidence(  # type: ignore[no-untyped-def]
-    features, anchor, drafts, weight, bias, w1, heat, survival, logits
+    features, anchor, drafts, weight, bias, w1, temperature, survival, logits
 ):
     requests, depth = drafts.shape
     width = features.shape[1]
@@ -62,7 +66,7 @@ def _confidence(  # type: ignore[no-untyped-def]
                 for i in range(rank):
                     total += before[i] * weight[0, width + i]
             logits[r, k] = total
-            cooled = total / heat[k if heat.shape[0] > 1 else 0]
+            cooled = total / temperature[k if temperature.shape[0] > 1 else 0]
             survival[r, k] = np.float32(1.0) / (np.float32(1.0) + exp32(-cooled))
 
 

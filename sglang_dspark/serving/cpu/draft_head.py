@@ -138,14 +138,14 @@ def draft_sampled(
     before the temperature, -inf outside the draft vocabulary.
     """
     hot = temperatures > 0
-    heat = torch.where(hot, temperatures, 1.0)[:, None]
+    temperature = torch.where(hot, temperatures, 1.0)[:, None]
     logits = base.new_full((*base.shape[:2], head.vocab_size), -torch.inf)
     previous = anchor.long()
     drafted = []
     for k in range(base.shape[1]):
         step = base[:, k] + _bias(head, previous)
         logits[:, k].index_copy_(1, head.tokens, step)
-        scaled = step / heat  # [R, n]
+        scaled = step / temperature  # [R, n]
         column = sample_inverse_cdf(torch.softmax(scaled, -1), uniforms[:, k])
         if seeded is not None:
             column[seeded.rows] = _first_arrival(scaled[seeded.rows], seeded.waits[:, k])

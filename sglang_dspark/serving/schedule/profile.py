@@ -126,22 +126,22 @@ def measure(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Cost
     tell(f"measuring step times, about {seconds:.0f} s at most")
     passes.warm_up()
     began = time.perf_counter()
-    least = _Least(passes)
-    for cell in least.scales:
-        least.time(cell)
-    knots, drafts = _tokens(passes), _draft_cells(least)
+    fastest = FastestTimes(passes)
+    for cell in fastest.scales:
+        fastest.time(cell)
+    knots, drafts = _tokens(passes), _draft_cells(fastest)
     for number, (tokens, draft) in enumerate(itertools.zip_longest(knots, drafts)):
         late = time.perf_counter() - began > FIRST_ROUND * seconds
         if late and number >= max(LEAST_KNOTS, passes.gamma):
             break
         if tokens is not None:
-            least.time(least.window(tokens))
+            fastest.time(fastest.window(tokens))
         if draft is not None:
-            least.time(draft)
-    tell(f"{len(least.seconds)} passes and drafts timed, again for less noise")
+            fastest.time(draft)
+    tell(f"{len(fastest.seconds)} passes and drafts timed, again for less noise")
     for number in range(1, ROUNDS):
-        least.again(None if number < ROUNDS_OF_LARGE else SMALL, began + seconds)
-    return _table(key, least)
+        fastest.again(None if number < ROUNDS_OF_LARGE else SMALL, began + seconds)
+    return _table(key, fastest)
 
 
 def _tokens(passes: Passes) -> list[int]:
@@ -150,11 +150,13 @@ def _tokens(passes: Passes) -> list[int]:
     return [t for t in sizes if len(windows(t, passes.gamma)) <= passes.most_requests]
 
 
-def _draft_cells(least: _Least) -> list[_Draft]:
+def _draft_cells(fastest: FastestTimes) -> list[_Draft]:
     """Drafts that a profile times if it has the time."""
-    passes = least.passes
+    passes = fastest.passes
     counts = [requests for requests in REQUESTS if requests <= passes.most_requests]
-    return [_Draft(requests, depth, least.usual) for requests in counts for depth in passes.depths]
+    return [
+        _Draft(requests, depth, fastest.usual) for requests in counts for depth in passes.depths
+    ]
 
 
 @dataclass(frozen=True)
@@ -192,7 +194,7 @@ class _Draft:
         return passes.draft_seconds(self.requests, self.depth, self.context)
 
 
-class _Least:
+class FastestTimes:
     """The least seconds of each pass and draft so far, in the order of the first round."""
 
     def __init__(self, passes: Passes) -> None:
@@ -245,23 +247,23 @@ class _Least:
         return np.concatenate([[0.0], timed[at]])
 
 
-def _table(key: ProfileKey, least: _Least) -> CostTable:
-    per_context, per_request = _per_context(least), _per_request(least)
+def _table(key: ProfileKey, fastest: FastestTimes) -> CostTable:
+    per_context, per_request = _per_context(fastest), _per_request(fastest)
     knots, costs = [], []
-    for tokens in _tokens(least.passes):
-        drafts = windows(tokens, least.passes.gamma)
-        taken = least.of(drafts)
+    for tokens in _tokens(fastest.passes):
+        drafts = windows(tokens, fastest.passes.gamma)
+        taken = fastest.of(drafts)
         if taken is None:
             break
-        other = len(drafts) * per_request + tokens * least.usual * per_context
+        other = len(drafts) * per_request + tokens * fastest.usual * per_context
         knots.append(tokens)
         costs.append(max(taken - other, 0.1 * taken))
-    requests, rows = _drafts(least)
+    requests, rows = _drafts(fastest)
     return CostTable(
         key=key,
         knots=tuple(knots),
         seconds=tuple(costs),
-        padded=bool(least.passes.tiers),
+        padded=bool(fastest.passes.tiers),
         per_request=per_request,
         per_context=per_context,
         draft_requests=requests,
@@ -276,30 +278,30 @@ def windows(tokens: int, gamma: int) -> list[int]:
     return [base + (r < more) - 1 for r in range(requests)]
 
 
-def _per_context(least: _Least) -> float:
+def _per_context(fastest: FastestTimes) -> float:
     """Seconds that a token of context adds for a row."""
-    short, long = least.of([0]), least.of([0], least.long)
-    if short is None or long is None or least.long <= least.usual:
+    short, long = fastest.of([0]), fastest.of([0], fastest.long)
+    if short is None or long is None or fastest.long <= fastest.usual:
         return 0.0
-    return max(0.0, (long - short) / (least.long - least.usual))
+    return max(0.0, (long - short) / (fastest.long - fastest.usual))
 
 
-def _per_request(least: _Least) -> float:
+def _per_request(fastest: FastestTimes) -> float:
     """Seconds that a request adds to a pass of the same number of tokens."""
-    together = windows(least.apart, least.passes.gamma)
-    few, many = least.of(together), least.of([0] * least.apart)
-    if few is None or many is None or least.apart == len(together):
+    together = windows(fastest.apart, fastest.passes.gamma)
+    few, many = fastest.of(together), fastest.of([0] * fastest.apart)
+    if few is None or many is None or fastest.apart == len(together):
         return 0.0
-    return max(0.0, many - few) / (least.apart - len(together))
+    return max(0.0, many - few) / (fastest.apart - len(together))
 
 
-def _drafts(least: _Least) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
+def _drafts(fastest: FastestTimes) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
     """Seconds of drafts by request count and depth; beyond the last count along the last slope."""
-    most = least.passes.most_requests
+    most = fastest.passes.most_requests
     timed: list[int] = []
     rows: list[Seconds] = []
     for requests in REQUESTS:
-        row = least.drafts(requests)
+        row = fastest.drafts(requests)
         if row is None:
             break
         timed.append(requests)

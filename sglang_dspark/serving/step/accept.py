@@ -85,7 +85,7 @@ def laws(logits: Tensor, sampling_info: Any, width: int) -> Tensor:
     """Plain decoding's law of every row: [R * width, V] -> the same, float32."""
     info = sampling_info
     cut = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
-    heat, *cuts = (
+    temperature, *cuts = (
         each.reshape(-1).repeat_interleave(width)
         for each in (info.temperatures, info.top_ks, info.top_ps, info.min_ps)
     )
@@ -95,7 +95,7 @@ def laws(logits: Tensor, sampling_info: Any, width: int) -> Tensor:
         part = slice(at, at + rows)
         top_k, top_p, min_p = (each[part] for each in cuts)
         probs[part] = sampled_distribution(
-            logits[part], heat[part], (top_k, top_p, min_p) if cut else None
+            logits[part], temperature[part], (top_k, top_p, min_p) if cut else None
         )
     return probs
 
@@ -104,8 +104,8 @@ def _draft_probs(draft_block: Any) -> Tensor | None:
     """[R, gamma, V] the law that each draft was drawn from; None: each is its argmax."""
     if draft_block.greedy_draft:
         return None
-    heat = draft_block.temperatures.reshape(-1, 1, 1)
-    return torch.softmax(draft_block.corrected_logits.float() / heat, dim=-1)
+    temperature = draft_block.temperatures.reshape(-1, 1, 1)
+    return torch.softmax(draft_block.corrected_logits.float() / temperature, dim=-1)
 
 
 def _uniforms(*shape: int, like: Tensor) -> Tensor:

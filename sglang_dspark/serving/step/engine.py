@@ -12,8 +12,8 @@ Up to three steps are under way under the overlap loop: one computes, one is pla
 out. Nothing here reads a value of a step before it has landed, so a plan of step t knows the steps
 up to t - lag and no more (paper, 3.2.2; `schedule/relay.py`), and no plan waits for a device.
 
-While a load is found to be better off without drafts, one step in `1 + REST` is planned and learned
-from, and the others go on as it did: at a few milliseconds a step even thinking costs.
+While a load is found to be better off without drafts, one step in `1 + REPEATS` is planned and
+learned from, and the others go on as it did: at a few milliseconds a step even thinking costs.
 
 A step's time runs from its start to the next one's, by the clock of its device, so that it holds
 all that a token waits for; a step that was followed by a prefill has no time. Outcomes and times
@@ -46,7 +46,7 @@ from sglang_dspark.serving.step.clock import Clock, Mark
 logger = logging.getLogger(__name__)
 
 GREEDY, SAMPLED = 0, 1  # regimes of the calibration
-REST = 3  # steps of a plain phase that repeat the plan before them
+REPEATS = 3  # steps of a plain phase that repeat the plan before them
 BATCH = 4  # steps of settled speculation that are learned from together
 
 
@@ -57,7 +57,7 @@ class Step:
     plan: Plan
     rows: Counts  # [R] of the pool
     tenants: Counts  # [R] generations of the rows
-    resting: bool = False  # repeats the plan before it, and teaches nothing
+    repeated: bool = False  # repeats the plan before it, and teaches nothing
     began: Mark | None = None
     ended: Mark | None = None
     over: bool = False  # another step has started, or none will soon
@@ -103,7 +103,7 @@ class ScheduleEngine:
         self._number = 0
         self._steps: deque[Step] = deque()  # in flight, in the order of their plans
         self._interrupted = True
-        self._rested = 0
+        self._repeats_made = 0
         self._unlearned: list[Step] = []
         self._warned = False  # that confidences were no numbers
         self._ended: set[str] = set()  # requests found to have ended in the step last handed out
@@ -117,12 +117,12 @@ class ScheduleEngine:
         """
         now = self._clock.mark() if starts else None
         last = self._steps[-1] if self._steps else None
-        rests = last is not None and self._rests(last.plan, len(rows))
+        repeats = last is not None and self._repeats(last.plan, len(rows))
         if starts:
             self._end_last(now)
         self._learn_landed()
-        if last is not None and rests:
-            step = Step(last.plan, last.rows, last.tenants, resting=True)
+        if last is not None and repeats:
+            step = Step(last.plan, last.rows, last.tenants, repeated=True)
         else:
             step = self._planned(rows, generation, seq_lens)
         self._steps.append(step)
@@ -150,7 +150,7 @@ class ScheduleEngine:
             self._number, seats, tenants, context, weights=weights, floors=floors
         )
         self._number += 1
-        self._rested = 0
+        self._repeats_made = 0
         return Step(plan, seats, tenants)
 
     def _end_last(self, now: Mark) -> None:
@@ -160,13 +160,13 @@ class ScheduleEngine:
             last.over = True
             last.ended = None if self._interrupted else now
 
-    def _rests(self, plan: Plan, requests: int) -> bool:
+    def _repeats(self, plan: Plan, requests: int) -> bool:
         """Whether the coming step repeats a plain phase's plan; not one that others only visit."""
         plain = plan.mode is Mode.PLAIN and plan.settled
         same = plain and plan.requests == requests and not self._interrupted
-        if not same or self._rested >= REST:
+        if not same or self._repeats_made >= REPEATS:
             return False
-        self._rested += 1
+        self._repeats_made += 1
         return True
 
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
@@ -227,7 +227,7 @@ class ScheduleEngine:
         if lost:
             delivered.lost(speculated, lost)
         if len(ended) == len(reqs):
-            self._rest()
+            self._all_ended()
 
     def interrupted(self) -> None:
         """A prefill, or anything but a decode step, ran: the step before it has no time."""
@@ -266,7 +266,7 @@ class ScheduleEngine:
                 self._learn_all()
                 self.metrics.flush(time.monotonic())
 
-    def _rest(self) -> None:
+    def _all_ended(self) -> None:
         """Every request of a step has ended: nothing may come for long, so nothing is kept back.
 
         Under the overlap loop the step in flight, of the same requests, is handed out after this.
@@ -288,7 +288,7 @@ class ScheduleEngine:
         assert accepted is not None
         assert lengths is not None
         seconds = self._seconds(step)
-        if not step.resting:
+        if not step.repeated:
             self.planner.finished(
                 step.plan,
                 step.rows,

@@ -15,18 +15,18 @@ def _mutant(name: str, old: str, new: str) -> Mutant:
 DRAFT_LAW = (
     _mutant(
         "draft law without its temperature",
-        "draft_block.corrected_logits[:, : width - 1] / heat",
+        "draft_block.corrected_logits[:, : width - 1] / temperature",
         "draft_block.corrected_logits[:, : width - 1]",
     ),
     _mutant(
         "draft law at temperature 1 / T",
-        "draft_block.corrected_logits[:, : width - 1] / heat",
-        "draft_block.corrected_logits[:, : width - 1] * heat",
+        "draft_block.corrected_logits[:, : width - 1] / temperature",
+        "draft_block.corrected_logits[:, : width - 1] * temperature",
     ),
     _mutant(
         "draft law of another row",
-        "draft_block.corrected_logits[:, : width - 1] / heat",
-        "draft_block.corrected_logits[:, : width - 1].flip(1) / heat",
+        "draft_block.corrected_logits[:, : width - 1] / temperature",
+        "draft_block.corrected_logits[:, : width - 1].flip(1) / temperature",
     ),
     _mutant(
         "target law without its temperature",

@@ -22,7 +22,7 @@ STEP_LAW = (
     _mutant(
         "a window's drafts without their temperature",
         ACCEPT,
-        "draft_block.corrected_logits.float() / heat",
+        "draft_block.corrected_logits.float() / temperature",
         "draft_block.corrected_logits.float()",
         LAW_TESTS,
     ),

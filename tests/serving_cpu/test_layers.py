@@ -28,12 +28,15 @@ from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.llama import LlamaModel
 from transformers import LlamaConfig, Qwen3Config
 
-from sglang_dspark.patches import cpu_lean_stack
-from sglang_dspark.patches.cpu_lean_stack import forward_draft, forward_target
+from sglang_dspark.patches import cpu_layers
+from sglang_dspark.patches.cpu_layers import forward_draft, forward_target
 from sglang_dspark.patches.cpu_linear import apply_linear
 from sglang_dspark.patches.registry import check_seam
-from sglang_dspark.serving.cpu import fused_ops, lean_fit, lean_layer, lean_stack
+from sglang_dspark.serving.cpu import fused_ops
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.layers import model as layer_model
+from sglang_dspark.serving.cpu.layers import spec as layer_spec
+from sglang_dspark.serving.cpu.layers import support as layer_support
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
 from tests.serving_cpu.attention_world import (
     Case,
@@ -161,11 +164,11 @@ class Outcome:
     captured: list[Tensor]
     keys: list[Tensor]
     values: list[Tensor]
-    lean_passes: int
+    short_passes: int
 
 
 def outcome(
-    model: Model, case: Case, make_pass: Any, monkeypatch: pytest.MonkeyPatch, *, lean: bool
+    model: Model, case: Case, make_pass: Any, monkeypatch: pytest.MonkeyPatch, *, short: bool
 ) -> Outcome:
     """One pass of the model over a cache with random prefixes."""
     world = World(case)
@@ -191,12 +194,12 @@ def outcome(
     def counting(*args: Any, **kwargs: Any) -> Any:
         nonlocal taken
         taken += 1
-        return lean_run(*args, **kwargs)
+        return short_run(*args, **kwargs)
 
-    lean_run = lean_stack.run
+    short_run = layer_model.run
     with monkeypatch.context() as patch, torch.inference_mode():
-        patch.setattr(lean_stack, "run", counting)
-        if lean:
+        patch.setattr(layer_model, "run", counting)
+        if short:
             hook = forward_target if isinstance(model, LlamaModel) else forward_draft
             patch.setattr(model, "forward", partial(hook, type(model).forward, model))
         backend.init_forward_metadata(batch)
@@ -211,8 +214,8 @@ def outcome(
     return Outcome(hidden, list(captured), pool.k_buffer, pool.v_buffer, taken)
 
 
-def assert_same(lean: Outcome, upstream: Outcome) -> None:
-    mine = [lean.hidden, *lean.captured, *lean.keys, *lean.values]
+def assert_same(short: Outcome, upstream: Outcome) -> None:
+    mine = [short.hidden, *short.captured, *short.keys, *short.values]
     theirs = [upstream.hidden, *upstream.captured, *upstream.keys, *upstream.values]
     torch.testing.assert_close(mine, theirs, rtol=ROUNDING, atol=ROUNDING)
 
@@ -223,29 +226,29 @@ def test_same_numbers_as_upstreams_forward_over_our_operators(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     case, make_pass = CASES[name]
-    upstream = outcome(model, case, make_pass, monkeypatch, lean=False)
-    lean = outcome(model, case, make_pass, monkeypatch, lean=True)
-    assert (lean.lean_passes, upstream.lean_passes) == (1, 0)
-    assert len(lean.captured) == len(CAPTURED)
-    assert_same(lean, upstream)
+    upstream = outcome(model, case, make_pass, monkeypatch, short=False)
+    short = outcome(model, case, make_pass, monkeypatch, short=True)
+    assert (short.short_passes, upstream.short_passes) == (1, 0)
+    assert len(short.captured) == len(CAPTURED)
+    assert_same(short, upstream)
 
 
 def test_close_to_upstreams_own_operators(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, make_pass = CASES["verify window"]
-    upstream = outcome(model, case, make_pass, monkeypatch, lean=False)
-    lean = outcome(model, case, make_pass, monkeypatch, lean=True)
-    torch.testing.assert_close(lean.hidden, upstream.hidden, rtol=1e-3, atol=1e-4)
+    upstream = outcome(model, case, make_pass, monkeypatch, short=False)
+    short = outcome(model, case, make_pass, monkeypatch, short=True)
+    torch.testing.assert_close(short.hidden, upstream.hidden, rtol=1e-3, atol=1e-4)
 
 
 @pytest.mark.usefixtures("our_kernels")
 def test_long_windows_keep_upstreams_forward(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    lean = outcome(model, *LONG, monkeypatch, lean=True)
-    assert lean.lean_passes == 0
-    assert_same(lean, outcome(model, *LONG, monkeypatch, lean=False))
+    short = outcome(model, *LONG, monkeypatch, short=True)
+    assert short.short_passes == 0
+    assert_same(short, outcome(model, *LONG, monkeypatch, short=False))
 
 
 @pytest.mark.usefixtures("our_kernels")
@@ -256,13 +259,13 @@ def test_draft_layers_are_upstreams_to_rounding(
     case = {"verify window": Case((70,), (6,)), "several windows": Case((7, 0, 30), (6, 6, 6))}[
         name
     ]
-    upstream = outcome(draft, case, verify_pass, monkeypatch, lean=False)
-    lean = outcome(draft, case, verify_pass, monkeypatch, lean=True)
-    assert (lean.lean_passes, upstream.lean_passes) == (1, 0)
+    upstream = outcome(draft, case, verify_pass, monkeypatch, short=False)
+    short = outcome(draft, case, verify_pass, monkeypatch, short=True)
+    assert (short.short_passes, upstream.short_passes) == (1, 0)
     # Not the same bits: heads are normed where they stand, and sums are taken in another order.
-    torch.testing.assert_close(lean.hidden, upstream.hidden, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(lean.keys, upstream.keys, rtol=1e-4, atol=1e-5)
-    torch.testing.assert_close(lean.values, upstream.values, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(short.hidden, upstream.hidden, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(short.keys, upstream.keys, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(short.values, upstream.values, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.usefixtures("our_kernels")
@@ -271,9 +274,9 @@ def test_the_embedding_of_the_first_layer_can_be_captured(
 ) -> None:
     case, make_pass = CASES["decode"]
     monkeypatch.setattr(model, "layers_to_capture", [0, 2])
-    lean = outcome(model, case, make_pass, monkeypatch, lean=True)
-    assert len(lean.captured) == 2
-    assert_same(lean, outcome(model, case, make_pass, monkeypatch, lean=False))
+    short = outcome(model, case, make_pass, monkeypatch, short=True)
+    assert len(short.captured) == 2
+    assert_same(short, outcome(model, case, make_pass, monkeypatch, short=False))
 
 
 @pytest.mark.usefixtures("our_kernels")
@@ -281,29 +284,29 @@ def test_one_layer_that_does_not_fit_keeps_upstreams_forward_for_all(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, make_pass = CASES["decode"]
-    vars(model).pop("dspark_lean_stack", None)
+    vars(model).pop("dspark_layer_stack", None)
     wide = torch.nn.Parameter(torch.zeros(48), requires_grad=False)
     monkeypatch.setitem(model.layers[1].mlp.down_proj._parameters, "bias", wide)
-    mixed = outcome(model, case, make_pass, monkeypatch, lean=True)
-    assert mixed.lean_passes == 0
-    assert_same(mixed, outcome(model, case, make_pass, monkeypatch, lean=False))
-    vars(model).pop("dspark_lean_stack")
+    mixed = outcome(model, case, make_pass, monkeypatch, short=True)
+    assert mixed.short_passes == 0
+    assert_same(mixed, outcome(model, case, make_pass, monkeypatch, short=False))
+    vars(model).pop("dspark_layer_stack")
 
 
 def test_a_replaced_layer_is_noticed(model: LlamaModel) -> None:
-    stack = lean_stack.stack_of(model, lean_fit.llama_layer_of, lean_fit.ending_of)
+    stack = layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
     assert stack is not None
     assert stack.wholly_unchanged
     kept = model.layers[1]
     model.layers[1] = torch.nn.Identity()
     assert not stack.wholly_unchanged
-    assert [stack.unchanged for _ in range(lean_stack.TURNS)].count(False) == 1
+    assert [stack.unchanged for _ in range(layer_model.TURNS)].count(False) == 1
     model.layers[1] = kept
-    assert all(stack.unchanged for _ in range(lean_stack.TURNS))
+    assert all(stack.unchanged for _ in range(layer_model.TURNS))
 
 
 def test_a_replaced_last_norm_is_noticed(model: LlamaModel) -> None:
-    stack = lean_stack.stack_of(model, lean_fit.llama_layer_of, lean_fit.ending_of)
+    stack = layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
     assert stack is not None
     kept = model.norm
     model.norm = RMSNorm(48, eps=1e-5)
@@ -318,8 +321,8 @@ def test_new_weights_are_noticed(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     case, make_pass = CASES["decode"]
-    vars(model).pop("dspark_lean_stack", None)  # it may not have noticed an earlier test's weights
-    before = outcome(model, case, make_pass, monkeypatch, lean=True)
+    vars(model).pop("dspark_layer_stack", None)  # it may not have noticed an earlier test's weights
+    before = outcome(model, case, make_pass, monkeypatch, short=True)
     projection = model.layers[1].mlp.down_proj
     old = projection.weight
     new = torch.randn(old.shape)
@@ -331,11 +334,11 @@ def test_new_weights_are_noticed(
         old.data = new
     else:
         projection.weight = torch.nn.Parameter(new, requires_grad=False)
-    for _ in range(lean_stack.TURNS):
-        after = outcome(model, case, make_pass, monkeypatch, lean=True)
-    assert after.lean_passes == 1
+    for _ in range(layer_model.TURNS):
+        after = outcome(model, case, make_pass, monkeypatch, short=True)
+    assert after.short_passes == 1
     assert not torch.equal(after.hidden, before.hidden)
-    assert_same(after, outcome(model, case, make_pass, monkeypatch, lean=False))
+    assert_same(after, outcome(model, case, make_pass, monkeypatch, short=False))
     projection.weight = torch.nn.Parameter(saved, requires_grad=False)
 
 
@@ -344,13 +347,13 @@ def test_a_prefill_sees_new_weights_at_once(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     case, make_pass = CASES["short prefill"]
-    before = outcome(model, case, make_pass, monkeypatch, lean=True)
+    before = outcome(model, case, make_pass, monkeypatch, short=True)
     projection = model.layers[2].mlp.down_proj
     saved = projection.weight
     projection.weight = torch.nn.Parameter(torch.randn(saved.shape), requires_grad=False)
-    after = outcome(model, case, make_pass, monkeypatch, lean=True)
-    assert (before.lean_passes, after.lean_passes) == (1, 1)
-    assert_same(after, outcome(model, case, make_pass, monkeypatch, lean=False))
+    after = outcome(model, case, make_pass, monkeypatch, short=True)
+    assert (before.short_passes, after.short_passes) == (1, 1)
+    assert_same(after, outcome(model, case, make_pass, monkeypatch, short=False))
     projection.weight = saved
 
 
@@ -374,7 +377,7 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
         hooks = {0: lambda *_: None}
         monkeypatch.setattr(layer.mlp, "_forward_hooks", hooks)
     elif case == "two ranks":
-        monkeypatch.setattr(lean_fit, "get_parallel", lambda: type("P", (), {"tp_size": 2}))
+        monkeypatch.setattr(layer_support, "get_parallel", lambda: type("P", (), {"tp_size": 2}))
 
 
 @pytest.mark.parametrize(
@@ -392,16 +395,16 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_layers_do_not_fit(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, case: str
 ) -> None:
-    assert lean_fit.llama_layer_of(model.layers[0]) is not None
+    assert layer_support.llama_layer_of(model.layers[0]) is not None
     unfit(model, case, monkeypatch)
-    assert lean_fit.llama_layer_of(model.layers[0]) is None
+    assert layer_support.llama_layer_of(model.layers[0]) is None
 
 
 def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
-    shape = lean_layer.Shape(hidden=48, heads=3, kv_heads=1, head=16, mlp=80)
-    buffers = lean_layer.buffers_for(shape, 5)
-    assert lean_layer.buffers_for(shape, 5) is buffers
-    assert lean_layer.buffers_for(shape, 7).normed.ctypes.data == buffers.normed.ctypes.data
+    shape = layer_spec.Shape(hidden=48, heads=3, kv_heads=1, head=16, mlp=80)
+    buffers = layer_spec.buffers_for(shape, 5)
+    assert layer_spec.buffers_for(shape, 5) is buffers
+    assert layer_spec.buffers_for(shape, 7).normed.ctypes.data == buffers.normed.ctypes.data
     apart = sorted(set(buffers._fields) - {"qkv"})  # which is `heads` in another shape
     assert buffers.heads.ctypes.data == buffers.qkv.ctypes.data
     for number, name in enumerate(apart):
@@ -411,7 +414,7 @@ def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
 
 
 def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
-    stack = lean_stack.stack_of(model, lean_fit.llama_layer_of, lean_fit.ending_of)
+    stack = layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
     assert stack is not None
     pool = World(Case((5,), (1,))).kv_pool
     pool.k_buffer, pool.v_buffer = pool.k_buffer * LAYERS, pool.v_buffer * LAYERS
@@ -422,4 +425,4 @@ def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
 
 
 def test_the_target_is_what_we_expect() -> None:
-    assert all(check_seam(seam).ok for seam in cpu_lean_stack.SEAMS)
+    assert all(check_seam(seam).ok for seam in cpu_layers.SEAMS)

@@ -17,9 +17,10 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor, nn
 
-from sglang_dspark.serving.cpu import lean_stack, linear
+from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.serving.cpu.lean_stack import LeanStack
+from sglang_dspark.serving.cpu.layers import model as layer_model
+from sglang_dspark.serving.cpu.layers.model import LayerStack
 
 _PLAIN = "dspark_plain"  # attribute of a runner: (its model, the answer)
 OPTIONAL_HOOKS = (  # parts of a runner that take part in a pass where they exist
@@ -167,7 +168,7 @@ def hooked(module: nn.Module) -> bool:
 
 
 def run(
-    runner: Any, stack: LeanStack, embedding: Any, window: Window, captured: Any = ()
+    runner: Any, stack: LayerStack, embedding: Any, window: Window, captured: Any = ()
 ) -> tuple[Tensor, list[Tensor]] | None:
     """Embedding, layers and last norm of a window: normed [n, d], captures [n, d] each.
 
@@ -177,8 +178,8 @@ def run(
     backend = runner.attn_backend
     hidden = embedding.weight.index_select(0, window.input_ids)  # [n, d]
     backend.init_forward_metadata(window)
-    step = lean_stack.step_of(stack, backend, window.positions, hidden, window)
+    step = layer_model.step_of(stack, backend, window.positions, hidden, window)
     if step is None:
         return None
     runner.forward_pass_id += 1
-    return lean_stack.run(stack, step, hidden, captured)
+    return layer_model.run(stack, step, hidden, captured)

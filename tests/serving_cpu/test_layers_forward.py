@@ -18,14 +18,14 @@ from sglang.srt.model_executor.runner.eager_runner import EagerRunner
 from sglang.srt.models.llama import LlamaForCausalLM
 from transformers import LlamaConfig
 
-from sglang_dspark.patches import cpu_lean_pass
+from sglang_dspark.patches import cpu_passes
 from sglang_dspark.patches.cpu_linear import compute_lm_head
 from sglang_dspark.patches.registry import check_seam
-from sglang_dspark.serving.cpu import lean_pass
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.layers import forward as layer_forward
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
 from tests.serving_cpu.attention_world import Case, World, ragged_pass, verify_pass
-from tests.serving_cpu.test_lean_stack import one_rank, our_kernels
+from tests.serving_cpu.test_layers import one_rank, our_kernels
 
 __all__ = ["one_rank", "our_kernels"]
 pytestmark = pytest.mark.skipif(
@@ -81,7 +81,7 @@ def runner_of(world: World, model: Any) -> SimpleNamespace:
     for buffer in (*world.kv_pool.k_buffer, *world.kv_pool.v_buffer):
         buffer.normal_()
     return SimpleNamespace(
-        **dict.fromkeys(lean_pass.OPTIONAL_HOOKS),
+        **dict.fromkeys(layer_forward.OPTIONAL_HOOKS),
         model=model,
         attn_backend=DsparkCpuAttnBackend(world.runner()),
         is_generation=True,
@@ -120,7 +120,7 @@ def scheduled(world: World, make_pass: Any) -> tuple[Any, SimpleNamespace]:
 def verify(runner: Any, batch: Any, spec: Any, original: Any) -> Any:
     executor = SimpleNamespace(target_worker=SimpleNamespace(model_runner=runner))
     with torch.inference_mode():
-        return cpu_lean_pass.run_verify(
+        return cpu_passes.run_verify(
             original,
             executor,
             batch=batch,
@@ -196,7 +196,7 @@ def test_other_batches_keep_upstreams_path(target: LlamaForCausalLM, change: Any
     assert runner.forward_pass_id == 0
 
 
-@pytest.mark.parametrize("hook", lean_pass.OPTIONAL_HOOKS)
+@pytest.mark.parametrize("hook", layer_forward.OPTIONAL_HOOKS)
 def test_runners_with_hooks_keep_upstreams_path(target: LlamaForCausalLM, hook: str) -> None:
     world = World(CASES["whole window"][0])
     runner = runner_of(world, target)
@@ -208,25 +208,25 @@ def test_runners_with_hooks_keep_upstreams_path(target: LlamaForCausalLM, hook: 
 
 
 def test_hooks_and_scales_keep_upstreams_path(target: LlamaForCausalLM) -> None:
-    assert lean_pass.plain_target(target)
+    assert layer_forward.plain_target(target)
     handle = target.model.register_forward_hook(lambda *seen: None)
-    assert not lean_pass.plain_target(target)
+    assert not layer_forward.plain_target(target)
     handle.remove()
     target.logits_processor.logit_scale = 2.0
-    assert not lean_pass.plain_target(target)
+    assert not layer_forward.plain_target(target)
     target.logits_processor.logit_scale = None
-    assert lean_pass.plain_target(target)
+    assert layer_forward.plain_target(target)
 
 
 def test_a_profiler_gets_sglangs_spans(target: LlamaForCausalLM) -> None:
     runner = runner_of(World(CASES["whole window"][0]), target)
     with torch.inference_mode():
-        assert lean_pass.serves(runner)
+        assert layer_forward.serves(runner)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-            assert not lean_pass.serves(runner)
+            assert not layer_forward.serves(runner)
 
 
-@pytest.mark.parametrize("seam", cpu_lean_pass.SEAMS, ids=lambda seam: seam.name)
+@pytest.mark.parametrize("seam", cpu_passes.SEAMS, ids=lambda seam: seam.name)
 def test_upstreams_signatures_are_the_ones_we_know(seam: Any) -> None:
     check = check_seam(seam)
     assert check.ok, check.found

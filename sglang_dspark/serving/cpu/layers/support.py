@@ -1,4 +1,4 @@
-"""Which decoder layers lean_layer.py serves, and what it needs to know of them.
+"""Which decoder layers layers/spec.py serves, and what it needs to know of them.
 
 Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,dflash}.py, 0.5.23) once a layer.
 Other dtypes, quantised, LoRA-wrapped, biased or sharded layers and layers with hooks do not fit;
@@ -29,10 +29,10 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import linear, paged
-from sglang_dspark.serving.cpu.lean_layer import (
+from sglang_dspark.serving.cpu.layers.spec import (
     NO_NORM,
     Ending,
-    LeanLayer,
+    LayerSpec,
     Norm,
     Product,
     Shape,
@@ -43,12 +43,12 @@ from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
 _FLOAT = torch.float32
 
 
-def llama_layer_of(layer: Any) -> LeanLayer | None:
+def llama_layer_of(layer: Any) -> LayerSpec | None:
     """Resolve a target's layer with its weights in place; None where it does not fit."""
     return _resolve(layer, (None, None)) if _plain_llama(layer, LlamaDecoderLayer) else None
 
 
-def eagle_layer_of(layer: Any) -> LeanLayer | None:
+def eagle_layer_of(layer: Any) -> LayerSpec | None:
     """Resolve a layer of an MTP (EAGLE) draft, the first of which has no norm of its input."""
     if not _plain_llama(layer, EagleDecoderLayer):
         return None
@@ -56,7 +56,7 @@ def eagle_layer_of(layer: Any) -> LeanLayer | None:
     return _resolve(layer, (None, None)) if first == (_input_norm(layer) is None) else None
 
 
-def draft_layer_of(layer: Any) -> LeanLayer | None:
+def draft_layer_of(layer: Any) -> LayerSpec | None:
     """Resolve a layer of a DFlash-style draft; None where it does not fit."""
     if not _plain_draft(layer):
         return None
@@ -78,7 +78,7 @@ def ending_of(model: Any) -> Ending | None:
     return Ending(_norm(norm), (model._modules, "norm", norm), weight)
 
 
-def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> LeanLayer | None:
+def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> LayerSpec | None:
     kernel = linear.prepare()
     if kernel is None or get_parallel().tp_size != 1:
         return None
@@ -88,7 +88,7 @@ def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> L
         return None
     rotary, radix = layer.self_attn.rotary_emb, layer.self_attn.attn
     window = radix.sliding_window_size
-    return LeanLayer(
+    return LayerSpec(
         shape=shape,
         kernel=kernel,
         norms=(

@@ -3,7 +3,7 @@
 Adapts the layer loops of `LlamaModel.forward` (sglang/srt/models/llama.py) and
 `DFlashDraftModel.forward` (models/dflash.py, 0.5.23). With a handful of rows SGLang's modules,
 boundaries and linear wrappers cost more than a small layer's arithmetic besides the products, so
-whether pass and tensors fit is asked once a pass and lean_kernel.py does the rest.
+whether pass and tensors fit is asked once a pass and layers/kernel.py does the rest.
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sglang_dspark.serving.cpu import fused_ops, lean_kernel, lean_layer, linear
+from sglang_dspark.serving.cpu import fused_ops, linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.serving.cpu.lean_kernel import Pass, Tables
-from sglang_dspark.serving.cpu.lean_layer import NO_NORM, Ending, LeanLayer, Norm, Watched
+from sglang_dspark.serving.cpu.layers import kernel as layer_kernel
+from sglang_dspark.serving.cpu.layers import spec as layer_spec
+from sglang_dspark.serving.cpu.layers.kernel import Pass, Tables
+from sglang_dspark.serving.cpu.layers.spec import NO_NORM, Ending, LayerSpec, Norm, Watched
 
 MOST_ROWS = min(linear.MAX_ROWS, fused_ops.MOST_ROWS)
 TURNS = 8  # passes until every part of a stack has been looked at
@@ -49,7 +51,7 @@ class _Part:
         )
 
 
-class LeanStack:
+class LayerStack:
     """The layers of a model, all of one shape, and its last norm as the kernel's tables.
 
     A model has some 800 modules and parameters, and to look at all of them before every pass costs
@@ -58,7 +60,7 @@ class LeanStack:
     weights are used, whose memory is held. New values in place need no notice.
     """
 
-    def __init__(self, layers: Sequence[LeanLayer], ending: Ending | None, modules: nn.ModuleList):
+    def __init__(self, layers: Sequence[LayerSpec], ending: Ending | None, modules: nn.ModuleList):
         """ending: None for a model without a norm behind its layers."""
         self.layers, self.ending = tuple(layers), ending
         self.shape = layers[0].shape
@@ -106,9 +108,9 @@ class LeanStack:
 
 def stack_of(
     model: Any,
-    resolve: Callable[[Any], LeanLayer | None],
+    resolve: Callable[[Any], LayerSpec | None],
     resolve_ending: Callable[[Any], Ending | None] | None,
-) -> LeanStack | None:
+) -> LayerStack | None:
     """The stack of `model.layers` and `model.norm`; None where one does not fit.
 
     resolve_ending: None for a model that has no norm behind its layers.
@@ -118,14 +120,14 @@ def stack_of(
     if not layers or len(layers) < len(found) or len({layer.shape for layer in layers}) > 1:
         return None
     if resolve_ending is None:
-        return LeanStack(layers, None, model.layers)
+        return LayerStack(layers, None, model.layers)
     ending = resolve_ending(model)
     if ending is None or ending.tensor.tensor.shape != (layers[0].shape.hidden,):
         return None
-    return LeanStack(layers, ending, model.layers)
+    return LayerStack(layers, ending, model.layers)
 
 
-def _tables(layers: Sequence[LeanLayer], last_norm: Norm, pool: Any) -> Tables:
+def _tables(layers: Sequence[LayerSpec], last_norm: Norm, pool: Any) -> Tables:
     addresses, numbers, fractions = [], [], []
     for layer in layers:
         products = (layer.qkv, layer.o, layer.gate_up, layer.down)
@@ -160,7 +162,7 @@ class Step:
 
 
 def step_of(
-    stack: LeanStack, backend: Any, positions: Tensor, hidden: Any, forward_batch: Any
+    stack: LayerStack, backend: Any, positions: Tensor, hidden: Any, forward_batch: Any
 ) -> Step | None:
     """The pass of positions [n], hidden [n, d] and the batch; None if it does not fit."""
     slots = forward_batch.out_cache_loc
@@ -182,11 +184,11 @@ def step_of(
     plan = backend.short
     now = Pass(positions.numpy(), slots.numpy(), plan.table, plan.requests, plan.trees)
     parallel = backend.threads > 1
-    return Step(now, stack.tables(backend.token_to_kv_pool), lean_kernel.layers(parallel))
+    return Step(now, stack.tables(backend.token_to_kv_pool), layer_kernel.layers(parallel))
 
 
 def run(
-    stack: LeanStack, step: Step, hidden: Tensor, captured: Sequence[int] = ()
+    stack: LayerStack, step: Step, hidden: Tensor, captured: Sequence[int] = ()
 ) -> tuple[Tensor, list[Tensor]]:
     """All layers and the last norm over the embedding [n, d]: normed output, captures.
 
@@ -194,7 +196,7 @@ def run(
     caller's own; `hidden` is not modified.
     """
     rows, width = hidden.shape
-    buffers = lean_layer.buffers_for(stack.shape, rows)
+    buffers = layer_spec.buffers_for(stack.shape, rows)
     wanted, count = stack.wanted(captured)
     kept, normed = torch.empty(count, rows, width), torch.empty(rows, width)
     step.kernel(

@@ -1,7 +1,8 @@
 """What the short form of a decoder layer needs to know: weights, sizes, places that may change.
 
-A `LeanLayer` is resolved once from upstream's modules (lean_fit.py) and holds while nothing in the
-layer was exchanged; lean_stack.py runs a model's layers from it, lean_kernel.py does the work.
+A `LayerSpec` is resolved once from upstream's modules (layers/support.py) and holds while nothing
+in the layer was exchanged; layers/model.py runs a model's layers from it, layers/kernel.py does the
+work.
 """
 
 from __future__ import annotations
@@ -15,7 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import linear
-from sglang_dspark.serving.cpu.lean_kernel import Buffers
+from sglang_dspark.serving.cpu.layers.kernel import Buffers
 from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
 
 _FLOAT = torch.float32
@@ -73,7 +74,7 @@ class Ending:
 
 
 @dataclass(frozen=True)
-class LeanLayer:
+class LayerSpec:
     """What a layer's passes need and do not change while nothing in it is exchanged.
 
     norms: before attention, before the MLP, of the query and of the key heads.

@@ -1,8 +1,8 @@
 """Decoder layers of Llama targets and of DSPARK drafts as a few kernel calls each.
 
 Upstream (0.5.23): sglang/srt/models/llama.py, `LlamaModel.forward`, and models/dflash.py,
-`DFlashDraftModel.forward`, whose layer loops serving/cpu/lean_stack.py replaces. Wherever a model,
-a pass or a tensor is not what the short form serves, upstream's forward runs.
+`DFlashDraftModel.forward`, whose layer loops serving/cpu/layers/model.py replaces. Wherever a
+model, a pass or a tensor is not what the short form serves, upstream's forward runs.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sglang_dspark.patches.seam import Seam
 
-_STACK = "dspark_lean_stack"  # attribute of a model
+_STACK = "dspark_layer_stack"  # attribute of a model
 
 
 def forward_target(
@@ -32,13 +32,14 @@ def forward_target(
     """
     from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
 
-    from sglang_dspark.serving.cpu import lean_fit, lean_stack
+    from sglang_dspark.serving.cpu.layers import model as layer_model
+    from sglang_dspark.serving.cpu.layers import support as layer_support
 
     group = model.pp_group
     stack = None
     if group.is_first_rank and group.is_last_rank:
         stack = stack_of_model(
-            model, lean_fit.llama_layer_of, lean_fit.ending_of, forward_batch.forward_mode
+            model, layer_support.llama_layer_of, layer_support.ending_of, forward_batch.forward_mode
         )
     if stack is None:
         return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
@@ -46,7 +47,7 @@ def forward_target(
     step = step_for(stack, positions, hidden, forward_batch)
     if step is None:
         return original(model, input_ids, positions, forward_batch, hidden, pp_proxy_tensors)
-    normed, captured = lean_stack.run(stack, step, hidden, model.layers_to_capture)
+    normed, captured = layer_model.run(stack, step, hidden, model.layers_to_capture)
     return (normed, AuxHiddenStateList(captured)) if captured else normed
 
 
@@ -63,11 +64,12 @@ def forward_draft(
     """AROUND hook of `DFlashDraftModel.forward`: block tokens or embeddings [n, d] -> h [n, d]."""
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-    from sglang_dspark.serving.cpu import lean_fit, lean_stack
+    from sglang_dspark.serving.cpu.layers import model as layer_model
+    from sglang_dspark.serving.cpu.layers import support as layer_support
 
     mode, step = forward_batch.forward_mode, None
     _settle(model, forward_batch)
-    stack = stack_of_model(model, lean_fit.draft_layer_of, lean_fit.ending_of, mode)
+    stack = stack_of_model(model, layer_support.draft_layer_of, layer_support.ending_of, mode)
     if stack is not None:
         if input_embeds is None and model.embed_tokens is not None:
             input_embeds = model.embed_tokens(input_ids)
@@ -83,7 +85,7 @@ def forward_draft(
             pp_proxy_tensors,
         )
     assert input_embeds is not None
-    hidden, _ = lean_stack.run(stack, step, input_embeds)
+    hidden, _ = layer_model.run(stack, step, input_embeds)
     return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
 
@@ -108,16 +110,16 @@ def stack_of_model(
     resolve_ending: Callable[[Any], Any] | None,
     mode: Any,
 ) -> Any:
-    """The model's `LeanStack`, resolved again when something in it was exchanged.
+    """The model's `LayerStack`, resolved again when something in it was exchanged.
 
     A prefill looks at the whole model: a request that comes after an exchange is served by the new
     weights from its first token on. resolve_ending: None for models without a last norm.
     """
-    from sglang_dspark.serving.cpu import lean_stack
+    from sglang_dspark.serving.cpu.layers import model as layer_model
 
     found = model.__dict__.get(_STACK, ...)
     if found is ... or (found is not None and not _holds(found, mode)):
-        found = lean_stack.stack_of(model, resolve, resolve_ending)
+        found = layer_model.stack_of(model, resolve, resolve_ending)
         model.__dict__[_STACK] = found
     return found
 
@@ -131,14 +133,14 @@ def _holds(stack: Any, mode: Any) -> bool:
 def step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:
     from sglang.srt.model_executor.forward_context import get_attn_backend
 
-    from sglang_dspark.serving.cpu import lean_stack
+    from sglang_dspark.serving.cpu.layers import model as layer_model
 
-    return lean_stack.step_of(stack, get_attn_backend(), positions, hidden, forward_batch)
+    return layer_model.step_of(stack, get_attn_backend(), positions, hidden, forward_batch)
 
 
 SEAMS = (
     Seam(
-        name="cpu-lean-target",
+        name="cpu-layers-target",
         target="sglang.srt.models.llama.LlamaModel.forward",
         kind="around",
         hook=forward_target,
@@ -148,7 +150,7 @@ SEAMS = (
         device="cpu",
     ),
     Seam(
-        name="cpu-lean-draft",
+        name="cpu-layers-draft",
         target="sglang.srt.models.dflash.DFlashDraftModel.forward",
         kind="around",
         hook=forward_draft,

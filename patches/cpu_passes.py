@@ -3,7 +3,7 @@
 Upstream (0.5.23): speculative/dspark_components/dspark_draft.py, `DraftBlockProposer._run_forward`,
 and dspark_verify.py, `TargetVerifyExecutor._forward_prepared_verify`. Both make a `ForwardBatch` of
 some 90 fields and go through the runner's Python, which after a pass over all weights is in no
-cache: a millisecond a step. Where model, runner or batch are not what serving/cpu/lean_pass.py
+cache: a millisecond a step. Where model, runner or batch are not what serving/cpu/layers/forward.py
 serves, upstream's path runs.
 """
 
@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.patches.cpu_lean_stack import stack_of_model
+from sglang_dspark.patches.cpu_layers import stack_of_model
 from sglang_dspark.patches.seam import Seam
 
 _PLAIN = "dspark_plain_ends"  # attribute of a model: (embedding, head or None, the answer)
@@ -40,7 +40,9 @@ def _draft(
 ) -> Any:
     from sglang.srt.speculative.dspark_components.dspark_draft import DraftForwardResult
 
-    from sglang_dspark.serving.cpu import context_kv, lean_fit, lean_pass
+    from sglang_dspark.serving.cpu import context_kv
+    from sglang_dspark.serving.cpu.layers import forward as layer_forward
+    from sglang_dspark.serving.cpu.layers.support import draft_layer_of, ending_of
 
     runner, model = proposer.draft_model_runner, proposer.draft_model
     if draft_sampler is not None or not _serves_draft(proposer):
@@ -51,8 +53,8 @@ def _draft(
     if not anchor_prepared:
         ids[:, 0].copy_(draft_input.bonus_tokens.view(-1))
     window = _draft_window(proposer, batch, ids, verify_window)
-    stack = stack_of_model(model, lean_fit.draft_layer_of, lean_fit.ending_of, window.forward_mode)
-    done = stack and lean_pass.run(runner, stack, model.embed_tokens, window)
+    stack = stack_of_model(model, draft_layer_of, ending_of, window.forward_mode)
+    done = stack and layer_forward.run(runner, stack, model.embed_tokens, window)
     if not done:
         return None
     hidden: Tensor = done[0]
@@ -104,15 +106,17 @@ def verify_pass(
     """
     from sglang.srt.layers.logits_processor import LogitsProcessorOutput
 
-    from sglang_dspark.serving.cpu import lean_fit, lean_pass, linear
+    from sglang_dspark.serving.cpu import linear
+    from sglang_dspark.serving.cpu.layers import forward as layer_forward
+    from sglang_dspark.serving.cpu.layers.support import ending_of, llama_layer_of
 
     runner = worker.model_runner
     model = runner.model
-    if not (_serves_verify(batch, verify_input) and lean_pass.serves(runner)):
+    if not (_serves_verify(batch, verify_input) and layer_forward.serves(runner)):
         return None
     if not _plain_target(model):
         return None
-    window = lean_pass.Window(
+    window = layer_forward.Window(
         verify_input.draft_token,
         verify_input.positions,
         slots,
@@ -121,8 +125,8 @@ def verify_pass(
         verify_input,
     )
     inner = model.model
-    stack = stack_of_model(inner, lean_fit.llama_layer_of, lean_fit.ending_of, window.forward_mode)
-    done = stack and lean_pass.run(
+    stack = stack_of_model(inner, llama_layer_of, ending_of, window.forward_mode)
+    done = stack and layer_forward.run(
         runner, stack, inner.embed_tokens, window, inner.layers_to_capture
     )
     if not done:
@@ -130,18 +134,16 @@ def verify_pass(
     hidden, captured = done
     features = torch.cat(captured, dim=-1) if len(captured) > 1 else (captured or [hidden])[0]
     logits = linear.product(hidden, model.lm_head.weight)
-    return (
-        LogitsProcessorOutput(next_token_logits=logits, hidden_states=features),
-        window.forward_mode,
-    )
+    output = LogitsProcessorOutput(next_token_logits=logits, hidden_states=features)
+    return output, window.forward_mode
 
 
 def _draft_window(proposer: Any, batch: Any, ids: Tensor, verify_window: Any) -> Any:
     """The block's rows in the pass; ids: [R, gamma], the anchors and what they draft behind."""
-    from sglang_dspark.serving.cpu import lean_pass
+    from sglang_dspark.serving.cpu.layers import forward as layer_forward
 
     gamma = proposer.gamma
-    return lean_pass.Window(
+    return layer_forward.Window(
         ids.view(-1),
         verify_window.positions_2d[:, :gamma].reshape(-1),
         verify_window.verify_cache_loc_2d[:, :gamma].reshape(-1),
@@ -153,14 +155,14 @@ def _draft_window(proposer: Any, batch: Any, ids: Tensor, verify_window: Any) ->
 
 def _serves_draft(proposer: Any) -> bool:
     """Whether this draft is the plain one: nothing deferred, nothing between model and runner."""
-    from sglang_dspark.serving.cpu import lean_pass
+    from sglang_dspark.serving.cpu.layers import forward as layer_forward
 
     return (
         proposer.deferred_commit is None
         and not proposer._dp_moe_sync
         and proposer.sample_from_anchor
         and proposer.draft_model is proposer.draft_model_runner.model
-        and lean_pass.serves(proposer.draft_model_runner)
+        and layer_forward.serves(proposer.draft_model_runner)
         and _plain_draft(proposer.draft_model)
     )
 
@@ -181,7 +183,7 @@ def _plain_draft(model: Any) -> bool:
     """Asked again when the embedding was exchanged."""
     from sglang.srt.environ import envs
 
-    from sglang_dspark.serving.cpu import lean_pass
+    from sglang_dspark.serving.cpu.layers import forward as layer_forward
 
     embedding = model.embed_tokens
     found = model.__dict__.get(_PLAIN)
@@ -189,7 +191,7 @@ def _plain_draft(model: Any) -> bool:
         plain = (
             envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get()
             and hasattr(model, "forward_embed")
-            and lean_pass.plain_embedding(embedding)
+            and layer_forward.plain_embedding(embedding)
         )
         found = model.__dict__[_PLAIN] = (embedding, None, plain)
     return bool(found[2])
@@ -197,13 +199,13 @@ def _plain_draft(model: Any) -> bool:
 
 def _plain_target(model: Any) -> bool:
     """Asked again when embedding or head were exchanged."""
-    from sglang_dspark.serving.cpu import lean_pass
+    from sglang_dspark.serving.cpu.layers import forward as layer_forward
 
     inner, head = getattr(model, "model", None), getattr(model, "lm_head", None)
     embedding = getattr(inner, "embed_tokens", None)
     found = model.__dict__.get(_PLAIN)
     if found is None or found[0] is not embedding or found[1] is not head:
-        plain = lean_pass.plain_target(model)
+        plain = layer_forward.plain_target(model)
         found = model.__dict__[_PLAIN] = (embedding, head, plain)
     return bool(found[2])
 
@@ -212,7 +214,7 @@ _DSPARK = "sglang.srt.speculative.dspark_components"
 
 SEAMS = (
     Seam(
-        name="cpu-lean-draft-pass",
+        name="cpu-short-draft-pass",
         target=f"{_DSPARK}.dspark_draft.DraftBlockProposer._run_forward",
         kind="around",
         hook=run_draft,
@@ -222,7 +224,7 @@ SEAMS = (
         device="cpu",
     ),
     Seam(
-        name="cpu-lean-verify-pass",
+        name="cpu-short-verify-pass",
         target=f"{_DSPARK}.dspark_verify.TargetVerifyExecutor._forward_prepared_verify",
         kind="around",
         hook=run_verify,
