@@ -50,8 +50,9 @@ class PlantedClock:
 
 def install_rehearsal() -> None:
     """In place of `plugin._install`."""
+    from sglang_dspark import plugin
     from sglang_dspark.patches import patch_modules, registry
-    from sglang_dspark.serving import moe_config, plugin
+    from sglang_dspark.serving import moe_config
     from sglang_dspark.serving.config import load_config
     from sglang_dspark.serving.cpu import platform
 

@@ -18,6 +18,8 @@ from typing import Any
 
 import torch
 
+from sglang_dspark.serving.cpu import stand_ins
+
 PACKAGES = (
     "sglang_dspark.experts",
     "sglang_dspark.kernels",
@@ -29,7 +31,7 @@ MODULES = tuple(
     f"sglang_dspark.serving.{name}"
     for name in ("block_window", "expert_backends", "moe_checkpoint", "moe_config", "moe_model")
 )
-BINARY = ("sgl_kernel", "torchvision")
+BINARY = "sgl_kernel"
 H100 = SimpleNamespace(
     name="NVIDIA H100 80GB HBM3",
     major=9,
@@ -53,10 +55,10 @@ class Named(ModuleType):
 
 
 class Binaries(MetaPathFinder, Loader):
-    """Finds the packages of BINARY and whatever is below them."""
+    """Finds `sgl_kernel` and whatever is below it."""
 
     def find_spec(self, name: str, path: Any = None, target: Any = None) -> ModuleSpec | None:
-        if name.partition(".")[0] not in BINARY:
+        if name.partition(".")[0] != BINARY:
             return None
         return ModuleSpec(name, self, is_package=True)
 
@@ -77,6 +79,7 @@ def fake_device() -> None:
     torch.cuda.get_device_properties = lambda device=None: H100
     torch.version.cuda = "13.0"
     sys.meta_path.insert(0, Binaries())
+    stand_ins.install()  # of torchvision, which comes with SGLang on a machine with a GPU
 
 
 def ours() -> list[str]:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 if os.environ.get("DSPARK_REHEARSAL"):
     sys.path.insert(0, str(Path(__file__).parents[3]))
-    from sglang_dspark.serving import plugin
+    from sglang_dspark import plugin
 
     def install() -> None:
         from tests.rehearsal.on_cpu import install_rehearsal
