@@ -31,6 +31,16 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
             item.add_marker(pytest.mark.skip(reason="needs --slow"))
 
 
+def pytest_runtest_setup(item: pytest.Item) -> None:
+    """A test that starts servers of its own finds no others in memory."""
+    names = getattr(item, "fixturenames", ())
+    if item.get_closest_marker("server") and "pool" not in names:
+        from tests.integration.serving import POOLS
+
+        for pool in POOLS:
+            pool.put_all_away()
+
+
 @pytest.fixture(scope="session")
 def doctor_report() -> dict[str, Any]:
     """JSON of `dspark doctor --json` in a fresh process, where plugins are really loaded."""

@@ -85,6 +85,9 @@ class Served:
         return self.process.alive() and self.request("GET", "/health_generate").status_code == 200
 
 
+POOLS: list[ServerPool] = []  # of this process
+
+
 @dataclass
 class ServerPool:
     """All servers of a test session; one runs at a time, and few are kept in memory.
@@ -97,6 +100,9 @@ class ServerPool:
     servers: dict[str, Served] = field(default_factory=dict)
     running: Served | None = None
     put_away: set[str] = field(default_factory=set)
+
+    def __post_init__(self) -> None:
+        POOLS.append(self)
 
     def start(self, name: str, model: Path, *arguments: str, **environment: str) -> Served:
         """Start a server and wait until it answers; on failure the log's end is in the report."""
@@ -143,6 +149,13 @@ class ServerPool:
             enough = psutil.virtual_memory().available >= ROOM
             if enough and len(kept) - place < MOST_IN_MEMORY:
                 break
+            self.servers[name].process.stop()
+            self.put_away.add(name)
+
+    def put_all_away(self) -> None:
+        """End all servers for now: a test with servers of its own needs the memory."""
+        self.running = None
+        for name in self.servers.keys() - self.put_away:
             self.servers[name].process.stop()
             self.put_away.add(name)
 
