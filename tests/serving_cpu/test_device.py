@@ -12,6 +12,7 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dspark.serving.cpu import device as device_module
+from sglang_dspark.serving.cpu.accept import accept_rows
 from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.step.clock import HostClock
 
@@ -58,3 +59,20 @@ def test_lengths_are_the_engines_by_the_logits_of_this_step(device: HostDevice) 
     assert asked[0][2] is greedy
     assert device.admit(engine, step, None, None).tolist() == [2, 0]
     assert asked[1][1] is None
+
+
+def test_a_rank_acts_on_the_outcome_of_the_first_one() -> None:
+    """Its own rows accept one draft; rank 0 accepted none and drew another token."""
+    sent: Any = iter((torch.tensor([0], dtype=torch.int32), torch.tensor([7])))
+    tp_sync = SimpleNamespace(sync=lambda site, values: values.copy_(next(sent)))
+    ids, lens, starts = torch.tensor([[1, 2, 0, 0]]), torch.tensor([2]), torch.tensor([0])
+    logits = torch.zeros(2, 9)
+    logits[0, 2] = logits[1, 3] = 1.0
+    block, prefix = SimpleNamespace(draft_tokens=ids[:, 1:]), torch.tensor([5])
+    outs = accept_rows(ids, lens, starts, logits, block, None, prefix, tp_sync)
+    assert outs.commit_lens.tolist() == [1]
+    assert outs.new_seq_lens.tolist() == [6]
+    assert outs.out_tokens[0, 0] == 7
+    alone = SimpleNamespace(sync=lambda site, values: values)
+    own = accept_rows(ids, lens, starts, logits, block, None, prefix, alone)
+    assert (own.commit_lens.tolist(), own.out_tokens[0, :2].tolist()) == ([2], [2, 3])
