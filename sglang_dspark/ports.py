@@ -1,4 +1,4 @@
-"""Whether a server could listen where it is told to."""
+"""Whether a server could listen where it is told to, and a port where one could."""
 
 from __future__ import annotations
 
@@ -30,3 +30,10 @@ def require_free_port(host: str, port: int) -> None:
                 f"cannot listen on {host}:{port} ({error.strerror}); stop what uses it or choose "
                 "another --port"
             ) from error
+
+
+def free_port(host: str) -> int:
+    """A port of `host` that nothing listens on now, from the kernel's own range."""
+    with socket.socket() as probe:
+        probe.bind((host, 0))
+        return int(probe.getsockname()[1])

@@ -18,9 +18,9 @@ from sglang_dspark.evaluation.prompts import read_prompts
 from sglang_dspark.evaluation.traces import read_trace, write_trace
 from sglang_dspark.experts import times
 from sglang_dspark.experts.times import TimesKey, TimesTable, Timing
-from sglang_dspark.loadtest.arms import load_arm
-from sglang_dspark.loadtest.sweep_config import load_sweep
-from sglang_dspark.loadtest.workload import drafter_gamma
+from sglang_dspark.loadtest.servers.arms import load_arm
+from sglang_dspark.loadtest.servers.workload import drafter_gamma
+from sglang_dspark.loadtest.sweep.config import load_sweep
 from sglang_dspark.training.config import load_config
 from tests.broken_files import breakages, refused
 from tests.evaluation.trace_world import drawn

@@ -18,8 +18,8 @@ from sglang_dspark.cli._models import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sglang_dspark.loadtest.adaptive import Figure, Journal, Plan
-    from sglang_dspark.loadtest.server import ServerSpec
+    from sglang_dspark.loadtest.bench.adaptive import Figure, Journal, Plan
+    from sglang_dspark.loadtest.servers.server import ServerSpec
 
 FULL_USERS, QUICK_USERS = "1,2,4,8,16,32", "1,8"
 TRIALS, QUICK_TRIALS = 3, 1
@@ -61,10 +61,10 @@ def adaptive(
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
-    from sglang_dspark.loadtest.adaptive import Journal
+    from sglang_dspark.loadtest.bench.adaptive import Journal
     from sglang_dspark.loadtest.results import require_clean
-    from sglang_dspark.loadtest.server import run_directory, stop_on_signals
-    from sglang_dspark.loadtest.workload import drafter_gamma
+    from sglang_dspark.loadtest.servers.server import run_directory, stop_on_signals
+    from sglang_dspark.loadtest.servers.workload import drafter_gamma
 
     console = Console(stderr=True, highlight=False)
     users = users_of(concurrency or (QUICK_USERS if quick else FULL_USERS))
@@ -96,7 +96,7 @@ def _specs(
     served: _Served, fixed: tuple[int, ...], seats: int, port: int, run_dir: Path
 ) -> list[ServerSpec]:
     """A server for each arm, on ports that are free."""
-    from sglang_dspark.loadtest.adaptive import FIXED, arms_of, shortened
+    from sglang_dspark.loadtest.bench.adaptive import FIXED, arms_of, shortened
     from sglang_dspark.ports import require_free_port
 
     arms = arms_of(fixed, seats)
@@ -121,9 +121,9 @@ def _publish(
 ) -> None:
     """Write the result file and its picture, and show the table."""
     from sglang_dspark.cli.demo import hardware
-    from sglang_dspark.loadtest import adaptive_results
+    from sglang_dspark.loadtest.bench import adaptive_results
     from sglang_dspark.loadtest.results import write_results
-    from sglang_dspark.loadtest.workload import drafter_gamma
+    from sglang_dspark.loadtest.servers.workload import drafter_gamma
 
     metrics = {
         "gamma": drafter_gamma(served.drafter),
@@ -184,8 +184,8 @@ def _plan(
 ) -> Plan:
     """Prompts are the evaluation set's. The guard was tuned after single runs on some."""
     from sglang_dspark.evaluation.prompts import evaluation_prompts
-    from sglang_dspark.loadtest.adaptive import Plan
-    from sglang_dspark.loadtest.workload import interleave, render
+    from sglang_dspark.loadtest.bench.adaptive import Plan
+    from sglang_dspark.loadtest.servers.workload import interleave, render
 
     prompts = tuple(render(target, prompt) for prompt in interleave(evaluation_prompts()))
     return Plan(prompts, users, arms, trials, mean_tokens, requests)
@@ -197,7 +197,7 @@ def _measure(
     """Start the servers one after the other, freeze each, and measure what is missing."""
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.cli.demo import launch
-    from sglang_dspark.loadtest.adaptive import measure
+    from sglang_dspark.loadtest.bench.adaptive import measure
 
     total = len(plan.rounds())
     if len(journal.figures) == total:
@@ -225,7 +225,7 @@ def draw(metrics: dict[str, Any], path: Path) -> None:
     """Write the figure. Raises DSparkError when the place cannot be written."""
     from sglang_dspark.common.writing import replacing
     from sglang_dspark.errors import DSparkError
-    from sglang_dspark.loadtest import adaptive_results
+    from sglang_dspark.loadtest.bench import adaptive_results
 
     title = ", ".join(filter(None, ("Greedy decoding", metrics.get("served"))))
     try:

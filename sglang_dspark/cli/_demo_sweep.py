@@ -18,10 +18,10 @@ from sglang_dspark.shipped import shipped
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sglang_dspark.loadtest.fleet import Place
-    from sglang_dspark.loadtest.run_dir import Summary
-    from sglang_dspark.loadtest.server import ServerProcess
-    from sglang_dspark.loadtest.sweep_config import SweepConfig
+    from sglang_dspark.loadtest.servers.fleet import Place
+    from sglang_dspark.loadtest.servers.server import ServerProcess
+    from sglang_dspark.loadtest.sweep.config import SweepConfig
+    from sglang_dspark.loadtest.sweep.run_dir import Summary
 
 ROOM_GIB = 8  # of memory, for two more servers of the demo's size
 
@@ -45,7 +45,7 @@ def demo_config(port: int, target: Path | None, drafter: Path) -> SweepConfig:
 
     The shipped MTP drafter belongs to the demo's target: on another one that arm is left out.
     """
-    from sglang_dspark.loadtest.sweep_config import Comparison, load_sweep
+    from sglang_dspark.loadtest.sweep.config import Comparison, load_sweep
 
     config = load_sweep(shipped("configs") / "sweep" / "demo.yaml")
     drafters = {**config.drafters, "dspark": str(drafter)}
@@ -68,7 +68,7 @@ def sweep_extent(target: Path | None) -> tuple[str, float]:
 
     target: as of `demo_config`; two of its servers run by then.
     """
-    from sglang_dspark.loadtest.sweep_plan import rough_seconds
+    from sglang_dspark.loadtest.sweep.plan import rough_seconds
     from sglang_dspark.models.drafters import shipped_drafter_path
 
     config = demo_config(1, target, shipped_drafter_path())
@@ -87,8 +87,8 @@ def sweep_and_report(
     from sglang_dspark.cli._sweep_view import SweepView, results_table
     from sglang_dspark.cli.report import write_sweep_report
     from sglang_dspark.cli.sweep import prepare
-    from sglang_dspark.loadtest.fleet import Fleet
-    from sglang_dspark.loadtest.sweep_run import conduct
+    from sglang_dspark.loadtest.servers.fleet import Fleet
+    from sglang_dspark.loadtest.sweep.run import conduct
 
     prepared = prepare(console, config, run, lambda place: _as_it_runs(place, running))
     work, places = prepared.work, prepared.places

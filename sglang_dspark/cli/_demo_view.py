@@ -17,8 +17,8 @@ from tokenizers.decoders import DecodeStream
 
 from sglang_dspark.cli._progress import bars
 from sglang_dspark.evaluation.prompts import EvalPrompt
-from sglang_dspark.loadtest.compare import Pair, merged_steps, summarise
-from sglang_dspark.loadtest.metrics import Chunk, Completion
+from sglang_dspark.loadtest.bench.compare import Pair, merged_steps, summarise
+from sglang_dspark.loadtest.client.metrics import Chunk, Completion
 
 ACCEPTED = "bold green underline"
 _OPEN, _CLOSE = "«", "»"  # the mark where there is no colour

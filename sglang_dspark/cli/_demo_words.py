@@ -11,9 +11,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from sglang_dspark.intervals import MIN_TRIALS, paired_ratio
-from sglang_dspark.loadtest.compare import OVERALL, Pair, summarise
-from sglang_dspark.loadtest.run_dir import Summary
-from sglang_dspark.loadtest.sweep_plan import SERVER_START_S
+from sglang_dspark.loadtest.bench.compare import OVERALL, Pair, summarise
+from sglang_dspark.loadtest.sweep.plan import SERVER_START_S
+from sglang_dspark.loadtest.sweep.run_dir import Summary
 
 # About twice the standard deviation of the log of a one-trial ratio of DSPARK at the closed loads
 # of a sweep: 0.05 and 0.06 in two of them.

@@ -9,7 +9,6 @@ depend on how many rows are computed together.
 from __future__ import annotations
 
 import asyncio
-import socket
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from itertools import zip_longest
@@ -22,7 +21,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sglang_dspark.evaluation.target import TargetModel
-    from sglang_dspark.loadtest.metrics import Completion
+    from sglang_dspark.loadtest.client.metrics import Completion
 
 HOST = "127.0.0.1"
 NEAR_TIE = 1e-3  # logits
@@ -40,13 +39,6 @@ class ServedCheck:
     tokens: int
     tau: float
     tokens_per_s: float
-
-
-def free_port() -> int:
-    """A port that nothing listens on now."""
-    with socket.socket() as probe:
-        probe.bind((HOST, 0))
-        return int(probe.getsockname()[1])
 
 
 def serve_and_check(
@@ -70,11 +62,11 @@ def serve_and_check(
     from sglang_dspark.cli._workload import open_tokenizer
     from sglang_dspark.evaluation.prompts import demo_prompts, encode, limit_per_domain
     from sglang_dspark.evaluation.target import TargetModel
-    from sglang_dspark.loadtest.server import ServerProcess, stop_on_signals
-    from sglang_dspark.loadtest.workload import dspark_server
-    from sglang_dspark.ports import require_free_port
+    from sglang_dspark.loadtest.servers.server import ServerProcess, stop_on_signals
+    from sglang_dspark.loadtest.servers.workload import dspark_server
+    from sglang_dspark.ports import free_port, require_free_port
 
-    port = port or free_port()
+    port = port or free_port(HOST)
     require_free_port(HOST, port)
     tokenizer = open_tokenizer(target)
     ids = [encode(tokenizer, p) for p in limit_per_domain(demo_prompts(), per_domain)]
@@ -103,7 +95,7 @@ def plain_answers(
 
 async def ask(url: str, ids: Sequence[Sequence[int]], max_new_tokens: int) -> list[Completion]:
     """One prompt after the other, greedy, stop tokens ignored."""
-    from sglang_dspark.loadtest.client import Sampling, SGLangClient
+    from sglang_dspark.loadtest.client.client import Sampling, SGLangClient
 
     sampling = Sampling(max_new_tokens=max_new_tokens, ignore_eos=True)
     async with SGLangClient(url) as client:
@@ -118,7 +110,7 @@ def compare(
     answers: Sequence[Completion],
 ) -> ServedCheck:
     """Count equal answers; DSparkError at the first that differs otherwise than at a near tie."""
-    from sglang_dspark.loadtest.metrics import SpecStats, per_user_speed
+    from sglang_dspark.loadtest.client.metrics import SpecStats, per_user_speed
 
     near_ties = 0
     for number, (prompt, own, answer) in enumerate(zip(ids, expected, answers, strict=True)):

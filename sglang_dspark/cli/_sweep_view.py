@@ -14,9 +14,9 @@ from rich.progress import BarColumn, Progress, SpinnerColumn, TextColumn
 from rich.table import Table
 
 if TYPE_CHECKING:
-    from sglang_dspark.loadtest.run_dir import Cell, Summary
-    from sglang_dspark.loadtest.sweep_config import SweepConfig
-    from sglang_dspark.loadtest.sweep_plan import Load, PlannedCell
+    from sglang_dspark.loadtest.sweep.config import SweepConfig
+    from sglang_dspark.loadtest.sweep.plan import Load, PlannedCell
+    from sglang_dspark.loadtest.sweep.run_dir import Cell, Summary
 
 _STARTING_EVERY_S = 10.0
 
@@ -54,7 +54,7 @@ class SweepView:
         self, loads: Sequence[Load], cells: Sequence[PlannedCell], kept: Sequence[str]
     ) -> None:
         """What is to be measured; `kept` is there already."""
-        from sglang_dspark.loadtest.sweep_plan import CELL_OVERHEAD_S
+        from sglang_dspark.loadtest.sweep.plan import CELL_OVERHEAD_S
 
         self._expected = {cell.name: cell.load.expected_s + CELL_OVERHEAD_S for cell in cells}
         self._done = set(kept)
@@ -147,7 +147,7 @@ def show_config(console: Console, config: SweepConfig, cells: int, seconds: floa
 
 def _loads_table(loads: Sequence[Load]) -> Table:
     """Sizes of the cells, by the pilot."""
-    from sglang_dspark.loadtest.sweep_plan import describe
+    from sglang_dspark.loadtest.sweep.plan import describe
 
     table = Table(title="Cells, sized by the pilot", box=box.SIMPLE_HEAD)
     for name in ("load", "requests", "seconds"):

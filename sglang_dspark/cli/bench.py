@@ -19,9 +19,9 @@ from sglang_dspark.cli._models import (
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sglang_dspark.loadtest.load import Round
-    from sglang_dspark.loadtest.paired import PairedRound, Plan
-    from sglang_dspark.loadtest.server import ServerSpec
+    from sglang_dspark.loadtest.bench.paired import PairedRound, Plan
+    from sglang_dspark.loadtest.client.load import Round
+    from sglang_dspark.loadtest.servers.server import ServerSpec
 
 app = typer.Typer(help="Measurements, each written to a result file.", no_args_is_help=True)
 
@@ -57,10 +57,10 @@ def serve(
 
     from sglang_dspark.cli._progress import says_when_stopped
     from sglang_dspark.cli.demo import hardware
-    from sglang_dspark.loadtest.paired import as_metrics
+    from sglang_dspark.loadtest.bench.paired import as_metrics
     from sglang_dspark.loadtest.results import require_clean, write_results
-    from sglang_dspark.loadtest.server import stop_on_signals
-    from sglang_dspark.loadtest.workload import drafter_gamma, dspark_server, plain_server
+    from sglang_dspark.loadtest.servers.server import stop_on_signals
+    from sglang_dspark.loadtest.servers.workload import drafter_gamma, dspark_server, plain_server
     from sglang_dspark.ports import require_free_port
 
     console = Console(stderr=True, highlight=False)
@@ -83,8 +83,8 @@ def serve(
 
 def _plan(target: Path, users: tuple[int, ...], repeats: int, max_new_tokens: int) -> Plan:
     from sglang_dspark.evaluation.prompts import demo_prompts
-    from sglang_dspark.loadtest.paired import Plan
-    from sglang_dspark.loadtest.workload import interleave, render
+    from sglang_dspark.loadtest.bench.paired import Plan
+    from sglang_dspark.loadtest.servers.workload import interleave, render
 
     prompts = tuple(render(target, prompt) for prompt in interleave(demo_prompts()))
     return Plan(prompts, users, repeats, max_new_tokens)
@@ -95,8 +95,8 @@ def _measure(
 ) -> dict[int, list[PairedRound]]:
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.cli.demo import launch
-    from sglang_dspark.loadtest.paired import measure
-    from sglang_dspark.loadtest.server import run_directory
+    from sglang_dspark.loadtest.bench.paired import measure
+    from sglang_dspark.loadtest.servers.server import run_directory
 
     run_dir = run_directory()
     done = 0

@@ -27,10 +27,10 @@ if TYPE_CHECKING:
 
     from sglang_dspark.cli._demo_view import AnswerView
     from sglang_dspark.evaluation.prompts import EvalPrompt
-    from sglang_dspark.loadtest.compare import Pair
-    from sglang_dspark.loadtest.metrics import Completion
-    from sglang_dspark.loadtest.run_dir import Summary
-    from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
+    from sglang_dspark.loadtest.bench.compare import Pair
+    from sglang_dspark.loadtest.client.metrics import Completion
+    from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
+    from sglang_dspark.loadtest.sweep.run_dir import Summary
 
 _READY_S = 600.0
 
@@ -63,8 +63,8 @@ def demo(
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
-    from sglang_dspark.loadtest.server import run_directory, stop_on_signals
-    from sglang_dspark.loadtest.workload import dspark_server
+    from sglang_dspark.loadtest.servers.server import run_directory, stop_on_signals
+    from sglang_dspark.loadtest.servers.workload import dspark_server
     from sglang_dspark.ports import require_free_port
 
     console = Console(highlight=False)
@@ -93,9 +93,9 @@ class _Servers:
     def __init__(
         self, console: Console, target: Path, drafter: Path, device: str, port: int, stay: bool
     ):
-        from sglang_dspark.loadtest.fleet import LOGS
-        from sglang_dspark.loadtest.server import run_directory
-        from sglang_dspark.loadtest.workload import dspark_server, plain_server
+        from sglang_dspark.loadtest.servers.fleet import LOGS
+        from sglang_dspark.loadtest.servers.server import run_directory
+        from sglang_dspark.loadtest.servers.workload import dspark_server, plain_server
 
         plain = plain_server(target, port + 1 if stay else port, device)
         specs: tuple[ServerSpec, ...] = (dspark_server(target, drafter, port, device), plain)
@@ -141,7 +141,7 @@ def launch(console: Console, spec: ServerSpec, run_dir: Path) -> ServerProcess:
 
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.errors import DSparkError
-    from sglang_dspark.loadtest.server import ServerProcess
+    from sglang_dspark.loadtest.servers.server import ServerProcess
 
     console.print(Text(f"$ {spec.shell_line()}", style="cyan"), soft_wrap=True)
     server = ServerProcess(spec, run_dir).start()
@@ -169,7 +169,7 @@ def _prompts(per_domain: int) -> list[EvalPrompt]:
 def _compare(servers: _Servers, prompts: list[EvalPrompt], max_new_tokens: int) -> list[Pair]:
     """The same prompts on both servers, one server at a time."""
     from sglang_dspark.cli._demo_words import identical
-    from sglang_dspark.loadtest.compare import Pair
+    from sglang_dspark.loadtest.bench.compare import Pair
 
     dspark, plain = servers.specs
     ours = _answers(servers, dspark, prompts, max_new_tokens)
@@ -208,8 +208,8 @@ async def _ask_all(
     view: AnswerView,
     shown: Sequence[Completion],
 ) -> list[Completion]:
-    from sglang_dspark.loadtest.client import Sampling, SGLangClient
-    from sglang_dspark.loadtest.workload import render
+    from sglang_dspark.loadtest.client.client import Sampling, SGLangClient
+    from sglang_dspark.loadtest.servers.workload import render
 
     done: list[Completion] = []
     async with SGLangClient(spec.url) as client:
@@ -227,9 +227,9 @@ def _report(
     console: Console, pairs: list[Pair], drafter: Path, device: str, json_file: Path | None
 ) -> None:
     from sglang_dspark.cli._demo_view import acceptance_table, remarks, speed_table
-    from sglang_dspark.loadtest.compare import as_metrics
+    from sglang_dspark.loadtest.bench.compare import as_metrics
     from sglang_dspark.loadtest.results import write_results
-    from sglang_dspark.loadtest.workload import drafter_gamma
+    from sglang_dspark.loadtest.servers.workload import drafter_gamma
 
     gamma = drafter_gamma(drafter)
     console.print(speed_table(pairs, gamma))

@@ -260,7 +260,7 @@ def _measure_server(
     """Measure through the server, print, and return the `served` and `agreement` metrics."""
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.evaluation import report as reports
-    from sglang_dspark.loadtest.acceptance import measure
+    from sglang_dspark.loadtest.bench.acceptance import measure
 
     with stages(console) as progress:
         count = counter(progress, "server", len(subject.ids))
@@ -299,8 +299,8 @@ def _server(url: str | None, subject: _Subject, port: int, console: Console) -> 
     import torch
 
     from sglang_dspark.cli._progress import stages
-    from sglang_dspark.loadtest.server import ServerProcess, run_directory, stop_on_signals
-    from sglang_dspark.loadtest.workload import dspark_server
+    from sglang_dspark.loadtest.servers.server import ServerProcess, run_directory, stop_on_signals
+    from sglang_dspark.loadtest.servers.workload import dspark_server
 
     device = "cuda" if torch.cuda.is_available() else "cpu"
     spec = dspark_server(subject.target, subject.drafter, port, device)

@@ -54,7 +54,7 @@ def write_sweep_report(run: Path, html: Path) -> list[Path]:
 
     Raises DSparkError as `make_report` does, or when the place cannot be written.
     """
-    from sglang_dspark.loadtest.report import make_report, save_figures
+    from sglang_dspark.loadtest.report.page import make_report, save_figures
 
     made = make_report(run)
     written = save_figures(made, html.with_suffix(""))
@@ -67,7 +67,7 @@ def _intervals(files: list[Path]) -> None:
     from rich.console import Console
 
     from sglang_dspark.cli._bench_adaptive import draw
-    from sglang_dspark.loadtest.republish import republish
+    from sglang_dspark.loadtest.bench.republish import republish
 
     for path in files:
         metrics = republish(path)

@@ -17,14 +17,14 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sglang_dspark.loadtest.cell import CellPrompt
-    from sglang_dspark.loadtest.fleet import Place
-    from sglang_dspark.loadtest.gates import Gate
-    from sglang_dspark.loadtest.mixes import Mix
-    from sglang_dspark.loadtest.run_dir import RunInfo
-    from sglang_dspark.loadtest.sweep import Work
-    from sglang_dspark.loadtest.sweep_config import SweepConfig
-    from sglang_dspark.loadtest.sweep_run import Outcome
+    from sglang_dspark.loadtest.client.cell import CellPrompt
+    from sglang_dspark.loadtest.client.mixes import Mix
+    from sglang_dspark.loadtest.servers.fleet import Place
+    from sglang_dspark.loadtest.sweep.cells import Work
+    from sglang_dspark.loadtest.sweep.config import SweepConfig
+    from sglang_dspark.loadtest.sweep.gates import Gate
+    from sglang_dspark.loadtest.sweep.run import Outcome
+    from sglang_dspark.loadtest.sweep.run_dir import RunInfo
 
 _GATE_MISSED, _SERVER_DIED = 2, 3
 
@@ -83,10 +83,10 @@ def sweep(
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
-    from sglang_dspark.loadtest.gates import parse_gate
     from sglang_dspark.loadtest.results import require_clean
-    from sglang_dspark.loadtest.server import stop_on_signals
-    from sglang_dspark.loadtest.sweep_config import load_sweep
+    from sglang_dspark.loadtest.servers.server import stop_on_signals
+    from sglang_dspark.loadtest.sweep.config import load_sweep
+    from sglang_dspark.loadtest.sweep.gates import parse_gate
     from sglang_dspark.shipped import config_file
 
     console = Console(stderr=True, highlight=False)
@@ -106,9 +106,9 @@ def _conduct(
     console: Console, config: SweepConfig, out: Path | None, on_death: OnDeath
 ) -> tuple[Path, Outcome]:
     from sglang_dspark.cli._sweep_view import SweepView
-    from sglang_dspark.loadtest import sweep_setup
-    from sglang_dspark.loadtest.server import run_directory
-    from sglang_dspark.loadtest.sweep_run import conduct
+    from sglang_dspark.loadtest.servers.server import run_directory
+    from sglang_dspark.loadtest.sweep import setup as sweep_setup
+    from sglang_dspark.loadtest.sweep.run import conduct
 
     sweep_setup.require_ports(config, sweep_setup.choose_arms(config))
     ready = prepare(console, config, out or run_directory)
@@ -131,9 +131,9 @@ def prepare(
     out: the sweep's folder, or what makes a new one once all else is known to be there; placed:
     changes where an arm is served. Raises DSparkError when something is missing.
     """
-    from sglang_dspark.loadtest import sweep_setup
-    from sglang_dspark.loadtest.sweep import Work
-    from sglang_dspark.loadtest.sweep_plan import rough_seconds
+    from sglang_dspark.loadtest.sweep import setup as sweep_setup
+    from sglang_dspark.loadtest.sweep.cells import Work
+    from sglang_dspark.loadtest.sweep.plan import rough_seconds
 
     arms = sweep_setup.choose_arms(config)
     drafters = sweep_setup.drafter_folders(config, arms)
@@ -170,8 +170,8 @@ def _target_and_device(console: Console, config: SweepConfig) -> tuple[Path, str
 
 
 def _prompts(config: SweepConfig, target: Path) -> tuple[Mix, tuple[CellPrompt, ...]]:
-    from sglang_dspark.loadtest.mixes import cell_prompts, load_mix
-    from sglang_dspark.loadtest.workload import render
+    from sglang_dspark.loadtest.client.mixes import cell_prompts, load_mix
+    from sglang_dspark.loadtest.servers.workload import render
 
     mix = load_mix(config.mix)
     return mix, cell_prompts(mix, config.api, lambda prompt: render(target, prompt))
@@ -199,9 +199,9 @@ def _conclude(
 ) -> int:
     """Show and write the results; the exit status."""
     from sglang_dspark.cli._sweep_view import results_table
-    from sglang_dspark.loadtest.gates import misses
     from sglang_dspark.loadtest.results import write_results
-    from sglang_dspark.loadtest.sweep_result import as_metrics
+    from sglang_dspark.loadtest.sweep.gates import misses
+    from sglang_dspark.loadtest.sweep.result import as_metrics
 
     run, outcome = ended
     console.print(results_table(outcome.summary))

@@ -19,8 +19,8 @@ from sglang_dspark.cli._demo_view import (
     speed_table,
 )
 from sglang_dspark.evaluation.prompts import EvalPrompt
-from sglang_dspark.loadtest.compare import Pair, as_metrics
-from sglang_dspark.loadtest.metrics import Chunk, Completion, SpecStats
+from sglang_dspark.loadtest.bench.compare import Pair, as_metrics
+from sglang_dspark.loadtest.client.metrics import Chunk, Completion, SpecStats
 
 ALPHABET = sorted(pre_tokenizers.ByteLevel.alphabet())
 IDS = {character: index for index, character in enumerate(ALPHABET)}

@@ -20,9 +20,9 @@ from sglang_dspark.cli._demo_words import (
 )
 from sglang_dspark.cli._sweep_view import results_table
 from sglang_dspark.evaluation.prompts import EvalPrompt
-from sglang_dspark.loadtest.compare import Pair
-from sglang_dspark.loadtest.metrics import Chunk, Completion
-from sglang_dspark.loadtest.run_dir import Summary, read_summary
+from sglang_dspark.loadtest.bench.compare import Pair
+from sglang_dspark.loadtest.client.metrics import Chunk, Completion
+from sglang_dspark.loadtest.sweep.run_dir import Summary, read_summary
 from tests.loadtest.made_run import make_run
 
 SAME = "identical, 12 of 12"

@@ -10,7 +10,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import DecodeSettings
 from sglang_dspark.evaluation.served import counts_from_meta
 from sglang_dspark.evaluation.statistics import RequestCounts, acceptance
-from sglang_dspark.loadtest.acceptance import measure
+from sglang_dspark.loadtest.bench.acceptance import measure
 
 URL = "http://127.0.0.1:31499"
 # 10 steps of gamma 3: 4 accept nothing, 3 one, 1 two, 2 three; the prefill's token on top.

@@ -18,7 +18,7 @@ from typing import Any
 import httpx
 import psutil
 
-from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
+from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from tests.ports import free_ports
 
 HOST = "127.0.0.1"

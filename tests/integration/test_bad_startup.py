@@ -18,7 +18,7 @@ from typing import Any
 import pytest
 from safetensors.torch import load_file, save_file
 
-from sglang_dspark.loadtest.server import ServerSpec
+from sglang_dspark.loadtest.servers.server import ServerSpec
 from tests.integration.serving import (
     CPU_FLAGS,
     DSPARK_FLAGS,

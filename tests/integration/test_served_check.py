@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dspark.cli._served_check import ask, compare, free_port, plain_answers
+from sglang_dspark.cli._served_check import ask, compare, plain_answers
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.loadtest.metrics import Chunk
+from sglang_dspark.loadtest.client.metrics import Chunk
 from tests.integration.serving import Served
 from tests.integration.tiny_models import TinyPair
 
@@ -41,7 +41,3 @@ def test_the_server_is_held_to_the_targets_own_answers(
     short = replace(wrong, chunks=(Chunk(0.1, "", 3, tuple(answers[1].ids[:3])),))
     with pytest.raises(DSparkError, match="at token 3: None"):
         compare(model, IDS, expected, [answers[0], short])
-
-
-def test_a_free_port_can_be_listened_on() -> None:
-    assert 1024 < free_port() < 65536

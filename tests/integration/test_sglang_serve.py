@@ -13,7 +13,7 @@ from pathlib import Path
 import httpx
 import pytest
 
-from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
+from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from tests.integration.serving import (
     CPU_FLAGS,
     DSPARK_FLAGS,

@@ -11,9 +11,10 @@ from dataclasses import asdict
 from itertools import pairwise
 from pathlib import Path
 
-from sglang_dspark.loadtest.page_model import MIX, Curve, LoadModel, Workload
-from sglang_dspark.loadtest.page_reference import Choice, Outcome, outcome
-from sglang_dspark.loadtest.run_dir import (
+from sglang_dspark.loadtest.report.page_model import MIX, Curve, LoadModel, Workload
+from sglang_dspark.loadtest.report.page_reference import Choice, Outcome, outcome
+from sglang_dspark.loadtest.sweep.config import Comparison, OpenLoop, SlaLimits, SweepConfig
+from sglang_dspark.loadtest.sweep.run_dir import (
     CELLS,
     RUN_FILE,
     SUMMARY_FILE,
@@ -29,8 +30,7 @@ from sglang_dspark.loadtest.run_dir import (
     Table,
     write,
 )
-from sglang_dspark.loadtest.summary import summarise
-from sglang_dspark.loadtest.sweep_config import Comparison, OpenLoop, SlaLimits, SweepConfig
+from sglang_dspark.loadtest.sweep.summary import summarise
 from sglang_dspark.schedule.cost_table import FORMAT, CostTable, ProfileKey
 
 GAMMA = 3

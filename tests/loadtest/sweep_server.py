@@ -24,7 +24,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
-from sglang_dspark.loadtest.server import tied
+from sglang_dspark.loadtest.servers.server import tied
 
 PROMPT_TOKENS = 5
 PER_STEP = 2

@@ -12,7 +12,7 @@ import pytest
 
 from sglang_dspark.cli._bench_adaptive import _gammas
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.adaptive import (
+from sglang_dspark.loadtest.bench.adaptive import (
     LEAST_REQUESTS,
     Figure,
     Journal,
@@ -21,8 +21,8 @@ from sglang_dspark.loadtest.adaptive import (
     measure,
     shortened,
 )
-from sglang_dspark.loadtest.adaptive_results import as_metrics, draw
-from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
+from sglang_dspark.loadtest.bench.adaptive_results import as_metrics, draw
+from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 
 ARMS = ("plain", "fixed-1", "fixed-2", "scheduled")
 PLAN = Plan(tuple(f"prompt {i}" for i in range(40)), (1, 4), ARMS, trials=3, mean_tokens=20)

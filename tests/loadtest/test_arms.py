@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.arms import find_arms, load_arm
+from sglang_dspark.loadtest.servers.arms import find_arms, load_arm
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "serve"
 SHIPPED = sorted(path.stem for path in FOLDER.glob("*.yaml"))

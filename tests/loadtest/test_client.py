@@ -12,8 +12,8 @@ import pytest
 import uvicorn
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.client import Sampling, SGLangClient
-from sglang_dspark.loadtest.metrics import Chunk, Completion
+from sglang_dspark.loadtest.client.client import Sampling, SGLangClient
+from sglang_dspark.loadtest.client.metrics import Chunk, Completion
 from tests.loadtest import small_server
 from tests.loadtest.small_server import FIRST_S, STEP_S, STEPS
 

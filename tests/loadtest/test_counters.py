@@ -6,8 +6,8 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, generate_latest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.counters import parse_counters, totals_of
-from sglang_dspark.loadtest.reconcile import ServerTotals
+from sglang_dspark.loadtest.sweep.counters import parse_counters, totals_of
+from sglang_dspark.loadtest.sweep.reconcile import ServerTotals
 
 
 def page() -> str:

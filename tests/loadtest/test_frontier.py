@@ -10,10 +10,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.frontier import Point, compare_matched, frontier, speed_at
-from sglang_dspark.loadtest.measure import measure_cell
-from sglang_dspark.loadtest.records import Header
-from sglang_dspark.loadtest.sla import Sla, capacity, next_load
+from sglang_dspark.loadtest.client.measure import measure_cell
+from sglang_dspark.loadtest.client.records import Header
+from sglang_dspark.loadtest.sweep.frontier import Point, compare_matched, frontier, speed_at
+from sglang_dspark.loadtest.sweep.sla import Sla, capacity, next_load
 
 LOADS = (1, 2, 4, 8, 16)
 

@@ -6,7 +6,7 @@ import math
 
 import pytest
 
-from sglang_dspark.loadtest.metrics import (
+from sglang_dspark.loadtest.client.metrics import (
     Chunk,
     Completion,
     SpecStats,

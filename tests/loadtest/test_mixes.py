@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.mixes import cell_prompts, load_mix, multi_turn_prompts
+from sglang_dspark.loadtest.client.mixes import cell_prompts, load_mix, multi_turn_prompts
 
 
 def test_a_mix_holds_all_of_its_parts() -> None:

@@ -12,11 +12,11 @@ import pytest
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.intervals import METHOD, paired_ratio
-from sglang_dspark.loadtest.client import Sampling, SGLangClient
-from sglang_dspark.loadtest.load import Answer, Round, closed_loop
-from sglang_dspark.loadtest.metrics import Chunk, Completion, SpecStats
-from sglang_dspark.loadtest.paired import PairedRound, Plan, as_metrics, measure, speedups
-from sglang_dspark.loadtest.server import ServerProcess, ServerSpec
+from sglang_dspark.loadtest.bench.paired import PairedRound, Plan, as_metrics, measure, speedups
+from sglang_dspark.loadtest.client.client import Sampling, SGLangClient
+from sglang_dspark.loadtest.client.load import Answer, Round, closed_loop
+from sglang_dspark.loadtest.client.metrics import Chunk, Completion, SpecStats
+from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from tests.loadtest.small_server import FIRST_S, STEP_S
 
 MODULE = "tests.loadtest.small_server"

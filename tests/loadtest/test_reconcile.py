@@ -6,12 +6,12 @@ import pytest
 from prometheus_client import CollectorRegistry, Counter, generate_latest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.reconcile import (
+from sglang_dspark.loadtest.client.records import Outcome, Record
+from sglang_dspark.loadtest.sweep.reconcile import (
     ServerTotals,
     disagreements,
     parse_totals,
 )
-from sglang_dspark.loadtest.records import Outcome, Record
 
 BEFORE = ServerTotals(5, 100, 1000)
 

@@ -10,10 +10,15 @@ import pyarrow.parquet as pq
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.measure import Spread, measure_cell, merge
-from sglang_dspark.loadtest.metrics import SpecStats
-from sglang_dspark.loadtest.records import Header, Outcome, Record
-from sglang_dspark.loadtest.records_file import FORMAT, SCHEMA, read_records, write_records
+from sglang_dspark.loadtest.client.measure import Spread, measure_cell, merge
+from sglang_dspark.loadtest.client.metrics import SpecStats
+from sglang_dspark.loadtest.client.records import Header, Outcome, Record
+from sglang_dspark.loadtest.client.records_file import (
+    FORMAT,
+    SCHEMA,
+    read_records,
+    write_records,
+)
 
 CALM = {"p50": 0.1, "p99": 0.5, "max": 1.0}
 HEADER = Header(worker=0, workers=1, began_unix=1000.0, fingerprint="f", lag_ms=CALM)

@@ -19,13 +19,13 @@ from typer.testing import CliRunner
 
 from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest import page_model, page_reference
-from sglang_dspark.loadtest.page_model import MIX, LoadModel, Workload, mean_logits
-from sglang_dspark.loadtest.page_reference import POLICIES, Choice, outcome
-from sglang_dspark.loadtest.report import make_report
-from sglang_dspark.loadtest.report_data import Run, model_of
-from sglang_dspark.loadtest.report_timeline import moments, shown_cells
-from sglang_dspark.loadtest.run_dir import SUMMARY_FILE, read_summary, write
+from sglang_dspark.loadtest.report import page_model, page_reference
+from sglang_dspark.loadtest.report.data import Run, model_of
+from sglang_dspark.loadtest.report.page import make_report
+from sglang_dspark.loadtest.report.page_model import MIX, LoadModel, Workload, mean_logits
+from sglang_dspark.loadtest.report.page_reference import POLICIES, Choice, outcome
+from sglang_dspark.loadtest.report.timeline import moments, shown_cells
+from sglang_dspark.loadtest.sweep.run_dir import SUMMARY_FILE, read_summary, write
 from tests.loadtest.made_run import (
     CONTEXT,
     GAMMA,

@@ -12,14 +12,14 @@ from pathlib import Path
 import pytest
 from matplotlib.transforms import Bbox
 
-from sglang_dspark.loadtest import report_data
-from sglang_dspark.loadtest.page_model import MIX
-from sglang_dspark.loadtest.page_reference import Choice, outcome
-from sglang_dspark.loadtest.report import make_report
-from sglang_dspark.loadtest.report_data import Run, verified_drafts
-from sglang_dspark.loadtest.report_figures import Drawn, draw_all
-from sglang_dspark.loadtest.report_tiles import tiles
-from sglang_dspark.loadtest.run_dir import SUMMARY_FILE, Level, read_summary, write
+from sglang_dspark.loadtest.report import data as report_data
+from sglang_dspark.loadtest.report.data import Run, verified_drafts
+from sglang_dspark.loadtest.report.figures import Drawn, draw_all
+from sglang_dspark.loadtest.report.page import make_report
+from sglang_dspark.loadtest.report.page_model import MIX
+from sglang_dspark.loadtest.report.page_reference import Choice, outcome
+from sglang_dspark.loadtest.report.tiles import tiles
+from sglang_dspark.loadtest.sweep.run_dir import SUMMARY_FILE, Level, read_summary, write
 from tests.loadtest.made_run import GAMMA, SURVIVAL, USERS, make_run, true_model
 from tests.loadtest.test_report import CHROMIUM, in_browser
 

@@ -12,9 +12,9 @@ from typer.testing import CliRunner
 from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.intervals import METHOD, paired_ratio
-from sglang_dspark.loadtest.adaptive import Figure
-from sglang_dspark.loadtest.adaptive_results import as_metrics
-from sglang_dspark.loadtest.republish import republish
+from sglang_dspark.loadtest.bench.adaptive import Figure
+from sglang_dspark.loadtest.bench.adaptive_results import as_metrics
+from sglang_dspark.loadtest.bench.republish import republish
 
 ROOT = Path(__file__).resolve().parents[2]
 SPEEDS = {

@@ -6,6 +6,7 @@ therefore not asked here but in test_records.
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import signal
@@ -13,21 +14,23 @@ import subprocess
 import sys
 import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
+import psutil
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest import runner
-from sglang_dspark.loadtest.bodies import Api
-from sglang_dspark.loadtest.cell import CellPlan, CellPrompt
-from sglang_dspark.loadtest.records_file import read_records
-from sglang_dspark.loadtest.runner import PLAN_FILE, CellResult, load_cell, run_cell
-from sglang_dspark.loadtest.schedule import (
+from sglang_dspark.loadtest.client import runner
+from sglang_dspark.loadtest.client.bodies import Api
+from sglang_dspark.loadtest.client.cell import CellPlan, CellPrompt
+from sglang_dspark.loadtest.client.records_file import read_records
+from sglang_dspark.loadtest.client.runner import PLAN_FILE, CellResult, load_cell, run_cell
+from sglang_dspark.loadtest.client.schedule import (
     Arrivals,
     Bursts,
     ClosedLoop,
@@ -240,12 +243,33 @@ def test_locust_itself_runs_the_file_without_a_plan(url: str, tmp_path: Path) ->
     assert any(record.ok for record in records)
 
 
+def test_two_cells_at_a_time_listen_on_the_loopback_alone(url: str, tmp_path: Path) -> None:
+    folders = [tmp_path / name for name in ("one", "other")]
+    listening: set[str] = set()
+
+    def look() -> None:
+        for folder in folders:
+            for number in generators(folder):
+                with contextlib.suppress(psutil.NoSuchProcess):
+                    sockets = psutil.Process(number).net_connections("inet")
+                    listening.update(s.laddr.ip for s in sockets if s.status == psutil.CONN_LISTEN)
+
+    def cell(folder: Path) -> CellResult:
+        load = plan(ClosedLoop(users=2, requests=4))
+        return run_cell(load, url, folder, processes=2, on_poll=look)
+
+    with ThreadPoolExecutor(2) as pool:
+        cells = list(pool.map(cell, folders))
+    assert [[r.outcome for r in cell.records] for cell in cells] == [["ok"] * 4] * 2
+    assert listening == {"127.0.0.1"}
+
+
 def test_ctrl_c_leaves_no_process(url: str, tmp_path: Path) -> None:
     plan(ClosedLoop(users=2, requests=200)).save(tmp_path / PLAN_FILE)
     code = (
         "import sys; from pathlib import Path\n"
-        "from sglang_dspark.loadtest.cell import CellPlan\n"
-        "from sglang_dspark.loadtest.runner import run_cell\n"
+        "from sglang_dspark.loadtest.client.cell import CellPlan\n"
+        "from sglang_dspark.loadtest.client.runner import run_cell\n"
         "folder = Path(sys.argv[2]); plan = CellPlan.load(folder / 'plan.json')\n"
         "poll = lambda: print('up', flush=True)\n"
         "run_cell(plan, sys.argv[1], folder, processes=2, on_poll=poll)\n"

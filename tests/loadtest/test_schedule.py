@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.schedule import (
+from sglang_dspark.loadtest.client.schedule import (
     Arrivals,
     Bursts,
     ClosedLoop,

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.server import (
+from sglang_dspark.loadtest.servers.server import (
     ServerProcess,
     ServerSpec,
     run_directory,
@@ -99,7 +99,7 @@ def test_a_server_that_is_never_ready_is_stopped(tmp_path: Path) -> None:
 SCRIPT = """
 import sys, time
 from pathlib import Path
-from sglang_dspark.loadtest.server import ServerProcess, ServerSpec, stop_on_signals
+from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec, stop_on_signals
 spec = ServerSpec("small", Path("m"), int(sys.argv[1]), module="tests.loadtest.small_server")
 with stop_on_signals():
     server = ServerProcess(spec, Path(sys.argv[2])).start()

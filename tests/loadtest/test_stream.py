@@ -10,8 +10,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_dspark.loadtest.bodies import Api, Sampling, request_body
-from sglang_dspark.loadtest.stream import Answer, SseDecoder, refusal
+from sglang_dspark.loadtest.client.bodies import Api, Sampling, request_body
+from sglang_dspark.loadtest.client.stream import Answer, SseDecoder, refusal
 
 EVENTS = ['{"a": "é"}', "two\nlines", "[DONE]"]
 BYTES = (

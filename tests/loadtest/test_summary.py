@@ -8,13 +8,13 @@ from typing import Any
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest import run_dir
-from sglang_dspark.loadtest.gates import misses, parse_gate
-from sglang_dspark.loadtest.run_dir import Cell, Percentiles, cell_name
-from sglang_dspark.loadtest.summary import Cells, matched_summary, summarise
-from sglang_dspark.loadtest.sweep_config import SweepConfig
-from sglang_dspark.loadtest.sweep_result import as_metrics
-from sglang_dspark.loadtest.sweep_run import searched
+from sglang_dspark.loadtest.sweep import run_dir
+from sglang_dspark.loadtest.sweep.config import SweepConfig
+from sglang_dspark.loadtest.sweep.gates import misses, parse_gate
+from sglang_dspark.loadtest.sweep.result import as_metrics
+from sglang_dspark.loadtest.sweep.run import searched
+from sglang_dspark.loadtest.sweep.run_dir import Cell, Percentiles, cell_name
+from sglang_dspark.loadtest.sweep.summary import Cells, matched_summary, summarise
 
 CONFIG = SweepConfig(
     arms=["plain", "mtp1", "dspark"],

@@ -24,12 +24,12 @@ from rich.console import Console
 from sglang_dspark.cli._demo_sweep import sweep_and_report
 from sglang_dspark.cli.sweep import sweep
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest import run_dir
-from sglang_dspark.loadtest.fleet import LOGS, end_writers
-from sglang_dspark.loadtest.records_file import read_records
-from sglang_dspark.loadtest.server import ServerProcess
-from sglang_dspark.loadtest.sweep_config import load_sweep
-from sglang_dspark.loadtest.sweep_setup import choose_arms
+from sglang_dspark.loadtest.client.records_file import read_records
+from sglang_dspark.loadtest.servers.fleet import LOGS, end_writers
+from sglang_dspark.loadtest.servers.server import ServerProcess
+from sglang_dspark.loadtest.sweep import run_dir
+from sglang_dspark.loadtest.sweep.config import load_sweep
+from sglang_dspark.loadtest.sweep.setup import choose_arms
 from tests.ports import free_ports
 from tests.signals import heed_signals
 

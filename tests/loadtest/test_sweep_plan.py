@@ -10,11 +10,11 @@ import pytest
 import yaml
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.mixes import Mix, cell_prompts, load_mix
-from sglang_dspark.loadtest.run_dir import Pilot
-from sglang_dspark.loadtest.schedule import Poisson
-from sglang_dspark.loadtest.sweep_config import SweepConfig, load_sweep
-from sglang_dspark.loadtest.sweep_plan import all_loads, cell_plan, interleaved, rough_seconds
+from sglang_dspark.loadtest.client.mixes import Mix, cell_prompts, load_mix
+from sglang_dspark.loadtest.client.schedule import Poisson
+from sglang_dspark.loadtest.sweep.config import SweepConfig, load_sweep
+from sglang_dspark.loadtest.sweep.plan import all_loads, cell_plan, interleaved, rough_seconds
+from sglang_dspark.loadtest.sweep.run_dir import Pilot
 
 DEMO = Path(__file__).resolve().parents[2] / "configs" / "sweep" / "cpu-demo.yaml"
 # As measured on a machine of 2 cores: tokens/s of the plain server.

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from sglang_dspark.intervals import paired_ratio
-from sglang_dspark.loadtest.verdict import arm_order, verdict
+from sglang_dspark.loadtest.sweep.verdict import arm_order, verdict
 
 
 def test_the_verdict_refuses_what_it_cannot_tell() -> None:

@@ -10,7 +10,7 @@ import pytest
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import EvalPrompt, demo_prompts
-from sglang_dspark.loadtest.workload import (
+from sglang_dspark.loadtest.servers.workload import (
     drafter_gamma,
     dspark_server,
     interleave,

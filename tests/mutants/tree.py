@@ -32,7 +32,7 @@ FIRST_LINE = "from __future__ import annotations\n"
 CANARIES = (
     "sglang_dspark/verify/greedy.py",
     "kernels/__init__.py",
-    "loadtest/sla.py",
+    "loadtest/sweep/sla.py",
     "patches/seam.py",
 )
 

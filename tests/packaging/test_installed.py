@@ -103,8 +103,8 @@ def test_a_shipped_configuration_is_found_by_name(installed: Installed) -> None:
         assert "cpu-demo, demo" in done.stderr
     code = (
         "from pathlib import Path; from sglang_dspark.shipped import config_file as f;"
-        "from sglang_dspark.loadtest.sweep_config import load_sweep;"
-        "from sglang_dspark.loadtest.sweep_setup import choose_arms, drafter_folders;"
+        "from sglang_dspark.loadtest.sweep.config import load_sweep;"
+        "from sglang_dspark.loadtest.sweep.setup import choose_arms, drafter_folders;"
         "c = load_sweep(f('sweep', Path('cpu-demo'))); a = choose_arms(c);"
         "print(*drafter_folders(c, a).values(), f('train', Path('tv/full')), sep='\\n');"
         "Path('cpu-demo').write_text(''); print(f('sweep', Path('cpu-demo')))"

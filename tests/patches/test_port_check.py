@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.ports import require_free_port
+from sglang_dspark.ports import free_port, require_free_port
 from tests.ports import free_ports
 
 
@@ -15,6 +15,10 @@ def test_a_free_port_passes_and_stays_free() -> None:
     port = free_ports()
     require_free_port("127.0.0.1", port)
     require_free_port("127.0.0.1", port)
+
+
+def test_a_port_found_free_passes() -> None:
+    require_free_port("127.0.0.1", free_port("127.0.0.1"))
 
 
 def test_a_port_in_use_is_refused() -> None:

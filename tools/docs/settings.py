@@ -14,8 +14,8 @@ from typing import Any
 from pydantic import BaseModel
 
 from sglang_dspark.evaluation.trace_plan import TracePlan
-from sglang_dspark.loadtest.arms import Arm
-from sglang_dspark.loadtest.sweep_config import SweepConfig
+from sglang_dspark.loadtest.servers.arms import Arm
+from sglang_dspark.loadtest.sweep.config import SweepConfig
 from sglang_dspark.serving.config import DSparkConfig
 from sglang_dspark.training.config import RunConfig
 

@@ -28,7 +28,7 @@ from markdown_it import MarkdownIt
 from sglang_dspark.common.machine import cpu_description, with_speed
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.results import commit, now, require_clean, write_document
-from sglang_dspark.loadtest.server import stop_on_signals
+from sglang_dspark.loadtest.servers.server import stop_on_signals
 from sglang_dspark.ports import require_free_port
 
 PAGE = Path(__file__).resolve().parents[2] / "docs" / "training.md"

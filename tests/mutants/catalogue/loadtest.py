@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-SLA = "loadtest/sla.py"
-MEASURE = "loadtest/measure.py"
-METRICS = "loadtest/metrics.py"
+SLA = "loadtest/sweep/sla.py"
+MEASURE = "loadtest/client/measure.py"
+METRICS = "loadtest/client/metrics.py"
 CAPACITY = ("tests/loadtest/test_frontier.py",)
 RECORDS = "tests/loadtest/test_records.py"
 COUNTS = "tests/loadtest/test_metrics.py"
@@ -87,7 +87,7 @@ MUTANTS = (
     Mutant(
         name="p95 of the median's column",
         area="metrics",
-        file="loadtest/summary.py",
+        file="loadtest/sweep/summary.py",
         old="ttft = cell.ttft.p95\n",
         new="ttft = cell.ttft.p50\n",
         tests=("tests/loadtest/test_summary.py",),
@@ -95,7 +95,7 @@ MUTANTS = (
     Mutant(
         name="void cells compared",
         area="metrics",
-        file="loadtest/summary.py",
+        file="loadtest/sweep/summary.py",
         old="if not c.void and c.tokens_per_s",
         new="if c.tokens_per_s",
         tests=("tests/loadtest/test_summary.py::test_void_cells_are_left_out_and_said",),
@@ -143,7 +143,7 @@ MUTANTS = (
     Mutant(
         name="a frontier that goes on where nothing was measured",
         area="metrics",
-        file="loadtest/frontier.py",
+        file="loadtest/sweep/frontier.py",
         old="if not best or throughput > best[-1].throughput:",
         new="if not best:",
         tests=CAPACITY,

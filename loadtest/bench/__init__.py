@@ -1,0 +1,1 @@
+"""Closed loops without locust: drafts against none, measured in pairs in one run."""

@@ -1,0 +1,189 @@
+"""DSPARK against plain decoding, measured in pairs: what `dspark bench serve` runs.
+
+Both servers are up the whole time and exactly one may run: the other is frozen (SIGSTOP), because
+an idle SGLang scheduler polls and would take CPU time from the one that is measured. A repeat
+measures each of them once, next to each other, at every concurrency; who goes first alternates.
+The prefix cache is emptied and a request thrown away before each round. Throughput counts while all
+users are busy; what a whole round takes, drain included, stands beside it (`load`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.intervals import paired_ratio
+from sglang_dspark.loadtest.client.client import Sampling, SGLangClient
+from sglang_dspark.loadtest.client.load import Round, closed_loop
+from sglang_dspark.loadtest.client.metrics import (
+    Completion,
+    SpecStats,
+    median,
+    per_user_speed,
+    step_ms,
+)
+from sglang_dspark.loadtest.servers.server import ServerProcess
+
+_WARM_UP = Sampling(max_new_tokens=8)
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What is measured: rendered prompts, concurrencies, repeats, length of an answer."""
+
+    prompts: tuple[str, ...]
+    concurrency: tuple[int, ...]
+    repeats: int
+    max_new_tokens: int
+
+    def __post_init__(self) -> None:
+        if not self.concurrency or min(self.concurrency) < 1:
+            raise DSparkError("concurrency must be a list of positive numbers, such as 1,4,8")
+        if self.repeats < 1:
+            raise DSparkError(f"repeats must be at least 1, got {self.repeats}")
+
+    def batch(self, users: int) -> list[str]:
+        """Prompts of one round: a dozen, or three per user where that is more, from the top."""
+        count = max(12, 3 * users)
+        return [self.prompts[i % len(self.prompts)] for i in range(count)]
+
+    @property
+    def rounds(self) -> int:
+        """How many rounds there will be."""
+        return 2 * self.repeats * len(self.concurrency)
+
+
+@dataclass(frozen=True)
+class PairedRound:
+    """The same prompts at the same concurrency on both servers, one after the other."""
+
+    plain: Round
+    dspark: Round
+
+
+async def measure(
+    plain: ServerProcess,
+    dspark: ServerProcess,
+    plan: Plan,
+    on_round: Callable[[str, Round], None],
+) -> dict[int, list[PairedRound]]:
+    """All rounds, by concurrency; both servers must be ready and running.
+
+    on_round: called after each round with the server's name. Raises DSparkError when a server
+    fails a request.
+    """
+    servers = {"plain": plain, "dspark": dspark}
+    for server in servers.values():
+        server.pause()
+    results: dict[int, list[PairedRound]] = {users: [] for users in plan.concurrency}
+    for repeat in range(plan.repeats):
+        for number, users in enumerate(plan.concurrency):
+            order = list(servers) if (repeat + number) % 2 == 0 else list(servers)[::-1]
+            rounds: dict[str, Round] = {}
+            for name in order:
+                rounds[name] = await _round(servers[name], plan, users)
+                on_round(name, rounds[name])
+            results[users].append(PairedRound(rounds["plain"], rounds["dspark"]))
+    return results
+
+
+async def _round(server: ServerProcess, plan: Plan, users: int) -> Round:
+    server.resume()
+    try:
+        async with SGLangClient(server.spec.url) as client:
+            await client.complete(plan.prompts[-1], _WARM_UP)
+            await client.flush_cache()
+            sampling = Sampling(plan.max_new_tokens)
+            requests = [(prompt, sampling) for prompt in plan.batch(users)]
+            return await closed_loop(client, requests, users)
+    finally:
+        server.pause()
+
+
+def as_metrics(results: dict[int, list[PairedRound]], plan: Plan, gamma: int) -> dict[str, Any]:
+    """JSON-ready: medians over the repeats, and geometric means of paired ratios with intervals.
+
+    Every repeat's own figures stand beside them, so that the ratios can be taken again
+    (`republish`).
+    """
+    rows = [_row(users, pairs) for users, pairs in results.items()]
+    metrics: dict[str, Any] = {
+        "gamma": gamma,
+        "by_concurrency": rows,
+        "repeats": plan.repeats,
+        "max_new_tokens": plan.max_new_tokens,
+        "method": (
+            "both servers up, the idle one frozen (SIGSTOP); rounds alternate; tokens/s while all "
+            "users are busy, whole_round from the first request to the last answer"
+        ),
+    }
+    if 1 in results:
+        alone = next(row for row in rows if row["concurrency"] == 1)
+        metrics = {
+            "speedup_vs_plain_c1": alone["speedup"],
+            "tau_demo": alone["tau"],
+            "step": step_cost(
+                [step_ms(pair.dspark.completions) for pair in results[1]],
+                [step_ms(pair.plain.completions) for pair in results[1]],
+            ),
+            **metrics,
+        }
+    return metrics
+
+
+def _row(users: int, pairs: Sequence[PairedRound]) -> dict[str, Any]:
+    repeats = {
+        "plain": [pair.plain.tokens_per_s for pair in pairs],
+        "dspark": [pair.dspark.tokens_per_s for pair in pairs],
+        "plain_whole": [pair.plain.whole_tokens_per_s for pair in pairs],
+        "dspark_whole": [pair.dspark.whole_tokens_per_s for pair in pairs],
+    }
+    ours = [done for pair in pairs for done in pair.dspark.completions]
+    theirs = [done for pair in pairs for done in pair.plain.completions]
+    equal = sum(a.ids == b.ids for a, b in zip(ours, theirs, strict=True))
+    return {
+        "concurrency": users,
+        "plain": median(repeats["plain"]),
+        "dspark": median(repeats["dspark"]),
+        **speedups(repeats),
+        "plain_per_user": median([per_user_speed(p.plain.completions) for p in pairs]),
+        "dspark_per_user": median([per_user_speed(p.dspark.completions) for p in pairs]),
+        "plain_ttft_ms": 1e3 * median([done.ttft for done in theirs]),
+        "dspark_ttft_ms": 1e3 * median([done.ttft for done in ours]),
+        "tau": _tau(ours),
+        "identical": [equal, len(ours)],
+        "repeats": repeats,
+    }
+
+
+def speedups(repeats: Mapping[str, Sequence[float]]) -> dict[str, Any]:
+    """Ratios of a row. repeats: tokens/s of each as in the row, while all are busy and, in newer
+    files, over whole rounds (`*_whole`).
+
+    Intervals are null with fewer than three repeats.
+    """
+    found: dict[str, Any] = {}
+    for name, suffix in (("speedup", ""), ("whole_round_speedup", "_whole")):
+        if f"dspark{suffix}" in repeats:
+            ratio = paired_ratio(repeats[f"dspark{suffix}"], repeats[f"plain{suffix}"])
+            found |= {name: ratio.mid, f"{name}_ci95": ratio.bounds, "interval": ratio.method}
+    return found
+
+
+def step_cost(verify_ms: Sequence[float], plain_decode_ms: Sequence[float]) -> dict[str, Any]:
+    """Cost of a served step at one user, first token excluded; each argument has every repeat's."""
+    ratio = paired_ratio(verify_ms, plain_decode_ms)
+    return {
+        "verify_ms": median(verify_ms),
+        "plain_decode_ms": median(plain_decode_ms),
+        "ratio": ratio.mid,
+        "ratio_ci95": ratio.bounds,
+        "interval": ratio.method,
+        "repeats": {"verify_ms": list(verify_ms), "plain_decode_ms": list(plain_decode_ms)},
+    }
+
+
+def _tau(completions: Sequence[Completion]) -> float:
+    return SpecStats.total(done.spec for done in completions if done.spec is not None).tau

@@ -1,0 +1,83 @@
+"""One cell of a sweep, ready to be sent: rendered prompts, schedule, sampling; a JSON file.
+
+The file is what the load generator reads, and with the records it is all that is needed to take a
+cell's figures again.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Mapping
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from typing import Any
+
+from sglang_dspark.common.files import MOST_RECORDED, load_json, reading
+from sglang_dspark.common.writing import replacing
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.client.bodies import PATHS, Api, Prompt, Sampling, request_body
+from sglang_dspark.loadtest.client.schedule import Arrival, Schedule
+
+
+@dataclass(frozen=True)
+class CellPrompt:
+    """content: text for completions and `/generate`, messages for chat."""
+
+    id: str
+    domain: str
+    content: Prompt
+
+
+@dataclass(frozen=True)
+class CellPlan:
+    """What is sent. silence_s: longest wait for the next byte; limit_s: end of the cell."""
+
+    api: Api
+    prompts: tuple[CellPrompt, ...]
+    schedule: Schedule
+    temperature: float = 0.0
+    ignore_eos: bool = True
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    silence_s: float = 120.0
+    limit_s: float = 1800.0
+
+    def __post_init__(self) -> None:
+        if self.api not in PATHS:
+            raise DSparkError(f"no interface {self.api!r}; choose one of {', '.join(PATHS)}")
+        if not self.schedule.arrivals:
+            raise DSparkError("the cell has no request to send")
+        if max(arrival.prompt for arrival in self.schedule.arrivals) >= len(self.prompts):
+            raise DSparkError("the schedule names prompts that the cell does not have")
+        if self.silence_s <= 0 or self.limit_s <= 0:
+            raise DSparkError("silence_s and limit_s must be above 0")
+
+    @property
+    def users(self) -> int:
+        """Locust users: the closed loop's, or one per request so that none has to wait."""
+        return self.schedule.users or len(self.schedule.arrivals)
+
+    def body(self, arrival: Arrival) -> bytes:
+        """JSON body of one request."""
+        sampling = Sampling(
+            arrival.max_new_tokens, self.temperature, self.ignore_eos, dict(self.extra)
+        )
+        content = self.prompts[arrival.prompt].content
+        return json.dumps(request_body(self.api, content, sampling)).encode()
+
+    def save(self, path: Path) -> None:
+        """Write atomically. Raises DSparkError when the place cannot be written."""
+        try:
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+        except OSError as error:
+            raise DSparkError(f"cannot write the cell to {path}: {error.strerror}") from error
+
+    @classmethod
+    def load(cls, path: Path) -> CellPlan:
+        """Read what `save` wrote. Raises DSparkError on anything else."""
+        with reading(path, "cell plan", "sweep again"):
+            row = load_json(path, finite=False, most=MOST_RECORDED)
+            arrivals = tuple(Arrival(**each) for each in row["schedule"]["arrivals"])
+            row["schedule"] = Schedule(arrivals, row["schedule"]["users"])
+            row["prompts"] = tuple(CellPrompt(**each) for each in row["prompts"])
+            return cls(**row)

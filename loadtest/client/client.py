@@ -1,0 +1,166 @@
+"""Asynchronous client of an SGLang server that keeps the time and the tokens of each chunk.
+
+Three ways in: OpenAI completions and chat completions, streamed, and SGLang's own `/generate`,
+streamed or not. With `stream_interval` 1 (SGLang's default) the server sends one chunk per decoding
+step, so a chunk of n tokens is n - 1 accepted drafts and the bonus token. The server's own counts
+(`spec_tokens_details`, `meta_info`) come at the end and tell whether chunks were merged on the way.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import AsyncIterator, Mapping, Sequence
+from typing import Any
+
+import httpx
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.client.bodies import PATHS, Sampling, request_body
+from sglang_dspark.loadtest.client.metrics import Completion
+from sglang_dspark.loadtest.client.stream import Answer, OnChunk, refusal
+
+__all__ = ["OnChunk", "SGLangClient", "Sampling"]
+
+
+class SGLangClient:
+    """One server. `async with SGLangClient(url) as client: await client.complete(...)`."""
+
+    def __init__(self, url: str, timeout_s: float = 600.0):
+        """timeout_s: longest silence between two chunks."""
+        self._url = url
+        limits = httpx.Limits(max_connections=None)
+        self._http = httpx.AsyncClient(
+            base_url=url, trust_env=False, timeout=httpx.Timeout(timeout_s), limits=limits
+        )
+
+    async def __aenter__(self) -> SGLangClient:
+        return self
+
+    async def __aexit__(self, *_: object) -> None:
+        await self._http.aclose()
+
+    async def complete(
+        self, prompt: str | Sequence[int], sampling: Sampling, on_chunk: OnChunk | None = None
+    ) -> Completion:
+        """`/v1/completions`, streamed, with the token ids of each chunk.
+
+        prompt: text or token ids. Raises DSparkError as `_stream` does.
+        """
+        body = request_body("completions", prompt, sampling)
+        return await self._openai(PATHS["completions"], body, on_chunk)
+
+    async def chat(
+        self,
+        messages: Sequence[Mapping[str, str]],
+        sampling: Sampling,
+        on_chunk: OnChunk | None = None,
+    ) -> Completion:
+        """`/v1/chat/completions`, streamed. SGLang streams no token ids here: `ids` stay empty.
+
+        A step whose tokens give no text yet (half a character) is counted with the next chunk.
+        """
+        body = request_body("chat", messages, sampling)
+        return await self._openai(PATHS["chat"], body, on_chunk)
+
+    async def generate(
+        self,
+        prompt: str | Sequence[int],
+        sampling: Sampling,
+        *,
+        stream: bool = True,
+        on_chunk: OnChunk | None = None,
+        **fields: Any,
+    ) -> Completion:
+        """SGLang's `/generate`; `fields` are added to the request (`return_logprob=True`).
+
+        The last event's whole `meta_info` is in the result.
+        """
+        body = {**request_body("generate", prompt, sampling), "stream": stream, **fields}
+        answer = Answer(on_chunk)
+        began = time.perf_counter()
+        if stream:
+            async for event in self._events("/generate", body):
+                answer.native(event, time.perf_counter() - began)
+        else:
+            event = await self._post("/generate", body)
+            answer.native(event, time.perf_counter() - began)
+        return _completion(answer)
+
+    async def get_json(self, path: str) -> Any:
+        """JSON of a GET request (`/get_server_info`)."""
+        try:
+            response = await self._http.get(path)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        _raise_for(response.status_code, response.text, path)
+        return response.json()
+
+    async def flush_cache(self) -> None:
+        """Empty the server's prefix cache, so that a repeated prompt is prefilled again."""
+        await self._post("/flush_cache", {}, as_json=False)
+
+    async def _openai(
+        self, path: str, body: dict[str, Any], on_chunk: OnChunk | None
+    ) -> Completion:
+        answer = Answer(on_chunk)
+        began = time.perf_counter()
+        async for event in self._events(path, body):
+            answer.openai(event, time.perf_counter() - began)
+        return _completion(answer)
+
+    async def _post(self, path: str, body: dict[str, Any], *, as_json: bool = True) -> Any:
+        try:
+            response = await self._http.post(path, json=body)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        _raise_for(response.status_code, response.text, path)
+        return response.json() if as_json else response.text
+
+    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
+        """Server-sent events up to `[DONE]`.
+
+        Raises DSparkError when the server refuses the request, reports an error in the stream,
+        or the stream ends early.
+        """
+        try:
+            async with self._http.stream("POST", path, json=body) as response:
+                if response.status_code != 200:
+                    text = (await response.aread()).decode(errors="replace")
+                    _raise_for(response.status_code, text, path)
+                async for line in response.aiter_lines():
+                    if not line.startswith("data:"):
+                        continue
+                    data = line[len("data:") :].strip()
+                    if data == "[DONE]":
+                        return
+                    event = json.loads(data)
+                    if "error" in event:
+                        _raise_for(500, data, path)
+                    yield event
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        raise DSparkError(f"the stream from {self._url}{path} ended early; see the server's log")
+
+    def _unreachable(self, error: Exception) -> DSparkError:
+        reason = str(error) or type(error).__name__
+        return DSparkError(f"lost the server at {self._url} ({reason}); see its log")
+
+
+def _completion(answer: Answer) -> Completion:
+    if not answer.chunks:
+        raise DSparkError(
+            f"the server sent no token (finish reason {answer.finish_reason or 'unknown'})"
+        )
+    return Completion(
+        chunks=tuple(answer.chunks),
+        prompt_tokens=answer.prompt_tokens,
+        finish_reason=answer.finish_reason,
+        spec=answer.spec,
+        meta=answer.meta,
+    )
+
+
+def _raise_for(status: int, text: str, path: str) -> None:
+    if status >= 400:
+        raise DSparkError(f"the server refused {path} with status {status}: {refusal(text)}")

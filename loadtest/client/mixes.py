@@ -1,0 +1,90 @@
+"""Prompt mixes: math, code and chat of the evaluation set, shared-prefix conversations, own files.
+
+A mix is named by its parts, joined by commas: `math`, `code`, `chat`, `multi-turn`, or a JSONL file
+as `dspark eval` reads it. The conversations of `multi-turn` share one of a few long openings, and
+each of their turns is a request of its own that repeats all before it, as a chat server sees them.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from dataclasses import dataclass
+from importlib import resources
+from pathlib import Path
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.prompts import EvalPrompt, evaluation_prompts, read_prompts
+from sglang_dspark.loadtest.client.bodies import Api, Prompt
+from sglang_dspark.loadtest.client.cell import CellPrompt
+
+DOMAINS = ("math", "code", "chat")
+MULTI_TURN = "multi-turn"
+MULTI_TURN_FILE = "multi_turn.json"
+Render = Callable[[EvalPrompt], str]
+
+
+@dataclass(frozen=True)
+class Mix:
+    """Prompts, and the groups of their indices that are sent in this order."""
+
+    prompts: tuple[EvalPrompt, ...]
+    groups: tuple[tuple[int, ...], ...]
+
+
+def load_mix(name: str) -> Mix:
+    """The mix of that name. Raises DSparkError for an unknown part or a file without prompts."""
+    parts = [part.strip() for part in name.split(",") if part.strip()]
+    if not parts:
+        raise DSparkError(f"prompt mix {name!r} names nothing; try math,code,chat")
+    prompts: list[EvalPrompt] = []
+    groups: list[tuple[int, ...]] = []
+    for part in parts:
+        for group in _groups(part):
+            groups.append(tuple(range(len(prompts), len(prompts) + len(group))))
+            prompts += group
+    return Mix(tuple(prompts), tuple(groups))
+
+
+def multi_turn_prompts() -> list[list[EvalPrompt]]:
+    """The shipped conversations: of each, its turns as prompts of growing length."""
+    text = (resources.files(__package__) / MULTI_TURN_FILE).read_text(encoding="utf-8")
+    shipped = json.loads(text)
+    return [
+        [
+            EvalPrompt(f"{row['id']}-{asked // 2 + 1}", MULTI_TURN, tuple(turns[: asked + 1]))
+            for asked in range(0, len(turns), 2)
+        ]
+        for row in shipped["conversations"]
+        for turns in [_opened(shipped["openings"][row["opening"]], row["turns"])]
+    ]
+
+
+def cell_prompts(mix: Mix, api: Api, render: Render | None = None) -> tuple[CellPrompt, ...]:
+    """The prompts as one interface takes them.
+
+    render: makes text of a conversation for completions and `/generate`
+    (`workload.render` with the target's chat template); None joins the turns by blank lines.
+    """
+
+    def content(prompt: EvalPrompt) -> Prompt:
+        if api == "chat":
+            return prompt.messages()
+        return "\n\n".join(prompt.turns) if render is None else render(prompt)
+
+    return tuple(CellPrompt(each.id, each.domain, content(each)) for each in mix.prompts)
+
+
+def _groups(part: str) -> list[list[EvalPrompt]]:
+    if part == MULTI_TURN:
+        return multi_turn_prompts()
+    if part in DOMAINS:
+        return [[prompt] for prompt in evaluation_prompts() if prompt.domain == part]
+    if not Path(part).is_file():
+        known = ", ".join((*DOMAINS, MULTI_TURN))
+        raise DSparkError(f"no prompts {part!r}: neither one of {known} nor a file")
+    return [[prompt] for prompt in read_prompts(Path(part))]
+
+
+def _opened(opening: str, turns: list[str]) -> list[str]:
+    return [f"{opening}\n\n{turns[0]}", *turns[1:]]

@@ -1,0 +1,108 @@
+"""A locust user that reads streamed answers token by token.
+
+Every request has a connection of its own (`Connection: close`): a kept one may have been closed by
+the server in a pause of the schedule, and a POST cannot be sent again. Locust's own table shows
+whole requests; the exact times go to our records.
+"""
+
+from __future__ import annotations
+
+import json
+from typing import ClassVar
+
+from gevent.socket import timeout as socket_timeout
+from locust import FastHttpUser, constant, task
+from locust.contrib.fasthttp import FAILURE_EXCEPTIONS, ResponseContextManager
+from locust.exception import StopUser
+
+from sglang_dspark.loadtest.client.bodies import PATHS
+from sglang_dspark.loadtest.client.live import LiveCell, Pending
+from sglang_dspark.loadtest.client.records import Outcome
+from sglang_dspark.loadtest.client.stream import SseDecoder, refusal
+
+_HEADERS = {
+    "Content-Type": "application/json",
+    "Accept": "text/event-stream",
+    "Accept-Encoding": "identity",  # a compressed stream would arrive in lumps
+    "Connection": "close",
+}
+_TIMEOUTS = (TimeoutError, socket_timeout)
+
+
+class StreamingUser(FastHttpUser):
+    """Sends one request after another from the cell that the process runs."""
+
+    cell: ClassVar[LiveCell]  # set before users are made
+    wait_time = constant(0)
+
+    @task
+    def work(self) -> None:
+        """All requests of this user; it then leaves."""
+        for pending in self.cell.requests():
+            self._send(pending)
+        raise StopUser
+
+    def _send(self, pending: Pending) -> None:
+        plan = self.cell.plan
+        with self.client.post(
+            PATHS[plan.api],
+            data=plan.body(pending.arrival),  # type: ignore[arg-type]  # bytes go as they are
+            headers=_HEADERS,
+            name=plan.api,
+            stream=True,
+            catch_response=True,
+        ) as response:
+            outcome, error = self._outcome(response, pending)
+            record = self.cell.keep(pending, outcome, error)
+            begin = record.due
+            response.request_meta["response_time"] = 1e3 * (self.cell.now() - begin)
+            response.request_meta["response_length"] = record.total_tokens
+            if record.ok:
+                response.success()
+            else:
+                response.failure(f"{outcome}: {error}")
+
+    def _outcome(self, response: ResponseContextManager, pending: Pending) -> tuple[Outcome, str]:
+        """Read the answer to its end; what became of it and, unless "ok", why."""
+        failure = getattr(response, "error", None)
+        pending.status = response.status_code
+        if pending.status == 0:
+            return ("timeout" if isinstance(failure, _TIMEOUTS) else "connection"), _said(failure)
+        try:
+            if pending.status != 200:
+                return "http", refusal(response.text or "")
+            return self._read(response, pending)
+        except _TIMEOUTS:
+            return "timeout", f"nothing for {self.network_timeout:g} s"
+        except FAILURE_EXCEPTIONS as error:
+            return "cut", _said(error)
+        except (ValueError, LookupError, TypeError, AttributeError) as error:
+            return "malformed", _said(error)
+
+    def _read(self, response: ResponseContextManager, pending: Pending) -> tuple[Outcome, str]:
+        decoder, answer, sent = SseDecoder(), pending.answer, pending.sent or 0.0
+        while line := response.stream.readline(b"\n"):
+            at = self.cell.now() - sent
+            for data in decoder.feed(bytes(line)):
+                if data == "[DONE]":
+                    return _verdict(pending)
+                event = json.loads(data)
+                if "error" in event:
+                    return "error", refusal(data)
+                answer.add(self.cell.plan.api, event, at)
+        return "cut", "the stream ended without [DONE]"
+
+
+def _verdict(pending: Pending) -> tuple[Outcome, str]:
+    answer = pending.answer
+    if answer.finish_reason == "abort":
+        return "error", refusal(json.dumps(answer.meta.get("finish_reason", "aborted")))
+    if not answer.chunks:
+        return "empty", f"no token (finish reason {answer.finish_reason or 'unknown'})"
+    if answer.tokens == 0:
+        return "malformed", "the server counted no tokens in its stream"
+    return "ok", ""
+
+
+def _said(error: object) -> str:
+    return " ".join(f"{type(error).__name__}: {error}".split())[:300]

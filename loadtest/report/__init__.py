@@ -1,0 +1,1 @@
+"""A sweep as one HTML page and its figures as PNG files."""

@@ -1,0 +1,1 @@
+"""The servers under load: child processes, their flags, their cores."""

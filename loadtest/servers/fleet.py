@@ -1,0 +1,163 @@
+"""The servers of a sweep: started as they are needed, frozen while another one is measured, ended.
+
+An idle SGLang scheduler still polls, and on a small machine that costs the arm that is measured; a
+frozen one (SIGSTOP) takes nothing and keeps its memory. Arms given by URL are used as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import signal
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import contextmanager
+from dataclasses import dataclass
+from functools import partial
+from pathlib import Path
+
+import httpx
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.servers.arms import Arm
+from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
+
+LOGS = "logs"
+Tick = Callable[[str, float], None]
+
+
+@dataclass(frozen=True)
+class Place:
+    """Where one arm is served: launched from `spec`, or running at `url` already."""
+
+    arm: Arm
+    url: str
+    spec: ServerSpec | None
+
+
+class Fleet:
+    """All servers of a sweep. A context manager: nothing runs after it."""
+
+    def __init__(
+        self, places: Sequence[Place], run: Path, ready_s: float, cores: Sequence[int] = ()
+    ):
+        """run: the sweep's folder, for the logs; ready_s: longest wait for a server's health;
+        cores: the only ones that servers may use, empty for all."""
+        self.places = {place.arm.name: place for place in places}
+        self._logs, self._ready_s, self._cores = run / LOGS, ready_s, cores
+        self._running: dict[str, ServerProcess] = {}
+        self._ready: set[str] = set()
+        self.ready_after: dict[str, float] = {}
+        self.starts: dict[str, int] = {}  # how often each has been started
+
+    def __enter__(self) -> Fleet:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        with ThreadPoolExecutor() as pool:  # each of them takes seconds to end
+            list(pool.map(self.stop, list(self._running)))
+
+    def ensure(self, names: Sequence[str], tick: Tick) -> None:
+        """Have these arms' servers up, each frozen; those that are not are started side by side.
+
+        tick: called with an arm's name and the seconds waited. Raises DSparkError when one does not
+        come up, naming its log, or when no server answers at an arm's URL.
+        """
+        for name in names:
+            if not self.alive(name):
+                self._launch(name)
+        for name in names:
+            server = self._running.get(name)
+            if server is None or name in self._ready:
+                continue
+            self.ready_after[name] = server.wait_ready(self._ready_s, partial(tick, name))
+            self.starts[name] = self.starts.get(name, 0) + 1
+            self._ready.add(name)
+            server.pause()
+
+    def _launch(self, name: str) -> None:
+        place = self.places[name]
+        if place.spec is None:
+            raise DSparkError(f"arm {name}: no healthy server answers at {place.url}/health")
+        self.stop(name)  # what is left of one that died
+        end_writers(self.log_path(name))
+        self._keep_log(name)
+        self._running[name] = ServerProcess(place.spec, self._logs, self._cores)
+        self._running[name].start()
+
+    def adopt(self, name: str, server: ServerProcess) -> None:
+        """Take over an arm's server that was started elsewhere and is ready: freeze it now, stop
+        it in the end."""
+        self._running[name] = server
+        self._ready.add(name)
+        self.starts[name] = self.starts.get(name, 0) + 1
+        if server.ready_after is not None:
+            self.ready_after[name] = server.ready_after
+        server.pause()
+
+    def alive(self, name: str) -> bool:
+        """Whether its first process runs; for an arm by URL, whether it answers."""
+        if name in self._running:
+            return self._running[name].alive()
+        return self.places[name].spec is None and _answers(self.places[name].url)
+
+    @contextmanager
+    def awake(self, name: str) -> Iterator[str]:
+        """Let the arm's server run within; its address."""
+        server = self._running.get(name)
+        if server is not None:
+            server.resume()
+        try:
+            yield self.places[name].url
+        finally:
+            if server is not None:
+                server.pause()
+
+    def stop(self, name: str) -> None:
+        """End the arm's server, if we run one."""
+        server = self._running.pop(name, None)
+        self._ready.discard(name)
+        if server is not None:
+            server.stop()
+
+    def stop_others(self, name: str) -> None:
+        """End every server of ours but this arm's."""
+        for other in [each for each in self._running if each != name]:
+            self.stop(other)
+
+    def log_tail(self, name: str) -> str:
+        """Last lines of its log, "" for an arm by URL."""
+        server = self._running.get(name)
+        return "" if server is None else server.log_tail()
+
+    def log_path(self, name: str) -> Path:
+        """Where its log is."""
+        return self._logs / f"{name}.log"
+
+    def _keep_log(self, name: str) -> None:
+        """A server that is started again writes a new log; the old one tells why."""
+        log = self.log_path(name)
+        if log.exists():
+            number = len(list(self._logs.glob(f"{name}.log.*"))) + 1
+            log.replace(log.with_name(f"{log.name}.{number}"))
+
+
+def end_writers(log: Path) -> None:
+    """Kill the processes whose output goes to this log.
+
+    When a sweep is killed while a server starts, SGLang's own processes are not tied to theirs yet
+    and stay; the sweep that goes on in the same folder ends them. Nothing where there is no /proc.
+    """
+    wanted = str(log.absolute())
+    for output in Path("/proc").glob("[0-9]*/fd/1"):
+        try:
+            if os.readlink(output) == wanted:
+                os.kill(int(output.parts[2]), signal.SIGKILL)
+        except OSError:
+            continue  # it has ended meanwhile, or is another user's
+
+
+def _answers(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", trust_env=False, timeout=5.0).status_code == 200
+    except httpx.TransportError:
+        return False

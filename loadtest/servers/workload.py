@@ -1,0 +1,65 @@
+"""What is sent and to whom: prompts in the target's chat template, and the servers' flags."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+
+from jinja2.sandbox import ImmutableSandboxedEnvironment
+
+from sglang_dspark.common.files import integer, load_json, reading
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.prompts import EvalPrompt
+from sglang_dspark.loadtest.servers.server import ServerSpec
+
+# Small pools: a demo needs no more, and two servers fit a laptop's memory side by side.
+_POOLS = ("--max-running-requests", "16", "--max-total-tokens", "32768")
+
+
+def interleave(prompts: Sequence[EvalPrompt]) -> list[EvalPrompt]:
+    """The same prompts with the domains taking turns, so that any prefix is a mix."""
+    queues: dict[str, list[EvalPrompt]] = {}
+    for prompt in prompts:
+        queues.setdefault(prompt.domain, []).append(prompt)
+    longest = max(len(queue) for queue in queues.values())
+    return [queue[i] for i in range(longest) for queue in queues.values() if i < len(queue)]
+
+
+def render(target: Path, prompt: EvalPrompt) -> str:
+    """A prompt in the target's own chat template, up to where the answer begins.
+
+    Done here, and not by the server's chat interface, because only SGLang's completions interface
+    streams token ids. Raises DSparkError when the target has no template.
+    """
+    path = target / "chat_template.jinja"
+    if not path.is_file():
+        raise DSparkError(f"{target} has no chat_template.jinja; name a chat model with one")
+    environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
+    template = environment.from_string(path.read_text())
+    return template.render(messages=prompt.messages(), add_generation_prompt=True)
+
+
+def plain_server(target: Path, port: int, device: str) -> ServerSpec:
+    """The target without speculation. device: `cpu`, or `cuda` for SGLang's own choice of types."""
+    return ServerSpec("plain", target, port, (*device_flags(device), *_POOLS))
+
+
+def dspark_server(target: Path, drafter: Path, port: int, device: str) -> ServerSpec:
+    """The target with DSPARK; the flags are the plain server's and the drafter's."""
+    speculation = ("--speculative-algorithm", "DSPARK")
+    draft = ("--speculative-draft-model-path", str(drafter))
+    arguments = (*device_flags(device), *speculation, *draft, *_POOLS)
+    return ServerSpec("dspark", target, port, arguments)
+
+
+def drafter_gamma(drafter: Path) -> int:
+    """Block size gamma of a drafter directory."""
+    path = drafter / "config.json"
+    with reading(path, "DSpark drafter's config", "name another drafter"):
+        return integer(load_json(path, finite=False)["block_size"], 1, 4096)
+
+
+def device_flags(device: str) -> tuple[str, ...]:
+    """The server's flags for a device: `cpu`, or `cuda` for SGLang's own choice of types."""
+    # float32 on CPUs: bfloat16 is several times slower where the instruction set has no dot product
+    return ("--device", "cpu", "--dtype", "float32") if device == "cpu" else ("--device", device)

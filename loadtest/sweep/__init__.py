@@ -1,0 +1,1 @@
+"""A sweep: its configuration, plan and cells, its folder, and what they say together."""

@@ -1,0 +1,190 @@
+"""What `dspark sweep` is told: arms, loads, prompts, service level, time. One YAML file.
+
+`smoke:` holds fields that `--smoke` puts in place of the others. Unknown fields are errors.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from sglang_dspark.common.files import fault, load_yaml, wrong_fields
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.client.bodies import PATHS, Api
+from sglang_dspark.loadtest.client.schedule import Lengths, parse_arrivals
+from sglang_dspark.loadtest.sweep.sla import Sla
+
+Positive = Annotated[float, Field(gt=0)]
+Users = Annotated[int, Field(ge=1)]
+
+
+class _Section(BaseModel):
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class OpenLoop(_Section):
+    """Arrivals that do not wait for answers."""
+
+    kind: Literal["poisson", "gamma"] = Field("poisson", description="gaps between arrivals")
+    load: list[Positive] = Field(
+        [],
+        description="rates as shares of the throughput that the baseline arm reached in the pilot, "
+        "so that one file fits every machine",
+    )
+    cv: Positive = Field(2.0, description="coefficient of variation of gamma's gaps")
+    arrivals: list[dict[str, Any]] = Field(
+        [],
+        description="fixed arrivals, each a mapping: `kind: trace` with path, speed, requests; "
+        "`bursts` with size, every_s, count; `ramp` with from_rate, to_rate, seconds",
+    )
+
+    @field_validator("arrivals")
+    @classmethod
+    def _known(cls, value: list[dict[str, Any]]) -> list[dict[str, Any]]:
+        for each in value:
+            _or_value_error(parse_arrivals, each)
+        return value
+
+
+class SlaLimits(_Section):
+    """Limits of one service level."""
+
+    speed_p50: float | None = Field(None, description="floor of the median user, tokens/s")
+    speed_p10: float | None = Field(None, description="floor of the slowest tenth, tokens/s")
+    ttft_p95: float | None = Field(None, description="ceiling of the time to first token, s")
+
+    def sla(self) -> Sla:
+        """The level to judge by. Raises DSparkError for a level that makes no sense."""
+        return Sla(self.speed_p50, self.speed_p10, self.ttft_p95)
+
+
+class Comparison(_Section):
+    """`over` against `under`: what the verdict is about."""
+
+    over: str = Field(description="arm that should be ahead")
+    under: str = Field(description="arm that it is compared with")
+
+
+class SweepConfig(_Section):
+    """A sweep: arms, loads, prompts, service levels, time."""
+
+    name: str = Field("sweep", description="the file's name, unless given")
+    arms: list[str] = Field(
+        min_length=1, description="names of files in `arms_folder`, or YAML files"
+    )
+    arms_folder: Path = Field(Path("../serve"), description="relative to the sweep's file")
+    urls: dict[str, str] = Field({}, description="arms that run already: name and address")
+    baseline: str = Field(
+        "plain", description="arm that sizes the cells and that others are compared with"
+    )
+    compare: Comparison | None = Field(None, description="the two arms of the verdict")
+    target: str = Field("demo", description="a folder, or `demo`")
+    drafters: dict[str, str] = Field(
+        {}, description="by the kind that arms ask for: folders, or names of shipped ones"
+    )
+    device: str = Field("", description="`cpu` or `cuda`; empty: what there is")
+    server_flags: list[str] = Field([], description="flags of every arm's server")
+    launcher: str = Field("sglang.launch_server", description="module that starts a server")
+    port: int = Field(30000, ge=1, le=65535, description="the first; each arm takes the next")
+    servers: Literal["together", "in-turn"] = Field(
+        "together",
+        description="together: all stay up, those that are not measured are frozen; in-turn: each "
+        "is started anew in every trial (one GPU)",
+    )
+    ready_s: Positive = Field(600.0, description="most seconds that a server may take to start")
+    api: Api = Field("completions", description="the interface that requests go to")
+    mix: str = Field(
+        "math,code,chat", description="parts, joined by commas: these, `multi-turn`, JSONL files"
+    )
+    answer_tokens: Lengths = Field(Lengths(low=48, high=80), description="length of answers")
+    temperature: float = Field(0.0, ge=0, description="0 is greedy")
+    ignore_eos: bool = Field(False, description="answers go on to their full length")
+    concurrency: list[Users] = Field(
+        min_length=1, description="users of each closed loop, ascending"
+    )
+    open: OpenLoop = Field(OpenLoop(), description="open loops, measured beside")
+    trials: int = Field(3, ge=1, description="of every cell; below three no interval")
+    seconds: Positive = Field(10.0, description="load of a cell when served by the baseline")
+    warm_up: bool = Field(
+        True, description="after each start of a server, a cell that is not counted"
+    )
+    tight: Positive = Field(
+        0.1, description="trials are added until the interval is this narrow, by its middle"
+    )
+    most_trials: int = Field(0, ge=0, description="most trials then; 0: none are added")
+    slas: list[SlaLimits] = Field([], description="service levels to find the capacity at")
+    search: int = Field(0, ge=0, description="loads that this search may add to each arm")
+    retries: int = Field(1, ge=0, description="of a cell that was void: the client was late")
+    seed: int = Field(0, description="of arrivals, prompts and lengths, the same for all arms")
+    cores: Literal["auto", "shared", "split"] = Field(
+        "auto", description="whether servers and client have cores of their own"
+    )
+    sample_s: Positive = Field(2.0, description="seconds between samples of a server's counters")
+
+    @field_validator("concurrency")
+    @classmethod
+    def _ascending(cls, value: list[int]) -> list[int]:
+        if sorted(set(value)) != value:
+            raise ValueError(f"write each number of users once, ascending, not {value}")
+        return value
+
+    @field_validator("slas")
+    @classmethod
+    def _sensible(cls, value: list[SlaLimits]) -> list[SlaLimits]:
+        for each in value:
+            _or_value_error(each.sla)
+        return value
+
+    @model_validator(mode="after")
+    def _arms_are_there(self) -> SweepConfig:
+        names = {Path(arm).stem for arm in self.arms}
+        mentioned = {self.baseline, *self.urls}
+        if self.compare is not None:
+            mentioned |= {self.compare.over, self.compare.under}
+        if missing := sorted(mentioned - names):
+            raise ValueError(f"{', '.join(missing)} is not among the arms {', '.join(self.arms)}")
+        if self.api not in PATHS:
+            raise ValueError(f"no interface {self.api!r}")
+        return self
+
+    @property
+    def names(self) -> list[str]:
+        """Names of the arms in the order of the file."""
+        return [Path(arm).stem for arm in self.arms]
+
+
+def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:
+    """Read a sweep; its name is the file's. smoke: put the fields of `smoke:` in place.
+
+    Raises DSparkError naming file and field.
+    """
+    try:
+        values = load_yaml(path)
+    except OSError as error:
+        raise DSparkError(f"cannot read the sweep {path}: {fault(error)}") from None
+    except ValueError as error:
+        raise DSparkError(f"{path} is not YAML: {error}") from None
+    if not isinstance(values, dict):
+        raise DSparkError(f"{path} must be a mapping of a sweep's fields")
+    quick = values.pop("smoke", {})
+    if smoke:
+        if not isinstance(quick, dict) or not quick:
+            raise DSparkError(f"{path} has no `smoke:` section; leave --smoke out")
+        values |= quick
+    try:
+        config = SweepConfig.model_validate({"name": path.stem, **values})
+    except ValidationError as error:
+        raise DSparkError(f"{path}: {wrong_fields(error, SweepConfig)}") from None
+    folder = path.parent / config.arms_folder  # an absolute one stays what it is
+    return config.model_copy(update={"arms_folder": folder})
+
+
+def _or_value_error(function: Callable[..., object], *arguments: object) -> None:
+    """Pydantic gathers ValueErrors and names their field."""
+    try:
+        function(*arguments)
+    except DSparkError as error:
+        raise ValueError(str(error)) from None
