@@ -1,1 +1,1 @@
-"""Triton operators, one a file, each with a torch reference and a benchmark."""
+"""Triton operators, one a file, each with a torch reference."""

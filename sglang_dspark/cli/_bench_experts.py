@@ -18,7 +18,7 @@ def experts(
     import torch
     from rich.console import Console
 
-    from sglang_dspark.kernels import bench_experts
+    from sglang_dspark.benchmarks import experts as bench_experts
 
     console = Console(stderr=True, highlight=False)
     counts = _counts(tokens)
@@ -64,8 +64,8 @@ def _without_device(console: Any, counts: tuple[int, ...]) -> None:
     from rich import box
     from rich.table import Table
 
-    from sglang_dspark.kernels import bench_experts
-    from sglang_dspark.kernels.expert_layers import NOMINAL_H100
+    from sglang_dspark.benchmarks import experts as bench_experts
+    from sglang_dspark.benchmarks.layers import NOMINAL_H100
 
     console.print("no CUDA device here: nothing is measured and no result file is written")
     for kind, diff in bench_experts.interpreted_correctness().items():

@@ -13,10 +13,10 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
+from sglang_dspark.benchmarks.grouped_shapes import KINDS
 from sglang_dspark.kernels.fp8_rows import _fp8_rows_kernel
 from sglang_dspark.kernels.grouped_config import tiling
 from sglang_dspark.kernels.grouped_gemm import _grouped_kernel
-from sglang_dspark.kernels.grouped_shapes import KINDS
 from sglang_dspark.kernels.routing import _route_kernel, _sum_kernel
 
 DTYPES = {"bf16": "*bf16", "fp8": "*fp8e4nv", "mxfp4": "*u8", "nvfp4": "*u8"}

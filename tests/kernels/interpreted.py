@@ -11,8 +11,8 @@ os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
 
+from sglang_dspark.benchmarks.shapes import Batch, batches
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
-from sglang_dspark.kernels.shapes import Batch, batches
 from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import Workspace
 from sglang_dspark.schedule.gains import gains

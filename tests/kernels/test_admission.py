@@ -7,8 +7,8 @@ import json
 import pytest
 import torch
 
+from sglang_dspark.benchmarks.shapes import GAMMAS, REQUESTS, batches
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
-from sglang_dspark.kernels.shapes import GAMMAS, REQUESTS, batches
 from tests.kernels.processes import output_of
 
 
@@ -27,7 +27,7 @@ def test_compiled_kernel_equals_torch() -> None:
 
 
 def test_benchmark_says_what_it_needs() -> None:
-    printed = output_of("sglang_dspark.kernels.bench_admission")
+    printed = output_of("sglang_dspark.benchmarks.admission")
     if torch.cuda.is_available():
         assert json.loads(printed.splitlines()[0])["op"] == "admission"
     else:

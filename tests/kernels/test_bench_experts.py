@@ -8,11 +8,11 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from sglang_dspark.benchmarks.experts import plan
+from sglang_dspark.benchmarks.grouped_shapes import random_weights
+from sglang_dspark.benchmarks.layers import LAYERS, NOMINAL_H100, Layer, routing, work
+from sglang_dspark.benchmarks.peers import LAYER_PEERS, PRODUCT_PEERS, Case
 from sglang_dspark.cli.bench import app
-from sglang_dspark.kernels.bench_experts import plan
-from sglang_dspark.kernels.bench_peers import LAYER_PEERS, PRODUCT_PEERS, Case
-from sglang_dspark.kernels.expert_layers import LAYERS, NOMINAL_H100, Layer, routing, work
-from sglang_dspark.kernels.grouped_shapes import random_weights
 from tests.kernels.processes import output_of
 
 SMALL = Layer("small", 256, 128, 16, 2)
@@ -47,7 +47,7 @@ def test_plan_turns_from_bandwidth_to_compute() -> None:
 
 @pytest.mark.skipif(torch.cuda.is_available(), reason="says so only without a CUDA device")
 def test_without_a_device_it_compares_plans_and_says_so() -> None:
-    first, second, *rest = output_of("sglang_dspark.kernels.bench_experts").splitlines()
+    first, second, *rest = output_of("sglang_dspark.benchmarks.experts").splitlines()
     assert "nothing is measured" in first
     diffs = json.loads(second)["calc_diff"]
     assert len(diffs) == 7

@@ -9,6 +9,15 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_dspark.benchmarks.grouped_shapes import (
+    FORMATS,
+    KINDS,
+    GroupedShape,
+    grouped_operands,
+    grouped_shapes,
+    masked_operands,
+    random_weights,
+)
 from sglang_dspark.experts.formats import dequantise
 from sglang_dspark.experts.layout import Quantised
 from sglang_dspark.kernels.fp8_rows import fp8_rows
@@ -33,15 +42,6 @@ from sglang_dspark.kernels.grouped_reference import (
     m_grouped_gemm_nt_contiguous_reference,
     m_grouped_gemm_nt_masked_reference,
     weight_values,
-)
-from sglang_dspark.kernels.grouped_shapes import (
-    FORMATS,
-    KINDS,
-    GroupedShape,
-    grouped_operands,
-    grouped_shapes,
-    masked_operands,
-    random_weights,
 )
 from sglang_dspark.kernels.routing import route, sum_pairs
 from tests.kernels.processes import output_of

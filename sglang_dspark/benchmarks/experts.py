@@ -1,4 +1,4 @@
-"""Times the experts' kernels on a CUDA device: `python -m sglang_dspark.kernels.bench_experts`.
+"""Times the experts' kernels on a CUDA device: `python -m sglang_dspark.benchmarks.experts`.
 
 Needs torch and triton only; peers are timed where they are installed. First it compares every
 format with float64, then measures what the device reaches (bandwidth, BF16 and FP8 products), then
@@ -22,8 +22,8 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.kernels.bench_peers import LAYER_PEERS, PRODUCT_PEERS, Case
-from sglang_dspark.kernels.expert_layers import (
+from sglang_dspark.benchmarks.grouped_shapes import KINDS, random_weights
+from sglang_dspark.benchmarks.layers import (
     LAYERS,
     NOMINAL_H100,
     ROUTINGS,
@@ -34,12 +34,12 @@ from sglang_dspark.kernels.expert_layers import (
     routing,
     work,
 )
+from sglang_dspark.benchmarks.peers import LAYER_PEERS, PRODUCT_PEERS, Case
 from sglang_dspark.kernels.fp8_rows import fp8_rows
 from sglang_dspark.kernels.grouped_gemm import m_grouped_gemm_nt_contiguous
 from sglang_dspark.kernels.grouped_layout import GroupedOperands
 from sglang_dspark.kernels.grouped_moe import fused_experts, fused_experts_reference
 from sglang_dspark.kernels.grouped_reference import activation_values, calc_diff
-from sglang_dspark.kernels.grouped_shapes import KINDS, random_weights
 from sglang_dspark.kernels.routing import route
 
 REPEATS = 30
@@ -74,7 +74,7 @@ def _through_fp8(rows: torch.Tensor) -> torch.Tensor:
 def interpreted_correctness() -> dict[str, float]:
     """The same in a process whose triton is interpreted: no device is needed."""
     done = subprocess.run(
-        [sys.executable, "-m", "sglang_dspark.kernels.bench_experts", "--check"],
+        [sys.executable, "-m", "sglang_dspark.benchmarks.experts", "--check"],
         env={**os.environ, "TRITON_INTERPRET": "1"},
         capture_output=True,
         text=True,

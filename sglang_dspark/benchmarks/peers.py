@@ -1,4 +1,4 @@
-"""Other implementations of what `bench_experts` times: torch, SGLang's Triton fused MoE, DeepGEMM.
+"""Other implementations of what `experts` times: torch, SGLang's Triton fused MoE, DeepGEMM.
 
 None is needed to use this package, so each is looked up by name when it is asked for. A peer that
 is not installed or refuses a shape is a row with the reason and without a time.

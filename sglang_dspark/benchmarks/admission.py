@@ -1,5 +1,5 @@
 """Times `admission` on a CUDA device against its torch reference: `python -m
-sglang_dspark.kernels.bench_admission`. Without such a device it says so and measures nothing.
+sglang_dspark.benchmarks.admission`. Without such a device it says so and measures nothing.
 
 Prints one JSON row a shape: `{op, shape, ours_us, peer, peer_us}`, medians of CUDA-event times.
 """
@@ -13,8 +13,8 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from sglang_dspark.benchmarks.shapes import batch
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
-from sglang_dspark.kernels.shapes import batch
 
 SHAPES = ((1, 7), (16, 7), (64, 7), (256, 7), (256, 15), (1024, 7))
 REPEATS = 200

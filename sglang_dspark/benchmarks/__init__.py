@@ -1,0 +1,1 @@
+"""Benchmarks of the kernels: the shapes they are tried on, other implementations, rooflines."""
