@@ -13,7 +13,7 @@ given to `observe`.
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 import numpy as np
 
@@ -129,22 +129,6 @@ class CostModel:
     def steps(self) -> int:
         """Steps observed so far."""
         return self._seen
-
-    def snapshot(self) -> CostTable:
-        """The table as corrected so far, for the next start of the same machine and model."""
-        factor = math.exp(self._common)
-        draft = math.exp(self._common + self._draft)
-        rows = tuple(
-            (row[0] * factor, *(seconds * draft for seconds in row[1:]))
-            for row in self.table.draft_seconds
-        )
-        return replace(
-            self.table,
-            seconds=tuple(float(s) for s in self._corrected()),
-            per_request=self.table.per_request * factor,
-            per_context=self.table.per_context * factor,
-            draft_seconds=rows,
-        )
 
     def _is_outlier(self, error: float) -> bool:
         if abs(error) <= max(self.config.outlier, self.config.spread * self._usual):

@@ -143,9 +143,6 @@ def test_the_model_follows_a_machine_that_changes(padded: bool) -> None:
     assert max(errors[1400:1500]) < 0.1
     assert model.median_error() < 0.1
     assert 20 < model.outliers < 120
-    again = CostModel(model.snapshot(), max_requests=4)
-    step = Step(4, 12, 0, 2)
-    assert again.predict(step) == pytest.approx(model.predict(step), rel=0.02)
 
 
 def test_a_lasting_change_is_believed_a_glitch_is_not() -> None:

@@ -14,14 +14,10 @@ from sglang_dspark.schedule.guard import SERVING_GUARD, GuardConfig
 from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.schedule.simulation.oracle import largest_rate, options_of, oracle_of
 from sglang_dspark.schedule.simulation.scenarios import (
-    CURVES,
-    LOADS,
     Machine,
     Trace,
-    machine_of,
     random_machine,
     random_trace,
-    trace_of,
 )
 from sglang_dspark.schedule.simulation.simulate import (
     algorithm1_rule,
@@ -32,6 +28,7 @@ from sglang_dspark.schedule.simulation.simulate import (
     upstream_rule,
 )
 from sglang_dspark.serving.upstream_planner import UpstreamPlanner
+from tests.schedule.kinds import CURVES, LOADS, machine_of, trace_of
 
 GAMMA = 7
 

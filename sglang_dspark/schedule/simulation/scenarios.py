@@ -4,7 +4,7 @@ Curves are what serving shows: staircases of captured batch tiers with uneven st
 without padding that bend. Traces are requests that come and go, each easy or hard, with conditional
 acceptance that drifts from step to step; bursts change how many there are.
 
-`random_machine` and `random_trace` mix everything; `machine_of` and `trace_of` make one kind.
+`random_machine` and `random_trace` mix everything.
 """
 
 from __future__ import annotations
@@ -19,8 +19,6 @@ from sglang_dspark.schedule.budget import Counts, Gains, Seconds
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey, tokens_curve
 
 TIERS = (1, 2, 4, 8, 12, 16, 24, 32, 40, 48, 64, 80, 96, 128, 160, 192, 256, 320, 384, 512)
-CURVES = ("jagged", "steep", "flat", "drifting")
-LOADS = ("steady", "bursts", "shift")
 
 
 @dataclass(frozen=True)
@@ -88,25 +86,16 @@ def random_machine(rng: np.random.Generator, max_requests: int, gamma: int) -> M
     base = 0.01 * rng.uniform(0.5, 2.0)
     padded = bool(rng.random() < 2 / 3)
     slope = base * 10 ** rng.uniform(-3.5, -1.0)  # of a token, from memory-bound to steep
-    machine = _machine(rng, max_requests * (gamma + 1), gamma, base, slope, padded)
+    machine = machine_from(rng, max_requests * (gamma + 1), gamma, base, slope, padded)
     return replace(machine, drift=float(rng.choice([1.0, 1.0, rng.uniform(0.8, 1.3)])))
 
 
-def machine_of(curve: str, rng: np.random.Generator, max_requests: int, gamma: int) -> Machine:
-    """One kind of `CURVES`: tiers with uneven steps, bound by arithmetic, bound by memory, or
-    tiers on a machine that gets a third slower.
-    """
-    base = 0.01
-    slope = base * {"jagged": 1e-2, "steep": 5e-2, "flat": 5e-4, "drifting": 1e-2}[curve]
-    padded = curve in ("jagged", "drifting")
-    machine = _machine(rng, max_requests * (gamma + 1), gamma, base, slope, padded)
-    return replace(machine, drift=4 / 3) if curve == "drifting" else machine
-
-
-def _machine(
+def machine_from(
     rng: np.random.Generator, most: int, gamma: int, base: float, slope: float, padded: bool
 ) -> Machine:
-    """Without drift. base: seconds of the smallest pass; slope: of a token, on average."""
+    """Times without drift. base: seconds of the smallest pass; slope: of a token, on average;
+    most: tokens of the largest batch; padded: a batch costs what its tier does.
+    """
     knots = tuple(k for k in TIERS if k < most)
     knots = (*knots, *range(knots[-1] + 128, most + 128, 128))
     gaps = np.diff(np.array([0, *knots]))
@@ -133,26 +122,10 @@ def random_trace(rng: np.random.Generator, max_requests: int, gamma: int, steps:
             return some()
         return some() if rng.random() < 0.01 else before
 
-    return _trace(rng, max_requests, gamma, steps, (level, shifted), active)
+    return trace_from(rng, max_requests, gamma, steps, (level, shifted), active)
 
 
-def trace_of(
-    load: str, rng: np.random.Generator, max_requests: int, gamma: int, steps: int
-) -> Trace:
-    """One kind of `LOADS`: always as many requests; few and all of them in turns; or a subject
-    that becomes hard half-way.
-    """
-    few, most = max(1, max_requests // 16), max_requests
-
-    def active(t: int, before: int) -> int:
-        if load != "bursts":
-            return max(1, max_requests * 3 // 4)
-        return most if t % 60 >= 45 else few
-
-    return _trace(rng, max_requests, gamma, steps, (1.5, -0.5 if load == "shift" else 1.5), active)
-
-
-def _trace(
+def trace_from(
     rng: np.random.Generator,
     max_requests: int,
     gamma: int,
@@ -160,8 +133,9 @@ def _trace(
     levels: tuple[float, float],
     active: Callable[[int, int], int],
 ) -> Trace:
-    """levels: mean logit of acceptance in either half. active: requests at step t, given those
-    of the step before (0 before the first)."""
+    """Requests that live about 100 steps. levels: mean logit of acceptance in either half.
+    active: requests at step t, given those of the step before (0 before the first).
+    """
     tenants = np.arange(max_requests) + 1
     own = levels[0] + rng.standard_normal(max_requests)
     state = np.zeros((max_requests, gamma))
