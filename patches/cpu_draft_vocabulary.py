@@ -1,132 +1,19 @@
 """Drafters with a reduced vocabulary draft over it only, and greedy batches draw no noise.
 
-Upstream (0.5.23): sglang/srt/models/dspark.py (`compute_base_logits`) and
-sglang/srt/speculative/dspark_components/dspark_draft.py (`sample_draft_block`), whose CPU paths
-span the whole vocabulary and keep it for every step. Base logits leave the first as
-[rows, n] and are read by the second alone (the draft's graph tail, the other reader, does not
-exist on a CPU). Any other head keeps upstream's path. The mathematics is serving/cpu/draft_head.py.
+The hooks: `sglang_dspark/serving/cpu/draft_vocabulary.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from functools import lru_cache, partial
-from typing import Any
-
-import torch
-from torch import Tensor
-
 from sglang_dspark.patches.seam import Seam
-from sglang_dspark.serving.cpu import draft_head
-from sglang_dspark.serving.cpu.seeds import seeded_waits
-
-_REDUCED = "dspark_reduced_head"  # attribute of upstream's markov head
-
-
-def find_reduced_head(result: Any, draft_model: Any, *, embed_tokens: Any, lm_head: Any) -> Any:
-    """AFTER hook of `attach_shared_modules`, when both heads are loaded."""
-    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
-    from sglang.srt.models.dspark import VanillaMarkov
-
-    head = draft_model.markov_head
-    plain = (
-        type(head) is VanillaMarkov
-        and head.vocab_shard is None
-        and int(getattr(lm_head, "tp_size", 1)) == 1
-        and not should_apply_lm_head_quant_method(lm_head, getattr(lm_head, "quant_method", None))
-        and not getattr(lm_head, "use_intel_amx_backend", False)
-        and lm_head.weight.is_floating_point()
-        and lm_head.weight.shape[0] >= head.vocab_size
-    )
-    reduced = None
-    if plain:
-        reduced = draft_head.reduced_head(
-            head.markov_w1.weight, head.markov_w2.weight, lm_head.weight
-        )
-    setattr(head, _REDUCED, reduced)
-    return result
-
-
-def compute_base_logits(
-    original: Callable[..., tuple[Tensor, Tensor]], draft_model: Any, hidden: Tensor
-) -> tuple[Tensor, Tensor]:
-    """AROUND hook: hidden [rows, d] -> base logits [rows, n or V], features of the confidence."""
-    reduced = getattr(draft_model.markov_head, _REDUCED, None)
-    if reduced is None:
-        return original(draft_model, hidden)
-    scale = draft_model.logits_mup_width_multiplier
-    return draft_head.base_logits(reduced, hidden / scale if scale else hidden), hidden
-
-
-def sample_draft_block(original: Callable[..., Any], **kwargs: Any) -> Any:
-    """AROUND hook of `sample_draft_block`; a greedy batch is marked as drafted greedily.
-
-    With that mark nothing reads step logits, which upstream keeps and noises in every case.
-    """
-    sampling = kwargs["sampling_info"]
-    greedy = kwargs["greedy_draft"] or sampling is None or sampling.is_all_greedy
-    reduced = getattr(kwargs["markov_head"], _REDUCED, None)
-    if reduced is None:
-        return original(**{**kwargs, "greedy_draft": greedy})
-    return _draft(reduced, greedy, **kwargs)
-
-
-def _draft(
-    reduced: draft_head.ReducedHead,
-    greedy: bool,
-    *,
-    base_logits: Tensor,  # [R, gamma, n]
-    anchor_tokens: Tensor,  # [R]
-    sampling_info: Any,
-    noise: Any,
-    device: torch.device,
-    tp_sync: Any,
-    **unused: Any,
-) -> Any:
-    from sglang.srt.speculative.dspark_components.dspark_draft import (
-        DraftBlockResult,
-        resolve_draft_params,
-    )
-    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
-
-    bs, gamma = base_logits.shape[:2]
-    agree = partial(tp_sync.sync, SpecTpSyncSite.DSPARK_DRAFT)
-    if greedy:
-        params, logits = _greedy_params(bs, device), None
-        together = agree if tp_sync.enabled(SpecTpSyncSite.DSPARK_DRAFT) else None
-        tokens = draft_head.draft_greedy(reduced, base_logits, anchor_tokens.long(), together)
-    else:
-        params = resolve_draft_params(sampling_info=sampling_info, bs=bs, device=device)
-        uniforms = draft_head.block_uniforms(noise.key, int(noise.offset), (bs, gamma))
-        waits = seeded_waits(sampling_info, reduced.tokens, gamma)
-        temperatures = params.step_temperatures
-        tokens, logits = draft_head.draft_sampled(
-            reduced, base_logits, anchor_tokens, temperatures, uniforms, agree, waits
-        )
-        noise.offset.add_(1)
-    return DraftBlockResult(
-        draft_tokens=tokens,
-        corrected_logits=logits,
-        greedy_mask=params.greedy_mask,
-        temperatures=params.temperatures,
-        greedy_draft=greedy,
-    )
-
-
-@lru_cache(maxsize=64)
-def _greedy_params(bs: int, device: torch.device) -> Any:
-    """Upstream's parameters of `bs` greedy rows, which nobody writes to."""
-    from sglang.srt.speculative.dspark_components.dspark_draft import resolve_draft_params
-
-    return resolve_draft_params(sampling_info=None, bs=bs, device=device)
-
+from sglang_dspark.serving.cpu import draft_vocabulary
 
 SEAMS = (
     Seam(
         name="cpu-draft-vocabulary",
         target="sglang.srt.models.dspark.DSparkDraftMixin.attach_shared_modules",
         kind="after",
-        hook=find_reduced_head,
+        hook=draft_vocabulary.find_reduced_head,
         signature="(self, *, embed_tokens, lm_head)",
         why="the rows that a reduced draft vocabulary needs are gathered once, at load",
         device="cpu",
@@ -135,7 +22,7 @@ SEAMS = (
         name="cpu-draft-base-logits",
         target="sglang.srt.models.dspark.DSparkDraftMixin.compute_base_logits",
         kind="around",
-        hook=compute_base_logits,
+        hook=draft_vocabulary.compute_base_logits,
         signature="(self, hidden)",
         why="base logits of tokens that are never drafted cost as much as a target LM head",
         device="cpu",
@@ -144,7 +31,7 @@ SEAMS = (
         name="cpu-draft-block",
         target="sglang.srt.speculative.dspark_components.dspark_draft.sample_draft_block",
         kind="around",
-        hook=sample_draft_block,
+        hook=draft_vocabulary.sample_draft_block,
         signature=(
             "(*, base_logits, anchor_tokens, draft_hidden, sampling_info, markov_head, noise, "
             "device, tp_sync, greedy_draft)"

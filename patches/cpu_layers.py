@@ -1,149 +1,19 @@
 """Decoder layers of Llama targets and of DSPARK drafts as a few kernel calls each.
 
-Upstream (0.5.23): sglang/srt/models/llama.py, `LlamaModel.forward`, and models/dflash.py,
-`DFlashDraftModel.forward`, whose layer loops serving/cpu/layers/model.py replaces. Wherever a
-model, a pass or a tensor is not what the short form serves, upstream's forward runs.
+The hooks: `sglang_dspark/serving/cpu/layers/models.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
-
 from sglang_dspark.patches.seam import Seam
-
-_STACK = "dspark_layer_stack"  # attribute of a model
-
-
-def forward_target(
-    original: Callable[..., Any],
-    model: Any,
-    input_ids: Tensor,
-    positions: Tensor,
-    forward_batch: Any,
-    input_embeds: Tensor | None = None,
-    pp_proxy_tensors: Any = None,
-) -> Any:
-    """AROUND hook of `LlamaModel.forward`: hidden [n, d], with the captured layers' inputs if any.
-
-    Upstream's residual stream is left out: nothing else of a whole, plain stack touches it.
-    """
-    from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
-
-    from sglang_dspark.serving.cpu.layers import model as layer_model
-    from sglang_dspark.serving.cpu.layers import support as layer_support
-
-    group = model.pp_group
-    stack = None
-    if group.is_first_rank and group.is_last_rank:
-        stack = stack_of_model(
-            model, layer_support.llama_layer_of, layer_support.ending_of, forward_batch.forward_mode
-        )
-    if stack is None:
-        return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
-    hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
-    step = step_for(stack, positions, hidden, forward_batch)
-    if step is None:
-        return original(model, input_ids, positions, forward_batch, hidden, pp_proxy_tensors)
-    normed, captured = layer_model.run(stack, step, hidden, model.layers_to_capture)
-    return (normed, AuxHiddenStateList(captured)) if captured else normed
-
-
-def forward_draft(
-    original: Callable[..., Any],
-    model: Any,
-    input_ids: Tensor,
-    positions: Tensor,
-    forward_batch: Any,
-    input_embeds: Tensor | None = None,
-    get_embedding: bool = False,
-    pp_proxy_tensors: Any = None,
-) -> Any:
-    """AROUND hook of `DFlashDraftModel.forward`: block tokens or embeddings [n, d] -> h [n, d]."""
-    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-
-    from sglang_dspark.serving.cpu.layers import model as layer_model
-    from sglang_dspark.serving.cpu.layers import support as layer_support
-
-    mode, step = forward_batch.forward_mode, None
-    _settle(model, forward_batch)
-    stack = stack_of_model(model, layer_support.draft_layer_of, layer_support.ending_of, mode)
-    if stack is not None:
-        if input_embeds is None and model.embed_tokens is not None:
-            input_embeds = model.embed_tokens(input_ids)
-        step = step_for(stack, positions, input_embeds, forward_batch)
-    if stack is None or step is None:
-        return original(
-            model,
-            input_ids,
-            positions,
-            forward_batch,
-            input_embeds,
-            get_embedding,
-            pp_proxy_tensors,
-        )
-    assert input_embeds is not None
-    hidden, _ = layer_model.run(stack, step, input_embeds)
-    return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
-
-
-def _settle(model: Any, forward_batch: Any) -> None:
-    """Have the context written that this pass reads; in a draft block `seq_lens` is its length."""
-    from sglang.srt.model_executor.forward_context import get_attn_backend
-
-    from sglang_dspark.serving.cpu import context_kv
-    from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
-
-    backend = get_attn_backend()
-    if isinstance(backend, DsparkCpuAttnBackend) and forward_batch.forward_mode.is_target_verify():
-        table = backend.req_to_token_pool.req_to_token
-        context_kv.settle(model, table, forward_batch.req_pool_indices, forward_batch.seq_lens)
-    else:
-        context_kv.settle_all(model)
-
-
-def stack_of_model(
-    model: Any,
-    resolve: Callable[[Any], Any],
-    resolve_ending: Callable[[Any], Any] | None,
-    mode: Any,
-) -> Any:
-    """The model's `LayerStack`, resolved again when something in it was exchanged.
-
-    A prefill looks at the whole model: a request that comes after an exchange is served by the new
-    weights from its first token on. resolve_ending: None for models without a last norm.
-    """
-    from sglang_dspark.serving.cpu.layers import model as layer_model
-
-    found = model.__dict__.get(_STACK, ...)
-    if found is ... or (found is not None and not _holds(found, mode)):
-        found = layer_model.stack_of(model, resolve, resolve_ending)
-        model.__dict__[_STACK] = found
-    return found
-
-
-def _holds(stack: Any, mode: Any) -> bool:
-    if mode.is_decode() or mode.is_target_verify():
-        return bool(stack.unchanged)
-    return bool(stack.wholly_unchanged)
-
-
-def step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:
-    from sglang.srt.model_executor.forward_context import get_attn_backend
-
-    from sglang_dspark.serving.cpu.layers import model as layer_model
-
-    return layer_model.step_of(stack, get_attn_backend(), positions, hidden, forward_batch)
-
+from sglang_dspark.serving.cpu.layers import models
 
 SEAMS = (
     Seam(
         name="cpu-layers-target",
         target="sglang.srt.models.llama.LlamaModel.forward",
         kind="around",
-        hook=forward_target,
+        hook=models.forward_target,
         signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
         "pp_proxy_tensors=None)",
         why="SGLang's Python around a small layer's kernels costs as much as their arithmetic",
@@ -153,7 +23,7 @@ SEAMS = (
         name="cpu-layers-draft",
         target="sglang.srt.models.dflash.DFlashDraftModel.forward",
         kind="around",
-        hook=forward_draft,
+        hook=models.forward_draft,
         signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
         "get_embedding=False, pp_proxy_tensors=None)",
         why="the same around the draft's layers",

@@ -1,105 +1,21 @@
 """Matrix products of served models through our kernel for few rows (serving/cpu/linear.py).
 
-Upstream (0.5.23): sglang/srt/layers/quantization/unquant.py (every unquantised linear layer),
-sglang/srt/layers/logits_processor.py (the target's LM head), sglang/srt/models/dspark.py (the
-draft's LM head and its plain `nn.Linear` layers). Quantised, LoRA-wrapped and AMX-packed layers,
-and every product the kernel does not take, keep upstream's code.
+The hooks: `sglang_dspark/serving/cpu/linear_layers.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-import torch
-from torch import Tensor
-
 from sglang_dspark.patches.seam import Seam
-from sglang_dspark.serving.cpu import linear
-
-
-def compile_at_load(result: Any, *args: Any, **kwargs: Any) -> Any:
-    """AFTER hook: the kernel is compiled while weights load, not in the first request."""
-    linear.prepare()
-    return result
-
-
-def apply_linear(
-    original: Callable[..., Tensor], method: Any, layer: Any, x: Tensor, bias: Tensor | None = None
-) -> Tensor:
-    """AROUND hook of `UnquantizedLinearMethod.apply`: x [..., K] -> [..., N]."""
-    if _packed_for_amx(layer) or linear.prepare() is None:
-        return original(method, layer, x, bias)
-    if not linear.eligible(x, layer.weight):
-        return original(method, layer, x, bias)
-    return linear.product(x, layer.weight, bias)
-
-
-def compute_lm_head(
-    original: Callable[..., Tensor],
-    processor: Any,
-    hidden_states: Tensor,
-    lm_head: Any,
-    embedding_bias: Tensor | None = None,
-    **kwargs: Any,
-) -> Tensor:
-    """AROUND hook of `LogitsProcessor._compute_lm_head`: hidden [T, d] -> logits [T, V].
-
-    Upstream's plain branch ignores `embedding_bias`, and a caller that passed `out` copies from
-    whatever comes back.
-    """
-    if (
-        processor.rl_on_policy_target is None
-        and not hasattr(lm_head, "set_lora")
-        and _plain_head(hidden_states, lm_head)
-    ):
-        return linear.product(hidden_states, lm_head.weight)
-    return original(processor, hidden_states, lm_head, embedding_bias, **kwargs)
-
-
-def project_through_lm_head(
-    original: Callable[..., Tensor], hidden: Tensor, lm_head: Any
-) -> Tensor:
-    """AROUND hook of `project_through_lm_head`: draft hidden states [R * gamma, d] -> [., V]."""
-    if _plain_head(hidden, lm_head):
-        return linear.product(hidden, lm_head.weight)
-    return original(hidden, lm_head)
-
-
-def adopt_plain_layers(result: Any, draft_model: torch.nn.Module, **kwargs: Any) -> Any:
-    """AFTER hook of `attach_shared_modules`: the draft's own `nn.Linear` layers, target's left out.
-
-    SGLang's linear layers pass `apply_linear`; these call `F.linear` themselves.
-    """
-    for name, layer in draft_model.named_modules():
-        if type(layer) is torch.nn.Linear and not name.startswith(("embed_tokens", "lm_head")):
-            layer.forward = linear.forward_of(layer)  # type: ignore[method-assign, assignment]
-    return result
-
-
-def _plain_head(hidden: Tensor, lm_head: Any) -> bool:
-    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
-
-    return (
-        linear.prepare() is not None
-        and hasattr(lm_head, "weight")
-        and not should_apply_lm_head_quant_method(lm_head, getattr(lm_head, "quant_method", None))
-        and not _packed_for_amx(lm_head)
-        and linear.eligible(hidden, lm_head.weight)
-    )
-
-
-def _packed_for_amx(layer: Any) -> bool:
-    return getattr(layer, "use_intel_amx_backend", False)
-
+from sglang_dspark.serving.cpu import linear_layers
 
 _UNQUANTIZED = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod"
+
 SEAMS = (
     Seam(
         name="cpu-linear-compile",
         target=f"{_UNQUANTIZED}.process_weights_after_loading",
         kind="after",
-        hook=compile_at_load,
+        hook=linear_layers.compile_at_load,
         signature="(self, layer)",
         why="compiling the kernel belongs to loading, not to the first request",
         device="cpu",
@@ -108,7 +24,7 @@ SEAMS = (
         name="cpu-linear",
         target=f"{_UNQUANTIZED}.apply",
         kind="around",
-        hook=apply_linear,
+        hook=linear_layers.apply_linear,
         signature="(self, layer, x, bias=None)",
         why="F.linear takes twice our time for one row, three times for the 6 of a verify step",
         device="cpu",
@@ -117,7 +33,7 @@ SEAMS = (
         name="cpu-linear-lm-head",
         target="sglang.srt.layers.logits_processor.LogitsProcessor._compute_lm_head",
         kind="around",
-        hook=compute_lm_head,
+        hook=linear_layers.compute_lm_head,
         signature="(self, hidden_states, lm_head, embedding_bias=None, *, out=None)",
         why="the LM head is a fifth of the demo target's weights and is multiplied without a layer",
         device="cpu",
@@ -126,7 +42,7 @@ SEAMS = (
         name="cpu-linear-draft-head",
         target="sglang.srt.models.dspark.project_through_lm_head",
         kind="around",
-        hook=project_through_lm_head,
+        hook=linear_layers.project_through_lm_head,
         signature="(hidden, lm_head)",
         why="the draft's base logits take the target's LM head with gamma rows a request",
         device="cpu",
@@ -135,7 +51,7 @@ SEAMS = (
         name="cpu-linear-draft-layers",
         target="sglang.srt.models.dspark.DSparkDraftMixin.attach_shared_modules",
         kind="after",
-        hook=adopt_plain_layers,
+        hook=linear_layers.adopt_plain_layers,
         signature="(self, *, embed_tokens, lm_head)",
         why="the draft's projection of target features is a plain nn.Linear",
         device="cpu",

@@ -1,94 +1,19 @@
 """A request's seed acts on a CPU: in plain decoding, in prefill and under DSPARK.
 
-Upstream (0.5.23): sglang/srt/sampling/sampling_batch_info.py and sglang/srt/layers/sampler.py. The
-drafts' noise is drawn in patches/cpu_draft_vocabulary.py, scheduled steps accept in
-serving/cpu/device.py; EAGLE and the other algorithms keep upstream's ways.
+The hooks: `sglang_dspark/serving/cpu/seeded_sampling.py`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
-from typing import Any
-
-from torch import Tensor
-
 from sglang_dspark.patches.seam import Seam
-from sglang_dspark.serving.cpu import seeds
-from sglang_dspark.verify.sampling import truncate
-
-
-def keep_seeds(result: Any, cls: type, batch: Any, vocab_size: int) -> Any:
-    """AFTER hook of the class method: the batch carries its requests' seeds."""
-    algorithm = batch.spec_algorithm
-    if result.sampling_seed is None and (algorithm.is_none() or algorithm.is_dspark()):
-        result.sampling_seed = seeds.batch_seeds(batch.reqs)
-    return result
-
-
-def sample(
-    original: Callable[..., Tensor],
-    probs: Tensor,
-    sampling_seed: Tensor | None = None,
-    positions: Tensor | None = None,
-) -> Tensor:
-    """AROUND hook: one draw a row of probs [R, V]."""
-    tokens = original(probs)
-    if sampling_seed is None or positions is None:
-        return tokens
-    return seeds.seeded_tokens(tokens, probs, sampling_seed, positions)
-
-
-def sample_after_cuts(
-    original: Callable[..., Any],
-    probs: Tensor,
-    top_ks: Tensor,
-    top_ps: Tensor,
-    min_ps: Tensor,
-    need_min_p_sampling: bool,
-    sampling_seed: Tensor | None,
-    positions: Tensor,
-    **options: Any,
-) -> Any:
-    """AROUND hook: one draw a row of probs [R, V] after top-k, top-p and min-p."""
-    drawn = original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, None, positions, **options)
-    if sampling_seed is None:
-        return drawn
-    law = truncate(probs, top_ks, top_ps, min_ps)
-    if not isinstance(drawn, tuple):
-        return seeds.seeded_tokens(drawn, law, sampling_seed, positions)
-    tokens, kept, ids, _ = drawn  # with the weights that were kept, and whose they are
-    tokens = seeds.seeded_tokens(tokens, law, sampling_seed, positions)
-    return tokens, kept, ids, (kept * (ids == tokens[:, None])).sum(dim=1)
-
-
-def propose(original: Callable[..., Any], proposer: Any, **step: Any) -> Any:
-    """AROUND hook: the drafts' noise depends on where a seeded request's anchor stands."""
-    seeds.note_anchors(step["sampling_info"], step["verify_window"].positions_2d[:, 0])
-    return original(proposer, **step)
-
-
-def accept_and_finalize(original: Callable[..., Any], executor: Any, **step: Any) -> Any:
-    """AROUND hook: whole windows of requests with seeds, which upstream's rule does not know."""
-    if step["layout"] is not None or seeds.seeds_of(step["sampling_info"]) is None:
-        return original(executor, **step)
-    from sglang_dspark.serving.cpu.accept import accept_windows
-
-    return accept_windows(
-        step["verify_ids_2d"],
-        step["target_logits"],
-        step["draft_block"],
-        step["sampling_info"],
-        step["prefix_lens"],
-        executor._tp_sync,
-    )
-
+from sglang_dspark.serving.cpu import seeded_sampling
 
 SEAMS = (
     Seam(
         name="cpu-seeded-drafts",
         target="sglang.srt.speculative.dspark_components.dspark_draft.DraftBlockProposer.propose",
         kind="around",
-        hook=propose,
+        hook=seeded_sampling.propose,
         signature="(self, *, batch, draft_input, verify_window, bs, device, target_model, "
         "sampling_info, anchor_prepared=False)",
         why="upstream's drafts ignore a request's seed",
@@ -99,7 +24,7 @@ SEAMS = (
         target="sglang.srt.speculative.dspark_components.dspark_verify.TargetVerifyExecutor."
         "accept_and_finalize",
         kind="around",
-        hook=accept_and_finalize,
+        hook=seeded_sampling.accept_and_finalize,
         signature="(self, *, folded_accept, bs, verify_ids_2d, target_logits, draft_block, "
         "sampling_info, draft_input, layout, prefix_lens, draft_tokens, "
         "simulate_bonus_sampling_info=None)",
@@ -110,7 +35,7 @@ SEAMS = (
         name="cpu-seeds",
         target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",
         kind="after",
-        hook=keep_seeds,
+        hook=seeded_sampling.keep_seeds,
         signature="(batch, vocab_size)",
         why="upstream drops a request's seed unless inference is deterministic, which no CPU has",
         device="cpu",
@@ -119,7 +44,7 @@ SEAMS = (
         name="cpu-seeded-sampling",
         target="sglang.srt.layers.sampler.sampling_from_probs_torch",
         kind="around",
-        hook=sample,
+        hook=seeded_sampling.sample,
         signature="(probs, sampling_seed=None, positions=None)",
         why="upstream's seeded draw needs an operator that stock wheels lack on a CPU",
         device="cpu",
@@ -128,7 +53,7 @@ SEAMS = (
         name="cpu-seeded-cuts",
         target="sglang.srt.layers.sampler.top_k_top_p_min_p_sampling_from_probs_torch",
         kind="around",
-        hook=sample_after_cuts,
+        hook=seeded_sampling.sample_after_cuts,
         signature="(probs, top_ks, top_ps, min_ps, need_min_p_sampling, sampling_seed, positions, "
         "*, return_filtered_probs=False, max_top_k=None)",
         why="upstream's seeded draw needs an operator that stock wheels lack on a CPU",

@@ -10,7 +10,6 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from sglang_dspark.patches.cpu_passes import verify_pass
 from sglang_dspark.patches.seam import Seam
 
 
@@ -18,7 +17,7 @@ def attach_step(result: None, worker: Any) -> None:
     """AFTER hook of `DSparkWorkerV2.init_cuda_graphs`."""
     from sglang_dspark.serving.cpu.attach import attach
 
-    attach(worker, verify_pass)
+    attach(worker)
 
 
 def needs_confidence_relay(original: Callable[[], bool]) -> bool:

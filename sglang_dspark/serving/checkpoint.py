@@ -2,7 +2,7 @@
 
 Format: the generic dense draft classes of sglang/srt/models/dspark.py (0.5.23), whose own loader
 leaves missing backbone weights uninitialised without a word. Only config.json and the headers of
-the safetensors files are read. Pure: imports no sglang; patches/drafter_check.py calls it.
+the safetensors files are read. Pure: imports no sglang; serving/drafter_check.py calls it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`DSparkConfig`: every setting of this package, its default, and where its value came from.
 
 The file is YAML or JSON and is named by the environment variable `SGLANG_DSPARK_CONFIG`; the
-server flag `--dspark-config FILE` (patches/config_flag.py) sets that variable, so that the
+server flag `--dspark-config FILE` (serving/config_flag.py) sets that variable, so that the
 spawned processes read the same file. No field has to be set. Imports no sglang.
 """
 

@@ -11,7 +11,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.patches import drafter_check
+from sglang_dspark.serving import drafter_check
 from sglang_dspark.serving.schedule.mode import COMPACT, VARIABLE
 from tests.serving_cuda.test_features import ROWS, USUAL
 

@@ -13,8 +13,8 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.patches import drafter_check
 from sglang_dspark.patches.moe_drafter import capture_if_it_may_be
+from sglang_dspark.serving import drafter_check
 from sglang_dspark.serving.cuda.features import SCHEDULED
 from sglang_dspark.serving.schedule.mode import COMPACT, VARIABLE
 from tests.drafter.helpers import tiny_config

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import ast
+import importlib
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +15,7 @@ import sglang_dspark.patches as patches
 from sglang_dspark.patches.seam import Seam
 
 SEAMS = patches.all_seams()
+MOST_LINES = 15
 
 
 def test_every_patch_module_is_listed() -> None:
@@ -20,6 +23,20 @@ def test_every_patch_module_is_listed() -> None:
     others = {"__init__", "registry", "seam", "seam_report"}
     assert set(patches.patch_modules()) == files - others
     assert len(SEAMS) >= len(patches.patch_modules())
+
+
+@pytest.mark.parametrize("name", patches.patch_modules())
+def test_a_patch_declares_and_hands_over(name: str) -> None:
+    """Its functions are its hooks, a screen's half at most: what they do stands in serving."""
+    module = importlib.import_module(f"{patches.__name__}.{name}")
+    hooks = {getattr(seam.hook, "__name__", "") for seam in module.SEAMS}
+    tree = ast.parse(Path(str(module.__file__)).read_text())
+    assert not [node.name for node in tree.body if isinstance(node, ast.ClassDef)]
+    for node in tree.body:
+        if isinstance(node, ast.FunctionDef):
+            builds_a_seam = node.returns is not None and ast.unparse(node.returns) == "Seam"
+            assert node.name in hooks or builds_a_seam
+            assert node.end_lineno - node.lineno < MOST_LINES
 
 
 def test_names_are_unique() -> None:

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_dspark.patches.cpu_requests import check_request
+from sglang_dspark.serving.cpu.requests import check_request
 from sglang_dspark.serving.schedule.speed import SpeedTargets, target_of
 
 ROWS = 8

@@ -47,7 +47,7 @@ class Drafting:
 
     def block(self, base: Tensor, anchors: Tensor, info: Any) -> Any:
         """base [R, gamma, n], anchors [R] -> upstream's `DraftBlockResult`."""
-        from sglang_dspark.patches.cpu_draft_vocabulary import sample_draft_block
+        from sglang_dspark.serving.cpu.draft_vocabulary import sample_draft_block
 
         return sample_draft_block(
             _never,

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.patches.cpu_confidence import compute_confidence
+from sglang_dspark.serving.cpu.confidence import compute_confidence
 
 V, D, RANK, GAMMA = 60, 40, 16, 5
 

@@ -16,11 +16,12 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.dspark import DSparkDraftMixin
 
-from sglang_dspark.patches.cpu_commit import SEAMS, write_target_hidden_kv
-from sglang_dspark.patches.cpu_layers import forward_draft
+from sglang_dspark.patches.cpu_commit import SEAMS
 from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving.cpu import context_kv, linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.commit import write_target_hidden_kv
+from sglang_dspark.serving.cpu.layers.models import forward_draft
 
 upstreams = DSparkDraftMixin.write_target_hidden_kv
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, FEATURES = 3, 48, 3, 2, 16, 96

@@ -90,7 +90,7 @@ class Draft:
         self.noise = DraftNoise(key=11, offset=torch.zeros(1, dtype=torch.int64))
 
     def hook(self) -> None:
-        from sglang_dspark.patches.cpu_draft_vocabulary import find_reduced_head
+        from sglang_dspark.serving.cpu.draft_vocabulary import find_reduced_head
 
         find_reduced_head(None, self.model, embed_tokens=None, lm_head=self.lm_head)
 
@@ -99,7 +99,7 @@ class Draft:
         from sglang.srt.models.dspark import DSparkDraftMixin
         from sglang.srt.speculative.dspark_components import dspark_draft, dspark_verify
 
-        from sglang_dspark.patches import cpu_draft_vocabulary as ours
+        from sglang_dspark.serving.cpu import draft_vocabulary as ours
 
         arguments = {
             "anchor_tokens": anchor,

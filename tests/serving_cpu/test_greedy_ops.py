@@ -78,7 +78,7 @@ def test_accepts_what_the_reference_rule_accepts(gamma: int) -> None:
 @pytest.mark.parametrize("gamma", [1, 5])
 def test_the_hook_answers_as_upstream(gamma: int) -> None:
     accept = pytest.importorskip("sglang.kernels.ops.speculative.dspark.dspark_accept")
-    from sglang_dspark.patches import cpu_commit
+    from sglang_dspark.serving.cpu import commit
 
     torch.manual_seed(7)
     window, logits = windows([0, gamma, 1], gamma, 50)
@@ -89,7 +89,7 @@ def test_the_hook_answers_as_upstream(gamma: int) -> None:
             "verify_num_draft_tokens": gamma + 1,
             "cutoff_verify_lens": cutoff,
         }
-        ours = cpu_commit.accept_greedy(accept.accept_greedy, **arguments)
+        ours = commit.accept_greedy(accept.accept_greedy, **arguments)
         for mine, theirs in zip(ours, accept.accept_greedy(**arguments), strict=True):
             assert mine.dtype == theirs.dtype
             assert torch.equal(mine, theirs)

@@ -28,15 +28,15 @@ from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.llama import LlamaModel
 from transformers import LlamaConfig, Qwen3Config
 
-from sglang_dspark.patches import cpu_layers
-from sglang_dspark.patches.cpu_layers import forward_draft, forward_target
-from sglang_dspark.patches.cpu_linear import apply_linear
+from sglang_dspark.patches.cpu_layers import SEAMS
 from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving.cpu import fused_ops
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.layers import model as layer_model
 from sglang_dspark.serving.cpu.layers import spec as layer_spec
 from sglang_dspark.serving.cpu.layers import support as layer_support
+from sglang_dspark.serving.cpu.layers.models import forward_draft, forward_target
+from sglang_dspark.serving.cpu.linear_layers import apply_linear
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
 from tests.serving_cpu.attention_world import (
     Case,
@@ -425,4 +425,4 @@ def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
 
 
 def test_the_target_is_what_we_expect() -> None:
-    assert all(check_seam(seam).ok for seam in cpu_layers.SEAMS)
+    assert all(check_seam(seam).ok for seam in SEAMS)

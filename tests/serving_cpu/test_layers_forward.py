@@ -18,11 +18,12 @@ from sglang.srt.model_executor.runner.eager_runner import EagerRunner
 from sglang.srt.models.llama import LlamaForCausalLM
 from transformers import LlamaConfig
 
-from sglang_dspark.patches import cpu_passes
-from sglang_dspark.patches.cpu_linear import compute_lm_head
+from sglang_dspark.patches.cpu_passes import SEAMS
 from sglang_dspark.patches.registry import check_seam
+from sglang_dspark.serving.cpu import short_passes
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.layers import forward as layer_forward
+from sglang_dspark.serving.cpu.linear_layers import compute_lm_head
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
 from tests.serving_cpu.attention_world import Case, World, ragged_pass, verify_pass
 from tests.serving_cpu.test_layers import one_rank, our_kernels
@@ -120,7 +121,7 @@ def scheduled(world: World, make_pass: Any) -> tuple[Any, SimpleNamespace]:
 def verify(runner: Any, batch: Any, spec: Any, original: Any) -> Any:
     executor = SimpleNamespace(target_worker=SimpleNamespace(model_runner=runner))
     with torch.inference_mode():
-        return cpu_passes.run_verify(
+        return short_passes.run_verify(
             original,
             executor,
             batch=batch,
@@ -226,7 +227,7 @@ def test_a_profiler_gets_sglangs_spans(target: LlamaForCausalLM) -> None:
             assert not layer_forward.serves(runner)
 
 
-@pytest.mark.parametrize("seam", cpu_passes.SEAMS, ids=lambda seam: seam.name)
+@pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
 def test_upstreams_signatures_are_the_ones_we_know(seam: Any) -> None:
     check = check_seam(seam)
     assert check.ok, check.found

@@ -17,11 +17,11 @@ from sglang.srt.model_executor.forward_context import ForwardContext, set_forwar
 from sglang.srt.models.llama_eagle import LlamaModel
 from transformers import LlamaConfig
 
-from sglang_dspark.patches.cpu_mtp import forward_model
 from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.layers import model as layer_model
 from sglang_dspark.serving.cpu.layers import support as layer_support
+from sglang_dspark.serving.cpu.mtp import forward_model
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
 from tests.serving_cpu.attention_world import Case, World, decode_pass, extend_pass
 from tests.serving_cpu.test_layers import one_rank, our_kernels  # noqa: F401

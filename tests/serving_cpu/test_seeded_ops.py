@@ -132,7 +132,7 @@ def test_seeds_of_requests() -> None:
 def test_plain_sampler_draws_by_seed(cuts: tuple[int, float, float] | None) -> None:
     from sglang.srt.layers import sampler
 
-    from sglang_dspark.patches.cpu_seeds import sample, sample_after_cuts
+    from sglang_dspark.serving.cpu.seeded_sampling import sample, sample_after_cuts
     from sglang_dspark.verify.sampling import truncate
 
     probs = (torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4)) * 2).softmax(-1)

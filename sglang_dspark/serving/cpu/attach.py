@@ -16,7 +16,7 @@ from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.cpu.passes import Passes
-from sglang_dspark.serving.cpu.plain_step import ShortPass
+from sglang_dspark.serving.cpu.short_passes import verify_pass
 from sglang_dspark.serving.schedule import mode
 from sglang_dspark.serving.schedule.build import build, obstacle, profile_key, verify_everything
 from sglang_dspark.serving.schedule.ranks import engine_for
@@ -27,11 +27,8 @@ from sglang_dspark.serving.step.state import STATE, StepState
 logger = logging.getLogger(__name__)
 
 
-def attach(worker: Any, short_pass: ShortPass) -> None:
-    """Profile, calibrate and take over, or say in one line why not.
-
-    short_pass: see `HostDevice`.
-    """
+def attach(worker: Any) -> None:
+    """Profile, calibrate and take over, or say in one line why not."""
     chosen = mode.choice()
     if not chosen.ours:
         logger.info("sglang-dspark: mode %s (%s)", worker._verify_planner.mode_value, chosen.reason)
@@ -41,7 +38,7 @@ def attach(worker: Any, short_pass: ShortPass) -> None:
         verify_everything(worker)
         logger.warning("sglang-dspark: every draft is verified: %s", reason)
         return
-    _take_over(worker, short_pass)
+    _take_over(worker)
 
 
 def _obstacle(worker: Any) -> str | None:
@@ -58,13 +55,13 @@ def _obstacle(worker: Any) -> str | None:
     return obstacle(worker)
 
 
-def _take_over(worker: Any, short_pass: ShortPass) -> None:
+def _take_over(worker: Any) -> None:
     proposers, read, ranks = _proposers(worker), _seconds(), ranks_of(worker)
     clock, key = HostClock(read), _key(worker)
     engine = engine_for(
         ranks, Passes(worker, proposers, read), lambda passes: build(worker, passes, clock, key)
     )
-    device = HostDevice(worker, clock, short_pass)
+    device = HostDevice(worker, clock, verify_pass)
     worker.__dict__[STATE] = StepState(worker, engine, device, proposers, ranks)
 
 

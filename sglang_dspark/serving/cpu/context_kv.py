@@ -344,7 +344,7 @@ def injector_of(model: Any, pool: Any) -> Injector | None:
 
 
 def _settled_before_drafts(model: Any, pool: Any) -> bool:
-    """Whether `forward_draft` (patches/cpu_layers.py) stands before all readers of the pool."""
+    """Whether `forward_draft` (layers/models.py) stands before all readers of the pool."""
     drafts = getattr(type(model), "forward", None) is DFlashDraftModel.forward
     return drafts and pool.layer_transfer_counter is None  # a cache in tiers copies it as well
 

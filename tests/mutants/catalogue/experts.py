@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         name="drafters with experts refused on a GPU",
         area="drafter check",
-        file="patches/drafter_check.py",
+        file="sglang_dspark/serving/drafter_check.py",
         old='not in ("cpu", "cuda"):',
         new='not in ("cpu",):',
         tests=("tests/patches/test_moe_drafter.py::test_it_is_served_on_cpus_and_nvidia_gpus",),

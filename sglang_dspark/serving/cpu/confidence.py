@@ -1,0 +1,44 @@
+"""The confidence of a drafted block without a chain of small tensor operations.
+
+Upstream (0.5.23): sglang/srt/models/dspark.py, `DSparkDraftMixin.compute_confidence`. A head or a
+tensor that the compiled loop does not read keeps upstream's path.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.serving.cpu.confidence_ops import ConfidenceWeights, confidence
+
+
+def compute_confidence(
+    original: Callable[..., tuple[Tensor, Tensor]], draft_model: Any, **block: Tensor
+) -> tuple[Tensor, Tensor]:
+    """AROUND hook: [R, d] conditional survivals and their logits."""
+    features = block["confidence_features"]
+    weights = _weights(draft_model)
+    if weights is None or features.dtype is not torch.float32 or not features.is_contiguous():
+        return original(draft_model, **block)
+    rows = features.view(-1, features.shape[-1])
+    return confidence(weights, rows, block["anchor_tokens"], block["draft_tokens"])
+
+
+def _weights(draft_model: Any) -> ConfidenceWeights | None:
+    """The head's weights where they are what the compiled loop reads."""
+    from sglang.srt.models.dspark import DSparkConfidenceHead, VanillaMarkov
+
+    head, markov = draft_model.confidence_head, draft_model.markov_head
+    if type(head) is not DSparkConfidenceHead:
+        return None
+    w1 = None
+    if head.with_markov:
+        plain = type(markov).get_prev_embeddings is VanillaMarkov.get_prev_embeddings
+        if not plain or markov.vocab_shard is not None:
+            return None
+        w1 = markov.markov_w1.weight
+    found = ConfidenceWeights(head.proj.weight, head.proj.bias, w1, head.sts_temperatures)
+    return found if found.fits else None
