@@ -158,6 +158,13 @@ def _device(found: Diagnosis) -> None:
     }
     found.device["experts"], broken = experts_here()
     found.problems += broken
+    if active:
+        from sglang_dspark.serving.cpu import linear
+
+        off = linear.why_not()
+        found.device["matrix_kernel"] = "on" if off is None else f"off: {off}"
+        if off is not None:
+            found.notes.append(f"our matrix kernel is off: {off}; serving will be slow")
     if active and found.device["cpu_capability"] in ("DEFAULT", "NO AVX"):
         found.notes.append("this CPU has no AVX2: serving will be slow")
 

@@ -21,6 +21,7 @@ from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving.cpu import context_kv, linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.commit import write_target_hidden_kv
+from sglang_dspark.serving.cpu.fast_paths import UnfitError
 from sglang_dspark.serving.cpu.layers.models import forward_draft
 
 upstreams = DSparkDraftMixin.write_target_hidden_kv
@@ -68,7 +69,7 @@ def draft(monkeypatch: pytest.MonkeyPatch) -> Draft:
     from sglang.srt.models import dspark
 
     monkeypatch.setattr(dspark, "can_dflash_slice_qkv_weight", lambda projection: (True, ""))
-    return Draft()
+    return Draft().requires_grad_(False)  # as served weights are
 
 
 def pool() -> MHATokenToKVPool:
@@ -364,10 +365,17 @@ def test_other_dtypes_keep_upstreams_path() -> None:
 
 
 @pytest.mark.parametrize(
-    "case", ["pool", "scale", "projection", "half precision", "adjacent rotary"]
+    ("case", "why"),
+    [
+        ("pool", "its cache is a object"),
+        ("scale", "its cache is scaled"),
+        ("projection", "it projects the target's features in a way of its own"),
+        ("half precision", "its fc is no plain product"),
+        ("adjacent rotary", "its rotary embedding is not Llama's"),
+    ],
 )
-def test_other_drafts_keep_upstreams_path(draft: Draft, case: str) -> None:
-    assert context_kv.injector_of(draft, pool()) is not None
+def test_other_drafts_keep_upstreams_path(draft: Draft, case: str, why: str) -> None:
+    context_kv.injector_of(draft, pool())
     kind: Any = type(draft)
     if case == "scale":
         draft.layers[1].self_attn.v_scale = 2.0
@@ -378,14 +386,14 @@ def test_other_drafts_keep_upstreams_path(draft: Draft, case: str) -> None:
     elif case == "adjacent rotary":
         rope = get_rope(DIM, DIM, 128, 10000.0, is_neox_style=False, dtype=torch.float32)
         draft.layers[0].self_attn.rotary_emb = rope
-    assert context_kv.injector_of(draft, object() if case == "pool" else pool()) is None
+    with pytest.raises(UnfitError, match=why):
+        context_kv.injector_of(draft, object() if case == "pool" else pool())
 
 
 @pytest.mark.parametrize("change", ["weight", "data", "norm", "pool"])
 def test_exchanged_weights_and_caches_are_noticed(draft: Draft, change: str) -> None:
     ours = pool()
     found = context_kv.injector_of(draft, ours)
-    assert found is not None
     assert found.holds(draft, ours)
     if change == "weight":
         draft.fc.weight = torch.nn.Parameter(torch.zeros(HIDDEN, FEATURES), requires_grad=False)

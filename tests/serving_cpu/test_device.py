@@ -22,7 +22,7 @@ GAMMA = 3
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     """On a worker that nothing but lengths and depth is read of."""
-    monkeypatch.setattr(device_module.plain_step, "fits", lambda worker: True)
+    monkeypatch.setattr(device_module.plain_step, "require", lambda worker: None)
     worker: Any = SimpleNamespace(verify_num_draft_tokens=GAMMA + 1, _verify_executor=None)
     return HostDevice(worker, HostClock(lambda: 0.0), short_pass=lambda *_: None)
 

@@ -32,6 +32,7 @@ from sglang_dspark.patches.cpu_layers import SEAMS
 from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving.cpu import fused_ops
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.fast_paths import UnfitError
 from sglang_dspark.serving.cpu.layers import model as layer_model
 from sglang_dspark.serving.cpu.layers import spec as layer_spec
 from sglang_dspark.serving.cpu.layers import support as layer_support
@@ -295,7 +296,6 @@ def test_one_layer_that_does_not_fit_keeps_upstreams_forward_for_all(
 
 def test_a_replaced_layer_is_noticed(model: LlamaModel) -> None:
     stack = layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
-    assert stack is not None
     assert stack.wholly_unchanged
     kept = model.layers[1]
     model.layers[1] = torch.nn.Identity()
@@ -307,7 +307,6 @@ def test_a_replaced_layer_is_noticed(model: LlamaModel) -> None:
 
 def test_a_replaced_last_norm_is_noticed(model: LlamaModel) -> None:
     stack = layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
-    assert stack is not None
     kept = model.norm
     model.norm = RMSNorm(48, eps=1e-5)
     assert not stack.wholly_unchanged
@@ -381,23 +380,24 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
 
 
 @pytest.mark.parametrize(
-    "case",
+    ("case", "why"),
     [
-        "bias",
-        "wrapped projection",
-        "half precision",
-        "adjacent rotary",
-        "capped logits",
-        "hook",
-        "two ranks",
+        ("bias", "down_proj has a bias"),
+        ("wrapped projection", "Sequential is no QKVParallelLinear"),
+        ("half precision", r"o torch.bfloat16 \[48, 48\] is not float32"),
+        ("adjacent rotary", "its rotary embedding turns adjacent pairs"),
+        ("capped logits", "its attention's logits are capped"),
+        ("hook", "a module has hooks"),
+        ("two ranks", "its layers are split over 2 ranks"),
     ],
 )
-def test_other_layers_do_not_fit(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, case: str
+def test_other_layers_do_not_fit_and_say_why(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, case: str, why: str
 ) -> None:
-    assert layer_support.llama_layer_of(model.layers[0]) is not None
+    layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
     unfit(model, case, monkeypatch)
-    assert layer_support.llama_layer_of(model.layers[0]) is None
+    with pytest.raises(UnfitError, match=f"^layer 0: {why}"):
+        layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
 
 
 def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
@@ -415,7 +415,6 @@ def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
 
 def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
     stack = layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
-    assert stack is not None
     pool = World(Case((5,), (1,))).kv_pool
     pool.k_buffer, pool.v_buffer = pool.k_buffer * LAYERS, pool.v_buffer * LAYERS
     tables = stack.tables(pool)

@@ -22,6 +22,7 @@ from sglang_dspark.patches.cpu_passes import SEAMS
 from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving.cpu import short_passes
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.fast_paths import UnfitError
 from sglang_dspark.serving.cpu.layers import forward as layer_forward
 from sglang_dspark.serving.cpu.linear_layers import compute_lm_head
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
@@ -209,14 +210,16 @@ def test_runners_with_hooks_keep_upstreams_path(target: LlamaForCausalLM, hook: 
 
 
 def test_hooks_and_scales_keep_upstreams_path(target: LlamaForCausalLM) -> None:
-    assert layer_forward.plain_target(target)
+    layer_forward.require_plain_target(target)
     handle = target.model.register_forward_hook(lambda *seen: None)
-    assert not layer_forward.plain_target(target)
+    with pytest.raises(UnfitError, match="a module has hooks"):
+        layer_forward.require_plain_target(target)
     handle.remove()
     target.logits_processor.logit_scale = 2.0
-    assert not layer_forward.plain_target(target)
+    with pytest.raises(UnfitError, match="its logits are scaled"):
+        layer_forward.require_plain_target(target)
     target.logits_processor.logit_scale = None
-    assert layer_forward.plain_target(target)
+    layer_forward.require_plain_target(target)
 
 
 def test_a_profiler_gets_sglangs_spans(target: LlamaForCausalLM) -> None:

@@ -19,6 +19,7 @@ from transformers import LlamaConfig
 
 from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.fast_paths import UnfitError
 from sglang_dspark.serving.cpu.layers import model as layer_model
 from sglang_dspark.serving.cpu.layers import support as layer_support
 from sglang_dspark.serving.cpu.mtp import forward_model
@@ -114,6 +115,7 @@ def test_a_first_layer_with_a_norm_of_its_input_does_not_fit(
     mtp: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = mtp.layers[0]
-    assert layer_support.eagle_layer_of(layer) is not None
+    layer_support.eagle_layer_of(layer)
     monkeypatch.setitem(layer._modules, "input_layernorm", layer.post_attention_layernorm)
-    assert layer_support.eagle_layer_of(layer) is None
+    with pytest.raises(UnfitError, match="alone has no norm of its input"):
+        layer_support.eagle_layer_of(layer)

@@ -23,6 +23,7 @@ from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyE
 
 from sglang_dspark.serving.cpu import plain_step
 from sglang_dspark.serving.cpu.device import HostDevice
+from sglang_dspark.serving.cpu.fast_paths import need
 from sglang_dspark.serving.cpu.layout import layout_of
 from sglang_dspark.serving.step.clock import HostClock
 from sglang_dspark.serving.step.passes import Pass
@@ -112,7 +113,7 @@ def device_of(target: Target, model: Draft, buffers: Any, table: Tensor) -> Host
         _verify_executor=executor, verify_num_draft_tokens=WIDTH, device="cpu"
     )
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_step, "fits", lambda worker: False)
+        patch.setattr(plain_step, "require", lambda worker: need(False, "for this test"))
         return HostDevice(worker, HostClock(lambda: 0.0), short_pass=lambda *_: None)
 
 

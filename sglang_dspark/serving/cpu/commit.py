@@ -86,8 +86,11 @@ def write_target_hidden_kv(
 def _injector_of(model: Any, pool: Any) -> Any:
     """The model's `Injector`, resolved again when weights or cache were exchanged."""
     from sglang_dspark.serving.cpu import context_kv
+    from sglang_dspark.serving.cpu.fast_paths import taken
 
     found = model.__dict__.get(context_kv.INJECTOR, ...)
     if found is ... or (found is not None and not found.holds(model, pool)):
-        found = model.__dict__[context_kv.INJECTOR] = context_kv.injector_of(model, pool)
+        name = f"context of {type(model).__name__} written in one call"
+        found = taken(name, lambda: context_kv.injector_of(model, pool))
+        model.__dict__[context_kv.INJECTOR] = found
     return found

@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu.confidence_ops import ConfidenceWeights, confidence
+from sglang_dspark.serving.cpu.fast_paths import need, taken
 
 
 def compute_confidence(
@@ -20,25 +21,25 @@ def compute_confidence(
 ) -> tuple[Tensor, Tensor]:
     """AROUND hook: [R, d] conditional survivals and their logits."""
     features = block["confidence_features"]
-    weights = _weights(draft_model)
+    weights = taken("confidence of a block in one call", lambda: _weights(draft_model))
     if weights is None or features.dtype is not torch.float32 or not features.is_contiguous():
         return original(draft_model, **block)
     rows = features.view(-1, features.shape[-1])
     return confidence(weights, rows, block["anchor_tokens"], block["draft_tokens"])
 
 
-def _weights(draft_model: Any) -> ConfidenceWeights | None:
-    """The head's weights where they are what the compiled loop reads."""
+def _weights(draft_model: Any) -> ConfidenceWeights:
+    """The head's weights. Raises UnfitError where they are not what the compiled loop reads."""
     from sglang.srt.models.dspark import DSparkConfidenceHead, VanillaMarkov
 
     head, markov = draft_model.confidence_head, draft_model.markov_head
-    if type(head) is not DSparkConfidenceHead:
-        return None
+    need(type(head) is DSparkConfidenceHead, f"{type(head).__name__} is no DSparkConfidenceHead")
     w1 = None
     if head.with_markov:
         plain = type(markov).get_prev_embeddings is VanillaMarkov.get_prev_embeddings
-        if not plain or markov.vocab_shard is not None:
-            return None
+        need(plain, f"{type(markov).__name__} embeds earlier tokens in a way of its own")
+        need(markov.vocab_shard is None, "its vocabulary is split over ranks")
         w1 = markov.markov_w1.weight
     found = ConfidenceWeights(head.proj.weight, head.proj.bias, w1, head.sts_temperatures)
-    return found if found.fits else None
+    need(found.fits, "its weights are not float32 without gaps")
+    return found

@@ -35,6 +35,7 @@ from sglang_dspark.serving.cpu.context_rows import (
     take_from,
     waiting_rows,
 )
+from sglang_dspark.serving.cpu.fast_paths import need
 from sglang_dspark.serving.cpu.fused_ops import rms_norm_rows
 from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
 from sglang_dspark.serving.cpu.narrow_matmul import MAX_BLOCK_ROWS
@@ -313,33 +314,28 @@ def takes(hidden: Tensor) -> bool:
     )
 
 
-def injector_of(model: Any, pool: Any) -> Injector | None:
-    """Resolve a draft model and its pool; None where upstream's code has to write."""
+def injector_of(model: Any, pool: Any) -> Injector:
+    """Resolve a draft model and its pool. Raises UnfitError where upstream's code has to write."""
+    need(linear.prepare() is not None, str(linear.why_not()))
+    inherited = type(model).project_target_hidden is DFlashDraftModel.project_target_hidden
+    need(inherited, "it projects the target's features in a way of its own")
+    need(type(model.fc) is nn.Linear and _plain(model.fc.weight), "its fc is no plain product")
+    norm = model.hidden_norm
+    plain = type(norm) is RMSNorm and norm.variance_size_override is None
+    need(plain and norm.weight.dtype is _FLOAT, "its hidden_norm is no plain norm in float32")
+    need(type(pool) is MHATokenToKVPool, f"its cache is a {type(pool).__name__}")
+    need(pool.store_dtype == _FLOAT, f"its cache is {pool.store_dtype}")
+    need(pool.kv_cache_layout == "nhd", f"its cache is laid out as {pool.kv_cache_layout}")
     attention = [layer.self_attn for layer in model.layers]
     rotary = attention[0].rotary_emb
-    if not (
-        linear.prepare() is not None
-        and type(model).project_target_hidden is DFlashDraftModel.project_target_hidden
-        and type(model.fc) is nn.Linear
-        and _plain(model.fc.weight)
-        and type(model.hidden_norm) is RMSNorm
-        and model.hidden_norm.weight.dtype is _FLOAT
-        and model.hidden_norm.variance_size_override is None
-        and type(pool) is MHATokenToKVPool
-        and pool.store_dtype == _FLOAT
-        and pool.kv_cache_layout == "nhd"
-        and type(rotary) in (RotaryEmbedding, Llama3RotaryEmbedding)
-        and rotary.is_neox_style
-        and rotary.cos_sin_cache.dtype == _FLOAT
-        and all(
-            part.v_scale is None and type(part.k_norm) is RMSNorm and part.attn.k_scale is None
-            for part in attention
-        )
-    ):
-        return None
+    known = type(rotary) in (RotaryEmbedding, Llama3RotaryEmbedding) and rotary.is_neox_style
+    need(known and rotary.cos_sin_cache.dtype == _FLOAT, "its rotary embedding is not Llama's")
+    for part in attention:
+        need(part.v_scale is None and part.attn.k_scale is None, "its cache is scaled")
+        need(type(part.k_norm) is RMSNorm, "its keys have no plain norm")
     stacked = model._stacked_ctx_kv_params()
-    if stacked is None or stacked["bias"] is not None or not _plain(stacked["weight"]):
-        return None
+    joint = stacked is not None and stacked["bias"] is None and _plain(stacked["weight"])
+    need(joint, "keys and values of its layers are not one product without a bias")
     return Injector(model, pool, stacked, waits=_settled_before_drafts(model, pool))
 
 

@@ -19,6 +19,7 @@ from torch import Tensor
 
 from sglang_dspark.serving.cpu import context_kv, plain_step
 from sglang_dspark.serving.cpu.accept import accept_rows
+from sglang_dspark.serving.cpu.fast_paths import fits
 from sglang_dspark.serving.cpu.layout import PackedRows, layout_of, rows_in, window_of
 from sglang_dspark.serving.cpu.ragged_ops import rows_of
 from sglang_dspark.serving.step.clock import Clock
@@ -45,7 +46,8 @@ class HostDevice:
         self.clock = clock
         self._worker, self._executor = worker, worker._verify_executor
         self._width = int(worker.verify_num_draft_tokens)  # gamma + 1
-        self._short_pass, self._fits = short_pass, plain_step.fits(worker)
+        self._short_pass = short_pass
+        self._fits = fits("steps without drafts in short", lambda: plain_step.require(worker))
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
         """One row a request, where nothing else looks at the step."""

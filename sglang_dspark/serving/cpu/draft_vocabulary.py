@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu import draft_head
+from sglang_dspark.serving.cpu.fast_paths import fits, need
 from sglang_dspark.serving.cpu.seeds import seeded_waits
 
 _REDUCED = "dspark_reduced_head"  # attribute of upstream's markov head
@@ -24,26 +25,26 @@ _REDUCED = "dspark_reduced_head"  # attribute of upstream's markov head
 
 def find_reduced_head(result: Any, draft_model: Any, *, embed_tokens: Any, lm_head: Any) -> Any:
     """AFTER hook of `attach_shared_modules`, when both heads are loaded."""
-    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
-    from sglang.srt.models.dspark import VanillaMarkov
-
-    head = draft_model.markov_head
-    plain = (
-        type(head) is VanillaMarkov
-        and head.vocab_shard is None
-        and int(getattr(lm_head, "tp_size", 1)) == 1
-        and not should_apply_lm_head_quant_method(lm_head, getattr(lm_head, "quant_method", None))
-        and not getattr(lm_head, "use_intel_amx_backend", False)
-        and lm_head.weight.is_floating_point()
-        and lm_head.weight.shape[0] >= head.vocab_size
-    )
-    reduced = None
-    if plain:
+    head, reduced = draft_model.markov_head, None
+    if fits("drafting over a part of the vocabulary", lambda: _require_plain(head, lm_head)):
         reduced = draft_head.reduced_head(
             head.markov_w1.weight, head.markov_w2.weight, lm_head.weight
         )
     setattr(head, _REDUCED, reduced)
     return result
+
+
+def _require_plain(head: Any, lm_head: Any) -> None:
+    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
+    from sglang.srt.models.dspark import VanillaMarkov
+
+    method, ranks = getattr(lm_head, "quant_method", None), int(getattr(lm_head, "tp_size", 1))
+    need(type(head) is VanillaMarkov, f"its head is a {type(head).__name__}")
+    need(head.vocab_shard is None and ranks == 1, "the vocabulary is split over ranks")
+    need(not should_apply_lm_head_quant_method(lm_head, method), "the LM head is quantised")
+    need(not getattr(lm_head, "use_intel_amx_backend", False), "the LM head is packed for AMX")
+    need(lm_head.weight.is_floating_point(), "the LM head is quantised")
+    need(lm_head.weight.shape[0] >= head.vocab_size, "the LM head has fewer tokens than the draft")
 
 
 def compute_base_logits(

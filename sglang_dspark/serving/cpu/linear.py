@@ -31,18 +31,26 @@ MAX_ROWS = 256
 _WEIGHTS_PER_THREAD = 1 << 19
 
 
+def why_not() -> str | None:
+    """Why products go to `F.linear` in this process; None where our kernel takes them."""
+    from sglang_dspark.serving.config import current_config
+
+    if not current_config().cpu.matrix_kernel:
+        return "cpu.matrix_kernel is false in the configuration"
+    host = Processor.host()
+    return None if host.fuses else f"this processor ({host.name}) has no fused multiply-add"
+
+
 @lru_cache(maxsize=1)
 def prepare() -> NarrowMatmul | None:
     """The kernel for this processor, compiled once a process (well under a second).
 
-    None when the configuration turns it off (`cpu.matrix_kernel: false`) or the processor lacks
-    fused multiply-add; products then go to `F.linear`. Raises `DSparkError` when compiling fails.
+    None where there is a reason not to (`why_not`); products then go to `F.linear`. Raises
+    `DSparkError` when compiling fails.
     """
-    from sglang_dspark.serving.config import current_config
-
-    host = Processor.host()
-    if not current_config().cpu.matrix_kernel or not host.fuses:
+    if why_not() is not None:
         return None
+    host = Processor.host()
     try:
         return compile_matmul(host, openmp_library())
     except RuntimeError as error:

@@ -6,7 +6,7 @@ tensor operations, each of them cold after a pass over the model's weights. Here
 request through the same ragged verify pass, the accept rule on one row each, and the features to
 where context rows wait. Tokens, lengths, metrics and the draft's context are the same.
 
-`fits` says once which workers may; `takes` which batches. All others go through all stages.
+`require` says once which workers may; `takes` which batches. All others go through all stages.
 """
 
 from __future__ import annotations
@@ -20,29 +20,31 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu.accept import accept, agreed
+from sglang_dspark.serving.cpu.fast_paths import need
 from sglang_dspark.serving.cpu.layout import layout_without_drafts
 
 # (target worker, batch, verify input, cache slots) -> (output, mode), or None where it will not do
 ShortPass = Callable[[Any, Any, Any, Tensor], tuple[Any, Any] | None]
 
 
-def fits(worker: Any) -> bool:
-    """Whether nothing of this worker looks at a decode step but what the short form feeds."""
+def require(worker: Any) -> None:
+    """Nothing of this worker looks at a decode step but what the short form feeds.
+
+    Raises UnfitError where something does.
+    """
     runner, observers = worker.model_runner, worker._observers
-    return (
-        runner.lora_manager is None
-        and not runner.model_config.model_is_mrope
-        and not runner.model_config.is_multimodal
-        and runner.ngram_embedding_manager.engram_hasher is None
-        and runner.decode_cuda_graph_runner is None
-        and not runner.kv_index_translator.reads_are_translated
-        and not observers._info_dumper.enabled
-        and observers._block_accept_recorder is None
-        and worker._kv_injector.swa_ring_size is None
-        and not worker._prepare_inputs_once
-        and not worker._simulate_acc_greedy
-        and worker._deferred_commit() is None
-    )
+    config = runner.model_config
+    need(runner.lora_manager is None, "LoRA is on")
+    need(not (config.model_is_mrope or config.is_multimodal), "the target is multimodal")
+    need(runner.ngram_embedding_manager.engram_hasher is None, "the target embeds n-grams")
+    need(runner.decode_cuda_graph_runner is None, "decoding runs in graphs")
+    need(not runner.kv_index_translator.reads_are_translated, "cache slots are translated")
+    need(not observers._info_dumper.enabled, "SGLang dumps what its steps do")
+    need(observers._block_accept_recorder is None, "SGLang records what is accepted")
+    need(worker._kv_injector.swa_ring_size is None, "the draft's cache is a ring")
+    need(not worker._prepare_inputs_once, "inputs of a step are prepared ahead")
+    need(not worker._simulate_acc_greedy, "acceptance is simulated")
+    need(worker._deferred_commit() is None, "commits are deferred")
 
 
 def takes(batch: Any) -> bool:

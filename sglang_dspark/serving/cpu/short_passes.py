@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.cpu.fast_paths import fits, need
 from sglang_dspark.serving.cpu.layers.models import stack_of_model
 
 _PLAIN = "dspark_plain_ends"  # attribute of a model: (embedding, head or None, the answer)
@@ -156,14 +157,9 @@ def _serves_draft(proposer: Any) -> bool:
     """Whether this draft is the plain one: nothing deferred, nothing between model and runner."""
     from sglang_dspark.serving.cpu.layers import forward as layer_forward
 
-    return (
-        proposer.deferred_commit is None
-        and not proposer._dp_moe_sync
-        and proposer.sample_from_anchor
-        and proposer.draft_model is proposer.draft_model_runner.model
-        and layer_forward.serves(proposer.draft_model_runner)
-        and _plain_draft(proposer.draft_model)
-    )
+    runner = proposer.draft_model_runner
+    same = proposer.draft_model is runner.model
+    return same and layer_forward.serves(runner) and _plain_draft(proposer)
 
 
 def _serves_verify(batch: Any, verify_input: Any) -> bool:
@@ -178,22 +174,31 @@ def _serves_verify(batch: Any, verify_input: Any) -> bool:
     )
 
 
-def _plain_draft(model: Any) -> bool:
+def _plain_draft(proposer: Any) -> bool:
     """Asked again when the embedding was exchanged."""
+    model = proposer.draft_model
+    embedding = model.embed_tokens
+    found = model.__dict__.get(_PLAIN)
+    if found is None or found[0] is not embedding:
+        plain = fits(
+            f"short draft pass of {type(model).__name__}", lambda: _require_draft(proposer)
+        )
+        found = model.__dict__[_PLAIN] = (embedding, None, plain)
+    return bool(found[2])
+
+
+def _require_draft(proposer: Any) -> None:
     from sglang.srt.environ import envs
 
     from sglang_dspark.serving.cpu.layers import forward as layer_forward
 
-    embedding = model.embed_tokens
-    found = model.__dict__.get(_PLAIN)
-    if found is None or found[0] is not embedding:
-        plain = (
-            envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get()
-            and hasattr(model, "forward_embed")
-            and layer_forward.plain_embedding(embedding)
-        )
-        found = model.__dict__[_PLAIN] = (embedding, None, plain)
-    return bool(found[2])
+    model = proposer.draft_model
+    need(proposer.deferred_commit is None, "commits are deferred")
+    need(not proposer._dp_moe_sync, "ranks of its experts wait for each other")
+    need(proposer.sample_from_anchor, "it does not draft from its anchor")
+    need(envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get(), "SGLANG_DSPARK_EMBED_IN_GRAPH is off")
+    need(hasattr(model, "forward_embed"), "it embeds no tokens of its own")
+    layer_forward.require_plain_embedding(model.embed_tokens)
 
 
 def _plain_target(model: Any) -> bool:
@@ -204,6 +209,7 @@ def _plain_target(model: Any) -> bool:
     embedding = getattr(inner, "embed_tokens", None)
     found = model.__dict__.get(_PLAIN)
     if found is None or found[0] is not embedding or found[1] is not head:
-        plain = layer_forward.plain_target(model)
+        name = f"short verify pass of {type(model).__name__}"
+        plain = fits(name, lambda: layer_forward.require_plain_target(model))
         found = model.__dict__[_PLAIN] = (embedding, head, plain)
     return bool(found[2])

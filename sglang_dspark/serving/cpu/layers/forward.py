@@ -4,7 +4,7 @@ Adapts what stands around the layers in `ModelRunner.forward`, `EagerRunner._exe
 `LlamaForCausalLM.forward` and `LogitsProcessor.forward` (sglang/srt/model_executor/model_runner.py,
 runner/eager_runner.py, models/llama.py, layers/logits_processor.py, 0.5.23). All of them ask dozens
 of questions whose answers never change in a server; here they are asked once a runner
-(`plain_runner`, `plain_target`), and what can change is asked in every pass.
+(`require_plain_runner`, `require_plain_target`), and what can change is asked in every pass.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.fast_paths import fits, need
 from sglang_dspark.serving.cpu.layers import model as layer_model
 from sglang_dspark.serving.cpu.layers.model import LayerStack
 
@@ -60,7 +61,9 @@ def serves(runner: Any) -> bool:
     """
     found = runner.__dict__.get(_PLAIN)
     if found is None or found[0] is not runner.model:
-        found = runner.__dict__[_PLAIN] = (runner.model, plain_runner(runner))
+        name = f"passes of {type(runner.model).__name__} around SGLang's runner"
+        plain = fits(name, lambda: require_plain_runner(runner))
+        found = runner.__dict__[_PLAIN] = (runner.model, plain)
     return (
         found[1]
         and not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
@@ -76,8 +79,11 @@ def idle(hook: Any) -> bool:
     return type(hook) is EagerRunner
 
 
-def plain_runner(runner: Any) -> bool:
-    """Whether a runner's passes are one eager forward of one rank, observed by nobody."""
+def require_plain_runner(runner: Any) -> None:
+    """A runner's passes are one eager forward of one rank, observed by nobody.
+
+    Raises UnfitError where they are not, as the others here do.
+    """
     from sglang.srt.debug_utils.dumper import dumper
     from sglang.srt.eplb.expert_distribution import (
         _ExpertDistributionRecorderNoop,
@@ -88,22 +94,25 @@ def plain_runner(runner: Any) -> bool:
     from sglang.srt.runtime_context import get_parallel
 
     parallel, model, backend = get_parallel(), runner.model, runner.attn_backend
-    return (
-        parallel.tp_size == parallel.pp_size == 1
-        and runner.is_generation
-        and not runner.enable_elastic_ep
-        and type(runner.eager_runner) is EagerRunner
-        and not runner.eager_runner.enable_pdmux
-        and type(backend) is DsparkCpuAttnBackend
-        and type(get_global_expert_distribution_recorder()) is _ExpertDistributionRecorderNoop
-        and model_runner.get_global_experts_capturer() is None
-        and model_runner.get_global_indexer_capturer() is None
-        and model_runner.get_global_dwdp_manager() is None
-        and not dumper.may_enable
-        and not hasattr(model, "prepare_for_forward")
-        and not hasattr(model, "prepare_forward_batch")
-        and _passes_ids_through(runner)
+    recorder = get_global_expert_distribution_recorder()
+    ours = type(backend) is DsparkCpuAttnBackend
+    observers = (
+        model_runner.get_global_experts_capturer(),
+        model_runner.get_global_indexer_capturer(),
+        model_runner.get_global_dwdp_manager(),
     )
+    need(parallel.tp_size == parallel.pp_size == 1, "several ranks take part in a pass")
+    need(runner.is_generation, "the model generates nothing")
+    need(not runner.enable_elastic_ep, "experts move between ranks")
+    need(type(runner.eager_runner) is EagerRunner, "its eager runner is not SGLang's own")
+    need(not runner.eager_runner.enable_pdmux, "prefill and decode share its passes")
+    need(ours, f"its attention backend is {type(backend).__name__}")
+    need(type(recorder) is _ExpertDistributionRecorderNoop, "the use of experts is recorded")
+    need(all(each is None for each in observers), "SGLang captures what its passes compute")
+    need(not dumper.may_enable, "SGLang's dumper is on")
+    for name in ("prepare_for_forward", "prepare_forward_batch"):
+        need(not hasattr(model, name), f"{type(model).__name__} has a {name}")
+    need(_passes_ids_through(runner), "cache slots are translated")
 
 
 def _passes_ids_through(runner: Any) -> bool:
@@ -114,52 +123,59 @@ def _passes_ids_through(runner: Any) -> bool:
     return space is not None and space.write is None
 
 
-def plain_target(model: Any) -> bool:
-    """Whether a target is layers, last norm, product with the LM head, and nothing behind it."""
-    from sglang.srt.layers.logits_processor import (
-        LogitsProcessor,
-        should_apply_lm_head_quant_method,
-    )
+def require_plain_target(model: Any) -> None:
+    """A target is layers, last norm, product with the LM head, and nothing behind it."""
+    from sglang.srt.layers.logits_processor import LogitsProcessor
     from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
 
-    if type(model) is not LlamaForCausalLM or type(model.model) is not LlamaModel:
-        return False
-    processor, head = model.logits_processor, model.lm_head
-    return (
-        type(processor) is LogitsProcessor
-        and not any(hooked(module) for module in (model.model, processor))
-        and plain_embedding(model.model.embed_tokens)
-        and processor.logit_scale is None
-        and not processor.final_logit_softcapping
-        and processor.rl_on_policy_target is None
-        and processor.expected_aux_hidden_states is None
-        and not processor.keep_last_hidden_states
-        and not processor.defer_verify_gather
-        and not processor.do_tensor_parallel_all_gather
-        and not hasattr(head, "set_lora")
-        and not should_apply_lm_head_quant_method(head, getattr(head, "quant_method", None))
-        and not getattr(head, "use_intel_amx_backend", False)
-        and head.weight.shape[0] == processor.vocab_size
-        and linear.prepare() is not None
-        and linear.eligible(head.weight.new_empty(1, head.weight.shape[1]), head.weight)
-    )
+    name = type(model).__name__
+    llama = type(model) is LlamaForCausalLM and type(model.model) is LlamaModel
+    need(llama, f"{name} is no LlamaForCausalLM")
+    processor = model.logits_processor
+    need(type(processor) is LogitsProcessor, "its logits are processed in another way")
+    need(not any(hooked(module) for module in (model.model, processor)), "a module has hooks")
+    require_plain_embedding(model.model.embed_tokens)
+    need(processor.logit_scale is None, "its logits are scaled")
+    need(not processor.final_logit_softcapping, "its logits are capped")
+    need(processor.rl_on_policy_target is None, "its logits are those of a policy in training")
+    need(processor.expected_aux_hidden_states is None, "its hidden states are asked for")
+    need(not processor.keep_last_hidden_states, "its last hidden states are kept")
+    gathers = processor.defer_verify_gather or processor.do_tensor_parallel_all_gather
+    need(not gathers, "its logits are gathered from ranks")
+    _require_plain_head(model.lm_head, processor.vocab_size)
 
 
-def plain_embedding(embedding: Any) -> bool:
-    """Whether looking tokens up is taking rows of a float32 weight."""
+def _require_plain_head(head: Any, vocab_size: int) -> None:
+    """Logits are one product of float32 with the whole LM head."""
+    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
+
+    method = getattr(head, "quant_method", None)
+    need(not hasattr(head, "set_lora"), "its LM head has LoRA")
+    need(not should_apply_lm_head_quant_method(head, method), "its LM head is quantised")
+    need(not getattr(head, "use_intel_amx_backend", False), "its LM head is packed for AMX")
+    need(head.weight.shape[0] == vocab_size, "its LM head is not as long as the vocabulary")
+    need(linear.prepare() is not None, str(linear.why_not()))
+    one = head.weight.new_empty(1, head.weight.shape[1])
+    sizes = f"{head.weight.dtype} {list(head.weight.shape)}"
+    need(linear.eligible(one, head.weight), f"its LM head is {sizes}, not float32 in sixteens")
+
+
+def require_plain_embedding(embedding: Any) -> None:
+    """Looking tokens up is taking rows of a float32 weight."""
     from sglang.srt.layers.vocab_parallel_embedding import (
         ParallelLMHead,
         UnquantizedEmbeddingMethod,
         VocabParallelEmbedding,
     )
 
-    return (
-        type(embedding) in (VocabParallelEmbedding, ParallelLMHead)
-        and type(embedding.quant_method) is UnquantizedEmbeddingMethod
-        and embedding.tp_size == 1
-        and embedding.weight.dtype is torch.float32
-        and not hooked(embedding)
-    )
+    known = type(embedding) in (VocabParallelEmbedding, ParallelLMHead)
+    need(known, f"{type(embedding).__name__} is no embedding of SGLang's")
+    plain = type(embedding.quant_method) is UnquantizedEmbeddingMethod
+    need(plain, "its embedding is quantised")
+    need(embedding.tp_size == 1, f"its embedding is split over {embedding.tp_size} ranks")
+    dtype = embedding.weight.dtype
+    need(dtype is torch.float32, f"its embedding is {dtype}, not torch.float32")
+    need(not hooked(embedding), "its embedding has hooks")
 
 
 def hooked(module: nn.Module) -> bool:

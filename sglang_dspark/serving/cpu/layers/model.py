@@ -21,6 +21,7 @@ from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import fused_ops, linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.fast_paths import UnfitError, need
 from sglang_dspark.serving.cpu.layers import kernel as layer_kernel
 from sglang_dspark.serving.cpu.layers import spec as layer_spec
 from sglang_dspark.serving.cpu.layers.kernel import Pass, Tables
@@ -108,22 +109,25 @@ class LayerStack:
 
 def stack_of(
     model: Any,
-    resolve: Callable[[Any], LayerSpec | None],
-    resolve_ending: Callable[[Any], Ending | None] | None,
-) -> LayerStack | None:
-    """The stack of `model.layers` and `model.norm`; None where one does not fit.
+    resolve: Callable[[Any], LayerSpec],
+    resolve_ending: Callable[[Any], Ending] | None,
+) -> LayerStack:
+    """The stack of `model.layers` and `model.norm`. Raises UnfitError where one does not fit.
 
     resolve_ending: None for a model that has no norm behind its layers.
     """
-    found = [resolve(module) for module in model.layers]
-    layers = [layer for layer in found if layer is not None]
-    if not layers or len(layers) < len(found) or len({layer.shape for layer in layers}) > 1:
-        return None
+    layers = []
+    for index, module in enumerate(model.layers):
+        try:
+            layers.append(resolve(module))
+        except UnfitError as unfit:
+            raise UnfitError(f"layer {index}: {unfit}") from None
+    need(layers, "it has no layers")
+    need(len({layer.shape for layer in layers}) == 1, "its layers differ in shape")
     if resolve_ending is None:
         return LayerStack(layers, None, model.layers)
-    ending = resolve_ending(model)
-    if ending is None or ending.tensor.tensor.shape != (layers[0].shape.hidden,):
-        return None
+    ending, width = resolve_ending(model), layers[0].shape.hidden
+    need(ending.tensor.tensor.shape == (width,), "its last norm is not as wide as its rows")
     return LayerStack(layers, ending, model.layers)
 
 

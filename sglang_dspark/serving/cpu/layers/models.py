@@ -12,6 +12,8 @@ from typing import Any
 
 from torch import Tensor
 
+from sglang_dspark.serving.cpu.fast_paths import taken
+
 _STACK = "dspark_layer_stack"  # attribute of a model
 
 
@@ -108,7 +110,7 @@ def stack_of_model(
     resolve_ending: Callable[[Any], Any] | None,
     mode: Any,
 ) -> Any:
-    """The model's `LayerStack`, resolved again when something in it was exchanged.
+    """The model's `LayerStack`, resolved again when something in it was exchanged; else None.
 
     A prefill looks at the whole model: a request that comes after an exchange is served by the new
     weights from its first token on. resolve_ending: None for models without a last norm.
@@ -117,7 +119,10 @@ def stack_of_model(
 
     found = model.__dict__.get(_STACK, ...)
     if found is ... or (found is not None and not _holds(found, mode)):
-        found = layer_model.stack_of(model, resolve, resolve_ending)
+        found = taken(
+            f"one call for all layers of {type(model).__name__}",
+            lambda: layer_model.stack_of(model, resolve, resolve_ending),
+        )
         model.__dict__[_STACK] = found
     return found
 

@@ -2,7 +2,7 @@
 
 Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,dflash}.py, 0.5.23) once a layer.
 Other dtypes, quantised, LoRA-wrapped, biased or sharded layers and layers with hooks do not fit;
-they keep upstream's code.
+they keep upstream's code, and `fast_paths.taken` says why.
 """
 
 from __future__ import annotations
@@ -29,6 +29,7 @@ from sglang.srt.runtime_context import get_parallel
 from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import linear, paged
+from sglang_dspark.serving.cpu.fast_paths import UnfitError, need
 from sglang_dspark.serving.cpu.layers.spec import (
     NO_NORM,
     Ending,
@@ -43,49 +44,45 @@ from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
 _FLOAT = torch.float32
 
 
-def llama_layer_of(layer: Any) -> LayerSpec | None:
-    """Resolve a target's layer with its weights in place; None where it does not fit."""
-    return _resolve(layer, (None, None)) if _plain_llama(layer, LlamaDecoderLayer) else None
+def llama_layer_of(layer: Any) -> LayerSpec:
+    """Resolve a target's layer with its weights in place. Raises UnfitError where it does not fit,
+    as the others here do."""
+    _require_llama(layer, LlamaDecoderLayer)
+    return _resolve(layer, (None, None))
 
 
-def eagle_layer_of(layer: Any) -> LayerSpec | None:
+def eagle_layer_of(layer: Any) -> LayerSpec:
     """Resolve a layer of an MTP (EAGLE) draft, the first of which has no norm of its input."""
-    if not _plain_llama(layer, EagleDecoderLayer):
-        return None
+    _require_llama(layer, EagleDecoderLayer)
     first = layer.self_attn.attn.layer_id == 0
-    return _resolve(layer, (None, None)) if first == (_input_norm(layer) is None) else None
+    need(first == (_input_norm(layer) is None), "its first layer alone has no norm of its input")
+    return _resolve(layer, (None, None))
 
 
-def draft_layer_of(layer: Any) -> LayerSpec | None:
-    """Resolve a layer of a DFlash-style draft; None where it does not fit."""
-    if not _plain_draft(layer):
-        return None
+def draft_layer_of(layer: Any) -> LayerSpec:
+    """Resolve a layer of a DFlash-style draft."""
+    _require_draft(layer)
     attention = layer.self_attn
     return _resolve(layer, (attention.q_norm, attention.k_norm))
 
 
-def ending_of(model: Any) -> Ending | None:
-    """Resolve `model.norm`, the norm behind the last layer; None where it does not fit."""
+def ending_of(model: Any) -> Ending:
+    """Resolve `model.norm`, the norm behind the last layer."""
     norm = model.norm
-    if (
-        type(norm) is not RMSNorm
-        or not _plain_norm(norm)
-        or norm._forward_hooks
-        or norm._forward_pre_hooks
-    ):
-        return None
+    _require_norm(norm)
+    need(not (norm._forward_hooks or norm._forward_pre_hooks), "its last norm has hooks")
     (weight,) = _tensors(norm)
     return Ending(_norm(norm), (model._modules, "norm", norm), weight)
 
 
-def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> LayerSpec | None:
-    kernel = linear.prepare()
-    if kernel is None or get_parallel().tp_size != 1:
-        return None
+def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> LayerSpec:
+    kernel, ranks = linear.prepare(), get_parallel().tp_size
+    if kernel is None:
+        raise UnfitError(str(linear.why_not()))
+    need(ranks == 1, f"its layers are split over {ranks} ranks")
     shape, weights = _shape(layer), _weights(layer)
-    products = {name: _product(kernel, weight) for name, weight in weights.items()}
-    if None in products.values() or not _consistent(shape, weights, layer):
-        return None
+    products = {name: _product(kernel, name, weight) for name, weight in weights.items()}
+    _require_sizes(shape, weights, layer)
     rotary, radix = layer.self_attn.rotary_emb, layer.self_attn.attn
     window = radix.sliding_window_size
     return LayerSpec(
@@ -97,7 +94,7 @@ def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> L
             _norm(head_norms[0]),
             _norm(head_norms[1]),
         ),
-        **products,  # type: ignore[arg-type]
+        **products,
         cos_sin=rotary.cos_sin_cache,
         index=radix.layer_id,
         scale=radix.scaling,
@@ -119,14 +116,14 @@ def _shape(layer: Any) -> Shape:
     )
 
 
-def _weights(layer: Any) -> dict[str, Tensor | None]:
-    """What a layer multiplies with, None where a product is not a plain one."""
+def _weights(layer: Any) -> dict[str, Tensor]:
+    """What a layer multiplies with, [N, K] each."""
     attention, mlp = layer.self_attn, layer.mlp
     return {
-        "qkv": _plain_weight(attention.qkv_proj),
-        "o": _plain_weight(attention.o_proj),
-        "gate_up": _plain_weight(mlp.gate_up_proj),
-        "down": _plain_weight(mlp.down_proj),
+        "qkv": _plain_weight(attention.qkv_proj, "qkv_proj"),
+        "o": _plain_weight(attention.o_proj, "o_proj"),
+        "gate_up": _plain_weight(mlp.gate_up_proj, "gate_up_proj"),
+        "down": _plain_weight(mlp.down_proj, "down_proj"),
     }
 
 
@@ -150,66 +147,65 @@ def _tensors(layer: nn.Module) -> tuple[Watched, ...]:
     )
 
 
-def _plain_llama(layer: Any, kind: type[Any]) -> bool:
-    return (
-        type(layer) is kind
-        and type(layer.self_attn) is LlamaAttention
-        and type(layer.mlp) is LlamaMLP
-        and _plain_modules(layer)
-        and layer.mlp.dual_gemm.mode is None
-        and not layer.mlp.activation_quant.enabled
-        and _plain_boundary(layer.attn_boundary)
-        and _plain_boundary(layer.ffn_boundary)
-    )
+def _require_llama(layer: Any, kind: type[Any]) -> None:
+    _require_kind(layer, kind)
+    _require_kind(layer.self_attn, LlamaAttention)
+    _require_kind(layer.mlp, LlamaMLP)
+    _require_modules(layer)
+    need(layer.mlp.dual_gemm.mode is None, "its gate and up products are fused by another kernel")
+    need(not layer.mlp.activation_quant.enabled, "its activations are quantised")
+    for boundary in (layer.attn_boundary, layer.ffn_boundary):
+        declared = boundary.declaration
+        need(declared.row_transport is None, "its rows travel between ranks")
+        need(declared.update.is_plain_add, "its residual is no plain sum")
 
 
-def _plain_draft(layer: Any) -> bool:
+def _require_draft(layer: Any) -> None:
+    _require_kind(layer, DFlashDecoderLayer)
     attention = layer.self_attn
-    if (
-        type(layer) is not DFlashDecoderLayer
-        or type(attention) is not DFlashAttention
-        or type(layer.mlp) is not DFlashMLP
-    ):
-        return False
-    norms = (attention.q_norm, attention.k_norm)
-    return (
-        _plain_modules(layer)
-        and layer.attention_conv is None
-        and layer.mlp_conv is None
-        and attention.v_scale is None
-        and attention.attention_sink_bias is None
-        and all(type(norm) is RMSNorm and _plain_norm(norm) for norm in norms)
-        and all(norm.weight.shape == (attention.head_dim,) for norm in norms)
-    )
+    _require_kind(attention, DFlashAttention)
+    _require_kind(layer.mlp, DFlashMLP)
+    _require_modules(layer)
+    need(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
+    need(attention.v_scale is None, "its values are scaled")
+    need(attention.attention_sink_bias is None, "its attention has sinks")
+    for norm in (attention.q_norm, attention.k_norm):
+        _require_norm(norm)
+        need(norm.weight.shape == (attention.head_dim,), "its head norms are not one head wide")
 
 
-def _plain_modules(layer: Any) -> bool:
+def _require_kind(module: Any, kind: type[Any]) -> None:
+    need(type(module) is kind, f"{type(module).__name__} is no {kind.__name__}")
+
+
+def _require_modules(layer: Any) -> None:
     """Upstream's classes with the options our kernels know, and nobody's hooks."""
     attention, mlp = layer.self_attn, layer.mlp
-    radix, rotary = attention.attn, attention.rotary_emb
-    norms = _norms(layer)
-    exact = (
-        (radix, RadixAttention),
-        (mlp.act_fn, SiluAndMul),
-        *((norm, RMSNorm) for norm in norms),
-        (attention.qkv_proj, QKVParallelLinear),
-        (attention.o_proj, RowParallelLinear),
-        (mlp.gate_up_proj, MergedColumnParallelLinear),
-        (mlp.down_proj, RowParallelLinear),
-    )
-    return (
-        all(type(module) is kind for module, kind in exact)
-        and type(rotary) in (RotaryEmbedding, Llama3RotaryEmbedding)
-        and rotary.is_neox_style
-        and rotary.cos_sin_cache.dtype == _FLOAT
-        and rotary.cos_sin_cache.is_contiguous()
-        and rotary.head_size == radix.qk_head_dim == radix.v_head_dim
-        and not radix.is_cross_attention
-        and not radix.logit_cap
-        and radix.quant_method is None
-        and all(_plain_norm(norm) for norm in norms)
-        and not any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
-    )
+    radix = attention.attn
+    _require_kind(radix, RadixAttention)
+    _require_kind(mlp.act_fn, SiluAndMul)
+    _require_kind(attention.qkv_proj, QKVParallelLinear)
+    _require_kind(attention.o_proj, RowParallelLinear)
+    _require_kind(mlp.gate_up_proj, MergedColumnParallelLinear)
+    _require_kind(mlp.down_proj, RowParallelLinear)
+    _require_rotary(attention.rotary_emb, radix)
+    need(not radix.is_cross_attention, "its attention is crossed")
+    need(not radix.logit_cap, "its attention's logits are capped")
+    need(radix.quant_method is None, "its K/V cache is quantised")
+    for norm in _norms(layer):
+        _require_norm(norm)
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
+    need(not hooked, "a module has hooks")
+
+
+def _require_rotary(rotary: Any, radix: Any) -> None:
+    known = type(rotary) in (RotaryEmbedding, Llama3RotaryEmbedding)
+    need(known, f"{type(rotary).__name__} is no rotary embedding of Llama")
+    need(rotary.is_neox_style, "its rotary embedding turns adjacent pairs")
+    table = rotary.cos_sin_cache
+    need(table.dtype == _FLOAT and table.is_contiguous(), "its rotary table is not float32")
+    sizes = {rotary.head_size, radix.qk_head_dim, radix.v_head_dim}
+    need(len(sizes) == 1, f"its heads have the sizes {sorted(sizes)}")
 
 
 def _input_norm(layer: Any) -> RMSNorm | None:
@@ -221,37 +217,28 @@ def _norms(layer: Any) -> tuple[RMSNorm, ...]:
     return tuple(norm for norm in found if norm is not None)
 
 
-def _plain_boundary(boundary: Any) -> bool:
-    return boundary.declaration.row_transport is None and boundary.declaration.update.is_plain_add
+def _require_norm(norm: Any) -> None:
+    _require_kind(norm, RMSNorm)
+    weight, over = norm.weight, norm.override_orig_dtype
+    need(weight.dtype == _FLOAT and over in (None, _FLOAT), "a norm does not compute in float32")
+    need(weight.is_contiguous(), "a norm's weight has gaps")
+    need(norm.variance_size_override is None, "a norm covers a part of its row")
 
 
-def _plain_norm(norm: RMSNorm) -> bool:
-    return (
-        norm.weight.dtype == _FLOAT
-        and norm.weight.is_contiguous()
-        and norm.variance_size_override is None
-        and norm.override_orig_dtype in (None, _FLOAT)
-    )
-
-
-def _plain_weight(layer: Any) -> Tensor | None:
-    """The weight [N, K] of an unquantised linear layer without bias, else None."""
-    if (
-        type(layer.quant_method) is not UnquantizedLinearMethod
-        or layer.bias is not None
-        or getattr(layer, "use_intel_amx_backend", False)
-    ):
-        return None
+def _plain_weight(layer: Any, name: str) -> Tensor:
+    """The weight [N, K] of an unquantised linear layer without bias."""
+    need(type(layer.quant_method) is UnquantizedLinearMethod, f"{name} is quantised")
+    need(layer.bias is None, f"{name} has a bias")
+    need(not getattr(layer, "use_intel_amx_backend", False), f"{name} is packed for AMX")
     weight: Tensor = layer.weight
     return weight
 
 
-def _product(kernel: NarrowMatmul, weight: Tensor | None) -> Product | None:
-    if weight is None or weight.dim() != 2 or weight.requires_grad:
-        return None
+def _product(kernel: NarrowMatmul, name: str, weight: Tensor) -> Product:
+    need(weight.dim() == 2 and not weight.requires_grad, f"{name} is no matrix of a served model")
     n, k = weight.shape
-    if not linear.eligible(torch.empty(1, k), weight):
-        return None
+    why = f"{name} {weight.dtype} [{n}, {k}] is not float32, contiguous, in multiples of 16"
+    need(linear.eligible(torch.empty(1, k), weight), why)
     threads = linear.threads_for(n, k) if kernel.threads_available else 1
     return Product(weight.data_ptr(), n, k, threads)
 
@@ -260,8 +247,8 @@ def _norm(norm: RMSNorm | None) -> Norm:
     return NO_NORM if norm is None else Norm(norm.weight.data_ptr(), norm.variance_epsilon)
 
 
-def _consistent(shape: Shape, weights: Mapping[str, Tensor | None], layer: Any) -> bool:
-    """Whether weights and norms have the sizes that the buffers assume."""
+def _require_sizes(shape: Shape, weights: Mapping[str, Tensor], layer: Any) -> None:
+    """Weights and norms have the sizes that the buffers assume."""
     query, key = shape.heads * shape.head, shape.kv_heads * shape.head
     expected = {
         "qkv": (query + 2 * key, shape.hidden),
@@ -269,7 +256,8 @@ def _consistent(shape: Shape, weights: Mapping[str, Tensor | None], layer: Any) 
         "gate_up": (2 * shape.mlp, shape.hidden),
         "down": (shape.hidden, shape.mlp),
     }
-    return all(
-        weight is not None and tuple(weight.shape) == expected[name]
-        for name, weight in weights.items()
-    ) and all(tuple(norm.weight.shape) == (shape.hidden,) for norm in _norms(layer))
+    for name, weight in weights.items():
+        sizes = list(weight.shape)
+        need(tuple(sizes) == expected[name], f"{name} {sizes} is not {list(expected[name])}")
+    same = all(tuple(norm.weight.shape) == (shape.hidden,) for norm in _norms(layer))
+    need(same, "its norms are not as wide as its rows")
