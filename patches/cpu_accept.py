@@ -4,7 +4,7 @@ Upstream (0.5.23): sglang/kernels/ops/speculative/dspark/dspark_accept.py and
 sglang/srt/speculative/{eagle_utils,dflash_utils}.py import the operators by value, so the
 consumers' names are the targets; on a CPU some of them are None. `eagle_utils._verify_uses_greedy`
 makes EAGLE ignore the temperature on a CPU. `build_speculative_verify_target_probs`, of
-dflash_utils.py too, is not the law of plain decoding (serving/cpu/target_law.py).
+dflash_utils.py too, is not the distribution of plain decoding (serving/cpu/target_law.py).
 """
 
 from __future__ import annotations
@@ -53,8 +53,8 @@ def _law(name: str, target: str) -> Seam:
         hook=target_law.build_target_probs,
         signature="(*, next_token_logits, sampling_info, draft_token_num, bs, max_top_k=None, "
         "uniform_top_k_value=None, use_sparse_topk=True)",
-        why="upstream's law leaves out min-p, and with top-k and top-p both set it is another "
-        "one than plain decoding's",
+        why="upstream's distribution leaves out min-p, and with top-k and top-p both set it is "
+        "another one than plain decoding's",
         device="cpu",
     )
 
