@@ -9,6 +9,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file
+from torch import Tensor
 
 from tests.integration import tiny_models
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
@@ -36,6 +38,11 @@ class Rehearsed:
     def launches(self) -> list[dict[str, Any]]:
         """Every decode step's launch since the start, in order."""
         return [line for line in self._lines() if "reads" in line]
+
+    def context(self) -> dict[str, Tensor]:
+        """Keys and values [layers, n, heads, size] of the draft's cache, of the last request that
+        was alone, as its last step found them."""
+        return load_file(self.folder / "steps.safetensors")
 
     def table(self) -> dict[str, Any]:
         """The profiled tiers and their seconds."""

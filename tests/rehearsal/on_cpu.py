@@ -16,6 +16,9 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+import torch
+from safetensors.torch import save_file
+
 from tests.rehearsal import experts, graphs, reads
 
 GAMMA = 5
@@ -133,6 +136,7 @@ def _record(worker: Any) -> None:
         _record_plans(state.engine, path)
     _record_passes(path)
     _record_reads(path)
+    _record_context(worker, path.with_suffix(".safetensors"))
 
 
 def rank_here() -> int:
@@ -188,6 +192,30 @@ def _record_reads(path: Path) -> None:
         with path.open("a") as file:
             print(json.dumps({"launched": len(batch.seq_lens), "reads": seen}), file=file)
         return result
+
+    decode.decode = launched
+
+
+def _record_context(worker: Any, path: Path) -> None:
+    """Keep what the draft's cache holds of a request that is alone, as a step finds it."""
+    from sglang_dspark.serving.step import decode
+
+    launch: Callable[..., Any] = decode.decode
+    table = worker.model_runner.req_to_token_pool.req_to_token
+    pool = worker.draft_model_runner.token_to_kv_pool
+
+    def launched(state: Any, batch: Any, *rest: Any) -> Any:
+        if len(batch.seq_lens) == 1:
+            row, length = int(batch.req_pool_indices[0]), int(batch.seq_lens[0])
+            slots = table[row, :length].long()
+            found = {
+                "keys": torch.stack([buffer[slots] for buffer in pool.k_buffer]),
+                "values": torch.stack([buffer[slots] for buffer in pool.v_buffer]),
+            }
+            partial = path.with_suffix(".tmp")
+            save_file(found, partial)
+            partial.replace(path)
+        return launch(state, batch, *rest)
 
     decode.decode = launched
 

@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections import Counter
 
 import pytest
+import torch
 
 from tests.integration.serving import Served
 from tests.rehearsal.conftest import Rehearsed
-from tests.rehearsal.on_cpu import pass_seconds
+from tests.rehearsal.on_cpu import GAMMA, pass_seconds
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 
@@ -44,6 +45,22 @@ def test_the_profile_finds_the_planted_staircase(rehearsed: Rehearsed) -> None:
     table = rehearsed.table()
     for tokens, seconds in zip(table["knots"], table["seconds"], strict=True):
         assert seconds == pytest.approx(pass_seconds(tokens), rel=0.02)
+
+
+def test_a_pause_leaves_the_drafts_cache_as_if_there_were_none(
+    rehearsed: Rehearsed, dear_drafts: Rehearsed
+) -> None:
+    """Target features go into it in every step, those without drafts too."""
+    steps = len(dear_drafts.steps())
+    for server in (dear_drafts, rehearsed):
+        server.server.generate(PROMPTS[3], **GREEDY)
+    skipped = [step for step in dear_drafts.steps()[steps:] if not step["speculates"]]
+    assert len(skipped) > TOKENS // 2
+    paused, never = dear_drafts.context(), rehearsed.context()
+    for name, found in paused.items():
+        common = min(found.shape[1], never[name].shape[1])
+        assert common >= len(PROMPTS[3]) + TOKENS - 2 * GAMMA
+        torch.testing.assert_close(found[:, :common], never[name][:, :common], atol=1e-5, rtol=1e-4)
 
 
 def test_a_draft_that_does_not_pay_is_left_out(plain: Served, dear_drafts: Rehearsed) -> None:
