@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+import inspect
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import dataclass
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -63,6 +65,84 @@ DraftersOption = Annotated[
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Result file. Default: results/drafters_NAME.json.")
 ]
+
+SAMPLING = ("top_p", "top_k", "min_p")  # of `WorkloadOptions`: what few commands offer
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What is decoded and how, as the options of a command say."""
+
+    target: TargetOption = "demo"
+    prompts: PromptsOption = None
+    limit: LimitOption = None
+    max_new_tokens: TokensOption = 96
+    temperature: TemperatureOption = 0.0
+    top_p: TopPOption = 1.0
+    top_k: TopKOption = TOP_K_ALL
+    min_p: MinPOption = 0.0
+    batch: BatchOption = 8
+    seed: SeedOption = 0
+
+    def decoding(self, gamma: int | None = None) -> DecodeSettings:
+        """How the reference engine decodes. Raises DSparkError for a value out of bounds."""
+        from sglang_dspark.evaluation.engine import DecodeSettings
+
+        return DecodeSettings(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            batch=self.batch,
+            gamma=gamma,
+            seed=self.seed,
+        )
+
+
+def takes_workload(
+    *, without: Collection[str] = SAMPLING, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose parameter `options: WorkloadOptions` stands for that many options.
+
+    without: fields that the command does not offer, which keep their default. defaults: of fields,
+    where the command has others. Typer reads a command's signature, so that is what is made here:
+    the fields stand in the place of `options`, by keyword.
+    """
+    hints = get_type_hints(WorkloadOptions, include_extras=True)
+    offered = {
+        name: field.replace(
+            kind=inspect.Parameter.KEYWORD_ONLY,
+            annotation=hints[name],
+            default=defaults.get(name, field.default),
+        )
+        for name, field in inspect.signature(WorkloadOptions).parameters.items()
+        if name not in without
+    }
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def call(**given: Any) -> None:
+            chosen = {name: given.pop(name) for name in offered}
+            command(**given, options=WorkloadOptions(**chosen))
+
+        call.__signature__ = _with_options(command, offered)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _with_options(
+    command: Callable[..., None], offered: dict[str, inspect.Parameter]
+) -> inspect.Signature:
+    """The command's signature, all by keyword, with `offered` in the place of `options`."""
+    parameters: list[inspect.Parameter] = []
+    for name, own in inspect.signature(command, eval_str=True).parameters.items():
+        if name == "options":
+            parameters += offered.values()
+        else:
+            parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    return inspect.Signature(parameters)
 
 
 @dataclass(frozen=True)
@@ -146,10 +226,7 @@ def read_prompt_files(
 
 
 def open_workload(
-    target: str,
-    files: Sequence[str] | None,
-    limit: int | None,
-    settings: DecodeSettings,
+    options: WorkloadOptions,
     console: Console,
     default: Callable[[], list[EvalPrompt]] | None = None,
 ) -> Workload:
@@ -163,10 +240,11 @@ def open_workload(
     from sglang_dspark.models.identity import target_sha256
 
     transformers_logging.disable_progress_bar()
-    path = target_dir(target, console)
+    settings = options.decoding()
+    path = target_dir(options.target, console)
     tokenizer = open_tokenizer(path)
-    found = read_prompt_files(files, None, default or prompt_files.evaluation_prompts)
-    chosen = prompt_files.limit_per_domain(found, limit)
+    found = read_prompt_files(options.prompts, None, default or prompt_files.evaluation_prompts)
+    chosen = prompt_files.limit_per_domain(found, options.limit)
     return Workload(
         target=path,
         target_sha256=target_sha256(path),

@@ -11,6 +11,7 @@ from typer.testing import CliRunner
 from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation import figures
+from sglang_dspark.evaluation.analyses import registry
 from sglang_dspark.evaluation.prompts import calibration_prompts, demo_prompts, evaluation_prompts
 from sglang_dspark.schedule.sts_file import read_sts
 from tests.evaluation.conftest import GAMMA, Pair
@@ -86,7 +87,7 @@ def test_the_other_analyses(name: str, traces: dict[str, Path], tmp_path: Path) 
     record = json.loads(out.read_text())
     assert record["name"] == "found"
     assert record["metrics"]["analysis"] == name
-    assert ("after 7 steps" in figures.caption(record["metrics"])) == bool(said)
+    assert ("after 7 steps" in figures.caption(registry.read(record["metrics"]))) == bool(said)
     assert (tmp_path / "figures" / "found.png").stat().st_size > 5000
 
 

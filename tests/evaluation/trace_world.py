@@ -6,6 +6,7 @@ import numpy as np
 
 from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.traces import DrafterFacts, Trace, TracedPrompt, prompt_digest
+from sglang_dspark.schedule.sts_file import StsFile, StsTable
 
 SETTINGS = {
     "temperature": 0.0,
@@ -16,6 +17,15 @@ SETTINGS = {
     "batch": 8,
     "seed": 0,
 }
+
+
+def sts_file(gamma: int, fit_prompts: tuple[str, ...] = ()) -> StsFile:
+    """A calibration table for greedy requests, fitted on prompts of these digests."""
+    zeros = (0.0,) * gamma
+    table = StsTable(
+        (1.5,) * gamma, {}, "d", 1, 1, (1,) * gamma, zeros, zeros, 0.1, (1.2,) * gamma, {}
+    )
+    return StsFile({"greedy": table}, "ab", "cd", fit_prompts, {}, "2026-11-21")
 
 
 def step(accepted: int, confidence: tuple[float, ...], verify_len: int | None = None) -> Step:
