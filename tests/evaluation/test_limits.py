@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
@@ -21,7 +19,7 @@ from sglang_dspark.evaluation.analyses.limits import (
 from sglang_dspark.evaluation.analyses.roc import Curve, roc_curve
 from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.traces import Trace
-from tests.evaluation.trace_world import drawn, trace
+from tests.evaluation.trace_world import drawn, trace, training_run
 
 ANSWER = (9, 1, 2, 3, 9, 4, 1, 1)  # behind a prompt of 2 tokens: positions 2..9; 9 is outside
 INSIDE = frozenset({1, 2, 3, 4})
@@ -102,26 +100,13 @@ def test_equal_values_are_passed_at_once() -> None:
     assert roc_curve(np.array([0.9]), np.array([1.0])).true_positive == ()
 
 
-def _run(folder: Path, rows: list[dict[str, Any]], target: str = "ab") -> Path:
-    folder.mkdir()
-    config = {
-        "data": {"target": "/models/tiny"},
-        "drafter": {"kind": "eagle3"},
-        "schedule": {"steps": 4, "sequences_per_step": 2, "anchors_per_sequence": 3},
-    }
-    facts = {"config": config, "commit": "c0ffee", "target_sha256": target, "sequences": 9}
-    (folder / "run.json").write_text(json.dumps(facts))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
-
-
 def test_curves_read_journals(tmp_path: Path) -> None:
     rows = [
         {"step": 1, "loss": 2.0},
         {"step": 2, "loss": 1.5, "held_out_tau": 1.2, "held_out_loss": 1.6},
         {"step": 2, "loss": 1.5, "held_out_tau": 1.25, "held_out_loss": 1.6},  # resumed
     ]
-    found = curves.compute([("e", _run(tmp_path / "e", rows))])
+    found = curves.compute([("e", training_run(tmp_path / "e", rows))])
     assert found.runs["e"].points == (curves.Point(2, 1.25, 1.6),)
     assert found.runs["e"].anchors_per_step == 6
     assert found.target == "tiny"
@@ -129,8 +114,8 @@ def test_curves_read_journals(tmp_path: Path) -> None:
 
 def test_bad_runs_are_one_line(tmp_path: Path) -> None:
     rows = [{"step": 2, "held_out_tau": 1.2}]
-    one, other = _run(tmp_path / "a", rows), _run(tmp_path / "b", rows, target="cd")
-    empty, broken = _run(tmp_path / "c", []), _run(tmp_path / "d", rows)
+    one, other = training_run(tmp_path / "a", rows), training_run(tmp_path / "b", rows, target="cd")
+    empty, broken = training_run(tmp_path / "c", []), training_run(tmp_path / "d", rows)
     (broken / "run.json").write_text("{")
     cases = [
         ([("x", one), ("x", one)], "labels must differ"),
