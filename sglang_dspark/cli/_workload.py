@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import inspect
 from collections.abc import Callable, Collection, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import wraps
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
@@ -39,21 +39,6 @@ DrafterOption = Annotated[
         "demo target's."
     ),
 ]
-PromptsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="JSONL file of prompts as [DOMAIN=]FILE; repeat for several. Default: the package's "
-        "own 192."
-    ),
-]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Prompts per domain at most.")]
-TokensOption = Annotated[int, typer.Option(min=1, help="Output tokens per prompt.")]
-TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
-TopPOption = Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")]
-TopKOption = Annotated[int, typer.Option(help="Most likely tokens kept; default all.")]
-MinPOption = Annotated[float, typer.Option(help="Cut relative to the likeliest token.")]
-BatchOption = Annotated[int, typer.Option(min=1, help="Requests in flight.")]
-SeedOption = Annotated[int, typer.Option(help="Of the engine's random numbers.")]
 DraftersOption = Annotated[
     list[str],
     typer.Option(
@@ -74,15 +59,21 @@ class WorkloadOptions:
     """What is decoded and how, as the options of a command say."""
 
     target: TargetOption = "demo"
-    prompts: PromptsOption = None
-    limit: LimitOption = None
-    max_new_tokens: TokensOption = 96
-    temperature: TemperatureOption = 0.0
-    top_p: TopPOption = 1.0
-    top_k: TopKOption = TOP_K_ALL
-    min_p: MinPOption = 0.0
-    batch: BatchOption = 8
-    seed: SeedOption = 0
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="JSONL file of prompts as [DOMAIN=]FILE; repeat for several. Default: the "
+            "package's own 192."
+        ),
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts per domain at most.")] = None
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Output tokens per prompt.")] = 96
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0
+    top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0
+    top_k: Annotated[int, typer.Option(help="Most likely tokens kept; default all.")] = TOP_K_ALL
+    min_p: Annotated[float, typer.Option(help="Cut relative to the likeliest token.")] = 0.0
+    batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8
+    seed: Annotated[int, typer.Option(help="Of the engine's random numbers.")] = 0
 
     def decoding(self, gamma: int | None = None) -> DecodeSettings:
         """How the reference engine decodes. Raises DSparkError for a value out of bounds."""
@@ -109,12 +100,13 @@ def takes_workload(
     where the command has others. Typer reads a command's signature, so that is what is made here:
     the fields stand in the place of `options`, by keyword.
     """
+    base = replace(WorkloadOptions(), **defaults)
     hints = get_type_hints(WorkloadOptions, include_extras=True)
     offered = {
         name: field.replace(
             kind=inspect.Parameter.KEYWORD_ONLY,
             annotation=hints[name],
-            default=defaults.get(name, field.default),
+            default=getattr(base, name),
         )
         for name, field in inspect.signature(WorkloadOptions).parameters.items()
         if name not in without
@@ -124,7 +116,7 @@ def takes_workload(
         @wraps(command)
         def call(**given: Any) -> None:
             chosen = {name: given.pop(name) for name in offered}
-            command(**given, options=WorkloadOptions(**chosen))
+            command(**given, options=replace(base, **chosen))
 
         call.__signature__ = _with_options(command, offered)  # type: ignore[attr-defined]
         return call
@@ -231,8 +223,6 @@ def open_workload(
     default: Callable[[], list[EvalPrompt]] | None = None,
 ) -> Workload:
     """Target and prompts of a measurement; the package's evaluation prompts unless told."""
-    from dataclasses import replace
-
     from transformers.utils import logging as transformers_logging
 
     from sglang_dspark.evaluation import prompts as prompt_files
@@ -258,8 +248,6 @@ def trace_of(
     argument: DrafterArgument, workload: Callable[[], Workload], console: Console
 ) -> Trace:
     """The trace that an argument names, or a new one; `workload` is opened only if needed."""
-    from dataclasses import replace
-
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.evaluation.recording import record
     from sglang_dspark.evaluation.traces import read_trace
