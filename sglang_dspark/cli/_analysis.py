@@ -2,17 +2,17 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from rich.console import Console
 
 from sglang_dspark.cli._workload import (
-    TOP_K_ALL,
     DrafterArgument,
+    WorkloadOptions,
     device_description,
     open_workload,
     parse_drafter,
@@ -21,8 +21,10 @@ from sglang_dspark.cli._workload import (
 from sglang_dspark.errors import DSparkError
 
 if TYPE_CHECKING:
+    from sglang_dspark.evaluation.analyses.analysis import Result
     from sglang_dspark.evaluation.recording import Workload
     from sglang_dspark.evaluation.traces import Trace
+    from sglang_dspark.schedule.sts_file import StsFile
 
 
 @dataclass(frozen=True)
@@ -45,48 +47,26 @@ class Session:
         return dict(self.series())
 
 
-def open_session(
-    drafters: Sequence[str],
-    target: str,
-    prompts: Sequence[str] | None,
-    limit: int | None,
-    max_new_tokens: int,
-    temperature: float,
-    batch: int,
-    seed: int,
-    *,
-    top_k: int = TOP_K_ALL,
-    top_p: float = 1.0,
-    min_p: float = 0.0,
-) -> Session:
+def open_session(drafters: Sequence[str], options: WorkloadOptions) -> Session:
     """What the options of a command describe; nothing is loaded yet."""
-    from sglang_dspark.evaluation.engine import DecodeSettings
-
     console = Console()
-    settings = DecodeSettings(
-        max_new_tokens=max_new_tokens,
-        temperature=temperature,
-        top_k=top_k,
-        top_p=top_p,
-        min_p=min_p,
-        batch=batch,
-        seed=seed,
-    )
-    workload = cache(lambda: open_workload(target, prompts, limit, settings, console))
+    workload = cache(lambda: open_workload(options, console))
     return Session(tuple(parse_drafter(each) for each in drafters), workload, console)
 
 
-def finish(metrics: Mapping[str, Any], json_file: Path | None, console: Console) -> None:
-    """Write the result file and its figure, and say where they are."""
+def finish(result: Result, json_file: Path | None, console: Console) -> None:
+    """Show a result, write its file and its figure, and say where they are."""
     from sglang_dspark.evaluation import figures
+    from sglang_dspark.evaluation.analyses import registry
     from sglang_dspark.loadtest.results import write_results
 
-    settings = metrics["settings"]
-    decoded_hot = settings["temperature"] > 0 and not settings.get("teacher_forced", False)
-    name = f"drafters_{metrics['analysis']}{'_sampled' if decoded_hot else ''}"
+    analysis = registry.of(result)
+    for shown in analysis.table(result) if analysis.table is not None else ():
+        console.print(shown)
+    name = f"drafters_{analysis.name}{'_sampled' if result.sampled else ''}"
     path = json_file or Path("results") / f"{name}.json"
-    write_results(path, path.stem, device_description(), metrics)
-    drawn = figures.save(figures.draw(metrics), path.parent / "figures" / path.stem)
+    write_results(path, path.stem, device_description(), result.to_json())
+    drawn = figures.save(figures.draw(result), path.parent / "figures" / path.stem)
     for each in (path, *drawn):
         console.print(f"written to {each}", highlight=False, soft_wrap=True)
 
@@ -133,7 +113,7 @@ def with_confidence(session: Session) -> dict[str, Trace]:
     return usable
 
 
-def table_of(argument: DrafterArgument, trace: Trace, sts: Path | None) -> Any:
+def table_of(argument: DrafterArgument, trace: Trace, sts: Path | None) -> StsFile | None:
     """The calibration table for a drafter, or None when none is named and none lies there."""
     from sglang_dspark.schedule.sts_file import FILE_NAME, read_sts
 
@@ -141,28 +121,3 @@ def table_of(argument: DrafterArgument, trace: Trace, sts: Path | None) -> Any:
     if sts is None and not path.is_file():
         return None
     return read_sts(path, drafter_sha256=trace.drafter.sha256, gamma=trace.gamma)
-
-
-def show_tau(console: Console, metrics: Mapping[str, Any]) -> None:
-    """Print Table 1."""
-    from rich.table import Table
-
-    labels = list(metrics["tau"])
-    groups = list(metrics["tau"][labels[0]])
-    table = Table(title="tau, tokens per verify step with the bonus (95% over prompts)")
-    for name in ("drafter", *groups):
-        table.add_column(name, justify="left" if name == "drafter" else "right")
-    for label in labels:
-        cells = []
-        for group in groups:
-            low, high = metrics["interval"][label][group]
-            cells.append(f"{metrics['tau'][label][group]:.3f} ({low:.2f}-{high:.2f})")
-        table.add_row(label, *cells)
-    for pair, ratios in metrics["ratio"].items():
-        percent = [
-            f"{100 * (r['value'] - 1):+.1f}% ({100 * (r['low'] - 1):+.1f} to "
-            f"{100 * (r['high'] - 1):+.1f})"
-            for r in (ratios[group] for group in groups)
-        ]
-        table.add_row(pair, *percent)
-    console.print(table)

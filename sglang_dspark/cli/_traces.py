@@ -98,17 +98,19 @@ def _write(
 
 def _session(plan: TracePlan, each: TraceSet, places: Mapping[Path, PlannedDrafter]) -> Session:
     from sglang_dspark.cli._analysis import open_session
+    from sglang_dspark.cli._workload import WorkloadOptions
 
-    return open_session(
-        [f"{path.stem}={drafter.argument}" for path, drafter in places.items()],
-        plan.target,
-        each.prompts,
-        each.limit,
-        each.max_new_tokens,
-        each.temperature,
-        each.batch,
-        each.seed,
+    options = WorkloadOptions(
+        target=plan.target,
+        prompts=list(each.prompts),
+        limit=each.limit,
+        max_new_tokens=each.max_new_tokens,
+        temperature=each.temperature,
+        batch=each.batch,
+        seed=each.seed,
     )
+    named = [f"{path.stem}={drafter.argument}" for path, drafter in places.items()]
+    return open_session(named, options)
 
 
 def _is_kept(path: Path, drafter: DrafterArgument, work: Workload) -> bool:

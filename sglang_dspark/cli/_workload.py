@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+import inspect
+from collections.abc import Callable, Collection, Sequence
+from dataclasses import dataclass, replace
+from functools import wraps
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any, get_type_hints
 
 import typer
 
@@ -37,21 +39,6 @@ DrafterOption = Annotated[
         "demo target's."
     ),
 ]
-PromptsOption = Annotated[
-    list[str] | None,
-    typer.Option(
-        help="JSONL file of prompts as [DOMAIN=]FILE; repeat for several. Default: the package's "
-        "own 192."
-    ),
-]
-LimitOption = Annotated[int | None, typer.Option(min=1, help="Prompts per domain at most.")]
-TokensOption = Annotated[int, typer.Option(min=1, help="Output tokens per prompt.")]
-TemperatureOption = Annotated[float, typer.Option(min=0.0, help="0 is greedy.")]
-TopPOption = Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")]
-TopKOption = Annotated[int, typer.Option(help="Most likely tokens kept; default all.")]
-MinPOption = Annotated[float, typer.Option(help="Cut relative to the likeliest token.")]
-BatchOption = Annotated[int, typer.Option(min=1, help="Requests in flight.")]
-SeedOption = Annotated[int, typer.Option(help="Of the engine's random numbers.")]
 DraftersOption = Annotated[
     list[str],
     typer.Option(
@@ -63,6 +50,91 @@ DraftersOption = Annotated[
 JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Result file. Default: results/drafters_NAME.json.")
 ]
+
+SAMPLING = ("top_p", "top_k", "min_p")  # of `WorkloadOptions`: what few commands offer
+
+
+@dataclass(frozen=True)
+class WorkloadOptions:
+    """What is decoded and how, as the options of a command say."""
+
+    target: TargetOption = "demo"
+    prompts: Annotated[
+        list[str] | None,
+        typer.Option(
+            help="JSONL file of prompts as [DOMAIN=]FILE; repeat for several. Default: the "
+            "package's own 192."
+        ),
+    ] = None
+    limit: Annotated[int | None, typer.Option(min=1, help="Prompts per domain at most.")] = None
+    max_new_tokens: Annotated[int, typer.Option(min=1, help="Output tokens per prompt.")] = 96
+    temperature: Annotated[float, typer.Option(min=0.0, help="0 is greedy.")] = 0.0
+    top_p: Annotated[float, typer.Option(help="Nucleus mass, in (0, 1].")] = 1.0
+    top_k: Annotated[int, typer.Option(help="Most likely tokens kept; default all.")] = TOP_K_ALL
+    min_p: Annotated[float, typer.Option(help="Cut relative to the likeliest token.")] = 0.0
+    batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 8
+    seed: Annotated[int, typer.Option(help="Of the engine's random numbers.")] = 0
+
+    def decoding(self, gamma: int | None = None) -> DecodeSettings:
+        """How the reference engine decodes. Raises DSparkError for a value out of bounds."""
+        from sglang_dspark.evaluation.engine import DecodeSettings
+
+        return DecodeSettings(
+            max_new_tokens=self.max_new_tokens,
+            temperature=self.temperature,
+            top_k=self.top_k,
+            top_p=self.top_p,
+            min_p=self.min_p,
+            batch=self.batch,
+            gamma=gamma,
+            seed=self.seed,
+        )
+
+
+def takes_workload(
+    *, without: Collection[str] = SAMPLING, **defaults: Any
+) -> Callable[[Callable[..., None]], Callable[..., None]]:
+    """A command whose parameter `options: WorkloadOptions` stands for that many options.
+
+    without: fields that the command does not offer, which keep their default. defaults: of fields,
+    where the command has others. Typer reads a command's signature, so that is what is made here:
+    the fields stand in the place of `options`, by keyword.
+    """
+    base = replace(WorkloadOptions(), **defaults)
+    hints = get_type_hints(WorkloadOptions, include_extras=True)
+    offered = {
+        name: field.replace(
+            kind=inspect.Parameter.KEYWORD_ONLY,
+            annotation=hints[name],
+            default=getattr(base, name),
+        )
+        for name, field in inspect.signature(WorkloadOptions).parameters.items()
+        if name not in without
+    }
+
+    def decorate(command: Callable[..., None]) -> Callable[..., None]:
+        @wraps(command)
+        def call(**given: Any) -> None:
+            chosen = {name: given.pop(name) for name in offered}
+            command(**given, options=replace(base, **chosen))
+
+        call.__signature__ = _with_options(command, offered)  # type: ignore[attr-defined]
+        return call
+
+    return decorate
+
+
+def _with_options(
+    command: Callable[..., None], offered: dict[str, inspect.Parameter]
+) -> inspect.Signature:
+    """The command's signature, all by keyword, with `offered` in the place of `options`."""
+    parameters: list[inspect.Parameter] = []
+    for name, own in inspect.signature(command, eval_str=True).parameters.items():
+        if name == "options":
+            parameters += offered.values()
+        else:
+            parameters.append(own.replace(kind=inspect.Parameter.KEYWORD_ONLY))
+    return inspect.Signature(parameters)
 
 
 @dataclass(frozen=True)
@@ -146,16 +218,11 @@ def read_prompt_files(
 
 
 def open_workload(
-    target: str,
-    files: Sequence[str] | None,
-    limit: int | None,
-    settings: DecodeSettings,
+    options: WorkloadOptions,
     console: Console,
     default: Callable[[], list[EvalPrompt]] | None = None,
 ) -> Workload:
     """Target and prompts of a measurement; the package's evaluation prompts unless told."""
-    from dataclasses import replace
-
     from transformers.utils import logging as transformers_logging
 
     from sglang_dspark.evaluation import prompts as prompt_files
@@ -163,10 +230,11 @@ def open_workload(
     from sglang_dspark.models.identity import target_sha256
 
     transformers_logging.disable_progress_bar()
-    path = target_dir(target, console)
+    settings = options.decoding()
+    path = target_dir(options.target, console)
     tokenizer = open_tokenizer(path)
-    found = read_prompt_files(files, None, default or prompt_files.evaluation_prompts)
-    chosen = prompt_files.limit_per_domain(found, limit)
+    found = read_prompt_files(options.prompts, None, default or prompt_files.evaluation_prompts)
+    chosen = prompt_files.limit_per_domain(found, options.limit)
     return Workload(
         target=path,
         target_sha256=target_sha256(path),
@@ -180,8 +248,6 @@ def trace_of(
     argument: DrafterArgument, workload: Callable[[], Workload], console: Console
 ) -> Trace:
     """The trace that an argument names, or a new one; `workload` is opened only if needed."""
-    from dataclasses import replace
-
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.evaluation.recording import record
     from sglang_dspark.evaluation.traces import read_trace

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from dataclasses import asdict
+from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Literal
+from typing import Annotated, Literal
 
 import typer
 
@@ -14,30 +14,17 @@ from sglang_dspark.cli._analysis import (
     open_session,
     read_vocabulary,
     redrafted,
-    show_tau,
     table_of,
     with_confidence,
 )
 from sglang_dspark.cli._workload import (
-    TOP_K_ALL,
-    BatchOption,
+    SAMPLING,
     DraftersOption,
     JsonOption,
-    LimitOption,
-    MinPOption,
-    PromptsOption,
-    SeedOption,
-    TargetOption,
-    TemperatureOption,
-    TokensOption,
-    TopKOption,
-    TopPOption,
+    WorkloadOptions,
+    takes_workload,
 )
 from sglang_dspark.errors import DSparkError
-
-if TYPE_CHECKING:
-    from sglang_dspark.schedule.calibration import Calibration
-    from sglang_dspark.schedule.sts_file import StsTable
 
 app = typer.Typer(
     help="Judge drafters with the reference engine. Without a command: acceptance of one drafter.",
@@ -70,19 +57,11 @@ TransitionOption = Annotated[
 
 
 @app.command()
+@takes_workload(without=())
 def record(
     drafter: DraftersOption,
     out: TraceOption,
-    target: TargetOption = "demo",
-    prompts: PromptsOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
-    temperature: TemperatureOption = 0.0,
-    top_p: TopPOption = 1.0,
-    top_k: TopKOption = TOP_K_ALL,
-    min_p: MinPOption = 0.0,
-    batch: BatchOption = 8,
-    seed: SeedOption = 0,
+    options: WorkloadOptions,
     answers: AnswersOption = None,
     transition: TransitionOption = True,
 ) -> None:
@@ -93,8 +72,7 @@ def record(
         raise DSparkError(
             "--no-transition needs --answers: a trace whose answers are drafted again"
         )
-    decoded = (drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed)
-    session = open_session(*decoded, top_k=top_k, top_p=top_p, min_p=min_p)
+    session = open_session(drafter, options)
     if answers is None:
         traces = session.traces()
     else:
@@ -107,103 +85,62 @@ def record(
 
 
 @app.command()
-def tau(
-    drafter: DraftersOption,
-    target: TargetOption = "demo",
-    prompts: PromptsOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
-    temperature: TemperatureOption = 0.0,
-    batch: BatchOption = 8,
-    seed: SeedOption = 0,
-    json_file: JsonOption = None,
-) -> None:
+@takes_workload()
+def tau(drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption = None) -> None:
     """Table 1: tau by domain for several drafters, and the first one's ratio to the others."""
-    from sglang_dspark.evaluation.analyses import tau_table
+    from sglang_dspark.evaluation.analyses.tau import compute
 
-    session = open_session(
-        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
-    )
-    metrics = tau_table(session.traces())
-    show_tau(session.console, metrics)
-    finish(metrics, json_file, session.console)
+    session = open_session(drafter, options)
+    finish(compute(session.traces()), json_file, session.console)
 
 
 @app.command()
+@takes_workload()
 def positions(
-    drafter: DraftersOption,
-    target: TargetOption = "demo",
-    prompts: PromptsOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
-    temperature: TemperatureOption = 0.0,
-    batch: BatchOption = 8,
-    seed: SeedOption = 0,
-    json_file: JsonOption = None,
+    drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption = None
 ) -> None:
     """Fig. 2: chance that draft k is accepted, given the drafts before it."""
-    from sglang_dspark.evaluation import analyses
+    from sglang_dspark.evaluation.analyses.positions import compute
 
-    session = open_session(
-        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
-    )
-    finish(analyses.positions(session.traces()), json_file, session.console)
+    session = open_session(drafter, options)
+    finish(compute(session.traces()), json_file, session.console)
 
 
 @app.command()
+@takes_workload()
 def depth(
     drafter: DraftersOption,
-    target: TargetOption = "demo",
-    prompts: PromptsOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
-    temperature: TemperatureOption = 0.0,
-    batch: BatchOption = 8,
-    seed: SeedOption = 0,
+    options: WorkloadOptions,
     note: NoteOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Fig. 3: tau by number of drafter layers; drafters of one label form one line."""
-    from sglang_dspark.evaluation import analyses
+    from sglang_dspark.evaluation.analyses.series import DepthResult, compute
 
-    session = open_session(
-        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
-    )
-    finish(analyses.depth(session.series(), note), json_file, session.console)
+    session = open_session(drafter, options)
+    finish(compute(DepthResult, session.series(), note), json_file, session.console)
 
 
 @app.command()
+@takes_workload()
 def length(
     drafter: DraftersOption,
-    target: TargetOption = "demo",
-    prompts: PromptsOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
-    temperature: TemperatureOption = 0.0,
-    batch: BatchOption = 8,
-    seed: SeedOption = 0,
+    options: WorkloadOptions,
     note: NoteOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Fig. 4a: tau by proposal length gamma; label drafters by their head to compare heads."""
-    from sglang_dspark.evaluation import analyses
+    from sglang_dspark.evaluation.analyses.series import LengthResult, compute
 
-    session = open_session(
-        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
-    )
-    finish(analyses.length(session.series(), note), json_file, session.console)
+    session = open_session(drafter, options)
+    finish(compute(LengthResult, session.series(), note), json_file, session.console)
 
 
 @app.command()
+@takes_workload()
 def thresholds(
     drafter: DraftersOption,
-    target: TargetOption = "demo",
-    prompts: PromptsOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
-    temperature: TemperatureOption = 0.0,
-    batch: BatchOption = 8,
-    seed: SeedOption = 0,
+    options: WorkloadOptions,
     rule: Annotated[
         Literal["survival", "conditional"],
         typer.Option(help="Admit draft k while its survival a_k, or its c_k, exceeds t."),
@@ -212,77 +149,44 @@ def thresholds(
     json_file: JsonOption = None,
 ) -> None:
     """Fig. 5: acceptance rate and tau when drafts are admitted above a threshold."""
-    from sglang_dspark.evaluation import analyses
+    from sglang_dspark.evaluation.analyses.thresholds import compute
 
-    session = open_session(
-        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
-    )
+    session = open_session(drafter, options)
     usable = with_confidence(session)
     tables = {}
     for argument in session.drafters:
-        table = (
-            table_of(argument, usable[argument.label], sts) if argument.label in usable else None
-        )
-        if table is not None:
-            tables[argument.label] = table.table(usable[argument.label].temperature).plain
-    metrics = analyses.thresholds(usable, calibrations=tables, rule=rule)
-    finish(metrics, json_file, session.console)
+        trace = usable.get(argument.label)
+        table = None if trace is None else table_of(argument, trace, sts)
+        if trace is not None and table is not None:
+            tables[argument.label] = table.table(trace.temperature).plain
+    finish(compute(usable, calibrations=tables, rule=rule), json_file, session.console)
 
 
 @app.command()
+@takes_workload()
 def reliability(
     drafter: DraftersOption,
-    target: TargetOption = "demo",
-    prompts: PromptsOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
-    temperature: TemperatureOption = 0.0,
-    batch: BatchOption = 8,
-    seed: SeedOption = 0,
+    options: WorkloadOptions,
     sts: StsOption = None,
     json_file: JsonOption = None,
 ) -> None:
     """Fig. 6: predicted survival against acceptance before and after STS, on prompts that the
     table was not fitted on."""
-    from sglang_dspark.cli._calibration_view import show_reliability
-    from sglang_dspark.evaluation import reliability as numbers
-    from sglang_dspark.evaluation.calibration_data import held_out
+    from sglang_dspark.evaluation.analyses.reliability import compute
 
     if len(drafter) != 1:
         raise DSparkError("reliability is shown of one drafter: give --drafter once")
-    session = open_session(
-        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
-    )
+    session = open_session(drafter, options)
     ((label, trace),) = with_confidence(session).items()
     table = table_of(session.drafters[0], trace, sts)
-    if table is not None:
-        keep = held_out(trace.prompts, table.fit_prompts)
-        if not keep:
-            raise DSparkError("the table was fitted on all of these prompts: give others")
-        trace = trace.of_prompts(keep)
-    variants = {} if table is None else _variants(table.table(trace.temperature))
-    parts = numbers.reliability(trace, variants)
-    show_reliability(session.console, f"{label}: {len(trace.prompts)} held-out prompts", parts)
-    shown = {name: asdict(each) for name, each in variants.items()}
-    metrics = numbers.as_metrics(label, trace, parts, calibrations=shown)
-    finish(metrics, json_file, session.console)
-
-
-def _variants(table: StsTable) -> dict[str, Calibration]:
-    """The steps of a table, each of which is shown: temperatures, shifts, requests followed."""
-    variants = {"after": table.plain, "shifted": table.shifted}
-    if table.request_spread > 0:
-        variants["followed"] = table.followed
-    return variants
+    finish(compute(label, trace, table), json_file, session.console)
 
 
 @app.command()
+@takes_workload(without=("limit", "temperature", "seed", *SAMPLING), max_new_tokens=64)
 def overhead(
     drafter: DraftersOption,
-    target: TargetOption = "demo",
-    prompts: PromptsOption = None,
-    max_new_tokens: TokensOption = 64,
-    batch: BatchOption = 8,
+    options: WorkloadOptions,
     context: Annotated[int, typer.Option(min=1, help="Context tokens of the direct timing.")] = 256,
     repeats: Annotated[
         int, typer.Option(min=30, help="Pairs of rounds timed directly; fewer bound nothing.")
@@ -290,69 +194,44 @@ def overhead(
     json_file: JsonOption = None,
 ) -> None:
     """Fig. 4b: share of a round that the sequential loop takes, in the engine and by itself."""
-    import torch
+    from sglang_dspark.evaluation.analyses.overhead import compute
 
-    from sglang_dspark.evaluation.overhead import measure
+    session = open_session(drafter, replace(options, limit=options.batch))
+    named = {each.label: each.path for each in session.drafters}
 
-    session = open_session(drafter, target, prompts, batch, max_new_tokens, 0.0, batch, 0)
-    work = session.workload()
-    rows = []
-    for argument in session.drafters:
-        session.console.print(f"timing {argument.label} ({argument.path.name})", style="dim")
-        timed = measure(work, argument.path, context=context, repeats=repeats)
-        rows.append({"label": argument.label, **timed})
-        share = timed["engine"]["wall"]["share"], timed["direct"]["thread_cpu"]["share"]
-        session.console.print(
-            f"{argument.label}: {share[0]:.2%} of a round in the engine (wall), {share[1]:.2%} "
-            "timed directly (thread CPU)",
-            highlight=False,
-        )
-    settings = {"temperature": 0.0, "batch": batch, "context": context}
-    settings["threads"] = torch.get_num_threads()
-    metrics = {"analysis": "overhead", "target": work.target.name, "settings": settings}
-    finish({**metrics, "drafters": rows}, json_file, session.console)
+    def says(label: str) -> None:
+        session.console.print(f"timing {label} ({named[label].name})", style="dim")
+
+    timed = compute(session.workload(), named, context=context, repeats=repeats, on_start=says)
+    finish(timed, json_file, session.console)
 
 
 @app.command()
-def roc(
-    drafter: DraftersOption,
-    target: TargetOption = "demo",
-    prompts: PromptsOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
-    temperature: TemperatureOption = 0.0,
-    batch: BatchOption = 8,
-    seed: SeedOption = 0,
-    json_file: JsonOption = None,
-) -> None:
+@takes_workload()
+def roc(drafter: DraftersOption, options: WorkloadOptions, json_file: JsonOption = None) -> None:
     """ROC of confidence for acceptance; the area is shown with Fig. 6."""
-    from sglang_dspark.evaluation import roc as numbers
+    from sglang_dspark.evaluation.analyses.roc import compute
 
-    session = open_session(
-        drafter, target, prompts, limit, max_new_tokens, temperature, batch, seed
-    )
-    finish(numbers.roc(with_confidence(session)), json_file, session.console)
+    session = open_session(drafter, options)
+    finish(compute(with_confidence(session)), json_file, session.console)
 
 
 @app.command()
+@takes_workload(without=("temperature", "seed", *SAMPLING))
 def limits(
     drafter: DraftersOption,
     vocabulary: Annotated[
         Path, typer.Option(help="vocabulary.json of the drafters' training runs.")
     ],
-    target: TargetOption = "demo",
-    prompts: PromptsOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
-    batch: BatchOption = 8,
+    options: WorkloadOptions,
     json_file: JsonOption = None,
 ) -> None:
     """What ends drafts: tokens outside the vocabulary; and drafters at the same anchors, greedy."""
-    from sglang_dspark.evaluation import limits as numbers
+    from sglang_dspark.evaluation.analyses.limits import compute
 
-    session = open_session(drafter, target, prompts, limit, max_new_tokens, 0.0, batch, 0)
+    session = open_session(drafter, options)
     known = read_vocabulary(vocabulary)
-    finish(numbers.limits(session.traces(), known), json_file, session.console)
+    finish(compute(session.traces(), known), json_file, session.console)
 
 
 @app.command()
@@ -365,10 +244,10 @@ def curves(
     """Learning curves of training runs: tau on held-out answers, teacher forced."""
     from rich.console import Console
 
-    from sglang_dspark.evaluation.curves import learning_curves
+    from sglang_dspark.evaluation.analyses.curves import compute
 
     named = [each.partition("=") for each in run]
     bad = [label for label, separator, _ in named if not separator]
     if bad:
         raise DSparkError(f"--run takes LABEL=DIR, found {bad[0]}")
-    finish(learning_curves([(label, Path(d)) for label, _, d in named]), json_file, Console())
+    finish(compute([(label, Path(d)) for label, _, d in named]), json_file, Console())

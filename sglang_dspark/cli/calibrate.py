@@ -15,16 +15,14 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from sglang_dspark.cli._workload import (
-    BatchOption,
+    SAMPLING,
     DrafterArgument,
     DrafterOption,
-    LimitOption,
-    SeedOption,
-    TargetOption,
-    TokensOption,
+    WorkloadOptions,
     counter,
     open_workload,
     parse_drafter,
+    takes_workload,
     target_dir,
 )
 from sglang_dspark.errors import DSparkError
@@ -81,11 +79,7 @@ TableOption = Annotated[
 class _Decode:
     """How prompts are answered where no record is given."""
 
-    target: str
-    limit: int | None
-    max_new_tokens: int
-    batch: int
-    seed: int
+    options: WorkloadOptions
     half_products: bool
 
 
@@ -97,16 +91,13 @@ class _Case:
     held: Trace
 
 
+@takes_workload(without=("prompts", "temperature", *SAMPLING), batch=32)
 def calibrate(
-    target: TargetOption = "demo",
+    options: WorkloadOptions,
     drafter: DrafterOption = "shipped",
     prompts: FittedPromptsOption = None,
     held_out: HeldOutOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
     temperature: TemperaturesOption = None,
-    batch: BatchOption = 32,
-    seed: SeedOption = 0,
     half_products: HalfProductsOption = False,
     trace: TracesOption = None,
     held_out_trace: HeldOutTracesOption = None,
@@ -123,9 +114,9 @@ def calibrate(
     if argument.is_trace:
         raise DSparkError(f"--drafter names the directory of the drafter, found a file: {drafter}")
     if trace:
-        cases = _read_cases(trace, held_out_trace or [], target, argument.path, console)
+        cases = _read_cases(trace, held_out_trace or [], options.target, argument.path, console)
     else:
-        decode = _Decode(target, limit, max_new_tokens, batch, seed, half_products)
+        decode = _Decode(options, half_products)
         temperatures = temperature or [0.0, 1.0]
         cases = _decode_cases(argument, prompts, held_out, temperatures, decode, console)
     names = [each.name for each in trace or ()] or prompts or ["sglang-dspark calibration prompts"]
@@ -157,8 +148,8 @@ def _fit_all(cases: Sequence[_Case], dataset: str, binning: Binning, console: Co
 
 def _decode_cases(
     argument: DrafterArgument,
-    prompts: Sequence[str] | None,
-    held_out: Sequence[str] | None,
+    prompts: list[str] | None,
+    held_out: list[str] | None,
     temperatures: Sequence[float],
     decode: _Decode,
     console: Console,
@@ -177,7 +168,7 @@ def _decode_cases(
 
 def _answered(
     argument: DrafterArgument,
-    files: Sequence[str] | None,
+    files: list[str] | None,
     default: str,
     temperature: float,
     decode: _Decode,
@@ -186,20 +177,14 @@ def _answered(
     """Replayed answers to prompts of files, or to the package's `default` prompts."""
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.evaluation import prompts as shipped
-    from sglang_dspark.evaluation.engine import DecodeSettings
     from sglang_dspark.training.answering import record_answers
 
-    settings = DecodeSettings(
-        max_new_tokens=decode.max_new_tokens,
-        temperature=temperature,
-        batch=decode.batch,
-        seed=decode.seed,
-    )
+    options = replace(decode.options, prompts=files, temperature=temperature)
     own = {
         "calibration": shipped.calibration_prompts,
         "evaluation": shipped.evaluation_prompts,
     }[default]
-    work = open_workload(decode.target, files, decode.limit, settings, console, own)
+    work = open_workload(options, console, own)
     with stages(console) as progress:
         name = f"{default} answers, T={temperature:g}"
         return record_answers(
@@ -291,8 +276,12 @@ def _labels(case: _Case) -> Observations:
 
 def _fit(case: _Case, dataset: str, binning: Binning, console: Console) -> tuple[str, StsTable]:
     """Regime and table of one case; prints what the table does on the held-out prompts."""
-    from sglang_dspark.cli._calibration_view import show_reliability, show_tables
-    from sglang_dspark.evaluation.reliability import held_out_summary, reliability
+    from sglang_dspark.cli._calibration_view import show_tables
+    from sglang_dspark.evaluation.analyses.reliability import (
+        held_out_summary,
+        lines,
+        reliability,
+    )
     from sglang_dspark.schedule import calibration
     from sglang_dspark.schedule.sts_file import StsTable, regime
 
@@ -305,8 +294,9 @@ def _fit(case: _Case, dataset: str, binning: Binning, console: Console) -> tuple
         "shifted": replace(ours, spread=0.0),
         "followed": ours,
     }
-    parts = reliability(held, variants)
-    show_reliability(console, f"{name}: {len(held.prompts)} held-out prompts", parts)
+    groups = reliability(held, variants)
+    for line in lines(f"{name}: {len(held.prompts)} held-out prompts", groups):
+        console.print(line)
     show_tables(console, variants, len(fit.prompts))
     return name, StsTable(
         temperatures=fitted.temperatures,
@@ -319,7 +309,7 @@ def _fit(case: _Case, dataset: str, binning: Binning, console: Console) -> tuple
         ece_after=fitted.ece_after,
         shift=ours.shift,
         shifted_temperatures=ours.temperatures,
-        held_out={"prompts": len(held.prompts), **held_out_summary(parts)},
+        held_out={"prompts": len(held.prompts), **held_out_summary(groups)},
         position_shifts=ours.by_position,
         request_spread=ours.spread,
     )

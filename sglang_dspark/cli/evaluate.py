@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -13,19 +13,13 @@ import typer
 
 from sglang_dspark.cli._workload import (
     TOP_K_ALL,
-    BatchOption,
     DrafterOption,
-    LimitOption,
-    MinPOption,
-    SeedOption,
-    TargetOption,
-    TokensOption,
-    TopKOption,
-    TopPOption,
+    WorkloadOptions,
     counter,
     drafter_dir,
     open_tokenizer,
     read_prompt_files,
+    takes_workload,
     target_dir,
 )
 from sglang_dspark.errors import DSparkError
@@ -63,21 +57,15 @@ NumbersOption = Annotated[
 ]
 
 
+@takes_workload(without=("prompts", "temperature"))
 def evaluate(
     context: typer.Context,
-    target: TargetOption = "demo",
+    options: WorkloadOptions,
     drafter: DrafterOption = "shipped",
     prompts: EvaluatedPromptsOption = None,
     prompt_field: PromptFieldOption = None,
-    limit: LimitOption = None,
-    max_new_tokens: TokensOption = 96,
     temperature: Annotated[float, typer.Option(help="0 is greedy.")] = 0.0,
-    top_p: TopPOption = 1.0,
-    top_k: TopKOption = TOP_K_ALL,
-    min_p: MinPOption = 0.0,
     gamma: GammaOption = None,
-    batch: BatchOption = 8,
-    seed: SeedOption = 0,
     server: ServerOption = None,
     serve: ServeOption = False,
     port: PortOption = 30000,
@@ -89,16 +77,14 @@ def evaluate(
         return
     from rich.console import Console
 
-    from sglang_dspark.evaluation.engine import DecodeSettings
     from sglang_dspark.loadtest.results import require_clean
 
     require_clean(results)
     _require_servable(drafter_dir(drafter), server, serve, gamma)
     console = Console()
-    settings = DecodeSettings(
-        max_new_tokens, temperature, top_k, top_p, min_p, batch=batch, gamma=gamma, seed=seed
-    )
-    subject = _open(target, drafter, prompts, prompt_field, limit, console)
+    options = replace(options, prompts=prompts, temperature=temperature)
+    settings = options.decoding(gamma)
+    subject = _open(options, drafter, prompt_field, console)
     document = _measure(subject, settings, server, serve, port, console)
     if results is not None:
         _write(results, document)
@@ -200,17 +186,13 @@ class _EngineOutcome:
 
 
 def _open(
-    target: str,
-    drafter: str,
-    files: Sequence[str] | None,
-    prompt_field: str | None,
-    limit: int | None,
-    console: Console,
+    options: WorkloadOptions, drafter: str, prompt_field: str | None, console: Console
 ) -> _Subject:
     from sglang_dspark.evaluation import prompts as prompt_files
 
-    path = target_dir(target, console)
-    chosen = prompt_files.limit_per_domain(read_prompt_files(files, prompt_field), limit)
+    path = target_dir(options.target, console)
+    found = read_prompt_files(options.prompts, prompt_field)
+    chosen = prompt_files.limit_per_domain(found, options.limit)
     tokenizer = open_tokenizer(path)
     return _Subject(
         target=path,
@@ -224,8 +206,6 @@ def _open(
 def _measure_engine(
     subject: _Subject, settings: DecodeSettings, console: Console
 ) -> _EngineOutcome:
-    from dataclasses import replace
-
     from transformers.utils import logging as transformers_logging
 
     from sglang_dspark.cli._progress import stages
@@ -294,8 +274,6 @@ def _server(url: str | None, subject: _Subject, port: int, console: Console) -> 
     if url is not None:
         yield url.rstrip("/")
         return
-    from dataclasses import replace
-
     import torch
 
     from sglang_dspark.cli._progress import stages

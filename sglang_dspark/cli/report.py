@@ -91,12 +91,12 @@ def _drafters(results: Path, html: Path) -> None:
     console = Console()
     found = page.read_results(results)
     written = []
-    for result in found:
-        drawn = figures.draw(result.metrics)
-        written += figures.save(drawn, results / "figures" / result.stem)
+    for each in found:
+        drawn = figures.draw(each.result)
+        written += figures.save(drawn, results / "figures" / each.stem)
     gathered = results / "drafters.json"
     # The page redraws; what was measured stays the work of the device that measured it.
-    devices = {without_speed(str(result.document["device"])) for result in found}
+    devices = {without_speed(str(each.document["device"])) for each in found}
     device = devices.pop() if len(devices) == 1 else f"several; gathered on {device_description()}"
     write_results(gathered, "drafters", device, page.drafter_summary(found))
     replace_text(html, page.render(found, "Drafters: DSpark and its peers"), "the page")

@@ -1,17 +1,21 @@
 """What the figures share: colours and markers, rows of panels, legends, error bars.
 
-Colours are the Okabe-Ito set, which colour-blind readers tell apart; every series also has a marker
-of its own.
+matplotlib is imported where a figure is begun. Colours are the Okabe-Ito set, which colour-blind
+readers tell apart; every series also has a marker of its own.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Sequence
+from typing import TYPE_CHECKING
 
 import numpy as np
-from matplotlib.axes import Axes
-from matplotlib.figure import Figure
+
+from sglang_dspark.evaluation.resampling import Estimate, Floats
+
+if TYPE_CHECKING:
+    from matplotlib.axes import Axes
+    from matplotlib.figure import Figure
 
 COLOURS = (
     "#0072B2", "#E69F00", "#009E73", "#CC79A7", "#D55E00", "#56B4E9", "#000000", "#F0E442",
@@ -20,11 +24,25 @@ MARKERS = ("o", "s", "^", "D", "v", "P", "X", "p")
 GREY = "#888888"
 
 
+def new_figure(width: float, height: float) -> Figure:
+    """An empty figure of so many inches."""
+    from matplotlib.figure import Figure
+
+    return Figure(figsize=(width, height), layout="constrained")
+
+
 def panels(count: int, width: float = 2.7, height: float = 3.0) -> tuple[Figure, list[Axes]]:
     """A row of panels that share their y axis."""
-    figure = Figure(figsize=(max(5.2, width * count + 0.5), height), layout="constrained")
+    figure = new_figure(max(5.2, width * count + 0.5), height)
     axes = figure.subplots(1, count, sharey=True, squeeze=False)
     return figure, list(axes[0])
+
+
+def whole_numbers(axes: Axes) -> None:
+    """Ticks of x at integers alone."""
+    from matplotlib.ticker import MaxNLocator
+
+    axes.xaxis.set_major_locator(MaxNLocator(integer=True))
 
 
 def colour_of(i: int) -> str:
@@ -44,13 +62,9 @@ def legend(figure: Figure, axes: Axes) -> None:
     figure.legend(handles, labels, loc="outside lower center", ncols=columns)
 
 
-def bars(points: Sequence[Mapping[str, Any]]) -> np.ndarray:
+def bars(points: Sequence[Estimate]) -> Floats:
     """Lengths of error bars [2, n], zero where an interval is unknown."""
-    value = np.array([number(p["value"]) for p in points])
-    low = np.array([number(p["low"]) for p in points])
-    high = np.array([number(p["high"]) for p in points])
+    value = np.array([point.value for point in points])
+    low = np.array([point.low for point in points])
+    high = np.array([point.high for point in points])
     return np.nan_to_num(np.clip(np.stack([value - low, high - value]), 0, None))
-
-
-def number(value: float | None) -> float:
-    return float("nan") if value is None else float(value)

@@ -7,13 +7,18 @@ are compared on the same draws (paired): what makes a prompt easy is easy for al
 
 from __future__ import annotations
 
+import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Annotated
 
 import numpy as np
 from numpy.typing import NDArray
+from pydantic import BeforeValidator
 
 Floats = NDArray[np.float64]
+# A number of a result; what is not known is NaN, and null in the result's file.
+Number = Annotated[float, BeforeValidator(lambda found: math.nan if found is None else found)]
 MACRO = "macro"
 DRAWS = 4000
 
@@ -22,9 +27,9 @@ DRAWS = 4000
 class Estimate:
     """A value with its 95% percentile interval."""
 
-    value: float
-    low: float
-    high: float
+    value: Number
+    low: Number
+    high: Number
 
 
 class Resampler:

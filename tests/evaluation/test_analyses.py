@@ -6,8 +6,8 @@ import numpy as np
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation import analyses
-from sglang_dspark.evaluation.resampling import Resampler, estimate
+from sglang_dspark.evaluation.analyses import positions, series, tau, thresholds
+from sglang_dspark.evaluation.resampling import Estimate, Resampler, estimate
 from sglang_dspark.evaluation.statistics import RequestCounts, acceptance
 from sglang_dspark.evaluation.traces import Trace
 from sglang_dspark.schedule.calibration import Calibration
@@ -30,44 +30,42 @@ def test_table_by_hand() -> None:
     c = (0.5, 0.5)
     ours = [generation(step(2, c), step(0, c), step(1, c)), generation(step(0, c))]
     theirs = [generation(step(0, c), step(0, c)), generation(step(0, c))]
-    found = analyses.tau_table(
+    found = tau.compute(
         {"a": trace(ours, ["math", "chat"], 2), "b": trace(theirs, ["math", "chat"], 2)}
     )
-    assert found["tau"]["a"] == {"math": 2.0, "chat": 1.0, "macro": 1.5}
-    assert found["tau"]["b"] == {"math": 1.0, "chat": 1.0, "macro": 1.0}
-    assert found["ratio"]["a/b"]["macro"]["value"] == 1.5
-    assert found["prompts"] == {"math": 1, "chat": 1}
-    assert found["interval"]["a"]["math"] == [2.0, 2.0], "one prompt tells of no spread"
+    assert found.tau["a"] == {"math": 2.0, "chat": 1.0, "macro": 1.5}
+    assert found.tau["b"] == {"math": 1.0, "chat": 1.0, "macro": 1.0}
+    assert found.ratio["a/b"]["macro"].value == 1.5
+    assert found.prompts == {"math": 1, "chat": 1}
+    assert found.interval["a"]["math"] == (2.0, 2.0), "one prompt tells of no spread"
 
 
 def test_windows_that_a_replayed_answer_cut_are_left_out() -> None:
     """Of 3 steps one verified 1 draft of 2 and says nothing of a whole window."""
     steps = generation(step(2, (0.5, 0.5)), step(0, (0.5, 0.5)), step(1, (0.5, 0.5), 1))
-    found = analyses.tau_table({"a": trace([steps], ["math"], 2)})
-    assert found["tau"]["a"]["math"] == 2.0
+    found = tau.compute({"a": trace([steps], ["math"], 2)})
+    assert found.tau["a"]["math"] == 2.0
 
 
 def test_paired_ratio_knows_what_the_difference_of_intervals_does_not() -> None:
     """A drafter that is better on every prompt: the ratio is known better than either tau."""
     base = drawn(prompts=40, steps=15)
-    found = analyses.tau_table({"better": _with_accepted(base, 1), "base": base})
-    ratio = found["ratio"]["better/base"]["macro"]
-    assert ratio["low"] < ratio["value"] < ratio["high"]
-    assert ratio["low"] > 1.1
-    low, high = found["interval"]["base"]["macro"]
-    assert (ratio["high"] - ratio["low"]) / ratio["value"] < (high - low) / found["tau"]["base"][
-        "macro"
-    ]
-    same = analyses.tau_table({"x": base, "y": base})["ratio"]["x/y"]["macro"]
-    assert same == {"value": 1.0, "low": 1.0, "high": 1.0}
+    found = tau.compute({"better": _with_accepted(base, 1), "base": base})
+    ratio = found.ratio["better/base"]["macro"]
+    assert ratio.low < ratio.value < ratio.high
+    assert ratio.low > 1.1
+    low, high = found.interval["base"]["macro"]
+    assert (ratio.high - ratio.low) / ratio.value < (high - low) / found.tau["base"]["macro"]
+    same = tau.compute({"x": base, "y": base}).ratio["x/y"]["macro"]
+    assert same == Estimate(1.0, 1.0, 1.0)
 
 
 def test_table_refuses_unlike_traces_and_empty_domains() -> None:
     with pytest.raises(DSparkError, match="other prompts"):
-        analyses.tau_table({"a": drawn(prompts=4), "b": drawn(prompts=6)})
+        tau.compute({"a": drawn(prompts=4), "b": drawn(prompts=6)})
     ended = trace([generation(step(1, (0.5,))), generation()], ["math", "chat"], 1)
     with pytest.raises(DSparkError, match="no verify step in chat"):
-        analyses.tau_table({"a": ended})
+        tau.compute({"a": ended})
 
 
 def test_intervals_cover_the_truth() -> None:
@@ -88,39 +86,43 @@ def test_intervals_cover_the_truth() -> None:
 
 def test_positions_agree_with_the_plain_statistics() -> None:
     made = drawn()
-    found = analyses.positions({"d": made})
-    curve, cumulative = (found[name]["d"]["overall"] for name in ("curves", "cumulative"))
+    found = positions.compute({"d": made})
+    curve, cumulative = (of["d"]["overall"] for of in (found.curves, found.cumulative))
     counts = [RequestCounts.from_generation(each, made.gamma) for each in made.generations]
     expected = acceptance(counts)
-    assert [point["value"] for point in curve] == pytest.approx(expected.conditional)
-    assert [point["value"] for point in cumulative] == pytest.approx(expected.cumulative)
-    assert curve[0]["reached"] == expected.steps == cumulative[-1]["reached"]
-    assert all(point["low"] <= point["value"] <= point["high"] for point in curve)
+    assert [point.value for point in curve] == pytest.approx(expected.conditional)
+    assert [point.value for point in cumulative] == pytest.approx(expected.cumulative)
+    assert curve[0].reached == expected.steps == cumulative[-1].reached
+    assert all(point.low <= point.value <= point.high for point in curve)
 
 
 def test_positions_leave_out_what_was_not_verified() -> None:
     """Of two steps that accepted draft 1, one did not verify draft 2: 1 of 1, not 1 of 2."""
     c = (0.5, 0.5)
     made = trace([generation(step(1, c, 1), step(2, c, 2))], ["math"], 2)
-    curve = analyses.positions({"d": made})["curves"]["d"]["math"]
-    assert [point["value"] for point in curve] == [1.0, 1.0]
-    assert [point["reached"] for point in curve] == [2, 1]
+    curve = positions.compute({"d": made}).curves["d"]["math"]
+    assert [point.value for point in curve] == [1.0, 1.0]
+    assert [point.reached for point in curve] == [2, 1]
 
 
 def test_series_are_sorted_and_labelled() -> None:
     shallow, deep = drawn(layers=1), drawn(layers=5)
-    found = analyses.depth([("dspark", deep), ("dspark", shallow), ("dflash", deep)])
-    assert [point["x"] for point in found["curves"]["dspark"]] == [1, 5]
-    assert [point["x"] for point in found["curves"]["dflash"]] == [5]
-    by_length = analyses.length([("rnn", drawn(gamma=6)), ("rnn", drawn(gamma=3))])
-    assert [point["x"] for point in by_length["curves"]["rnn"]] == [3, 6]
+    found = series.compute(
+        series.DepthResult, [("dspark", deep), ("dspark", shallow), ("dflash", deep)]
+    )
+    assert [point.x for point in found.curves["dspark"]] == [1, 5]
+    assert [point.x for point in found.curves["dflash"]] == [5]
+    by_length = series.compute(
+        series.LengthResult, [("rnn", drawn(gamma=6)), ("rnn", drawn(gamma=3))]
+    )
+    assert [point.x for point in by_length.curves["rnn"]] == [3, 6]
 
 
 @pytest.mark.parametrize("rule", ["survival", "conditional"])
-def test_thresholds_agree_with_admitting_one_draft_after_another(rule: analyses.Rule) -> None:
+def test_thresholds_agree_with_admitting_one_draft_after_another(rule: thresholds.Rule) -> None:
     made = drawn(prompts=4, steps=15)
-    found = analyses.thresholds({"d": made}, rule=rule, points=10)
-    for i, t in enumerate(found["thresholds"]):
+    found = thresholds.compute({"d": made}, rule=rule, points=10)
+    for i, t in enumerate(found.thresholds):
         accepted = offered = steps = 0
         for s in (s for each in made.generations for s in each.steps):
             alive, admitted = 1.0, 0
@@ -132,34 +134,34 @@ def test_thresholds_agree_with_admitting_one_draft_after_another(rule: analyses.
             accepted += min(s.accepted, admitted)
             offered += admitted
             steps += 1
-        curve = found["curves"]["d"]["overall"]
+        curve = found.curves["d"]["overall"]
         if offered:
-            assert curve["acceptance_rate"][i]["value"] == pytest.approx(accepted / offered)
-        assert curve["tau"][i]["value"] == pytest.approx(1 + accepted / steps)
-        assert curve["admitted_share"][i] == pytest.approx(offered / steps / made.gamma)
+            assert curve.acceptance_rate[i].value == pytest.approx(accepted / offered)
+        assert curve.tau[i].value == pytest.approx(1 + accepted / steps)
+        assert curve.admitted_share[i] == pytest.approx(offered / steps / made.gamma)
 
 
 def test_a_higher_threshold_accepts_more_of_less() -> None:
-    curve = analyses.thresholds({"d": drawn(prompts=30, steps=30)})["curves"]["d"]["overall"]
-    assert curve["tau"][0]["value"] > curve["tau"][-1]["value"]
-    rates = [point["value"] for point in curve["acceptance_rate"]]
+    curve = thresholds.compute({"d": drawn(prompts=30, steps=30)}).curves["d"]["overall"]
+    assert curve.tau[0].value > curve.tau[-1].value
+    rates = [point.value for point in curve.acceptance_rate]
     assert rates[45] > 0.85 > 0.6 > rates[0]
-    assert curve["admitted_share"][0] == 1.0
+    assert curve.admitted_share[0] == 1.0
 
 
 def test_thresholds_take_a_calibration_table() -> None:
     """Twice too confident logits with temperature 2 admit as calibrated ones do."""
     honest, loud = drawn(scale=1.0), drawn(scale=2.0)
     table = {"d": Calibration((2.0,) * 4)}
-    calm = analyses.thresholds({"d": loud}, calibrations=table)
-    assert calm["calibrated"] == ["d"]
-    plain = analyses.thresholds({"d": honest})["curves"]["d"]["overall"]["admitted_share"]
-    assert calm["curves"]["d"]["overall"]["admitted_share"] == pytest.approx(plain, abs=1e-3)
+    calm = thresholds.compute({"d": loud}, calibrations=table)
+    assert calm.calibrated == ("d",)
+    plain = thresholds.compute({"d": honest}).curves["d"]["overall"].admitted_share
+    assert calm.curves["d"]["overall"].admitted_share == pytest.approx(plain, abs=1e-3)
 
 
 def test_thresholds_refuse_what_tells_nothing() -> None:
     with pytest.raises(DSparkError, match="no confidence"):
-        analyses.thresholds({"d": trace([generation(step(0, (1.0,)))], ["math"], 1)})
+        thresholds.compute({"d": trace([generation(step(0, (1.0,)))], ["math"], 1)})
     cut = trace([generation(step(0, (0.5, 0.5), 1))], ["math"], 2)
     with pytest.raises(DSparkError, match="shortened verify windows"):
-        analyses.thresholds({"d": cut})
+        thresholds.compute({"d": cut})

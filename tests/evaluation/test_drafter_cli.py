@@ -11,9 +11,11 @@ from typer.testing import CliRunner
 from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation import figures
+from sglang_dspark.evaluation.analyses import registry
 from sglang_dspark.evaluation.prompts import calibration_prompts, demo_prompts, evaluation_prompts
 from sglang_dspark.schedule.sts_file import read_sts
 from tests.evaluation.conftest import GAMMA, Pair
+from tests.evaluation.trace_world import training_run
 
 
 def run(*arguments: str) -> str:
@@ -86,8 +88,18 @@ def test_the_other_analyses(name: str, traces: dict[str, Path], tmp_path: Path) 
     record = json.loads(out.read_text())
     assert record["name"] == "found"
     assert record["metrics"]["analysis"] == name
-    assert ("after 7 steps" in figures.caption(record["metrics"])) == bool(said)
+    assert ("after 7 steps" in figures.caption(registry.read(record["metrics"]))) == bool(said)
     assert (tmp_path / "figures" / "found.png").stat().st_size > 5000
+
+
+def test_learning_curves_of_a_run(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """At temperature 1, and yet no file of sampled answers: they are teacher forced."""
+    monkeypatch.chdir(tmp_path)
+    rows = [{"step": at, "held_out_tau": 1 + at / 100, "held_out_loss": 1.6} for at in (2, 4)]
+    run("eval", "curves", "--run", f"a={training_run(tmp_path / 'a', rows)}")
+    record = json.loads((tmp_path / "results" / "drafters_curves.json").read_text())
+    assert record["metrics"]["runs"]["a"]["points"] == rows
+    assert (tmp_path / "results" / "figures" / "drafters_curves.svg").is_file()
 
 
 def test_limits_of_redrafted_answers(

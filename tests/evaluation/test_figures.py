@@ -3,129 +3,190 @@
 from __future__ import annotations
 
 import base64
+import io
 import json
 import math
 import re
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import pytest
+from rich.console import Console
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation import analyses, figures, page
-from sglang_dspark.evaluation.limits import limits
-from sglang_dspark.evaluation.reliability import as_metrics, reliability
-from sglang_dspark.evaluation.roc import roc
-from sglang_dspark.schedule.calibration import Calibration
-from tests.evaluation.trace_world import SETTINGS, drawn
+from sglang_dspark.evaluation import figures, page
+from sglang_dspark.evaluation.analyses import (
+    curves,
+    limits,
+    overhead,
+    positions,
+    registry,
+    reliability,
+    roc,
+    series,
+    tau,
+    thresholds,
+)
+from sglang_dspark.evaluation.analyses.analysis import Result
+from tests.evaluation.trace_world import SETTINGS, drawn, generation, step, sts_file, trace
+
+RESULTS = Path(__file__).parents[2] / "results"
+LABELS = {  # of the first panel's y axis and the last one's x axis: no two analyses draw the same
+    "tau": ("tau", ""),
+    "positions": ("accepted, given drafts 1..k-1", "draft position k"),
+    "depth": ("tau", "drafter layers"),
+    "length": ("tau", "proposal length gamma"),
+    "overhead": ("", "% of a round, batch 8"),
+    "thresholds": ("", "threshold on survival"),
+    "roc": ("of accepted drafts", "of rejected drafts"),
+    "reliability": ("share accepted", "predicted survival"),
+    "curves": ("held-out tau", "training step"),
+    "limits": ("%", "draft position k"),
+}
 
 
-def _clock(share: float) -> dict[str, float]:
-    return {"round_s": 0.02, "loop_s": 0.02 * share, "share": share}
+def _overhead() -> overhead.OverheadResult:
+    share, bounded = (0.02, 0.0006, 0.03), overhead.BoundedShare(0.02, 0.0006, 0.03, 0.02, 0.04)
+    row = overhead.Timed(
+        label="dspark",
+        gamma=5,
+        head="vanilla",
+        drafter=drawn(prompts=1).drafter,
+        engine=overhead.EngineShare(8, 20, overhead.Share(*share), overhead.Share(*share)),
+        direct=overhead.DirectShare(8, 9, 30, bounded, bounded),
+    )
+    return overhead.OverheadResult("t", {**SETTINGS, "context": 9}, (row,))
 
 
-def _overhead() -> dict[str, Any]:
-    row = {"label": "dspark", "gamma": 5, "engine": {"batch": 8}, "direct": {}}
-    for way in ("engine", "direct"):
-        row[way] |= {clock: _clock(0.03) for clock in ("wall", "thread_cpu")}  # type: ignore[operator]
-    settings = {**SETTINGS, "context": 9}
-    return {"analysis": "overhead", "target": "t", "settings": settings, "drafters": [row]}
-
-
-def _curves() -> dict[str, Any]:
-    points = [{"step": 500, "held_out_tau": 1.5}, {"step": 1000, "held_out_tau": 1.75}]
-    run = {"kind": "dspark", "layers": 3, "points": points}
-    settings = {"temperature": 1.0, "teacher_forced": True}
-    runs = {"dspark": run, "short": {**run, "points": points[:1]}}
-    return {"analysis": "curves", "target": "t", "settings": settings, "runs": runs}
+def _curves() -> curves.CurvesResult:
+    points = (curves.Point(500, 1.5, 2.0, 0.1), curves.Point(1000, 1.75, 1.9))
+    run = curves.Run("dspark", 3, "vanilla", "c0ffee", "t", "ab", 9, 4, 6, points)
+    runs = {"dspark": run, "short": replace(run, points=points[:1])}
+    return curves.CurvesResult("t", {"temperature": 1.0, "teacher_forced": True}, runs)
 
 
 @pytest.fixture(scope="module")
-def metrics() -> dict[str, dict[str, Any]]:
-    """One of each analysis, as it comes back from its JSON."""
+def results() -> dict[str, Result]:
+    """One of each analysis, as it comes back from its file."""
     one, other = drawn(prompts=4), drawn(prompts=4, layers=1)
     found = [
-        analyses.tau_table({"dspark": one, "dflash": other}),
-        analyses.positions({"dspark": one, "dflash": other}),
-        analyses.depth([("dspark", one), ("dspark", other)]),
-        analyses.length([("vanilla", drawn(prompts=4, gamma=2)), ("vanilla", one)]),
-        analyses.thresholds({"dspark": one}, points=8),
-        roc({"dspark": one, "dflash": other}),
-        limits({"dspark": one, "dflash": other}, frozenset({0, 1})),
+        tau.compute({"dspark": one, "dflash": other}),
+        positions.compute({"dspark": one, "dflash": other}),
+        series.compute(series.DepthResult, [("dspark", one), ("dspark", other)], "a note"),
+        series.compute(series.LengthResult, [("a", drawn(prompts=4, gamma=2)), ("a", one)]),
+        thresholds.compute({"dspark": one}, points=8),
+        roc.compute({"dspark": one, "dflash": other}),
+        limits.compute({"dspark": one, "dflash": other}, frozenset({0, 1})),
         _curves(),
-        as_metrics("dspark", one, reliability(one, {"after": Calibration((1.5,) * 4)})),
+        reliability.compute("dspark", one, sts_file(4)),
         _overhead(),
     ]
-    return {each["analysis"]: json.loads(json.dumps(_null(each))) for each in found}
+    return {each.analysis: registry.read(json.loads(json.dumps(each.to_json()))) for each in found}
 
 
-def _null(value: Any) -> Any:
-    """As result files are written: null for NaN."""
-    if isinstance(value, float) and math.isnan(value):
-        return None
-    if isinstance(value, dict):
-        return {key: _null(item) for key, item in value.items()}
-    if isinstance(value, list | tuple):
-        return [_null(item) for item in value]
-    return value
+def _file(result: Result) -> dict[str, Any]:
+    return {
+        "name": f"drafters_{result.analysis}", "command": "dspark eval <b>", "commit": "c0ffee",
+        "device": "cpu", "date": "2026-11-21", "metrics": result.to_json(),
+    }  # fmt: skip
 
 
-@pytest.mark.parametrize("name", page.ORDER)
+@pytest.mark.parametrize("path", sorted(RESULTS.glob("drafters_*.json")), ids=lambda p: p.stem)
+def test_published_results_are_read_and_written_as_they_stand(path: Path) -> None:
+    metrics = json.loads(path.read_text())["metrics"]
+    assert registry.read(metrics).to_json() == metrics
+
+
+def test_unknown_numbers_are_null_in_the_file(results: dict[str, Result]) -> None:
+    """A draft position that no step reached has no chance."""
+    never = trace([generation(step(0, (0.5, 0.5)))], ["math"], 2)
+    found = positions.compute({"d": never})
+    assert math.isnan(found.curves["d"]["math"][1].value)
+    written = found.to_json()
+    assert written["curves"]["d"]["math"][1] == {
+        "value": None, "low": None, "high": None, "reached": 0
+    }  # fmt: skip
+    again = registry.read(written)
+    assert isinstance(again, positions.PositionsResult)
+    assert math.isnan(again.curves["d"]["math"][1].value)
+    for each in (again, *results.values()):
+        assert registry.read(each.to_json()).to_json() == each.to_json(), each.analysis
+
+
+@pytest.mark.parametrize("name", LABELS)
 def test_every_analysis_has_a_figure_and_a_table(
-    name: str, metrics: dict[str, dict[str, Any]], tmp_path: Path
+    name: str, results: dict[str, Result], tmp_path: Path
 ) -> None:
-    written = figures.save(figures.draw(metrics[name]), tmp_path / "figures" / name)
+    figure = figures.draw(results[name])
+    assert (figure.axes[0].get_ylabel(), figure.axes[-1].get_xlabel()) == LABELS[name]
+    written = figures.save(figure, tmp_path / "figures" / name)
     png, svg = (path.read_bytes() for path in written)
     assert png.startswith(b"\x89PNG")
     assert b"</svg>" in svg
     assert len(list((tmp_path / "figures").iterdir())) == 2, "no temporary file is left"
-    for table in page.tables(metrics[name]):
+    for table in registry.ANALYSES[name].page_tables(results[name]):
         assert table.rows
         assert {len(row) for row in table.rows} == {len(table.head)}
 
 
-def test_same_numbers_give_the_same_bytes(
-    metrics: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
+def test_every_registered_analysis_is_shown(results: dict[str, Result]) -> None:
+    assert set(registry.ANALYSES) == set(LABELS) == set(results)
+    captions = {each: figures.caption(result) for each, result in results.items()}
+    assert len({each.caption for each in registry.ANALYSES.values()}) == len(captions)
+    for name, analysis in registry.ANALYSES.items():
+        assert captions[name].startswith(analysis.caption)
+    assert captions["depth"].endswith("(t, greedy, a note)")
+
+
+def test_same_numbers_give_the_same_bytes(results: dict[str, Result], tmp_path: Path) -> None:
     first, second = (
-        figures.save(figures.draw(metrics["overhead"]), tmp_path / name) for name in ("a", "b")
+        figures.save(figures.draw(results["overhead"]), tmp_path / name) for name in ("a", "b")
     )
     assert [p.read_bytes() for p in first] == [p.read_bytes() for p in second]
 
 
-def test_eight_drafters_have_eight_colours(metrics: dict[str, dict[str, Any]]) -> None:
-    one = metrics["tau"]["tau"]["dspark"], metrics["tau"]["interval"]["dspark"]
+def test_eight_drafters_have_eight_colours(results: dict[str, Result]) -> None:
+    one = results["tau"]
+    assert isinstance(one, tau.TauResult)
     labels = [f"drafter {i}" for i in range(8)]
-    many = {
-        **metrics["tau"],
-        "tau": dict.fromkeys(labels, one[0]),
-        "interval": dict.fromkeys(labels, one[1]),
-    }
+    many = replace(
+        one,
+        tau=dict.fromkeys(labels, one.tau["dspark"]),
+        interval=dict.fromkeys(labels, one.interval["dspark"]),
+    )
     (axes,) = figures.draw(many).axes
     bars = [each for each in axes.containers if hasattr(each, "patches")]
     assert len({bar.patches[0].get_facecolor() for bar in bars}) == len(labels)
 
 
-def test_unknown_analysis_is_named() -> None:
-    with pytest.raises(DSparkError, match="no figure for the analysis 'zodiac'"):
-        figures.draw({"analysis": "zodiac"})
+@pytest.mark.parametrize("name", ["tau", "reliability", "overhead"])
+def test_the_terminal_shows_what_was_found(name: str, results: dict[str, Result]) -> None:
+    console = Console(width=200, record=True, file=io.StringIO())
+    table = registry.ANALYSES[name].table
+    assert table is not None
+    for each in table(results[name]):
+        console.print(each)
+    expected = {
+        "tau": ["dspark", "dspark/dflash", "macro"],
+        "reliability": ["dspark: 4 held-out prompts", "raw: ECE", "STS+shift: ECE", "overall"],
+        "overhead": ["dspark: 3.00% of a round in the engine (wall), 3.00% timed directly"],
+    }[name]
+    shown = console.export_text()
+    assert all(text in shown for text in expected), shown
 
 
-def _write(folder: Path, metrics: dict[str, dict[str, Any]]) -> None:
-    for name, each in metrics.items():
-        document = {
-            "name": f"drafters_{name}", "command": "dspark eval <b>", "commit": "c0ffee",
-            "device": "cpu", "date": "2026-11-21", "metrics": each,
-        }  # fmt: skip
-        (folder / f"drafters_{name}.json").write_text(json.dumps(document))
+def _write(folder: Path, results: dict[str, Result]) -> None:
+    for name, each in results.items():
+        (folder / f"drafters_{name}.json").write_text(json.dumps(_file(each)))
 
 
-def test_page_is_self_contained(metrics: dict[str, dict[str, Any]], tmp_path: Path) -> None:
-    _write(tmp_path, metrics)
-    results = page.read_results(tmp_path)
-    assert [result.metrics["analysis"] for result in results] == list(page.ORDER)
-    html = page.render(results[::4], "Drafters")
-    assert len(re.findall('src="data:image/svg', html)) == len(results[::4])
+def test_page_is_self_contained(results: dict[str, Result], tmp_path: Path) -> None:
+    _write(tmp_path, results)
+    found = page.read_results(tmp_path)
+    assert [each.result.analysis for each in found] == list(registry.ANALYSES)
+    html = page.render(found[::4], "Drafters")
+    assert len(re.findall('src="data:image/svg', html)) == len(found[::4])
     assert not re.search(r'(src|href)="(?!data:)', html)
     assert "dspark eval &lt;b&gt;" in html, "text is escaped"
     assert "c0ffee" in html
@@ -133,10 +194,8 @@ def test_page_is_self_contained(metrics: dict[str, dict[str, Any]], tmp_path: Pa
     assert all(b"</svg>" in base64.b64decode(picture) for picture in pictures)
 
 
-def test_summary_has_the_keys_that_others_read(
-    metrics: dict[str, dict[str, Any]], tmp_path: Path
-) -> None:
-    _write(tmp_path, metrics)
+def test_summary_has_the_keys_that_others_read(results: dict[str, Result], tmp_path: Path) -> None:
+    _write(tmp_path, results)
     summary = page.drafter_summary(page.read_results(tmp_path))
     assert set(summary["tau"]["dspark"]) == {"math", "chat", "macro"}
     assert set(summary["ece_before"]) == set(summary["ece_after"]) == {"math", "chat", "overall"}
@@ -144,20 +203,32 @@ def test_summary_has_the_keys_that_others_read(
     assert summary["sequential_share"] == 0.03
 
 
-def test_committed_results_redraw(tmp_path: Path) -> None:
+def test_summary_of_the_published_results_is_published() -> None:
+    known = json.loads((RESULTS / "drafters.json").read_text())["metrics"]
+    assert page.drafter_summary(page.read_results(RESULTS)) == known
+
+
+def test_committed_results_redraw() -> None:
     """`dspark report --drafters` reads every published drafters_*.json and draws each of them."""
-    folder = Path(__file__).parents[2] / "results"
-    found = page.read_results(folder)
-    assert {result.stem for result in found} == {p.stem for p in folder.glob("drafters_*.json")}
-    for result in found:
-        assert {"name", "command", "commit", "device", "date"} <= set(result.document)
-        assert figures.draw(result.metrics).axes, result.stem
-        assert all(table.rows for table in page.tables(result.metrics)), result.stem
+    found = page.read_results(RESULTS)
+    assert {each.stem for each in found} == {p.stem for p in RESULTS.glob("drafters_*.json")}
+    for each in found:
+        assert {"name", "command", "commit", "device", "date"} <= set(each.document)
+        assert figures.draw(each.result).axes, each.stem
+        tables = registry.of(each.result).page_tables(each.result)
+        assert all(table.rows for table in tables), each.stem
 
 
-def test_results_that_are_none_are_named(tmp_path: Path) -> None:
+def test_results_that_are_none_are_named(results: dict[str, Result], tmp_path: Path) -> None:
     with pytest.raises(DSparkError, match="no drafters_"):
         page.read_results(tmp_path)
-    (tmp_path / "drafters_x.json").write_text('{"metrics": {"analysis": "zodiac"}}')
-    with pytest.raises(DSparkError, match=r"drafters_x\.json is no result"):
+    path = tmp_path / "drafters_x.json"
+    path.write_text('{"metrics": {"analysis": "zodiac"}}')
+    with pytest.raises(DSparkError, match=r"drafters_x\.json is no result.*no analysis 'zodiac'"):
         page.read_results(tmp_path)
+    document = _file(results["tau"])
+    del document["metrics"]["interval"]
+    path.write_text(json.dumps(document))
+    with pytest.raises(DSparkError, match=r"drafters_x\.json is no result.*interval") as caught:
+        page.read_results(tmp_path)
+    assert "\n" not in str(caught.value)

@@ -2,21 +2,24 @@
 
 from __future__ import annotations
 
-import json
-from dataclasses import replace
+from dataclasses import astuple, replace
 from pathlib import Path
-from typing import Any
 
 import numpy as np
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.curves import learning_curves
-from sglang_dspark.evaluation.limits import chances, first_draft, limits, perfect_walk
+from sglang_dspark.evaluation.analyses import curves, limits, roc
+from sglang_dspark.evaluation.analyses.limits import (
+    Needed,
+    chances,
+    first_draft,
+    perfect_walk,
+)
+from sglang_dspark.evaluation.analyses.roc import Curve, roc_curve
 from sglang_dspark.evaluation.records import Generation, Step
-from sglang_dspark.evaluation.roc import roc, roc_curve
 from sglang_dspark.evaluation.traces import Trace
-from tests.evaluation.trace_world import drawn, trace
+from tests.evaluation.trace_world import drawn, trace, training_run
 
 ANSWER = (9, 1, 2, 3, 9, 4, 1, 1)  # behind a prompt of 2 tokens: positions 2..9; 9 is outside
 INSIDE = frozenset({1, 2, 3, 4})
@@ -39,18 +42,19 @@ def test_limits_by_hand() -> None:
     """Anchors 2, 6 and 8 against 2, 4, 6 and 8: three in common, of which one has another draft."""
     ours = _steps((2, 1, 3), (6, 4, 1), (8, 1, 0))
     theirs = _steps((2, 1, 1), (4, 3, 1), (6, 2, 0), (8, 1, 1))
-    found = limits({"a": ours, "b": theirs}, INSIDE)
-    assert found["outside"]["math"]["value"] == pytest.approx(1 / 7)
-    assert found["ceiling"]["math"]["value"] == pytest.approx(3.5)
-    pair = found["same_anchors"]["a/b"]
-    assert pair["anchors"] == 3
-    assert pair["first_draft_equal"]["math"]["value"] == pytest.approx(2 / 3)
-    chances = {k: [row["math"]["value"] for row in v] for k, v in pair["cumulative"].items()}
-    assert chances["ours"] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
-    assert chances["theirs"] == pytest.approx([2 / 3, 0, 0])
-    assert chances["both"] == pytest.approx([1 / 3, 0, 0])
+    found = limits.compute({"a": ours, "b": theirs}, INSIDE)
+    assert found.outside["math"].value == pytest.approx(1 / 7)
+    assert found.ceiling["math"].value == pytest.approx(3.5)
+    pair = found.same_anchors["a/b"]
+    assert pair.anchors == 3
+    assert pair.first_draft_equal["math"].value == pytest.approx(2 / 3)
+    of = pair.cumulative
+    shares = [[row["math"].value for row in rows] for rows in (of.ours, of.theirs, of.both)]
+    assert shares[0] == pytest.approx([2 / 3, 1 / 3, 1 / 3])
+    assert shares[1] == pytest.approx([2 / 3, 0, 0])
+    assert shares[2] == pytest.approx([1 / 3, 0, 0])
     # b's rejections: 2, 9 and 4 stood there instead; the answer ends where the last one was.
-    assert found["rejected_outside"]["b"]["math"]["value"] == pytest.approx(1 / 3)
+    assert found.rejected_outside["b"]["math"].value == pytest.approx(1 / 3)
 
 
 def test_what_a_better_first_draft_would_be_worth() -> None:
@@ -60,53 +64,40 @@ def test_what_a_better_first_draft_would_be_worth() -> None:
     assert ours == pytest.approx([2 / 3, 1 / 2, 1])
     assert theirs == pytest.approx([3 / 4, 0, 0])
     found = first_draft(ours, theirs)
-    assert found["tau"] == pytest.approx({"ours": 7 / 3, "theirs": 7 / 4, "their_later": 5 / 3})
-    row = found["ratio"][1]  # 0.6, by a factor of 0.9: 1 + 0.6 (1 + 0.45 (1 + 0.9))
-    assert row["first"] == 0.6
-    assert row["scaled"] == pytest.approx((1 + 0.6 * (1 + 0.45 * 1.9)) / 1.675)
-    assert row["alone"] == pytest.approx((1 + 0.6 * 2) / 1.75)
-    assert found["needed"]["1.16"]["alone"] == pytest.approx(2 / 3)  # it is there already
+    assert astuple(found.tau) == pytest.approx((7 / 3, 7 / 4, 5 / 3))
+    row = found.ratio[1]  # 0.6, by a factor of 0.9: 1 + 0.6 (1 + 0.45 (1 + 0.9))
+    assert row.first == 0.6
+    assert row.scaled == pytest.approx((1 + 0.6 * (1 + 0.45 * 1.9)) / 1.675)
+    assert row.alone == pytest.approx((1 + 0.6 * 2) / 1.75)
+    assert found.needed["1.16"].alone == pytest.approx(2 / 3)  # it is there already
     equal = first_draft(theirs, theirs)
-    assert equal["needed"]["1.27"] == {"scaled": None, "alone": None}
-    assert equal["needed"]["1.16"]["alone"] is None  # 2 / 1.75 at most
+    assert equal.needed["1.27"] == Needed(scaled=None, alone=None)
+    assert equal.needed["1.16"].alone is None  # 2 / 1.75 at most
 
 
 def test_answers_that_differ_have_no_common_anchors() -> None:
     ours = _steps((2, 1, 3), (6, 4, 1), (8, 1, 0))
     moved = tuple(replace(each, tokens=ANSWER[::-1]) for each in ours.generations)
     with pytest.raises(DSparkError, match="no anchor in common"):
-        limits({"a": ours, "b": replace(ours, generations=moved)}, INSIDE)
+        limits.compute({"a": ours, "b": replace(ours, generations=moved)}, INSIDE)
     sampled = replace(ours, settings={**ours.settings, "temperature": 1.0})
     with pytest.raises(DSparkError, match="greedy"):
-        limits({"a": sampled}, INSIDE)
+        limits.compute({"a": sampled}, INSIDE)
 
 
 def test_area_below_the_curve_is_the_auc() -> None:
-    part = roc({"d": drawn(prompts=30, steps=30)})["groups"]["d"]["overall"]
-    curve = part["curve"]
-    assert 20 < len(curve["false_positive"]) <= 62
-    area = np.trapezoid(curve["true_positive"], curve["false_positive"])
-    assert area == pytest.approx(part["auc"]["pooled"], abs=0.01)
-    assert part["auc"]["pooled"] > 0.8
+    part = roc.compute({"d": drawn(prompts=30, steps=30)}).groups["d"]["overall"]
+    curve = part.curve
+    assert 20 < len(curve.false_positive) <= 62
+    area = np.trapezoid(curve.true_positive, curve.false_positive)
+    assert area == pytest.approx(part.auc.pooled, abs=0.01)
+    assert part.auc.pooled > 0.8
 
 
 def test_equal_values_are_passed_at_once() -> None:
     curve = roc_curve(np.array([0.9, 0.5, 0.5, 0.1]), np.array([1.0, 1.0, 0.0, 0.0]))
-    assert curve == {"false_positive": [0.0, 0.0, 0.5, 1.0], "true_positive": [0.0, 0.5, 1.0, 1.0]}
-    assert roc_curve(np.array([0.9]), np.array([1.0]))["true_positive"] == []
-
-
-def _run(folder: Path, rows: list[dict[str, Any]], target: str = "ab") -> Path:
-    folder.mkdir()
-    config = {
-        "data": {"target": "/models/tiny"},
-        "drafter": {"kind": "eagle3"},
-        "schedule": {"steps": 4, "sequences_per_step": 2, "anchors_per_sequence": 3},
-    }
-    facts = {"config": config, "commit": "c0ffee", "target_sha256": target, "sequences": 9}
-    (folder / "run.json").write_text(json.dumps(facts))
-    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
-    return folder
+    assert curve == Curve((0.0, 0.0, 0.5, 1.0), (0.0, 0.5, 1.0, 1.0))
+    assert roc_curve(np.array([0.9]), np.array([1.0])).true_positive == ()
 
 
 def test_curves_read_journals(tmp_path: Path) -> None:
@@ -115,16 +106,16 @@ def test_curves_read_journals(tmp_path: Path) -> None:
         {"step": 2, "loss": 1.5, "held_out_tau": 1.2, "held_out_loss": 1.6},
         {"step": 2, "loss": 1.5, "held_out_tau": 1.25, "held_out_loss": 1.6},  # resumed
     ]
-    found = learning_curves([("e", _run(tmp_path / "e", rows))])
-    assert found["runs"]["e"]["points"] == [{"step": 2, "held_out_tau": 1.25, "held_out_loss": 1.6}]
-    assert found["runs"]["e"]["anchors_per_step"] == 6
-    assert found["target"] == "tiny"
+    found = curves.compute([("e", training_run(tmp_path / "e", rows))])
+    assert found.runs["e"].points == (curves.Point(2, 1.25, 1.6),)
+    assert found.runs["e"].anchors_per_step == 6
+    assert found.target == "tiny"
 
 
 def test_bad_runs_are_one_line(tmp_path: Path) -> None:
     rows = [{"step": 2, "held_out_tau": 1.2}]
-    one, other = _run(tmp_path / "a", rows), _run(tmp_path / "b", rows, target="cd")
-    empty, broken = _run(tmp_path / "c", []), _run(tmp_path / "d", rows)
+    one, other = training_run(tmp_path / "a", rows), training_run(tmp_path / "b", rows, target="cd")
+    empty, broken = training_run(tmp_path / "c", []), training_run(tmp_path / "d", rows)
     (broken / "run.json").write_text("{")
     cases = [
         ([("x", one), ("x", one)], "labels must differ"),
@@ -135,5 +126,5 @@ def test_bad_runs_are_one_line(tmp_path: Path) -> None:
     ]
     for runs, complaint in cases:
         with pytest.raises(DSparkError, match=complaint) as caught:
-            learning_curves(runs)
+            curves.compute(runs)
         assert "\n" not in str(caught.value)

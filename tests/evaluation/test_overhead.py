@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.analyses.overhead import direct_share, engine_share
 from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
-from sglang_dspark.evaluation.overhead import CPU, WALL, direct_share, engine_share
 from tests.evaluation.conftest import GAMMA, Pair
 
 
@@ -20,11 +20,11 @@ def test_share_in_the_engine(pair: Pair, prompts: list[list[int]]) -> None:
     engine = _engine(pair, 60)
     before = engine.run(prompts[:3])
     found = engine_share(engine, pair.drafter, prompts)
-    assert found["batch"] == 3
-    assert found["rounds"] >= 2
-    for clock in (WALL, CPU):
-        assert 0 < found[clock]["loop_s"] < found[clock]["round_s"]
-        assert 0 < found[clock]["share"] < 1
+    assert found.batch == 3
+    assert found.rounds >= 2
+    for part in (found.wall, found.thread_cpu):
+        assert 0 < part.loop_s < part.round_s
+        assert 0 < part.share < 1
     assert "draft" not in vars(pair.drafter), "the stopwatches are gone"
     assert engine.run(prompts[:3]) == before
 
@@ -37,11 +37,10 @@ def test_too_few_full_rounds_are_refused(pair: Pair, prompts: list[list[int]]) -
 
 def test_share_timed_directly(pair: Pair) -> None:
     found = direct_share(pair.target, pair.drafter, batch=2, context=9, repeats=30)
-    assert found["pairs"] == 30
-    for clock in (WALL, CPU):
-        part = found[clock]
-        assert part["share_low"] <= part["share"] <= part["share_high"]
-        assert part["round_s"] > 0
+    assert found.pairs == 30
+    for part in (found.wall, found.thread_cpu):
+        assert part.share_low <= part.share <= part.share_high
+        assert part.round_s > 0
     # On a tiny model gamma small steps outweigh their noise: the loop cannot be free.
     assert GAMMA > 1
-    assert found[CPU]["loop_s"] > 0
+    assert found.thread_cpu.loop_s > 0

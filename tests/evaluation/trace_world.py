@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
+from typing import Any
+
 import numpy as np
 
 from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.traces import DrafterFacts, Trace, TracedPrompt, prompt_digest
+from sglang_dspark.schedule.sts_file import StsFile, StsTable
 
 SETTINGS = {
     "temperature": 0.0,
@@ -16,6 +21,15 @@ SETTINGS = {
     "batch": 8,
     "seed": 0,
 }
+
+
+def sts_file(gamma: int, fit_prompts: tuple[str, ...] = ()) -> StsFile:
+    """A calibration table for greedy requests, fitted on prompts of these digests."""
+    zeros = (0.0,) * gamma
+    table = StsTable(
+        (1.5,) * gamma, {}, "d", 1, 1, (1,) * gamma, zeros, zeros, 0.1, (1.2,) * gamma, {}
+    )
+    return StsFile({"greedy": table}, "ab", "cd", fit_prompts, {}, "2026-11-21")
 
 
 def step(accepted: int, confidence: tuple[float, ...], verify_len: int | None = None) -> Step:
@@ -62,3 +76,17 @@ def drawn(
         made.append(generation(*(step(a, tuple(c)) for a, c in pairs)))
     domains = ["chat" if i % 2 else "math" for i in range(prompts)]
     return trace(made, domains, gamma, **facts)
+
+
+def training_run(folder: Path, rows: list[dict[str, Any]], target: str = "ab") -> Path:
+    """A run directory of `dspark train` with these rows of its journal."""
+    folder.mkdir()
+    config = {
+        "data": {"target": "/models/tiny"},
+        "drafter": {"kind": "eagle3"},
+        "schedule": {"steps": 4, "sequences_per_step": 2, "anchors_per_sequence": 3},
+    }
+    facts = {"config": config, "commit": "c0ffee", "target_sha256": target, "sequences": 9}
+    (folder / "run.json").write_text(json.dumps(facts))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(row) + "\n" for row in rows))
+    return folder

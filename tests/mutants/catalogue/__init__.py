@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.catalogue import (
     calibration,
     command_line,
+    evaluation,
     experts,
     kept_files,
     loadtest,
@@ -33,4 +34,5 @@ ALL: tuple[Mutant, ...] = (
     *kept_files.MUTANTS,
     *loadtest.MUTANTS,
     *command_line.MUTANTS,
+    *evaluation.MUTANTS,
 )

@@ -1,0 +1,373 @@
+"""What the sequential head costs (paper, Fig. 4b): its share of a round, measured in two ways.
+
+A parallel drafter takes all gamma tokens from the base logits at once; DSpark goes through them
+left to right, adding a transition bias and choosing a token at each position. That loop is timed
+    engine   inside the reference engine, in rounds where every slot is busy; the loop is what
+             `draft` takes beyond the base logits and the confidence, both of which it contains
+    direct   on one fixed round of random states, alternating with the same round without the loop
+in wall time and in CPU time of the calling thread, which other work on the machine disturbs less
+(with several OpenMP threads it covers one of them only).
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, ClassVar
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_dspark.drafter import DSparkDrafter
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.analyses.analysis import Analysis, Result
+from sglang_dspark.evaluation.analyses.cells import Table
+from sglang_dspark.evaluation.engine import ReferenceEngine
+from sglang_dspark.evaluation.figure_parts import COLOURS, legend, panels
+from sglang_dspark.evaluation.recording import Workload, describe, open_engine
+from sglang_dspark.evaluation.resampling import Floats
+from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.evaluation.traces import DrafterFacts
+
+if TYPE_CHECKING:
+    from matplotlib.figure import Figure
+    from rich.console import RenderableType
+
+WALL, CPU = "wall", "thread_cpu"
+Clock = Callable[[], float]
+_CLOCKS: dict[str, Clock] = {WALL: time.perf_counter, CPU: time.thread_time}
+_WARM_UP = 3
+
+
+@dataclass(frozen=True)
+class Share:
+    """Seconds of the median round and loop by one clock, and the loop's share of a round."""
+
+    round_s: float
+    loop_s: float
+    share: float
+
+
+@dataclass(frozen=True)
+class BoundedShare(Share):
+    """With the 95% percentile bootstrap interval of the share over pairs of rounds."""
+
+    share_low: float
+    share_high: float
+
+
+@dataclass(frozen=True)
+class EngineShare:
+    """Rounds of the engine in which all `batch` requests were in flight."""
+
+    batch: int
+    rounds: int
+    wall: Share
+    thread_cpu: Share
+
+
+@dataclass(frozen=True)
+class DirectShare:
+    """Pairs of rounds, with the loop and without, at one batch and context."""
+
+    batch: int
+    context: int
+    pairs: int
+    wall: BoundedShare
+    thread_cpu: BoundedShare
+
+
+@dataclass(frozen=True)
+class Timed:
+    """Both measurements of one drafter."""
+
+    label: str
+    gamma: int
+    head: str
+    drafter: DrafterFacts
+    engine: EngineShare
+    direct: DirectShare
+
+    def shares(self) -> dict[str, Share]:
+        """By way and clock."""
+        return {
+            "engine, wall": self.engine.wall,
+            "engine, thread cpu": self.engine.thread_cpu,
+            "direct, wall": self.direct.wall,
+            "direct, thread cpu": self.direct.thread_cpu,
+        }
+
+
+@dataclass(frozen=True)
+class OverheadResult(Result):
+    """The drafters in the order they were named. settings: temperature, batch, context of the
+    direct timing, threads."""
+
+    analysis: ClassVar[str] = "overhead"
+    drafters: tuple[Timed, ...]
+
+
+def _synchronise(device: torch.device) -> None:
+    """Wait for the device, so that a clock read means what it says."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
+@dataclass
+class _Stopwatch:
+    """Readings of both clocks around the calls of one function."""
+
+    function: Callable[..., Any]
+    device: torch.device
+    starts: list[tuple[float, float]] = field(default_factory=list)
+    spent: list[tuple[float, float]] = field(default_factory=list)
+    rows: list[int] = field(default_factory=list)
+
+    def __call__(self, first: Tensor, *args: Any, **kwargs: Any) -> Any:
+        _synchronise(self.device)
+        begun = tuple(clock() for clock in _CLOCKS.values())
+        result = self.function(first, *args, **kwargs)
+        _synchronise(self.device)
+        ended = tuple(clock() for clock in _CLOCKS.values())
+        self.starts.append((begun[0], begun[1]))
+        self.spent.append((ended[0] - begun[0], ended[1] - begun[1]))
+        self.rows.append(len(first))
+        return result
+
+
+def engine_share(
+    engine: ReferenceEngine, drafter: DSparkDrafter, prompts: Sequence[Sequence[int]]
+) -> EngineShare:
+    """Times of the loop and of whole rounds inside `engine`, which drafts with `drafter`.
+
+    Rounds count while all of min(batch, prompts) slots are busy; prefills precede them. The share
+    is one of sums over rounds.
+    Raises DSparkError when fewer than two rounds were full.
+    """
+    batch = min(engine.settings.batch, len(prompts))
+    device = drafter.embed_weight.device
+    watches = {
+        name: _Stopwatch(getattr(drafter, name), device)
+        for name in ("forward_block", "draft", "base_logits", "confidence")
+    }
+    for name, watch in watches.items():
+        object.__setattr__(drafter, name, watch)  # shadows the method on this object
+    try:
+        engine.run(prompts[:batch])
+    finally:
+        for name in watches:
+            object.__delattr__(drafter, name)
+    return _engine_result(watches, batch)
+
+
+def _engine_result(watches: dict[str, _Stopwatch], batch: int) -> EngineShare:
+    begun = np.array(watches["forward_block"].starts)  # [rounds, clocks]
+    full = np.array(watches["forward_block"].rows) == batch  # [rounds]
+    counted = np.flatnonzero(full[:-1] & full[1:])[_WARM_UP:]
+    if len(counted) < 2:
+        raise DSparkError(
+            f"only {len(counted)} rounds had all {batch} requests in flight: raise "
+            "--max-new-tokens, or lower --batch"
+        )
+    rounds = (begun[1:] - begun[:-1])[counted]
+    spent = {name: np.array(watch.spent) for name, watch in watches.items()}
+    loop = (spent["draft"] - spent["base_logits"] - spent["confidence"])[counted]
+    found = {
+        clock: Share(
+            round_s=float(np.median(rounds[:, column])),
+            loop_s=float(np.median(loop[:, column])),
+            share=float(loop[:, column].sum() / rounds[:, column].sum()),
+        )
+        for column, clock in enumerate(_CLOCKS)
+    }
+    return EngineShare(batch, len(counted), found[WALL], found[CPU])
+
+
+@dataclass(frozen=True)
+class _FixedRound:
+    """One round on random states: batch rows behind `context` tokens each."""
+
+    target: TargetModel
+    drafter: DSparkDrafter
+    batch: int
+    context: int
+
+    def states(self) -> dict[str, Any]:
+        """Inputs that both variants use."""
+        drafter, rows = self.drafter, self.batch
+        generator = torch.Generator().manual_seed(0)
+        gamma = drafter.config.gamma
+        width = len(self.target.layer_ids) * drafter.config.hidden_size
+        features = torch.randn(rows, self.context, width, generator=generator)
+        places = torch.arange(self.context).expand(rows, -1)
+        tokens = torch.randint(0, drafter.config.vocab_size, (rows, gamma + 1), generator=generator)
+        return {
+            "context": drafter.context_kv(features, places),
+            "tokens": tokens,  # [R, gamma + 1], the anchor first
+            "lens": torch.full((rows,), self.context),
+            "cache": self.target.new_cache(rows, self.context + gamma + 1),
+        }
+
+    def __call__(self, states: dict[str, Any], sequential: bool) -> None:
+        """Draft, verify and inject; the tokens verified are the same in both variants."""
+        drafter, tokens, lens = self.drafter, states["tokens"], states["lens"]
+        anchor = tokens[:, 0]
+        h = drafter.forward_block(anchor, lens, states["context"], lens)
+        if sequential:
+            drafter.draft(anchor, h)
+        else:
+            chosen = drafter.base_logits(h).argmax(-1)  # [R, gamma] all positions at once
+            previous = torch.cat([anchor[:, None], chosen[:, :-1]], 1)
+            drafter.confidence(h, drafter.markov_head.embed(previous))
+        out = self.target.forward(tokens, lens, states["cache"])
+        self.target.logits(out.hidden).argmax(-1)
+        drafter.context_kv(out.features, lens[:, None] + torch.arange(tokens.shape[1]))
+
+
+@torch.no_grad()
+def direct_share(
+    target: TargetModel, drafter: DSparkDrafter, *, batch: int, context: int, repeats: int
+) -> DirectShare:
+    """Seconds a round takes with the sequential loop and without, at one batch and context.
+
+    The variants alternate, and the overhead is the median of the differences of neighbours, so
+    that slow drifts of the machine cancel. share: overhead / round with the loop; its interval
+    needs thirty pairs.
+    """
+    round_, device = _FixedRound(target, drafter, batch, context), drafter.embed_weight.device
+    states = round_.states()
+    times = np.zeros((repeats, 2, len(_CLOCKS)))
+    for i in range(-_WARM_UP, repeats):
+        for variant in (0, 1) if i % 2 else (1, 0):
+            _synchronise(device)
+            begun = [clock() for clock in _CLOCKS.values()]
+            round_(states, sequential=variant == 1)
+            _synchronise(device)
+            ended = [clock() for clock in _CLOCKS.values()]
+            if i >= 0:
+                times[i, variant] = np.array(ended) - np.array(begun)
+    wall, cpu = (_bounded(*times[:, :, column].T) for column in range(len(_CLOCKS)))
+    return DirectShare(batch, context, repeats, wall, cpu)
+
+
+def _bounded(parallel: Floats, sequential: Floats) -> BoundedShare:
+    """Share of the loop in rounds timed in pairs, [repeats] seconds each."""
+    repeats = len(parallel)
+    drawn = np.random.default_rng(0).integers(0, repeats, size=(1000, repeats))
+    extra = sequential - parallel
+    shares = np.median(extra[drawn], axis=1) / np.median(sequential[drawn], axis=1)
+    low, high = np.percentile(shares, [2.5, 97.5])
+    return BoundedShare(
+        round_s=float(np.median(sequential)),
+        loop_s=float(np.median(extra)),
+        share=float(np.median(extra) / np.median(sequential)),
+        share_low=float(low),
+        share_high=float(high),
+    )
+
+
+def compute(
+    work: Workload,
+    drafters: Mapping[str, Path],
+    *,
+    context: int,
+    repeats: int,
+    on_start: Callable[[str], None],
+) -> OverheadResult:
+    """Both measurements of DSpark drafters by label, at the workload's batch, greedy.
+
+    on_start: called with each label. Stop tokens are ignored, so that all requests stay in flight.
+    Raises DSparkError for a drafter without a sequential head.
+    """
+    rows = []
+    for label, path in drafters.items():
+        on_start(label)
+        rows.append(_timed(work, label, path, context, repeats))
+    settings = {"temperature": 0.0, "batch": work.settings.batch, "context": context}
+    settings["threads"] = torch.get_num_threads()
+    return OverheadResult(work.target.name, settings, tuple(rows))
+
+
+def _timed(work: Workload, label: str, path: Path, context: int, repeats: int) -> Timed:
+    settings = replace(work.settings, stop_ids=frozenset())
+    engine, drafter = open_engine(replace(work, settings=settings), path)
+    if not isinstance(drafter, DSparkDrafter):
+        raise DSparkError(f"{path} has no sequential head to time: name a DSpark drafter")
+    batch = min(settings.batch, len(work.ids))
+    facts = describe(path, engine.gamma)
+    return Timed(
+        label=label,
+        gamma=engine.gamma,
+        head=facts.head,
+        drafter=facts,
+        engine=engine_share(engine, drafter, work.ids),
+        direct=direct_share(engine.target, drafter, batch=batch, context=context, repeats=repeats),
+    )
+
+
+def draw(result: OverheadResult) -> Figure:
+    """Bars of the share, those of a drafter together."""
+    rows = result.drafters
+    figure, (axes,) = panels(1, height=1.7 + 0.75 * len(rows))
+    place = np.arange(len(rows), dtype=np.float64)
+    for i, way in enumerate(rows[0].shares()):
+        found = [row.shares()[way] for row in rows]
+        share = 100 * np.array([f.share for f in found])
+        y = place + (i - 1.5) * 0.2
+        axes.barh(y, share, 0.18, color=COLOURS[i], label=way)
+        for x, at, each in zip(share, y, found, strict=True):
+            high = max(x, 0)
+            if isinstance(each, BoundedShare):
+                high = max(high, 100 * each.share_high)
+                axes.plot([100 * each.share_low, high], [at, at], color="#333333", lw=1)
+            axes.annotate(f"{x:.2f}%", (high, at), (3, 0), textcoords="offset points",
+                          va="center", fontsize=7)  # fmt: skip
+    axes.set_yticks(place, [f"{row.label}\ngamma {row.gamma}" for row in rows])
+    axes.invert_yaxis()
+    axes.grid(axis="y", visible=False)
+    axes.margins(x=0.12)
+    axes.set_xlabel(f"% of a round, batch {rows[0].engine.batch}")
+    legend(figure, axes)
+    return figure
+
+
+def page_tables(result: OverheadResult) -> list[Table]:
+    """A row for each drafter, way and clock."""
+    rows = [
+        [row.label, str(row.gamma), way, f"{1e3 * found.round_s:.2f}", f"{1e3 * found.loop_s:.3f}",
+         f"{found.share:.2%}"]
+        for row in result.drafters
+        for way, found in row.shares().items()
+    ]  # fmt: skip
+    return [Table(["drafter", "gamma", "measured", "round ms", "loop ms", "share"], rows)]
+
+
+def table(result: OverheadResult) -> list[RenderableType]:
+    """A line for each drafter."""
+    from rich.text import Text
+
+    return [
+        Text(
+            f"{row.label}: {row.engine.wall.share:.2%} of a round in the engine (wall), "
+            f"{row.direct.thread_cpu.share:.2%} timed directly (thread CPU)"
+        )
+        for row in result.drafters
+    ]
+
+
+def _summary(result: OverheadResult) -> dict[str, Any]:
+    """The share in the engine, by wall time, of the first drafter timed."""
+    return {"sequential_share": result.drafters[0].engine.wall.share}
+
+
+ANALYSIS = Analysis(
+    OverheadResult,
+    "Share of a round spent in the sequential loop",
+    draw,
+    page_tables,
+    table,
+    _summary,
+)
