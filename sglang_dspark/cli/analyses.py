@@ -48,7 +48,7 @@ AnswersOption = Annotated[
     Path | None,
     typer.Option(
         help="Trace of another drafter at this temperature: its answers are the target's own, so "
-        "only the drafting is done again, to the same end (greedy) or law (sampled)."
+        "only the drafting is done again, to the same end (greedy) or distribution (sampled)."
     ),
 ]
 TransitionOption = Annotated[
