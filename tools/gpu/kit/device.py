@@ -1,0 +1,40 @@
+"""What the device is, and what it reaches: a copy of 2 GiB, products of 8192 in BF16 and FP8."""
+
+from __future__ import annotations
+
+import json
+import platform
+from dataclasses import asdict
+from typing import Any
+
+import torch
+import triton
+
+from sglang_dspark.benchmarks.experts import ceilings
+
+
+def found() -> dict[str, Any]:
+    """Versions everywhere; memory and ceilings where there is a CUDA device."""
+    versions = {"python": platform.python_version(), "torch": torch.__version__}
+    about: dict[str, Any] = {"device": device_name(), **versions, "triton": triton.__version__}
+    if torch.cuda.is_available():
+        here = torch.cuda.get_device_properties(0)
+        about["memory_gib"] = round(here.total_memory / 2**30, 1)
+        about["multiprocessors"] = here.multi_processor_count
+        about["capability"] = list(torch.cuda.get_device_capability())
+        about["ceilings"] = asdict(ceilings())
+    return about
+
+
+def device_name() -> str:
+    """The GPU's name, or that there is none."""
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
+
+
+def say(**found: Any) -> None:
+    """A line of a stage's result; at once, so that it is kept whatever comes."""
+    print(json.dumps(found), flush=True)
+
+
+if __name__ == "__main__":
+    say(**found())

@@ -1,0 +1,83 @@
+"""Every kernel against its reference, compiled on the device; in Triton's interpreter without one.
+
+Admission is compared bit for bit, grouped products and expert layers with float64 by `calc_diff`.
+Ends with status 1, after all comparisons, where one is off.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+
+from dataclasses import replace
+from typing import Any
+
+from sglang_dspark.benchmarks.experts import correctness
+from sglang_dspark.benchmarks.grouped_shapes import KINDS, grouped_operands, grouped_shapes
+from sglang_dspark.benchmarks.shapes import batches
+from sglang_dspark.kernels.admission import admit_torch, admit_triton
+from sglang_dspark.kernels.grouped_gemm import m_grouped_gemm_nt_contiguous
+from sglang_dspark.kernels.grouped_layout import GroupedOperands
+from sglang_dspark.kernels.grouped_reference import (
+    calc_diff,
+    m_grouped_gemm_nt_contiguous_reference,
+)
+from tools.gpu.kit.device import device_name, say
+
+MOST_DIFF = 1e-3
+MOST_LAYER_DIFF = 5e-3  # activations rounded to FP8 on both sides, in another order
+
+
+def main() -> int:
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    say(device=device_name(), interpreted=device == "cpu")
+    compared, different = admissions(device)
+    say(admission={"batches": compared, "different": different})
+    products = grouped(device)
+    say(products=products)
+    layers = correctness(device)
+    say(layers=layers)
+    off = [f"admission {shape}" for shape in different]
+    off += [name for name, diff in products.items() if not diff <= MOST_DIFF]
+    off += [name for name, diff in layers.items() if not diff <= MOST_LAYER_DIFF]
+    for name in off:
+        print(f"parity: {name} is off", file=sys.stderr)
+    return 1 if off else 0
+
+
+def admissions(device: str) -> tuple[int, list[list[int]]]:
+    """Batches of the shared generator, and [R, gamma] of those whose lengths differ."""
+    count, different = 0, []
+    for case in batches(device):
+        count += 1
+        if not torch.equal(admit_triton(*case), admit_torch(*case)):
+            different.append(list(case.confidence.shape))
+    return count, different
+
+
+def grouped(device: str) -> dict[str, float]:
+    """calc_diff of a product of every kind and odd shape against float64."""
+    report = {}
+    for shape in grouped_shapes():
+        for kind in KINDS:
+            given = moved(grouped_operands(shape, kind), device)
+            found = m_grouped_gemm_nt_contiguous(given)
+            expected = m_grouped_gemm_nt_contiguous_reference(given)
+            report[f"{kind}, {shape.name}"] = calc_diff(found, expected)
+    return report
+
+
+def moved(given: GroupedOperands, device: str) -> GroupedOperands:
+    """The operands with all tensors on a device."""
+    held = {k: v for k, v in vars(given).items() if isinstance(v, torch.Tensor)}
+    tensors: dict[str, Any] = {name: each.to(device) for name, each in held.items()}
+    return replace(given, **tensors)
+
+
+if __name__ == "__main__":
+    sys.exit(main())
