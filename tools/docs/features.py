@@ -11,9 +11,9 @@ HEAD = """\
 On an NVIDIA GPU `--speculative-algorithm DSPARK` schedules by confidence as on a CPU, by the same
 planner, guard and calibration. SGLang's own worker, attention backends and graphs do the work, and
 its accept rules where they keep plain decoding's distribution; which drafts are made and verified
-is ours. Step times are measured at the first start, a captured graph at a time. **None of this has run on a
-GPU yet.** It is rehearsed in real servers on a CPU (`tests/rehearsal`), where everything but the
-device itself is what a GPU would run.
+is ours. Step times are measured at the first start, a captured graph at a time. **None of this has
+run on a GPU yet.** It is rehearsed in real servers on a CPU (`tests/rehearsal`), where everything
+but the device itself is what a GPU would run.
 
 `schedule: {mode: static}` in the `--dspark-config` file verifies every draft instead, `mode: off`
 leaves SGLang's own choice, and `DSPARK_DISABLE=1` takes the whole package out.
@@ -51,9 +51,9 @@ TAIL = """
 A step whose requests ask for none of this costs what it did. Nothing is read back from the device.
 Where every draft is verified all of it is SGLang's: penalties and seeds have no effect, and min-p,
 or top-k beside top-p, is another distribution than plain decoding's. Plain decoding on a GPU
-ignores seeds without `--enable-deterministic-inference`; with min-p its FlashInfer sampler normalises between
-top-k and top-p for the whole batch, and under the overlap loop its penalties lag a token behind.
-Neither is copied.
+ignores seeds without `--enable-deterministic-inference`; with min-p its FlashInfer sampler
+normalises between top-k and top-p for the whole batch, and under the overlap loop its penalties lag
+a token behind. Neither is copied.
 
 ## What no rehearsal reaches
 
