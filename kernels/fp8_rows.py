@@ -1,8 +1,8 @@
 """Activations to FP8 E4M3 with one float32 scale per 1 x 128, on the fly (DeepSeek-V3, 3.3.2).
 
 scale = amax / 448, or one for zeros; code = round(x / scale). Bit for bit what
-`sglang_dspark.experts.fp8.quantise_activations` gives, but where float32 rounds a quotient onto a
-tie that it misses by less than 2^-24.
+`sglang_dspark.quantisation.fp8.quantise_activations` gives, but where float32 rounds a quotient
+onto a tie that it misses by less than 2^-24.
 """
 
 from __future__ import annotations

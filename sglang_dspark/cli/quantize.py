@@ -31,9 +31,9 @@ def quantize(
     """Quantise the experts of a drafter."""
     from sglang_dspark.drafter.checkpoint import read_tensors, write_checkpoint
     from sglang_dspark.drafter.config import DrafterConfig, read_config
-    from sglang_dspark.experts.checkpoint import CONFIG_KEY, UNQUANTISED, bytes_of, quantise_tensors
-    from sglang_dspark.experts.formats import FORMATS
     from sglang_dspark.models.drafters import find_drafter
+    from sglang_dspark.quantisation import checkpoint
+    from sglang_dspark.quantisation.formats import FORMATS
     from sglang_dspark.training.files import write_json
 
     if format_name not in FORMATS:
@@ -41,7 +41,7 @@ def quantize(
     source = find_drafter(drafter)
     raw = read_config(source)
     config = DrafterConfig.from_json(raw, source)
-    if config.expert_format != UNQUANTISED:
+    if config.expert_format != checkpoint.UNQUANTISED:
         raise DSparkError(
             f"{source} has {config.expert_format} experts already; quantise the drafter it was "
             "made from"
@@ -51,11 +51,12 @@ def quantize(
     if out.resolve() == source.resolve():
         raise DSparkError(f"--out {out} is the drafter itself; name another directory")
     tensors = read_tensors(source)
-    quantised = quantise_tensors(tensors, format_name)
-    key = {} if format_name == UNQUANTISED else {CONFIG_KEY: format_name}
+    quantised = checkpoint.quantise_tensors(tensors, format_name)
+    bare = format_name == checkpoint.UNQUANTISED
+    key = {} if bare else {checkpoint.CONFIG_KEY: format_name}
     write_checkpoint(out, quantised, raw | key)
     write_json(out / RECORD, _record(source, format_name, tensors, quantised))
-    before, after = (bytes_of(t) / 1e6 for t in (tensors, quantised))
+    before, after = (checkpoint.bytes_of(t) / 1e6 for t in (tensors, quantised))
     print(f"{out}: {format_name} experts, {after:.1f} MB (from {before:.1f} MB)")
     if (source / "sts.json").exists():
         print(f"its confidence is not calibrated yet: dspark calibrate --drafter {out}")
@@ -65,8 +66,8 @@ def _record(
     source: Path, name: str, tensors: dict[str, Tensor], quantised: dict[str, Tensor]
 ) -> dict[str, Any]:
     """What was quantised, from what, and how far each kind of weight is off."""
-    from sglang_dspark.experts.checkpoint import expert_names, relative_error, restore_tensors
     from sglang_dspark.models.identity import target_sha256
+    from sglang_dspark.quantisation.checkpoint import expert_names, relative_error, restore_tensors
     from sglang_dspark.training.provenance import environment
 
     restored = restore_tensors(quantised, name)

@@ -20,7 +20,7 @@ from sglang_dspark.common.writing import replacing
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.checkpoint import UNQUANTISED, restore_tensors
+from sglang_dspark.quantisation.checkpoint import UNQUANTISED, restore_tensors
 
 
 def _stored(name: str) -> str:

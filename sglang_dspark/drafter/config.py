@@ -5,7 +5,7 @@ which stock SGLang refuses, and these keys besides the dense ones (DeepSeek's na
 any): `n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`, `n_shared_experts`,
 `scoring_func` (sigmoid | softmax), `norm_topk_prob`, `routed_scaling_factor`, `sliding_window`
 (context tokens that a block sees, or null) and `hc_mult` (residual streams). Where expert weights
-are quantised, `expert_format` says how (experts/checkpoint.py).
+are quantised, `expert_format` says how (quantisation/checkpoint.py).
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ from sglang_dspark.drafter import speculators
 from sglang_dspark.drafter.families import shape_fields
 from sglang_dspark.drafter.fields import MARKOV_HEADS, Fields, raw_config
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.checkpoint import CONFIG_KEY, UNQUANTISED
-from sglang_dspark.experts.formats import expert_format
+from sglang_dspark.quantisation.checkpoint import CONFIG_KEY, UNQUANTISED
+from sglang_dspark.quantisation.formats import expert_format
 
 FAMILIES = ("qwen3", "gemma4")
 ROUTER_SCORES = ("sigmoid", "softmax")
@@ -60,7 +60,8 @@ class DrafterConfig:
     num_experts: routed experts of every layer, 0 for a dense MLP (drafter/moe.py).
     window: how many context tokens before its anchor a block sees; None: all.
     residual_streams: n of drafter/hyper_connections.py; 1 is the plain residual.
-    expert_format: how the file keeps expert weights (experts/formats.py); computed with in float32.
+    expert_format: how the file keeps expert weights (quantisation/formats.py); computed with in
+        float32.
     """
 
     hidden_size: int

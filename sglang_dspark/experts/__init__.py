@@ -1,6 +1,1 @@
-"""Low-precision formats of expert weights: quantise, pack, dequantise."""
-
-from sglang_dspark.experts.formats import FORMATS, dequantise, quantise
-from sglang_dspark.experts.layout import Quantised
-
-__all__ = ["FORMATS", "Quantised", "dequantise", "quantise"]
+"""Routed experts of a drafter: their implementations, which of them is taken, and their split."""

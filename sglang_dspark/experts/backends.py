@@ -27,8 +27,8 @@ from torch import Tensor
 
 from sglang_dspark.drafter.moe import Routing, weighted_experts
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.formats import dequantise, expert_format, quantise
-from sglang_dspark.experts.layout import Quantised
+from sglang_dspark.quantisation.formats import dequantise, expert_format, quantise
+from sglang_dspark.quantisation.layout import Quantised
 
 Call = Callable[[Tensor, Tensor, Tensor], Tensor]
 GateUpDown = tuple[Tensor, Tensor, Tensor]

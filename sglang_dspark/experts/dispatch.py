@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts import gpu_backends  # noqa: F401 (registers)
 from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, ExpertWorkload
 from sglang_dspark.experts.times import (
     FAILURES,

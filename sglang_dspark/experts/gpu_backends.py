@@ -16,7 +16,6 @@ import torch
 from torch import Tensor
 from torch.nn.functional import silu
 
-from sglang_dspark.experts import bf16, fp8, nvfp4
 from sglang_dspark.experts.backends import (
     Backend,
     Call,
@@ -26,7 +25,8 @@ from sglang_dspark.experts.backends import (
     needs,
     register,
 )
-from sglang_dspark.experts.layout import Quantised
+from sglang_dspark.quantisation import bf16, fp8, nvfp4
+from sglang_dspark.quantisation.layout import Quantised
 
 if TYPE_CHECKING:
     from sglang_dspark.kernels.grouped_layout import Weights

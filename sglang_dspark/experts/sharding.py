@@ -20,9 +20,9 @@ from torch import Tensor, nn
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.moe import Experts, Router, Routing, SharedExperts, weighted_experts
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts import fp8, mxfp4, nvfp4
 from sglang_dspark.experts.backends import held_pairs
-from sglang_dspark.experts.checkpoint import GLOBAL_SCALE, SCALE
+from sglang_dspark.quantisation import fp8, mxfp4, nvfp4
+from sglang_dspark.quantisation.checkpoint import GLOBAL_SCALE, SCALE
 
 _SUFFIX = f"({GLOBAL_SCALE}|{SCALE})?"
 _ROUTED = re.compile(rf"layers\.\d+\.mlp\.experts\.(gate|up|down)_proj{_SUFFIX}")

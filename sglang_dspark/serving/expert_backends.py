@@ -20,7 +20,6 @@ from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.moe import Experts
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts import bf16, fp8
 from sglang_dspark.experts.backends import (
     Backend,
     Call,
@@ -33,6 +32,7 @@ from sglang_dspark.experts.backends import (
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
 from sglang_dspark.experts.gpu_backends import on_cuda
 from sglang_dspark.experts.times import TimesKey, load_or_measure
+from sglang_dspark.quantisation import bf16, fp8
 from sglang_dspark.serving.cpu import expert_ops, linear
 from sglang_dspark.serving.cpu.fused_ops import MOST_ROWS
 from sglang_dspark.serving.cpu.narrow_matmul import LANES

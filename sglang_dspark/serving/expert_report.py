@@ -13,8 +13,8 @@ import torch
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.backends import ExpertWorkload
 from sglang_dspark.experts.dispatch import choose
-from sglang_dspark.experts.formats import FORMATS
 from sglang_dspark.experts.times import TimesTable, cache_path, folder, load
+from sglang_dspark.quantisation.formats import FORMATS
 from sglang_dspark.serving import expert_backends
 
 

@@ -1,7 +1,7 @@
 """Names and shapes of the tensors that a drafter with experts must have in its files.
 
 They are those of the drafter itself, built without memory; quantised experts are codes with scales
-beside them (experts/checkpoint.py). Pure: imports no sglang.
+beside them (quantisation/checkpoint.py). Pure: imports no sglang.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ import torch
 from sglang_dspark.drafter.checkpoint import stored_tensors
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
-from sglang_dspark.experts.checkpoint import UNQUANTISED, expert_names, quantised_shapes
+from sglang_dspark.quantisation.checkpoint import UNQUANTISED, expert_names, quantised_shapes
 
 
 def moe_shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:

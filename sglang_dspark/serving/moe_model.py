@@ -28,7 +28,6 @@ from torch import Tensor, nn
 
 from sglang_dspark.drafter.hyper_connections import HyperConnection, StreamRead, open_streams
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.checkpoint import restore_tensors
 from sglang_dspark.experts.dispatch import RoutedExperts
 from sglang_dspark.experts.sharding import (
     Part,
@@ -38,6 +37,7 @@ from sglang_dspark.experts.sharding import (
     mlp_of_rank,
     tensors_of_rank,
 )
+from sglang_dspark.quantisation.checkpoint import restore_tensors
 from sglang_dspark.serving import expert_backends
 from sglang_dspark.serving.block_window import BlockWindow, WindowedAttention
 from sglang_dspark.serving.cpu import expert_ops

@@ -11,8 +11,8 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 import torch
 
 from sglang_dspark.experts.backends import BACKENDS, ExpertWeights, held_pairs
-from sglang_dspark.experts.formats import FORMATS, quantise
 from sglang_dspark.experts.gpu_backends import prepare_triton
+from sglang_dspark.quantisation.formats import FORMATS, quantise
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:

@@ -21,9 +21,9 @@ from sglang_dspark.experts.backends import (
     register,
 )
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts, announce, choose
-from sglang_dspark.experts.formats import quantise
 from sglang_dspark.experts.gpu_backends import ALIGNED, aligned_places
 from sglang_dspark.experts.times import TimesKey, TimesTable, Timing
+from sglang_dspark.quantisation.formats import quantise
 from sglang_dspark.serving import expert_backends
 from tests.drafter.helpers import tiny_config
 from tests.kernels.processes import output_of

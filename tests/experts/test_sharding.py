@@ -11,9 +11,7 @@ from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.backends import BACKENDS, ExpertWorkload
-from sglang_dspark.experts.checkpoint import UNQUANTISED, quantise_tensors, restore_tensors
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
-from sglang_dspark.experts.formats import FORMATS
 from sglang_dspark.experts.sharding import (
     RankMoE,
     Split,
@@ -22,6 +20,8 @@ from sglang_dspark.experts.sharding import (
     tensors_of_rank,
 )
 from sglang_dspark.experts.times import TimesKey, measure
+from sglang_dspark.quantisation.checkpoint import UNQUANTISED, quantise_tensors, restore_tensors
+from sglang_dspark.quantisation.formats import FORMATS
 from sglang_dspark.serving import expert_backends
 from tests.drafter.helpers import tiny_config, tiny_drafter
 

@@ -26,7 +26,6 @@ from sglang_dspark.benchmarks.grouped_shapes import (
     masked_operands,
     random_weights,
 )
-from sglang_dspark.experts.fp8 import quantise_activations
 from sglang_dspark.kernels import grouped_gemm as gemm
 from sglang_dspark.kernels import grouped_reference as reference
 from sglang_dspark.kernels.fp8_rows import fp8_rows
@@ -34,6 +33,7 @@ from sglang_dspark.kernels.grouped_layout import Operands
 from sglang_dspark.kernels.grouped_moe import fused_experts, fused_experts_reference
 from sglang_dspark.kernels.grouped_reference import calc_diff
 from sglang_dspark.kernels.routing import route, route_torch, sum_pairs, sum_pairs_torch
+from sglang_dspark.quantisation.fp8 import quantise_activations
 
 Row = dict[str, float | bool]
 AGAIN = ("decode, top-2 of 8", "unaligned everything", "padding behind")

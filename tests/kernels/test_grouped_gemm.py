@@ -18,8 +18,6 @@ from sglang_dspark.benchmarks.grouped_shapes import (
     masked_operands,
     random_weights,
 )
-from sglang_dspark.experts.formats import dequantise
-from sglang_dspark.experts.layout import Quantised
 from sglang_dspark.kernels.fp8_rows import fp8_rows
 from sglang_dspark.kernels.grouped_config import tiling
 from sglang_dspark.kernels.grouped_gemm import (
@@ -44,6 +42,8 @@ from sglang_dspark.kernels.grouped_reference import (
     weight_values,
 )
 from sglang_dspark.kernels.routing import route, sum_pairs
+from sglang_dspark.quantisation.formats import dequantise
+from sglang_dspark.quantisation.layout import Quantised
 from tests.kernels.processes import output_of
 
 CONTIGUOUS = (m_grouped_gemm_nt_contiguous, m_grouped_gemm_nt_contiguous_reference)

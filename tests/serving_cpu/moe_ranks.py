@@ -29,7 +29,7 @@ from torch import Tensor
 from sglang_dspark.drafter import DSparkDrafter
 from sglang_dspark.drafter.checkpoint import stored_tensors
 from sglang_dspark.drafter.config import DrafterConfig
-from sglang_dspark.experts.checkpoint import UNQUANTISED, quantise_tensors
+from sglang_dspark.quantisation.checkpoint import UNQUANTISED, quantise_tensors
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.moe_config import DSparkMoEConfig
 from sglang_dspark.serving.moe_model import DSparkMoEModel

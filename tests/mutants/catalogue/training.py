@@ -6,10 +6,10 @@ from tests.mutants.mutant import Mutant
 
 PACKING = "sglang_dspark/training/packing.py"
 LOSSES = "sglang_dspark/training/losses.py"
-SMALL = "sglang_dspark/experts/minifloat.py"
+SMALL = "sglang_dspark/quantisation/minifloat.py"
 FIELDS = ("tests/training/test_packing.py::test_fields_are_what_they_say",)
 LOSS_TESTS = "tests/training/test_losses.py"
-FORMATS = "tests/experts/test_formats.py"
+FORMATS = "tests/quantisation/test_formats.py"
 
 MUTANTS = (
     Mutant(
@@ -107,7 +107,7 @@ MUTANTS = (
     Mutant(
         name="FP8 divided by its scale",
         area="formats",
-        file="sglang_dspark/experts/fp8.py",
+        file="sglang_dspark/quantisation/fp8.py",
         old="return codes.float() * _spread(scales, *q.shape[-2:])",
         new="return codes.float() / _spread(scales, *q.shape[-2:])",
         tests=(f"{FORMATS}::test_fp8_all_codes_with_a_scale",),
@@ -115,7 +115,7 @@ MUTANTS = (
     Mutant(
         name="FP8 blocks transposed",
         area="formats",
-        file="sglang_dspark/experts/fp8.py",
+        file="sglang_dspark/quantisation/fp8.py",
         old="scales = _scale(largest(tiled, (-3, -1)))",
         new="scales = _scale(largest(tiled.transpose(-4, -2), (-3, -1)))",
         tests=(f"{FORMATS}::test_fp8_quantises_as_defined",),
@@ -155,7 +155,7 @@ MUTANTS = (
     Mutant(
         name="MXFP4 scales twice too large",
         area="formats",
-        file="sglang_dspark/experts/mxfp4.py",
+        file="sglang_dspark/quantisation/mxfp4.py",
         old="_EMAX = 2",
         new="_EMAX = 1",
         tests=(f"{FORMATS}::test_mxfp4_quantises_as_defined",),
@@ -163,7 +163,7 @@ MUTANTS = (
     Mutant(
         name="NVFP4 without its global scale",
         area="formats",
-        file="sglang_dspark/experts/nvfp4.py",
+        file="sglang_dspark/quantisation/nvfp4.py",
         old="wide = scales.double() * overall.double()[..., None, None]",
         new="wide = scales.double()",
         tests=(f"{FORMATS}::test_nvfp4_all_codes_with_all_scales",),

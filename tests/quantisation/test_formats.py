@@ -9,9 +9,9 @@ import pytest
 import torch
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts import FORMATS, Quantised, dequantise, quantise
-from sglang_dspark.experts.fp8 import quantise_activations
-from sglang_dspark.experts.minifloat import (
+from sglang_dspark.quantisation import FORMATS, Quantised, dequantise, quantise
+from sglang_dspark.quantisation.fp8 import quantise_activations
+from sglang_dspark.quantisation.minifloat import (
     decode_e2m1,
     pack_nibbles,
     round_e4m3,

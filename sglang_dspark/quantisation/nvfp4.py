@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_dspark.experts.layout import (
+from sglang_dspark.quantisation.layout import (
     TINY,
     Quantised,
     blocks,
@@ -20,7 +20,7 @@ from sglang_dspark.experts.layout import (
     check_weights,
     largest,
 )
-from sglang_dspark.experts.minifloat import (
+from sglang_dspark.quantisation.minifloat import (
     E2M1_MAX,
     E4M3_MAX,
     decode_e2m1,

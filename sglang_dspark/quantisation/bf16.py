@@ -5,7 +5,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_dspark.experts.layout import Quantised, check_part, check_weights
+from sglang_dspark.quantisation.layout import Quantised, check_part, check_weights
 
 NAME = "bf16"
 

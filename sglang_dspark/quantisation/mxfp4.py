@@ -11,7 +11,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_dspark.experts.layout import (
+from sglang_dspark.quantisation.layout import (
     Quantised,
     blocks,
     check_columns,
@@ -19,7 +19,7 @@ from sglang_dspark.experts.layout import (
     check_weights,
     largest,
 )
-from sglang_dspark.experts.minifloat import (
+from sglang_dspark.quantisation.minifloat import (
     decode_e2m1,
     encode_e2m1,
     pack_nibbles,

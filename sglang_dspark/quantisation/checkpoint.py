@@ -1,6 +1,6 @@
 """Expert weights of a drafter's checkpoint in a low-precision format, and back.
 
-A quantised weight W [..., N, K] stands in the file as up to three tensors (experts/layout.py):
+A quantised weight W [..., N, K] stands in the file as up to three tensors (quantisation/layout.py):
 
     W                   codes, in the format's own dtype, two to a byte for 4-bit codes
     W_scale             a scale for each block
@@ -20,9 +20,9 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts import bf16, fp8, mxfp4, nvfp4
-from sglang_dspark.experts.formats import dequantise, expert_format, quantise
-from sglang_dspark.experts.layout import Quantised
+from sglang_dspark.quantisation import bf16, fp8, mxfp4, nvfp4
+from sglang_dspark.quantisation.formats import dequantise, expert_format, quantise
+from sglang_dspark.quantisation.layout import Quantised
 
 CONFIG_KEY = "expert_format"
 UNQUANTISED = bf16.NAME

@@ -11,14 +11,14 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_dspark.experts.layout import (
+from sglang_dspark.quantisation.layout import (
     TINY,
     Quantised,
     check_part,
     check_weights,
     largest,
 )
-from sglang_dspark.experts.minifloat import E4M3_MAX, round_e4m3
+from sglang_dspark.quantisation.minifloat import E4M3_MAX, round_e4m3
 
 NAME = "fp8"
 BLOCK = 128

@@ -15,8 +15,8 @@ from sglang_dspark.drafter import load_drafter, save_drafter
 from sglang_dspark.drafter.checkpoint import read_tensors
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts import FORMATS, dequantise, quantise
-from sglang_dspark.experts.checkpoint import expert_names, quantise_tensors, restore_tensors
+from sglang_dspark.quantisation import FORMATS, dequantise, quantise
+from sglang_dspark.quantisation.checkpoint import expert_names, quantise_tensors, restore_tensors
 from sglang_dspark.serving.moe_checkpoint import moe_shapes
 from tests.drafter.helpers import tiny_drafter
 

@@ -10,8 +10,8 @@ from dataclasses import dataclass
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts import bf16, fp8, mxfp4, nvfp4
-from sglang_dspark.experts.layout import Quantised
+from sglang_dspark.quantisation import bf16, fp8, mxfp4, nvfp4
+from sglang_dspark.quantisation.layout import Quantised
 
 
 @dataclass(frozen=True)
