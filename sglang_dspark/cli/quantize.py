@@ -56,9 +56,13 @@ def quantize(
     key = {} if bare else {checkpoint.CONFIG_KEY: format_name}
     write_checkpoint(out, quantised, raw | key)
     write_json(out / RECORD, _record(source, format_name, tensors, quantised))
-    before, after = (checkpoint.bytes_of(t) / 1e6 for t in (tensors, quantised))
-    print(f"{out}: {format_name} experts, {after:.1f} MB (from {before:.1f} MB)")
-    if (source / "sts.json").exists():
+    sizes = (checkpoint.bytes_of(each) / 1e6 for each in (tensors, quantised))
+    _say(out, format_name, *sizes, calibrated=(source / "sts.json").exists())
+
+
+def _say(out: Path, name: str, before: float, after: float, *, calibrated: bool) -> None:
+    print(f"{out}: {name} experts, {after:.1f} MB (from {before:.1f} MB)")
+    if calibrated:
         print(f"its confidence is not calibrated yet: dspark calibrate --drafter {out}")
 
 
