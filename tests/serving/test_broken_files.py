@@ -87,7 +87,7 @@ def test_broken_calibrations_are_refused(tmp_path: Path) -> None:
 
     def read(path: Path) -> None:
         sts = read_sts(path, gamma=3)
-        tables = [sts.table(heat).followed for heat in (0.0, 1.0)]
+        tables = [sts.table(temperature).followed for temperature in (0.0, 1.0)]
         online = OnlineCalibration(tables, pool_rows=4)
         rows = np.zeros(1, np.int64)
         out = np.empty((1, 3), np.float32)
