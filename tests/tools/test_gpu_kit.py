@@ -16,13 +16,14 @@ import pytest
 from tools.gpu.kit import runner
 from tools.gpu.kit.stages import STAGES, Stage
 
+pytestmark = pytest.mark.xdist_group("gpu-kit")  # one dry run for all
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "tools" / "gpu"
 
 
 def kit(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
-        [KIT / "run", "--out", out, *words],
+        [KIT / "run", "--out", out, "--stamps", out.parent / "stamps", *words],
         cwd=out.parent,
         env={**os.environ, "PYTHON": sys.executable},
         capture_output=True,
@@ -44,7 +45,7 @@ def test_every_stage_leaves_a_result_file(results: dict[str, dict[str, Any]]) ->
     assert set(results) == {stage.name for stage in STAGES}
     for name, found in results.items():
         assert found["command"] == f"tools/gpu/run {name}"
-        assert found["commit"]
+        assert found["commit"] == "abc1234"
         assert found["incomplete"] is None
         assert found["device"]
 

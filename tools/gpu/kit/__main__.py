@@ -20,6 +20,9 @@ def main() -> int:
     parser.add_argument(
         "--out", type=Path, default=os.environ.get("OUT"), help="folder for the results; or $OUT"
     )
+    parser.add_argument(
+        "--stamps", type=Path, default=ROOT / "runs" / "gpu", help="folder of what was run before"
+    )
     parser.add_argument("--commit", default=None, help="of the tree, where there is no git")
     options = parser.parse_args()
     known = {stage.name: stage for stage in STAGES}
@@ -28,9 +31,8 @@ def main() -> int:
             print(f"kit: no stage {name}; there are {', '.join(known)}", file=sys.stderr)
             return 2
     chosen = [stage for stage in STAGES if not options.stages or stage.name in options.stages]
-    kept = ROOT / "runs" / "gpu"
-    out = kept / "results" if options.out is None else Path(options.out)
-    failed = run_stages(chosen, kept, out, options.commit or _commit())
+    out = options.stamps / "results" if options.out is None else Path(options.out)
+    failed = run_stages(chosen, options.stamps, out, options.commit or _commit())
     if failed:
         print(f"kit: failed: {', '.join(failed)}; run them again by name", file=sys.stderr)
     return 1 if failed else 0

@@ -135,6 +135,6 @@ def _document(stage: Stage, done: Ended, origin: Mapping[str, str]) -> dict[str,
 
 def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f"{path.name}.tmp")
+    partial = path.with_name(f".{path.name}.{os.getpid()}")
     partial.write_text(text, encoding="utf-8")
     partial.replace(path)
