@@ -59,8 +59,7 @@ def compiled(given: tuple[str, ...], logits: str, capability: int) -> dict[str, 
     ptx = made.asm["ptx"]
     return {
         "shared": made.metadata.shared,
-        "spilled": made.asm["ptx"].count(".local"),
-        "atomics": ptx.count("atom.") + ptx.count("atom.acq_rel"),
+        "atomics": ptx.count("atom.global.gpu.acq_rel.add"),
         "code": len(made.asm["cubin"]),
     }
 
