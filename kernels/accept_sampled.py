@@ -108,6 +108,20 @@ def accept_triton(given: Windows, arrivals: Tensor | None = None, how: Tiling = 
     return found
 
 
+def runs_on(device: torch.device) -> bool:
+    """Whether Triton runs there: on a GPU, and anywhere in its interpreter."""
+    return device.type == "cuda" or bool(triton.knobs.runtime.interpret)
+
+
+def why_not(given: Windows) -> str | None:
+    """What of a step `accept_triton` refuses; None if nothing."""
+    try:
+        _check(given, None)
+    except ValueError as error:
+        return str(error)
+    return None
+
+
 def _launch(
     given: Windows, findings: Tensor, arrivals: Tensor, found: Outcome, how: Tiling
 ) -> None:
@@ -278,7 +292,10 @@ def _kept(
         most, limit, floor = _settings(cuts, r, active, mass, rows)
         key = tl.zeros([rows], tl.int32)
         if cuts[0] is not None or cuts[1] is not None:
-            key = threshold(logits, base, active, temperature, top, most, limit, vocab, rows, block)
+            searched = active & ((most < vocab) | (limit < float("inf")))
+            key = threshold(
+                logits, base, searched, temperature, top, most, limit, vocab, rows, block
+            )
         raised = floor > key
         key = tl.maximum(key, floor)
         above, mass, equal, lower, own = tally(

@@ -1,5 +1,5 @@
-"""The outcome of `kernels.accept_sampled` by the pure rules of `verify/`, and which uniforms are too
-near a boundary to tell."""
+"""The outcome of `kernels.accept_sampled` by the pure rules of `verify/`, and which uniforms are
+too near a boundary to tell."""
 
 from __future__ import annotations
 
