@@ -17,7 +17,6 @@ at 256 requests of 8 rows. Probabilities in torch take 4 * V bytes a row, severa
 
 from __future__ import annotations
 
-from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
@@ -34,40 +33,9 @@ from sglang_dspark.kernels.accept_rows import (
     threshold,
     weight_of,
 )
+from sglang_dspark.kernels.accept_windows import Windows, check
 
-_LOGITS = (torch.float32, torch.bfloat16, torch.float16)
 _FINDINGS = 8  # float64 that a row leaves for the draw
-
-
-@dataclass(frozen=True)
-class Windows:
-    """A step's windows. Values are not looked at; settings that are None apply to no request.
-
-    drafts: [R, gamma] int64. lengths: [R] int32 or int64, drafts verified, 0..gamma. logits:
-    [R * (gamma + 1), V] float32, bfloat16 or float16. temperatures: [R] float32 > 0; greedy
-    requests may have any. accept_uniforms: [R, gamma], bonus_uniforms: [R], float64 in [0, 1).
-    top_k: [R] int32 or int64 >= 1. top_p: [R] float32, from 1 on nothing is cut. min_p: [R] float32
-    in [0, 1]. draft_logits: [R, gamma, V] that drafts were drawn from at draft_temperatures [R]
-    float32 > 0, both None for drafts that are an argmax. greedy: [R] bool, requests that take the
-    argmax. seeds: [R] int64 and anchors: [R] int64, positions of the anchors, for the requests that
-    seeded [R] bool names.
-    """
-
-    drafts: Tensor
-    lengths: Tensor
-    logits: Tensor
-    temperatures: Tensor
-    accept_uniforms: Tensor
-    bonus_uniforms: Tensor
-    top_k: Tensor | None = None
-    top_p: Tensor | None = None
-    min_p: Tensor | None = None
-    draft_logits: Tensor | None = None
-    draft_temperatures: Tensor | None = None
-    greedy: Tensor | None = None
-    seeded: Tensor | None = None
-    seeds: Tensor | None = None
-    anchors: Tensor | None = None
 
 
 class Outcome(NamedTuple):
@@ -96,7 +64,7 @@ def accept_triton(given: Windows, arrivals: Tensor | None = None, how: Tiling = 
     shared by launches that overlap; None: made here.
     Raises ValueError on shapes or types that do not fit.
     """
-    _check(given, arrivals)
+    check(given, arrivals)
     requests, gamma = given.drafts.shape
     device = given.drafts.device
     if arrivals is None:
@@ -111,15 +79,6 @@ def accept_triton(given: Windows, arrivals: Tensor | None = None, how: Tiling = 
 def runs_on(device: torch.device) -> bool:
     """Whether Triton runs there: on a GPU, and anywhere in its interpreter."""
     return device.type == "cuda" or bool(triton.knobs.runtime.interpret)
-
-
-def why_not(given: Windows) -> str | None:
-    """What of a step `accept_triton` refuses; None if nothing."""
-    try:
-        _check(given, None)
-    except ValueError as error:
-        return str(error)
-    return None
 
 
 def _launch(
@@ -155,41 +114,6 @@ def _launch(
         block=min(how.block, triton.next_power_of_2(vocab)),
         num_warps=how.num_warps,
     )
-
-
-def _check(given: Windows, arrivals: Tensor | None) -> None:
-    if given.drafts.dim() != 2 or given.logits.dim() != 2:
-        raise ValueError("accept: drafts must be [R, gamma], logits [R * (gamma + 1), V]")
-    requests, gamma = given.drafts.shape
-    vocab = given.logits.shape[1]
-    integer, real, flag = (torch.int32, torch.int64), (torch.float32,), (torch.bool,)
-    per_request: dict[str, tuple[torch.dtype, ...]] = {
-        "lengths": integer, "temperatures": real, "bonus_uniforms": (torch.float64,),
-        "top_k": integer, "top_p": real, "min_p": real, "draft_temperatures": real,
-        "greedy": flag, "seeded": flag, "seeds": (torch.int64,), "anchors": integer,
-    }  # fmt: skip
-    wanted = {name: ((requests,), types) for name, types in per_request.items()}
-    wanted["drafts"] = ((requests, gamma), (torch.int64,))
-    wanted["accept_uniforms"] = ((requests, gamma), (torch.float64,))
-    wanted["logits"] = ((requests * (gamma + 1), vocab), _LOGITS)
-    wanted["draft_logits"] = ((requests, gamma, vocab), _LOGITS)
-    for name, (shape, types) in wanted.items():
-        part = getattr(given, name)
-        if part is None:
-            continue
-        if tuple(part.shape) != shape or part.dtype not in types:
-            expected = " or ".join(str(each).removeprefix("torch.") for each in types)
-            found = f"{list(part.shape)} {part.dtype}".replace("torch.", "")
-            raise ValueError(f"accept: {name} must be {list(shape)} {expected}, found {found}")
-        strided = name in ("logits", "draft_logits") and part.stride(-1) == 1
-        if not (strided or part.is_contiguous()):
-            raise ValueError(f"accept: {name} must be contiguous")
-    if (given.draft_logits is None) != (given.draft_temperatures is None):
-        raise ValueError("accept: draft_logits and draft_temperatures come together")
-    if len({part is None for part in (given.seeded, given.seeds, given.anchors)}) > 1:
-        raise ValueError("accept: seeded, seeds and anchors come together")
-    if arrivals is not None and (len(arrivals) < requests or arrivals.dtype != torch.int32):
-        raise ValueError(f"accept: arrivals must be [{requests}] int32 or longer")
 
 
 @triton.jit
@@ -257,10 +181,16 @@ def _judge(
     )
     uniform = tl.load(accept_uniforms + r * gamma + place, mask=verified, other=1.0)
     kept = tl.where(choice < 0, uniform * proposed < own / mass, choice == token)
+    _note(at, active, kept, choice, top, 1.0 / mass, key, room, draft_top, draft_inverse)
+
+
+@triton.jit
+def _note(at, active, kept, choice, top, inverse, key, room, draft_top, draft_inverse):
+    """A row's findings, all of which float64 holds exactly."""
     tl.store(at, kept.to(tl.float64), mask=active)
     tl.store(at + 1, choice.to(tl.float64), mask=active)
     tl.store(at + 2, top.to(tl.float64), mask=active)
-    tl.store(at + 3, 1.0 / mass, mask=active)
+    tl.store(at + 3, inverse, mask=active)
     tl.store(at + 4, key.to(tl.float64), mask=active)
     tl.store(at + 5, room.to(tl.float64), mask=active)
     tl.store(at + 6, draft_top.to(tl.float64), mask=active)

@@ -15,17 +15,19 @@ from collections.abc import Callable
 from dataclasses import replace
 from importlib import import_module
 from types import SimpleNamespace
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from sglang_dspark.benchmarks.accept_shapes import step
 from sglang_dspark.benchmarks.admission import microseconds
-from sglang_dspark.kernels.accept_sampled import Windows, accept_triton
+from sglang_dspark.kernels.accept_sampled import accept_triton
+from sglang_dspark.kernels.accept_windows import Windows
 
 SHAPES = ((1, 7), (16, 7), (64, 7), (256, 7))
 VOCAB = 151_936
-CUTS = {"none": {}, "top-k": {"top_k": 50}, "top-p": {"top_p": 0.9}}
+CUTS: dict[str, dict[str, Any]] = {"none": {}, "top-k": {"top_k": 50}, "top-p": {"top_p": 0.9}}
 Call = Callable[[], Tensor]
 
 

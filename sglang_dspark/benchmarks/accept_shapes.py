@@ -8,7 +8,7 @@ from dataclasses import fields
 import torch
 from torch import Tensor
 
-from sglang_dspark.kernels.accept_sampled import Windows
+from sglang_dspark.kernels.accept_windows import Windows
 
 VOCABULARIES = (2, 3, 5, 11, 17, 33, 64, 65, 101, 127, 129, 200, 257, 333, 511, 700)
 TYPES = (torch.float32, torch.bfloat16, torch.float16)
@@ -95,4 +95,5 @@ def _settings(
 def on(given: Windows, device: str) -> Windows:
     """The same step on a device."""
     parts = {f.name: getattr(given, f.name) for f in fields(given)}
-    return Windows(**{k: None if part is None else part.to(device) for k, part in parts.items()})
+    there = {name: part.to(device) for name, part in parts.items() if part is not None}
+    return Windows(**there)

@@ -9,7 +9,7 @@ from types import ModuleType
 import torch
 from torch import Tensor
 
-from sglang_dspark.kernels.accept_sampled import Windows
+from sglang_dspark.kernels.accept_windows import Windows
 from sglang_dspark.verify import greedy, rejection, sampling, seeded
 from sglang_dspark.verify.acceptance import Acceptance
 

@@ -21,7 +21,8 @@ from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from sglang_dspark.benchmarks.accept_shapes import step, steps
-from sglang_dspark.kernels.accept_sampled import Tiling, Windows, accept_triton
+from sglang_dspark.kernels.accept_sampled import Tiling, accept_triton
+from sglang_dspark.kernels.accept_windows import Windows
 from tests.kernels.accept_reference import law, reference, undecided
 
 TILINGS = (Tiling(8, 256), Tiling(16, 1024), Tiling(2, 64), Tiling(1, 256))

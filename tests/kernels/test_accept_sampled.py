@@ -16,7 +16,8 @@ import pytest
 import torch
 
 from sglang_dspark.benchmarks.accept_shapes import step, steps
-from sglang_dspark.kernels.accept_sampled import Windows, accept_triton
+from sglang_dspark.kernels.accept_sampled import accept_triton
+from sglang_dspark.kernels.accept_windows import Windows
 from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.processes import ROOT, output_of
 
