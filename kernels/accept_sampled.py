@@ -126,6 +126,8 @@ def _accept_kernel(
     group, place = tl.program_id(0), tl.program_id(1)
     r = (group * rows + tl.arange(0, rows)).to(tl.int64)
     length = tl.load(lengths + r, mask=r < requests, other=-1).to(tl.int32)
+    # A length that cannot be must not be an address that cannot be.
+    length = tl.where(r < requests, tl.minimum(tl.maximum(length, 0), gamma), -1)
     target = (logits, temperatures, row_stride, vocab)
     draft = (draft_logits, draft_temperatures, draft_stride, draft_row_stride)
     cuts = (top_k, top_p, min_p)

@@ -99,6 +99,7 @@ def by_hand() -> dict[str, tuple[Windows, int, int]]:
         "the draft's temperature keeps the draft": (warm, 1, 1),
         "a correction lacks what the draft has too often": (sure, 0, 1),
         "a draft that was not verified is not kept": (unread, 0, 1),
+        "a length below 0 is 0": (replace(unread, lengths=torch.tensor([-1])), 0, 1),
         "a seed's own draft is kept": (
             one([same] * 2, [SEEDED[0]], 0.5, 0.5, **seed),
             1,

@@ -10,8 +10,9 @@ HEAD = """\
 
 On an NVIDIA GPU `--speculative-algorithm DSPARK` schedules by confidence as on a CPU, by the same
 planner, guard and calibration. SGLang's own worker, attention backends and graphs do the work, and
-its accept rules where they keep plain decoding's law; which drafts are made and verified is ours.
-Step times are measured at the first start, a captured graph at a time. **None of this has run on a
+its accept rules where they keep plain decoding's distribution; which drafts are made and verified
+is ours. Step times are measured at the first start, a captured graph at a time.
+**None of this has run on a
 GPU yet.** It is rehearsed in real servers on a CPU (`tests/rehearsal`), where everything but the
 device itself is what a GPU would run.
 
@@ -49,11 +50,16 @@ RULES = {
 }
 TAIL = """
 A step whose requests ask for none of this costs what it did. Nothing is read back from the device.
+Our accept rule there is one Triton launch without a tensor of probabilities
+(`kernels/accept_sampled.py`), interpreted and compiled for sm_80, sm_90 and sm_100, never run on a
+GPU. What it refuses is accepted in torch, which one line of the log says.
+`python -m sglang_dspark.benchmarks.accept` times it beside SGLang's operator where there is a GPU.
+
 Where every draft is verified all of it is SGLang's: penalties and seeds have no effect, and min-p,
-or top-k beside top-p, is another law than plain decoding's. Plain decoding on a GPU ignores seeds
-without `--enable-deterministic-inference`; with min-p its FlashInfer sampler normalises between
-top-k and top-p for the whole batch, and under the overlap loop its penalties lag a token behind.
-Neither is copied.
+or top-k beside top-p, is another distribution than plain decoding's. Plain decoding on a GPU
+ignores seeds without `--enable-deterministic-inference`; with min-p its FlashInfer sampler
+normalises between top-k and top-p for the whole batch, and under the overlap loop its penalties
+lag a token behind. Neither is copied.
 
 ## What no rehearsal reaches
 
