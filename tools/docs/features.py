@@ -49,6 +49,11 @@ RULES = {
 }
 TAIL = """
 A step whose requests ask for none of this costs what it did. Nothing is read back from the device.
+Our accept rule there is one Triton launch without a tensor of probabilities
+(`kernels/accept_sampled.py`), interpreted and compiled for sm_80, sm_90 and sm_100, never run on a
+GPU. What it refuses is accepted in torch, which one line of the log says.
+`python -m sglang_dspark.benchmarks.accept` times it beside SGLang's operator where there is a GPU.
+
 Where every draft is verified all of it is SGLang's: penalties and seeds have no effect, and min-p,
 or top-k beside top-p, is another distribution than plain decoding's. Plain decoding on a GPU
 ignores seeds without `--enable-deterministic-inference`; with min-p its FlashInfer sampler

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
 from sglang_dspark.schedule.online import LOGIT_LIMIT
-from sglang_dspark.serving.step.accept import accept
+from sglang_dspark.serving.cuda.accept import StepAccept
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
@@ -55,6 +55,7 @@ class GraphDevice:
         self._slots = ragged_capture_max_slots(model_runner=worker.model_runner) or 0
         self._worker, self._executor = worker, worker._verify_executor
         self._epilogue = self._executor.verify_epilogue is not None
+        self._by_our_rule = StepAccept()
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
         """None: a captured graph is the short way."""
@@ -146,7 +147,7 @@ class GraphDevice:
 
         batch, block, layout = asked.batch, asked.proposal.draft_block, asked.layout
         assert layout is not None, "passes here have a layout"
-        outcome = accept(
+        outcome = self._by_our_rule(
             asked.ids,
             layout.verify_lens,
             verified.outputs.next_token_logits,

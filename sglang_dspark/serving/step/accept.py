@@ -45,8 +45,8 @@ def accept(
         draft_probs=_draft_probs(draft_block),
         target_probs=probs,
         # float64: of float32 uniforms one in 2^24 is 0, which accepts a draft of any probability.
-        accept_uniforms=_uniforms(requests, width - 1, like=logits),
-        bonus_uniforms=_uniforms(requests, like=logits),
+        accept_uniforms=uniforms(requests, width - 1, like=logits),
+        bonus_uniforms=uniforms(requests, like=logits),
         verify_lens=limits,
         checked=False,
     )
@@ -108,5 +108,6 @@ def _draft_probs(draft_block: Any) -> Tensor | None:
     return torch.softmax(draft_block.corrected_logits.float() / temperature, dim=-1)
 
 
-def _uniforms(*shape: int, like: Tensor) -> Tensor:
+def uniforms(*shape: int, like: Tensor) -> Tensor:
+    """float64 in [0, 1) on the device of `like`."""
     return torch.rand(*shape, dtype=torch.float64, device=like.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from tests.mutants.catalogue import (
+    accept_operator,
     calibration,
     command_line,
     evaluation,
@@ -27,6 +28,7 @@ ALL: tuple[Mutant, ...] = (
     *experts.MUTANTS,
     *DRAFT_LAW,
     *sampling.MUTANTS,
+    *accept_operator.MUTANTS,
     *scheduling.MUTANTS,
     *calibration.MUTANTS,
     *training.MUTANTS,

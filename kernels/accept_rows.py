@@ -1,0 +1,219 @@
+"""What `accept_sampled.py` finds in a row of logits, a tile at a time: softmax, cuts, draws.
+
+Nothing of the vocabulary's size is kept: each pass reads the logits again and forms the weights
+w = exp(x / T - max), whose bit patterns, as integers, have their order. So top-k and top-p are one
+threshold, found bit by bit, each by one count and one sum over the row (as the K-th largest key in
+`admission.py`); what equals it stays from the lowest token id on, as far as there is room.
+
+Functions work on several rows at once, [rows, block] a tile, so that the interpreter is fast on
+short rows; on a GPU a program has one row. Sums over tokens are float64, w is float32.
+"""
+
+from __future__ import annotations
+
+import triton
+import triton.language as tl
+
+
+@triton.jit
+def scaled(logits, base, active, temperature, at, vocab, block: tl.constexpr):
+    """x / T [rows, block] float32 of tokens at, at + 1, ...; -inf where there is none."""
+    token = at + tl.arange(0, block)
+    inside = active[:, None] & (token < vocab)[None, :]
+    x = tl.load(logits + base[:, None] + token[None, :], mask=inside, other=0.0).to(tl.float32)
+    x = tl.div_rn(x, tl.broadcast_to(temperature[:, None], x.shape))
+    return tl.where(inside, x, float("-inf"))
+
+
+@triton.jit
+def softmax(logits, base, active, temperature, vocab, rows: tl.constexpr, block: tl.constexpr):
+    """Of each row: max of x / T, sum of w (float64), the first token that has the max."""
+    top = tl.full([rows], float("-inf"), tl.float32)
+    total = tl.zeros([rows], tl.float64)
+    likeliest = tl.zeros([rows], tl.int32)
+    for at in range(0, vocab, block):
+        x = scaled(logits, base, active, temperature, at, vocab, block)
+        high, place = tl.max(x, 1, return_indices=True)
+        likeliest = tl.where(high > top, at + place, likeliest)
+        both = tl.maximum(top, high)
+        finite = tl.where(both == float("-inf"), 0.0, both)
+        own = tl.sum(tl.exp(x - finite[:, None]).to(tl.float64), 1)
+        total = total * tl.exp(top - finite).to(tl.float64) + own
+        top = both
+    return tl.where(top == float("-inf"), 0.0, top), total, likeliest
+
+
+@triton.jit
+def threshold(
+    logits, base, active, temperature, top, top_k, limit, vocab,
+    rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """The largest key that top_k tokens reach, or more weight than `limit`: 0 if none does.
+
+    With it and the tokens above it the likelier ones are complete: what is below has top_k tokens
+    or more than `limit` in front of it.
+    """
+    key = tl.zeros([rows], tl.int32)
+    bits = 30 * tl.max(active.to(tl.int32), 0)  # w <= 1, whose pattern has 30 bits
+    for step in range(0, bits):
+        trial = key | (1 << (29 - step))
+        count = tl.zeros([rows], tl.int32)
+        mass = tl.zeros([rows], tl.float64)
+        for at in range(0, vocab, block):
+            x = scaled(logits, base, active, temperature, at, vocab, block)
+            w = tl.exp(x - top[:, None])
+            reaches = w.to(tl.int32, bitcast=True) >= trial[:, None]
+            count += tl.sum(reaches.to(tl.int32), 1)
+            mass += tl.sum(tl.where(reaches, w, 0.0).to(tl.float64), 1)
+        key = tl.where((count >= top_k) | (mass > limit), trial, key)
+    return key
+
+
+@triton.jit
+def tally(
+    logits, base, active, temperature, top, key, token, vocab,
+    rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """Tokens above the key and their weight (float64), tokens that equal it, how many of those are
+    lower than `token`, and the token's own w."""
+    above = tl.zeros([rows], tl.int32)
+    mass = tl.zeros([rows], tl.float64)
+    equal = tl.zeros([rows], tl.int32)
+    lower = tl.zeros([rows], tl.int32)
+    own = tl.zeros([rows], tl.float32)
+    for at in range(0, vocab, block):
+        x = scaled(logits, base, active, temperature, at, vocab, block)
+        w = tl.exp(x - top[:, None])
+        bits = w.to(tl.int32, bitcast=True)
+        larger = bits > key[:, None]
+        same = (bits == key[:, None]).to(tl.int32)
+        above += tl.sum(larger.to(tl.int32), 1)
+        mass += tl.sum(tl.where(larger, w, 0.0).to(tl.float64), 1)
+        equal += tl.sum(same, 1)
+        behind = (at + tl.arange(0, block))[None, :] - token[:, None]
+        lower += tl.sum(tl.where(behind < 0, same, 0), 1)
+        own += tl.sum(tl.where(behind == 0, w, 0.0), 1)
+    return above, mass, equal, lower, own
+
+
+@triton.jit
+def weight_of(logits, base, known, temperature, top, token):
+    """w [rows] float32 of one token of each row, 0 where it is not known."""
+    x = tl.load(logits + base + token, mask=known, other=0.0).to(tl.float32)
+    return tl.where(known, tl.exp(tl.div_rn(x, temperature) - top), 0.0)
+
+
+@triton.jit
+def room_at(key, above, mass, equal, top_k, limit):
+    """How many tokens that equal the key stay: those with fewer than top_k tokens and at most
+    `limit` of weight in front."""
+    w = key.to(tl.float32, bitcast=True).to(tl.float64)
+    by_mass = tl.where(w > 0, (limit - mass) / tl.where(w > 0, w, 1.0), float("inf"))
+    by_mass = tl.minimum(tl.maximum(by_mass, 0.0), equal.to(tl.float64))
+    return tl.minimum(tl.minimum(top_k - above, by_mass.to(tl.int32) + 1), equal)
+
+
+@triton.jit
+def law_tile(law, active, seen, at, vocab, cut: tl.constexpr, block: tl.constexpr):
+    """p [rows, block] float64 behind the cuts, and tokens that equalled the key up to here.
+
+    law: logits, base, temperature, max, 1 / sum of the kept weights, key and room of each row.
+    """
+    logits, base, temperature, top, inverse, key, room = law
+    w = tl.exp(scaled(logits, base, active, temperature, at, vocab, block) - top[:, None])
+    if cut:
+        bits = w.to(tl.int32, bitcast=True)
+        same = (bits == key[:, None]).to(tl.int32)
+        rank = seen[:, None] + tl.cumsum(same, 1)  # from 1, by token
+        stays = (bits > key[:, None]) | ((same > 0) & (rank <= room[:, None]))
+        w = tl.where(stays, w, 0.0)
+        seen += tl.sum(same, 1)
+    return w.to(tl.float64) * inverse[:, None], seen
+
+
+@triton.jit
+def residual_tile(p, rest, rejected, at, vocab, block: tl.constexpr):
+    """max(p - p_d, 0) of the rejected rows, p of the others.
+
+    rest: the draft's logits, base, temperature, max and 1 / sum; or None and the drafts, of which
+    each is its law's only token.
+    """
+    logits, base, temperature, top, inverse = rest
+    if logits is None:
+        token = at + tl.arange(0, block)
+        left = tl.where(rejected[:, None] & (token[None, :] == base[:, None]), 0.0, p)
+    else:
+        w = tl.exp(scaled(logits, base, rejected, temperature, at, vocab, block) - top[:, None])
+        left = tl.maximum(p - w.to(tl.float64) * inverse[:, None], 0.0)
+    return left
+
+
+@triton.jit
+def draw(
+    law, active, rest, rejected, uniform, vocab,
+    cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """A token of each row by the inverse CDF in token order: of the residual where the draft was
+    rejected, of p where it was not or where rounding leaves no residual."""
+    left, whole = tl.zeros([rows], tl.float64), tl.zeros([rows], tl.float64)
+    seen = tl.zeros([rows], tl.int32)
+    for at in range(0, vocab, block):
+        p, seen = law_tile(law, active, seen, at, vocab, cut, block)
+        left += tl.sum(residual_tile(p, rest, rejected, at, vocab, block), 1)
+        whole += tl.sum(p, 1)
+    rejected &= left > 0
+    goal = uniform * tl.where(rejected, left, whole)
+    below, seen = tl.zeros([rows], tl.float64), tl.zeros([rows], tl.int32)
+    found = tl.full([rows], 2147483647, tl.int32)
+    last = tl.zeros([rows], tl.int32)
+    for at in range(0, vocab, block):
+        p, seen = law_tile(law, active, seen, at, vocab, cut, block)
+        p = tl.where(rejected[:, None], residual_tile(p, rest, rejected, at, vocab, block), p)
+        token = at + tl.arange(0, block)[None, :]
+        reached = (p > 0) & (below[:, None] + tl.cumsum(p, 1) > goal[:, None])
+        found = tl.minimum(found, tl.min(tl.where(reached, token, 2147483647), 1))
+        last = tl.maximum(last, tl.max(tl.where(p > 0, token, 0), 1))
+        below += tl.sum(p, 1)
+    return tl.minimum(found, last)  # uniform * total may round up to the total
+
+
+@triton.jit
+def race(
+    law, active, seed, position, vocab,
+    cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
+    """The token of least e_v / p(v): `sglang_dspark.verify.seeded`'s choice at a position."""
+    best = tl.full([rows], float("inf"), tl.float64)
+    choice = tl.zeros([rows], tl.int32)
+    seen = tl.zeros([rows], tl.int32)
+    for at in range(0, vocab, block):
+        p, seen = law_tile(law, active, seen, at, vocab, cut, block)
+        arrival = waits(seed, position, at + tl.arange(0, block)) / tl.where(p > 0, p, 1.0)
+        first, place = tl.min(tl.where(p > 0, arrival, float("inf")), 1, return_indices=True)
+        choice = tl.where(first < best, at + place, choice)
+        best = tl.minimum(best, first)
+    return choice
+
+
+@triton.jit
+def waits(seed, position, token):
+    """e_v [rows, block] float64 of seed, position [rows] int64 and token [block]: -log of
+    MurmurHash3 over their words, as `sglang_dspark.verify.seeded.waits`."""
+    state = _mixed(seed.to(tl.uint32) * 0, seed.to(tl.uint32))
+    state = _mixed(state, (seed >> 32).to(tl.uint32))
+    state = _mixed(state, position.to(tl.uint32))
+    state = _mixed(state[:, None], token.to(tl.uint32)[None, :]) ^ 16
+    state = (state ^ (state >> 16)) * 0x85EBCA6B
+    state = (state ^ (state >> 13)) * 0xC2B2AE35
+    hashed = (state ^ (state >> 16)).to(tl.float64)
+    wait = -tl.log(hashed / 4294967295.0)
+    return tl.minimum(tl.maximum(wait, 2.3283064365386963e-10), 1.7976931348623157e308)
+
+
+@triton.jit
+def _mixed(state, word):
+    """A 32-bit state takes up a word."""
+    word = word * 0xCC9E2D51
+    word = ((word << 15) | (word >> 17)) * 0x1B873593
+    state = state ^ word
+    return ((state << 13) | (state >> 19)) * 5 + 0xE6546B64

@@ -1,0 +1,99 @@
+"""Steps of odd shapes for `kernels.accept_sampled`, the same for its tests and its benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import fields
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.kernels.accept_windows import Windows
+
+VOCABULARIES = (2, 3, 5, 11, 17, 33, 64, 65, 101, 127, 129, 200, 257, 333, 511, 700)
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
+
+
+def steps(count: int, seed: int, device: str = "cpu") -> Iterator[Windows]:
+    """`count` steps of 1 to 9 requests and 1 to 7 drafts; `turn` chooses what they ask for."""
+    generator = torch.Generator().manual_seed(seed)
+    for turn in range(count):
+        yield step(
+            generator,
+            requests=1 + turn % 9,
+            gamma=1 + turn % 7,
+            vocab=VOCABULARIES[turn % len(VOCABULARIES)],
+            turn=turn * 37 % 251,
+            device=device,
+        )
+
+
+def step(
+    generator: torch.Generator,
+    requests: int,
+    gamma: int,
+    vocab: int,
+    turn: int,
+    device: str = "cpu",
+) -> Windows:
+    """One step. turn chooses by its bits and remainders: coarse logits (ties), cuts, draft, types.
+
+    Drafts are drawn near the target, so that about half are accepted; behind a request's verified
+    rows stands what must not be read.
+    """
+    logits = 2 * torch.randn(requests, gamma + 1, vocab, generator=generator)
+    near = logits[:, :gamma] + torch.randn(requests, gamma, vocab, generator=generator)
+    if turn & 1:
+        logits, near = torch.round(logits), torch.round(near)  # ties
+    kind = TYPES[turn % 3]
+    temperatures = 0.5 + torch.rand(requests, generator=generator)
+    draft_temperatures = 0.5 + torch.rand(requests, generator=generator)
+    dense = turn % 5 != 4
+    law = (near.to(kind).float() / draft_temperatures[:, None, None]).softmax(-1)
+    drawn = torch.multinomial(law.view(-1, vocab), 1, generator=generator).view(requests, gamma)
+    lengths = torch.randint(0, gamma + 1, (requests,), generator=generator).int()
+    behind = torch.arange(gamma + 1) > lengths[:, None]
+    logits[behind] = torch.nan
+    extra = _settings(generator, requests, vocab, turn)
+    if dense:
+        extra |= {"draft_logits": near.to(kind), "draft_temperatures": draft_temperatures}
+    given = Windows(
+        drafts=drawn if dense else near.argmax(-1),
+        lengths=lengths,
+        logits=logits.to(kind).view(-1, vocab),
+        temperatures=temperatures,
+        accept_uniforms=torch.rand(requests, gamma, generator=generator, dtype=torch.float64),
+        bonus_uniforms=torch.rand(requests, generator=generator, dtype=torch.float64),
+        **extra,
+    )
+    return on(given, device)
+
+
+def _settings(
+    generator: torch.Generator, requests: int, vocab: int, turn: int
+) -> dict[str, Tensor]:
+    """Cuts, greedy requests and seeds in turn; in each cut some requests are not cut."""
+    found: dict[str, Tensor] = {}
+    free = torch.rand(requests, generator=generator) < 0.2
+    if turn & 2:
+        k = torch.randint(1, vocab + 2, (requests,), generator=generator)
+        found["top_k"] = k.masked_fill(free, 1 << 30).int()
+    if turn & 4:
+        p = 0.3 + 0.69 * torch.rand(requests, generator=generator)
+        found["top_p"] = p.masked_fill(free, 1.0)
+    if turn & 8:
+        found["min_p"] = (0.3 * torch.rand(requests, generator=generator)).masked_fill(free, 0.0)
+    if turn % 4 == 1:
+        found["greedy"] = torch.rand(requests, generator=generator) < 0.3
+    if turn % 3 == 2:
+        found["seeded"] = torch.rand(requests, generator=generator) < 0.6
+        found["seeds"] = torch.randint(-(2**63), 2**63 - 1, (requests,), generator=generator)
+        found["anchors"] = torch.randint(0, 1 << 20, (requests,), generator=generator)
+    return found
+
+
+def on(given: Windows, device: str) -> Windows:
+    """The same step on a device."""
+    parts = {f.name: getattr(given, f.name) for f in fields(given)}
+    there = {name: part.to(device) for name, part in parts.items() if part is not None}
+    return Windows(**there)

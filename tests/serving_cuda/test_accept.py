@@ -1,0 +1,38 @@
+"""The accept rule of a GPU's steps: the operator where Triton runs, else torch, the same tokens."""
+
+from __future__ import annotations
+
+import json
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.serving.cuda.accept import StepAccept
+from sglang_dspark.serving.step.accept import accept
+from tests.kernels.processes import output_of
+from tests.serving.test_step_accept import GAMMA, batch, spread
+
+
+def test_the_operator_emits_the_tokens_of_torch() -> None:
+    report = json.loads(output_of("tests.serving_cuda.interpreted_accept").splitlines()[-1])
+    assert report["by_operator"]
+    assert len(report["different"]) == 4
+    assert not any(report["different"].values()), report["different"]
+    # What the operator refuses is done in torch, and said once.
+    assert report["torch"] == 2
+    assert len(report["told"]) == 1
+    assert "accepted in torch: accept: logits must be" in report["told"][0]
+
+
+def test_without_triton_torch_accepts() -> None:
+    """A CPU has no Triton unless interpreted: a step there is one of `step.accept`."""
+    window, lens, rows, block, info = batch(30, torch.Generator().manual_seed(3))
+    step = (window, lens, spread(rows, lens, GAMMA + 1), block, info, torch.arange(30), None)
+    torch.manual_seed(1)
+    found = StepAccept()(*step)
+    torch.manual_seed(1)
+    expected = accept(*step)
+    assert torch.equal(found.accepted, expected.accepted)
+    assert torch.equal(found.bonus, expected.bonus)
