@@ -54,6 +54,8 @@ def test_parity_is_of_all_kernels_here_too(results: dict[str, dict[str, Any]]) -
     found = results["parity"]["metrics"]
     assert found["admission"]["batches"] >= 50
     assert found["admission"]["different"] == []
+    assert found["accept"]["requests"] >= 40
+    assert found["accept"]["wrong"] == []
     assert len(found["products"]) >= 70
     assert max(found["products"].values()) < 1e-3
     assert len(found["layers"]) == 7
@@ -64,7 +66,7 @@ def test_without_a_device_nothing_is_said_to_be_measured(
 ) -> None:
     if results["device"]["device"] != "no CUDA device":
         pytest.skip("there is one")
-    for name in ("admission", "experts"):
+    for name in ("admission", "accept", "experts"):
         assert results[name]["metrics"]["measured"] is False
 
 

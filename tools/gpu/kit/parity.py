@@ -1,6 +1,7 @@
 """Every kernel against its reference, compiled on the device; in Triton's interpreter without one.
 
-Admission is compared bit for bit, grouped products and expert layers with float64 by `calc_diff`.
+Admission is compared bit for bit, sampled acceptance request by request with the pure rules, where
+rounding does not decide; grouped products and expert layers with float64 by `calc_diff`.
 Ends with status 1, after all comparisons, where one is off.
 """
 
@@ -17,9 +18,11 @@ if not torch.cuda.is_available():
 from dataclasses import replace
 from typing import Any
 
+from sglang_dspark.benchmarks.accept_shapes import on, steps
 from sglang_dspark.benchmarks.experts import correctness
 from sglang_dspark.benchmarks.grouped_shapes import KINDS, grouped_operands, grouped_shapes
 from sglang_dspark.benchmarks.shapes import batches
+from sglang_dspark.kernels.accept_sampled import Tiling, accept_triton
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
 from sglang_dspark.kernels.grouped_gemm import m_grouped_gemm_nt_contiguous
 from sglang_dspark.kernels.grouped_layout import GroupedOperands
@@ -27,8 +30,10 @@ from sglang_dspark.kernels.grouped_reference import (
     calc_diff,
     m_grouped_gemm_nt_contiguous_reference,
 )
+from tests.kernels.accept_reference import reference, undecided
 from tools.gpu.kit.device import device_name, say
 
+STEPS = {"cuda": 400, "cpu": 12}  # of sampled acceptance; interpreted each takes a second
 MOST_DIFF = 1e-3
 MOST_LAYER_DIFF = 5e-3  # activations rounded to FP8 on both sides, in another order
 
@@ -38,11 +43,14 @@ def main() -> int:
     say(device=device_name(), interpreted=device == "cpu")
     compared, different = admissions(device)
     say(admission={"batches": compared, "different": different})
+    acceptance = accepted(device, STEPS[device])
+    say(accept=acceptance)
     products = grouped(device)
     say(products=products)
     layers = correctness(device)
     say(layers=layers)
     off = [f"admission {shape}" for shape in different]
+    off += [f"accept, {name}" for name in acceptance["wrong"]]
     off += [name for name, diff in products.items() if not diff <= MOST_DIFF]
     off += [name for name, diff in layers.items() if not diff <= MOST_LAYER_DIFF]
     for name in off:
@@ -58,6 +66,22 @@ def admissions(device: str) -> tuple[int, list[list[int]]]:
         if not torch.equal(admit_triton(*case), admit_torch(*case)):
             different.append(list(case.confidence.shape))
     return count, different
+
+
+def accepted(device: str, count: int) -> dict[str, Any]:
+    """Requests of `count` odd steps, those that rounding decides, and those that are wrong."""
+    arrivals = torch.zeros(16, dtype=torch.int32, device=device)
+    how = Tiling() if device == "cuda" else Tiling(16, 256)  # interpreted, a program is slow
+    requests, near, wrong = 0, 0, []
+    for number, given in enumerate(steps(count, 0)):
+        expected = reference(given)
+        undecided_here = undecided(given, expected)
+        found = accept_triton(on(given, device), arrivals, how)
+        same = found.accepted.cpu() == expected.accepted
+        same &= found.bonus.cpu() == expected.bonus
+        wrong += [f"step {number}, request {r}" for r in (~same & ~undecided_here).nonzero()[:, 0]]
+        requests, near = requests + len(same), near + int(undecided_here.sum())
+    return {"requests": requests, "undecided": near, "wrong": wrong}
 
 
 def grouped(device: str) -> dict[str, float]:

@@ -24,7 +24,7 @@ from typing import Any, TextIO
 from tools.gpu.kit.stages import Stage
 
 ROOT = Path(__file__).resolve().parents[3]
-_CODE = ("kernels", "sglang_dspark/benchmarks", "tools/gpu/kit")
+_CODE = ("kernels", "sglang_dspark/benchmarks", "sglang_dspark/verify", "tools/gpu/kit")
 
 
 def fingerprint(root: Path = ROOT) -> str:

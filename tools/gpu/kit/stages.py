@@ -21,5 +21,6 @@ STAGES = (
     Stage("device", "tools.gpu.kit.device", 60, "versions, memory, measured ceilings"),
     Stage("parity", "tools.gpu.kit.parity", 240, "every kernel against its reference"),
     Stage("admission", "tools.gpu.kit.admission", 60, "admission beside torch's sort"),
+    Stage("accept", "tools.gpu.kit.accept", 120, "sampled acceptance beside SGLang's"),
     Stage("experts", "tools.gpu.kit.experts", 400, "expert products and layers beside their peers"),
 )
