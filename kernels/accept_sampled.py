@@ -76,11 +76,6 @@ def accept_triton(given: Windows, arrivals: Tensor | None = None, how: Tiling = 
     return found
 
 
-def runs_on(device: torch.device) -> bool:
-    """Whether Triton runs there: on a GPU, and anywhere in its interpreter."""
-    return device.type == "cuda" or bool(triton.knobs.runtime.interpret)
-
-
 def _launch(
     given: Windows, findings: Tensor, arrivals: Tensor, found: Outcome, how: Tiling
 ) -> None:
@@ -116,7 +111,7 @@ def _launch(
     )
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["requests"])  # compiled once, not for each kind of batch
 def _accept_kernel(
     drafts, lengths, logits, temperatures, accept_uniforms, bonus_uniforms,
     top_k, top_p, min_p, draft_logits, draft_temperatures, greedy, seeded, seeds, anchors,

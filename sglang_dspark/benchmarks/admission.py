@@ -1,7 +1,9 @@
-"""Times `admission` on a CUDA device against its torch reference: `python -m
+"""Times `admission` on a CUDA device against its torch reference and SGLang's operator: `python -m
 sglang_dspark.benchmarks.admission`. Without such a device it says so and measures nothing.
 
-Prints one JSON row a shape: `{op, shape, ours_us, peer, peer_us}`, medians of CUDA-event times.
+Prints one JSON row a shape and peer: `{op, shape, ours_us, peer, peer_us}`, medians of CUDA-event
+times. SGLang's operator (sglang/kernels/ops/speculative/dspark/dspark_schedule.py, 0.5.23) is found
+by name; it takes confidences, knows no limits or weights, and leaves indptr to another launch.
 """
 
 from __future__ import annotations
@@ -9,11 +11,13 @@ from __future__ import annotations
 import json
 import statistics
 from collections.abc import Callable
+from importlib import import_module
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.benchmarks.shapes import batch
+from sglang_dspark.benchmarks.shapes import Batch, batch
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
 
 SHAPES = ((1, 7), (16, 7), (64, 7), (256, 7), (256, 15), (1024, 7))
@@ -22,20 +26,36 @@ REPEATS = 200
 
 def rows() -> list[dict[str, object]]:
     """Times of all shapes on the current CUDA device."""
-    generator = torch.Generator().manual_seed(0)
+    generator = np.random.default_rng(0)
     found: list[dict[str, object]] = []
     for requests, gamma in SHAPES:
         case = batch(generator, requests, gamma, turn=0, device="cuda")
-        found.append(
-            {
-                "op": "admission",
-                "shape": [requests, gamma],
-                "ours_us": microseconds(lambda case=case: admit_triton(*case)),  # type: ignore[misc]
-                "peer": "torch sort",
-                "peer_us": microseconds(lambda case=case: admit_torch(*case)),  # type: ignore[misc]
-            }
-        )
+        ours = microseconds(lambda case=case: admit_triton(*case))  # type: ignore[misc]
+        row = {"op": "admission", "shape": [requests, gamma], "ours_us": ours}
+        sort = microseconds(lambda case=case: admit_torch(*case))  # type: ignore[misc]
+        found.append({**row, "peer": "torch sort", "peer_us": sort})
+        try:
+            theirs: dict[str, object] = {"peer_us": microseconds(upstream(case))}
+        except Exception as error:
+            theirs = {"peer_us": None, "reason": f"{type(error).__name__}: {error}"}
+        found.append({**row, "peer": "SGLang ScheduleVerifyLensTopk"} | theirs)
     return found
+
+
+def upstream(case: Batch) -> Callable[[], Tensor]:
+    """SGLang's operator on confidences of the same logits, and the same K."""
+    module = import_module("sglang.kernels.ops.speculative.dspark.dspark_schedule")
+    planner = import_module("sglang.srt.speculative.dspark_components.dspark_planner")
+    gamma = case.logits.shape[1]
+    config = planner.DSparkScheduleConfig(gamma=gamma)
+
+    def call() -> Tensor:
+        lengths: Tensor = module.ScheduleVerifyLensTopk.execute(
+            confidence=torch.sigmoid(case.logits.float()), budget=case.drafts, cfg=config
+        )
+        return lengths
+
+    return call
 
 
 def microseconds(call: Callable[[], Tensor]) -> float:

@@ -5,27 +5,29 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import NamedTuple
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from sglang_dspark.kernels.admission import terms_of
 
 
 class Batch(NamedTuple):
     """Arguments of an admission; see `kernels.admission.admit_triton`."""
 
-    confidence: Tensor
-    drafts: Tensor
-    weights: Tensor | None
-    limits: Tensor | None
-    floors: Tensor | None
+    logits: Tensor
+    terms: Tensor
+    drafts: int
 
 
 REQUESTS = (1, 2, 3, 17, 64, 127, 128, 129, 256)
 GAMMAS = (1, 2, 5, 7, 8, 15)
+TYPES = (torch.float32, torch.bfloat16, torch.float16)
 
 
 def batches(device: str, seed: int = 0) -> Iterator[Batch]:
     """Every R with every gamma, each with ties or without, with bounds and weights in turn."""
-    generator = torch.Generator().manual_seed(seed)
+    generator = np.random.default_rng(seed)
     turn = 0
     for requests in REQUESTS:
         for gamma in GAMMAS:
@@ -33,19 +35,41 @@ def batches(device: str, seed: int = 0) -> Iterator[Batch]:
             turn += 1
 
 
+def small_batches(count: int, seed: int = 0) -> Iterator[Batch]:
+    """`count` of at most 9 requests and 8 drafts, on the host: quick where kernels are slow."""
+    generator = np.random.default_rng(seed)
+    for turn in range(count):
+        requests, gamma = (int(generator.integers(1, most)) for most in (10, 9))
+        yield batch(generator, requests, gamma, turn)
+
+
 def batch(
-    generator: torch.Generator, requests: int, gamma: int, turn: int, device: str = "cpu"
+    generator: np.random.Generator, requests: int, gamma: int, turn: int, device: str = "cpu"
 ) -> Batch:
-    """One batch. turn chooses by its bits: coarse confidences (many ties), weights, bounds."""
-    confidence = torch.rand(requests, gamma, generator=generator)
+    """One batch. turn chooses: few values (many ties, zeros and ones) or values close together,
+    weights, bounds, what is no number, the type, rows with a stride."""
+    shape = (requests, gamma)
+    slopes, shifts = generator.uniform(0.1, 10.0, shape), generator.normal(0, 2, shape)
+    logits = torch.from_numpy(generator.normal(0, 4, shape)).to(TYPES[turn % 5 % 3])
     if turn & 1:
-        confidence = torch.round(confidence * 4) / 4  # ties, zeros and ones
-    weights = limits = floors = None
+        slopes, shifts = np.full(shape, 10.0), np.zeros(shape)
+        logits = torch.round(logits / 4) * 4
+    if turn % 7 == 5:  # survivals that float32 can hardly tell apart
+        close = 1 + 2.0**-23 * generator.integers(0, 8, shape)
+        logits, slopes, shifts = torch.from_numpy(close).float(), np.ones(shape), np.zeros(shape)
+    if turn % 7 == 3:
+        odd = torch.tensor([torch.nan, torch.inf, -torch.inf, 40.0])
+        chosen = torch.from_numpy(generator.integers(0, 12, shape))
+        logits = torch.where(chosen < 4, odd[chosen.clamp(max=3)].to(logits.dtype), logits)
+    weights = floors = None
+    limits = np.full(requests, gamma)
     if turn & 2:
-        weights = 1 + 3 * torch.rand(requests, generator=generator)
+        weights = (1 + 3 * generator.random(requests)).astype(np.float32)
     if turn % 3 == 2:
-        limits = torch.randint(0, gamma + 1, (requests,), generator=generator).int()
-        floors = torch.minimum(limits, torch.randint(0, 2, (requests,), generator=generator).int())
-    drafts = torch.randint(0, requests * gamma + 2, (1,), generator=generator)
-    parts = (confidence, drafts, weights, limits, floors)
-    return Batch(*(None if part is None else part.to(device) for part in parts))  # type: ignore[arg-type]
+        limits = generator.integers(0, gamma + 1, requests)
+        floors = np.minimum(limits, generator.integers(0, 2, requests))
+    if turn % 4 == 1:  # the first columns of a wider tensor
+        logits = torch.nn.functional.pad(logits, (0, 3))[:, :gamma]
+    terms = terms_of(slopes, shifts, limits, weights, floors)
+    drafts = int(generator.integers(0, requests * gamma + 2))
+    return Batch(logits.to(device), terms.to(device), drafts)

@@ -104,14 +104,14 @@ class OnlineCalibration:
         _confidence(logits, regimes, self._shifts(seats), self._u, self._v, out)
         return out
 
-    def lines(self, regimes: Counts, seats: Seats | None = None) -> tuple[Gains, Gains]:
-        """Slopes u and shifts v [R, gamma] float32: `confidence` is sigmoid(u x + v) of a logit x.
+    def lines(self, regimes: Counts, seats: Seats | None = None) -> tuple[Floats, Floats]:
+        """Slopes u and shifts v [R, gamma]: `confidence` is sigmoid(u x + v) of a logit x.
 
         regimes: [R] int64. seats: as for `confidence`. For a device that computes it there.
         """
         own = self._shifts(seats)
         shifts = self._v[regimes] if own is _NO_SHIFTS else self._v[regimes] + own[:, None]
-        return self._u[regimes].astype(np.float32), shifts.astype(np.float32)
+        return self._u[regimes], shifts
 
     def observe(
         self,

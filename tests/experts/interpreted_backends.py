@@ -13,6 +13,7 @@ import torch
 from sglang_dspark.experts.backends import BACKENDS, ExpertWeights, held_pairs
 from sglang_dspark.experts.gpu_backends import prepare_triton
 from sglang_dspark.quantisation.formats import FORMATS, quantise
+from tests.kernels.interpreter import patch_language_once
 
 
 def difference(found: torch.Tensor, expected: torch.Tensor) -> float:
@@ -44,4 +45,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

@@ -24,6 +24,7 @@ from sglang_dspark.benchmarks.accept_shapes import step, steps
 from sglang_dspark.kernels.accept_sampled import Tiling, accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
 from tests.kernels.accept_reference import law, reference, undecided
+from tests.kernels.interpreter import patch_language_once
 
 TILINGS = (Tiling(8, 256), Tiling(16, 1024), Tiling(2, 64), Tiling(1, 256))
 LARGE = ((129, 5, 33), (260, 7, 17), (300, 3, 101), (257, 6, 11), (191, 1, 2))
@@ -228,4 +229,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

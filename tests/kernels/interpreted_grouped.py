@@ -34,6 +34,7 @@ from sglang_dspark.kernels.grouped_moe import fused_experts, fused_experts_refer
 from sglang_dspark.kernels.grouped_reference import calc_diff
 from sglang_dspark.kernels.routing import route, route_torch, sum_pairs, sum_pairs_torch
 from sglang_dspark.quantisation.fp8 import quantise_activations
+from tests.kernels.interpreter import patch_language_once
 
 Row = dict[str, float | bool]
 AGAIN = ("decode, top-2 of 8", "unaligned everything", "padding behind")
@@ -198,4 +199,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

@@ -8,16 +8,33 @@ import pytest
 import torch
 
 from sglang_dspark.benchmarks.shapes import GAMMAS, REQUESTS, batches
-from sglang_dspark.kernels.admission import admit_torch, admit_triton
+from sglang_dspark.kernels.admission import LOGIT_LIMIT, admit_torch, admit_triton
+from sglang_dspark.schedule import online
 from tests.kernels.processes import output_of
 
+FEW, MANY = 2_000, 10_000  # batches, beside those of every shape
 
-def test_interpreted_kernel_equals_torch_and_the_host() -> None:
-    printed = output_of("tests.kernels.interpreted")
-    report = json.loads(printed)
-    assert report["batches"] == len(REQUESTS) * len(GAMMAS)
+
+@pytest.mark.parametrize("count", [FEW, pytest.param(MANY, marks=pytest.mark.slow)])
+def test_interpreted_kernel_equals_torch_and_the_host(count: int) -> None:
+    report = json.loads(output_of("tests.kernels.interpreted", str(count)))
+    assert report["batches"] == count + len(REQUESTS) * len(GAMMAS)
     assert report["different"] == []
-    assert report["mutants"] > 5  # ties are there to be broken wrongly
+    # What could be wrong is there: ties that rank, and budgets that cut.
+    assert report["by_request"] > count // 20
+    assert report["cut"] > count // 2
+
+
+def test_logits_are_bounded_as_on_the_host() -> None:
+    assert LOGIT_LIMIT == online.LOGIT_LIMIT
+
+
+def test_kernel_compiles_for_ampere_hopper_and_blackwell_without_one() -> None:
+    report = json.loads(output_of("tests.kernels.compiled_admission"))
+    assert {name.split(":")[0] for name in report} == {"80", "90", "100"}
+    assert all(each["code"] > 0 for each in report.values())
+    assert max(each["shared"] for each in report.values()) <= 48 * 1024
+    assert all(each["fused"] == 0 for each in report.values())  # rounded as on the host
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
@@ -35,12 +52,14 @@ def test_benchmark_says_what_it_needs() -> None:
 
 
 def test_mistakes_are_named() -> None:
-    confidence, drafts = torch.ones(2, 3), torch.tensor([1])
-    with pytest.raises(ValueError, match="float32"):
-        admit_torch(confidence.double(), drafts)
+    logits, terms = torch.ones(2, 3), torch.ones(2, 9, dtype=torch.float64)
+    with pytest.raises(ValueError, match="floating"):
+        admit_torch(logits.int(), terms, 1)
     with pytest.raises(ValueError, match="contiguous"):
-        admit_torch(torch.ones(3, 2).T, drafts)
+        admit_torch(torch.ones(3, 2).T, terms, 1)
+    with pytest.raises(ValueError, match=r"terms must be \(2, 9\) float64"):
+        admit_torch(logits, terms[:, :8], 1)
+    with pytest.raises(ValueError, match="terms must be"):
+        admit_torch(logits, terms.float(), 1)
     with pytest.raises(ValueError, match="drafts must be"):
-        admit_torch(confidence, torch.tensor(1))
-    with pytest.raises(ValueError, match="limits must be"):
-        admit_torch(confidence, drafts, limits=torch.ones(2))
+        admit_torch(logits, terms, -1)

@@ -24,7 +24,7 @@ from tests.rehearsal import experts, graphs, reads
 GAMMA = 5
 TIER = GAMMA + 1  # tokens: what a captured graph of one more request adds
 # Modules that stand in for operators which a CPU lacks; the other cpu_* only make it faster.
-NEEDED = ("accept", "arguments", "attention", "draft", "dtype", "linear", "requests")
+NEEDED = ("accept", "arguments", "attention", "draft", "dtype", "linear")
 NEEDED_MODULES = tuple(f"cpu_{name}" for name in (*NEEDED, "triton"))
 
 
@@ -58,6 +58,10 @@ def install_rehearsal() -> None:
     from sglang_dspark.serving import moe_config
     from sglang_dspark.serving.config import load_config
     from sglang_dspark.serving.cpu import platform
+    from tests.kernels.interpreter import patch_language_once
+
+    if os.environ.get("TRITON_INTERPRET") == "1":
+        patch_language_once()
 
     load_config()
     moe_config.register()
@@ -225,6 +229,7 @@ def _record_passes(path: Path) -> None:
     from sglang_dspark.serving.step import verify
 
     run: Callable[..., Any] = verify.verify
+    launched = _launches_of_operators()
     for sizes in graphs.REPLAYS.values():
         sizes.clear()  # those of the profile
 
@@ -238,11 +243,34 @@ def _record_passes(path: Path) -> None:
             "replayed": graphs.REPLAYS[False],
             "drafts_replayed": graphs.REPLAYS[True],
             "folded": done.folded,
+            "operators": launched,  # since the last pass
         }
         with path.open("a") as file:
             print(json.dumps(said), file=file)
-        for sizes in graphs.REPLAYS.values():
-            sizes.clear()
+        for noted in (*graphs.REPLAYS.values(), launched):
+            noted.clear()
         return done
 
     verify.verify = passed
+
+
+def _launches_of_operators() -> list[str]:
+    """A list that the names of our operators come to as they are launched, here interpreted."""
+    from sglang_dspark.serving.cuda import accept, accept_in_graph, commit, device, draft
+
+    launched: list[str] = []
+    for module, name in (
+        (draft, "markov_triton"),
+        (device, "admit_triton"),
+        (accept, "accept_triton"),
+        (accept_in_graph, "accept_greedy_triton"),
+        (commit, "pack_triton"),
+    ):
+        operator = getattr(module, name)
+
+        def noted(*args: Any, _name: str = name, _launch: Any = operator, **options: Any) -> Any:
+            launched.append(_name)
+            return _launch(*args, **options)
+
+        setattr(module, name, noted)
+    return launched

@@ -22,6 +22,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from sglang_dspark.serving.cuda.triton_ragged import stage_windows, use_windows
+from tests.kernels.interpreter import patch_language_once
 from tests.serving_cpu.attention_world import Case, World, ragged_pass
 
 GAMMA = 5
@@ -175,4 +176,5 @@ def main(count: int) -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main(int(sys.argv[1]))

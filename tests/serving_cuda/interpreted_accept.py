@@ -18,6 +18,7 @@ import torch
 from sglang_dspark.serving.cuda import accept as cuda_accept
 from sglang_dspark.serving.step.accept import accept
 from sglang_dspark.serving.step.seeds import Seeds
+from tests.kernels.interpreter import patch_language_once
 from tests.serving.test_step_accept import GAMMA, batch, needing, spread
 from tests.serving_cpu.draft_world import ALL, settings
 
@@ -69,4 +70,5 @@ def main() -> None:
 
 
 if __name__ == "__main__":
+    patch_language_once()
     main()

@@ -36,3 +36,16 @@ def test_without_triton_torch_accepts() -> None:
     expected = accept(*step)
     assert torch.equal(found.accepted, expected.accepted)
     assert torch.equal(found.bonus, expected.bonus)
+
+
+def test_a_graph_accepts_as_upstreams_does() -> None:
+    report = json.loads(output_of("tests.serving_cuda.interpreted_graph_accept").splitlines()[-1])
+    assert report["different"] == []
+    assert report["ran"] == 40
+    assert report["kept"] > 100
+    # Where upstream does something in between its rule stays, and that is said once.
+    assert report["by_upstream"]
+    reasons = ("simulated", "tensor-parallel ranks agree", "SGLANG_OPT_DSV41")
+    for told, reason in zip(report["told"], reasons, strict=True):
+        assert len(told) == 1
+        assert reason in told[0]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -11,14 +12,17 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
-from sglang_dspark.serving.cuda.device import GraphDevice, calibrated, to_host
+from sglang_dspark.serving.cuda.device import GraphDevice, to_host
 from sglang_dspark.serving.step.engine import Step, confidence_by
 from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
 from tests.rehearsal.on_cpu import PlantedClock
 from tests.serving.test_schedule_engine import GAMMA, World
+from tests.serving.windows import indptr_of
 
 TIERS, SLOTS = [4, 8, 16, 32], 8
 
@@ -44,10 +48,9 @@ def step_of(rng: np.random.Generator, requests: int, **changed: Any) -> Step:
         **fields,
     )  # fmt: skip
     shape = (requests, GAMMA)
-    slopes = rng.uniform(0.5, 2.0, shape).astype(np.float32)
-    shifts = rng.normal(0, 1, shape).astype(np.float32)
+    lines = rng.uniform(0.5, 2.0, shape), rng.normal(0, 1, shape)
     rows = np.arange(requests)
-    return Step(plan, rows, rows, calibrated_by=(slopes, shifts))
+    return Step(plan, rows, rows, calibrated_by=lines)
 
 
 class Engine:
@@ -61,33 +64,29 @@ ENGINE: Any = Engine()
 
 
 @pytest.mark.parametrize("seed", range(40))
-def test_lengths_are_those_of_the_host(seed: int) -> None:
+def test_windows_are_those_of_the_host(seed: int) -> None:
     rng = np.random.default_rng(seed)
     requests = int(rng.integers(1, 9))
     weights = rng.uniform(0.5, 4, requests).astype(np.float32) if seed % 2 else None
     step = step_of(rng, requests, weights=weights)
     if seed % 3 == 0:
-        step = step_of(rng, requests, floors=np.zeros(requests, np.int64), weights=weights)
+        floors = np.minimum(step.plan.limits, seed % 2)
+        step = replace(step, plan=replace(step.plan, floors=floors))
     logits = torch.from_numpy(rng.normal(0, 2, (requests, GAMMA)).astype(np.float32))
     logits[0, 0] = float("nan") if seed % 5 == 0 else logits[0, 0]
-    assert step.calibrated_by is not None
-    lines = [torch.from_numpy(each) for each in step.calibrated_by]
-    confidence = calibrated(logits, *lines)
-    assert confidence.numpy() == pytest.approx(
-        confidence_by(logits.numpy(), *step.calibrated_by), abs=1e-6
-    )
-    lengths = device().admit(ENGINE, step, logits, None)
+    indptr = device().admit(ENGINE, step, logits, None)
     assert step.arriving is not None
     assert torch.equal(step.arriving.nan_to_num(), logits.nan_to_num())
-    assert lengths.dtype is torch.int32
-    assert lengths.sum() == admitted_drafts(step.plan)
-    host = World().planner.admit(step.plan, confidence.numpy())
-    assert lengths.tolist() == host.tolist()
+    assert indptr[-1] == requests + admitted_drafts(step.plan)
+    assert step.calibrated_by is not None
+    confidence = confidence_by(logits.numpy(), *step.calibrated_by)
+    host = World().planner.admit(step.plan, confidence)
+    assert torch.equal(indptr, indptr_of(host.tolist()))
 
 
 def test_nothing_drafted_is_nothing_admitted() -> None:
     step = step_of(np.random.default_rng(0), 3)
-    assert device().admit(ENGINE, step, None, None).tolist() == [0, 0, 0]
+    assert device().admit(ENGINE, step, None, None).tolist() == [0, 1, 2, 3]
     assert step.arriving is None
 
 
@@ -113,8 +112,12 @@ def test_what_goes_to_the_host_outlives_the_graphs_tensor() -> None:
     assert copy.tolist() == [0.0, 1.0, 2.0, 3.0]
 
 
-def test_the_layout_counts_the_anchors() -> None:
-    layout = layout_of(torch.tensor([0, 2, 1], dtype=torch.int32), 8)
-    assert layout.verify_lens.tolist() == [1, 3, 2]
-    assert layout.qo_indptr_device.tolist() == [0, 1, 4, 6]
-    assert layout.graph_num_tokens == 8
+def test_the_layout_is_upstreams_of_the_same_windows() -> None:
+    found = layout_of(indptr_of([0, 2, 1]), 8)
+    lens = torch.tensor([1, 3, 2], dtype=torch.int32)
+    theirs = RaggedVerifyLayout.from_verify_lens_device(verify_lens=lens, graph_num_tokens=8)
+    for field in ("verify_lens", "extend_start_loc", "qo_indptr_device"):
+        mine, other = getattr(found, field), getattr(theirs, field)
+        assert torch.equal(mine, other)
+        assert mine.dtype == other.dtype
+    assert found.graph_num_tokens == 8

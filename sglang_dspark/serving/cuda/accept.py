@@ -12,8 +12,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.kernels.accept_sampled import accept_triton, runs_on
+from sglang_dspark.kernels.accept_sampled import accept_triton
 from sglang_dspark.kernels.accept_windows import Windows, why_not
+from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving.step.accept import accept, uniforms
 from sglang_dspark.serving.step.seeds import Seeds
 from sglang_dspark.verify.acceptance import Acceptance

@@ -8,15 +8,15 @@ from contextlib import contextmanager
 from typing import Any
 
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_dspark.kernels.admission import admit_torch, admit_triton
-from sglang_dspark.schedule.online import LOGIT_LIMIT
+from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
+from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving.cuda.accept import StepAccept
+from sglang_dspark.serving.cuda.commit import commit_packed, packs
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.engine import Step
-from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
+from sglang_dspark.serving.step.layout import admitted_drafts, anchors_alone, layout_of
 from sglang_dspark.serving.step.passes import Pass, Verified
 from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine
@@ -64,19 +64,15 @@ class GraphDevice:
     def admit(
         self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
-        """Lengths [R] int32 by the logits [R, gamma] of this step and the plan's K."""
+        """indptr [R + 1] int32 by the logits [R, gamma] of this step and the plan's K."""
         plan = step.plan
         if logits is None or not plan.speculates:
-            return torch.zeros(plan.requests, dtype=torch.int32, device=self._device)
+            return anchors_alone(plan.requests, self._device)
         step.arriving = to_host(logits)
-        slopes, shifts = (self._upload(each) for each in engine.calibrate(step, greedy))
-        return self._admission(
-            calibrated(logits, slopes, shifts),
-            torch.full((1,), admitted_drafts(plan), dtype=torch.int64, device=self._device),
-            None if plan.weights is None else self._upload(plan.weights),
-            self._upload(plan.limits).to(torch.int32),
-            None if plan.floors is None else self._upload(plan.floors).to(torch.int32),
-        )
+        slopes, shifts = engine.calibrate(step, greedy)
+        terms = terms_of(slopes, shifts, plan.limits, plan.weights, plan.floors)
+        admit = admit_triton if runs_on(self._device) else admit_torch
+        return admit(logits, self._upload(terms), admitted_drafts(plan))
 
     def pass_tokens(self, requests: int, admitted: int) -> int:
         """The smallest tier that holds R + K; beyond the last one the pass runs eagerly."""
@@ -93,10 +89,10 @@ class GraphDevice:
         """Of the requests' settings, which the host knows."""
         return rules_of(self._worker, counts, batch)
 
-    def layout(self, step: Step, lengths: Tensor) -> Any:
+    def layout(self, step: Step, indptr: Tensor) -> Any:
         """Padded to a tier; its lengths stay on the device."""
         admitted = admitted_drafts(step.plan)
-        return layout_of(lengths, self.pass_tokens(step.plan.requests, admitted))
+        return layout_of(indptr, self.pass_tokens(step.plan.requests, admitted))
 
     def run(self, asked: Pass) -> Verified:
         """Upstream's compact pass: in a graph, or eagerly where none was captured."""
@@ -176,10 +172,18 @@ class GraphDevice:
         epilogue = self._executor.verify_epilogue
         if verified.folded and epilogue.folds_commit:
             return
+        hidden, layout = verified.hidden, asked.layout
+        assert layout is not None, "passes here have a layout"
+        assert hidden is not None, "and hidden states"
+        rows = layout.graph_num_tokens
+        if packs(self._worker, asked.requests, rows):
+            emitted = accepted.commit_lens
+            commit_packed(self._worker, asked.batch, asked.window, hidden, emitted, rows)
+            return
         self._executor.commit_hidden(
             batch=asked.batch,
             layout=asked.layout,
-            hidden_strided=verified.hidden,
+            hidden_strided=hidden,
             verify_window=asked.window,
             logits_output=verified.outputs,
             commit_lens=accepted.commit_lens,
@@ -190,12 +194,7 @@ class GraphDevice:
     def _fits(self, requests: int, tokens: int) -> bool:
         return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self._slots
 
-    def _admission(self, *arguments: Any) -> Tensor:
-        on_gpu = self._device.type == "cuda"
-        return admit_triton(*arguments) if on_gpu else admit_torch(*arguments)
-
-    def _upload(self, values: NDArray[Any]) -> Tensor:
-        host = torch.from_numpy(values)
+    def _upload(self, host: Tensor) -> Tensor:
         if self._device.type != "cuda":
             return host
         return host.pin_memory().to(self._device, non_blocking=True)
@@ -238,12 +237,3 @@ def to_host(values: Tensor) -> Tensor:
     from sglang.srt.utils.common import async_d2h
 
     return async_d2h(values.detach().clone())
-
-
-def calibrated(logits: Tensor, slopes: Tensor, shifts: Tensor) -> Tensor:
-    """Confidences c [R, gamma] float32 = sigmoid(slope * logit + shift); 0 of what is no number.
-
-    The same as `schedule.online` on the host, up to rounding.
-    """
-    bounded = logits.float().clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
-    return torch.sigmoid(slopes * bounded + shifts).nan_to_num(0.0).contiguous()

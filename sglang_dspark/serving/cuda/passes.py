@@ -63,10 +63,10 @@ class GraphPasses:
         )
 
         worker, requests = self._worker, len(drafts)
-        windows = np.asarray(drafts, np.int32)
-        lengths = torch.from_numpy(windows).to(worker.device)
-        admitted = int(windows.sum())
-        layout = layout_of(lengths, self._device.pass_tokens(requests, admitted))
+        admitted = sum(drafts)
+        rows = np.cumsum([0, *(each + 1 for each in drafts)], dtype=np.int32)
+        indptr = torch.from_numpy(rows).to(worker.device)
+        layout = layout_of(indptr, self._device.pass_tokens(requests, admitted))
         tokens = torch.ones(requests, self.gamma + 1, dtype=torch.int64, device=worker.device)
         window = BuildRaggedVerifyWindow.execute(
             batch=batch,

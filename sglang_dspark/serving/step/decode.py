@@ -38,10 +38,10 @@ def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, gr
     else:
         proposal = draft.skip(state, batch)
     greedy, logits = plan.greedy_requests(batch), proposal.confidence_raw  # [R, gamma]
-    lengths = state.ranks.lengths(
+    indptr = state.ranks.windows(
         step.plan, lambda: device.admit(state.engine, step, logits, greedy)
-    )  # l_r [R]
-    windows = device.layout(step, lengths)
+    )  # [R + 1]
+    windows = device.layout(step, indptr)
     asked = verify.asked_of(worker, batch, came, window, proposal, windows, rules)
     verified = verify.verify(device, asked, grammar)
     accepted = device.accept(asked, verified)

@@ -44,15 +44,15 @@ class Device(Protocol):
     def admit(
         self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
-        """Verify lengths l_r, [R] int32 on the device; they sum to `layout.admitted_drafts`.
+        """indptr [R + 1] int32 on the device: R + `layout.admitted_drafts` rows to verify.
 
         logits: [R, d] confidence logits of this step's drafts; None where nothing was drafted or
         the drafter has no head. greedy: [R] bool on the host; None: every request.
         """
         ...
 
-    def layout(self, step: Step, lengths: Tensor) -> Any | None:
-        """Upstream's `RaggedVerifyLayout` of the lengths [R]; None: a pass over whole windows."""
+    def layout(self, step: Step, indptr: Tensor) -> Any | None:
+        """Upstream's `RaggedVerifyLayout` of indptr [R + 1]; None: a pass over whole windows."""
         ...
 
     def run(self, asked: Pass) -> Verified:

@@ -36,7 +36,7 @@ from torch import Tensor
 
 from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.guard import Mode
-from sglang_dspark.schedule.online import LOGIT_LIMIT, OnlineCalibration
+from sglang_dspark.schedule.online import LOGIT_LIMIT, Floats, OnlineCalibration
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.serving.schedule.metrics import StepMetrics
@@ -66,7 +66,7 @@ class Step:
     confidence: Gains | None = None  # [R, gamma] calibrated
     logits: Gains | None = None  # [R, d] of the confidence head
     regimes: Counts | None = None  # [R]
-    calibrated_by: tuple[Gains, Gains] | None = None  # slopes and shifts that a device was given
+    calibrated_by: tuple[Floats, Floats] | None = None  # slopes and shifts that a device was given
     arriving: Tensor | None = None  # [R, gamma] logits, on the host when the step's result is
 
     @property
@@ -185,8 +185,8 @@ class ScheduleEngine:
                 self._publish(step)
         return self.planner.admit(step.plan, step.confidence)
 
-    def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Gains, Gains]:
-        """What a device needs to admit by: slopes and shifts [R, gamma] float32 of the logits.
+    def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:
+        """What a device needs to admit by: slopes and shifts [R, gamma] of the logits.
 
         greedy: [R] bool on the host; None: everyone. c = sigmoid(slope * logit + shift), a logit
         that is no number counting as confidence 0. Only finished steps are in them.
@@ -318,8 +318,8 @@ def regimes_of(greedy: Tensor | None, requests: int) -> Counts:
     return np.where(greedy.numpy(), GREEDY, SAMPLED).astype(np.int64)
 
 
-def confidence_by(logits: Gains, slopes: Gains, shifts: Gains) -> Gains:
+def confidence_by(logits: Gains, slopes: Floats, shifts: Floats) -> Gains:
     """sigmoid(slope * logit + shift), [R, gamma] float32; 0 where a logit is no number."""
-    bounded = np.clip(logits, -LOGIT_LIMIT, LOGIT_LIMIT)
+    bounded = np.clip(logits.astype(np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
     values = 1.0 / (1.0 + np.exp(-(slopes * bounded + shifts)))
     return np.where(np.isnan(logits), np.float32(0.0), values).astype(np.float32)

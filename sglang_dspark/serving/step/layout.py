@@ -1,9 +1,14 @@
-"""Layout: verify lengths as the ragged windows of one pass, without their values on the host."""
+"""Layout: verify lengths as the ragged windows of one pass, without their values on the host.
+
+indptr [R + 1] int32 says it all: request r has the rows indptr[r] to indptr[r + 1] of the packed
+pass, its anchor and l_r drafts. It is what the step's stages, and ranks, hand to each other.
+"""
 
 from __future__ import annotations
 
 from typing import Any
 
+import torch
 from torch import Tensor
 
 from sglang_dspark.schedule.plan import Plan
@@ -16,12 +21,20 @@ def admitted_drafts(plan: Plan) -> int:
     return min(plan.budget.drafts, int(plan.limits.sum()))
 
 
-def layout_of(lengths: Tensor, tokens: int) -> Any:
-    """Upstream's `RaggedVerifyLayout` of l_r [R] int32 in a pass of `tokens`; it counts anchors."""
+def anchors_alone(requests: int, device: torch.device | str = "cpu") -> Tensor:
+    """indptr of windows without drafts."""
+    return torch.arange(requests + 1, dtype=torch.int32, device=device)
+
+
+def layout_of(indptr: Tensor, tokens: int) -> Any:
+    """Upstream's `RaggedVerifyLayout` of these windows in a pass of `tokens`."""
     from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
-    return RaggedVerifyLayout.from_verify_lens_device(
-        verify_lens=lengths + 1, graph_num_tokens=tokens
+    return RaggedVerifyLayout(
+        verify_lens=indptr.diff(),
+        graph_num_tokens=tokens,
+        extend_start_loc=indptr[:-1],
+        qo_indptr_device=indptr,
     )
 
 

@@ -1,9 +1,9 @@
-"""What the ranks of one tensor-parallel server tell each other in a step: the plan, the lengths.
+"""What the ranks of one tensor-parallel server tell each other in a step: the plan, the windows.
 
 Upstream (0.5.23) finds K on every rank and sends rank 0's verify lengths
 (sglang/srt/speculative/dspark_components/dspark_planner.py, `SpecTpSyncSite.DSPARK_PLAN`). Here the
 leader, rank 0, decides both. Its plan goes over the CPU group before anything is drafted
-(`schedule/agreement.py`); its lengths go over the group of the device, behind the admission and in
+(`schedule/agreement.py`); its windows go over the group of the device, behind the admission and in
 front of the verify pass, and no host reads them. Drafts and accepted tokens are sent by upstream.
 """
 
@@ -17,11 +17,13 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.schedule.agreement import Agreement, failed
-from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.budget import Counts
+from sglang_dspark.schedule.online import Floats
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.serving.step.engine import ScheduleEngine, Step
+from sglang_dspark.serving.step.layout import anchors_alone
 
-FAILED = -1  # in place of a length
+FAILED = -1  # in place of where the first window begins
 
 
 class Ranks:
@@ -55,36 +57,33 @@ class Ranks:
         self.agreement.send(step.plan, _seats(rows))
         return step
 
-    def lengths(self, plan: Plan, admit: Callable[[], Tensor]) -> Tensor:
-        """The leader's l_r [R] int32 on the device; only it calls `admit`.
+    def windows(self, plan: Plan, admit: Callable[[], Tensor]) -> Tensor:
+        """The leader's indptr [R + 1] int32 on the device; only it calls `admit`.
 
-        A leader that fails says so to those who read lengths on the host, and they raise
-        DSparkError. On an accelerator nobody reads them: SGLang ends all ranks when one has failed.
+        A leader that fails says so to those who read it on the host, and they raise DSparkError.
+        On an accelerator nobody reads it: SGLang ends all ranks when one has failed.
         """
         if self._broadcast is None or (self.leads and not plan.speculates):
             return admit()
         if self.leads:
-            lengths = self._admitted(admit, plan.requests)
-            self._broadcast(lengths)
-            return lengths
-        lengths = self._filled(plan.requests, 0)
+            indptr = self._admitted(admit, plan.requests)
+            self._broadcast(indptr)
+            return indptr
+        indptr = anchors_alone(plan.requests, self._device)
         if plan.speculates:
-            self._broadcast(lengths)
-        if self._device.type == "cpu" and int(lengths[0]) == FAILED:
+            self._broadcast(indptr)
+        if self._device.type == "cpu" and int(indptr[0]) == FAILED:
             assert self.agreement is not None
             raise failed(self.agreement.leader)
-        return lengths
+        return indptr
 
     def _admitted(self, admit: Callable[[], Tensor], requests: int) -> Tensor:
         try:
             return admit()
         except BaseException:
             if self._device.type == "cpu" and self._broadcast is not None:
-                self._broadcast(self._filled(requests, FAILED))
+                self._broadcast(torch.full((requests + 1,), FAILED, dtype=torch.int32))
             raise
-
-    def _filled(self, requests: int, value: int) -> Tensor:
-        return torch.full((requests,), value, dtype=torch.int32, device=self._device)
 
 
 class Follower:
@@ -106,8 +105,8 @@ class Follower:
     def start(self, step: Step) -> None:
         """The leader times its steps."""
 
-    def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Gains, Gains]:
-        """Never asked (`Ranks.lengths`)."""
+    def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:
+        """Never asked (`Ranks.windows`)."""
         raise AssertionError("the leader admits")
 
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:

@@ -5,10 +5,17 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 KERNEL = "kernels/accept_sampled.py"
+GREEDY = "kernels/accept_greedy.py"
 ROWS = "kernels/accept_rows.py"
 STEP = "sglang_dspark/serving/cuda/accept.py"
 BY_HAND = ("tests/kernels/test_accept_sampled.py::test_exact_boundaries_and_bytes",)
 IN_A_STEP = ("tests/serving_cuda/test_accept.py::test_the_operator_emits_the_tokens_of_torch",)
+
+GREEDY_BY_HAND = ("tests/kernels/test_accept_greedy.py::test_outcomes_known_by_hand",)
+GREEDY_PARITY = (
+    "tests/kernels/test_accept_greedy.py::test_interpreted_kernel_equals_torch_and_upstream",
+)
+IN_A_GRAPH = ("tests/serving_cuda/test_accept.py::test_a_graph_accepts_as_upstreams_does",)
 
 
 def _mutant(name: str, file: str, old: str, new: str, tests: tuple[str, ...] = BY_HAND) -> Mutant:
@@ -102,5 +109,68 @@ MUTANTS = (
         "self._told = True",
         "self._told = False",
         IN_A_STEP,
+    ),
+    _mutant(
+        "greedy acceptance keeps a draft behind the verified rows",
+        GREEDY,
+        "wrong = (draft != target) | (j + 1 >= length)",
+        "wrong = draft != target",
+        GREEDY_PARITY,
+    ),
+    _mutant(
+        "greedy acceptance keeps drafts behind a rejected one",
+        GREEDY,
+        "kept = tl.min(tl.where(wrong, j, width), 0)",
+        "kept = length - tl.sum(tl.where(wrong & (j < length), 1, 0), 0)",
+        GREEDY_PARITY,
+    ),
+    _mutant(
+        "greedy acceptance takes the last of equal logits",
+        GREEDY,
+        "better = x > best",
+        "better = x >= best",
+        GREEDY_PARITY,
+    ),
+    _mutant(
+        "greedy acceptance takes the last part of equal ones",
+        GREEDY,
+        "return tl.min(tl.where(top == tl.max(top, 1)[:, None], choice, 2147483647), 1)",
+        "return tl.max(tl.where(top == tl.max(top, 1)[:, None], choice, -1), 1)",
+        GREEDY_PARITY,
+    ),
+    _mutant(
+        "greedy acceptance begins a token late",
+        GREEDY,
+        "own * part, part, vocab, block)",
+        "own * part + 1, part, vocab, block)",
+        GREEDY_PARITY,
+    ),
+    _mutant(
+        "greedy acceptance leaves its counter as it is",
+        GREEDY,
+        "        tl.store(arrivals + r, 0)\n",
+        "",
+        GREEDY_PARITY,
+    ),
+    _mutant(
+        "greedy acceptance reads the rows of an empty seat",
+        GREEDY,
+        "length = tl.minimum(tl.maximum(tl.load(rows + r).to(tl.int32), 1), width)",
+        "length = width + 0 * tl.load(rows + r).to(tl.int32)",
+        GREEDY_BY_HAND,
+    ),
+    _mutant(
+        "greedy acceptance counts lengths without the target's own token",
+        GREEDY,
+        "tl.load(lens + r).to(tl.int64) + kept + 1)",
+        "tl.load(lens + r).to(tl.int64) + kept)",
+        GREEDY_BY_HAND,
+    ),
+    _mutant(
+        "a graph's acceptance where ranks must agree",
+        "sglang_dspark/serving/cuda/accept_in_graph.py",
+        "reason = _obstacle(epilogue) or why_not(",
+        "reason = why_not(",
+        IN_A_GRAPH,
     ),
 )

@@ -12,6 +12,11 @@ FEATURES = "sglang_dspark/serving/cuda/features.py"
 PIPELINE = "tests/serving/test_step_pipeline.py"
 RANKS_TESTS = "tests/serving/test_ranks.py"
 DEVICE_TESTS = "tests/serving_cuda/test_device.py"
+ADMISSION = "sglang_dspark/kernels/admission.py"
+PACK = "sglang_dspark/kernels/commit_rows.py"
+PACKED = ("tests/kernels/test_commit_rows.py::test_interpreted_kernel_equals_torch",)
+COMMITTED = ("tests/serving_cuda/test_commit.py::test_the_cache_is_upstreams",)
+INTERPRETED = "tests/kernels/test_admission.py::test_interpreted_kernel_equals_torch_and_the_host"
 REHEARSED = ("tests/rehearsal/test_overlap_steps.py",)
 
 MUTANTS = (
@@ -66,26 +71,91 @@ MUTANTS = (
     Mutant(
         name="NaN admitted on the device",
         area="admission",
-        file=DEVICE,
-        old=".nan_to_num(0.0)",
-        new=".nan_to_num(1.0)",
-        tests=(DEVICE_TESTS,),
+        file=ADMISSION,
+        old="tl.where(x == x, confidence, 0.0)",
+        new="tl.where(x == x, confidence, 1.0)",
+        tests=(INTERPRETED,),
+    ),
+    Mutant(
+        name="NaN admitted in torch",
+        area="admission",
+        file=ADMISSION,
+        old="torch.where(logits.isnan(), 0.0, ",
+        new="torch.where(logits.isnan(), 1.0, ",
+        tests=(INTERPRETED, DEVICE_TESTS),
+    ),
+    Mutant(
+        name="confidences of a device in float32",
+        area="admission",
+        file=ADMISSION,
+        old="confidence = 1.0 / (1.0 + tl.exp(-(slope * bounded + shift)))",
+        new="confidence = 1.0 / (1.0 + tl.exp(-(slope * bounded + shift).to(tl.float32)))",
+        tests=(INTERPRETED,),
+    ),
+    Mutant(
+        name="extreme logits as they are",
+        area="admission",
+        file=ADMISSION,
+        old="tl.minimum(tl.maximum(x, -15.0), 15.0)",
+        new="x",
+        tests=(INTERPRETED,),
+    ),
+    Mutant(
+        name="equal survivals by request, then position",
+        area="admission",
+        file=ADMISSION,
+        old="rank = before[:, None] + tl.cumsum(equal, axis=1)",
+        new="rank = tl.cumsum(equal, axis=0) + tl.cumsum(tl.sum(equal, axis=0), axis=0)[None, :]"
+        " - tl.sum(equal, axis=0)[None, :]",
+        tests=(INTERPRETED,),
+    ),
+    Mutant(
+        name="a floor that is not handed out first",
+        area="admission",
+        file=ADMISSION,
+        old="key = tl.where(j < floor, 0x7F800000, above)",
+        new="key = above",
+        tests=(INTERPRETED,),
+    ),
+    Mutant(
+        name="windows without their anchors",
+        area="admission",
+        file=ADMISSION,
+        old="window = 1 + tl.sum(",
+        new="window = tl.sum(",
+        tests=(INTERPRETED,),
+    ),
+    Mutant(
+        name="rows of logits taken for dense",
+        area="admission",
+        file=ADMISSION,
+        old="x = tl.load(logits + r * row_stride + j,",
+        new="x = tl.load(logits + r * gamma + j,",
+        tests=(INTERPRETED,),
     ),
     Mutant(
         name="weights left out on the device",
         area="admission",
         file=DEVICE,
-        old="None if plan.weights is None else self._upload(plan.weights),",
-        new="None,",
-        tests=(f"{DEVICE_TESTS}::test_lengths_are_those_of_the_host",),
+        old="plan.limits, plan.weights, plan.floors)",
+        new="plan.limits, None, plan.floors)",
+        tests=(f"{DEVICE_TESTS}::test_windows_are_those_of_the_host",),
+    ),
+    Mutant(
+        name="floors left out on the device",
+        area="admission",
+        file=DEVICE,
+        old="plan.limits, plan.weights, plan.floors)",
+        new="plan.limits, plan.weights)",
+        tests=(f"{DEVICE_TESTS}::test_windows_are_those_of_the_host",),
     ),
     Mutant(
         name="limits left out on the device",
         area="admission",
         file=DEVICE,
-        old="self._upload(plan.limits).to(torch.int32),",
-        new="None,",
-        tests=(f"{DEVICE_TESTS}::test_lengths_are_those_of_the_host",),
+        old="terms_of(slopes, shifts, plan.limits,",
+        new="terms_of(slopes, shifts, 0 * plan.limits + self._worker.gamma,",
+        tests=(f"{DEVICE_TESTS}::test_windows_are_those_of_the_host",),
     ),
     Mutant(
         name="a pass in the tier above the one that holds it",
@@ -115,9 +185,9 @@ MUTANTS = (
         name="windows on the device without the anchor",
         area="ragged layout",
         file="sglang_dspark/serving/step/layout.py",
-        old="verify_lens=lengths + 1",
-        new="verify_lens=lengths",
-        tests=(f"{DEVICE_TESTS}::test_the_layout_counts_the_anchors",),
+        old="verify_lens=indptr.diff()",
+        new="verify_lens=indptr.diff() - 1",
+        tests=(f"{DEVICE_TESTS}::test_the_layout_is_upstreams_of_the_same_windows",),
     ),
     Mutant(
         name="pipeline parallelism is scheduled",
@@ -139,8 +209,8 @@ MUTANTS = (
         name="a leader that cannot admit says nothing",
         area="ranks",
         file=RANKS,
-        old="self._filled(requests, FAILED)",
-        new="self._filled(requests, 0)",
+        old="torch.full((requests + 1,), FAILED, dtype=torch.int32)",
+        new="torch.full((requests + 1,), 0, dtype=torch.int32)",
         tests=(f"{RANKS_TESTS}::test_where_the_leader_fails_all_raise",),
     ),
     Mutant(
@@ -192,5 +262,45 @@ MUTANTS = (
         new="        if not verified.folded:",
         tests=REHEARSED,
         server=True,
+    ),
+    Mutant(
+        name="a packed row of the request before",
+        area="commit",
+        file=PACK,
+        old="tl.sum((ends <= row).to(tl.int64), 0)",
+        new="tl.sum((ends < row).to(tl.int64), 0)",
+        tests=PACKED,
+    ),
+    Mutant(
+        name="rows that are left over go to a token's slot",
+        area="commit",
+        file=PACK,
+        old="slot = tl.load(slots + r * width + place, mask=taken, other=0)",
+        new="slot = tl.load(slots + r * width + place, mask=taken, other=1)",
+        tests=PACKED,
+    ),
+    Mutant(
+        name="rows that are left over keep what was there",
+        area="commit",
+        file=PACK,
+        old="mask=inside & taken, other=0.0)",
+        new="mask=inside, other=0.0)",
+        tests=PACKED,
+    ),
+    Mutant(
+        name="packed rows a position late",
+        area="commit",
+        file="sglang_dspark/serving/cuda/commit.py",
+        old="emitted, batch.seq_lens, slots",
+        new="emitted, batch.seq_lens + 1, slots",
+        tests=COMMITTED,
+    ),
+    Mutant(
+        name="packed rows of rejected drafts",
+        area="commit",
+        file="sglang_dspark/serving/cuda/commit.py",
+        old="pack(hidden, emitted, batch",
+        new="pack(hidden, torch.full_like(emitted, slots.shape[1]), batch",
+        tests=COMMITTED,
     ),
 )

@@ -1,0 +1,85 @@
+"""Steps of odd shapes for `kernels.accept_greedy`, the same for its tests and its benchmark."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.kernels.accept_greedy import TYPES, Emitted
+
+VOCABULARIES = (2, 3, 17, 64, 127, 129, 257, 1000, 2048, 2049, 8192, 20_000)
+
+
+class Step(NamedTuple):
+    """Arguments of `accept_greedy_triton`, but for outputs and room."""
+
+    window: Tensor
+    rows: Tensor
+    logits: Tensor
+    lens: Tensor
+
+
+def steps(count: int, seed: int = 0, device: str = "cpu") -> Iterator[Step]:
+    """`count` steps of 1 to 9 requests and 1 to 8 drafts; a large vocabulary now and then."""
+    generator = torch.Generator().manual_seed(seed)
+    for turn in range(count):
+        vocab = VOCABULARIES[turn // 9 % len(VOCABULARIES)]
+        yield step(generator, 1 + turn % 9, 1 + turn % 8, vocab, turn, device)
+
+
+def step(
+    generator: torch.Generator,
+    requests: int,
+    gamma: int,
+    vocab: int,
+    turn: int,
+    device: str = "cpu",
+) -> Step:
+    """One step, drafts of which three in four are the target's choice.
+
+    turn chooses: few values (ties), rows that are no number or -inf, the type, rows with a stride,
+    an empty seat. Behind a request's verified rows stands what must not be read.
+    """
+    width = gamma + 1
+    logits = torch.randn(requests, width, vocab, generator=generator)
+    if turn & 1:
+        logits = torch.round(logits)
+    logits = logits.to(TYPES[turn % 3])
+    if turn % 5 == 2:
+        odd = torch.randint(0, 4, (requests, width, vocab), generator=generator)
+        logits[odd == 0] = torch.nan
+        logits[0, 0] = -torch.inf
+    best = torch.where(logits.isnan(), -torch.inf, logits.float()).argmax(-1)
+    luck = torch.rand(requests, width, generator=generator)
+    other = torch.randint(0, vocab, (requests, width), generator=generator)
+    window = torch.where(luck < 0.75, best.roll(1, 1), other)
+    rows = torch.randint(1, width + 1, (requests,), generator=generator)
+    logits[torch.arange(width) >= rows[:, None]] = torch.inf
+    if turn % 4 == 3:
+        rows[-1] = 0
+        logits[-1, 0] = 0.0  # as upstream fills the rows of an empty seat
+    flat = logits.view(requests * width, vocab)
+    if turn % 7 == 4:
+        flat = torch.nn.functional.pad(flat, (0, 5))[:, :vocab]
+    lens = torch.randint(1, 9000, (requests,), generator=generator)
+    return Step(*(part.to(device) for part in (window, rows, flat, lens)))
+
+
+def outputs(requests: int, width: int, device: str = "cpu") -> Emitted:
+    """What a launch writes to, filled with what it may not leave."""
+
+    def fill(dtype: torch.dtype, *shape: int) -> Tensor:
+        return torch.full(shape, -7, dtype=dtype, device=device)
+
+    wide, narrow = torch.int64, torch.int32
+    return Emitted(
+        fill(wide, requests),
+        fill(wide, requests),
+        fill(narrow, requests),
+        fill(narrow, requests),
+        fill(wide, requests),
+        fill(wide, requests, width),
+    )

@@ -1,0 +1,98 @@
+"""Greedy acceptance by Triton: the outcomes of its reference and of SGLang's rule, on odd steps."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import pytest
+import torch
+
+from sglang_dspark.benchmarks.greedy_shapes import outputs, step, steps
+from sglang_dspark.kernels.accept_greedy import (
+    accept_greedy_torch,
+    accept_greedy_triton,
+    parts_of,
+    room_for,
+    why_not,
+)
+from tests.kernels.processes import output_of
+
+pytest.importorskip("sglang")
+
+STEPS = 480  # of 5 requests on average
+
+
+@pytest.fixture(scope="module")
+def report() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        output_of("tests.kernels.interpreted_greedy", str(STEPS)).splitlines()[-1]
+    )
+    return found
+
+
+def test_interpreted_kernel_equals_torch_and_upstream(report: dict[str, Any]) -> None:
+    parity = report["parity"]
+    assert parity["wrong"] == []
+    assert parity["requests"] >= 2000
+    assert min(parity["kept"], parity["cut"]) > 500
+    assert parity["parts"] == [1, 2, 4], "rows are searched whole and in parts"
+    assert parity["arrivals"] == 0  # the counters are ready for the next launch
+
+
+def test_outcomes_known_by_hand(report: dict[str, Any]) -> None:
+    known = report["known"]
+    assert known["accepted"] == [2, 1, 0]
+    assert known["bonus"] == [0, 0, 2]  # nothing to choose from: the first; inf twice: the lower
+    assert known["emitted"] == [3, 2, 1]
+    assert known["new_lens"] == [7, 52, 8]
+    assert known["dropped"] == [0, 0, 0]
+    assert known["tokens"] == [[1, 2, 0], [0, 0, 0], [2, 0, 0]]
+    assert known["bytes"] == 0, "a launch in a graph allocates nothing"
+
+
+def test_kernel_compiles_for_ampere_hopper_and_blackwell_without_one() -> None:
+    found = json.loads(output_of("tests.kernels.compiled_greedy"))
+    assert {name.split(":")[0] for name in found} == {"80", "90", "100"}
+    assert all(each["code"] > 0 for each in found.values())
+    assert all(each["atomics"] == 1 for each in found.values())  # a program arrives once
+    assert max(each["shared"] for each in found.values()) <= 48 * 1024
+
+
+def test_rows_are_cut_where_programs_are_few() -> None:
+    assert parts_of(8, 151_936) == 32  # each part has 4,096 tokens or more
+    assert parts_of(8 * 256, 151_936) == 1
+    assert parts_of(8, 4096) == 1
+
+
+def test_what_does_not_fit_is_said() -> None:
+    given = step(torch.Generator().manual_seed(0), 3, 4, 17, turn=0)
+    out, room = outputs(3, 5), room_for(3, 5, torch.device("cpu"))
+    assert why_not(*given[:3], out, room) is None
+    assert "logits must be" in str(why_not(*given[:2], given.logits.double(), out, room))
+    assert "more logits than 14 rows" in str(why_not(*given[:2], given.logits[:14], out, room))
+    assert "int64" in str(why_not(given.window.int(), *given[1:3], out, room))
+    small = room_for(2, 5, torch.device("cpu"))
+    assert "room for (2, 5)" in str(why_not(*given[:3], out, small))
+    narrow = out._replace(accepted=out.accepted.int())
+    assert "outputs must be" in str(why_not(*given[:3], narrow, room))
+    with pytest.raises(ValueError, match="accept_greedy: room"):
+        accept_greedy_triton(*given, out, small)
+
+
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")
+def test_compiled_kernel_equals_torch() -> None:
+    room = room_for(16, 12, torch.device("cuda"))
+    for given in steps(STEPS, device="cuda"):
+        out = outputs(*given.window.shape, "cuda")
+        accept_greedy_triton(*given, out, room)
+        for found, expected in zip(out[:5], accept_greedy_torch(*given)[:5], strict=True):
+            assert torch.equal(found, expected)
+
+
+def test_benchmark_says_what_it_needs() -> None:
+    printed = output_of("sglang_dspark.benchmarks.greedy")
+    if torch.cuda.is_available():
+        assert json.loads(printed.splitlines()[0])["op"] == "accept_greedy"
+    else:
+        assert "no CUDA device" in printed

@@ -1,0 +1,74 @@
+"""The step's operators inside a rehearsed server, in captured graphs, run by the interpreter."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import pytest
+
+from tests.integration import tiny_models
+from tests.integration.serving import Served, ServerPool
+from tests.rehearsal.conftest import Rehearsed, start_rehearsed
+from tests.rehearsal.test_sampling_rules import tokens
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
+
+TOKENS = 10  # of an answer; every step of them is interpreted
+PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 2 * i)] for i in range(4)]
+DRAFT, ADMIT, PACK = "markov_triton", "admit_triton", "pack_triton"
+GREEDY, SAMPLED = "accept_greedy_triton", "accept_triton"
+
+
+@pytest.fixture(scope="module")
+def interpreted(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
+    return start_rehearsed(
+        pool,
+        "operators",
+        pair,
+        *("--max-running-requests", "4", "--cuda-graph-bs-decode", "1", "2", "4"),
+        TRITON_INTERPRET="1",
+        DSPARK_REHEARSAL_GRAPHS="1",
+        DSPARK_REHEARSAL_STAIR="8e-3",
+    )
+
+
+def answers(server: Served, **sampling: Any) -> list[dict[str, Any]]:
+    """Of all prompts at once; seeds are their numbers, where there is a temperature."""
+    together = [{"max_new_tokens": TOKENS, "ignore_eos": True, **sampling} for _ in PROMPTS]
+    if sampling.get("temperature"):
+        together = [{**each, "sampling_seed": 70 + i} for i, each in enumerate(together)]
+    body = {"input_ids": PROMPTS, "sampling_params": together}
+    found: list[dict[str, Any]] = server.request("POST", "/generate", json=body).json()
+    return found
+
+
+def launched(passes: list[dict[str, Any]]) -> set[str]:
+    return {name for each in passes for name in each["operators"]}
+
+
+def test_greedy_answers_are_the_plain_servers(plain: Served, interpreted: Rehearsed) -> None:
+    before = len(interpreted.passes())
+    got = answers(interpreted.server, temperature=0)
+    assert tokens(got) == tokens(answers(plain, temperature=0))
+    passes = interpreted.passes()[before:]
+    assert all(each["replayed"] and each["folded"] for each in passes)
+    assert all(GREEDY in each["operators"] for each in passes)
+    drafted = [each for each in passes if each["verified"]]
+    assert drafted
+    assert all({DRAFT, ADMIT} <= set(each["operators"]) for each in drafted)
+    assert len(passes) < len(PROMPTS) * TOKENS / 1.5, "hardly a draft was accepted"
+    assert launched(passes) == {DRAFT, ADMIT, GREEDY, PACK}
+
+
+@pytest.mark.parametrize(
+    "rules", [{}, {"top_k": 8, "top_p": 0.9, "min_p": 0.02}], ids=["uncut", "cut"]
+)
+def test_seeded_answers_are_the_plain_servers(
+    plain: Served, interpreted: Rehearsed, rules: dict[str, float]
+) -> None:
+    before = len(interpreted.passes())
+    got = answers(interpreted.server, temperature=0.9, **rules)
+    assert tokens(got) == tokens(answers(plain, temperature=0.9, **rules))
+    passes = interpreted.passes()[before:]
+    assert all(each["replayed"] and not each["folded"] for each in passes)
+    assert {DRAFT, ADMIT, SAMPLED, PACK} <= launched(passes)

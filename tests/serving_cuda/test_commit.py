@@ -1,0 +1,84 @@
+"""Packed commits leave what upstream's whole windows leave, and project fewer rows."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang")
+
+from sglang.srt.speculative.dspark_components.dspark_kv_inject import TargetHiddenKvInjector
+
+from sglang_dspark.serving.cuda.commit import commit_packed, packs
+from tests.serving_cpu.test_context_kv import FEATURES, SLOTS, Draft, draft, pool
+
+__all__ = ["draft"]  # the fixture
+
+WIDTH = 6
+
+
+def worker_of(model: Draft, buffers: Any) -> Any:
+    """What a commit reads of a worker, its injector upstream's own."""
+    injector = TargetHiddenKvInjector(
+        draft_model=model,
+        draft_model_runner=SimpleNamespace(token_to_kv_pool=buffers, kv_index_translator=None),
+        model_runner=SimpleNamespace(device="cpu"),
+        device="cpu",
+        verify_num_draft_tokens=WIDTH,
+        block_pos_offsets=torch.arange(WIDTH),
+    )
+    return SimpleNamespace(
+        _kv_injector=injector,
+        draft_model_runner=injector.draft_model_runner,
+        verify_num_draft_tokens=WIDTH,
+    )
+
+
+@pytest.mark.parametrize("emitted", [[1], [6], [1, 1, 1, 1], [2, 6, 1, 4], [1, 3, 6, 6]])
+@pytest.mark.parametrize("spare", [0, 1, 5])
+def test_the_cache_is_upstreams(draft: Draft, emitted: list[int], spare: int) -> None:
+    generator = torch.Generator().manual_seed(5)
+    requests, rows = len(emitted), sum(emitted) + spare
+    slots = torch.randperm(SLOTS, generator=generator)[: requests * WIDTH] + 1
+    batch = SimpleNamespace(seq_lens=torch.randint(0, 100, (requests,), generator=generator))
+    plan = SimpleNamespace(write_ids=lambda translator, cols: slots)
+    window: Any = SimpleNamespace(kv_loc_plan=plan)
+    hidden = torch.randn(requests * WIDTH, FEATURES, generator=generator)
+    counts = torch.tensor(emitted, dtype=torch.int32)
+    ours, theirs = pool(), pool()
+    worker_of(draft, theirs)._kv_injector.inject_ragged(
+        batch=batch,
+        layout=None,
+        hidden_strided=hidden,
+        commit_lens=counts,
+        bs=requests,
+        kv_loc_plan=plan,
+    )
+    project = draft.project_target_hidden
+    with mock.patch.object(draft, "project_target_hidden", wraps=project) as projected:
+        commit_packed(worker_of(draft, ours), batch, window, hidden, counts, rows)
+    assert [len(call.args[0]) for call in projected.call_args_list] == [rows]
+    pairs = zip((*ours.k_buffer, *ours.v_buffer), (*theirs.k_buffer, *theirs.v_buffer), strict=True)
+    written = slots.view(requests, WIDTH)[torch.arange(WIDTH) < counts[:, None]]
+    for mine, other in pairs:
+        # Slot 0 is nobody's: rows that are left over go there.
+        torch.testing.assert_close(mine[1:], other[1:], rtol=1e-5, atol=1e-6)
+        assert not bool((mine[written] == -7).any())
+
+
+def test_whole_windows_and_latent_caches_are_committed_by_upstream(draft: Draft) -> None:
+    worker = worker_of(draft, pool())
+    assert packs(worker, 4, 4 * WIDTH - 1)
+    assert not packs(worker, 4, 4 * WIDTH)
+    worker.draft_model_runner.token_to_kv_pool = _Latent()
+    assert not packs(worker, 4, 4)
+
+
+class _Latent:
+    def set_swa_key_buffer_radix_fused_norm_rope(self) -> Tensor:
+        raise AssertionError("only looked for")
