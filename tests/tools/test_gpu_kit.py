@@ -2,47 +2,62 @@
 
 from __future__ import annotations
 
+import argparse
 import io
 import json
 import os
 import re
 import subprocess
 import sys
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from sglang_dspark.models.drafters import shipped_drafter_path
 from tools.gpu.kit import runner
+from tools.gpu.kit.models import TINY
+from tools.gpu.kit.runner import Places, run_stages
+from tools.gpu.kit.servers import server_of
 from tools.gpu.kit.stages import STAGES, Stage
+from tools.gpu.packing.arrival import environment, take_in
+from tools.gpu.packing.pieces import Contents, pack
 
 pytestmark = pytest.mark.xdist_group("gpu-kit")  # one dry run for all
 ROOT = Path(__file__).resolve().parents[2]
 KIT = ROOT / "tools" / "gpu"
+ALONE = [stage.name for stage in STAGES if not stage.needs]  # without a server
 
 
-def kit(out: Path, *words: str) -> subprocess.CompletedProcess[str]:
+def kit(out: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
+    """tools/gpu/run; its stamps, pieces and what was made of them lie beside `out`."""
+    beside = out.parent
     return subprocess.run(
-        [KIT / "run", "--out", out, "--stamps", out.parent / "stamps", *words],
-        cwd=out.parent,
-        env={**os.environ, "PYTHON": sys.executable},
+        [KIT / "run", "--out", out, "--stamps", beside, "--pieces", beside / "pieces", *words],
+        cwd=beside,
+        env={**os.environ, "PYTHON": sys.executable, "KIT_HOME": str(beside / "home")},
         capture_output=True,
         text=True,
-        timeout=900,
+        timeout=1800,
     )
 
 
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """A dry run of all stages."""
-    out = tmp_path_factory.mktemp("kit") / "out"
-    done = kit(out, "--commit", "abc1234")
+def dry_run(out: Path, *stages: str) -> dict[str, dict[str, Any]]:
+    """Results of these stages by name, run on this machine."""
+    done = kit(out, "--commit", "abc1234", *stages)
     assert done.returncode == 0, done.stderr
     return {file.stem: json.loads(file.read_text()) for file in out.iterdir()}
 
 
+@pytest.fixture(scope="module")
+def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
+    """A dry run of all stages that start no server."""
+    return dry_run(tmp_path_factory.mktemp("kit") / "out", *ALONE)
+
+
 def test_every_stage_leaves_a_result_file(results: dict[str, dict[str, Any]]) -> None:
-    assert set(results) == {stage.name for stage in STAGES}
+    assert set(results) == set(ALONE)
     for name, found in results.items():
         assert found["command"] == f"tools/gpu/run {name}"
         assert found["commit"] == "abc1234"
@@ -56,6 +71,10 @@ def test_parity_is_of_all_kernels_here_too(results: dict[str, dict[str, Any]]) -
     assert found["admission"]["different"] == []
     assert found["accept"]["requests"] >= 40
     assert found["accept"]["wrong"] == []
+    assert found["greedy"]["requests"] >= 100
+    assert found["commit"]["rows"] >= 200
+    assert found["markov"]["drafts"] >= 200
+    assert [found[name]["wrong"] for name in ("greedy", "commit", "markov")] == [[], [], []]
     assert len(found["products"]) >= 70
     assert max(found["products"].values()) < 1e-3
     assert len(found["layers"]) == 7
@@ -66,7 +85,7 @@ def test_without_a_device_nothing_is_said_to_be_measured(
 ) -> None:
     if results["device"]["device"] != "no CUDA device":
         pytest.skip("there is one")
-    for name in ("admission", "accept", "experts"):
+    for name in ("markov", "admission", "greedy", "accept", "commit", "experts"):
         assert results[name]["metrics"]["measured"] is False
 
 
@@ -77,15 +96,16 @@ def test_a_name_that_is_none_is_one_line(tmp_path: Path) -> None:
 
 
 def test_the_page_lists_every_stage_and_its_limit() -> None:
-    rows = re.findall(r"^\| `(\w+)` .* \| (\d+) \|$", (KIT / "README.md").read_text(), re.MULTILINE)
+    page = (KIT / "README.md").read_text()
+    rows = re.findall(r"^\| `([\w-]+)` .* \| (\d+) \|$", page, re.MULTILINE)
     assert rows == [(stage.name, str(stage.limit_s)) for stage in STAGES]
 
 
-def stage(folder: Path, name: str, code: str, limit_s: int = 60) -> Stage:
+def stage(folder: Path, name: str, code: str, limit_s: int = 60, **given: Any) -> Stage:
     """A stage that counts its runs in NAME.runs and does what the code says."""
     counted = f"open({str(folder / name)!r} + '.runs', 'a').write('x')\n"
     (folder / f"stage_{name}.py").write_text(f"import json, sys, time\n{counted}{code}\n")
-    return Stage(name, f"stage_{name}", limit_s, "a test's")
+    return Stage(name, f"stage_{name}", limit_s, "a test's", **given)
 
 
 @pytest.fixture
@@ -95,32 +115,101 @@ def modules(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.fixture
+def places(tmp_path: Path) -> Places:
+    return Places(tmp_path / "kept", tmp_path / "out", tmp_path / "home")
+
+
 FINE = "print(json.dumps({'device': 'd', 'a': 1})); print(json.dumps({'row': 5}))"
 
 
-def test_what_ended_well_is_not_run_again(modules: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    fine, kept = stage(modules, "fine", FINE), modules / "kept"
+def test_what_ended_well_is_not_run_again(
+    modules: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    fine = stage(modules, "fine", FINE)
     seen = []
     for code in ("one", "one", "other"):
-        monkeypatch.setattr(runner, "fingerprint", lambda code=code: code)
-        assert runner.run_stages([fine], kept, modules / "out", "c", io.StringIO()) == []
+        monkeypatch.setattr(runner, "fingerprint", lambda folders, code=code: code)
+        assert run_stages([fine], places, "c", io.StringIO()) == []
         seen.append((modules / "fine.runs").read_text())
-        found = json.loads((modules / "out" / "fine.json").read_text())
+        found = json.loads((places.out / "fine.json").read_text())
         assert found["metrics"] == {"a": 1, "rows": [5]}
         assert (found["device"], found["fingerprint"]) == ("d", code)
+        assert [file.name for file in places.out.iterdir()] == ["fine.json"]
     assert seen == ["x", "x", "xx"]
-    (kept / "fine.json").write_text("{")
-    assert runner.run_stages([fine], kept, modules / "out", "c", io.StringIO()) == []
+    (places.kept / "fine.json").write_text("{")
+    assert run_stages([fine], places, "c", io.StringIO()) == []
     assert (modules / "fine.runs").read_text() == "xxx"
 
 
-def test_a_fault_ends_one_stage_and_what_it_said_is_kept(modules: Path) -> None:
+def test_results_of_an_earlier_call_come_again_only_when_asked(
+    modules: Path, places: Places
+) -> None:
+    fine = stage(modules, "fine", FINE)
+    assert run_stages([fine], places, "c", io.StringIO()) == []
+    (places.out / "fine.json").unlink()
+    for again in (False, True):
+        assert run_stages([fine], places, "c", io.StringIO(), again=again) == []
+        assert (places.out / "fine.json").exists() == again
+
+
+def test_a_stage_whose_pieces_have_not_come_waits(modules: Path, places: Places) -> None:
+    """Neither failed nor done: once they are here, the same call runs it."""
+    pieces, said = modules / "pieces", io.StringIO()
+
+    def fill(folder: Path) -> None:
+        (folder / "one").write_bytes(bytes(3000))
+
+    pack([Contents("odd", "", fill)], pieces, 8192, lambda line: None)
+    stages = [stage(modules, "odd", FINE, needs=("odd",)), stage(modules, "fine", FINE)]
+    (pieces / "2-odd.tar").rename(modules / "2-odd.tar")
+    assert take_in(pieces, places.home, lambda line: None) == []
+    assert run_stages(stages, places, "c", said) == []
+    assert "kit: odd: waits for pieces 2-odd\n" in said.getvalue()
+    assert [file.name for file in places.kept.iterdir()] == ["fine.json"]
+    (modules / "2-odd.tar").rename(pieces / "2-odd.tar")
+    assert take_in(pieces, places.home, lambda line: None) == []
+    assert run_stages(stages, places, "c", said) == []
+    assert (modules / "odd.runs").read_text() == "x"
+
+
+def test_a_stage_that_may_not_end_in_time_is_left_for_the_next_call(
+    modules: Path, places: Places
+) -> None:
+    stages, said = [stage(modules, "long", FINE, 400), stage(modules, "short", FINE)], io.StringIO()
+    assert run_stages(stages, places, "c", said, seconds=300) == []
+    assert re.search(r"kit: long: may take 400 s of \d+ left; run it in", said.getvalue())
+    assert [file.name for file in places.out.iterdir()] == ["short.json"]
+
+
+def test_what_a_stage_said_is_left_when_the_call_is_cut_off(modules: Path, places: Places) -> None:
+    stage(modules, "slow", f"{FINE}; sys.stdout.flush(); time.sleep(20)")
+    call = (
+        "from pathlib import Path\nfrom tools.gpu.kit import runner\n"
+        "from tools.gpu.kit.stages import Stage\n"
+        f"here = Path({str(modules)!r})\nrunner.ROOT = here\n"
+        "places = runner.Places(here / 'kept', here / 'out', here / 'home')\n"
+        "runner.run_stages([Stage('slow', 'stage_slow', 300, 'slow')], places, 'c')\n"
+    )
+    lines = places.out / "slow.lines"
+    with subprocess.Popen([sys.executable, "-c", call], cwd=ROOT, start_new_session=True) as child:
+        try:
+            deadline = time.monotonic() + 120
+            while not (lines.is_file() and "row" in lines.read_text()):
+                assert time.monotonic() < deadline
+                time.sleep(0.05)
+        finally:
+            child.kill()
+    assert json.loads(lines.read_text().splitlines()[-1]) == {"row": 5}
+
+
+def test_a_fault_ends_one_stage_and_what_it_said_is_kept(modules: Path, places: Places) -> None:
     broken = stage(modules, "broken", f"{FINE}; sys.stdout.flush(); sys.exit(3)")
     slow = stage(modules, "slow", f"{FINE}; sys.stdout.flush(); time.sleep(60)", limit_s=3)
     stages, said = [broken, slow, stage(modules, "fine", FINE)], io.StringIO()
-    out = modules / "out"
+    out = places.out
     for _ in range(2):  # neither is taken for done
-        assert runner.run_stages(stages, modules / "kept", out, "c", said) == ["broken", "slow"]
+        assert run_stages(stages, places, "c", said) == ["broken", "slow"]
     assert (modules / "broken.runs").read_text() == (modules / "slow.runs").read_text() == "xx"
     assert (modules / "fine.runs").read_text() == "x"
     for name, why in (("broken", "it ended with status 3"), ("slow", "not done within 3 s")):
@@ -130,12 +219,134 @@ def test_a_fault_ends_one_stage_and_what_it_said_is_kept(modules: Path) -> None:
         assert not (out / f"{name}.json").exists()
 
 
+def test_what_failed_before_comes_last_until_its_code_is_another(
+    modules: Path, places: Places, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It must not take the time of stages that have not been tried."""
+    one, two, three = (stage(modules, name, "sys.exit(3)") for name in ("one", "two", "three"))
+    tried = []
+    for code, stages in (("a", [one]), ("a", [one, two]), ("b", [one, three])):
+        monkeypatch.setattr(runner, "fingerprint", lambda folders, code=code: code)
+        said = io.StringIO()
+        run_stages(stages, places, "c", said)
+        tried.append(re.findall(r"kit: (\w+): failed", said.getvalue()))
+    assert tried == [["one"], ["two", "one"], ["one", "three"]]
+
+
 def test_the_fingerprint_is_of_the_code(tmp_path: Path) -> None:
     (tmp_path / "kernels").mkdir()
+    (tmp_path / "other").mkdir()
     file = tmp_path / "kernels" / "one.py"
     found = set()
     for text in ("a", "b"):
         file.write_text(text)
-        found.add(runner.fingerprint(tmp_path))
+        found.add(runner.fingerprint(("kernels",), tmp_path))
+    (tmp_path / "other" / "one.py").write_text("a")
+    assert runner.fingerprint(("kernels",), tmp_path) in found
     file.rename(file.with_name("two.py"))
-    assert len(found | {runner.fingerprint(tmp_path)}) == 3
+    assert len(found | {runner.fingerprint(("kernels",), tmp_path)}) == 3
+    assert all((ROOT / folder).is_dir() for stage in STAGES for folder in stage.code)
+
+
+@pytest.mark.parametrize("arm", ["plain", "dspark", "dspark-fixed-gamma", "mtp1"])
+def test_sglang_knows_the_flags_for_a_gpu(arm: str, tmp_path: Path) -> None:
+    """A slip there would cost a call on a machine that is there for half an hour."""
+    server_args = pytest.importorskip("sglang.srt.server_args")
+    drafters = {"dspark": shipped_drafter_path(), "mtp": shipped_drafter_path("smollm2-135m-mtp")}
+    spec = server_of(arm, tmp_path, drafters, "cuda", (1, 8, 128), tmp_path)
+    parser = argparse.ArgumentParser()
+    server_args.ServerArgs.add_cli_args(parser)
+    found = parser.parse_args(spec.command()[3:])
+    assert (found.device, found.dtype, found.attention_backend) == ("cuda", "bfloat16", "triton")
+    assert found.speculative_draft_attention_backend == (None if arm == "plain" else "triton")
+    assert (found.cuda_graph_bs_decode[0], found.cuda_graph_bs_decode[-1]) == (1, 128)
+    assert found.max_running_requests == 128
+
+
+ANSWERED = {
+    "plain": (0, 0),
+    "dspark": (2.0, 4.6),
+    "dspark-fixed-gamma": (2.9, 4.6),
+    "mtp1": (1.6, 2),
+}
+
+
+@pytest.mark.server
+@pytest.mark.parametrize(
+    "arm",
+    ["dspark", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ANSWERED if arm != "dspark")],
+)
+def test_an_arm_is_served_and_says_what_its_table_says(tmp_path: Path, arm: str) -> None:
+    [found] = dry_run(tmp_path / "out", f"servers-{arm}").values()
+    figures = found["metrics"]
+    assert (figures["measured"], figures["arm"]) == (False, arm)
+    assert [row["users"] for row in figures["rows"]] == [1, 2]
+    for row in figures["rows"]:
+        agreed, total = row["right"]
+        assert agreed == total == 12 * 24
+        low, high = ANSWERED[arm]
+        assert low <= (row["tau"] or 0) <= high
+        assert (row["verified"] is not None) == (arm == "dspark")
+        assert row["tokens_per_s"] > 0
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_the_scheduled_arm_runs_the_gpus_side_of_the_step(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The stage as it is, its server rehearsed as in tests/rehearsal."""
+    (tmp_path / "overlap.yaml").write_text("cpu: {overlap: true}\n")
+    monkeypatch.setenv("SGLANG_DSPARK_CONFIG", str(tmp_path / "overlap.yaml"))
+    monkeypatch.setenv("DSPARK_REHEARSAL", str(tmp_path))
+    # Full windows of two requests take two tiers, four drafts one: the second one must not pay.
+    monkeypatch.setenv("DSPARK_REHEARSAL_STAIR", "30e-3")
+    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "rehearsal" / "site"))
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the planted step times are nobody else's
+    [found] = dry_run(tmp_path / "out", "servers-dspark").values()
+    assert all(row["right"] == [288, 288] for row in found["metrics"]["rows"])
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    passes = [line for line in lines if "pass" in line]
+    assert any(0 < each["verified"] < TINY.gamma * each["pass"] for each in passes)
+
+
+def answers_alike(figures: dict[str, Any]) -> bool:
+    [load] = figures["by_concurrency"]
+    return load["identical"] == [12, 12] and load["tau"] > 1.2 and not figures["measured"]
+
+
+@pytest.mark.server
+def test_the_demo_model_answers_alike_with_and_without_drafts(tmp_path: Path) -> None:
+    [found] = dry_run(tmp_path / "out", "smollm").values()
+    assert answers_alike(found["metrics"])
+    assert [row["server"] for row in found["metrics"]["rows"]] == ["plain", "dspark"]
+
+
+@pytest.mark.slow
+@pytest.mark.server
+def test_servers_run_from_what_was_packed(tmp_path: Path) -> None:
+    """With a network: everything is fetched, sent, installed, and served from there."""
+    python, home = f"{sys.version_info.major}.{sys.version_info.minor}", tmp_path / "home"
+    command = [KIT / "pack", "--python", python, "--out", tmp_path / "pieces"]
+    with_us = {**os.environ, "PYTHON": sys.executable}
+    packed = subprocess.run(command, env=with_us, capture_output=True, text=True, timeout=3600)
+    assert packed.returncode == 0, packed.stderr
+    pieces = sorted((tmp_path / "pieces").glob("*.tar"))
+    assert [piece.name.split("-")[0] for piece in pieces] == ["1", "2", "3", "4"]
+    assert max(piece.stat().st_size for piece in pieces) <= 48 << 20
+    found = dry_run(tmp_path / "out", "servers-dspark", "smollm")
+    assert answers_alike(found["smollm"]["metrics"])
+    assert all(row["right"] == [288, 288] for row in found["servers-dspark"]["metrics"]["rows"])
+    code = "import sglang, openai; print(sglang.__file__, openai.__file__)"
+    done = subprocess.run(
+        [sys.executable, "-c", code],
+        env={**os.environ, **environment(home)},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+    assert done.stdout.split() == [
+        str(home / "sglang" / "sglang" / "__init__.py"),
+        str(home / "sglang" / "openai" / "__init__.py"),
+    ], done.stderr
+    assert list((home / "cache").rglob("provenance.json")), "the target was not made from its piece"

@@ -1,9 +1,8 @@
-"""tools/gpu: a checkout small enough to be sent, and weights that follow it in pieces."""
+"""tools/gpu/slim: a checkout small enough to be sent."""
 
 from __future__ import annotations
 
 import hashlib
-import os
 import shutil
 import subprocess
 from pathlib import Path
@@ -79,45 +78,3 @@ def test_slim_refuses_in_one_line_and_leaves_all(clone: Path, obstacle: str) -> 
     run("git", "checkout", "--quiet", "--", WEIGHTS, cwd=clone)
     assert (done.returncode, done.stderr.count("\n"), after == before) == (1, 1, True)
     assert done.stderr.startswith("slim: ")
-
-
-def test_pieces_are_small_and_make_the_file_again(tmp_path: Path) -> None:
-    content = os.urandom(5 * 2**19 + 7)  # two pieces of a MiB and one of half a MiB
-    (tmp_path / "weights").write_bytes(content)
-    done = run(TOOLS / "pieces", "split", "weights", "out", "1", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    pieces = sorted((tmp_path / "out").glob("piece.*"))
-    assert [piece.stat().st_size for piece in pieces] == [2**20, 2**20, 2**19 + 7]
-    done = run(TOOLS / "pieces", "join", "out", "again", cwd=tmp_path)
-    assert done.returncode == 0, done.stderr
-    assert (tmp_path / "again").read_bytes() == content
-    again = run(TOOLS / "pieces", "split", "weights", "out", "1", cwd=tmp_path)
-    assert (again.returncode, again.stderr.count("\n")) == (1, 1)
-
-
-@pytest.mark.parametrize(
-    ("fault", "said"),
-    [
-        ("missing", "missing or damaged, send again: piece.001"),
-        ("damaged", "missing or damaged, send again: piece.001"),
-        ("list cut", "the pieces in out make another file"),
-        ("no list", "out lacks SHA256SUMS or whole.sha256"),
-    ],
-)
-def test_join_writes_nothing_unless_it_is_the_file(tmp_path: Path, fault: str, said: str) -> None:
-    (tmp_path / "weights").write_bytes(os.urandom(3 * 2**20))
-    run(TOOLS / "pieces", "split", "weights", "out", "1", cwd=tmp_path)
-    out = tmp_path / "out"
-    if fault == "missing":
-        (out / "piece.001").unlink()
-    elif fault == "damaged":
-        (out / "piece.001").write_bytes(b"x" * 2**20)
-    elif fault == "list cut":
-        sums = (out / "SHA256SUMS").read_text().splitlines(keepends=True)
-        (out / "SHA256SUMS").write_text("".join(sums[:-1]))
-    else:
-        (out / "SHA256SUMS").unlink()
-    done = run(TOOLS / "pieces", "join", "out", "again", cwd=tmp_path)
-    assert (done.returncode, done.stderr.count("\n")) == (1, 1)
-    assert said in done.stderr
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["out", "weights"]

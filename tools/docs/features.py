@@ -50,9 +50,27 @@ RULES = {
 TAIL = """
 A step whose requests ask for none of this costs what it did. Nothing is read back from the device.
 Our accept rule there is one Triton launch without a tensor of probabilities
-(`kernels/accept_sampled.py`), interpreted and compiled for sm_80, sm_90 and sm_100, never run on a
-GPU. What it refuses is accepted in torch, which one line of the log says.
-`python -m sglang_dspark.benchmarks.accept` times it beside SGLang's operator where there is a GPU.
+(`kernels/accept_sampled.py`). What it refuses is accepted in torch, which one line of the log says.
+
+## Operators of the step
+
+| operator in `kernels/` | what it does in one launch |
+|---|---|
+| `markov_sample.py` | the sequential head's gamma steps, greedy or sampled |
+| `admission.py` | confidence logits to ragged windows: calibration, survival, the K largest |
+| `accept_greedy.py` | in a greedy pass's graph: the target's choices, drafts kept, lengths |
+| `accept_sampled.py` | the same of sampled requests, with cuts and seeds |
+| `commit_rows.py` | packs the rows of emitted tokens before they are projected |
+
+Each runs in Triton's interpreter in the tests and is compiled for sm_80, sm_90 and sm_100; none has
+run on a GPU. Where there is one, `python -m sglang_dspark.benchmarks.admission` (`.markov`,
+`.greedy`, `.accept`, `.commit`) times them beside SGLang's.
+
+A scheduled server's drafts are one Triton launch a block (`kernels/markov_sample.py`), in the
+draft's graph too, not yet tried on a GPU: SGLang's noise, logits and drafts, but where rounding
+decides. Its programs wait for each other between the positions; the launch is a cooperative one.
+Heads of other types than vanilla, gated and rnn, vocabularies split over ranks, and ranks that
+agree on each draft keep SGLang's steps, which one line of the log says.
 
 Where every draft is verified all of it is SGLang's: penalties and seeds have no effect, and min-p,
 or top-k beside top-p, is another distribution than plain decoding's. Plain decoding on a GPU

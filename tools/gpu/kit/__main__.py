@@ -8,34 +8,55 @@ import subprocess
 import sys
 from pathlib import Path
 
-from tools.gpu.kit.runner import ROOT, run_stages
+from tools.gpu.kit.runner import ROOT, Places, run_stages
 from tools.gpu.kit.stages import STAGES
+from tools.gpu.packing.arrival import kit_home, take_in
 
 
 def main() -> int:
-    """Status 0 when every stage ended well, 1 when one failed, 2 for a name that is none."""
+    """Status 0 when every stage that could run ended well, 1 when one failed or a piece was
+    damaged, 2 for a name that is none."""
+    options = _options()
+    known = {stage.name: stage for stage in STAGES}
+    for name in options.stages:
+        if name not in known:
+            print(f"kit: no stage {name}; there are {', '.join(known)}", file=sys.stderr)
+            return 2
+    home = kit_home()
+    wrong = take_in(options.pieces, home, lambda text: print(f"kit: {text}", file=sys.stderr))
+    for line in wrong:
+        print(f"kit: {line}", file=sys.stderr)
+    chosen = [stage for stage in STAGES if not options.stages or stage.name in options.stages]
+    out = options.stamps / "results" if options.out is None else Path(options.out)
+    failed = run_stages(
+        chosen,
+        Places(options.stamps, out, home),
+        options.commit or _commit(),
+        seconds=options.seconds,
+        again=bool(options.stages) or options.out is None,
+    )
+    if failed:
+        print(f"kit: failed: {', '.join(failed)}; run them again by name", file=sys.stderr)
+    return 1 if failed or wrong else 0
+
+
+def _options() -> argparse.Namespace:
     listed = "; ".join(f"{stage.name}: {stage.about}" for stage in STAGES)
     parser = argparse.ArgumentParser(prog="tools/gpu/run", description=f"Stages: {listed}.")
     parser.add_argument("stages", nargs="*", metavar="STAGE", help="all of them unless named")
     parser.add_argument(
         "--out", type=Path, default=os.environ.get("OUT"), help="folder for the results; or $OUT"
     )
+    runs = ROOT / "runs" / "gpu"
+    parser.add_argument("--stamps", type=Path, default=runs, help="folder of what was run before")
     parser.add_argument(
-        "--stamps", type=Path, default=ROOT / "runs" / "gpu", help="folder of what was run before"
+        "--pieces", type=Path, default=runs / "pieces", help="folder of what tools/gpu/pack made"
+    )
+    parser.add_argument(
+        "--seconds", type=float, default=float("inf"), help="how long this call may take"
     )
     parser.add_argument("--commit", default=None, help="of the tree, where there is no git")
-    options = parser.parse_args()
-    known = {stage.name: stage for stage in STAGES}
-    for name in options.stages:
-        if name not in known:
-            print(f"kit: no stage {name}; there are {', '.join(known)}", file=sys.stderr)
-            return 2
-    chosen = [stage for stage in STAGES if not options.stages or stage.name in options.stages]
-    out = options.stamps / "results" if options.out is None else Path(options.out)
-    failed = run_stages(chosen, options.stamps, out, options.commit or _commit())
-    if failed:
-        print(f"kit: failed: {', '.join(failed)}; run them again by name", file=sys.stderr)
-    return 1 if failed else 0
+    return parser.parse_args()
 
 
 def _commit() -> str:

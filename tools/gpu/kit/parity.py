@@ -1,7 +1,7 @@
 """Every kernel against its reference, compiled on the device; in Triton's interpreter without one.
 
-Admission is compared bit for bit, sampled acceptance request by request with the pure rules, where
-rounding does not decide; grouped products and expert layers with float64 by `calc_diff`.
+Admission, greedy acceptance and packing are compared bit for bit, drafts and sampled acceptance
+where rounding does not decide; grouped products and expert layers with float64 by `calc_diff`.
 Ends with status 1, after all comparisons, where one is off.
 """
 
@@ -18,12 +18,19 @@ if not torch.cuda.is_available():
 from dataclasses import replace
 from typing import Any
 
+from sglang_dspark.benchmarks import commit_shapes, greedy_shapes, markov_shapes
 from sglang_dspark.benchmarks.accept_shapes import on, steps
 from sglang_dspark.benchmarks.experts import correctness
 from sglang_dspark.benchmarks.grouped_shapes import KINDS, grouped_operands, grouped_shapes
 from sglang_dspark.benchmarks.shapes import batches
+from sglang_dspark.kernels.accept_greedy import (
+    accept_greedy_torch,
+    accept_greedy_triton,
+    room_for,
+)
 from sglang_dspark.kernels.accept_sampled import Tiling, accept_triton
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
+from sglang_dspark.kernels.commit_rows import pack_torch, pack_triton
 from sglang_dspark.kernels.grouped_gemm import m_grouped_gemm_nt_contiguous
 from sglang_dspark.kernels.grouped_layout import GroupedOperands
 from sglang_dspark.kernels.grouped_reference import (
@@ -31,9 +38,14 @@ from sglang_dspark.kernels.grouped_reference import (
     m_grouped_gemm_nt_contiguous_reference,
 )
 from tests.kernels.accept_reference import reference, undecided
+from tests.kernels.greedy_reference import different
 from tools.gpu.kit.device import device_name, say
 
-STEPS = {"cuda": 400, "cpu": 12}  # of sampled acceptance; interpreted each takes a second
+# Of sampled acceptance. Three of four are another variant of the kernel, which takes seconds to
+# compile; interpreted each step takes one.
+STEPS = {"cuda": 24, "cpu": 12}
+DRAFTED = {"cuda": 16, "cpu": 24}  # batches of drafts, for the same reason
+ODD = {"cuda": 48, "cpu": 24}  # of greedy acceptance and of packing
 MOST_DIFF = 1e-3
 MOST_LAYER_DIFF = 5e-3  # activations rounded to FP8 on both sides, in another order
 
@@ -45,12 +57,17 @@ def main() -> int:
     say(admission={"batches": compared, "different": different})
     acceptance = accepted(device, STEPS[device])
     say(accept=acceptance)
+    greedy, packed = greedily(device, ODD[device]), packings(device, ODD[device])
+    drafts = markov_shapes.parity_rows(DRAFTED[device], device)
+    say(greedy=greedy, commit=packed, markov=drafts)
     products = grouped(device)
     say(products=products)
     layers = correctness(device)
     say(layers=layers)
     off = [f"admission {shape}" for shape in different]
     off += [f"accept, {name}" for name in acceptance["wrong"]]
+    for name, found in (("greedy", greedy), ("commit", packed), ("markov", drafts)):
+        off += [f"{name}, {each}" for each in found["wrong"]]
     off += [name for name, diff in products.items() if not diff <= MOST_DIFF]
     off += [name for name, diff in layers.items() if not diff <= MOST_LAYER_DIFF]
     for name in off:
@@ -64,7 +81,7 @@ def admissions(device: str) -> tuple[int, list[list[int]]]:
     for case in batches(device):
         count += 1
         if not torch.equal(admit_triton(*case), admit_torch(*case)):
-            different.append(list(case.confidence.shape))
+            different.append(list(case.logits.shape))
     return count, different
 
 
@@ -82,6 +99,29 @@ def accepted(device: str, count: int) -> dict[str, Any]:
         wrong += [f"step {number}, request {r}" for r in (~same & ~undecided_here).nonzero()[:, 0]]
         requests, near = requests + len(same), near + int(undecided_here.sum())
     return {"requests": requests, "undecided": near, "wrong": wrong}
+
+
+def greedily(device: str, count: int) -> dict[str, Any]:
+    """Requests of `count` odd steps, and outcomes that differ."""
+    room = room_for(9, 9, torch.device(device))
+    requests, wrong = 0, []
+    for number, given in enumerate(greedy_shapes.steps(count, 0, device)):
+        out = greedy_shapes.outputs(*given.window.shape, device)
+        accept_greedy_triton(*given, out, room)
+        wrong += [f"step {number}, {name}" for name in different(out, accept_greedy_torch(*given))]
+        requests += len(out.accepted)
+    return {"requests": requests, "wrong": wrong}
+
+
+def packings(device: str, count: int) -> dict[str, Any]:
+    """Rows of `count` odd steps, and the steps that are packed otherwise."""
+    rows, wrong = 0, []
+    for number, given in enumerate(commit_shapes.windows(count, 0, device)):
+        found, expected = pack_triton(*given), pack_torch(*given)
+        rows += given.rows
+        if not all(torch.equal(*pair) for pair in zip(found, expected, strict=True)):
+            wrong.append(f"step {number}")
+    return {"rows": rows, "wrong": wrong}
 
 
 def grouped(device: str) -> dict[str, float]:

@@ -1,8 +1,9 @@
 """Runs stages one after the other and keeps what each one found.
 
 A stage that fails, or takes too long, does not end the others; what it said until then is kept as
-NAME.partial.json. What a stage found is one JSON file, which is its stamp too: it is not run again
-while its code and the GPUs are the same, so a call that was cut off goes on where it stopped.
+NAME.partial.json. What it says goes to NAME.lines at once, which is left where the whole run is cut
+off. What a stage found is one JSON file, which is its stamp too: it is not run again while its code
+and the GPUs are the same, so a call that was cut off goes on where it stopped.
 Standard library only, as on a machine without our packages.
 """
 
@@ -21,48 +22,65 @@ from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, TextIO
 
+from tools.gpu.files import write_whole
+from tools.gpu.kit.needs import waiting
 from tools.gpu.kit.stages import Stage
+from tools.gpu.packing.arrival import environment
 
 ROOT = Path(__file__).resolve().parents[3]
-_CODE = ("kernels", "sglang_dspark/benchmarks", "sglang_dspark/verify", "tools/gpu/kit")
+_KINDS = (".py", ".yaml", ".json")
 
 
-def fingerprint(root: Path = ROOT) -> str:
-    """SHA-256 of every Python file that a stage may run, and of the GPUs here."""
+@dataclass(frozen=True)
+class Places:
+    """kept: folder of what was run before; out: of this call's results; home: of what came in
+    pieces and what was made of it (`packing/arrival.py`)."""
+
+    kept: Path
+    out: Path
+    home: Path
+
+
+def fingerprint(folders: Sequence[str], root: Path = ROOT) -> str:
+    """SHA-256 of the files that decide what a stage finds, and of the GPUs here."""
     found = hashlib.sha256(_gpus().encode())
-    for folder in _CODE:
-        for file in sorted((root / folder).rglob("*.py")):
+    for folder in folders:
+        for file in sorted(each for each in (root / folder).rglob("*") if each.suffix in _KINDS):
             found.update(f"{file.relative_to(root)}\0".encode() + file.read_bytes())
     return found.hexdigest()
 
 
 def run_stages(
-    stages: Sequence[Stage], kept: Path, out: Path, commit: str, say: TextIO = sys.stderr
+    stages: Sequence[Stage],
+    places: Places,
+    commit: str,
+    say: TextIO = sys.stderr,
+    *,
+    seconds: float = float("inf"),
+    again: bool = True,
 ) -> list[str]:
-    """Run what `kept` does not hold yet; names of the stages that failed.
+    """Run what `places.kept` does not hold yet; names of the stages that failed.
 
-    kept, out: folders for NAME.json; the second gets every file of these stages, run or kept.
+    seconds: how long the call lasts; a stage that may take longer than what is left is not begun.
+    again: give the results of stages that were run before, too. A stage whose pieces have not come,
+    or whose time has, is neither failed nor done. Those that failed before come last: they may take
+    all the time again.
     """
-    failed = []
-    code = fingerprint()
-    for stage in stages:
-        path = kept / f"{stage.name}.json"
+    failed, began = [], time.monotonic()
+    for stage in sorted(stages, key=lambda stage: _failed_before(stage, places)):
+        path, code = places.kept / f"{stage.name}.json", fingerprint(stage.code)
+        left = seconds - (time.monotonic() - began)
         if _stamped(path, code):
             print(f"kit: {stage.name}: done before", file=say, flush=True)
-            _write(out / path.name, path.read_text(encoding="utf-8"))
-            continue
-        print(f"kit: {stage.name}: {stage.about}, {stage.limit_s} s at most", file=say, flush=True)
-        done = _run(stage)
-        document = _document(stage, done, {"commit": commit, "fingerprint": code})
-        text = json.dumps(document, indent=2) + "\n"
-        if done.why is None:
-            _write(path, text)
-            _write(out / path.name, text)
-        else:
+            if again:
+                write_whole(places.out / path.name, path.read_bytes())
+        elif (lacking := waiting(stage.needs, places.home)) is not None:
+            print(f"kit: {stage.name}: {lacking}", file=say, flush=True)
+        elif stage.limit_s > left:
+            why = f"may take {stage.limit_s} s of {left:.0f} left; run it in the next call"
+            print(f"kit: {stage.name}: {why}", file=say, flush=True)
+        elif not _done(stage, places, {"commit": commit, "fingerprint": code}, say):
             failed.append(stage.name)
-            _write(out / f"{stage.name}.partial.json", text)
-        ended = "done" if done.why is None else f"failed: {done.why}"
-        print(f"kit: {stage.name}: {ended} after {done.seconds} s", file=say, flush=True)
     return failed
 
 
@@ -82,6 +100,11 @@ def _stamped(path: Path, code: str) -> bool:
         return False
 
 
+def _failed_before(stage: Stage, places: Places) -> bool:
+    path = places.kept / f"{stage.name}.failed"
+    return path.is_file() and path.read_text() == fingerprint(stage.code)
+
+
 @dataclass(frozen=True)
 class Ended:
     """What a stage printed, and why that is not all; None: it is. seconds: what it took."""
@@ -91,21 +114,50 @@ class Ended:
     seconds: float
 
 
-def _run(stage: Stage) -> Ended:
+def _done(stage: Stage, places: Places, origin: Mapping[str, str], say: TextIO) -> bool:
+    """Run a stage and write what it found; whether it ended well."""
+    print(f"kit: {stage.name}: {stage.about}, {stage.limit_s} s at most", file=say, flush=True)
+    lines = places.out / f"{stage.name}.lines"
+    done = _run(stage, lines, environment(places.home))
+    text = json.dumps(_document(stage, done, origin), indent=2) + "\n"
+    if done.why is None:
+        write_whole(places.kept / f"{stage.name}.json", text)
+        write_whole(places.out / f"{stage.name}.json", text)
+    else:
+        write_whole(places.out / f"{stage.name}.partial.json", text)
+        write_whole(places.kept / f"{stage.name}.failed", origin["fingerprint"])
+    lines.unlink()
+    ended = "done" if done.why is None else f"failed: {done.why}"
+    print(f"kit: {stage.name}: {ended} after {done.seconds} s", file=say, flush=True)
+    return done.why is None
+
+
+def _run(stage: Stage, lines: Path, variables: Mapping[str, str]) -> Ended:
     began = time.monotonic()
-    command = [sys.executable, "-m", stage.module]
-    environment = {**os.environ, "PYTHONPATH": str(ROOT)}
-    with subprocess.Popen(
-        command, cwd=ROOT, env=environment, stdout=subprocess.PIPE, start_new_session=True
-    ) as child:
+    command = [sys.executable, "-m", stage.module, *stage.arguments]
+    paths = (str(ROOT), variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH"))
+    path = os.pathsep.join(each for each in paths if each)
+    lines.parent.mkdir(parents=True, exist_ok=True)
+    with (
+        lines.open("wb") as said,
+        subprocess.Popen(
+            command,
+            cwd=ROOT,
+            env={**os.environ, **variables, "PYTHONPATH": path},
+            stdout=said,
+            start_new_session=True,
+        ) as child,
+    ):
+        why: str | None = None
         try:
-            said, why = child.communicate(timeout=stage.limit_s)[0], None
+            child.wait(stage.limit_s)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)  # what it started too
-            said, why = child.communicate()[0], f"not done within {stage.limit_s} s"
+            why = f"not done within {stage.limit_s} s"
     if why is None and child.returncode:
         why = f"it ended with status {child.returncode}"
-    return Ended(said.decode(errors="replace"), why, round(time.monotonic() - began, 1))
+    text = lines.read_text(encoding="utf-8", errors="replace")
+    return Ended(text, why, round(time.monotonic() - began, 1))
 
 
 def _document(stage: Stage, done: Ended, origin: Mapping[str, str]) -> dict[str, Any]:
@@ -131,10 +183,3 @@ def _document(stage: Stage, done: Ended, origin: Mapping[str, str]) -> dict[str,
         "incomplete": done.why,
         "metrics": {**metrics, "rows": rows} if rows else metrics,
     }
-
-
-def _write(path: Path, text: str) -> None:
-    path.parent.mkdir(parents=True, exist_ok=True)
-    partial = path.with_name(f".{path.name}.{os.getpid()}")
-    partial.write_text(text, encoding="utf-8")
-    partial.replace(path)

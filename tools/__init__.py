@@ -1,0 +1,1 @@
+"""Commands for who works on this repository; none of them is part of the package."""

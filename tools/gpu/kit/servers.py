@@ -1,0 +1,175 @@
+"""One arm's server on a target of a real model's shape: tokens/s, tau, drafts verified by load.
+
+`python -m tools.gpu.kit.servers ARM` starts the arm's server (`configs/serve/ARM.yaml`), sends it
+rounds of the paired benchmark and prints a row for each. What the target says follows
+from a table (`models.py`), so each answer is checked: `right` counts the tokens that it names.
+Without a GPU a tiny target is served on the CPU, and nothing is said to be measured.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import httpx
+import numpy as np
+import torch
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.bench.paired import Plan, fresh_round
+from sglang_dspark.loadtest.client.load import Round
+from sglang_dspark.loadtest.client.metrics import SpecStats, median, per_user_speed, step_ms
+from sglang_dspark.loadtest.servers.arms import find_arms
+from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
+from sglang_dspark.loadtest.sweep.counters import read_counters
+from sglang_dspark.ports import free_port
+from sglang_dspark.shipped import shipped
+from tools.gpu.kit.device import device_name, say
+from tools.gpu.kit.models import QWEN3_4B, SPECIALS, TINY, Shape, ready
+from tools.gpu.packing.arrival import kit_home
+
+READY_S = 250.0  # the first start on a machine builds kernels and profiles graphs
+_GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_COUNTERS_S = 1.5  # the scheduler's counters come up to a second late
+
+
+@dataclass(frozen=True)
+class Load:
+    """What is sent: users at once, rounds of each, lengths of prompts and answers in tokens."""
+
+    users: tuple[int, ...]
+    repeats: int
+    prompt_tokens: int
+    answer_tokens: int
+
+
+SERVED = {
+    "cuda": (QWEN3_4B, Load((1, 8, 32, 128), 2, 128, 128)),
+    "cpu": (TINY, Load((1, 2), 1, 16, 24)),
+}
+
+
+def main() -> int:
+    arm = sys.argv[1]
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    shape, load = SERVED[device]
+    say(device=device_name(), measured=device == "cuda", arm=arm, shape=asdict(shape))
+    home = kit_home()
+    began = time.monotonic()
+    models = ready(home, shape, device)
+    say(models_s=round(time.monotonic() - began, 1), load=asdict(load))
+    drafters = {"dspark": models / "dspark", "mtp": models / "mtp"}
+    spec = server_of(arm, models / "target", drafters, device, load.users, home / "logs")
+    return serve([spec], home / "logs", lambda servers: measure(servers[0], models, load, shape))
+
+
+def server_of(
+    arm: str,
+    target: Path,
+    drafters: dict[str, Path],
+    device: str,
+    users: Sequence[int],
+    logs: Path,
+) -> ServerSpec:
+    """The arm's server on a free port, for the most of `users`."""
+    [found] = find_arms([arm], shipped("configs") / "serve")
+    flags = [f"--max-running-requests={max(users)}"]
+    if device == "cpu":
+        flags += ["--max-total-tokens=16384"]
+    else:
+        sizes = [str(size) for size in _GRAPHS if size < max(users)]
+        flags += ["--dtype=bfloat16", "--attention-backend=triton", "--disable-prefill-cuda-graph"]
+        flags += ["--cuda-graph-bs-decode", *sizes, str(max(users))]
+        if found.drafter is not None:
+            flags += ["--speculative-draft-attention-backend=triton"]
+    return found.server(target, drafters, free_port("127.0.0.1"), device, logs, flags)
+
+
+def serve(
+    specs: Sequence[ServerSpec], logs: Path, use: Callable[[list[ServerProcess]], None]
+) -> int:
+    """Start the servers one by one, each frozen while the next one starts, and use them together.
+
+    Status 1, the end of the log on stderr, when one fails.
+    """
+    servers = [ServerProcess(spec, logs) for spec in specs]
+    try:
+        for server in servers:
+            say(**{f"{server.spec.name}_ready_s": round(server.start().wait_ready(READY_S), 1)})
+            server.pause()
+        for server in servers:
+            server.resume()
+        use(servers)
+    except DSparkError as error:
+        for server in servers:
+            print(server.log_tail(60), file=sys.stderr)
+        print(f"servers: {error}", file=sys.stderr)
+        return 1
+    finally:
+        for server in servers:
+            server.stop()
+    return 0
+
+
+def measure(server: ServerProcess, models: Path, load: Load, shape: Shape) -> None:
+    """Print a row for each round."""
+    follows = np.load(models / "follows.npy")
+    plan = Plan(prompts(load, shape), load.users, load.repeats, load.answer_tokens)
+    for repeat in range(load.repeats):
+        for users in load.users:
+            before = admitted(server)
+            round_ = asyncio.run(fresh_round(server.spec.url, plan, users))
+            time.sleep(_COUNTERS_S)
+            drafts = admitted(server) - before
+            say(row={"repeat": repeat, **figures(round_, drafts), **right(round_, plan, follows)})
+
+
+def prompts(load: Load, shape: Shape) -> tuple[tuple[int, ...], ...]:
+    """As many random prompts as the largest round sends, the same each time."""
+    draws = np.random.default_rng(0)
+    size = max(12, 3 * max(load.users)), load.prompt_tokens
+    rows = draws.integers(len(SPECIALS), shape.vocab, size).tolist()
+    return tuple(tuple(row) for row in rows)
+
+
+def figures(round_: Round, admitted_drafts: float) -> dict[str, Any]:
+    """A round's row. verified: drafts a verify step of one request, by our scheduler's counters;
+    null in an arm that has none."""
+    spec = SpecStats.total(done.spec for done in round_.completions if done.spec is not None)
+    return {
+        "users": round_.users,
+        "tokens_per_s": round_.tokens_per_s,
+        "whole_tokens_per_s": round_.whole_tokens_per_s,
+        "tokens_per_s_user": per_user_speed(round_.completions),
+        "ttft_ms": 1e3 * median([done.ttft for done in round_.completions]),
+        "step_ms": step_ms(round_.completions),
+        "tau": spec.tau if spec.steps else None,
+        "verified": admitted_drafts / spec.steps if spec.steps and admitted_drafts else None,
+        "void": round_.busy.void,
+    }
+
+
+def right(round_: Round, plan: Plan, follows: np.ndarray[Any, Any]) -> dict[str, list[int]]:
+    """How many tokens of all answers are what the table names behind the one before."""
+    agreed = total = 0
+    for prompt, done in zip(plan.batch(round_.users), round_.completions, strict=True):
+        before = np.array([int(prompt[-1]), *done.ids[:-1]])
+        agreed += int((follows[before] == np.array(done.ids)).sum())
+        total += len(done.ids)
+    return {"right": [agreed, total]}
+
+
+def admitted(server: ServerProcess) -> float:
+    """Drafts that our scheduler has had verified since the start; 0 where it does not run."""
+    now = time.monotonic()
+    with httpx.Client(trust_env=False, timeout=30.0) as client:
+        return sum(read_counters(client, server.spec.url, now, now).admitted)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,160 @@
+"""Takes pieces in where they arrive: checked, kept until their parcel is whole, then installed.
+
+What is installed lies outside of the tree, which every call brings anew: $KIT_HOME, or
+~/.cache/sglang-dspark-kit. A parcel of wheels becomes a folder of packages, any other a folder of
+its files. Standard library and pip only.
+"""
+
+from __future__ import annotations
+
+import os
+import shutil
+import subprocess
+import sys
+import tempfile
+import tomllib
+from collections.abc import Callable, Sequence
+from pathlib import Path
+
+from sglang_dspark import __version__
+from sglang_dspark.errors import DSparkError
+from tools.gpu.files import write_whole
+from tools.gpu.packing.pieces import (
+    MANIFEST,
+    Parcel,
+    intact,
+    missing,
+    open_parcel,
+    read_manifest,
+    write_manifest,
+)
+
+SGLANG = "sglang"  # the parcel of wheels: SGLang and what it imports
+_DIGEST = ".parcel"  # in an installed parcel: SHA-256 of the tar that it came from
+_PLUGIN = "plugin"
+_ROOT = Path(__file__).resolve().parents[3]
+
+
+def kit_home() -> Path:
+    """Where parcels are installed and models made."""
+    named = os.environ.get("KIT_HOME")
+    return Path(named) if named else Path.home() / ".cache" / "sglang-dspark-kit"
+
+
+def take_in(folder: Path, home: Path, say: Callable[[str], None]) -> list[str]:
+    """Take over the pieces that lie in `folder`; what was wrong with them, a line each.
+
+    Pieces that came before are kept in `home`, and so is the manifest.
+    """
+    try:
+        parcels = read_manifest(folder) or read_manifest(home)
+    except DSparkError as error:
+        return [str(error)]
+    if not parcels:
+        lost = sorted(file.name for file in folder.glob("*.tar"))
+        return [f"{', '.join(lost)} came without {MANIFEST}; send it too"] if lost else []
+    write_manifest(home, parcels)
+    wrong = []
+    for parcel in parcels:
+        if installed(parcel, home):
+            continue
+        wrong += _keep(parcel, folder, home / "pieces")
+        if missing(parcel, home / "pieces"):
+            continue
+        try:
+            _install(parcel, home)
+        except DSparkError as error:
+            wrong.append(str(error))
+        else:
+            say(f"{parcel.name} is installed")
+    return wrong
+
+
+def installed(parcel: Parcel, home: Path) -> bool:
+    """Whether this very parcel is installed."""
+    stamp = home / parcel.name / _DIGEST
+    return stamp.is_file() and stamp.read_text() == parcel.sha256
+
+
+def has(name: str, home: Path) -> bool:
+    """Whether a parcel of that name, as the manifest has it, is installed."""
+    return any(installed(each, home) for each in read_manifest(home) if each.name == name)
+
+
+def waits_for(names: Sequence[str], home: Path) -> list[str]:
+    """Pieces that have not come yet of these parcels, without their ending."""
+    wanted = [each for each in read_manifest(home) if each.name in names]
+    absent = [each for each in wanted if not installed(each, home)]
+    pieces = [piece for each in absent for piece in missing(each, home / "pieces")]
+    return [piece.removesuffix(".tar") for piece in pieces]
+
+
+def environment(home: Path) -> dict[str, str]:
+    """Variables of a process that runs from the parcel of SGLang; none while it is not installed.
+
+    What SGLang has in Rust is not sent, as it is linked to one version of torch, and its kernels
+    are those of another release, which torch 2.11 can load: hence the last two.
+    """
+    if not has(SGLANG, home):
+        return {}
+    _announce(home / _PLUGIN)
+    return {
+        "PYTHONPATH": f"{home / SGLANG}{os.pathsep}{home / _PLUGIN}",
+        "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
+        "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",
+    }
+
+
+def _keep(parcel: Parcel, folder: Path, kept: Path) -> list[str]:
+    """Copy what came of a parcel and is whole; a line for each piece that is not."""
+    wrong = []
+    for piece in parcel.pieces:
+        came = folder / piece.name
+        if not came.is_file() or intact(piece, kept):
+            continue
+        if intact(piece, folder):
+            write_whole(kept / piece.name, came.read_bytes())
+        else:
+            wrong.append(f"piece {piece.name} is damaged or of another packing; send it again")
+    return wrong
+
+
+def _install(parcel: Parcel, home: Path) -> None:
+    with tempfile.TemporaryDirectory(prefix=f".{parcel.name}-", dir=home) as scratch:
+        found = Path(scratch) / "files"
+        found.mkdir()
+        open_parcel(parcel, home / "pieces", found)
+        if wheels := sorted(found.glob("*.whl")):
+            site = Path(scratch) / "site"
+            _unpack_wheels(parcel.name, wheels, site)
+            found = site
+        (found / _DIGEST).write_text(parcel.sha256)
+        shutil.rmtree(home / parcel.name, ignore_errors=True)
+        found.rename(home / parcel.name)
+    for piece in parcel.pieces:
+        (home / "pieces" / piece.name).unlink()
+
+
+def _unpack_wheels(name: str, wheels: Sequence[Path], site: Path) -> None:
+    command = [sys.executable, "-m", "pip", "install", "--quiet", "--no-index", "--no-deps"]
+    command += ["--no-compile", "--no-cache-dir", "--target", str(site), *map(str, wheels)]
+    done = subprocess.run(command, capture_output=True, text=True)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = (said or done.stderr.splitlines() or ["pip said nothing"])[0]
+        raise DSparkError(
+            f"{name} cannot be installed ({reason}); pack for this Python: tools/gpu/pack --python "
+            f"{sys.version_info.major}.{sys.version_info.minor}"
+        )
+
+
+def _announce(site: Path) -> None:
+    """Tell SGLang of this tree's plugin, as an installed package would."""
+    project = tomllib.loads((_ROOT / "pyproject.toml").read_text(encoding="utf-8"))["project"]
+    lines = []
+    for group, entries in project["entry-points"].items():
+        lines += [f"[{group}]", *(f"{name} = {value}" for name, value in entries.items())]
+    about = site / f"sglang_dspark-{__version__}.dist-info"
+    header = f"Metadata-Version: 2.1\nName: {project['name']}\nVersion: {__version__}\n"
+    write_whole(about / "METADATA", header)
+    write_whole(about / "entry_points.txt", "\n".join(lines) + "\n")

@@ -1,0 +1,127 @@
+"""The wheels a server needs beside torch and Triton, each pinned and checked: `wheels.txt`.
+
+They are those of `requirements/cpu.lock` that a machine for CUDA work lacks, for its Python. Of
+SGLang and its kernels only what serves a text model on an H100 is kept: without image and video
+generation, what is in Rust (its Python stands in), operators of attention backends that are not
+used here (FlashAttention 3, FlashMLA, InfLLM) and those of other chips.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import tempfile
+import zipfile
+from collections.abc import Sequence
+from dataclasses import dataclass
+from fnmatch import fnmatch
+from pathlib import Path
+
+from packaging.tags import compatible_tags, cpython_tags
+from packaging.utils import parse_wheel_filename
+
+from sglang_dspark.common.hashes import file_sha256
+from sglang_dspark.errors import DSparkError
+
+PINS = Path(__file__).resolve().parents[1] / "wheels.txt"
+LEFT_OUT = {
+    "sglang": ("sglang/multimodal_gen/*", "sglang/*.so"),
+    "sglang-kernel": ("sgl_kernel/flash*_ops*", "sgl_kernel/infllm_ops*", "sgl_kernel/sm100/*"),
+}
+# Every glibc that the machine may have: pip takes each number for itself alone.
+_PLATFORMS = tuple(
+    f"manylinux{glibc}_x86_64"
+    for glibc in ("1", "2010", "2014", *(f"_2_{minor}" for minor in range(5, 40)))
+)
+
+
+@dataclass(frozen=True)
+class Pin:
+    """One line of the list. digests: SHA-256 of the wheels that it may be, one for each Python."""
+
+    name: str
+    version: str
+    digests: tuple[str, ...]
+
+    def line(self) -> str:
+        """As pip reads it."""
+        hashes = " ".join(f"--hash=sha256:{digest}" for digest in self.digests)
+        return f"{self.name}=={self.version} {hashes}"
+
+
+def read_pins(path: Path = PINS) -> tuple[Pin, ...]:
+    """The list. Raises DSparkError for a line without version or digest."""
+    pins = []
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        found = re.fullmatch(r"([\w.-]+)==(\S+)((?: --hash=sha256:[0-9a-f]{64})+)", line.strip())
+        if found is None:
+            raise DSparkError(f"{path}, line {number}: write NAME==VERSION --hash=sha256:DIGEST")
+        pins.append(Pin(found[1], found[2], tuple(re.findall(r"[0-9a-f]{64}", found[3]))))
+    return tuple(pins)
+
+
+def obtain(pins: Sequence[Pin], folder: Path, python: str) -> dict[str, Path]:
+    """A checked wheel for each pin, by name; what the folder has with the right digest stays.
+
+    python: `3.12`. Raises DSparkError, in one line, when the package index does not give them.
+    """
+    folder.mkdir(parents=True, exist_ok=True)
+    found = _there(pins, folder, python)
+    if len(found) < len(pins):
+        _download([pin for pin in pins if pin.name not in found], folder, python)
+        found = _there(pins, folder, python)
+    lost = [pin.name for pin in pins if pin.name not in found]
+    if lost:
+        raise DSparkError(f"pip brought no wheel of {', '.join(lost)} as {PINS.name} pins it")
+    return found
+
+
+def thin(name: str, wheel: Path, out: Path) -> Path:
+    """The wheel in the folder `out`, without what `LEFT_OUT` names for that package.
+
+    Compressed by LZMA, which pip reads as well, to a good fifth less than a wheel is.
+    """
+    patterns = LEFT_OUT.get(name, ())
+
+    def stays(member: str) -> bool:
+        return not any(fnmatch(member, pattern) for pattern in patterns)
+
+    thinned = out / wheel.name
+    with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(thinned, "w") as kept:
+        for info in whole.infolist():
+            if not stays(info.filename):
+                continue
+            content = whole.read(info)
+            if info.filename.endswith(".dist-info/RECORD"):
+                listed = content.decode().splitlines(keepends=True)
+                content = "".join(x for x in listed if stays(x.split(",")[0])).encode()
+            kept.writestr(info, content, zipfile.ZIP_LZMA)
+    return thinned
+
+
+def _there(pins: Sequence[Pin], folder: Path, python: str) -> dict[str, Path]:
+    """Wheels of the folder that are pinned and fit the Python version."""
+    major, minor = map(int, python.split("."))
+    fitting = {*cpython_tags((major, minor), platforms=_PLATFORMS)}
+    fitting |= {*compatible_tags((major, minor), platforms=_PLATFORMS)}
+    files = [file for file in folder.glob("*.whl") if parse_wheel_filename(file.name)[3] & fitting]
+    digests = {file_sha256(file): file for file in files}
+    return {pin.name: digests[each] for pin in pins for each in pin.digests if each in digests}
+
+
+def _download(pins: Sequence[Pin], folder: Path, python: str) -> None:
+    command = [sys.executable, "-m", "pip", "download", "--quiet", "--no-deps", "--require-hashes"]
+    command += ["--only-binary=:all:", "--implementation=cp", f"--python-version={python}"]
+    command += [f"--platform={platform}" for platform in _PLATFORMS]
+    with tempfile.NamedTemporaryFile("w", suffix=".txt") as listed:
+        listed.write("".join(f"{pin.line()}\n" for pin in pins))
+        listed.flush()
+        command += ["--dest", str(folder), "--requirement", listed.name]
+        done = subprocess.run(command, stderr=subprocess.PIPE, text=True)
+    if done.returncode:
+        said = [line for line in done.stderr.splitlines() if line.startswith("ERROR")]
+        reason = (said or done.stderr.splitlines() or ["pip said nothing"])[0]
+        raise DSparkError(f"the wheels cannot be fetched ({reason}); mend it and pack again")
