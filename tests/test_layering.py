@@ -38,7 +38,7 @@ PURE = {
 }
 ADAPTERS = {"serving", "patches", "plugin", "loadtest", "cli"}
 ABOVE_SERVING = {"patches", "plugin", "loadtest", "cli"}  # what serves must not know
-KERNEL_IMPORTS = {"torch", "triton"}
+KERNEL_IMPORTS = {"numpy", "torch", "triton"}
 MAX_LINES = 450
 MAX_FUNCTION_LINES = 40
 
@@ -156,7 +156,7 @@ def test_rooms_use_only_public_names_of_each_other(name: str, file: Path) -> Non
 
 
 @pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_kernels_import_torch_and_triton_only(name: str, file: Path) -> None:
+def test_kernels_import_torch_triton_and_numpy_only(name: str, file: Path) -> None:
     """Their benchmarks too: a folder to copy to a machine that has nothing else."""
     ours = ("sglang_dspark.kernels", "sglang_dspark.benchmarks")
     if not any(within(name, each) for each in ours):

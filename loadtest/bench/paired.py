@@ -31,9 +31,10 @@ _WARM_UP = Sampling(max_new_tokens=8)
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: rendered prompts, concurrencies, repeats, length of an answer."""
+    """What is measured: rendered prompts or token ids, concurrencies, repeats, length of an
+    answer."""
 
-    prompts: tuple[str, ...]
+    prompts: tuple[str | tuple[int, ...], ...]
     concurrency: tuple[int, ...]
     repeats: int
     max_new_tokens: int
@@ -44,7 +45,7 @@ class Plan:
         if self.repeats < 1:
             raise DSparkError(f"repeats must be at least 1, got {self.repeats}")
 
-    def batch(self, users: int) -> list[str]:
+    def batch(self, users: int) -> list[str | tuple[int, ...]]:
         """Prompts of one round: a dozen, or three per user where that is more, from the top."""
         count = max(12, 3 * users)
         return [self.prompts[i % len(self.prompts)] for i in range(count)]
@@ -92,14 +93,22 @@ async def measure(
 async def _round(server: ServerProcess, plan: Plan, users: int) -> Round:
     server.resume()
     try:
-        async with SGLangClient(server.spec.url) as client:
-            await client.complete(plan.prompts[-1], _WARM_UP)
-            await client.flush_cache()
-            sampling = Sampling(plan.max_new_tokens)
-            requests = [(prompt, sampling) for prompt in plan.batch(users)]
-            return await closed_loop(client, requests, users)
+        return await fresh_round(server.spec.url, plan, users)
     finally:
         server.pause()
+
+
+async def fresh_round(url: str, plan: Plan, users: int) -> Round:
+    """One round on a running server, its prefix cache emptied and a request thrown away before.
+
+    Raises DSparkError when the server fails a request.
+    """
+    async with SGLangClient(url) as client:
+        await client.complete(plan.prompts[-1], _WARM_UP)
+        await client.flush_cache()
+        sampling = Sampling(plan.max_new_tokens)
+        requests = [(prompt, sampling) for prompt in plan.batch(users)]
+        return await closed_loop(client, requests, users)
 
 
 def as_metrics(results: dict[int, list[PairedRound]], plan: Plan, gamma: int) -> dict[str, Any]:

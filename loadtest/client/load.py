@@ -67,7 +67,7 @@ class Round:
 
 async def closed_loop(
     client: SGLangClient,
-    requests: Sequence[tuple[str, Sampling]],
+    requests: Sequence[tuple[str | Sequence[int], Sampling]],
     users: int,
     on_done: Callable[[Completion], None] | None = None,
 ) -> Round:

@@ -102,6 +102,17 @@ class ScheduleConfig(BaseModel):
         return "off" if value is False else value
 
 
+class RequestsConfig(BaseModel):
+    """What one request may ask for (serving/request_limits.py): more gets status 400."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    answers: int = Field(default=128, ge=1, description="answers to a prompt (`n`)")
+    logprobs: int = Field(
+        default=1000, ge=0, description="log-probabilities at a position (`top_logprobs_num`)"
+    )
+
+
 class DSparkConfig(BaseModel):
     """The whole configuration; unknown fields are errors."""
 
@@ -109,6 +120,7 @@ class DSparkConfig(BaseModel):
 
     cpu: CpuConfig = Field(CpuConfig(), description="the CPU platform")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="what is verified in a step")
+    requests: RequestsConfig = Field(RequestsConfig(), description="what one request may ask for")
 
 
 @dataclass(frozen=True)

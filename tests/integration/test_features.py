@@ -228,40 +228,6 @@ def test_metrics_count_tokens_and_verify_steps(dspark: Served) -> None:
         time.sleep(0.5)
 
 
-MALFORMED = {
-    "no JSON": {"content": b'{"text": "x", ', "headers": {"content-type": "application/json"}},
-    "a list": {"json": [1, 2, 3]},
-    "no input": {"json": {"sampling_params": {"max_new_tokens": 4}}},
-    "text of a wrong type": {"json": {"text": 17}},
-    "ids of a wrong type": {"json": {"input_ids": ["a", "b"]}},
-    "no tokens": {"json": {"input_ids": [], "sampling_params": {"max_new_tokens": 4}}},
-    "ids outside the vocabulary": {
-        "json": {"input_ids": [1, 10**6], "sampling_params": {"max_new_tokens": 4}}
-    },
-    "negative ids": {"json": {"input_ids": [1, -5], "sampling_params": {"max_new_tokens": 4}}},
-    "negative max_new_tokens": {"json": {"text": "x", "sampling_params": {"max_new_tokens": -4}}},
-    "max_new_tokens of a wrong type": {
-        "json": {"text": "x", "sampling_params": {"max_new_tokens": "many"}}
-    },
-    "negative temperature": {"json": {"text": "x", "sampling_params": {"temperature": -1.0}}},
-    "top_p of 0": {"json": {"text": "x", "sampling_params": {"top_p": 0.0}}},
-    "top_k of -7": {"json": {"text": "x", "sampling_params": {"top_k": -7}}},
-    "unknown sampling field": {"json": {"text": "x", "sampling_params": {"tempreature": 1.0}}},
-    "a speed that is none": {
-        "json": {"text": "x", "sampling_params": {"custom_params": {"dspark_speed": "fast"}}}
-    },
-    "sampling_params of a wrong type": {"json": {"text": "x", "sampling_params": "greedy"}},
-}
-
-
-@pytest.mark.parametrize("name", MALFORMED)
-def test_a_malformed_request_is_refused_and_the_server_serves_on(dspark: Served, name: str) -> None:
-    answer = dspark.request("POST", "/generate", **MALFORMED[name])
-    assert 400 <= answer.status_code < 500, f"{answer.status_code}: {answer.text[:300]}"
-    assert dspark.process.alive()
-    assert dspark.generate("Once upon", max_new_tokens=4)["meta_info"]["completion_tokens"] == 4
-
-
 @pytest.mark.parametrize(
     "sampling",
     [{"top_k": 10**9, "temperature": 1.0}, {"max_new_tokens": 0}, {"min_new_tokens": 3}],

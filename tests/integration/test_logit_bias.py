@@ -53,10 +53,11 @@ def test_unseeded_answers_avoid_what_is_forbidden(dspark_ragged: Served) -> None
     forbidden = usual_tokens(dspark_ragged)
     hot = {"temperature": 1.0}
     bias = {"logit_bias": {str(token): -100.0 for token in forbidden}}
-    questions = [Question(PROMPT, hot | bias, TOKENS), Question(PROMPT, hot, TOKENS)] * 4
+    questions = [Question(PROMPT, hot | bias, TOKENS), Question(PROMPT, hot, TOKENS)] * 8
     answers = ask_all(dspark_ragged, questions, 8)
     assert _share(answers[::2], forbidden) == 0.0
-    assert _share(answers[1::2], forbidden) > 0.2, "they would hardly come anyway"
+    # A twentieth is a dozen tokens of 256: none of them among the others is no accident.
+    assert _share(answers[1::2], forbidden) > 0.05, "they would hardly come anyway"
 
 
 def test_openai_logit_bias(plain: Served, dspark_ragged: Served) -> None:

@@ -38,8 +38,10 @@ from sglang_dspark.serving.schedule.ranks import engine_for
 from sglang_dspark.serving.step import plan
 from sglang_dspark.serving.step.clock import HostClock
 from sglang_dspark.serving.step.engine import ScheduleEngine, Step, confidence_by
+from sglang_dspark.serving.step.layout import anchors_alone
 from sglang_dspark.serving.step.ranks import Follower, Ranks
 from sglang_dspark.serving.step.state import StepState
+from tests.serving.windows import indptr_of
 
 REQUESTS, GAMMA, RANKS = 8, 5, 2
 ALONE = 2_000  # steps of the control
@@ -124,8 +126,8 @@ class Rank:
         step = plan.take_plan(self.state, batch)
         copy = np.clip(confidence * np.exp(1e-3 * self.own.standard_normal(confidence.shape)), 0, 1)
         logits = np.log(np.maximum(copy, 1e-6) / np.maximum(1 - copy, 1e-6)).astype(np.float32)
-        lengths = self.state.ranks.lengths(step.plan, lambda: self._admit(step, logits))
-        found = lengths.numpy().astype(np.int64)
+        indptr = self.state.ranks.windows(step.plan, lambda: self._admit(step, logits))
+        found = np.diff(indptr.numpy().astype(np.int64)) - 1
         accepted = sample_accepted(self.shared, confidence, found)
         self._pass_time(len(rows) + int(found.sum()), step.plan.budget.depth)
         self.flying.append((step, found, accepted))
@@ -136,14 +138,14 @@ class Rank:
         return step, found
 
     def _admit(self, step: Step, logits: Gains) -> Tensor:
-        """Lengths [R] by this rank's copy of the logits, if it has an engine."""
+        """indptr [R + 1] by this rank's copy of the logits, if it has an engine."""
         if not step.plan.speculates:
-            return torch.zeros(step.plan.requests, dtype=torch.int32)
+            return anchors_alone(step.plan.requests)
         assert isinstance(self.engine, ScheduleEngine)
         step.arriving = torch.from_numpy(logits)
         confidence = confidence_by(logits, *self.engine.calibrate(step, None))
         lengths = self.engine.planner.admit(step.plan, confidence)
-        return torch.from_numpy(lengths.astype(np.int32))
+        return indptr_of(lengths.tolist())
 
     def _pass_time(self, tokens: int, depth: int) -> None:
         seconds = self.machine.seconds(tokens, depth, 0.0)
@@ -212,7 +214,7 @@ def _failures(ranks: Ranks) -> list[str]:
     if ranks.leads:
         state.engine.begin = broken  # type: ignore[method-assign]
     wrong = _batch(np.array([1, 2] if ranks.leads else [1, 3]))
-    raised = [_raised(lambda: ranks.lengths(step.plan, broken))]
+    raised = [_raised(lambda: ranks.windows(step.plan, broken))]
     raised.append(_raised(lambda: plan.take_plan(state.state, wrong)))
     raised.append(_raised(lambda: engine_for(ranks, Passes(), broken)))
     if ranks.leads:

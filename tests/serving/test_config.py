@@ -22,6 +22,8 @@ LEAVES = {
     "cpu.matrix_kernel",
     "cpu.overlap",
     "schedule.mode",
+    "requests.answers",
+    "requests.logprobs",
     "schedule.algorithm",
     "schedule.profile_seconds",
     "schedule.fairness_floor",

@@ -9,7 +9,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_dspark.serving.cpu.requests import check_request
+from sglang_dspark.serving.request_limits import check_request
 from sglang_dspark.serving.schedule.speed import SpeedTargets, target_of
 
 ROWS = 8
@@ -98,6 +98,9 @@ def test_a_row_does_not_inherit() -> None:
     assert world.weights([1]) == [1.0]
 
 
+MANAGER = SimpleNamespace(model_config=SimpleNamespace(vocab_size=9))
+
+
 @pytest.mark.parametrize(
     "asked", [0, -3.0, "fast", True, float("nan"), float("inf"), 10**400, None]
 )
@@ -107,10 +110,10 @@ def test_a_target_that_is_no_speed_is_refused(asked: object) -> None:
         target_of(params)
     request = SimpleNamespace(sampling_params={"custom_params": params})
     with pytest.raises(ValueError, match="tokens/s wanted"):
-        check_request(SimpleNamespace(), request, None)
+        check_request(MANAGER, request, [1])
 
 
 @pytest.mark.parametrize("custom", [None, {}, {"other": 1}])
 def test_no_target_is_no_fault(custom: object) -> None:
     assert target_of(custom) is None
-    check_request(SimpleNamespace(), SimpleNamespace(sampling_params={"custom_params": custom}), [])
+    check_request(MANAGER, SimpleNamespace(sampling_params={"custom_params": custom}), [1])

@@ -15,6 +15,7 @@ from sglang_dspark.serving.cpu import device as device_module
 from sglang_dspark.serving.cpu.accept import accept_rows
 from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.step.clock import HostClock
+from tests.serving.windows import indptr_of
 
 GAMMA = 3
 
@@ -30,7 +31,7 @@ def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
 @pytest.mark.parametrize("lengths", [[0, 0], [3, 0], [1, 3, 2], [2]])
 def test_cut_windows_are_verified_as_they_were_cut(device: HostDevice, lengths: list[int]) -> None:
     step: Any = None
-    layout = device.layout(step, torch.tensor(lengths, dtype=torch.int32))
+    layout = device.layout(step, indptr_of(lengths))
     assert layout is not None
     assert layout.verify_lens_cpu == [n + 1 for n in lengths]
     assert layout.total_verify_tokens == sum(lengths) + len(lengths)
@@ -38,7 +39,7 @@ def test_cut_windows_are_verified_as_they_were_cut(device: HostDevice, lengths: 
 
 def test_whole_windows_need_no_layout(device: HostDevice) -> None:
     step: Any = None
-    assert device.layout(step, torch.full((2,), GAMMA, dtype=torch.int32)) is None
+    assert device.layout(step, indptr_of([GAMMA, GAMMA])) is None
 
 
 def test_lengths_are_the_engines_by_the_logits_of_this_step(device: HostDevice) -> None:
@@ -52,12 +53,12 @@ def test_lengths_are_the_engines_by_the_logits_of_this_step(device: HostDevice) 
     engine: Any = Engine()
     step: Any = object()
     logits, greedy = torch.ones(2, GAMMA, dtype=torch.bfloat16), torch.tensor([True, False])
-    lengths = device.admit(engine, step, logits, greedy)
-    assert (lengths.tolist(), lengths.dtype) == ([2, 0], torch.int32)
+    indptr = device.admit(engine, step, logits, greedy)
+    assert (indptr.tolist(), indptr.dtype) == ([0, 3, 4], torch.int32)
     assert asked[0][0] is step
     assert asked[0][1].dtype is torch.float32
     assert asked[0][2] is greedy
-    assert device.admit(engine, step, None, None).tolist() == [2, 0]
+    assert device.admit(engine, step, None, None).tolist() == [0, 3, 4]
     assert asked[1][1] is None
 
 

@@ -69,13 +69,16 @@ class HostDevice:
     def admit(
         self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
-        """Lengths [R] int32, and what they were found by is published."""
+        """indptr [R + 1] int32, and what it was found by is published."""
         read = None if logits is None else logits.detach().float()
-        return torch.from_numpy(engine.admit(step, read, greedy).astype(np.int32))
+        lengths = engine.admit(step, read, greedy)
+        indptr = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths + 1, out=indptr[1:])
+        return torch.from_numpy(indptr)
 
-    def layout(self, step: Step, lengths: Tensor) -> Any | None:
+    def layout(self, step: Step, indptr: Tensor) -> Any | None:
         """Without padding; None where every request has all its drafts verified."""
-        drafts = lengths.numpy()
+        drafts = np.diff(indptr.numpy()) - 1
         return None if int(drafts.min()) == self._width - 1 else layout_of(drafts)
 
     def run(self, asked: Pass) -> Verified:

@@ -2,12 +2,14 @@
 
 Only what is missing is installed, so a machine that has the real package keeps it.
 `torchvision` is imported by several configuration modules for one enum; `sgl_kernel`'s CPU build
-needs AVX512 or AMX, its operators are in `kernel_ops`.
+needs AVX512 or AMX, its operators are in `kernel_ops`. Its CUDA build may be installed all the
+same, and cannot be imported where there is no GPU: that counts as missing.
 """
 
 from __future__ import annotations
 
 import enum
+import importlib
 import importlib.util
 import sys
 import types
@@ -30,7 +32,7 @@ def install() -> None:
     """Put the stand-ins into `sys.modules` where the real modules are not installed."""
     if is_missing("torchvision"):
         _install_torchvision()
-    if is_missing("sgl_kernel"):
+    if is_missing("sgl_kernel") or not _can_be_imported("sgl_kernel"):
         from sglang_dspark.serving.cpu import kernel_ops
 
         add_module("sgl_kernel", {name: getattr(kernel_ops, name) for name in kernel_ops.__all__})
@@ -39,6 +41,14 @@ def install() -> None:
 def is_missing(name: str) -> bool:
     """Whether neither a module of this name nor a stand-in can be imported."""
     return name not in sys.modules and importlib.util.find_spec(name) is None
+
+
+def _can_be_imported(name: str) -> bool:
+    try:
+        importlib.import_module(name)
+    except ImportError:
+        return False
+    return True
 
 
 def add_module(name: str, attributes: dict[str, object]) -> types.ModuleType:

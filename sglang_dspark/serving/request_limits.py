@@ -1,0 +1,160 @@
+"""Refuses requests that would end the scheduler, starve everyone or raise: one request, one error.
+
+Upstream (0.5.23), sglang/srt/managers/tokenizer_manager.py: every API comes through
+`generate_request`, once a request, and `_validate_one_request`, once an answer; both answer a
+ValueError with status 400. Nobody checks what follows them: an empty prompt, a token id outside of
+the vocabulary, top_k beyond 32 bits, more log-probabilities than there are tokens, a value of
+another type than the scheduler's decoder wants raise there, which ends the server for everyone.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sglang_dspark.common.files import brief, wrong_fields
+from sglang_dspark.serving.config import current_config
+from sglang_dspark.serving.schedule.speed import target_of
+
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Scalar = bool | int | float | str | None
+
+
+class Sampling(BaseModel):
+    """Types and widths of `sampling_params`, as the scheduler decodes them (`SamplingParams`).
+
+    What the numbers mean is checked upstream. The last five are not for clients: they would pass
+    over upstream's checks.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    n: Int32 | None = None
+    max_new_tokens: Int32 | None = None
+    min_new_tokens: Int32 | None = None
+    temperature: float | None = None
+    top_p: float | None = None
+    top_k: Int32 | None = None
+    min_p: float | None = None
+    frequency_penalty: float | None = None
+    presence_penalty: float | None = None
+    repetition_penalty: float | None = None
+    stop: str | list[str] | None = None
+    # A set from Python, a list from elsewhere.
+    stop_token_ids: Annotated[list[Int32 | None] | None, Field(strict=False)] = None
+    stop_regex: str | list[str] | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    stream_interval: Annotated[Int32, Field(ge=1)] | None = None
+    logit_bias: dict[str, float] | None = None
+    sampling_seed: int | None = None
+    custom_params: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] | None = None
+    stop_strs: None = None
+    stop_regex_strs: None = None
+    stop_str_max_len: None = None
+    stop_regex_max_len: None = None
+    is_normalized: None = None
+
+
+def check_answers(self: Any, obj: Any, request: Any = None) -> None:
+    """BEFORE hook of `generate_request`: raise ValueError for more answers than are served.
+
+    It comes before upstream makes as many requests of it. Null is upstream's default there too.
+    """
+    several = isinstance(getattr(obj, "rid", None), list)
+    obj.is_single = not several  # of a refused stream upstream reads it, without having set it
+    if several and not _several_prompts(obj):
+        raise ValueError("rid is a list, but the request has one prompt; give one name")
+    most = current_config().requests.answers
+    for sampling in _samplings(obj):
+        if sampling.get("n", 1) is None:
+            del sampling["n"]
+        count = sampling.get("n", 1)
+        if type(count) is not int or not 1 <= count <= most:
+            raise ValueError(
+                f"n is {brief(repr(count))}; this server gives 1 to {most} answers to a prompt "
+                "(requests.answers in its --dspark-config)"
+            )
+
+
+def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
+    """BEFORE hook of `_validate_one_request`: raise ValueError for what would raise behind it."""
+    vocab = int(self.model_config.vocab_size)
+    _check_prompt(obj, input_ids, vocab)
+    for sampling in _samplings(obj):
+        _check_sampling(sampling, vocab)
+    _check_logprobs(obj, vocab)
+
+
+def _samplings(obj: Any) -> list[dict[str, Any]]:
+    """The sampling parameters of a request, of each prompt if it has several."""
+    given = getattr(obj, "sampling_params", None)
+    several = given if isinstance(given, list) else [given]
+    if any(each is not None and not isinstance(each, dict) for each in several):
+        raise ValueError("sampling_params must be a mapping of names, or a list of such")
+    return [each for each in several if each]
+
+
+def _several_prompts(obj: Any) -> bool:
+    ids = getattr(obj, "input_ids", None) or [0]
+    return isinstance(getattr(obj, "text", None), list) or isinstance(ids[0], list)
+
+
+def _check_prompt(obj: Any, input_ids: list[int] | None, vocab: int) -> None:
+    if not input_ids:
+        if getattr(obj, "input_embeds", None) is None:
+            raise ValueError("text or input_ids: the prompt has no token; it needs at least one")
+        return
+    lowest, highest = min(input_ids), max(input_ids)
+    if lowest < 0 or highest >= vocab:
+        wrong = lowest if lowest < 0 else highest
+        raise ValueError(f"input_ids contain token {wrong}; valid ids are 0 to {vocab - 1}")
+
+
+def _check_sampling(given: dict[str, Any], vocab: int) -> None:
+    target_of(given.get("custom_params"))
+    try:
+        read = Sampling.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(f"sampling_params: {wrong_fields(error)}") from None
+    # Their logits are masked, by index, until there are enough tokens.
+    beyond = [t for t in read.stop_token_ids or () if t is not None and not 0 <= t < vocab]
+    if beyond and read.min_new_tokens:
+        raise ValueError(
+            f"sampling_params: stop_token_ids contain {beyond[0]}; with min_new_tokens valid ids "
+            f"are 0 to {vocab - 1}"
+        )
+    for pattern in _patterns(read):
+        try:
+            re.compile(pattern)
+        except (re.error, RecursionError, OverflowError) as error:
+            reason = f"{brief(repr(pattern), 60)} is no pattern: {brief(error)}"
+            raise ValueError(f"sampling_params: stop_regex {reason}") from None
+
+
+def _patterns(read: Sampling) -> Iterator[str]:
+    if isinstance(read.stop_regex, str):
+        yield read.stop_regex
+    else:
+        yield from read.stop_regex or ()
+
+
+def _check_logprobs(obj: Any, vocab: int) -> None:
+    most = min(vocab, current_config().requests.logprobs)
+    count, start = getattr(obj, "top_logprobs_num", None), getattr(obj, "logprob_start_len", None)
+    if isinstance(count, int) and not 0 <= count <= most:
+        raise ValueError(
+            f"top_logprobs_num is {count}; this server gives 0 to {most} "
+            "(requests.logprobs in its --dspark-config)"
+        )
+    if isinstance(start, int) and start < -1:
+        raise ValueError(f"logprob_start_len is {start}; give a token's place, or -1 for none")
