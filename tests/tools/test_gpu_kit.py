@@ -315,6 +315,7 @@ def answers_alike(figures: dict[str, Any]) -> bool:
     return load["identical"] == [12, 12] and load["tau"] > 1.2 and not figures["measured"]
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_the_demo_model_answers_alike_with_and_without_drafts(tmp_path: Path) -> None:
     [found] = dry_run(tmp_path / "out", "smollm").values()
