@@ -19,7 +19,7 @@ COMMIT = $(shell git rev-parse --short HEAD)
 HALF := OMP_NUM_THREADS=1 $(BIN)/python -m pytest -n 2
 
 .DEFAULT_GOAL := help
-.PHONY: help setup demo serve test tutorial figures mutants lint types docs docs-reference doctor clean
+.PHONY: help setup demo serve test tutorial figures mutants fuzz lint types docs docs-reference doctor clean
 
 help:
 	@echo 'make setup    virtual environment in .venv with everything pinned'
@@ -31,6 +31,7 @@ help:
 	@echo 'make tutorial the commands of docs/training.md: own prompts to a served drafter of your own'
 	@echo 'make figures  every figure of the README, of this commit: 40 minutes on an idle machine'
 	@echo 'make mutants  faults put into a copy of the source: which test kills each (ARGS="-k name")'
+	@echo 'make fuzz     50,000 generated files, cut-off writes and requests (ARGS="--cases 9000")'
 
 setup: $(STAMP)
 
@@ -82,6 +83,9 @@ figures: setup
 
 mutants: setup
 	@$(BIN)/python -m tests.mutants $(ARGS)
+
+fuzz: setup
+	@$(BIN)/python -m tests.fuzz $(ARGS)
 
 lint: setup
 	@$(BIN)/ruff check .

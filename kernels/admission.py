@@ -1,6 +1,6 @@
 """Admission on the device in one launch: confidence logits in, ragged windows out.
 
-    c = sigmoid(u x + v)     calibrated confidences, 0 of a logit that is no number (3.2.1)
+    c = sigmoid(u x + v)     calibrated confidences, 0 of a logit that is not finite (3.2.1)
     a_j = c_1 ... c_j        survivals, left to right in float32, times the request's weight
     K largest of all a       found by fixing the 31 bits of the K-th one from the top, each by one
                              count; what is left goes to the equal ones by position, then request
@@ -100,7 +100,7 @@ def keys_torch(logits: Tensor, terms: Tensor) -> Tensor:
     rows, gamma = logits.shape
     x = logits.double().clamp(-LOGIT_LIMIT, LOGIT_LIMIT)
     z = terms[:, :gamma] * x + terms[:, gamma : 2 * gamma]
-    confidence = torch.where(logits.isnan(), 0.0, 1.0 / (1.0 + torch.exp(-z))).float()
+    confidence = torch.where(logits.isfinite(), 1.0 / (1.0 + torch.exp(-z)), 0.0).float()
     weights, limits, floors = terms[:, -3].float(), terms[:, -2], terms[:, -1]
     running = torch.ones_like(weights)
     above = torch.full((rows,), INFINITE, dtype=torch.int32, device=logits.device)
@@ -183,7 +183,7 @@ def _keys(  # type: ignore[no-untyped-def]
         shift = tl.load(own + gamma + j, mask=inside, other=0.0)
         bounded = tl.minimum(tl.maximum(x, -15.0), 15.0)
         confidence = 1.0 / (1.0 + tl.exp(-(slope * bounded + shift)))
-        running = running * tl.where(x == x, confidence, 0.0).to(tl.float32)
+        running = running * tl.where(x - x == 0.0, confidence, 0.0).to(tl.float32)
         bits = (running * weight).to(tl.int32, bitcast=True)
         bits = tl.where((bits < 0) | (bits > 0x7F800000), 0, bits)
         above = tl.minimum(bits, above)

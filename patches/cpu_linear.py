@@ -6,11 +6,40 @@ The hooks: `sglang_dspark/serving/cpu/linear_layers.py`.
 from __future__ import annotations
 
 from sglang_dspark.patches.seam import Seam
-from sglang_dspark.serving.cpu import linear_layers
+from sglang_dspark.serving.cpu import linear_layers, packed_weights
 
 _UNQUANTIZED = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod"
 
+_ATTACH = "sglang.srt.models.dspark.DSparkDraftMixin.attach_shared_modules"
+
 SEAMS = (
+    Seam(
+        name="cpu-packed-target",
+        target="sglang.srt.model_executor.model_runner.ModelRunner.load_model",
+        kind="after",
+        hook=packed_weights.pack_target,
+        signature="(self)",
+        why="a decode step reads every weight: in bfloat16 or int8 it reads fewer bytes",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-packed-draft",
+        target=_ATTACH,
+        kind="after",
+        hook=packed_weights.pack_draft,
+        signature="(self, *, embed_tokens, lm_head)",
+        why="a draft reads every weight of its layers",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-packed-embedding",
+        target="sglang.srt.layers.quantization.unquant.UnquantizedEmbeddingMethod.embedding",
+        kind="around",
+        hook=linear_layers.embed,
+        signature="(self, layer, input_)",
+        why="rows of a packed embedding are float32 again when they are looked up",
+        device="cpu",
+    ),
     Seam(
         name="cpu-linear-compile",
         target=f"{_UNQUANTIZED}.process_weights_after_loading",
@@ -49,7 +78,7 @@ SEAMS = (
     ),
     Seam(
         name="cpu-linear-draft-layers",
-        target="sglang.srt.models.dspark.DSparkDraftMixin.attach_shared_modules",
+        target=_ATTACH,
         kind="after",
         hook=linear_layers.adopt_plain_layers,
         signature="(self, *, embed_tokens, lm_head)",

@@ -51,7 +51,7 @@ def breakages(valid: str, seed: int, count: int, *, is_yaml: bool = False) -> It
     rng = random.Random(seed)
     ways: list[Callable[[str, random.Random], bytes]] = [_bytes, _bytes, _cut, _text, _number]
     ways += [_value] * 6 + [_field] * 2
-    yield from _whole(valid)
+    yield from wrong_throughout(valid)
     if is_yaml:
         ways += [_yaml_value] * 4
         yield from (laughs(levels).encode() for levels in (3, 6))
@@ -59,7 +59,7 @@ def breakages(valid: str, seed: int, count: int, *, is_yaml: bool = False) -> It
         yield ways[number % len(ways)](valid, rng)
 
 
-def _whole(valid: str) -> Iterator[bytes]:
+def wrong_throughout(valid: str) -> Iterator[bytes]:
     """Contents that are wrong from end to end."""
     yield from (b"", b" \n", b"\xff\xfe", bytes(range(256)), b"\x00" * 4096, b"null", b"[]", b"3")
     yield from (valid.encode("utf-16"), valid.encode("utf-32"), (valid + valid).encode())
@@ -105,7 +105,7 @@ def _yaml_value(valid: str, rng: random.Random) -> bytes:
 def _field(valid: str, rng: random.Random) -> bytes:
     """A field more, one less, one twice, or under another name."""
     document = json.loads(valid)
-    fields = [place for place in _places(document) if isinstance(place[0], dict)]
+    fields = [place for place in places(document) if isinstance(place[0], dict)]
     if not fields:
         return _value(valid, rng)
     place, name = rng.choice(fields)
@@ -123,18 +123,18 @@ def _field(valid: str, rng: random.Random) -> bytes:
 
 def _with_hole(valid: str, rng: random.Random, filling: str) -> str:
     document = json.loads(valid)
-    place, name = rng.choice(_places(document))
+    place, name = rng.choice(places(document))
     place[name] = HOLE
     return json.dumps(document).replace(json.dumps(HOLE), filling)
 
 
-def _places(value: Any) -> list[tuple[Any, Any]]:
+def places(value: Any) -> list[tuple[Any, Any]]:
     """(container, key or index) of everything in a document."""
     keys = list(value) if isinstance(value, dict) else list(range(len(value)))
     found = [(value, key) for key in keys]
     for key in keys:
         if isinstance(value[key], dict | list):
-            found += _places(value[key])
+            found += places(value[key])
     return found
 
 

@@ -22,6 +22,7 @@ from pathlib import Path
 import numpy as np
 
 from sglang_dspark.common.files import FAULTS, fault, parse_json
+from sglang_dspark.common.writing import replace_text
 from sglang_dspark.drafter.config import read_config
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.client import Sampling, SGLangClient
@@ -116,14 +117,16 @@ class Journal:
         head = {"plan": plan.fingerprint()}
         try:
             if not path.is_file():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(head) + "\n")
+                replace_text(path, json.dumps(head) + "\n", "the journal")
                 return
-            lines = path.read_text(encoding="utf-8").splitlines()
-            first, *rows = [parse_json(line, finite=False) for line in lines]
+            text = path.read_text(encoding="utf-8")
+            whole = text[: text.rfind("\n") + 1]  # a killed run leaves a line unfinished
+            first, *rows = [parse_json(line, finite=False) for line in whole.splitlines()]
             if first != head:
                 raise DSparkError(f"{path} is of another plan; name another file to begin anew")
             self.figures = [Figure(**row) for row in rows]
+            if whole != text:
+                replace_text(path, whole, "the journal")
         except OSError as error:
             raise DSparkError(f"cannot use the journal {path}: {error.strerror}") from None
         except FAULTS as error:
@@ -136,8 +139,11 @@ class Journal:
     def add(self, figure: Figure) -> None:
         """Keep a round's figure."""
         self.figures.append(figure)
-        with self.path.open("a") as file:
-            file.write(json.dumps(asdict(figure)) + "\n")
+        try:
+            with self.path.open("a", encoding="utf-8") as file:
+                file.write(json.dumps(asdict(figure)) + "\n")
+        except OSError as error:
+            raise DSparkError(f"cannot write the journal {self.path}: {fault(error)}") from None
 
 
 def arms_of(gammas: Sequence[int], seats: int) -> list[Arm]:
@@ -179,7 +185,8 @@ def shortened(drafter: Path, gamma: int, folder: Path) -> Path:
             if not (link := place / file.name).is_symlink():
                 link.symlink_to(file)
         config = read_config(drafter)
-        (place / "config.json").write_text(json.dumps({**config, "block_size": gamma}) + "\n")
+        text = json.dumps({**config, "block_size": gamma}) + "\n"
+        replace_text(place / "config.json", text, "the drafter's config")
     except OSError as error:
         raise DSparkError(f"cannot make a drafter of gamma {gamma} in {place}: {error}") from None
     return place

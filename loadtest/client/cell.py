@@ -7,10 +7,10 @@ cell's figures again.
 from __future__ import annotations
 
 import json
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 from sglang_dspark.common.files import MOST_RECORDED, load_json, reading
 from sglang_dspark.common.writing import replacing
@@ -18,14 +18,21 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.bodies import PATHS, Api, Prompt, Sampling, request_body
 from sglang_dspark.loadtest.client.schedule import Arrival, Schedule
 
+MOST_USERS = 2000  # requests of an open loop in flight; the one behind them would be late
+
 
 @dataclass(frozen=True)
 class CellPrompt:
-    """content: text for completions and `/generate`, messages for chat."""
+    """content: text for completions and `/generate`, messages for chat; extra: fields of its
+    request, beside the cell's; ends: how the client breaks it off, "" for not at all, once it has
+    `ends_after` tokens. To be aborted a request must name its `rid` in `extra`."""
 
     id: str
     domain: str
     content: Prompt
+    extra: Mapping[str, Any] = field(default_factory=dict)
+    ends: Literal["", "abort", "leave"] = ""
+    ends_after: int = 1
 
 
 @dataclass(frozen=True)
@@ -46,31 +53,51 @@ class CellPlan:
             raise DSparkError(f"no interface {self.api!r}; choose one of {', '.join(PATHS)}")
         if not self.schedule.arrivals:
             raise DSparkError("the cell has no request to send")
-        if max(arrival.prompt for arrival in self.schedule.arrivals) >= len(self.prompts):
+        places = range(len(self.prompts))
+        if not all(arrival.prompt in places for arrival in self.schedule.arrivals):
             raise DSparkError("the schedule names prompts that the cell does not have")
+        if not all(isinstance(prompt.content, str | Sequence) for prompt in self.prompts):
+            raise DSparkError("a prompt of the cell is neither text nor a list")
+        extras = (self.extra, *(prompt.extra for prompt in self.prompts))
+        if not all(isinstance(extra, Mapping) for extra in extras):
+            raise DSparkError("extra fields of the cell or of a prompt are no mapping")
         if self.silence_s <= 0 or self.limit_s <= 0:
             raise DSparkError("silence_s and limit_s must be above 0")
 
     @property
     def users(self) -> int:
-        """Locust users: the closed loop's, or one per request so that none has to wait."""
-        return self.schedule.users or len(self.schedule.arrivals)
+        """Locust users: the closed loop's, or one per request so that none has to wait. Each takes
+        the next request when its own is done, so a long cell needs no more than `MOST_USERS`."""
+        return self.schedule.users or min(len(self.schedule.arrivals), MOST_USERS)
+
+    @property
+    def repeats(self) -> int:
+        """Requests whose whole prompt the cell has sent before."""
+        used = {arrival.prompt for arrival in self.schedule.arrivals}
+        contents = {json.dumps(self.prompts[prompt].content) for prompt in used}
+        return len(self.schedule.arrivals) - len(contents)
 
     def body(self, arrival: Arrival) -> bytes:
         """JSON body of one request."""
         sampling = Sampling(
             arrival.max_new_tokens, self.temperature, self.ignore_eos, dict(self.extra)
         )
-        content = self.prompts[arrival.prompt].content
-        return json.dumps(request_body(self.api, content, sampling)).encode()
+        prompt = self.prompts[arrival.prompt]
+        body = request_body(self.api, prompt.content, sampling)
+        return json.dumps({**body, **prompt.extra}).encode()
 
     def save(self, path: Path) -> None:
         """Write atomically. Raises DSparkError when the place cannot be written."""
         try:
             with replacing(path) as temporary:
-                temporary.write_text(json.dumps(asdict(self)) + "\n", encoding="utf-8")
+                temporary.write_text(json.dumps(self._row()) + "\n", encoding="utf-8")
         except OSError as error:
             raise DSparkError(f"cannot write the cell to {path}: {error.strerror}") from error
+
+    def _row(self) -> dict[str, Any]:
+        """The fields; prompts as they are, which may hold millions of token ids."""
+        prompts = [vars(prompt) for prompt in self.prompts]
+        return {**vars(self), "prompts": prompts, "schedule": asdict(self.schedule)}
 
     @classmethod
     def load(cls, path: Path) -> CellPlan:

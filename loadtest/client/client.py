@@ -20,7 +20,10 @@ from sglang_dspark.loadtest.client.bodies import PATHS, Sampling, request_body
 from sglang_dspark.loadtest.client.metrics import Completion
 from sglang_dspark.loadtest.client.stream import Answer, OnChunk, refusal
 
-__all__ = ["OnChunk", "SGLangClient", "Sampling"]
+__all__ = ["FLUSH_S", "OnChunk", "SGLangClient", "Sampling"]
+
+FLUSH_S = 10  # a server waits so long for requests in work before it refuses to empty its cache
+_KEPT_S = 2.0  # SGLang closes a connection that idles for 5 s; a request sent just then is lost
 
 
 class SGLangClient:
@@ -29,7 +32,7 @@ class SGLangClient:
     def __init__(self, url: str, timeout_s: float = 600.0):
         """timeout_s: longest silence between two chunks."""
         self._url = url
-        limits = httpx.Limits(max_connections=None)
+        limits = httpx.Limits(max_connections=None, keepalive_expiry=_KEPT_S)
         self._http = httpx.AsyncClient(
             base_url=url, trust_env=False, timeout=httpx.Timeout(timeout_s), limits=limits
         )
@@ -96,9 +99,17 @@ class SGLangClient:
         _raise_for(response.status_code, response.text, path)
         return response.json()
 
+    async def tokenize(self, prompt: str) -> list[int]:
+        """Token ids of a prompt, as the server itself would read it."""
+        answer = await self._post("/tokenize", {"prompt": prompt})
+        return [int(token) for token in answer["tokens"]]
+
     async def flush_cache(self) -> None:
-        """Empty the server's prefix cache, so that a repeated prompt is prefilled again."""
-        await self._post("/flush_cache", {}, as_json=False)
+        """Empty the server's prefix cache, so that a repeated prompt is prefilled again.
+
+        The server refuses while a request is in work, and an answered one may be for a moment.
+        """
+        await self._post(f"/flush_cache?timeout={FLUSH_S}", {}, as_json=False)
 
     async def _openai(
         self, path: str, body: dict[str, Any], on_chunk: OnChunk | None

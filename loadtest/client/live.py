@@ -26,11 +26,12 @@ _BEAT_S = 0.01
 
 @dataclass
 class Pending:
-    """A request between its turn and its outcome."""
+    """A request between its turn and its outcome. aborted: whether we have asked for that."""
 
     arrival: Arrival
     sent: float | None = None
     status: int = 0
+    aborted: bool = False
     answer: Answer = field(default_factory=Answer)
 
 

@@ -26,7 +26,10 @@ Outcome = Literal[
     "malformed",  # an event that is no JSON or lacks what it must have
     "empty",  # a complete answer without a single token
     "unsent",  # the cell ended before its turn came
+    "aborted",  # by the client's own `/abort_request`, as its plan says
+    "left",  # the client closed the connection, as its plan says
 ]
+INTENDED: tuple[Outcome, ...] = ("aborted", "left")  # neither answered nor failed
 
 
 @dataclass(frozen=True)

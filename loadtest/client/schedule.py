@@ -23,6 +23,8 @@ from sglang_dspark.common.files import FAULTS, parse_json, wrong_fields
 from sglang_dspark.errors import DSparkError
 
 Floats = NDArray[np.float64]
+PhaseName = Literal["before", "burst", "after"]
+PHASES: tuple[PhaseName, ...] = ("before", "burst", "after")
 _LANES = 8  # conversations that take turns, so that one's turns do not meet in flight
 
 
@@ -119,8 +121,45 @@ class Ramp(_Frozen):
         return 2 * mass / (self.from_rate + root)
 
 
+class Surge(_Frozen):
+    """Poisson arrivals at `rate` requests/s, in between for `burst_s` at `factor` times that."""
+
+    kind: Literal["surge"] = "surge"
+    rate: float = Field(gt=0)
+    factor: float = Field(10.0, gt=1)
+    before_s: float = Field(gt=0)
+    burst_s: float = Field(gt=0)
+    after_s: float = Field(gt=0)
+
+    @property
+    def seconds(self) -> float:
+        """Of all three phases."""
+        return self.before_s + self.burst_s + self.after_s
+
+    @property
+    def expected(self) -> float:
+        """Requests to be expected."""
+        return self.rate * (self.before_s + self.factor * self.burst_s + self.after_s)
+
+    def phase(self, at: float) -> PhaseName:
+        """To which phase an arrival at that time belongs."""
+        if at < self.before_s:
+            return "before"
+        return "burst" if at < self.before_s + self.burst_s else "after"
+
+    def times(self, generator: np.random.Generator) -> Floats:
+        """Arrival times in s, ascending; at least one in each phase."""
+        parts, begin = [], 0.0
+        phases = ((self.before_s, 1.0), (self.burst_s, self.factor), (self.after_s, 1.0))
+        for seconds, factor in phases:
+            count = max(1, int(generator.poisson(self.rate * factor * seconds)))
+            parts.append(np.sort(generator.uniform(begin, begin + seconds, count)))
+            begin += seconds
+        return np.concatenate(parts)
+
+
 Arrivals = Annotated[
-    ClosedLoop | Poisson | Gamma | Trace | Bursts | Ramp, Field(discriminator="kind")
+    ClosedLoop | Poisson | Gamma | Trace | Bursts | Ramp | Surge, Field(discriminator="kind")
 ]
 
 

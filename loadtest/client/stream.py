@@ -50,6 +50,7 @@ class Answer:
         self.meta: dict[str, Any] = {}
         self._on_chunk = on_chunk
         self._text_length = 0
+        self._counted: dict[int, int] = {}  # tokens so far of each of several answers (`n`)
 
     def add(self, api: Api, event: Mapping[str, Any], at: float) -> None:
         """Take in one event. at: seconds since the request was sent."""
@@ -62,7 +63,8 @@ class Answer:
         """An event of the completions or chat interface."""
         details = (event.get("sglext") or {}).get("spec_tokens_details")
         if details is not None:
-            self.spec = SpecStats.from_details(details)
+            several = details if isinstance(details, list) else [details]  # of `n` answers
+            self.spec = SpecStats.total(SpecStats.from_details(each) for each in several)
         usage = event.get("usage") or {}
         self.prompt_tokens = usage.get("prompt_tokens") or self.prompt_tokens
         for choice in event.get("choices", ()):
@@ -70,7 +72,9 @@ class Answer:
             text = choice.get("text") or (choice.get("delta") or {}).get("content") or ""
             ids = tuple(choice.get("token_ids") or ())
             total = usage.get("completion_tokens")
-            new = len(ids) if total is None else total - self.tokens
+            index = choice.get("index", 0)
+            new = len(ids) if total is None else total - self._counted.get(index, 0)
+            self._counted[index] = self._counted.get(index, 0) + new
             if new > 0 or text:
                 self._append(at, text, new, ids)
 

@@ -17,7 +17,7 @@ from locust.exception import StopUser
 
 from sglang_dspark.loadtest.client.bodies import PATHS
 from sglang_dspark.loadtest.client.live import LiveCell, Pending
-from sglang_dspark.loadtest.client.records import Outcome
+from sglang_dspark.loadtest.client.records import INTENDED, Outcome
 from sglang_dspark.loadtest.client.stream import SseDecoder, refusal
 
 _HEADERS = {
@@ -57,7 +57,7 @@ class StreamingUser(FastHttpUser):
             begin = record.due
             response.request_meta["response_time"] = 1e3 * (self.cell.now() - begin)
             response.request_meta["response_length"] = record.total_tokens
-            if record.ok:
+            if record.ok or outcome in INTENDED:
                 response.success()
             else:
                 response.failure(f"{outcome}: {error}")
@@ -88,13 +88,29 @@ class StreamingUser(FastHttpUser):
                     return _verdict(pending)
                 event = json.loads(data)
                 if "error" in event:
-                    return "error", refusal(data)
+                    return ("aborted", "") if pending.aborted else ("error", refusal(data))
                 answer.add(self.cell.plan.api, event, at)
+            if self._breaks_off(response, pending):
+                return "left", ""
         return "cut", "the stream ended without [DONE]"
+
+    def _breaks_off(self, response: ResponseContextManager, pending: Pending) -> bool:
+        """End the request early where its plan says so; whether nothing more is to be read."""
+        prompt = self.cell.plan.prompts[pending.arrival.prompt]
+        if not prompt.ends or pending.aborted or pending.answer.tokens < prompt.ends_after:
+            return False
+        if prompt.ends == "leave":
+            response.stream.release()  # closes the connection, as no other request may use it
+            return True
+        pending.aborted = True
+        self.client.post("/abort_request", json={"rid": prompt.extra["rid"]}, name="abort")
+        return False
 
 
 def _verdict(pending: Pending) -> tuple[Outcome, str]:
     answer = pending.answer
+    if answer.finish_reason == "abort" and pending.aborted:
+        return "aborted", ""
     if answer.finish_reason == "abort":
         return "error", refusal(json.dumps(answer.meta.get("finish_reason", "aborted")))
     if not answer.chunks:

@@ -235,12 +235,17 @@ def _concurrency(run: Run) -> Drawn:
 
 
 def _open_loop(run: Run) -> Drawn | None:
-    arms = [name for name in run.arms if run.levels(name, "open")]
-    if not arms:
+    bursts = {burst.level for burst in run.summary.bursts}  # no steady load, and told apart
+    by_arm = {
+        name: [level for level in run.levels(name, "open") if level.level not in bursts]
+        for name in run.arms
+    }
+    if not any(by_arm.values()):
         return None
     figure, panels = _panels(2, 9.4, 3.6)
-    for name in arms:
-        levels = run.levels(name, "open")
+    for name, levels in by_arm.items():
+        if not levels:
+            continue
         late = [np.nan if e.ttft_p95 is None else e.ttft_p95 for e in levels]
         _draw_arm(panels, run, name, levels, "speed_p50", late)
     for axes in panels:

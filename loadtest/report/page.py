@@ -148,8 +148,8 @@ def _section(run: Run, drawn: Drawn) -> dict[str, Any]:
 
 
 def _tables(run: Run) -> list[Table]:
-    found = [*tables.speeds(run), tables.ratios(run), *tables.capacities(run)]
-    found += [*tables.latencies(run), tables.troubles(run)]
+    found = [tables.hold(run), *tables.speeds(run), tables.ratios(run), *tables.capacities(run)]
+    found += [*tables.bursts(run), *tables.latencies(run), tables.troubles(run)]
     return [table for table in found if table is not None]
 
 

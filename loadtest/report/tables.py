@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from sglang_dspark.loadtest.report.data import Run, pooled, verified_drafts
 from sglang_dspark.loadtest.report.model_error import MISSED, ModelError
+from sglang_dspark.loadtest.sweep.holding import said_limits
 from sglang_dspark.loadtest.sweep.run_dir import Cell, Interval, Percentiles
 
 
@@ -105,6 +106,51 @@ def capacities(run: Run) -> list[Table]:
         ]
         head = ["arm", "tokens/s", "users", "kind", "what limits it"]
         found.append(Table(f"Goodput under the service level: {said}", head, rows))
+    return found
+
+
+def hold(run: Run) -> Table | None:
+    """The highest arrival rate of each arm within the limits of latency, and its goodput."""
+    found = run.summary.hold
+    if found is None:
+        return None
+    rows = [
+        [
+            arm.arm,
+            "-" if arm.rate is None else f"{arm.rate:g}",
+            "-" if arm.missed is None else f"{arm.missed:g}",
+            _number(arm.goodput, 1),
+            _number(arm.tokens_per_s, 1),
+            arm.kind,
+            str(arm.probes),
+        ]
+        for arm in found.arms
+    ]
+    head = ["arm", "requests/s held", "missed at", "goodput, tokens/s", "of", "kind", "probes"]
+    limits = said_limits(found.p95_ttft_ms, found.p95_tpot_ms)
+    return Table(f"Arrival rate held with {limits}", head, rows)
+
+
+def bursts(run: Run) -> list[Table]:
+    """Latencies at p99 before, in and after each burst, medians over the trials."""
+    found = []
+    for burst in run.summary.bursts:
+        rows = [
+            [
+                arm.arm,
+                phase.name,
+                f"{phase.ok} of {phase.requests}",
+                *(
+                    _number(None if value is None else 1e3 * value, 1)
+                    for value in (phase.ttft_p50, phase.ttft_p99, phase.tpot_p99, phase.e2e_p99)
+                ),
+            ]
+            for arm in burst.arms
+            for phase in arm.phases
+        ]
+        head = ["arm", "phase", "answered", "TTFT p50", "TTFT p99", "TPOT p99", "whole p99"]
+        title = f"A burst at {burst.level:g} requests/s on average: latency, ms"
+        found.append(Table(title, head, rows))
     return found
 
 

@@ -1,8 +1,8 @@
 """The tiles at the head of a sweep's report: the few results that a reader takes away.
 
-They are about the arm that the sweep compares, against its rival at matched throughput (paper,
-Figure 7), against the baseline with the fewest and the most users, under the first service level,
-and about its drafts.
+First what each arm holds, where limits were looked for. The others are about the arm that the sweep
+compares, against its rival at matched throughput (paper, Figure 7), against the baseline with the
+fewest and the most users, under the first service level, and about its drafts.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ from __future__ import annotations
 from dataclasses import dataclass
 
 from sglang_dspark.loadtest.report.data import Run, verified_drafts
+from sglang_dspark.loadtest.sweep.holding import said_limits
+from sglang_dspark.loadtest.sweep.parts import HoldSummary
 from sglang_dspark.loadtest.sweep.run_dir import Compared, SlaSummary
 
 
@@ -23,13 +25,27 @@ class Tile:
 
 
 def tiles(run: Run) -> list[Tile]:
-    """Those that the run has figures for; none where it compares no arms."""
+    """Those that the run has figures for; what is held comes first, of every arm."""
+    holding = [] if run.summary.hold is None else _holding(run.summary.hold)
     if not run.summary.matched:
-        return []
+        return holding
     over, baseline = run.summary.matched[0].over, str(run.info.config.get("baseline", "plain"))
-    found = [_matched(run), *_loads(run, over, baseline)]
+    found = [*holding, _matched(run), *_loads(run, over, baseline)]
     found += [_goodput(run.summary.slas[0], over, baseline)] if run.summary.slas else []
     return [tile for tile in [*found, _drafts(run, over)] if tile is not None]
+
+
+def _holding(hold: HoldSummary) -> list[Tile]:
+    limits = said_limits(hold.p95_ttft_ms, hold.p95_tpot_ms)
+    return [
+        Tile(
+            f"{arm.rate:g} req/s",
+            f"held by {arm.arm}: {limits}",
+            f"goodput {arm.goodput or 0.0:.0f} tok/s",
+        )
+        for arm in hold.arms
+        if arm.rate is not None
+    ]
 
 
 def _matched(run: Run) -> Tile | None:

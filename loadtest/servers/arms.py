@@ -10,11 +10,12 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, ConfigDict, Field, ValidationError, model_validator
+from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
 from sglang_dspark.common.files import fault, load_yaml, wrong_fields
+from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.servers.server import ServerSpec
 from sglang_dspark.loadtest.servers.workload import device_flags
@@ -30,6 +31,20 @@ _SHARED = (
     "--speculative-token-map",
     "--dspark-config",
 )
+_KEYS = ("--api-key", "--admin-api-key")
+
+
+def _without_keys(flags: list[str]) -> list[str]:
+    for flag in (each.partition("=")[0] for each in flags):
+        # argparse takes a shortened flag too
+        if len(flag) > 2 and any(key.startswith(flag) for key in _KEYS):
+            raise ValueError(
+                f"leave {flag} out: load is sent without a key, and a run's folder keeps flags"
+            )
+    return flags
+
+
+ServerFlags = Annotated[list[str], AfterValidator(_without_keys)]
 
 
 class Arm(BaseModel):
@@ -42,7 +57,7 @@ class Arm(BaseModel):
     drafter: str | None = Field(
         None, description="which of the sweep's drafters (`dspark`, `mtp`); null: no speculation"
     )
-    arguments: list[str] = Field([], description="flags of its own, as --flag=value")
+    arguments: ServerFlags = Field([], description="flags of its own, as --flag=value")
     config: dict[str, Any] = Field({}, description="content of the server's configuration file")
     environment: dict[str, str] = Field({}, description="variables of its own")
     device: Literal["any", "cuda"] = Field("any", description="cuda: refuses a CPU")
@@ -82,8 +97,8 @@ class Arm(BaseModel):
             flags += _drafter_flags(self.name, self.drafter, drafters)
         if self.config:
             path = run_dir.absolute() / f"{self.name}-dspark.json"
-            run_dir.mkdir(parents=True, exist_ok=True)
-            path.write_text(json.dumps(self.config, indent=2) + "\n")
+            text = json.dumps(self.config, indent=2) + "\n"
+            replace_text(path, text, "the configuration of an arm")
             environment["SGLANG_DSPARK_CONFIG"] = str(path)
         return ServerSpec(self.name, target, port, tuple(flags), environment=environment)
 

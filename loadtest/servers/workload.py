@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from jinja2.sandbox import ImmutableSandboxedEnvironment
 
 from sglang_dspark.common.files import integer, load_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import EvalPrompt
+from sglang_dspark.loadtest.client.replay import Material
+from sglang_dspark.loadtest.client.traces import RecordedLoad
 from sglang_dspark.loadtest.servers.server import ServerSpec
 
 # Small pools: a demo needs no more, and two servers fit a laptop's memory side by side.
@@ -37,6 +40,29 @@ def render(target: Path, prompt: EvalPrompt) -> str:
     environment = ImmutableSandboxedEnvironment(trim_blocks=True, lstrip_blocks=True)
     template = environment.from_string(path.read_text())
     return template.render(messages=prompt.messages(), add_generation_prompt=True)
+
+
+def trace_material(prompts: Sequence[EvalPrompt], tokenizer: Any) -> Material:
+    """The prompts' texts as token ids, of which a trace's prompts are made."""
+    texts = ["\n\n".join((*prompt.turns, "")) for prompt in prompts]
+    pieces = tokenizer(texts, add_special_tokens=False)["input_ids"]
+    return Material(tuple(tuple(piece) for piece in pieces if piece))
+
+
+def require_room(target: Path, recorded: RecordedLoad) -> None:
+    """Raise DSparkError when a recorded request is longer than the target's context, naming it."""
+    with reading(target / "config.json", "model's configuration", "name another target"):
+        raw = load_json(target / "config.json", finite=False)
+        most = (raw.get("text_config") or raw).get("max_position_embeddings")
+        if most is None:
+            return
+        room = integer(most, 1, 1 << 40)
+    for row in recorded.rows:
+        if row.tokens > room:
+            raise DSparkError(
+                f"{recorded.path}:{row.line}: {row.tokens} tokens, prompt and answer, and the "
+                f"target's context is {room}; leave such requests out with open.trace.longest"
+            )
 
 
 def plain_server(target: Path, port: int, device: str) -> ServerSpec:

@@ -18,8 +18,8 @@ import httpx
 from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.bodies import PATHS, Sampling, request_body
-from sglang_dspark.loadtest.client.cell import CellPlan, CellPrompt
-from sglang_dspark.loadtest.client.mixes import Mix
+from sglang_dspark.loadtest.client.cell import CellPlan
+from sglang_dspark.loadtest.client.client import FLUSH_S
 from sglang_dspark.loadtest.client.records_file import SUFFIX
 from sglang_dspark.loadtest.client.runner import RECORDS, CellResult, run_cell
 from sglang_dspark.loadtest.client.schedule import ClosedLoop
@@ -27,10 +27,11 @@ from sglang_dspark.loadtest.servers.fleet import Fleet
 from sglang_dspark.loadtest.sweep import run_dir
 from sglang_dspark.loadtest.sweep.config import SweepConfig
 from sglang_dspark.loadtest.sweep.counters import read_counters
-from sglang_dspark.loadtest.sweep.kept import Watched, make_cell
+from sglang_dspark.loadtest.sweep.kept import Sent, Watched, make_cell
 from sglang_dspark.loadtest.sweep.plan import (
     Load,
     PlannedCell,
+    Supply,
     cell_plan,
     pilot_requests,
     pilot_users,
@@ -41,7 +42,6 @@ LOAD = "load"
 OnDeath = Literal["stop", "continue"]
 _WARM_UP_TOKENS = 8
 _HTTP_S = 30.0
-_FLUSH_S = 10  # the server waits so long for requests that a stopped cell has left
 _DYING_S = 3.0
 _SETTLE_S = 0.3  # until SGLang's processes have written their counters
 
@@ -71,8 +71,7 @@ class Work:
 
     config: SweepConfig
     run: Path
-    mix: Mix
-    prompts: tuple[CellPrompt, ...]
+    supply: Supply
     gammas: dict[str, int]
     profiled: frozenset[str]
     cores: Cores
@@ -205,7 +204,7 @@ class Sweep:
 
     def _cell(self, planned: PlannedCell, attempt: int) -> Cell:
         work = self._work
-        plan = cell_plan(work.config, planned, work.mix, work.prompts)
+        plan = cell_plan(work.config, planned, work.supply)
         folder = work.run / LOAD / planned.name
         with self._fleet.awake(planned.arm) as url, _http() as http:
             _warm_up(http, url, plan)
@@ -219,7 +218,8 @@ class Sweep:
             suffix = f".{number}" if number else ""
             _copy(records, work.run / CELLS / f"{planned.name}{suffix}{SUFFIX}")
         gamma = work.gammas[planned.arm]
-        return make_cell(planned, work.config.mix, gamma, attempt, result, watched)
+        sent = Sent(work.config.mix, plan.repeats, work.config.hold)
+        return make_cell(planned, sent, gamma, attempt, result, watched)
 
     def _survived(self, arm: str, result: CellResult) -> bool:
         """Whether the server still runs. One that closed its connections gets time to end."""
@@ -233,7 +233,7 @@ class Sweep:
         """A closed loop whose figures enter no comparison."""
         work = self._work
         load = Load("closed", users, ClosedLoop(users=users, requests=requests), 60.0)
-        plan = cell_plan(work.config, PlannedCell(arm, load, 10**6, 0), work.mix, work.prompts)
+        plan = cell_plan(work.config, PlannedCell(arm, load, 10**6, 0), work.supply)
         self._observer.measuring(f"{what} with {users} users", arm)
         with self._fleet.awake(arm) as url, _http() as http:
             _warm_up(http, url, plan)
@@ -298,7 +298,7 @@ def _warm_up(http: httpx.Client, url: str, plan: CellPlan) -> None:
     body = request_body(plan.api, plan.prompts[-1].content, sampling)
     try:
         http.post(f"{url}{PATHS[plan.api]}", json=body).raise_for_status()
-        http.post(f"{url}/flush_cache", params={"timeout": _FLUSH_S}).raise_for_status()
+        http.post(f"{url}/flush_cache", params={"timeout": FLUSH_S}).raise_for_status()
     except httpx.HTTPError as error:
         raise DSparkError(f"the server at {url} does not answer ({error}); see its log") from None
 

@@ -15,6 +15,8 @@ from sglang_dspark.common.files import fault, load_yaml, wrong_fields
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.bodies import PATHS, Api
 from sglang_dspark.loadtest.client.schedule import Lengths, parse_arrivals
+from sglang_dspark.loadtest.client.traces import TraceFormat
+from sglang_dspark.loadtest.servers.arms import ServerFlags
 from sglang_dspark.loadtest.sweep.sla import Sla
 
 Positive = Annotated[float, Field(gt=0)]
@@ -23,6 +25,33 @@ Users = Annotated[int, Field(ge=1)]
 
 class _Section(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False)
+
+
+class TraceReplay(_Section):
+    """A recorded load in a published format: its times and lengths, prompts of the mix's text."""
+
+    file: Path = Field(description="relative to the sweep's file")
+    format: TraceFormat = Field(
+        description="mooncake: JSON lines with `hash_ids`, prefixes are shared as recorded; "
+        "burstgpt: CSV"
+    )
+    speed: Positive = Field(1.0, description="2: twice as fast as it was recorded")
+    first: int | None = Field(None, ge=1, description="the first so many requests; null: all")
+    longest: int | None = Field(
+        None,
+        ge=1,
+        description="requests of more tokens, prompt and answer together, are left out",
+    )
+
+
+class Burst(_Section):
+    """A burst of arrivals between two spells of a steady load."""
+
+    load: Positive = Field(0.5, description="rate outside of the burst, a share as in `open.load`")
+    factor: float = Field(10.0, gt=1, description="times as many arrivals in the burst")
+    before_s: Positive = Field(10.0, description="seconds before the burst")
+    burst_s: Positive = Field(2.0, description="seconds of the burst")
+    after_s: Positive = Field(10.0, description="seconds after it, in which queues empty")
 
 
 class OpenLoop(_Section):
@@ -38,8 +67,13 @@ class OpenLoop(_Section):
     arrivals: list[dict[str, Any]] = Field(
         [],
         description="fixed arrivals, each a mapping: `kind: trace` with path, speed, requests; "
-        "`bursts` with size, every_s, count; `ramp` with from_rate, to_rate, seconds",
+        "`bursts` with size, every_s, count; `ramp` with from_rate, to_rate, seconds; `surge` with "
+        "rate, factor, before_s, burst_s, after_s",
     )
+    burst: Burst | None = Field(
+        None, description="a burst: latencies at p99 before, in and after it"
+    )
+    trace: TraceReplay | None = Field(None, description="a recorded load to send as it came")
 
     @field_validator("arrivals")
     @classmethod
@@ -59,6 +93,37 @@ class SlaLimits(_Section):
     def sla(self) -> Sla:
         """The level to judge by. Raises DSparkError for a level that makes no sense."""
         return Sla(self.speed_p50, self.speed_p10, self.ttft_p95)
+
+
+class Hold(_Section):
+    """Limits of latency at p95, and the search for the highest arrival rate that keeps them."""
+
+    p95_ttft_ms: Positive | None = Field(
+        None, description="to the first token, from when it was due"
+    )
+    p95_tpot_ms: Positive | None = Field(None, description="mean time of a token after the first")
+    probes: int = Field(8, ge=2, description="rates that are measured of each arm at most")
+    seconds: Positive = Field(
+        20.0,
+        description="of a probe at the least; longer where a load above capacity by `narrow` would "
+        "not break the limit of the first token by then",
+    )
+    requests: int = Field(24, ge=1, description="of a probe at the least")
+    narrow: Positive = Field(
+        0.1, description="ends when the rate that missed is so little above the one that held"
+    )
+
+    @property
+    def probe_seconds(self) -> float:
+        """Length of a probe. Load above capacity by a share s makes the queue s seconds longer in
+        each second, so the limit must be passed within the probe."""
+        return max(self.seconds, (self.p95_ttft_ms or 0.0) / 1e3 / self.narrow)
+
+    @model_validator(mode="after")
+    def _some_limit(self) -> Hold:
+        if self.p95_ttft_ms is None and self.p95_tpot_ms is None:
+            raise ValueError("give p95_ttft_ms, p95_tpot_ms or both")
+        return self
 
 
 class Comparison(_Section):
@@ -86,7 +151,7 @@ class SweepConfig(_Section):
         {}, description="by the kind that arms ask for: folders, or names of shipped ones"
     )
     device: str = Field("", description="`cpu` or `cuda`; empty: what there is")
-    server_flags: list[str] = Field([], description="flags of every arm's server")
+    server_flags: ServerFlags = Field([], description="flags of every arm's server")
     launcher: str = Field("sglang.launch_server", description="module that starts a server")
     port: int = Field(30000, ge=1, le=65535, description="the first; each arm takes the next")
     servers: Literal["together", "in-turn"] = Field(
@@ -98,6 +163,11 @@ class SweepConfig(_Section):
     api: Api = Field("completions", description="the interface that requests go to")
     mix: str = Field(
         "math,code,chat", description="parts, joined by commas: these, `multi-turn`, JSONL files"
+    )
+    repeats: Literal["note", "refuse", "wanted"] = Field(
+        "note",
+        description="cells that send a whole prompt twice, which caches make easy: note says so in "
+        "summary and report, refuse ends the sweep before them, wanted says nothing",
     )
     answer_tokens: Lengths = Field(Lengths(low=48, high=80), description="length of answers")
     temperature: float = Field(0.0, ge=0, description="0 is greedy")
@@ -117,6 +187,9 @@ class SweepConfig(_Section):
     most_trials: int = Field(0, ge=0, description="most trials then; 0: none are added")
     slas: list[SlaLimits] = Field([], description="service levels to find the capacity at")
     search: int = Field(0, ge=0, description="loads that this search may add to each arm")
+    hold: Hold | None = Field(
+        None, description="find each arm's highest arrival rate within limits of latency"
+    )
     retries: int = Field(1, ge=0, description="of a cell that was void: the client was late")
     seed: int = Field(0, description="of arrivals, prompts and lengths, the same for all arms")
     cores: Literal["auto", "shared", "split"] = Field(
@@ -148,6 +221,10 @@ class SweepConfig(_Section):
             raise ValueError(f"{', '.join(missing)} is not among the arms {', '.join(self.arms)}")
         if self.api not in PATHS:
             raise ValueError(f"no interface {self.api!r}")
+        if self.open.trace is not None and self.api == "chat":
+            raise ValueError(
+                "open.trace sends token ids, which chat does not take; use api: completions"
+            )
         return self
 
     @property
@@ -179,7 +256,17 @@ def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:
     except ValidationError as error:
         raise DSparkError(f"{path}: {wrong_fields(error, SweepConfig)}") from None
     folder = path.parent / config.arms_folder  # an absolute one stays what it is
-    return config.model_copy(update={"arms_folder": folder})
+    return config.model_copy(
+        update={"arms_folder": folder, "open": _placed(config.open, path.parent)}
+    )
+
+
+def _placed(loop: OpenLoop, folder: Path) -> OpenLoop:
+    """The same with its trace's file relative to where we are."""
+    if loop.trace is None:
+        return loop
+    trace = loop.trace.model_copy(update={"file": folder / loop.trace.file})
+    return loop.model_copy(update={"trace": trace})
 
 
 def _or_value_error(function: Callable[..., object], *arguments: object) -> None:

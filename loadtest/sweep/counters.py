@@ -74,7 +74,7 @@ def parse_counters(text: str, at: float) -> Counters:
         step_sum=_sum(samples, f"{_OURS}step_seconds_sum"),
         step_count=_sum(samples, f"{_OURS}step_seconds_count"),
         predicted_sum=_sum(samples, f"{_OURS}predicted_step_seconds_sum"),
-        gain=_gauge(samples, f"{_OURS}gain"),
+        gain=_mean(samples, f"{_OURS}gain"),
     )
 
 
@@ -94,6 +94,12 @@ def _sum(samples: Iterable[Sample], name: str) -> float:
 def _gauge(samples: Iterable[Sample], name: str) -> float | None:
     values = [sample.value for sample in _named(samples, name)]
     return float(sum(values)) if values else None
+
+
+def _mean(samples: Iterable[Sample], name: str) -> float | None:
+    """Over replicas."""
+    values = [sample.value for sample in _named(samples, name)]
+    return float(sum(values)) / len(values) if values else None
 
 
 def _by(samples: Iterable[Sample], name: str, label: str) -> dict[str, float]:

@@ -10,11 +10,17 @@ from typing import Any
 from sglang_dspark.loadtest.client.measure import Measurement, Spread
 from sglang_dspark.loadtest.client.metrics import SpecStats
 from sglang_dspark.loadtest.client.records import Record
+from sglang_dspark.loadtest.client.replay import Replay
 from sglang_dspark.loadtest.client.runner import CellResult
+from sglang_dspark.loadtest.client.schedule import PHASES, Arrivals, Gamma, Poisson, Surge
+from sglang_dspark.loadtest.sweep.config import Hold
 from sglang_dspark.loadtest.sweep.counters import totals_of
+from sglang_dspark.loadtest.sweep.parts import Phase, Within
 from sglang_dspark.loadtest.sweep.plan import PlannedCell
 from sglang_dspark.loadtest.sweep.reconcile import disagreements
 from sglang_dspark.loadtest.sweep.run_dir import Cell, Counters, Domain, Percentiles, known
+
+_AT_P95 = 0.95
 
 
 @dataclass(frozen=True)
@@ -28,8 +34,18 @@ class Watched:
     log_tail: str = ""
 
 
+@dataclass(frozen=True)
+class Sent:
+    """What was sent: the mix's name, and of how many requests the prompt was sent before; hold:
+    limits that are looked for, None if none are."""
+
+    mix: str
+    repeats: int
+    hold: Hold | None = None
+
+
 def make_cell(
-    planned: PlannedCell, mix: str, gamma: int, attempt: int, result: CellResult, watched: Watched
+    planned: PlannedCell, sent: Sent, gamma: int, attempt: int, result: CellResult, watched: Watched
 ) -> Cell:
     """All figures of a measured cell. gamma: drafts its arm proposes a step, 0 for none."""
     found, records = result.measurement, result.records
@@ -41,7 +57,7 @@ def make_cell(
         trial=planned.trial,
         order=planned.order,
         attempt=attempt,
-        mix=mix,
+        mix=sent.mix,
         fingerprint=result.header.fingerprint,
         started=datetime.fromtimestamp(result.header.began_unix, UTC).isoformat("T", "seconds"),
         seconds=max((record.ended or 0.0 for record in records), default=0.0),
@@ -60,12 +76,11 @@ def make_cell(
         errors={each.outcome: each.error for each in reversed(records) if not each.ok},
         lag_ms=found.lag_ms,
         void=_void(found, watched),
-        died=watched.died,
-        log_tail=watched.log_tail,
         disagreements=_disagreements(records, watched),
-        before=watched.before,
-        after=watched.after,
-        timeline=list(watched.timeline),
+        **_server(watched),
+        repeats=sent.repeats,
+        phases=phases_of(planned.load.arrivals, records),
+        within=None if sent.hold is None else within(sent.hold, planned.load.arrivals, result),
     )
 
 
@@ -80,6 +95,67 @@ def _speeds(found: Measurement, done: Sequence[Record]) -> dict[str, Any]:
         "tpot": percentiles(found.tpot),
         "e2e": percentiles(found.seconds),
     }
+
+
+def _server(watched: Watched) -> dict[str, Any]:
+    """The fields of a cell that its server told."""
+    return {
+        "before": watched.before,
+        "after": watched.after,
+        "timeline": list(watched.timeline),
+        "died": watched.died,
+        "log_tail": watched.log_tail,
+    }
+
+
+def phases_of(arrivals: Arrivals | Replay, records: Sequence[Record]) -> list[Phase]:
+    """The records before, in and after a burst; empty for another load."""
+    if not isinstance(arrivals, Surge):
+        return []
+    found = []
+    for name in PHASES:
+        own = [
+            r for r in records if r.scheduled is not None and arrivals.phase(r.scheduled) == name
+        ]
+        done = [record for record in own if record.ok]
+        waits = Spread.of([record.ttft for record in done])
+        found.append(
+            Phase(
+                name=name,
+                requests=len(own),
+                ok=len(done),
+                ttft_p50=known(waits.p50),
+                ttft_p99=known(waits.p99),
+                tpot_p99=known(Spread.of([record.tpot for record in done]).p99),
+                e2e_p99=known(Spread.of([record.seconds for record in done]).p99),
+            )
+        )
+    return found
+
+
+def within(limits: Hold, arrivals: Arrivals | Replay, result: CellResult) -> Within | None:
+    """What kept the limits; None of a load that is no steady rate."""
+    if not isinstance(arrivals, Poisson | Gamma):
+        return None
+    records = result.records
+    done = [record for record in records if record.ok]
+    first = {r.index for r in done if _kept(1e3 * r.ttft, limits.p95_ttft_ms)}
+    later = {r.index for r in done if _kept(1e3 * r.tpot, limits.p95_tpot_ms)}
+    both = [record for record in done if record.index in first & later]
+    begin, end = result.measurement.window
+    shares = len(first) / len(records), len(later) / len(records)
+    return Within(
+        ttft=shares[0],
+        tpot=shares[1],
+        requests=len(both),
+        tokens_per_s=sum(r.total_tokens for r in both) / (end - begin) if end > begin else 0.0,
+        held=min(shares) >= _AT_P95,
+    )
+
+
+def _kept(value: float, limit: float | None) -> bool:
+    """NaN, of an answer of one chunk, breaks no limit."""
+    return limit is None or not value > limit
 
 
 def percentiles(spread: Spread) -> Percentiles:

@@ -18,21 +18,25 @@ import numpy as np
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.cell import CellPlan, CellPrompt
 from sglang_dspark.loadtest.client.mixes import Mix
+from sglang_dspark.loadtest.client.replay import Material, Replay
 from sglang_dspark.loadtest.client.schedule import (
     Arrivals,
     ClosedLoop,
     Gamma,
     Poisson,
+    Surge,
     make_schedule,
     parse_arrivals,
 )
-from sglang_dspark.loadtest.sweep.config import SweepConfig
+from sglang_dspark.loadtest.client.traces import RecordedLoad, read_trace
+from sglang_dspark.loadtest.sweep.config import Burst, OpenLoop, SweepConfig, TraceReplay
 from sglang_dspark.loadtest.sweep.run_dir import Loop, Pilot, cell_name
 from sglang_dspark.loadtest.sweep.verdict import arm_order
 
 CELL_OVERHEAD_S = 2.5  # start of the load generator, warm-up request, reading of counters
 SERVER_START_S = 25.0
 _LEAST_ROUNDS = 3  # requests per user: the steady part of a closed loop needs more than two
+_LEAST_OPEN = 4  # requests of an open loop
 _LIMIT = 8.0  # a cell may take so many times its planned length
 _SILENCE_S = 60.0
 
@@ -43,8 +47,24 @@ class Load:
 
     loop: Loop
     level: float
-    arrivals: Arrivals
+    arrivals: Arrivals | Replay
     expected_s: float
+
+
+@dataclass(frozen=True)
+class Supply:
+    """What cells are filled with: the mix, its prompts as they are sent, and, for traces, its text
+    as token ids."""
+
+    mix: Mix
+    prompts: tuple[CellPrompt, ...]
+    material: Material | None = None
+
+    def for_traces(self) -> Material:
+        """Raises DSparkError where there is none."""
+        if self.material is None:
+            raise DSparkError("a trace's prompts need the target's tokenizer, which is not here")
+        return self.material
 
 
 @dataclass(frozen=True)
@@ -76,9 +96,13 @@ def all_loads(config: SweepConfig, pilot: Pilot) -> list[Load]:
     """The sweep's loads: closed loops by users, then open ones by rate."""
     loads = [closed_load(config, pilot, users) for users in config.concurrency]
     for share in config.open.load:
-        loads.append(_open_load(config, pilot, share))
+        loads.append(steady_load(config.open, pilot, rate_of(pilot, share), config.seconds))
     for given in config.open.arrivals:
         loads.append(_given_load(config, given))
+    if config.open.burst is not None:
+        loads.append(_burst_load(pilot, config.open.burst))
+    if config.open.trace is not None:
+        loads.append(trace_load(config, config.open.trace))
     names = [(load.loop, f"{load.level:g}") for load in loads]
     if len(set(names)) < len(names):
         raise DSparkError("two open loads have the same rate; write each once")
@@ -112,24 +136,60 @@ def interleaved(
     return cells
 
 
-def cell_plan(
-    config: SweepConfig, cell: PlannedCell, mix: Mix, prompts: tuple[CellPrompt, ...]
-) -> CellPlan:
+def recorded_load(trace: TraceReplay) -> RecordedLoad:
+    """The trace's requests that are to be sent. Raises DSparkError as `read_trace` does."""
+    return read_trace(trace.file, trace.format, first=trace.first, longest=trace.longest)
+
+
+def trace_load(config: SweepConfig, trace: TraceReplay) -> Load:
+    """The load of a recorded trace. Raises DSparkError naming file and line for a bad one."""
+    replay = Replay(recorded_load(trace), trace.speed)
+    rate = replay.requests / max(replay.seconds, 1.0)
+    return Load("open", float(f"{rate:.3g}"), replay, replay.seconds + config.seconds)
+
+
+def cell_plan(config: SweepConfig, cell: PlannedCell, supply: Supply) -> CellPlan:
     """What one cell sends; equal for all arms."""
-    load = cell.load
-    seed = np.random.SeedSequence(
-        [config.seed, cell.trial, int(load.loop == "open"), round(1e6 * load.level)]
-    ).generate_state(1)[0]
-    schedule = make_schedule(load.arrivals, mix.groups, config.answer_tokens, int(seed))
+    load, prompts = cell.load, supply.prompts
+    seed = int(
+        np.random.SeedSequence(
+            [config.seed, cell.trial, int(load.loop == "open"), round(1e6 * load.level)]
+        ).generate_state(1)[0]
+    )
+    replayed = isinstance(load.arrivals, Replay)
+    if isinstance(load.arrivals, Replay):
+        schedule = load.arrivals.schedule()
+        prompts = load.arrivals.prompts(supply.for_traces(), seed)
+    else:
+        schedule = make_schedule(load.arrivals, supply.mix.groups, config.answer_tokens, seed)
     return CellPlan(
         config.api,
         prompts,
         schedule,
         temperature=config.temperature,
-        ignore_eos=config.ignore_eos,
+        ignore_eos=config.ignore_eos or replayed,  # its answers are as long as they were
         silence_s=_SILENCE_S,
         limit_s=_LIMIT * load.expected_s + _SILENCE_S,
     )
+
+
+def require_unrepeated(config: SweepConfig, cells: Sequence[PlannedCell], supply: Supply) -> None:
+    """With `repeats: refuse`, raise DSparkError for the first cell that sends a prompt twice."""
+    if config.repeats != "refuse":
+        return
+    checked: set[tuple[Loop, float, int]] = set()
+    for cell in cells:
+        place = (cell.load.loop, cell.load.level, cell.trial)
+        if place in checked:  # arms of a block send the same
+            continue
+        checked.add(place)
+        plan = cell_plan(config, cell, supply)
+        if plan.repeats:
+            raise DSparkError(
+                f"cell {cell.name}: {plan.repeats} of {len(plan.schedule.arrivals)} requests "
+                f"repeat a whole prompt of the mix {config.mix}; give it more prompts, shorten "
+                "`seconds`, or write `repeats: note`"
+            )
 
 
 def rough_seconds(config: SweepConfig, servers: int) -> tuple[int, float]:
@@ -139,9 +199,13 @@ def rough_seconds(config: SweepConfig, servers: int) -> tuple[int, float]:
     for arrivals that cannot be had, such as a missing trace.
     """
     given = [_given_load(config, each) for each in config.open.arrivals]
+    given += [trace_load(config, config.open.trace)] if config.open.trace is not None else []
     others = len(config.concurrency) + len(config.open.load)
-    cells = len(config.arms) * config.trials * (others + len(given))
-    load_s = others * config.seconds + sum(load.expected_s for load in given)
+    longer = [load.expected_s for load in given]
+    if (burst := config.open.burst) is not None:
+        longer.append(burst.before_s + burst.burst_s + burst.after_s + config.seconds)
+    cells = len(config.arms) * config.trials * (others + len(longer))
+    load_s = others * config.seconds + sum(longer)
     starts = servers * (config.trials if config.servers == "in-turn" else 1)
     per_start = SERVER_START_S + (config.seconds if config.warm_up else 0.0)
     seconds = starts * per_start + cells * CELL_OVERHEAD_S
@@ -156,17 +220,43 @@ def describe(loads: Sequence[Load]) -> Iterator[tuple[str, str, str]]:
         yield f"{load.level:g} {unit}", str(requests or "as given"), f"{load.expected_s:.0f}"
 
 
-def _open_load(config: SweepConfig, pilot: Pilot, share: float) -> Load:
+def _capacity(pilot: Pilot) -> tuple[float, float]:
+    """Requests/s that the baseline answers at the most users, and the seconds that one takes."""
     most = max(pilot.tokens_per_s)
-    capacity = pilot.tokens_per_s[most] / pilot.answer_tokens[most]  # requests/s
-    rate = float(f"{share * capacity:.3g}")
-    requests = max(4, round(config.seconds * rate))
+    rate = pilot.tokens_per_s[most] / pilot.answer_tokens[most]
+    return rate, most / rate
+
+
+def _burst_load(pilot: Pilot, burst: Burst) -> Load:
+    capacity, tail = _capacity(pilot)
+    surge = Surge(
+        rate=float(f"{burst.load * capacity:.3g}"),
+        factor=burst.factor,
+        before_s=burst.before_s,
+        burst_s=burst.burst_s,
+        after_s=burst.after_s,
+    )
+    level = float(f"{surge.expected / surge.seconds:.3g}")
+    # What the burst leaves waiting may outlast the time after it.
+    return Load("open", level, surge, max(surge.seconds, surge.expected / capacity) + tail)
+
+
+def rate_of(pilot: Pilot, share: float) -> float:
+    """That share of the baseline's throughput, in requests/s."""
+    return float(f"{share * _capacity(pilot)[0]:.3g}")
+
+
+def steady_load(
+    loop: OpenLoop, pilot: Pilot, rate: float, seconds: float, least: int = _LEAST_OPEN
+) -> Load:
+    """Arrivals at one rate, for so long and at least so many."""
+    tail = _capacity(pilot)[1]
+    requests = max(least, round(seconds * rate))
     arrivals: Arrivals = (
         Poisson(rate=rate, requests=requests)
-        if config.open.kind == "poisson"
-        else Gamma(rate=rate, cv=config.open.cv, requests=requests)
+        if loop.kind == "poisson"
+        else Gamma(rate=rate, cv=loop.cv, requests=requests)
     )
-    tail = pilot.answer_tokens[most] * most / pilot.tokens_per_s[most]  # of the last answers
     return Load("open", rate, arrivals, requests / rate + tail)
 
 

@@ -22,7 +22,7 @@ _REQUESTS = "sglang:num_requests"
 TOLERANCE = 0.005
 # Of these the server may or may not have counted the request, and all or some of its tokens.
 _UNSURE: frozenset[Outcome] = frozenset(
-    {"cut", "timeout", "error", "malformed", "connection", "http"}
+    {"cut", "timeout", "error", "malformed", "connection", "http", "aborted", "left"}
 )
 
 

@@ -30,6 +30,8 @@ def as_metrics(config: SweepConfig, info: RunInfo, summary: Summary) -> dict[str
     metrics["by_rate"] = _by(summary, "open", "rate")
     metrics["ratios"] = [each.model_dump() for each in summary.ratios]
     metrics["slas"] = [each.model_dump() for each in summary.slas]
+    metrics["bursts"] = [each.model_dump() for each in summary.bursts]
+    metrics["hold"] = None if summary.hold is None else summary.hold.model_dump()
     metrics["notes"] = summary.notes
     return metrics
 

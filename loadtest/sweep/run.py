@@ -19,12 +19,14 @@ from sglang_dspark.loadtest.sweep.cells import (
     Work,
 )
 from sglang_dspark.loadtest.sweep.config import SweepConfig
+from sglang_dspark.loadtest.sweep.holding import next_probes
 from sglang_dspark.loadtest.sweep.plan import (
     Load,
     PlannedCell,
     all_loads,
     closed_load,
     interleaved,
+    require_unrepeated,
 )
 from sglang_dspark.loadtest.sweep.run_dir import Cell, Pilot, RunInfo, Summary
 from sglang_dspark.loadtest.sweep.sla import next_load
@@ -109,10 +111,12 @@ def _measure(
     assert pilot is not None
     loads = all_loads(config, pilot)
     cells = interleaved(config, loads, range(config.trials))
+    require_unrepeated(config, cells, work.supply)
     observer.planned(loads, cells, _kept(work.run))
     running.measure(cells, on_death)
 
     def add(more: list[PlannedCell]) -> None:
+        require_unrepeated(config, more, work.supply)
         cells.extend(more)
         observer.planned([], cells, _kept(work.run))
         running.measure(more, on_death)
@@ -123,6 +127,11 @@ def _measure(
         trials += 1
     for _ in range(config.search):
         more = searched(config, pilot, run_dir.read_cells(work.run), trials, len(cells))
+        if not more:
+            break
+        add(more)
+    for _ in range(config.hold.probes if config.hold is not None else 0):
+        more = next_probes(config, pilot, run_dir.read_cells(work.run), len(cells))
         if not more:
             break
         add(more)

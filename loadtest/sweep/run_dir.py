@@ -24,6 +24,7 @@ from pydantic import BaseModel, ConfigDict
 from sglang_dspark.common.files import MOST_RECORDED, load_json, reading
 from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.sweep.parts import BurstSummary, HoldSummary, Phase, Within
 
 VERSION = 1
 RUN_FILE = "run.json"
@@ -177,7 +178,9 @@ class Cell(_File):
     failures: requests by outcome (records.py);
     errors: one message of each outcome; lag_ms: client's lateness at p99; void: why the cell must
     not be compared, "" if it may; died: the server ended within it, log_tail then its last lines;
-    disagreements: between the client's totals and the server's counters.
+    disagreements: between the client's totals and the server's counters; repeats: requests whose
+    whole prompt the cell had sent before; phases: of a cell with a burst;
+    within: where limits are to be held.
     """
 
     arm: str
@@ -217,6 +220,9 @@ class Cell(_File):
     before: Counters | None = None
     after: Counters | None = None
     timeline: list[Counters] = []
+    repeats: int = 0
+    phases: list[Phase] = []
+    within: Within | None = None
 
     @property
     def name(self) -> str:
@@ -322,6 +328,8 @@ class Summary(_File):
     ratios: list[Compared]
     matched: list[MatchedSummary]
     slas: list[SlaSummary]
+    bursts: list[BurstSummary] = []
+    hold: HoldSummary | None = None
     notes: list[str]
 
 

@@ -143,7 +143,9 @@ def arm_records(
                 name=name,
                 about=arm.about,
                 gamma=gamma_of(arm, drafters),
-                command=portable(place.spec.shell_line() if place.spec else place.url),
+                command=portable(
+                    place.spec.shell_line() if place.spec else " ".join([place.url, *arm.arguments])
+                ),
                 config=arm.config,
                 environment=arm.environment,
                 drafter=None if folder is None else portable(str(folder)),

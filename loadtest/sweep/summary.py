@@ -15,8 +15,10 @@ import numpy as np
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.intervals import MIN_TRIALS, Ratio, paired_ratio
+from sglang_dspark.loadtest.sweep.bursts import bursts
 from sglang_dspark.loadtest.sweep.config import SlaLimits, SweepConfig
 from sglang_dspark.loadtest.sweep.frontier import Matched, Point, compare_matched, frontier
+from sglang_dspark.loadtest.sweep.holding import held
 from sglang_dspark.loadtest.sweep.run_dir import (
     Cell,
     Compared,
@@ -71,7 +73,9 @@ def summarise(config: SweepConfig, cells: Sequence[Cell], planned: int) -> Summa
         ratios=_ratios(config, good),
         matched=matched,
         slas=[_sla(config, good, limits) for limits in config.slas],
-        notes=_notes(cells, planned),
+        hold=None if config.hold is None else held(config, cells),
+        bursts=bursts(config.names, list(good.by_place.values())),
+        notes=[*_notes(cells, planned), *_repeats(config, cells)],
     )
 
 
@@ -86,8 +90,6 @@ def compared(
     ratio = paired_ratio(
         [_value(ours[t], what) for t in trials], [_value(theirs[t], what) for t in trials]
     )
-    unit = "user" if loop == "closed" and level == 1 else "users"
-    place = f"{level:g} {unit}" if loop == "closed" else f"{level:g} requests/s"
     return Compared(
         over=over,
         under=under,
@@ -100,7 +102,7 @@ def compared(
         trials=ratio.trials,
         method=ratio.method,
         winner={"over": over, "under": under}.get(ratio.winner, ""),
-        said=verdict(over, under, f"{_WHAT[what]} at {place}", ratio),
+        said=verdict(over, under, f"{_WHAT[what]} at {_load(loop, level)}", ratio),
     )
 
 
@@ -342,3 +344,26 @@ def _notes(cells: Sequence[Cell], planned: int) -> list[str]:
             notes.append(f"{cell.name}: of {cell.requests} requests {listed}")
         notes += [f"{cell.name}: {line}" for line in cell.disagreements]
     return notes
+
+
+def _repeats(config: SweepConfig, cells: Sequence[Cell]) -> list[str]:
+    """A line for each load that sends a whole prompt twice, unless that is wanted."""
+    if config.repeats == "wanted":
+        return []
+    worst: dict[tuple[Loop, float], Cell] = {}
+    for cell in cells:
+        place = (cell.loop, cell.level)
+        if cell.repeats > (worst[place].repeats if place in worst else 0):
+            worst[place] = cell
+    return [
+        f"{_load(*place)}: {worst[place].repeats} of {worst[place].requests} requests of a cell "
+        "repeat a whole prompt of it, which prefix caches and drafts that remember make easy; give "
+        "a mix of more prompts, or write `repeats: wanted`"
+        for place in sorted(worst)
+    ]
+
+
+def _load(loop: Loop, level: float) -> str:
+    if loop == "open":
+        return f"{level:g} requests/s"
+    return "1 user" if level == 1 else f"{level:g} users"

@@ -17,7 +17,9 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.baselines.vocabulary import check_draft_ids
+from sglang_dspark.common.files import brief
 from sglang_dspark.drafter.attention import ContextKV, RMSNorm, rope
+from sglang_dspark.drafter.fields import require_declared
 from sglang_dspark.drafter.laws import choose, over_vocabulary
 from sglang_dspark.drafter.model import DraftBlock
 from sglang_dspark.errors import DSparkError
@@ -52,6 +54,7 @@ class ChainConfig:
             if not ok:
                 raise DSparkError(f"drafter config: {what}")
 
+        require_declared(self)
         require(self.gamma >= 1, f"gamma must be at least 1, found {self.gamma}")
         require(
             self.num_heads % self.num_kv_heads == 0,
@@ -103,6 +106,15 @@ def chain_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "rope_theta": raw.get("rope_theta") or rotary.get("rope_theta", 10000.0),
         "max_position_embeddings": raw.get("max_position_embeddings", 8192),
     }
+
+
+def require_one_layer(raw: Mapping[str, Any], kind: str) -> None:
+    """DSparkError where config.json has another number of layers. kind: of drafter, in words."""
+    if raw.get("num_hidden_layers") != 1:
+        raise DSparkError(
+            f"num_hidden_layers is {brief(raw.get('num_hidden_layers'), 40)}; {kind} drafters of "
+            "one layer are supported"
+        )
 
 
 class ChainAttention(nn.Module):

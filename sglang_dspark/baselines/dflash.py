@@ -10,7 +10,7 @@ are shifted by one: its row j gives the token after it.
 from __future__ import annotations
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -19,16 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.baselines.vocabulary import check_draft_ids, stored_draft_ids, to_d2t
+from sglang_dspark.common.files import brief
 from sglang_dspark.drafter.attention import ContextKV, PackedLayout
 from sglang_dspark.drafter.backbone import Backbone
 from sglang_dspark.drafter.checkpoint import (
+    built,
     check_target,
-    fill_parameters,
     read_tensors,
     write_checkpoint,
 )
 from sglang_dspark.drafter.config import DrafterConfig, read_config
 from sglang_dspark.drafter.context import FeatureContext
+from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.drafter.laws import choose, over_vocabulary
 from sglang_dspark.drafter.model import DraftBlock
 from sglang_dspark.errors import DSparkError
@@ -59,18 +61,8 @@ class DFlashConfig:
     def from_dir(cls, path: Path) -> DFlashConfig:
         """Read `config.json`; DSparkError says what is missing."""
         raw = read_config(path)
-        both = {**raw, **(raw.get("dflash_config") or {})}
-        if both.get("block_size", 0) < 2:
-            raise DSparkError(
-                f"{path}/config.json: block_size must be at least 2 (anchor and one draft), found "
-                f"{both.get('block_size')}; is this a DFlash drafter?"
-            )
-        headless = {
-            **raw,
-            "dflash_config": {**both, "block_size": both["block_size"] - 1, "markov_rank": 1},
-            "dspark_config": None,
-        }
-        return cls(DrafterConfig.from_json(headless, path))
+        with reading_config(path, "DFlash"):
+            return cls(DrafterConfig.from_json(_headless(raw, path), path))
 
     def to_json(self) -> dict[str, Any]:
         """The `config.json` that this class and stock SGLang 0.5.23 both read."""
@@ -79,6 +71,21 @@ class DFlashConfig:
         for name in (*heads, "confidence_head_with_markov"):
             raw.pop(name)
         return {**raw, "architectures": [ARCHITECTURE], "block_size": self.gamma + 1}
+
+
+def _headless(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
+    """The config of the DSpark drafter whose backbone it is."""
+    both = {**raw, **(raw.get("dflash_config") or {})}
+    if both.get("block_size", 0) < 2:
+        raise DSparkError(
+            f"{path}/config.json: block_size must be at least 2 (anchor and one draft), found "
+            f"{brief(both.get('block_size'), 40)}; is this a DFlash drafter?"
+        )
+    return {
+        **raw,
+        "dflash_config": {**both, "block_size": both["block_size"] - 1, "markov_rank": 1},
+        "dspark_config": None,
+    }
 
 
 class DFlashDrafter(nn.Module):
@@ -236,7 +243,12 @@ def load_dflash(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DFlashDraf
     vocab_size = config.shape.vocab_size
     check_target(path, vocab_size, config.shape.hidden_size, embed_tokens)
     tensors = read_tensors(path)
-    drafter = DFlashDrafter(config, stored_draft_ids(tensors, vocab_size, path))
-    fill_parameters(drafter, tensors, lambda name: name.removeprefix("backbone."), path)
+    ids = stored_draft_ids(tensors, vocab_size, path)
+    drafter = built(
+        lambda: DFlashDrafter(config, ids),
+        tensors,
+        lambda name: name.removeprefix("backbone."),
+        path,
+    )
     drafter.attach(embed_tokens, lm_head)
     return drafter.eval()

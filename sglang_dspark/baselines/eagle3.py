@@ -14,16 +14,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.baselines.chain import ChainConfig, ChainDrafter, chain_fields
+from sglang_dspark.baselines.chain import (
+    ChainConfig,
+    ChainDrafter,
+    chain_fields,
+    require_one_layer,
+)
 from sglang_dspark.baselines.vocabulary import stored_draft_ids, to_d2t, to_t2d
 from sglang_dspark.drafter.attention import RMSNorm
 from sglang_dspark.drafter.checkpoint import (
+    built,
     check_target,
-    fill_parameters,
     read_tensors,
     write_checkpoint,
 )
 from sglang_dspark.drafter.config import read_config
+from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.errors import DSparkError
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -45,19 +51,10 @@ class Eagle3Config(ChainConfig):
     def from_dir(cls, path: Path) -> Eagle3Config:
         """Read `config.json`; DSparkError says what is missing."""
         raw = read_config(path)
-        if raw.get("num_hidden_layers") != 1:
-            raise DSparkError(
-                f"{path}/config.json: num_hidden_layers is {raw.get('num_hidden_layers')}; Eagle3 "
-                "drafters of one layer are supported"
-            )
-        try:
-            eagle = raw["eagle_config"]
-            layers = tuple(eagle["eagle_aux_hidden_state_layer_ids"])
+        with reading_config(path, "Eagle3"):
+            require_one_layer(raw, "Eagle3")
+            layers = tuple(raw["eagle_config"]["eagle_aux_hidden_state_layer_ids"])
             return cls(**chain_fields(raw), target_layer_ids=layers)
-        except KeyError as error:
-            raise DSparkError(
-                f"{path}/config.json: {error} is missing; is this an Eagle3 drafter?"
-            ) from None
 
     def to_json(self) -> dict[str, Any]:
         """The `config.json` that this class and stock SGLang 0.5.23 both read."""
@@ -135,7 +132,6 @@ def load_eagle3(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> Eagle3Draf
     check_target(path, config.vocab_size, config.hidden_size, embed_tokens)
     tensors = {k.replace("layers.0.", "midlayer."): v for k, v in read_tensors(path).items()}
     ids = stored_draft_ids(tensors, config.vocab_size, path, config.draft_vocab_size)
-    drafter = Eagle3Drafter(config, ids)
-    fill_parameters(drafter, tensors, _stored, path)
+    drafter = built(lambda: Eagle3Drafter(config, ids), tensors, _stored, path)
     drafter.attach(embed_tokens, lm_head)
     return drafter.eval()

@@ -16,17 +16,22 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.baselines.chain import ChainConfig, ChainDrafter, chain_fields
+from sglang_dspark.baselines.chain import (
+    ChainConfig,
+    ChainDrafter,
+    chain_fields,
+    require_one_layer,
+)
 from sglang_dspark.baselines.vocabulary import stored_draft_ids, to_d2t
 from sglang_dspark.common.writing import replacing
 from sglang_dspark.drafter.checkpoint import (
+    built,
     check_target,
-    fill_parameters,
     read_tensors,
     write_checkpoint,
 )
 from sglang_dspark.drafter.config import read_config
-from sglang_dspark.errors import DSparkError
+from sglang_dspark.drafter.fields import reading_config
 
 ARCHITECTURE = "LlamaForCausalLMEagle"
 TOKEN_MAP = "token_map.pt"
@@ -40,17 +45,9 @@ class MTPConfig(ChainConfig):
     def from_dir(cls, path: Path) -> MTPConfig:
         """Read `config.json`; DSparkError says what is missing."""
         raw = read_config(path)
-        if raw.get("num_hidden_layers") != 1:
-            raise DSparkError(
-                f"{path}/config.json: num_hidden_layers is {raw.get('num_hidden_layers')}; MTP "
-                "drafters of one layer are supported"
-            )
-        try:
+        with reading_config(path, "MTP"):
+            require_one_layer(raw, "MTP")
             return cls(**chain_fields(raw))
-        except KeyError as error:
-            raise DSparkError(
-                f"{path}/config.json: {error} is missing; is this an MTP drafter?"
-            ) from None
 
     def to_json(self) -> dict[str, Any]:
         """The `config.json` that this class and stock SGLang 0.5.23 both read."""
@@ -119,7 +116,6 @@ def load_mtp(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> MTPDrafter:
     check_target(path, config.vocab_size, config.hidden_size, embed_tokens)
     tensors = read_tensors(path)
     ids = stored_draft_ids(tensors, config.vocab_size, path, config.draft_vocab_size)
-    drafter = MTPDrafter(config, ids)
-    fill_parameters(drafter, tensors, _stored, path)
+    drafter = built(lambda: MTPDrafter(config, ids), tensors, _stored, path)
     drafter.attach(embed_tokens, lm_head)
     return drafter.eval()

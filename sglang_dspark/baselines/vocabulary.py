@@ -36,7 +36,7 @@ def stored_draft_ids(
     repeat or lie outside the vocabulary.
     """
     d2t = tensors.get("d2t")
-    found = vocab_size if d2t is None else len(d2t)
+    found = vocab_size if d2t is None else d2t.numel()
     if count is not None and found != count:
         raise DSparkError(
             f"{path}: d2t names {found} tokens, config.json's draft_vocab_size is {count}; "
@@ -44,7 +44,7 @@ def stored_draft_ids(
         )
     if d2t is None:
         return None
-    ids = d2t.long() + torch.arange(len(d2t))
+    ids = d2t.long().flatten() + torch.arange(d2t.numel())
     outside = bool(((ids < 0) | (ids >= vocab_size)).any())
     if d2t.dim() != 1 or outside or len(ids.unique()) != len(ids):
         raise DSparkError(

@@ -200,7 +200,11 @@ def _room(given: Batch, expected: Reference) -> Tensor:
     if given.exact:
         return torch.zeros_like(size)
     grid = max(_GRID[each] for each in (blocks.step_dtype, blocks.w1.dtype))
-    return 1e-5 + 2 * grid * (1 + size + blocks.base.double().abs())
+    room = 1e-5 + 2 * grid * (1 + size + blocks.base.double().abs())
+    if blocks.mixing is None or not blocks.mixing.recurrent:
+        return room
+    # What a recurrent state was rounded by is carried on, and grows.
+    return room * torch.arange(1, size.shape[1] + 1, device=size.device)[:, None]
 
 
 def _kept_wrong(blocks: Blocks, expected: Tensor, room: Tensor) -> Iterator[str]:

@@ -89,8 +89,11 @@ def sweep_and_report(
     from sglang_dspark.cli.sweep import prepare
     from sglang_dspark.loadtest.servers.fleet import Fleet
     from sglang_dspark.loadtest.sweep.run import conduct
+    from sglang_dspark.loadtest.sweep.setup import choose_arms
 
-    prepared = prepare(console, config, run, lambda place: _as_it_runs(place, running))
+    prepared = prepare(
+        console, config, choose_arms(config), run, lambda place: _as_it_runs(place, running)
+    )
     work, places = prepared.work, prepared.places
     with Fleet(places, run, config.ready_s, work.cores.server) as fleet:
         for name, server in running.items():

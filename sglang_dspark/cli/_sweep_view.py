@@ -92,6 +92,8 @@ class SweepView:
         else:
             figures = f"{cell.tokens_per_s or 0:.1f} tokens/s, {cell.speed.p50 or 0:.1f} per user"
             figures += f", tau {cell.tau:.2f}" if cell.tau is not None else ""
+        if cell.repeats:
+            figures += f", {cell.repeats} of {cell.requests} prompts sent before"
         count = f"[{len(self._done)}/{max(len(self._expected), len(self._done))}]"
         self._line(f"{count} {place}: {figures} (left: {self.left()})")
         for line in cell.log_tail.splitlines():
@@ -132,9 +134,18 @@ def duration(seconds: float) -> str:
 
 def show_config(console: Console, config: SweepConfig, cells: int, seconds: float) -> None:
     """What will be measured, and how long it takes at the most, before anything starts."""
+    from sglang_dspark.loadtest.sweep.holding import said_limits
+
     loads = [f"{users} users" for users in config.concurrency]
     loads += [f"{config.open.kind} at {share:.0%} of capacity" for share in config.open.load]
     loads += [f"{given.get('kind', '?')} arrivals" for given in config.open.arrivals]
+    if (burst := config.open.burst) is not None:
+        loads.append(f"a burst of {burst.factor:g} times {burst.load:.0%} for {burst.burst_s:g} s")
+    if (trace := config.open.trace) is not None:
+        loads.append(f"the trace {trace.file.name}")
+    if (hold := config.hold) is not None:
+        what = said_limits(hold.p95_ttft_ms, hold.p95_tpot_ms)
+        loads.append(f"up to {hold.probes} arrival rates an arm, to hold {what}")
     for line in (
         f"arms: {', '.join(config.names)}",
         f"loads: {', '.join(loads)}",
@@ -189,6 +200,25 @@ def results_table(summary: Summary) -> Table:
         )
         before = load
     return table
+
+
+def burst_tables(summary: Summary) -> list[Table]:
+    """Of every burst, what each arm's requests waited before, in and after it."""
+    found = []
+    for burst in summary.bursts:
+        table = Table(title=f"A burst, p99 (mean rate {burst.level:g} req/s)", box=box.SIMPLE_HEAD)
+        for name in ("arm", "phase"):
+            table.add_column(name)
+        for name in ("requests", "answered", "TTFT ms", "TPOT ms", "whole ms"):
+            table.add_column(name, justify="right", no_wrap=True)
+        for arm in burst.arms:
+            for number, phase in enumerate(arm.phases):
+                times = (phase.ttft_p99, phase.tpot_p99, phase.e2e_p99)
+                shown = [_shown(None if t is None else 1e3 * t, 0) for t in times]
+                counts = (str(phase.requests), str(phase.ok))
+                table.add_row("" if number else arm.arm, phase.name, *counts, *shown)
+        found.append(table)
+    return found
 
 
 def _shown(value: float | None, digits: int = 1) -> str:

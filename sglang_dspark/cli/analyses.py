@@ -8,7 +8,7 @@ from typing import Annotated, Literal
 
 import typer
 
-from sglang_dspark.cli import _traces, evaluate
+from sglang_dspark.cli import _accept_rules, _traces, evaluate
 from sglang_dspark.cli._analysis import (
     finish,
     open_session,
@@ -32,6 +32,7 @@ app = typer.Typer(
 )
 app.callback(invoke_without_command=True)(evaluate.evaluate)
 app.command("traces")(_traces.traces)
+app.command("rules")(_accept_rules.rules)
 
 NoteOption = Annotated[
     str | None,

@@ -8,7 +8,16 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sglang_dspark.cli import _bench_adaptive, _bench_experts, _bench_planner, _bench_trainer
+from sglang_dspark.cli import (
+    _bench_adaptive,
+    _bench_experts,
+    _bench_llama,
+    _bench_planner,
+    _bench_screen,
+    _bench_soak,
+    _bench_trainer,
+    _bench_weights,
+)
 from sglang_dspark.cli._models import (
     DeviceOption,
     ServedDrafterOption,
@@ -31,6 +40,10 @@ app.command("planner")(_bench_planner.planner)
 app.command("regret")(_bench_planner.regret)
 app.command("trainer")(_bench_trainer.trainer)
 app.command("adaptive")(_bench_adaptive.adaptive)
+app.command("screen")(_bench_screen.screen)
+app.command("soak")(_bench_soak.soak)
+app.command("llama")(_bench_llama.llama)
+app.command("weights")(_bench_weights.weights)
 
 
 @app.callback()

@@ -84,7 +84,7 @@ def evaluate(
     console = Console()
     options = replace(options, prompts=prompts, temperature=temperature)
     settings = options.decoding(gamma)
-    subject = _open(options, drafter, prompt_field, console)
+    subject = open_subject(options, drafter, prompt_field, console)
     document = _measure(subject, settings, server, serve, port, console)
     if results is not None:
         _write(results, document)
@@ -92,7 +92,7 @@ def evaluate(
 
 
 def _measure(
-    subject: _Subject,
+    subject: Subject,
     settings: DecodeSettings,
     server: str | None,
     serve: bool,
@@ -161,7 +161,7 @@ def _require_gamma(drafter: Path, gamma: int | None) -> None:
 
 
 @dataclass(frozen=True)
-class _Subject:
+class Subject:
     """What is measured: directories, prompts, and the prompts' token ids."""
 
     target: Path
@@ -185,16 +185,17 @@ class _EngineOutcome:
     tokens: list[tuple[int, ...]]
 
 
-def _open(
+def open_subject(
     options: WorkloadOptions, drafter: str, prompt_field: str | None, console: Console
-) -> _Subject:
+) -> Subject:
     from sglang_dspark.evaluation import prompts as prompt_files
 
+    """The prompts and models that a command names."""
     path = target_dir(options.target, console)
     found = read_prompt_files(options.prompts, prompt_field)
     chosen = prompt_files.limit_per_domain(found, options.limit)
     tokenizer = open_tokenizer(path)
-    return _Subject(
+    return Subject(
         target=path,
         drafter=drafter_dir(drafter),
         prompts=chosen,
@@ -203,9 +204,7 @@ def _open(
     )
 
 
-def _measure_engine(
-    subject: _Subject, settings: DecodeSettings, console: Console
-) -> _EngineOutcome:
+def _measure_engine(subject: Subject, settings: DecodeSettings, console: Console) -> _EngineOutcome:
     from transformers.utils import logging as transformers_logging
 
     from sglang_dspark.cli._progress import stages
@@ -232,7 +231,7 @@ def _measure_engine(
 
 def _measure_server(
     url: str,
-    subject: _Subject,
+    subject: Subject,
     settings: DecodeSettings,
     outcome: _EngineOutcome,
     console: Console,
@@ -266,7 +265,7 @@ def _measure_server(
 
 
 @contextmanager
-def _server(url: str | None, subject: _Subject, port: int, console: Console) -> Iterator[str]:
+def _server(url: str | None, subject: Subject, port: int, console: Console) -> Iterator[str]:
     """The given server, or one started for the measurement and stopped behind it.
 
     Ours verifies every draft, as the engine does: tau is the drafter's, not the scheduler's.

@@ -10,6 +10,27 @@ import typer
 from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 
+IntervalsOption = Annotated[
+    list[Path] | None,
+    typer.Option(
+        help="Result file of `dspark bench adaptive` or `serve`: take its ratios and intervals "
+        "anew from the trials it keeps. Repeat for several."
+    ),
+]
+RecordsOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="Folder of locust's workers' records, of one machine or several: count them together."
+    ),
+]
+OutOption = Annotated[
+    Path | None,
+    typer.Option(
+        help="HTML file. Default: report.html in the sweep's folder, or drafters.html in "
+        "that of the result files."
+    ),
+]
+
 
 def report(
     run: Annotated[
@@ -18,28 +39,22 @@ def report(
     drafters: Annotated[
         bool, typer.Option("--drafters", help="Report the analyses of drafters.")
     ] = False,
-    intervals: Annotated[
-        list[Path] | None,
-        typer.Option(
-            help="Result file of `dspark bench adaptive` or `serve`: take its ratios and intervals "
-            "anew from the trials it keeps. Repeat for several."
-        ),
-    ] = None,
+    intervals: IntervalsOption = None,
+    records: RecordsOption = None,
     results: Annotated[Path, typer.Option(help="Folder of the result files.")] = Path("results"),
-    out: Annotated[
-        Path | None,
-        typer.Option(
-            help="HTML file. Default: report.html in the sweep's folder, or drafters.html in "
-            "that of the result files."
-        ),
-    ] = None,
+    out: OutOption = None,
 ) -> None:
     """Write one self-contained HTML page, and its figures as files: of a sweep (RUN), or of all
-    analyses of drafters (--drafters). Or only take intervals anew (--intervals)."""
-    if [drafters, run is not None, bool(intervals)].count(True) != 1:
-        raise DSparkError("name what to report: a sweep's folder, --drafters or --intervals")
+    analyses of drafters (--drafters). Or only take intervals anew (--intervals), or show what
+    workers recorded (--records)."""
+    if [drafters, run is not None, bool(intervals), records is not None].count(True) != 1:
+        raise DSparkError(
+            "name what to report: a sweep's folder, --drafters, --intervals or --records"
+        )
     if intervals:
         _intervals(intervals)
+    elif records is not None:
+        _records(records)
     elif run is not None:
         from rich.console import Console
 
@@ -47,6 +62,14 @@ def report(
             Console().print(f"written to {path}", highlight=False, soft_wrap=True)
     else:
         _drafters(results, out or results / "drafters.html")
+
+
+def _records(folder: Path) -> None:
+    from rich.console import Console
+
+    from sglang_dspark.cli._records_view import show_records
+
+    show_records(Console(), folder)
 
 
 def write_sweep_report(run: Path, html: Path) -> list[Path]:

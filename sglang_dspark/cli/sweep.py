@@ -6,7 +6,7 @@ the sweep stopped, 130 Ctrl-C.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import StrEnum
 from pathlib import Path
@@ -14,15 +14,17 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sglang_dspark.errors import DSparkError
+
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sglang_dspark.loadtest.client.cell import CellPrompt
-    from sglang_dspark.loadtest.client.mixes import Mix
+    from sglang_dspark.loadtest.servers.arms import Arm
     from sglang_dspark.loadtest.servers.fleet import Place
     from sglang_dspark.loadtest.sweep.cells import Work
     from sglang_dspark.loadtest.sweep.config import SweepConfig
     from sglang_dspark.loadtest.sweep.gates import Gate
+    from sglang_dspark.loadtest.sweep.plan import Supply
     from sglang_dspark.loadtest.sweep.run import Outcome
     from sglang_dspark.loadtest.sweep.run_dir import RunInfo
 
@@ -51,7 +53,30 @@ class OnDeath(StrEnum):
 
 
 ConfigOption = Annotated[
-    Path, typer.Option(help="The sweep: a file, or a name of configs/sweep, as cpu-demo.")
+    Path | None, typer.Option(help="The sweep: a file, or a name of configs/sweep, as cpu-demo.")
+]
+UrlOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        help="A server that runs already, as URL or NAME=URL, in place of --config; repeatable."
+    ),
+]
+HoldOption = Annotated[
+    str | None,
+    typer.Option(
+        help="Find each arm's highest arrival rate within limits, as "
+        "p95_ttft_ms<=500,p95_tpot_ms<=60."
+    ),
+]
+TrialsOption = Annotated[
+    int | None, typer.Option(min=1, help="Trials of every cell. Default: the file's, 3.")
+]
+SecondsOption = Annotated[
+    float | None, typer.Option(min=0.1, help="Length of a cell. Default: the file's, 10.")
+]
+UsersOption = Annotated[
+    str | None,
+    typer.Option("--concurrency", help="Users of the closed loops. Default: the file's, 1,2,4,8."),
 ]
 SmokeOption = Annotated[
     bool, typer.Option("--smoke", help="A short one, by the file's `smoke:` section.")
@@ -67,7 +92,8 @@ RequireOption = Annotated[
 
 
 def sweep(
-    config: ConfigOption,
+    config: ConfigOption = None,
+    url: UrlOption = None,
     smoke: SmokeOption = False,
     out: RunOption = None,
     require: RequireOption = None,
@@ -78,6 +104,10 @@ def sweep(
         OnDeath, typer.Option(help="When a server dies within a cell.")
     ] = OnDeath.stop,
     port: Annotated[int | None, typer.Option(help="First port, in place of the file's.")] = None,
+    concurrency: UsersOption = None,
+    trials: TrialsOption = None,
+    seconds: SecondsOption = None,
+    hold: HoldOption = None,
 ) -> None:
     """Measure all arms of a sweep under load, compare them, and keep everything in one folder."""
     from rich.console import Console
@@ -85,33 +115,72 @@ def sweep(
     from sglang_dspark.cli._progress import says_when_stopped
     from sglang_dspark.loadtest.results import require_clean
     from sglang_dspark.loadtest.servers.server import stop_on_signals
-    from sglang_dspark.loadtest.sweep.config import load_sweep
     from sglang_dspark.loadtest.sweep.gates import parse_gate
-    from sglang_dspark.shipped import config_file
 
     console = Console(stderr=True, highlight=False)
-    wanted = load_sweep(config_file("sweep", config), smoke)
-    if port is not None:
-        wanted = wanted.model_copy(update={"port": port})
+    wanted, arms = _wanted(config, url or [], smoke)
+    wanted = _in_place(
+        wanted, hold, concurrency, {"port": port, "trials": trials, "seconds": seconds}
+    )
     require_clean(json_file)
     gates = [parse_gate(text, wanted.names) for text in require or ()]
     with says_when_stopped(), stop_on_signals():
-        outcome = _conduct(console, wanted, out, on_death)
+        outcome = _conduct(console, wanted, arms, out, on_death)
     status = _conclude(console, wanted, outcome, gates, json_file)
     if status:
         raise typer.Exit(status)
 
 
+def _wanted(config: Path | None, urls: Sequence[str], smoke: bool) -> tuple[SweepConfig, list[Arm]]:
+    """The sweep of a file, or of servers that run, and its arms."""
+    from sglang_dspark.loadtest.servers.ask import ask_server
+    from sglang_dspark.loadtest.sweep.config import load_sweep
+    from sglang_dspark.loadtest.sweep.served import parse_address, sweep_of
+    from sglang_dspark.loadtest.sweep.setup import choose_arms
+    from sglang_dspark.shipped import config_file
+
+    if (config is None) == (not urls):
+        raise DSparkError("name a sweep with --config, or servers that run with --url, one of both")
+    if config is not None:
+        found = load_sweep(config_file("sweep", config), smoke)
+        return found, choose_arms(found)
+    if smoke:
+        raise DSparkError(
+            "--smoke is of a sweep's file; with --url take --concurrency and --trials"
+        )
+    addresses = [parse_address(text) for text in urls]
+    return sweep_of(addresses, [ask_server(address.url) for address in addresses])
+
+
+def _in_place(
+    config: SweepConfig, hold: str | None, concurrency: str | None, given: dict[str, float | None]
+) -> SweepConfig:
+    """The sweep with what options say in place of its own. given: by field, None where not told."""
+    from sglang_dspark.loadtest.sweep.holding import parse_hold
+    from sglang_dspark.loadtest.sweep.served import parse_users
+
+    update: dict[str, Any] = {name: value for name, value in given.items() if value is not None}
+    if concurrency is not None:
+        update["concurrency"] = parse_users(concurrency)
+    if hold is not None:
+        update["hold"] = parse_hold(hold, config.hold)
+    return config.model_copy(update=update)
+
+
 def _conduct(
-    console: Console, config: SweepConfig, out: Path | None, on_death: OnDeath
+    console: Console,
+    config: SweepConfig,
+    arms: Sequence[Arm],
+    out: Path | None,
+    on_death: OnDeath,
 ) -> tuple[Path, Outcome]:
     from sglang_dspark.cli._sweep_view import SweepView
     from sglang_dspark.loadtest.servers.server import run_directory
     from sglang_dspark.loadtest.sweep import setup as sweep_setup
     from sglang_dspark.loadtest.sweep.run import conduct
 
-    sweep_setup.require_ports(config, sweep_setup.choose_arms(config))
-    ready = prepare(console, config, out or run_directory)
+    sweep_setup.require_ports(config, arms)
+    ready = prepare(console, config, arms, out or run_directory)
     run = ready.work.run
     _announce(console, config, ready.extent, run, ready.info)
     with SweepView(console).live() as view:
@@ -123,6 +192,7 @@ def _conduct(
 def prepare(
     console: Console,
     config: SweepConfig,
+    arms: Sequence[Arm],
     out: Path | Callable[[], Path],
     placed: Callable[[Place], Place] = lambda place: place,
 ) -> Prepared:
@@ -135,11 +205,10 @@ def prepare(
     from sglang_dspark.loadtest.sweep.cells import Work
     from sglang_dspark.loadtest.sweep.plan import rough_seconds
 
-    arms = sweep_setup.choose_arms(config)
     drafters = sweep_setup.drafter_folders(config, arms)
-    target, device, words = _target_and_device(console, config)
-    mix, prompts = _prompts(config, target)
     launched = sum(arm.name not in config.urls for arm in arms)
+    target, device, words = _target_and_device(console, config, served=launched == 0)
+    supply = _supply(config, target)
     extent = rough_seconds(config, launched)
     run = out if isinstance(out, Path) else out()
     places = [
@@ -150,31 +219,50 @@ def prepare(
     info = sweep_setup.open_run(run, fresh)
     gammas = {arm.name: sweep_setup.gamma_of(arm, drafters) for arm in arms}
     profiled = sweep_setup.profiled_arms(arms)
-    work = Work(config, run, mix, prompts, gammas, profiled, info.cores)
+    work = Work(config, run, supply, gammas, profiled, info.cores)
     return Prepared(work, info, places, drafters, extent)
 
 
-def _target_and_device(console: Console, config: SweepConfig) -> tuple[Path, str, str]:
-    """The target's folder (the demo's is built if needed), `cpu` or `cuda`, the device in words."""
+def _target_and_device(
+    console: Console, config: SweepConfig, *, served: bool
+) -> tuple[Path, str, str]:
+    """The target's folder (the demo's is built if needed), `cpu` or `cuda`, the device in words.
+
+    served: no server is to be started; where they render the prompts too, no file of the target is
+    needed here.
+    """
     from sglang_dspark.cli._models import device_here
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.common.machine import cpu_description
 
-    target = target_dir(config.target, console)
-    device = device_here(config.device)
-    if device == "cpu":
-        return target, device, cpu_description()
-    from sglang_dspark.cli.demo import hardware
-
-    return target, device, hardware(device)
+    afar = served and config.api == "chat"
+    target = Path(config.target) if afar else target_dir(config.target, console)
+    device = config.device if served and config.device else device_here(config.device)
+    return target, device, cpu_description() if device == "cpu" else _gpu()
 
 
-def _prompts(config: SweepConfig, target: Path) -> tuple[Mix, tuple[CellPrompt, ...]]:
+def _gpu() -> str:
+    """The GPU in words; servers that run already may be where there is one, and we are not."""
+    import torch
+
+    return torch.cuda.get_device_name() if torch.cuda.is_available() else "a GPU elsewhere"
+
+
+def _supply(config: SweepConfig, target: Path) -> Supply:
+    """The mix's prompts. Raises DSparkError for a trace whose requests the target cannot hold."""
     from sglang_dspark.loadtest.client.mixes import cell_prompts, load_mix
-    from sglang_dspark.loadtest.servers.workload import render
+    from sglang_dspark.loadtest.servers.workload import render, require_room, trace_material
+    from sglang_dspark.loadtest.sweep.plan import Supply
 
     mix = load_mix(config.mix)
-    return mix, cell_prompts(mix, config.api, lambda prompt: render(target, prompt))
+    prompts = cell_prompts(mix, config.api, lambda prompt: render(target, prompt))
+    if config.open.trace is None:
+        return Supply(mix, prompts)
+    from sglang_dspark.cli._workload import open_tokenizer
+    from sglang_dspark.loadtest.sweep.plan import recorded_load
+
+    require_room(target, recorded_load(config.open.trace))
+    return Supply(mix, prompts, trace_material(mix.prompts, open_tokenizer(target)))
 
 
 def _announce(
@@ -198,14 +286,16 @@ def _conclude(
     json_file: Path | None,
 ) -> int:
     """Show and write the results; the exit status."""
-    from sglang_dspark.cli._sweep_view import results_table
+    from sglang_dspark.cli._sweep_view import burst_tables, results_table
     from sglang_dspark.loadtest.results import write_results
     from sglang_dspark.loadtest.sweep.gates import misses
     from sglang_dspark.loadtest.sweep.result import as_metrics
 
     run, outcome = ended
-    console.print(results_table(outcome.summary))
-    for line in (*outcome.summary.notes, outcome.summary.verdict):
+    for table in (results_table(outcome.summary), *burst_tables(outcome.summary)):
+        console.print(table)
+    held = outcome.summary.hold.arms if outcome.summary.hold is not None else []
+    for line in (*outcome.summary.notes, *(arm.said for arm in held), outcome.summary.verdict):
         console.print(line, soft_wrap=True, markup=False)
     if json_file is not None:
         metrics: dict[str, Any] = as_metrics(config, outcome.info, outcome.summary)

@@ -22,6 +22,7 @@ from sglang_dspark.errors import DSparkError
 if TYPE_CHECKING:
     from sglang_dspark.evaluation.target import TargetModel
     from sglang_dspark.training.config import RunConfig
+    from sglang_dspark.training.distributed import World
 
 app = typer.Typer(help="Train a drafter for a target.")
 ConfigOption = Annotated[
@@ -77,7 +78,7 @@ def data(
 @app.command()
 def drafter(config: ConfigOption) -> None:
     """Train the drafter on the stored responses; goes on where a stopped run left off."""
-    _train(_load(config))
+    _train(_load(config)).end()
 
 
 def _load(config: Path, strict: bool = False) -> RunConfig:
@@ -165,7 +166,8 @@ def _answer(cfg: RunConfig, minutes: float) -> None:
     print(f"{len(plan.writer.done)} responses in {cfg.data.store}")
 
 
-def _train(cfg: RunConfig) -> None:
+def _train(cfg: RunConfig) -> World:
+    """Train; this process's place among those that did, which it has left."""
     from sglang_dspark.loadtest.results import commit
     from sglang_dspark.training.curves import Curves
     from sglang_dspark.training.distributed import World
@@ -178,7 +180,7 @@ def _train(cfg: RunConfig) -> None:
     if not world.leads:
         trainer.run(lambda *_: None)
         world.leave()
-        return
+        return world
     print(note)
     console, first, started = Console(), trainer.step, time.monotonic()
     with (
@@ -198,6 +200,7 @@ def _train(cfg: RunConfig) -> None:
         trainer.run(report)
     world.leave()
     print(f"drafter in {cfg.run_dir / 'drafter'}")
+    return world
 
 
 def _calibrate(cfg: RunConfig) -> None:

@@ -129,12 +129,17 @@ def _models_in(annotation: object) -> list[type[BaseModel]]:
 
 @contextmanager
 def reading(path: Path, what: str, fix: str) -> Iterator[None]:
-    """Around code that reads the file `path`, a `what`: its faults become a DSparkError.
+    """Around code that reads the file `path`, a `what`: its faults become a DSparkError that names
+    it.
 
     fix: what the user can do, as the end of the line.
     """
     try:
         yield
+    except DSparkError as error:
+        if str(path) in str(error):
+            raise
+        raise DSparkError(f"{path}: {error}") from None
     except OSError as error:
         raise DSparkError(f"cannot read the {what} {path} ({fault(error)}); {fix}") from None
     except FAULTS as error:
@@ -284,6 +289,11 @@ class _Loader(yaml.SafeLoader):
                     raise ValueError(_twice(key.value))
                 seen.add(key.value)
         return node
+
+    def construct_scalar(self, node: Any) -> Any:
+        value = super().construct_scalar(node)
+        value.encode()  # half a surrogate pair raises: no file could be named by it or hold it
+        return value
 
 
 def _yaml_integer(loader: _Loader, node: yaml.ScalarNode) -> int:

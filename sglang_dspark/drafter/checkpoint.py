@@ -8,19 +8,22 @@ import json
 from collections.abc import Callable, Mapping
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 from torch import Tensor, nn
 
-from sglang_dspark.common.files import fault
+from sglang_dspark.common.files import FAULTS, fault
 from sglang_dspark.common.writing import replacing
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.quantisation.checkpoint import UNQUANTISED, restore_tensors
+
+Module = TypeVar("Module", bound=nn.Module)
 
 
 def _stored(name: str) -> str:
@@ -63,16 +66,36 @@ def load_drafter(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DSparkDra
     """
     config = DrafterConfig.from_dir(path)
     check_target(path, config.vocab_size, config.hidden_size, embed_tokens)
-    drafter = DSparkDrafter(config)
-    fill_drafter(drafter, path)
+    tensors = _restored(path, config)
+    drafter = built(lambda: DSparkDrafter(config), tensors, _stored, path)
     drafter.attach(embed_tokens, lm_head)
     return drafter.eval()
 
 
+def built(
+    make: Callable[[], Module],
+    tensors: Mapping[str, Tensor],
+    stored: Callable[[str], str],
+    path: Path,
+) -> Module:
+    """What `make` makes of `path`/config.json, filled as `fill_parameters` does.
+
+    The file's shapes are looked at first: no memory is taken for sizes that only the config claims.
+    """
+    with reading_config(path), torch.device("meta"):
+        require_tensors(make(), tensors, stored, path)
+    module = make()
+    fill_parameters(module, tensors, stored, path)
+    return module
+
+
 def fill_drafter(drafter: DSparkDrafter, path: Path) -> None:
     """Copy the weights of a checkpoint directory into a drafter of its shape."""
-    tensors = restore_tensors(read_tensors(path), drafter.config.expert_format)
-    fill_parameters(drafter, tensors, _stored, path)
+    fill_parameters(drafter, _restored(path, drafter.config), _stored, path)
+
+
+def _restored(path: Path, config: DrafterConfig) -> dict[str, Tensor]:
+    return restore_tensors(read_tensors(path), config.expert_format)
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
@@ -110,8 +133,10 @@ def read_tensors(path: Path) -> dict[str, Tensor]:
     for file in files:
         try:
             tensors.update(load_file(str(file)))
-        except (SafetensorError, OSError) as error:
-            raise DSparkError(f"{file} cannot be read ({error}); copy or train it again") from None
+        except (SafetensorError, OSError, RuntimeError, *FAULTS) as error:
+            raise DSparkError(
+                f"{file} cannot be read ({fault(error)}); copy or train it again"
+            ) from None
     return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
 
 
@@ -125,25 +150,30 @@ def check_target(path: Path, vocab_size: int, hidden_size: int, embed_tokens: Te
         )
 
 
+def require_tensors(
+    module: nn.Module, tensors: Mapping[str, Tensor], stored: Callable[[str], str], path: Path
+) -> None:
+    """DSparkError for a parameter or buffer that is missing in the file or has another shape there;
+    other tensors are ignored, as SGLang does. `stored` gives a name in the file."""
+    for name, parameter in module.state_dict(keep_vars=True).items():
+        found = tensors.get(stored(name))
+        if found is None:
+            raise DSparkError(
+                f"{path}: weight {stored(name)} is missing; the file is incomplete or its "
+                "config.json describes another drafter"
+            )
+        if found.shape != parameter.shape:
+            raise DSparkError(
+                f"{path}: {stored(name)} is {tuple(found.shape)}, config.json says "
+                f"{tuple(parameter.shape)}"
+            )
+
+
 def fill_parameters(
     module: nn.Module, tensors: Mapping[str, Tensor], stored: Callable[[str], str], path: Path
 ) -> None:
-    """Copy tensors into the module's parameters and buffers; `stored` gives a name in the file.
-
-    Raises DSparkError for a tensor that is missing or has another shape; others are ignored, as
-    SGLang does.
-    """
+    """Copy tensors into the module's parameters and buffers; raises as `require_tensors` does."""
+    require_tensors(module, tensors, stored, path)
     with torch.no_grad():
         for name, parameter in module.state_dict(keep_vars=True).items():
-            found = tensors.get(stored(name))
-            if found is None:
-                raise DSparkError(
-                    f"{path}: weight {stored(name)} is missing; the file is incomplete or its "
-                    "config.json describes another drafter"
-                )
-            if found.shape != parameter.shape:
-                raise DSparkError(
-                    f"{path}: {stored(name)} is {tuple(found.shape)}, config.json says "
-                    f"{tuple(parameter.shape)}"
-                )
-            parameter.copy_(found)
+            parameter.copy_(tensors[stored(name)])

@@ -17,7 +17,13 @@ from typing import Any
 
 from sglang_dspark.drafter import speculators
 from sglang_dspark.drafter.families import shape_fields
-from sglang_dspark.drafter.fields import MARKOV_HEADS, Fields, raw_config
+from sglang_dspark.drafter.fields import (
+    MARKOV_HEADS,
+    Fields,
+    raw_config,
+    reading_config,
+    require_declared,
+)
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.quantisation.checkpoint import CONFIG_KEY, UNQUANTISED
 from sglang_dspark.quantisation.formats import expert_format
@@ -46,7 +52,8 @@ def read_config(path: Path) -> dict[str, Any]:
     """
     raw = raw_config(path)
     file = Path(path) / "config.json"
-    return speculators.plain_config(raw, file) if speculators.MARK in raw else raw
+    with reading_config(path):
+        return speculators.plain_config(raw, file) if speculators.MARK in raw else raw
 
 
 @dataclass(frozen=True)
@@ -102,6 +109,7 @@ class DrafterConfig:
             if not ok:
                 raise DSparkError(f"drafter config: {what}")
 
+        require_declared(self)
         require(self.gamma >= 1, f"gamma must be at least 1, found {self.gamma}")
         require(self.markov_rank >= 1, f"markov_rank must be at least 1, found {self.markov_rank}")
         require(
@@ -161,11 +169,8 @@ class DrafterConfig:
     @classmethod
     def from_json(cls, raw: dict[str, Any], path: Path) -> DrafterConfig:
         """From the contents of `path`/config.json; DSparkError says what is missing."""
-        try:
+        with reading_config(path):
             return cls._from_json(raw, Fields(raw, path))
-        except KeyError as error:
-            file = Path(path) / "config.json"
-            raise DSparkError(f"{file}: {error} is missing; is this a DSpark drafter?") from None
 
     @classmethod
     def _from_json(cls, raw: dict[str, Any], fields: Fields) -> DrafterConfig:

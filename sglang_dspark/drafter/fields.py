@@ -6,15 +6,70 @@ checks every drafter that SGLang serves.
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar, Protocol
 
-from sglang_dspark.common.files import brief, fault, load_json
+from sglang_dspark.common.files import FAULTS, brief, fault, integer, load_json, number
 from sglang_dspark.errors import DSparkError
 
 MARKOV_HEADS = ("vanilla", "gated", "rnn")
+MOST_SIZE = 1 << 24  # of a width, a count or an id
+MOST_LAYERS = 1024
 _AGAIN = "fetch or export the drafter again"
+
+
+class Declared(Protocol):
+    """Any dataclass."""
+
+    __dataclass_fields__: ClassVar[dict[str, Any]]
+
+
+@contextmanager
+def reading_config(path: Path | str, kind: str = "DSpark") -> Iterator[None]:
+    """Around code that makes something of `path`/config.json: its faults become a DSparkError in
+    one line that names the file. kind: of drafter, in the user's words."""
+    file = Path(path) / "config.json"
+    try:
+        yield
+    except KeyError as error:
+        name = brief(error, 80)
+        raise DSparkError(f"{file}: {name} is missing; is this a {kind} drafter?") from None
+    except DSparkError as error:
+        if str(path) in str(error):
+            raise
+        raise DSparkError(f"{file}: {brief(error, 300)}") from None
+    except (*FAULTS, RuntimeError) as error:  # RuntimeError: of torch, where sizes overflow
+        what = f"no {kind} drafter's config ({fault(error)})"
+        raise DSparkError(f"{file} is {what}; {_AGAIN}") from None
+
+
+def require_declared(config: Declared) -> None:
+    """DSparkError unless each field of a drafter's configuration has the type that is declared for
+    it, and no number is beyond what a drafter can have."""
+    for field in fields(config):
+        value = getattr(config, field.name)
+        try:
+            if value is not None or not str(field.type).endswith("| None"):
+                _require(value, str(field.type), field.name == "num_layers")
+        except ValueError as error:
+            raise DSparkError(f"drafter config: {field.name}: {error}") from None
+
+
+def _require(value: Any, kind: str, of_layers: bool) -> None:
+    """ValueError unless `value` is of the type called `kind`."""
+    if kind.startswith("int"):
+        integer(value, 0, MOST_LAYERS if of_layers else MOST_SIZE)
+    elif kind.startswith("float"):
+        number(value, 0.0, 1e15)
+    elif kind.startswith("tuple"):
+        integer(len(value), 1, MOST_LAYERS)
+        for each in value:
+            integer(each, 0, MOST_LAYERS - 1)
+    elif kind in ("bool", "str") and type(value).__name__ != kind:
+        raise ValueError(f"{brief(repr(value), 40)} is no {kind}")
 
 
 def raw_config(path: Path) -> dict[str, Any]:

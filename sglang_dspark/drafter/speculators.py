@@ -80,10 +80,10 @@ def _demands(
     first = raw.get("sample_from_anchor", True)
     yield "sample_from_anchor", first, first is True, "`true` is"
     drafted, whole = raw.get("draft_vocab_size"), shape["vocab_size"]
-    known = f"drafters over the whole vocabulary ({whole}) are"
+    known = f"drafters over the whole vocabulary ({brief(whole, 40)}) are"
     yield "draft_vocab_size", drafted, drafted == whole, known
     width, own = raw.get("target_hidden_size"), shape["hidden_size"]
-    known = f"drafters of the target's width ({own}) are"
+    known = f"drafters of the target's width ({brief(own, 40)}) are"
     yield "target_hidden_size", width, width in (None, own), known
     ids = raw.get(_FEATURES)
     counted = isinstance(ids, list) and all(type(i) is int and i >= 1 for i in ids)

@@ -25,6 +25,7 @@ from sglang_dspark.evaluation.target import SlotCache, TargetModel
 from sglang_dspark.verify import (
     Acceptance,
     BatchSampling,
+    accept_block,
     accept_greedy,
     accept_sampled,
     sample_inverse_cdf,
@@ -32,6 +33,8 @@ from sglang_dspark.verify import (
 )
 
 OnFinish = Callable[[int, Generation], None]
+# (draft, draft_probs, target_probs, accept_uniforms, bonus_uniforms), as `verify.accept_sampled`
+SampledRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor], Acceptance]
 
 
 @dataclass(frozen=True)
@@ -41,7 +44,8 @@ class DecodeSettings:
     max_new_tokens: output tokens at most, the prefill's token included. temperature 0 is greedy;
     top_k, top_p, min_p cut the target's distribution as in `verify.sampling`. stop_ids: tokens
     that end a request (and are kept). batch: R, requests in flight. gamma: block size, at most
-    the trained one; None takes that. seed: of all random numbers.
+    the trained one; None takes that. seed: of all random numbers. rule: how sampled drafts are
+    judged, token by token, which is what traces and calibration data mean, or by block.
     """
 
     max_new_tokens: int = 96
@@ -53,6 +57,7 @@ class DecodeSettings:
     batch: int = 8
     gamma: int | None = None
     seed: int = 0
+    rule: Literal["token", "block"] = "token"
 
     def __post_init__(self) -> None:
         for name in ("max_new_tokens", "batch"):
@@ -83,12 +88,21 @@ class _Request:
 class ReferenceEngine:
     """Decodes prompts with a target and, unless it is None, a drafter."""
 
-    def __init__(self, target: TargetModel, drafter: Drafter | None, settings: DecodeSettings):
+    def __init__(
+        self,
+        target: TargetModel,
+        drafter: Drafter | None,
+        settings: DecodeSettings,
+        rule: SampledRule | None = None,
+    ):
         """The target must have been loaded with the drafter's `target_layer_ids`, if it has any.
+        rule: judges sampled drafts in the place of the one that the settings name.
 
         Raises DSparkError when target and drafter do not fit or gamma exceeds the trained block.
         """
         self.target, self.settings = target, settings
+        named = accept_block if settings.rule == "block" else accept_sampled
+        self.rule: SampledRule = rule or named
         self.proposer = None if drafter is None else proposer_of(drafter, settings.gamma)
         wanted = () if self.proposer is None else self.proposer.target_layer_ids
         if wanted and target.layer_ids != wanted:
@@ -224,7 +238,7 @@ class _Run:
             accepted = torch.zeros(rows, dtype=torch.long)
             return Acceptance(accepted, sample_inverse_cdf(target_probs[:, 0], bonus_uniforms))
         uniforms = torch.rand(rows, gamma, generator=self.generator, dtype=torch.float64)
-        return accept_sampled(draft, draft_probs, target_probs, uniforms, bonus_uniforms)
+        return self.engine.rule(draft, draft_probs, target_probs, uniforms, bonus_uniforms)
 
     def _record(
         self,

@@ -19,9 +19,11 @@ from sglang_dspark.baselines import ChainDrafter, ChainProposer, DFlashDrafter, 
 from sglang_dspark.baselines import dflash as dflash_format
 from sglang_dspark.baselines import eagle3 as eagle3_format
 from sglang_dspark.baselines import mtp as mtp_format
+from sglang_dspark.common.files import brief
 from sglang_dspark.drafter import DraftBlock, DrafterConfig, DSparkDrafter, load_drafter
 from sglang_dspark.drafter.config import read_config
 from sglang_dspark.drafter.context import FeatureContext
+from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
 
@@ -163,14 +165,15 @@ def drafter_kind(path: Path | str) -> str:
         eagle3_format.ARCHITECTURE: "eagle3",
         mtp_format.ARCHITECTURE: "mtp",
     }
-    for name in architectures:
-        if name in known:
-            return known[name]
-        if "DSpark" in name:
-            return "dspark"
+    with reading_config(path):
+        found = [
+            known.get(str(n)) or ("dspark" if "DSpark" in str(n) else "") for n in architectures
+        ]
+    if any(found):
+        return next(filter(None, found))
     raise DSparkError(
-        f"{path}/config.json: architectures {architectures} is no drafter we know (Qwen3DSparkModel"
-        f", {', '.join(known)})"
+        f"{path}/config.json: architectures {brief(architectures)} is no drafter we know "
+        f"(Qwen3DSparkModel, {', '.join(known)})"
     )
 
 

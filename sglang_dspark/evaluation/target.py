@@ -174,6 +174,11 @@ class TargetModel:
         """LM head [V, d] (the embedding when tied)."""
         return self._model.get_output_embeddings().weight
 
+    def product_weights(self) -> list[Tensor]:
+        """Every weight [N, K] that is multiplied with or looked up in, a tied one once."""
+        modules = (m for m in self._model.modules() if isinstance(m, nn.Linear | nn.Embedding))
+        return list({id(module.weight): module.weight for module in modules}.values())
+
     def new_cache(self, rows: int, max_len: int) -> SlotCache:
         """Empty slots for `rows` requests of at most `max_len` tokens."""
         c = self.config

@@ -15,12 +15,27 @@ from typing import Any
 
 import numpy as np
 
-from sglang_dspark.common.files import MOST_RECORDED, load_json, reading
+from sglang_dspark.common.files import (
+    MOST_RECORDED,
+    brief,
+    integer,
+    load_json,
+    number,
+    reading,
+)
 from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.records import Generation, Step
 
 FORMAT = "sglang-dspark trace 1"
+_LAW = (
+    "temperature",
+    "top_k",
+    "top_p",
+    "min_p",
+    "max_new_tokens",
+)  # alike where traces are compared
+MOST = 1 << 40  # of a position, a token, a count
 
 
 @dataclass(frozen=True)
@@ -115,8 +130,7 @@ def require_comparable(traces: Sequence[Trace], labels: Sequence[str]) -> None:
 
 
 def _law(trace: Trace) -> dict[str, Any]:
-    names = ("temperature", "top_k", "top_p", "min_p", "max_new_tokens")
-    return {name: trace.settings[name] for name in names}
+    return {name: trace.settings[name] for name in _LAW}
 
 
 def write_trace(path: Path, trace: Trace) -> None:
@@ -139,13 +153,18 @@ def read_trace(path: Path) -> Trace:
         raw = load_json(path, finite=False, most=MOST_RECORDED)  # confidences may be NaN
         if raw["format"] != FORMAT:
             raise ValueError(f"format {raw['format']!r}")
+        drafter = _drafter(raw["drafter"])
+        generations = tuple(_generation(each, drafter.gamma) for each in raw["generations"])
+        told = {len(step.confidence) for each in generations for step in each.steps}
+        if len(told) > 1:
+            raise ValueError("some steps tell a confidence and others do not")
         return Trace(
-            drafter=DrafterFacts(**raw["drafter"]),
-            target=raw["target"],
-            target_sha256=raw["target_sha256"],
-            settings=raw["settings"],
-            prompts=tuple(TracedPrompt(**prompt) for prompt in raw["prompts"]),
-            generations=tuple(_generation(each) for each in raw["generations"]),
+            drafter=drafter,
+            target=_text(raw["target"]),
+            target_sha256=_text(raw["target_sha256"]),
+            settings=_settings(raw["settings"]),
+            prompts=tuple(_prompt(prompt) for prompt in raw["prompts"]),
+            generations=generations,
         )
 
 
@@ -161,9 +180,57 @@ def _generation_json(generation: Generation) -> dict[str, Any]:
     }
 
 
-def _generation(raw: Mapping[str, Any]) -> Generation:
-    steps = tuple(
-        Step(position, tuple(drafted), verify_len, accepted, kept, tuple(confidence))
-        for position, drafted, verify_len, accepted, kept, confidence in raw["steps"]
-    )
+def _text(value: object) -> str:
+    if not isinstance(value, str):
+        raise ValueError(f"{brief(repr(value), 40)} is no text")
+    return value
+
+
+def _drafter(raw: Mapping[str, Any]) -> DrafterFacts:
+    facts = DrafterFacts(**raw)
+    for each in (facts.name, facts.kind, facts.head, facts.sha256):
+        _text(each)
+    integer(facts.layers, 0, MOST)
+    integer(facts.gamma, 1, MOST)
+    return facts
+
+
+def _settings(raw: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the numbers that traces are compared by; None where nothing is cut off."""
+    for name in _LAW:
+        if raw[name] is not None or name == "temperature":
+            number(raw[name], -MOST, MOST)
+    return dict(raw)
+
+
+def _prompt(raw: Mapping[str, Any]) -> TracedPrompt:
+    prompt = TracedPrompt(**raw)
+    for each in (prompt.id, prompt.domain, prompt.digest):
+        _text(each)
+    return prompt
+
+
+def _confidences(values: Sequence[Any]) -> tuple[float, ...]:
+    """Numbers, or NaN, which a drafter may have said."""
+    if not all(type(value) in (int, float) for value in values):
+        raise ValueError(f"confidences {brief(repr(values), 40)} are no numbers")
+    return tuple(float(value) for value in values)
+
+
+def _step(raw: Sequence[Any], gamma: int) -> Step:
+    position, drafted, verify_len, accepted, kept, confidence = raw
+    for each in (position, verify_len, accepted, kept, *drafted):
+        integer(each, 0, MOST)
+    if len(drafted) != gamma:
+        raise ValueError(f"a step of {len(drafted)} drafts, where gamma is {gamma}")
+    return Step(position, tuple(drafted), verify_len, accepted, kept, _confidences(confidence))
+
+
+def _generation(raw: Mapping[str, Any], gamma: int) -> Generation:
+    integer(raw["prompt_tokens"], 0, MOST)
+    for token in raw["tokens"]:
+        integer(token, 0, MOST)
+    if raw["finish"] not in ("stop", "length"):
+        raise ValueError(f"finish {brief(repr(raw['finish']), 40)} is neither stop nor length")
+    steps = tuple(_step(each, gamma) for each in raw["steps"])
     return Generation(raw["prompt_tokens"], tuple(raw["tokens"]), raw["finish"], steps)

@@ -12,6 +12,7 @@ only a measurement, which also compares results, brings one forward.
     triton-fp8    the same with rows rounded to FP8 on the fly
     deep_gemm     Hopper: DeepGEMM's contiguous FP8 product
     sglang        CUDA: SGLang's Triton fused MoE (serving/expert_backends.py), BF16 and FP8
+    humming       CUDA: SGLang's Humming runner (serving/humming_experts.py), MXFP4
     flashinfer    Hopper and later: FlashInfer's CUTLASS fused MoE, BF16
     torch         anywhere: one product an expert on restored weights; it reads counts on the host
 """

@@ -7,21 +7,14 @@ ever. So nothing is found twice: `Agreement` broadcasts the leader's `Plan` befo
 int64 message of fixed size. Verify lengths lie on the device and go their own way
 (`serving/step/ranks.py`).
 
-Data-parallel ranks serve requests of their own but run their passes together: `TierAgreement` takes
-the largest pass and the deepest draft of all. Both are made of plans, that is fixed before
-drafting, so filling the tier keeps the schedule lossless (docs/losslessness.md). Algorithm 1
-(`early_stop.py`) finds K after drafting and has no such tier.
-
 Groups must carry CPU tensors (gloo). A leader that fails says so in the message, and every rank
 raises; a rank with another batch raises instead of waiting.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import contextmanager
-from itertools import pairwise
-from typing import NamedTuple
 from zlib import crc32
 
 import numpy as np
@@ -90,36 +83,6 @@ class Agreement:
 def failed(leader: int) -> DSparkError:
     """What a rank raises whose leader could not decide."""
     return DSparkError(f"rank {leader} could not decide for all ranks; its log says why")
-
-
-class Tier(NamedTuple):
-    """tokens: every rank's pass is padded to this many. depth: every rank drafts this deep."""
-
-    tokens: int
-    depth: int
-
-
-class TierAgreement:
-    """The common pass of data-parallel ranks; idle ranks take part with 0 tokens."""
-
-    def __init__(self, tiers: Sequence[int], group: dist.ProcessGroup | None = None) -> None:
-        """tiers: ascending sizes that passes are padded to; none: passes are not padded."""
-        if any(b <= a for a, b in pairwise(tiers)):
-            raise ValueError(f"tiers must be ascending: {list(tiers)}")
-        self.tiers, self.group = np.asarray(tiers, np.int64), group
-        self._tensor = torch.zeros(2, dtype=torch.int64)
-
-    def agree(self, tokens: int, depth: int) -> Tier:
-        """tokens: this rank's R + K. Returns the smallest tier that holds every rank's pass.
-
-        Larger than the largest tier: the largest pass itself (such a pass runs without a tier).
-        """
-        self._tensor[0], self._tensor[1] = tokens, depth
-        if self.group is not None:
-            dist.all_reduce(self._tensor, op=dist.ReduceOp.MAX, group=self.group)
-        most, deepest = int(self._tensor[0]), int(self._tensor[1])
-        at = int(np.searchsorted(self.tiers, most))
-        return Tier(int(self.tiers[at]) if at < len(self.tiers) else most, deepest)
 
 
 def encode(plan: Plan, message: Counts) -> None:

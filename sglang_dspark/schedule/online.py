@@ -99,7 +99,7 @@ class OnlineCalibration:
 
         regimes: [R] int64. out: [R, >= d] float32, written in the first d columns, returned.
         seats: whose drafts they are, for the shifts of their own; None takes the average.
-        A logit that is no number has no confidence, 0, and nothing is learned from it.
+        A logit that is no finite number has no confidence, 0, and nothing is learned from it.
         """
         _confidence(logits, regimes, self._shifts(seats), self._u, self._v, out)
         return out
@@ -175,7 +175,7 @@ def _confidence(logits, regimes, shifts, u, v, out) -> None:  # type: ignore[no-
         g = regimes[r]
         own = shifts[r] if len(shifts) else 0.0
         for k in range(logits.shape[1]):
-            if np.isnan(logits[r, k]):
+            if not np.isfinite(logits[r, k]):
                 out[r, k] = np.float32(0.0)
                 continue
             x = min(max(np.float64(logits[r, k]), -LOGIT_LIMIT), LOGIT_LIMIT)
@@ -192,7 +192,7 @@ def _observe(  # type: ignore[no-untyped-def]
         g = regimes[r]
         own = shifts[r] if len(shifts) else 0.0
         for k in range(min(verified[r], accepted[r] + 1)):
-            if np.isnan(logits[r, k]):
+            if not np.isfinite(logits[r, k]):
                 continue
             x = min(max(np.float64(logits[r, k]), -LOGIT_LIMIT), LOGIT_LIMIT)
             c = 1.0 / (1.0 + np.exp(-(u[g, k] * x + v[g, k] + own)))

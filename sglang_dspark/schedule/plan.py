@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import numpy as np
 
@@ -67,6 +67,11 @@ class Plan:
     def speculates(self) -> bool:
         """Whether the step drafts."""
         return self.budget.speculates
+
+    def without_drafts(self) -> Plan:
+        """The same step, of whose drafts nothing came."""
+        nothing = self.budget._replace(drafts=0, depth=0)
+        return replace(self, budget=nothing, limits=np.zeros_like(self.limits), floors=None)
 
     def worth(self, accepted: Counts) -> float:
         """What the step emitted, in the tokens it promised: weighted like them. accepted: [R]."""

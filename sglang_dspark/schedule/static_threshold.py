@@ -3,6 +3,10 @@
 Paper, 4.4 and Fig. 5: position k of a request is verified if c_1 .. c_k all exceed a threshold,
 whatever the load and whatever a step costs. Every step drafts gamma positions. It is lossless, as
 c_k does not depend on x_k; it is not hardware-aware, which is what the other planners add.
+
+Where calibration follows the traffic, confidences that fell below the threshold would stay there:
+what is not verified teaches nothing. So a position that was verified in none of `PROBE_EVERY` steps
+is verified in the next one, whatever its confidence. Finished steps alone decide that.
 """
 
 from __future__ import annotations
@@ -16,6 +20,8 @@ from sglang_dspark.schedule.gains import gains
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan, PlannerConfig
 from sglang_dspark.schedule.planner_protocol import Planner
+
+PROBE_EVERY = 64  # steps; one pass of gamma + 1 rows in so many costs little
 
 
 class ThresholdPlanner(Planner):
@@ -36,6 +42,7 @@ class ThresholdPlanner(Planner):
         if not 0.0 <= threshold < 1.0:
             raise ValueError(f"a threshold on confidence lies in [0, 1), not at {threshold}")
         self.threshold = threshold
+        self._unseen = np.zeros(gamma, np.int64)  # steps since each position was verified
         self.experience = Experience(gamma, pool_rows, costs, config or PlannerConfig())
 
     def plan(
@@ -57,7 +64,8 @@ class ThresholdPlanner(Planner):
         requests = len(rows)
         confidence, known = self.experience.confidence(step, rows, tenants, relay_arrived)
         most = np.full(requests, self.gamma) if limits is None else limits
-        lengths = np.minimum(self._above(confidence), most)
+        least = self._probed(most)
+        lengths = self._within(confidence, most, least)
         costs = self.costs.costs(requests, context)
         drafts = int(lengths.sum())
         seconds = float(costs.tokens[requests + drafts] + costs.fixed + costs.draft[self.gamma])
@@ -65,14 +73,14 @@ class ThresholdPlanner(Planner):
         tokens = requests + float(np.where(admitted, gains(confidence), 0.0).sum())
         budget = Budget(drafts, self.gamma, tokens / seconds, seconds)
         return Plan(
-            step, requests, context, budget, most, None, Mode.SPECULATE, True, known, gain=1.0
+            step, requests, context, budget, most, least, Mode.SPECULATE, True, known, gain=1.0
         )
 
     def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
         """Verify lengths l_r, [R] int64, by this step's calibrated confidence [R, gamma]."""
         if confidence is None:
             return np.zeros(plan.requests, np.int64)
-        return np.minimum(self._above(confidence), plan.limits)
+        return self._within(confidence, plan.limits, plan.floors)
 
     def finished(
         self,
@@ -84,7 +92,13 @@ class ThresholdPlanner(Planner):
         confidence: Gains | None,
         seconds: float | None,
     ) -> None:
-        """Learn what later plans expect; no outcome and no time changes what is verified."""
+        """Learn what later plans expect; no outcome and no time changes what is verified.
+
+        What is counted is only how long each position has not been.
+        """
+        deepest = int(verified.max(initial=0))
+        self._unseen[:deepest] = 0
+        self._unseen[deepest:] += 1
         if confidence is not None:
             self.experience.estimator.observe(rows, tenants, accepted, verified)
         if seconds is not None:
@@ -98,6 +112,16 @@ class ThresholdPlanner(Planner):
     def fallbacks(self) -> int:
         """It never falls back."""
         return 0
+
+    def _probed(self, most: Counts) -> Counts | None:
+        """Leading positions that are verified whatever their confidence, [R]; mostly none."""
+        overdue = np.flatnonzero(self._unseen >= PROBE_EVERY)
+        return np.minimum(most, int(overdue[-1]) + 1) if len(overdue) else None
+
+    def _within(self, confidence: Gains, most: Counts, least: Counts | None) -> Counts:
+        """Leading positions above the threshold, in these limits: [R] int64."""
+        lengths = np.minimum(self._above(confidence), most)
+        return lengths if least is None else np.maximum(lengths, least)
 
     def _above(self, confidence: Gains) -> Counts:
         """Leading positions of each row above the threshold: [R, gamma] -> [R] int64."""

@@ -14,7 +14,7 @@ from typing import Any
 
 from safetensors import SafetensorError, safe_open
 
-from sglang_dspark.common.files import FAULTS, brief, load_json
+from sglang_dspark.common.files import FAULTS, brief, fault, load_json
 from sglang_dspark.drafter import speculators
 from sglang_dspark.drafter.config import MOE_ARCHITECTURE
 from sglang_dspark.drafter.fields import Fields, raw_config
@@ -134,8 +134,8 @@ def check_architecture(path: Path, config: dict[str, Any]) -> str:
     if isinstance(names, list) and len(names) == 1 and str(names[0]) in known:
         return str(names[0])
     raise DSparkError(
-        f"drafter {path}: architectures {brief(names)} in config.json is no DSpark drafter (known: "
-        f"{', '.join(sorted(known))}); name another drafter (--drafter; of a server "
+        f"drafter {path}: architectures {brief(names, 60)} in config.json is no DSpark drafter "
+        f"(known: {', '.join(sorted(known))}); name another drafter (--drafter; of a server "
         "--speculative-draft-model-path)"
     )
 
@@ -249,10 +249,10 @@ def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
                 for name in weights.keys():  # noqa: SIM118 (not a mapping)
                     bare = name.removeprefix("model.")
                     shapes[_ALIASES.get(bare, bare)] = tuple(weights.get_slice(name).get_shape())
-        except (SafetensorError, OSError) as error:
+        except (SafetensorError, OSError, *FAULTS) as error:
             raise DSparkError(
-                f"drafter {path}: {file.name} is truncated or corrupt ({error}); fetch or export "
-                "the drafter again"
+                f"drafter {path}: {brief(file.name, 60)} is truncated or corrupt "
+                f"({fault(error)}); fetch or export the drafter again"
             ) from error
     return shapes
 

@@ -30,17 +30,28 @@ class CpuConfig(BaseModel):
         default=None,
         ge=1,
         le=1024,
-        description="compute threads of the scheduler; None chooses by the cores we may use",
+        description="compute threads of a rank; None chooses by the cores we may use",
     )
     matrix_kernel: bool = Field(
         default=True,
         description="our matrix kernel for the few rows of a decode or verify step",
+    )
+    weights: Literal["float32", "bfloat16", "int8"] = Field(
+        default="float32",
+        description="how the weights of products are kept: a decode step reads all of them, fewer "
+        "bytes in less time. Rounded once, at the start; activations and sums stay float32",
     )
     overlap: bool = Field(
         default=False,
         description="SGLang's overlap scheduling: on a CPU nothing overlaps, and results come a "
         "step late",
     )
+
+    @model_validator(mode="after")
+    def _packed_needs_the_kernel(self) -> Self:
+        if self.weights != "float32" and not self.matrix_kernel:
+            raise ValueError(f"weights {self.weights} needs matrix_kernel")
+        return self
 
 
 class ScheduleConfig(BaseModel):
@@ -84,6 +95,12 @@ class ScheduleConfig(BaseModel):
         description="mode auto: verify drafts while their confidence exceeds this, at any load, "
         "instead of scheduling by step times; for comparison",
     )
+    step_log: str | None = Field(
+        default=None,
+        min_length=1,
+        description="mode auto: a file that every finished step is appended to as a line of JSON: "
+        "its requests, tokens, drafts, predicted and measured seconds",
+    )
 
     @model_validator(mode="after")
     def _choices_agree(self) -> Self:
@@ -100,6 +117,19 @@ class ScheduleConfig(BaseModel):
     def _off_is_a_word(cls, value: object) -> object:
         """YAML reads a bare `off` as False."""
         return "off" if value is False else value
+
+
+class VerifyConfig(BaseModel):
+    """How drafts are accepted (sglang_dspark/verify)."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
+
+    rule: Literal["block", "token"] = Field(
+        default="block",
+        description="how the drafts of a sampled request without a seed are judged, on a CPU. "
+        "block: the window as a whole, which keeps more of them; token: one by one. The "
+        "distribution of answers is the same; a GPU judges one by one",
+    )
 
 
 class RequestsConfig(BaseModel):
@@ -120,6 +150,7 @@ class DSparkConfig(BaseModel):
 
     cpu: CpuConfig = Field(CpuConfig(), description="the CPU platform")
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="what is verified in a step")
+    verify: VerifyConfig = Field(VerifyConfig(), description="how drafts are accepted")
     requests: RequestsConfig = Field(RequestsConfig(), description="what one request may ask for")
 
 

@@ -1,5 +1,6 @@
-"""The experts' backends that need a server: our compiled CPU kernels and SGLang's fused MoE; and by
-what a served drafter's layers choose among all of them. Importing this registers both.
+"""The experts' backends that need a server: our compiled CPU kernels, SGLang's fused MoE and its
+Humming runner (humming_experts.py); and by what a served drafter's layers choose among all of them.
+Importing this registers them.
 
 SGLang's: sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py, `fused_moe` (0.5.23), BF16
 weights or FP8 ones with 128 x 128 scales. Written after its source; it has not been run on a GPU.
@@ -33,6 +34,7 @@ from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
 from sglang_dspark.experts.gpu_backends import on_cuda
 from sglang_dspark.experts.times import TimesKey, load_or_measure
 from sglang_dspark.quantisation import bf16, fp8
+from sglang_dspark.serving import humming_experts
 from sglang_dspark.serving.cpu import expert_ops, linear
 from sglang_dspark.serving.cpu.fused_ops import MOST_ROWS
 from sglang_dspark.serving.cpu.narrow_matmul import LANES
@@ -98,6 +100,7 @@ def _prepare_sglang(weights: ExpertWeights) -> Call:
 
 register(Backend("compiled", _no_kernel, _compiled_refusal, _prepare_compiled), before="triton")
 register(Backend("sglang", needs("sglang"), _sglang_refusal, _prepare_sglang), before="flashinfer")
+register(humming_experts.BACKEND, before="flashinfer")
 
 
 def weights_of(e: Experts, shape: DrafterConfig) -> ExpertWeights:

@@ -13,6 +13,7 @@ import torch
 
 from sglang_dspark.drafter.checkpoint import stored_tensors
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.quantisation.checkpoint import UNQUANTISED, expert_names, quantised_shapes
 
@@ -20,7 +21,7 @@ from sglang_dspark.quantisation.checkpoint import UNQUANTISED, expert_names, qua
 def moe_shapes(path: Path) -> Iterator[tuple[str, tuple[int, ...]]]:
     """Of the drafter that `path`/config.json describes; DSparkError where a field is wrong."""
     config = DrafterConfig.from_dir(path)
-    with torch.device("meta"):
+    with reading_config(path), torch.device("meta"):
         tensors = stored_tensors(DSparkDrafter(config), torch.float32)
     experts = set(expert_names(tensors))
     for name, tensor in tensors.items():

@@ -20,6 +20,7 @@ from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.schedule.speed import target_of
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Float32 = Annotated[float, Field(ge=-3.4e38, le=3.4e38)]  # beyond, a tensor cannot be made of it
 Scalar = bool | int | float | str | None
 
 
@@ -35,13 +36,13 @@ class Sampling(BaseModel):
     n: Int32 | None = None
     max_new_tokens: Int32 | None = None
     min_new_tokens: Int32 | None = None
-    temperature: float | None = None
-    top_p: float | None = None
+    temperature: Float32 | None = None
+    top_p: Float32 | None = None
     top_k: Int32 | None = None
-    min_p: float | None = None
-    frequency_penalty: float | None = None
-    presence_penalty: float | None = None
-    repetition_penalty: float | None = None
+    min_p: Float32 | None = None
+    frequency_penalty: Float32 | None = None
+    presence_penalty: Float32 | None = None
+    repetition_penalty: Float32 | None = None
     stop: str | list[str] | None = None
     # A set from Python, a list from elsewhere.
     stop_token_ids: Annotated[list[Int32 | None] | None, Field(strict=False)] = None
@@ -55,7 +56,7 @@ class Sampling(BaseModel):
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     stream_interval: Annotated[Int32, Field(ge=1)] | None = None
-    logit_bias: dict[str, float] | None = None
+    logit_bias: dict[str, Float32] | None = None
     sampling_seed: int | None = None
     custom_params: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] | None = None
     stop_strs: None = None
@@ -93,6 +94,22 @@ def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
     for sampling in _samplings(obj):
         _check_sampling(sampling, vocab)
     _check_logprobs(obj, vocab)
+
+
+def check_decodable(result: Any, self: Any, obj: Any, *given: Any, **named: Any) -> None:
+    """AFTER hook of `_create_tokenized_object`: raise ValueError for what the scheduler's decoder
+    would not take, by the decoder itself.
+
+    Left out is what the server makes and not the client: media that are decoded, time statistics.
+    """
+    from msgspec import MsgspecError
+    from msgspec.structs import replace
+    from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
+
+    try:
+        msgpack_decode(msgpack_encode(replace(result, mm_inputs=None, time_stats=None)))
+    except (MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"a field of the request is of a wrong type: {brief(error)}") from None
 
 
 def _samplings(obj: Any) -> list[dict[str, Any]]:

@@ -53,9 +53,22 @@ def platform_left_out() -> bool:
     return PLUGIN_NAME in names and PLATFORM_NAME not in names
 
 
+_started_by: set[int] = set()  # the marked process that started this one, seen when marked itself
+
+
 def mark_server() -> None:
-    """Remember this process as one whose children are SGLang's, for `stop`; call when set up."""
+    """Remember this process as one whose children are SGLang's, for `stop`; call when set up.
+
+    Its own mark takes the place of its parent's, which `stop` still has to know.
+    """
+    if _parent_is_marked():
+        _started_by.add(os.getppid())
     os.environ[SERVER_PID] = str(os.getpid())
+
+
+def _parent_is_marked() -> bool:
+    parent = os.getppid()
+    return parent in _started_by or os.environ.get(SERVER_PID) == str(parent)
 
 
 def stop(message: str) -> NoReturn:
@@ -68,7 +81,6 @@ def stop(message: str) -> NoReturn:
     """
     line = " ".join(f"sglang-dspark: {message}".split())
     print(line, file=sys.stderr, flush=True)
-    parent = os.getppid()
-    if multiprocessing.parent_process() and os.environ.get(SERVER_PID) == str(parent):
-        os.kill(parent, signal.SIGQUIT)
+    if multiprocessing.parent_process() and _parent_is_marked():
+        os.kill(os.getppid(), signal.SIGQUIT)
     raise SystemExit(1)

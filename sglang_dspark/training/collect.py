@@ -15,6 +15,7 @@ from typing import Any
 from transformers import AutoTokenizer
 
 from sglang_dspark.common.files import parse_json, reading
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import stop_token_ids
 from sglang_dspark.evaluation.target import TargetModel
@@ -40,7 +41,6 @@ def write_self_prompts(data: DataConfig, target: TargetModel, count: int, show: 
         raise DSparkError("set data.self_prompts to the file to write")
     tokenizer = AutoTokenizer.from_pretrained(str(data.target))
     part = data.self_prompts.with_name(data.self_prompts.name + ".part")
-    part.parent.mkdir(parents=True, exist_ok=True)
     lines = [line for line in _lines(part) if line.endswith("\n")]
     with reading(part, "collection of prompts", "delete it to begin anew"):
         rows = [parse_json(line) for line in lines]
@@ -52,8 +52,9 @@ def write_self_prompts(data: DataConfig, target: TargetModel, count: int, show: 
         target, data.rows, 192, stop, keep_states=False, seed=data.seed + tried
     )
     try:
-        with part.open("w") as out:
-            out.writelines(lines)
+        with replacing(part, alone=True) as whole:
+            whole.write_text("".join(lines), encoding="utf-8")
+        with part.open("a", encoding="utf-8") as out:
             for number, response in enumerate(generator.run(wanted, lambda _: None), tried + 1):
                 show(number, count)
                 ended = int(response.tokens[-1]) in stop

@@ -1,11 +1,12 @@
 """One process or many: the little that differs. Under `torchrun` parameters are sharded with FSDP2
-(`fully_shard`), each process holding and updating its rows; everything else of the trainer works on
-`local` tensors, which are the whole ones when there is one process.
+(`fully_shard`), each process holding and updating its rows, be it the only one; everything else of
+the trainer works on `local` tensors, which are the whole ones without torchrun.
 """
 
 from __future__ import annotations
 
 import os
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -13,6 +14,7 @@ from dataclasses import dataclass
 import torch
 import torch.distributed as dist
 from torch import Tensor, nn
+from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
@@ -21,11 +23,13 @@ _CPU = torch.device("cpu")
 
 @dataclass(frozen=True)
 class World:
-    """The processes that train together. rank in [0, size); device: where this one computes."""
+    """The processes that train together. rank in [0, size); device: where this one computes;
+    sharded: they are a process group, which may have one member."""
 
     rank: int = 0
     size: int = 1
     device: torch.device = _CPU
+    sharded: bool = False
 
     @classmethod
     def join(cls, device: str = "auto") -> World:
@@ -39,9 +43,10 @@ class World:
         if cuda:
             place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
             torch.cuda.set_device(place)
-        if size > 1 and not dist.is_initialized():
+        sharded = size > 1 or dist.is_torchelastic_launched()
+        if sharded and not dist.is_initialized():
             dist.init_process_group("nccl" if cuda else "gloo")
-        return cls(rank, size, place)
+        return cls(rank, size, place, sharded)
 
     @property
     def leads(self) -> bool:
@@ -69,10 +74,10 @@ class World:
 
     def shard(self, module: nn.Module) -> None:
         """Spread the leading process's parameters over all; the module's forward gathers them."""
-        if self.size > 1:
+        if self.sharded:
             for parameter in module.parameters():
                 dist.broadcast(parameter.detach(), 0)
-            fully_shard(module)
+            fully_shard(module, mesh=init_device_mesh(self.device.type, (self.size,)))
 
     def release(self, module: nn.Module) -> None:
         """Let go of gathered parameters after a forward pass without backward, so that the next one
@@ -81,9 +86,21 @@ class World:
             module.reshard()
 
     def leave(self) -> None:
-        """End the process group, if one was joined."""
-        if self.size > 1 and dist.is_initialized():
+        """End the process group, if one was joined, once all are here to end it."""
+        if self.sharded and dist.is_initialized():
+            self.wait()
             dist.destroy_process_group()
+
+    def end(self) -> None:
+        """End this process with status 0, if it is one of several and has left.
+
+        Threads of gloo's that outlive the group abort an interpreter that ends by itself (torch
+        2.13: one time in twenty), and torchrun then takes the whole run for failed.
+        """
+        if self.size > 1:
+            sys.stdout.flush()
+            sys.stderr.flush()
+            os._exit(0)
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -7,6 +7,7 @@ from pathlib import Path
 from types import TracebackType
 
 from sglang_dspark.common.files import parse_json, reading
+from sglang_dspark.common.writing import replacing
 from sglang_dspark.training.files import disk_error
 
 
@@ -19,9 +20,9 @@ class Journal:
             lines = _whole_lines(path)
             kept = [line for line in lines if parse_json(line, finite=False)["step"] <= step]
         try:
-            self._file = path.open("w")
-            self._file.writelines(kept)
-            self._file.flush()
+            with replacing(path, alone=True) as temporary:
+                temporary.write_text("".join(kept), encoding="utf-8")
+            self._file = path.open("a", encoding="utf-8")
         except OSError as error:
             raise disk_error(path, error) from None
 

@@ -155,10 +155,10 @@ class ResponseGenerator:
             self.features[index, lens] = out.features[:, 0].bfloat16()
             self.hidden[index, lens] = out.hidden[:, 0].bfloat16()
         chosen = self._sample(logits, self.temperature)
-        for i, (slot, token) in enumerate(zip(self.slots, chosen.tolist(), strict=True)):
+        for slot, token in zip(self.slots, chosen.tolist(), strict=True):
             if slot:
                 slot.tokens.append(token)
-                self.lens[i] += 1
+        self.lens += torch.tensor([slot is not None for slot in self.slots], device=self.device)
 
     def _sample(self, logits: Tensor, temperature: Tensor) -> Tensor:
         """logits [R, V], temperature [R] (0: greedy) -> token ids [R]."""

@@ -11,13 +11,14 @@ for conversations of several turns the [start, end) of each answer.
 from __future__ import annotations
 
 import json
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from torch import Tensor
 
 from sglang_dspark.common.files import brief, load_json, parse_json, reading
@@ -157,6 +158,18 @@ def check_meta(path: Path, expected: dict[str, Any]) -> dict[str, Any]:
     return meta
 
 
+@contextmanager
+def _reading_sequence(path: Path) -> Iterator[None]:
+    """Around reads of a store's sequence: what its index row or its shard lacks becomes a
+    DSparkError."""
+    fix = "make the store again"
+    try:
+        with reading(path, "whole response store", fix):
+            yield
+    except (SafetensorError, RuntimeError) as error:  # RuntimeError: of torch, for other shapes
+        raise DSparkError(f"{path} has a shard that is damaged ({brief(error)}); {fix}") from None
+
+
 class StoreReader:
     """Random access to the sequences of a store; new shards appear after `refresh`."""
 
@@ -188,49 +201,53 @@ class StoreReader:
 
     def tokens(self, i: int) -> tuple[Tensor, int]:
         """Token ids [n] and prompt length of sequence i, without its states."""
-        row = self.rows[i]
-        handle, starts, prompts = self._shard(row["shard"])
-        a, b = int(starts[row["i"]]), int(starts[row["i"] + 1])
-        return handle.get_slice("tokens")[a:b].long(), int(prompts[row["i"]])
+        with _reading_sequence(self.path):
+            row = self.rows[i]
+            handle, starts, prompts = self._shard(row["shard"])
+            a, b = int(starts[row["i"]]), int(starts[row["i"] + 1])
+            return handle.get_slice("tokens")[a:b].long(), int(prompts[row["i"]])
 
     def answers(self, i: int) -> tuple[tuple[int, int], ...]:
         """[start, end) of the target's answers in sequence i."""
-        row = self.rows[i]
-        if "answers" in row:
-            return tuple((a, b) for a, b in row["answers"])
-        _, _, prompts = self._shard(row["shard"])
-        return ((int(prompts[row["i"]]), row["n"]),)
+        with _reading_sequence(self.path):
+            row = self.rows[i]
+            if "answers" in row:
+                return tuple((a, b) for a, b in row["answers"])
+            _, _, prompts = self._shard(row["shard"])
+            return ((int(prompts[row["i"]]), row["n"]),)
 
     def bare(self, i: int) -> Response:
         """Sequence i without states (tensors of no columns)."""
-        row = self.rows[i]
         tokens, prompt_len = self.tokens(i)
         none = torch.empty(len(tokens), 0, dtype=torch.bfloat16)
-        return Response(
-            row["id"],
-            row["domain"],
-            row["temperature"],
-            prompt_len,
-            tokens,
-            none,
-            none,
-            torch.zeros(len(tokens)),
-            tuple((a, b) for a, b in row.get("answers", ())),
-        )
+        with _reading_sequence(self.path):
+            row = self.rows[i]
+            return Response(
+                row["id"],
+                row["domain"],
+                row["temperature"],
+                prompt_len,
+                tokens,
+                none,
+                none,
+                torch.zeros(len(tokens)),
+                tuple((a, b) for a, b in row.get("answers", ())),
+            )
 
     def __getitem__(self, i: int) -> Response:
         """Sequence i with its states; DSparkError when the store was made without."""
         if not self.meta["cached"]:
             raise DSparkError(f"{self.path} was made without states; set data.cache: false")
-        row = self.rows[i]
-        handle, starts, _ = self._shard(row["shard"])
-        rows = slice(int(starts[row["i"]]), int(starts[row["i"] + 1]))
-        return replace(
-            self.bare(i),
-            features=handle.get_slice("features")[rows],
-            hidden=handle.get_slice("hidden")[rows],
-            log_partition=handle.get_slice("log_partition")[rows],
-        )
+        bare = self.bare(i)
+        with _reading_sequence(self.path):
+            row = self.rows[i]
+            handle, starts, _ = self._shard(row["shard"])
+            rows = slice(int(starts[row["i"]]), int(starts[row["i"] + 1]))
+            names = ("features", "hidden", "log_partition")
+            states = {name: handle.get_slice(name)[rows] for name in names}
+            if any(len(each) != len(bare.tokens) for each in states.values()):
+                raise ValueError("a sequence has more tokens than states, or fewer")
+            return replace(bare, **states)
 
 
 def subset(rows: Sequence[dict[str, Any]], held_out_every: int) -> tuple[list[int], list[int]]:

@@ -53,12 +53,23 @@ def leading_accepts(accept: Tensor, verify_lens: Tensor | None, *, checked: bool
     checked: whether the lengths' values are looked at, for which an accelerator would be waited.
     Returns [R] int64. Raises ValueError when a verify length lies outside 0..gamma.
     """
-    gamma = accept.shape[1]
     if verify_lens is not None:
-        if verify_lens.shape != accept.shape[:1]:
-            raise ValueError(f"verify_lens {tuple(verify_lens.shape)} must be [{len(accept)}]")
-        if checked and bool(((verify_lens < 0) | (verify_lens > gamma)).any()):
-            raise ValueError(f"verify lengths must lie in 0..{gamma}: {verify_lens.tolist()}")
-        column = torch.arange(gamma, device=accept.device)
-        accept = accept & (column[None, :] < verify_lens[:, None])
+        limits = window_limits(verify_lens, accept, checked=checked)
+        column = torch.arange(accept.shape[1], device=accept.device)
+        accept = accept & (column[None, :] < limits[:, None])
     return accept.to(torch.int64).cumprod(dim=1).sum(dim=1)
+
+
+def window_limits(verify_lens: Tensor | None, draft: Tensor, *, checked: bool = True) -> Tensor:
+    """Drafts admitted of each row of draft [R, gamma]: verify_lens, or gamma for None; [R] int64.
+
+    Raises ValueError on lengths of another shape and, if `checked`, outside 0..gamma.
+    """
+    rows, gamma = draft.shape
+    if verify_lens is None:
+        return torch.full((rows,), gamma, dtype=torch.int64, device=draft.device)
+    if verify_lens.shape != (rows,):
+        raise ValueError(f"verify_lens {tuple(verify_lens.shape)} must be [{rows}]")
+    if checked and bool(((verify_lens < 0) | (verify_lens > gamma)).any()):
+        raise ValueError(f"verify lengths must lie in 0..{gamma}: {verify_lens.tolist()}")
+    return verify_lens.to(torch.int64)

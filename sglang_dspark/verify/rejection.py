@@ -40,9 +40,9 @@ def accept_sampled(
     exact. Raises ValueError on shapes that do not fit.
     """
     rows, gamma = draft.shape
-    _check_shapes(draft, draft_probs, target_probs, accept_uniforms, bonus_uniforms)
-    drafted_mass = _mass_of(draft, target_probs[:, :gamma])
-    proposal_mass = 1.0 if draft_probs is None else _mass_of(draft, draft_probs)
+    check_shapes(draft, draft_probs, target_probs, accept_uniforms, bonus_uniforms)
+    drafted_mass = mass_of(draft, target_probs[:, :gamma])
+    proposal_mass = 1.0 if draft_probs is None else mass_of(draft, draft_probs)
     accept = accept_uniforms.double() * proposal_mass < drafted_mass  # [R, gamma]
     accepted = leading_accepts(accept, verify_lens, checked=checked)
 
@@ -74,7 +74,7 @@ def sample_inverse_cdf(weights: Tensor, uniforms: Tensor, *, checked: bool = Tru
     return torch.minimum(index, last).clamp(max=weights.shape[1] - 1)
 
 
-def _mass_of(draft: Tensor, probs: Tensor) -> Tensor:
+def mass_of(draft: Tensor, probs: Tensor) -> Tensor:
     """[R, gamma] float64, what each draft [R, gamma] has of its distribution [R, gamma, V]."""
     return probs.gather(2, draft[:, :, None])[:, :, 0].double()
 
@@ -97,13 +97,14 @@ def _residual(
     return torch.where(empty, target_row, residual)
 
 
-def _check_shapes(
+def check_shapes(
     draft: Tensor,
     draft_probs: Tensor | None,
     target_probs: Tensor,
     accept_uniforms: Tensor,
     bonus_uniforms: Tensor,
 ) -> None:
+    """Raises ValueError on arguments of an accept rule that do not fit together."""
     rows, gamma = draft.shape
     vocab = target_probs.shape[-1]
     expected: list[tuple[str, Tensor, tuple[int, ...]]] = [

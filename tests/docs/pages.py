@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import importlib.util
 import re
 import shlex
 from collections.abc import Iterator
@@ -37,6 +38,21 @@ def spans(page: Path) -> list[str]:
     """Everything in single backticks, on one line each."""
     text = _FENCE.sub("", page.read_text())
     return [" ".join(span.split()) for span in _SPAN.findall(text)]
+
+
+def anchors(page: Path) -> set[str]:
+    """What `page.md#…` may name: headings as the site's anchors."""
+    headings = re.findall(r"^#+ (.+)$", _FENCE.sub("", page.read_text()), re.MULTILINE)
+    return {re.sub(r"[^\w\s-]", "", text).strip().lower().replace(" ", "-") for text in headings}
+
+
+@cache
+def upstream(name: str) -> str:
+    """A source file of SGLang, read without importing it."""
+    found = importlib.util.find_spec("sglang")
+    assert found is not None
+    assert found.submodule_search_locations is not None
+    return (Path(found.submodule_search_locations[0]) / "srt" / name).read_text()
 
 
 @cache

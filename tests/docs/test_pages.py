@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import argparse
-import importlib.util
 import re
 from functools import cache
 from pathlib import Path
@@ -14,7 +13,7 @@ import pytest
 import typer
 
 from sglang_dspark.cli.main import app
-from tests.docs.pages import DOCS, PAGES, ROOT, fenced, messages, spans
+from tests.docs.pages import DOCS, PAGES, ROOT, fenced, messages, spans, upstream
 from tools.docs.metrics import metrics
 from tools.docs.settings import DOCUMENTS, field_paths
 
@@ -47,13 +46,6 @@ def dspark_flags() -> frozenset[str]:
         return own.union(*(below(each) for each in getattr(command, "commands", {}).values()))
 
     return frozenset(below(dspark()))
-
-
-@cache
-def upstream(name: str) -> str:
-    """A source file of SGLang, read without importing it."""
-    (place,) = importlib.util.find_spec("sglang").submodule_search_locations
-    return (Path(place) / "srt" / name).read_text()
 
 
 @cache

@@ -7,7 +7,10 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
+from torch import nn
 
+from sglang_dspark.drafter.checkpoint import built
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.fields import Fields
 from sglang_dspark.errors import DSparkError
@@ -65,3 +68,41 @@ def test_a_drafter_without_a_head_type_is_vanilla_to_us_alone() -> None:
     assert fields.markov_head("vanilla") == "vanilla"
     assert "markov_head_type 'none' in config.json is unknown" in said(fields.markov_head)
     assert Fields({"markov_head_type": "RNN"}, "here").markov_head() == "rnn"
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"rms_norm_eps": "small"},
+        {"rms_norm_eps": [1e-6]},
+        {"rope_theta": float("nan")},
+        {"intermediate_size": 1 << 40},
+        {"num_hidden_layers": 100_000},
+        {"head_dim": 1.5},
+        {"dflash_config": {"target_layer_ids": [1, 10**30]}},
+    ],
+)
+def test_what_no_drafter_can_have_is_refused_in_one_line(
+    tmp_path: Path, changed: dict[str, Any]
+) -> None:
+    (tmp_path / "config.json").write_text(json.dumps(tiny_config().to_json() | changed))
+    line = said(lambda: DrafterConfig.from_dir(tmp_path))
+    assert str(tmp_path) in line
+    assert line.isprintable()
+    assert len(line) < 500
+
+
+def test_no_memory_is_taken_for_sizes_that_the_weights_do_not_have() -> None:
+    devices = []
+
+    def make() -> nn.Module:
+        devices.append(torch.empty(1).device.type)
+        return nn.Linear(4, 4)
+
+    assert "weight is (2, 4), config.json says (4, 4)" in said(
+        lambda: built(make, {"weight": torch.ones(2, 4)}, str, Path("drafter"))
+    )
+    assert devices == ["meta"]
+    tensors = {"weight": torch.ones(4, 4), "bias": torch.ones(4)}
+    filled = built(make, tensors, str, Path("drafter")).state_dict()
+    assert all(torch.equal(filled[name], tensors[name]) for name in tensors)

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import replace
+from typing import Literal
 
 import pytest
 import torch
@@ -169,8 +170,9 @@ def _sampled_p_value(pair: Pair, drafter: DSparkDrafter | None, settings: Decode
     return float(torch.special.gammaincc(freedom, statistic / 2))
 
 
-def test_sampled_output_has_the_targets_law(pair: Pair) -> None:
-    assert _sampled_p_value(pair, pair.drafter, SAMPLED) > 1e-5
+@pytest.mark.parametrize("rule", ["token", "block"])
+def test_sampled_output_has_the_targets_law(pair: Pair, rule: Literal["token", "block"]) -> None:
+    assert _sampled_p_value(pair, pair.drafter, replace(SAMPLED, rule=rule)) > 1e-5
 
 
 def test_sampled_mutant_is_caught(pair: Pair, monkeypatch: pytest.MonkeyPatch) -> None:

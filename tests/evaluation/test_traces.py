@@ -50,6 +50,40 @@ def test_a_damaged_step_is_refused(tmp_path: Path) -> None:
         read_trace(path)
 
 
+@pytest.mark.parametrize(
+    ("where", "value"),
+    [
+        (("settings",), 2),
+        (("settings", "temperature"), "hot"),
+        (("settings", "temperature"), None),
+        (("settings", "top_k"), [5]),
+        (("drafter", "gamma"), None),
+        (("drafter", "gamma"), 3),
+        (("drafter", "name"), 5),
+        (("prompts", 0, "digest"), 2),
+        (("target_sha256",), []),
+        (("generations", 0, "finish"), "never"),
+        (("generations", 0, "tokens", 0), "a"),
+        (("generations", 0, "steps", 0, 0), "a"),
+        (("generations", 0, "steps", 0, 1), [1]),
+        (("generations", 0, "steps", 0, 5), []),
+    ],
+)
+def test_a_field_of_another_kind_is_refused(
+    where: tuple[str | int, ...], value: object, tmp_path: Path
+) -> None:
+    path = tmp_path / "t.json"
+    write_trace(path, drawn(prompts=2, steps=2))
+    raw = place = json.loads(path.read_text())
+    for each in where[:-1]:
+        place = place[each]
+    place[where[-1]] = value
+    path.write_text(json.dumps(raw))
+    with pytest.raises(DSparkError, match="is no trace") as caught:
+        read_trace(path)
+    assert str(path) in str(caught.value)
+
+
 def test_only_like_is_compared_with_like() -> None:
     one = drawn(prompts=4)
     require_comparable([one, drawn(prompts=4, name="other", layers=5)], ["a", "b"])

@@ -18,6 +18,7 @@ from typing import Any
 import httpx
 import psutil
 
+from sglang_dspark.loadtest.client.client import FLUSH_S
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from tests.ports import free_ports
 
@@ -76,8 +77,15 @@ class Served:
             return list(threads.map(ask, items))
 
     def flush_cache(self) -> None:
-        """Forget all cached prefixes."""
-        assert self.request("POST", "/flush_cache").status_code == 200
+        """Forget all cached prefixes, once no request is in work."""
+        answer = self.request("POST", "/flush_cache", params={"timeout": FLUSH_S})
+        assert answer.status_code == 200, answer.text
+
+    def listens(self) -> set[tuple[str, int]]:
+        """Addresses and ports at which any of the server's processes listens."""
+        first = psutil.Process(self.process.pid)
+        found = [c for p in [first, *first.children(recursive=True)] for c in p.net_connections()]
+        return {(c.laddr.ip, c.laddr.port) for c in found if c.status == psutil.CONN_LISTEN}
 
     def healthy(self) -> bool:
         """Whether the server runs and can generate."""

@@ -87,7 +87,7 @@ def test_block_sizes_take_turns_on_one_cache(
         starts.append(source(log))
     assert starts == ["measured in, 5 positions", "measured in, 3 positions", starts[2]]
     assert starts[2] == "read from, 5 positions"
-    kept = {json.loads(file.read_text())["key"]["gamma"]: file for file in costs.iterdir()}
+    kept = {json.loads(file.read_text())["key"]["gamma"]: file for file in costs.glob("*.json")}
     assert sorted(kept) == [3, GAMMA]
 
     kept[3].write_text('{"format": 1e999}')

@@ -49,6 +49,8 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     "negative temperature": (with_sampling(temperature=-1.0), "temperature"),
     "top_p of 0": (with_sampling(top_p=0.0), "top_p"),
     "top_k of -7": (with_sampling(top_k=-7), "top_k"),
+    "a bias beyond float32": (with_sampling(logit_bias={"5": 1e39}), "logit_bias"),
+    "a temperature beyond float32": (with_sampling(temperature=1e39), "temperature"),
     "top_k beyond 32 bits": (with_sampling(top_k=2**40, temperature=1.0), "top_k"),
     "stop of a wrong type": (with_sampling(stop=[1]), "expected a string"),
     "a flag that is none": (with_sampling(ignore_eos="yes"), "yes"),
@@ -66,6 +68,26 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     "more names than prompts": (with_field(rid=["a", "b"]), "rid is a list"),
     "more log-probabilities than are served": (with_field(top_logprobs_num=10**6), "0 to 1000"),
     "fewer log-probabilities than none": (with_field(top_logprobs_num=-3), "top_logprobs_num"),
+    "no sampling_params for the prompt": (
+        {"json": {"text": "x", "sampling_params": []}},
+        "sampling_params: [] does not fit this request",
+    ),
+    "media for none of the prompts": (
+        {"json": {"text": ["x"], "audio_data": []}},
+        "audio_data: [] does not fit this request",
+    ),
+    "a grammar that allows nothing, sampled": (
+        with_sampling(ebnf='root ::= root "a"', temperature=1.0),
+        "allows no token; mend",
+    ),
+    "a grammar that allows nothing, greedy": (
+        with_sampling(ebnf='root ::= root "a"', temperature=0.0),
+        "allows no token; mend",
+    ),
+    "a grammar that ends nowhere, sampled": (
+        with_sampling(ebnf='root ::= "a" x\nx ::= x "b"', temperature=1.0),
+        "allows no token; mend",
+    ),
     "log-probabilities from before the prompt": (with_field(logprob_start_len=-7), "-7"),
 }
 OPENAI: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -81,6 +103,30 @@ OPENAI: dict[str, tuple[str, dict[str, Any], str]] = {
         "/v1/chat/completions",
         {"messages": [{"role": "user", "content": "x"}], "n": 100_000},
         "answers",
+    ),
+    "chat, a schema of nothing but itself": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "response_format": {
+                "type": "json_schema",
+                "json_schema": {"name": "x", "schema": {"$ref": "#"}},
+            },
+        },
+        "allows no token; mend",
+    ),
+    "chat, a format of another type": (
+        "/v1/chat/completions",
+        {"messages": [{"role": "user", "content": "x"}], "response_format": "json"},
+        "response_format: 'json' does not fit this request",
+    ),
+    "chat, messages for the template": (
+        "/v1/chat/completions",
+        {
+            "messages": [{"role": "user", "content": "x"}],
+            "chat_template_kwargs": {"messages": []},
+        },
+        "chat_template_kwargs: {'messages': []} does not fit this request",
     ),
     "chat, log-probabilities": (
         "/v1/chat/completions",

@@ -88,7 +88,11 @@ def drafter_logits(pair: TinyPair) -> torch.Tensor:
 def test_sampled_tokens_follow_the_target(
     server: str, requests: int, noisy: TinyPair, request: pytest.FixtureRequest
 ) -> None:
-    served: Served = request.getfixturevalue(server)
+    check_law(request.getfixturevalue(server), noisy, requests)
+
+
+def check_law(served: Served, pair: TinyPair, requests: int) -> None:
+    """Sampled answers follow the law of the pair's table, and no other one near by."""
     prompts = [[10 + i % 200] for i in range(requests)]
     answers = served.generate_all(
         prompts,
@@ -98,7 +102,7 @@ def test_sampled_tokens_follow_the_target(
     )
     ones: Counter[tuple[int, int]] = Counter()
     twos: Counter[tuple[int, int]] = Counter()
-    size = len(noisy.logits)
+    size = len(pair.logits)
     for prompt, answer in zip(prompts, answers, strict=True):
         tokens = [*prompt, *answer["output_ids"]]
         ones.update(itertools.pairwise(tokens))
@@ -108,9 +112,9 @@ def test_sampled_tokens_follow_the_target(
     steps = sum(meta["spec_verify_ct"] for meta in metas)
     rate = sum(meta["spec_num_correct_drafts"] for meta in metas) / steps
     right, drafted, warmer = (
-        law(noisy.logits),
-        law(drafter_logits(noisy)),
-        law(noisy.logits, temperature=1.0),
+        law(pair.logits),
+        law(drafter_logits(pair)),
+        law(pair.logits, temperature=1.0),
     )
     found = p_value(ones, right.__getitem__), p_value(twos, of_two(right))
     print(f"\n{sum(ones.values())} transitions, {rate:.2f} drafts accepted a step, p {found}")

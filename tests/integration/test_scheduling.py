@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import gzip
+import json
 import re
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -159,3 +162,15 @@ def test_sglangs_own_gauges_are_filled(dspark: Served) -> None:
         if all(value > 0 for value in values):
             break
     assert all(value > 0 for value in values), values
+
+
+def test_a_profile_names_the_stages_of_a_step(dspark: Served, tmp_path: Path) -> None:
+    """SGLang asks the platform what to profile, and ends where that has no answer."""
+    asked = {"output_dir": str(tmp_path), "activities": ["CPU"], "with_stack": False}
+    assert dspark.request("POST", "/start_profile", json=asked).status_code == 200
+    dspark.generate(PROMPTS[0], max_new_tokens=8)
+    assert dspark.request("POST", "/stop_profile").status_code == 200
+    [path] = tmp_path.glob("*.trace.json.gz")
+    events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+    named = {event["name"] for event in events if event.get("cat") == "user_annotation"}
+    assert {f"dspark:{stage}" for stage in ("step", "plan", "draft", "verify", "learn")} <= named

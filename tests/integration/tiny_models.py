@@ -8,6 +8,7 @@ Tokens are bytes, so any text works.
 
 from __future__ import annotations
 
+import argparse
 from dataclasses import dataclass, replace
 from pathlib import Path
 
@@ -22,6 +23,7 @@ from sglang_dspark.drafter.model import DSparkDrafter
 GAMMA = 5
 HIDDEN = 64
 LAYERS = 3
+ATTENDS = 0.005  # at which three of five tokens follow from the last one alone
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
 
 
@@ -91,6 +93,13 @@ def build_listening(folder: Path, pair: TinyPair) -> Path:
         weights["confidence_head.proj.weight"].normal_()
     save_drafter(drafter, folder)
     return folder
+
+
+def build_attending(folder: Path) -> TinyPair:
+    """Write a pair below `folder` whose tokens depend on all before them; what the last one alone
+    says is right two times of three, and the drafter knows that much and how sure it may be."""
+    pair = build(folder, attends=0.005)
+    return replace(pair, drafter=build_listening(folder / "listening", pair))
 
 
 def _save_tokenizer(folder: Path) -> int:
@@ -174,3 +183,20 @@ def _save_drafter(folder: Path, model: LlamaForCausalLM, noise: float, seed: int
         weights["confidence_head.proj.weight"].zero_()
         weights["confidence_head.proj.bias"].fill_(1.0)
     save_drafter(drafter, folder)
+
+
+def main() -> None:
+    """`python -m tests.integration.tiny_models FOLDER`: a pair that attends and listens."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("folder", type=Path)
+    parser.add_argument("--attends", type=float, default=ATTENDS)
+    parser.add_argument("--noise", type=float, default=0.2)
+    parser.add_argument("--seed", type=int, default=0)
+    options = parser.parse_args()
+    pair = build(options.folder, noise=options.noise, seed=options.seed, attends=options.attends)
+    drafter = build_listening(options.folder / "listening", pair)
+    print(f"--target {pair.target} --drafter {drafter}")
+
+
+if __name__ == "__main__":
+    main()

@@ -1,8 +1,9 @@
 """A stand-in for SGLang's launcher in sweeps: known speed, `/metrics`, and a death on demand.
 
 `--step S` is the time of a decoding step, `--die-after N` ends the process in the middle of its
-N-th answer, `--flushes N` refuses to empty the cache after N times (as one that hangs does);
-SGLang's other arguments are taken and mean nothing. Each answer has the tokens that
+N-th answer, `--flushes N` refuses to empty the cache after N times (as one that hangs does).
+Of SGLang's other arguments `/server_info` tells the model, the tokenizer and the drafting, the rest
+mean nothing. Each answer has the tokens that
 the request asks for, two a step after the first, and comes with the counts of a drafter of depth 2.
 """
 
@@ -21,7 +22,7 @@ from typing import Any
 import uvicorn
 from starlette.applications import Starlette
 from starlette.requests import Request
-from starlette.responses import PlainTextResponse, StreamingResponse
+from starlette.responses import JSONResponse, PlainTextResponse, StreamingResponse
 from starlette.routing import Route
 
 from sglang_dspark.loadtest.servers.server import tied
@@ -37,6 +38,7 @@ class State:
     step_s: float
     die_after: int
     flushes: int
+    info: dict[str, Any]
     begun: int = 0
     requests: int = 0
     generated: int = 0
@@ -95,6 +97,9 @@ def application(state: State) -> Starlette:
     async def metrics(_: Request) -> PlainTextResponse:
         return PlainTextResponse(state.page())
 
+    async def info(_: Request) -> JSONResponse:
+        return JSONResponse(state.info)
+
     async def fine(_: Request) -> PlainTextResponse:
         return PlainTextResponse("")
 
@@ -107,9 +112,22 @@ def application(state: State) -> Starlette:
             Route("/health", fine),
             Route("/flush_cache", flush, methods=["POST"]),
             Route("/metrics", metrics),
+            Route("/server_info", info),
             Route("/v1/completions", completions, methods=["POST"]),
         ]
     )
+
+
+def _info(known: argparse.Namespace) -> dict[str, Any]:
+    return {
+        "model_path": known.model_path,
+        "tokenizer_path": known.tokenizer_path or known.model_path,
+        "speculative_algorithm": known.speculative_algorithm,
+        "speculative_num_draft_tokens": known.speculative_num_draft_tokens,
+        "device": "cpu",
+        "enable_metrics": known.enable_metrics,
+        "is_embedding": False,
+    }
 
 
 def main() -> None:
@@ -117,6 +135,11 @@ def main() -> None:
     parser = argparse.ArgumentParser()
     parser.add_argument("--host")
     parser.add_argument("--port", type=int)
+    parser.add_argument("--model-path")
+    parser.add_argument("--tokenizer-path")
+    parser.add_argument("--speculative-algorithm")
+    parser.add_argument("--speculative-num-draft-tokens", type=int)
+    parser.add_argument("--enable-metrics", action="store_true")
     parser.add_argument("--step", type=float, default=0.02)
     parser.add_argument("--die-after", type=int, default=0)
     parser.add_argument("--flushes", type=int, default=10**9)
@@ -125,7 +148,7 @@ def main() -> None:
         tied([sys.executable, "-S", "-c", f"input()  # child of {known.port}"]),
         stdin=subprocess.PIPE,
     )
-    state = State(known.step, known.die_after, known.flushes)
+    state = State(known.step, known.die_after, known.flushes, _info(known))
     uvicorn.run(application(state), host=known.host, port=known.port, log_level="warning")
 
 

@@ -9,7 +9,11 @@ import pytest
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.servers.arms import find_arms, load_arm
+from sglang_dspark.loadtest.sweep.config import load_sweep
+from sglang_dspark.loadtest.sweep.plan import rough_seconds
+from sglang_dspark.loadtest.sweep.setup import choose_arms, drafter_folders, gamma_of
 
+SWEEPS = Path(__file__).resolve().parents[2] / "configs" / "sweep"
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "serve"
 SHIPPED = sorted(path.stem for path in FOLDER.glob("*.yaml"))
 
@@ -73,6 +77,8 @@ def test_what_is_not_there_is_said(drafters: dict[str, Path], tmp_path: Path) ->
         ("about: x\narguments: [--port=1]\n", "--port is set by the sweep"),
         ("about: x\narguments: [--port, '1']\n", "set by the sweep"),
         ("about: x\narguments: [port]\n", "--flag=value"),
+        ("about: x\narguments: [--api-key=s3cret]\n", "leave --api-key out"),
+        ("about: x\narguments: [--admin-api=s3cret]\n", "leave --admin-api out"),
         ("about: x\ndrafter: mtp\n", "come together"),
         ("about: x\narguments: [--speculative-algorithm=EAGLE]\n", "come together"),
         ("about: x\nenvironment: {A: 1}\n", "environment.A"),
@@ -88,3 +94,28 @@ def test_a_bad_arm_is_named(tmp_path: Path, text: str, message: str) -> None:
         load_arm(path)
     assert str(path) in str(raised.value)
     assert "\n" not in str(raised.value)
+
+
+@pytest.mark.parametrize("path", sorted(SWEEPS.glob("*.yaml")), ids=lambda path: path.stem)
+def test_every_shipped_sweep_finds_its_arms_and_drafters(path: Path) -> None:
+    for smoke in (False, True):
+        config = load_sweep(path, smoke)
+        arms = choose_arms(config)
+        folders = drafter_folders(config, arms)
+        assert {arm.drafter for arm in arms} - {None} == set(folders)
+        assert [bool(gamma_of(arm, folders)) for arm in arms] == [bool(a.drafter) for a in arms]
+        assert rough_seconds(config, len(arms))[0] > 0
+
+
+def test_one_sweep_has_every_way_of_drafting() -> None:
+    config = load_sweep(SWEEPS / "all-arms.yaml")
+    arms = choose_arms(config)
+    gammas = {arm.name: gamma_of(arm, drafter_folders(config, arms)) for arm in arms}
+    assert {name: gammas[name] for name in ("plain", "mtp1", "mtp3", "mtp5")} == {
+        "plain": 0,
+        "mtp1": 1,
+        "mtp3": 3,
+        "mtp5": 5,
+    }
+    schedules = [arm.config.get("schedule", {}) for arm in arms if arm.drafter == "dspark"]
+    assert schedules == [{"mode": "static"}, {"threshold": 0.5}, {}]

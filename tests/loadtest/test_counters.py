@@ -55,6 +55,15 @@ def test_what_is_kept() -> None:
     assert found.predicted_sum == pytest.approx(0.063)
 
 
+def test_a_gain_of_two_replicas_is_no_sum() -> None:
+    registry = CollectorRegistry()
+    gain = Gauge("sglang:dspark_gain", "x", ("dp_rank",), registry=registry)
+    gain.labels(dp_rank="0").set(1.5)
+    gain.labels(dp_rank="1").set(1.0)
+    empty = "sglang:num_requests_total 0.0\n"
+    assert parse_counters(generate_latest(registry).decode() + empty, at=0.0).gain == 1.25
+
+
 def test_a_server_that_has_served_nothing() -> None:
     found = parse_counters("# TYPE sglang:token_usage gauge\nsglang:token_usage 0.0\n", at=0.0)
     assert totals_of(found) == ServerTotals(0, 0, 0)

@@ -8,7 +8,11 @@ from pathlib import Path
 import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
+from rich.console import Console
+from typer.testing import CliRunner
 
+from sglang_dspark.cli._records_view import show_records
+from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.measure import Spread, measure_cell, merge
 from sglang_dspark.loadtest.client.metrics import SpecStats
@@ -209,3 +213,17 @@ def test_percentiles_leave_out_what_is_not_known() -> None:
     spread = Spread.of([float("nan"), *map(float, range(11))])
     assert (spread.mean, spread.p10, spread.p50, spread.p90) == (5, 1, 5, 9)
     assert Spread.of([]).p50 != Spread.of([]).p50
+
+
+def test_files_of_several_workers_are_shown_together(tmp_path: Path) -> None:
+    for worker, index in enumerate((1, 0)):
+        own = [replace(ONE, index=index), record(2 + worker, 1.0, outcome="cut")]
+        header = replace(HEADER, worker=worker, workers=2)
+        write_records(tmp_path / f"records-{worker}.parquet", header, own)
+    shown = CliRunner().invoke(app, ["report", "--records", str(tmp_path)])
+    assert shown.exit_code == 0, shown.output
+    assert "4 requests of 2 workers" in shown.output
+    assert "2 answered, 2 cut; 10 tokens" in shown.output
+    (tmp_path / "records-0.parquet").unlink()
+    with pytest.raises(DSparkError, match="1 of 2 load workers"):
+        show_records(Console(), tmp_path)

@@ -349,8 +349,8 @@ def test_the_command_writes_page_and_figures(folder: Path, tmp_path: Path) -> No
 def test_what_is_no_sweep_is_refused(folder: Path, tmp_path: Path) -> None:
     for arguments, said in (
         ([str(tmp_path)], "name a sweep's folder"),
-        ([], "a sweep's folder, --drafters or"),
-        ([str(folder), "--drafters"], "a sweep's folder, --drafters or"),
+        ([], "a sweep's folder, --drafters, --intervals or --records"),
+        ([str(folder), "--drafters"], "a sweep's folder, --drafters, --intervals or --records"),
     ):
         with pytest.raises(DSparkError, match=said):
             CliRunner().invoke(app, ["report", *arguments], catch_exceptions=False)

@@ -15,7 +15,7 @@ import sys
 import time
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -214,6 +214,25 @@ def test_every_failure_is_recorded(url: str, tmp_path: Path) -> None:
     assert sum(records["@cut"].tokens) == sum(COUNTS[: STEPS // 2])
     assert result.measurement.ok == 1
     assert sum(result.measurement.failures.values()) == len(FAULTS) - 1
+
+
+def test_requests_are_broken_off_as_planned(url: str, tmp_path: Path) -> None:
+    whole = plan(ClosedLoop(users=3, requests=3), texts=("fine", "aborted", "left"))
+    ways = [{}, {"ends": "abort", "extra": {"rid": "mine"}}, {"ends": "leave"}]
+    prompts = tuple(
+        replace(prompt, ends_after=6, **way)  # type: ignore[arg-type]
+        for prompt, way in zip(whole.prompts, ways, strict=True)
+    )
+    result = run_cell(replace(whole, prompts=prompts), url, tmp_path)
+    records = {record.prompt: record for record in result.records}
+    assert {prompt: record.outcome for prompt, record in records.items()} == {
+        "fine": "ok",
+        "aborted": "aborted",
+        "left": "left",
+    }
+    assert records["left"].total_tokens == sum(COUNTS[:3])  # 6 tokens are there after three chunks
+    assert 6 < records["aborted"].total_tokens < TOKENS
+    assert (result.measurement.ok, result.measurement.failures) == (1, {})
 
 
 def test_no_server_is_counted_and_voids_the_cell(tmp_path: Path) -> None:

@@ -99,6 +99,20 @@ def test_tokens_of_each_chunk(api: Api, events: list[dict[str, Any]]) -> None:
     assert [chunk.at for chunk in answer.chunks] == [first, first + 1, first + 2]
 
 
+def test_several_answers_of_one_request_are_counted_by_themselves() -> None:
+    """SGLang's running usage is that of the answer whose chunk it comes with."""
+    answer = Answer()
+    for index, total, ids in ((0, 1, [1]), (1, 2, [1, 2]), (0, 3, [2, 3]), (1, 3, [3])):
+        choice = {"index": index, "text": "x", "token_ids": ids}
+        answer.openai({"choices": [choice], "usage": usage(total)}, 0.0)
+    assert [chunk.tokens for chunk in answer.chunks] == [1, 2, 2, 1]
+    assert answer.tokens == 6
+    details = TAIL[0]["sglext"]["spec_tokens_details"]
+    answer.openai({"choices": [], "sglext": {"spec_tokens_details": [details, details]}}, 0.0)
+    assert answer.spec is not None
+    assert (answer.spec.steps, answer.spec.accepted) == (4, 4)
+
+
 def test_bodies_ask_for_what_is_counted() -> None:
     sampling = Sampling(max_new_tokens=7, extra={"top_p": 0.5})
     for api, prompt in (("completions", "hi"), ("chat", [{"role": "user", "content": "hi"}])):

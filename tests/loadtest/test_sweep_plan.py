@@ -13,7 +13,13 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.mixes import Mix, cell_prompts, load_mix
 from sglang_dspark.loadtest.client.schedule import Poisson
 from sglang_dspark.loadtest.sweep.config import SweepConfig, load_sweep
-from sglang_dspark.loadtest.sweep.plan import all_loads, cell_plan, interleaved, rough_seconds
+from sglang_dspark.loadtest.sweep.plan import (
+    Supply,
+    all_loads,
+    cell_plan,
+    interleaved,
+    rough_seconds,
+)
 from sglang_dspark.loadtest.sweep.run_dir import Pilot
 
 DEMO = Path(__file__).resolve().parents[2] / "configs" / "sweep" / "cpu-demo.yaml"
@@ -62,7 +68,7 @@ def test_every_arm_meets_the_same_load(demo: SweepConfig, mix: Mix) -> None:
     met: dict[tuple[str, float, int], set[str]] = {}
     for cell in cells:
         place = (cell.load.loop, cell.load.level, cell.trial)
-        plan = cell_plan(demo, cell, mix, prompts)
+        plan = cell_plan(demo, cell, Supply(mix, prompts))
         met.setdefault(place, set()).add(plan.schedule.fingerprint())
     assert all(len(prints) == 1 for prints in met.values())
     assert len({next(iter(prints)) for prints in met.values()}) == len(met)  # each place its own
@@ -146,5 +152,10 @@ def test_the_file_is_read_with_its_smoke_section(tmp_path: Path) -> None:
         path.write_text(text)
         with pytest.raises(DSparkError, match=said):
             load_sweep(path)
+    keyed = {"arms": ["plain"], "concurrency": [1], "server_flags": ["--api-key", "s3cret"]}
+    path.write_text(yaml.safe_dump(keyed))
+    with pytest.raises(DSparkError, match=r"server_flags: leave --api-key out") as refused:
+        load_sweep(path)
+    assert "s3cret" not in str(refused.value)
     with pytest.raises(DSparkError, match="cannot read the sweep"):
         load_sweep(tmp_path / "absent.yaml")

@@ -6,7 +6,7 @@ What a prompt contains chooses a fault: `@refuse` is answered with 503, `@cut` b
 middle, `@abort` and `@error` fail within the stream, `@babble` sends no JSON, `@hush` falls silent,
 `@nothing` ends without a token. GET `/truth` tells when chunks really left, and forgets it: a busy
 machine keeps the server waiting too, and what it did is then the truth to be found by a client.
-Run as a module: `--port N`.
+Run as a module: `--port N`, and `--host` where it is not the loopback.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ FIRST_S, STEP_S, STEPS = 1.0, 0.15, 12
 COUNTS = tuple(1 + k % 3 for k in range(STEPS))
 TOKENS = sum(COUNTS)
 _truth: list[list[float]] = []  # of each whole answer, seconds from its request to each chunk
+_aborted: set[str] = set()  # `rid` of the requests that are to end
 
 
 def _event(api: str, sent: int, new: int, last: bool) -> dict[str, Any]:
@@ -61,6 +62,10 @@ async def _stream(api: str, body: str) -> AsyncIterator[str]:
                 yield "{half"
         sent += new
         event = _event(api, sent, new, step == STEPS - 1)
+        if json.loads(body).get("rid") in _aborted:
+            event["choices"][0]["finish_reason"] = "abort"
+            yield json.dumps(event)
+            break
         if "@abort" in body and step == STEPS - 1:
             event["choices"][0]["finish_reason"] = "abort"
         yield json.dumps(event)
@@ -79,6 +84,10 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
             known = json.dumps(_truth if api == "/truth" else {}).encode()
             _truth.clear()
             writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: %d\r\n\r\n" % len(known) + known)
+            return
+        if api == "/abort_request":
+            _aborted.add(json.loads(body)["rid"])
+            writer.write(b"HTTP/1.1 200 OK\r\nContent-Length: 0\r\nConnection: close\r\n\r\n")
             return
         if "@refuse" in body:
             reason = b'{"message": "busy"}'
@@ -108,8 +117,8 @@ def _headers(head: str) -> list[tuple[str, str, str]]:
     ]
 
 
-async def _main(port: int) -> None:
-    server = await asyncio.start_server(_serve, "127.0.0.1", port, backlog=256)
+async def _main(host: str, port: int) -> None:
+    server = await asyncio.start_server(_serve, host, port, backlog=256)
     print("ready", flush=True)
     async with server:
         await server.serve_forever()
@@ -117,5 +126,7 @@ async def _main(port: int) -> None:
 
 if __name__ == "__main__":
     parser = argparse.ArgumentParser()
+    parser.add_argument("--host", default="127.0.0.1")
     parser.add_argument("--port", type=int, required=True)
-    asyncio.run(_main(parser.parse_args().port))
+    options = parser.parse_args()
+    asyncio.run(_main(options.host, options.port))

@@ -26,7 +26,7 @@ LOCK = dict(
 )
 # Of these the CPU path takes other versions than SGLang's pins, which are for CUDA.
 OUR_VERSIONS = {"torch", "numba", "python-dateutil"}
-BEHIND = {"tensorboard"}  # imported by torch.utils.tensorboard
+BEHIND = {"tensorboard", "py-cpuinfo"}  # imported by torch.utils.tensorboard and ik_llama_cpp
 
 
 def names(requirements: Iterable[str]) -> set[str]:
@@ -35,12 +35,12 @@ def names(requirements: Iterable[str]) -> set[str]:
 
 BASE = names(PROJECT["dependencies"])
 MAY_IMPORT = {  # folder of the package -> what it may import beyond the base
-    "loadtest": names(EXTRAS["loadtest"]),
+    "loadtest": names(EXTRAS["loadtest"]) | names(EXTRAS["llama"]),
     "training": names(EXTRAS["train"]),
     "evaluation": names(EXTRAS["train"]),
     "intervals": names(EXTRAS["train"]),
     "plugin": names(EXTRAS["cuda"]),
-    "serving": names(EXTRAS["cuda"]),
+    "serving": names(EXTRAS["cuda"]) | {"fastapi"},  # SGLang's server is made of it
     "patches": names(EXTRAS["cuda"]),
 }
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shutil
 import tarfile
 import zipfile
 from pathlib import Path
@@ -69,6 +70,23 @@ def test_the_sdist_is_the_checkout_less_the_drafters_with_experts(
     assert [name for name in sorted(missing) if not name.startswith(MAY_BE_MISSING)] == []
     assert not [name for name in packed if name.startswith(MAY_BE_MISSING)]
     assert sdist.stat().st_size < MOST_SDIST_BYTES
+
+
+def test_the_image_is_sent_what_the_wheel_is_made_of(
+    source: Path, wheel: Path, tmp_path: Path
+) -> None:
+    """By deploy/Dockerfile.dockerignore, which names what is kept."""
+    rules = (source / "deploy" / "Dockerfile.dockerignore").read_text().splitlines()
+    kept = [rule[1:] for rule in rules if rule.startswith("!")]
+    assert "*" in rules
+    for name in kept:
+        (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
+        if (source / name).is_dir():
+            shutil.copytree(source / name, tmp_path / name, symlinks=True)
+        else:
+            shutil.copy(source / name, tmp_path / name)
+    assert contents(build("wheel", tmp_path, tmp_path)) == contents(wheel)
+    assert {"Makefile", "requirements"} <= set(kept), "`make setup` needs them"
 
 
 def test_the_sdist_builds_the_same_wheel(sdist: Path, wheel: Path) -> None:

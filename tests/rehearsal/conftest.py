@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -65,9 +65,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tiny_models.TinyPair:
 
     The drafter knows that much, its layers have a say, and so has its confidence: windows differ.
     """
-    folder = tmp_path_factory.mktemp("attending")
-    pair = tiny_models.build(folder, attends=0.005)
-    return replace(pair, drafter=tiny_models.build_listening(folder / "listening", pair))
+    return tiny_models.build_attending(tmp_path_factory.mktemp("attending"))
 
 
 @pytest.fixture(scope="session")

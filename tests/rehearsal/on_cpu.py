@@ -265,6 +265,7 @@ def _launches_of_operators() -> list[str]:
         (accept, "accept_triton"),
         (accept_in_graph, "accept_greedy_triton"),
         (commit, "pack_triton"),
+        (commit, "write_triton"),
     ):
         operator = getattr(module, name)
 

@@ -5,17 +5,20 @@ from __future__ import annotations
 from typing import Any
 
 import pytest
+import torch
 
 from tests.integration import tiny_models
 from tests.integration.serving import Served, ServerPool
 from tests.rehearsal.conftest import Rehearsed, start_rehearsed
+from tests.rehearsal.on_cpu import GAMMA
 from tests.rehearsal.test_sampling_rules import tokens
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 
 TOKENS = 10  # of an answer; every step of them is interpreted
 PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 2 * i)] for i in range(4)]
-DRAFT, ADMIT, PACK = "markov_triton", "admit_triton", "pack_triton"
+DRAFT, ADMIT = "markov_triton", "admit_triton"
+PACK, WRITE = "pack_triton", "write_triton"
 GREEDY, SAMPLED = "accept_greedy_triton", "accept_triton"
 
 
@@ -57,7 +60,7 @@ def test_greedy_answers_are_the_plain_servers(plain: Served, interpreted: Rehear
     assert drafted
     assert all({DRAFT, ADMIT} <= set(each["operators"]) for each in drafted)
     assert len(passes) < len(PROMPTS) * TOKENS / 1.5, "hardly a draft was accepted"
-    assert launched(passes) == {DRAFT, ADMIT, GREEDY, PACK}
+    assert launched(passes) == {DRAFT, ADMIT, GREEDY, PACK, WRITE}
 
 
 @pytest.mark.parametrize(
@@ -71,4 +74,21 @@ def test_seeded_answers_are_the_plain_servers(
     assert tokens(got) == tokens(answers(plain, temperature=0.9, **rules))
     passes = interpreted.passes()[before:]
     assert all(each["replayed"] and not each["folded"] for each in passes)
-    assert {DRAFT, ADMIT, SAMPLED, PACK} <= launched(passes)
+    assert {DRAFT, ADMIT, SAMPLED, PACK, WRITE} <= launched(passes)
+
+
+def test_the_drafts_context_is_what_a_prefill_would_have_written(interpreted: Rehearsed) -> None:
+    """Keys and values of an answer's tokens, by our launch and by SGLang's calls."""
+    server, prompt, length = interpreted.server, PROMPTS[3], 24
+    to_the_end = {"ignore_eos": True}
+    (answer,) = tokens([server.generate(prompt, length, sampling_params=to_the_end)])
+    decoded = interpreted.context()
+    server.flush_cache()
+    before = len(interpreted.passes())
+    server.generate(prompt + answer, 3, sampling_params=to_the_end)
+    assert len(interpreted.passes()) > before, "no step found what the prefill wrote"
+    for name, prefilled in interpreted.context().items():
+        common = min(decoded[name].shape[1], prefilled.shape[1])
+        assert common >= len(prompt) + length - 2 * GAMMA
+        mine, other = decoded[name][:, :common], prefilled[:, :common]
+        torch.testing.assert_close(mine, other, atol=1e-5, rtol=1e-4)

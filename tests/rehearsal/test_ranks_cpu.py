@@ -58,6 +58,11 @@ def test_the_first_rank_decides(two: Served) -> None:
     assert 0 < accepted < verified < 5 * steps
 
 
+def test_the_ranks_meet_on_loopback(two: Served) -> None:
+    assert len(two.listens()) > 2
+    assert {address for address, _ in two.listens()} == {"127.0.0.1"}
+
+
 def _counts(metrics: str, name: str) -> float:
     """A counter of ours, all of whose series are rank 0's."""
     found = re.findall(rf"^sglang:dspark_{name}\{{(.*?)\}} (\S+)", metrics, re.MULTILINE)

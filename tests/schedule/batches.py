@@ -43,12 +43,27 @@ def tabled(first: float, second: Mapping[int, float]) -> Confidence:
     return lambda drafts: first if len(drafts) == 1 else second[drafts[0]]
 
 
-def law_given_draft(
-    rule: AcceptRule, request: Request, draft: Prefix, length: int, grid: int
-) -> dict[Prefix, Fraction]:
-    """Exact law of what one request emits, its draft and verify length given."""
+# The uniforms of a request's step, given its draft and verify length: [N, gamma + 1] and the chance
+# of each. An integer is a grid of equal cells, which holds the breakpoints of the token-wise rule.
+Cells = Callable[[Request, Prefix, int], tuple[torch.Tensor, list[Fraction]]]
+Grid = int | Cells
+
+
+def _cells(
+    grid: Grid, request: Request, draft: Prefix, length: int
+) -> tuple[torch.Tensor, list[Fraction]]:
+    if not isinstance(grid, int):
+        return grid(request, draft, length)
     middles = [(2 * i + 1) / (2 * grid) for i in range(grid)]
     cells = torch.tensor(list(itertools.product(middles, repeat=GAMMA + 1)), dtype=torch.float64)
+    return cells, [Fraction(1, len(cells))] * len(cells)
+
+
+def law_given_draft(
+    rule: AcceptRule, request: Request, draft: Prefix, length: int, grid: Grid
+) -> dict[Prefix, Fraction]:
+    """Exact law of what one request emits, its draft and verify length given."""
+    cells, chances = _cells(grid, request, draft, length)
     count = len(cells)
     tokens = torch.tensor(draft).expand(count, GAMMA)
     # float64: the grid's breakpoints are compared exactly enough even for tenths
@@ -69,15 +84,15 @@ def law_given_draft(
     )
     law: dict[Prefix, Fraction] = {}
     emitted = outcome.tokens(tokens).tolist()
-    for text, size in zip(emitted, outcome.emitted.tolist(), strict=True):
+    for text, size, chance in zip(emitted, outcome.emitted.tolist(), chances, strict=True):
         key = tuple(text[:size])
-        law[key] = law.get(key, Fraction(0)) + Fraction(1, count)
+        law[key] = law.get(key, Fraction(0)) + chance
     return law
 
 
 @cache
 def _of_one(
-    rule: AcceptRule, request: Request, draft: Prefix, length: int, grid: int
+    rule: AcceptRule, request: Request, draft: Prefix, length: int, grid: Grid
 ) -> dict[Prefix, Fraction]:
     """Law of gamma + 1 tokens of one request, its draft and verify length given."""
     emitted = law_given_draft(rule, request, draft, length, grid)
@@ -104,7 +119,7 @@ def drafted_pairs(requests: tuple[Request, ...]) -> list[tuple[Fraction, Drafts,
 
 
 def batch_law(
-    rule: AcceptRule, requests: tuple[Request, ...], schedule: Schedule, grid: int = 12
+    rule: AcceptRule, requests: tuple[Request, ...], schedule: Schedule, grid: Grid = 12
 ) -> Joint:
     """Joint law of gamma + 1 tokens of every request: one step, then plain decoding."""
     law: Joint = {}

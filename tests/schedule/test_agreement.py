@@ -1,29 +1,22 @@
-"""Messages hold whole plans, and data-parallel ranks agree on a tier: two gloo processes.
+"""Messages hold whole plans.
 
 What ranks do with plans is tested through the engine, in tests/serving/test_ranks.py.
 """
 
 from __future__ import annotations
 
-import json
-import multiprocessing
 from dataclasses import replace
-from pathlib import Path
 
 import numpy as np
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dspark.schedule.agreement import HEADER, TierAgreement, decode, encode
+from sglang_dspark.schedule.agreement import HEADER, decode, encode
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
 from tests.schedule.properties import EXAMPLES
-from tests.schedule.ranks import RANKS, TIERS, rank_main
-
-STEPS = 1_000
-PATIENCE = 90  # waits of a second for each rank, after which it is taken to hang
 
 
 def same(one: Plan, other: Plan) -> bool:
@@ -76,40 +69,7 @@ def test_a_follower_holds_the_leaders_plan(
     assert same(decode(message), plan)
 
 
-def test_two_ranks_run_the_largest_pass(tmp_path: Path) -> None:
-    """Passes of unlike size, idle ranks among them: all take the same tier."""
-    start = multiprocessing.get_context("spawn")
-    ranks = [
-        start.Process(target=rank_main, args=(rank, STEPS, str(tmp_path)), daemon=True)
-        for rank in range(RANKS)
-    ]
-    for rank in ranks:
-        rank.start()
-    for _ in range(PATIENCE):
-        for rank in ranks:
-            rank.join(1.0)
-        if not any(rank.is_alive() for rank in ranks):
-            break
-    hanging = [rank.pid for rank in ranks if rank.is_alive()]
-    for rank in ranks:
-        rank.kill()
-    assert hanging == []
-    first, second = (json.loads((tmp_path / f"{r}.json").read_text()) for r in range(RANKS))
-    assert len(first) == STEPS
-    assert [step[1:] for step in first] == [step[1:] for step in second]
-    for mine, theirs in zip(first, second, strict=True):
-        largest = max(mine[0], theirs[0])
-        assert mine[1] == min((t for t in TIERS if t >= largest), default=largest)
-
-
-def test_one_rank_needs_nobody() -> None:
-    assert TierAgreement(TIERS).agree(17, 2) == (24, 2)
-    assert TierAgreement(()).agree(17, 2) == (17, 2)
-
-
 def test_mistakes_are_named() -> None:
-    with pytest.raises(ValueError, match="ascending"):
-        TierAgreement((8, 8))
     plan = Plan(0, 3, 0, Budget(0, 0, 1.0, 1.0), np.ones(3, np.int64), None, Mode.PLAIN, True, 0, 1)
     with pytest.raises(ValueError, match="does not fit a message for 2"):
         encode(plan, np.zeros(HEADER + 6, np.int64))

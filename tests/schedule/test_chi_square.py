@@ -9,7 +9,7 @@ from dataclasses import replace
 
 import pytest
 
-from sglang_dspark.verify import BatchSampling
+from sglang_dspark.verify import BatchSampling, accept_block
 from tests.schedule.sampled_steps import Case, p_value
 from tests.verify import mutants
 
@@ -36,6 +36,15 @@ CASES: dict[str, Case] = {
     "gamma 4, T 1.5": Case(4, uniform(1.5)),
     "gamma 3, greedy drafts, top-k 3": Case(3, uniform(top_k=3), argmax=True),
     "gamma 7, few admitted": Case(7, uniform(), share=0.1),
+    **{f"block, gamma {g}, T 0.8": Case(g, uniform(0.8), rule=accept_block) for g in (2, 4, 7)},
+    "block, gamma 5, random windows": Case(5, uniform(), share=None, rule=accept_block),
+    "block, gamma 4, T 1.5": Case(4, uniform(1.5), rule=accept_block),
+    "block, gamma 3, top-k 3": Case(3, uniform(top_k=3), rule=accept_block),
+    "block, gamma 5, top-p 0.8": Case(5, uniform(1.2, top_p=0.8), rule=accept_block),
+    "block, gamma 4, min-p 0.1": Case(4, uniform(min_p=0.1), rule=accept_block),
+    "block, gamma 6, all cuts": Case(
+        6, uniform(top_k=4, top_p=0.9, min_p=0.05), share=0.8, rule=accept_block
+    ),
 }
 
 MUTANTS: dict[str, Case] = {

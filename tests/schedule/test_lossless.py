@@ -11,11 +11,12 @@ from fractions import Fraction
 
 import numpy as np
 import pytest
+import torch
 
 from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import Costs, Workspace, early_stop, search
 from sglang_dspark.schedule.gains import gains
-from sglang_dspark.verify import accept_sampled
+from sglang_dspark.verify import accept_block, accept_sampled
 from tests.schedule.batches import (
     GAMMA,
     Confidence,
@@ -25,7 +26,7 @@ from tests.schedule.batches import (
     plain_law,
     tabled,
 )
-from tests.verify import mutants
+from tests.verify import block_cells, mutants
 from tests.verify.chains import Chain, Prefix, quarters
 
 TARGET = quarters({0: (3, 1), 1: (1, 3)}, default=(2, 2))
@@ -106,6 +107,27 @@ def test_lagged_admission_is_exact_for_argmax_drafts(name: str) -> None:
 def test_algorithm_1_is_exact_without_lag(name: str, costs: Costs) -> None:
     requests = pair(HEADS[name])
     assert batch_law(accept_sampled, requests, stopping(costs)) == plain_law(requests)
+
+
+def block_cells_of(
+    request: Request, draft: Prefix, length: int
+) -> tuple[torch.Tensor, list[Fraction]]:
+    """Where the block rule turns, for `batch_law`."""
+    return block_cells.cells(request.target, request.drafter, draft, length)
+
+
+@pytest.mark.parametrize("name", sorted(HEADS))
+def test_admission_is_exact_for_windows_judged_as_a_whole(name: str) -> None:
+    requests = pair(HEADS[name])
+    schedules = [lagged(drafts) for drafts in range(5)] + [stopping(SMOOTH), stopping(STAIRS)]
+    for schedule in schedules:
+        assert batch_law(accept_block, requests, schedule, block_cells_of) == plain_law(requests)
+
+
+def test_a_search_over_the_present_step_is_caught_for_windows_judged_as_a_whole() -> None:
+    requests = pair(HEADS["distinct"])
+    law = batch_law(accept_block, requests, peeking(STAIRS), block_cells_of)
+    assert law != plain_law(requests)
 
 
 def test_algorithm_1_was_really_exercised() -> None:

@@ -31,7 +31,7 @@ from tests.serving.test_schedule_profile import KEY, Machine
 
 SHIPPED = Path(__file__).parents[2] / "drafters" / "smollm2-135m-dspark"
 CONFIG = {
-    "cpu": {"threads": 2, "matrix_kernel": True, "overlap": False},
+    "cpu": {"threads": 2, "matrix_kernel": True, "overlap": False, "weights": "int8"},
     "schedule": {"mode": "auto", "profile_seconds": 20.0, "fairness_floor": 1, "speed_target": 9.0},
 }
 

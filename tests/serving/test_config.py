@@ -20,12 +20,15 @@ from sglang_dspark.serving.config import (
 LEAVES = {
     "cpu.threads",
     "cpu.matrix_kernel",
+    "cpu.weights",
     "cpu.overlap",
     "schedule.mode",
+    "verify.rule",
     "requests.answers",
     "requests.logprobs",
     "schedule.algorithm",
     "schedule.profile_seconds",
+    "schedule.step_log",
     "schedule.fairness_floor",
     "schedule.speed_target",
     "schedule.threshold",
@@ -115,12 +118,16 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("text", "says"),
     [
-        ("cpu: {thread: 3}", "field cpu.thread; known here: matrix_kernel, overlap, threads"),
+        (
+            "cpu: {thread: 3}",
+            "field cpu.thread; known here: matrix_kernel, overlap, threads, weights",
+        ),
         ("gpu: {}", "unknown field gpu; known here: cpu"),
         ("cpu: {threads: 0}", "field cpu.threads: Input should be greater than or equal to 1"),
         ("cpu: {threads: two}", "field cpu.threads: Input should be a valid integer"),
         ("cpu: {matrix_kernel: 'yes'}", "field cpu.matrix_kernel: Input should be a valid boolean"),
         ("cpu: 3", "field cpu:"),
+        ("cpu: {weights: int8, matrix_kernel: false}", "weights int8 needs matrix_kernel"),
         (
             "schedule: {algorithm: early_stop}",
             "field schedule.algorithm: Input should be 'search' or 'early-stop'",

@@ -5,6 +5,7 @@ from __future__ import annotations
 import hashlib
 import json
 import math
+from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -14,7 +15,9 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.serving.schedule.build import _calibration, _lag
+from sglang_dspark.serving.schedule import build
+from sglang_dspark.serving.schedule.build import _calibration, _collector, _lag
+from sglang_dspark.serving.schedule.falls import Fall
 from sglang_dspark.serving.step.engine import GREEDY, SAMPLED
 
 LOGITS = (-2.0, -0.5, 0.0, 0.4, 3.0)
@@ -66,7 +69,7 @@ def ours(**changed: Any) -> dict[str, Any]:
 
 def confidence(worker: Any, regime: int, logit: float) -> list[float]:
     """c_1 .. c_3 of a new request whose head says `logit` everywhere."""
-    calibration, _ = _calibration(worker, 3, 4)
+    calibration, _, _ = _calibration(worker, 3, 4)
     logits = np.full((1, 3), logit, np.float32)
     seats = np.zeros(1, np.int64), np.ones(1, np.int64)
     out = np.zeros((1, 3), np.float32)
@@ -102,6 +105,7 @@ def test_without_a_table_that_fits_the_head_is_believed(
     tmp_path: Path, document: dict[str, Any] | None
 ) -> None:
     worker = worker_with(tmp_path, document)
+    assert _calibration(worker, 3, 4)[2] == (() if document is None else (Fall.STS_REFUSED,))
     for logit in LOGITS:
         expected = [sigmoid(logit)] * 3
         assert confidence(worker, GREEDY, logit) == pytest.approx(expected, rel=1e-6)
@@ -116,3 +120,20 @@ def test_confidence_arrives_a_step_later_where_steps_overlap(
     flags = SimpleNamespace(disable_overlap_schedule=not overlaps)
     monkeypatch.setattr(runtime_context, "get_schedule", lambda: flags)
     assert _lag() == lag
+
+
+@pytest.mark.parametrize(("replica", "more"), [(None, {}), (1, {"dp_rank": "1"})])
+def test_replicas_are_told_apart(
+    replica: int | None, more: dict[str, str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By SGLang's own label: their counters would be added up without it."""
+    from sglang.srt import runtime_context
+
+    for name, values in {
+        "get_observability": {"enable_metrics": True},
+        "get_serving": {"served_model_name": "target"},
+        "get_parallel": {"tp_rank": 0, "dp_rank": replica},
+    }.items():
+        monkeypatch.setattr(runtime_context, name, partial(SimpleNamespace, **values))
+    monkeypatch.setattr(build, "Collector", lambda labels: labels)
+    assert _collector() == {"model_name": "target", "tp_rank": "0", **more}

@@ -2,17 +2,22 @@
 
 from __future__ import annotations
 
+import multiprocessing
+import os
 import time
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
+from sglang_dspark.common.turns import turn
 from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import ProfileKey, cache_path
 from sglang_dspark.serving.schedule import profile
+from sglang_dspark.serving.schedule.falls import Fall
 
 KEY = ProfileKey("target", "drafter", "float32", "a cpu", "tp1", "dspark_cpu", "1", 3)
 PASS, TOKEN, REQUEST, CONTEXT, BLOCK, DRAFT, ROW = 20e-3, 1e-3, 2e-4, 5e-6, 4e-3, 3e-3, 5e-4
@@ -172,6 +177,7 @@ def test_the_second_start_reads_what_the_first_measured(cache: Path) -> None:
     assert machine.calls == 0
     assert second.table == first.table
     assert first.source.startswith("measured in")
+    assert first.falls == second.falls == ()
     assert second.source == f"read from {cache_path(KEY)}"
 
 
@@ -188,6 +194,7 @@ def test_another_key_is_measured_and_a_wrong_file_is_replaced(cache: Path) -> No
     assert "was measured elsewhere" in told[0]
     assert "another cpu" in told[0]
     assert again.table.key == KEY
+    assert again.falls == (Fall.TIMES_REFUSED,)
     assert profile.table_for(KEY, Machine(), 5.0, told.append).source.startswith("read from")
 
 
@@ -197,6 +204,7 @@ def test_a_cache_that_cannot_be_written_does_no_harm(cache: Path) -> None:
     found = profile.table_for(KEY, Machine(), 5.0, told.append)
     assert found.table.knots[0] == 1
     assert any("cannot write" in line for line in told)
+    assert found.falls == (Fall.TIMES_NOT_KEPT,)
 
 
 def test_a_hurried_table_is_not_kept(cache: Path) -> None:
@@ -210,3 +218,80 @@ def test_drafts_of_one_request_alone_tell_too_little(cache: Path) -> None:
     found = profile.table_for(KEY, machine, 0.2, lambda line: None)
     assert found.table.draft_requests == (1, 16)
     assert "too few to be kept" in found.source
+
+
+class Clocked(Machine):
+    """Writes down when its passes begin and end, after its process has waited for the other."""
+
+    def __init__(self, file: Path) -> None:
+        super().__init__(slow=0.01)
+        self.file = file
+
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
+        began = time.monotonic()
+        seconds = super().verify_seconds(drafts, context)
+        with self.file.open("a") as file:
+            file.write(f"{began} {time.monotonic()}\n")
+        return seconds
+
+
+def _replica(folder: str, number: int, device: str, start: Any) -> None:
+    """A replica's first start: it measures, or reads, once all are there."""
+    os.environ["XDG_CACHE_HOME"] = folder
+    told: list[str] = []
+    start.wait(60)
+    machine = Clocked(Path(folder, f"{number}.passes"))
+    found = profile.table_for(replace(KEY, device=device), machine, 1.0, told.append)
+    Path(folder, f"{number}.source").write_text("\n".join([found.source, *told]))
+
+
+def _both_start(folder: Path, *devices: str) -> list[list[str]]:
+    """Where each replica's table comes from, and what it told."""
+    spawn = multiprocessing.get_context("spawn")
+    start = spawn.Barrier(len(devices))
+    both = [
+        spawn.Process(target=_replica, args=(str(folder), number, device, start))
+        for number, device in enumerate(devices)
+    ]
+    for each in both:
+        each.start()
+    for each in both:
+        each.join(120)
+    assert [each.exitcode for each in both] == [0] * len(both)
+    return [
+        (folder / f"{number}.source").read_text().splitlines() for number in range(len(devices))
+    ]
+
+
+def test_of_replicas_that_start_together_one_measures(tmp_path: Path) -> None:
+    """The other waits, and reads what that one has kept."""
+    first, second = sorted(_both_start(tmp_path, "a cpu", "a cpu"))
+    assert first[0].startswith("measured in")
+    assert "kept in" in first[0]
+    assert second[0].startswith("read from")
+    assert second[1:] in (["waiting: another process measures step times"], [])  # it came late
+    assert len(list(tmp_path.glob("*.passes"))) == 1
+    assert len(list(tmp_path.glob("sglang-dspark/costs/*.json"))) == 1
+
+
+def test_servers_that_start_together_measure_in_turn(tmp_path: Path) -> None:
+    """Of other devices, models, settings: on the same cores all the same."""
+    sources = _both_start(tmp_path, "a cpu", "another cpu")
+    assert all(source[0].startswith("measured in") for source in sources)
+    spans = []
+    for number in range(2):
+        lines = (tmp_path / f"{number}.passes").read_text().splitlines()
+        spans.append((float(lines[0].split()[0]), float(lines[-1].split()[1])))
+    (_, first_ended), (second_began, _) = sorted(spans)
+    assert first_ended <= second_began
+
+
+def test_who_does_not_end_is_not_waited_for(cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(profile, "PATIENCE", 0.2)
+    monkeypatch.setattr(profile, "OTHERS", 0)
+    told: list[str] = []
+    lock = cache / "sglang-dspark" / "costs" / profile.LOCK
+    with turn(lock, 0.0, lambda: None):  # another descriptor of the file is another process
+        found = profile.table_for(KEY, Machine(), 5.0, told.append)
+    assert "kept in" in found.source
+    assert any("measured beside it" in line for line in told)

@@ -86,6 +86,13 @@ def test_stop_in_a_child_tells_a_marked_parent() -> None:
     assert done.stderr == "sglang-dspark: child failed\n"
 
 
+def test_a_child_that_is_set_up_itself_still_tells_its_parent() -> None:
+    """Every process of a server is: one that refuses a drafter has read it, long after that."""
+    marked = PARENT.replace("MARK", "startup.mark_server()")
+    done = run(marked.replace("startup.stop(", "startup.mark_server(); startup.stop("))
+    assert (done.returncode, done.stdout) == (3, "told\n")
+
+
 def test_stop_in_a_child_leaves_a_foreign_parent_alone() -> None:
     done = run(PARENT.replace("MARK", "pass"))
     assert done.returncode == 0

@@ -8,7 +8,9 @@ The same test must catch an accept rule with one step changed.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
 from functools import lru_cache
+from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -16,9 +18,11 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.serving.cpu import accept as served
 from sglang_dspark.verify import (
     BatchSampling,
+    accept_block,
     accept_sampled,
     sample_inverse_cdf,
     target_distribution,
@@ -139,8 +143,25 @@ def mutated(mutant: Mutant) -> ModuleType:
     return module
 
 
+@pytest.fixture(params=["block", "token"])
+def rule(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[str]:
+    """Configured for the test."""
+    path = tmp_path / "dspark.yaml"
+    path.write_text(f"verify: {{rule: {request.param}}}\n")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
+    served.sampled_rule.cache_clear()
+    yield request.param
+    served.sampled_rule.cache_clear()
+
+
+def test_the_configured_rule_is_served(rule: str) -> None:
+    assert (served.sampled_rule() is accept_sampled) == (rule == "token")
+
+
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_two_tokens_follow_the_target(temperature: float) -> None:
+def test_two_tokens_follow_the_target(temperature: float, rule: str) -> None:
     found = p_values(served, temperature, seed=1, steps=STEPS)
     print(
         f"\nT {temperature}, {STEPS} steps a cut: " + str({k: f"{p:.2g}" for k, p in found.items()})
@@ -163,9 +184,9 @@ def test_coins_are_finer_than_float32(monkeypatch: pytest.MonkeyPatch) -> None:
 
     def spied(**arguments: Any) -> Any:
         seen.extend((arguments["accept_uniforms"], arguments["bonus_uniforms"]))
-        return accept_sampled(**arguments)
+        return accept_block(**arguments)
 
-    monkeypatch.setattr(served, "accept_sampled", spied)
+    monkeypatch.setattr(served, "sampled_rule", lambda: spied)
     two_tokens(served, 0.8, torch.Generator().manual_seed(0))
     assert len(seen) == 2
     for coins in seen:

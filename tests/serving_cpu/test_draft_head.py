@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.drafter.heads import OUTSIDE_VOCABULARY_BIAS, restricted_tokens
-from sglang_dspark.serving.cpu import draft_head
+from sglang_dspark.serving.cpu import draft_head, linear
 
 V, D, RANK, GAMMA, INSIDE, ROWS = 160, 32, 16, 5, 48, 4
 
@@ -300,6 +300,16 @@ class TestReduction:
         assert head.tokens.tolist() == list(range(INSIDE))
         assert torch.equal(head.lm_head, lm_head[:INSIDE])
         assert torch.equal(head.w2, w2[:INSIDE])
+
+    @pytest.mark.parametrize("changed", ["w1", "w2"])
+    def test_factors_in_half_precision_are_left_to_torch(self, changed: str) -> None:
+        """The compiled loop reads float32 numbers where they lie."""
+        factors = {"w1": torch.randn(V, 32), "w2": torch.randn(INSIDE, 32)}
+        tokens, lm_head = torch.arange(INSIDE), torch.randn(INSIDE, D)
+        whole = draft_head.ReducedHead(tokens, lm_head, **factors)
+        assert whole.fits_kernel == (linear.prepare() is not None)
+        factors[changed] = factors[changed].bfloat16()
+        assert not draft_head.ReducedHead(tokens, lm_head, **factors).fits_kernel
 
     @pytest.mark.parametrize("change", ["w1", "w2", "none inside", "all inside"])
     def test_other_heads_are_not_reduced(self, change: str) -> None:

@@ -19,6 +19,7 @@ from sglang_dspark.serving.cpu.narrow_matmul import (
     Processor,
     compile_matmul,
 )
+from sglang_dspark.serving.cpu.thread_pool import process_pool
 
 SHAPES = ((16, 16), (48, 32), (208, 576), (64, 1536))
 HOST_FUSES = Processor.host().fuses
@@ -32,14 +33,14 @@ def kernel(request: pytest.FixtureRequest) -> NarrowMatmul:
         if "+avx2" not in processor.features.split(","):
             pytest.skip("this processor cannot run AVX2 code")
         processor = AVX2
-    return compile_matmul(processor, linear.openmp_library())
+    return compile_matmul(processor, process_pool())
 
 
 @pytest.fixture
 def fresh_preparation() -> Iterator[None]:
-    linear.prepare.cache_clear()
+    linear.prepare_for.cache_clear()
     yield
-    linear.prepare.cache_clear()
+    linear.prepare_for.cache_clear()
 
 
 def matrices(m: int, n: int, k: int) -> tuple[Tensor, Tensor]:
@@ -81,7 +82,7 @@ def test_without_openmp_one_thread_serves() -> None:
     assert not alone.threads_available
     assert torch.equal(
         linear.narrow(alone, x, weight, 4),
-        linear.narrow(compile_matmul(Processor.host(), linear.openmp_library()), x, weight, 1),
+        linear.narrow(compile_matmul(Processor.host(), process_pool()), x, weight, 1),
     )
 
 
@@ -165,7 +166,7 @@ def test_the_configuration_turns_the_kernel_off(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     assert linear.prepare() is not None
-    linear.prepare.cache_clear()
+    linear.prepare_for.cache_clear()
     file = tmp_path / "dspark.yaml"
     file.write_text("cpu: {matrix_kernel: false}")
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))

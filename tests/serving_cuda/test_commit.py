@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 from types import SimpleNamespace
 from typing import Any
 from unittest import mock
@@ -14,7 +15,8 @@ pytest.importorskip("sglang")
 
 from sglang.srt.speculative.dspark_components.dspark_kv_inject import TargetHiddenKvInjector
 
-from sglang_dspark.serving.cuda.commit import commit_packed, packs
+from sglang_dspark.serving.cuda.commit import StepCommit
+from tests.kernels.processes import output_of
 from tests.serving_cpu.test_context_kv import FEATURES, SLOTS, Draft, draft, pool
 
 __all__ = ["draft"]  # the fixture
@@ -61,7 +63,11 @@ def test_the_cache_is_upstreams(draft: Draft, emitted: list[int], spare: int) ->
     )
     project = draft.project_target_hidden
     with mock.patch.object(draft, "project_target_hidden", wraps=project) as projected:
-        commit_packed(worker_of(draft, ours), batch, window, hidden, counts, rows)
+        whole = rows >= len(hidden)
+        done = StepCommit()(worker_of(draft, ours), batch, window, hidden, counts, rows)
+    assert done != whole
+    if whole:  # SGLang's own way takes no more rows
+        return
     assert [len(call.args[0]) for call in projected.call_args_list] == [rows]
     pairs = zip((*ours.k_buffer, *ours.v_buffer), (*theirs.k_buffer, *theirs.v_buffer), strict=True)
     written = slots.view(requests, WIDTH)[torch.arange(WIDTH) < counts[:, None]]
@@ -71,14 +77,47 @@ def test_the_cache_is_upstreams(draft: Draft, emitted: list[int], spare: int) ->
         assert not bool((mine[written] == -7).any())
 
 
-def test_whole_windows_and_latent_caches_are_committed_by_upstream(draft: Draft) -> None:
+def test_a_latent_cache_is_committed_by_upstream(draft: Draft) -> None:
     worker = worker_of(draft, pool())
-    assert packs(worker, 4, 4 * WIDTH - 1)
-    assert not packs(worker, 4, 4 * WIDTH)
     worker.draft_model_runner.token_to_kv_pool = _Latent()
-    assert not packs(worker, 4, 4)
+    assert not StepCommit()(worker, None, None, torch.ones(6, FEATURES), torch.ones(1), 4)
 
 
 class _Latent:
     def set_swa_key_buffer_radix_fused_norm_rope(self) -> Tensor:
         raise AssertionError("only looked for")
+
+
+@pytest.fixture(scope="module")
+def interpreted() -> dict[str, Any]:
+    found: dict[str, Any] = json.loads(
+        output_of("tests.serving_cuda.interpreted_commit").splitlines()[-1]
+    )
+    return found
+
+
+def test_one_launch_writes_what_upstream_writes(interpreted: dict[str, Any]) -> None:
+    exact = {name: off for name, off in interpreted["off"].items() if "bfloat16" not in name}
+    assert len(exact) == 11
+    assert max(exact.values()) < 1e-5, exact
+    # SGLang's launch rounds keys before it rotates them.
+    assert interpreted["SGLang's launch"]
+    assert 0 < interpreted["off"]["bfloat16"] < 2**-6
+    assert set(interpreted["launches"].values()) == {1}, interpreted["launches"]
+
+
+def test_what_the_operator_does_not_know_is_upstreams_and_said_once(
+    interpreted: dict[str, Any],
+) -> None:
+    assert len(interpreted["refused"]) == 10
+    for name, found in interpreted["refused"].items():
+        assert found["launches"] == 0, name
+        assert len(found["told"]) == 1, name
+        assert name in found["told"][0]
+        assert found["off"] < 1e-5, name
+
+
+def test_weights_and_caches_that_were_exchanged_are_looked_up_anew(
+    interpreted: dict[str, Any],
+) -> None:
+    assert interpreted["exchanged"] == {"cache": True, "weights": True, "longer positions": True}

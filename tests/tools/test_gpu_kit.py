@@ -73,8 +73,10 @@ def test_parity_is_of_all_kernels_here_too(results: dict[str, dict[str, Any]]) -
     assert found["accept"]["wrong"] == []
     assert found["greedy"]["requests"] >= 100
     assert found["commit"]["rows"] >= 200
+    assert found["commit_write"]["rows"] >= 60
     assert found["markov"]["drafts"] >= 200
-    assert [found[name]["wrong"] for name in ("greedy", "commit", "markov")] == [[], [], []]
+    counted = ("greedy", "commit", "commit_write", "markov")
+    assert [found[name]["wrong"] for name in counted] == [[], [], [], []]
     assert len(found["products"]) >= 70
     assert max(found["products"].values()) < 1e-3
     assert len(found["layers"]) == 7

@@ -61,6 +61,7 @@ Our accept rule there is one Triton launch without a tensor of probabilities
 | `accept_greedy.py` | in a greedy pass's graph: the target's choices, drafts kept, lengths |
 | `accept_sampled.py` | the same of sampled requests, with cuts and seeds |
 | `commit_rows.py` | packs the rows of emitted tokens before they are projected |
+| `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
 
 Each runs in Triton's interpreter in the tests and is compiled for sm_80, sm_90 and sm_100; none has
 run on a GPU. Where there is one, `python -m sglang_dspark.benchmarks.admission` (`.markov`,
@@ -71,6 +72,12 @@ draft's graph too, not yet tried on a GPU: SGLang's noise, logits and drafts, bu
 decides. Its programs wait for each other between the positions; the launch is a cooperative one.
 Heads of other types than vanilla, gated and rnn, vocabularies split over ranks, and ranks that
 agree on each draft keep SGLang's steps, which one line of the log says.
+
+A step's commit packs emitted rows, projects these alone, for all draft layers in one product, and
+writes keys and values by one launch (`kernels/commit_write.py`), to caches of float32, bfloat16,
+float16 or FP8 (E4M3), for dense drafters and those with experts. A rotation, norm, cache or
+projection of another kind keeps SGLang's calls, which one line of the log says. Prefills are
+SGLang's.
 
 Where every draft is verified all of it is SGLang's: penalties and seeds have no effect, and min-p,
 or top-k beside top-p, is another distribution than plain decoding's. Plain decoding on a GPU

@@ -12,6 +12,7 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.serving.schedule.falls import Fall
 from sglang_dspark.serving.schedule.metrics import PREFIX, REASONS, Collector
 
 LABELS = ("model_name", "tp_rank")  # of every metric, as SGLang's own have them
@@ -19,7 +20,8 @@ WHEN = {
     "steps": "first of all: which way the server decodes. Mostly `plain` under a light load means "
     "that drafts do not pay here",
     "draft_skips": "together with `steps`: why steps had no draft",
-    "fallbacks": "when throughput falls: how often a load was found to lose by drafting",
+    "fallbacks": "when throughput falls, and after a start: what went wrong, and how often; "
+    "[what follows from each](#falls-back) is said once in the log",
     "admitted_drafts": "how deep verification goes; falls with the load",
     "accepted_drafts": "divided by `admitted_drafts` of the same position: the acceptance rate. A "
     "fall of it means prompts unlike those the drafter was trained on",
@@ -41,8 +43,11 @@ there where our scheduler decides (on a CPU, `schedule.mode: auto`), and appear 
 requests. `make docs-reference` writes this page from the code that registers them. What to watch
 and what to alarm on: [operations](operations.md).
 
-Every metric has the labels {labels}. A counter's name ends in `_total` on the wire; a histogram
-has `_bucket`, `_sum` and `_count`.
+Every metric has the labels {labels}, and `dp_rank` where a server has several replicas
+([parallel](parallel.md)). A counter's name ends in `_total` on the wire; a histogram
+has `_bucket`, `_sum` and `_count`. A Prometheus that asks for OpenMetrics, as version 2 does, gets
+`sglang_` for `sglang:`, of SGLang's own metrics too: `deploy/prometheus/prometheus.yml` has the
+rule that gives back the names that stand here.
 
 | name | type | further labels | meaning | when to look at it |
 |---|---|---|---|---|
@@ -52,6 +57,15 @@ TAIL = """
 the guard's mode ([the scheduler](scheduler.md#when-drafting-does-not-pay)). `reason` of
 `draft_skips` is one of {reasons}.
 `position` counts drafts of a request from 1.
+
+## Falls back
+
+`reason` of `fallbacks` is one of these. None costs an answer, and greedy answers stay plain
+decoding's; [what became of each fault](faults.md) is tested.
+
+| reason | meaning |
+|---|---|
+{falls}
 """
 
 
@@ -87,12 +101,13 @@ def metrics_page() -> str:
         for metric, name in zip(found, short, strict=True)
     )
     head = HEAD.format(labels=_code(LABELS))
-    reasons = dict.fromkeys(REASONS.values())
+    reasons = dict.fromkeys([*REASONS.values(), Fall.DRAFT_FAILED.value])
+    falls = "\n".join(f"| `{fall.value}` | {fall.told} |" for fall in Fall)
     return (
         head
         + "\n".join(rows)
         + "\n"
-        + TAIL.format(modes=_code(mode.value for mode in Mode), reasons=_code(reasons))
+        + TAIL.format(modes=_code(mode.value for mode in Mode), reasons=_code(reasons), falls=falls)
     )
 
 

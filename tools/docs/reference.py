@@ -8,6 +8,7 @@ from __future__ import annotations
 from pathlib import Path
 
 from sglang_dspark.common.writing import replacing
+from tools.docs.faults import faults_page
 from tools.docs.features import gpu_page
 from tools.docs.metrics import metrics_page
 from tools.docs.modules import modules_page
@@ -21,6 +22,7 @@ def generated() -> dict[str, str]:
     schemas = {f"schemas/{each.slug}.json": schema_text(each) for each in DOCUMENTS}
     pages = {
         "configuration.md": configuration_page(),
+        "faults.md": faults_page(),
         "gpu.md": gpu_page(),
         "metrics.md": metrics_page(),
         "modules.md": modules_page(),

@@ -9,6 +9,7 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
+from sglang_dspark.common.files import brief
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.analyses.analysis import Result
 from sglang_dspark.evaluation.resampling import Estimate, Floats, Resampler
@@ -60,7 +61,10 @@ def tau_draws(traces: Mapping[str, Trace]) -> dict[str, dict[str, Floats]]:
         drawn[label] = resampler.ratios(*counts_by_prompt(trace))
         empty = [name for name, values in drawn[label].items() if np.isnan(values[0])]
         if empty:
-            raise DSparkError(f"{label}: no verify step in {empty[0]}; raise --max-new-tokens")
+            raise DSparkError(
+                f"the trace of {label} has no verify step in {brief(empty[0], 60)}; record it "
+                "again with a larger --max-new-tokens"
+            )
     return drawn
 
 

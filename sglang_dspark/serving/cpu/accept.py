@@ -8,20 +8,26 @@ not verified nor drafts that were not made.
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Callable
+from functools import cache, lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.config import current_config
+from sglang_dspark.serving.cpu.block_ops import walk
 from sglang_dspark.serving.cpu.layout import whole_rows
 from sglang_dspark.serving.cpu.ragged_ops import accept_greedy, committed
 from sglang_dspark.serving.cpu.seeded_ops import choose
 from sglang_dspark.serving.cpu.seeds import UNSEEDED, seeds_of
 from sglang_dspark.serving.cpu.target_law import target_law
+from sglang_dspark.verify.acceptance import Acceptance
+from sglang_dspark.verify.block import accept_block
 from sglang_dspark.verify.rejection import accept_sampled
 from sglang_dspark.verify.seeded import accept_seeded
 
+Rule = Callable[..., Acceptance]
 Outcome = tuple[Tensor, Tensor]  # accepted drafts [R] int32, next token [R] int64
 
 
@@ -126,6 +132,14 @@ def _laws(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: Any) -> T
     return probs
 
 
+@cache
+def sampled_rule() -> Rule:
+    """The accept rule of sampled requests without a seed, as configured (`verify.rule`)."""
+    if current_config().verify.rule == "token":
+        return accept_sampled
+    return partial(accept_block, walked=walk)
+
+
 def _sampled(window: Tensor, lens: Tensor, probs: Tensor, draft_block: Any) -> Outcome:
     requests, width = probs.shape[:2]
     drafts = window[:, 1:width]
@@ -135,7 +149,7 @@ def _sampled(window: Tensor, lens: Tensor, probs: Tensor, draft_block: Any) -> O
         draft_probs = torch.softmax(
             draft_block.corrected_logits[:, : width - 1] / temperature, dim=-1
         )
-    outcome = accept_sampled(
+    outcome = sampled_rule()(
         draft=drafts,
         draft_probs=draft_probs,
         target_probs=probs,

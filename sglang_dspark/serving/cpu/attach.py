@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
+from sglang_dspark.serving.broken_weights import refuse_broken
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.cpu.passes import Passes
@@ -29,6 +30,7 @@ logger = logging.getLogger(__name__)
 
 def attach(worker: Any) -> None:
     """Profile, calibrate and take over, or say in one line why not."""
+    refuse_broken(worker)
     chosen = mode.choice()
     if not chosen.ours:
         logger.info("sglang-dspark: mode %s (%s)", worker._verify_planner.mode_value, chosen.reason)
@@ -107,11 +109,12 @@ def _proposers(worker: Any) -> dict[int, Any]:
 def _key(worker: Any) -> ProfileKey:
     from sglang_dspark.serving.cpu.threads import chosen_threads
 
+    cpu = current_config().cpu
     return profile_key(
         worker,
         device=f"{cpu_description()}; {chosen_threads()} compute threads",
         backend=(
             "eager, compact, context in batches, "
-            f"matrix_kernel {current_config().cpu.matrix_kernel}"
+            f"matrix_kernel {cpu.matrix_kernel} weights {cpu.weights}"
         ),
     )

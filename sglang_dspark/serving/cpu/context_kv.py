@@ -346,9 +346,9 @@ def _settled_before_drafts(model: Any, pool: Any) -> bool:
 
 
 def _plain(weight: Tensor) -> bool:
-    """Whether our kernel multiplies rows by this weight [N, K] whatever the number of rows."""
+    """Whether our float32 kernel multiplies rows by this weight [N, K], however many they are."""
     with torch.no_grad():
-        return linear.eligible(torch.empty(1, weight.shape[1]), weight)
+        return weight.dtype is _FLOAT and linear.eligible(torch.empty(1, weight.shape[1]), weight)
 
 
 def _threads(multiply: Any, weight: Tensor) -> int:

@@ -25,6 +25,7 @@ from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.greedy_ops import draft_steps
 from sglang_dspark.serving.cpu.linear import product
 from sglang_dspark.serving.cpu.seeds import SeededWaits
+from sglang_dspark.serving.cpu.weight_formats import take_rows
 from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 
@@ -57,7 +58,7 @@ class ReducedHead:
         row = torch.empty(1, self.w2.shape[1])
         return (
             linear.prepare() is not None
-            and self.w1.dtype is torch.float32
+            and self.w1.dtype is self.w2.dtype is torch.float32
             and self.w1.is_cpu
             and self.w1.is_contiguous()
             and linear.eligible(row, self.w2)
@@ -72,7 +73,7 @@ def reduced_head(w1: Tensor, w2: Tensor, lm_head: Tensor) -> ReducedHead | None:
     with torch.no_grad():
         return ReducedHead(
             tokens=tokens,
-            lm_head=lm_head.detach()[tokens],
+            lm_head=take_rows(lm_head.detach(), tokens),
             w1=w1.detach(),
             w2=w2.detach()[tokens],
         )
@@ -80,7 +81,8 @@ def reduced_head(w1: Tensor, w2: Tensor, lm_head: Tensor) -> ReducedHead | None:
 
 def base_logits(head: ReducedHead, hidden: Tensor) -> Tensor:
     """hidden [R * gamma, d] -> U [R * gamma, n], the columns being `head.tokens`."""
-    return product(hidden.to(head.lm_head.dtype), head.lm_head)
+    wide = hidden.dtype is torch.float32
+    return product(hidden if wide else hidden.to(head.lm_head.dtype), head.lm_head)
 
 
 def draft_greedy(

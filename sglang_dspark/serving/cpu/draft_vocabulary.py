@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu import draft_head
+from sglang_dspark.serving.cpu import draft_head, packed_weights
 from sglang_dspark.serving.cpu.fast_paths import fits, need
 from sglang_dspark.serving.cpu.seeds import seeded_waits
 
@@ -43,7 +43,8 @@ def _require_plain(head: Any, lm_head: Any) -> None:
     need(head.vocab_shard is None and ranks == 1, "the vocabulary is split over ranks")
     need(not should_apply_lm_head_quant_method(lm_head, method), "the LM head is quantised")
     need(not getattr(lm_head, "use_intel_amx_backend", False), "the LM head is packed for AMX")
-    need(lm_head.weight.is_floating_point(), "the LM head is quantised")
+    ours = lm_head.weight.is_floating_point() or packed_weights.holds(lm_head)
+    need(ours, "the LM head is quantised")
     need(lm_head.weight.shape[0] >= head.vocab_size, "the LM head has fewer tokens than the draft")
 
 

@@ -1,29 +1,36 @@
 """x W^T + bias for the row counts of serving: our own kernel for few rows, BLAS for many.
 
-Up to `MAX_ROWS` rows float32 products run in narrow_matmul.py, which reads the weights as loaded
-once for all rows. Measured on one core with AVX2 over half of SmolLM2-135M's weights, 6 rows took
-1.05 times the time of 1 (20 against 19 ms; `F.linear` 59 and 35), and no count up to 512 was slower
-than `F.linear`; beyond `MAX_ROWS` BLAS keeps the work all the same, as its own blocking may pay
-there on processors that were not measured. Nothing is repacked, so weights that are tied or sliced
-elsewhere stay what they are.
+Up to `MAX_ROWS` rows products of float32 rows run in narrow_matmul.py, which reads the weights as
+they lie once for all rows: float32, or packed (weight_formats.py). Measured on one core with AVX2
+over half of SmolLM2-135M's weights, 6 rows took 1.05 times the time of 1 (20 against 19 ms;
+`F.linear` 59 and 35), and no count up to 512 was slower than `F.linear`; beyond `MAX_ROWS` BLAS
+keeps the work all the same, as its own blocking may pay there on processors that were not measured.
+Float32 weights are never repacked, so those tied or sliced elsewhere stay what they are.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
 from functools import lru_cache
-from pathlib import Path
 
 import torch
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.cpu.narrow_matmul import (
-    LANES,
     MAX_BLOCK_ROWS,
     NarrowMatmul,
     Processor,
     compile_matmul,
+)
+from sglang_dspark.serving.cpu.thread_pool import process_pool
+from sglang_dspark.serving.cpu.weight_formats import (
+    FLOAT32,
+    FORMATS,
+    WeightFormat,
+    dense,
+    format_of,
+    is_packed,
 )
 
 MAX_ROWS = 256
@@ -41,9 +48,15 @@ def why_not() -> str | None:
     return None if host.fuses else f"this processor ({host.name}) has no fused multiply-add"
 
 
-@lru_cache(maxsize=1)
 def prepare() -> NarrowMatmul | None:
-    """The kernel for this processor, compiled once a process (well under a second).
+    """The kernel for float32 weights, as `prepare_for`."""
+    return prepare_for(FLOAT32)
+
+
+@lru_cache(maxsize=len(FORMATS))
+def prepare_for(form: WeightFormat) -> NarrowMatmul | None:
+    """The kernel for this processor and a format of weights, compiled once a process (well under a
+    second).
 
     None where there is a reason not to (`why_not`); products then go to `F.linear`. Raises
     `DSparkError` when compiling fails.
@@ -52,7 +65,10 @@ def prepare() -> NarrowMatmul | None:
         return None
     host = Processor.host()
     try:
-        return compile_matmul(host, openmp_library())
+        pool = process_pool()
+        if pool is not None:
+            pool.grow(torch.get_num_threads())
+        return compile_matmul(host, pool, form)
     except RuntimeError as error:
         raise DSparkError(
             f"the matrix kernel does not compile for this processor ({host.name}: {error}); "
@@ -60,21 +76,23 @@ def prepare() -> NarrowMatmul | None:
         ) from error
 
 
-def openmp_library() -> Path | None:
-    """The libgomp that came with torch, so that our loops share torch's threads; else None."""
-    folder = Path(torch.__file__).parent / "lib"
-    return next(iter(sorted(folder.glob("libgomp*.so*"))), None)
+def kernel_of(weight: Tensor) -> NarrowMatmul | None:
+    """The kernel that reads a weight as it lies; None where there is none."""
+    form = format_of(weight)
+    return None if form is None else prepare_for(form)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """`F.linear(x, weight, bias)`: x [..., K], weight [N, K], bias [N] or None -> [..., N].
 
-    Takes our kernel where `eligible`, else `F.linear`. With our kernel a row's result does not
-    depend on the other rows. Call `prepare` once at load, or the first call compiles.
+    Takes our kernel where `eligible`, else `F.linear`, of a packed weight with the numbers that it
+    stands for. With our kernel a row's result does not depend on the other rows. Call `prepare_for`
+    once at load, or the first call compiles.
     """
-    kernel = prepare()
+    kernel = kernel_of(weight)
     if kernel is None or not eligible(x, weight):
-        return torch.nn.functional.linear(x, weight, bias)
+        wide = x.dtype is torch.float32 and is_packed(weight)
+        return torch.nn.functional.linear(x, dense(weight) if wide else weight, bias)
     out = narrow(kernel, x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), weight)
     if bias is not None:
         out += bias
@@ -84,30 +102,25 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def eligible(x: Tensor, weight: Tensor) -> bool:
     """Whether our kernel can and should do this product; it computes no gradients.
 
-    Needs float32 on the CPU, a plain contiguous weight with N and K multiples of 16, and 1 to
-    `MAX_ROWS` rows.
+    Needs float32 rows on the CPU, 1 to `MAX_ROWS` of them, and a weight whose format the kernel
+    reads where it lies (`format_of`).
     """
-    if x.dtype is not torch.float32 or weight.dtype is not torch.float32 or weight.dim() != 2:
+    if x.dtype is not torch.float32 or format_of(weight) is None:
         return False
-    n, k = weight.shape
+    k = weight.shape[1]
     return (
-        n % LANES == 0
-        and k % LANES == 0
-        and x.dim() >= 1
+        x.dim() >= 1
         and x.shape[-1] == k
         and 0 < x.numel() <= MAX_ROWS * k
         and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
         and x.is_cpu
-        and weight.is_cpu
-        and weight.is_contiguous()
-        and type(weight) in (Tensor, torch.nn.Parameter)
     )
 
 
 def narrow(kernel: NarrowMatmul, x: Tensor, weight: Tensor, threads: int | None = None) -> Tensor:
     """The kernel's product: x [M, K] and weight [N, K] as `eligible` says -> [M, N] float32.
 
-    threads: None takes torch's number, fewer for a small weight.
+    kernel: of the weight's format. threads: None takes torch's number, fewer for a small weight.
     """
     if x.stride(1) != 1:
         x = x.contiguous()

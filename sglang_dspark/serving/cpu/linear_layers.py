@@ -14,7 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu import linear
+from sglang_dspark.serving.cpu import linear, packed_weights
+from sglang_dspark.serving.cpu.weight_formats import is_packed, look_up
 
 
 def compile_at_load(result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -27,9 +28,7 @@ def apply_linear(
     original: Callable[..., Tensor], method: Any, layer: Any, x: Tensor, bias: Tensor | None = None
 ) -> Tensor:
     """AROUND hook of `UnquantizedLinearMethod.apply`: x [..., K] -> [..., N]."""
-    if _packed_for_amx(layer) or linear.prepare() is None:
-        return original(method, layer, x, bias)
-    if not linear.eligible(x, layer.weight):
+    if _packed_for_amx(layer) or not _ours(x, layer.weight):
         return original(method, layer, x, bias)
     return linear.product(x, layer.weight, bias)
 
@@ -80,12 +79,25 @@ def _plain_head(hidden: Tensor, lm_head: Any) -> bool:
     from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
 
     return (
-        linear.prepare() is not None
-        and hasattr(lm_head, "weight")
+        hasattr(lm_head, "weight")
         and not should_apply_lm_head_quant_method(lm_head, getattr(lm_head, "quant_method", None))
         and not _packed_for_amx(lm_head)
-        and linear.eligible(hidden, lm_head.weight)
+        and _ours(hidden, lm_head.weight)
     )
+
+
+def _ours(x: Tensor, weight: Tensor) -> bool:
+    """Whether a product is not upstream's: the kernel takes it, or nobody else reads the weight."""
+    if linear.eligible(x, weight):
+        return linear.kernel_of(weight) is not None
+    return x.dtype is torch.float32 and is_packed(weight)
+
+
+def embed(original: Callable[..., Tensor], method: Any, layer: Any, tokens: Tensor) -> Tensor:
+    """AROUND hook of `UnquantizedEmbeddingMethod.embedding`: tokens [...] -> [..., d]."""
+    if packed_weights.holds(layer):
+        return look_up(layer.weight, tokens)
+    return original(method, layer, tokens)
 
 
 def _packed_for_amx(layer: Any) -> bool:

@@ -16,6 +16,7 @@ from sglang.srt.platforms.device_mixin import PlatformEnum
 from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
 from sglang_dspark.serving.config import current_config
+from sglang_dspark.serving.cpu import parallel
 
 logger = logging.getLogger(__name__)
 
@@ -50,6 +51,7 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
             # A pass computes on the thread that schedules. Overlapping hides nothing, and every
             # result is read a step late: first tokens, freed seats, ends of answers.
             server_args.disable_overlap_schedule = True
+        parallel.prepare(server_args)
         # An idle scheduler would poll without a pause and take a core from the clients.
         server_args.sleep_on_idle = True
 
@@ -67,6 +69,14 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def get_dispatch_key_name(self) -> str:
         return "native"
+
+    def get_torch_profiler_activity_str(self) -> str:
+        """What SGLang asks for when /start_profile begins; without it the server would end."""
+        return torch.profiler.ProfilerActivity.CPU.name
+
+    def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
+        """The same as torch knows it."""
+        return torch.profiler.ProfilerActivity.CPU
 
     def init_backend(self) -> None:
         """Once in each process that builds a model runner, before it does."""

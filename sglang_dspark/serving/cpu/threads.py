@@ -3,12 +3,15 @@
 A step is a chain of short parallel regions. OpenMP threads that spin while they wait cost a whole
 scheduler slice (about 15 ms) per region when a neighbour wants the core, and a second compute
 thread on two cores competes with the HTTP server and the detokenizer. So the default leaves one
-core to the rest of the server and lets idle threads sleep.
+core to the rest of the server and lets idle threads sleep. Several ranks of one server share the
+other cores.
 """
 
 from __future__ import annotations
 
 import os
+
+RANKS = "_SGLANG_DSPARK_RANKS"  # of this server on this machine, told to its processes
 
 
 def available_cores() -> int:
@@ -16,14 +19,14 @@ def available_cores() -> int:
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
-def default_threads(cores: int) -> int:
-    """Compute threads for `cores` available ones: all but one, at least one.
+def default_threads(cores: int, ranks: int = 1) -> int:
+    """Compute threads of each rank for `cores` available ones: all but one, at least one.
 
     Raises ValueError for a count below 1.
     """
-    if cores < 1:
-        raise ValueError(f"a machine has at least one core, not {cores}")
-    return max(1, cores - 1)
+    if cores < 1 or ranks < 1:
+        raise ValueError(f"at least one core and one rank, not {cores} and {ranks}")
+    return max(1, (cores - 1) // ranks)
 
 
 def chosen_threads() -> int:
@@ -36,7 +39,7 @@ def chosen_threads() -> int:
     named = os.environ.get("OMP_NUM_THREADS", "")
     if named.isdigit() and int(named) > 0:
         return int(named)
-    return default_threads(available_cores())
+    return default_threads(available_cores(), int(os.environ.get(RANKS, "1")))
 
 
 def set_environment_defaults() -> None:

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sglang_dspark.schedule.cost_table import ProfileKey
+from sglang_dspark.serving.broken_weights import refuse_broken
 from sglang_dspark.serving.cuda.device import EventClock, GraphDevice
 from sglang_dspark.serving.cuda.passes import GraphPasses
 from sglang_dspark.serving.schedule import mode
@@ -28,6 +29,7 @@ def attach(worker: Any) -> None:
     """Profile, calibrate and take the worker's steps over, or say in one line why not."""
     if not worker._hosts_draft:
         return
+    refuse_broken(worker)
     chosen = mode.choice()
     reason = chosen.reason if not chosen.ours else _obstacle(worker)
     if reason is not None and (not chosen.ours or not worker._verify_planner.is_compact_mode):

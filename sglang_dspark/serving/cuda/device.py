@@ -13,7 +13,7 @@ from torch import Tensor
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving.cuda.accept import StepAccept
-from sglang_dspark.serving.cuda.commit import commit_packed, packs
+from sglang_dspark.serving.cuda.commit import StepCommit
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.layout import admitted_drafts, anchors_alone, layout_of
@@ -56,6 +56,7 @@ class GraphDevice:
         self._worker, self._executor = worker, worker._verify_executor
         self._epilogue = self._executor.verify_epilogue is not None
         self._by_our_rule = StepAccept()
+        self.committer = StepCommit()
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
         """None: a captured graph is the short way."""
@@ -175,10 +176,8 @@ class GraphDevice:
         hidden, layout = verified.hidden, asked.layout
         assert layout is not None, "passes here have a layout"
         assert hidden is not None, "and hidden states"
-        rows = layout.graph_num_tokens
-        if packs(self._worker, asked.requests, rows):
-            emitted = accepted.commit_lens
-            commit_packed(self._worker, asked.batch, asked.window, hidden, emitted, rows)
+        emitted, rows = accepted.commit_lens, layout.graph_num_tokens
+        if self.committer(self._worker, asked.batch, asked.window, hidden, emitted, rows):
             return
         self._executor.commit_hidden(
             batch=asked.batch,
@@ -186,7 +185,7 @@ class GraphDevice:
             hidden_strided=hidden,
             verify_window=asked.window,
             logits_output=verified.outputs,
-            commit_lens=accepted.commit_lens,
+            commit_lens=emitted,
             bs=asked.requests,
             run_compact=True,
         )

@@ -14,6 +14,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sglang_dspark.kernels.commit_rows import Packed
 from sglang_dspark.serving.cuda.device import GraphDevice
 from sglang_dspark.serving.schedule.passes import Seats, draft_once, ragged_forward
 from sglang_dspark.serving.step.layout import layout_of
@@ -82,10 +83,5 @@ class GraphPasses:
             worker._verify_executor.verify_epilogue.begin_step(layout.verify_lens, armed=False)
         hidden = ragged_forward(worker, batch, layout, window).hidden_states
         first = layout.qo_indptr_device[:-1].long()  # a request's first row in the pass
-        worker._kv_injector.inject_target_hidden(
-            target_hidden=hidden[first],
-            cache_loc=window.verify_cache_loc[first],
-            cache_loc_2d=None,
-            positions=window.positions[first],
-            commit_lens=None,
-        )
+        slots = window.verify_cache_loc[first].long()
+        self._device.committer.write(worker, Packed(hidden[first], window.positions[first], slots))

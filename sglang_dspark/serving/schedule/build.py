@@ -31,8 +31,10 @@ from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.schedule import profile
+from sglang_dspark.serving.schedule.falls import Fall
 from sglang_dspark.serving.schedule.metrics import Collector, StepMetrics
 from sglang_dspark.serving.schedule.speed import SpeedTargets
+from sglang_dspark.serving.schedule.step_log import StepLog
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.engine import ScheduleEngine
 
@@ -82,11 +84,14 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
     profiled = profile.table_for(key, passes, chosen.profile_seconds, _tell)
     has_head = worker.draft_model.confidence_head is not None
     pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
-    calibration, calibrated = _calibration(worker, gamma, pool_rows)
+    calibration, calibrated, refused = _calibration(worker, gamma, pool_rows)
     config = PlannerConfig(lag=_lag(), has_head=has_head, guard=SERVING_GUARD)
     _rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
     planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
-    metrics = StepMetrics(planner, calibration, _collector())
+    log = None if chosen.step_log is None else StepLog(Path(chosen.step_log).expanduser())
+    metrics = StepMetrics(planner, calibration, _collector(), log)
+    for fall in (*profiled.falls, *refused, *(() if has_head else (Fall.NO_HEAD,))):
+        metrics.fell_back(fall)
     speeds = SpeedTargets(pool_rows, chosen.speed_target)
     _announce(planner, profiled, calibrated)
     return ScheduleEngine(planner, calibration, metrics, clock, chosen.fairness_floor, speeds)
@@ -127,23 +132,25 @@ def _tell(line: str) -> None:
     logger.info("sglang-dspark: %s", line)
 
 
-def _calibration(worker: Any, gamma: int, pool_rows: int) -> tuple[OnlineCalibration, str]:
-    """From the drafter's table where there is one; and what the log says of it."""
+def _calibration(
+    worker: Any, gamma: int, pool_rows: int
+) -> tuple[OnlineCalibration, str, tuple[Fall, ...]]:
+    """From the drafter's table where there is one; what the log says of it; what was refused."""
     identity = OnlineCalibration(
         [replace(Calibration.identity(gamma), spread=SPREAD)] * len(REGIMES), pool_rows=pool_rows
     )
     folder = Path(str(worker.draft_model_runner.model_config.model_path))
     path = folder / FILE_NAME
     if not path.is_file():
-        return identity, "no sts.json: confidence is calibrated online"
+        return identity, "no sts.json: confidence is calibrated online", ()
     try:
         sts = read_sts(path, drafter_sha256=_weights_sha256(folder), gamma=gamma)
     except DSparkError as error:
         logger.warning("sglang-dspark: %s; confidence is calibrated online", error)
-        return identity, "sts.json not used"
+        return identity, "sts.json not used", (Fall.STS_REFUSED,)
     tables = [sts.table(temperature).followed for temperature in (0.0, 1.0)]
     calibration = OnlineCalibration(tables, pool_rows=pool_rows)
-    return calibration, f"calibrated by {path} and online"
+    return calibration, f"calibrated by {path} and online", ()
 
 
 def _weights_sha256(folder: Path) -> str:
@@ -158,7 +165,10 @@ def _collector() -> Collector | None:
 
     if not get_observability().enable_metrics:
         return None
-    labels = {"model_name": get_serving().served_model_name, "tp_rank": get_parallel().tp_rank}
+    parallel = get_parallel()
+    labels = {"model_name": get_serving().served_model_name, "tp_rank": parallel.tp_rank}
+    if parallel.dp_rank is not None:  # as SGLang's own: one of several replicas
+        labels["dp_rank"] = parallel.dp_rank
     return Collector({name: str(value) for name, value in labels.items()})
 
 
@@ -176,7 +186,7 @@ def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
         drafter=_named(str(draft.model_config.model_path)),
         dtype=str(target.dtype),
         device=device,
-        parallel=f"tp{parallel.tp_size} pp1 dp1 ep{parallel.moe_ep_size}",
+        parallel=f"tp{parallel.tp_size} pp1 dp{parallel.dp_size} ep{parallel.moe_ep_size}",
         backend=f"{type(target.attn_backend).__name__}, {backend}, {seats} seats",
         versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
         gamma=int(worker.gamma),

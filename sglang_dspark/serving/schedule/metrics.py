@@ -21,6 +21,8 @@ from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.schedule.planner_protocol import Planner
+from sglang_dspark.serving.schedule.falls import Fall
+from sglang_dspark.serving.schedule.step_log import StepLog, line_of
 
 if TYPE_CHECKING:
     from prometheus_client import CollectorRegistry
@@ -44,6 +46,12 @@ class Finished(NamedTuple):
     lengths: Counts
     accepted: Counts
     seconds: float | None
+    undrafted: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why it had no draft, if it had none."""
+        return Fall.DRAFT_FAILED.value if self.undrafted else REASONS[self.plan.mode]
 
 
 class StepMetrics:
@@ -54,16 +62,31 @@ class StepMetrics:
         planner: Planner,
         calibration: OnlineCalibration,
         collector: Collector | None = None,
+        log: StepLog | None = None,
     ) -> None:
-        """collector: where counts go; None counts nothing."""
+        """collector: where counts go; None counts nothing. log: where each step goes as a line."""
         self._planner, self._calibration, self._collector = planner, calibration, collector
+        self._log = log
         self._finished: list[Finished] = []
         self._due = -math.inf
 
-    def step(self, plan: Plan, lengths: Counts, accepted: Counts, seconds: float | None) -> None:
-        """Note a finished step."""
+    def step(
+        self,
+        plan: Plan,
+        lengths: Counts,
+        accepted: Counts,
+        seconds: float | None,
+        *,
+        undrafted: bool = False,
+    ) -> None:
+        """Note a finished step; undrafted: a draft was planned, and failed or was left out."""
+        if self._collector is not None or self._log is not None:
+            self._finished.append(Finished(plan, lengths, accepted, seconds, undrafted))
+
+    def fell_back(self, fall: Fall) -> None:
+        """Count a fall back, at once."""
         if self._collector is not None:
-            self._finished.append(Finished(plan, lengths, accepted, seconds))
+            self._collector.fell_back(fall)
 
     def flush(self, now: float) -> None:
         """Hand what was noted on, if the last time was about a second ago."""
@@ -73,10 +96,14 @@ class StepMetrics:
 
     def hand_over(self) -> None:
         """Hand what was noted on now."""
-        if self._collector is not None and self._finished:
-            self._collector.take(self._finished, self._planner.gamma)
+        if not self._finished:
+            return
+        finished, self._finished = self._finished, []
+        if self._collector is not None:
+            self._collector.take(finished, self._planner.gamma)
             self._collector.gauges(self._planner, self._calibration)
-            self._finished = []
+        if self._log is not None:
+            self._log.write([line_of(each.plan, each.lengths, each.seconds) for each in finished])
 
 
 def reached(lengths: Sequence[Counts], gamma: int) -> Counts:
@@ -109,7 +136,7 @@ class Collector:
 
         self._steps = counter("steps", "Decode steps by the guard's mode.", "mode")
         self._skips = counter("draft_skips", "Decode steps without a draft.", "reason")
-        self._falls = counter("fallbacks", "Times that a load fell back to plain.", "reason")
+        self._falls = counter("fallbacks", "Falls back to what is slower or less sure.", "reason")
         self._admitted = counter("admitted_drafts", "Drafts verified.", "position")
         self._accepted = counter("accepted_drafts", "Drafts accepted.", "position")
         self._budget = histogram("budget", "Drafts admitted in a step.", BUDGETS)
@@ -132,7 +159,7 @@ class Collector:
         """Count steps."""
         for mode, count in Tally(step.plan.mode for step in steps).items():
             self._steps.labels(**self._labels, mode=mode.value).inc(count)
-        skipped = Tally(REASONS[step.plan.mode] for step in steps if not step.plan.speculates)
+        skipped = Tally(step.reason for step in steps if not step.plan.speculates)
         for reason, count in skipped.items():
             self._skips.labels(**self._labels, reason=reason).inc(count)
         for step in steps:
@@ -162,5 +189,9 @@ class Collector:
             self._survival_error.labels(**self._labels).set(survival_error)
         fallbacks = planner.fallbacks
         if fallbacks > self._fallen:
-            self._falls.labels(**self._labels, reason="realised gain").inc(fallbacks - self._fallen)
+            self.fell_back(Fall.DRAFTS_LOSE, fallbacks - self._fallen)
             self._fallen = fallbacks
+
+    def fell_back(self, fall: Fall, times: int = 1) -> None:
+        """Count falls back."""
+        self._falls.labels(**self._labels, reason=fall.value).inc(times)

@@ -15,13 +15,17 @@ from __future__ import annotations
 import itertools
 import os
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Protocol
 
 import numpy as np
 
+from sglang_dspark.common.turns import turn
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.paths import cache_root
 from sglang_dspark.schedule.budget import Seconds
 from sglang_dspark.schedule.cost_table import (
     CostTable,
@@ -31,6 +35,7 @@ from sglang_dspark.schedule.cost_table import (
     monotone,
     save,
 )
+from sglang_dspark.serving.schedule.falls import Fall
 
 CONTEXT = 64  # tokens that the made-up requests hold
 LONG = 1024  # and once, to learn what context costs
@@ -44,6 +49,9 @@ LEAST_KNOTS = 3
 # A table that ends before so many full windows, or whose drafts before so many counts of requests,
 # was measured on a busy machine.
 LEAST_KEPT, LEAST_COUNTS = 2, 4
+LOCK = "measuring.lock"  # beside the tables: who measures; never removed
+# How long a process waits for others that measure, s: for one to warm up, for some to be done
+PATIENCE, OTHERS = 120.0, 8
 
 Tell = Callable[[str], None]
 
@@ -74,44 +82,74 @@ class Passes(Protocol):
 
 @dataclass(frozen=True)
 class Profiled:
-    """A table and where it comes from, in words for the log."""
+    """A table and where it comes from, in words for the log. falls: what went wrong on the way."""
 
     table: CostTable
     source: str
+    falls: tuple[Fall, ...] = ()
 
 
 def table_for(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Profiled:
     """The table of `key`: from the cache, or measured within about `seconds` and cached.
 
     Whatever is wrong with a kept table or with the cache is told in one line and does no harm: the
-    times are measured again.
+    times are measured again. One process measures at a time, and one that had to wait takes what
+    the other has kept: replicas of a data-parallel server start together, and would time each
+    other.
     """
     kept = _kept(key, tell)
-    if kept is not None:
+    if isinstance(kept, Profiled):
         return kept
+    with _alone(seconds, tell):
+        again = _kept(key, lambda line: None)
+        if isinstance(again, Profiled):
+            return again
+        return _measured(key, passes, seconds, tell, kept)
+
+
+def _measured(
+    key: ProfileKey, passes: Passes, seconds: float, tell: Tell, wrong: tuple[Fall, ...]
+) -> Profiled:
+    """The table of times measured now; wrong: with what was kept before."""
     began = time.perf_counter()
     table = measure(key, passes, seconds, tell)
     spent = time.perf_counter() - began
     if _cut_short(table, passes):
-        return Profiled(table, f"measured in {spent:.1f} s, too few to be kept")
+        return Profiled(table, f"measured in {spent:.1f} s, too few to be kept", wrong)
     try:
         path = cache_path(key)
         save(table, path)
     except DSparkError as error:
         tell(str(error))
-        return Profiled(table, f"measured in {spent:.1f} s")
-    return Profiled(table, f"measured in {spent:.1f} s, kept in {path}")
+        return Profiled(table, f"measured in {spent:.1f} s", (*wrong, Fall.TIMES_NOT_KEPT))
+    return Profiled(table, f"measured in {spent:.1f} s, kept in {path}", wrong)
 
 
-def _kept(key: ProfileKey, tell: Tell) -> Profiled | None:
-    """The table that an earlier start kept; None where there is none that can be used."""
+@contextmanager
+def _alone(seconds: float, tell: Tell) -> Iterator[None]:
+    """While no other process of this user measures step times; beside it where that cannot be."""
+    waits = partial(tell, "waiting: another process measures step times")
+    with ExitStack() as held:
+        try:
+            lock = cache_root() / "sglang-dspark" / "costs" / LOCK
+            held.enter_context(turn(lock, PATIENCE + OTHERS * seconds, waits))
+        except TimeoutError:
+            tell("another process still measures step times; these are measured beside it")
+        except (OSError, DSparkError):
+            pass  # nothing can be kept there either, which is told when it is tried
+        yield
+
+
+def _kept(key: ProfileKey, tell: Tell) -> Profiled | tuple[Fall, ...]:
+    """The table that an earlier start kept; else what is wrong with it, () if there is none."""
     try:
         path = cache_path(key)
         if os.path.exists(path):  # unlike Path.exists, False for a folder that may not be entered
             return Profiled(load(path, key), f"read from {path}")
     except DSparkError as error:
         tell(str(error))
-    return None
+        return (Fall.TIMES_REFUSED,)
+    return ()
 
 
 def _cut_short(table: CostTable, passes: Passes) -> bool:

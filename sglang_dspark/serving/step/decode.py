@@ -14,6 +14,7 @@ from typing import Any
 import torch
 
 from sglang_dspark.serving.step import commit, draft, layout, learn, plan, verify
+from sglang_dspark.serving.step.spans import span
 from sglang_dspark.serving.step.state import StepState
 
 
@@ -23,6 +24,11 @@ def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, gr
     publish: tells the scheduler the new lengths, [R], as soon as they are launched. grammar: its
     barrier for requests with one.
     """
+    with span("step"):
+        return _launch(state, batch, publish, grammar)
+
+
+def _launch(state: StepState, batch: Any, publish: Callable[..., None] | None, grammar: Any) -> Any:
     worker, device, came = state.worker, state.device, batch.spec_info
     step = plan.take_plan(state, batch)
     if not step.plan.speculates:
@@ -33,20 +39,22 @@ def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, gr
     worker._observers.begin_step()
     window = layout.window_of(worker, batch)  # [R, gamma + 1]
     rules = device.rules(state.counts, batch)
-    if step.plan.speculates:
-        proposal = draft.propose(state, batch, window, step.plan.budget.depth, rules.seeds)
-    else:
-        proposal = draft.skip(state, batch)
+    with span("draft"):
+        proposal = draft.proposal_of(state, batch, window, step, rules.seeds)
     greedy, logits = plan.greedy_requests(batch), proposal.confidence_raw  # [R, gamma]
-    indptr = state.ranks.windows(
-        step.plan, lambda: device.admit(state.engine, step, logits, greedy)
-    )  # [R + 1]
+    with span("admit"):
+        indptr = state.ranks.windows(
+            step.plan, lambda: device.admit(state.engine, step, logits, greedy)
+        )  # [R + 1]
     windows = device.layout(step, indptr)
     asked = verify.asked_of(worker, batch, came, window, proposal, windows, rules)
-    verified = verify.verify(device, asked, grammar)
-    accepted = device.accept(asked, verified)
+    with span("verify"):
+        verified = verify.verify(device, asked, grammar)
+    with span("accept"):
+        accepted = device.accept(asked, verified)
     verify.explain(worker, asked, verified, accepted)
     if publish is not None:
         publish(accepted.new_seq_lens)
-    commit.commit(device, asked, verified, accepted)
+    with span("commit"):
+        commit.commit(device, asked, verified, accepted)
     return learn.tag(commit.result_of(worker, asked, verified, accepted), step)

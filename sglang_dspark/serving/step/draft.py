@@ -11,8 +11,28 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.seeds import Seeds, seeded_draft
 from sglang_dspark.serving.step.state import StepState
+
+
+def proposal_of(state: StepState, batch: Any, window: Any, step: Step, seeds: Seeds | None) -> Any:
+    """The `DraftProposal` of a step; of no drafts where its plan has none or drafting fails.
+
+    With several ranks a failure ends the server: what each of them drafted would differ.
+    """
+    if step.plan.speculates:
+        try:
+            proposal = propose(state, batch, window, step.plan.budget.depth, seeds)
+        except Exception as error:
+            if state.ranks.several:
+                raise
+            state.faults.failed(error)
+            state.engine.leave_out_draft(step, failed=True)
+        else:
+            state.faults.drafted()
+            return proposal
+    return skip(state, batch)
 
 
 def propose(state: StepState, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:

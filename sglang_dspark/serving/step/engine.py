@@ -25,6 +25,7 @@ step of a batch costs a fraction of the first.
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections import deque
 from collections.abc import Sequence
@@ -39,6 +40,7 @@ from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import LOGIT_LIMIT, Floats, OnlineCalibration
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.schedule.planner_protocol import Planner
+from sglang_dspark.serving.schedule.falls import Fall
 from sglang_dspark.serving.schedule.metrics import StepMetrics
 from sglang_dspark.serving.schedule.speed import SpeedTargets
 from sglang_dspark.serving.step.clock import Clock, Mark
@@ -48,6 +50,8 @@ logger = logging.getLogger(__name__)
 GREEDY, SAMPLED = 0, 1  # regimes of the calibration
 REPEATS = 3  # steps of a plain phase that repeat the plan before them
 BATCH = 4  # steps of settled speculation that are learned from together
+PIPELINE = 3  # steps under way at most; a result that as many have overtaken is late
+MOST_AWAITED = 256  # steps; the result of an earlier one is given up
 
 
 @dataclass
@@ -58,6 +62,7 @@ class Step:
     rows: Counts  # [R] of the pool
     tenants: Counts  # [R] generations of the rows
     repeated: bool = False  # repeats the plan before it, and teaches nothing
+    undrafted: bool = False  # its draft failed or was left out after that; it teaches nothing
     began: Mark | None = None
     ended: Mark | None = None
     over: bool = False  # another step has started, or none will soon
@@ -105,7 +110,7 @@ class ScheduleEngine:
         self._interrupted = True
         self._repeats_made = 0
         self._unlearned: list[Step] = []
-        self._warned = False  # that confidences were no numbers
+        self._told: set[Fall] = set()  # falls back that the log has
         self._ended: set[str] = set()  # requests found to have ended in the step last handed out
 
     def begin(
@@ -195,9 +200,20 @@ class ScheduleEngine:
         step.calibrated_by = self.calibration.lines(step.regimes, (step.rows, step.tenants))
         return step.calibrated_by
 
+    def leave_out_draft(self, step: Step, *, failed: bool) -> None:
+        """A planned draft came to nothing: it failed, or drafting rests after one that did."""
+        step.plan, step.undrafted = step.plan.without_drafts(), True
+        if failed:
+            self.metrics.fell_back(Fall.DRAFT_FAILED)
+
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
         """A step's result is on the host: [R] int64 lengths and accepted drafts."""
         step.lengths, step.accepted = lengths, accepted
+        overtaken = next((n for n, each in enumerate(reversed(self._steps)) if each is step), 0)
+        if overtaken >= PIPELINE:
+            self._fell_back(
+                Fall.RESULT_LATE, "a step's result came late; plans were made without it"
+            )
         if step.arriving is not None and step.calibrated_by is not None:
             step.logits = step.arriving.float().numpy()
             self._warn_of(step.logits)
@@ -245,21 +261,32 @@ class ScheduleEngine:
         self.planner.publish(step.plan, step.rows, step.tenants, step.confidence)
 
     def _warn_of(self, logits: Gains) -> None:
-        if not self._warned and np.isnan(logits).any():
-            self._warned = True
-            logger.warning(
-                "sglang-dspark: the drafter's confidence is not a number for some drafts; they "
-                "are not verified. With --dtype float16, try --dtype float32"
+        if not np.isfinite(logits).all():
+            self._fell_back(
+                Fall.NO_CONFIDENCE,
+                "the drafter's confidence is not a number for some drafts; they are not verified. "
+                "With --dtype float16, try --dtype float32",
             )
+
+    def _fell_back(self, fall: Fall, line: str) -> None:
+        """Counted each time, and told the first time."""
+        self.metrics.fell_back(fall)
+        if fall not in self._told:
+            self._told.add(fall)
+            logger.warning("sglang-dspark: %s", line)
 
     def _learn_landed(self) -> None:
         """Learn, now or soon, from the steps that are over and whose outcome is known."""
         while self._steps and self._steps[0].over:
             step = self._steps[0]
             if not step.has_landed:
-                if not any(later.has_landed for later in self._steps):
+                followed = any(later.has_landed for later in self._steps)
+                if not followed and len(self._steps) <= MOST_AWAITED:
                     break
                 self._steps.popleft()  # it failed: results land in the order of their steps
+                self._fell_back(
+                    Fall.RESULT_LOST, "a step's result never came; nothing is learned from it"
+                )
                 continue
             self._unlearned.append(self._steps.popleft())
             if len(self._unlearned) >= BATCH or step.plan.mode is not Mode.SPECULATE:
@@ -287,6 +314,9 @@ class ScheduleEngine:
         accepted, lengths = step.accepted, step.lengths
         assert accepted is not None
         assert lengths is not None
+        if step.undrafted:
+            self.metrics.step(step.plan, lengths, accepted, None, undrafted=True)
+            return
         seconds = self._seconds(step)
         if not step.repeated:
             self.planner.finished(
@@ -308,7 +338,13 @@ class ScheduleEngine:
     def _seconds(self, step: Step) -> float | None:
         if step.began is None or step.ended is None:
             return None
-        return self._clock.seconds(step.began, step.ended)
+        seconds = self._clock.seconds(step.began, step.ended)
+        if seconds is None or (seconds > 0 and math.isfinite(seconds)):
+            return seconds
+        self._fell_back(
+            Fall.NO_TIME, f"a step took {seconds:g} s by its clock; nothing is learned from it"
+        )
+        return None
 
 
 def regimes_of(greedy: Tensor | None, requests: int) -> Counts:
@@ -322,4 +358,4 @@ def confidence_by(logits: Gains, slopes: Floats, shifts: Floats) -> Gains:
     """sigmoid(slope * logit + shift), [R, gamma] float32; 0 where a logit is no number."""
     bounded = np.clip(logits.astype(np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
     values = 1.0 / (1.0 + np.exp(-(slopes * bounded + shifts)))
-    return np.where(np.isnan(logits), np.float32(0.0), values).astype(np.float32)
+    return np.where(np.isfinite(logits), values, np.float32(0.0)).astype(np.float32)

@@ -7,6 +7,7 @@ from typing import Any
 import numpy as np
 
 from sglang_dspark.serving.step.engine import Step
+from sglang_dspark.serving.step.spans import span
 from sglang_dspark.serving.step.state import StepState
 
 STEP = "dspark_step"  # attribute of upstream's result: the step that it is of
@@ -28,5 +29,6 @@ def learn(state: StepState, batch: Any, result: Any) -> None:
         lengths = np.full(len(accepted), result.speculative_num_draft_tokens - 1)  # [R]
     else:
         lengths = result.cap_lens.numpy().astype(np.int64) - 1
-    state.engine.landed(step, lengths, np.asarray(accepted, np.int64))
-    state.engine.processed(batch.reqs, accepted, bool(lengths.any()))
+    with span("learn"):
+        state.engine.landed(step, lengths, np.asarray(accepted, np.int64))
+        state.engine.processed(batch.reqs, accepted, bool(lengths.any()))

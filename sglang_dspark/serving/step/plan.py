@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.step.engine import Step
+from sglang_dspark.serving.step.spans import span
 from sglang_dspark.serving.step.state import StepState
 
 
@@ -27,18 +28,22 @@ def take_plan(state: StepState, batch: Any) -> Step:
     """The plan of the step that is being launched: made ahead, or now without overlap."""
     step, state.planned = state.planned, None
     if step is None:
-        return _plan(state, batch, starts=True)
-    state.engine.start(step)
+        step = _plan(state, batch, starts=True)
+    else:
+        state.engine.start(step)
+    if step.plan.speculates and state.faults.rests():
+        state.engine.leave_out_draft(step, failed=False)
     return step
 
 
 def _plan(state: StepState, batch: Any, *, starts: bool) -> Step:
     pool = state.worker.model_runner.req_to_token_pool
     rows = batch.req_pool_indices_cpu
-    return state.ranks.step(
-        rows,
-        lambda: state.engine.begin(rows, pool.req_generation, _context(batch), starts=starts),
-    )
+    with span("plan"):
+        return state.ranks.step(
+            rows,
+            lambda: state.engine.begin(rows, pool.req_generation, _context(batch), starts=starts),
+        )
 
 
 def _context(batch: Any) -> Tensor:

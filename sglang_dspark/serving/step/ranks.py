@@ -45,6 +45,11 @@ class Ranks:
         """Whether this rank decides."""
         return self.agreement is None or self.agreement.leads
 
+    @property
+    def several(self) -> bool:
+        """Whether others act on the same plan."""
+        return self.agreement is not None
+
     def step(self, rows: Tensor, begin: Callable[[], Step]) -> Step:
         """The step that begins for rows [R] of the pool; the leader's goes to the others.
 
@@ -112,6 +117,10 @@ class Follower:
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
         """Never asked either."""
         raise AssertionError("the leader admits")
+
+    def leave_out_draft(self, step: Step, *, failed: bool) -> None:
+        """Nor does one rank of several leave out what was planned for all."""
+        raise AssertionError("the leader plans")
 
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
         """The leader learns what came of the step."""

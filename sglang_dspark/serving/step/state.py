@@ -7,6 +7,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dspark.serving.step.device import Device
+from sglang_dspark.serving.step.draft_faults import DraftFaults
 from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine, Ranks
@@ -19,7 +20,8 @@ class StepState:
     """worker: upstream's. proposers: upstream's, by the depth that each drafts to.
 
     ranks: those who take each step together; the engine is the leader's. planned: the step whose
-    launch comes next, under the overlap loop. counts: what penalised requests have put out.
+    launch comes next, under the overlap loop. counts: what penalised requests have put out. faults:
+    drafts that failed of late.
     """
 
     worker: Any
@@ -29,6 +31,7 @@ class StepState:
     ranks: Ranks = field(default_factory=Ranks)
     planned: Step | None = None
     counts: OutputCounts = field(default_factory=OutputCounts)
+    faults: DraftFaults = field(default_factory=DraftFaults)
 
 
 def state_of(worker: Any) -> StepState | None:

@@ -121,7 +121,8 @@ def start(ingredients: Ingredients) -> tuple[DSparkDrafter, TargetHead]:
     if ingredients.fresh and shape.start_from is not None:
         start_from(drafter, shape.start_from)
     elif ingredients.fresh and shape.init_from_target:
-        initialise(drafter, cfg.data.target, ingredients.pairs.cpu(), ids)
+        here = None if ids is None else ids.cpu()  # as the drafter is, until it is filled
+        initialise(drafter, cfg.data.target, ingredients.pairs.cpu(), here)
     elif ids is not None:
         restrict_vocabulary(drafter.markov_head, ids.cpu())
     drafter.to(ingredients.embed_weight.device)

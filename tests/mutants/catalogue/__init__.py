@@ -4,14 +4,21 @@ from __future__ import annotations
 
 from tests.mutants.catalogue import (
     accept_operator,
+    bad_input,
+    block,
     calibration,
     command_line,
+    commit_operator,
     evaluation,
     experts,
+    faults,
     gpu_kit,
+    holding,
     kept_files,
+    loads,
     loadtest,
     markov_operator,
+    parallel,
     rules,
     sampling,
     scheduling,
@@ -19,12 +26,14 @@ from tests.mutants.catalogue import (
     step,
     training,
     training_data,
+    weights,
 )
 from tests.mutants.catalogue.draft_law import DRAFT_LAW
 from tests.mutants.mutant import Mutant
 
 ALL: tuple[Mutant, ...] = (
     *rules.MUTANTS,
+    *block.MUTANTS,
     *serving.MUTANTS,
     *step.MUTANTS,
     *experts.MUTANTS,
@@ -32,13 +41,20 @@ ALL: tuple[Mutant, ...] = (
     *sampling.MUTANTS,
     *accept_operator.MUTANTS,
     *markov_operator.MUTANTS,
+    *commit_operator.MUTANTS,
     *scheduling.MUTANTS,
     *calibration.MUTANTS,
     *training.MUTANTS,
     *training_data.MUTANTS,
     *kept_files.MUTANTS,
+    *bad_input.MUTANTS,
+    *faults.MUTANTS,
     *loadtest.MUTANTS,
+    *loads.MUTANTS,
     *command_line.MUTANTS,
     *evaluation.MUTANTS,
     *gpu_kit.MUTANTS,
+    *weights.MUTANTS,
+    *parallel.MUTANTS,
+    *holding.MUTANTS,
 )

@@ -81,8 +81,8 @@ MUTANTS = (
         name="drafts that were not reached count as rejected",
         area="calibration",
         file=ONLINE,
-        old="        for k in range(min(verified[r], accepted[r] + 1)):\n            if np.isnan",
-        new="        for k in range(verified[r]):\n            if np.isnan",
+        old="        for k in range(min(verified[r], accepted[r] + 1)):\n            if not",
+        new="        for k in range(verified[r]):\n            if not",
         tests=ONLINE_TESTS,
     ),
     Mutant(

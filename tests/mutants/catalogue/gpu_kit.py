@@ -12,6 +12,12 @@ MODELS = "tools/gpu/kit/models.py"
 SENT = "tests/tools/test_gpu_pieces.py"
 STAGES = "tests/tools/test_gpu_kit.py"
 MADE_UP = "tests/tools/test_gpu_models.py"
+TRACE = "tools/gpu/kit/trace.py"
+LOOK = "tools/gpu/kit/steps.py"
+STEPS = "tests/tools/test_gpu_steps.py"
+COURSE = "tools/gpu/kit/training.py"
+TRAINED = "tests/tools/test_gpu_training.py"
+STEP_LOG = "tests/serving/test_step_log.py"
 
 MUTANTS = (
     Mutant(
@@ -98,8 +104,8 @@ MUTANTS = (
         name="a stage begins whatever time is left",
         area="GPU kit",
         file=RUNNER,
-        old="elif stage.limit_s > left:",
-        new="elif left < 0:",
+        old="elif (least := stage.least_s or stage.limit_s) > left:",
+        new="elif (least := 0) > left:",
         tests=(f"{STAGES}::test_a_stage_that_may_not_end_in_time_is_left_for_the_next_call",),
     ),
     Mutant(
@@ -141,5 +147,117 @@ MUTANTS = (
         old="_SAYS = 1e-4",
         new="_SAYS = 100.0",
         tests=(f"{MADE_UP}::test_the_target_says_the_table_whatever_came_before",),
+    ),
+    Mutant(
+        name="waits are counted while another stream computes",
+        area="GPU kit",
+        file=TRACE,
+        old="if merged and event.begin <= merged[-1][1]:",
+        new="if False:",
+        tests=(f"{STEPS}::test_a_trace_says_what_host_and_device_do",),
+    ),
+    Mutant(
+        name="SGLang's calls count as our host time",
+        area="GPU kit",
+        file=TRACE,
+        old="step.us - sum(each.us for each in theirs if within(each, step))",
+        new="step.us",
+        tests=(f"{STEPS}::test_a_trace_says_what_host_and_device_do",),
+    ),
+    Mutant(
+        name="a plan within a launch counts twice",
+        area="GPU kit",
+        file=TRACE,
+        old="if not any(within(event, step) for step in steps)",
+        new="if steps",
+        tests=(f"{STEPS}::test_a_trace_says_what_host_and_device_do",),
+    ),
+    Mutant(
+        name="spans count as work of the device",
+        area="GPU kit",
+        file=TRACE,
+        old='_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")',
+        new='_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset", "gpu_user_annotation")',
+        tests=(f"{STEPS}::test_a_trace_says_what_host_and_device_do",),
+    ),
+    Mutant(
+        name="a pass is looked up at the tier below it",
+        area="GPU kit",
+        file=LOOK,
+        old="return table.knots[bisect_left(table.knots, tokens)]",
+        new="return table.knots[max(bisect_left(table.knots, tokens) - 1, 0)]",
+        tests=(f"{STEPS}::test_step_times_are_compared_by_tier",),
+    ),
+    Mutant(
+        name="steps are predicted without their drafts",
+        area="GPU kit",
+        file=LOOK,
+        old='each["context"], each["depth"]',
+        new='each["context"], 0',
+        tests=(f"{STEPS}::test_step_times_are_compared_by_tier",),
+    ),
+    Mutant(
+        name="the slower way to train is kept",
+        area="GPU kit",
+        file=COURSE,
+        old="compiled = compiled_s < GAIN * eager_s",
+        new="compiled = compiled_s > GAIN * eager_s",
+        tests=(f"{TRAINED}::test_so_many_steps_are_planned_as_fit",),
+    ),
+    Mutant(
+        name="a run that the call cuts short is not saved",
+        area="GPU kit",
+        file=COURSE,
+        old="            trainer.save()\n            raise TimeUpError",
+        new="            raise TimeUpError",
+        tests=(f"{TRAINED}::test_a_call_that_ends_leaves_a_run_that_goes_on_to_the_same_drafter",),
+    ),
+    Mutant(
+        name="training that goes on counts as failed",
+        area="GPU kit",
+        file=RUNNER,
+        old="return self.why in (None, _GOES_ON)",
+        new="return self.why is None",
+        tests=(f"{TRAINED}::test_a_stage_that_goes_on_is_neither_failed_nor_done",),
+    ),
+    Mutant(
+        name="training that goes on counts as done",
+        area="GPU kit",
+        file=RUNNER,
+        old="        why = _GOES_ON\n",
+        new="        why = None\n",
+        tests=(f"{TRAINED}::test_a_stage_that_goes_on_is_neither_failed_nor_done",),
+    ),
+    Mutant(
+        name="a stage that fits itself in takes all its time",
+        area="GPU kit",
+        file=RUNNER,
+        old="limit = min(stage.limit_s, left)",
+        new="limit = stage.limit_s",
+        tests=(f"{TRAINED}::test_a_stage_fits_itself_into_what_is_left",),
+    ),
+    Mutant(
+        name="a process of torchrun that is alone shards nothing",
+        area="GPU kit",
+        file="sglang_dspark/training/distributed.py",
+        old="sharded = size > 1 or dist.is_torchelastic_launched()",
+        new="sharded = size > 1",
+        tests=(f"{TRAINED}::test_one_process_of_torchrun_trains_as_one_without",),
+    ),
+    Mutant(
+        name="steps are logged twice",
+        area="GPU kit",
+        file="sglang_dspark/serving/schedule/metrics.py",
+        old="finished, self._finished = self._finished, []",
+        new="finished = self._finished",
+        tests=(f"{STEP_LOG}::test_lines_are_appended_and_none_comes_twice",),
+    ),
+    Mutant(
+        name="verified drafts are no tokens of a logged step",
+        area="GPU kit",
+        file="sglang_dspark/serving/schedule/step_log.py",
+        old='"tokens": plan.requests + int(lengths.sum()),',
+        new='"tokens": plan.requests,',
+        tests=(f"{STEP_LOG}::test_every_step_is_a_line",),
     ),
 )

@@ -38,8 +38,8 @@ MUTANTS = (
     _mutant(
         "a fault of a kept table ends the start",
         "sglang_dspark/serving/schedule/profile.py",
-        "    except DSparkError as error:\n        tell(str(error))\n    return None\n",
-        "    except ZeroDivisionError as error:\n        tell(str(error))\n    return None\n",
+        "    except DSparkError as error:\n        tell(str(error))\n        return (",
+        "    except ZeroDivisionError as error:\n        tell(str(error))\n        return (",
         FUZZ,
     ),
     _mutant(
@@ -57,5 +57,47 @@ MUTANTS = (
         "    return value\n\n\ndef load_yaml",
         "tests/test_broken_inputs.py",
         FUZZ,
+    ),
+    _mutant(
+        "a fault found behind the reading names no file",
+        FILES,
+        '        raise DSparkError(f"{path}: {error}") from None\n',
+        "        raise\n",
+        "tests/common/test_reading.py",
+    ),
+    _mutant(
+        "a cell's prompt may be anything",
+        "loadtest/client/cell.py",
+        "if not all(isinstance(prompt.content, str | Sequence) for prompt in self.prompts):",
+        "if False:",
+        "tests/common/test_reading.py",
+    ),
+    _mutant(
+        "a damaged shard raises an error of its library",
+        "sglang_dspark/training/store.py",
+        "    except (SafetensorError, RuntimeError) as error:  # RuntimeError",
+        "    except ZeroDivisionError as error:  # RuntimeError",
+        "tests/training/test_store_faults.py",
+    ),
+    _mutant(
+        "memory is taken for what config.json claims",
+        "sglang_dspark/drafter/checkpoint.py",
+        'with reading_config(path), torch.device("meta"):',
+        "with reading_config(path):",
+        "tests/drafter/test_fields.py",
+    ),
+    _mutant(
+        "a drafter may be of any size",
+        "sglang_dspark/drafter/fields.py",
+        "integer(value, 0, MOST_LAYERS if of_layers else MOST_SIZE)",
+        "integer(value, 0, 1 << 200)",
+        "tests/drafter/test_fields.py",
+    ),
+    _mutant(
+        "requests are not decoded before they are sent to the scheduler",
+        "sglang_dspark/serving/request_limits.py",
+        "msgpack_decode(msgpack_encode(replace(result, mm_inputs=None, time_stats=None)))",
+        "msgpack_encode(replace(result, mm_inputs=None, time_stats=None))",
+        "tests/serving/test_request_limits.py",
     ),
 )

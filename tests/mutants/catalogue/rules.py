@@ -96,8 +96,8 @@ MUTANTS = (
         name="one draft more than the window accepted",
         area="accept",
         file=ACCEPTANCE,
-        old="column[None, :] < verify_lens[:, None]",
-        new="column[None, :] <= verify_lens[:, None]",
+        old="column[None, :] < limits[:, None]",
+        new="column[None, :] <= limits[:, None]",
         tests=EXACT_LAW,
     ),
     Mutant(

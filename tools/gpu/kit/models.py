@@ -7,13 +7,15 @@ through all tokens, so all come equally often, whatever the prompts.
 
 The drafters hold the table too, and are wrong behind some tokens, which is how acceptance is set. A
 third of the tokens are doubtful: behind half of them the draft is wrong, behind the others one in
-twenty. DSPARK's confidence head knows which are doubtful, so its confidence is calibrated.
+twenty. DSPARK's confidence head knows which are doubtful, so its confidence is calibrated. A second
+DSPARK drafter, `poor`, is wrong nearly always, and knows that: drafts do not pay.
 """
 
 from __future__ import annotations
 
 import hashlib
 import shutil
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -31,9 +33,14 @@ from sglang_dspark.drafter.model import DSparkDrafter
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
 DOUBTFUL = 1 / 3  # share of the tokens
 RIGHT = {True: 0.5, False: 0.95}  # share of right drafts behind doubtful tokens, and behind others
+POOR = {True: 0.02, False: 0.05}
 _PEAK = 20.0  # logit of the token that follows; another's is seldom above a third of it
 _SAYS = 1e-4  # what a layer adds, as a part of a random model's
 _POSITIONS = 8192
+_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
 
 
 @dataclass(frozen=True)
@@ -69,7 +76,7 @@ class Table:
 
 
 def ready(home: Path, shape: Shape, device: str) -> Path:
-    """Folder with `target`, `dspark`, `mtp` and `follows.npy` of this shape, made if it is missing.
+    """Folder of `target`, `dspark`, `poor`, `mtp`, `follows.npy` of this shape, made if missing.
 
     Weights are bfloat16 on `cuda`, float32 on `cpu`.
     """
@@ -83,8 +90,9 @@ def ready(home: Path, shape: Shape, device: str) -> Path:
     return folder
 
 
-def table(shape: Shape, seed: int = 0) -> Table:
-    """The same table for the same shape and seed."""
+def table(shape: Shape, seed: int = 0, rates: Mapping[bool, float] = RIGHT) -> Table:
+    """The same table for the same shape and seed. rates: of right drafts behind doubtful tokens and
+    behind others."""
     draws = torch.Generator().manual_seed(seed)
     count = shape.vocab
     directions = torch.randn(count, shape.rank - 1, generator=draws)
@@ -93,7 +101,7 @@ def table(shape: Shape, seed: int = 0) -> Table:
     follows = torch.arange(count)
     follows[cycle] = cycle.roll(-1)
     doubtful = torch.rand(count, generator=draws) < DOUBTFUL
-    right = torch.where(doubtful, RIGHT[True], RIGHT[False])
+    right = torch.where(doubtful, rates[True], rates[False])
     wrong = torch.rand(count, generator=draws) >= right
     return Table(directions, follows, wrong, torch.logit(right))
 
@@ -106,6 +114,7 @@ def _make(folder: Path, shape: Shape, device: str) -> None:
         embedding, head = _embedding(known, shape, device)
         _target(folder / "target", shape, embedding, head, dtype)
         _dspark(folder / "dspark", shape, known, dtype)
+        _dspark(folder / "poor", shape, table(shape, rates=POOR), dtype)
         _mtp(folder / "mtp", shape, embedding, dtype)
     _tokenizer(folder / "target", shape.vocab)
     np.save(folder / "follows.npy", known.follows.numpy())
@@ -217,6 +226,8 @@ def _tokenizer(folder: Path, count: int) -> None:
     tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
     tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
     tokenizer.decoder = decoders.ByteLevel()
-    PreTrainedTokenizerFast(
+    fast = PreTrainedTokenizerFast(
         tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
-    ).save_pretrained(folder)
+    )
+    fast.chat_template = _TEMPLATE
+    fast.save_pretrained(folder)

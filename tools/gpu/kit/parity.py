@@ -1,7 +1,8 @@
 """Every kernel against its reference, compiled on the device; in Triton's interpreter without one.
 
 Admission, greedy acceptance and packing are compared bit for bit, drafts and sampled acceptance
-where rounding does not decide; grouped products and expert layers with float64 by `calc_diff`.
+where rounding does not decide; keys and values that a commit writes to a unit in the last place;
+grouped products and expert layers with float64 by `calc_diff`.
 Ends with status 1, after all comparisons, where one is off.
 """
 
@@ -18,7 +19,12 @@ if not torch.cuda.is_available():
 from dataclasses import replace
 from typing import Any
 
-from sglang_dspark.benchmarks import commit_shapes, greedy_shapes, markov_shapes
+from sglang_dspark.benchmarks import (
+    commit_shapes,
+    commit_write_shapes,
+    greedy_shapes,
+    markov_shapes,
+)
 from sglang_dspark.benchmarks.accept_shapes import on, steps
 from sglang_dspark.benchmarks.experts import correctness
 from sglang_dspark.benchmarks.grouped_shapes import KINDS, grouped_operands, grouped_shapes
@@ -31,6 +37,7 @@ from sglang_dspark.kernels.accept_greedy import (
 from sglang_dspark.kernels.accept_sampled import Tiling, accept_triton
 from sglang_dspark.kernels.admission import admit_torch, admit_triton
 from sglang_dspark.kernels.commit_rows import pack_torch, pack_triton
+from sglang_dspark.kernels.commit_write import why_not, write_torch, write_triton
 from sglang_dspark.kernels.grouped_gemm import m_grouped_gemm_nt_contiguous
 from sglang_dspark.kernels.grouped_layout import GroupedOperands
 from sglang_dspark.kernels.grouped_reference import (
@@ -45,7 +52,7 @@ from tools.gpu.kit.device import device_name, say
 # compile; interpreted each step takes one.
 STEPS = {"cuda": 24, "cpu": 12}
 DRAFTED = {"cuda": 16, "cpu": 24}  # batches of drafts, for the same reason
-ODD = {"cuda": 48, "cpu": 24}  # of greedy acceptance and of packing
+ODD = {"cuda": 48, "cpu": 24}  # of greedy acceptance, of packing and of writing
 MOST_DIFF = 1e-3
 MOST_LAYER_DIFF = 5e-3  # activations rounded to FP8 on both sides, in another order
 
@@ -59,14 +66,16 @@ def main() -> int:
     say(accept=acceptance)
     greedy, packed = greedily(device, ODD[device]), packings(device, ODD[device])
     drafts = markov_shapes.parity_rows(DRAFTED[device], device)
-    say(greedy=greedy, commit=packed, markov=drafts)
+    written = writings(device, ODD[device])
+    say(greedy=greedy, commit=packed, commit_write=written, markov=drafts)
     products = grouped(device)
     say(products=products)
     layers = correctness(device)
     say(layers=layers)
     off = [f"admission {shape}" for shape in different]
     off += [f"accept, {name}" for name in acceptance["wrong"]]
-    for name, found in (("greedy", greedy), ("commit", packed), ("markov", drafts)):
+    counted = {"greedy": greedy, "commit": packed, "commit_write": written, "markov": drafts}
+    for name, found in counted.items():
         off += [f"{name}, {each}" for each in found["wrong"]]
     off += [name for name, diff in products.items() if not diff <= MOST_DIFF]
     off += [name for name, diff in layers.items() if not diff <= MOST_LAYER_DIFF]
@@ -121,6 +130,21 @@ def packings(device: str, count: int) -> dict[str, Any]:
         rows += given.rows
         if not all(torch.equal(*pair) for pair in zip(found, expected, strict=True)):
             wrong.append(f"step {number}")
+    return {"rows": rows, "wrong": wrong}
+
+
+def writings(device: str, count: int) -> dict[str, Any]:
+    """Rows that `count` odd launches write, and those whose caches are others."""
+    rows, wrong = 0, []
+    for number, given in enumerate(commit_write_shapes.cases(count, 0, device)):
+        if why_not(given.layers, given.cos_sin.shape[1]) is not None:
+            continue  # FP8 on a device that has none
+        expected = commit_write_shapes.copied(given)
+        write_triton(*given)
+        write_torch(*expected)
+        rows += len(given.layers.keys) * int((given.slots > 0).sum())
+        if not commit_write_shapes.difference(given, expected) <= commit_write_shapes.MOST:
+            wrong.append(f"launch {number}")
     return {"rows": rows, "wrong": wrong}
 
 

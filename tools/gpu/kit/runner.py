@@ -3,7 +3,8 @@
 A stage that fails, or takes too long, does not end the others; what it said until then is kept as
 NAME.partial.json. What it says goes to NAME.lines at once, which is left where the whole run is cut
 off. What a stage found is one JSON file, which is its stamp too: it is not run again while its code
-and the GPUs are the same, so a call that was cut off goes on where it stopped.
+and the GPUs are the same, so a call that was cut off goes on where it stopped. A stage may say
+itself that it goes on in the next call, as training does.
 Standard library only, as on a machine without our packages.
 """
 
@@ -24,11 +25,12 @@ from typing import Any, TextIO
 
 from tools.gpu.files import write_whole
 from tools.gpu.kit.needs import waiting
-from tools.gpu.kit.stages import Stage
+from tools.gpu.kit.stages import GOES_ON, Stage
 from tools.gpu.packing.arrival import environment
 
 ROOT = Path(__file__).resolve().parents[3]
 _KINDS = (".py", ".yaml", ".json")
+_GOES_ON = "it goes on in the next call"
 
 
 @dataclass(frozen=True)
@@ -63,8 +65,8 @@ def run_stages(
 
     seconds: how long the call lasts; a stage that may take longer than what is left is not begun.
     again: give the results of stages that were run before, too. A stage whose pieces have not come,
-    or whose time has, is neither failed nor done. Those that failed before come last: they may take
-    all the time again.
+    whose time has, or that goes on in the next call, is neither failed nor done. Those that failed
+    before come last: they may take all the time again.
     """
     failed, began = [], time.monotonic()
     for stage in sorted(stages, key=lambda stage: _failed_before(stage, places)):
@@ -76,10 +78,10 @@ def run_stages(
                 write_whole(places.out / path.name, path.read_bytes())
         elif (lacking := waiting(stage.needs, places.home)) is not None:
             print(f"kit: {stage.name}: {lacking}", file=say, flush=True)
-        elif stage.limit_s > left:
-            why = f"may take {stage.limit_s} s of {left:.0f} left; run it in the next call"
+        elif (least := stage.least_s or stage.limit_s) > left:
+            why = f"may take {least} s of {left:.0f} left; run it in the next call"
             print(f"kit: {stage.name}: {why}", file=say, flush=True)
-        elif not _done(stage, places, {"commit": commit, "fingerprint": code}, say):
+        elif not _done(stage, places, {"commit": commit, "fingerprint": code}, left, say):
             failed.append(stage.name)
     return failed
 
@@ -113,26 +115,37 @@ class Ended:
     why: str | None
     seconds: float
 
+    @property
+    def well(self) -> bool:
+        """Whether nothing failed."""
+        return self.why in (None, _GOES_ON)
 
-def _done(stage: Stage, places: Places, origin: Mapping[str, str], say: TextIO) -> bool:
-    """Run a stage and write what it found; whether it ended well."""
-    print(f"kit: {stage.name}: {stage.about}, {stage.limit_s} s at most", file=say, flush=True)
+
+def _done(
+    stage: Stage, places: Places, origin: Mapping[str, str], left: float, say: TextIO
+) -> bool:
+    """Run a stage and write what it found; whether it ended well, if for now."""
+    limit = min(stage.limit_s, left)
+    print(f"kit: {stage.name}: {stage.about}, {limit:.0f} s at most", file=say, flush=True)
     lines = places.out / f"{stage.name}.lines"
-    done = _run(stage, lines, environment(places.home))
+    told = {"KIT_SECONDS": f"{limit:.0f}", "KIT_FILES": str((places.out / stage.name).absolute())}
+    done = _run(stage, lines, limit, {**environment(places.home), **told})
     text = json.dumps(_document(stage, done, origin), indent=2) + "\n"
     if done.why is None:
         write_whole(places.kept / f"{stage.name}.json", text)
         write_whole(places.out / f"{stage.name}.json", text)
     else:
         write_whole(places.out / f"{stage.name}.partial.json", text)
+    if not done.well:
         write_whole(places.kept / f"{stage.name}.failed", origin["fingerprint"])
     lines.unlink()
-    ended = "done" if done.why is None else f"failed: {done.why}"
+    failed = "" if done.well else "failed: "
+    ended = "done" if done.why is None else f"{failed}{done.why}"
     print(f"kit: {stage.name}: {ended} after {done.seconds} s", file=say, flush=True)
-    return done.why is None
+    return done.well
 
 
-def _run(stage: Stage, lines: Path, variables: Mapping[str, str]) -> Ended:
+def _run(stage: Stage, lines: Path, limit: float, variables: Mapping[str, str]) -> Ended:
     began = time.monotonic()
     command = [sys.executable, "-m", stage.module, *stage.arguments]
     paths = (str(ROOT), variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH"))
@@ -150,11 +163,13 @@ def _run(stage: Stage, lines: Path, variables: Mapping[str, str]) -> Ended:
     ):
         why: str | None = None
         try:
-            child.wait(stage.limit_s)
+            child.wait(limit)
         except subprocess.TimeoutExpired:
             os.killpg(child.pid, signal.SIGKILL)  # what it started too
-            why = f"not done within {stage.limit_s} s"
-    if why is None and child.returncode:
+            why = f"not done within {limit:.0f} s"
+    if why is None and child.returncode == GOES_ON:
+        why = _GOES_ON
+    elif why is None and child.returncode:
         why = f"it ended with status {child.returncode}"
     text = lines.read_text(encoding="utf-8", errors="replace")
     return Ended(text, why, round(time.monotonic() - began, 1))

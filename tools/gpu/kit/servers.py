@@ -27,6 +27,7 @@ from sglang_dspark.loadtest.client.metrics import SpecStats, median, per_user_sp
 from sglang_dspark.loadtest.servers.arms import find_arms
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from sglang_dspark.loadtest.sweep.counters import read_counters
+from sglang_dspark.loadtest.sweep.run_dir import Counters
 from sglang_dspark.ports import free_port
 from sglang_dspark.shipped import shipped
 from tools.gpu.kit.device import device_name, say
@@ -35,7 +36,7 @@ from tools.gpu.packing.arrival import kit_home
 
 READY_S = 250.0  # the first start on a machine builds kernels and profiles graphs
 _GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_COUNTERS_S = 1.5  # the scheduler's counters come up to a second late
+COUNTERS_S = 1.5  # the scheduler's counters come up to a second late
 
 
 @dataclass(frozen=True)
@@ -124,7 +125,7 @@ def measure(server: ServerProcess, models: Path, load: Load, shape: Shape) -> No
         for users in load.users:
             before = admitted(server)
             round_ = asyncio.run(fresh_round(server.spec.url, plan, users))
-            time.sleep(_COUNTERS_S)
+            time.sleep(COUNTERS_S)
             drafts = admitted(server) - before
             say(row={"repeat": repeat, **figures(round_, drafts), **right(round_, plan, follows)})
 
@@ -166,9 +167,14 @@ def right(round_: Round, plan: Plan, follows: np.ndarray[Any, Any]) -> dict[str,
 
 def admitted(server: ServerProcess) -> float:
     """Drafts that our scheduler has had verified since the start; 0 where it does not run."""
+    return sum(counters(server).admitted)
+
+
+def counters(server: ServerProcess) -> Counters:
+    """What /metrics of the server counts."""
     now = time.monotonic()
     with httpx.Client(trust_env=False, timeout=30.0) as client:
-        return sum(read_counters(client, server.spec.url, now, now).admitted)
+        return read_counters(client, server.spec.url, now, now)
 
 
 if __name__ == "__main__":

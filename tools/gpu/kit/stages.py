@@ -7,6 +7,8 @@ from dataclasses import dataclass
 from tools.gpu.packing.arrival import SGLANG
 
 KERNELS = ("kernels", "sglang_dspark/benchmarks", "sglang_dspark/verify", "tools/gpu/kit")
+TRAINING = ("configs/train", "sglang_dspark", "tools/gpu")
+GOES_ON = 75  # EX_TEMPFAIL
 SERVING = ("kernels", "patches", "loadtest", "configs/serve", "sglang_dspark", "tools/gpu/kit")
 
 
@@ -15,7 +17,11 @@ class Stage:
     """module: run as `python -m MODULE ARGUMENTS`. It prints JSON objects to stdout, one a line,
     the device's name in the first: those of the form {"row": ...} are collected in a list, the
     others are put together. limit_s: after so long it is ended. about: in a few words. needs: the
-    parcels without which it cannot run. code: folders whose files decide what it finds."""
+    parcels without which it cannot run. code: folders whose files decide what it finds. least_s:
+    of a stage that fits itself into the time that is left: so much it needs; None: all of limit_s.
+
+    A stage is told of its time and of a folder for files in $KIT_SECONDS and $KIT_FILES. One that
+    ends with status `GOES_ON` has more to do, and goes on in the next call."""
 
     name: str
     module: str
@@ -24,11 +30,18 @@ class Stage:
     arguments: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     code: tuple[str, ...] = KERNELS
+    least_s: int | None = None
 
 
 def _servers(arm: str, about: str) -> Stage:
     module = "tools.gpu.kit.servers"
     return Stage(f"servers-{arm}", module, 330, about, (arm,), (SGLANG,), SERVING)
+
+
+def _training(kind: str) -> Stage:
+    module, about = "tools.gpu.kit.training", "the longest run that fits the call, bf16"
+    needs = (SGLANG, "smollm")
+    return Stage(f"train-{kind}", module, 570, about, (kind,), needs, TRAINING, least_s=150)
 
 
 def _operator(name: str, limit_s: int, about: str) -> Stage:
@@ -43,6 +56,22 @@ STAGES = (
     _servers("dspark-fixed-gamma", "the same, every draft verified"),
     _servers("mtp1", "the same with MTP, one draft a step"),
     Stage(
+        "steps",
+        "tools.gpu.kit.steps",
+        330,
+        "step times predicted and measured, host time, gaps between kernels, the head's share",
+        needs=(SGLANG,),
+        code=SERVING,
+    ),
+    Stage(
+        "skip",
+        "tools.gpu.kit.skip",
+        480,
+        "drafts that do not pay: steps without one, tokens/s beside plain",
+        needs=(SGLANG,),
+        code=SERVING,
+    ),
+    Stage(
         "smollm",
         "tools.gpu.kit.smollm",
         420,
@@ -54,6 +83,26 @@ STAGES = (
     _operator("admission", 60, "admission beside torch's sort and SGLang's"),
     _operator("greedy", 60, "greedy acceptance beside SGLang's"),
     _operator("accept", 120, "sampled acceptance beside SGLang's"),
-    _operator("commit", 60, "packing before projecting beside projecting whole windows"),
+    _operator(
+        "commit", 60, "accepted rows packed, projected and written beside SGLang's whole windows"
+    ),
     Stage("experts", "tools.gpu.kit.experts", 400, "expert products and layers beside their peers"),
+    Stage(
+        "fsdp",
+        "tools.gpu.kit.fsdp",
+        120,
+        "training by FSDP2 in one process, step by step beside training without",
+        needs=(SGLANG,),
+        code=TRAINING,
+    ),
+    Stage(
+        "answers",
+        "tools.gpu.kit.answers",
+        300,
+        "the demo's model answers prompts, to train on",
+        needs=(SGLANG, "smollm"),
+        code=TRAINING,
+        least_s=90,
+    ),
+    *(_training(kind) for kind in ("dspark", "eagle3", "dflash")),
 )

@@ -22,9 +22,12 @@ def main() -> int:
     )
     parser.add_argument("--python", choices=("3.11", "3.12"), default="3.12", help="of the machine")
     parser.add_argument("--most", type=int, default=48, metavar="MIB", help="size of a piece")
+    parser.add_argument(
+        "--prompts", type=Path, action="append", default=[], help="a JSONL file to train on"
+    )
     options = parser.parse_args()
     try:
-        contents = all_parcels(options.downloads, options.python)
+        contents = all_parcels(options.downloads, options.python, options.prompts)
         parcels = pack(contents, options.out, options.most * 2**20, print)
     except (DSparkError, OSError) as error:
         print(f"pack: {error}", file=sys.stderr)

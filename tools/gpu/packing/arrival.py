@@ -30,6 +30,7 @@ from tools.gpu.packing.pieces import (
 )
 
 SGLANG = "sglang"  # the parcel of wheels: SGLang and what it imports
+PROMPTS = "prompts"  # files of prompts to train on, where the packer was given some
 _DIGEST = ".parcel"  # in an installed parcel: SHA-256 of the tar that it came from
 _PLUGIN = "plugin"
 _ROOT = Path(__file__).resolve().parents[3]

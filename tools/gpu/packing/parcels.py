@@ -1,26 +1,35 @@
-"""What is sent: SGLang with all it imports, and the demo's models, in the order of their use."""
+"""What is sent: SGLang with all it imports, the demo's models, and prompts to train on, if any; in
+the order of their use.
+"""
 
 from __future__ import annotations
 
 import shutil
+from collections.abc import Sequence
 from functools import partial
 from pathlib import Path
 
 from sglang_dspark.common.hashes import file_sha256, named_sha256
 from sglang_dspark.models import source
 from sglang_dspark.models.drafters import DEMO_DRAFTER, shipped_drafter_path
-from tools.gpu.packing.arrival import SGLANG
+from sglang_dspark.training.prompts import read_prompts
+from tools.gpu.packing.arrival import PROMPTS, SGLANG
 from tools.gpu.packing.pieces import Contents
 from tools.gpu.packing.wheels import LEFT_OUT, Pin, obtain, read_pins, thin
 
 
-def all_parcels(downloads: Path, python: str) -> tuple[Contents, ...]:
-    """The parcels of the kit for a Python version. downloads: where wheels and weights are kept."""
+def all_parcels(downloads: Path, python: str, prompts: Sequence[Path] = ()) -> tuple[Contents, ...]:
+    """The parcels of the kit for a Python version. downloads: where wheels and weights are kept.
+    prompts: JSONL files of prompts to train on.
+
+    Raises DSparkError for a file of prompts that is none.
+    """
     drafter = shipped_drafter_path()
     weights = f"{source.GGUF_SHA256} {named_sha256(sorted(drafter.iterdir()))}"
     return (
         _wheels(read_pins(), downloads, python),
         Contents("smollm", weights, partial(_models, downloads, drafter)),
+        *_prompts(prompts),
     )
 
 
@@ -42,3 +51,17 @@ def _models(downloads: Path, drafter: Path, folder: Path) -> None:
         kept = source.obtain_gguf(downloads)
     shutil.copyfile(kept, folder / source.GGUF_NAME)
     shutil.copytree(drafter, folder / DEMO_DRAFTER)
+
+
+def _prompts(files: Sequence[Path]) -> tuple[Contents, ...]:
+    """A parcel of prompt files, numbered in the order given; none without one."""
+    if not files:
+        return ()
+    for file in files:
+        read_prompts(file, strict=False)
+
+    def fill(folder: Path) -> None:
+        for number, file in enumerate(files):
+            shutil.copyfile(file, folder / f"{number}-{file.stem}.jsonl")
+
+    return (Contents(PROMPTS, " ".join(file_sha256(file) for file in files), fill),)

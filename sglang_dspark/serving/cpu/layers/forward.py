@@ -17,7 +17,7 @@ import torch
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor, nn
 
-from sglang_dspark.serving.cpu import linear
+from sglang_dspark.serving.cpu import linear, packed_weights
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.fast_paths import fits, need
 from sglang_dspark.serving.cpu.layers import model as layer_model
@@ -146,7 +146,7 @@ def require_plain_target(model: Any) -> None:
 
 
 def _require_plain_head(head: Any, vocab_size: int) -> None:
-    """Logits are one product of float32 with the whole LM head."""
+    """Logits are one product of ours with the whole LM head."""
     from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
 
     method = getattr(head, "quant_method", None)
@@ -155,13 +155,13 @@ def _require_plain_head(head: Any, vocab_size: int) -> None:
     need(not getattr(head, "use_intel_amx_backend", False), "its LM head is packed for AMX")
     need(head.weight.shape[0] == vocab_size, "its LM head is not as long as the vocabulary")
     need(linear.prepare() is not None, str(linear.why_not()))
-    one = head.weight.new_empty(1, head.weight.shape[1])
+    one = torch.empty(1, head.weight.shape[1])
     sizes = f"{head.weight.dtype} {list(head.weight.shape)}"
-    need(linear.eligible(one, head.weight), f"its LM head is {sizes}, not float32 in sixteens")
+    need(linear.eligible(one, head.weight), f"its LM head is {sizes}, which our kernel cannot read")
 
 
 def require_plain_embedding(embedding: Any) -> None:
-    """Looking tokens up is taking rows of a float32 weight."""
+    """Looking tokens up is taking rows of a float32 weight, or of one packed here."""
     from sglang.srt.layers.vocab_parallel_embedding import (
         ParallelLMHead,
         UnquantizedEmbeddingMethod,
@@ -174,7 +174,8 @@ def require_plain_embedding(embedding: Any) -> None:
     need(plain, "its embedding is quantised")
     need(embedding.tp_size == 1, f"its embedding is split over {embedding.tp_size} ranks")
     dtype = embedding.weight.dtype
-    need(dtype is torch.float32, f"its embedding is {dtype}, not torch.float32")
+    known = dtype is torch.float32 or packed_weights.holds(embedding)
+    need(known, f"its embedding is {dtype}, not torch.float32")
     need(not hooked(embedding), "its embedding has hooks")
 
 
@@ -192,7 +193,7 @@ def run(
     own forward plans attention anew.
     """
     backend = runner.attn_backend
-    hidden = embedding.weight.index_select(0, window.input_ids)  # [n, d]
+    hidden = packed_weights.embedded(embedding, window.input_ids)  # [n, d]
     backend.init_forward_metadata(window)
     step = layer_model.step_of(stack, backend, window.positions, hidden, window)
     if step is None:

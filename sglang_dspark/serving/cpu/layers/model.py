@@ -124,6 +124,7 @@ def stack_of(
             raise UnfitError(f"layer {index}: {unfit}") from None
     need(layers, "it has no layers")
     need(len({layer.shape for layer in layers}) == 1, "its layers differ in shape")
+    need(len({layer.kernel.entry for layer in layers}) == 1, "its layers differ in format")
     if resolve_ending is None:
         return LayerStack(layers, None, model.layers)
     ending, width = resolve_ending(model), layers[0].shape.hidden

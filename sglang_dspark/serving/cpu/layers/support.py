@@ -76,11 +76,11 @@ def ending_of(model: Any) -> Ending:
 
 
 def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> LayerSpec:
-    kernel, ranks = linear.prepare(), get_parallel().tp_size
-    if kernel is None:
-        raise UnfitError(str(linear.why_not()))
+    ranks = get_parallel().tp_size
+    need(linear.prepare() is not None, str(linear.why_not()))
     need(ranks == 1, f"its layers are split over {ranks} ranks")
     shape, weights = _shape(layer), _weights(layer)
+    kernel = _kernel(weights)
     products = {name: _product(kernel, name, weight) for name, weight in weights.items()}
     _require_sizes(shape, weights, layer)
     rotary, radix = layer.self_attn.rotary_emb, layer.self_attn.attn
@@ -125,6 +125,15 @@ def _weights(layer: Any) -> dict[str, Tensor]:
         "gate_up": _plain_weight(mlp.gate_up_proj, "gate_up_proj"),
         "down": _plain_weight(mlp.down_proj, "down_proj"),
     }
+
+
+def _kernel(weights: Mapping[str, Tensor]) -> NarrowMatmul:
+    """What multiplies with all of them."""
+    kernels = [linear.kernel_of(weight) for weight in weights.values()]
+    first = kernels[0]
+    if first is None or any(kernel is not first for kernel in kernels):
+        raise UnfitError("its weights are not all of one format that our kernel reads")
+    return first
 
 
 def _parts(layer: nn.Module) -> tuple[tuple[Mapping[str, Any], str, nn.Module], ...]:
@@ -237,7 +246,7 @@ def _plain_weight(layer: Any, name: str) -> Tensor:
 def _product(kernel: NarrowMatmul, name: str, weight: Tensor) -> Product:
     need(weight.dim() == 2 and not weight.requires_grad, f"{name} is no matrix of a served model")
     n, k = weight.shape
-    why = f"{name} {weight.dtype} [{n}, {k}] is not float32, contiguous, in multiples of 16"
+    why = f"{name} {weight.dtype} [{n}, {k}] is in no format that our kernel reads"
     need(linear.eligible(torch.empty(1, k), weight), why)
     threads = linear.threads_for(n, k) if kernel.threads_available else 1
     return Product(weight.data_ptr(), n, k, threads)

@@ -1,0 +1,20 @@
+"""Keeps room for a speculative step at the end of the KV pool.
+
+The hook: `sglang_dspark/serving/pool_end.py`.
+"""
+
+from __future__ import annotations
+
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import pool_end
+
+SEAMS = (
+    Seam(
+        name="pool-end",
+        target="sglang.srt.managers.scheduler.Scheduler.init_req_max_new_tokens",
+        kind="after",
+        hook=pool_end.keep_room,
+        signature="(self, req)",
+        why="an answer that reaches the end of the KV pool gets 500 where plain decoding ends it",
+    ),
+)

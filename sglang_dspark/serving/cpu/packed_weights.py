@@ -1,0 +1,139 @@
+"""Packs a served model's weights once they are loaded, as `cpu.weights` says.
+
+Upstream (0.5.23): `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) leaves
+float32 weights, which `UnquantizedLinearMethod` and `UnquantizedEmbeddingMethod` multiply with and
+look up. Packed in place they keep their names and shapes; products (linear_layers.py), look-ups and
+the short forms of passes read them by format, and activations stay float32. Models whose modules
+read weights in other ways keep theirs.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.cpu import linear
+from sglang_dspark.serving.cpu.fast_paths import UnfitError, fits, need
+from sglang_dspark.serving.cpu.weight_formats import (
+    FLOAT32,
+    FORMATS,
+    INT8,
+    WeightFormat,
+    format_of,
+    is_packed,
+    look_up,
+    pack,
+)
+
+logger = logging.getLogger(__name__)
+
+TARGETS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_MARK = "dspark_packed"  # attribute of a module whose weight was packed here
+
+
+def pack_target(result: Any, runner: Any) -> Any:
+    """AFTER hook of `ModelRunner.load_model`."""
+    form = _wanted()
+    if form is FLOAT32 or runner.is_draft_worker:
+        return result
+    model = runner.model
+    if fits(f"{form.name} weights of {type(model).__name__}", lambda: _require_target(runner)):
+        _pack(model, form)
+    return result
+
+
+def pack_draft(result: Any, draft_model: Any, **kwargs: Any) -> Any:
+    """AFTER hook of `attach_shared_modules`: the draft's layers, where its target's are packed.
+
+    What injects the target's features stays float32: it is small, and upstream multiplies with it.
+    """
+    form = _wanted()
+    if form is not FLOAT32 and fits(
+        f"{form.name} weights of {type(draft_model).__name__}", lambda: _require_draft(draft_model)
+    ):
+        _pack(draft_model.layers, form)
+    return result
+
+
+def holds(layer: nn.Module) -> bool:
+    """Whether a module's weight was packed here; one that was loaded in bfloat16 was not."""
+    return getattr(layer, _MARK, False)
+
+
+def embedded(embedding: nn.Module, tokens: Tensor) -> Tensor:
+    """Rows of an embedding in float32: tokens [n] int64 -> [n, d]."""
+    weight: Tensor = embedding.weight  # type: ignore[assignment]
+    return look_up(weight, tokens) if is_packed(weight) else weight.index_select(0, tokens)
+
+
+def _wanted() -> WeightFormat:
+    from sglang_dspark.serving.config import current_config
+
+    return FORMATS[current_config().cpu.weights]
+
+
+def _require_target(runner: Any) -> None:
+    name = type(runner.model).__name__
+    need(name in TARGETS, f"only {', '.join(TARGETS)} are packed")
+    need(runner.dtype is torch.float32, f"the server computes in {runner.dtype}")
+    need(runner.server_args.tp_size == 1, "weights are split over ranks")
+    need(not runner.server_args.enable_lora, "LoRA adds to float32 weights")
+
+
+def _require_draft(model: Any) -> None:
+    from sglang.srt.models.dspark import DSparkDraftModel
+
+    need(isinstance(model, DSparkDraftModel), "only dense drafts are packed")
+    stacked = model._stacked_ctx_kv_params()  # upstream keeps it
+    if stacked is None:
+        raise UnfitError("keys and values of its context are not one product")
+    need(stacked["weight"].dtype is torch.float32, f"it is in {stacked['weight'].dtype}")
+
+
+def _pack(model: nn.Module, form: WeightFormat) -> None:
+    """Every product's and embedding's weight that the format takes."""
+    before = after = 0
+    for module in model.modules():
+        if not _plain(module):
+            continue
+        weight: nn.Parameter = module.weight  # type: ignore[assignment]
+        n, k = weight.shape
+        before += weight.nbytes
+        if n % 16 == 0 and k % form.columns == 0:
+            weight.data = pack(weight.data, form)
+            setattr(module, _MARK, True)
+            if form is INT8:
+                weight.weight_loader = _refuse_update  # type: ignore[attr-defined]
+        after += n * (form if holds(module) else FLOAT32).row_bytes(k)
+    linear.prepare_for(form)
+    logger.info(
+        "sglang-dspark: weights of %s are kept as %s: %.3g MB instead of %.3g",
+        type(model).__name__, form.name, after / 1e6, before / 1e6,
+    )  # fmt: skip
+
+
+def _plain(module: nn.Module) -> bool:
+    """Whether a module multiplies with or looks up in a float32 weight, and nothing else."""
+    from sglang.srt.layers.quantization.unquant import (
+        UnquantizedEmbeddingMethod,
+        UnquantizedLinearMethod,
+    )
+
+    method = type(getattr(module, "quant_method", None))
+    weight = getattr(module, "weight", None)
+    return (
+        method in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+        and isinstance(weight, nn.Parameter)
+        and not getattr(module, "use_intel_amx_backend", False)
+        and format_of(weight) is FLOAT32
+    )
+
+
+def _refuse_update(*args: Any, **kwargs: Any) -> None:
+    raise DSparkError(
+        "weights kept as int8 cannot be exchanged in a running server; start it with the new ones"
+    )

@@ -1,0 +1,143 @@
+"""What a commit needs of a draft model and its cache, resolved once: K/V projections of all layers
+as one weight, norms, rotation, and where each layer's keys and values lie.
+
+Upstream (0.5.23): `DSparkDraftMixin` in sglang/srt/models/dspark.py, which dense drafts and those
+with experts share. It keeps the stacked weight itself, for prefills; so it is stored once.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.nn.functional import linear
+
+from sglang_dspark.kernels import commit_write
+from sglang_dspark.kernels.commit_write import DraftLayers
+
+
+@dataclass(frozen=True)
+class DraftContext:
+    """project: [n, d] to [n, L * 2 * H * D], the keys and values of every layer."""
+
+    layers: DraftLayers
+    project: Callable[[Tensor], Tensor]
+    rotary: Any
+    weight: Tensor  # of the first layer, and where it was
+    address: int
+
+    def holds(self, model: Any, pool: Any) -> bool:
+        """Whether model and pool still are what was resolved."""
+        first = model.layers[0]
+        weight, cache = first.self_attn.qkv_proj.weight, pool.k_buffer[_place(first, pool)]
+        return (
+            weight is self.weight
+            and weight.data_ptr() == self.address
+            and cache.data_ptr() == self.layers.keys[0].data_ptr()
+        )
+
+
+def obstacle(model: Any, pool: Any) -> str | None:
+    """Why our operator does not write this model's context; None: it does."""
+    from sglang.srt.layers.layernorm import RMSNorm
+    from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
+    from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
+    from sglang.srt.layers.rotary_embedding.yarn import YaRNScalingRotaryEmbedding
+
+    if not _writes_as_upstream(model):
+        return f"{type(model).__name__} writes its context in a way of its own"
+    reason = _obstacle_of(pool)
+    if reason is not None:
+        return reason
+    attention = [layer.self_attn for layer in model.layers]
+    first = attention[0].rotary_emb
+    plain = (RotaryEmbedding, Llama3RotaryEmbedding, YaRNScalingRotaryEmbedding)
+    if type(first) not in plain or first.position_start != 0:
+        return f"its rotation is a {type(first).__name__}"
+    for part in attention:
+        if part.rotary_emb is not first:
+            return "its layers rotate in unlike ways"
+        if type(part.k_norm) is not RMSNorm:
+            return f"its keys are normed by a {type(part.k_norm).__name__}"
+        if part.k_norm.variance_epsilon != attention[0].k_norm.variance_epsilon:
+            return "its layers have norms of unlike epsilon"
+        if part.v_scale is not None:
+            return "its values are scaled"
+    if model._fused_kv_write_bundle(pool) is None and model._stacked_ctx_kv_params() is None:
+        return "its layers' projections are no plain weights"
+    return commit_write.why_not(_layers_of(model, pool), first.rotary_dim)
+
+
+def _writes_as_upstream(model: Any) -> bool:
+    """By the methods that dense drafts have; other classes exchange some of them."""
+    from sglang.srt.models.dspark import DSparkDraftMixin
+
+    names = ("write_target_hidden_kv", "_stacked_ctx_kv_params", "_build_fused_kv_write_bundle")
+    own = (getattr(type(model), name, None) for name in names)
+    return all(o is getattr(DSparkDraftMixin, n) for o, n in zip(own, names, strict=True))
+
+
+def _obstacle_of(pool: Any) -> str | None:
+    """What of a cache the operator does not know; None: nothing."""
+    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
+
+    names = ("set_kv_buffer", "_store_kv_layer")
+    own = (getattr(type(pool), name, None) for name in names)
+    if any(o is not getattr(MHATokenToKVPool, n) for o, n in zip(own, names, strict=True)):
+        return f"its cache is a {type(pool).__name__}"
+    if pool.kv_cache_layout != "nhd":
+        return f"its cache has the layout {pool.kv_cache_layout}"
+    if pool.is_quantized_kv_cache:
+        return "its cache is quantised with scales of its own"
+    return None
+
+
+def context_of(model: Any, pool: Any) -> DraftContext:
+    """Of a model and a pool without an obstacle."""
+    attention = model.layers[0].self_attn
+    return DraftContext(
+        layers=_layers_of(model, pool),
+        project=_projection_of(model, pool),
+        rotary=attention.rotary_emb,
+        weight=attention.qkv_proj.weight,
+        address=attention.qkv_proj.weight.data_ptr(),
+    )
+
+
+def _projection_of(model: Any, pool: Any) -> Callable[[Tensor], Tensor]:
+    """Upstream's own where it has one for this cache, so that its weight is stored once."""
+    bundle = model._fused_kv_write_bundle(pool)
+    if bundle is not None:
+        project: Callable[[Tensor], Tensor] = bundle.project
+        return project
+    stacked = model._stacked_ctx_kv_params()
+    return lambda hidden: linear(hidden, stacked["weight"], stacked["bias"])
+
+
+def _layers_of(model: Any, pool: Any) -> DraftLayers:
+    attention = [layer.self_attn for layer in model.layers]
+    places = [_place(layer, pool) for layer in model.layers]
+    norms = torch.stack([part.k_norm.weight.detach() for part in attention])
+    return DraftLayers(
+        keys=[pool.k_buffer[place].view(pool.dtype) for place in places],
+        values=[pool.v_buffer[place].view(pool.dtype) for place in places],
+        norms=norms,
+        scales=torch.tensor([_scales(part, pool) for part in attention], device=norms.device),
+        epsilon=attention[0].k_norm.variance_epsilon,
+        neox=attention[0].rotary_emb.is_neox_style,
+    )
+
+
+def _place(layer: Any, pool: Any) -> int:
+    return int(layer.self_attn.attn.layer_id) - int(pool.start_layer)
+
+
+def _scales(attention: Any, pool: Any) -> list[float]:
+    """Of keys and values: SGLang's cache applies them where its type is not the model's."""
+    if attention.qkv_proj.weight.dtype is pool.dtype:
+        return [1.0, 1.0]
+    own = (attention.attn.k_scale, attention.attn.v_scale)
+    return [1.0 if scale is None else float(scale) for scale in own]

@@ -1,0 +1,97 @@
+"""SGLang's Humming runner as a backend of the experts, where `humming-kernels` is installed.
+
+MXFP4 weights and BF16 rows: sglang/srt/layers/moe/moe_runner/humming.py, whose weights
+`prepare_humming_moe_layer` (layers/quantization/humming_utils.py) lays out, as
+layers/quantization/mxfp4_humming_moe.py does for DeepSeek-V4 (0.5.23). Written after these; it has
+not been run on a GPU, so only a measurement, which compares results too, brings it forward.
+"""
+
+from __future__ import annotations
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.experts.backends import (
+    Backend,
+    Call,
+    ExpertWeights,
+    ExpertWorkload,
+    joined,
+    needs,
+)
+from sglang_dspark.experts.gpu_backends import on_cuda
+from sglang_dspark.quantisation import mxfp4
+from sglang_dspark.quantisation.layout import Quantised
+
+_COLUMNS = 128  # to whose multiples SGLang pads K of a layer, which its buffers do not know of
+
+
+class HummingLayer(nn.Module):
+    """What the runner reads of SGLang's FusedMoE layer: shapes, and weights by their names there.
+
+    w13_weight [E, 2I, d/2] int8, two codes each; w13_weight_scale [E, 2I, d/32] E8M0, gate before
+    up; w2_weight [E, d, I/2] and w2_weight_scale [E, d, I/32].
+    """
+
+    def __init__(self, gate_up: Quantised, down: Quantised) -> None:
+        super().__init__()
+        experts, rows, width = gate_up.shape
+        self.num_local_experts = self.num_experts = experts
+        self.intermediate_size_per_partition = rows // 2
+        self.hidden_size = width
+        self.params_dtype = torch.bfloat16
+        self.with_bias = False
+        self.layer_name = "experts"
+        for name, part in (("w13", gate_up), ("w2", down)):
+            assert part.scales is not None, "MXFP4 has scales"
+            codes = part.payload.view(torch.int8)
+            scales = part.scales.view(torch.float8_e8m0fnu)
+            setattr(self, f"{name}_weight", nn.Parameter(codes, requires_grad=False))
+            setattr(self, f"{name}_weight_scale", nn.Parameter(scales, requires_grad=False))
+
+
+def _refusal(s: ExpertWorkload) -> str | None:
+    if s.format != mxfp4.NAME:
+        return "wired for mxfp4"
+    if s.inner % _COLUMNS or s.width % _COLUMNS:
+        return f"widths {s.width} x {s.inner} are no multiples of {_COLUMNS}"
+    return on_cuda(s, (8, 0))
+
+
+def _prepare(weights: ExpertWeights) -> Call:
+    from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
+    from sglang.srt.layers.moe.moe_runner import humming as runner
+    from sglang.srt.layers.quantization.humming_utils import prepare_humming_moe_layer
+
+    gate, up, down = weights.coded()
+    layer = HummingLayer(joined(gate, up), down)
+    prepare_humming_moe_layer(layer, {"quant_method": "mxfp4"})
+    core = runner.HummingRunnerCore(
+        MoeRunnerConfig(
+            num_experts=layer.num_experts,
+            num_local_experts=layer.num_local_experts,
+            hidden_size=layer.hidden_size,
+            intermediate_size_per_partition=layer.intermediate_size_per_partition,
+            params_dtype=layer.params_dtype,
+            inplace=False,
+        )
+    )
+    info, kind = (
+        runner.HummingMoeQuantInfo(layer=layer),
+        runner.get_standard_humming_moe_gemm_type(),
+    )
+
+    def call(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
+        given = runner.HummingRunnerInput(
+            hidden_states=x.bfloat16().contiguous(),
+            topk_weights=own,
+            topk_ids=ids.int().contiguous(),
+            gemm_type=kind,
+        )
+        made: Tensor = core.run(given, info, {}).hidden_states
+        return made.to(x.dtype)
+
+    return call
+
+
+BACKEND = Backend("humming", needs("humming"), _refusal, _prepare)

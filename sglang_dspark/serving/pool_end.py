@@ -1,0 +1,30 @@
+"""An answer that grows to the end of the KV pool ends with `length`, as plain decoding's does.
+
+Upstream (0.5.23, sglang/srt/managers/scheduler.py, `init_req_max_new_tokens`) cuts `max_new_tokens`
+to what the pool holds. A step of a server that speculates needs room for twice its window besides;
+so a request that is alone in the pool, and near its end, was ended with status 500 ("Out of memory
+even after retracting all other requests") where plain decoding would have reached its limit.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def keep_room(result: Any, scheduler: Any, req: Any) -> None:
+    """AFTER hook of `init_req_max_new_tokens`: leave the room of a step behind the answer.
+
+    One token there is always: it comes from the prefill, which needs none.
+    """
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+    if scheduler.spec_algorithm.is_none():
+        return
+    sampling = req.sampling_params
+    # Whole pages alone are given out.
+    pool = scheduler.max_total_num_tokens // scheduler.page_size * scheduler.page_size
+    room = pool - get_alloc_reserve_per_decode() - len(req.origin_input_ids)
+    if scheduler.page_size > 1:
+        room -= scheduler.page_size
+    sampling.max_new_tokens = min(sampling.max_new_tokens, max(1, room))
+    sampling.min_new_tokens = min(sampling.min_new_tokens, sampling.max_new_tokens)

@@ -1,0 +1,56 @@
+"""What a server falls back from, by name: each is counted in `/metrics` and told in the log.
+
+None of them costs an answer. `reason` of `sglang:dspark_fallbacks` is one of these names.
+"""
+
+from __future__ import annotations
+
+from enum import Enum
+
+
+class Fall(Enum):
+    """A reason to fall back. told: what it means and what is done instead, for docs/metrics.md."""
+
+    told: str
+
+    def __new__(cls, name: str, told: str) -> Fall:
+        """A member whose value is its name in `/metrics`."""
+        fall = object.__new__(cls)
+        fall._value_ = name
+        fall.told = told
+        return fall
+
+    DRAFTS_LOSE = "realised gain", "drafting was found to lose: a load decodes plainly"
+    DRAFT_FAILED = (
+        "draft failed",
+        "a draft ended with an error: its step decodes plainly, and drafting rests for a while",
+    )
+    NO_CONFIDENCE = (
+        "confidence no number",
+        "confidences of a step were NaN or infinite: those drafts count as hopeless",
+    )
+    NO_TIME = (
+        "step time impossible",
+        "a step took no time or less by its clock: nothing is learned from it",
+    )
+    RESULT_LATE = (
+        "result late",
+        "a step's result came more than three steps late: plans were made without it",
+    )
+    RESULT_LOST = "result lost", "a step's result never came: nothing is learned from it"
+    NO_HEAD = (
+        "no confidence head",
+        "a start with a drafter that has none: it is scheduled by past acceptance",
+    )
+    STS_REFUSED = (
+        "sts.json refused",
+        "a start whose `sts.json` is another drafter's, or broken: confidence is calibrated online",
+    )
+    TIMES_REFUSED = (
+        "step times refused",
+        "a start whose kept step times are of elsewhere, or broken: they are measured again",
+    )
+    TIMES_NOT_KEPT = (
+        "step times not kept",
+        "a start that cannot write its step times: the next start measures them again",
+    )

@@ -1,0 +1,189 @@
+"""Faults within steps of a live server: drafts, confidences, results, clocks. No answer suffers."""
+
+from __future__ import annotations
+
+import time
+
+import pytest
+
+from sglang_dspark.serving.schedule.falls import Fall
+from sglang_dspark.serving.step.engine import MOST_AWAITED, PIPELINE
+from tests.faults.conftest import Note
+from tests.faults.live import Live, Outcome, told_once, unpoisoned
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("faults")]
+
+FAILED, WORKS = "a draft failed (RuntimeError: injected", "drafting works again, after 3 failures"
+
+
+@pytest.mark.parametrize(
+    ("fault", "where"),
+    [("draft-raises", "before it drafts"), ("draft-raises-late", "behind its draft")],
+)
+def test_a_drafter_that_raises(live: Live, note: Note, fault: str, where: str) -> None:
+    failed, works, counted = (
+        live.log_count(FAILED),
+        live.log_count(WORKS),
+        live.falls(Fall.DRAFT_FAILED),
+    )
+    live.arm(fault, times=3)
+    live.lossless()
+    assert live.happened(fault)
+    recovered = live.recovered()
+    assert live.falls(Fall.DRAFT_FAILED) - counted == 3
+    assert live.log_count(FAILED) == failed + 1, "failures in a row are said once"
+    assert live.log_count(WORKS) == works + 1
+    live.at_rest()
+    note(
+        Outcome(
+            f"the drafter raises {where}",
+            "its steps decode plainly, drafting rests a while and comes back",
+            f"`{Fall.DRAFT_FAILED.value}`",
+            recovered,
+            0,
+            len(live.expected),
+        )
+    )
+
+
+@pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
+def test_a_confidence_that_is_no_number(live: Live, note: Note, value: str) -> None:
+    costs = live.costs()
+    with told_once(live, Fall.NO_CONFIDENCE, "confidence is not a number", counted=20):
+        live.arm("confidence", value=value, times=20)
+        live.lossless()
+        assert live.happened("confidence")
+    recovered = live.recovered()
+    unpoisoned(costs, live.costs())
+    live.at_rest()
+    note(
+        Outcome(
+            f"confidences are {value} for 20 steps",
+            "those drafts count as hopeless, and nothing is learned from them",
+            f"`{Fall.NO_CONFIDENCE.value}`",
+            recovered,
+            0,
+            len(live.expected),
+        )
+    )
+
+
+@pytest.mark.parametrize(
+    "steps", [1, PIPELINE, 10, 100, pytest.param(MOST_AWAITED + 50, marks=pytest.mark.slow)]
+)
+def test_results_that_come_late(live: Live, note: Note, steps: int) -> None:
+    late, lost = late_and_lost(live)
+    costs = live.costs()
+    live.arm("results-late", times=steps)
+    while not live.happened("results-late"):
+        live.lossless()
+    recovered = live.recovered()
+    overtaken = min(steps, MOST_AWAITED)  # of the first of them
+    found = (live.falls(Fall.RESULT_LATE) - late, live.falls(Fall.RESULT_LOST) - lost)
+    assert found == (max(0, overtaken - PIPELINE + 1), steps - overtaken)
+    unpoisoned(costs, live.costs())
+    live.at_rest()
+    note(
+        Outcome(
+            f"results of {steps} steps come all at once, the first {steps} steps late",
+            "plans are made without them; they are learned when they come"
+            if steps <= MOST_AWAITED
+            else f"those of more than {MOST_AWAITED} steps ago are given up",
+            f"`{Fall.RESULT_LATE.value}`" if steps >= PIPELINE else "no fault yet",
+            recovered,
+            0,
+            len(live.expected),
+        )
+    )
+
+
+@pytest.mark.slow
+def test_results_that_come_late_by_1_to_100_steps(live: Live) -> None:
+    for steps in range(1, 101):
+        late, _ = late_and_lost(live)
+        live.arm("results-late", times=steps)
+        while not live.happened("results-late"):
+            assert live.ask(steps % 12) == live.expected[steps % 12]
+        live.recovered()
+        assert live.falls(Fall.RESULT_LATE) - late == max(0, steps - PIPELINE + 1)
+    live.at_rest()
+
+
+def test_results_that_never_come(live: Live, note: Note) -> None:
+    costs = live.costs()
+    with told_once(live, Fall.RESULT_LOST, "a step's result never came", counted=30):
+        live.arm("results-lost", times=30)
+        live.lossless()
+        assert live.happened("results-lost")
+        recovered = live.recovered()
+    unpoisoned(costs, live.costs())
+    live.at_rest()
+    note(
+        Outcome(
+            "the scheduler is not told of 30 results",
+            "nothing is learned from them",
+            f"`{Fall.RESULT_LOST.value}`",
+            recovered,
+            0,
+            len(live.expected),
+        )
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+def test_a_step_clock_that_jumps(live: Live, note: Note, seconds: float) -> None:
+    costs, counted = live.costs(), live.falls(Fall.NO_TIME)
+    outliers = live.count("sglang:dspark_step_time_outliers")
+    live.arm("step-clock-jumps", seconds=seconds, times=8)  # a step before a prefill has no time
+    live.lossless()
+    assert live.happened("step-clock-jumps")
+    recovered = live.recovered()
+    unpoisoned(costs, live.costs())
+    live.at_rest()
+    if seconds < 0:
+        assert 1 <= live.falls(Fall.NO_TIME) - counted <= 8
+        assert live.log_count("nothing is learned from it") >= 1
+    else:
+        assert live.count("sglang:dspark_step_time_outliers") > outliers
+    note(
+        Outcome(
+            f"the clock of steps jumps by {seconds:+.0f} s, 8 times",
+            "those steps' times teach nothing" if seconds < 0 else "those steps are outliers",
+            f"`{Fall.NO_TIME.value}`" if seconds < 0 else "`sglang:dspark_step_time_outliers`",
+            recovered,
+            0,
+            len(live.expected),
+        )
+    )
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("seconds", [3600.0, -3600.0])
+def test_a_wall_clock_that_jumps(live: Live, note: Note, seconds: float) -> None:
+    costs = live.costs()
+    live.arm("clock-jumps", seconds=seconds)
+    live.lossless()
+    began = time.monotonic()
+    assert live.served.healthy()
+    assert time.monotonic() - began < 20
+    live.disarm("clock-jumps")
+    recovered = live.recovered()
+    live.lossless()
+    unpoisoned(costs, live.costs())
+    live.at_rest()
+    note(
+        Outcome(
+            f"the wall clock jumps by {seconds:+.0f} s and back",
+            "nothing: steps are timed by a clock of their own",
+            "no fault of the scheduler's",
+            recovered,
+            0,
+            2 * len(live.expected),
+        )
+    )
+
+
+def late_and_lost(live: Live) -> tuple[int, int]:
+    """Results so far."""
+    return live.falls(Fall.RESULT_LATE), live.falls(Fall.RESULT_LOST)

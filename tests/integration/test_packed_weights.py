@@ -1,0 +1,69 @@
+"""Weights kept in bfloat16 or int8, served: DSPARK still gives what plain decoding gives.
+
+Packed weights stand for float32 numbers; the distribution to follow is that of these numbers.
+"""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from sglang_dspark.serving.cpu.weight_formats import FORMATS, dense, pack
+from tests.integration import test_sampled_law as law
+from tests.integration.prompts import PROMPTS
+from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
+from tests.integration.test_greedy_equal import check_equal
+from tests.integration.tiny_models import TinyPair
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("packed-weights")]
+
+
+def start(
+    pool: ServerPool, form: str, name: str, target: Path, drafter: Path | None, mode: str = "auto"
+) -> Served:
+    config = pool.folder / f"{name}-{form}.json"
+    config.write_text(json.dumps({"cpu": {"weights": form}, "schedule": {"mode": mode}}))
+    flags = () if drafter is None else (*DSPARK_FLAGS, str(drafter))
+    seats = ("--max-running-requests", "16", "--dspark-config", str(config))
+    return pool.start(f"{name}-{form}", target, *flags, *seats)
+
+
+@pytest.mark.parametrize("form", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_greedy_tokens_are_the_plain_servers_of_the_same_weights(
+    pool: ServerPool, demo_target: Path, demo_drafter: Path, form: str
+) -> None:
+    plain = start(pool, form, "plain", demo_target, None)
+    drafting = start(pool, form, "static", demo_target, demo_drafter, mode="static")
+    for server in (plain, drafting):
+        assert f"weights of LlamaForCausalLM are kept as {form}" in server.log
+        assert "sglang-dspark: off:" not in server.log
+    assert check_equal(plain, drafting, 4, PROMPTS[:16], 64) > 0
+
+
+@pytest.mark.parametrize("form", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
+def test_sampled_tokens_follow_the_rounded_target(
+    pool: ServerPool, noisy: TinyPair, form: str
+) -> None:
+    """Its table is known exactly: that of the numbers which the packed weights stand for."""
+    weights = load_file(noisy.target / "model.safetensors")
+    embedding, head = (
+        _rounded(weights[name], form) for name in ("model.embed_tokens.weight", "lm_head.weight")
+    )
+    normed = torch.nn.functional.rms_norm(
+        embedding, embedding.shape[1:], weights["model.norm.weight"], 1e-6
+    )
+    rounded = replace(noisy, logits=normed @ head.T)
+    assert not torch.equal(rounded.logits, noisy.logits)
+    served = start(pool, form, "tiny", noisy.target, noisy.drafter, mode="static")
+    law.check_law(served, rounded, 256)
+
+
+def _rounded(weight: torch.Tensor, form: str) -> torch.Tensor:
+    """What a weight with any number of rows stands for when it is packed."""
+    padded = torch.nn.functional.pad(weight, (0, 0, 0, -len(weight) % 16))
+    return dense(pack(padded, FORMATS[form]))[: len(weight)].clone()

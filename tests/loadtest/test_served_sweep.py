@@ -1,0 +1,253 @@
+"""`dspark sweep --url`: servers that run already become a sweep, or one line says why not."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import replace
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+
+from sglang_dspark.cli.report import write_sweep_report
+from sglang_dspark.cli.sweep import sweep
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.servers.ask import Served, ask_server
+from sglang_dspark.loadtest.sweep import run_dir
+from sglang_dspark.loadtest.sweep.served import Address, parse_address, parse_users, sweep_of
+from sglang_dspark.loadtest.sweep.setup import gamma_of
+from tests.ports import free_ports
+
+ROOT = Path(__file__).resolve().parents[2]
+LONG_S = 300.0
+PLAIN = Served("http://127.0.0.1:1", "m", "m", "", 0, "cpu", False)
+MTP = replace(PLAIN, url="http://127.0.0.1:2", algorithm="EAGLE", drafts=1)
+DSPARK = replace(
+    PLAIN, url="http://127.0.0.1:3", algorithm="DSPARK", drafts=5, metrics=True, device="cuda"
+)
+
+
+@pytest.fixture(scope="module")
+def target(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with what a sweep reads of a target."""
+    folder = tmp_path_factory.mktemp("target")
+    (folder / "config.json").write_text("{}")
+    (folder / "chat_template.jinja").write_text(
+        "{% for m in messages %}{{ m.content }}{% endfor %}"
+    )
+    return folder
+
+
+@contextmanager
+def running(target: Path, *arguments: str) -> Iterator[str]:
+    """A server as it stands in for SGLang's; its address."""
+    port = free_ports(1)
+    command = [sys.executable, "-m", "tests.loadtest.sweep_server", "--host", "127.0.0.1"]
+    command += ["--port", str(port), "--model-path", str(target), *arguments]
+    server = subprocess.Popen(command, cwd=ROOT, stdout=subprocess.DEVNULL)
+    url = f"http://127.0.0.1:{port}"
+    try:
+        deadline = time.monotonic() + LONG_S
+        while not _up(url):
+            assert time.monotonic() < deadline
+            time.sleep(0.05)
+        yield url
+    finally:
+        server.kill()
+        server.wait()
+
+
+def _up(url: str) -> bool:
+    try:
+        return httpx.get(f"{url}/health", trust_env=False).status_code == 200
+    except httpx.TransportError:
+        return False
+
+
+@contextmanager
+def answering(status: int, body: bytes, path: str = "/server_info") -> Iterator[str]:
+    """A server that answers one path so, and 404 to all others."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            known = self.path == path
+            self.send_response(status if known else 404)
+            self.end_headers()
+            self.wfile.write(body if known else b"no such page")
+
+        def log_message(self, *_: object) -> None:
+            """Be quiet."""
+
+    server = ThreadingHTTPServer(("127.0.0.1", 0), Handler)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    try:
+        yield f"http://127.0.0.1:{server.server_address[1]}"
+    finally:
+        server.shutdown()
+        server.server_close()
+
+
+def told(**other: Any) -> bytes:
+    """A server's information."""
+    fields = {
+        "model_path": "m",
+        "tokenizer_path": None,
+        "speculative_algorithm": None,
+        "speculative_num_draft_tokens": None,
+        "device": "cuda",
+        "enable_metrics": True,
+        "is_embedding": False,
+    }
+    return json.dumps({**fields, **other}).encode()
+
+
+def test_two_servers_are_swept_without_a_file(tmp_path: Path, target: Path) -> None:
+    drafting = ["--speculative-algorithm=DSPARK", "--speculative-num-draft-tokens=3"]
+    with running(target) as plain, running(target, *drafting, "--enable-metrics") as dspark:
+        command = [sys.executable, "-m", "sglang_dspark.cli.main", "sweep", "--url", plain]
+        command += ["--url", f"{dspark}/", "--concurrency", "1,2", "--trials", "1"]
+        command += ["--seconds", "1", "--out", "run"]
+        done = subprocess.run(
+            command,
+            cwd=tmp_path,
+            env={**os.environ, "PYTHONPATH": str(ROOT)},
+            capture_output=True,
+            text=True,
+            timeout=LONG_S,
+        )
+    assert done.returncode == 0, done.stderr
+    run = tmp_path / "run"
+    info, cells = run_dir.read_run(run), run_dir.read_cells(run)
+    assert [(arm.name, arm.gamma) for arm in info.arms] == [("plain", 0), ("dspark", 2)]
+    assert info.arms[0].command == plain
+    assert info.arms[1].command == f"{dspark} {' '.join(drafting)}"
+    assert info.ended is not None
+    assert sorted(cell.name for cell in cells) == sorted(
+        f"{arm}-closed-{users}-0" for arm in ("plain", "dspark") for users in (1, 2)
+    )
+    assert all((cell.ok, cell.failures) == (cell.requests, {}) for cell in cells)
+    summary = run_dir.read_summary(run)
+    assert (summary.matched[0].over, summary.matched[0].under) == ("dspark", "plain")
+    assert "too few to tell" in summary.verdict or "No winner" in summary.verdict
+    page = run / "report.html"
+    if all(not cell.void for cell in cells):  # beside a busy neighbour the client may be late
+        assert page in write_sweep_report(run, page)
+
+
+def test_a_server_is_asked(target: Path) -> None:
+    with running(target) as url:
+        assert ask_server(url) == Served(url, str(target), str(target), "", 0, "cpu", False)
+    drafting = told(speculative_algorithm="EAGLE", speculative_num_draft_tokens=4)
+    with answering(200, drafting, "/get_server_info") as url:
+        assert ask_server(url) == Served(url, "m", "m", "EAGLE", 3, "cuda", True)
+
+
+@pytest.mark.parametrize(
+    ("status", "body", "said"),
+    [
+        (404, b"", r"no SGLang server \(/server_info answers 404\)"),
+        (200, b"<html>", "no SGLang server .*answers no JSON object"),
+        (200, b"[1]", "answers no JSON object"),
+        (200, b'{"version": "1"}', "its answer lacks SGLang's fields"),
+        (200, told(model_path=None), "its answer lacks SGLang's fields"),
+        (200, told(speculative_algorithm="NEW"), "its answer lacks SGLang's fields"),
+        (200, told(is_embedding=True), "serves embeddings, no text"),
+        (401, b"", "wants a key"),
+    ],
+)
+def test_what_is_no_server_to_sweep_is_one_line(status: int, body: bytes, said: str) -> None:
+    with answering(status, body) as url, pytest.raises(DSparkError, match=said) as error:
+        ask_server(url)
+    assert "\n" not in str(error.value)
+    assert url in str(error.value)
+
+
+def test_silence_is_one_line(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    url = f"http://127.0.0.1:{free_ports(1)}"
+    with pytest.raises(DSparkError, match=f"no server answers at {url} .*correct --url"):
+        sweep(url=[url], out=Path("run"))
+    with pytest.raises(DSparkError, match=r"is no address|no server answers"):
+        ask_server("http://127.0.0.1:999999")
+    assert not Path("run").exists()
+
+
+def test_arms_name_themselves() -> None:
+    servers = [DSPARK, PLAIN, MTP]
+    config, arms = sweep_of([Address("", each.url) for each in servers], servers)
+    assert config.names == ["dspark", "plain", "eagle"]
+    assert [gamma_of(arm, {}) for arm in arms] == [5, 0, 1]
+    assert config.baseline == "plain"
+    assert config.compare is not None
+    assert (config.compare.over, config.compare.under) == ("dspark", "plain")
+    assert config.urls == {"dspark": DSPARK.url, "plain": PLAIN.url, "eagle": MTP.url}
+    assert (config.api, config.trials, config.concurrency) == ("chat", 3, [1, 2, 4, 8])
+    assert config.device == "cuda"
+
+    named = [Address("old", MTP.url), Address("new", DSPARK.url)]
+    config, _ = sweep_of(named, [MTP, DSPARK])
+    assert (config.names, config.baseline) == (["old", "new"], "old")
+    config, _ = sweep_of(named[:1], [MTP])
+    assert (config.baseline, config.compare, config.device) == ("old", None, "cpu")
+
+
+def test_prompts_are_rendered_where_the_template_is(target: Path) -> None:
+    served = replace(PLAIN, model="owner/name", tokenizer=str(target))
+    config, _ = sweep_of([Address("", served.url)], [served])
+    assert (config.api, config.target) == ("completions", str(target))
+    config, _ = sweep_of([Address("", served.url)], [replace(served, tokenizer="owner/name")])
+    assert (config.api, config.target) == ("chat", "owner/name")
+
+
+def test_servers_that_cannot_be_compared_are_refused(target: Path) -> None:
+    def refuses(said: str, *served: Served, names: tuple[str, ...] = ("", "")) -> None:
+        addresses = [Address(n, each.url) for n, each in zip(names, served, strict=False)]
+        with pytest.raises(DSparkError, match=said):
+            sweep_of(addresses, served)
+
+    refuses(
+        "serves the model m and http://127.0.0.1:3 other", PLAIN, replace(DSPARK, model="other")
+    )
+    refuses("the tokenizer m and .* other", PLAIN, replace(DSPARK, tokenizer="other"))
+    refuses("two servers are 'plain'; name them", PLAIN, replace(PLAIN, url=MTP.url))
+    refuses("two servers are 'a'; name them", PLAIN, MTP, names=("a", "a"))
+    refuses("names http://127.0.0.1:1 twice", PLAIN, replace(PLAIN, algorithm="EAGLE"))
+    refuses("start it with --enable-metrics", PLAIN, replace(DSPARK, metrics=False))
+    two_ways = replace(PLAIN, model=str(target / ".." / target.name), tokenizer=str(target))
+    same = replace(MTP, model=str(target), tokenizer=str(target))
+    assert sweep_of([Address("", "x"), Address("", "y")], [two_ways, same])[0].names == [
+        "plain",
+        "eagle",
+    ]
+
+
+def test_what_is_typed_is_read_or_refused() -> None:
+    assert parse_address("http://h:1/?a=b/") == Address("", "http://h:1/?a=b")
+    assert parse_address("mine-2=http://h:1/") == Address("mine-2", "http://h:1")
+    for text in ("h:1", "mine=h:1", "=h", ""):
+        with pytest.raises(DSparkError, match="is no address"):
+            parse_address(text)
+    for text in ("My=http://h:1", "a b=http://h:1", "-a=http://h:1"):
+        with pytest.raises(DSparkError, match="an arm's name is of a-z"):
+            parse_address(text)
+    assert parse_users("1,2, 8") == [1, 2, 8]
+    for text in ("", "0,1", "2,1", "1,1", "1,x", "1.5"):
+        with pytest.raises(DSparkError, match="ascending, as 1,2,4,8"):
+            parse_users(text)
+
+
+def test_one_of_file_and_servers_is_wanted() -> None:
+    for config, url in ((None, None), (Path("cpu-demo"), ["http://h:1"])):
+        with pytest.raises(DSparkError, match="name a sweep with --config, or servers"):
+            sweep(config=config, url=url)
+    with pytest.raises(DSparkError, match="--smoke is of a sweep's file"):
+        sweep(url=["http://h:1"], smoke=True)

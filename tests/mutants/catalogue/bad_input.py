@@ -1,0 +1,118 @@
+"""Faults of what refuses bad input: requests, grammars, traces; of the pool's end, of probes."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PARSING = "sglang_dspark/serving/request_parsing.py"
+GRAMMAR = "sglang_dspark/serving/grammar_ends.py"
+POOL = "sglang_dspark/serving/pool_end.py"
+THRESHOLD = "sglang_dspark/schedule/static_threshold.py"
+TRACES = "sglang_dspark/evaluation/traces.py"
+PARSED, ENDED = "tests/serving/test_request_parsing.py", "tests/serving/test_grammar_ends.py"
+ROOM, PROBED = "tests/serving/test_pool_end.py", "tests/schedule/test_static_threshold.py"
+TRACED = "tests/evaluation/test_traces.py"
+
+MUTANTS = tuple(
+    Mutant(name, "bad input", path, before, after, (test,))
+    for name, path, before, after, test in (
+        (
+            "the parts of a request of several prompts are not looked at",
+            PARSING,
+            "    if not request.is_single:\n",
+            "    if request.is_single is None:\n",
+            PARSED,
+        ),
+        (
+            "parts keep what was set before the whole request was ready",
+            PARSING,
+            '        vars(request).pop("_sub_obj_cache", None)\n',
+            "",
+            PARSED,
+        ),
+        (
+            "prompts are blamed before other fields",
+            PARSING,
+            "return 2 if name in PROMPTS else",
+            "return -1 if name in PROMPTS else",
+            PARSED,
+        ),
+        (
+            "every field is tried, however many there are",
+            PARSING,
+            "[:MOST_TRIED]",
+            "[:]",
+            PARSED,
+        ),
+        (
+            "a body that is no object is looked into",
+            PARSING,
+            "    if not isinstance(body, dict):\n",
+            "    if isinstance(body, int):\n",
+            PARSED,
+        ),
+        (
+            "a row without tokens stays masked",
+            GRAMMAR,
+            "vocab_mask.masked_fill_(",
+            "vocab_mask.masked_fill(",
+            ENDED,
+        ),
+        (
+            "every refused token is the request's fault",
+            GRAMMAR,
+            "return not bool(mask.any())",
+            "return True",
+            ENDED,
+        ),
+        (
+            "no room is left at the end of the pool",
+            POOL,
+            "pool - get_alloc_reserve_per_decode() - ",
+            "pool - ",
+            ROOM,
+        ),
+        (
+            "an answer may have no token at the end of the pool",
+            POOL,
+            "max(1, room)",
+            "max(0, room)",
+            ROOM,
+        ),
+        (
+            "a threshold never probes",
+            THRESHOLD,
+            "self._unseen[deepest:] += 1",
+            "self._unseen[deepest:] += 0",
+            PROBED,
+        ),
+        (
+            "a probe looks at the first overdue position alone",
+            THRESHOLD,
+            "int(overdue[-1]) + 1",
+            "int(overdue[0]) + 1",
+            PROBED,
+        ),
+        (
+            "a step of a trace may have any number of drafts",
+            TRACES,
+            "if len(drafted) != gamma:",
+            "if len(drafted) < 0:",
+            TRACED,
+        ),
+        (
+            "settings of a trace may be anything",
+            TRACES,
+            "            number(raw[name], -MOST, MOST)\n",
+            "            pass\n",
+            TRACED,
+        ),
+        (
+            "some steps of a trace may tell no confidence",
+            TRACES,
+            "if len(told) > 1:",
+            "if len(told) > 9:",
+            TRACED,
+        ),
+    )
+)

@@ -1,0 +1,1 @@
+"""More than one process, or machine, where docs/parallel.md says so: its commands, run."""

@@ -1,0 +1,170 @@
+"""Which weights of a model are packed, and that upstream's modules go on with them."""
+
+from __future__ import annotations
+
+import json
+import logging
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving import config
+from sglang_dspark.serving.cpu import fast_paths, linear, linear_layers, packed_weights
+from sglang_dspark.serving.cpu.narrow_matmul import Processor
+from sglang_dspark.serving.cpu.weight_formats import FORMATS, dense, format_of, is_packed
+
+pytestmark = pytest.mark.skipif(not Processor.host().fuses, reason="no fused multiply-add")
+
+
+class LlamaForCausalLM(nn.Module):
+    """SGLang's modules under the name of a model that is packed: one product, one embedding, both
+    of which take the formats, a product that does not, and a norm."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        from sglang.srt.layers.quantization.unquant import (
+            UnquantizedEmbeddingMethod,
+            UnquantizedLinearMethod,
+        )
+
+        for name, method, n, k in (
+            ("proj", UnquantizedLinearMethod(), 48, 128),
+            ("embed", UnquantizedEmbeddingMethod(), 64, 128),
+            ("odd", UnquantizedLinearMethod(), 48, 80),
+        ):
+            layer = nn.Module()
+            method.create_weights(layer, k, [n], k, n, torch.float32)
+            layer.quant_method = method  # type: ignore[assignment]
+            layer.weight.data.normal_(generator=torch.Generator().manual_seed(k))
+            self.add_module(name, layer)
+        self.norm = nn.LayerNorm(128)
+
+
+class OtherForCausalLM(LlamaForCausalLM):
+    """The same under another name."""
+
+
+def runner_of(model: nn.Module, **fields: Any) -> Any:
+    arguments = SimpleNamespace(
+        enable_lora=fields.pop("lora", False), tp_size=fields.pop("ranks", 1)
+    )
+    given = {"dtype": torch.float32, "is_draft_worker": False} | fields
+    return SimpleNamespace(model=model, server_args=arguments, **given)
+
+
+@pytest.fixture(params=["bfloat16", "int8"])
+def form(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+    file = tmp_path / "dspark.json"
+    file.write_text(json.dumps({"cpu": {"weights": request.param}}))
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
+    monkeypatch.setattr(fast_paths, "_told", set())
+    return str(request.param)
+
+
+def test_products_and_embeddings_are_packed(form: str, caplog: pytest.LogCaptureFixture) -> None:
+    model = LlamaForCausalLM()
+    before = {name: each.clone() for name, each in model.named_parameters()}
+    with caplog.at_level(logging.INFO):
+        assert packed_weights.pack_target("loaded", runner_of(model)) == "loaded"
+    assert format_of(model.proj.weight) is format_of(model.embed.weight) is FORMATS[form]
+    assert packed_weights.holds(model.proj)
+    assert not packed_weights.holds(model.odd)
+    for name in ("odd.weight", "norm.weight", "norm.bias"):
+        assert torch.equal(model.get_parameter(name), before[name])
+    (line,) = caplog.messages
+    # (48 + 64) x 128 weights and 48 x 80 that stay float32
+    assert line == (
+        f"sglang-dspark: weights of LlamaForCausalLM are kept as {form}: "
+        f"{'0.044' if form == 'bfloat16' else '0.0306'} MB instead of 0.0727"
+    )
+
+
+def test_upstreams_modules_go_on(form: str) -> None:
+    from sglang.srt.layers.quantization.unquant import (
+        UnquantizedEmbeddingMethod,
+        UnquantizedLinearMethod,
+    )
+
+    model, tokens = LlamaForCausalLM(), torch.tensor([[3, 63, 3], [0, 1, 2]])
+    packed_weights.pack_target(None, runner_of(model))
+    embed = linear_layers.embed(
+        UnquantizedEmbeddingMethod.embedding, UnquantizedEmbeddingMethod(), model.embed, tokens
+    )
+    assert torch.equal(embed, dense(model.embed.weight)[tokens])
+    assert torch.equal(packed_weights.embedded(model.embed, tokens[0]), embed[0])
+    method = UnquantizedLinearMethod()
+    with torch.inference_mode():
+        for rows in (4, linear.MAX_ROWS + 1):
+            x = torch.randn(rows, 128)
+            found = linear_layers.apply_linear(UnquantizedLinearMethod.apply, method, model.proj, x)
+            expected = x @ dense(model.proj.weight).T
+            torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
+        head = linear_layers.project_through_lm_head(_unexpected, embed[0], model.embed)
+    torch.testing.assert_close(head, embed[0] @ dense(model.embed.weight).T, rtol=1e-4, atol=1e-3)
+
+
+def _unexpected(*args: Any) -> Any:
+    raise AssertionError("upstream cannot read this weight")
+
+
+def test_a_model_loaded_in_bfloat16_looks_up_bfloat16() -> None:
+    """Its weights were not packed here, and its activations are bfloat16."""
+    from sglang.srt.layers.quantization.unquant import UnquantizedEmbeddingMethod
+
+    model = LlamaForCausalLM().bfloat16()
+    assert is_packed(model.embed.weight)
+    found = linear_layers.embed(
+        UnquantizedEmbeddingMethod.embedding,
+        UnquantizedEmbeddingMethod(),
+        model.embed,
+        torch.tensor([1]),
+    )
+    assert found.dtype is torch.bfloat16
+
+
+@pytest.mark.parametrize(
+    ("model", "fields", "why"),
+    [
+        (OtherForCausalLM, {}, "only LlamaForCausalLM, "),
+        (LlamaForCausalLM, {"dtype": torch.bfloat16}, "the server computes in torch.bfloat16"),
+        (LlamaForCausalLM, {"lora": True}, "LoRA adds to float32 weights"),
+        (LlamaForCausalLM, {"ranks": 2}, "weights are split over ranks"),
+    ],
+)
+def test_other_models_keep_theirs_and_say_why(
+    form: str, model: Any, fields: dict[str, Any], why: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    served = model()
+    with caplog.at_level(logging.INFO):
+        packed_weights.pack_target(None, runner_of(served, **fields))
+    assert not any(is_packed(weight) for weight in served.parameters())
+    assert f"off: {form} weights of {model.__name__}: {why}" in caplog.messages[0]
+
+
+def test_a_draft_worker_is_left_to_its_own_hook(form: str) -> None:
+    model = LlamaForCausalLM()
+    packed_weights.pack_target(None, runner_of(model, is_draft_worker=True))
+    assert not packed_weights.holds(model.proj)
+
+
+def test_without_a_word_weights_stay_float32() -> None:
+    model = LlamaForCausalLM()
+    packed_weights.pack_target(None, runner_of(model))
+    assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+
+
+def test_new_weights_for_int8_ones_are_refused(form: str) -> None:
+    """Copied into bytes they would be noise; bfloat16 takes them as it takes any."""
+    model = LlamaForCausalLM()
+    packed_weights.pack_target(None, runner_of(model))
+    if form == "int8":
+        with pytest.raises(DSparkError, match="cannot be exchanged in a running server"):
+            model.proj.weight.weight_loader(model.proj.weight, torch.zeros(48, 128))
+    else:
+        model.proj.weight.data.copy_(torch.full((48, 128), 0.5))
+        assert torch.equal(dense(model.proj.weight), torch.full((48, 128), 0.5))

@@ -1,0 +1,172 @@
+"""Packed weights: what they stand for, how far from what was loaded, products bit by bit."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+from torch import Tensor
+
+from sglang_dspark.serving.cpu import linear
+from sglang_dspark.serving.cpu.narrow_matmul import AVX2, NarrowMatmul, Processor, compile_matmul
+from sglang_dspark.serving.cpu.thread_pool import process_pool
+from sglang_dspark.serving.cpu.weight_formats import (
+    BFLOAT16,
+    FLOAT32,
+    FORMATS,
+    GROUP,
+    INT8,
+    WeightFormat,
+    dense,
+    format_of,
+    is_packed,
+    look_up,
+    pack,
+    take_rows,
+)
+
+SHAPES = ((16, 64), (48, 192), (208, 576), (64, 1536))
+PACKED = (BFLOAT16, INT8)
+needs_kernel = pytest.mark.skipif(not Processor.host().fuses, reason="no fused multiply-add")
+
+
+def weights(n: int, k: int, seed: int = 0) -> Tensor:
+    """Rows and groups of very unlike size, an empty group and one of a single number."""
+    generator = torch.Generator().manual_seed(seed)
+    weight = torch.randn(n, k, generator=generator) * torch.logspace(-3, 2, n)[:, None]
+    weight[1, :GROUP] = 0.0
+    weight[2, :GROUP] = 0.0
+    weight[2, 5] = -3.7
+    return weight
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_bfloat16_rounds_to_nearest(n: int, k: int) -> None:
+    weight = weights(n, k)
+    assert torch.equal(dense(pack(weight, BFLOAT16)), weight.bfloat16().float())
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_int8_is_within_half_a_step_of_its_groups_scale(n: int, k: int) -> None:
+    weight = weights(n, k)
+    packed = pack(weight, INT8)
+    groups = weight.view(n, -1, GROUP)
+    steps = groups.abs().amax(-1, keepdim=True) / 127
+    off = (dense(packed).view_as(groups) - groups).abs()
+    assert bool((off <= 0.5 * steps * (1 + 1e-5)).all())
+    assert packed.abs().max() == 127
+    assert torch.equal(dense(packed)[2, :GROUP], weight[2, :GROUP])
+
+
+@pytest.mark.parametrize("form", PACKED)
+def test_what_is_packed_already_does_not_change(form: WeightFormat) -> None:
+    """Weights that came from the format, such as a checkpoint in bfloat16, lose nothing."""
+    once = dense(pack(weights(48, 192), form))
+    again = dense(pack(once, form))
+    torch.testing.assert_close(again, once, rtol=2e-7, atol=0)
+    assert form is INT8 or torch.equal(again, once)
+
+
+@pytest.mark.parametrize("form", FORMATS.values())
+def test_rows_are_taken_with_their_scales(form: WeightFormat) -> None:
+    packed, rows = pack(weights(48, 192), form), torch.tensor([47, 2, 2, 0] * 4)
+    taken = take_rows(packed, rows)
+    assert format_of(taken) is form
+    assert torch.equal(dense(taken), dense(packed)[rows])
+    tokens = rows.view(2, 8)
+    assert torch.equal(look_up(packed, tokens), dense(packed)[tokens])
+
+
+def test_bytes() -> None:
+    assert [form.row_bytes(576) for form in FORMATS.values()] == [2304, 1152, 612]
+    packed = pack(weights(48, 192), INT8)
+    assert packed.untyped_storage().nbytes() == 48 * INT8.row_bytes(192)
+
+
+def unreadable() -> dict[str, Tensor]:
+    weight = weights(48, 192)
+    return {
+        "one row": weight[:1],
+        "columns of a wider one": weight[:, :64],
+        "transposed": weight.t().contiguous().t(),
+        "bfloat16 in sixteens": weight[:, :48].bfloat16().contiguous(),
+        "int8 without scales": torch.zeros(16, 64, dtype=torch.int8),
+        "float16": weight.half(),
+        "three dimensions": weight.view(48, 3, 64),
+        "no storage": weight.to("meta"),
+    }
+
+
+@pytest.mark.parametrize("case", list(unreadable()))
+def test_what_the_kernel_cannot_read_has_no_format(case: str) -> None:
+    assert format_of(unreadable()[case]) is None
+    assert not is_packed(unreadable()[case])
+
+
+@pytest.mark.parametrize("form", PACKED)
+def test_odd_sizes_are_refused(form: WeightFormat) -> None:
+    with pytest.raises(ValueError, match="takes"):
+        pack(torch.zeros(16, form.columns + 16), form)
+    with pytest.raises(ValueError, match="takes"):
+        pack(torch.zeros(8, form.columns), form)
+
+
+@pytest.fixture(scope="module", params=["host", "avx2"])
+def processor(request: pytest.FixtureRequest) -> Processor:
+    if request.param == "host":
+        return Processor.host()
+    if "+avx2" not in Processor.host().features.split(","):
+        pytest.skip("this processor cannot run AVX2 code")
+    return AVX2
+
+
+@pytest.fixture(scope="module")
+def wide(processor: Processor) -> NarrowMatmul:
+    return compile_matmul(processor, process_pool())
+
+
+@pytest.fixture(scope="module", params=PACKED, ids=lambda form: form.name)
+def form(request: pytest.FixtureRequest) -> WeightFormat:
+    chosen: WeightFormat = request.param
+    return chosen
+
+
+@pytest.fixture(scope="module")
+def kernel(processor: Processor, form: WeightFormat) -> NarrowMatmul:
+    return compile_matmul(processor, process_pool(), form)
+
+
+@needs_kernel
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_product_has_the_bits_of_the_widened_one(
+    kernel: NarrowMatmul, wide: NarrowMatmul, form: WeightFormat, n: int, k: int
+) -> None:
+    packed = pack(weights(n, k), form)
+    x = torch.randn(14, k, generator=torch.Generator().manual_seed(n + k))
+    for rows in (*range(1, 14), 14):
+        for threads in (1, 3):
+            found = linear.narrow(kernel, x[:rows], packed, threads)
+            assert torch.equal(found, linear.narrow(wide, x[:rows], dense(packed), 1))
+
+
+@needs_kernel
+def test_nothing_outside_a_weight_is_read(kernel: NarrowMatmul, form: WeightFormat) -> None:
+    """What lies around it is not a number; prefetches alone go there."""
+    n, k = 48, 192
+    packed = pack(weights(n, k), form)
+    size = packed.untyped_storage().nbytes()
+    room = torch.full((size + 256,), 0xFF, dtype=torch.uint8)
+    room[128:-128] = torch.empty(0, dtype=torch.uint8).set_(packed.untyped_storage())
+    inside = room[128:-128].view(packed.dtype).view(n, -1)[:, :k]
+    x = torch.randn(5, k)
+    assert torch.equal(linear.narrow(kernel, x, inside, 1), linear.narrow(kernel, x, packed, 1))
+
+
+@needs_kernel
+@pytest.mark.parametrize("rows", [1, 6, linear.MAX_ROWS + 1])
+def test_products_of_any_number_of_rows(form: WeightFormat, rows: int) -> None:
+    packed, x = pack(weights(48, 192), form), torch.randn(rows, 192)
+    with torch.inference_mode():
+        found = linear.product(x, packed, torch.arange(48.0))
+        expected = torch.nn.functional.linear(x, dense(packed), torch.arange(48.0))
+    torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
+    assert format_of(packed) is not FLOAT32

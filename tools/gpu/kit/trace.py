@@ -1,0 +1,143 @@
+"""What a profiler's trace of decode steps says: time of the host by stage, gaps on the device.
+
+A trace is what SGLang writes after /start_profile (torch's profiler, Chrome's format, gzip). The
+stages are those of `serving/step/spans.py`. Recording itself takes time of the host, so its figures
+are upper bounds.
+"""
+
+from __future__ import annotations
+
+import gzip
+import json
+from collections import Counter
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from pathlib import Path
+from statistics import median
+from typing import Any
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.step.spans import PREFIX
+
+STEP = "step"
+THEIRS = ("draft", "verify", "accept", "commit")  # stages whose time is in SGLang's calls
+_DEVICE = ("kernel", "gpu_memcpy", "gpu_memset")
+_HEAD = "markov"  # in the names of the sequential head's kernels, ours and SGLang's
+_SHOWN = 12
+
+
+@dataclass(frozen=True)
+class Event:
+    """name: of a kernel or stage. begin, end: microseconds."""
+
+    name: str
+    begin: float
+    end: float
+
+    @property
+    def us(self) -> float:
+        """How long it took."""
+        return self.end - self.begin
+
+
+@dataclass(frozen=True)
+class Trace:
+    """device: kernels, copies and fills; host: our stages. Both by their beginning."""
+
+    device: tuple[Event, ...]
+    host: tuple[Event, ...]
+
+    def of(self, stage: str) -> list[Event]:
+        """The spans of a stage."""
+        return [event for event in self.host if event.name == stage]
+
+
+def read_trace(path: Path) -> Trace:
+    """The trace in a file. Raises DSparkError for one that is none, or has no step of ours."""
+    try:
+        events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
+        device = _events(each for each in events if each.get("cat") in _DEVICE)
+        marked = [each for each in events if each.get("cat") == "user_annotation"]
+        ours = [each for each in marked if str(each["name"]).startswith(PREFIX)]
+        host = _events({**each, "name": each["name"].removeprefix(PREFIX)} for each in ours)
+    except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
+        raise DSparkError(f"{path} is no trace ({type(error).__name__}); profile again") from None
+    if not any(event.name == STEP for event in host):
+        raise DSparkError(f"{path} has no step of ours; is the server scheduled?")
+    return Trace(device, host)
+
+
+def summary(trace: Trace) -> dict[str, Any]:
+    """Figures a step, microseconds: all JSON."""
+    steps = trace.of(STEP)
+    stages = sorted({event.name for event in trace.host})
+    period = [b.begin - a.begin for a, b in pairwise(steps)]
+    return {
+        "steps": len(steps),
+        "period_us": median(period) if period else None,
+        "host_us": {name: median(event.us for event in trace.of(name)) for name in stages},
+        "ours_us": ours(trace),
+        **device_figures(trace.device, len(steps)),
+    }
+
+
+def ours(trace: Trace) -> float:
+    """Host time of a step that is spent in our code: of its launch what is not in SGLang's calls
+    (median), and plans and what is learned outside of launches (mean)."""
+    theirs = [event for name in THEIRS for event in trace.of(name)]
+    steps = trace.of(STEP)
+    launches = [step.us - sum(each.us for each in theirs if within(each, step)) for step in steps]
+    apart = sum(event.us for name in ("plan", "learn") for event in outside(trace, name))
+    return median(launches) + apart / len(steps)
+
+
+def within(event: Event, step: Event) -> bool:
+    """Whether an event lies within a step's launch."""
+    return step.begin <= event.begin and event.end <= step.end
+
+
+def outside(trace: Trace, stage: str) -> list[Event]:
+    """Spans of a stage that do not lie within a step's launch, which counts them already."""
+    steps = trace.of(STEP)
+    return [event for event in trace.of(stage) if not any(within(event, step) for step in steps)]
+
+
+def device_figures(events: Sequence[Event], steps: int) -> dict[str, Any]:
+    """Busy and waiting time of the device; nulls where it has no events, as on a CPU."""
+    if not events:
+        return {"device_busy_share": None, "waits_us": None, "longest_wait_us": None, "kernels": {}}
+    merged = busy(events)
+    waits = [b[0] - a[1] for a, b in pairwise(merged)]
+    whole = merged[-1][1] - merged[0][0]
+    spent: Counter[str] = Counter()
+    for event in events:
+        spent[event.name] += event.us  # type: ignore[assignment]
+    head = sum(us for name, us in spent.items() if _HEAD in name.lower())
+    return {
+        "device_busy_share": 1 - sum(waits) / whole if whole else None,
+        "waits_us": sum(waits) / steps,
+        "longest_wait_us": max(waits, default=0.0),
+        "head_share": head / whole if whole else None,
+        "kernels": {name[:100]: us / steps for name, us in spent.most_common(_SHOWN)},
+    }
+
+
+def busy(events: Sequence[Event]) -> list[tuple[float, float]]:
+    """Times when at least one event ran, in order; whatever stream it ran on."""
+    merged: list[tuple[float, float]] = []
+    for event in events:
+        if merged and event.begin <= merged[-1][1]:
+            merged[-1] = (merged[-1][0], max(merged[-1][1], event.end))
+        else:
+            merged.append((event.begin, event.end))
+    return merged
+
+
+def _events(found: Iterable[Any]) -> tuple[Event, ...]:
+    made = [
+        Event(str(each["name"]), float(each["ts"]), float(each["ts"]) + float(each["dur"]))
+        for each in found
+        if each.get("ph") == "X"
+    ]
+    return tuple(sorted(made, key=lambda event: event.begin))

@@ -1,0 +1,161 @@
+"""Training on the device: `python -m tools.gpu.kit.training KIND`, the longest run that fits.
+
+The first steps are timed, with torch.compile and without, and the quicker way stays; so many steps
+are planned as fit into the time that is left, or into $KIT_TRAIN_SECONDS, which may be that of
+several calls. Where the time is up before, the run goes on in the next call from the trainer's
+state, exactly. Products are bfloat16 on a GPU. The drafter comes back in files below 16 MiB, of
+which tools/gpu/join makes it again. Without a GPU a tiny target's drafter is trained for a moment.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from statistics import median
+
+import torch
+from torch import nn
+
+from sglang_dspark.baselines.chain import ChainMLP
+from sglang_dspark.drafter.attention import RMSNorm
+from sglang_dspark.drafter.backbone import MLP
+from sglang_dspark.training.config import RunConfig
+from sglang_dspark.training.distributed import World
+from sglang_dspark.training.setup import prepare
+from sglang_dspark.training.store import read_index
+from sglang_dspark.training.trainer import Trainer
+from tools.gpu.files import write_whole
+from tools.gpu.kit.carry import send
+from tools.gpu.kit.device import device_name, say
+from tools.gpu.kit.runs import answer_prompts, device_here, run_config, seconds_left
+from tools.gpu.kit.stages import GOES_ON
+from tools.gpu.packing.arrival import kit_home
+
+PROBE = 24  # steps that are timed in either way; the first third warms up
+GAIN = 0.97  # a compiled step must take less than this share of the other
+_ENDING_S = 30.0  # to save, to measure and to cut the drafter
+_SHARE = 0.9  # of the time that the planned steps are to fill
+_STATE_S = 60.0  # between states to go on from
+_MOST_STEPS = {"cuda": 60_000, "cpu": 60}
+
+
+@dataclass(frozen=True)
+class Course:
+    """What was planned in the first call. compiled: parts of the drafter by torch.compile;
+    step_s: seconds of a step so; eager_s, compiled_s: as they were measured."""
+
+    steps: int
+    compiled: bool
+    step_s: float
+    eager_s: float
+    compiled_s: float
+
+
+class TimeUpError(Exception):
+    """The call ends; the state is written."""
+
+
+def main() -> int:
+    kind, left, device = sys.argv[1], seconds_left(), device_here()
+    say(device=device_name(), measured=device == "cuda", kind=kind)
+    cfg = run_config(kind, kit_home(), device, tiny=device == "cpu")
+    if not read_index(cfg.data.store):
+        say(answers=answer_prompts(cfg, device, 0.3 * left()))
+    file = cfg.run_dir / "course.json"
+    if file.is_file():
+        course = Course(**json.loads(file.read_text()))
+    else:
+        shutil.rmtree(cfg.run_dir, ignore_errors=True)
+        course = planned(cfg, device, left() - _ENDING_S)
+        write_whole(file, json.dumps(asdict(course)))
+    say(course=asdict(course))
+    ended = train(timed(cfg, course), course.compiled, lambda: left() > _ENDING_S)
+    say(files=send(f"train-{kind}", cfg.run_dir / "drafter", Path(os.environ["KIT_FILES"])))
+    return 0 if ended else GOES_ON
+
+
+def planned(cfg: RunConfig, device: str, seconds: float) -> Course:
+    """Time first steps in both ways, which count as steps of the run, and plan the others.
+
+    They are within the warm-up, where the learning rate does not depend on how many follow.
+    """
+    began = time.monotonic()
+    probing = cfg.schedule.model_copy(
+        update={"steps": 2 * PROBE, "warmup_steps": max(2 * PROBE, cfg.schedule.warmup_steps)}
+    )
+    trainer, note = prepare(cfg.model_copy(update={"schedule": probing}), world=World.join(device))
+    say(note=note)
+    eager_s = step_seconds(trainer)
+    compile_parts(trainer.learner.module, device)
+    compiled_s = step_seconds(trainer)
+    trainer.save()
+    step_s = min(eager_s, compiled_s)
+    room = float(os.environ.get("KIT_TRAIN_SECONDS", seconds)) - (time.monotonic() - began)
+    steps = 2 * PROBE + max(1, int(_SHARE * room / step_s))
+    compiled = compiled_s < GAIN * eager_s
+    return Course(min(steps, _MOST_STEPS[device]), compiled, step_s, eager_s, compiled_s)
+
+
+def step_seconds(trainer: Trainer) -> float:
+    """Median seconds of PROBE training steps, the first third left out."""
+    taken = []
+    for _ in range(PROBE):
+        began = time.monotonic()
+        trainer.train_step()
+        if trainer.world.device.type == "cuda":
+            torch.cuda.synchronize()
+        taken.append(time.monotonic() - began)
+    return median(taken[PROBE // 3 :])
+
+
+def compile_parts(module: nn.Module, device: str) -> None:
+    """Norms and MLPs through torch.compile, in place: what is many small kernels otherwise, of
+    shapes that change with every step. Without a GPU they are traced and not compiled, which would
+    take a minute."""
+    torch._dynamo.config.recompile_limit = 64  # a class's parts share their code, not their shapes
+    for part in module.modules():
+        if isinstance(part, RMSNorm | MLP | ChainMLP):
+            part.compile(dynamic=True, backend="inductor" if device == "cuda" else "eager")
+
+
+def timed(cfg: RunConfig, course: Course) -> RunConfig:
+    """The run of a course: states about every minute, some lines and validations in between."""
+    every = max(1, min(int(_STATE_S / course.step_s), course.steps // 2))
+    steps = {
+        "steps": course.steps,
+        "warmup_steps": max(2 * PROBE, cfg.schedule.warmup_steps),
+        "checkpoint_every": every,
+        "log_every": max(1, min(every // 4, 100)),
+        "validate_every": max(1, course.steps // 8),
+    }
+    return cfg.model_copy(update={"schedule": cfg.schedule.model_copy(update=steps)})
+
+
+def train(cfg: RunConfig, compiled: bool, may_go_on: Callable[[], bool]) -> bool:
+    """Train on from the run's state; whether all steps are done."""
+    trainer, note = prepare(cfg, world=World.join(cfg.schedule.device))
+    say(note=note)
+    if compiled:
+        compile_parts(trainer.learner.module, cfg.schedule.device)
+
+    def report(step: int, means: dict[str, float]) -> None:
+        say(row={"step": step, **means})
+        if step < cfg.schedule.steps and not may_go_on():
+            trainer.save()
+            raise TimeUpError
+
+    try:
+        trainer.run(report)
+    except TimeUpError:
+        return False
+    return True
+
+
+if __name__ == "__main__":
+    sys.exit(main())
