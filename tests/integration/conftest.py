@@ -82,6 +82,7 @@ def dspark_ragged(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Se
         str(demo_drafter),
         "--max-running-requests",
         "16",
+        "--enable-metrics",
         "--dspark-config",
         str(config),
     )

@@ -26,9 +26,9 @@ TOKENS = 32
 
 @pytest.fixture(scope="module")
 def overlapped(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Iterator[Served]:
-    """The demo pair under the overlap loop."""
+    """The demo pair under the overlap loop; it drafts however busy the machine is."""
     config = pool.folder / "overlap.yaml"
-    config.write_text("cpu: {overlap: true}\n")
+    config.write_text("cpu: {overlap: true}\nschedule: {threshold: 0.3}\n")
     arguments = ("--max-running-requests", "16", "--dspark-config", str(config), "--enable-metrics")
     yield pool.start("overlap", demo_target, *DSPARK_FLAGS, str(demo_drafter), *arguments)
     pool.stop("overlap")

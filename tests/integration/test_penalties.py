@@ -22,10 +22,12 @@ SETTINGS: list[dict[str, Any]] = [
 
 @pytest.mark.parametrize("settings", SETTINGS, ids=lambda settings: "+".join(settings))
 def test_penalised_answers_are_the_plain_servers(
-    plain: Served, dspark: Served, settings: dict[str, Any]
+    plain: Served, dspark_ragged: Served, settings: dict[str, Any]
 ) -> None:
-    free = dspark.generate(PROMPT, max_new_tokens=TOKENS)["output_ids"]
-    got = dspark.generate(PROMPT, max_new_tokens=TOKENS, sampling_params=settings)["output_ids"]
+    free = dspark_ragged.generate(PROMPT, max_new_tokens=TOKENS)["output_ids"]
+    got = dspark_ragged.generate(PROMPT, max_new_tokens=TOKENS, sampling_params=settings)[
+        "output_ids"
+    ]
     wanted = plain.generate(PROMPT, max_new_tokens=TOKENS, sampling_params=settings)["output_ids"]
     assert got != free, "the penalty changes nothing here"
     at = first_difference(wanted, got)
@@ -33,4 +35,4 @@ def test_penalised_answers_are_the_plain_servers(
         pair = (wanted[at], got[at])
         gap = logit_gap(plain, PROMPT, wanted[:at], pair)
         assert gap < NEAR_TIE, f"{settings}: token {at} is {got[at]}, not {wanted[at]} ({gap})"
-    assert "penalties by what is listed" not in dspark.log
+    assert "penalties by what is listed" not in dspark_ragged.log

@@ -200,7 +200,7 @@ def check_law(plain: Served, dspark: Served, *, scheduled: bool) -> list[int]:
 
 @pytest.mark.parametrize(
     ("server", "scheduled"),
-    [("dspark", True), pytest.param("dspark_moe", False, marks=pytest.mark.slow)],
+    [("dspark_ragged", True), pytest.param("dspark_moe", False, marks=pytest.mark.slow)],
 )
 def test_sampling_follows_the_plain_law(
     plain: Served, server: str, scheduled: bool, request: pytest.FixtureRequest

@@ -153,23 +153,23 @@ def test_metrics_tell_what_was_decided(dspark: Served) -> None:
     assert metric(dspark, "sglang:dspark_calibration_error") >= 0
 
 
-def test_sglangs_own_gauges_are_filled(dspark: Served) -> None:
+def test_sglangs_own_gauges_are_filled(dspark_ragged: Served) -> None:
     """They tell of the last 40 steps alone: it asks on until drafts were accepted in those."""
     names = ("sglang:spec_accept_length", "sglang:spec_accept_rate")
     for prompt in PROMPTS[:12]:
-        dspark.generate(prompt, 96, sampling_params={"ignore_eos": True})
-        values = [metric(dspark, name) for name in names]
+        dspark_ragged.generate(prompt, 96, sampling_params={"ignore_eos": True})
+        values = [metric(dspark_ragged, name) for name in names]
         if all(value > 0 for value in values):
             break
     assert all(value > 0 for value in values), values
 
 
-def test_a_profile_names_the_stages_of_a_step(dspark: Served, tmp_path: Path) -> None:
+def test_a_profile_names_the_stages_of_a_step(dspark_ragged: Served, tmp_path: Path) -> None:
     """SGLang asks the platform what to profile, and ends where that has no answer."""
     asked = {"output_dir": str(tmp_path), "activities": ["CPU"], "with_stack": False}
-    assert dspark.request("POST", "/start_profile", json=asked).status_code == 200
-    dspark.generate(PROMPTS[0], max_new_tokens=8)
-    assert dspark.request("POST", "/stop_profile").status_code == 200
+    assert dspark_ragged.request("POST", "/start_profile", json=asked).status_code == 200
+    dspark_ragged.generate(PROMPTS[0], max_new_tokens=8)
+    assert dspark_ragged.request("POST", "/stop_profile").status_code == 200
     [path] = tmp_path.glob("*.trace.json.gz")
     events = json.loads(gzip.decompress(path.read_bytes()))["traceEvents"]
     named = {event["name"] for event in events if event.get("cat") == "user_annotation"}

@@ -34,27 +34,28 @@ def tokens(answers: list[dict[str, Any]]) -> list[list[int]]:
     return [answer["output_ids"] for answer in answers]
 
 
-def test_same_seed_same_tokens_in_any_company(plain: Served, dspark: Served) -> None:
+def test_same_seed_same_tokens_in_any_company(plain: Served, dspark_ragged: Served) -> None:
     seeds = range(1000, 1008)
-    alone = seeded(dspark, 1, seeds)
-    together = seeded(dspark, 8, seeds)
+    alone = seeded(dspark_ragged, 1, seeds)
+    together = seeded(dspark_ragged, 8, seeds)
     assert tokens(together) == tokens(alone)
     assert tokens(seeded(plain, 4, seeds)) == tokens(alone), "drafts changed a seeded answer"
     accepted = sum(answer["meta_info"]["spec_num_correct_drafts"] for answer in alone + together)
     assert accepted > 0, "no draft was accepted: nothing was tested"
 
 
-def test_other_seeds_and_no_seed_give_other_tokens(dspark: Served) -> None:
-    assert len({tuple(t) for t in tokens(seeded(dspark, 4, range(4, 8)))}) == 4
+def test_other_seeds_and_no_seed_give_other_tokens(dspark_ragged: Served) -> None:
+    assert len({tuple(t) for t in tokens(seeded(dspark_ragged, 4, range(4, 8)))}) == 4
     free = {"temperature": 1.0, "ignore_eos": True}
-    drawn = [dspark.generate(PROMPTS[0], TOKENS, sampling_params=free) for _ in range(3)]
+    drawn = [dspark_ragged.generate(PROMPTS[0], TOKENS, sampling_params=free) for _ in range(3)]
     assert len({tuple(t) for t in tokens(drawn)}) == 3
 
 
-def test_openai_seed(dspark: Served) -> None:
+def test_openai_seed(dspark_ragged: Served) -> None:
     body = {"model": "default", "prompt": PROMPTS[1], "max_tokens": 24, "temperature": 1.0}
     texts = [
-        dspark.request("POST", "/v1/completions", json={**body, "seed": seed}).json()["choices"][0]
+        dspark_ragged.request("POST", "/v1/completions", json={**body, "seed": seed}).json()
         for seed in (5, 5, 6)
     ]
-    assert texts[0]["text"] == texts[1]["text"] != texts[2]["text"]
+    first, second, other = (text["choices"][0]["text"] for text in texts)
+    assert first == second != other

@@ -72,7 +72,8 @@ def steps(name: str, gamma: int) -> Steps:
     return Steps(accept_block, *world(name), gamma)
 
 
-# 677 stopping times of four drafts over two tokens, 730 of three over three tokens
+# 677 stopping times of four drafts over two tokens, 730 of three over three tokens, 17 of two over
+# four tokens, where several are left to draw from behind drafts that make up for one another
 WORLDS = [
     ("small", 2, 4),
     ("far 1 2", 2, 4),
@@ -80,6 +81,8 @@ WORLDS = [
     ("three tokens", 3, 3),
     ("far 3 3", 3, 3),
     ("near 4 3", 3, 2),
+    ("far 2 4", 4, 2),
+    ("near 0 4", 4, 2),
 ]
 
 
