@@ -147,6 +147,12 @@ class SweepConfig(_Section):
     )
     compare: Comparison | None = Field(None, description="the two arms of the verdict")
     target: str = Field("demo", description="a folder, or `demo`")
+    deeper: float | None = Field(
+        None,
+        gt=1,
+        description="times the target's cost: layers are added that compute everything and change "
+        "no answer, which shows with the same drafter what a larger target would",
+    )
     drafters: dict[str, str] = Field(
         {}, description="by the kind that arms ask for: folders, or names of shipped ones"
     )
@@ -221,6 +227,8 @@ class SweepConfig(_Section):
             raise ValueError(f"{', '.join(missing)} is not among the arms {', '.join(self.arms)}")
         if self.api not in PATHS:
             raise ValueError(f"no interface {self.api!r}")
+        if self.deeper is not None and self.urls:
+            raise ValueError("deeper changes what is launched; leave urls out")
         if self.open.trace is not None and self.api == "chat":
             raise ValueError(
                 "open.trace sends token ids, which chat does not take; use api: completions"

@@ -208,6 +208,8 @@ def prepare(
     drafters = sweep_setup.drafter_folders(config, arms)
     launched = sum(arm.name not in config.urls for arm in arms)
     target, device, words = _target_and_device(console, config, served=launched == 0)
+    if config.deeper is not None:
+        target, drafters = _deepened(console, target, config.deeper, drafters)
     supply = _supply(config, target)
     extent = rough_seconds(config, launched)
     run = out if isinstance(out, Path) else out()
@@ -239,6 +241,18 @@ def _target_and_device(
     target = Path(config.target) if afar else target_dir(config.target, console)
     device = config.device if served and config.device else device_here(config.device)
     return target, device, cpu_description() if device == "cpu" else _gpu()
+
+
+def _deepened(
+    console: Console, target: Path, times: float, drafters: dict[str, Path]
+) -> tuple[Path, dict[str, Path]]:
+    """The target at `times` its cost, and its drafters as they fit it; both in the user's cache."""
+    from sglang_dspark.cli._progress import stages
+    from sglang_dspark.models.deeper import ensure_deeper, ensure_fitted
+
+    with stages(console) as progress:
+        target = ensure_deeper(target, times, progress)
+    return target, {kind: ensure_fitted(folder, target) for kind, folder in drafters.items()}
 
 
 def _gpu() -> str:

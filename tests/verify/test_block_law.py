@@ -218,8 +218,9 @@ def test_laws_that_agree_to_rounding_keep_what_the_last_draft_does_not() -> None
     assert outcome.bonus.tolist() == [1]
 
 
-def test_a_draft_without_target_mass_is_never_kept() -> None:
-    proposal = torch.tensor([[[0.5, 0.5], [0.5, 0.5]]])
+@pytest.mark.parametrize("proposed", [0.5, 0.0])  # 0: its own chance was rounded away
+def test_a_draft_without_target_mass_is_never_kept(proposed: float) -> None:
+    proposal = torch.tensor([[[proposed, 1 - proposed], [0.5, 0.5]]])
     target = torch.tensor([[[0.0, 1.0], [1.0, 0.0], [1.0, 0.0]]])
     zero = torch.zeros(1, 2)
     outcome = accept_block(torch.tensor([[0, 0]]), proposal, target, zero, zero[0, :1])
