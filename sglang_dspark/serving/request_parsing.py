@@ -96,6 +96,9 @@ def normalize(original: Callable[..., Any], self: Any) -> None:
 
 def _normalize(original: Callable[..., Any], request: Any) -> None:
     original(request)
+    if request.is_single and not isinstance(request.sampling_params, dict):
+        # Upstream reads it as a mapping much later, which is a 500.
+        raise TypeError("one prompt and one answer take one mapping")
     if not request.is_single:
         for number in range(len(request.rid)):
             request[number]

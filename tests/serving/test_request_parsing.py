@@ -28,10 +28,11 @@ UNHOOKED = getattr(UNHOOKED, "__wrapped__", UNHOOKED)
         ("return_logprob", {"text": ["a"], "stream": True, "rid": ["x"], "return_logprob": []}),
         ("lora_path", {"text": ["a", "b"], "lora_path": ["x"]}),
         ("input_embeds", {"input_embeds": [], "sampling_params": {}}),
+        ("sampling_params", {"text": "a", "sampling_params": [{"temperature": 0}]}),
     ],
 )
 def test_parts_that_do_not_fit_are_refused_by_name(field: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=rf"^{field}: .* does not fit this request \(IndexError"):
+    with pytest.raises(ValueError, match=rf"^{field}: .* does not fit this request \((Index|Type)Error"):
         normalize(UNHOOKED, GenerateReqInput(**fields))
 
 
