@@ -114,6 +114,11 @@ def by_hand() -> dict[str, tuple[Windows, int, int]]:
     cut = {"top_k": torch.tensor([1])}
     return {
         "a draft makes up for the one before it": (window(*makes_up, [0.9, 0.99], 0.1), 2, 1),
+        "a draft's favour goes no further": (
+            window([half, less, last], [less, half], [0, 0], [0.5, 0.6], 0.5),
+            1,
+            1,
+        ),
         "the end of a window draws from the target": (window(*makes_up, [0.9, 0.9], 0.9), 2, 2),
         "a window cut before the draft that makes up": (unread, 0, 1),
         "nothing verified": (nothing, 0, 0),
