@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 # First: it has Triton interpreted.
-from tests.kernels.interpreted_accept import CUTS, Allocated, _p_value  # isort: skip
+from tests.kernels.interpreted_accept import CUTS, Allocated, chi_square  # isort: skip
 
 from dataclasses import replace
 
@@ -195,7 +195,7 @@ def p_value(cuts: dict[str, Tensor], seed: int) -> float:
     for table in target[1:].double():
         chances = chances[..., None] * table
     seen = np.bincount(cell.numpy(), minlength=VOCAB ** (GAMMA + 1))
-    return _p_value(seen, chances.flatten().numpy())
+    return chi_square(seen, chances.flatten().numpy())
 
 
 def _rows(logits: Tensor, cuts: dict[str, Tensor]) -> Windows:

@@ -52,10 +52,10 @@ RULES = {
 TAIL = """
 A step whose requests ask for none of this costs what it did. Nothing is read back from the device.
 Our accept rule there makes no tensor of probabilities: two Triton launches where windows are judged
-as a whole (`kernels/accept_block.py`, `verify.rule: block`, the default), one where drafts are judged
-one by one (`kernels/accept_sampled.py`, `verify.rule: token`). What they refuse is accepted in torch
-by the same rule, which one line of the log says. SGLang's own rules judge one by one, whatever
-`verify.rule` is.
+as a whole (`kernels/accept_block.py`, `verify.rule: block`, the default), one where drafts are
+judged one by one (`kernels/accept_sampled.py`, `verify.rule: token`). What they refuse is accepted
+in torch by the same rule, which one line of the log says. SGLang's own rules judge one by one,
+whatever `verify.rule` is.
 
 ## Operators of the step
 
@@ -64,7 +64,7 @@ by the same rule, which one line of the log says. SGLang's own rules judge one b
 | `markov_sample.py` | the sequential head's gamma steps, greedy or sampled |
 | `admission.py` | confidence logits to ragged windows: calibration, survival, the K largest |
 | `accept_greedy.py` | in a greedy pass's graph: the target's choices, drafts kept, lengths |
-| `accept_sampled.py` | the same of sampled requests, with cuts and seeds, drafts judged one by one |
+| `accept_sampled.py` | the same of sampled requests, with cuts and seeds, one by one |
 | `accept_block.py` | the same, windows judged as a whole; in two launches |
 | `commit_rows.py` | packs the rows of emitted tokens before they are projected |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
