@@ -1,4 +1,4 @@
-"""What `accept_sampled.py` finds in a row of logits, a tile at a time: softmax, cuts, draws.
+"""What `accept_verdicts.py` finds in a row of logits, a tile at a time: softmax, cuts, draws.
 
 Nothing of the vocabulary's size is kept: each pass reads the logits again and forms the weights
 w = exp(x / T - max), whose bit patterns, as integers, have their order. So top-k and top-p are one
@@ -133,17 +133,19 @@ def law_tile(law, active, seen, at, vocab, cut: tl.constexpr, block: tl.constexp
 
 @triton.jit
 def residual_tile(p, rest, rejected, at, vocab, block: tl.constexpr):
-    """max(p - p_d, 0) of the rejected rows, p of the others.
+    """max(share p - p_d, 0) of the rejected rows; of the others p, or share p.
 
-    rest: the draft's logits, base, temperature, max and 1 / sum; or None and the drafts, of which
-    each is its law's only token.
+    rest: the draft's logits, base, temperature, max, 1 / sum and share, None for 1; or None and the
+    drafts, of which each is its law's only token.
     """
-    logits, base, temperature, top, inverse = rest
+    logits, base, temperature, top, inverse, share = rest
     if logits is None:
         token = at + tl.arange(0, block)
         left = tl.where(rejected[:, None] & (token[None, :] == base[:, None]), 0.0, p)
     else:
         w = tl.exp(scaled(logits, base, rejected, temperature, at, vocab, block) - top[:, None])
+        if share is not None:
+            p = share[:, None] * p
         left = tl.maximum(p - w.to(tl.float64) * inverse[:, None], 0.0)
     return left
 

@@ -1,9 +1,10 @@
-"""Times `accept_sampled` on a CUDA device against SGLang's accept operator: `python -m
-sglang_dspark.benchmarks.accept`. Without such a device it says so and measures nothing.
+"""Times `accept_sampled` and `accept_block` on a CUDA device against SGLang's accept operator:
+`python -m sglang_dspark.benchmarks.accept`. Without such a device it says so and measures nothing.
 
-Prints one JSON row a shape and cut: `{op, shape, cut, ours_us, ours_bytes, peer, peer_us,
-peer_bytes}`, medians of CUDA-event times and the most memory in use beside the arguments. SGLang's
-operator (sglang/kernels/ops/speculative/dspark/dspark_accept.py, 0.5.23) is looked up by name; its
+Prints one JSON row a shape and cut: `{op, shape, cut, ours_us, ours_bytes, block_us, block_bytes,
+peer, peer_us, peer_bytes}`, `block` the rule for whole windows, medians of CUDA-event times and the
+most memory in use beside the arguments. SGLang's operator
+(sglang/kernels/ops/speculative/dspark/dspark_accept.py, 0.5.23) is looked up by name; its
 cuts are one after the other, normalised in between, so the two do the same work but not always
 the same law. Where it is not installed or refuses a shape the row has the reason and no time.
 """
@@ -22,6 +23,7 @@ from torch import Tensor
 
 from sglang_dspark.benchmarks.accept_shapes import step
 from sglang_dspark.benchmarks.admission import microseconds
+from sglang_dspark.kernels.accept_block import accept_block_triton
 from sglang_dspark.kernels.accept_sampled import accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
 
@@ -42,6 +44,7 @@ def rows() -> list[dict[str, object]]:
         for cut, settings in CUTS.items():
             given = cut_by(plain, **settings)
             ours = measured(lambda given=given: accept_triton(given, arrivals).bonus)  # type: ignore[misc]
+            block = measured(lambda given=given: accept_block_triton(given, arrivals).bonus)  # type: ignore[misc]
             try:
                 theirs = measured(upstream(given))
             except Exception as error:
@@ -49,6 +52,7 @@ def rows() -> list[dict[str, object]]:
             found.append(
                 {"op": "accept", "shape": [requests, gamma, VOCAB], "cut": cut}
                 | {f"ours_{name}": value for name, value in ours.items()}
+                | {f"block_{name}": value for name, value in block.items()}
                 | {"peer": "SGLang AcceptSampling"}
                 | {f"peer_{name}": value for name, value in theirs.items()}
             )

@@ -1,4 +1,5 @@
-"""Steps of odd shapes for `kernels.accept_sampled`, the same for its tests and its benchmark."""
+"""Steps of odd shapes for `kernels.accept_sampled` and `accept_block`, the same for their tests and
+their benchmark."""
 
 from __future__ import annotations
 

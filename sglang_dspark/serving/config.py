@@ -126,9 +126,10 @@ class VerifyConfig(BaseModel):
 
     rule: Literal["block", "token"] = Field(
         default="block",
-        description="how the drafts of a sampled request without a seed are judged, on a CPU. "
-        "block: the window as a whole, which keeps more of them; token: one by one. The "
-        "distribution of answers is the same; a GPU judges one by one",
+        description="how the drafts of a sampled request without a seed are judged. block: the "
+        "window as a whole, which keeps more of them; token: one by one. The distribution of "
+        "answers is the same. On a GPU this is for the steps that our accept rule judges "
+        "(docs/gpu.md); SGLang's judges one by one",
     )
 
 

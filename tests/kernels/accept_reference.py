@@ -1,8 +1,9 @@
-"""The outcome of `kernels.accept_sampled` by the pure rules of `verify/`, and which uniforms are
-too near a boundary to tell."""
+"""The outcome of `kernels.accept_sampled` and `accept_block` by the pure rules of `verify/`, and
+which uniforms are too near a boundary to tell."""
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 from types import ModuleType
 
@@ -13,16 +14,17 @@ from sglang_dspark.kernels.accept_windows import Windows
 from sglang_dspark.verify import greedy, rejection, sampling, seeded
 from sglang_dspark.verify.acceptance import Acceptance
 
+Rule = Callable[..., Acceptance]
 NEAR = 1e-5  # of a uniform, of top-p and of min-p
 WARMER = 1e-6  # of a temperature, relative: what the rounding of an exponential amounts to
 
 
-def reference(given: Windows) -> Acceptance:
-    """By rejection, and as they would have it alone the greedy and the seeded requests."""
+def reference(given: Windows, rule: Rule = rejection.accept_sampled) -> Acceptance:
+    """By `rule`, and as they would have it alone the greedy and the seeded requests."""
     requests, gamma = given.drafts.shape
     limits = given.lengths.long()
     probs = law(given)
-    found = rejection.accept_sampled(
+    found = rule(
         given.drafts,
         _draft_law(given),
         probs,
@@ -60,13 +62,13 @@ def law(given: Windows, module: ModuleType = sampling) -> Tensor:
     return flat.view(requests, gamma + 1, -1)
 
 
-def undecided(given: Windows, found: Acceptance) -> Tensor:
+def undecided(given: Windows, found: Acceptance, rule: Rule = rejection.accept_sampled) -> Tensor:
     """[R] bool, requests whose outcome is another one when uniforms or cuts move by NEAR, or
     temperatures by WARMER: rounding may decide there."""
     moved = torch.zeros(len(given.drafts), dtype=torch.bool)
     for way in (-1, 1):
         for other in _moved(given, way):
-            there = reference(other)
+            there = reference(other, rule)
             moved |= (there.accepted != found.accepted) | (there.bonus != found.bonus)
     return moved
 

@@ -173,12 +173,12 @@ def scores(
     first = np.where(accepted > 0, drafts[:, 0], bonus)
     seen = np.bincount(accepted * VOCAB + bonus, minlength=joint.size)
     return {
-        "first": _p_value(np.bincount(first, minlength=VOCAB), target[0]),
-        "joint": _p_value(seen, joint.ravel()),
+        "first": chi_square(np.bincount(first, minlength=VOCAB), target[0]),
+        "joint": chi_square(seen, joint.ravel()),
     }
 
 
-def _p_value(seen: np.ndarray, probabilities: np.ndarray) -> float:
+def chi_square(seen: np.ndarray, probabilities: np.ndarray) -> float:
     """Of counts against their law; 0 if what cannot be was seen. Rare outcomes count as one."""
     if seen[probabilities < 1e-9].any():
         return 0.0

@@ -263,6 +263,7 @@ def _launches_of_operators() -> list[str]:
         (draft, "markov_triton"),
         (device, "admit_triton"),
         (accept, "accept_triton"),
+        (accept, "accept_block_triton"),
         (accept_in_graph, "accept_greedy_triton"),
         (commit, "pack_triton"),
         (commit, "write_triton"),

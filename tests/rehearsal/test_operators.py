@@ -19,7 +19,7 @@ TOKENS = 10  # of an answer; every step of them is interpreted
 PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 2 * i)] for i in range(4)]
 DRAFT, ADMIT = "markov_triton", "admit_triton"
 PACK, WRITE = "pack_triton", "write_triton"
-GREEDY, SAMPLED = "accept_greedy_triton", "accept_triton"
+GREEDY, SAMPLED = "accept_greedy_triton", "accept_block_triton"
 
 
 @pytest.fixture(scope="module")

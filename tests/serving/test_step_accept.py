@@ -7,6 +7,8 @@ verified rows stands what must not be read.
 from __future__ import annotations
 
 import inspect
+from collections.abc import Iterator
+from pathlib import Path
 from types import ModuleType, SimpleNamespace
 from typing import Any
 
@@ -16,9 +18,11 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
+from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.serving.cpu.accept import accept as accept_packed
 from sglang_dspark.serving.step import accept as step_accept
 from sglang_dspark.serving.step.seeds import Seeds
+from sglang_dspark.verify import accept_sampled
 from sglang_dspark.verify.sampling import BatchSampling, sampled_distribution, target_distribution
 from tests.mutants.catalogue.sampling import STEP_LAW
 from tests.mutants.mutant import Mutant
@@ -63,8 +67,25 @@ def needing(info: Any) -> Any:
     return info
 
 
+@pytest.fixture(params=["block", "token"])
+def rule(
+    request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> Iterator[str]:
+    """Configured for the test."""
+    path = tmp_path / "dspark.yaml"
+    path.write_text(f"verify: {{rule: {request.param}}}\n")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
+    step_accept.sampled_rule.cache_clear()
+    yield request.param
+    step_accept.sampled_rule.cache_clear()
+
+
+def test_the_configured_rule_accepts(rule: str) -> None:
+    assert (step_accept.sampled_rule() is accept_sampled) == (rule == "token")
+
+
 @pytest.mark.parametrize("temperature", packed.TEMPERATURES)
-def test_two_tokens_follow_the_target(temperature: float) -> None:
+def test_two_tokens_follow_the_target(temperature: float, rule: str) -> None:
     found = packed.p_values(in_windows(step_accept), temperature, seed=5, steps=STEPS)
     assert min(found.values()) > packed.ALARM, found
 

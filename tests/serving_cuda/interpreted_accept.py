@@ -6,6 +6,10 @@ from __future__ import annotations
 
 import json
 import os
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -15,14 +19,16 @@ from unittest import mock
 import numpy as np
 import torch
 
+from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.serving.cuda import accept as cuda_accept
-from sglang_dspark.serving.step.accept import accept
+from sglang_dspark.serving.step.accept import accept, sampled_rule
 from sglang_dspark.serving.step.seeds import Seeds
 from tests.kernels.interpreter import patch_language_once
 from tests.serving.test_step_accept import GAMMA, batch, needing, spread
 from tests.serving_cpu.draft_world import ALL, settings
 
 REQUESTS = 16
+OPERATORS = {"block": "accept_block_triton", "token": "accept_triton"}
 
 
 def steps() -> dict[str, tuple[Any, ...]]:
@@ -45,28 +51,57 @@ def steps() -> dict[str, tuple[Any, ...]]:
     }
 
 
+@contextmanager
+def configured(rule: str) -> Iterator[None]:
+    """`verify.rule` in this process."""
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder, "dspark.yaml")
+        path.write_text(f"verify: {{rule: {rule}}}\n")
+        sampled_rule.cache_clear()
+        with mock.patch.dict(os.environ, {CONFIG_VARIABLE: str(path)}):
+            yield
+
+
+def compared(rule: str) -> dict[str, Any]:
+    """Differences by step, and how often which operator and torch were asked."""
+    different = {}
+    with configured(rule), mock.patch.object(cuda_accept, "accept", wraps=accept) as in_torch:
+        ours = cuda_accept.StepAccept()
+        spied = {name: getattr(cuda_accept, name) for name in OPERATORS.values()}
+        spies = {name: mock.Mock(wraps=each) for name, each in spied.items()}
+        with mock.patch.multiple(cuda_accept, **spies):
+            for name, step in steps().items():
+                torch.manual_seed(9)
+                found = ours(*step)
+                torch.manual_seed(9)
+                expected = accept(*step)
+                same = torch.equal(found.accepted, expected.accepted)
+                different[name] = not (same and torch.equal(found.bonus, expected.bonus))
+        ran = {name: spy.call_count for name, spy in spies.items()}
+    return {"different": different, "ran": ran, "torch": in_torch.call_count}
+
+
+def refused() -> dict[str, Any]:
+    """How often torch stood in, what was told."""
+    ours = cuda_accept.StepAccept()
+    window, lens, logits, *rest = steps()["cuts"]
+    with (
+        mock.patch.object(cuda_accept, "accept", wraps=accept) as in_torch,
+        mock.patch.object(cuda_accept.logger, "warning") as warning,
+    ):
+        for _ in range(2):
+            ours(window, lens, logits.double(), *rest)
+    told = [call.args[0] % call.args[1:] for call in warning.call_args_list]
+    return {"torch": in_torch.call_count, "told": told}
+
+
 def main() -> None:
-    """Differences by step, how often torch stood in, what was told."""
+    """Of both rules; what the operators refuse."""
     torch.set_num_threads(1)
     np.seterr(all="ignore")
-    ours, different = cuda_accept.StepAccept(), {}
-    with mock.patch.object(cuda_accept, "accept", wraps=accept) as in_torch:
-        for name, step in steps().items():
-            torch.manual_seed(9)
-            found = ours(*step)
-            torch.manual_seed(9)
-            expected = accept(*step)
-            same = torch.equal(found.accepted, expected.accepted)
-            different[name] = not (same and torch.equal(found.bonus, expected.bonus))
-        by_operator = not in_torch.called
-        window, lens, logits, *rest = steps()["cuts"]
-        with mock.patch.object(cuda_accept.logger, "warning") as warning:
-            for _ in range(2):
-                ours(window, lens, logits.double(), *rest)
-        told = [call.args[0] % call.args[1:] for call in warning.call_args_list]
-        stood_in = in_torch.call_count
-    report = {"different": different, "by_operator": by_operator, "torch": stood_in, "told": told}
-    print(json.dumps(report))
+    rules = {rule: compared(rule) for rule in OPERATORS}
+    sampled_rule.cache_clear()
+    print(json.dumps({"rules": rules, "refused": refused()}))
 
 
 if __name__ == "__main__":

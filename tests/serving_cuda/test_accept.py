@@ -17,13 +17,19 @@ from tests.serving.test_step_accept import GAMMA, batch, spread
 
 def test_the_operator_emits_the_tokens_of_torch() -> None:
     report = json.loads(output_of("tests.serving_cuda.interpreted_accept").splitlines()[-1])
-    assert report["by_operator"]
-    assert len(report["different"]) == 4
-    assert not any(report["different"].values()), report["different"]
-    # What the operator refuses is done in torch, and said once.
-    assert report["torch"] == 2
-    assert len(report["told"]) == 1
-    assert "accepted in torch: accept: logits must be" in report["told"][0]
+    by_block, by_token = report["rules"]["block"], report["rules"]["token"]
+    for found in (by_block, by_token):
+        assert len(found["different"]) == 4
+        assert not any(found["different"].values()), found["different"]
+        assert found["torch"] == 0
+    # Each rule has its own operator.
+    assert by_block["ran"] == {"accept_block_triton": 4, "accept_triton": 0}
+    assert by_token["ran"] == {"accept_block_triton": 0, "accept_triton": 4}
+    # What the operators refuse is done in torch, and said once.
+    refused = report["refused"]
+    assert refused["torch"] == 2
+    assert len(refused["told"]) == 1
+    assert "accepted in torch: accept: logits must be" in refused["told"][0]
 
 
 def test_without_triton_torch_accepts() -> None:

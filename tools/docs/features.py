@@ -36,7 +36,9 @@ RULES = {
     "temperature, and top-k or top-p": (
         "SGLang's accept rules; of a greedy batch inside the graph"
     ),
-    "min-p, or top-k and top-p in one batch": "our accept rule, with plain decoding's cuts",
+    "min-p, or top-k and top-p in one batch": (
+        "our accept rule, with plain decoding's cuts, by block or token by token (`verify.rule`)"
+    ),
     "`frequency_penalty`, `presence_penalty`, `repetition_penalty`, `min_new_tokens`": (
         "each verified row has its own, drafts in front of it counted; greedy steps of such a "
         "batch accept outside the graph"
@@ -49,17 +51,21 @@ RULES = {
 }
 TAIL = """
 A step whose requests ask for none of this costs what it did. Nothing is read back from the device.
-Our accept rule there is one Triton launch without a tensor of probabilities
-(`kernels/accept_sampled.py`). What it refuses is accepted in torch, which one line of the log says.
+Our accept rule there makes no tensor of probabilities: two Triton launches where windows are judged
+as a whole (`kernels/accept_block.py`, `verify.rule: block`, the default), one where drafts are
+judged one by one (`kernels/accept_sampled.py`, `verify.rule: token`). What they refuse is accepted
+in torch by the same rule, which one line of the log says. SGLang's own rules judge one by one,
+whatever `verify.rule` is.
 
 ## Operators of the step
 
-| operator in `kernels/` | what it does in one launch |
+| operator in `kernels/` | what it does, but for `accept_block.py` in one launch |
 |---|---|
 | `markov_sample.py` | the sequential head's gamma steps, greedy or sampled |
 | `admission.py` | confidence logits to ragged windows: calibration, survival, the K largest |
 | `accept_greedy.py` | in a greedy pass's graph: the target's choices, drafts kept, lengths |
-| `accept_sampled.py` | the same of sampled requests, with cuts and seeds |
+| `accept_sampled.py` | the same of sampled requests, with cuts and seeds, one by one |
+| `accept_block.py` | the same, windows judged as a whole; in two launches |
 | `commit_rows.py` | packs the rows of emitted tokens before they are projected |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
 

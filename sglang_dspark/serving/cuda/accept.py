@@ -1,7 +1,8 @@
-"""Our accept rule on an accelerator: the Triton operator on a GPU, else torch (`step/accept.py`).
+"""Our accept rule on an accelerator: a Triton operator on a GPU, else torch (`step/accept.py`).
 
-Both take the same uniforms and emit the same tokens. The operator needs no probabilities of the
-whole vocabulary: at 256 requests of 8 rows and 152k tokens torch makes several tensors of 1.2 GB.
+Both judge by block or token by token, as configured (`verify.rule`), take the same uniforms and
+emit the same tokens. The operators need no probabilities of the whole vocabulary: at 256 requests
+of 8 rows and 152k tokens torch makes several tensors of 1.2 GB.
 """
 
 from __future__ import annotations
@@ -12,9 +13,11 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.kernels.accept_block import accept_block_triton
 from sglang_dspark.kernels.accept_sampled import accept_triton
 from sglang_dspark.kernels.accept_windows import Windows, why_not
 from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.step.accept import accept, uniforms
 from sglang_dspark.serving.step.seeds import Seeds
 from sglang_dspark.verify.acceptance import Acceptance
@@ -29,6 +32,7 @@ class StepAccept:
     def __init__(self) -> None:
         self._arrivals: Tensor | None = None
         self._told = False
+        self._rule = current_config().verify.rule
 
     def __call__(
         self,
@@ -45,7 +49,8 @@ class StepAccept:
             given = windows(ids, lens, logits, draft_block, sampling_info, anchors, seeds)
             reason = why_not(given)
             if reason is None:
-                return Acceptance(*accept_triton(given, self._counters(len(ids), ids.device)))
+                operator = accept_triton if self._rule == "token" else accept_block_triton
+                return Acceptance(*operator(given, self._counters(len(ids), ids.device)))
             if not self._told:
                 logger.warning("sampled drafts are accepted in torch: %s", reason)
                 self._told = True
@@ -68,7 +73,7 @@ def windows(
     anchors: Tensor,
     seeds: Seeds | None,
 ) -> Windows:
-    """The operator's arguments, of those of `step.accept.accept`."""
+    """The operators' arguments, of those of `step.accept.accept`."""
     requests, width = ids.shape
     info, dense = sampling_info, not draft_block.greedy_draft
     return Windows(

@@ -7,18 +7,23 @@ of `verify/`; no value is looked at, and nothing behind a window's verified rows
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.step.seeds import Seeds
 from sglang_dspark.verify.acceptance import Acceptance
+from sglang_dspark.verify.block import accept_block
 from sglang_dspark.verify.greedy import accept_greedy
 from sglang_dspark.verify.rejection import accept_sampled
 from sglang_dspark.verify.sampling import sampled_distribution
 from sglang_dspark.verify.seeded import accept_seeded
 
+Rule = Callable[..., Acceptance]
 _AT_ONCE = 1 << 24  # probabilities: to sort one takes some 30 bytes
 
 
@@ -40,7 +45,7 @@ def accept(
     requests, width = ids.shape
     drafts, limits = ids[:, 1:], lens.long() - 1
     probs = laws(logits, sampling_info, width).view(requests, width, -1)
-    outcome = accept_sampled(
+    outcome = sampled_rule()(
         draft=drafts,
         draft_probs=_draft_probs(draft_block),
         target_probs=probs,
@@ -57,6 +62,12 @@ def accept(
     likeliest = logits.argmax(-1).view(requests, width)
     greedy = accept_greedy(drafts, likeliest, limits, checked=False)
     return _either(draft_block.greedy_mask, greedy, outcome)
+
+
+@cache
+def sampled_rule() -> Rule:
+    """The accept rule of sampled requests without a seed, as configured (`verify.rule`)."""
+    return accept_sampled if current_config().verify.rule == "token" else accept_block
 
 
 def _seeded(

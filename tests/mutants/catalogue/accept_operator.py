@@ -5,6 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 KERNEL = "kernels/accept_sampled.py"
+VERDICTS = "kernels/accept_verdicts.py"
 GREEDY = "kernels/accept_greedy.py"
 ROWS = "kernels/accept_rows.py"
 STEP = "sglang_dspark/serving/cuda/accept.py"
@@ -31,7 +32,7 @@ MUTANTS = (
     ),
     _mutant(
         "the operator keeps a draft that was cut, at uniform 0",
-        KERNEL,
+        VERDICTS,
         "uniform * proposed < own / mass",
         "uniform * proposed <= own / mass",
     ),
@@ -55,25 +56,25 @@ MUTANTS = (
     ),
     _mutant(
         "the operator's min-p cuts what equals it",
-        KERNEL,
+        VERDICTS,
         "other=0.0).to(tl.int32, bitcast=True)",
         "other=0.0).to(tl.int32, bitcast=True) + 1",
     ),
     _mutant(
         "the operator's draft has no temperature",
-        KERNEL,
-        "temperature = tl.load(temperatures + r, mask=active, other=1.0)",
-        "temperature = tl.full([rows], 1.0, tl.float32)",
+        VERDICTS,
+        "temperature = tl.load(temperatures + r, mask=active, other=1.0)\n        top, mass, _ =",
+        "temperature = tl.full([rows], 1.0, tl.float32)\n        top, mass, _ =",
     ),
     _mutant(
         "the operator's seeds see the next position",
-        KERNEL,
+        VERDICTS,
         "mask=drawn, other=0) + place",
         "mask=drawn, other=0) + place + 1",
     ),
     _mutant(
         "the operator verifies whole windows",
-        KERNEL,
+        VERDICTS,
         "length = tl.load(lengths + r, mask=r < requests, other=-1).to(tl.int32)",
         "length = tl.where(r < requests, gamma, -1)",
     ),

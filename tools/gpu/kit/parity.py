@@ -29,6 +29,7 @@ from sglang_dspark.benchmarks.accept_shapes import on, steps
 from sglang_dspark.benchmarks.experts import correctness
 from sglang_dspark.benchmarks.grouped_shapes import KINDS, grouped_operands, grouped_shapes
 from sglang_dspark.benchmarks.shapes import batches
+from sglang_dspark.kernels.accept_block import accept_block_triton
 from sglang_dspark.kernels.accept_greedy import (
     accept_greedy_torch,
     accept_greedy_triton,
@@ -44,15 +45,20 @@ from sglang_dspark.kernels.grouped_reference import (
     calc_diff,
     m_grouped_gemm_nt_contiguous_reference,
 )
+from sglang_dspark.verify import accept_block, accept_sampled
 from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.greedy_reference import different
 from tools.gpu.kit.device import device_name, say
 
-# Of sampled acceptance. Three of four are another variant of the kernel, which takes seconds to
-# compile; interpreted each step takes one.
+# Of sampled acceptance, by either rule. Three of four are another variant of the kernel, which
+# takes seconds to compile; interpreted each step takes one.
 STEPS = {"cuda": 24, "cpu": 12}
 DRAFTED = {"cuda": 16, "cpu": 24}  # batches of drafts, for the same reason
 ODD = {"cuda": 48, "cpu": 24}  # of greedy acceptance, of packing and of writing
+SAMPLED: dict[str, tuple[Any, Any]] = {
+    "accept": (accept_triton, accept_sampled),
+    "accept_block": (accept_block_triton, accept_block),
+}
 MOST_DIFF = 1e-3
 MOST_LAYER_DIFF = 5e-3  # activations rounded to FP8 on both sides, in another order
 
@@ -62,8 +68,8 @@ def main() -> int:
     say(device=device_name(), interpreted=device == "cpu")
     compared, different = admissions(device)
     say(admission={"batches": compared, "different": different})
-    acceptance = accepted(device, STEPS[device])
-    say(accept=acceptance)
+    sampled = {name: accepted(device, STEPS[device], *each) for name, each in SAMPLED.items()}
+    say(**sampled)
     greedy, packed = greedily(device, ODD[device]), packings(device, ODD[device])
     drafts = markov_shapes.parity_rows(DRAFTED[device], device)
     written = writings(device, ODD[device])
@@ -73,8 +79,13 @@ def main() -> int:
     layers = correctness(device)
     say(layers=layers)
     off = [f"admission {shape}" for shape in different]
-    off += [f"accept, {name}" for name in acceptance["wrong"]]
-    counted = {"greedy": greedy, "commit": packed, "commit_write": written, "markov": drafts}
+    counted = {
+        **sampled,
+        "greedy": greedy,
+        "commit": packed,
+        "commit_write": written,
+        "markov": drafts,
+    }
     for name, found in counted.items():
         off += [f"{name}, {each}" for each in found["wrong"]]
     off += [name for name, diff in products.items() if not diff <= MOST_DIFF]
@@ -94,15 +105,15 @@ def admissions(device: str) -> tuple[int, list[list[int]]]:
     return count, different
 
 
-def accepted(device: str, count: int) -> dict[str, Any]:
+def accepted(device: str, count: int, operator: Any, rule: Any) -> dict[str, Any]:
     """Requests of `count` odd steps, those that rounding decides, and those that are wrong."""
     arrivals = torch.zeros(16, dtype=torch.int32, device=device)
     how = Tiling() if device == "cuda" else Tiling(16, 256)  # interpreted, a program is slow
     requests, near, wrong = 0, 0, []
     for number, given in enumerate(steps(count, 0)):
-        expected = reference(given)
-        undecided_here = undecided(given, expected)
-        found = accept_triton(on(given, device), arrivals, how)
+        expected = reference(given, rule)
+        undecided_here = undecided(given, expected, rule)
+        found = operator(on(given, device), arrivals, how)
         same = found.accepted.cpu() == expected.accepted
         same &= found.bonus.cpu() == expected.bonus
         wrong += [f"step {number}, request {r}" for r in (~same & ~undecided_here).nonzero()[:, 0]]
