@@ -170,11 +170,10 @@ def p_value(cuts: dict[str, Tensor], seed: int) -> float:
     path = [torch.zeros(STRINGS, dtype=torch.int64)]  # the anchor, then the drafts
     for place in range(GAMMA):
         path.append(drawn((near[place] / 0.9).softmax(-1), path[-1]))
-    rows = torch.stack([tables[k][path[k]] for k in range(GAMMA + 1)], 1).view(-1, VOCAB)
     given = Windows(
         drafts=torch.stack(path[1:], 1),
         lengths=torch.arange(STRINGS) % (GAMMA + 1),
-        logits=rows,
+        logits=torch.stack([tables[k][path[k]] for k in range(GAMMA + 1)], 1).view(-1, VOCAB),
         temperatures=torch.full((STRINGS,), 0.7),
         accept_uniforms=torch.rand(STRINGS, GAMMA, generator=generator, dtype=torch.float64),
         bonus_uniforms=torch.rand(STRINGS, generator=generator, dtype=torch.float64),
