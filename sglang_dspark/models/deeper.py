@@ -115,7 +115,7 @@ def _weights(target: Path) -> Weights:
     file_of, bytes_of = {}, {}
     for file in sorted(target.glob("*.safetensors")):
         with safe_open(file, framework="pt") as tensors:
-            for name in tensors.keys():  # noqa: SIM118: a reader, not a mapping
+            for name in sorted(tensors.keys()):
                 file_of[name] = file
                 part = tensors.get_slice(name)
                 count = 1

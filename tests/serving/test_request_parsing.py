@@ -32,7 +32,8 @@ UNHOOKED = getattr(UNHOOKED, "__wrapped__", UNHOOKED)
     ],
 )
 def test_parts_that_do_not_fit_are_refused_by_name(field: str, fields: dict[str, Any]) -> None:
-    with pytest.raises(ValueError, match=rf"^{field}: .* does not fit this request \((Index|Type)Error"):
+    said = rf"^{field}: .* does not fit this request \((Index|Type)Error"
+    with pytest.raises(ValueError, match=said):
         normalize(UNHOOKED, GenerateReqInput(**fields))
 
 
