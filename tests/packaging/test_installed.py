@@ -100,7 +100,7 @@ def test_a_shipped_configuration_is_found_by_name(installed: Installed) -> None:
     for name in ("nothing", "configs/sweep/nothing.yaml"):
         done = installed.run("dspark", "sweep", "--config", name)
         assert f"no file {name}" in done.stderr
-        assert "cpu-demo, cpu-trace, demo" in done.stderr
+        assert "cpu-demo, cpu-trace, deeper, demo" in done.stderr
     code = (
         "from pathlib import Path; from sglang_dspark.shipped import config_file as f;"
         "from sglang_dspark.loadtest.sweep.config import load_sweep;"
