@@ -57,4 +57,4 @@ def test_a_planted_cost_of_the_loop_is_found(pair: Pair) -> None:
     for part in (found.wall, found.thread_cpu):
         assert 0.5 * planted < part.loop_s < part.round_s
         assert part.share_low <= part.share <= part.share_high
-    assert found.thread_cpu.loop_s < 2 * planted
+    assert found.thread_cpu.loop_s < 4 * planted  # threads that wait for one another spin
