@@ -57,33 +57,12 @@ def accept_block_triton(
     chances = torch.empty((requests, gamma, _CHANCES), dtype=torch.float64, device=device)
     kept = Outcome(*(torch.empty(requests, dtype=torch.int64, device=device) for _ in range(2)))
     groups = triton.cdiv(requests, how.requests)
-    _judge_kernel[(groups, gamma + 1)](*_read(given), findings, chances, **_sizes(given, how))
+    _judge_kernel[(groups, gamma + 1)](*given.operands(), findings, chances, **_sizes(given, how))
     # S_i only where a draft follows i; a window of one draft has a program to draw all the same.
     _keep_kernel[(groups, max(gamma - 1, 1))](
-        *_read(given), findings, chances, arrivals, *kept, **_sizes(given, how)
+        *given.operands(), findings, chances, arrivals, *kept, **_sizes(given, how)
     )
     return kept
-
-
-def _read(given: Windows) -> tuple[Tensor | None, ...]:
-    """What both launches read, in their order."""
-    flags = (None if f is None else f.view(torch.uint8) for f in (given.greedy, given.seeded))
-    return (
-        given.drafts,
-        given.lengths,
-        given.logits,
-        given.temperatures,
-        given.accept_uniforms,
-        given.bonus_uniforms,
-        given.top_k,
-        given.top_p,
-        given.min_p,
-        given.draft_logits,
-        given.draft_temperatures,
-        *flags,
-        given.seeds,
-        given.anchors,
-    )
 
 
 def _sizes(given: Windows, how: Tiling) -> dict[str, int]:

@@ -78,22 +78,8 @@ def _launch(
 ) -> None:
     requests, gamma = given.drafts.shape
     draft, vocab = given.draft_logits, given.logits.shape[1]
-    flags = (None if f is None else f.view(torch.uint8) for f in (given.greedy, given.seeded))
     _accept_kernel[(triton.cdiv(requests, how.requests), gamma + 1)](
-        given.drafts,
-        given.lengths,
-        given.logits,
-        given.temperatures,
-        given.accept_uniforms,
-        given.bonus_uniforms,
-        given.top_k,
-        given.top_p,
-        given.min_p,
-        draft,
-        given.draft_temperatures,
-        *flags,
-        given.seeds,
-        given.anchors,
+        *given.operands(),
         findings,
         arrivals,
         *found,

@@ -1,4 +1,4 @@
-"""The arguments of `accept_sampled.py`: what a step's windows are made of, and what fits."""
+"""The arguments of `accept_sampled.py` and `accept_block.py`: a step's windows, and what fits."""
 
 from __future__ import annotations
 
@@ -39,6 +39,26 @@ class Windows:
     seeded: Tensor | None = None
     seeds: Tensor | None = None
     anchors: Tensor | None = None
+
+    def operands(self) -> tuple[Tensor | None, ...]:
+        """All of them in the order of the kernels' parameters; flags as bytes."""
+        flags = (None if f is None else f.view(torch.uint8) for f in (self.greedy, self.seeded))
+        return (
+            self.drafts,
+            self.lengths,
+            self.logits,
+            self.temperatures,
+            self.accept_uniforms,
+            self.bonus_uniforms,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.draft_logits,
+            self.draft_temperatures,
+            *flags,
+            self.seeds,
+            self.anchors,
+        )
 
 
 def check(given: Windows, arrivals: Tensor | None = None) -> None:

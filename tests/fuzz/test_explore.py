@@ -129,6 +129,7 @@ def test_nor_by_way_of_c_or_torch(tmp_path: Path) -> None:
     import _pickle
 
     content = pickle.dumps(Explodes(str(tmp_path / "made")))
+    # The guard must stop both; `Explodes` would only make a file in tmp_path.
     with pytest.raises(guards.Forbidden, match="find_class"), guards.watched():
         _pickle.loads(content)
     torch.save({"a": Explodes(str(tmp_path / "made"))}, tmp_path / "a.pt")

@@ -11,6 +11,7 @@ import sys
 
 os.environ["TRITON_INTERPRET"] = "1"
 
+from collections.abc import Callable
 from dataclasses import replace
 from typing import Any
 
@@ -205,13 +206,13 @@ class Allocated(TorchDispatchMode):
         return out
 
 
-def allocated(vocab: int) -> int:
+def allocated(vocab: int, operator: Callable[..., Any] = accept_triton) -> int:
     """By one call with all that a step can ask for; 4 requests of 8 rows."""
     given = step(torch.Generator().manual_seed(0), 4, 7, vocab, turn=5)
     cut = {"top_k": torch.full((4,), 3), "min_p": torch.full((4,), 0.1)}
     counting = Allocated()
     with counting:
-        accept_triton(replace(given, **cut), how=Tiling(4, 1024))
+        operator(replace(given, **cut), how=Tiling(4, 1024))
     return counting.bytes
 
 

@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 # First: it has Triton interpreted.
-from tests.kernels.interpreted_accept import CUTS, Allocated, chi_square  # isort: skip
+from tests.kernels.interpreted_accept import CUTS, allocated, chi_square  # isort: skip
 
 from dataclasses import replace
 
@@ -211,16 +211,6 @@ def _rows(logits: Tensor, cuts: dict[str, Tensor]) -> Windows:
     )
 
 
-def allocated(vocab: int) -> int:
-    """By one call with all that a step can ask for; 4 requests of 8 rows."""
-    given = step(torch.Generator().manual_seed(0), 4, 7, vocab, turn=5)
-    cut = {"top_k": torch.full((4,), 3), "min_p": torch.full((4,), 0.1)}
-    counting = Allocated()
-    with counting:
-        accept_block_triton(replace(given, **cut), how=Tiling(4, 1024))
-    return counting.bytes
-
-
 def main() -> None:
     """What the first argument asks for."""
     torch.set_num_threads(1)
@@ -231,7 +221,11 @@ def main() -> None:
     elif asked == "law":
         print(json.dumps({name: p_value(cuts, 3) for name, cuts in CUTS.items()}))
     else:
-        print(json.dumps({"wrong": known(), "bytes": [allocated(v) for v in (16, 1024)]}))
+        print(
+            json.dumps(
+                {"wrong": known(), "bytes": [allocated(v, accept_block_triton) for v in (16, 1024)]}
+            )
+        )
 
 
 if __name__ == "__main__":

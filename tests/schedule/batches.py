@@ -17,7 +17,15 @@ from math import prod
 import numpy as np
 import torch
 
-from tests.verify.chains import AcceptRule, Chain, Prefix, complete, draft_law, joint_law
+from tests.verify.chains import (
+    AcceptRule,
+    Chain,
+    Prefix,
+    complete,
+    draft_law,
+    emitted_by_cell,
+    joint_law,
+)
 
 GAMMA = 2
 Drafts = tuple[Prefix, ...]
@@ -82,12 +90,7 @@ def law_given_draft(
         cells[:, GAMMA],
         torch.full((count,), length),
     )
-    law: dict[Prefix, Fraction] = {}
-    emitted = outcome.tokens(tokens).tolist()
-    for text, size, chance in zip(emitted, outcome.emitted.tolist(), chances, strict=True):
-        key = tuple(text[:size])
-        law[key] = law.get(key, Fraction(0)) + chance
-    return law
+    return emitted_by_cell(outcome, tokens, chances)
 
 
 @cache

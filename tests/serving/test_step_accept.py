@@ -18,7 +18,6 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.serving.cpu.accept import accept as accept_packed
 from sglang_dspark.serving.step import accept as step_accept
 from sglang_dspark.serving.step.seeds import Seeds
@@ -26,6 +25,7 @@ from sglang_dspark.verify import accept_sampled
 from sglang_dspark.verify.sampling import BatchSampling, sampled_distribution, target_distribution
 from tests.mutants.catalogue.sampling import STEP_LAW
 from tests.mutants.mutant import Mutant
+from tests.serving.accept_rule import configured
 from tests.serving_cpu import test_accept_law as packed
 from tests.serving_cpu.draft_world import ALL, settings
 
@@ -72,12 +72,8 @@ def rule(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[str]:
     """Configured for the test."""
-    path = tmp_path / "dspark.yaml"
-    path.write_text(f"verify: {{rule: {request.param}}}\n")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
-    step_accept.sampled_rule.cache_clear()
-    yield request.param
-    step_accept.sampled_rule.cache_clear()
+    with configured(step_accept, request.param, tmp_path, monkeypatch):
+        yield request.param
 
 
 def test_the_configured_rule_accepts(rule: str) -> None:

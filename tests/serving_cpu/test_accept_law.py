@@ -18,7 +18,6 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.serving.cpu import accept as served
 from sglang_dspark.verify import (
     BatchSampling,
@@ -29,6 +28,7 @@ from sglang_dspark.verify import (
 )
 from tests.mutants.catalogue.draft_law import DRAFT_LAW
 from tests.mutants.mutant import Mutant
+from tests.serving.accept_rule import configured
 from tests.serving_cpu.draft_world import ALL, Drafting, settings
 
 V, INSIDE, GAMMA, RANK = 12, 9, 2, 3
@@ -148,12 +148,8 @@ def rule(
     request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> Iterator[str]:
     """Configured for the test."""
-    path = tmp_path / "dspark.yaml"
-    path.write_text(f"verify: {{rule: {request.param}}}\n")
-    monkeypatch.setenv(CONFIG_VARIABLE, str(path))
-    served.sampled_rule.cache_clear()
-    yield request.param
-    served.sampled_rule.cache_clear()
+    with configured(served, request.param, tmp_path, monkeypatch):
+        yield request.param
 
 
 def test_the_configured_rule_is_served(rule: str) -> None:

@@ -14,7 +14,15 @@ from math import prod
 import torch
 from torch import Tensor
 
-from tests.verify.chains import AcceptRule, Chain, Prefix, complete, joint_law, probabilities
+from tests.verify.chains import (
+    AcceptRule,
+    Chain,
+    Prefix,
+    complete,
+    emitted_by_cell,
+    joint_law,
+    probabilities,
+)
 
 FENCE = Fraction(1, 2**30)
 
@@ -91,12 +99,7 @@ def law_given_draft(
         points[:, gamma],
         torch.full((count,), length),
     )
-    law: dict[Prefix, Fraction] = {}
-    emitted = outcome.tokens(tokens).tolist()
-    for text, size, chance in zip(emitted, outcome.emitted.tolist(), chances, strict=True):
-        key = tuple(text[:size])
-        law[key] = law.get(key, Fraction(0)) + chance
-    return law
+    return emitted_by_cell(outcome, tokens, chances)
 
 
 class Steps:

@@ -7,7 +7,7 @@ rule lie on that grid, so counting cells gives the exact law of the real impleme
 from __future__ import annotations
 
 import itertools
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from fractions import Fraction
 
 import torch
@@ -85,6 +85,18 @@ def draft_law(chain: Chain, gamma: int, argmax: bool) -> dict[Prefix, Fraction]:
         law = chain(draft)
         draft = (*draft, law.index(max(law)))
     return {draft: Fraction(1)}
+
+
+def emitted_by_cell(
+    outcome: Acceptance, tokens: Tensor, chances: Sequence[Fraction]
+) -> dict[Prefix, Fraction]:
+    """Exact law of what is emitted, of cells with these chances. tokens: drafts [N, gamma]."""
+    law: dict[Prefix, Fraction] = {}
+    emitted = outcome.tokens(tokens).tolist()
+    for text, size, chance in zip(emitted, outcome.emitted.tolist(), chances, strict=True):
+        key = tuple(text[:size])
+        law[key] = law.get(key, Fraction(0)) + chance
+    return law
 
 
 def emitted_law(
