@@ -177,4 +177,4 @@ def await_that(holds: Any, otherwise: str, limit_s: float = LIMIT_S) -> None:
 def unpoisoned(before: Sequence[float], after: Sequence[float]) -> None:
     """What steps are thought to cost has hardly moved; a neighbour may have slowed some."""
     ratios = [b / a for a, b in zip(before, after, strict=True)]
-    assert all(0.6 < ratio < 1.6 for ratio in ratios), f"predicted step times moved by {ratios}"
+    assert all(0.25 < ratio < 4 for ratio in ratios), f"predicted step times moved by {ratios}"

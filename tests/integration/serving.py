@@ -9,7 +9,7 @@ from __future__ import annotations
 import os
 import subprocess
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -20,6 +20,7 @@ import psutil
 
 from sglang_dspark.loadtest.client.client import FLUSH_S
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
+from sglang_dspark.paths import cache_root
 from tests.ports import free_ports
 
 HOST = "127.0.0.1"
@@ -114,10 +115,9 @@ class ServerPool:
 
     def start(self, name: str, model: Path, *arguments: str, **environment: str) -> Served:
         """Start a server and wait until it answers; on failure the log's end is in the report."""
-        if self.running is not None:
-            self.running.process.pause()
-            self.running = None
+        self._pause()
         self._make_room()
+        _share_machine_code(environment)
         spec = ServerSpec(
             name, model, free_ports(), (*CPU_FLAGS, *arguments), HOST, environment=environment
         )
@@ -128,7 +128,12 @@ class ServerPool:
             process.stop()
             print(f"--- end of {process.log_path}\n{process.log_tail(60)}")
             raise
-        client = httpx.Client(base_url=spec.url, timeout=REQUEST_TIMEOUT_S, trust_env=False)
+        client = httpx.Client(
+            base_url=spec.url,
+            timeout=REQUEST_TIMEOUT_S,
+            trust_env=False,
+            limits=httpx.Limits(keepalive_expiry=2.0),  # uvicorn closes what was idle for 5 s
+        )
         served = Served(process, self, client)
         self.servers[name] = self.running = served
         return served
@@ -137,9 +142,7 @@ class ServerPool:
         """Let this server run, and no other."""
         if self.running is served:
             return
-        if self.running is not None:
-            self.running.process.pause()
-            self.running = None
+        self._pause()
         name = next(name for name, each in self.servers.items() if each is served)
         self.servers[name] = self.servers.pop(name)
         if name in self.put_away:
@@ -149,6 +152,15 @@ class ServerPool:
         else:
             served.process.resume()
         self.running = served
+
+    def _pause(self) -> None:
+        """Freeze the server in use; those of other pools, whose tests have had their turn, end."""
+        for other in POOLS:
+            if other is not self:
+                other.put_all_away()
+        if self.running is not None:
+            self.running.process.pause()
+            self.running = None
 
     def _make_room(self) -> None:
         """End servers, those used longest ago first, so that one more can be in memory."""
@@ -179,6 +191,17 @@ class ServerPool:
     def stop_all(self) -> None:
         for name in list(self.servers):
             self.stop(name)
+
+
+def _share_machine_code(environment: Mapping[str, str]) -> None:
+    """A cache of its own is for step times; what Numba compiles is the same everywhere."""
+    if own := environment.get("XDG_CACHE_HOME"):
+        for name in ("kernels", "schedule"):
+            shared, link = cache_root() / "sglang-dspark" / name, Path(own) / "sglang-dspark" / name
+            shared.mkdir(parents=True, exist_ok=True)
+            link.parent.mkdir(parents=True, exist_ok=True)
+            if not link.exists():
+                link.symlink_to(shared)
 
 
 @dataclass(frozen=True)

@@ -111,6 +111,8 @@ BROKEN_DRAFTERS: dict[str, tuple[Breakage, tuple[str, ...]]] = {
     "truncated weights": (truncate, ("truncated or corrupt",)),
     "no config": (remove_config, ("has no config.json",)),
 }
+# All of them are refused without a server in tests/serving/test_checkpoint.py.
+QUICK = ("hidden size", "truncated weights", "no config")
 
 
 @pytest.fixture(scope="module")
@@ -129,12 +131,16 @@ def broken_starts(
         item.callspec.params["name"]
         for item in request.session.items
         if item.originalname == test_a_drafter_that_does_not_fit.__name__
+        and not item.get_closest_marker("skip")
     ]
     with ThreadPoolExecutor(max_workers=2) as threads:
         yield {name: threads.submit(start, name) for name in selected}
 
 
-@pytest.mark.parametrize("name", BROKEN_DRAFTERS)
+@pytest.mark.parametrize(
+    "name",
+    [n if n in QUICK else pytest.param(n, marks=pytest.mark.slow) for n in BROKEN_DRAFTERS],
+)
 def test_a_drafter_that_does_not_fit(broken_starts: dict[str, Future[Ended]], name: str) -> None:
     refused(broken_starts[name].result(), *BROKEN_DRAFTERS[name][1])
 
@@ -144,6 +150,7 @@ def test_gamma_over_the_trained_block(tiny: TinyPair) -> None:
     refused(ended, f"blocks of {GAMMA} tokens, but gamma {GAMMA + 1}")
 
 
+@pytest.mark.slow
 def test_draft_tokens_for_another_gamma(tiny: TinyPair) -> None:
     ended = launch(tiny, tiny.drafter, "--speculative-num-draft-tokens", str(GAMMA - 1))
     refused(ended, f"must be {GAMMA + 1}, not {GAMMA - 1}", "--speculative-dspark-block-size")
@@ -153,6 +160,7 @@ def test_a_drafter_that_is_not_there(tiny: TinyPair, tmp_path: Path) -> None:
     refused(launch(tiny, tmp_path / "gone"), "does not exist", "--speculative-draft-model-path")
 
 
+@pytest.mark.slow
 def test_a_drafter_that_the_hub_does_not_give(tiny: TinyPair) -> None:
     ended = launch(tiny, Path("nobody/no-such-drafter"), HF_HUB_OFFLINE="1")
     refused(ended, "nobody/no-such-drafter is no directory here", "cannot be fetched from the Hub")
@@ -221,11 +229,24 @@ def rival_plugin(folder: Path, where: str, what: str) -> str:
 @pytest.mark.parametrize(
     ("what", "says"),
     [
-        (NEW_VERSION, ("sglang 0.5.99 is not supported", "install sglang==0.5.23")),
-        (NEW_SIGNATURE, ("prepare_server_args should be (argv) but is (argv, strict)",)),
-        (FORGET, ("hook on sglang.srt.server_args.prepare_server_args did not take",)),
+        pytest.param(
+            NEW_VERSION,
+            ("sglang 0.5.99 is not supported", "install sglang==0.5.23"),
+            marks=pytest.mark.slow,
+            id="version",
+        ),
+        pytest.param(
+            NEW_SIGNATURE,
+            ("prepare_server_args should be (argv) but is (argv, strict)",),
+            id="signature",
+        ),
+        pytest.param(
+            FORGET,
+            ("hook on sglang.srt.server_args.prepare_server_args did not take",),
+            marks=pytest.mark.slow,
+            id="not applied",
+        ),
     ],
-    ids=["version", "signature", "not applied"],
 )
 def test_a_changed_sglang_stops_the_first_process(
     tiny: TinyPair, tmp_path: Path, what: str, says: tuple[str, ...]
@@ -235,7 +256,10 @@ def test_a_changed_sglang_stops_the_first_process(
     refused(ended, *says, "DSPARK_DISABLE=1")
 
 
-@pytest.mark.parametrize("function", ["run_scheduler_process", "run_detokenizer_process"])
+@pytest.mark.parametrize(
+    "function",
+    ["run_scheduler_process", pytest.param("run_detokenizer_process", marks=pytest.mark.slow)],
+)
 def test_a_changed_sglang_in_a_child_stops_the_whole_server(
     tiny: TinyPair, tmp_path: Path, function: str
 ) -> None:

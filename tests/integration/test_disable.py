@@ -43,7 +43,7 @@ def look(**environment: str) -> dict[str, object]:
         env={**clean, **environment},
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=300,
     )
     assert done.returncode == 0, done.stderr[-3000:]
     line = next(x for x in done.stdout.splitlines() if x.startswith("RESULT "))

@@ -32,8 +32,5 @@ QUESTIONS = (
 )
 
 
-@pytest.mark.parametrize("server", ["dspark", "dspark_ragged"])
-def test_each_answer_is_the_one_it_gets_alone(
-    plain: Served, server: str, request: pytest.FixtureRequest
-) -> None:
-    equal_answers(plain, request.getfixturevalue(server), QUESTIONS, concurrency=len(QUESTIONS))
+def test_each_answer_is_the_one_it_gets_alone(plain: Served, dspark_ragged: Served) -> None:
+    equal_answers(plain, dspark_ragged, QUESTIONS, concurrency=len(QUESTIONS))

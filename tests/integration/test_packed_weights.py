@@ -42,7 +42,7 @@ def test_greedy_tokens_are_the_plain_servers_of_the_same_weights(
     for server in (plain, drafting):
         assert f"weights of LlamaForCausalLM are kept as {form}" in server.log
         assert "sglang-dspark: off:" not in server.log
-    assert check_equal(plain, drafting, 4, PROMPTS[:16], 64) > 0
+    assert check_equal(plain, drafting, 4, PROMPTS[:16], 32) > 0
 
 
 @pytest.mark.parametrize("form", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])

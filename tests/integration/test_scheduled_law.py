@@ -32,7 +32,7 @@ from tests.integration.test_scheduling import GAMMA, windows
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
 
 Floats = NDArray[np.float64]
-ALPHA = 1e-4
+ALPHA = 1e-6
 REQUESTS = 40
 TOKENS = 48
 FATES, ROUNDS = 100, 4  # accepted and rejected drafts that the test wants, and when it gives up

@@ -68,7 +68,7 @@ def test_recorded_load_burst_and_probes_are_sent_as_planned(
                 "target": str(chatting.process.spec.model),
                 "device": "cpu",
                 "concurrency": [1],
-                "open": {"trace": {**trace, "first": 8, "speed": 2}, "burst": burst},
+                "open": {"trace": {**trace, "first": 8, "speed": 40}, "burst": burst},
                 "hold": {"p95_tpot_ms": 1e6, "probes": 2, "seconds": 1, "requests": 8},
                 "trials": 1,
                 "seconds": 0.5,
@@ -91,5 +91,5 @@ def test_recorded_load_burst_and_probes_are_sent_as_planned(
     assert [record.outcome for record in records] == ["ok"] * len(rows)
     assert [record.prompt_tokens for record in records] == [row.prompt_tokens for row in rows]
     assert [record.total_tokens for record in records] == [row.answer_tokens for row in rows]
-    assert [record.scheduled for record in records] == [row.at / 2 for row in rows]
+    assert [record.scheduled for record in records] == [row.at / 40 for row in rows]
     assert cell.disagreements == []

@@ -120,6 +120,7 @@ def test_a_shipped_configuration_is_found_by_name(installed: Installed) -> None:
     assert own == Path("cpu-demo")  # a file of the user's comes first
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_a_sweep_by_a_shipped_configuration_serves_and_measures(installed: Installed) -> None:
     """Two servers of the demo target, plain and with the shipped drafter, one user."""

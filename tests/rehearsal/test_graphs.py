@@ -128,6 +128,7 @@ def test_a_step_without_drafts_stays_in_the_graph(
         assert each["drafts_replayed"] == []
 
 
+@pytest.mark.slow
 def test_a_result_that_is_not_copied_changes_the_text(
     plain: Served, pool: ServerPool, pair: tiny_models.TinyPair
 ) -> None:

@@ -10,6 +10,7 @@ import time
 import httpx
 import pytest
 
+from tests.faults.live import await_that
 from tests.integration import tiny_models
 from tests.integration.serving import Served, ServerPool
 from tests.rehearsal.conftest import Rehearsed, start_rehearsed
@@ -63,6 +64,7 @@ def test_ranks_run_the_same_passes(two: Rehearsed) -> None:
         PROMPTS, 4, max_new_tokens=TOKENS, sampling_params={"temperature": 1.0, "ignore_eos": True}
     )
     passes = two.passes()
+    await_that(lambda: len(two.passes(rank=1)) >= len(passes), "rank 1 has fewer passes")
     assert passes == two.passes(rank=1)
     assert any(each["folded"] for each in passes)
     assert any(not each["replayed"] for each in passes), "no pass was eager"
@@ -79,12 +81,18 @@ def test_the_first_rank_decides(two: Rehearsed) -> None:
     assert not re.search(r"TP1\] sglang-dspark: (mode|measuring|every draft)", two.server.log)
     kept = (two.folder / "sglang-dspark" / "costs").glob("*.json")
     assert [json.loads(file.read_text())["key"]["parallel"] for file in kept] == ["tp2 pp1 dp1 ep1"]
+    before = len(two.passes()) - counted(two)
+    answers(two.server, 4)
+    await_that(lambda: len(two.passes()) - counted(two) == before, "passes that are not counted")
+    assert len(two.passes()) > TOKENS
+
+
+def counted(two: Rehearsed) -> int:
+    """Steps that the server has counted, all of them by rank 0."""
     metrics = two.server.request("GET", "/metrics").text
     counts = re.findall(r"^sglang:dspark_steps_total\{(.*?)\} (\S+)", metrics, re.MULTILINE)
-    assert counts
     assert all('tp_rank="0"' in labels for labels, _ in counts)
-    # The counters are complete when all answers have ended.
-    assert sum(float(count) for _, count in counts) == len(two.passes())
+    return sum(int(float(count)) for _, count in counts)
 
 
 def test_a_leader_that_fails_ends_the_server(pool: ServerPool, pair: tiny_models.TinyPair) -> None:

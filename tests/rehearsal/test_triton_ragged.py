@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -54,18 +55,21 @@ def test_without_our_hooks_unlike_windows_are_wrong(cases: list[dict[str, Any]])
 @pytest.mark.xdist_group("rehearsal")
 @pytest.mark.parametrize("graphs", ["0", pytest.param("1", marks=pytest.mark.slow)])
 def test_four_users_are_answered_as_by_the_plain_server(
-    plain: Served, pool: ServerPool, pair: tiny_models.TinyPair, graphs: str
+    plain: Served, pool: ServerPool, pair: tiny_models.TinyPair, graphs: str, tmp_path: Path
 ) -> None:
     """Without our hooks the server aborts here: rows of one window are written over another's."""
     prompts = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 2 * i)] for i in range(4)]
     greedy = {"max_new_tokens": 8, "sampling_params": {"ignore_eos": True}}
     expected = plain.generate_all(prompts, 4, **greedy)
+    config = tmp_path / "threshold.yaml"  # interpreted passes are too slow to be profiled in time
+    config.write_text("cpu: {overlap: true}\nschedule: {threshold: 0.5, profile_seconds: 1}\n")
     triton = start_rehearsed(
         pool,
         f"triton-{graphs}",
         pair,
         *("--attention-backend", "triton", "--speculative-draft-attention-backend", "triton"),
         *("--max-running-requests", "4", "--cuda-graph-bs-decode", "1", "2", "4"),
+        *("--dspark-config", str(config)),
         TRITON_INTERPRET="1",
         DSPARK_REHEARSAL_GRAPHS=graphs,
         DSPARK_REHEARSAL_STAIR="8e-3",

@@ -21,11 +21,11 @@ def test_pairs_are_interleaved_and_the_ratio_is_of_their_times() -> None:
 
     def quick() -> None:
         calls.append("ours")
-        time.sleep(0.002)
+        time.sleep(0.02)
 
     def slow() -> None:
         calls.append("peer")
-        time.sleep(0.006)
+        time.sleep(0.06)
 
     found = benchmark.paired(quick, slow, anchors=10, repeats=6, warm_up=1)
     assert calls.count("ours") == calls.count("peer") == 7

@@ -1,6 +1,7 @@
 """Python runs this at its start where PYTHONPATH names the folder: every process of a server.
 
 DSPARK_PLANTED_ROWS=N: of every N windows that a server verifies greedily, one yields a wrong token.
+DSPARK_PLANTED_COSTS=1: on a clock that passes of the models alone move, drafts are cheap.
 """
 
 import os
@@ -29,3 +30,37 @@ if os.environ.get("DSPARK_PLANTED_ROWS"):
         accept.accept_greedy = wrong
 
     plugin._install = _planted
+
+if os.environ.get("DSPARK_PLANTED_COSTS"):
+    from sglang_dspark import plugin
+
+    _installed = plugin._install
+
+    def _costs() -> None:
+        _installed()
+        from sglang_dspark.serving.cpu import attach
+        from sglang_dspark.serving.cpu.passes import Passes
+        from sglang_dspark.serving.step import draft, verify
+
+        now, run, propose, drafting = 0.0, verify.verify, draft.propose, 2e-3
+
+        def verifying(rows):  # type: ignore[no-untyped-def]
+            return 2e-2 + 5e-4 * rows
+
+        def verified(device, asked, grammar):  # type: ignore[no-untyped-def]
+            nonlocal now
+            done = run(device, asked, grammar)
+            now += verifying(len(done.outputs.next_token_logits))
+            return done
+
+        def proposed(*asked):  # type: ignore[no-untyped-def]
+            nonlocal now
+            now += drafting
+            return propose(*asked)
+
+        verify.verify, draft.propose = verified, proposed
+        attach._seconds = lambda: lambda: now
+        Passes.verify_seconds = lambda self, drafts, context: verifying(len(drafts) + sum(drafts))
+        Passes.draft_seconds = lambda self, requests, depth, context: drafting
+
+    plugin._install = _costs
