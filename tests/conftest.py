@@ -11,6 +11,8 @@ import pytest
 from hypothesis import settings
 
 # `--hypothesis-profile=thorough`: 10,000 examples of each property (tests/schedule/properties.py)
+settings.register_profile("tests", deadline=None)  # a busy machine stalls
+settings.load_profile("tests")
 settings.register_profile("thorough", max_examples=10_000, deadline=None)
 
 

@@ -27,6 +27,10 @@ if TYPE_CHECKING:
 
 RESULTS = Path("results/soak_cpu.json")
 MIX = "math,code,chat"
+# Memory of the KV pool is taken page by page as its slots are first written. A pool of so many
+# tokens for each user is written all over in the first minutes, so that what grows behind them is
+# something else.
+POOL_TOKENS = 1024
 
 ConfigOption = Annotated[
     Path | None, typer.Option("--config", help="The server's --dspark-config file.")
@@ -109,7 +113,8 @@ def _spec(
 
     spec = dspark_server(target, drafter, port, device)
     ours = ("--dspark-config", str(config)) if config else ()
-    flags = ("--max-running-requests", str(users), "--enable-metrics", *ours)
+    pool = ("--max-total-tokens", str(POOL_TOKENS * max(users, 4)))
+    flags = ("--max-running-requests", str(users), *pool, "--enable-metrics", *ours)
     return replace(spec, arguments=(*spec.arguments, *flags))
 
 

@@ -88,7 +88,8 @@ def test_a_reader_with_a_fault(tmp_path: Path, read: Callable[[Path], object]) -
     assert found(tmp_path, read).findings
 
 
-def test_a_finding_is_made_small(tmp_path: Path) -> None:
+def test_a_finding_is_made_small(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tests.fuzz.explore.SHRINK_S", 300.0)
     (finding,) = found(tmp_path, trusting, 2000, shrinks=True).findings.values()
     assert len(finding.smallest) < 60
     assert "unsupported operand" in finding.said

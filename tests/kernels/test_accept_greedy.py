@@ -18,6 +18,9 @@ from sglang_dspark.kernels.accept_greedy import (
 )
 from tests.kernels.processes import output_of
 
+# One process: what its module works out once is dear.
+pytestmark = pytest.mark.xdist_group("accept-greedy")
+
 pytest.importorskip("sglang")
 
 STEPS = 480  # of 5 requests on average

@@ -46,6 +46,9 @@ from sglang_dspark.quantisation.formats import dequantise
 from sglang_dspark.quantisation.layout import Quantised
 from tests.kernels.processes import output_of
 
+# One process: what its module works out once is dear.
+pytestmark = pytest.mark.xdist_group("grouped-gemm")
+
 CONTIGUOUS = (m_grouped_gemm_nt_contiguous, m_grouped_gemm_nt_contiguous_reference)
 MASKED = (m_grouped_gemm_nt_masked, m_grouped_gemm_nt_masked_reference)
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import socket
 from collections import Counter
 from dataclasses import replace
 from pathlib import Path
@@ -23,6 +22,7 @@ from sglang_dspark.loadtest.bench.adaptive import (
 )
 from sglang_dspark.loadtest.bench.adaptive_results import as_metrics, draw
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
+from tests.ports import free_ports
 
 ARMS = ("plain", "fixed-1", "fixed-2", "scheduled")
 PLAN = Plan(tuple(f"prompt {i}" for i in range(40)), (1, 4), ARMS, trials=3, mean_tokens=20)
@@ -139,11 +139,9 @@ def test_rounds_on_servers_that_answer(tmp_path: Path) -> None:
 
 
 def small_server(name: str, run_dir: Path) -> ServerProcess:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
     module = "tests.loadtest.small_server"
-    spec = ServerSpec(name, Path("m"), port, environment=environment, module=module)
+    spec = ServerSpec(name, Path("m"), free_ports(), environment=environment, module=module)
     return ServerProcess(spec, run_dir).start()
 
 

@@ -212,8 +212,9 @@ def test_a_burst_is_swept(folder: Path) -> None:  # noqa: F811 - the fixture
     write_sweep(folder, open={"burst": burst}, trials=1)
     status, out = ended(start(folder, "--json", "sweep.json"))
     assert status == 0, out
-    assert "A burst, p99" in out
     cells = {c.arm: c for c in run_dir.read_cells(folder / "run") if c.loop == "open"}
+    valid = any(not kept.void for kept in cells.values())  # the machine may be busy
+    assert valid == ("A burst, p99" in out)
     assert set(cells) == {"slow", "fast"}
     assert len({c.fingerprint for c in cells.values()}) == 1
     for arm, kept in cells.items():
@@ -225,6 +226,6 @@ def test_a_burst_is_swept(folder: Path) -> None:  # noqa: F811 - the fixture
         assert kept.phases[0].ttft_p99 == pytest.approx(
             float(np.percentile([r.ttft for r in early], 99))
         )
-    if all(not kept.void for kept in cells.values()):  # the machine may be busy
+    if all(not kept.void for kept in cells.values()):
         (found,) = json.loads((folder / "sweep.json").read_text())["metrics"]["bursts"]
         assert [arm["arm"] for arm in found["arms"]] == ["slow", "fast"]

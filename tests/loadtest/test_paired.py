@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import socket
 import time
 from pathlib import Path
 
@@ -18,6 +17,7 @@ from sglang_dspark.loadtest.client.load import Answer, Round, closed_loop
 from sglang_dspark.loadtest.client.metrics import Chunk, Completion, SpecStats
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from tests.loadtest.small_server import FIRST_S, STEP_S
+from tests.ports import free_ports
 
 MODULE = "tests.loadtest.small_server"
 REQUEST_S = FIRST_S + 3 * STEP_S
@@ -25,10 +25,8 @@ SPEC = SpecStats(steps=2, accepted=2, histogram=(0, 2))
 
 
 def started(name: str, run_dir: Path) -> ServerProcess:
-    with socket.create_server(("127.0.0.1", 0)) as listener:
-        port = listener.getsockname()[1]
     environment = {"PYTHONPATH": str(Path(__file__).parents[2])}
-    spec = ServerSpec(name, Path("m"), port, environment=environment, module=MODULE)
+    spec = ServerSpec(name, Path("m"), free_ports(), environment=environment, module=MODULE)
     return ServerProcess(spec, run_dir).start()
 
 

@@ -61,8 +61,10 @@ def test_from_start_to_end(tmp_path: Path) -> None:
         ):
             require_free_port("127.0.0.1", server.spec.port)
         server.pause()
-        time.sleep(0.2)
-        assert cpu_state(server.pid) == cpu_state(child) == "T"
+        deadline = time.monotonic() + 30.0
+        while {cpu_state(server.pid), cpu_state(child)} != {"T"}:
+            assert time.monotonic() < deadline, "not stopped"
+            time.sleep(0.05)
         server.resume()
         assert server.wait_ready(10) < 5
         server.pause()  # a paused server must end as well

@@ -196,7 +196,7 @@ def _profile(rank: int, ranks: Ranks) -> dict[str, Any]:
     passes = Passes()
 
     def build(announced: profile.Passes) -> Any:
-        seconds = 1.0 if rank == 0 else 0.0
+        seconds = 60.0 if rank == 0 else 0.0
         return profile.table_for(KEY, announced, seconds, lambda line: None).source
 
     built = engine_for(ranks, passes, build)

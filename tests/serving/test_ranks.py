@@ -11,6 +11,9 @@ import pytest
 
 from tests.serving.ranks import ALONE, RANKS, rank_main
 
+# One process: what its module works out once is dear.
+pytestmark = pytest.mark.xdist_group("plan-ranks")
+
 STEPS = 10_000
 LIMIT = 1800  # seconds for all of them; a rank that waits for another raises sooner
 

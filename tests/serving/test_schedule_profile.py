@@ -241,7 +241,7 @@ def _replica(folder: str, number: int, device: str, start: Any) -> None:
     told: list[str] = []
     start.wait(60)
     machine = Clocked(Path(folder, f"{number}.passes"))
-    found = profile.table_for(replace(KEY, device=device), machine, 1.0, told.append)
+    found = profile.table_for(replace(KEY, device=device), machine, 30.0, told.append)
     Path(folder, f"{number}.source").write_text("\n".join([found.source, *told]))
 
 

@@ -47,11 +47,20 @@ def test_every_place_is_done_once(pool: ThreadPool, length: int, threads: int) -
 def test_others_take_parts_and_are_woken_for_it(pool: ThreadPool) -> None:
     for pause in (0.0, 0.05):  # behind it they sleep
         seen: set[int] = set()
+        joined = threading.Event()
 
         @WORK
-        def work(data: int, first: int, end: int, seen: set[int] = seen) -> None:
+        def work(
+            data: int,
+            first: int,
+            end: int,
+            seen: set[int] = seen,
+            joined: threading.Event = joined,
+        ) -> None:
             seen.add(threading.get_ident())
-            time.sleep(0.02)
+            if len(seen) >= 2:
+                joined.set()
+            joined.wait(30.0)
 
         time.sleep(pause)
         run(pool, work, 64, 3)

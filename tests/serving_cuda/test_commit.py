@@ -19,6 +19,9 @@ from sglang_dspark.serving.cuda.commit import StepCommit
 from tests.kernels.processes import output_of
 from tests.serving_cpu.test_context_kv import FEATURES, SLOTS, Draft, draft, pool
 
+# One process: what its module works out once is dear.
+pytestmark = pytest.mark.xdist_group("cuda-commit")
+
 __all__ = ["draft"]  # the fixture
 
 WIDTH = 6

@@ -9,6 +9,9 @@ from typing import Any
 
 import pytest
 
+# One process: what its module works out once is dear.
+pytestmark = pytest.mark.xdist_group("imports")
+
 
 @pytest.fixture(scope="module")
 def found() -> dict[str, Any]:

@@ -10,6 +10,9 @@ from typing import Any
 
 import pytest
 
+# One process: what its module works out once is dear.
+pytestmark = pytest.mark.xdist_group("moe-pass")
+
 pytest.importorskip("sglang")
 
 ROUNDING = 1e-5  # of float32 sums in another order; 1.5e-7 is seen

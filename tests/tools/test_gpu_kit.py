@@ -208,7 +208,7 @@ def test_what_a_stage_said_is_left_when_the_call_is_cut_off(modules: Path, place
 
 def test_a_fault_ends_one_stage_and_what_it_said_is_kept(modules: Path, places: Places) -> None:
     broken = stage(modules, "broken", f"{FINE}; sys.stdout.flush(); sys.exit(3)")
-    slow = stage(modules, "slow", f"{FINE}; sys.stdout.flush(); time.sleep(60)", limit_s=3)
+    slow = stage(modules, "slow", f"{FINE}; sys.stdout.flush(); time.sleep(60)", limit_s=10)
     stages, said = [broken, slow, stage(modules, "fine", FINE)], io.StringIO()
     out = places.out
     for _ in range(2):  # neither is taken for done
