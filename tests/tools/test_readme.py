@@ -45,6 +45,13 @@ def test_the_page_of_results_is_the_sweeps(tool: ModuleType) -> None:
     assert tool.rewritten(page, tool.load_section(document)) != page
 
 
+def test_the_deeper_target_is_its_own_sweeps(tool: ModuleType) -> None:
+    page, document = tool.LOAD.read_text(), load_json(tool.DEEPER)
+    assert tool.rewritten(page, tool.deeper_section(document), tool.DEEPER_MARKS) == page
+    document["metrics"]["by_concurrency"][0]["dspark"]["tau"] += 1
+    assert tool.rewritten(page, tool.deeper_section(document), tool.DEEPER_MARKS) != page
+
+
 def test_a_changed_figure_changes_the_table(tool: ModuleType, readme: str) -> None:
     document = load_json(tool.RESULTS)
     document["metrics"]["by_concurrency"][2]["dspark"]["tokens_per_s"]["mid"] += 1

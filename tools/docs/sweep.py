@@ -1,8 +1,8 @@
-"""Results of the sweep in README.md and docs/results-load.md, written from its JSON.
+"""Results of the sweeps in README.md and docs/results-load.md, written from their JSON.
 
 `python tools/docs/sweep.py` rewrites what stands between the two marks in either, so that page and
-file cannot differ; `make figures` runs it behind the sweep. All figures are of one run: one commit,
-machine and drafter.
+file cannot differ; `make figures` runs it behind the sweep. All figures of a section are of one
+run: one commit, machine and drafter.
 """
 
 from __future__ import annotations
@@ -19,9 +19,11 @@ from sglang_dspark.errors import DSparkError
 ROOT = Path(__file__).resolve().parents[2]
 README, LOAD = ROOT / "README.md", ROOT / "docs" / "results-load.md"
 RESULTS = ROOT / "results" / "sweep_cpu.json"
+DEEPER = ROOT / "results" / "sweep_deeper_cpu.json"
 ARMS = {"plain": "plain", "mtp1": "MTP-1", "dspark-fixed-gamma": "fixed gamma", "dspark": "DSpark"}
 UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+DEEPER_MARKS = ("<!-- deeper: begin -->", "<!-- deeper: end -->")
 HEAD = (
     "| users at once | plain, tokens/s | MTP-1 | DSpark | over plain (95%) | over MTP-1 (95%) |",
     "|---|---|---|---|---|---|",
@@ -48,9 +50,31 @@ def load_section(document: Mapping[str, Any]) -> str:
     metrics = document["metrics"]
     over = " | ".join(f"over {ARMS[arm]}" for arm in UNDER)
     lines = [
+        *_closed_loop(document, RESULTS),
+        "",
+        "| service level | arm | goodput, tok/s | users | what gives way first |",
+        "|---|---|---|---|---|",
+        *(row for level in metrics["slas"] for row in _goodput_rows(level)),
+        "",
+        f"| arrivals a second | speed per user, {over.replace(' | ', ' | speed per user, ')} |",
+        "|---|---|---|---|",
+        *(_open_row(metrics, row["rate"]) for row in metrics["by_rate"]),
+    ]
+    return "\n".join(lines)
+
+
+def deeper_section(document: Mapping[str, Any]) -> str:
+    """What the same page says of the target made deeper: closed loop alone."""
+    return "\n".join(_closed_loop(document, DEEPER))
+
+
+def _closed_loop(document: Mapping[str, Any], source: Path) -> list[str]:
+    metrics = document["metrics"]
+    over = " | ".join(f"over {ARMS[arm]}" for arm in UNDER)
+    return [
         f"`{document['command']}`, commit {metrics['sweep_commit'][:7]}, {document['date'][:10]},",
         f"{document['device']}; {metrics['trials']} trials;",
-        "[results/sweep_cpu.json](../results/sweep_cpu.json).",
+        f"[results/{source.name}](../results/{source.name}).",
         "",
         f"**The verdict of the run: {metrics['verdict']}**",
         "",
@@ -65,24 +89,16 @@ def load_section(document: Mapping[str, Any]) -> str:
         "| load of MTP-1, users | its throughput, tok/s | speed per user there, over MTP-1 |",
         "|---|---|---|",
         *(_matched_row(each) for each in metrics["matched_speed_ratio_vs_mtp1"]["levels"]),
-        "",
-        "| service level | arm | goodput, tok/s | users | what gives way first |",
-        "|---|---|---|---|---|",
-        *(row for level in metrics["slas"] for row in _goodput_rows(level)),
-        "",
-        f"| arrivals a second | speed per user, {over.replace(' | ', ' | speed per user, ')} |",
-        "|---|---|---|---|",
-        *(_open_row(metrics, row["rate"]) for row in metrics["by_rate"]),
     ]
-    return "\n".join(lines)
 
 
-def rewritten(page: str, table: str) -> str:
+def rewritten(page: str, table: str, marks: tuple[str, str] = (BEGIN, END)) -> str:
     """A page with `table` between its marks. Raises DSparkError where a mark is missing."""
-    if page.count(BEGIN) != 1 or page.count(END) != 1:
-        raise DSparkError(f"the page must have {BEGIN} and {END} once each")
-    before, rest = page.split(BEGIN)
-    return f"{before}{BEGIN}\n{table}\n{END}{rest.split(END)[1]}"
+    begin, end = marks
+    if page.count(begin) != 1 or page.count(end) != 1:
+        raise DSparkError(f"the page must have {begin} and {end} once each")
+    before, rest = page.split(begin)
+    return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
 def _arms_row(metrics: Mapping[str, Any], row: Mapping[str, Any]) -> str:
@@ -153,9 +169,12 @@ def _ratio(each: Mapping[str, Any]) -> str:
 def main() -> None:
     with reading(RESULTS, "result of `dspark sweep`", "make it with `make figures`"):
         document = load_json(RESULTS)
-        tables = {README: section(document), LOAD: load_section(document)}
-    for page, table in tables.items():
-        replace_text(page, rewritten(page.read_text(), table), f"{page.name}")
+        readme = rewritten(README.read_text(), section(document))
+        load = rewritten(LOAD.read_text(), load_section(document))
+    with reading(DEEPER, "result of `dspark sweep --config deeper`", "make it with that command"):
+        load = rewritten(load, deeper_section(load_json(DEEPER)), DEEPER_MARKS)
+    replace_text(README, readme, README.name)
+    replace_text(LOAD, load, LOAD.name)
 
 
 if __name__ == "__main__":
