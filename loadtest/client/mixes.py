@@ -1,8 +1,10 @@
 """Prompt mixes: math, code and chat of the evaluation set, shared-prefix conversations, own files.
 
-A mix is named by its parts, joined by commas: `math`, `code`, `chat`, `multi-turn`, or a JSONL file
-as `dspark eval` reads it. The conversations of `multi-turn` share one of a few long openings, and
-each of their turns is a request of its own that repeats all before it, as a chat server sees them.
+A mix is named by its parts, joined by commas: `math`, `code`, `chat`, `multi-turn`, `words`, or a
+JSONL file as `dspark eval` reads it. `words` are 256 short prompts that mean nothing, for targets
+whose answers mean nothing either, and whose tokens are bytes. The conversations of `multi-turn`
+share one of a few long openings, and each of their turns is a request of its own that repeats all
+before it, as a chat server sees them.
 """
 
 from __future__ import annotations
@@ -20,6 +22,7 @@ from sglang_dspark.loadtest.client.cell import CellPrompt
 
 DOMAINS = ("math", "code", "chat")
 MULTI_TURN = "multi-turn"
+WORDS, WORDS_COUNT = "words", 256
 MULTI_TURN_FILE = "multi_turn.json"
 Render = Callable[[EvalPrompt], str]
 
@@ -78,10 +81,12 @@ def cell_prompts(mix: Mix, api: Api, render: Render | None = None) -> tuple[Cell
 def _groups(part: str) -> list[list[EvalPrompt]]:
     if part == MULTI_TURN:
         return multi_turn_prompts()
+    if part == WORDS:
+        return [[EvalPrompt(f"words-{n}", WORDS, (f"go on, {n}",))] for n in range(WORDS_COUNT)]
     if part in DOMAINS:
         return [[prompt] for prompt in evaluation_prompts() if prompt.domain == part]
     if not Path(part).is_file():
-        known = ", ".join((*DOMAINS, MULTI_TURN))
+        known = ", ".join((*DOMAINS, MULTI_TURN, WORDS))
         raise DSparkError(f"no prompts {part!r}: neither one of {known} nor a file")
     return [[prompt] for prompt in read_prompts(Path(part))]
 

@@ -70,6 +70,11 @@ class Run:
     cells: Sequence[Cell]
     summary: Summary
 
+    @property
+    def label(self) -> str:
+        """What every picture and table must say, "" if nothing."""
+        return self.summary.label
+
     @classmethod
     def read(cls, folder: Path) -> Run:
         """Raises DSparkError when the folder is not a sweep's, or is not complete enough."""

@@ -67,6 +67,8 @@ def draw_all(run: Run) -> list[Drawn]:
     with mpl.rc_context(_STYLE):
         found = [drawn for draw in drawers if (drawn := draw(run)) is not None]
         for drawn in found:
+            if run.label:
+                drawn.figure.suptitle(run.label, fontsize=9, x=0.99, ha="right")
             drawn.figure.draw_without_rendering()  # lays out once, for both formats
             drawn.figure.set_layout_engine("none")
     return found

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib import resources
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def make_report(folder: Path) -> Report:
     run = Run.read(folder)
     figures = draw_all(run)
     page = {
-        "title": f"Load test: {run.info.name}",
+        "title": _labelled(run, f"Load test: {run.info.name}"),
         "run": run,
         "tiles": tiles(run),
         "sections": [_section(run, drawn) for drawn in figures],
@@ -131,7 +131,7 @@ def _interactive(run: Run) -> dict[str, Any]:
     errors = model_errors(run, model)
     text = json.dumps(page_data(run, model, errors), allow_nan=False, separators=(",", ":"))
     safe = text.replace("<", "\\u003c")  # no text of a run may end the script element
-    check = tables.model_check(errors)
+    check = next(iter(_present(run, [tables.model_check(errors)])), None)
     return {"data": Markup(safe), "check": check, "model": asdict(model), "missing": ""}
 
 
@@ -140,17 +140,25 @@ def _section(run: Run, drawn: Drawn) -> dict[str, Any]:
     found = [table(run) for table in below.get(drawn.stem, [])]
     return {
         "stem": drawn.stem,
-        "title": drawn.title,
+        "title": _labelled(run, drawn.title),
         "caption": drawn.caption,
         "svg": Markup(inline_svg(drawn)),
-        "tables": [table for table in found if table is not None],
+        "tables": _present(run, found),
     }
 
 
 def _tables(run: Run) -> list[Table]:
     found = [tables.hold(run), *tables.speeds(run), tables.ratios(run), *tables.capacities(run)]
     found += [*tables.bursts(run), *tables.latencies(run), tables.troubles(run)]
-    return [table for table in found if table is not None]
+    return _present(run, found)
+
+
+def _present(run: Run, found: Sequence[Table | None]) -> list[Table]:
+    return [replace(t, title=_labelled(run, t.title)) for t in found if t is not None]
+
+
+def _labelled(run: Run, title: str) -> str:
+    return f"{title} ({run.label})" if run.label else title
 
 
 def _provenance(run: Run) -> dict[str, Any]:
@@ -169,7 +177,7 @@ def _provenance(run: Run) -> dict[str, Any]:
     }
     return {
         "facts": facts,
-        "arms": tables.tables_used(run),
+        "arms": _present(run, [tables.tables_used(run)])[0],
         "commands": [(arm.name, arm.command, _pretty(arm.config)) for arm in info.arms],
         "config": _pretty(info.config),
     }

@@ -19,6 +19,7 @@ from sglang_dspark.loadtest.client.traces import TraceFormat
 from sglang_dspark.loadtest.servers.arms import ServerFlags
 from sglang_dspark.loadtest.sweep.sla import Sla
 
+SIMULATED = "simulated acceptance"
 Positive = Annotated[float, Field(gt=0)]
 Users = Annotated[int, Field(ge=1)]
 
@@ -153,6 +154,12 @@ class SweepConfig(_Section):
         description="times the target's cost: layers are added that compute everything and change "
         "no answer, which shows with the same drafter what a larger target would",
     )
+    golden: str | None = Field(
+        None,
+        description="simulated acceptance: target and drafters of random weights, of the shape and "
+        "acceptance in this file, or the shipped one of that name in `configs/golden/`; instead of "
+        "`target` and `drafters`",
+    )
     drafters: dict[str, str] = Field(
         {}, description="by the kind that arms ask for: folders, or names of shipped ones"
     )
@@ -168,7 +175,8 @@ class SweepConfig(_Section):
     ready_s: Positive = Field(600.0, description="most seconds that a server may take to start")
     api: Api = Field("completions", description="the interface that requests go to")
     mix: str = Field(
-        "math,code,chat", description="parts, joined by commas: these, `multi-turn`, JSONL files"
+        "math,code,chat",
+        description="parts, joined by commas: these, `multi-turn`, `words`, JSONL files",
     )
     repeats: Literal["note", "refuse", "wanted"] = Field(
         "note",
@@ -227,13 +235,24 @@ class SweepConfig(_Section):
             raise ValueError(f"{', '.join(missing)} is not among the arms {', '.join(self.arms)}")
         if self.api not in PATHS:
             raise ValueError(f"no interface {self.api!r}")
-        if self.deeper is not None and self.urls:
-            raise ValueError("deeper changes what is launched; leave urls out")
+        if (self.deeper is not None or self.golden is not None) and self.urls:
+            raise ValueError("deeper and golden change what is launched; leave urls out")
+        if self.golden is not None and (self.deeper, self.target, self.drafters) != (
+            None,
+            "demo",
+            {},
+        ):
+            raise ValueError("golden brings its models; leave target, drafters and deeper out")
         if self.open.trace is not None and self.api == "chat":
             raise ValueError(
                 "open.trace sends token ids, which chat does not take; use api: completions"
             )
         return self
+
+    @property
+    def label(self) -> str:
+        """What every picture and table of this sweep must say; "" where all is measured."""
+        return "" if self.golden is None else SIMULATED
 
     @property
     def names(self) -> list[str]:

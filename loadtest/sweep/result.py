@@ -11,6 +11,7 @@ from sglang_dspark.loadtest.sweep.run_dir import Level, RunInfo, Summary
 def as_metrics(config: SweepConfig, info: RunInfo, summary: Summary) -> dict[str, Any]:
     """JSON-ready: the verdict, the ratio at matched throughput, and each arm at each load."""
     metrics: dict[str, Any] = {
+        "label": summary.label,
         "verdict": summary.verdict,
         "complete": info.ended is not None,
         "trials": config.trials,

@@ -320,9 +320,11 @@ class SlaSummary(_File):
 
 
 class Summary(_File):
-    """Comparisons over all cells. notes: voids, deaths, disagreements, cells not measured."""
+    """Comparisons over all cells. label: what every picture and table must say of them, "" if
+    nothing. notes: voids, deaths, disagreements, cells not measured."""
 
     version: int = VERSION
+    label: str = ""
     verdict: str
     levels: list[Level]
     ratios: list[Compared]

@@ -68,6 +68,7 @@ def summarise(config: SweepConfig, cells: Sequence[Cell], planned: int) -> Summa
     good = Cells.of(cells)
     matched = [matched_summary(good, *pair) for pair in _pairs(config)]
     return Summary(
+        label=config.label,
         verdict=_verdict(config, matched),
         levels=_levels(cells, good),
         ratios=_ratios(config, good),
@@ -201,7 +202,7 @@ def _pairs(config: SweepConfig) -> list[tuple[str, str]]:
 def _verdict(config: SweepConfig, matched: Sequence[MatchedSummary]) -> str:
     if not matched:
         return "One arm was measured: there is nothing to compare it with."
-    return matched[0].said
+    return f"{config.label}: {matched[0].said}" if config.label else matched[0].said
 
 
 def _ratios(config: SweepConfig, good: Cells) -> list[Compared]:

@@ -171,7 +171,10 @@ def _loads_table(loads: Sequence[Load]) -> Table:
 def results_table(summary: Summary) -> Table:
     """Every arm at every load: means over the trials, with intervals of the throughput."""
     table = Table(
-        title="Means over the trials", box=box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0)
+        title="Means over the trials" + (f" ({summary.label})" if summary.label else ""),
+        box=box.SIMPLE_HEAD,
+        pad_edge=False,
+        padding=(0, 1, 0, 0),
     )
     bounded = any(row.tokens_per_s and row.tokens_per_s.low for row in summary.levels)
     table.add_column("load", justify="right", no_wrap=True)

@@ -205,11 +205,8 @@ def prepare(
     from sglang_dspark.loadtest.sweep.cells import Work
     from sglang_dspark.loadtest.sweep.plan import rough_seconds
 
-    drafters = sweep_setup.drafter_folders(config, arms)
     launched = sum(arm.name not in config.urls for arm in arms)
-    target, device, words = _target_and_device(console, config, served=launched == 0)
-    if config.deeper is not None:
-        target, drafters = _deepened(console, target, config.deeper, drafters)
+    target, drafters, device, words = _models(console, config, arms, served=launched == 0)
     supply = _supply(config, target)
     extent = rough_seconds(config, launched)
     run = out if isinstance(out, Path) else out()
@@ -225,10 +222,11 @@ def prepare(
     return Prepared(work, info, places, drafters, extent)
 
 
-def _target_and_device(
-    console: Console, config: SweepConfig, *, served: bool
-) -> tuple[Path, str, str]:
-    """The target's folder (the demo's is built if needed), `cpu` or `cuda`, the device in words.
+def _models(
+    console: Console, config: SweepConfig, arms: Sequence[Arm], *, served: bool
+) -> tuple[Path, dict[str, Path], str, str]:
+    """Folders of the target and of the drafters by kind, built if needed; `cpu` or `cuda`, the
+    device in words.
 
     served: no server is to be started; where they render the prompts too, no file of the target is
     needed here.
@@ -236,11 +234,29 @@ def _target_and_device(
     from sglang_dspark.cli._models import device_here
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.common.machine import cpu_description
+    from sglang_dspark.loadtest.sweep import setup as sweep_setup
 
+    device = config.device if served and config.device else device_here(config.device)
+    words = cpu_description() if device == "cpu" else _gpu()
+    if config.golden is not None:
+        target, drafters = _golden(console, config.golden, device)
+        return target, drafters, device, words
+    drafters = sweep_setup.drafter_folders(config, arms)
     afar = served and config.api == "chat"
     target = Path(config.target) if afar else target_dir(config.target, console)
-    device = config.device if served and config.device else device_here(config.device)
-    return target, device, cpu_description() if device == "cpu" else _gpu()
+    if config.deeper is not None:
+        target, drafters = _deepened(console, target, config.deeper, drafters)
+    return target, drafters, device, words
+
+
+def _golden(console: Console, given: str, device: str) -> tuple[Path, dict[str, Path]]:
+    """The models of a file of golden acceptance, made if needed, which takes minutes."""
+    from sglang_dspark.models.golden import ensure_golden, load_golden
+
+    golden = load_golden(Path(given))
+    console.print(f"simulated acceptance: {golden.shape}; {golden.source}")
+    made = ensure_golden(golden, device)
+    return made.target, made.drafters
 
 
 def _deepened(

@@ -13,15 +13,13 @@ from __future__ import annotations
 import json
 import re
 import shutil
-import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from sglang_dspark.common.files import integer, load_json, reading
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.models.built import built
 from sglang_dspark.models.identity import target_sha256
 from sglang_dspark.models.resolve import model_name
 from sglang_dspark.models.source import Progress, silent
@@ -72,7 +70,7 @@ def ensure_deeper(target: Path, times: float, progress: Progress = silent) -> Pa
     path = _place("models", source, f"{times:g}x", sha256)
     if path.is_dir():
         return path
-    with _built(path) as out:
+    with built(path) as out:
         _copy(target, out, without=_OWN, renamed=_KEPT)
         places = {name: _KEPT + file.name for name, file in weights.file_of.items()}
         places |= _add_layers(weights, layers, added, out, progress)
@@ -93,7 +91,7 @@ def ensure_fitted(drafter: Path, target: Path) -> Path:
         return drafter
     path = _place("drafters", model_name(drafter), str(layers), target_sha256(drafter))
     if not path.is_dir():
-        with _built(path) as out:
+        with built(path) as out:
             _copy(drafter, out, without=("config.json",))
             _write(out / "config.json", config | {"num_target_layers": layers})
     return path
@@ -159,21 +157,6 @@ def _add_layers(
 def _place(kind: str, name: str, what: str, sha256: str) -> Path:
     folder = cache_root() / "sglang-dspark" / kind
     return folder / f"{name.replace('/', '--')}-{what}-{sha256[:12]}"
-
-
-@contextmanager
-def _built(path: Path) -> Iterator[Path]:
-    """A folder to write to, which becomes `path` when the block ends; nothing is left otherwise."""
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryDirectory(prefix=f".{path.name}-", dir=path.parent) as scratch:
-            out = Path(scratch) / path.name
-            out.mkdir()
-            yield out
-            if not path.is_dir():  # another process may have been first
-                out.rename(path)
-    except OSError as error:
-        raise DSparkError(f"cannot build {path}: {error}; free some disk") from error
 
 
 def _copy(folder: Path, out: Path, without: tuple[str, ...], renamed: str = "") -> None:

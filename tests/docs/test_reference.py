@@ -16,6 +16,7 @@ HOW = "stale: run `make docs-reference`"
 SHIPPED = {
     "training": "configs/train",
     "sweep": "configs/sweep",
+    "golden": "configs/golden",
     "arm": "configs/serve",
     "traces": "configs/eval",
 }
@@ -63,6 +64,7 @@ def test_schemas_take_the_shipped_files(slug: str) -> None:
         ("server", {"cpu": {"threads": 0}}),
         ("training", {"run_dir": "runs/x"}),
         ("sweep", {"arms": ["plain"], "concurrency": [1], "smoke": {"secnods": 5}}),
+        ("golden", {"shape": "tiny", "doubtful": 2, "right": 0.5, "otherwise": 0.9, "source": "x"}),
         ("arm", {"about": "x", "device": "tpu"}),
     ],
 )

@@ -85,12 +85,18 @@ def true_model(spread: float = 1.2) -> LoadModel:
 
 
 def make_run(
-    folder: Path, *, tables: bool = True, arms: Sequence[str] = tuple(ARMS), trials: int = TRIALS
+    folder: Path,
+    *,
+    tables: bool = True,
+    arms: Sequence[str] = tuple(ARMS),
+    trials: int = TRIALS,
+    golden: str | None = None,
 ) -> Path:
     """Write a whole run. tables: keep the scheduled arm's step times, as a real one does."""
     config = SweepConfig(
         name="made",
         arms=list(arms),
+        golden=golden,
         compare=Comparison(over=arms[-1], under=arms[1 if len(arms) > 2 else 0]),
         concurrency=list(USERS),
         open=OpenLoop(load=[0.5]),

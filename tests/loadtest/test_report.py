@@ -95,6 +95,20 @@ def test_every_figure_has_a_title_and_a_caption_that_says_what_to_read(html: str
     assert len(page.ids) == len(set(page.ids))
 
 
+def test_simulated_acceptance_is_said_everywhere(tmp_path: Path) -> None:
+    run = make_run(tmp_path / "run", golden="qwen3-0.6b")
+    found = make_report(run)
+    titles = re.findall(r"<(?:h1|h3|span id=\"[a-z-]+-title\")>([^<]*)<", found.html)
+    assert len(titles) > 10
+    assert [title for title in titles if "simulated acceptance" not in title] == []
+    assert read_summary(run).verdict.startswith("simulated acceptance: ")
+    for drawn in found.figures:
+        assert drawn.figure.get_suptitle() == "simulated acceptance"
+    measured = make_report(make_run(tmp_path / "measured"))
+    assert "simulated acceptance" not in measured.html
+    assert [drawn.figure.get_suptitle() for drawn in measured.figures] == [""] * 6
+
+
 def test_nothing_is_loaded_from_anywhere(html: str) -> None:
     page = Page(html)
     assert page.loads

@@ -12,9 +12,9 @@ from transformers import AutoTokenizer, Qwen3ForCausalLM
 
 from sglang_dspark.baselines.mtp import load_mtp
 from sglang_dspark.drafter.checkpoint import load_drafter
-from tools.gpu.kit.models import DOUBTFUL, RIGHT, SPECIALS, TINY, Table, ready, table
+from sglang_dspark.models.simulated import SPECIALS, Table, table
+from tools.gpu.kit.models import FAIR, TINY, ready
 
-EXPECTED = DOUBTFUL * RIGHT[True] + (1 - DOUBTFUL) * RIGHT[False]
 TOKENS = torch.arange(len(SPECIALS), TINY.vocab)
 
 
@@ -30,7 +30,7 @@ def target(folder: Path) -> Qwen3ForCausalLM:
 
 @pytest.fixture(scope="module")
 def known() -> Table:
-    return table(TINY)
+    return table(TINY, FAIR)
 
 
 def weights(target: Qwen3ForCausalLM) -> tuple[Tensor, Tensor]:
@@ -75,7 +75,7 @@ def test_dspark_is_wrong_where_it_should_be_and_knows_it(
     assert torch.equal(right, ~known.wrong[previous])
     chances = torch.sigmoid(known.confidence)[previous]
     torch.testing.assert_close(block.confidence, chances)
-    assert chances.unique().tolist() == pytest.approx(sorted(RIGHT.values()))
+    assert chances.unique().tolist() == pytest.approx([FAIR.right, FAIR.otherwise])
 
 
 def test_mtp_is_wrong_behind_the_same_tokens(
@@ -85,7 +85,7 @@ def test_mtp_is_wrong_behind_the_same_tokens(
     out = drafter.fc(torch.cat([drafter.embed_weight[TOKENS], torch.randn(len(TOKENS), 64)], -1))
     right = drafter.logits(out).argmax(-1) == known.follows[TOKENS]
     assert (right != ~known.wrong[TOKENS]).sum() <= 1  # the token that all wrong drafts follow
-    assert float(right.float().mean()) == pytest.approx(EXPECTED, abs=0.05)
+    assert float(right.float().mean()) == pytest.approx(FAIR.mean, abs=0.05)
 
 
 def test_every_id_is_a_word_of_the_tokenizer(folder: Path) -> None:
@@ -98,13 +98,11 @@ def test_every_id_is_a_word_of_the_tokenizer(folder: Path) -> None:
 def test_models_are_made_once_and_half_made_ones_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    from tools.gpu.kit import models
-
     def cut_off(*given: object) -> None:
         raise KeyboardInterrupt
 
     with monkeypatch.context() as patched:
-        patched.setattr(models, "_tokenizer", cut_off)
+        patched.setattr("sglang_dspark.models.simulated._tokenizer", cut_off)
         with pytest.raises(KeyboardInterrupt):
             ready(tmp_path, TINY, "cpu")
     made = ready(tmp_path, TINY, "cpu")

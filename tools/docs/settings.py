@@ -16,6 +16,7 @@ from pydantic import BaseModel
 from sglang_dspark.evaluation.trace_plan import TracePlan
 from sglang_dspark.loadtest.servers.arms import Arm
 from sglang_dspark.loadtest.sweep.config import SweepConfig
+from sglang_dspark.models.golden import Golden
 from sglang_dspark.serving.config import DSparkConfig
 from sglang_dspark.training.config import RunConfig
 
@@ -99,6 +100,13 @@ DOCUMENTS = (
             "A service level of `slas` has at least one limit, and `speed_p10` is not above "
             "`speed_p50`.",
         ),
+    ),
+    Document(
+        Golden,
+        "golden",
+        "Golden acceptance",
+        "Named by `golden` of a sweep; the files of `configs/golden/`.",
+        ("Acceptance is the same at every position whose drafts before it are right.",),
     ),
     Document(
         Arm,

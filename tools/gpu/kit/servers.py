@@ -28,10 +28,11 @@ from sglang_dspark.loadtest.servers.arms import find_arms
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from sglang_dspark.loadtest.sweep.counters import read_counters
 from sglang_dspark.loadtest.sweep.run_dir import Counters
+from sglang_dspark.models.simulated import SPECIALS, Shape
 from sglang_dspark.ports import free_port
 from sglang_dspark.shipped import shipped
 from tools.gpu.kit.device import device_name, say
-from tools.gpu.kit.models import QWEN3_4B, SPECIALS, TINY, Shape, ready
+from tools.gpu.kit.models import QWEN3_4B, TINY, ready
 from tools.gpu.packing.arrival import kit_home
 
 READY_S = 250.0  # the first start on a machine builds kernels and profiles graphs

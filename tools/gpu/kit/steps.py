@@ -30,11 +30,12 @@ import torch
 from sglang_dspark.common.files import load_json, load_yaml
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
+from sglang_dspark.models.simulated import SPECIALS, Shape
 from sglang_dspark.paths import cache_root
 from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import CostTable, from_document
 from tools.gpu.kit.device import device_name, say
-from tools.gpu.kit.models import QWEN3_4B, SPECIALS, TINY, Shape, ready
+from tools.gpu.kit.models import QWEN3_4B, TINY, ready
 from tools.gpu.kit.servers import counters, serve, server_of
 from tools.gpu.kit.trace import read_trace, summary
 from tools.gpu.packing.arrival import kit_home

@@ -1,0 +1,238 @@
+"""A target of a real model's shape without its weights, and drafters that know what it says.
+
+What such a pair shows is speed at a given acceptance, "golden acceptance": every pass costs what
+the real model's would, and how often a draft is right is set, not learned.
+
+The target's layers are random and of full cost, but what they add is too small to matter: the next
+token follows from the last one alone, by a table. Embedding and LM head hold the table: token x has
+a direction, and the LM head's row of the token behind x has the same. The table is one cycle
+through all tokens, so all come equally often, whatever the prompts.
+
+The drafters hold the table too, and are wrong behind some tokens, which is how acceptance is set.
+Some of the tokens are doubtful: behind them a draft is right less often than behind the others.
+DSPARK's confidence head knows which are doubtful, so its confidence is calibrated and has a spread.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+from tokenizers import Tokenizer, decoders, models, pre_tokenizers
+from torch import Tensor
+from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
+
+from sglang_dspark.baselines.mtp import MTPConfig, MTPDrafter, save_mtp
+from sglang_dspark.drafter.checkpoint import save_drafter
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.model import DSparkDrafter
+
+SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
+_PEAK = 20.0  # logit of the token that follows; another's is seldom above a third of it
+_SAYS = 1e-4  # what a layer adds, as a part of a random model's
+_POSITIONS = 8192
+_TEMPLATE = (
+    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
+    "{% if add_generation_prompt %}assistant: {% endif %}"
+)
+
+
+@dataclass(frozen=True)
+class Shape:
+    """A target's shape, and its drafters': DSPARK's layers, block, rank of its Markov head (one of
+    which carries the confidence). Heads and widths are the target's."""
+
+    hidden: int
+    layers: int
+    heads: int
+    kv_heads: int
+    head_dim: int
+    intermediate: int
+    vocab: int
+    draft_layers: int
+    gamma: int
+    rank: int
+
+
+SHAPES = {
+    "qwen3-0.6b": Shape(1024, 28, 16, 8, 128, 3072, 151_936, draft_layers=2, gamma=7, rank=64),
+    "qwen3-1.7b": Shape(2048, 28, 16, 8, 128, 6144, 151_936, draft_layers=3, gamma=7, rank=64),
+    "qwen3-4b": Shape(2560, 36, 32, 8, 128, 9728, 151_936, draft_layers=5, gamma=7, rank=256),
+    "tiny": Shape(64, 4, 4, 2, 16, 128, 512, draft_layers=1, gamma=5, rank=32),
+}
+
+
+@dataclass(frozen=True)
+class Acceptance:
+    """doubtful: share of the tokens. right, otherwise: share of right drafts behind these and
+    behind the others, at every position whose drafts before it are right."""
+
+    doubtful: float
+    right: float
+    otherwise: float
+
+    @property
+    def mean(self) -> float:
+        """Share of right drafts, at every position."""
+        return self.doubtful * self.right + (1 - self.doubtful) * self.otherwise
+
+
+@dataclass(frozen=True)
+class Table:
+    """What target and drafters know. directions [V, r-1]: unit rows; follows [V] int64: the token
+    behind each; wrong [V] bool: the draft behind it is another one; confidence [V]: its logit."""
+
+    directions: Tensor
+    follows: Tensor
+    wrong: Tensor
+    confidence: Tensor
+
+
+def table(shape: Shape, acceptance: Acceptance, seed: int = 0) -> Table:
+    """The same table for the same shape, acceptance and seed."""
+    draws = torch.Generator().manual_seed(seed)
+    count = shape.vocab
+    directions = torch.randn(count, shape.rank - 1, generator=draws)
+    directions /= directions.norm(dim=1, keepdim=True)
+    cycle = len(SPECIALS) + torch.randperm(count - len(SPECIALS), generator=draws)
+    follows = torch.arange(count)
+    follows[cycle] = cycle.roll(-1)
+    doubtful = torch.rand(count, generator=draws) < acceptance.doubtful
+    right = torch.where(doubtful, acceptance.right, acceptance.otherwise)
+    wrong = torch.rand(count, generator=draws) >= right
+    return Table(directions, follows, wrong, torch.logit(right))
+
+
+def write_models(folder: Path, shape: Shape, acceptance: Acceptance, device: str) -> None:
+    """Write `target`, `dspark`, `mtp` and `follows.npy`, the token behind each.
+
+    Weights are bfloat16 on `cuda`, float32 on `cpu`.
+    """
+    torch.manual_seed(0)
+    known, dtype = table(shape, acceptance), dtype_on(device)
+    with torch.device(device), torch.no_grad():
+        embedding, head = _embedding(known, shape, device)
+        _target(folder / "target", shape, embedding, head, dtype)
+        write_dspark(folder / "dspark", shape, known, dtype)
+        _mtp(folder / "mtp", shape, embedding, dtype)
+    _tokenizer(folder / "target", shape.vocab)
+    np.save(folder / "follows.npy", known.follows.numpy())
+
+
+def dtype_on(device: str) -> torch.dtype:
+    """The weights' type there."""
+    return torch.bfloat16 if device == "cuda" else torch.float32
+
+
+def _embedding(known: Table, shape: Shape, device: str) -> tuple[Tensor, Tensor]:
+    """Embedding and LM head [V, d]. The last column is for MTP: 1 where it is to be wrong."""
+    basis = torch.linalg.qr(torch.randn(shape.hidden - 1, shape.rank - 1)).Q  # [d-1, r-1]
+    spread = known.directions.to(device) @ basis.T  # [V, d-1] unit rows
+    embedding = torch.zeros(shape.vocab, shape.hidden)
+    embedding[:, :-1] = spread * shape.hidden**0.5
+    embedding[:, -1] = known.wrong.to(device).float()
+    head = torch.zeros_like(embedding)
+    head[known.follows.to(device), :-1] = spread * (_PEAK / shape.hidden**0.5)
+    head[: len(SPECIALS)] = 0.0  # no answer ends by itself
+    return embedding, head
+
+
+def _target(
+    folder: Path, shape: Shape, embedding: Tensor, head: Tensor, dtype: torch.dtype
+) -> None:
+    config = Qwen3Config(
+        vocab_size=shape.vocab,
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_hidden_layers=shape.layers,
+        num_attention_heads=shape.heads,
+        num_key_value_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        max_position_embeddings=_POSITIONS,
+        tie_word_embeddings=False,  # one table for both would say each token again
+        bos_token_id=0,
+        eos_token_id=1,
+        pad_token_id=2,
+        dtype=dtype,
+    )
+    model = Qwen3ForCausalLM(config).to(dtype)
+    for layer in model.model.layers:
+        layer.self_attn.o_proj.weight.mul_(_SAYS)
+        layer.mlp.down_proj.weight.mul_(_SAYS)
+    model.model.embed_tokens.weight.copy_(embedding)
+    model.lm_head.weight.copy_(head)
+    model.save_pretrained(folder)
+
+
+def write_dspark(folder: Path, shape: Shape, known: Table, dtype: torch.dtype) -> None:
+    """Write a DSPARK drafter that drafts by this table."""
+    layers = torch.linspace(1, shape.layers - 3, min(5, shape.layers - 3)).round().long().tolist()
+    config = DrafterConfig(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_layers=shape.draft_layers,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab,
+        gamma=shape.gamma,
+        target_layer_ids=tuple(layers),
+        num_target_layers=shape.layers,
+        mask_token_id=SPECIALS.index("<mask>"),
+        markov_rank=shape.rank,
+        max_position_embeddings=_POSITIONS,
+    )
+    drafter = DSparkDrafter(config)
+    weights = drafter.state_dict()
+    weights["backbone.norm.weight"].zero_()  # base logits are zero: the Markov head decides
+    said = known.directions.clone()
+    wrong = known.wrong.nonzero()[:, 0]
+    said[wrong] = known.directions[wrong.roll(1)]  # what another token would be followed by
+    latent, out = weights["markov_head.markov_w1.weight"], weights["markov_head.markov_w2.weight"]
+    latent[:, :-1].copy_(said)
+    latent[:, -1].copy_(known.confidence)
+    out.zero_()
+    out[known.follows.to(out.device), :-1] = _PEAK * known.directions.to(out.device)
+    out[: len(SPECIALS)] = 0.0
+    weights["confidence_head.proj.weight"].zero_()[:, -1] = 1.0
+    weights["confidence_head.proj.bias"].zero_()
+    save_drafter(drafter, folder, dtype)
+
+
+def _mtp(folder: Path, shape: Shape, embedding: Tensor, dtype: torch.dtype) -> None:
+    config = MTPConfig(
+        hidden_size=shape.hidden,
+        intermediate_size=shape.intermediate,
+        num_heads=shape.heads,
+        num_kv_heads=shape.kv_heads,
+        head_dim=shape.head_dim,
+        vocab_size=shape.vocab,
+        gamma=1,
+        draft_vocab_size=shape.vocab,
+        max_position_embeddings=_POSITIONS,
+    )
+    drafter = MTPDrafter(config)
+    drafter.fc.weight.zero_()[:, : shape.hidden] = torch.eye(shape.hidden)
+    drafter.fc.weight[:, shape.hidden - 1] = 4 * embedding[-1]  # drowns the token's own direction
+    drafter.fc.bias.zero_()
+    for name, weight in drafter.state_dict().items():
+        if name.endswith(("o_proj.weight", "down_proj.weight")):
+            weight.mul_(_SAYS)
+    save_mtp(drafter, folder, dtype)
+
+
+def _tokenizer(folder: Path, count: int) -> None:
+    """Bytes, and made-up words for all other ids, so that every answer is a text."""
+    known = [*SPECIALS, *sorted(pre_tokenizers.ByteLevel.alphabet())]
+    words = known + [f"<{number}>" for number in range(len(known), count)]
+    vocabulary = {word: number for number, word in enumerate(words)}
+    tokenizer = Tokenizer(models.BPE(vocab=vocabulary, merges=[]))
+    tokenizer.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    tokenizer.decoder = decoders.ByteLevel()
+    fast = PreTrainedTokenizerFast(
+        tokenizer_object=tokenizer, bos_token="<s>", eos_token="</s>", pad_token="<pad>"
+    )
+    fast.chat_template = _TEMPLATE
+    fast.save_pretrained(folder)
