@@ -22,6 +22,8 @@ from sglang_dspark.shipped import config_file
 
 SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "tiny")  # of `simulated.py`, which loads torch
 
+KINDS = ("dspark", "mtp")  # of drafters that are made
+
 
 class Golden(BaseModel):
     """A file of `configs/golden/`."""
@@ -44,7 +46,7 @@ class Golden(BaseModel):
 
 @dataclass(frozen=True)
 class GoldenModels:
-    """Folders of the target and of its drafters by kind, `dspark` and `mtp`."""
+    """Folders of the target and of its drafters by kind, those of `KINDS`."""
 
     target: Path
     drafters: dict[str, Path]
@@ -72,4 +74,4 @@ def ensure_golden(golden: Golden, device: str) -> GoldenModels:
         acceptance = simulated.Acceptance(golden.doubtful, golden.right, golden.otherwise)
         with built(path) as out:
             simulated.write_models(out, simulated.SHAPES[golden.shape], acceptance, device)
-    return GoldenModels(path / "target", {kind: path / kind for kind in ("dspark", "mtp")})
+    return GoldenModels(path / "target", {kind: path / kind for kind in KINDS})
