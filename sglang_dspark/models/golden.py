@@ -21,7 +21,6 @@ from sglang_dspark.paths import cache_root
 from sglang_dspark.shipped import config_file
 
 SHAPES = ("qwen3-0.6b", "qwen3-1.7b", "qwen3-4b", "tiny")  # of `simulated.py`, which loads torch
-
 KINDS = ("dspark", "mtp")  # of drafters that are made
 
 
