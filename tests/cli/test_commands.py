@@ -22,6 +22,14 @@ from tests.ports import free_ports
 from tests.signals import heed_signals
 
 
+@pytest.fixture
+def drafts_are_verified(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Servers draft by confidence alone: beside busy neighbours no draft may pay."""
+    config = tmp_path / "threshold.yaml"
+    config.write_text("schedule: {threshold: 0.3}\n")
+    monkeypatch.setenv("SGLANG_DSPARK_CONFIG", str(config))
+
+
 def dspark(*arguments: str, cwd: Path) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "sglang_dspark.cli.main", *arguments]
     return subprocess.run(command, capture_output=True, text=True, cwd=cwd, timeout=900)
@@ -60,6 +68,7 @@ def test_server_that_cannot_start_shows_its_log(tmp_path: Path) -> None:
 
 
 @pytest.mark.server
+@pytest.mark.usefixtures("drafts_are_verified")
 def test_demo_from_start_to_end(tmp_path: Path) -> None:
     port = free_ports(3)
     arguments = ["--port", str(port), "--per-domain", "1", "--max-new-tokens", "24"]
@@ -70,7 +79,7 @@ def test_demo_from_start_to_end(tmp_path: Path) -> None:
     rows = metrics["domains"]
     assert list(rows) == ["math", "code", "chat", "overall"]
     assert rows["overall"]["prompts"] == 3
-    assert rows["overall"]["tau"] >= 1.0  # 1 where the machine is too busy for drafts to pay
+    assert rows["overall"]["tau"] > 1.0  # drafts were really accepted
     assert len(rows["overall"]["acceptance"]) == metrics["gamma"]
     assert rows["overall"]["identical"] == 3
     for entry in metrics["answers"]:
@@ -91,7 +100,7 @@ def test_bench_serve_writes_the_contract(tmp_path: Path) -> None:
     assert document == json.loads((tmp_path / "serve.json").read_text())
     metrics = document["metrics"]
     assert metrics["speedup_vs_plain_c1"] > 0
-    assert metrics["tau_demo"] >= 1.0
+    assert metrics["tau_demo"] >= 1.0  # 1 where the machine is too busy for drafts to pay
     assert [row["concurrency"] for row in metrics["by_concurrency"]] == [1, 2]
     for row in metrics["by_concurrency"]:
         assert row["speedup"] > 0
@@ -100,7 +109,7 @@ def test_bench_serve_writes_the_contract(tmp_path: Path) -> None:
         assert row["plain"] > 0
         assert row["dspark"] > 0
     step = metrics["step"]
-    assert min(step["ratio"], step["verify_ms"], step["plain_decode_ms"]) > 0
+    assert step["ratio"] == pytest.approx(step["verify_ms"] / step["plain_decode_ms"], rel=0.5)
 
 
 @pytest.mark.server

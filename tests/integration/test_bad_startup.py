@@ -111,7 +111,7 @@ BROKEN_DRAFTERS: dict[str, tuple[Breakage, tuple[str, ...]]] = {
     "truncated weights": (truncate, ("truncated or corrupt",)),
     "no config": (remove_config, ("has no config.json",)),
 }
-# All of them are refused without a server in tests/serving/test_checkpoint.py.
+# The rules of all of them are held without a server in tests/serving/test_checkpoint.py.
 QUICK = ("hidden size", "truncated weights", "no config")
 
 

@@ -135,7 +135,7 @@ def test_metrics_tell_what_was_decided(dspark: Served) -> None:
         await_counts(dspark, before, meta)
     steps = metric(dspark, "sglang:dspark_steps_total")
     admitted = metric(dspark, "sglang:dspark_admitted_drafts_total")
-    assert admitted >= metric(dspark, "sglang:dspark_accepted_drafts_total") >= 0
+    assert admitted >= metric(dspark, "sglang:dspark_accepted_drafts_total")
     assert metric(dspark, "sglang:dspark_budget_sum") == admitted
     assert metric(dspark, "sglang:dspark_budget_count") == steps
     timed = metric(dspark, "sglang:dspark_step_seconds_count")

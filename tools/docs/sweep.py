@@ -21,6 +21,7 @@ README, LOAD = ROOT / "README.md", ROOT / "docs" / "results-load.md"
 RESULTS = ROOT / "results" / "sweep_cpu.json"
 DEEPER = ROOT / "results" / "sweep_deeper_cpu.json"
 ARMS = {"plain": "plain", "mtp1": "MTP-1", "dspark-fixed-gamma": "fixed gamma", "dspark": "DSpark"}
+SHOWN = (1, 4, 16)  # users of the README's rows; the page has all
 UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 DEEPER_MARKS = ("<!-- deeper: begin -->", "<!-- deeper: end -->")
@@ -35,11 +36,12 @@ def section(document: Mapping[str, Any]) -> str:
     metrics = document["metrics"]
     matched = metrics["matched_speed_ratio_vs_mtp1"]
     mix = metrics["mix"].replace(",", ", ")
-    lines = [*HEAD, *(_row(metrics, row) for row in metrics["by_concurrency"]), ""]
+    shown = [row for row in metrics["by_concurrency"] if row["concurrency"] in SHOWN]
+    lines = [*HEAD, *(_row(metrics, row) for row in shown), ""]
     lines += [
         f"At the throughput that MTP-1 reaches, a DSpark user is {_ratio(matched)} times as fast.",
-        f"Prompts: {mix}; {metrics['trials']} trials; {document['device']};",
-        f"commit {metrics['sweep_commit'][:7]}; {document['date'][:10]}; `make figures`;",
+        f"Prompts: {mix}; commit {metrics['sweep_commit'][:7]}; `make figures`; machine and all",
+        "loads: [docs/results-load.md](docs/results-load.md),",
         "[results/sweep_cpu.json](results/sweep_cpu.json).",
     ]
     return "\n".join(lines)
