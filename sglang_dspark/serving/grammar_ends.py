@@ -4,7 +4,8 @@
 rule further on, in its middle. Upstream (0.5.23, sglang/srt/constrained) masks every token then.
 Greedy decoding takes token 0, which the grammar refuses, and the request gets a 500; sampling finds
 a row without probability and raises in the scheduler, which ends the server for everyone. Here such
-a row is left as it is: whatever is sampled, the grammar refuses, and the answer says why.
+a row is left as it is: whatever is sampled, the grammar refuses, and the answer says why. A grammar
+that is at its end before `min_new_tokens` leaves no token either (`cpu/lost_rows.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,8 @@ from http import HTTPStatus
 from typing import Any
 
 import torch
+
+from sglang_dspark.serving.step.penalties import stop_ids
 
 _ALL = -1  # of xgrammar's mask of 32 tokens: every bit
 
@@ -34,20 +37,45 @@ def blame(result: Any, processor: Any, *given: Any, **named: Any) -> Any:
     from sglang.srt.managers.schedule_batch import FINISH_ABORT
 
     req = named["req"] if "req" in named else given[0]
-    if isinstance(req.to_finish, FINISH_ABORT) and is_dead_end(req.grammar, req.vocab_size):
-        req.to_finish = FINISH_ABORT(
+    if not isinstance(req.to_finish, FINISH_ABORT):
+        return result
+    if is_dead_end(req.grammar, req.vocab_size):
+        message = (
             "the request's grammar came to a place where it allows no token; mend its ebnf, regex, "
-            "json_schema, response_format or structural_tag",
-            HTTPStatus.BAD_REQUEST,
-            "BadRequest",
+            "json_schema, response_format or structural_tag"
         )
+    elif is_too_short(req):
+        message = "the request's grammar is at its end before min_new_tokens; lower it"
+    else:
+        return result
+    req.to_finish = FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequest")
     return result
 
 
 def is_dead_end(grammar: Any, vocab: int) -> bool:
     """Whether a grammar that has just refused a token would have refused any other."""
+    allowed = _allowed(grammar, vocab)
+    return allowed is not None and not bool(allowed.any())
+
+
+def is_too_short(req: Any) -> bool:
+    """Whether its grammar allows nothing but the stop tokens that `min_new_tokens` forbids."""
+    if len(req.output_ids) >= req.sampling_params.min_new_tokens:
+        return False
+    allowed = _allowed(req.grammar, req.vocab_size)
+    return allowed is not None and set(allowed.nonzero()[:, 0].tolist()) <= set(stop_ids(req))
+
+
+def _allowed(grammar: Any, vocab: int) -> torch.Tensor | None:
+    """Which tokens a grammar would take now, [V] bool; None where nobody can say.
+
+    That is at its end, which a request may have reached that is ended for another reason.
+    """
+    if grammar.is_terminated():
+        return None
     mask = grammar.allocate_vocab_mask(vocab, 1, "cpu")
     if mask.dtype != torch.int32:  # of another backend, whose masks are no bits
-        return False
+        return None
     grammar.fill_vocab_mask(mask, 0)
-    return not bool(mask.any())
+    bits = mask.view(-1, 1) >> torch.arange(32, dtype=torch.int32)  # [ceil(V / 32), 32]
+    return (bits & 1).bool().view(-1)[:vocab]

@@ -21,6 +21,11 @@ from sglang_dspark.serving.schedule.speed import target_of
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Float32 = Annotated[float, Field(ge=-3.4e38, le=3.4e38)]  # beyond, a tensor cannot be made of it
+# Narrower than upstream's, so that no product or quotient of them leaves float32: a logit that is
+# infinite, or a top_p that is 0 there, leaves a row without probability.
+TopP = Annotated[float, Field(ge=1e-37)]
+Factor = Annotated[float, Field(ge=1e-6)]
+Bias = Annotated[float, Field(ge=-1e20, le=1e20)]
 Scalar = bool | int | float | str | None
 
 
@@ -37,12 +42,12 @@ class Sampling(BaseModel):
     max_new_tokens: Int32 | None = None
     min_new_tokens: Int32 | None = None
     temperature: Float32 | None = None
-    top_p: Float32 | None = None
+    top_p: TopP | None = None
     top_k: Int32 | None = None
     min_p: Float32 | None = None
     frequency_penalty: Float32 | None = None
     presence_penalty: Float32 | None = None
-    repetition_penalty: Float32 | None = None
+    repetition_penalty: Factor | None = None
     stop: str | list[str] | None = None
     # A set from Python, a list from elsewhere.
     stop_token_ids: Annotated[list[Int32 | None] | None, Field(strict=False)] = None
@@ -56,7 +61,7 @@ class Sampling(BaseModel):
     spaces_between_special_tokens: bool | None = None
     no_stop_trim: bool | None = None
     stream_interval: Annotated[Int32, Field(ge=1)] | None = None
-    logit_bias: dict[str, Float32] | None = None
+    logit_bias: dict[str, Bias] | None = None
     sampling_seed: int | None = None
     custom_params: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] | None = None
     stop_strs: None = None
@@ -94,6 +99,7 @@ def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
     for sampling in _samplings(obj):
         _check_sampling(sampling, vocab)
     _check_logprobs(obj, vocab)
+    _check_session(obj)
 
 
 def check_decodable(result: Any, self: Any, obj: Any, *given: Any, **named: Any) -> None:
@@ -175,3 +181,13 @@ def _check_logprobs(obj: Any, vocab: int) -> None:
         )
     if isinstance(start, int) and start < -1:
         raise ValueError(f"logprob_start_len is {start}; give a token's place, or -1 for none")
+
+
+def _check_session(obj: Any) -> None:
+    from sglang.srt.managers.io_struct import SessionParams
+
+    given = getattr(obj, "session_params", None) or {}
+    known = set(SessionParams.__struct_fields__)
+    if unknown := [name for name in given if name not in known]:
+        listed = ", ".join(sorted(known))
+        raise ValueError(f"session_params: unknown {brief(repr(unknown[0]))}; known are {listed}")

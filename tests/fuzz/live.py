@@ -1,5 +1,6 @@
 """Generated requests to a live server: answered or refused with a 4xx that says why, never an error
-of the server's own; it lives, and others are answered as before, in the same batch too.
+of the server's own; it lives, and others are answered as before, in the same batch too. Some are
+sent a second time at once by a client that leaves at any moment.
 """
 
 from __future__ import annotations
@@ -9,7 +10,7 @@ import time
 from collections import deque
 from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,8 @@ ANSWER_S = 60.0  # beside a busy neighbour; milliseconds are usual
 SETTLE_S = 2.0  # until a process that ends has written why
 BEFORE = 3  # requests that a finding tells besides its own
 EVERY = 10  # cases between two looks at how others fare
+LEFT = 4  # cases between two whose second client leaves
+PATIENCE_S = (0.003, 0.01, 0.03, 0.1, 0.3)  # of such clients
 CANARY = {
     "input_ids": [40, 41, 42, 43],
     "sampling_params": {"temperature": 0.0, "max_new_tokens": 24},
@@ -41,13 +44,15 @@ class Live:
         self.latest: deque[Sent] = deque(maxlen=BEFORE)
         served.pool.use(served)
         self.api: dict[str, Any] = served.request("GET", "/openapi.json").json()
-        self.others = ThreadPoolExecutor(1)
+        self.others = ThreadPoolExecutor(3)
         self.before = self._canary()
 
     def __call__(self, sent: Sent) -> bool:
         """Whether the server answers; False where it refuses. Raises AssertionError otherwise."""
         self.sent += 1
         beside = self.others.submit(self._canary) if self.sent % EVERY == 0 else None
+        if self.sent % LEFT == 0:
+            self.others.submit(self._leave, sent, PATIENCE_S[self.sent // LEFT % len(PATIENCE_S)])
         try:
             answered = self._answered(sent)
             if beside is not None:
@@ -61,15 +66,23 @@ class Live:
         assert self.served.process.alive(), "the server ended"
         return answered
 
-    def _answered(self, sent: Sent) -> bool:
+    def _post(self, sent: Sent, patience_s: float) -> httpx.Response:
         headers = {"content-type": sent.content_type.encode()} if sent.content_type else {}
-        answer = self.served.http.request(
+        return self.served.http.request(
             "POST",
             sent.path,
             content=sent.body,
             headers={**headers, "connection": "close"},  # the server drops one that is idle
-            timeout=ANSWER_S,
+            timeout=patience_s,
         )
+
+    def _leave(self, sent: Sent, patience_s: float) -> None:
+        """Ask, and be gone before the answer."""
+        with suppress(httpx.HTTPError):  # the server's end, if it comes, meets the other client too
+            self._post(sent, patience_s)
+
+    def _answered(self, sent: Sent) -> bool:
+        answer = self._post(sent, ANSWER_S)
         text, status = answer.text, answer.status_code
         assert status < 500, f"status {status} of {sent.path}, {_kind(text)}: {text[:300]}"
         if status != 200:

@@ -26,6 +26,7 @@ from tests.ports import free_ports
 HOST = "127.0.0.1"
 START_TIMEOUT_S = 900.0  # 20-40 s on a quiet machine
 REQUEST_TIMEOUT_S = 300.0
+FAREWELL_S = 8.0  # from an exception in SGLang's scheduler to the end of its server, at most
 GRACE_S = 10.0  # for processes that are ending
 MOST_IN_MEMORY = 3  # servers of a process of tests; each takes some 3 GB
 ROOM = 6 << 30  # bytes that another server and what it works with should find
@@ -46,9 +47,16 @@ class Served:
         return self.process.log_path.read_text(errors="replace")
 
     def request(self, method: str, path: str, **options: Any) -> httpx.Response:
-        """Any request, once this server is the one that runs."""
+        """Any request, once this server is the one that runs; where it has ended, its log's end."""
         self.pool.use(self)
-        return self.http.request(method, path, **options)
+        try:
+            return self.http.request(method, path, **options)
+        except httpx.TransportError as error:
+            time.sleep(FAREWELL_S)
+            if self.process.alive():
+                raise
+            told = self.process.log_tail(60)
+            raise AssertionError(f"{path}: the server ended ({error!r}):\n{told}") from error
 
     def generate(
         self, prompt: str | Sequence[int], max_new_tokens: int = 16, **fields: Any

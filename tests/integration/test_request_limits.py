@@ -88,6 +88,21 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
         with_sampling(ebnf='root ::= "a" x\nx ::= x "b"', temperature=1.0),
         "allows no token; mend",
     ),
+    "a grammar that ends before min_new_tokens, sampled": (
+        with_sampling(ebnf='root ::= "a"', min_new_tokens=3, temperature=1.0),
+        "at its end before min_new_tokens",
+    ),
+    "a grammar that ends before min_new_tokens, greedy": (
+        with_sampling(ebnf='root ::= "a"', min_new_tokens=3, temperature=0.0),
+        "at its end before min_new_tokens",
+    ),
+    "top_p that is 0 in float32": (with_sampling(top_p=1e-60), "top_p"),
+    "a factor that makes logits infinite": (with_sampling(repetition_penalty=1e-60), "repetition"),
+    "a bias that a temperature makes infinite": (
+        with_sampling(logit_bias={"5": 3e38}, temperature=0.1),
+        "logit_bias",
+    ),
+    "a session of unknown fields": (with_field(session_params={"7": 1.0}), "session_params"),
     "log-probabilities from before the prompt": (with_field(logprob_start_len=-7), "-7"),
 }
 OPENAI: dict[str, tuple[str, dict[str, Any], str]] = {

@@ -229,6 +229,7 @@ def test_a_user_without_a_home(monkeypatch: pytest.MonkeyPatch) -> None:
         (nested(MOST_DEPTH + 1), f"nested deeper than {MOST_DEPTH}"),
         (nested(100_000), f"nested deeper than {MOST_DEPTH}"),
     ],
+    ids=["NaN", "infinite", "long", "twice", "deep", "very deep"],
 )
 def test_json_within_limits(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "a.json"
@@ -250,6 +251,7 @@ def test_json_within_limits(tmp_path: Path, text: str, says: str) -> None:
         ("a: [", "line 1, column 5"),
         ("x: '" + "y" * (1 << 18) + "'", "larger than 256 KiB"),
     ],
+    ids=["laughs", "alias", "twice", "tag", "long", "cut off", "large"],
 )
 def test_yaml_within_limits(tmp_path: Path, text: str, says: str) -> None:
     path = tmp_path / "a.yaml"

@@ -2,7 +2,8 @@
 
 Upstream (0.5.23): sglang/srt/sampling/sampling_batch_info.py and sglang/srt/layers/sampler.py. The
 drafts' noise is drawn in serving/cpu/draft_vocabulary.py, scheduled steps accept in
-serving/cpu/device.py; EAGLE and the other algorithms keep upstream's ways.
+serving/cpu/device.py; EAGLE and the other algorithms keep upstream's ways. Both draws here are also
+where a row without probability would raise (`lost_rows.py`).
 """
 
 from __future__ import annotations
@@ -13,6 +14,7 @@ from typing import Any
 from torch import Tensor
 
 from sglang_dspark.serving.cpu import seeds
+from sglang_dspark.serving.cpu.lost_rows import settle_lost
 from sglang_dspark.verify.sampling import truncate
 
 
@@ -31,7 +33,7 @@ def sample(
     positions: Tensor | None = None,
 ) -> Tensor:
     """AROUND hook: one draw a row of probs [R, V]."""
-    tokens = original(probs)
+    tokens = original(settle_lost(probs))
     if sampling_seed is None or positions is None:
         return tokens
     return seeds.seeded_tokens(tokens, probs, sampling_seed, positions)
@@ -49,6 +51,7 @@ def sample_after_cuts(
     **options: Any,
 ) -> Any:
     """AROUND hook: one draw a row of probs [R, V] after top-k, top-p and min-p."""
+    settle_lost(probs)
     drawn = original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, None, positions, **options)
     if sampling_seed is None:
         return drawn

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.cpu.lost_rows import settle_lost
 from sglang_dspark.verify import BatchSampling, target_distribution
 
 
@@ -28,7 +29,7 @@ def target_law(logits: Tensor, sampling_info: Any, rows: int | Tensor) -> Tensor
         top_p=_by_row(sampling_info.top_ps, rows),
         min_p=_by_row(sampling_info.min_ps, rows),
     )
-    return target_distribution(logits[:, None], settings)[:, 0]
+    return settle_lost(target_distribution(logits[:, None], settings)[:, 0])
 
 
 def _by_row(values: Tensor, rows: int | Tensor) -> Tensor:

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 PARSING = "sglang_dspark/serving/request_parsing.py"
 GRAMMAR = "sglang_dspark/serving/grammar_ends.py"
+LOST, SETTLED = "sglang_dspark/serving/cpu/lost_rows.py", "tests/serving/test_lost_rows.py"
 POOL = "sglang_dspark/serving/pool_end.py"
 THRESHOLD = "sglang_dspark/schedule/static_threshold.py"
 TRACES = "sglang_dspark/evaluation/traces.py"
@@ -61,9 +62,30 @@ MUTANTS = tuple(
         (
             "every refused token is the request's fault",
             GRAMMAR,
-            "return not bool(mask.any())",
+            "return allowed is not None and not bool(allowed.any())",
             "return True",
             ENDED,
+        ),
+        (
+            "a grammar at its end is asked what it allows",
+            GRAMMAR,
+            "    if grammar.is_terminated():\n        return None\n",
+            "",
+            ENDED,
+        ),
+        (
+            "min_new_tokens is not looked at when a grammar refuses",
+            GRAMMAR,
+            ">= req.sampling_params.min_new_tokens",
+            ">= 0",
+            ENDED,
+        ),
+        (
+            "a row that is no distribution stays so",
+            LOST,
+            "probs[lost, 0] = 1.0",
+            "pass",
+            SETTLED,
         ),
         (
             "no room is left at the end of the pool",
