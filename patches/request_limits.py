@@ -30,6 +30,14 @@ SEAMS = (
         why="values that upstream does not check raise in the scheduler, which ends the server",
     ),
     Seam(
+        name="request-abort",
+        target=f"{_MANAGER}.abort_request",
+        kind="around",
+        hook=request_limits.abort_by_name,
+        signature="(self, rid='', abort_all=False)",
+        why="upstream's scheduler ends every request whose name begins with the aborted one's",
+    ),
+    Seam(
         name="request-decodable",
         target=f"{_MANAGER}._create_tokenized_object",
         kind="after",

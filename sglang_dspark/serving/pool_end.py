@@ -26,5 +26,9 @@ def keep_room(result: Any, scheduler: Any, req: Any) -> None:
     room = pool - get_alloc_reserve_per_decode() - len(req.origin_input_ids)
     if scheduler.page_size > 1:
         room -= scheduler.page_size
+    # A request's row in the table of slots is as long as the context and some. Two windows are
+    # reserved in it, of which a CPU would write the end over the next request's row.
+    columns = scheduler.req_to_token_pool.req_to_token.shape[1]
+    room = min(room, columns - get_alloc_reserve_per_decode() + 2 - len(req.origin_input_ids))
     sampling.max_new_tokens = min(sampling.max_new_tokens, max(1, room))
     sampling.min_new_tokens = min(sampling.min_new_tokens, sampling.max_new_tokens)

@@ -9,8 +9,8 @@ another type than the scheduler's decoder wants raise there, which ends the serv
 
 from __future__ import annotations
 
-import re
-from collections.abc import Iterator
+import math
+from collections.abc import Callable, Iterator
 from typing import Annotated, Any
 
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
@@ -18,6 +18,7 @@ from pydantic import BaseModel, ConfigDict, Field, ValidationError
 from sglang_dspark.common.files import brief, wrong_fields
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.schedule.speed import target_of
+from sglang_dspark.serving.stop_patterns import check_pattern
 
 Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
 Float32 = Annotated[float, Field(ge=-3.4e38, le=3.4e38)]  # beyond, a tensor cannot be made of it
@@ -96,10 +97,25 @@ def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
     """BEFORE hook of `_validate_one_request`: raise ValueError for what would raise behind it."""
     vocab = int(self.model_config.vocab_size)
     _check_prompt(obj, input_ids, vocab)
+    _check_embeds(obj, int(self.model_config.hidden_size))
+    _check_places(obj, len(input_ids or ()))
     for sampling in _samplings(obj):
         _check_sampling(sampling, vocab)
     _check_logprobs(obj, vocab)
     _check_session(obj)
+
+
+def abort_by_name(
+    original: Callable[..., None], self: Any, rid: str = "", abort_all: bool = False
+) -> None:
+    """AROUND hook of `abort_request`: nobody but the request of that name ends.
+
+    The scheduler ends every request whose name begins with this one. Where there is such another,
+    the request whose client has left runs to its end instead.
+    """
+    if rid and any(other != rid and other.startswith(rid) for other in self.rid_to_state):
+        return
+    original(self, rid, abort_all)
 
 
 def check_decodable(result: Any, self: Any, obj: Any, *given: Any, **named: Any) -> None:
@@ -143,6 +159,27 @@ def _check_prompt(obj: Any, input_ids: list[int] | None, vocab: int) -> None:
         raise ValueError(f"input_ids contain token {wrong}; valid ids are 0 to {vocab - 1}")
 
 
+def _check_embeds(obj: Any, width: int) -> None:
+    rows = getattr(obj, "input_embeds", None)
+    if rows is None:
+        return
+    if not all(isinstance(row, list) and len(row) == width for row in rows):
+        raise ValueError(f"input_embeds: every row must have {width} numbers, as the model has")
+    if not all(math.isfinite(each) for row in rows for each in row):
+        raise ValueError("input_embeds contain a number that is not finite")
+
+
+def _check_places(obj: Any, tokens: int) -> None:
+    """Places of the prompt at which something is asked for."""
+    for name in ("token_indices_to_pool", "multi_item_delimiter_indices"):
+        places = getattr(obj, name, None)
+        if places is not None and not (places and all(0 <= each < tokens for each in places)):
+            raise ValueError(
+                f"{name}: {brief(repr(places), 60)}; give one place or more of the prompt's, 0 to "
+                f"{tokens - 1}"
+            )
+
+
 def _check_sampling(given: dict[str, Any], vocab: int) -> None:
     target_of(given.get("custom_params"))
     try:
@@ -157,11 +194,7 @@ def _check_sampling(given: dict[str, Any], vocab: int) -> None:
             f"are 0 to {vocab - 1}"
         )
     for pattern in _patterns(read):
-        try:
-            re.compile(pattern)
-        except (re.error, RecursionError, OverflowError) as error:
-            reason = f"{brief(repr(pattern), 60)} is no pattern: {brief(error)}"
-            raise ValueError(f"sampling_params: stop_regex {reason}") from None
+        check_pattern(pattern)
 
 
 def _patterns(read: Sampling) -> Iterator[str]:

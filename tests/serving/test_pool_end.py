@@ -6,6 +6,7 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 from sglang.srt.mem_cache import allocation_sizing
 
 from sglang_dspark.serving.pool_end import keep_room
@@ -18,11 +19,21 @@ def reserve(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(allocation_sizing, "get_alloc_reserve_per_decode", lambda: RESERVE)
 
 
-def allowed(prompt: int, asked: int, *, page: int = 1, plain: bool = False, least: int = 0) -> Any:
+def allowed(
+    prompt: int,
+    asked: int,
+    *,
+    page: int = 1,
+    plain: bool = False,
+    least: int = 0,
+    columns: int = 1000,
+) -> Any:
+    table = SimpleNamespace(req_to_token=torch.zeros(3, columns))
     scheduler = SimpleNamespace(
         spec_algorithm=SimpleNamespace(is_none=lambda: plain),
         max_total_num_tokens=100,
         page_size=page,
+        req_to_token_pool=table,
     )
     sampling = SimpleNamespace(max_new_tokens=asked, min_new_tokens=least)
     keep_room(
@@ -45,3 +56,10 @@ def test_plain_decoding_is_left_alone() -> None:
 
 def test_no_answer_must_be_longer_than_it_may() -> None:
     assert allowed(40, 59, least=55).min_new_tokens == 50
+
+
+def test_a_steps_slots_stay_in_the_requests_row() -> None:
+    """The last step starts in front of the answer's last token, and reserves from there."""
+    kept = allowed(40, 59, columns=80).max_new_tokens
+    assert 40 + kept - 2 + RESERVE == 80  # one more would be written to the next request's row
+    assert allowed(40, 20, columns=80).max_new_tokens == 20

@@ -1,8 +1,9 @@
-"""What the scheduler's decoder would not take is refused before it is sent there."""
+"""What the scheduler would not take is refused before it gets there; whom an abort ends."""
 
 from __future__ import annotations
 
 from array import array
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -10,7 +11,7 @@ from msgspec.structs import replace
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
 from sglang.srt.sampling.sampling_params import SamplingParams
 
-from sglang_dspark.serving.request_limits import check_decodable
+from sglang_dspark.serving.request_limits import abort_by_name, check_decodable, check_request
 
 
 def made(**changed: Any) -> TokenizedGenerateReqInput:
@@ -50,3 +51,58 @@ def test_a_request_in_order_passes() -> None:
 def test_a_value_of_another_type_is_refused(changed: dict[str, Any]) -> None:
     with pytest.raises(ValueError, match="a field of the request is of a wrong type"):
         check_decodable(made(**changed), None, None)
+
+
+VOCAB, WIDTH = 50, 2
+NAN = float("nan")
+
+
+def asked(**fields: Any) -> None:
+    """A prompt of three tokens, and fields, as a model of that vocabulary and width gets it."""
+    manager = SimpleNamespace(model_config=SimpleNamespace(vocab_size=VOCAB, hidden_size=WIDTH))
+    check_request(manager, SimpleNamespace(**fields), [1, 2, 3])
+
+
+@pytest.mark.parametrize(
+    ("fields", "says"),
+    [
+        ({"token_indices_to_pool": [0, 3]}, "one place or more of the prompt's, 0 to 2"),
+        ({"token_indices_to_pool": []}, "token_indices_to_pool"),
+        ({"multi_item_delimiter_indices": [-1]}, "multi_item_delimiter_indices"),
+        ({"input_embeds": [[0.1, 0.2], [0.1]]}, "every row must have 2 numbers"),
+        ({"input_embeds": [[0.1, NAN]]}, "not finite"),
+        ({"sampling_params": {"top_p": 1e-60}}, "top_p"),
+        ({"sampling_params": {"repetition_penalty": 1e-60}}, "repetition_penalty"),
+        ({"sampling_params": {"logit_bias": {"5": 3e38}}}, "logit_bias"),
+        ({"session_params": {"7": 1}}, "session_params: unknown '7'"),
+        ({"sampling_params": {"stop_regex": "(a|a)*b"}}, "several ways"),
+    ],
+)
+def test_what_would_raise_in_the_scheduler_is_refused(fields: dict[str, Any], says: str) -> None:
+    with pytest.raises(ValueError, match=says):
+        asked(**fields)
+
+
+def test_what_is_in_order_passes() -> None:
+    asked(
+        token_indices_to_pool=[0, 2],
+        input_embeds=[[0.1, 2.0], [0.0, -1.0]],
+        session_params={"id": "one"},
+        sampling_params={"top_p": 1e-9, "repetition_penalty": 0.01, "logit_bias": {"5": -1e9}},
+    )
+
+
+@pytest.mark.parametrize(
+    ("rid", "others", "sent"),
+    [
+        ("a", ["a", "b"], True),
+        ("a", ["a", "a9f0"], False),  # the scheduler would end both
+        ("a9f0", ["a", "a9f0"], True),
+        ("", ["a"], True),  # of all requests
+    ],
+)
+def test_an_abort_ends_nobody_else(rid: str, others: list[str], sent: bool) -> None:
+    gone: list[tuple[str, bool]] = []
+    manager = SimpleNamespace(rid_to_state=dict.fromkeys(others))
+    abort_by_name(lambda self, rid, everyone: gone.append((rid, everyone)), manager, rid, not rid)
+    assert gone == [(rid, not rid)] * sent
