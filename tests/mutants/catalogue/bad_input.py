@@ -6,6 +6,9 @@ from tests.mutants.mutant import Mutant
 
 PARSING = "sglang_dspark/serving/request_parsing.py"
 GRAMMAR = "sglang_dspark/serving/grammar_ends.py"
+LIMITS, LIMITED = "sglang_dspark/serving/request_limits.py", "tests/serving/test_request_limits.py"
+PATTERNS = "sglang_dspark/serving/stop_patterns.py"
+PATTERNED = "tests/serving/test_stop_patterns.py"
 LOST, SETTLED = "sglang_dspark/serving/cpu/lost_rows.py", "tests/serving/test_lost_rows.py"
 POOL = "sglang_dspark/serving/pool_end.py"
 THRESHOLD = "sglang_dspark/schedule/static_threshold.py"
@@ -79,6 +82,34 @@ MUTANTS = tuple(
             ">= req.sampling_params.min_new_tokens",
             ">= 0",
             ENDED,
+        ),
+        (
+            "an abort ends whoever's name begins alike",
+            LIMITS,
+            "if rid and any(",
+            "if not rid and any(",
+            LIMITED,
+        ),
+        (
+            "a repeated choice is an ordinary pattern",
+            PATTERNS,
+            "return code == _CODES.BRANCH or ",
+            "return ",
+            PATTERNED,
+        ),
+        (
+            "an option that is repeated is an ordinary pattern",
+            PATTERNS,
+            "given[0] != given[1]",
+            "given[1] - given[0] > 1",
+            PATTERNED,
+        ),
+        (
+            "an answer may go beyond its request's row of slots",
+            POOL,
+            "    room = min(room, columns - ",
+            "    room = min(room, 2 * columns - ",
+            ROOM,
         ),
         (
             "a row that is no distribution stays so",
