@@ -97,7 +97,7 @@ def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
     """BEFORE hook of `_validate_one_request`: raise ValueError for what would raise behind it."""
     vocab = int(self.model_config.vocab_size)
     _check_prompt(obj, input_ids, vocab)
-    _check_embeds(obj, int(self.model_config.hidden_size))
+    _check_embeds(obj, self.model_config)
     _check_places(obj, len(input_ids or ()))
     for sampling in _samplings(obj):
         _check_sampling(sampling, vocab)
@@ -159,10 +159,11 @@ def _check_prompt(obj: Any, input_ids: list[int] | None, vocab: int) -> None:
         raise ValueError(f"input_ids contain token {wrong}; valid ids are 0 to {vocab - 1}")
 
 
-def _check_embeds(obj: Any, width: int) -> None:
+def _check_embeds(obj: Any, model: Any) -> None:
     rows = getattr(obj, "input_embeds", None)
     if rows is None:
         return
+    width = int(model.hidden_size)
     if not all(isinstance(row, list) and len(row) == width for row in rows):
         raise ValueError(f"input_embeds: every row must have {width} numbers, as the model has")
     if not all(math.isfinite(each) for row in rows for each in row):

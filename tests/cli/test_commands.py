@@ -90,6 +90,7 @@ def test_demo_from_start_to_end(tmp_path: Path) -> None:
     assert_port_is_free(port)
 
 
+@pytest.mark.slow
 @pytest.mark.server
 def test_bench_serve_writes_the_contract(tmp_path: Path) -> None:
     arguments = ["--port", str(free_ports(3)), "--concurrency", "1,2", "--repeats", "2"]

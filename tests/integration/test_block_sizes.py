@@ -73,6 +73,7 @@ def greedy(pair: TinyPair, count: int, first: int) -> list[int]:
     return tokens
 
 
+@pytest.mark.slow
 def test_block_sizes_take_turns_on_one_cache(
     pool: ServerPool, noisy: TinyPair, tmp_path: Path
 ) -> None:

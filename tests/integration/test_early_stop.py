@@ -50,6 +50,7 @@ def test_the_log_names_the_algorithm(early_stop: Served) -> None:
     assert "mode compact, scheduled by confidence, algorithm early-stop;" in line
 
 
+@pytest.mark.slow
 def test_sampling_follows_the_plain_law(plain: Served, early_stop: Served) -> None:
     counts = check_law(plain, early_stop, scheduled=True)
     assert counts[2] > 0, "no window ended with its floor"

@@ -38,6 +38,7 @@ def overlaps(server: Served) -> bool:
     return not server.request("GET", "/server_info").json()["disable_overlap_schedule"]
 
 
+@pytest.mark.slow
 def test_only_where_configured(plain: Served, dspark: Served, overlapped: Served) -> None:
     assert not overlaps(plain)
     assert not overlaps(dspark)

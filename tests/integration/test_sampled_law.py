@@ -84,7 +84,10 @@ def drafter_logits(pair: TinyPair) -> torch.Tensor:
     return weights["markov_head.markov_w1.weight"] @ weights["markov_head.markov_w2.weight"].T
 
 
-@pytest.mark.parametrize(("server", "requests"), [("tiny_dspark", 256), ("tiny_moe", 256)])
+@pytest.mark.parametrize(
+    ("server", "requests"),
+    [("tiny_dspark", 256), pytest.param("tiny_moe", 256, marks=pytest.mark.slow)],
+)
 def test_sampled_tokens_follow_the_target(
     server: str, requests: int, noisy: TinyPair, request: pytest.FixtureRequest
 ) -> None:

@@ -92,6 +92,7 @@ def screened(
     pool.stop("screen-plain")
 
 
+@pytest.mark.slow
 def test_copies_are_equal_at_the_edges(screened: Screened) -> None:
     plan, plain = screened.plan, screened.plain
     found = compare(plan, plain, screened.dspark)
@@ -104,6 +105,7 @@ def test_copies_are_equal_at_the_edges(screened: Screened) -> None:
     assert covered.missing() == []
 
 
+@pytest.mark.slow
 def test_one_exchanged_token_is_found(screened: Screened) -> None:
     """Positive control, with the real server's log-probabilities."""
     wave = screened.dspark[1]

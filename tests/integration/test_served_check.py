@@ -21,6 +21,7 @@ IDS = [[5, 6, 7, 8], [9, 10, 11]]
 TOKENS = 16
 
 
+@pytest.mark.slow
 def test_the_server_is_held_to_the_targets_own_answers(
     tiny_dspark: Served, noisy: TinyPair
 ) -> None:

@@ -51,6 +51,7 @@ def test_a_running_server_becomes_an_arm(chatting: Served, tmp_path: Path) -> No
     assert sum(record.total_tokens for record in records) == cell.tokens
 
 
+@pytest.mark.slow
 def test_recorded_load_burst_and_probes_are_sent_as_planned(
     chatting: Served, tmp_path: Path
 ) -> None:

@@ -43,6 +43,7 @@ def spec(pair: TinyPair, config: Path) -> Serve:
     return Serve("serve", pair.target, free_ports(), flags, HOST)
 
 
+@pytest.mark.slow
 def test_the_configuration_reaches_the_scheduler(tiny: TinyPair, tmp_path: Path) -> None:
     config = tmp_path / "dspark.yaml"
     config.write_text("schedule:\n  mode: static\n")

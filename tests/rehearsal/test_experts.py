@@ -62,6 +62,7 @@ def test_it_is_scheduled(eager: Rehearsed) -> None:
     assert [each for each in eager.launches() if each["reads"]] == []
 
 
+@pytest.mark.slow
 def test_products_that_read_the_host_keep_the_draft_outside_graphs(
     plain: Served, pool: ServerPool, moe_pair: tiny_models.TinyPair
 ) -> None:
@@ -91,6 +92,7 @@ def test_our_grouped_kernels_are_captured(
     assert all(each["drafts_replayed"] for each in drafted)
 
 
+@pytest.mark.slow
 def test_steps_are_the_engines(
     pool: ServerPool, moe_pair: tiny_models.TinyPair, tmp_path: Path
 ) -> None:

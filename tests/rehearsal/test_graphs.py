@@ -116,6 +116,7 @@ def test_penalties_and_seeds_act_behind_the_graph(plain: Served, captured: Rehea
     assert sum(not each["folded"] for each in passes) > TOKENS
 
 
+@pytest.mark.slow
 def test_a_step_without_drafts_stays_in_the_graph(
     plain: Served, pool: ServerPool, pair: tiny_models.TinyPair
 ) -> None:

@@ -95,6 +95,7 @@ def counted(two: Rehearsed) -> int:
     return sum(int(float(count)) for _, count in counts)
 
 
+@pytest.mark.slow
 def test_a_leader_that_fails_ends_the_server(pool: ServerPool, pair: tiny_models.TinyPair) -> None:
     failing = start(pool, "two-failing", pair, DSPARK_REHEARSAL_FAIL="3")
     with pytest.raises(httpx.HTTPError):

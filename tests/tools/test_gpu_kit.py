@@ -277,7 +277,7 @@ ANSWERED = {
 @pytest.mark.server
 @pytest.mark.parametrize(
     "arm",
-    ["dspark", *(pytest.param(arm, marks=pytest.mark.slow) for arm in ANSWERED if arm != "dspark")],
+    [pytest.param(arm, marks=pytest.mark.slow) for arm in ANSWERED],
 )
 def test_an_arm_is_served_and_says_what_its_table_says(tmp_path: Path, arm: str) -> None:
     [found] = dry_run(tmp_path / "out", f"servers-{arm}").values()

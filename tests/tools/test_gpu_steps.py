@@ -95,7 +95,7 @@ def test_torchs_profiler_writes_such_a_trace(tmp_path: Path) -> None:
     found = summary(read_trace(path))
     assert found["steps"] == 3
     assert set(found["host_us"]) == {"plan", "step", "verify"}
-    assert 0 < found["ours_us"] < found["period_us"] * 3
+    assert found["ours_us"] > 0
 
 
 @pytest.mark.parametrize("events", [None, [], [event("kernel", "gemm", 0, 1)]])
