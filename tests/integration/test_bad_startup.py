@@ -199,6 +199,7 @@ def caller_is(name):
 def register():
     pass
 
+ALWAYS
 if WHERE:
     import sglang
     from sglang.srt import server_args
@@ -216,13 +217,21 @@ FORGET = """
 """
 
 
-def rival_plugin(folder: Path, where: str, what: str) -> str:
+# A process with another thread spawns its children, which import all plugins again.
+A_THREAD = """
+import threading, time
+threading.Thread(target=time.sleep, args=(600,), daemon=True).start()
+"""
+
+
+def rival_plugin(folder: Path, where: str, what: str, always: str = "") -> str:
     """A PYTHONPATH that holds the plugin; installed in a folder of its own."""
     info = folder / "a_rival-1.0.dist-info"
     info.mkdir(parents=True)
     (info / "METADATA").write_text("Metadata-Version: 2.1\nName: a-rival\nVersion: 1.0\n")
     (info / "entry_points.txt").write_text("[sglang.srt.plugins]\na_rival = a_rival:register\n")
-    (folder / "a_rival.py").write_text(RIVAL.replace("WHERE", where).replace("WHAT", what))
+    text = RIVAL.replace("WHERE", where).replace("WHAT", what).replace("ALWAYS", always)
+    (folder / "a_rival.py").write_text(text)
     return os.pathsep.join(filter(None, (str(folder), os.environ.get("PYTHONPATH"))))
 
 
@@ -263,6 +272,6 @@ def test_a_changed_sglang_stops_the_first_process(
 def test_a_changed_sglang_in_a_child_stops_the_whole_server(
     tiny: TinyPair, tmp_path: Path, function: str
 ) -> None:
-    path = rival_plugin(tmp_path, f"caller_is({function!r})", NEW_SIGNATURE)
+    path = rival_plugin(tmp_path, f"caller_is({function!r})", NEW_SIGNATURE, A_THREAD)
     ended = launch(tiny, tiny.drafter, PYTHONPATH=path)
     refused(ended, "prepare_server_args should be (argv) but is (argv, strict)")
