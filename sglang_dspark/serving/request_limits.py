@@ -166,7 +166,7 @@ def _check_embeds(obj: Any, model: Any) -> None:
     width = int(model.hidden_size)
     if not all(isinstance(row, list) and len(row) == width for row in rows):
         raise ValueError(f"input_embeds: every row must have {width} numbers, as the model has")
-    if not all(math.isfinite(each) for row in rows for each in row):
+    if not all(all(map(math.isfinite, row)) for row in rows):
         raise ValueError("input_embeds contain a number that is not finite")
 
 

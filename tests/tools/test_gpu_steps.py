@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gzip
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -84,18 +85,20 @@ def test_without_a_device_there_is_nothing_of_it(tmp_path: Path) -> None:
 
 
 def test_torchs_profiler_writes_such_a_trace(tmp_path: Path) -> None:
+    began = time.perf_counter()
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]) as seen:
         for _ in range(3):
             with span("plan"):
                 pass
             with span("step"), span("verify"):
                 torch.zeros(64, 64) @ torch.zeros(64, 64)
+    whole_us = (time.perf_counter() - began) * 1e6
     path = tmp_path / "trace.json.gz"
     seen.export_chrome_trace(str(path))
     found = summary(read_trace(path))
     assert found["steps"] == 3
     assert set(found["host_us"]) == {"plan", "step", "verify"}
-    assert found["ours_us"] > 0
+    assert 0 < found["ours_us"] < whole_us
 
 
 @pytest.mark.parametrize("events", [None, [], [event("kernel", "gemm", 0, 1)]])
