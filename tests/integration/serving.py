@@ -53,10 +53,9 @@ class Served:
             return self.http.request(method, path, **options)
         except httpx.TransportError as error:
             time.sleep(FAREWELL_S)
-            if self.process.alive():
-                raise
-            told = self.process.log_tail(60)
-            raise AssertionError(f"{path}: the server ended ({error!r}):\n{told}") from error
+            if not self.process.alive():
+                error.add_note(f"{path}: the server ended:\n{self.process.log_tail(60)}")
+            raise
 
     def generate(
         self, prompt: str | Sequence[int], max_new_tokens: int = 16, **fields: Any
