@@ -90,17 +90,16 @@ def _changes(
 
 
 def _rounded(folder: Path, form: WeightFormat) -> TargetModel:
-    """The target with the numbers that its weights stand for in a format."""
+    """The target with the numbers that weights and activations stand for in a format's products."""
     from sglang_dspark.evaluation.target import TargetModel
     from sglang_dspark.evaluation.weight_rounding import round_weights
-    from sglang_dspark.serving.cpu.weight_formats import dense, pack
+    from sglang_dspark.serving.cpu.weight_formats import INT8, dense, fits, pack, rounded_rows
 
     def rounding(weight: Tensor) -> Tensor:
-        n, k = weight.shape
-        return dense(pack(weight, form)) if n % 16 == 0 and k % form.columns == 0 else weight
+        return dense(pack(weight, form)) if fits(weight, form) else weight
 
     target = TargetModel.load(folder)
-    round_weights(target, rounding)
+    round_weights(target, rounding, rounded_rows if form is INT8 else None)
     return target
 
 

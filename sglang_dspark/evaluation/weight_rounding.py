@@ -1,7 +1,7 @@
 """What weights in fewer bits change: logits behind the same tokens, and the answers themselves.
 
-The served formats round weights alone (`serving/cpu/weight_formats.py`), so a target with the
-rounded numbers in float32 computes what the server does. Behind the exact target's greedy answers
+The served formats round weights, and of int8 a product's activations too (`serving/cpu/
+weight_formats.py`), so a target with the rounded numbers in float32 computes what the server does. Behind the exact target's greedy answers
 both are asked for their next token at every place; then the rounded one answers by itself.
 """
 
@@ -110,13 +110,19 @@ def _start(ours: Sequence[int], theirs: Sequence[int]) -> float:
     return same / len(ours)
 
 
-def round_weights(target: TargetModel, rounding: Callable[[Tensor], Tensor]) -> int:
+def round_weights(
+    target: TargetModel,
+    rounding: Callable[[Tensor], Tensor],
+    activations: Callable[[Tensor], Tensor] | None = None,
+) -> int:
     """Exchange every product's and embedding's weight [N, K]; how many were.
 
     rounding: float32 [N, K] -> the same shape and dtype. A tied weight is rounded once.
+    activations: the same of what a product takes, [..., K]; None: as they are.
     """
-    done = 0
-    for weight in target.product_weights():
+    weights = target.product_weights()
+    for weight in weights:
         weight.data = rounding(weight.data)
-        done += 1
-    return done
+    if activations is not None:
+        target.before_products(activations)
+    return len(weights)

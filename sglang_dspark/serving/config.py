@@ -36,10 +36,12 @@ class CpuConfig(BaseModel):
         default=True,
         description="our matrix kernel for the few rows of a decode or verify step",
     )
-    weights: Literal["float32", "bfloat16", "int8"] = Field(
-        default="float32",
+    weights: Literal["auto", "float32", "bfloat16", "int8"] = Field(
+        default="auto",
         description="how the weights of products are kept: a decode step reads all of them, fewer "
-        "bytes in less time. Rounded once, at the start; activations and sums stay float32",
+        "bytes in less time. auto: bfloat16 where the checkpoint's are bfloat16 numbers, so that "
+        "nothing is lost, else float32. Rounded once, at the start; activations and sums stay "
+        "float32, but activations that meet int8 are of sixteen bits",
     )
     overlap: bool = Field(
         default=False,
@@ -49,7 +51,7 @@ class CpuConfig(BaseModel):
 
     @model_validator(mode="after")
     def _packed_needs_the_kernel(self) -> Self:
-        if self.weights != "float32" and not self.matrix_kernel:
+        if self.weights in ("bfloat16", "int8") and not self.matrix_kernel:
             raise ValueError(f"weights {self.weights} needs matrix_kernel")
         return self
 

@@ -14,7 +14,7 @@ from sglang_dspark.cli.main import app
 from sglang_dspark.evaluation.engine import DecodeSettings
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.weight_rounding import answer, compare, round_weights
-from sglang_dspark.serving.cpu.weight_formats import BFLOAT16, INT8
+from sglang_dspark.serving.cpu.weight_formats import BFLOAT16, INT8, rounded_rows
 from tests.evaluation.conftest import VOCAB, Pair
 
 SETTINGS = DecodeSettings(max_new_tokens=24, batch=4)
@@ -45,6 +45,16 @@ def test_fewer_bits_change_more(pair: Pair, prompts: list[list[int]]) -> None:
     half, byte = found
     assert 0 < half.logit_rms < byte.logit_rms < half.logit_max < byte.logit_max
     assert 0 < half.kl < byte.kl < 0.1
+
+
+def test_rounded_activations_change_little_and_are_seen(
+    pair: Pair, prompts: list[list[int]]
+) -> None:
+    few, sixteen = fresh(pair), fresh(pair)
+    round_weights(few, lambda weight: weight, lambda x: x.bfloat16().float())
+    round_weights(sixteen, lambda weight: weight, rounded_rows)
+    coarse, fine = (changed(pair, prompts[:4], each) for each in (few, sixteen))
+    assert 0 < fine.logit_rms < coarse.logit_rms / 4
 
 
 def test_planted_changes_are_told(pair: Pair, prompts: list[list[int]]) -> None:

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from sglang_dspark.drafter.heads import OUTSIDE_VOCABULARY_BIAS, restricted_tokens
 from sglang_dspark.serving.cpu import draft_head, linear
+from sglang_dspark.serving.cpu.weight_formats import FORMATS, dense, is_packed, pack
 
 V, D, RANK, GAMMA, INSIDE, ROWS = 160, 32, 16, 5, 48, 4
 
@@ -300,6 +301,22 @@ class TestReduction:
         assert head.tokens.tolist() == list(range(INSIDE))
         assert torch.equal(head.lm_head, lm_head[:INSIDE])
         assert torch.equal(head.w2, w2[:INSIDE])
+
+    @pytest.mark.parametrize("form", ["bfloat16", "int8"])
+    @pytest.mark.parametrize("inside", [32, 20])
+    def test_rows_of_a_packed_head_are_numbers_however_many(self, form: str, inside: int) -> None:
+        """Twenty rows are in no format: they are widened."""
+        w1, w2 = torch.ones(64, RANK), torch.randn(64, RANK)
+        w2[:, -1] = OUTSIDE_VOCABULARY_BIAS
+        w2[:inside, -1] = 0.0
+        packed = pack(torch.randn(64, 128), FORMATS[form])
+        head = draft_head.reduced_head(w1, w2, packed)
+        assert head is not None
+        assert is_packed(head.lm_head) == (inside == 32)
+        x = torch.randn(3, 128)
+        with torch.inference_mode():
+            found = draft_head.base_logits(head, x)
+        torch.testing.assert_close(found, x @ dense(packed)[:inside].T, rtol=1e-3, atol=1e-2)
 
     @pytest.mark.parametrize("changed", ["w1", "w2"])
     def test_factors_in_half_precision_are_left_to_torch(self, changed: str) -> None:

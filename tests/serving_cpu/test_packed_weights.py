@@ -12,11 +12,16 @@ import pytest
 import torch
 from torch import nn
 
-from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving import config
 from sglang_dspark.serving.cpu import fast_paths, linear, linear_layers, packed_weights
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
-from sglang_dspark.serving.cpu.weight_formats import FORMATS, dense, format_of, is_packed
+from sglang_dspark.serving.cpu.weight_formats import (
+    FORMATS,
+    dense,
+    format_of,
+    is_packed,
+    rounded_rows,
+)
 
 pytestmark = pytest.mark.skipif(not Processor.host().fuses, reason="no fused multiply-add")
 
@@ -102,10 +107,12 @@ def test_upstreams_modules_go_on(form: str) -> None:
         for rows in (4, linear.MAX_ROWS + 1):
             x = torch.randn(rows, 128)
             found = linear_layers.apply_linear(UnquantizedLinearMethod.apply, method, model.proj, x)
-            expected = x @ dense(model.proj.weight).T
+            seen = rounded_rows(x) if form == "int8" and rows <= linear.MAX_ROWS else x
+            expected = seen @ dense(model.proj.weight).T
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         head = linear_layers.project_through_lm_head(_unexpected, embed[0], model.embed)
-    torch.testing.assert_close(head, embed[0] @ dense(model.embed.weight).T, rtol=1e-4, atol=1e-3)
+    seen = rounded_rows(embed[0]) if form == "int8" else embed[0]
+    torch.testing.assert_close(head, seen @ dense(model.embed.weight).T, rtol=1e-4, atol=1e-3)
 
 
 def _unexpected(*args: Any) -> Any:
@@ -152,19 +159,56 @@ def test_a_draft_worker_is_left_to_its_own_hook(form: str) -> None:
     assert not packed_weights.holds(model.proj)
 
 
-def test_without_a_word_weights_stay_float32() -> None:
-    model = LlamaForCausalLM()
-    packed_weights.pack_target(None, runner_of(model))
+def test_without_a_word_weights_stay_float32_where_bfloat16_would_round(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    model = rounded(LlamaForCausalLM())
+    model.embed.weight.data[63, 127] = 1 + 2**-8  # one number of all
+    with caplog.at_level(logging.INFO):
+        packed_weights.pack_target(None, runner_of(model))
     assert {weight.dtype for weight in model.parameters()} == {torch.float32}
+    assert packed_weights.form_in(model) is FORMATS["float32"]
+    assert not caplog.messages
+
+
+def rounded(model: nn.Module) -> Any:
+    """As from a checkpoint in bfloat16."""
+    for weight in model.parameters():
+        weight.data = weight.data.bfloat16().float()
+    return model
+
+
+def test_without_a_word_weights_of_a_bfloat16_checkpoint_are_kept_so() -> None:
+    model = rounded(LlamaForCausalLM())
+    before = model.proj.weight.clone()
+    packed_weights.pack_target(None, runner_of(model))
+    assert format_of(model.proj.weight) is format_of(model.embed.weight) is FORMATS["bfloat16"]
+    assert packed_weights.form_in(model) is FORMATS["bfloat16"]
+    assert torch.equal(dense(model.proj.weight), before)
+
+
+def test_without_our_kernel_they_stay_float32(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "dspark.json"
+    file.write_text(json.dumps({"cpu": {"matrix_kernel": False}}))
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
+    model = rounded(LlamaForCausalLM())
+    packed_weights.pack_target(None, runner_of(model))
+    assert packed_weights.form_in(model) is FORMATS["float32"]
 
 
 def test_new_weights_for_int8_ones_are_refused(form: str) -> None:
     """Copied into bytes they would be noise; bfloat16 takes them as it takes any."""
+    from sglang.srt.model_executor.model_runner_components import weight_updater
+
     model = LlamaForCausalLM()
+    refusal = weight_updater._unsupported_derived_weight_cache_error
+    assert refusal(model) is None
     packed_weights.pack_target(None, runner_of(model))
     if form == "int8":
-        with pytest.raises(DSparkError, match="cannot be exchanged in a running server"):
-            model.proj.weight.weight_loader(model.proj.weight, torch.zeros(48, 128))
+        assert "cannot be exchanged in a running server" in str(refusal(model))
     else:
+        assert refusal(model) is None
         model.proj.weight.data.copy_(torch.full((48, 128), 0.5))
         assert torch.equal(dense(model.proj.weight), torch.full((48, 128), 0.5))

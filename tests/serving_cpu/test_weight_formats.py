@@ -18,9 +18,11 @@ from sglang_dspark.serving.cpu.weight_formats import (
     WeightFormat,
     dense,
     format_of,
+    is_bfloat16,
     is_packed,
     look_up,
     pack,
+    rounded_rows,
     take_rows,
 )
 
@@ -137,15 +139,108 @@ def kernel(processor: Processor, form: WeightFormat) -> NarrowMatmul:
 
 @needs_kernel
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_a_product_has_the_bits_of_the_widened_one(
-    kernel: NarrowMatmul, wide: NarrowMatmul, form: WeightFormat, n: int, k: int
+def test_a_product_with_bfloat16_has_the_bits_of_the_widened_one(
+    processor: Processor, wide: NarrowMatmul, n: int, k: int
 ) -> None:
-    packed = pack(weights(n, k), form)
+    kernel = compile_matmul(processor, process_pool(), BFLOAT16)
+    packed = pack(weights(n, k), BFLOAT16)
     x = torch.randn(14, k, generator=torch.Generator().manual_seed(n + k))
-    for rows in (*range(1, 14), 14):
-        for threads in (1, 3):
-            found = linear.narrow(kernel, x[:rows], packed, threads)
-            assert torch.equal(found, linear.narrow(wide, x[:rows], dense(packed), 1))
+    for rows, threads in ((rows, threads) for rows in range(1, 15) for threads in (1, 3)):
+        found = linear.narrow(kernel, x[:rows], packed, threads)
+        assert torch.equal(found, linear.narrow(wide, x[:rows], dense(packed), 1))
+
+
+@needs_kernel
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_product_with_int8_has_the_bits_of_its_definition(
+    processor: Processor, n: int, k: int
+) -> None:
+    kernel, packed = compile_matmul(processor, process_pool(), INT8), pack(weights(n, k), INT8)
+    x = activations(14, k)
+    expected = integer_product(x, packed)
+    for rows, threads in ((rows, threads) for rows in range(1, 15) for threads in (1, 3)):
+        assert torch.equal(linear.narrow(kernel, x[:rows], packed, threads), expected[:rows])
+
+
+def activations(m: int, k: int) -> Tensor:
+    """Rows of very unlike size, outliers a thousand times the rest, an empty row."""
+    x = torch.randn(m, k, generator=torch.Generator().manual_seed(m + k))
+    x *= torch.logspace(-20, 20, m)[:, None]
+    x[::3, 5] *= 1000
+    x[3] = 0.0
+    return x
+
+
+def integer_product(x: Tensor, packed: Tensor) -> Tensor:
+    """x [m, K] W^T, int8 W [n, K], in the kernel's order: exact sums of a group's columns by lane,
+    fused multiply-adds by the group's scale over ascending k, the lanes in halves, the row's scale.
+    """
+    (m, k), n = x.shape, len(packed)
+    top = x.abs().amax(-1, keepdim=True)
+    whole = (x * torch.where(top > 0, torch.full_like(top, 32767.0) / top, 0.0)).round().long()
+    lanes = torch.arange(GROUP) % 32 // 2  # pairs of neighbours; both halves of a group meet
+    sums = torch.zeros(m, n, k // GROUP, 16, dtype=torch.long)
+    parts = whole.view(m, 1, -1, GROUP) * packed.long().view(1, n, -1, GROUP)
+    sums.index_add_(3, lanes, parts)
+    scales = packed.as_strided((n, INT8.row_bytes(k)), packed.stride())[:, k:].view(torch.float32)
+    total = torch.zeros(m, n, 16)
+    for group in range(k // GROUP):  # in float64 a product is exact, so this rounds as fused ones
+        step = sums[:, :, group].double() * scales[None, :, group, None].double()
+        total = (total.double() + step).float()
+    while total.shape[-1] > 1:
+        low, high = total.chunk(2, -1)
+        total = low + high
+    return total[..., 0] * (top / 32767.0)
+
+
+@needs_kernel
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_int8_multiplies_rows_of_sixteen_bits(processor: Processor, n: int, k: int) -> None:
+    kernel, packed = compile_matmul(processor, process_pool(), INT8), pack(weights(n, k), INT8)
+    x = activations(14, k)
+    found = linear.narrow(kernel, x, packed, 1).double()
+    rounded = rounded_rows(x)
+    expected = rounded.double() @ dense(packed).double().T
+    size = rounded.double().abs() @ dense(packed).double().abs().T
+    assert bool(((found - expected).abs() <= size * 2e-6).all())
+    top = x.abs().amax(-1, keepdim=True)
+    assert bool(((rounded - x).abs() <= top / 65534 * 1.01).all())
+    assert not torch.equal(rounded, x)
+
+
+@needs_kernel
+def test_not_a_number_stays_in_its_row_of_int8(processor: Processor) -> None:
+    kernel, packed = compile_matmul(processor, process_pool(), INT8), pack(weights(48, 192), INT8)
+    x = torch.randn(6, 192)
+    expected = linear.narrow(kernel, x, packed, 1)
+    x = x.clone()
+    x[1, 190], x[4, 0], x[5, 3] = torch.nan, torch.inf, -torch.inf
+    found = linear.narrow(kernel, x, packed, 1)
+    for row in (1, 4, 5):
+        assert found[row].isnan().all()
+        assert rounded_rows(x)[row].isnan().all()
+    assert torch.equal(found[[0, 2, 3]], expected[[0, 2, 3]])
+
+
+@needs_kernel
+@pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 3e38])
+def test_the_ends_of_float32_stay_numbers(processor: Processor, size: float) -> None:
+    kernel = compile_matmul(processor, process_pool(), INT8)
+    packed = pack(weights(48, 192) / 1e6, INT8)
+    x = torch.full((2, 192), size)
+    found = linear.narrow(kernel, x, packed, 1)
+    expected = (x.double() @ dense(packed).double().T).float()
+    assert found.isfinite().all()
+    torch.testing.assert_close(found, expected, rtol=1e-3, atol=1e-38)
+
+
+def test_bfloat16_numbers_are_known() -> None:
+    weight = weights(48, 192).bfloat16().float()
+    assert is_bfloat16(weight)
+    for place in ((0, 0), (47, 191)):
+        other = weight.clone()
+        other[place] = 1 + 2**-8
+        assert not is_bfloat16(other)
 
 
 @needs_kernel
@@ -167,6 +262,7 @@ def test_products_of_any_number_of_rows(form: WeightFormat, rows: int) -> None:
     packed, x = pack(weights(48, 192), form), torch.randn(rows, 192)
     with torch.inference_mode():
         found = linear.product(x, packed, torch.arange(48.0))
-        expected = torch.nn.functional.linear(x, dense(packed), torch.arange(48.0))
+        seen = rounded_rows(x) if form is INT8 and rows <= linear.MAX_ROWS else x
+        expected = torch.nn.functional.linear(seen, dense(packed), torch.arange(48.0))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
     assert format_of(packed) is not FLOAT32

@@ -15,6 +15,7 @@ from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving.broken_weights import refuse_broken
 from sglang_dspark.serving.config import current_config
+from sglang_dspark.serving.cpu import packed_weights
 from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.cpu.passes import Passes
 from sglang_dspark.serving.cpu.short_passes import verify_pass
@@ -110,11 +111,11 @@ def _key(worker: Any) -> ProfileKey:
     from sglang_dspark.serving.cpu.threads import chosen_threads
 
     cpu = current_config().cpu
+    kept = packed_weights.form_in(worker.target_worker.model_runner.model).name
     return profile_key(
         worker,
         device=f"{cpu_description()}; {chosen_threads()} compute threads",
         backend=(
-            "eager, compact, context in batches, "
-            f"matrix_kernel {cpu.matrix_kernel} weights {cpu.weights}"
+            f"eager, compact, context in batches, matrix_kernel {cpu.matrix_kernel} weights {kept}"
         ),
     )

@@ -3,7 +3,8 @@
 A decode step is bound by reading W once; a verify step of 6 rows should cost about the same, but
 BLAS libraries repack or re-read W for so few rows. Here each W row meets all rows of x while it is
 in registers, and the rows to come are prefetched. W stays in its [N, K] layout: no second copy. A
-packed W (weight_formats.py) is widened to float32 there, a row once for all rows of x.
+W in bfloat16 (weight_formats.py) is widened to float32 there, a row once for all rows of x; one in
+int8 is multiplied in integers (int8_product_text.py).
 
 Every output element is one chain of 16-lane fused multiply-adds over ascending k, then one fixed
 pairwise sum of the lanes. The blocking changes with the row count, that order does not: a row's
@@ -24,7 +25,7 @@ import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
 from sglang_dspark.serving.cpu.narrow_matmul_text import LANES, MAX_BLOCK_ROWS, assembly
 from sglang_dspark.serving.cpu.thread_pool import ThreadPool
-from sglang_dspark.serving.cpu.weight_formats import FLOAT32, WeightFormat
+from sglang_dspark.serving.cpu.weight_formats import FLOAT32, INT8, WeightFormat
 
 __all__ = ["AVX2", "LANES", "MAX_BLOCK_ROWS", "NarrowMatmul", "Processor", "compile_matmul"]
 
@@ -61,6 +62,10 @@ class Processor:
         """Whether it has 32 registers of 16 floats."""
         return "+avx512f" in self.features.split(",")
 
+    def wide_for(self, form: WeightFormat) -> bool:
+        """The same for a format's product; that of int8 is of 16-bit integers."""
+        return self.wide and (form is not INT8 or "+avx512bw" in self.features.split(","))
+
     @property
     def fuses(self) -> bool:
         """Whether it multiplies and adds in one instruction, without which the code would crawl."""
@@ -86,7 +91,7 @@ def compile_matmul(
     target = llvm.Target.from_default_triple().create_target_machine(
         cpu=processor.name, features=processor.features, opt=3
     )
-    module = llvm.parse_assembly(assembly(form, wide=processor.wide, threaded=threaded))
+    module = llvm.parse_assembly(assembly(form, wide=processor.wide_for(form), threaded=threaded))
     module.triple = llvm.get_process_triple()
     module.data_layout = str(target.target_data)
     module.verify()

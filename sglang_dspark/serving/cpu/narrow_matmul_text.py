@@ -1,13 +1,15 @@
 """LLVM assembly of the matrix kernel: out = x W^T with few rows of x (narrow_matmul.py).
 
 Written here, as the blocking needs control over registers that Numba's vectoriser does not give. A
-packed W is widened to float32 in registers, a row once for all rows of x.
+bfloat16 W is widened to float32 in registers, a row once for all rows of x; int8 has its own way to
+multiply (int8_product_text.py).
 """
 
 from __future__ import annotations
 
+from sglang_dspark.serving.cpu import int8_product_text as int8
 from sglang_dspark.serving.cpu.thread_pool import RUN
-from sglang_dspark.serving.cpu.weight_formats import BFLOAT16, FLOAT32, GROUP, INT8, WeightFormat
+from sglang_dspark.serving.cpu.weight_formats import FLOAT32, GROUP, INT8, WeightFormat
 
 LANES = 16
 MAX_BLOCK_ROWS = 6
@@ -20,22 +22,26 @@ _SIXTEEN = f"<{', '.join(['i32 16'] * LANES)}>"
 # floats hold 6 accumulators of 16 lanes beside the operands, 32 registers of 16 floats hold 24.
 _W_ROWS_NARROW = {1: 4, 2: 2, 3: 2, 4: 1, 5: 1, 6: 1}
 _W_ROWS_WIDE = dict.fromkeys(range(1, MAX_BLOCK_ROWS + 1), 4)
+_W_ROWS_INT8 = {1: 4, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2}  # wide; both halves of W's rows are kept too
 
 
 def assembly(form: WeightFormat, *, wide: bool, threaded: bool) -> str:
     """The module as LLVM assembly text."""
-    w_rows = _W_ROWS_WIDE if wide else _W_ROWS_NARROW
+    w_rows = _W_ROWS_NARROW if not wide else _W_ROWS_INT8 if form is INT8 else _W_ROWS_WIDE
     width = "512" if wide else "256"
     blocks = range(1, MAX_BLOCK_ROWS + 1)
     parts = [_block_kernel(form, m, w_rows[m]) for m in blocks]
     table = ", ".join(f"ptr @block{m}" for m in blocks)
     parts.append(f"@blocks = private constant [{MAX_BLOCK_ROWS} x ptr] [{table}]")
     parts.append(_strips(form))
-    parts.append(_ENTRY_THREADED if threaded else _ENTRY_SINGLE)
+    parts.append(_entry(form, threaded=threaded))
+    if form is INT8:
+        parts.append(int8.declarations(wide=wide))
     parts.append(f"declare {_VECTOR} @llvm.fma.v{LANES}f32({_VECTOR}, {_VECTOR}, {_VECTOR})")
     parts.append("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     parts.append("declare i64 @llvm.smin.i64(i64, i64)")
     parts.append(f'attributes #0 = {{ nounwind "prefer-vector-width"="{width}" }}')
+    parts.append(f'attributes #1 = {{ alwaysinline nounwind "prefer-vector-width"="{width}" }}')
     return "\n".join(parts)
 
 
@@ -48,7 +54,8 @@ def _block_kernel(form: WeightFormat, m: int, r: int) -> str:
         "ptr noalias %out, i64 %ldo, i64 %n) #0 {",
         "entry:",
         *(f"  %xo{q} = mul i64 %ldx, {q}" for q in j),
-        *(f"  %x{q} = getelementptr float, ptr %x, i64 %xo{q}" for q in j),
+        *(f"  %x{q} = getelementptr {_x_type(form)}, ptr %x, i64 %xo{q}" for q in j),
+        *(int8.row_scales(m) if form is INT8 else ()),
         *_row_bytes(form),
         # Rows to come that fit in the first-level cache beside the current ones.
         f"  %ahead = mul i64 %bytes, {max(2, r)}",
@@ -63,13 +70,13 @@ def _block_kernel(form: WeightFormat, m: int, r: int) -> str:
         "dot:",
         "  %c = phi i64 [ 0, %rows ], [ %c.next, %dot ]",
     ]
-    last = form.columns // LANES - 1
+    last = 0 if form is INT8 else form.columns // LANES - 1
     for p in a:
         for q in j:
             start = f"[ zeroinitializer, %rows ], [ %t{p}_{q}_{last}, %dot ]"
             lines.append(f"  %t{p}_{q}_ = phi {_VECTOR} {start}")
     lines += _dot_body(form, m, r)
-    lines += _reduction([(p, q) for q in j for p in a], last)
+    lines += _reduction(form, [(p, q) for q in j for p in a], last)
     lines += [
         f"  %i.next = add i64 %i, {r}",
         "  %again = icmp slt i64 %i.next, %n",
@@ -106,6 +113,19 @@ def _dot_body(form: WeightFormat, m: int, r: int) -> list[str]:
             f"  call void @llvm.prefetch.p0(ptr %pf{p}, i32 0, i32 3, i32 1)",
             *(_load_scale(p) if form is INT8 else ()),
         ]
+    lines += int8.step(m, r) if form is INT8 else _widened_step(form, m, r)
+    return [
+        *lines,
+        f"  %c.next = add i64 %c, {form.columns}",
+        "  %more = icmp slt i64 %c.next, %k",
+        "  br i1 %more, label %dot, label %reduce",
+        "reduce:",
+    ]
+
+
+def _widened_step(form: WeightFormat, m: int, r: int) -> list[str]:
+    """`%t{p}_{q}_{last part}` from `%t{p}_{q}_`, LANES columns a part."""
+    lines: list[str] = []
     for part in range(form.columns // LANES):
         before = "" if part == 0 else part - 1
         lines.append(f"  %c{part} = add i64 %c, {part * LANES}")
@@ -122,13 +142,12 @@ def _dot_body(form: WeightFormat, m: int, r: int) -> list[str]:
                     f"  %t{p}_{q}_{part} = call {_VECTOR} @llvm.fma.v{LANES}f32("
                     f"{factors}, {_VECTOR} %t{p}_{q}_{before})"
                 )
-    return [
-        *lines,
-        f"  %c.next = add i64 %c, {form.columns}",
-        "  %more = icmp slt i64 %c.next, %k",
-        "  br i1 %more, label %dot, label %reduce",
-        "reduce:",
-    ]
+    return lines
+
+
+def _x_type(form: WeightFormat) -> str:
+    """Of a number of x in the kernels."""
+    return "i16" if form is INT8 else "float"
 
 
 def _load_scale(p: int) -> list[str]:
@@ -150,24 +169,16 @@ def _load_weights(form: WeightFormat, p: int, part: int) -> list[str]:
             f"  %pw{at} = getelementptr float, ptr %w{p}, i64 %c{part}",
             f"  {to} = load {_VECTOR}, ptr %pw{at}, align 4",
         ]
-    if form is BFLOAT16:
-        return [
-            f"  %pw{at} = getelementptr i16, ptr %w{p}, i64 %c{part}",
-            f"  %h{at} = load <{LANES} x i16>, ptr %pw{at}, align 2",
-            f"  %z{at} = zext <{LANES} x i16> %h{at} to {_INTS}",
-            f"  %u{at} = shl {_INTS} %z{at}, {_SIXTEEN}",
-            f"  {to} = bitcast {_INTS} %u{at} to {_VECTOR}",
-        ]
     return [
-        f"  %pw{at} = getelementptr i8, ptr %w{p}, i64 %c{part}",
-        f"  %b{at} = load <{LANES} x i8>, ptr %pw{at}, align 1",
-        f"  %n{at} = sext <{LANES} x i8> %b{at} to {_INTS}",
-        f"  %f{at} = sitofp {_INTS} %n{at} to {_VECTOR}",
-        f"  {to} = fmul {_VECTOR} %f{at}, %vs{p}",
+        f"  %pw{at} = getelementptr i16, ptr %w{p}, i64 %c{part}",
+        f"  %h{at} = load <{LANES} x i16>, ptr %pw{at}, align 2",
+        f"  %z{at} = zext <{LANES} x i16> %h{at} to {_INTS}",
+        f"  %u{at} = shl {_INTS} %z{at}, {_SIXTEEN}",
+        f"  {to} = bitcast {_INTS} %u{at} to {_VECTOR}",
     ]
 
 
-def _reduction(sums: list[tuple[int, int]], last: int) -> list[str]:
+def _reduction(form: WeightFormat, sums: list[tuple[int, int]], last: int) -> list[str]:
     """Sum the lanes of every accumulator and store: halves first, two accumulators at a time.
 
     last: the part of a step that an accumulator was last added to.
@@ -198,16 +209,20 @@ def _reduction(sums: list[tuple[int, int]], last: int) -> list[str]:
             lines.append(f"  {name} = fadd {_VECTOR} {name}l, {name}h")
             joined.append(name)
         vectors, size, level = joined, half, level + 1
-    return [*lines, *_stores(sums, vectors)]
+    return [*lines, *_stores(form, sums, vectors)]
 
 
-def _stores(sums: list[tuple[int, int]], vectors: list[str]) -> list[str]:
+def _stores(form: WeightFormat, sums: list[tuple[int, int]], vectors: list[str]) -> list[str]:
     """Write the sums, a lane each, to their places of the result."""
     lines: list[str] = []
     for place, (p, q) in enumerate(sums):
+        sum_ = f"extractelement {_VECTOR} {vectors[place // LANES]}, i32 {place % LANES}"
+        scaled = (
+            f"  %l{place} = {sum_}",
+            f"  %e{place} = fmul float %l{place}, %rs{q}",
+        )
         lines += [
-            f"  %e{place} = extractelement {_VECTOR} {vectors[place // LANES]}, "
-            f"i32 {place % LANES}",
+            *(scaled if form is INT8 else (f"  %e{place} = {sum_}",)),
             f"  %oj{place} = mul i64 %ldo, {q}",
             f"  %oi{place} = add i64 %oj{place}, %i{p}",
             f"  %po{place} = getelementptr float, ptr %out, i64 %oi{place}",
@@ -218,7 +233,15 @@ def _stores(sums: list[tuple[int, int]], vectors: list[str]) -> list[str]:
 
 def _strips(form: WeightFormat) -> str:
     """Rows `%first` .. `%end` of W, a strip at a time; over each pass all blocks of x rows."""
-    return _STRIPS.replace("  ; %bytes\n", "\n".join(_row_bytes(form)) + "\n")
+    text = _STRIPS.replace("  ; %bytes\n", "\n".join(_row_bytes(form)) + "\n")
+    return text.replace("X_TYPE", _x_type(form))
+
+
+def _entry(form: WeightFormat, *, threaded: bool) -> str:
+    """The function that is called, on one thread or shared out."""
+    text = _ENTRY_THREADED if threaded else _ENTRY_SINGLE
+    before, behind = (int8.ENTRY, int8.EXIT) if form is INT8 else ("", "")
+    return text.replace("  ; before\n", before).replace("  ; behind\n", behind)
 
 
 _STRIPS = f"""
@@ -260,7 +283,7 @@ blocks:
   %kernel.p = getelementptr ptr, ptr @blocks, i64 %slot
   %kernel = load ptr, ptr %kernel.p
   %xo = mul i64 %j, %ldx
-  %xj = getelementptr float, ptr %x, i64 %xo
+  %xj = getelementptr X_TYPE, ptr %x, i64 %xo
   %oo = mul i64 %j, %n
   %oi = add i64 %oo, %i
   %outj = getelementptr float, ptr %out, i64 %oi
@@ -296,9 +319,11 @@ entry:
   store i64 %k, ptr %p6
   %p7 = getelementptr %job, ptr %job, i32 0, i32 7
   store ptr %out, ptr %p7
+  ; before
 """
 _ENTRY_SINGLE = f"""{_ENTRY_HEAD}
   call void @strips(ptr %job, i64 0, i64 %n)
+  ; behind
   ret void
 }}
 """
@@ -317,11 +342,13 @@ entry:
   br i1 %alone, label %one, label %many
 one:
   call void @strips(ptr %job, i64 0, i64 %n)
+  ; behind
   ret void
 many:
   %groups = sdiv i64 %n, {LANES}
   %count = sext i32 %threads to i64
   call void @{RUN}(ptr @share, ptr %job, i64 %groups, i64 %count)
+  ; behind
   ret void
 }}
 """

@@ -4,26 +4,29 @@ Upstream (0.5.23): `ModelRunner.load_model` (sglang/srt/model_executor/model_run
 float32 weights, which `UnquantizedLinearMethod` and `UnquantizedEmbeddingMethod` multiply with and
 look up. Packed in place they keep their names and shapes; products (linear_layers.py), look-ups and
 the short forms of passes read them by format, and activations stay float32. Models whose modules
-read weights in other ways keep theirs.
+read weights in other ways keep theirs. Unless told otherwise, weights that are bfloat16 numbers, as
+those of most checkpoints, are kept as such: half the bytes, the same bits.
 """
 
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving.cpu import linear
+from sglang_dspark.serving.cpu import linear, weight_formats
 from sglang_dspark.serving.cpu.fast_paths import UnfitError, fits, need
 from sglang_dspark.serving.cpu.weight_formats import (
+    BFLOAT16,
     FLOAT32,
     FORMATS,
     INT8,
     WeightFormat,
     format_of,
+    is_bfloat16,
     is_packed,
     look_up,
     pack,
@@ -32,31 +35,44 @@ from sglang_dspark.serving.cpu.weight_formats import (
 logger = logging.getLogger(__name__)
 
 TARGETS = ("LlamaForCausalLM", "MistralForCausalLM", "Qwen2ForCausalLM", "Qwen3ForCausalLM")
+_NO_UPDATE = (
+    "weights kept as int8 cannot be exchanged in a running server; start it with the new ones, or "
+    "with cpu.weights float32 or bfloat16"
+)
 _MARK = "dspark_packed"  # attribute of a module whose weight was packed here
 
 
 def pack_target(result: Any, runner: Any) -> Any:
     """AFTER hook of `ModelRunner.load_model`."""
-    form = _wanted()
-    if form is FLOAT32 or runner.is_draft_worker:
-        return result
-    model = runner.model
-    if fits(f"{form.name} weights of {type(model).__name__}", lambda: _require_target(runner)):
-        _pack(model, form)
+    if not runner.is_draft_worker:
+        _pack_as_told(runner.model, runner.model, lambda: _require_target(runner))
     return result
 
 
 def pack_draft(result: Any, draft_model: Any, **kwargs: Any) -> Any:
-    """AFTER hook of `attach_shared_modules`: the draft's layers, where its target's are packed.
+    """AFTER hook of `attach_shared_modules`: the draft's layers.
 
     What injects the target's features stays float32: it is small, and upstream multiplies with it.
     """
-    form = _wanted()
-    if form is not FLOAT32 and fits(
-        f"{form.name} weights of {type(draft_model).__name__}", lambda: _require_draft(draft_model)
-    ):
-        _pack(draft_model.layers, form)
+    _pack_as_told(draft_model, draft_model.layers, lambda: _require_draft(draft_model))
     return result
+
+
+def _pack_as_told(model: nn.Module, part: nn.Module, require: Callable[[], None]) -> None:
+    """Pack what is plain in a part of a model, if the model fits; else the log says why not."""
+    form = _wanted(part)
+    if form is not FLOAT32 and fits(f"{form.name} weights of {type(model).__name__}", require):
+        _pack(part, form)
+
+
+def form_in(model: nn.Module) -> WeightFormat:
+    """The format that a model's weights are kept in here."""
+    packed = next((module for module in model.modules() if holds(module)), None)
+    if packed is None:
+        return FLOAT32
+    form = format_of(packed.weight)  # type: ignore[arg-type]
+    assert form is not None
+    return form
 
 
 def holds(layer: nn.Module) -> bool:
@@ -70,10 +86,20 @@ def embedded(embedding: nn.Module, tokens: Tensor) -> Tensor:
     return look_up(weight, tokens) if is_packed(weight) else weight.index_select(0, tokens)
 
 
-def _wanted() -> WeightFormat:
+def _wanted(part: nn.Module) -> WeightFormat:
+    """As configured; by itself bfloat16 where nothing is lost and our kernel reads it."""
+    name = _configured()
+    if name != "auto":
+        return FORMATS[name]
+    weights = [module.weight for module in part.modules() if _plain(module)]
+    lossless = bool(weights) and all(is_bfloat16(weight) for weight in weights)  # type: ignore[arg-type]
+    return BFLOAT16 if lossless and linear.why_not() is None else FLOAT32
+
+
+def _configured() -> str:
     from sglang_dspark.serving.config import current_config
 
-    return FORMATS[current_config().cpu.weights]
+    return current_config().cpu.weights
 
 
 def _require_target(runner: Any) -> None:
@@ -103,11 +129,11 @@ def _pack(model: nn.Module, form: WeightFormat) -> None:
         weight: nn.Parameter = module.weight  # type: ignore[assignment]
         n, k = weight.shape
         before += weight.nbytes
-        if n % 16 == 0 and k % form.columns == 0:
+        if weight_formats.fits(weight, form):
             weight.data = pack(weight.data, form)
             setattr(module, _MARK, True)
-            if form is INT8:
-                weight.weight_loader = _refuse_update  # type: ignore[attr-defined]
+            if form is INT8:  # upstream refuses updates of such a model by this text
+                module._derived_weight_cache_error = _NO_UPDATE  # type: ignore[assignment]
         after += n * (form if holds(module) else FLOAT32).row_bytes(k)
     linear.prepare_for(form)
     logger.info(
@@ -130,10 +156,4 @@ def _plain(module: nn.Module) -> bool:
         and isinstance(weight, nn.Parameter)
         and not getattr(module, "use_intel_amx_backend", False)
         and format_of(weight) is FLOAT32
-    )
-
-
-def _refuse_update(*args: Any, **kwargs: Any) -> None:
-    raise DSparkError(
-        "weights kept as int8 cannot be exchanged in a running server; start it with the new ones"
     )

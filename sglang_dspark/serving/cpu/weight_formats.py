@@ -1,9 +1,10 @@
 """How a served weight lies in memory: float32, bfloat16, or int8 with a scale for 64 columns.
 
 A decode step reads every weight once, so bytes are time. A packed weight stands for float32
-numbers, those of `dense`; the matrix kernel (narrow_matmul.py) widens it to just these in registers
-and goes on in float32. So a product has the bits of the same product with `dense(weight)`, whatever
-shares the step, and activations keep their precision.
+numbers, those of `dense`. The matrix kernel (narrow_matmul.py) widens bfloat16 to just these in
+registers and goes on in float32: a product has the bits of the same product with `dense(weight)`.
+Where weights are int8 it multiplies integers, with activations of sixteen bits (`rounded_rows`).
+Either way a row's product is the same whatever shares the step.
 
 int8 is symmetric: a weight is its byte times the scale of its group, which is the largest of the
 group over 127.
@@ -18,6 +19,7 @@ from torch import Tensor
 
 GROUP = 64  # columns of a row that share a scale
 _SCALE_BYTES = 4  # a scale is float32
+SMALLEST_ROW = 2.0**-124  # activations: a row of none larger is 0, its scale would be subnormal
 
 
 @dataclass(frozen=True)
@@ -57,13 +59,25 @@ def is_packed(weight: Tensor) -> bool:
     return format_of(weight) in (BFLOAT16, INT8)
 
 
+def fits(weight: Tensor, form: WeightFormat) -> bool:
+    """Whether a weight [N, K] can be packed in a format."""
+    n, k = weight.shape
+    return n % 16 == 0 and k % form.columns == 0
+
+
+def is_bfloat16(weight: Tensor) -> bool:
+    """Whether float32 numbers are all bfloat16 ones: kept as such they lose nothing."""
+    bits = weight.detach().contiguous().view(torch.int32)
+    return not bool((bits & 0xFFFF).any())
+
+
 def pack(weight: Tensor, form: WeightFormat) -> Tensor:
     """A weight [N, K] float32 in a format, [N, K] of its dtype.
 
     Raises ValueError where N is no multiple of 16 or K none of the format's columns.
     """
     n, k = weight.shape
-    if n % 16 or k % form.columns:
+    if not fits(weight, form):
         raise ValueError(f"{form.name} takes [16 i, {form.columns} j] weights, not [{n}, {k}]")
     weight = weight.detach()
     if form is not INT8:
@@ -84,6 +98,16 @@ def dense(weight: Tensor) -> Tensor:
     n, k = weight.shape
     scales = _whole(weight)[:, k:].view(torch.float32)  # [N, K / 64]
     return (weight.float().reshape(n, k // GROUP, GROUP) * scales[..., None]).view(n, k)
+
+
+def rounded_rows(x: Tensor) -> Tensor:
+    """What rows [..., K] float32 are in a product with an int8 weight: 32767 steps to a row's
+    largest number; not a number throughout where one of a row is none or infinite."""
+    top = x.abs().amax(-1, keepdim=True)
+    seen = top > SMALLEST_ROW
+    whole = (x * torch.where(seen, torch.full_like(top, 32767.0) / top, 0.0)).round()
+    scale = torch.where(seen, top / 32767.0, 0.0)
+    return torch.where(top.isfinite(), whole * scale, torch.nan)
 
 
 def take_rows(weight: Tensor, rows: Tensor) -> Tensor:
