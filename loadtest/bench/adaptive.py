@@ -21,10 +21,10 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_dspark.common.files import FAULTS, fault, parse_json
 from sglang_dspark.common.writing import replace_text
 from sglang_dspark.drafter.config import read_config
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.bench.journal import Head, keep_row, open_journal
 from sglang_dspark.loadtest.client.client import Sampling, SGLangClient
 from sglang_dspark.loadtest.client.load import closed_loop
 from sglang_dspark.loadtest.client.measure import Measurement
@@ -86,7 +86,7 @@ class Plan:
         ]
 
     def fingerprint(self) -> str:
-        """Of everything that a figure depends on; another plan's journal is refused by it."""
+        """Of everything that is asked."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
 
@@ -108,29 +108,12 @@ class Figure:
 
 
 class Journal:
-    """Figures of a run, a JSON line each, behind a line that names the plan."""
+    """Figures of a run, a JSON line each (`journal.py`)."""
 
-    def __init__(self, path: Path, plan: Plan) -> None:
-        """Read what is there, or begin. Raises DSparkError for another plan's journal."""
+    def __init__(self, path: Path, head: Head) -> None:
+        """Read what is there, or begin. Raises DSparkError for a journal with another head."""
         self.path = path
-        self.figures: list[Figure] = []
-        head = {"plan": plan.fingerprint()}
-        try:
-            if not path.is_file():
-                replace_text(path, json.dumps(head) + "\n", "the journal")
-                return
-            text = path.read_text(encoding="utf-8")
-            whole = text[: text.rfind("\n") + 1]  # a killed run leaves a line unfinished
-            first, *rows = [parse_json(line, finite=False) for line in whole.splitlines()]
-            if first != head:
-                raise DSparkError(f"{path} is of another plan; name another file to begin anew")
-            self.figures = [Figure(**row) for row in rows]
-            if whole != text:
-                replace_text(path, whole, "the journal")
-        except OSError as error:
-            raise DSparkError(f"cannot use the journal {path}: {error.strerror}") from None
-        except FAULTS as error:
-            raise DSparkError(f"{path} is no journal of this command ({fault(error)})") from None
+        self.figures = open_journal(path, head, lambda row: Figure(**row))
 
     def has(self, trial: int, users: int, arm: str) -> bool:
         """Whether that round is done."""
@@ -139,11 +122,7 @@ class Journal:
     def add(self, figure: Figure) -> None:
         """Keep a round's figure."""
         self.figures.append(figure)
-        try:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps(asdict(figure)) + "\n")
-        except OSError as error:
-            raise DSparkError(f"cannot write the journal {self.path}: {fault(error)}") from None
+        keep_row(self.path, asdict(figure))
 
 
 def arms_of(gammas: Sequence[int], seats: int) -> list[Arm]:

@@ -28,9 +28,10 @@ from typing import Any
 import httpx
 import numpy as np
 
-from sglang_dspark.common.files import FAULTS, fault, load_json, parse_json, reading
+from sglang_dspark.common.files import load_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bench.copy_tasks import Task
+from sglang_dspark.loadtest.bench.journal import Head, keep_row, open_journal
 from sglang_dspark.loadtest.client.client import Sampling, SGLangClient
 from sglang_dspark.loadtest.client.metrics import Completion
 
@@ -78,7 +79,7 @@ class Plan:
         return sum(len(wave.tasks) for wave in self.waves)
 
     def fingerprint(self) -> str:
-        """Of everything that is asked; another plan's journal is refused by it."""
+        """Of everything that is asked."""
         return hashlib.sha256(json.dumps(asdict(self)).encode()).hexdigest()[:16]
 
 
@@ -118,32 +119,17 @@ class WaveAnswers:
 
 
 class Journal:
-    """A server's answers, a JSON line a wave, behind a line that names the plan."""
+    """A server's answers, a JSON line a wave (`journal.py`)."""
 
-    def __init__(self, path: Path, plan: Plan) -> None:
-        """Read what is there, or begin. Raises DSparkError for another plan's journal."""
+    def __init__(self, path: Path, head: Head) -> None:
+        """Read what is there, or begin. Raises DSparkError for a journal with another head."""
         self.path = path
-        self.waves: list[WaveAnswers] = []
-        head = {"plan": plan.fingerprint()}
-        try:
-            if not path.is_file():
-                path.parent.mkdir(parents=True, exist_ok=True)
-                path.write_text(json.dumps(head) + "\n")
-                return
-            first, *rows = path.read_text(encoding="utf-8").splitlines()
-            if parse_json(first) != head:
-                raise DSparkError(f"{path} is of another screen; name another folder to begin anew")
-            self.waves = [_wave_answers(parse_json(row)) for row in rows]
-        except OSError as error:
-            raise DSparkError(f"cannot use the journal {path}: {error.strerror}") from None
-        except FAULTS as error:
-            raise DSparkError(f"{path} is no journal of a screen ({fault(error)})") from None
+        self.waves = open_journal(path, head, _wave_answers)
 
     def add(self, wave: WaveAnswers) -> None:
         """Keep a wave's answers."""
         self.waves.append(wave)
-        with self.path.open("a") as file:
-            file.write(json.dumps(asdict(wave)) + "\n")
+        keep_row(self.path, asdict(wave))
 
 
 @dataclass(frozen=True)

@@ -82,14 +82,15 @@ class Books:
     """The server's accounts once all is answered and the cache emptied. generated: tokens it says
     it made meanwhile; received: tokens of whole answers; broken_off: most that the answers broken
     off can have had; used_tokens, running, waiting: of its load report; complaints: what its log
-    says of lost memory; alive: whether it still answers a request."""
+    says of lost memory, and why it could not be asked; alive: whether it still answers a request.
+    None: not known of a server that could not be asked."""
 
-    generated: int
+    generated: int | None
     received: int
     broken_off: int
-    used_tokens: int
-    running: int
-    waiting: int
+    used_tokens: int | None
+    running: int | None
+    waiting: int | None
     complaints: tuple[str, ...]
     alive: bool
 
@@ -98,7 +99,8 @@ class Books:
         found = []
         if not self.alive:
             found.append("the server does not answer")
-        if not self.received <= self.generated <= self.received + self.broken_off:
+        most = self.received + self.broken_off
+        if self.generated is not None and not self.received <= self.generated <= most:
             found.append(
                 f"the server made {self.generated} tokens; {self.received} came, and at most "
                 f"{self.broken_off} more were broken off"

@@ -98,7 +98,7 @@ def soak(
     load = SoakLoad(asked.share * rate, 60 * asked.minutes, asked.seed)
     plan = soak_plan(load, asked.prompts, asked.render)
     watch = MemoryWatch(server, max(_LEAST_PAUSE_S, load.seconds / SAMPLES))
-    _flush(server.spec.url)
+    _flush(server)
     before = generated(server.spec.url)
 
     def poll() -> None:
@@ -122,13 +122,21 @@ def soak(
 
 
 def books(server: ServerProcess, plan: CellPlan, records: Sequence[Record], before: int) -> Books:
-    """The server's accounts at rest. before: tokens that it had generated until the soak."""
+    """The server's accounts at rest; of one that has died by then, that it does not answer, so that
+    what was measured is kept. before: tokens that it had generated until the soak."""
     url = server.spec.url
-    with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
-        flushed = http.post("/flush_cache", params={"timeout": FLUSH_S})
-        used, running, waiting = _load_report(http)
-        made = generated(url) - before
-        alive = flushed.status_code == 200 and http.get("/health_generate").status_code == 200
+    made: int | None = None
+    load: tuple[int, int, int] | tuple[None, None, None] = (None, None, None)
+    unasked: tuple[str, ...] = ()
+    alive = False
+    try:
+        with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
+            flushed = http.post("/flush_cache", params={"timeout": FLUSH_S})
+            load = _load_report(http)
+            made = generated(url) - before
+            alive = flushed.status_code == 200 and http.get("/health_generate").status_code == 200
+    except (httpx.HTTPError, DSparkError) as error:
+        unasked = (f"its accounts cannot be had: {fault(error)}",)
     log = server.log_path.read_text(errors="replace").splitlines()
     return Books(
         generated=made,
@@ -138,10 +146,10 @@ def books(server: ServerProcess, plan: CellPlan, records: Sequence[Record], befo
             for record in records
             if record.outcome in INTENDED
         ),
-        used_tokens=used,
-        running=running,
-        waiting=waiting,
-        complaints=tuple(line for line in log if any(leak in line for leak in _LEAKS)),
+        used_tokens=load[0],
+        running=load[1],
+        waiting=load[2],
+        complaints=(*unasked, *(line for line in log if any(leak in line for leak in _LEAKS))),
         alive=alive,
     )
 
@@ -174,7 +182,7 @@ def _capacity(
     found = None
     for name in ("warming up", "measuring the capacity"):
         say(name, 0, 0)
-        _flush(server.spec.url)
+        _flush(server)
         requests = ROUNDS_OF_USERS * asked.users
         plan = capacity_plan(asked.users, requests, asked.prompts, asked.render)
         found = run_cell(plan, server.spec.url, _folder(run_dir / name.replace(" ", "-")))
@@ -185,10 +193,19 @@ def _capacity(
     return measured.tokens_per_s, measured.tokens_per_s * measured.ok / measured.tokens
 
 
-def _flush(url: str) -> None:
-    """Empty the prefix cache: what was sent before would spare its prefill."""
-    with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
-        http.post("/flush_cache", params={"timeout": FLUSH_S})
+def _flush(server: ServerProcess) -> None:
+    """Empty the prefix cache: what was sent before would spare its prefill.
+
+    Raises DSparkError when the server does not answer.
+    """
+    url = server.spec.url
+    try:
+        with httpx.Client(base_url=url, trust_env=False, timeout=60.0) as http:
+            http.post("/flush_cache", params={"timeout": FLUSH_S})
+    except httpx.HTTPError as error:
+        raise DSparkError(
+            f"{url}/flush_cache does not answer ({fault(error)}); see {server.log_path}"
+        ) from error
 
 
 def _folder(path: Path) -> Path:

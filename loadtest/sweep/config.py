@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -218,6 +219,13 @@ class SweepConfig(_Section):
             raise ValueError(f"write each number of users once, ascending, not {value}")
         return value
 
+    @field_validator("urls")
+    @classmethod
+    def _without_credentials(cls, value: dict[str, str]) -> dict[str, str]:
+        for each in value.values():
+            _or_value_error(require_no_credentials, each)
+        return value
+
     @field_validator("slas")
     @classmethod
     def _sensible(cls, value: list[SlaLimits]) -> list[SlaLimits]:
@@ -258,6 +266,15 @@ class SweepConfig(_Section):
     def names(self) -> list[str]:
         """Names of the arms in the order of the file."""
         return [Path(arm).stem for arm in self.arms]
+
+
+def require_no_credentials(url: str) -> None:
+    """Raise DSparkError for an address with a user's name or password, repeating neither."""
+    if re.match(r"([^/?#]*//)?[^/?#]*@", url):
+        raise DSparkError(
+            "an address of a server holds a user or password: leave it out, a run's folder and "
+            "report keep addresses; a key cannot be given, so name a server that wants none"
+        )
 
 
 def load_sweep(path: Path, smoke: bool = False) -> SweepConfig:

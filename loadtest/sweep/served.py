@@ -10,7 +10,7 @@ from pathlib import Path
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.servers.arms import Arm
 from sglang_dspark.loadtest.servers.ask import Served
-from sglang_dspark.loadtest.sweep.config import Comparison, SweepConfig
+from sglang_dspark.loadtest.sweep.config import Comparison, SweepConfig, require_no_credentials
 
 USERS = (1, 2, 4, 8)
 _NAME = re.compile(r"[a-z0-9][a-z0-9-]*")
@@ -27,7 +27,8 @@ class Address:
 
 
 def parse_address(text: str) -> Address:
-    """Read `URL` or `NAME=URL`. Raises DSparkError for anything else."""
+    """Read `URL` or `NAME=URL`. Raises DSparkError for anything else, and for credentials."""
+    require_no_credentials(text)
     name, url = ("", text) if text.startswith(_SCHEMES) else _split(text)
     if not url.startswith(_SCHEMES):
         raise DSparkError(f"--url {text!r} is no address; write http://HOST:PORT or NAME=http://…")

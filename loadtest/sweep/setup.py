@@ -6,10 +6,12 @@ import json
 import os
 import platform
 import re
+import shlex
 import sys
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from importlib import metadata
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,17 @@ from sglang_dspark.loadtest.sweep import run_dir
 from sglang_dspark.loadtest.sweep.config import SweepConfig
 from sglang_dspark.loadtest.sweep.run_dir import ArmRecord, Pilot, RunInfo, Table
 from sglang_dspark.models.drafters import find_drafter
+from sglang_dspark.models.identity import target_sha256
 from sglang_dspark.ports import require_free_port
 
 _PACKAGES = ("sglang-dspark", "sglang", "torch", "transformers", "locust")
 _DRAFTS = "--speculative-num-draft-tokens="
+_PLACES = (
+    "--model-path",
+    "--port",
+    "--speculative-draft-model-path",
+    "--speculative-token-map",
+)
 _COST_TABLE = re.compile(r"(?:read from|kept in) (\S+\.json)")
 
 
@@ -118,8 +127,7 @@ def open_run(run: Path, fresh: RunInfo) -> RunInfo:
         run_dir.write(run / run_dir.RUN_FILE, fresh)
         return fresh
     before = run_dir.read_run(run)
-    named = {**before.config, "commit": before.commit, "device": before.device}
-    now = {**fresh.config, "commit": fresh.commit, "device": fresh.device}
+    named, now = _origin(before), _origin(fresh)
     other = sorted(key for key in named.keys() | now.keys() if named.get(key) != now.get(key))
     if other:
         raise DSparkError(
@@ -149,9 +157,7 @@ def arm_records(
                 config=arm.config,
                 environment=arm.environment,
                 drafter=None if folder is None else portable(str(folder)),
-                drafter_sha256=None
-                if folder is None
-                else file_sha256(folder / "model.safetensors"),
+                drafter_sha256=None if folder is None else target_sha256(folder),
                 tables={} if fleet is None else _tables(arm, folder, fleet.log_path(name)),
                 ready_s=None if fleet is None else fleet.ready_after.get(name),
             )
@@ -175,6 +181,29 @@ def portable(text: str) -> str:
     here, home = os.getcwd(), str(Path.home())
     text = text.replace(f"{here}/", "").replace(here, ".")
     return text if home in ("/", "") else text.replace(home, "~")
+
+
+def _origin(info: RunInfo) -> dict[str, Any]:
+    """What cells must share to be compared, by the words that name it; JSON-ready."""
+    found = {**info.config, "commit": info.commit, "device": info.device}
+    found |= {f"version of {name}": version for name, version in info.versions.items()}
+    for arm in info.model_dump(mode="json")["arms"]:
+        told = {"command": _told(arm["command"])}
+        told |= {field: arm[field] for field in ("config", "environment", "drafter_sha256")}
+        found |= {f"{field} of arm {arm['name']}": value for field, value in told.items()}
+    return found
+
+
+def _told(command: str) -> list[str]:
+    """Words of an arm's command but those that say where something is, which may move between two
+    starts: its port, folders, and the variables before it, of which one is a folder."""
+    _, launched, rest = command.partition("python -m ")
+    words = shlex.split(rest) if launched else command.split()
+    return [
+        word
+        for before, word in pairwise(("", *words))
+        if before not in _PLACES and not word.startswith(_PLACES)
+    ]
 
 
 def _schedules(arm: Arm) -> bool:

@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from rich.console import Console
 
     from sglang_dspark.loadtest.bench.adaptive import Figure, Journal, Plan
+    from sglang_dspark.loadtest.servers.arms import Arm
     from sglang_dspark.loadtest.servers.server import ServerSpec
 
 FULL_USERS, QUICK_USERS = "1,2,4,8,16,32", "1,8"
@@ -61,7 +62,7 @@ def adaptive(
     from rich.console import Console
 
     from sglang_dspark.cli._progress import says_when_stopped
-    from sglang_dspark.loadtest.bench.adaptive import Journal
+    from sglang_dspark.loadtest.bench.adaptive import Journal, arms_of
     from sglang_dspark.loadtest.results import require_clean
     from sglang_dspark.loadtest.servers.server import run_directory, stop_on_signals
     from sglang_dspark.loadtest.servers.workload import drafter_gamma
@@ -73,11 +74,11 @@ def adaptive(
     fixed = _gammas(gammas, drafter_gamma(draft), quick)
     run_dir = run_directory()
     served = _Served(folder, draft, device)
-    specs = _specs(served, fixed, max(users), port, run_dir)
-    names = tuple(spec.name for spec in specs)
+    arms = arms_of(fixed, max(users))
+    specs = _specs(served, arms, fixed, port, run_dir)
     trials = trials or (QUICK_TRIALS if quick else TRIALS)
-    plan = _plan(folder, users, names, trials, mean_tokens, requests)
-    journal = Journal(resume or run_dir / "adaptive.jsonl", plan)
+    plan = _plan(folder, users, tuple(arm.name for arm in arms), trials, mean_tokens, requests)
+    journal = Journal(resume or run_dir / "adaptive.jsonl", _head(served, plan, arms))
     with says_when_stopped(), stop_on_signals():
         _measure(console, specs, plan, journal, run_dir)
     picture = figure or out.parent / "figures" / f"{out.stem}.png"
@@ -93,13 +94,12 @@ class _Served(NamedTuple):
 
 
 def _specs(
-    served: _Served, fixed: tuple[int, ...], seats: int, port: int, run_dir: Path
+    served: _Served, arms: list[Arm], fixed: tuple[int, ...], port: int, run_dir: Path
 ) -> list[ServerSpec]:
     """A server for each arm, on ports that are free."""
-    from sglang_dspark.loadtest.bench.adaptive import FIXED, arms_of, shortened
+    from sglang_dspark.loadtest.bench.adaptive import FIXED, shortened
     from sglang_dspark.ports import require_free_port
 
-    arms = arms_of(fixed, seats)
     for number in range(len(arms)):
         require_free_port("127.0.0.1", port + number)
     drafters = {f"{FIXED}{gamma}": shortened(served.drafter, gamma, run_dir) for gamma in fixed}
@@ -108,6 +108,18 @@ def _specs(
         arm.server(served.target, drafters, port + number, served.device, run_dir)
         for number, arm in enumerate(arms)
     ]
+
+
+def _head(served: _Served, plan: Plan, arms: list[Arm]) -> dict[str, Any]:
+    """What the figures in a journal depend on."""
+    from sglang_dspark.cli.demo import hardware
+    from sglang_dspark.loadtest.bench.journal import served_head
+
+    return {
+        "plan": plan.fingerprint(),
+        **served_head(served.target, served.drafter, hardware(served.device)),
+        "arms": [arm.model_dump(mode="json") for arm in arms],
+    }
 
 
 def _publish(

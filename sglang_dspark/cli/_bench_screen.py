@@ -48,12 +48,13 @@ PoolOption = Annotated[
 
 
 class _Pair(NamedTuple):
-    """What is screened, and with which servers' flags."""
+    """What is screened, and with which servers' flags. configured: what the file `config` says."""
 
     target: Path
     drafter: Path
     device: str
     config: Path | None
+    configured: str
     flags: tuple[str, ...]
 
 
@@ -85,10 +86,11 @@ def screen(
     require_clean(out)
     require_free_port("127.0.0.1", port)
     flags = _flags(users, pool_tokens, chunk)
-    pair = _Pair(*served_models(console, target, drafter, device), config, flags)
+    configured = _configured(config)
+    pair = _Pair(*served_models(console, target, drafter, device), config, configured, flags)
     plan = _plan(pair.target, requests, max_new_tokens, users, seed)
     run_dir = resume or run_directory()
-    metrics, found = _screened(console, _specs(pair, port), plan, run_dir, chunk, near_tie)
+    metrics, found = _screened(console, pair, port, plan, run_dir, chunk, near_tie)
     _publish(out, pair, label or f"{pair.target.name} with {pair.drafter.name}", metrics)
     _show(console, metrics, found)
     console.print(f"written to {out}; answers: {run_dir}")
@@ -105,7 +107,8 @@ def _plan(target: Path, requests: int, most_tokens: int, users: int, seed: int) 
 
 def _screened(
     console: Console,
-    specs: tuple[ServerSpec, ServerSpec],
+    pair: _Pair,
+    port: int,
     plan: Plan,
     run_dir: Path,
     chunk: int,
@@ -116,11 +119,35 @@ def _screened(
     from sglang_dspark.loadtest.bench.screen import Coverage, Journal, as_metrics
     from sglang_dspark.loadtest.servers.server import stop_on_signals
 
-    journals = tuple(Journal(run_dir / f"{name}.jsonl", plan) for name in ("dspark", "plain"))
+    head = _head(pair, plan)
+    journals = tuple(Journal(run_dir / f"{name}.jsonl", head) for name in ("dspark", "plain"))
     with says_when_stopped(), stop_on_signals():
-        found = _compared(console, specs, plan, journals, run_dir, near_tie)
+        found = _compared(console, _specs(pair, port), plan, journals, run_dir, near_tie)
     dspark, plain = (Coverage.of(plan, journal.waves, chunk) for journal in journals)
     return as_metrics(found, plain, dspark, near_tie, plan), found
+
+
+def _head(pair: _Pair, plan: Plan) -> dict[str, Any]:
+    """What the answers in a journal depend on."""
+    from sglang_dspark.cli.demo import hardware
+    from sglang_dspark.loadtest.bench.journal import served_head
+
+    return {
+        "plan": plan.fingerprint(),
+        **served_head(pair.target, pair.drafter, hardware(pair.device)),
+        "config": pair.configured,
+        "flags": list(pair.flags),
+    }
+
+
+def _configured(config: Path | None) -> str:
+    """What a server's configuration file says. Raises DSparkError when it cannot be read."""
+    from sglang_dspark.common.files import reading
+
+    if config is None:
+        return ""
+    with reading(config, "server's configuration", "name another --config"):
+        return config.read_text(encoding="utf-8").strip()
 
 
 def _rendered(target: Path, tasks: list[Task]) -> list[Task]:
@@ -212,7 +239,7 @@ def _publish(out: Path, pair: _Pair, label: str, metrics: dict[str, Any]) -> Non
 
     run = {
         "served": f"{pair.target.name} with {pair.drafter.name}",
-        "config": pair.config.read_text().strip() if pair.config else "",
+        "config": pair.configured,
         "flags": " ".join(pair.flags),
         "command": command(),
         "commit": commit(),

@@ -24,6 +24,7 @@ ID_FIELDS = ("id", "task_id", "question_id", "key")
 DEMO_FILE = "demo_prompts.jsonl"
 EVALUATION_FILE = "eval_prompts.jsonl"
 CALIBRATION_FILE = "calibration_prompts.jsonl"
+RESERVED = ("overall", "macro")  # rows of a result beside its domains'
 
 
 @dataclass(frozen=True)
@@ -156,6 +157,11 @@ def _parse(
         raise DSparkError(f"{where}: expected a JSON object, found {type(row).__name__}")
     found = next((row[field] for field in ID_FIELDS if field in row), default_id)
     names = str(found), str(domain or row.get("domain") or "all")
+    if names[1] in RESERVED:
+        raise DSparkError(
+            f"{where}: domain {names[1]!r} is what results call all domains together; name "
+            "another, as --prompts DOMAIN=FILE"
+        )
     if prompt_field is None and (chat := _chat(row, where)) is not None:
         return EvalPrompt(*names, *chat)
     fields = PROMPT_FIELDS if prompt_field is None else (prompt_field,)

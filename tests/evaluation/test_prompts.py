@@ -72,6 +72,8 @@ def test_prompt_field_option(tmp_path: Path) -> None:
         ('{"turns": []}', "0 turns"),
         ('{"prompt": "  "}', "empty text"),
         ('{"id": "a", "prompt": "again"}', "id 'a' is also on line 1"),
+        ('{"prompt": "x", "domain": "overall"}', "domain 'overall' is what results call all"),
+        ('{"prompt": "x", "domain": "macro"}', "domain 'macro' is what results call all"),
     ],
 )
 def test_broken_lines_are_named(tmp_path: Path, line: str, complaint: str) -> None:
@@ -80,6 +82,13 @@ def test_broken_lines_are_named(tmp_path: Path, line: str, complaint: str) -> No
         read_prompts(path)
     assert complaint in str(caught.value)
     assert "\n" not in str(caught.value)
+
+
+def test_a_domain_is_no_row_of_the_results(tmp_path: Path) -> None:
+    path = _file(tmp_path, '{"prompt": "fine", "domain": "overall"}\n')
+    assert [prompt.domain for prompt in read_prompts(path, domain="math")] == ["math"]
+    with pytest.raises(DSparkError, match="name another, as --prompts DOMAIN=FILE"):
+        read_prompts(path, domain="overall")
 
 
 def test_missing_empty_and_binary_files(tmp_path: Path) -> None:

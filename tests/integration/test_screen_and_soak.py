@@ -83,7 +83,8 @@ def screened(
     pool: ServerPool, attending: tiny_models.TinyPair, drafting: Served
 ) -> Iterator[Screened]:
     plan = Plan.of(copy_tasks(4 * WAVE, 32, seed=11), USERS, seed=11)
-    dspark, plain = (Journal(pool.folder / f"{name}.jsonl", plan) for name in ("dspark", "plain"))
+    head = {"plan": plan.fingerprint()}
+    dspark, plain = (Journal(pool.folder / f"{name}.jsonl", head) for name in ("dspark", "plain"))
     pool.use(drafting)
     asyncio.run(answer(drafting.process.spec.url, plan, dspark, lambda done: None))
     server = pool.start("screen-plain", attending.target, *FLAGS)

@@ -29,6 +29,10 @@ PLAN = Plan(tuple(f"prompt {i}" for i in range(40)), (1, 4), ARMS, trials=3, mea
 SPEEDS = {"plain": 100.0, "fixed-1": 110.0, "fixed-2": 80.0, "scheduled": 121.0}
 
 
+def head(plan: Plan) -> dict[str, str]:
+    return {"plan": plan.fingerprint()}
+
+
 def figures(users: int, wobble: tuple[float, ...]) -> list[Figure]:
     """All arms of trial t are `wobble[t]` times as fast: a machine with slow minutes."""
     return [
@@ -102,21 +106,21 @@ def test_a_trial_that_lacks_an_arm_is_left_out() -> None:
 def test_the_journal_goes_on_and_refuses_another_plan(tmp_path: Path) -> None:
     path = tmp_path / "runs" / "journal.jsonl"
     first = figures(4, (1.0,))[0]
-    Journal(path, PLAN).add(first)
-    again = Journal(path, PLAN)
+    Journal(path, head(PLAN)).add(first)
+    again = Journal(path, head(PLAN))
     assert again.figures == [first]
     assert again.has(0, 4, "plain")
     assert not again.has(1, 4, "plain")
     with pytest.raises(DSparkError, match="another plan"):
-        Journal(path, replace(PLAN, mean_tokens=21))
-    path.write_text("what\n")
+        Journal(path, head(replace(PLAN, mean_tokens=21)))
+    path.write_text(path.read_text() + '{"trial": 0}\n')
     with pytest.raises(DSparkError, match="no journal"):
-        Journal(path, PLAN)
+        Journal(path, head(PLAN))
 
 
 def test_rounds_on_servers_that_answer(tmp_path: Path) -> None:
     plan = replace(PLAN, arms=("plain", "fixed-1", "scheduled"), concurrency=(2,), trials=1)
-    journal = Journal(tmp_path / "journal.jsonl", plan)
+    journal = Journal(tmp_path / "journal.jsonl", head(plan))
     journal.add(Figure(0, 2, "fixed-1", 50.0, 1.5, 1.0, 1.0))
     seen: list[Figure] = []
     servers = {name: small_server(name, tmp_path) for name in ("plain", "scheduled")}
@@ -129,7 +133,7 @@ def test_rounds_on_servers_that_answer(tmp_path: Path) -> None:
         for server in servers.values():
             server.stop()
     assert sorted(each.arm for each in seen) == ["plain", "scheduled"]  # fixed-1 was there
-    assert len(Journal(journal.path, plan).figures) == 3
+    assert len(Journal(journal.path, head(plan)).figures) == 3
     for each in seen:
         assert 2 * 3 < each.tokens_per_s < 2 * 7 / 0.3  # 7 tokens in 0.3 s or more, two users
     assert seen[0].tau is None or seen[1].tau is None

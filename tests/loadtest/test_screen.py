@@ -189,15 +189,17 @@ def test_what_was_not_met_is_said(plan: Plan) -> None:
 
 def test_a_journal_goes_on_and_knows_its_plan(plan: Plan, tmp_path: Path) -> None:
     path = tmp_path / "dspark.jsonl"
-    journal = Journal(path, plan)
+    head = {"plan": plan.fingerprint()}
+    journal = Journal(path, head)
     for wave in answers(plan)[:2]:
         journal.add(wave)
-    assert Journal(path, plan).waves == answers(plan)[:2]
-    with pytest.raises(DSparkError, match="of another screen"):
-        Journal(path, Plan.of(copy_tasks(TASKS, 16, seed=4), users=8, seed=3))
+    assert Journal(path, head).waves == answers(plan)[:2]
+    other = Plan.of(copy_tasks(TASKS, 16, seed=4), users=8, seed=3)
+    with pytest.raises(DSparkError, match="another plan"):
+        Journal(path, {"plan": other.fingerprint()})
     path.write_text(path.read_text() + '{"answers": 3}\n')
     with pytest.raises(DSparkError, match="no journal"):
-        Journal(path, plan)
+        Journal(path, head)
 
 
 def test_figures_and_runs_of_other_names(plan: Plan, tmp_path: Path) -> None:

@@ -23,6 +23,7 @@ from sglang_dspark.cli.sweep import sweep
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.servers.ask import Served, ask_server
 from sglang_dspark.loadtest.sweep import run_dir
+from sglang_dspark.loadtest.sweep.config import load_sweep
 from sglang_dspark.loadtest.sweep.served import Address, parse_address, parse_users, sweep_of
 from sglang_dspark.loadtest.sweep.setup import gamma_of
 from tests.ports import free_ports
@@ -243,6 +244,25 @@ def test_what_is_typed_is_read_or_refused() -> None:
     for text in ("", "0,1", "2,1", "1,1", "1,x", "1.5"):
         with pytest.raises(DSparkError, match="ascending, as 1,2,4,8"):
             parse_users(text)
+
+
+@pytest.mark.parametrize("url", ["http://me:secret@h:1", "https://secret@h/v1", "me:secret@h:1"])
+def test_credentials_in_an_address_are_refused_and_not_repeated(tmp_path: Path, url: str) -> None:
+    path = tmp_path / "sweep.yaml"
+    path.write_text(json.dumps({"arms": ["plain"], "urls": {"plain": url}, "concurrency": [1]}))
+    for attempt in (
+        lambda: sweep(url=[url]),
+        lambda: parse_address(f"mine={url}"),
+        lambda: load_sweep(path),
+    ):
+        with pytest.raises(DSparkError, match=r"leave it out, .* a key cannot be given") as error:
+            attempt()
+        assert "secret" not in str(error.value)
+        assert "\n" not in str(error.value)
+
+
+def test_an_at_sign_behind_the_host_is_no_credential() -> None:
+    assert parse_address("http://h:1/a@b").url == "http://h:1/a@b"
 
 
 def test_one_of_file_and_servers_is_wanted() -> None:

@@ -5,7 +5,10 @@ from __future__ import annotations
 import math
 from collections import Counter
 from dataclasses import replace
+from pathlib import Path
+from typing import Any
 
+import httpx
 import numpy as np
 import pytest
 
@@ -22,9 +25,11 @@ from sglang_dspark.loadtest.bench.soak import (
     outcomes_of,
 )
 from sglang_dspark.loadtest.bench.soak_load import WAYS, SoakLoad, capacity_plan, soak_plan
+from sglang_dspark.loadtest.bench.soak_run import _flush, books
 from sglang_dspark.loadtest.client.cell import CellPlan
 from sglang_dspark.loadtest.client.metrics import SpecStats
 from sglang_dspark.loadtest.client.records import Record
+from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 
 LOAD = SoakLoad(rate=3.0, seconds=900.0, seed=5)
 BOOKS = Books(1000, 950, 60, 0, 0, 0, (), alive=True)
@@ -156,6 +161,55 @@ def test_accounts_add_up(fields: dict[str, object], said: str) -> None:
     faults = replace(BOOKS, **fields).faults()  # type: ignore[arg-type]
     assert len(faults) == bool(said)
     assert said in "".join(faults)
+
+
+def answers_until(monkeypatch: pytest.MonkeyPatch, path: str) -> None:
+    """A server at rest that is dead when that path is asked."""
+    loads = {"num_used_tokens": 0, "num_running_reqs": 0, "num_waiting_reqs": 0}
+    name = "sglang:generation_tokens_total"
+    metrics = f'# TYPE {name} counter\n{name}{{m="x"}} 40.0\n'
+    told = {
+        "/flush_cache": httpx.Response(200),
+        "/v1/loads": httpx.Response(200, json={"loads": [loads]}),
+        "/metrics": httpx.Response(200, text=metrics),
+        "/health_generate": httpx.Response(200),
+    }
+
+    def tell(request: httpx.Request) -> httpx.Response:
+        if request.url.path == path:
+            raise httpx.ReadError("")
+        return told[request.url.path]
+
+    whole = httpx.Client.__init__
+
+    def planted(client: httpx.Client, **options: Any) -> None:
+        whole(client, transport=httpx.MockTransport(tell), **options)
+
+    monkeypatch.setattr(httpx.Client, "__init__", planted)
+
+
+@pytest.mark.parametrize("path", ["", "/flush_cache", "/v1/loads", "/metrics", "/health_generate"])
+def test_a_server_that_died_at_the_end_costs_no_result(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, plan: CellPlan, path: str
+) -> None:
+    server = ServerProcess(ServerSpec("dspark", Path("m"), 1), tmp_path)
+    server.log_path.write_text("a line\nmemory leak detected\n")
+    answers_until(monkeypatch, path)
+    kept = books(server, plan, records_with(1.0)[:2], before=20)
+    assert (kept.alive, kept.received) == (not path, 20)
+    assert kept.generated == (None if path in ("/flush_cache", "/v1/loads", "/metrics") else 20)
+    assert kept.used_tokens == (None if path in ("/flush_cache", "/v1/loads") else 0)
+    said = ["the server does not answer", "its accounts cannot be had"] if path else []
+    for fault, words in zip(kept.faults(), [*said, "memory leak"], strict=True):
+        assert words in fault
+
+
+def test_a_cache_that_cannot_be_emptied_is_one_line(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    answers_until(monkeypatch, "/flush_cache")
+    with pytest.raises(DSparkError, match=r"/flush_cache does not answer \(ReadError\); see .*log"):
+        _flush(ServerProcess(ServerSpec("dspark", Path("m"), 1), tmp_path))
 
 
 def soak_with(records: list[Record], slope: float = 0.0) -> Soak:

@@ -47,8 +47,7 @@ def assembly(form: WeightFormat, *, wide: bool, threaded: bool) -> str:
 
 def _block_kernel(form: WeightFormat, m: int, r: int) -> str:
     """`block<m>`: m rows of x against n rows of W, r at a time (r divides n)."""
-    a = range(r)
-    j = range(m)
+    a, j = range(r), range(m)
     lines = [
         f"define private void @block{m}(ptr noalias %x, i64 %ldx, ptr noalias %w, i64 %k, "
         "ptr noalias %out, i64 %ldo, i64 %n) #0 {",

@@ -1,0 +1,26 @@
+"""`--enable-mixed-chunk` is off under DSPARK: a mixed step's tokens would ignore penalties.
+
+Upstream (0.5.23, sglang/srt/managers/schedule_batch.py, `mix_with_running`) lets running requests
+decode one token beside a chunk of a long prompt, by SGLang's sampler and its counts of output
+tokens. DSPARK's steps leave these counts alone: penalties would see no token that was put out, and
+`min_new_tokens` would forbid the end of an answer for ever.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def leave_out(result: None, server_args: Any) -> None:
+    """AFTER hook of `_handle_dspark`."""
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+
+    if resolving_view(server_args).enable_mixed_chunk:
+        declare_resolution(server_args, "sglang-dspark", enable_mixed_chunk=False)
+        logger.warning(
+            "sglang-dspark: off: --enable-mixed-chunk: penalties and min_new_tokens would not hold "
+            "in mixed steps of DSPARK"
+        )
