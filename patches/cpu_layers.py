@@ -1,4 +1,4 @@
-"""Decoder layers of Llama targets and of DSPARK drafts as a few kernel calls each.
+"""Decoder layers of Llama and Qwen3 targets and of DSPARK drafts as a few kernel calls each.
 
 The hooks: `sglang_dspark/serving/cpu/layers/models.py`.
 """
@@ -17,6 +17,16 @@ SEAMS = (
         signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
         "pp_proxy_tensors=None)",
         why="SGLang's Python around a small layer's kernels costs as much as their arithmetic",
+        device="cpu",
+    ),
+    Seam(
+        name="cpu-layers-qwen3",
+        target="sglang.srt.models.qwen3.Qwen3Model.forward",
+        kind="around",
+        hook=models.forward_target,
+        signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
+        "pp_proxy_tensors=None)",
+        why="the same around the layers of Qwen3",
         device="cpu",
     ),
     Seam(

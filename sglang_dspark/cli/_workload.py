@@ -137,6 +137,13 @@ def _with_options(
     return inspect.Signature(parameters)
 
 
+def given(context: typer.Context, names: Collection[str]) -> list[str]:
+    """Those of a command's parameters that stand on its command line, as they are written there."""
+    sources = {name: context.get_parameter_source(name) for name in names}
+    said = {name for name, source in sources.items() if source and source.name == "COMMANDLINE"}
+    return [each.opts[0] for each in context.command.params if each.name in said]
+
+
 @dataclass(frozen=True)
 class DrafterArgument:
     """One `--drafter`: its label, a directory or trace file, and gamma if it was named."""

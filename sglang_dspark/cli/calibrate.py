@@ -7,6 +7,7 @@ records of the user's, which are halved when none to judge on are named.
 from __future__ import annotations
 
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
@@ -20,6 +21,7 @@ from sglang_dspark.cli._workload import (
     DrafterOption,
     WorkloadOptions,
     counter,
+    given,
     open_workload,
     parse_drafter,
     takes_workload,
@@ -84,6 +86,16 @@ class _Decode:
 
 
 @dataclass(frozen=True)
+class _Records:
+    """Whose records are read: a drafter's, on a target, the default one unless it is named."""
+
+    target: str
+    target_is_named: bool
+    drafter: Path
+    console: Console
+
+
+@dataclass(frozen=True)
 class _Case:
     """What one table is fitted to and judged on: traces of one sampling regime."""
 
@@ -91,8 +103,22 @@ class _Case:
     held: Trace
 
 
+# Options that say what is decoded and how: a record has been decoded.
+_OF_DECODING = (
+    "prompts",
+    "held_out",
+    "temperature",
+    "limit",
+    "max_new_tokens",
+    "batch",
+    "seed",
+    "half_products",
+)
+
+
 @takes_workload(without=("prompts", "temperature", *SAMPLING), batch=32)
 def calibrate(
+    context: typer.Context,
     options: WorkloadOptions,
     drafter: DrafterOption = "shipped",
     prompts: FittedPromptsOption = None,
@@ -109,12 +135,14 @@ def calibrate(
 
     from sglang_dspark.schedule.sts_file import FILE_NAME, write_sts
 
+    _refuse_unused(context, bool(trace))
     console = Console()
     argument = parse_drafter(drafter)
     if argument.is_trace:
         raise DSparkError(f"--drafter names the directory of the drafter, found a file: {drafter}")
     if trace:
-        cases = _read_cases(trace, held_out_trace or [], options.target, argument.path, console)
+        records = _Records(options.target, bool(given(context, ["target"])), argument.path, console)
+        cases = _read_cases(trace, held_out_trace or [], records)
     else:
         decode = _Decode(options, half_products)
         temperatures = temperature or [0.0, 1.0]
@@ -124,6 +152,13 @@ def calibrate(
     path = out or argument.path / FILE_NAME
     write_sts(path, sts)
     console.print(f"written to {path}", highlight=False, soft_wrap=True)
+
+
+def _refuse_unused(context: typer.Context, recorded: bool) -> None:
+    """Options that would be lost without a word."""
+    for option in given(context, _OF_DECODING if recorded else ["held_out_trace"]):
+        why = "says how to decode, a --trace is decoded: leave one out"
+        raise DSparkError(f"{option} {why if recorded else 'judges a --trace: give both'}")
 
 
 def _fit_all(cases: Sequence[_Case], dataset: str, binning: Binning, console: Console) -> StsFile:
@@ -195,16 +230,16 @@ def _answered(
         )
 
 
-def _read_cases(
-    files: Sequence[Path], held: Sequence[Path], target: str, drafter: Path, console: Console
-) -> list[_Case]:
+def _read_cases(files: Sequence[Path], held: Sequence[Path], records: _Records) -> list[_Case]:
     """Cases of recorded traces or stores, paired by sampling regime."""
     from sglang_dspark.schedule.sts_file import regime
 
-    fits = _read_traces(files, target, drafter, console)
+    fits = _read_traces(files, records)
     if not held:
         return [_halved(each) for each in fits]
-    judged = _read_traces(held, target, drafter, console)
+    judged = _read_traces(held, records)
+    if judged[0].target_sha256 != fits[0].target_sha256:
+        raise DSparkError(f"{held[0]} is a trace of another target than {files[0]}: record it")
     by_regime = {regime(each.temperature): each for each in judged}
     if len(by_regime) < len(judged):
         raise DSparkError("two --held-out-trace are of one sampling regime: give one of each")
@@ -217,28 +252,50 @@ def _read_cases(
     return cases
 
 
-def _read_traces(
-    files: Sequence[Path], target: str, drafter: Path, console: Console
-) -> list[Trace]:
+def _read_traces(files: Sequence[Path], records: _Records) -> list[Trace]:
     """Traces of this drafter on one target, stores replayed; DSparkError if one is of another."""
     from sglang_dspark.evaluation.traces import read_trace
     from sglang_dspark.models.identity import target_sha256 as weights_sha256
     from sglang_dspark.training.answering import traces_of_store
 
+    drafter, console = records.drafter, records.console
     wanted = weights_sha256(drafter)
+    first, target = str(files[0]), ""
+    if records.target_is_named:
+        first = f"--target {records.target}"
+        target = weights_sha256(target_dir(records.target, console))
     traces: list[Trace] = []
     for file in files:
         if file.is_dir():
-            found = traces_of_store(file, target_dir(target, console), drafter)
+            _say_if_trained_on(drafter, file, console)
+            found = traces_of_store(file, target_dir(records.target, console), drafter)
         else:
             found = [read_trace(file)]
         for trace in found:
             if trace.drafter.sha256 != wanted:
                 raise DSparkError(f"{file} is a trace of another drafter than {drafter}: record it")
-            if traces and trace.target_sha256 != traces[0].target_sha256:
-                raise DSparkError(f"{file} is a trace of another target than {files[0]}: record it")
+            target = target or trace.target_sha256
+            if trace.target_sha256 != target:
+                raise DSparkError(f"{file} is a trace of another target than {first}: record it")
         traces += found
     return traces
+
+
+def _say_if_trained_on(drafter: Path, store: Path, console: Console) -> None:
+    """As far as the training run tells, in whose folder the drafter lies."""
+    from sglang_dspark.common.files import FAULTS, load_json
+
+    with suppress(OSError, *FAULTS):
+        run = load_json(drafter.resolve().parent / "run.json")
+        if Path(run["config"]["data"]["store"]).resolve() == store.resolve():
+            console.print(
+                f"{drafter} was trained on {store}: what is fitted and judged there is text it has "
+                "seen; other prompts (--prompts) tell more",
+                style="yellow",
+                markup=False,
+                highlight=False,
+                soft_wrap=True,
+            )
 
 
 def _halved(trace: Trace) -> _Case:

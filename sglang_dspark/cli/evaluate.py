@@ -17,6 +17,7 @@ from sglang_dspark.cli._workload import (
     WorkloadOptions,
     counter,
     drafter_dir,
+    given,
     open_tokenizer,
     read_prompt_files,
     takes_workload,
@@ -127,11 +128,8 @@ def _require_servable(drafter: Path, server: str | None, serve: bool, gamma: int
 
 def _refuse_options_before(context: typer.Context, command: str) -> None:
     """Options ahead of a command would be lost without a word."""
-    for name in context.params:
-        source = context.get_parameter_source(name)
-        if source is not None and source.name == "COMMANDLINE":
-            option = name.replace("_", "-")
-            raise DSparkError(f"write --{option} behind the command: dspark eval {command} ...")
+    for option in given(context, context.params):
+        raise DSparkError(f"write {option} behind the command: dspark eval {command} ...")
 
 
 def _require_dspark(drafter: Path) -> None:

@@ -4,7 +4,6 @@ calibration, a server that drafts with it; each stage alone, or all of them in o
 
 from __future__ import annotations
 
-import json
 import shutil
 import subprocess
 import sys
@@ -113,18 +112,22 @@ def _started(cfg: RunConfig) -> RunConfig:
 
 
 def _open_target(cfg: RunConfig, layer_ids: tuple[int, ...]) -> TargetModel:
+    """The target; DSparkError, before any data is made, where the drafter does not fit it."""
     import torch
 
     from sglang_dspark.evaluation.target import TargetModel
     from sglang_dspark.training.distributed import World
+    from sglang_dspark.training.initial import check_shape
 
     torch.set_num_threads(cfg.data.threads)
-    return TargetModel.load(
+    target = TargetModel.load(
         cfg.data.target,
         layer_ids,
         half_products=cfg.data.half_products,
         device=World.join(cfg.schedule.device).device,
     )
+    check_shape(cfg.drafter, target.config)
+    return target
 
 
 def _write_prompts(cfg: RunConfig, count: int) -> None:
@@ -205,6 +208,8 @@ def _train(cfg: RunConfig) -> World:
 
 def _calibrate(cfg: RunConfig) -> None:
     """Fit the confidence temperatures, in a process of its own: it is another command."""
+    from sglang_dspark.models.identity import target_sha256 as weights_sha256
+
     path = cfg.run_dir / "drafter"
     if find_spec("sglang_dspark.cli.calibrate") is None or cfg.drafter.kind not in (
         "dspark",
@@ -212,7 +217,7 @@ def _calibrate(cfg: RunConfig) -> None:
     ):
         return
     sts = path / "sts.json"
-    if sts.exists() and sts.stat().st_mtime >= (path / "model.safetensors").stat().st_mtime:
+    if _made_for(weights_sha256(path), sts):
         print(f"calibrated already: {sts}")
         return
     c = cfg.calibration
@@ -230,6 +235,16 @@ def _calibrate(cfg: RunConfig) -> None:
         raise typer.Exit(status)
 
 
+def _made_for(drafter_sha256: str, file: Path) -> bool:
+    """Whether a file is there already and tells that it is of the drafter with these weights."""
+    from sglang_dspark.common.files import load_json, reading
+
+    if not file.exists():
+        return False
+    with reading(file, "record of a drafter", "delete it and it is made again"):
+        return bool(load_json(file)["drafter_sha256"] == drafter_sha256)
+
+
 def _serve(cfg: RunConfig) -> None:
     """Serve the drafter, see that greedy answers are the target's own, and say how to serve it."""
     from sglang_dspark.cli._served_check import as_json, serve_and_check
@@ -240,7 +255,7 @@ def _serve(cfg: RunConfig) -> None:
         return
     drafter, record = cfg.run_dir / "drafter", cfg.run_dir / "served.json"
     sha256 = weights_sha256(drafter)
-    if record.exists() and json.loads(record.read_text())["drafter_sha256"] == sha256:
+    if _made_for(sha256, record):
         print(f"served already: {record}")
         return
     s = cfg.serving

@@ -14,9 +14,11 @@ from typing import Any
 
 import torch
 import torch.nn.functional as F
+from safetensors import SafetensorError
 from torch import Tensor, nn
 from transformers import AttentionInterface, AutoModelForCausalLM
 
+from sglang_dspark.common.files import FAULTS, brief
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.decode_attention import decode_attention
 
@@ -97,6 +99,28 @@ class _HalfLinear(nn.Linear):
         return F.linear(x.to(self.weight.dtype), self.weight, self.bias).float()
 
 
+def _whole_model(path: Path) -> Any:
+    """The float32 model in a directory; DSparkError when a part is missing or damaged."""
+    if not (path / "config.json").is_file():
+        raise DSparkError(f"no model at {path}: expected a directory with config.json")
+    try:
+        model, found = AutoModelForCausalLM.from_pretrained(
+            str(path),
+            dtype=torch.float32,
+            attn_implementation=_ATTENTION,
+            output_loading_info=True,
+        )
+    except (OSError, SafetensorError, RuntimeError, *FAULTS) as error:
+        raise DSparkError(f"cannot load the model {path} ({brief(error)}); get it again") from None
+    if found["missing_keys"]:  # Transformers would go on with random numbers
+        missing = sorted(found["missing_keys"])
+        raise DSparkError(
+            f"the weights in {path} lack {len(missing)} tensors of config.json's model, such as "
+            f"{missing[0]}; get the model again"
+        )
+    return model
+
+
 @dataclass(frozen=True)
 class TargetOutput:
     """`hidden` [R, q, d] before the LM head, `features` [R, q, m*d] of the chosen layers."""
@@ -138,13 +162,9 @@ class TargetModel:
         layer_ids: decoder layers whose output becomes a feature (Transformers' hidden_states[i+1]).
         half_products: matrix products and cache in bfloat16 (data generation on CPUs that have it);
             measurements of acceptance use float32.
-        Raises DSparkError when the directory holds no model or a layer is out of range.
+        Raises DSparkError when the directory holds no whole model or a layer is out of range.
         """
-        if not (Path(path) / "config.json").is_file():
-            raise DSparkError(f"no model at {path}: expected a directory with config.json")
-        model = AutoModelForCausalLM.from_pretrained(
-            str(path), dtype=torch.float32, attn_implementation=_ATTENTION
-        ).eval()
+        model = _whole_model(Path(path)).eval()
         model.requires_grad_(False).to(device)
         if half_products:
             for module in model.modules():
@@ -178,6 +198,12 @@ class TargetModel:
         """Every weight [N, K] that is multiplied with or looked up in, a tied one once."""
         modules = (m for m in self._model.modules() if isinstance(m, nn.Linear | nn.Embedding))
         return list({id(module.weight): module.weight for module in modules}.values())
+
+    def before_products(self, change: Callable[[Tensor], Tensor]) -> None:
+        """Change what every product of weights takes: [..., K] -> the same shape and dtype."""
+        for module in self._model.modules():
+            if isinstance(module, nn.Linear):
+                module.register_forward_pre_hook(lambda _, given: (change(given[0]),))
 
     def new_cache(self, rows: int, max_len: int) -> SlotCache:
         """Empty slots for `rows` requests of at most `max_len` tokens."""

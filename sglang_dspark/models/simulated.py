@@ -30,6 +30,7 @@ from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
 
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
+DTYPE = torch.bfloat16  # of the weights
 _PEAK = 20.0  # logit of the token that follows; another's is seldom above a third of it
 _SAYS = 1e-4  # what a layer adds, as a part of a random model's
 _POSITIONS = 8192
@@ -108,10 +109,10 @@ def table(shape: Shape, acceptance: Acceptance, seed: int = 0) -> Table:
 def write_models(folder: Path, shape: Shape, acceptance: Acceptance, device: str) -> None:
     """Write `target`, `dspark`, `mtp` and `follows.npy`, the token behind each.
 
-    Weights are bfloat16 on `cuda`, float32 on `cpu`.
+    Weights are bfloat16, as those of nearly all checkpoints.
     """
     torch.manual_seed(0)
-    known, dtype = table(shape, acceptance), dtype_on(device)
+    known, dtype = table(shape, acceptance), DTYPE
     with torch.device(device), torch.no_grad():
         embedding, head = _embedding(known, shape, device)
         _target(folder / "target", shape, embedding, head, dtype)
@@ -119,11 +120,6 @@ def write_models(folder: Path, shape: Shape, acceptance: Acceptance, device: str
         _mtp(folder / "mtp", shape, embedding, dtype)
     _tokenizer(folder / "target", shape.vocab)
     np.save(folder / "follows.npy", known.follows.numpy())
-
-
-def dtype_on(device: str) -> torch.dtype:
-    """The weights' type there."""
-    return torch.bfloat16 if device == "cuda" else torch.float32
 
 
 def _embedding(known: Table, shape: Shape, device: str) -> tuple[Tensor, Tensor]:

@@ -5,7 +5,6 @@ prompts in a store. Both go on where a stopped run left off.
 from __future__ import annotations
 
 import json
-import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -23,7 +22,7 @@ from sglang_dspark.models.identity import target_sha256, tokenizer_sha256
 from sglang_dspark.training.config import DataConfig, RunConfig
 from sglang_dspark.training.files import disk_error
 from sglang_dspark.training.plan import Skipped, StoreSize, longest, planned_prompts, store_size
-from sglang_dspark.training.prompts import Prompt, user_turn_prefix
+from sglang_dspark.training.prompts import Prompt, require_chat_template, user_turn_prefix
 from sglang_dspark.training.responses import ResponseGenerator
 from sglang_dspark.training.store import StoreWriter
 
@@ -35,43 +34,67 @@ _LEAST_CHARACTERS = 12
 def write_self_prompts(data: DataConfig, target: TargetModel, count: int, show: Progress) -> int:
     """Sample `count` user turns into `data.self_prompts`; how many different ones it holds then.
 
-    They gather in a `.part` file that a later run continues, renamed when complete.
+    What was tried gathers in a `.part` file in the order in which it ends; a later run asks for the
+    rest, and the file comes out as that of a run that was never stopped.
     """
     if data.self_prompts is None:
         raise DSparkError("set data.self_prompts to the file to write")
     tokenizer = AutoTokenizer.from_pretrained(str(data.target))
-    part = data.self_prompts.with_name(data.self_prompts.name + ".part")
-    lines = [line for line in _lines(part) if line.endswith("\n")]
-    with reading(part, "collection of prompts", "delete it to begin anew"):
-        rows = [parse_json(line) for line in lines]
-        seen = {row["turns"][0] for row in rows}
-        tried = 1 + max((int(row["id"].split("-")[1]) for row in rows), default=-1)
+    require_chat_template(tokenizer, data.target)
     prefix, stop = user_turn_prefix(tokenizer), stop_token_ids(data.target, tokenizer)
-    wanted = (Prompt(f"self-{i}", "chat", prefix, 1.0, _WORDS) for i in range(tried, count))
-    generator = ResponseGenerator(
-        target, data.rows, 192, stop, keep_states=False, seed=data.seed + tried
-    )
+    part = data.self_prompts.with_name(data.self_prompts.name + ".part")
     try:
-        with replacing(part, alone=True) as whole:
-            whole.write_text("".join(lines), encoding="utf-8")
+        tried = _tried(part)
+        left = [i for i in range(count) if i not in tried]
+        wanted = (Prompt(f"self-{i}", "chat", prefix, 1.0, _WORDS) for i in left)
+        generator = ResponseGenerator(
+            target, data.rows, 192, stop, keep_states=False, seed=data.seed
+        )
         with part.open("a", encoding="utf-8") as out:
-            for number, response in enumerate(generator.run(wanted, lambda _: None), tried + 1):
+            answers = generator.run(wanted, lambda _: None)
+            for number, response in enumerate(answers, 1 + count - len(left)):
                 show(number, count)
                 ended = int(response.tokens[-1]) in stop
                 text = tokenizer.decode(response.tokens[response.prompt_len : -1]).strip()
-                if ended and len(text) >= _LEAST_CHARACTERS and text not in seen:
-                    seen.add(text)
-                    row = {"id": response.id, "domain": "chat", "source": "self", "turns": [text]}
-                    out.write(json.dumps(row) + "\n")
-                    out.flush()
-        os.replace(part, data.self_prompts)
+                usable = ended and len(text) >= _LEAST_CHARACTERS
+                out.write(_line(response.id, [text] if usable else []))
+                out.flush()
+        texts = _different(_tried(part), count)
+        with replacing(data.self_prompts, alone=True) as whole:
+            lines = [_line(f"self-{i}", [text]) for text, i in texts.items()]
+            whole.write_text("".join(lines), encoding="utf-8")
+        part.unlink()
     except OSError as error:
         raise disk_error(data.self_prompts, error) from None
-    return len(seen)
+    return len(texts)
 
 
-def _lines(file: Path) -> list[str]:
-    return file.read_text().splitlines(keepends=True) if file.exists() else []
+def _line(prompt_id: str, turns: list[str]) -> str:
+    return json.dumps({"id": prompt_id, "domain": "chat", "source": "self", "turns": turns}) + "\n"
+
+
+def _tried(part: Path) -> dict[int, list[str]]:
+    """Turns of every prompt that was tried, none of one that cannot be used, by its number.
+
+    A line that a killed run left unfinished is taken out of the file.
+    """
+    with reading(part, "collection of prompts", "delete it to begin anew"):
+        text = part.read_text(encoding="utf-8") if part.exists() else ""
+        lines = [line for line in text.splitlines(keepends=True) if line.endswith("\n")]
+        rows = [parse_json(line) for line in lines]
+        tried = {int(row["id"].split("-")[1]): list(row["turns"]) for row in rows}
+    with replacing(part, alone=True) as whole:
+        whole.write_text("".join(lines), encoding="utf-8")
+    return tried
+
+
+def _different(tried: dict[int, list[str]], count: int) -> dict[str, int]:
+    """The different turns of the first `count` prompts, each with the first number it has."""
+    texts: dict[str, int] = {}
+    for number in range(count):
+        for text in tried[number]:
+            texts.setdefault(text, number)
+    return texts
 
 
 @dataclass(frozen=True)
@@ -120,7 +143,7 @@ def answer(
         longest(data),
         stop,
         keep_states=data.cache,
-        seed=data.seed + len(plan.writer.done),
+        seed=data.seed,
     )
 
     def tick(n: int) -> None:

@@ -41,8 +41,8 @@ class DataConfig(_Frozen):
         description="who answers chat data: the target (paper, 5.1), or given: the row's own "
         "assistant where it has one",
     )
-    temperatures: tuple[float, ...] = Field(
-        (0.0, 0.0, 0.6), description="of the answers, in turns; 0 is greedy"
+    temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
+        (0.0, 0.0, 0.6), min_length=1, description="of the answers, in turns; 0 is greedy"
     )
     max_prompt_tokens: int = Field(256, ge=8, description="longer prompts are left out")
     max_new_tokens: int = Field(224, ge=8, description="of each answer")
@@ -179,8 +179,8 @@ class ScheduleConfig(_Frozen):
     half_products: bool = Field(False, description="bfloat16 products; always on a GPU")
     threads: int = Field(2, ge=1, description="compute threads on a CPU")
     seed: int = Field(0, description="of weights, sequences and anchors")
-    log_every: int = Field(50, description="steps between lines of the log")
-    checkpoint_every: int = Field(500, description="steps between states to resume from")
+    log_every: int = Field(50, ge=1, description="steps between lines of the log")
+    checkpoint_every: int = Field(500, ge=1, description="steps between states to resume from")
     held_out_every: int = Field(50, ge=2, description="every n-th sequence is never trained on")
     validate_every: int = Field(500, ge=1, description="steps between validations")
     validation_sequences: int = Field(48, ge=0, description="held-out answers of a validation")

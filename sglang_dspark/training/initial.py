@@ -19,7 +19,7 @@ from sglang_dspark.drafter.heads import restrict_vocabulary, restricted_tokens
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.training.config import DFlashShape, DSparkShape, MoEShape
+from sglang_dspark.training.config import DFlashShape, DrafterShape, DSparkShape, MoEShape
 from sglang_dspark.training.store import StoreReader
 from sglang_dspark.training.upcycling import split_mlp
 
@@ -29,8 +29,15 @@ _SWIGLU = ("gate", "up", "down")
 def drafter_config(shape: DSparkShape | MoEShape | DFlashShape, target: Any) -> DrafterConfig:
     """The drafter's shape, with widths and heads of the target's (Transformers) config.
 
-    Raises DSparkError where experts cannot be as wide together as the target's MLP.
+    Raises DSparkError where experts cannot be as wide together as the target's MLP, or layers are
+    to begin as the target's that it does not have.
     """
+    started = getattr(shape, "start_from", None) is not None
+    if shape.init_from_target and not started and shape.layers > target.num_hidden_layers:
+        raise DSparkError(
+            f"drafter.layers {shape.layers} is more than the target's {target.num_hidden_layers}, "
+            "which they begin as: lower it, or set drafter.init_from_target: false"
+        )
     rope = getattr(target, "rope_parameters", None) or {}
     heads: dict[str, Any] = {"markov_rank": 1, "confidence_head": False}
     if not isinstance(shape, DFlashShape):
@@ -54,6 +61,12 @@ def drafter_config(shape: DSparkShape | MoEShape | DFlashShape, target: Any) -> 
         rope_theta=float(rope.get("rope_theta", 10000.0)),
         max_position_embeddings=target.max_position_embeddings,
     )
+
+
+def check_shape(shape: DrafterShape, target: Any) -> None:
+    """DSparkError where no drafter of this shape can be made for the target (its config)."""
+    if isinstance(shape, DSparkShape | MoEShape | DFlashShape):
+        drafter_config(shape, target)
 
 
 def _moe_fields(shape: MoEShape, target: Any) -> dict[str, Any]:

@@ -14,7 +14,7 @@ from jinja2 import TemplateError
 from torch import Tensor
 from transformers import AutoTokenizer
 
-from sglang_dspark.common.files import fault
+from sglang_dspark.common.files import brief, fault
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import (
     calibration_prompts,
@@ -30,6 +30,7 @@ from sglang_dspark.training.prompts import (
     chat_ids,
     later_ids,
     read_prompts,
+    require_chat_template,
 )
 
 Skipped = Callable[[str], None]
@@ -46,14 +47,23 @@ def _rows(data: DataConfig, skipped: Skipped | None) -> list[PromptRow]:
         )
     own = [*demo_prompts(), *evaluation_prompts(), *calibration_prompts()]
     asked = {_plain(turn) for prompt in own for turn in prompt.turns[::2]}
-    kept = []
+    kept: dict[str, PromptRow] = {}
     for file in files:
         for row in read_prompts(file, strict=data.strict, skipped=skipped):
             if not any(_plain(turn) in asked for turn in row.asked):
-                kept.append(row)
+                _require_new(row, kept.setdefault(row.id, row))
             elif skipped:
                 skipped(f"{row.where}: is one of the package's own prompts")
-    return kept
+    return list(kept.values())
+
+
+def _require_new(row: PromptRow, first: PromptRow) -> None:
+    """A store knows a prompt by its id: of two that share one it would lack the other's answer."""
+    if row is not first:
+        raise DSparkError(
+            f"{first.where} and {row.where} have the same id {brief(row.id, 40)}: give rows ids of "
+            "their own, or files other names, which rows without an id get theirs from"
+        )
 
 
 def _plain(text: str) -> str:
@@ -80,11 +90,7 @@ def planned_prompts(
     written by the chat template when the config is strict.
     """
     ordered = _ordered(data, skipped)
-    if getattr(tokenizer, "chat_template", None) is None:
-        raise DSparkError(
-            f"{data.target} has no chat template, which prompts are written with: take a model "
-            "that chats, or add its chat_template.jinja"
-        )
+    require_chat_template(tokenizer, data.target)
     stop_ids = stop_token_ids(data.target, tokenizer)
     planned = []
     for number, row in enumerate(ordered):

@@ -122,6 +122,15 @@ def _reason(error: Exception) -> str:
     return fault(error)
 
 
+def require_chat_template(tokenizer: Any, target: Path) -> None:
+    """DSparkError when the target has none, which prompts are written with."""
+    if getattr(tokenizer, "chat_template", None) is None:
+        raise DSparkError(
+            f"{target} has no chat template, which prompts are written with: take a model that "
+            "chats, or add its chat_template.jinja"
+        )
+
+
 def chat_ids(tokenizer: Any, turns: tuple[Turn, ...]) -> tuple[int, ...]:
     """Token ids of a conversation, the user's turn last, up to the start of the answer."""
     messages = as_messages(turns)

@@ -2,10 +2,14 @@
 as they pass by, so that no second pass over the data is made (paper, 5.1). In a conversation the
 target answers each user turn and later turns see the answers before them. An answer that is given
 is read instead, all at once.
+
+A prompt's answers are sampled with numbers of its own, whatever else is in flight: a run that goes
+on makes the answers of one that was never stopped, rounding aside.
 """
 
 from __future__ import annotations
 
+import hashlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass, field
 
@@ -51,7 +55,9 @@ class ResponseGenerator:
         self.slots: list[_Slot | None] = [None] * rows
         self.lens = torch.zeros(rows, dtype=torch.long, device=self.device)
         self.temperature = torch.zeros(rows, device=self.device)
-        self.generator = torch.Generator(self.device).manual_seed(seed)
+        self.seed = seed
+        # of the token at each place of each row
+        self.uniforms = torch.zeros(rows, max_len + 1, dtype=torch.float64, device=self.device)
         width = len(target.layer_ids) * target.config.hidden_size
         size = (rows, max_len) if keep_states else (rows, 0)
         half, d = torch.bfloat16, target.config.hidden_size
@@ -83,6 +89,7 @@ class ResponseGenerator:
         rows = torch.tensor([i for i, _ in batch], device=self.device)
         temperatures = [p.temperature for _, p in batch]
         self.temperature[rows] = torch.tensor(temperatures, device=self.device)
+        self.uniforms[rows] = torch.stack([self._draws(p.id) for _, p in batch]).to(self.device)
         self.lens[rows] = 0
         # of an answer that is given all but the last token: nothing is predicted from it
         texts = [[*p.ids, *p.answer[:-1]] for _, p in batch]
@@ -90,6 +97,12 @@ class ResponseGenerator:
         for (i, prompt), token in zip(batch, chosen.tolist(), strict=True):
             answer = prompt.answer or (token,)
             self.slots[i] = _Slot(prompt, [*prompt.ids, *answer], len(prompt.ids))
+
+    def _draws(self, prompt_id: str) -> Tensor:
+        """Uniforms [max_len + 1] that a prompt's answers are sampled with, on the CPU."""
+        digest = hashlib.sha256(f"{self.seed} {prompt_id}".encode()).digest()
+        generator = torch.Generator().manual_seed(int.from_bytes(digest[:8]))
+        return torch.rand(self.uniforms.shape[1], generator=generator, dtype=torch.float64)
 
     def _read(
         self, rows: Tensor, texts: Sequence[Sequence[int]], firsts: Sequence[int] | None = None
@@ -116,7 +129,7 @@ class ResponseGenerator:
             for r, first in enumerate(firsts or ()):
                 self._keep_partition(rows[r], int(lens[r]) + first, out.hidden[r, first : sizes[r]])
         self.lens[rows] = lens + sizes
-        return self._sample(logits, self.temperature[rows])
+        return self._sample(logits, self.temperature[rows], self.uniforms[rows, self.lens[rows]])
 
     def _keep_partition(self, row: Tensor, start: int, hidden: Tensor) -> None:
         """logsumexp of the logits after hidden [n, d], which stands at `start` on in the row."""
@@ -149,27 +162,24 @@ class ResponseGenerator:
         lens = self.lens
         out = self.target.forward(tokens, lens, self.cache)
         logits = self.target.logits(out.hidden[:, 0])
+        index = torch.arange(self.rows, device=self.device)
         if self.keep_states:
-            index = torch.arange(self.rows, device=self.device)
             self.log_partition[index, lens] = logits.logsumexp(-1)
             self.features[index, lens] = out.features[:, 0].bfloat16()
             self.hidden[index, lens] = out.hidden[:, 0].bfloat16()
-        chosen = self._sample(logits, self.temperature)
+        chosen = self._sample(logits, self.temperature, self.uniforms[index, lens + 1])
         for slot, token in zip(self.slots, chosen.tolist(), strict=True):
             if slot:
                 slot.tokens.append(token)
         self.lens += torch.tensor([slot is not None for slot in self.slots], device=self.device)
 
-    def _sample(self, logits: Tensor, temperature: Tensor) -> Tensor:
-        """logits [R, V], temperature [R] (0: greedy) -> token ids [R]."""
+    def _sample(self, logits: Tensor, temperature: Tensor, uniforms: Tensor) -> Tensor:
+        """logits [R, V], temperature [R] (0: greedy), uniforms [R] -> token ids [R]."""
         greedy = logits.argmax(-1)
         hot = temperature > 0
         if hot.any():
             probs = torch.softmax(logits[hot] / temperature[hot, None], -1)
-            uniforms = torch.rand(
-                len(probs), generator=self.generator, device=self.device, dtype=torch.float64
-            )
-            greedy[hot] = sample_inverse_cdf(probs, uniforms)
+            greedy[hot] = sample_inverse_cdf(probs, uniforms[hot])
         return greedy
 
     def _finished(self, active: list[int]) -> Iterator[Response]:

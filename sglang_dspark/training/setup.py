@@ -41,11 +41,11 @@ def prepare(cfg: RunConfig, *, world: World | None = None, commit: str = "") -> 
     torch.set_num_threads(cfg.schedule.threads)
     torch.manual_seed(cfg.schedule.seed)
     reader, expected = _open_store(cfg)
-    done = check_state(cfg)
+    done = check_state(cfg, reader)
     half = cfg.schedule.half_products or world.device.type == "cuda"
     target = _target(cfg, world)
     counts, pairs = token_counts(reader, target.config.vocab_size)
-    vocabulary = _vocabulary(cfg, counts, world)
+    vocabulary = _vocabulary(cfg, counts, world, fresh=done is None)
     learner = build_learner(
         Ingredients(
             cfg=cfg,
@@ -103,13 +103,16 @@ def _target(cfg: RunConfig, world: World) -> TargetModel:
     )
 
 
-def _vocabulary(cfg: RunConfig, counts: Tensor, world: World) -> Tensor | None:
-    """Ids of the reduced draft vocabulary, chosen once and kept in the run directory."""
+def _vocabulary(cfg: RunConfig, counts: Tensor, world: World, *, fresh: bool) -> Tensor | None:
+    """Ids of the reduced draft vocabulary, kept in the run directory beside the state.
+
+    fresh: there is no state yet, so they are chosen, whatever a run that had none left there.
+    """
     size, wanted = len(counts), cfg.drafter.draft_vocab
     if wanted is None or wanted >= size:
         return None
     file = cfg.run_dir / "vocabulary.json"
-    if world.leads and not file.exists():
+    if world.leads and (fresh or not file.exists()):
         start = getattr(cfg.drafter, "start_from", None)
         if start is not None:
             ids = vocabulary_of(start, wanted)

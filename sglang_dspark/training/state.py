@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +10,14 @@ from pydantic import TypeAdapter
 from safetensors.torch import load_file
 from torch import Tensor
 
-from sglang_dspark.common.files import parse_json, reading
+from sglang_dspark.common.files import brief, parse_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.training.config import DrafterShape, ObjectiveConfig, RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.files import read_metadata, write_tensors
 from sglang_dspark.training.optimiser import Optimiser
 from sglang_dspark.training.sampler import Sampler
+from sglang_dspark.training.store import StoreReader
 
 # Without a format: written when objective.tv weighed half of the paper's L1 norm.
 _FORMAT = "2"
@@ -36,13 +38,16 @@ def save_state(
             state[name] = tensor.cpu()
     if world.leads:
         meta = {"format": _FORMAT, "step": str(step), "config": cfg.model_dump_json()}
+        told = sampler.reader.meta
+        meta |= {name: told[name] for name in ("target_sha256",) if name in told}
         write_tensors(state_file(cfg), state, meta)
 
 
-def check_state(cfg: RunConfig) -> int | None:
+def check_state(cfg: RunConfig, reader: StoreReader) -> int | None:
     """Steps done by the run directory's state, None without one.
 
-    Raises DSparkError when it is of another drafter or objective, or cannot be read.
+    reader: of answers of the run's target. Raises DSparkError when the state is of another drafter,
+    target, objective or split of the answers, or cannot be read.
     """
     file = state_file(cfg)
     if not file.exists():
@@ -54,9 +59,15 @@ def check_state(cfg: RunConfig) -> int | None:
         averaged = bool(then["schedule"]["ema"])
         trained = _objective(meta, then)
     if shape != cfg.drafter:
-        raise DSparkError(f"{file} belongs to a drafter of another shape; choose a new run_dir")
+        raise DSparkError(
+            f"{file} belongs to a drafter of another shape{_differing(shape, cfg.drafter)}; choose "
+            "a new run_dir"
+        )
     if averaged != bool(cfg.schedule.ema):
         raise DSparkError(f"{file} was made with schedule.ema {then['schedule']['ema']}; keep it")
+    _require_same(file, "target_sha256", meta, reader.meta)
+    for name in ("held_out_every", "seed"):  # with others it would train on what it held out
+        _require_same(file, name, then["schedule"], dict(cfg.schedule))
     if trained != cfg.objective:
         was, now = _weights(trained), _weights(cfg.objective)
         raise DSparkError(
@@ -64,6 +75,23 @@ def check_state(cfg: RunConfig) -> int | None:
             "set the former to go on, or choose a new run_dir"
         )
     return step
+
+
+def _differing(then: DrafterShape, now: DrafterShape) -> str:
+    """Fields that two shapes of a kind do not agree in, in brackets."""
+    if then.kind != now.kind:
+        return f" (kind {then.kind}, here {now.kind})"
+    pairs = [(name, was, getattr(now, name)) for name, was in then]
+    return f" ({', '.join(f'{name} {a}, here {b}' for name, a, b in pairs if a != b)})"
+
+
+def _require_same(file: Path, name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
+    """What files of earlier versions do not tell is not held against them."""
+    if name in then and name in now and then[name] != now[name]:
+        raise DSparkError(
+            f"{file} was trained with {name} {brief(then[name])}, here it is {brief(now[name])}: "
+            "go on with the former, or choose a new run_dir"
+        )
 
 
 def _objective(meta: dict[str, str], config: dict[str, Any]) -> ObjectiveConfig:

@@ -133,6 +133,8 @@ class Trainer:
     def run(self, report: Report) -> None:
         """Train to the configured number of steps, reporting running means and saving state."""
         s = self.cfg.schedule
+        if self.step >= s.steps:
+            self.export()  # a run may have been stopped behind its last state
         since, first, seen = time.monotonic(), self.step, []
         reported = since
         while self.step < s.steps:
@@ -155,8 +157,12 @@ class Trainer:
 
     def save(self) -> None:
         """Write the resumable state and the averaged drafter; all processes must call it."""
-        path = self.cfg.run_dir / "drafter"
         save_state(self.cfg, self.step, self.optimiser, self.sampler, self.world)
+        self.export()
+
+    def export(self) -> None:
+        """Write the averaged drafter; all processes must call it."""
+        path = self.cfg.run_dir / "drafter"
         with self.optimiser.averaged(), gathered(self.learner.module):
             try:
                 if self.world.leads:
@@ -167,7 +173,7 @@ class Trainer:
 
     def resume(self) -> bool:
         """Continue from the run directory's state, if there is one for the same drafter."""
-        step = check_state(self.cfg)
+        step = check_state(self.cfg, self.sampler.reader)
         if step is None:
             return False
         load_state(self.cfg, step, self.optimiser, self.sampler)

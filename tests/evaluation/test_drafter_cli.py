@@ -56,6 +56,7 @@ def test_from_traces_to_the_page(
     monkeypatch.chdir(tmp_path)
     greedy, sampled = f"dspark={traces['greedy']}", f"dspark={traces['sampled']}"
     out = run("calibrate", "--drafter", str(pair.drafter_dir), "--out", "sts.json",
+              "--target", str(pair.target_dir),
               "--trace", str(traces["greedy"]), "--trace", str(traces["sampled"]))  # fmt: skip
     assert "held-out prompts" in out
     sts = read_sts(Path("sts.json"), gamma=GAMMA)
@@ -172,9 +173,22 @@ def test_overhead_of_the_tiny_pair(pair: Pair, prompt_file: Path, tmp_path: Path
     assert 0 < found["engine"]["wall"]["share"] < 1
 
 
+DECODING = (  # options that a trace has no use for
+    "--prompts x.jsonl",
+    "--held-out x.jsonl",
+    "--temperature 1",
+    "--limit 3",
+    "--max-new-tokens 96",
+    "--batch 32",
+    "--seed 0",
+    "--half-products",
+)
+
+
 def _bad(traces: dict[str, Path], pair: Pair) -> list[tuple[list[str], str]]:
     greedy, sampled = f"a={traces['greedy']}", f"a={traces['sampled']}"
     calibrate = ["calibrate", "--drafter", str(pair.drafter_dir)]
+    recorded = [*calibrate, "--trace", str(traces["greedy"])]
     return [
         (["eval", "tau", "--drafter", "a=nowhere"], "no drafter at nowhere"),
         (["eval", "tau", "--drafter", greedy, "--drafter", greedy], "labels must differ"),
@@ -188,6 +202,13 @@ def _bad(traces: dict[str, Path], pair: Pair) -> list[tuple[list[str], str]]:
         (["eval", "limits", "--drafter", greedy, "--vocabulary", "no.json"], "cannot read the voc"),
         (["eval", "curves", "--run", "here"], "takes LABEL=DIR"),
         ([*calibrate, *["--trace", str(traces["greedy"])] * 2], "one table a regime"),
+        ([*calibrate, "--held-out-trace", "x"], "--held-out-trace judges a --trace: give both"),
+        *(([*recorded, *each.split()], f"{each.split()[0]} says how to dec") for each in DECODING),
+        (
+            [*recorded, "--target", str(pair.drafter_dir)],
+            f"greedy.json is a trace of another target than --target {pair.drafter_dir}: record",
+        ),
+        (["eval", "--json", "x", "tau", "--drafter", greedy], "write --json behind the command"),
         (["eval", "--limit", "3", "tau", "--drafter", greedy], "write --limit behind the command"),
         (["report"], "name what to report"),
         (["report", "--drafters", "--results", "nowhere"], "no drafters_"),
@@ -203,6 +224,17 @@ def test_bad_input_is_one_line(
             CliRunner().invoke(app, arguments, catch_exceptions=False)
         assert "\n" not in str(caught.value)
     assert list(tmp_path.iterdir()) == []
+
+
+def test_calibrate_judges_on_traces_of_the_same_target(
+    traces: dict[str, Path], pair: Pair, tmp_path: Path
+) -> None:
+    raw = json.loads(traces["greedy"].read_text())
+    (tmp_path / "other.json").write_text(json.dumps(raw | {"target_sha256": "0" * 64}))
+    arguments = ["calibrate", "--drafter", str(pair.drafter_dir), "--trace", str(traces["greedy"])]
+    arguments += ["--held-out-trace", str(tmp_path / "other.json")]
+    with pytest.raises(DSparkError, match=r"other\.json is a trace of another target"):
+        CliRunner().invoke(app, arguments, catch_exceptions=False)
 
 
 def test_table_of_another_drafter_is_refused(

@@ -26,6 +26,7 @@ from sglang.srt.model_executor.forward_batch_info import ForwardBatch
 from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context
 from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.llama import LlamaModel
+from sglang.srt.models.qwen3 import Qwen3Model
 from transformers import LlamaConfig, Qwen3Config
 
 from sglang_dspark.patches.cpu_layers import SEAMS
@@ -51,7 +52,7 @@ from tests.serving_cpu.attention_world import (
 pytestmark = pytest.mark.skipif(
     not Processor.host().fuses, reason="no fused multiply-add: the short form does not apply"
 )
-Model = LlamaModel | DFlashDraftModel
+Model = LlamaModel | Qwen3Model | DFlashDraftModel
 LAYERS = 3
 ROUNDING = 2e-5
 CAPTURED = [1, 2]
@@ -115,6 +116,46 @@ def model(one_rank: None) -> LlamaModel:
             parameter.normal_(0, 0.3).requires_grad_(parameter.dim() == 1)
     model.layers_to_capture = CAPTURED
     return model
+
+
+@pytest.fixture(scope="module")
+def qwen(one_rank: None) -> Qwen3Model:
+    """The same of Qwen3: norms of query and key heads, heads wider than a third of a row."""
+    torch.manual_seed(2)
+    config = Qwen3Config(
+        hidden_size=32,
+        intermediate_size=80,
+        num_hidden_layers=LAYERS,
+        num_attention_heads=3,
+        num_key_value_heads=1,
+        head_dim=16,
+        vocab_size=64,
+        max_position_embeddings=256,
+        rms_norm_eps=1e-6,
+    )
+    model = Qwen3Model(config)
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3).requires_grad_(parameter.dim() == 1)
+    model.layers_to_capture = CAPTURED
+    return model
+
+
+@pytest.mark.usefixtures("our_kernels")
+@pytest.mark.parametrize("name", list(CASES))
+def test_layers_of_qwen3_are_upstreams_to_rounding(
+    qwen: Qwen3Model, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    case, make_pass = CASES[name]
+    upstream = outcome(qwen, case, make_pass, monkeypatch, short=False)
+    short = outcome(qwen, case, make_pass, monkeypatch, short=True)
+    assert (short.short_passes, upstream.short_passes) == (1, 0)
+    assert len(short.captured) == len(CAPTURED)
+    # Heads are normed where they stand, and sums are taken in another order.
+    torch.testing.assert_close(short.hidden, upstream.hidden, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(short.captured, upstream.captured, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(short.keys, upstream.keys, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(short.values, upstream.values, rtol=1e-4, atol=1e-5)
 
 
 @pytest.fixture(scope="module")
@@ -201,7 +242,7 @@ def outcome(
     with monkeypatch.context() as patch, torch.inference_mode():
         patch.setattr(layer_model, "run", counting)
         if short:
-            hook = forward_target if isinstance(model, LlamaModel) else forward_draft
+            hook = forward_draft if isinstance(model, DFlashDraftModel) else forward_target
             patch.setattr(model, "forward", partial(hook, type(model).forward, model))
         backend.init_forward_metadata(batch)
         previous = set_forward_context(ForwardContext(attn_backend=backend))
@@ -295,7 +336,7 @@ def test_one_layer_that_does_not_fit_keeps_upstreams_forward_for_all(
 
 
 def test_a_replaced_layer_is_noticed(model: LlamaModel) -> None:
-    stack = layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
+    stack = layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
     assert stack.wholly_unchanged
     kept = model.layers[1]
     model.layers[1] = torch.nn.Identity()
@@ -306,7 +347,7 @@ def test_a_replaced_layer_is_noticed(model: LlamaModel) -> None:
 
 
 def test_a_replaced_last_norm_is_noticed(model: LlamaModel) -> None:
-    stack = layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
+    stack = layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
     kept = model.norm
     model.norm = RMSNorm(48, eps=1e-5)
     assert not stack.wholly_unchanged
@@ -394,10 +435,10 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_layers_do_not_fit_and_say_why(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, case: str, why: str
 ) -> None:
-    layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
+    layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
     unfit(model, case, monkeypatch)
     with pytest.raises(UnfitError, match=f"^layer 0: {why}"):
-        layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
+        layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
 
 
 def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
@@ -414,7 +455,7 @@ def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
 
 
 def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
-    stack = layer_model.stack_of(model, layer_support.llama_layer_of, layer_support.ending_of)
+    stack = layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
     pool = World(Case((5,), (1,))).kv_pool
     pool.k_buffer, pool.v_buffer = pool.k_buffer * LAYERS, pool.v_buffer * LAYERS
     tables = stack.tables(pool)

@@ -16,7 +16,8 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from sglang.srt.model_executor.forward_context import ForwardContext, set_forward_context
 from sglang.srt.model_executor.runner.eager_runner import EagerRunner
 from sglang.srt.models.llama import LlamaForCausalLM
-from transformers import LlamaConfig
+from sglang.srt.models.qwen3 import Qwen3ForCausalLM
+from transformers import LlamaConfig, Qwen3Config
 
 from sglang_dspark.patches.cpu_passes import SEAMS
 from sglang_dspark.patches.registry import check_seam
@@ -40,11 +41,12 @@ CASES = {
 }
 
 
-@pytest.fixture(scope="module")
-def target(one_rank: None) -> LlamaForCausalLM:
+@pytest.fixture(scope="module", params=["llama", "qwen3"])
+def target(one_rank: None, request: pytest.FixtureRequest) -> LlamaForCausalLM | Qwen3ForCausalLM:
     """Three layers and a tied head of upstream's own classes."""
     torch.manual_seed(0)
-    config = LlamaConfig(
+    llama = request.param == "llama"
+    config = (LlamaConfig if llama else Qwen3Config)(
         hidden_size=48,
         intermediate_size=80,
         num_hidden_layers=3,
@@ -57,7 +59,7 @@ def target(one_rank: None) -> LlamaForCausalLM:
         pad_token_id=0,
         tie_word_embeddings=True,
     )
-    model = LlamaForCausalLM(config)
+    model = (LlamaForCausalLM if llama else Qwen3ForCausalLM)(config)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3).requires_grad_(False)
@@ -140,7 +142,7 @@ def refused(*args: Any, **kwargs: Any) -> None:
 @pytest.mark.usefixtures("our_kernels")
 @pytest.mark.parametrize("name", list(CASES))
 def test_upstreams_model_and_head_to_rounding(
-    target: LlamaForCausalLM, monkeypatch: pytest.MonkeyPatch, name: str
+    target: Any, monkeypatch: pytest.MonkeyPatch, name: str
 ) -> None:
     case, make_pass = CASES[name]
     found = []
@@ -187,7 +189,7 @@ def test_upstreams_model_and_head_to_rounding(
     ],
     ids=str,
 )
-def test_other_batches_keep_upstreams_path(target: LlamaForCausalLM, change: Any) -> None:
+def test_other_batches_keep_upstreams_path(target: Any, change: Any) -> None:
     world = World(CASES["whole window"][0])
     runner = runner_of(world, target)
     forward_batch, batch = scheduled(world, verify_pass)
@@ -199,7 +201,7 @@ def test_other_batches_keep_upstreams_path(target: LlamaForCausalLM, change: Any
 
 
 @pytest.mark.parametrize("hook", layer_forward.OPTIONAL_HOOKS)
-def test_runners_with_hooks_keep_upstreams_path(target: LlamaForCausalLM, hook: str) -> None:
+def test_runners_with_hooks_keep_upstreams_path(target: Any, hook: str) -> None:
     world = World(CASES["whole window"][0])
     runner = runner_of(world, target)
     forward_batch, batch = scheduled(world, verify_pass)
@@ -209,7 +211,7 @@ def test_runners_with_hooks_keep_upstreams_path(target: LlamaForCausalLM, hook: 
     assert verify(runner, batch, forward_batch.spec_info, refused) is not None
 
 
-def test_hooks_and_scales_keep_upstreams_path(target: LlamaForCausalLM) -> None:
+def test_hooks_and_scales_keep_upstreams_path(target: Any) -> None:
     layer_forward.require_plain_target(target)
     handle = target.model.register_forward_hook(lambda *seen: None)
     with pytest.raises(UnfitError, match="a module has hooks"):
@@ -222,7 +224,7 @@ def test_hooks_and_scales_keep_upstreams_path(target: LlamaForCausalLM) -> None:
     layer_forward.require_plain_target(target)
 
 
-def test_a_profiler_gets_sglangs_spans(target: LlamaForCausalLM) -> None:
+def test_a_profiler_gets_sglangs_spans(target: Any) -> None:
     runner = runner_of(World(CASES["whole window"][0]), target)
     with torch.inference_mode():
         assert layer_forward.serves(runner)

@@ -159,6 +159,23 @@ def test_a_draft_worker_is_left_to_its_own_hook(form: str) -> None:
     assert not packed_weights.holds(model.proj)
 
 
+class LlamaForCausalLMEagle(nn.Module):
+    """An MTP draft: layers, and what joins the target's features with a token."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.model = nn.Module()
+        self.model.layers = nn.ModuleList([LlamaForCausalLM()])
+        self.model.fc = nn.Linear(128, 64)
+
+
+def test_the_layers_of_an_mtp_draft_are_packed_too(form: str) -> None:
+    model: Any = LlamaForCausalLMEagle()
+    packed_weights.pack_target(None, runner_of(model, is_draft_worker=True))
+    assert format_of(model.model.layers[0].proj.weight) is FORMATS[form]
+    assert model.model.fc.weight.dtype is torch.float32
+
+
 def test_without_a_word_weights_stay_float32_where_bfloat16_would_round(
     caplog: pytest.LogCaptureFixture,
 ) -> None:

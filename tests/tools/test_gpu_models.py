@@ -25,7 +25,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def target(folder: Path) -> Qwen3ForCausalLM:
-    return Qwen3ForCausalLM.from_pretrained(folder / "target").eval()
+    """Its weights are bfloat16 numbers; a CPU server computes with them in float32."""
+    return Qwen3ForCausalLM.from_pretrained(folder / "target", dtype=torch.float32).eval()
 
 
 @pytest.fixture(scope="module")
@@ -64,7 +65,7 @@ def test_the_target_says_the_table_whatever_came_before(
 def test_dspark_is_wrong_where_it_should_be_and_knows_it(
     folder: Path, target: Qwen3ForCausalLM, known: Table
 ) -> None:
-    drafter = load_drafter(folder / "dspark", *weights(target))
+    drafter = load_drafter(folder / "dspark", *weights(target)).float()
     hidden = torch.zeros(len(TOKENS), TINY.gamma, TINY.hidden)  # what its layers end in
     with torch.no_grad():
         block = drafter.draft(TOKENS, hidden)
@@ -74,14 +75,14 @@ def test_dspark_is_wrong_where_it_should_be_and_knows_it(
     right = block.tokens == known.follows[previous]
     assert torch.equal(right, ~known.wrong[previous])
     chances = torch.sigmoid(known.confidence)[previous]
-    torch.testing.assert_close(block.confidence, chances)
+    torch.testing.assert_close(block.confidence, chances, rtol=5e-3, atol=0)
     assert chances.unique().tolist() == pytest.approx([FAIR.right, FAIR.otherwise])
 
 
 def test_mtp_is_wrong_behind_the_same_tokens(
     folder: Path, target: Qwen3ForCausalLM, known: Table
 ) -> None:
-    drafter = load_mtp(folder / "mtp", *weights(target))
+    drafter = load_mtp(folder / "mtp", *weights(target)).float()
     out = drafter.fc(torch.cat([drafter.embed_weight[TOKENS], torch.randn(len(TOKENS), 64)], -1))
     right = drafter.logits(out).argmax(-1) == known.follows[TOKENS]
     assert (right != ~known.wrong[TOKENS]).sum() <= 1  # the token that all wrong drafts follow

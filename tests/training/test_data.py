@@ -1,6 +1,7 @@
 """Answers in the store: what the target says, turn after turn; and what a bad input says."""
 
 import json
+import shutil
 
 import pytest
 import torch
@@ -158,26 +159,84 @@ def test_a_full_disk_is_one_line_and_nothing_is_lost(config, tmp_path):
     assert {f.name: f.read_bytes() for f in tmp_path.iterdir()} == before
 
 
+@pytest.mark.parametrize("rows", [1, 24])
+def test_sampled_answers_do_not_depend_on_their_company(config, tmp_path, rows):
+    cfg = _data(config, store=tmp_path / "store", rows=rows, threads=1)
+    assert generate(cfg) == 24
+    stores = StoreReader(config.data.store), StoreReader(cfg.data.store)
+    first, second = ({s.rows[i]["id"]: s[i] for i in range(24)} for s in stores)
+    assert sum(r.temperature > 0 for r in first.values()) == 8
+    assert all(torch.equal(first[name].tokens, second[name].tokens) for name in first)
+
+
+def test_equal_ids_are_refused_and_both_files_named(config, tmp_path):
+    files = [tmp_path / folder / "train.jsonl" for folder in "ab"]
+    for file in files:
+        file.parent.mkdir()
+        file.write_text(json.dumps({"prompt": f"w1 w{len(str(file))}"}))
+    cfg = _data(config, prompts=tuple(files), store=tmp_path / "store")
+    with pytest.raises(DSparkError) as caught:
+        generate(cfg)
+    said = f"{files[0]}, line 1 and {files[1]}, line 1 have the same id train-1: "
+    assert str(caught.value).startswith(said)
+    assert not cfg.data.store.exists()
+    files[1].write_text(json.dumps({"id": "mine", "prompt": "w1"}))
+    assert generate(cfg) == 2
+
+
+class _KilledError(Exception):
+    pass
+
+
+def _killed_at(number):
+    def show(done, total):
+        if done == number:
+            raise _KilledError
+
+    return show
+
+
 def test_self_written_prompts_go_on_after_a_kill(config, tmp_path):
+    """As if it had not been: what was in flight, or tried in vain, is neither lost nor repeated."""
     data = _data(config, self_prompts=tmp_path / "self.jsonl", rows=4).data
+    whole = data.model_copy(update={"self_prompts": tmp_path / "whole.jsonl"})
     target = TargetModel.load(data.target)
-
-    class KilledError(Exception):
-        pass
-
-    def stop_in_the_middle(done, total):
-        if done == 20:
-            raise KilledError
-
-    with pytest.raises(KilledError):
-        write_self_prompts(data, target, 40, stop_in_the_middle)
+    kept = write_self_prompts(whole, target, 40, lambda *_: None)
+    with pytest.raises(_KilledError):
+        write_self_prompts(data, target, 40, _killed_at(20))
     assert not data.self_prompts.exists()
     part = tmp_path / "self.jsonl.part"
-    first = part.read_text()
-    part.write_text(first + '{"id": "se')
-    kept = write_self_prompts(data, target, 40, lambda *_: None)
+    rows = [json.loads(line) for line in part.read_text().splitlines()]
+    numbers = [int(row["id"].removeprefix("self-")) for row in rows]
+    assert len(rows) == 19
+    assert numbers != sorted(numbers), "all were made in order: nothing is tested"
+    assert {len(row["turns"]) for row in rows} == {0, 1}
+    with part.open("a") as torn:
+        torn.write('{"id": "se')
+    done = []
+    assert write_self_prompts(data, target, 40, lambda n, total: done.append((n, total))) == kept
+    assert done == [(n, 40) for n in range(20, 41)]
     text = data.self_prompts.read_text()
-    assert text.startswith(first)
+    assert text == whole.self_prompts.read_text()
     rows = [json.loads(line) for line in text.splitlines()]
     assert len(rows) == kept == len({row["turns"][0] for row in rows}) > 5
     assert not part.exists()
+
+
+def test_a_part_without_what_was_tried_in_vain_goes_on(config, tmp_path):
+    """Of an earlier version."""
+    data = _data(config, self_prompts=tmp_path / "self.jsonl", rows=4).data
+    row = {"id": "self-5", "domain": "chat", "source": "self", "turns": ["w1 w2 w3 w4 w5"]}
+    (tmp_path / "self.jsonl.part").write_text(json.dumps(row) + "\n")
+    write_self_prompts(data, TargetModel.load(data.target), 12, lambda *_: None)
+    assert row in [json.loads(line) for line in data.self_prompts.read_text().splitlines()]
+
+
+def test_prompts_are_not_written_without_a_chat_template(config, tmp_path):
+    bare = tmp_path / "target"
+    shutil.copytree(config.data.target, bare)
+    (bare / "chat_template.jinja").unlink()
+    data = _data(config, target=bare, self_prompts=tmp_path / "self.jsonl").data
+    with pytest.raises(DSparkError, match="has no chat template, which prompts are written with"):
+        write_self_prompts(data, TargetModel.load(bare), 4, lambda *_: None)
+    assert {each.name for each in tmp_path.iterdir()} == {"target"}

@@ -4,10 +4,12 @@ import json
 import re
 from importlib.util import find_spec
 
+import pytest
 from typer.testing import CliRunner
 
 from sglang_dspark.cli.main import app
 from sglang_dspark.drafter import load_drafter
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
 
 
@@ -54,5 +56,23 @@ def test_one_command_trains_from_nothing_and_goes_on(config, tmp_path):
     assert again.exit_code == 0, again.output
     assert "0 prompts to answer" in again.output
     assert "going on from step 8" in again.output
+    assert "calibrated already" in again.output
     assert (tmp_path / "self.jsonl").read_text() == before
     assert (tmp_path / "run" / "metrics.jsonl").read_text().splitlines() == lines
+    drafter = ["--drafter", str(tmp_path / "run" / "drafter"), "--out", str(tmp_path / "sts.json")]
+    on_store = ["calibrate", "--target", str(cfg.data.target), "--trace", str(tmp_path / "store")]
+    seen = CliRunner().invoke(app, [*on_store, *drafter])
+    assert f"drafter was trained on {tmp_path / 'store'}: what is fitted" in seen.output
+
+
+@pytest.mark.parametrize("kind", ["dspark", "dflash"])
+def test_layers_that_the_target_has_not_are_refused_before_data_is_made(config, tmp_path, kind):
+    shape = {"kind": kind, "layers": 4, "target_layer_ids": [0, 1], "mask_token_id": 3}
+    changes = {"prompts": (), "self_prompts": tmp_path / "self.jsonl", "store": tmp_path / "store"}
+    raw = config.model_copy(update={"data": config.data.model_copy(update=changes)})
+    raw = json.loads(raw.model_dump_json()) | {"drafter": shape, "run_dir": str(tmp_path / "run")}
+    (tmp_path / "c.yaml").write_text(json.dumps(raw))  # JSON is YAML
+    ended = CliRunner().invoke(app, ["train", "--config", str(tmp_path / "c.yaml")])
+    assert isinstance(ended.exception, DSparkError)
+    assert "drafter.layers 4 is more than the target's 3" in str(ended.exception)
+    assert [each.name for each in tmp_path.iterdir()] == ["c.yaml"]

@@ -14,6 +14,7 @@ from safetensors.torch import load_file, save_file
 from sglang_dspark.drafter import load_drafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.models.identity import target_sha256
 from sglang_dspark.training.config import ObjectiveConfig, load_config
 from sglang_dspark.training.distributed import gathered
 from sglang_dspark.training.journal import Journal
@@ -57,6 +58,33 @@ def test_training_learns_and_resume_is_exact(config, tmp_path):
         _same_files(tmp_path / "whole" / name, tmp_path / "part" / name)
     run = json.loads((tmp_path / "part" / "run.json").read_text())
     assert {"argv", "commit", "config", "environment", "target_sha256"} <= run.keys()
+
+
+@pytest.mark.parametrize("at", [20, 40])
+def test_a_drafter_follows_the_state_that_it_was_killed_behind(config, tmp_path, monkeypatch, at):
+    """In the middle of training and behind its last step."""
+
+    class KilledError(Exception):
+        pass
+
+    whole, _ = prepare(_in(config, tmp_path / "whole"))
+    whole.run(lambda *_: None)
+    run = _in(config, tmp_path / "part")
+    first, _ = prepare(run)
+    export = first.learner.export
+
+    def killed(path):
+        if first.step == at:
+            raise KilledError
+        export(path)
+
+    monkeypatch.setattr(first.learner, "export", killed)
+    with pytest.raises(KilledError):
+        first.run(lambda *_: None)
+    second, note = prepare(run)
+    assert note == f"going on from step {at}"
+    second.run(lambda *_: None)
+    _same_files(*(tmp_path / each / "drafter" / "model.safetensors" for each in ("whole", "part")))
 
 
 def test_a_killed_process_goes_on_to_the_same_weights(config, tmp_path):
@@ -156,8 +184,10 @@ def test_another_target_or_layers_are_refused(config, tmp_path):
     trainer, _ = prepare(_in(config, tmp_path))
     trainer.train_step()
     trainer.save()
-    with pytest.raises(DSparkError, match="another shape"):
+    with pytest.raises(DSparkError, match=r"another shape \(markov_rank 8, here 4\)"):
         prepare(_in(asked(markov_rank=4), tmp_path))
+    with pytest.raises(DSparkError, match=r"another shape \(draft_vocab 40, here 30\)"):
+        prepare(_in(asked(draft_vocab=30), tmp_path))
 
 
 def test_training_goes_on_from_another_drafter(config, tmp_path):
@@ -196,6 +226,17 @@ def test_a_state_with_other_shapes_is_refused_in_one_line(config, tmp_path):
         prepare(run)
 
 
+@pytest.mark.parametrize("size", [30, 50])
+def test_a_vocabulary_without_a_state_is_chosen_anew(config, tmp_path, size):
+    """Nothing was trained with it yet: it may be of another size, target or start."""
+    prepare(_in(config, tmp_path))
+    shape = config.drafter.model_copy(update={"draft_vocab": size})
+    trainer, _ = prepare(_in(config.model_copy(update={"drafter": shape}), tmp_path))
+    ids = json.loads((tmp_path / "vocabulary.json").read_text())
+    assert trainer.learner.module.draft_ids.tolist() == ids
+    assert len(ids) == size
+
+
 def _begun(config, tmp_path):
     """The config of a run that has done a step."""
     run = _in(config, tmp_path / "run")
@@ -207,6 +248,29 @@ def _begun(config, tmp_path):
 
 def _with_objective(config, **weights):
     return config.model_copy(update={"objective": ObjectiveConfig(**weights)})
+
+
+@pytest.mark.parametrize(("name", "was", "now"), [("held_out_every", 8, 4), ("seed", 0, 1)])
+def test_a_run_does_not_go_on_with_another_split(config, tmp_path, name, was, now):
+    run = _begun(config, tmp_path)
+    with pytest.raises(DSparkError, match=f"trained with {name} {was}, here it is {now}: go on"):
+        prepare(_in(run, run.run_dir, **{name: now}))
+    assert prepare(run)[1] == "going on from step 1"
+
+
+def test_a_run_does_not_go_on_for_another_target(config, tmp_path):
+    run = _begun(config, tmp_path)
+    file = tmp_path / "run" / "state.safetensors"
+    with safe_open(str(file), framework="pt") as handle:
+        meta = handle.metadata()
+    state = load_file(str(file))
+    save_file(state, str(file), meta | {"target_sha256": "0" * 64})
+    here = target_sha256(run.data.target)
+    with pytest.raises(DSparkError, match=f"with target_sha256 0{{64}}, here it is {here}: go on"):
+        prepare(run)
+    del meta["target_sha256"]  # states of earlier versions do not tell
+    save_file(state, str(file), meta)
+    assert prepare(run)[1] == "going on from step 1"
 
 
 @pytest.mark.parametrize("other", [{"tv": 0.45}, {"ce": 0.2}, {"confidence": 0.5}])
@@ -288,6 +352,10 @@ def test_gathered_leaves_plain_parameters_alone():
         ("drafter: {kind: dspark, rank: 3}", "rank"),
         ("drafter: {kind: medusa}", "medusa"),
         ("drafter: 7", "drafter"),
+        ("data: {temperatures: []}", r"data\.temperatures: .* at least 1"),
+        ("data: {temperatures: [0.5, -1]}", r"data\.temperatures\.1: .* equal to 0, found -1"),
+        ("schedule: {log_every: 0}", r"schedule\.log_every: .* equal to 1"),
+        ("schedule: {checkpoint_every: 0}", r"schedule\.checkpoint_every: .* equal to 1"),
         ("serving: {port: 70000}", "serving.port"),
         ("serving: {check: perhaps}", "serving.check"),
         (

@@ -11,7 +11,7 @@ those of most checkpoints, are kept as such: half the bytes, the same bits.
 from __future__ import annotations
 
 import logging
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -39,13 +39,17 @@ _NO_UPDATE = (
     "weights kept as int8 cannot be exchanged in a running server; start it with the new ones, or "
     "with cpu.weights float32 or bfloat16"
 )
+MTP = "LlamaForCausalLMEagle"
 _MARK = "dspark_packed"  # attribute of a module whose weight was packed here
 
 
 def pack_target(result: Any, runner: Any) -> Any:
-    """AFTER hook of `ModelRunner.load_model`."""
+    """AFTER hook of `ModelRunner.load_model`: a target, or the layers of an MTP draft."""
+    model = runner.model
     if not runner.is_draft_worker:
-        _pack_as_told(runner.model, runner.model, lambda: _require_target(runner))
+        _pack_as_told(model, model, lambda: _require_target(runner, TARGETS))
+    elif type(model).__name__ == MTP:
+        _pack_as_told(model, model.model.layers, lambda: _require_target(runner, (MTP,)))
     return result
 
 
@@ -62,7 +66,7 @@ def _pack_as_told(model: nn.Module, part: nn.Module, require: Callable[[], None]
     """Pack what is plain in a part of a model, if the model fits; else the log says why not."""
     form = _wanted(part)
     if form is not FLOAT32 and fits(f"{form.name} weights of {type(model).__name__}", require):
-        _pack(part, form)
+        _pack(part, form, type(model).__name__)
 
 
 def form_in(model: nn.Module) -> WeightFormat:
@@ -102,9 +106,9 @@ def _configured() -> str:
     return current_config().cpu.weights
 
 
-def _require_target(runner: Any) -> None:
+def _require_target(runner: Any, known: Sequence[str]) -> None:
     name = type(runner.model).__name__
-    need(name in TARGETS, f"only {', '.join(TARGETS)} are packed")
+    need(name in known, f"only {', '.join(known)} are packed")
     need(runner.dtype is torch.float32, f"the server computes in {runner.dtype}")
     need(runner.server_args.tp_size == 1, "weights are split over ranks")
     need(not runner.server_args.enable_lora, "LoRA adds to float32 weights")
@@ -120,10 +124,10 @@ def _require_draft(model: Any) -> None:
     need(stacked["weight"].dtype is torch.float32, f"it is in {stacked['weight'].dtype}")
 
 
-def _pack(model: nn.Module, form: WeightFormat) -> None:
-    """Every product's and embedding's weight that the format takes."""
+def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
+    """Every product's and embedding's weight that the format takes. name: of the whole model."""
     before = after = 0
-    for module in model.modules():
+    for module in part.modules():
         if not _plain(module):
             continue
         weight: nn.Parameter = module.weight  # type: ignore[assignment]
@@ -138,7 +142,7 @@ def _pack(model: nn.Module, form: WeightFormat) -> None:
     linear.prepare_for(form)
     logger.info(
         "sglang-dspark: weights of %s are kept as %s: %.3g MB instead of %.3g",
-        type(model).__name__, form.name, after / 1e6, before / 1e6,
+        name, form.name, after / 1e6, before / 1e6,
     )  # fmt: skip
 
 

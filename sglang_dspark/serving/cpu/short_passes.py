@@ -108,7 +108,7 @@ def verify_pass(
 
     from sglang_dspark.serving.cpu import linear
     from sglang_dspark.serving.cpu.layers import forward as layer_forward
-    from sglang_dspark.serving.cpu.layers.support import ending_of, llama_layer_of
+    from sglang_dspark.serving.cpu.layers.support import ending_of, target_layer_of
 
     runner = worker.model_runner
     model = runner.model
@@ -125,7 +125,7 @@ def verify_pass(
         verify_input,
     )
     inner = model.model
-    stack = stack_of_model(inner, llama_layer_of, ending_of, window.forward_mode)
+    stack = stack_of_model(inner, target_layer_of, ending_of, window.forward_mode)
     done = stack and layer_forward.run(
         runner, stack, inner.embed_tokens, window, inner.layers_to_capture
     )

@@ -40,6 +40,6 @@ def _make(folder: Path, shape: Shape, device: str) -> None:
     simulated.write_models(folder, shape, FAIR, device)
     with torch.device(device), torch.no_grad():
         poor = simulated.table(shape, POOR)
-        simulated.write_dspark(folder / "poor", shape, poor, simulated.dtype_on(device))
+        simulated.write_dspark(folder / "poor", shape, poor, simulated.DTYPE)
     if device == "cuda":
         torch.cuda.empty_cache()  # the server's memory

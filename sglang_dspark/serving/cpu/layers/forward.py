@@ -127,10 +127,11 @@ def require_plain_target(model: Any) -> None:
     """A target is layers, last norm, product with the LM head, and nothing behind it."""
     from sglang.srt.layers.logits_processor import LogitsProcessor
     from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
+    from sglang.srt.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
 
-    name = type(model).__name__
-    llama = type(model) is LlamaForCausalLM and type(model.model) is LlamaModel
-    need(llama, f"{name} is no LlamaForCausalLM")
+    known = {(LlamaForCausalLM, LlamaModel), (Qwen3ForCausalLM, Qwen3Model)}
+    fit = (type(model), type(getattr(model, "model", None))) in known
+    need(fit, f"{type(model).__name__} is neither LlamaForCausalLM nor Qwen3ForCausalLM")
     processor = model.logits_processor
     need(type(processor) is LogitsProcessor, "its logits are processed in another way")
     need(not any(hooked(module) for module in (model.model, processor)), "a module has hooks")

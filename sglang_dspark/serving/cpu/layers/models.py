@@ -1,8 +1,9 @@
-"""Decoder layers of Llama targets and of DSPARK drafts as a few kernel calls each.
+"""Decoder layers of Llama and Qwen3 targets and of DSPARK drafts as a few kernel calls each.
 
-Upstream (0.5.23): sglang/srt/models/llama.py, `LlamaModel.forward`, and models/dflash.py,
-`DFlashDraftModel.forward`, whose layer loops serving/cpu/layers/model.py replaces. Wherever a
-model, a pass or a tensor is not what the short form serves, upstream's forward runs.
+Upstream (0.5.23): sglang/srt/models/llama.py, `LlamaModel.forward`, models/qwen3.py,
+`Qwen3Model.forward`, and models/dflash.py, `DFlashDraftModel.forward`, whose layer loops
+serving/cpu/layers/model.py replaces. Wherever a model, a pass or a tensor is not what the short
+form serves, upstream's forward runs.
 """
 
 from __future__ import annotations
@@ -26,7 +27,7 @@ def forward_target(
     input_embeds: Tensor | None = None,
     pp_proxy_tensors: Any = None,
 ) -> Any:
-    """AROUND hook of `LlamaModel.forward`: hidden [n, d], with the captured layers' inputs if any.
+    """AROUND hook of a target's forward: hidden [n, d], with the captured layers' inputs if any.
 
     Upstream's residual stream is left out: nothing else of a whole, plain stack touches it.
     """
@@ -39,7 +40,10 @@ def forward_target(
     stack = None
     if group.is_first_rank and group.is_last_rank:
         stack = stack_of_model(
-            model, layer_support.llama_layer_of, layer_support.ending_of, forward_batch.forward_mode
+            model,
+            layer_support.target_layer_of,
+            layer_support.ending_of,
+            forward_batch.forward_mode,
         )
     if stack is None:
         return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)

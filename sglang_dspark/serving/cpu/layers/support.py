@@ -1,6 +1,7 @@
 """Which decoder layers layers/spec.py serves, and what it needs to know of them.
 
-Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,dflash}.py, 0.5.23) once a layer.
+Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,qwen3,dflash}.py, 0.5.23) once a
+layer.
 Other dtypes, quantised, LoRA-wrapped, biased or sharded layers and layers with hooks do not fit;
 they keep upstream's code, and `fast_paths.taken` says why.
 """
@@ -25,7 +26,9 @@ from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbeddin
 from sglang.srt.models.dflash import DFlashAttention, DFlashDecoderLayer, DFlashMLP
 from sglang.srt.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
 from sglang.srt.models.llama_eagle import LlamaDecoderLayer as EagleDecoderLayer
-from sglang.srt.runtime_context import get_parallel
+from sglang.srt.models.qwen2 import Qwen2MLP
+from sglang.srt.models.qwen3 import Qwen3Attention, Qwen3DecoderLayer
+from sglang.srt.runtime_context import get_exec, get_parallel
 from torch import Tensor, nn
 
 from sglang_dspark.serving.cpu import linear, paged
@@ -44,16 +47,22 @@ from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
 _FLOAT = torch.float32
 
 
-def llama_layer_of(layer: Any) -> LayerSpec:
-    """Resolve a target's layer with its weights in place. Raises UnfitError where it does not fit,
-    as the others here do."""
-    _require_llama(layer, LlamaDecoderLayer)
-    return _resolve(layer, (None, None))
+def target_layer_of(layer: Any) -> LayerSpec:
+    """Resolve a target's layer with its weights in place, Llama's or Qwen3's. Raises UnfitError
+    where it does not fit, as the others here do."""
+    if type(layer) is not Qwen3DecoderLayer:
+        _require_plain(layer, (LlamaDecoderLayer, LlamaAttention, LlamaMLP))
+        return _resolve(layer, (None, None))
+    _require_plain(layer, (Qwen3DecoderLayer, Qwen3Attention, Qwen2MLP))
+    attention = layer.self_attn
+    _require_head_norms(attention)
+    need(get_exec().deterministic.rl_on_policy_target is None, "a policy in training uses it")
+    return _resolve(layer, (attention.q_norm, attention.k_norm))
 
 
 def eagle_layer_of(layer: Any) -> LayerSpec:
     """Resolve a layer of an MTP (EAGLE) draft, the first of which has no norm of its input."""
-    _require_llama(layer, EagleDecoderLayer)
+    _require_plain(layer, (EagleDecoderLayer, LlamaAttention, LlamaMLP))
     first = layer.self_attn.attn.layer_id == 0
     need(first == (_input_norm(layer) is None), "its first layer alone has no norm of its input")
     return _resolve(layer, (None, None))
@@ -156,10 +165,10 @@ def _tensors(layer: nn.Module) -> tuple[Watched, ...]:
     )
 
 
-def _require_llama(layer: Any, kind: type[Any]) -> None:
-    _require_kind(layer, kind)
-    _require_kind(layer.self_attn, LlamaAttention)
-    _require_kind(layer.mlp, LlamaMLP)
+def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) -> None:
+    """A target's layer; kinds: of itself, its attention and its MLP."""
+    for module, kind in zip((layer, layer.self_attn, layer.mlp), kinds, strict=True):
+        _require_kind(module, kind)
     _require_modules(layer)
     need(layer.mlp.dual_gemm.mode is None, "its gate and up products are fused by another kernel")
     need(not layer.mlp.activation_quant.enabled, "its activations are quantised")
@@ -178,6 +187,10 @@ def _require_draft(layer: Any) -> None:
     need(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
     need(attention.v_scale is None, "its values are scaled")
     need(attention.attention_sink_bias is None, "its attention has sinks")
+    _require_head_norms(attention)
+
+
+def _require_head_norms(attention: Any) -> None:
     for norm in (attention.q_norm, attention.k_norm):
         _require_norm(norm)
         need(norm.weight.shape == (attention.head_dim,), "its head norms are not one head wide")
