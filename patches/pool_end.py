@@ -1,6 +1,6 @@
-"""Keeps room for a speculative step at the end of the KV pool.
+"""Keeps room for a speculative step at the end of the KV pool and of a request's row in its table.
 
-The hook: `sglang_dspark/serving/pool_end.py`.
+The hooks: `sglang_dspark/serving/pool_end.py`.
 """
 
 from __future__ import annotations
@@ -16,5 +16,13 @@ SEAMS = (
         hook=pool_end.keep_room,
         signature="(self, req)",
         why="an answer that reaches the end of the KV pool gets 500 where plain decoding ends it",
+    ),
+    Seam(
+        name="row-end",
+        target="sglang.srt.mem_cache.kv_cache_configurator.get_req_to_token_extra_context_len",
+        kind="after",
+        hook=pool_end.widen_row,
+        signature="()",
+        why="the slots of a long window at the context's end go to the next request's row",
     ),
 )

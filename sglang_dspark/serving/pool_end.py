@@ -1,9 +1,13 @@
-"""An answer that grows to the end of the KV pool ends with `length`, as plain decoding's does.
+"""An answer that grows to the end of the KV pool, or of its row, is as long as plain decoding's.
 
 Upstream (0.5.23, sglang/srt/managers/scheduler.py, `init_req_max_new_tokens`) cuts `max_new_tokens`
 to what the pool holds. A step of a server that speculates needs room for twice its window besides;
 so a request that is alone in the pool, and near its end, was ended with status 500 ("Out of memory
 even after retracting all other requests") where plain decoding would have reached its limit.
+
+A request's row in the table of slots is as long as the context and some: one window and four
+tokens, where a page has one token (sglang/srt/mem_cache/allocation_sizing.py). Two windows are
+reserved in it at the context's end, of which a CPU would write what is over to the next row.
 """
 
 from __future__ import annotations
@@ -26,9 +30,12 @@ def keep_room(result: Any, scheduler: Any, req: Any) -> None:
     room = pool - get_alloc_reserve_per_decode() - len(req.origin_input_ids)
     if scheduler.page_size > 1:
         room -= scheduler.page_size
-    # A request's row in the table of slots is as long as the context and some. Two windows are
-    # reserved in it, of which a CPU would write the end over the next request's row.
-    columns = scheduler.req_to_token_pool.req_to_token.shape[1]
-    room = min(room, columns - get_alloc_reserve_per_decode() + 2 - len(req.origin_input_ids))
     sampling.max_new_tokens = min(sampling.max_new_tokens, max(1, room))
     sampling.min_new_tokens = min(sampling.min_new_tokens, sampling.max_new_tokens)
+
+
+def widen_row(extra: int) -> int:
+    """AFTER hook of `get_req_to_token_extra_context_len`: room for a step behind the context."""
+    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
+
+    return max(extra, get_alloc_reserve_per_decode())

@@ -102,6 +102,7 @@ def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
     for sampling in _samplings(obj):
         _check_sampling(sampling, vocab)
     _check_logprobs(obj, vocab)
+    _check_hidden_states(obj)
     _check_session(obj)
 
 
@@ -215,6 +216,19 @@ def _check_logprobs(obj: Any, vocab: int) -> None:
         )
     if isinstance(start, int) and start < -1:
         raise ValueError(f"logprob_start_len is {start}; give a token's place, or -1 for none")
+
+
+def _check_hidden_states(obj: Any) -> None:
+    """A step of DSPARK drops them, upstream's as ours: the answer would hold an empty list."""
+    from sglang.srt.runtime_context import get_spec
+
+    if not getattr(obj, "return_hidden_states", False):
+        return
+    if str(get_spec().speculative_algorithm).upper() == "DSPARK":
+        raise ValueError(
+            "return_hidden_states: a server that speculates with DSPARK keeps no hidden states; "
+            "ask one without --speculative-algorithm"
+        )
 
 
 def _check_session(obj: Any) -> None:

@@ -90,3 +90,34 @@ def test_block_sizes_take_turns_on_one_cache(
     assert starts[2] == "read from, 5 positions"
     kept = {json.loads(file.read_text())["key"]["gamma"]: file for file in costs.glob("*.json")}
     assert sorted(kept) == [3, GAMMA]
+
+
+@pytest.mark.slow
+def test_an_answer_reaches_the_contexts_end_with_a_long_block(
+    pool: ServerPool, tiny: TinyPair, tmp_path: Path
+) -> None:
+    """Two windows of eleven places are reserved behind its last token, and cost it none."""
+    pair, gamma, context = replace(tiny, drafter=tmp_path / "drafter"), 10, 128
+    shutil.copytree(tiny.drafter, pair.drafter)
+    settings = pair.drafter / "config.json"
+    trained, longer = f'"block_size": {GAMMA}', f'"block_size": {gamma}'
+    text = settings.read_text()
+    assert trained in text
+    settings.write_text(text.replace(trained, longer))
+    config = tmp_path / "static.yaml"
+    config.write_text("schedule: {mode: static}\n")
+    arguments = ("--dspark-config", str(config), "--context-length", str(context))
+    server = pool.start("long-block", pair.target, *DSPARK_FLAGS, str(pair.drafter), *arguments)
+    try:
+        prompts = [[5 + (7 * n + at) % 200 for at in range(8 + n)] for n in range(4)]
+        answers = server.each(
+            lambda prompt: server.generate(prompt, context - len(prompt)), prompts, len(prompts)
+        )
+        for prompt, got in zip(prompts, answers, strict=True):
+            told = got["meta_info"]
+            first = int(pair.logits[prompt[-1]].argmax())
+            assert got["output_ids"] == greedy(pair, context - 2 - len(prompt), first)
+            assert told["finish_reason"]["type"] == "length"
+            assert told["spec_verify_ct"] < told["completion_tokens"] / 5, "windows were short"
+    finally:
+        pool.stop("long-block")

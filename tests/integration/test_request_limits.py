@@ -103,6 +103,7 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
         "logit_bias",
     ),
     "a session of unknown fields": (with_field(session_params={"7": 1.0}), "session_params"),
+    "hidden states": (with_field(return_hidden_states=True), "return_hidden_states"),
     "log-probabilities from before the prompt": (with_field(logprob_start_len=-7), "-7"),
 }
 OPENAI: dict[str, tuple[str, dict[str, Any], str]] = {
@@ -142,6 +143,11 @@ OPENAI: dict[str, tuple[str, dict[str, Any], str]] = {
             "chat_template_kwargs": {"messages": []},
         },
         "chat_template_kwargs: {'messages': []} does not fit this request",
+    ),
+    "completions, hidden states": (
+        "/v1/completions",
+        {"prompt": "x", "return_hidden_states": True},
+        "return_hidden_states",
     ),
     "chat, log-probabilities": (
         "/v1/chat/completions",

@@ -17,6 +17,7 @@ from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
 
 SITE = Path(__file__).parent / "site"
 SEATS = "16"
+PROCESSORS = "--enable-custom-logit-processor"
 
 
 @dataclass
@@ -70,7 +71,7 @@ def pair(tmp_path_factory: pytest.TempPathFactory) -> tiny_models.TinyPair:
 
 @pytest.fixture(scope="session")
 def plain(pool: ServerPool, pair: tiny_models.TinyPair) -> Served:
-    return pool.start("plain", pair.target, "--max-running-requests", SEATS)
+    return pool.start("plain", pair.target, "--max-running-requests", SEATS, PROCESSORS)
 
 
 def start_rehearsed(
@@ -102,7 +103,7 @@ def start_rehearsed(
 @pytest.fixture(scope="session")
 def rehearsed(pool: ServerPool, pair: tiny_models.TinyPair) -> Rehearsed:
     """In a world where drafting pays."""
-    return start_rehearsed(pool, "rehearsed", pair)
+    return start_rehearsed(pool, "rehearsed", pair, PROCESSORS)
 
 
 @pytest.fixture(scope="session")

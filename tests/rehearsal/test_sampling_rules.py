@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from tests.integration.serving import Served
+from tests.integration.test_logit_processors import counted
 from tests.rehearsal.conftest import Rehearsed
 from tests.rehearsal.test_overlap_steps import PROMPTS
 
@@ -62,6 +63,17 @@ def test_penalised_answers_are_the_plain_servers(
     assert changed >= 5, "the penalties change nothing here"
     assert accepted(got) > TOKENS, "hardly a draft was accepted: nothing was tested"
     assert [each for each in rehearsed.launches()[before:] if each["reads"]] == []
+
+
+def test_a_processor_sees_the_answer_as_under_the_plain_overlap_loop(
+    plain: Served, rehearsed: Rehearsed
+) -> None:
+    """Without its last token, where no prefill comes between; then it has no drafts."""
+    for prompt in PROMPTS[:4]:
+        got = rehearsed.server.generate(prompt, TOKENS, **counted())
+        wanted = plain.generate(prompt, TOKENS, **counted(behind=1))
+        assert got["output_ids"] == wanted["output_ids"]
+        assert accepted([got]) == 0
 
 
 def test_no_stop_token_comes_before_the_minimum(plain: Served, rehearsed: Rehearsed) -> None:

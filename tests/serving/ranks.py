@@ -90,7 +90,7 @@ class Rank:
             self._engine() if ranks.leads else Follower(ranks.agreement)  # type: ignore[arg-type]
         )
         pool = SimpleNamespace(req_generation=self.generation)
-        worker = SimpleNamespace(model_runner=SimpleNamespace(req_to_token_pool=pool))
+        worker = SimpleNamespace(gamma=GAMMA, model_runner=SimpleNamespace(req_to_token_pool=pool))
         self.state = StepState(worker, self.engine, None, {}, ranks)  # type: ignore[arg-type]
 
     def _engine(self) -> ScheduleEngine:
@@ -159,6 +159,7 @@ def _batch(rows: Counts) -> Any:
         is_extend_in_batch=False,
         spec_info=object(),
         batch_size=lambda: len(rows),
+        reqs=[SimpleNamespace(custom_logit_processor=None)] * len(rows),
         req_pool_indices_cpu=torch.from_numpy(rows),
         seq_lens_cpu=torch.full((len(rows),), 10),
     )

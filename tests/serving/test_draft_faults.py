@@ -29,7 +29,11 @@ def state_in(world: World, ranks: Ranks | None = None) -> StepState:
     return StepState(worker, world.engine, cast(Any, None), {}, ranks or Ranks())
 
 
-BATCH = SimpleNamespace(req_pool_indices_cpu=ROWS, seq_lens_cpu=torch.tensor([10, 10]))
+BATCH = SimpleNamespace(
+    req_pool_indices_cpu=ROWS,
+    seq_lens_cpu=torch.tensor([10, 10]),
+    reqs=[SimpleNamespace(custom_logit_processor=None)] * 2,
+)
 
 
 def finished(world: World, step: Step, logits: Tensor | None = None) -> list[int]:

@@ -3,12 +3,14 @@
 from __future__ import annotations
 
 from array import array
+from contextlib import nullcontext
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 from sglang.srt.managers.io_struct import TokenizedGenerateReqInput
+from sglang.srt.runtime_context import get_context
 from sglang.srt.sampling.sampling_params import SamplingParams
 
 from sglang_dspark.serving.request_limits import abort_by_name, check_decodable, check_request
@@ -90,6 +92,17 @@ def test_what_is_in_order_passes() -> None:
         session_params={"id": "one"},
         sampling_params={"top_p": 1e-9, "repetition_penalty": 0.01, "logit_bias": {"5": -1e9}},
     )
+
+
+@pytest.mark.parametrize("asked_for", [True, "last", False])
+@pytest.mark.parametrize("algorithm", ["DSPARK", "EAGLE", None])
+def test_hidden_states_are_refused_where_dspark_drops_them(
+    algorithm: str | None, asked_for: Any
+) -> None:
+    refused = bool(algorithm == "DSPARK" and asked_for)
+    says = pytest.raises(ValueError, match="return_hidden_states") if refused else nullcontext()
+    with get_context().override_server_args(speculative_algorithm=algorithm), says:
+        asked(return_hidden_states=asked_for)
 
 
 @pytest.mark.parametrize(

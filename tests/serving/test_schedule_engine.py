@@ -68,10 +68,12 @@ class World:
         logit: float | None = 2.0,
         good: int = 2,
         seconds: float | None = None,
+        limits: list[int] | None = None,
     ) -> tuple[Plan, list[int]]:
         """One decode step, as long as planned unless told; returns plan and verify lengths."""
-        seats = torch.tensor(rows)
-        step = self.engine.begin(seats, self.generation, torch.full((len(rows),), 10))
+        seats, context = torch.tensor(rows), torch.full((len(rows),), 10)
+        most = None if limits is None else np.array(limits)
+        step = self.engine.begin(seats, self.generation, context, limits=most)
         plan = step.plan
         logits: Tensor | None = None
         if plan.speculates and logit is not None:

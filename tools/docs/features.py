@@ -47,7 +47,12 @@ RULES = {
         "first token, drafts and accept rule follow it; its batch drafts by seed behind the "
         "draft's graph"
     ),
-    "grammars, logit bias, custom logit processors": "SGLang's masks and biases",
+    "grammars, logit bias": "SGLang's masks and biases",
+    "custom logit processors": (
+        "the request gets no drafts, since a processor that reads the answer sees the anchor's in "
+        "every row of a window; under the overlap loop it may see it without the last token, as "
+        "in plain decoding. With `DisallowedTokensLogitsProcessor`, which does not, it has drafts"
+    ),
 }
 TAIL = """
 A step whose requests ask for none of this costs what it did. Nothing is read back from the device.
@@ -85,11 +90,12 @@ float16 or FP8 (E4M3), for dense drafters and those with experts. A rotation, no
 projection of another kind keeps SGLang's calls, which one line of the log says. Prefills are
 SGLang's.
 
-Where every draft is verified all of it is SGLang's: penalties and seeds have no effect, and min-p,
-or top-k beside top-p, is another distribution than plain decoding's. Plain decoding on a GPU
-ignores seeds without `--enable-deterministic-inference`; with min-p its FlashInfer sampler
-normalises between top-k and top-p for the whole batch, and under the overlap loop its penalties lag
-a token behind. Neither is copied.
+Where every draft is verified custom logit processors that read the answer are refused with status
+400, and all else is SGLang's: penalties and seeds have no effect, and min-p, or top-k beside top-p,
+is another distribution than plain decoding's. Plain decoding on a GPU ignores seeds without
+`--enable-deterministic-inference`; with min-p its FlashInfer sampler normalises between top-k and
+top-p for the whole batch, and under the overlap loop its penalties lag a token behind. Neither is
+copied.
 
 ## What no rehearsal reaches
 

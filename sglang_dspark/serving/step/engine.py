@@ -35,7 +35,7 @@ from typing import Any
 import numpy as np
 from torch import Tensor
 
-from sglang_dspark.schedule.budget import Counts, Gains
+from sglang_dspark.schedule.budget import Counts, Gains, plain
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import LOGIT_LIMIT, Floats, OnlineCalibration
 from sglang_dspark.schedule.plan import Plan
@@ -114,11 +114,18 @@ class ScheduleEngine:
         self._ended: set[str] = set()  # requests found to have ended in the step last handed out
 
     def begin(
-        self, rows: Tensor, generation: Tensor, seq_lens: Tensor, *, starts: bool = True
+        self,
+        rows: Tensor,
+        generation: Tensor,
+        seq_lens: Tensor,
+        *,
+        starts: bool = True,
+        limits: Counts | None = None,
     ) -> Step:
         """Plan a decode step: rows [R] of the pool, the pool's generations, context lengths [R].
 
         All are host tensors. starts: whether the step is launched with this call, else by `start`.
+        limits: [R] int64, most drafts of each request; None: gamma.
         """
         now = self._clock.mark() if starts else None
         last = self._steps[-1] if self._steps else None
@@ -129,7 +136,7 @@ class ScheduleEngine:
         if last is not None and repeats:
             step = Step(last.plan, last.rows, last.tenants, repeated=True)
         else:
-            step = self._planned(rows, generation, seq_lens)
+            step = self._planned(rows, generation, seq_lens, limits)
         self._steps.append(step)
         if starts:
             step.began, self._interrupted = now, False
@@ -144,19 +151,36 @@ class ScheduleEngine:
         self._steps.append(step)
         step.began, self._interrupted = now, False
 
-    def _planned(self, rows: Tensor, generation: Tensor, seq_lens: Tensor) -> Step:
+    def _planned(
+        self, rows: Tensor, generation: Tensor, seq_lens: Tensor, limits: Counts | None
+    ) -> Step:
         seats = rows.numpy().astype(np.int64)
         self._generation = generation.numpy()
         tenants = self._generation[seats]
-        floors = np.full(len(seats), self._floor) if self._floor else None
         weights = self._speeds.weights(seats, tenants) if self._speeds is not None else None
         context = int(seq_lens.sum())
-        plan = self.planner.plan(
-            self._number, seats, tenants, context, weights=weights, floors=floors
-        )
+        if limits is not None and not limits.any():
+            plan = self._undraftable(context, limits)
+        else:
+            floors = np.full(len(seats), self._floor) if self._floor else None
+            if floors is not None and limits is not None:
+                floors = np.minimum(floors, limits)
+            plan = self.planner.plan(
+                self._number, seats, tenants, context,
+                weights=weights, limits=limits, floors=floors,
+            )  # fmt: skip
         self._number += 1
         self._repeats_made = 0
         return Step(plan, seats, tenants)
+
+    def _undraftable(self, context: int, limits: Counts) -> Plan:
+        """No request may have a draft; whether drafts pay at this load the guard is not asked."""
+        requests = len(limits)
+        budget = plain(requests, self.planner.costs.costs(requests, context))
+        return Plan(
+            self._number, requests, context, budget, limits, None,
+            Mode.PLAIN, settled=False, known=0, gain=0.0,
+        )  # fmt: skip
 
     def _end_last(self, now: Mark) -> None:
         """The newest step has its time, unless something else ran behind it."""

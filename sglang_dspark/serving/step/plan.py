@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.step.engine import Step
+from sglang_dspark.serving.step.processors import limits_of
 from sglang_dspark.serving.step.spans import span
 from sglang_dspark.serving.step.state import StepState
 
@@ -42,7 +43,13 @@ def _plan(state: StepState, batch: Any, *, starts: bool) -> Step:
     with span("plan"):
         return state.ranks.step(
             rows,
-            lambda: state.engine.begin(rows, pool.req_generation, _context(batch), starts=starts),
+            lambda: state.engine.begin(
+                rows,
+                pool.req_generation,
+                _context(batch),
+                starts=starts,
+                limits=limits_of(batch.reqs, int(state.worker.gamma)),
+            ),
         )
 
 

@@ -98,7 +98,13 @@ class Follower:
         self._agreement = agreement
 
     def begin(
-        self, rows: Tensor, generation: Tensor, seq_lens: Tensor, *, starts: bool = True
+        self,
+        rows: Tensor,
+        generation: Tensor,
+        seq_lens: Tensor,
+        *,
+        starts: bool = True,
+        limits: Counts | None = None,
     ) -> Step:
         """The leader's plan for rows [R] of the pool; as `ScheduleEngine.begin`.
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from tests.mutants.catalogue import (
     accept_operator,
+    answers,
     bad_input,
     block,
     block_operator,
@@ -50,6 +51,7 @@ ALL: tuple[Mutant, ...] = (
     *training_data.MUTANTS,
     *kept_files.MUTANTS,
     *bad_input.MUTANTS,
+    *answers.MUTANTS,
     *faults.MUTANTS,
     *loadtest.MUTANTS,
     *loads.MUTANTS,

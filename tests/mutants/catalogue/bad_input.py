@@ -107,8 +107,8 @@ MUTANTS = tuple(
         (
             "an answer may go beyond its request's row of slots",
             POOL,
-            "    room = min(room, columns - ",
-            "    room = min(room, 2 * columns - ",
+            "    return max(extra, get_alloc_reserve_per_decode())",
+            "    return extra",
             ROOM,
         ),
         (
