@@ -27,7 +27,8 @@ FORBIDDEN = frozenset(
         "subprocess.Popen",
     }
 )
-CASE_S = 20.0  # of a case beside a busy neighbour; milliseconds are usual
+CASE_S = 20.0  # of processor time that a case may take; milliseconds are usual
+WAIT_S = 300.0  # and by the clock, beside neighbours that leave it little of a processor
 MOST_GROWTH = 1 << 30  # bytes of memory that one case may add to the most the process ever had
 _PICKLE = ((pickle, "load"), (pickle, "loads"), (pickle, "Unpickler"), (torch, "load"))
 
@@ -90,12 +91,19 @@ def watched() -> Iterator[None]:
 @contextmanager
 def _alarm() -> Iterator[None]:
     def late(number: int, frame: FrameType | None) -> None:
-        raise Forbidden(f"longer than {CASE_S} s")
+        computed = number == signal.SIGPROF
+        raise Forbidden(f"longer than {CASE_S if computed else WAIT_S} s")
 
-    before = signal.signal(signal.SIGALRM, late)
-    signal.setitimer(signal.ITIMER_REAL, CASE_S)
+    timers = (
+        (signal.ITIMER_PROF, signal.SIGPROF, CASE_S),
+        (signal.ITIMER_REAL, signal.SIGALRM, WAIT_S),
+    )
+    before = [signal.signal(number, late) for _, number, _ in timers]
+    for timer, _, seconds in timers:
+        signal.setitimer(timer, seconds)
     try:
         yield
     finally:
-        signal.setitimer(signal.ITIMER_REAL, 0.0)
-        signal.signal(signal.SIGALRM, before)
+        for (timer, number, _), handler in zip(timers, before, strict=True):
+            signal.setitimer(timer, 0.0)
+            signal.signal(number, handler)
