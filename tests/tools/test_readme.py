@@ -52,6 +52,13 @@ def test_the_deeper_target_is_its_own_sweeps(tool: ModuleType) -> None:
     assert tool.rewritten(page, tool.deeper_section(document), tool.DEEPER_MARKS) != page
 
 
+def test_the_burst_is_its_own_sweeps(tool: ModuleType) -> None:
+    page, document = tool.LOAD.read_text(), load_json(tool.BURST)
+    assert tool.rewritten(page, tool.burst_section(document), tool.BURST_MARKS) == page
+    document["metrics"]["bursts"][0]["arms"][0]["phases"][1]["ttft_p99"] += 1
+    assert tool.rewritten(page, tool.burst_section(document), tool.BURST_MARKS) != page
+
+
 def test_a_changed_figure_changes_the_table(tool: ModuleType, readme: str) -> None:
     document = load_json(tool.RESULTS)
     document["metrics"]["by_concurrency"][2]["dspark"]["tokens_per_s"]["mid"] += 1

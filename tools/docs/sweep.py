@@ -20,11 +20,13 @@ ROOT = Path(__file__).resolve().parents[2]
 README, LOAD = ROOT / "README.md", ROOT / "docs" / "results-load.md"
 RESULTS = ROOT / "results" / "sweep_cpu.json"
 DEEPER = ROOT / "results" / "sweep_deeper_cpu.json"
+BURST = ROOT / "results" / "sweep_burst_cpu.json"
 ARMS = {"plain": "plain", "mtp1": "MTP-1", "dspark-fixed-gamma": "fixed gamma", "dspark": "DSpark"}
 SHOWN = (1, 4, 16)  # users of the README's rows; the page has all
 UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 DEEPER_MARKS = ("<!-- deeper: begin -->", "<!-- deeper: end -->")
+BURST_MARKS = ("<!-- burst: begin -->", "<!-- burst: end -->")
 HEAD = (
     "| users at once | plain, tokens/s | MTP-1 | DSpark | over plain (95%) | over MTP-1 (95%) |",
     "|---|---|---|---|---|---|",
@@ -70,13 +72,45 @@ def deeper_section(document: Mapping[str, Any]) -> str:
     return "\n".join(_closed_loop(document, DEEPER))
 
 
-def _closed_loop(document: Mapping[str, Any], source: Path) -> list[str]:
+def burst_section(document: Mapping[str, Any]) -> str:
+    """What the same page says of a burst: latencies at p99 before, in and after it."""
+    (burst,) = document["metrics"]["bursts"]
+    return "\n".join(
+        [
+            *_source(document, BURST),
+            "",
+            f"A load of {burst['level']:g} requests/s on average:",
+            "",
+            "| arm | requests due | answered | TTFT p50, s | TTFT p99, s | TPOT p99, ms "
+            "| whole answer p99, s |",
+            "|---|---|---|---|---|---|---|",
+            *(_phase_row(arm["arm"], phase) for arm in burst["arms"] for phase in arm["phases"]),
+        ]
+    )
+
+
+def _phase_row(arm: str, phase: Mapping[str, Any]) -> str:
+    times = (phase["ttft_p50"], phase["ttft_p99"], 1e3 * phase["tpot_p99"], phase["e2e_p99"])
+    figures = [f"{value:.{0 if value >= 100 else 2}f}" for value in times]
+    when = {"before": "before it", "burst": "in it", "after": "after it"}[phase["name"]]
+    answered = f"{phase['ok']} of {phase['requests']}"
+    return f"| {ARMS[arm]} | {when} | {answered} | {' | '.join(figures)} |"
+
+
+def _source(document: Mapping[str, Any], source: Path) -> list[str]:
     metrics = document["metrics"]
-    over = " | ".join(f"over {ARMS[arm]}" for arm in UNDER)
     return [
         f"`{document['command']}`, commit {metrics['sweep_commit'][:7]}, {document['date'][:10]},",
         f"{document['device']}; {metrics['trials']} trials;",
         f"[results/{source.name}](../results/{source.name}).",
+    ]
+
+
+def _closed_loop(document: Mapping[str, Any], source: Path) -> list[str]:
+    metrics = document["metrics"]
+    over = " | ".join(f"over {ARMS[arm]}" for arm in UNDER)
+    return [
+        *_source(document, source),
         "",
         f"**The verdict of the run: {metrics['verdict']}**",
         "",
@@ -175,6 +209,8 @@ def main() -> None:
         load = rewritten(LOAD.read_text(), load_section(document))
     with reading(DEEPER, "result of `dspark sweep --config deeper`", "make it with that command"):
         load = rewritten(load, deeper_section(load_json(DEEPER)), DEEPER_MARKS)
+    with reading(BURST, "result of `dspark sweep --config cpu-burst`", "make it with that command"):
+        load = rewritten(load, burst_section(load_json(BURST)), BURST_MARKS)
     replace_text(README, readme, README.name)
     replace_text(LOAD, load, LOAD.name)
 
