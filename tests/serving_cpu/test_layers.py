@@ -94,6 +94,15 @@ def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[None]:
     destroy_distributed_environment()
 
 
+def filled(model: Any) -> Any:
+    """With random weights, and features captured."""
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.normal_(0, 0.3).requires_grad_(parameter.dim() == 1)
+    model.layers_to_capture = CAPTURED
+    return model
+
+
 @pytest.fixture(scope="module")
 def model(one_rank: None) -> LlamaModel:
     """Three layers of upstream's own classes, 3 heads over 1 KV head as SmolLM2's 9 over 3."""
@@ -110,12 +119,7 @@ def model(one_rank: None) -> LlamaModel:
         rms_norm_eps=1e-5,
         pad_token_id=0,
     )
-    model = LlamaModel(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3).requires_grad_(parameter.dim() == 1)
-    model.layers_to_capture = CAPTURED
-    return model
+    return filled(LlamaModel(config))
 
 
 @pytest.fixture(scope="module")
@@ -133,12 +137,7 @@ def qwen(one_rank: None) -> Qwen3Model:
         max_position_embeddings=256,
         rms_norm_eps=1e-6,
     )
-    model = Qwen3Model(config)
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.normal_(0, 0.3).requires_grad_(parameter.dim() == 1)
-    model.layers_to_capture = CAPTURED
-    return model
+    return filled(Qwen3Model(config))
 
 
 @pytest.mark.usefixtures("our_kernels")

@@ -111,7 +111,8 @@ def _key(worker: Any) -> ProfileKey:
     from sglang_dspark.serving.cpu.threads import chosen_threads
 
     cpu = current_config().cpu
-    kept = packed_weights.form_in(worker.target_worker.model_runner.model).name
+    models = (worker.target_worker.model_runner.model, worker.draft_model)
+    kept = "/".join(packed_weights.form_in(each).name for each in models)
     return profile_key(
         worker,
         device=f"{cpu_description()}; {chosen_threads()} compute threads",
