@@ -44,8 +44,7 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
             # 125 ms in it and 49 in float32, which our compiled kernels are written for.
             server_args.dtype = "float32"
             logger.info(
-                "sglang-dspark: dtype float32, which the CPU kernels are written for; --dtype "
-                "bfloat16 takes half the memory"
+                "sglang-dspark: activations in float32, which the CPU kernels are written for"
             )
         if not current_config().cpu.overlap and not server_args.enable_prefill_delayer:
             # A pass computes on the thread that schedules. Overlapping hides nothing, and every
@@ -80,9 +79,10 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         """Once in each process that builds a model runner, before it does."""
-        from sglang_dspark.serving.cpu import fused_ops, threads
+        from sglang_dspark.serving.cpu import fused_ops, heap, threads
 
         threads.limit_this_process()
+        heap.keep_small()
         fused_ops.register(self.get_dispatch_key_name())
         register_attention()
 
