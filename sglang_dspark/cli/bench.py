@@ -13,6 +13,7 @@ from sglang_dspark.cli import (
     _bench_experts,
     _bench_llama,
     _bench_planner,
+    _bench_products,
     _bench_screen,
     _bench_soak,
     _bench_trainer,
@@ -44,6 +45,7 @@ app.command("screen")(_bench_screen.screen)
 app.command("soak")(_bench_soak.soak)
 app.command("llama")(_bench_llama.llama)
 app.command("weights")(_bench_weights.weights)
+app.command("products")(_bench_products.products)
 
 
 @app.callback()

@@ -15,9 +15,11 @@ from sglang_dspark.serving.cpu.weight_formats import (
     FORMATS,
     GROUP,
     INT8,
+    PANEL,
     WeightFormat,
     dense,
     format_of,
+    int8_rows,
     is_bfloat16,
     is_packed,
     look_up,
@@ -55,7 +57,9 @@ def test_int8_is_within_half_a_step_of_its_groups_scale(n: int, k: int) -> None:
     steps = groups.abs().amax(-1, keepdim=True) / 127
     off = (dense(packed).view_as(groups) - groups).abs()
     assert bool((off <= 0.5 * steps * (1 + 1e-5)).all())
-    assert packed.abs().max() == 127
+    whole, scales = int8_rows(packed, torch.arange(n))
+    assert whole.abs().max() == 127
+    torch.testing.assert_close(scales[..., None], steps, rtol=1e-6, atol=0)
     assert torch.equal(dense(packed)[2, :GROUP], weight[2, :GROUP])
 
 
@@ -76,6 +80,9 @@ def test_rows_are_taken_with_their_scales(form: WeightFormat) -> None:
     assert torch.equal(dense(taken), dense(packed)[rows])
     tokens = rows.view(2, 8)
     assert torch.equal(look_up(packed, tokens), dense(packed)[tokens])
+    few = take_rows(packed, rows[:5])  # in no format, so in float32
+    assert few.dtype is torch.float32
+    assert torch.equal(few, dense(packed)[rows[:5]])
 
 
 def test_bytes() -> None:
@@ -91,6 +98,7 @@ def unreadable() -> dict[str, Tensor]:
         "columns of a wider one": weight[:, :64],
         "transposed": weight.t().contiguous().t(),
         "bfloat16 in sixteens": weight[:, :48].bfloat16().contiguous(),
+        "int8 from the middle of a panel": pack(weight, INT8)[8:24],
         "int8 without scales": torch.zeros(16, 64, dtype=torch.int8),
         "float16": weight.half(),
         "three dimensions": weight.view(48, 3, 64),
@@ -172,25 +180,19 @@ def activations(m: int, k: int) -> Tensor:
 
 
 def integer_product(x: Tensor, packed: Tensor) -> Tensor:
-    """x [m, K] W^T, int8 W [n, K], in the kernel's order: exact sums of a group's columns by lane,
-    fused multiply-adds by the group's scale over ascending k, the lanes in halves, the row's scale.
+    """x [m, K] W^T, int8 W [n, K], in the kernel's order: exact sums of a group's columns, fused
+    multiply-adds by the group's scale over ascending k, the row's scale.
     """
     (m, k), n = x.shape, len(packed)
+    weight, scales = int8_rows(packed, torch.arange(n))
     top = x.abs().amax(-1, keepdim=True)
     whole = (x * torch.where(top > 0, torch.full_like(top, 32767.0) / top, 0.0)).round().long()
-    lanes = torch.arange(GROUP) % 32 // 2  # pairs of neighbours; both halves of a group meet
-    sums = torch.zeros(m, n, k // GROUP, 16, dtype=torch.long)
-    parts = whole.view(m, 1, -1, GROUP) * packed.long().view(1, n, -1, GROUP)
-    sums.index_add_(3, lanes, parts)
-    scales = packed.as_strided((n, INT8.row_bytes(k)), packed.stride())[:, k:].view(torch.float32)
-    total = torch.zeros(m, n, 16)
+    total = torch.zeros(m, n)
     for group in range(k // GROUP):  # in float64 a product is exact, so this rounds as fused ones
-        step = sums[:, :, group].double() * scales[None, :, group, None].double()
+        sums = whole.view(m, -1, GROUP)[:, group] @ weight[:, group].long().T
+        step = sums.float().double() * scales[None, :, group].double()
         total = (total.double() + step).float()
-    while total.shape[-1] > 1:
-        low, high = total.chunk(2, -1)
-        total = low + high
-    return total[..., 0] * (top / 32767.0)
+    return total * (top / 32767.0)
 
 
 @needs_kernel
@@ -248,10 +250,11 @@ def test_nothing_outside_a_weight_is_read(kernel: NarrowMatmul, form: WeightForm
     """What lies around it is not a number; prefetches alone go there."""
     n, k = 48, 192
     packed = pack(weights(n, k), form)
-    size = packed.untyped_storage().nbytes()
-    room = torch.full((size + 256,), 0xFF, dtype=torch.uint8)
-    room[128:-128] = torch.empty(0, dtype=torch.uint8).set_(packed.untyped_storage())
-    inside = room[128:-128].view(packed.dtype).view(n, -1)[:, :k]
+    size, around = packed.untyped_storage().nbytes(), PANEL * form.row_bytes(k)
+    room = torch.full((size + 2 * around,), 0xFF, dtype=torch.uint8)
+    room[around:-around] = torch.empty(0, dtype=torch.uint8).set_(packed.untyped_storage())
+    inside = room[around:-around].view(packed.dtype).view(n, -1)[:, :k]
+    assert format_of(inside) is form
     x = torch.randn(5, k)
     assert torch.equal(linear.narrow(kernel, x, inside, 1), linear.narrow(kernel, x, packed, 1))
 
@@ -262,7 +265,7 @@ def test_products_of_any_number_of_rows(form: WeightFormat, rows: int) -> None:
     packed, x = pack(weights(48, 192), form), torch.randn(rows, 192)
     with torch.inference_mode():
         found = linear.product(x, packed, torch.arange(48.0))
-        seen = rounded_rows(x) if form is INT8 and rows <= linear.MAX_ROWS else x
+        seen = rounded_rows(x) if form is INT8 else x
         expected = torch.nn.functional.linear(seen, dense(packed), torch.arange(48.0))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
     assert format_of(packed) is not FLOAT32

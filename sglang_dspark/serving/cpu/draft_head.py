@@ -25,7 +25,7 @@ from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.greedy_ops import draft_steps
 from sglang_dspark.serving.cpu.linear import product
 from sglang_dspark.serving.cpu.seeds import SeededWaits
-from sglang_dspark.serving.cpu.weight_formats import dense, is_packed, take_rows
+from sglang_dspark.serving.cpu.weight_formats import take_rows
 from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 
@@ -71,12 +71,9 @@ def reduced_head(w1: Tensor, w2: Tensor, lm_head: Tensor) -> ReducedHead | None:
     if tokens is None or tokens.numel() == w1.shape[0]:
         return None
     with torch.no_grad():
-        rows = take_rows(lm_head.detach(), tokens)
-        if is_packed(lm_head) and not is_packed(rows):  # so many rows are in no format
-            rows = dense(rows)
         return ReducedHead(
             tokens=tokens,
-            lm_head=rows,
+            lm_head=take_rows(lm_head.detach(), tokens),
             w1=w1.detach(),
             w2=w2.detach()[tokens],
         )

@@ -1,10 +1,11 @@
 """LLVM assembly of the int8 product's own parts (narrow_matmul_text.py has the rest).
 
-A row of x becomes 16-bit integers with one scale, its largest number being 32767. Sixteen bits
-times eight, 64 columns at a time, are summed exactly in 32-bit integers (`vpmaddwd`, or `vpdpwssd`
-where the processor has it), and only this sum is a float32: with the weights' scale of the group it
-goes into one chain of fused multiply-adds over ascending k. One conversion for 64 weights instead
-of one for each is what makes the step as fast as its bytes are read.
+A row of x becomes 16-bit integers with one scale, its largest number being 32767. A vector holds
+the sums of neighbouring rows of W, whose pairs of columns lie side by side in a panel
+(weight_formats.py): sixteen bits times eight, both products of a pair added at once (`vpmaddwd`, or
+`vpdpwssd` where the processor has it). The 64 columns of a group are summed exactly, in 32-bit
+integers, and only their sum is a float32: with the weights' scales of the group it goes into one
+chain of fused multiply-adds over ascending k. No sum is left to be made across a vector.
 
 A rounded row x is within max|x| / 65534 of itself in each place: over the row no further, in mean
 square, than bfloat16 rounds, for rows of up to 16,384 columns. NaN or infinity makes its row NaN.
@@ -13,68 +14,251 @@ square, than bfloat16 rounds, for rows of up to 16,384 columns. NaN or infinity 
 from __future__ import annotations
 
 import struct
+from dataclasses import dataclass
 
-from sglang_dspark.serving.cpu.weight_formats import SMALLEST_ROW
+from sglang_dspark.serving.cpu.weight_formats import (
+    GROUP,
+    GROUP_BYTES,
+    PANEL,
+    SCALES_BYTES,
+    SMALLEST_ROW,
+)
 
 LANES = 16
 PADDING = 32  # int16 behind a row: its scale, and whole cache lines
 _FLOATS = f"<{LANES} x float>"
 _INTS = f"<{LANES} x i32>"
-_PAIRS = f"<{2 * LANES} x i16>"  # what one multiplication takes of x and of W
 _SMALLEST = f"0x{struct.pack('>d', SMALLEST_ROW).hex()}"  # as LLVM writes a float32
+
+_LINE = 64
+# Where a vector is a whole panel, two are taken together from so many rows of x on: each pair of x
+# is loaded once for both. Bytes are fetched so far ahead, into the second-level cache; but one row
+# against whole panels reads as fast as bytes come by themselves.
+_TOGETHER = 3
+_AHEAD = 32768
 
 
 def declarations(*, wide: bool) -> str:
-    """Intrinsics, and `@madd`: products of 32 pairs, neighbours added, [16] int32."""
-    return "\n".join((_DECLARATIONS, _MADD_WIDE if wide else _MADD_NARROW, _ROUND_ROWS))
+    """Intrinsics, and `@madd`: products of pairs, both of a pair added, int32."""
+    lanes = _lanes(wide)
+    name = "avx512.pmaddw.d.512" if wide else "avx2.pmadd.wd"
+    pairs, ints = f"<{2 * lanes} x i16>", f"<{lanes} x i32>"
+    madd = [
+        f"declare {ints} @llvm.x86.{name}({pairs}, {pairs})",
+        f"define private {ints} @madd({pairs} %a, {pairs} %b) #1 {{",
+        f"  %sums = call {ints} @llvm.x86.{name}({pairs} %a, {pairs} %b)",
+        f"  ret {ints} %sums",
+        "}",
+    ]
+    narrow = (
+        "" if wide else "declare <8 x float> @llvm.fma.v8f32(<8 x float>, <8 x float>, <8 x float>)"
+    )
+    return "\n".join((_DECLARATIONS, narrow, *madd, _ROUND_ROWS))
 
 
-def step(m: int, r: int) -> list[str]:
-    """64 columns of r rows of W times m rows of x: `%t{p}_{q}_0` from `%t{p}_{q}_`."""
-    lines: list[str] = []
-    for half in range(2):
-        lines.append(f"  %c{half} = add i64 %c, {half * 2 * LANES}")
-        for p in range(r):
-            at = f"{p}_{half}"
+def block_kernel(m: int, *, wide: bool) -> str:
+    """`block<m>`: m rows of x, rounded, against n rows of W (16 divides n)."""
+    kernel = _Kernel(m, _lanes(wide))
+    if not wide or m < _TOGETHER:
+        return kernel.text(f"block{m}", 1, None)
+    last = f"block{m}_last"
+    return kernel.text(last, 1, None) + "\n" + kernel.text(f"block{m}", 2, last)
+
+
+def _lanes(wide: bool) -> int:
+    """Rows of W in a vector: a panel, or half of one."""
+    return PANEL if wide else PANEL // 2
+
+
+@dataclass(frozen=True)
+class _Kernel:
+    """m rows of x against `lanes` rows of W in each vector."""
+
+    m: int
+    lanes: int
+
+    @property
+    def floats(self) -> str:
+        return f"<{self.lanes} x float>"
+
+    @property
+    def ints(self) -> str:
+        return f"<{self.lanes} x i32>"
+
+    @property
+    def pairs(self) -> str:
+        return f"<{2 * self.lanes} x i16>"
+
+    def text(self, name: str, panels: int, rest: str | None) -> str:
+        """The function `name`, panels at a time; `rest` is the one that takes what is left."""
+        step = self.lanes * panels
+        lines = [
+            f"define private void @{name}(ptr noalias %x, i64 %ldx, ptr noalias %w, i64 %k, "
+            "ptr noalias %out, i64 %ldo, i64 %n) #0 {",
+            "entry:",
+            *self._rows_of_x(),
+            f"  %groups = sdiv i64 %k, {GROUP}",
+            f"  %panel = mul i64 %groups, {GROUP_BYTES}",
+            f"  %over = srem i64 %n, {step}",
+            "  %end = sub i64 %n, %over",
+            "  %some = icmp sgt i64 %end, 0",
+            "  br i1 %some, label %rows, label %left",
+            "rows:",
+            "  %i = phi i64 [ 0, %entry ], [ %i.next, %store ]",
+            f"  %start = sdiv i64 %i, {PANEL}",
+            f"  %lane = srem i64 %i, {PANEL}",
+            "  %at.pair = shl i64 %lane, 1",
+            "  %at.scale = shl i64 %lane, 2",
+            *(
+                line
+                for p in range(panels)
+                for line in (
+                    f"  %n{p} = add i64 %start, {p}",
+                    f"  %o{p} = mul i64 %n{p}, %panel",
+                    f"  %w{p} = getelementptr i8, ptr %w, i64 %o{p}",
+                )
+            ),
+            "  br label %group",
+            *self._group(panels),
+            *self._store(panels),
+            f"  %i.next = add i64 %i, {step}",
+            "  %more = icmp slt i64 %i.next, %end",
+            "  br i1 %more, label %rows, label %left",
+            "left:",
+            *([] if rest is None else _REST.format(rest=rest).strip("\n").split("\n")),
+            "  ret void",
+            "}",
+        ]
+        return "\n".join(lines)
+
+    def _rows_of_x(self) -> list[str]:
+        """`%x{q}` and `%rs{q}`, what the sums of a row of x are multiplied with."""
+        return [
+            line
+            for q in range(self.m)
+            for line in (
+                f"  %xo{q} = mul i64 %ldx, {q}",
+                f"  %x{q} = getelementptr i16, ptr %x, i64 %xo{q}",
+                f"  %prs{q} = getelementptr i16, ptr %x{q}, i64 %k",
+                f"  %rs{q} = load float, ptr %prs{q}, align 4",
+                f"  %ri{q} = insertelement {self.floats} poison, float %rs{q}, i32 0",
+                f"  %rv{q} = shufflevector {self.floats} %ri{q}, {self.floats} poison, "
+                f"{self.ints} zeroinitializer",
+            )
+        ]
+
+    def _group(self, panels: int) -> list[str]:
+        """64 columns of W's rows times m rows of x: `%t{p}_{q}.next` from `%t{p}_{q}`."""
+        each = [(p, q) for p in range(panels) for q in range(self.m)]
+        lines = [
+            "group:",
+            "  %g = phi i64 [ 0, %rows ], [ %g.next, %group ]",
+            *(
+                f"  %t{p}_{q} = phi {self.floats} [ zeroinitializer, %rows ], "
+                f"[ %t{p}_{q}.next, %group ]"
+                for p, q in each
+            ),
+            f"  %g.bytes = mul i64 %g, {GROUP_BYTES}",
+            f"  %g.columns = mul i64 %g, {GROUP}",
+        ]
+        for p in range(panels):
             lines += [
-                f"  %pw{at} = getelementptr i8, ptr %w{p}, i64 %c{half}",
-                f"  %b{at} = load <{2 * LANES} x i8>, ptr %pw{at}, align 1",
-                f"  %vw{at} = sext <{2 * LANES} x i8> %b{at} to {_PAIRS}",
+                f"  %wg{p} = getelementptr i8, ptr %w{p}, i64 %g.bytes",
+                f"  %ps{p} = getelementptr i8, ptr %wg{p}, i64 %at.scale",
+                f"  %s{p} = load {self.floats}, ptr %ps{p}, align 4",
+                f"  %wl{p} = getelementptr i8, ptr %wg{p}, i64 %at.pair",
             ]
-    for q in range(m):
-        for half in range(2):
+        lines += [f"  %xg{q} = getelementptr i16, ptr %x{q}, i64 %g.columns" for q in range(self.m)]
+        for pair in range(GROUP // 2):
+            lines += self._pair(pair, panels)
+        for p, q in each:
+            lines += self._into_chain(p, q)
+        return [
+            *lines,
+            "  %g.next = add i64 %g, 1",
+            "  %g.more = icmp slt i64 %g.next, %groups",
+            "  br i1 %g.more, label %group, label %store",
+        ]
+
+    def _pair(self, c: int, panels: int) -> list[str]:
+        """A pair of columns: the exact sum `%i{p}_{q}_{c}` from that of the pairs before."""
+        lines = []
+        for p in range(panels):
             lines += [
-                f"  %px{q}_{half} = getelementptr i16, ptr %x{q}, i64 %c{half}",
-                f"  %vx{q}_{half} = load {_PAIRS}, ptr %px{q}_{half}, align 2",
+                *(() if self.lanes * panels == PANEL else _fetch(c, p)),
+                f"  %pw{p}_{c} = getelementptr i8, ptr %wl{p}, i64 {SCALES_BYTES + 2 * PANEL * c}",
+                f"  %b{p}_{c} = load <{2 * self.lanes} x i8>, ptr %pw{p}_{c}, align 1",
+                f"  %v{p}_{c} = sext <{2 * self.lanes} x i8> %b{p}_{c} to {self.pairs}",
             ]
-        for p in range(r):
-            at = f"{p}_{q}"
+        for q in range(self.m):
             lines += [
-                *(
-                    f"  %i{half}_{at} = call {_INTS} @madd({_PAIRS} %vw{p}_{half}, "
-                    f"{_PAIRS} %vx{q}_{half})"
-                    for half in range(2)
-                ),
-                f"  %i_{at} = add {_INTS} %i0_{at}, %i1_{at}",
-                f"  %f_{at} = sitofp {_INTS} %i_{at} to {_FLOATS}",
-                f"  %t{at}_0 = call {_FLOATS} @llvm.fma.v{LANES}f32({_FLOATS} %f_{at}, "
-                f"{_FLOATS} %vs{p}, {_FLOATS} %t{at}_)",
+                f"  %px{q}_{c} = getelementptr i16, ptr %xg{q}, i64 {2 * c}",
+                f"  %xi{q}_{c} = load i32, ptr %px{q}_{c}, align 4",
+                f"  %xs{q}_{c} = insertelement {self.ints} poison, i32 %xi{q}_{c}, i32 0",
+                f"  %xv{q}_{c} = shufflevector {self.ints} %xs{q}_{c}, {self.ints} poison, "
+                f"{self.ints} zeroinitializer",
+                f"  %xp{q}_{c} = bitcast {self.ints} %xv{q}_{c} to {self.pairs}",
             ]
-    return lines
+            for p in range(panels):
+                at = f"{p}_{q}_{c}"
+                before = f"%i{p}_{q}_{c - 1}" if c else "zeroinitializer"
+                lines += [
+                    f"  %m{at} = call {self.ints} @madd({self.pairs} %v{p}_{c}, "
+                    f"{self.pairs} %xp{q}_{c})",
+                    f"  %i{at} = add {self.ints} {before}, %m{at}",
+                ]
+        return lines
+
+    def _into_chain(self, p: int, q: int) -> list[str]:
+        """The exact sum of a group times its scales, onto what the groups before came to."""
+        at = f"{p}_{q}"
+        return [
+            f"  %f{at} = sitofp {self.ints} %i{at}_{GROUP // 2 - 1} to {self.floats}",
+            f"  %t{at}.next = call {self.floats} @llvm.fma.v{self.lanes}f32({self.floats} %f{at}, "
+            f"{self.floats} %s{p}, {self.floats} %t{at})",
+        ]
+
+    def _store(self, panels: int) -> list[str]:
+        """Times the scale of x's row, to its place in the result."""
+        lines = ["store:"]
+        for q in range(self.m):
+            lines.append(f"  %oj{q} = mul i64 %ldo, {q}")
+            for p in range(panels):
+                at = f"{p}_{q}"
+                lines += [
+                    f"  %e{at} = fmul {self.floats} %t{at}.next, %rv{q}",
+                    f"  %oc{at} = add i64 %i, {p * PANEL}",
+                    f"  %oi{at} = add i64 %oj{q}, %oc{at}",
+                    f"  %po{at} = getelementptr float, ptr %out, i64 %oi{at}",
+                    f"  store {self.floats} %e{at}, ptr %po{at}, align 4",
+                ]
+        return lines
 
 
-def row_scales(m: int) -> list[str]:
-    """`%rs{q}`: what a sum of a row of x is multiplied with."""
+def _fetch(c: int, p: int) -> list[str]:
+    """Each cache line of the group that comes in a while: one in every other pair, and one more."""
+    if c != 1 and c % 2:
+        return []
+    line = GROUP_BYTES // _LINE - 1 if c == 1 else c // 2
     return [
-        line
-        for q in range(m)
-        for line in (
-            f"  %prs{q} = getelementptr i16, ptr %x{q}, i64 %k",
-            f"  %rs{q} = load float, ptr %prs{q}, align 4",
-        )
+        f"  %pf{p}_{c} = getelementptr i8, ptr %wg{p}, i64 {_AHEAD + line * _LINE}",
+        f"  call void @llvm.prefetch.p0(ptr %pf{p}_{c}, i32 0, i32 2, i32 1)",
     ]
 
 
+_REST = f"""
+  %any = icmp slt i64 %end, %n
+  br i1 %any, label %rest, label %exit
+rest:
+  %start.r = sdiv i64 %end, {PANEL}
+  %o.r = mul i64 %start.r, %panel
+  %w.r = getelementptr i8, ptr %w, i64 %o.r
+  %out.r = getelementptr float, ptr %out, i64 %end
+  %n.r = sub i64 %n, %end
+  call void @{{rest}}(ptr %x, i64 %ldx, ptr %w.r, i64 %k, ptr %out.r, i64 %ldo, i64 %n.r)
+  br label %exit
+exit:
+"""
 ENTRY = f"""
   %ldr = add i64 %k, {PADDING}
   %room = mul i64 %m, %ldr
@@ -95,31 +279,6 @@ declare {_FLOATS} @llvm.rint.v{LANES}f32({_FLOATS})
 declare {_INTS} @llvm.fptosi.sat.v{LANES}i32.v{LANES}f32({_FLOATS})
 declare float @llvm.vector.reduce.fmax.v{LANES}f32({_FLOATS})
 declare float @llvm.vector.reduce.fadd.v{LANES}f32(float, {_FLOATS})
-"""
-_MADD_WIDE = f"""
-declare {_INTS} @llvm.x86.avx512.pmaddw.d.512({_PAIRS}, {_PAIRS})
-define private {_INTS} @madd({_PAIRS} %a, {_PAIRS} %b) #1 {{
-  %sums = call {_INTS} @llvm.x86.avx512.pmaddw.d.512({_PAIRS} %a, {_PAIRS} %b)
-  ret {_INTS} %sums
-}}
-"""
-_LOW, _HIGH = (
-    f"<16 x i32> <{', '.join(f'i32 {lane}' for lane in range(start, start + 16))}>"
-    for start in (0, 16)
-)
-_BOTH = f"<16 x i32> <{', '.join(f'i32 {lane}' for lane in range(16))}>"
-_MADD_NARROW = f"""
-declare <8 x i32> @llvm.x86.avx2.pmadd.wd(<16 x i16>, <16 x i16>)
-define private {_INTS} @madd({_PAIRS} %a, {_PAIRS} %b) #1 {{
-  %al = shufflevector {_PAIRS} %a, {_PAIRS} poison, {_LOW}
-  %ah = shufflevector {_PAIRS} %a, {_PAIRS} poison, {_HIGH}
-  %bl = shufflevector {_PAIRS} %b, {_PAIRS} poison, {_LOW}
-  %bh = shufflevector {_PAIRS} %b, {_PAIRS} poison, {_HIGH}
-  %l = call <8 x i32> @llvm.x86.avx2.pmadd.wd(<16 x i16> %al, <16 x i16> %bl)
-  %h = call <8 x i32> @llvm.x86.avx2.pmadd.wd(<16 x i16> %ah, <16 x i16> %bh)
-  %sums = shufflevector <8 x i32> %l, <8 x i32> %h, {_BOTH}
-  ret {_INTS} %sums
-}}
 """
 # Rows of x, [m, k] float32, as int16 with their scales behind them. A product of a row with 0 is 0
 # where all is finite, else NaN, which the scale takes on.

@@ -22,15 +22,24 @@ _SIXTEEN = f"<{', '.join(['i32 16'] * LANES)}>"
 # floats hold 6 accumulators of 16 lanes beside the operands, 32 registers of 16 floats hold 24.
 _W_ROWS_NARROW = {1: 4, 2: 2, 3: 2, 4: 1, 5: 1, 6: 1}
 _W_ROWS_WIDE = dict.fromkeys(range(1, MAX_BLOCK_ROWS + 1), 4)
-_W_ROWS_INT8 = {1: 4, 2: 4, 3: 4, 4: 2, 5: 2, 6: 2}  # wide; both halves of W's rows are kept too
+# Cache level that W is fetched into -> what the instruction calls it. Into the second level it can
+# come from further ahead; the first has room for the next rows beside the current ones.
+_LOCALITY = {1: 3, 2: 2}
+_AHEAD = 8192  # bytes, into the second level
 
 
-def assembly(form: WeightFormat, *, wide: bool, threaded: bool) -> str:
-    """The module as LLVM assembly text."""
-    w_rows = _W_ROWS_NARROW if not wide else _W_ROWS_INT8 if form is INT8 else _W_ROWS_WIDE
+def assembly(form: WeightFormat, *, wide: bool, threaded: bool, level: int) -> str:
+    """The module as LLVM assembly text. level: of the cache that weights are fetched into, 1 or 2
+    (int8's own way does not ask)."""
+    w_rows = _W_ROWS_WIDE if wide else _W_ROWS_NARROW
     width = "512" if wide else "256"
     blocks = range(1, MAX_BLOCK_ROWS + 1)
-    parts = [_block_kernel(form, m, w_rows[m]) for m in blocks]
+    parts = [
+        int8.block_kernel(m, wide=wide)
+        if form is INT8
+        else _block_kernel(form, m, w_rows[m], level)
+        for m in blocks
+    ]
     table = ", ".join(f"ptr @block{m}" for m in blocks)
     parts.append(f"@blocks = private constant [{MAX_BLOCK_ROWS} x ptr] [{table}]")
     parts.append(_strips(form))
@@ -45,7 +54,7 @@ def assembly(form: WeightFormat, *, wide: bool, threaded: bool) -> str:
     return "\n".join(parts)
 
 
-def _block_kernel(form: WeightFormat, m: int, r: int) -> str:
+def _block_kernel(form: WeightFormat, m: int, r: int, level: int) -> str:
     """`block<m>`: m rows of x against n rows of W, r at a time (r divides n)."""
     a, j = range(r), range(m)
     lines = [
@@ -53,29 +62,26 @@ def _block_kernel(form: WeightFormat, m: int, r: int) -> str:
         "ptr noalias %out, i64 %ldo, i64 %n) #0 {",
         "entry:",
         *(f"  %xo{q} = mul i64 %ldx, {q}" for q in j),
-        *(f"  %x{q} = getelementptr {_x_type(form)}, ptr %x, i64 %xo{q}" for q in j),
-        *(int8.row_scales(m) if form is INT8 else ()),
+        *(f"  %x{q} = getelementptr float, ptr %x, i64 %xo{q}" for q in j),
         *_row_bytes(form),
-        # Rows to come that fit in the first-level cache beside the current ones.
-        f"  %ahead = mul i64 %bytes, {max(2, r)}",
+        f"  %ahead = {f'mul i64 %bytes, {max(2, r)}' if level == 1 else f'add i64 {_AHEAD}, 0'}",
         "  br label %rows",
         "rows:",
         "  %i = phi i64 [ 0, %entry ], [ %i.next, %reduce ]",
         *(f"  %i{p} = add i64 %i, {p}" for p in a),
         *(f"  %wo{p} = mul i64 %i{p}, %bytes" for p in a),
         *(f"  %w{p} = getelementptr i8, ptr %w, i64 %wo{p}" for p in a),
-        *(f"  %scales{p} = getelementptr i8, ptr %w{p}, i64 %k" for p in a if form is INT8),
         "  br label %dot",
         "dot:",
         "  %c = phi i64 [ 0, %rows ], [ %c.next, %dot ]",
     ]
-    last = 0 if form is INT8 else form.columns // LANES - 1
+    last = form.columns // LANES - 1
     for p in a:
         for q in j:
             start = f"[ zeroinitializer, %rows ], [ %t{p}_{q}_{last}, %dot ]"
             lines.append(f"  %t{p}_{q}_ = phi {_VECTOR} {start}")
-    lines += _dot_body(form, m, r)
-    lines += _reduction(form, [(p, q) for q in j for p in a], last)
+    lines += _dot_body(form, m, r, level)
+    lines += _reduction([(p, q) for q in j for p in a], last)
     lines += [
         f"  %i.next = add i64 %i, {r}",
         "  %again = icmp slt i64 %i.next, %n",
@@ -97,7 +103,7 @@ def _row_bytes(form: WeightFormat) -> list[str]:
     return [f"  %bytes = mul i64 %k, {form.dtype.itemsize}"]
 
 
-def _dot_body(form: WeightFormat, m: int, r: int) -> list[str]:
+def _dot_body(form: WeightFormat, m: int, r: int, level: int) -> list[str]:
     """One step over k: a format's columns of r rows of W times m rows of x.
 
     A step takes 64 bytes of float32 and of packed weights, a cache line, which is what one prefetch
@@ -109,10 +115,9 @@ def _dot_body(form: WeightFormat, m: int, r: int) -> list[str]:
             f"  %pf.o{p} = mul i64 %c, {form.dtype.itemsize}",
             f"  %pf.a{p} = add i64 %pf.o{p}, %ahead",
             f"  %pf{p} = getelementptr i8, ptr %w{p}, i64 %pf.a{p}",
-            f"  call void @llvm.prefetch.p0(ptr %pf{p}, i32 0, i32 3, i32 1)",
-            *(_load_scale(p) if form is INT8 else ()),
+            f"  call void @llvm.prefetch.p0(ptr %pf{p}, i32 0, i32 {_LOCALITY[level]}, i32 1)",
         ]
-    lines += int8.step(m, r) if form is INT8 else _widened_step(form, m, r)
+    lines += _widened_step(form, m, r)
     return [
         *lines,
         f"  %c.next = add i64 %c, {form.columns}",
@@ -149,17 +154,6 @@ def _x_type(form: WeightFormat) -> str:
     return "i16" if form is INT8 else "float"
 
 
-def _load_scale(p: int) -> list[str]:
-    """The scale of the group in row p that a step takes, in every lane."""
-    return [
-        f"  %group{p} = sdiv i64 %c, {GROUP}",
-        f"  %ps{p} = getelementptr float, ptr %scales{p}, i64 %group{p}",
-        f"  %s{p} = load float, ptr %ps{p}, align 4",
-        f"  %si{p} = insertelement {_VECTOR} poison, float %s{p}, i32 0",
-        f"  %vs{p} = shufflevector {_VECTOR} %si{p}, {_VECTOR} poison, {_INTS} zeroinitializer",
-    ]
-
-
 def _load_weights(form: WeightFormat, p: int, part: int) -> list[str]:
     """LANES weights of row p as float32: `dense` in registers."""
     at, to = f"{p}_{part}", f"%vw{p}_{part}"
@@ -177,7 +171,7 @@ def _load_weights(form: WeightFormat, p: int, part: int) -> list[str]:
     ]
 
 
-def _reduction(form: WeightFormat, sums: list[tuple[int, int]], last: int) -> list[str]:
+def _reduction(sums: list[tuple[int, int]], last: int) -> list[str]:
     """Sum the lanes of every accumulator and store: halves first, two accumulators at a time.
 
     last: the part of a step that an accumulator was last added to.
@@ -208,20 +202,16 @@ def _reduction(form: WeightFormat, sums: list[tuple[int, int]], last: int) -> li
             lines.append(f"  {name} = fadd {_VECTOR} {name}l, {name}h")
             joined.append(name)
         vectors, size, level = joined, half, level + 1
-    return [*lines, *_stores(form, sums, vectors)]
+    return [*lines, *_stores(sums, vectors)]
 
 
-def _stores(form: WeightFormat, sums: list[tuple[int, int]], vectors: list[str]) -> list[str]:
+def _stores(sums: list[tuple[int, int]], vectors: list[str]) -> list[str]:
     """Write the sums, a lane each, to their places of the result."""
     lines: list[str] = []
     for place, (p, q) in enumerate(sums):
-        sum_ = f"extractelement {_VECTOR} {vectors[place // LANES]}, i32 {place % LANES}"
-        scaled = (
-            f"  %l{place} = {sum_}",
-            f"  %e{place} = fmul float %l{place}, %rs{q}",
-        )
+        vector, lane = divmod(place, LANES)
         lines += [
-            *(scaled if form is INT8 else (f"  %e{place} = {sum_}",)),
+            f"  %e{place} = extractelement {_VECTOR} {vectors[vector]}, i32 {lane}",
             f"  %oj{place} = mul i64 %ldo, {q}",
             f"  %oi{place} = add i64 %oj{place}, %i{p}",
             f"  %po{place} = getelementptr float, ptr %out, i64 %oi{place}",

@@ -7,7 +7,9 @@ Where weights are int8 it multiplies integers, with activations of sixteen bits 
 Either way a row's product is the same whatever shares the step.
 
 int8 is symmetric: a weight is its byte times the scale of its group, which is the largest of the
-group over 127.
+group over 127. Sixteen rows are one panel, whose bytes lie as the kernel takes them: for each group
+of columns the sixteen scales, then pair by pair of neighbouring columns both bytes of every row.
+The tensor has the shape of what it stands for all the same, [N, K]: only its first address counts.
 """
 
 from __future__ import annotations
@@ -18,7 +20,10 @@ import torch
 from torch import Tensor
 
 GROUP = 64  # columns of a row that share a scale
+PANEL = 16  # rows of int8 that lie together
 _SCALE_BYTES = 4  # a scale is float32
+SCALES_BYTES = PANEL * _SCALE_BYTES  # in front of a panel's group
+GROUP_BYTES = SCALES_BYTES + PANEL * GROUP  # of a panel
 SMALLEST_ROW = 2.0**-124  # activations: a row of none larger is 0, its scale would be subnormal
 
 
@@ -31,7 +36,8 @@ class WeightFormat:
     columns: int
 
     def row_bytes(self, k: int) -> int:
-        """Bytes from one row of K weights to the next; of int8 the scales lie behind the row."""
+        """Bytes of a row of K weights, from one to the next; of int8 with its scales, on average
+        over a panel."""
         scales = k // GROUP * _SCALE_BYTES if self.dtype is torch.int8 else 0
         return k * self.dtype.itemsize + scales
 
@@ -48,10 +54,11 @@ def format_of(weight: Tensor) -> WeightFormat | None:
     form = _BY_DTYPE.get(weight.dtype)
     if form is None or weight.dim() != 2 or not weight.is_cpu:
         return None
-    n, k = weight.shape
-    step = form.row_bytes(k) // form.dtype.itemsize
-    fits = k % form.columns == 0 and n % 16 == 0 and weight.stride() == (step, 1)
-    return form if fits and type(weight) in (Tensor, torch.nn.Parameter) else None
+    step = form.row_bytes(weight.shape[1]) // form.dtype.itemsize
+    lies = fits(weight, form) and weight.stride() == (step, 1)
+    if form is INT8:  # rows from the middle of a panel are none
+        lies = lies and weight.storage_offset() % (PANEL * step) == 0
+    return form if lies and type(weight) in (Tensor, torch.nn.Parameter) else None
 
 
 def is_packed(weight: Tensor) -> bool:
@@ -85,19 +92,15 @@ def pack(weight: Tensor, form: WeightFormat) -> Tensor:
     groups = weight.reshape(n, k // GROUP, GROUP)
     scales = groups.abs().amax(-1) / 127.0  # [N, K / 64]
     divisors = torch.where(scales > 0, scales, 1.0)
-    whole = torch.empty(n, form.row_bytes(k), dtype=torch.int8)
-    whole[:, :k] = (groups / divisors[..., None]).round().clamp(-127, 127).view(n, k)
-    whole[:, k:].view(torch.float32).copy_(scales)
-    return whole[:, :k]
+    whole = (groups / divisors[..., None]).round().clamp(-127, 127).to(torch.int8)
+    return _laid_out(whole, scales)
 
 
 def dense(weight: Tensor) -> Tensor:
     """The float32 numbers [N, K] that a weight stands for; a float32 weight itself."""
     if weight.dtype is not torch.int8:
         return weight.float()
-    n, k = weight.shape
-    scales = _whole(weight)[:, k:].view(torch.float32)  # [N, K / 64]
-    return (weight.float().reshape(n, k // GROUP, GROUP) * scales[..., None]).view(n, k)
+    return look_up(weight, torch.arange(weight.shape[0]))
 
 
 def rounded_rows(x: Tensor) -> Tensor:
@@ -111,19 +114,52 @@ def rounded_rows(x: Tensor) -> Tensor:
 
 
 def take_rows(weight: Tensor, rows: Tensor) -> Tensor:
-    """Some rows of a weight, in its format: rows [n] int64 -> [n, K]."""
-    if weight.dtype is not torch.int8:
+    """Some rows of a weight, in its format: rows [n] int64 -> [n, K]. Of a packed weight in float32
+    where so many rows can have no format."""
+    if not is_packed(weight):
         return weight[rows]
-    return _whole(weight)[rows][:, : weight.shape[1]]
+    if len(rows) % PANEL:
+        return look_up(weight, rows)
+    return _laid_out(*int8_rows(weight, rows)) if weight.dtype is torch.int8 else weight[rows]
 
 
 def look_up(weight: Tensor, tokens: Tensor) -> Tensor:
     """Embeddings: tokens [...] int64 -> [..., K] float32."""
-    rows = take_rows(weight, tokens.reshape(-1))
-    return dense(rows).view(*tokens.shape, weight.shape[1])
+    rows = tokens.reshape(-1)
+    int8 = weight.dtype is torch.int8
+    found = _numbers(*int8_rows(weight, rows)) if int8 else weight[rows].float()
+    return found.view(*tokens.shape, weight.shape[1])
 
 
-def _whole(weight: Tensor) -> Tensor:
-    """An int8 weight [N, K] with the scales behind its rows, [N, K + K / 16] int8."""
+def _laid_out(whole: Tensor, scales: Tensor) -> Tensor:
+    """Panels of rows: whole [N, K / 64, 64] int8, scales [N, K / 64] float32 -> [N, K] int8."""
+    n, groups = scales.shape
+    memory = torch.empty(n, groups * GROUP_BYTES // PANEL, dtype=torch.int8)
+    weight = memory[:, : groups * GROUP]
+    its_scales, its_pairs = _panels(weight)
+    its_scales.copy_(scales.view(-1, PANEL, groups).transpose(1, 2))
+    its_pairs.copy_(whole.view(-1, PANEL, groups, GROUP // 2, 2).permute(0, 2, 3, 1, 4))
+    return weight
+
+
+def _panels(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """An int8 weight's scales [N / 16, K / 64, 16] float32 and its pairs of columns
+    [N / 16, K / 64, 32, 16, 2] int8, where they lie."""
     n, k = weight.shape
-    return weight.as_strided((n, INT8.row_bytes(k)), weight.stride(), weight.storage_offset())
+    groups = k // GROUP
+    sizes, steps = (n // PANEL, groups, GROUP_BYTES), (groups * GROUP_BYTES, GROUP_BYTES, 1)
+    memory = weight.as_strided(sizes, steps, weight.storage_offset())
+    scales = memory[..., :SCALES_BYTES].view(torch.float32)
+    return scales, memory[..., SCALES_BYTES:].unflatten(-1, (GROUP // 2, PANEL, 2))
+
+
+def int8_rows(weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [n] int64 of an int8 weight: [n, K / 64, 64] int8 and their scales [n, K / 64]."""
+    scales, pairs = _panels(weight)
+    panel, lane = rows // PANEL, rows % PANEL
+    return pairs[panel, :, :, lane].flatten(2), scales[panel, :, lane]
+
+
+def _numbers(whole: Tensor, scales: Tensor) -> Tensor:
+    """What int8 [n, K / 64, 64] with scales [n, K / 64] stands for: [n, K] float32."""
+    return (whole.float() * scales[..., None]).flatten(1)

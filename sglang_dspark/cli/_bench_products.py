@@ -1,0 +1,127 @@
+"""`dspark bench products`: a decode step's matrix products by weight format and number of rows."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from pathlib import Path
+from statistics import median
+from time import perf_counter
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+if TYPE_CHECKING:
+    from torch import Tensor
+
+    from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
+    from sglang_dspark.serving.cpu.weight_formats import WeightFormat
+
+RESULTS = Path("results/products_cpu.json")
+# Weights [N, K] of SmolLM2-135M, layer by layer and the LM head: 134 million numbers.
+_LAYER = ((960, 576), (576, 576), (3072, 576), (576, 1536))
+SHAPES = (*(_LAYER * 30), (49152, 576))
+
+
+def products(
+    formats: Annotated[str, typer.Option(help="Of `cpu.weights`.")] = "float32,bfloat16,int8",
+    rows: Annotated[str, typer.Option(help="Rows of a step, comma-separated.")] = "1,2,4,6,12,24",
+    levels: Annotated[
+        str, typer.Option(help="Caches that float weights are fetched into, 1 and 2.")
+    ] = "1,2",
+    repeats: Annotated[int, typer.Option(min=3, help="In turn.")] = 11,
+    out: Annotated[Path, typer.Option("--json", help="Result file.")] = RESULTS,
+) -> None:
+    """Milliseconds of all matrix products of a decode step of SmolLM2-135M, on one thread."""
+    from rich.console import Console
+
+    from sglang_dspark.common.machine import cpu_description
+    from sglang_dspark.errors import DSparkError
+    from sglang_dspark.loadtest.results import require_clean, write_results
+    from sglang_dspark.serving.cpu.linear import MAX_ROWS, why_not
+    from sglang_dspark.serving.cpu.narrow_matmul import Processor
+    from sglang_dspark.serving.cpu.weight_formats import FORMATS
+
+    console = Console(stderr=True, highlight=False)
+    names = [each.strip() for each in formats.split(",")]
+    if wrong := set(names) - set(FORMATS):
+        raise DSparkError(f"--formats {', '.join(wrong)}: choose of {', '.join(FORMATS)}")
+    counts = _numbers("--rows", rows, MAX_ROWS)
+    caches = _numbers("--levels", levels, 2)
+    if (reason := why_not()) is not None:
+        raise DSparkError(f"there is nothing to measure: {reason}")
+    require_clean(out)
+    found = []
+    for name in names:
+        for row in _measured(FORMATS[name], counts, caches, repeats):
+            found.append(row)
+            console.print(_line(row))
+    metrics = {
+        "shapes": "SmolLM2-135M",
+        "threads": 1,
+        "level_served": Processor.host().level,
+        "products": found,
+    }
+    write_results(out, out.stem, cpu_description(), metrics)
+    console.print(f"written to {out}")
+
+
+def _numbers(option: str, text: str, most: int) -> list[int]:
+    from sglang_dspark.errors import DSparkError
+
+    numbers = [int(part) if part.strip().isdecimal() else 0 for part in text.split(",")]
+    if min(numbers) < 1 or max(numbers) > most:
+        raise DSparkError(f"{option} {text!r}: give numbers from 1 to {most}, such as 1,{most}")
+    return numbers
+
+
+def _measured(
+    form: WeightFormat, counts: Sequence[int], levels: Sequence[int], repeats: int
+) -> list[dict[str, Any]]:
+    """A row for each number of rows and cache level; int8 has its own way to fetch."""
+    from sglang_dspark.serving.cpu.narrow_matmul import Processor, compile_matmul
+    from sglang_dspark.serving.cpu.weight_formats import INT8
+
+    weights, host = _weights(form), Processor.host()
+    ways = [None] if form is INT8 else list(levels)
+    kernels = {way: compile_matmul(host, None, form, way) for way in ways}
+    size = sum(n * form.row_bytes(k) for n, k in SHAPES)
+    found = []
+    for count in counts:
+        times: dict[int | None, list[float]] = {way: [] for way in ways}
+        for _ in range(repeats):
+            for way, kernel in kernels.items():
+                times[way].append(1e3 * _seconds(kernel, weights, count))
+        for way, each in times.items():
+            row: dict[str, Any] = {"format": form.name, "rows": count, "level": way}
+            row |= {"ms": median(each), "gb_per_s": size / median(each) / 1e6, "repeats": each}
+            found.append(row)
+    return found
+
+
+def _weights(form: WeightFormat) -> list[Tensor]:
+    import torch
+
+    from sglang_dspark.serving.cpu.weight_formats import FLOAT32, pack
+
+    generator = torch.Generator().manual_seed(0)
+    plain = (torch.randn(n, k, generator=generator) for n, k in SHAPES)
+    return [weight if form is FLOAT32 else pack(weight, form) for weight in plain]
+
+
+def _seconds(kernel: NarrowMatmul, weights: Sequence[Tensor], count: int) -> float:
+    import torch
+
+    from sglang_dspark.serving.cpu.linear import narrow
+
+    inputs = {k: torch.randn(count, k) for _, k in _LAYER}
+    began = perf_counter()
+    for weight in weights:
+        narrow(kernel, inputs[weight.shape[1]], weight, threads=1)
+    return perf_counter() - began
+
+
+def _line(row: dict[str, Any]) -> str:
+    way = "" if row["level"] is None else f", fetched into L{row['level']}"
+    return (
+        f"{row['format']}, {row['rows']} rows{way}: {row['ms']:.1f} ms, {row['gb_per_s']:.0f} GB/s"
+    )
