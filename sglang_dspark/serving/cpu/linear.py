@@ -1,10 +1,11 @@
 """x W^T + bias for the row counts of serving: our own kernel for few rows, BLAS for many.
 
 Up to `MAX_ROWS` rows products of float32 rows run in narrow_matmul.py, which reads the weights as
-they lie once for all rows: float32, or packed (weight_formats.py); int8 always does. Measured on one core with AVX2
-over half of SmolLM2-135M's weights, 6 rows took 1.05 times the time of 1 (20 against 19 ms;
-`F.linear` 59 and 35), and no count up to 512 was slower than `F.linear`; beyond `MAX_ROWS` BLAS
-keeps the work all the same, as its own blocking may pay there on processors that were not measured.
+they lie once for all rows: float32, or packed (weight_formats.py). Beyond that BLAS keeps the work,
+as its own blocking may pay there on processors that were not measured; int8 it does not multiply,
+so those products are all ours. Six rows of float32 take about the time of one
+(results/products_cpu.json). Measured on one core with AVX2, no count up to 512 was slower than
+`F.linear`.
 Float32 weights are never repacked, so those tied or sliced elsewhere stay what they are.
 """
 
