@@ -24,6 +24,7 @@ TYPES = (torch.float32, torch.bfloat16, torch.float16)
 _PROGRAMS = 512  # that keep a GPU of 132 processors busy
 _MOST_PARTS = 32
 _LEAST = 4096  # tokens of a part
+_ALIGNED = 16  # a part begins where a load of 16 bytes may
 
 
 class Emitted(NamedTuple):
@@ -102,7 +103,7 @@ def accept_greedy_triton(
         width,
         window.stride(0),
         logits.stride(0),
-        triton.cdiv(vocab, parts),
+        _ALIGNED * triton.cdiv(vocab, _ALIGNED * parts),
         parts=parts,
         places=triton.next_power_of_2(width),
         block=min(2048, triton.next_power_of_2(vocab)),

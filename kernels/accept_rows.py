@@ -51,22 +51,42 @@ def threshold(
     """The largest key that top_k tokens reach, or more weight than `limit`: 0 if none does.
 
     With it and the tokens above it the likelier ones are complete: what is below has top_k tokens
-    or more than `limit` in front of it.
+    or more than `limit` in front of it. Two bits a pass over the row; each lane counts for itself
+    until the pass ends.
     """
     key = tl.zeros([rows], tl.int32)
-    bits = 30 * tl.max(active.to(tl.int32), 0)  # w <= 1, whose pattern has 30 bits
-    for step in range(0, bits):
-        trial = key | (1 << (29 - step))
-        count = tl.zeros([rows], tl.int32)
-        mass = tl.zeros([rows], tl.float64)
+    passes = 15 * tl.max(active.to(tl.int32), 0)  # w <= 1, whose pattern has 30 bits
+    for step in range(0, passes):
+        bit = 28 - 2 * step
+        low, middle, high = key | (1 << bit), key | (2 << bit), key | (3 << bit)
+        count_low = tl.zeros([rows, block], tl.int32)
+        count_middle = tl.zeros([rows, block], tl.int32)
+        count_high = tl.zeros([rows, block], tl.int32)
+        mass_low = tl.zeros([rows, block], tl.float64)
+        mass_middle = tl.zeros([rows, block], tl.float64)
+        mass_high = tl.zeros([rows, block], tl.float64)
         for at in range(0, vocab, block):
             x = scaled(logits, base, active, temperature, at, vocab, block)
             w = tl.exp(x - top[:, None])
-            reaches = w.to(tl.int32, bitcast=True) >= trial[:, None]
-            count += tl.sum(reaches.to(tl.int32), 1)
-            mass += tl.sum(tl.where(reaches, w, 0.0).to(tl.float64), 1)
-        key = tl.where((count >= top_k) | (mass > limit), trial, key)
+            bits = w.to(tl.int32, bitcast=True)
+            count_low += (bits >= low[:, None]).to(tl.int32)
+            count_middle += (bits >= middle[:, None]).to(tl.int32)
+            count_high += (bits >= high[:, None]).to(tl.int32)
+            mass_low += tl.where(bits >= low[:, None], w, 0.0).to(tl.float64)
+            mass_middle += tl.where(bits >= middle[:, None], w, 0.0).to(tl.float64)
+            mass_high += tl.where(bits >= high[:, None], w, 0.0).to(tl.float64)
+        key = _taken(key, low, count_low, mass_low, top_k, limit)
+        key = _taken(key, middle, count_middle, mass_middle, top_k, limit)
+        key = _taken(key, high, count_high, mass_high, top_k, limit)
     return key
+
+
+@triton.jit
+def _taken(key, trial, count, mass, top_k, limit):
+    """The trial where enough tokens or enough weight reach it; what reaches a larger one reaches a
+    smaller one too."""
+    enough = (tl.sum(count, 1) >= top_k) | (tl.sum(mass, 1) > limit)
+    return tl.where(enough, trial, key)
 
 
 @triton.jit

@@ -45,7 +45,8 @@ def tiling(group: int, form: str, x_scaled: bool, swiglu: bool, fp8_out: bool) -
     block_m = min(128, max(16, triton.next_power_of_2(max(group, 1))))
     if block_m <= 32:
         columns, warps = (SCALE_BLOCK, 8) if fp8_out else (64, 4)
-        stages, programs = 3 if form == "bf16" else 4, 8 // warps
+        # Four stages of a scale's 128 columns are more than the 99 KiB of an L4 or a 4090.
+        stages, programs = 3 if form == "bf16" or fp8_out else 4, 8 // warps
         return Tiling(block_m, columns, SCALE_BLOCK, 8, warps, stages, programs)
     if form == "bf16":
         return Tiling(block_m, SCALE_BLOCK, SCALE_BLOCK // 2, 8, 8, 3, 1)

@@ -30,6 +30,16 @@ from sglang_dspark.paths import cache_root
 
 logger = logging.getLogger(__name__)
 
+
+def _triton_errors() -> tuple[type[Exception], ...]:
+    """What a kernel that does not compile, or needs more memory than a GPU has, fails with."""
+    try:
+        from triton.errors import TritonError
+    except ImportError:
+        return ()
+    return (TritonError,)
+
+
 FORMAT = 1
 TOKENS = (1, 8, 64)
 REPEATS = 5
@@ -37,7 +47,8 @@ _UNFIT = ("failed:", "its result differs")
 LEAST_US, MOST_US = 1e-3, 3.6e9  # what a clock can tell; an hour for one layer serves nobody
 MOST_TOKENS = 1 << 24
 MOST_DIFFERENCE = 1e-2  # from the reference, see `_difference`; rows rounded to FP8 have 1e-3
-FAILURES = (
+FAILURES: tuple[type[Exception], ...] = (
+    *_triton_errors(),
     RuntimeError,
     ValueError,
     TypeError,
@@ -46,6 +57,7 @@ FAILURES = (
     ImportError,
     OSError,
 )
+_UNFITTING: tuple[type[Exception], ...] = (*FAILURES, DSparkError)
 
 
 @dataclass(frozen=True)
@@ -150,7 +162,7 @@ def measure(
                     refused[name] = f"{_UNFIT[1]} from the reference by {difference:.1e}"
                     continue
                 timings.append(Timing(count, name, _least_us(run, workload.device, repeats)))
-            except (*FAILURES, DSparkError) as error:
+            except _UNFITTING as error:
                 refused[name] = f"{_UNFIT[0]} {first_line(error)}"
     table = TimesTable(key, datetime.now(UTC).isoformat(timespec="seconds"), (), refused)
     return replace(table, timings=tuple(t for t in timings if t.backend not in table.unfit))

@@ -14,6 +14,8 @@ import os
 from pathlib import Path
 from typing import Any
 
+import torch
+
 from sglang_dspark.drafter.config import MOE_ARCHITECTURE, DrafterConfig
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.sharding import Split, check_split
@@ -163,7 +165,8 @@ def _start(server_args: Any, args: Any, has_head: bool) -> features.Start:
     recurrent = mambaish_config(model_config_of(server_args)) is not None
     chosen = current_config().schedule
     by_lengths = chosen.threshold is not None or chosen.algorithm == "early-stop"
-    return features.Start(args, has_head, recurrent, dict(os.environ), by_lengths)
+    generation = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
+    return features.Start(args, has_head, recurrent, dict(os.environ), by_lengths, generation)
 
 
 def _reads_confidence() -> bool:

@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from triton import OutOfResources
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts import times
@@ -42,6 +43,10 @@ def test_what_is_here_is_timed_and_what_is_wrong_is_left_out() -> None:
     def broken(given: ExpertWeights):
         raise OSError("libcudart.so is missing")
 
+    def too_large(given: ExpertWeights):
+        raise OutOfResources(104_448, 101_376, "shared memory")
+
+    register(Backend("too large", lambda: None, lambda s: None, too_large))
     register(Backend("wrong", lambda: None, lambda s: None, wrong))
     register(Backend("broken", lambda: None, lambda s: None, broken))
     table = times.measure(weights(), SMALL, KEY, tokens=(1, 300), repeats=2)
@@ -49,6 +54,7 @@ def test_what_is_here_is_timed_and_what_is_wrong_is_left_out() -> None:
     assert {t.backend for t in table.timings if t.tokens == 300} == {"torch"}
     assert table.refused["wrong"].startswith("its result differs from the reference by")
     assert table.refused["broken"] == "failed: libcudart.so is missing"
+    assert table.refused["too large"].startswith("failed: out of resource: shared memory")
     assert table.refused["triton"] == "for CUDA devices"
     assert "1 tokens" in str(table)
     assert "torch" in str(table)

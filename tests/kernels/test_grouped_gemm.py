@@ -109,6 +109,14 @@ def test_tile_height_follows_the_groups() -> None:
             assert tiling(group, form, form != "bf16", True, True).block_n == SCALE_BLOCK
 
 
+@pytest.mark.parametrize("group", [1, 16, 17, 32])
+def test_a_decode_tile_of_fp8_rows_fits_a_small_gpu(group: int) -> None:
+    """Of an L4 or a 4090, which keep one stage less: two weights and rows of x, in bytes."""
+    how = tiling(group, "fp8", True, True, True)
+    stage = (2 * how.block_n + how.block_m) * how.block_k
+    assert (how.num_stages - 1) * stage <= 99 * 1024
+
+
 def test_kernels_compile_for_hopper_and_blackwell_without_one() -> None:
     """Machine code within the shared memory of a block, all products on warp-group tensor
     instructions."""

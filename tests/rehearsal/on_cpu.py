@@ -50,6 +50,9 @@ class PlantedClock:
     def seconds(self, begin: float, end: float) -> float:
         return end - begin
 
+    def lead(self) -> None:
+        """The planted world is nobody's device."""
+
 
 def install_rehearsal() -> None:
     """In place of `plugin._install`."""

@@ -160,3 +160,24 @@ def test_a_weight_of_the_target_is_not_the_drafters() -> None:
     drafter.weight = target.weight
     drafter.register_parameter("empty", nn.Parameter(torch.empty(0, 4)))
     assert broken_weight(drafter, target) is None
+
+
+@pytest.mark.parametrize(
+    "text", ["CUDA error: device-side assert triggered", "Triton Error [CUDA]"]
+)
+def test_a_device_that_failed_ends_the_server(broken_draft: list[str], text: str) -> None:
+    """Whatever is computed on it next fails too: plain decoding cannot be promised."""
+    world = World()
+    for _ in range(6):
+        world.step([1, 2])
+    state = state_in(world)
+    step = planning.take_plan(state, BATCH)
+    broken_draft.append(text)
+    with pytest.raises(RuntimeError, match="CUDA"):
+        draft.proposal_of(state, BATCH, None, step, None)
+
+
+def test_which_failures_are_the_devices() -> None:
+    assert draft.of_device(torch.AcceleratorError("unspecified launch failure"))
+    assert not draft.of_device(torch.OutOfMemoryError("CUDA out of memory. Tried to allocate"))
+    assert not draft.of_device(ValueError("a shape does not fit"))

@@ -20,7 +20,9 @@ def resident():  # MiB
 heap.EVERY_S = 0.05
 if "trim" in sys.argv:
     current_platform.init_backend()
-    current_platform.init_backend()  # the target's and the draft's, in one process
+    assert threading.active_count() == 1, "a server forks behind this"
+    current_platform.post_load_model(None)
+    current_platform.post_load_model(None)  # the target's and the draft's, in one process
     assert sum(thread.name == heap.THREAD for thread in threading.enumerate()) == 1
 tensors = [torch.zeros(16_384) for _ in range(4_096)]  # 64 KiB each: 256 MiB, no mapping of its own
 kept = tensors[::64]

@@ -33,6 +33,9 @@ ATTENTION = next(each.name for each in FEATURES if each.name.startswith("attenti
 USUAL = Start(arguments(), has_head=True, recurrent=False, variables={})
 ROWS = {  # feature's name: a start that has it and nothing else
     ATTENTION: replace(USUAL, args=arguments(attention_backend="flashinfer")),
+    "trtllm_mha on Hopper and on consumer Blackwell": replace(
+        USUAL, args=arguments(attention_backend="trtllm_mha")
+    ),
     "a drafter without a confidence head": replace(USUAL, has_head=False),
     "pipeline parallelism": replace(USUAL, args=arguments(pp_size=2)),
     "data-parallel attention": replace(USUAL, args=arguments(enable_dp_attention=True)),
@@ -66,7 +69,8 @@ def test_ranks_that_agree_are_scheduled() -> None:
 
 @pytest.mark.parametrize("backend", sorted(features.RAGGED_BACKENDS))
 def test_a_usual_start_is_scheduled(backend: str) -> None:
-    assert obstacle(replace(USUAL, args=arguments(attention_backend=backend))) is None
+    start = replace(USUAL, args=arguments(attention_backend=backend), generation=10)
+    assert obstacle(start) is None
 
 
 def test_settings_that_mean_off_stand_in_nobodys_way() -> None:

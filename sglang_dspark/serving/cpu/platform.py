@@ -79,15 +79,17 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
 
     def init_backend(self) -> None:
         """Once in each process that builds a model runner, before it does."""
-        from sglang_dspark.serving.cpu import fused_ops, heap, threads
+        from sglang_dspark.serving.cpu import fused_ops, threads
 
         threads.limit_this_process()
-        heap.keep_small()
         fused_ops.register(self.get_dispatch_key_name())
         register_attention()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        """Weights are in place: nothing to move on this device."""
+        """Weights are in place, in a process that forks no other: threads may begin."""
+        from sglang_dspark.serving.cpu import heap
+
+        heap.keep_small()
 
 
 def register_attention() -> None:

@@ -56,13 +56,22 @@ def _obstacle(worker: Any) -> str | None:
     """Why this worker cannot be scheduled on an accelerator; None: it can."""
     from sglang.srt.runtime_context import get_parallel
 
-    parallel = get_parallel()
+    parallel, runner = get_parallel(), worker.model_runner
     if not worker._verify_planner.is_compact_mode:
         return "SGLang loaded the models for static verification"
     if parallel.attn_dp_enabled:
         return "ranks of data-parallel attention would have to agree on a tier"
     if parallel.pp_size > 1:
         return "SGLang verifies on the last of several stages"
+    if getattr(runner.token_to_kv_pool, "post_capture_active", False):
+        return "the cache has no memory yet (SGLANG_ENABLE_POST_CAPTURE_KV_SIZING)"
+    draft = worker.draft_model_runner
+    if draft.attn_backend.needs_cpu_seq_lens and not runner.attn_backend.needs_cpu_seq_lens:
+        return (
+            f"the draft's attention ({type(draft.attn_backend).__name__}) waits for lengths on the "
+            "host in every step, the target's does not; give the draft the target's by "
+            "--speculative-draft-attention-backend"
+        )
     return obstacle(worker)
 
 

@@ -22,6 +22,8 @@ from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine
 from sglang_dspark.serving.step.rules import Rules, rules_of
 
+_LEAD = 10_000_000  # cycles: five milliseconds or more, longer than a pass takes to launch
+
 
 class EventClock:
     """Time on the stream that computes; events are read when they have passed."""
@@ -35,6 +37,10 @@ class EventClock:
     def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
         """From one to the other; None while the other has not passed."""
         return begin.elapsed_time(end) / 1e3 if end.query() else None
+
+    def lead(self) -> None:
+        """Some milliseconds of waiting on the stream that computes."""
+        torch.cuda._sleep(_LEAD)
 
 
 class GraphDevice:
@@ -52,7 +58,7 @@ class GraphDevice:
         self.tiers: Sequence[int] = (
             ragged_capture_num_tokens(model_runner=worker.model_runner) or ()
         )
-        self._slots = ragged_capture_max_slots(model_runner=worker.model_runner) or 0
+        self.slots = ragged_capture_max_slots(model_runner=worker.model_runner) or 0
         self._worker, self._executor = worker, worker._verify_executor
         self._epilogue = self._executor.verify_epilogue is not None
         self._by_our_rule = StepAccept()
@@ -79,12 +85,19 @@ class GraphDevice:
         """The smallest tier that holds R + K; beyond the last one the pass runs eagerly."""
         tokens = requests + admitted
         return (
-            self.tiers[bisect_left(self.tiers, tokens)] if self._fits(requests, tokens) else tokens
+            self.tiers[bisect_left(self.tiers, tokens)]
+            if self.in_graph(requests, admitted)
+            else tokens
         )
 
     def accepts_in_graph(self, requests: int, admitted: int) -> bool:
         """Whether a graph with upstream's accept epilogue was captured for such a pass."""
-        return self._epilogue and self._fits(requests, requests + admitted)
+        return self._epilogue and self.in_graph(requests, admitted)
+
+    def in_graph(self, requests: int, admitted: int) -> bool:
+        """Whether a graph was captured for such a pass."""
+        tokens = requests + admitted
+        return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self.slots
 
     def rules(self, counts: OutputCounts, batch: Any) -> Rules:
         """Of the requests' settings, which the host knows."""
@@ -189,9 +202,6 @@ class GraphDevice:
             bs=asked.requests,
             run_compact=True,
         )
-
-    def _fits(self, requests: int, tokens: int) -> bool:
-        return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self._slots
 
     def _upload(self, host: Tensor) -> Tensor:
         if self._device.type != "cuda":

@@ -13,7 +13,8 @@ from dataclasses import dataclass
 from typing import Any
 
 # Their verify passes take windows of unlike lengths, eager and in graphs; Triton by our seams.
-RAGGED_BACKENDS = frozenset({"fa3", "fa4", "triton", "trtllm_mha", "trtllm_mla", "flashinfer_mla"})
+RAGGED_BACKENDS = frozenset({"fa3", "fa4", "triton", "trtllm_mha", "trtllm_mla"})
+_XQA = (9, 12)  # generations of GPUs on which trtllm_mha is XQA
 
 
 @dataclass(frozen=True)
@@ -22,6 +23,7 @@ class Start:
 
     recurrent: whether the target keeps a recurrent state. variables: the environment. by_lengths:
     whether the configuration asks for lengths that add up to no K fixed before drafting.
+    generation: the GPU's, 9 of an H100.
     """
 
     args: Any
@@ -29,6 +31,7 @@ class Start:
     recurrent: bool
     variables: dict[str, str]
     by_lengths: bool = False
+    generation: int = 9
 
 
 @dataclass(frozen=True)
@@ -61,10 +64,16 @@ FEATURES = (
         lambda start: start.by_lengths,
     ),
     Feature(
-        "attention backends other than fa3, fa4, triton, trtllm_mha, trtllm_mla, flashinfer_mla",
+        "attention backends other than fa3, fa4, triton, trtllm_mha, trtllm_mla",
         "this attention backend has no windows of unlike lengths; "
         "--attention-backend triton and fa3 have",
         lambda start: verify_backend(start.args) not in RAGGED_BACKENDS,
+    ),
+    Feature(
+        "trtllm_mha on Hopper and on consumer Blackwell",
+        "trtllm_mha is XQA on this GPU, which has no windows of unlike lengths; "
+        "--attention-backend fa3 and triton have",
+        lambda start: verify_backend(start.args) == "trtllm_mha" and start.generation in _XQA,
     ),
     Feature(
         "a drafter without a confidence head",

@@ -8,23 +8,41 @@ one was captured.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
 import torch
+from torch import Tensor
 
-from sglang_dspark.kernels.commit_rows import Packed
+from sglang_dspark.kernels.admission import admit_triton
+from sglang_dspark.kernels.commit_rows import Packed, pack_triton
+from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving.cuda.device import GraphDevice
 from sglang_dspark.serving.schedule.passes import Seats, draft_once, ragged_forward
 from sglang_dspark.serving.step.layout import layout_of
+
+_EAGER = 64  # requests, where there are no graphs
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A made-up pass. layout: upstream's. tokens: [R, gamma] int64, anchors and drafts alike."""
+
+    layout: Any
+    tokens: Tensor
+    accepts_in_graph: bool
 
 
 class GraphPasses:
     """What `schedule.profile` times on an accelerator."""
 
     def __init__(self, worker: Any, device: GraphDevice) -> None:
+        from sglang.srt.runtime_context import get_schedule
+
         self._worker, self._device = worker, device
+        self._overlaps = not get_schedule().disable_overlap_schedule
         self._seats = Seats(worker)
         self.gamma = int(worker.gamma)
         self.most_requests, self.longest = self._seats.most_requests, self._seats.longest
@@ -32,24 +50,52 @@ class GraphPasses:
         self.depths: tuple[int, ...] = (self.gamma,)  # another width runs outside the draft's graph
 
     def warm_up(self) -> None:
-        """One pass of each kind, for what only a first one does."""
+        """One pass of each kind, for what only a first one does, and the operators of every size of
+        batch that has graphs: what compiles in a served step holds all its users up."""
         context = min(8, self.longest)
         self.verify_seconds([0], context)
         self.verify_seconds([self.gamma] * min(2, self.most_requests), context)
         self.draft_seconds(1, self.gamma, context)
+        if runs_on(torch.device(self._worker.device)):
+            most = min(self.most_requests, self._device.slots or _EAGER)
+            for requests in sorted({min(1 << bits, most) for bits in range(most.bit_length() + 1)}):
+                self._compile(requests, context)
+
+    def _compile(self, requests: int, context: int) -> None:
+        """What is made anew for each power of two of requests, on rows of the types served."""
+        device = self._worker.device
+        with self._seats.taken(requests, context) as batch:
+            proposal = draft_once(self._worker, self._worker._proposer, batch)
+            hidden = self._verify(batch, self._asked([0] * requests))
+            lens = batch.seq_lens
+        terms = torch.zeros(requests, 2 * self.gamma + 3, dtype=torch.float64, device=device)
+        admit_triton(proposal.confidence_raw, terms, 0)
+        emitted = torch.ones(requests, dtype=torch.int32, device=device)
+        slots = torch.zeros(requests, self.gamma + 1, dtype=torch.int64, device=device)
+        windows = hidden[:1].expand(slots.numel(), -1)
+        pack_triton(windows, emitted, lens, slots, requests)
 
     def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
         """Seconds of a pass that verifies drafts[r] of each request, injection included."""
-        with self._seats.taken(len(drafts), context) as batch:
-            return self._timed(lambda: self._verify(batch, drafts))
+        requests, asked = len(drafts), self._asked(drafts)
+        in_graph = self._device.in_graph(requests, sum(drafts))
+        with self._seats.taken(requests, context) as batch:
+            return self._timed(lambda: self._verify(batch, asked), in_graph=in_graph)
 
     def draft_seconds(self, requests: int, depth: int, context: int) -> float:
         """Seconds of drafting gamma positions for every request, whatever the depth."""
+        in_graph = self._device.in_graph(requests, 0)
         with self._seats.taken(requests, context) as batch:
-            return self._timed(lambda: draft_once(self._worker, self._worker._proposer, batch))
+            return self._timed(
+                lambda: draft_once(self._worker, self._worker._proposer, batch), in_graph=in_graph
+            )
 
-    def _timed(self, run: Any) -> float:
+    def _timed(self, run: Callable[[], Any], *, in_graph: bool) -> float:
+        """Seconds on the device. What launches a graph is hidden where steps overlap, so then the
+        device is kept from waiting for it."""
         clock = self._device.clock
+        if in_graph and self._overlaps:
+            clock.lead()
         began = clock.mark()
         run()
         ended = clock.mark()
@@ -58,30 +104,37 @@ class GraphPasses:
         assert seconds is not None, "a synchronised device has passed all its events"
         return seconds
 
-    def _verify(self, batch: Any, drafts: Sequence[int]) -> None:
+    def _asked(self, drafts: Sequence[int]) -> _Asked:
+        """On the device before anything is timed: the copy would wait for what runs there."""
+        worker, requests, admitted = self._worker, len(drafts), sum(drafts)
+        rows = np.cumsum([0, *(each + 1 for each in drafts)], dtype=np.int32)
+        indptr = torch.from_numpy(rows).to(worker.device)
+        layout = layout_of(indptr, self._device.pass_tokens(requests, admitted))
+        tokens = torch.ones(requests, self.gamma, dtype=torch.int64, device=worker.device)
+        return _Asked(layout, tokens, self._device.accepts_in_graph(requests, admitted))
+
+    def _verify(self, batch: Any, asked: _Asked) -> Tensor:
+        """The target's hidden states, a row a token of the pass."""
         from sglang.kernels.ops.speculative.dspark.dspark_verify_window import (
             BuildRaggedVerifyWindow,
         )
 
-        worker, requests = self._worker, len(drafts)
-        admitted = sum(drafts)
-        rows = np.cumsum([0, *(each + 1 for each in drafts)], dtype=np.int32)
-        indptr = torch.from_numpy(rows).to(worker.device)
-        layout = layout_of(indptr, self._device.pass_tokens(requests, admitted))
-        tokens = torch.ones(requests, self.gamma + 1, dtype=torch.int64, device=worker.device)
+        worker, layout = self._worker, asked.layout
         window = BuildRaggedVerifyWindow.execute(
             batch=batch,
             layout=layout,
-            draft_block_ids=tokens[:, :1],
-            draft_tokens=tokens[:, 1:].contiguous(),
-            bs=requests,
+            # Upstream's kernel reads anchors out of rows that are gamma wide, its torch any.
+            draft_block_ids=asked.tokens,
+            draft_tokens=asked.tokens,
+            bs=len(asked.tokens),
             device=worker.device,
             verify_num_draft_tokens=self.gamma + 1,
             model_runner=worker.model_runner,
         )
-        if self._device.accepts_in_graph(requests, admitted):
+        if asked.accepts_in_graph:
             worker._verify_executor.verify_epilogue.begin_step(layout.verify_lens, armed=False)
-        hidden = ragged_forward(worker, batch, layout, window).hidden_states
+        hidden: Tensor = ragged_forward(worker, batch, layout, window).hidden_states
         first = layout.qo_indptr_device[:-1].long()  # a request's first row in the pass
         slots = window.verify_cache_loc[first].long()
         self._device.committer.write(worker, Packed(hidden[first], window.positions[first], slots))
+        return hidden

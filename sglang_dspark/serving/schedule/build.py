@@ -67,11 +67,17 @@ def obstacle(worker: Any) -> str | None:
 
 
 def verify_everything(worker: Any) -> None:
-    """Static verification, whatever mode the models were loaded in."""
+    """Every draft in every step, whatever mode the models were loaded in.
+
+    Graphs that were captured for windows of unlike lengths run no others: with them the windows are
+    alike by upstream's own rule for a planner that knows no costs.
+    """
     from sglang.srt.speculative.ragged_verify import RaggedVerifyMode
 
-    worker._verify_planner._budget_planner = None
-    worker._verify_planner._ragged_verify_mode = RaggedVerifyMode.STATIC
+    planner = worker._verify_planner
+    planner._budget_planner, planner._is_verify_all = None, True
+    if worker.model_runner.decode_cuda_graph_runner is None:
+        planner._ragged_verify_mode = RaggedVerifyMode.STATIC
 
 
 def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) -> ScheduleEngine:

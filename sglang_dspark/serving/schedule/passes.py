@@ -79,10 +79,10 @@ class Seats:
         return batch
 
 
-def draft_once(worker: Any, proposer: Any, batch: Any) -> None:
-    """Draft for all requests of a made-up batch as deep as the proposer does."""
+def draft_once(worker: Any, proposer: Any, batch: Any) -> Any:
+    """Draft for all requests of a made-up batch as deep as the proposer does: a `DraftProposal`."""
     requests = len(batch.seq_lens)
-    proposer.propose(
+    return proposer.propose(
         batch=batch,
         draft_input=SimpleNamespace(
             bonus_tokens=torch.ones(requests, dtype=torch.int64, device=worker.device),

@@ -19,6 +19,11 @@ class Clock(Protocol):
         """From one mark to a later one; None while the later one lies ahead. Never waits."""
         ...
 
+    def lead(self) -> None:
+        """Keep the device busy for a moment: what is launched behind it waits for the device and
+        not for the host, as it does in a server whose steps overlap."""
+        ...
+
 
 class HostClock:
     """For work that is done when its call returns: a CPU."""
@@ -34,3 +39,6 @@ class HostClock:
     def seconds(self, begin: float, end: float) -> float:
         """The difference."""
         return end - begin
+
+    def lead(self) -> None:
+        """Nothing runs ahead of this device."""

@@ -25,7 +25,9 @@ def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> An
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.speculative.dspark_components.dspark_draft import make_next_draft_input
 
-    layout = asked.layout
+    layout, lens = asked.layout, accepted.new_seq_lens
+    if verified.folded:  # the graph's own buffer, which the next replay writes before it is read
+        lens = lens.clone()
     return GenerationBatchResult(
         logits_output=verified.outputs,
         next_token_ids=accepted.out_tokens.reshape(-1),
@@ -35,9 +37,7 @@ def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> An
         ),
         cap_lens=None if layout is None else layout.verify_lens.to(torch.int32),
         can_run_cuda_graph=verified.in_graph,
-        next_draft_input=make_next_draft_input(
-            bonus_tokens=accepted.bonus, new_seq_lens=accepted.new_seq_lens
-        ),
+        next_draft_input=make_next_draft_input(bonus_tokens=accepted.bonus, new_seq_lens=lens),
         speculative_num_draft_tokens=int(worker.verify_num_draft_tokens),
-        new_seq_lens=accepted.new_seq_lens,
+        new_seq_lens=lens,
     )

@@ -15,17 +15,20 @@ from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.seeds import Seeds, seeded_draft
 from sglang_dspark.serving.step.state import StepState
 
+_DEVICE_FAILED = ("CUDA error", "Triton Error [CUDA]")  # how torch's and Triton's errors begin
+
 
 def proposal_of(state: StepState, batch: Any, window: Any, step: Step, seeds: Seeds | None) -> Any:
     """The `DraftProposal` of a step; of no drafts where its plan has none or drafting fails.
 
-    With several ranks a failure ends the server: what each of them drafted would differ.
+    A failure ends the server where there are several ranks, as what each of them drafted would
+    differ, and where the device failed: nothing more can be computed on it.
     """
     if step.plan.speculates:
         try:
             proposal = propose(state, batch, window, step.plan.budget.depth, seeds)
         except Exception as error:
-            if state.ranks.several:
+            if state.ranks.several or of_device(error):
                 raise
             state.faults.failed(error)
             state.engine.leave_out_draft(step, failed=True)
@@ -33,6 +36,13 @@ def proposal_of(state: StepState, batch: Any, window: Any, step: Step, seeds: Se
             state.faults.drafted()
             return proposal
     return skip(state, batch)
+
+
+def of_device(error: Exception) -> bool:
+    """Whether an accelerator itself failed, not for want of memory: so does all that follows."""
+    if isinstance(error, torch.OutOfMemoryError):
+        return False
+    return isinstance(error, torch.AcceleratorError) or str(error).startswith(_DEVICE_FAILED)
 
 
 def propose(state: StepState, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:

@@ -1,0 +1,77 @@
+"""A worker that cannot be scheduled after its graphs were captured: why, and what serves it."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+pytest.importorskip("sglang")
+
+from sglang.srt.speculative.ragged_verify import RaggedVerifyMode
+
+from sglang_dspark.serving.cuda import attach
+from sglang_dspark.serving.schedule.build import verify_everything
+
+
+class Attention:
+    """A backend, and whether it reads lengths on the host."""
+
+    def __init__(self, waits: bool) -> None:
+        self.needs_cpu_seq_lens = waits
+
+
+def worker_of(*, target_waits: bool = False, draft_waits: bool = False, backed: bool = True) -> Any:
+    """Loaded for compact verification, its graphs captured."""
+    pool = SimpleNamespace(post_capture_active=not backed)
+    runner = SimpleNamespace(attn_backend=Attention(target_waits), token_to_kv_pool=pool)
+    return SimpleNamespace(
+        _verify_planner=SimpleNamespace(is_compact_mode=True),
+        model_runner=runner,
+        draft_model_runner=SimpleNamespace(attn_backend=Attention(draft_waits)),
+    )
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt import runtime_context
+
+    parallel = SimpleNamespace(attn_dp_enabled=False, pp_size=1)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(attach, "obstacle", lambda worker: None)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_both_backends_alike_stand_in_nobodys_way(waits: bool) -> None:
+    assert attach._obstacle(worker_of(target_waits=waits, draft_waits=waits)) is None
+    assert attach._obstacle(worker_of(target_waits=True)) is None
+
+
+def test_a_draft_that_waits_for_the_host_beside_a_target_that_does_not() -> None:
+    why = attach._obstacle(worker_of(draft_waits=True))
+    assert why is not None
+    assert "(Attention) waits for lengths on the host" in why
+    assert "--speculative-draft-attention-backend" in why
+
+
+def test_a_cache_without_memory_is_not_written_to() -> None:
+    why = attach._obstacle(worker_of(backed=False))
+    assert why is not None
+    assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in why
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_graphs_of_unlike_windows_go_on_running(graphs: bool) -> None:
+    """In static mode SGLang gives a pass no layout, and such graphs run none without."""
+    planner = SimpleNamespace(
+        _budget_planner=object(),
+        _is_verify_all=False,
+        _ragged_verify_mode=RaggedVerifyMode.COMPACT,
+    )
+    runner = SimpleNamespace(decode_cuda_graph_runner=object() if graphs else None)
+    verify_everything(SimpleNamespace(_verify_planner=planner, model_runner=runner))
+    expected = RaggedVerifyMode.COMPACT if graphs else RaggedVerifyMode.STATIC
+    assert planner._ragged_verify_mode is expected
+    assert planner._budget_planner is None
+    assert planner._is_verify_all

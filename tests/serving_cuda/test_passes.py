@@ -1,0 +1,101 @@
+"""What is timed at a GPU's start: arguments as upstream's kernels read them, the device alone."""
+
+from __future__ import annotations
+
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.serving.cuda import passes
+from sglang_dspark.serving.cuda.passes import GraphPasses
+
+GAMMA = 5
+
+
+class Clock:
+    """Notes what is asked of it."""
+
+    def __init__(self) -> None:
+        self.asked: list[str] = []
+
+    def lead(self) -> None:
+        self.asked.append("lead")
+
+    def mark(self) -> float:
+        self.asked.append("mark")
+        return 0.0
+
+    def seconds(self, begin: float, end: float) -> float:
+        return 0.25
+
+
+class Seats:
+    """Room for 64 made-up requests."""
+
+    most_requests, longest = 64, 100
+
+    def __init__(self, worker: Any) -> None: ...
+
+    @contextmanager
+    def taken(self, requests: int, context: int) -> Any:
+        yield SimpleNamespace(seq_lens=torch.full((requests,), context))
+
+
+@pytest.fixture
+def timed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> GraphPasses:
+    """Passes of a server that overlaps steps unless told not to; graphs of up to four requests."""
+    from sglang.srt import runtime_context
+
+    overlaps = getattr(request, "param", True)
+    schedule = SimpleNamespace(disable_overlap_schedule=not overlaps)
+    monkeypatch.setattr(runtime_context, "get_schedule", lambda: schedule)
+    monkeypatch.setattr(passes, "Seats", Seats)
+    monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=int))
+    device = SimpleNamespace(
+        clock=Clock(),
+        tiers=(4, 8),
+        in_graph=lambda requests, admitted: requests <= 4,
+        pass_tokens=lambda requests, admitted: requests + admitted,
+        accepts_in_graph=lambda requests, admitted: False,
+    )
+    worker: Any = SimpleNamespace(gamma=GAMMA, device="cpu", _proposer=None)
+    monkeypatch.setattr(passes, "draft_once", lambda *_: device.clock.asked.append("draft"))
+    found = GraphPasses(worker, device)  # type: ignore[arg-type]
+    monkeypatch.setattr(found, "_verify", lambda *_: device.clock.asked.append("verify"))
+    return found
+
+
+def asked(timed: GraphPasses) -> list[str]:
+    clock: Any = timed._device.clock
+    return clock.asked
+
+
+@pytest.mark.parametrize("requests", [1, 2, 24])
+def test_upstreams_kernel_reads_anchors_from_rows_gamma_wide(
+    timed: GraphPasses, requests: int
+) -> None:
+    """`compact_verify_ids_triton` (0.5.23) finds that of request r at r * gamma."""
+    given = timed._asked([0] * requests)
+    assert given.tokens.shape == (requests, GAMMA)
+    assert given.tokens.is_contiguous()
+
+
+def test_a_graph_is_timed_behind_a_lead_and_nothing_else_is(timed: GraphPasses) -> None:
+    assert timed.verify_seconds([2, 1], 8) == 0.25
+    assert timed.draft_seconds(1, GAMMA, 8) == 0.25
+    assert asked(timed) == ["lead", "mark", "verify", "mark", "lead", "mark", "draft", "mark"]
+    asked(timed).clear()
+    timed.verify_seconds([1] * 5, 8)  # more requests than graphs have
+    timed.draft_seconds(5, GAMMA, 8)
+    assert asked(timed) == ["mark", "verify", "mark", "mark", "draft", "mark"]
+
+
+@pytest.mark.parametrize("timed", [False], indirect=True)
+def test_steps_that_wait_for_the_host_are_timed_with_it(timed: GraphPasses) -> None:
+    timed.verify_seconds([2, 1], 8)
+    assert asked(timed) == ["mark", "verify", "mark"]
