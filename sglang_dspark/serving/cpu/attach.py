@@ -17,6 +17,7 @@ from sglang_dspark.serving.broken_weights import refuse_broken
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cpu import packed_weights
 from sglang_dspark.serving.cpu.device import HostDevice
+from sglang_dspark.serving.cpu.narrow_matmul import REVISION
 from sglang_dspark.serving.cpu.passes import Passes
 from sglang_dspark.serving.cpu.short_passes import verify_pass
 from sglang_dspark.serving.schedule import mode
@@ -113,10 +114,9 @@ def _key(worker: Any) -> ProfileKey:
     cpu = current_config().cpu
     models = (worker.target_worker.model_runner.model, worker.draft_model)
     kept = "/".join(packed_weights.form_in(each).name for each in models)
+    kernel = f"matrix kernel {REVISION}" if cpu.matrix_kernel else "BLAS"
     return profile_key(
         worker,
         device=f"{cpu_description()}; {chosen_threads()} compute threads",
-        backend=(
-            f"eager, compact, context in batches, matrix_kernel {cpu.matrix_kernel} weights {kept}"
-        ),
+        backend=f"eager, compact, context in batches, {kernel}, weights {kept}",
     )

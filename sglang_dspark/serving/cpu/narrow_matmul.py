@@ -27,7 +27,17 @@ from sglang_dspark.serving.cpu.narrow_matmul_text import LANES, MAX_BLOCK_ROWS, 
 from sglang_dspark.serving.cpu.thread_pool import ThreadPool
 from sglang_dspark.serving.cpu.weight_formats import FLOAT32, INT8, WeightFormat
 
-__all__ = ["AVX2", "LANES", "MAX_BLOCK_ROWS", "NarrowMatmul", "Processor", "compile_matmul"]
+REVISION = 2  # of the generated code: step times that were kept under another are measured again
+
+__all__ = [
+    "AVX2",
+    "LANES",
+    "MAX_BLOCK_ROWS",
+    "REVISION",
+    "NarrowMatmul",
+    "Processor",
+    "compile_matmul",
+]
 
 
 @dataclass(frozen=True)
