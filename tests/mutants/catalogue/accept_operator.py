@@ -25,6 +25,18 @@ def _mutant(name: str, file: str, old: str, new: str, tests: tuple[str, ...] = B
 
 MUTANTS = (
     _mutant(
+        "two bits of a key are never set together",
+        ROWS,
+        "key | (3 << bit)",
+        "key | (2 << bit)",
+    ),
+    _mutant(
+        "weight that reaches a key counts for a larger one",
+        ROWS,
+        "mass_high += tl.where(bits >= high[:, None], w, 0.0)",
+        "mass_high += tl.where(bits >= low[:, None], w, 0.0)",
+    ),
+    _mutant(
         "the operator draws corrections from the target's law",
         ROWS,
         "rejected &= left > 0",

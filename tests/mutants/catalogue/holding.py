@@ -10,6 +10,14 @@ SCREENS, SOAKS = ("tests/loadtest/test_screen.py",), ("tests/loadtest/test_soak.
 
 MUTANTS = (
     Mutant(
+        name="holes of the heap are kept",
+        area="soak",
+        file="sglang_dspark/serving/cpu/heap.py",
+        old="        trim(0)\n",
+        new="        del trim\n        return\n",
+        tests=("tests/serving_cpu/test_heap.py",),
+    ),
+    Mutant(
         name="an answer that is another's beginning is equal",
         area="screen",
         file=SCREEN,

@@ -169,7 +169,7 @@ MUTANTS = (
         name="a graph with too few seats",
         area="tiers",
         file=DEVICE,
-        old=" and requests <= self._slots",
+        old=" and requests <= self.slots",
         new="",
         tests=(DEVICE_TESTS,),
     ),

@@ -1,0 +1,102 @@
+"""What a GPU does otherwise than its rehearsal: start-up passes, graph buffers, failed devices."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+PASSES = ("tests/serving_cuda/test_passes.py",)
+ATTACH = ("tests/serving_cuda/test_attach.py",)
+FEATURES = ("tests/serving_cuda/test_features.py",)
+FAULTS = ("tests/serving/test_draft_faults.py",)
+
+
+def _mutant(name: str, file: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
+    return Mutant(name=name, area="gpu start", file=file, old=old, new=new, tests=tests)
+
+
+MUTANTS = (
+    _mutant(
+        "anchors of the start-up's passes stand in rows of one",
+        "sglang_dspark/serving/cuda/passes.py",
+        "torch.ones(requests, self.gamma, dtype",
+        "torch.ones(requests, 1, dtype",
+        PASSES,
+    ),
+    _mutant(
+        "passes that wait for the host are timed without it",
+        "sglang_dspark/serving/cuda/passes.py",
+        "if in_graph and self._overlaps:",
+        "if in_graph:",
+        PASSES,
+    ),
+    _mutant(
+        "passes without a graph are timed without the host",
+        "sglang_dspark/serving/cuda/passes.py",
+        "if in_graph and self._overlaps:",
+        "if self._overlaps:",
+        PASSES,
+    ),
+    _mutant(
+        "a graph's own lengths are handed on",
+        "sglang_dspark/serving/step/commit.py",
+        "        lens = lens.clone()\n",
+        "        lens = lens.view(-1)\n",
+        ("tests/serving/test_step_commit.py",),
+    ),
+    _mutant(
+        "graphs of unlike windows are left unused where nothing is scheduled",
+        "sglang_dspark/serving/schedule/build.py",
+        "    if worker.model_runner.decode_cuda_graph_runner is None:\n",
+        "    if planner is not None:\n",
+        ATTACH,
+    ),
+    _mutant(
+        "a draft that waits for the host is scheduled",
+        "sglang_dspark/serving/cuda/attach.py",
+        "if draft.attn_backend.needs_cpu_seq_lens and not runner",
+        "if draft.attn_backend.needs_cpu_seq_lens and runner",
+        ATTACH,
+    ),
+    _mutant(
+        "a cache without memory is written to at the start",
+        "sglang_dspark/serving/cuda/attach.py",
+        '"post_capture_active", False)',
+        '"no_such_field", False)',
+        ATTACH,
+    ),
+    _mutant(
+        "XQA is taken for a backend of unlike windows",
+        "sglang_dspark/serving/cuda/features.py",
+        "_XQA = (9, 12)",
+        "_XQA = (12,)",
+        FEATURES,
+    ),
+    _mutant(
+        "a failed device is drafted on again",
+        "sglang_dspark/serving/step/draft.py",
+        "state.ranks.several or of_device(error)",
+        "state.ranks.several",
+        FAULTS,
+    ),
+    _mutant(
+        "a draft without memory ends the server",
+        "sglang_dspark/serving/step/draft.py",
+        "    if isinstance(error, torch.OutOfMemoryError):\n        return False\n",
+        "    if isinstance(error, torch.OutOfMemoryError):\n        return True\n",
+        FAULTS,
+    ),
+    _mutant(
+        "a kernel that does not fit ends the start",
+        "sglang_dspark/experts/times.py",
+        "    *_triton_errors(),\n",
+        "",
+        ("tests/experts/test_times.py",),
+    ),
+    _mutant(
+        "a decode tile needs more memory than a small GPU has",
+        "kernels/grouped_config.py",
+        '3 if form == "bf16" or fp8_out else 4',
+        '3 if form == "bf16" else 4',
+        ("tests/kernels/test_grouped_gemm.py",),
+    ),
+)
