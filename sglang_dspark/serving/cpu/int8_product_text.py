@@ -105,19 +105,7 @@ class _Kernel:
             "  br i1 %some, label %rows, label %left",
             "rows:",
             "  %i = phi i64 [ 0, %entry ], [ %i.next, %store ]",
-            f"  %start = sdiv i64 %i, {PANEL}",
-            f"  %lane = srem i64 %i, {PANEL}",
-            "  %at.pair = shl i64 %lane, 1",
-            "  %at.scale = shl i64 %lane, 2",
-            *(
-                line
-                for p in range(panels)
-                for line in (
-                    f"  %n{p} = add i64 %start, {p}",
-                    f"  %o{p} = mul i64 %n{p}, %panel",
-                    f"  %w{p} = getelementptr i8, ptr %w, i64 %o{p}",
-                )
-            ),
+            *_panels_at(panels),
             "  br label %group",
             *self._group(panels),
             *self._store(panels),
@@ -233,6 +221,23 @@ class _Kernel:
                     f"  store {self.floats} %e{at}, ptr %po{at}, align 4",
                 ]
         return lines
+
+
+def _panels_at(panels: int) -> list[str]:
+    """`%w{p}`, the panels that row `%i` is in the first of, and where its pairs and scales lie."""
+    lines = [
+        f"  %start = sdiv i64 %i, {PANEL}",
+        f"  %lane = srem i64 %i, {PANEL}",
+        "  %at.pair = shl i64 %lane, 1",
+        "  %at.scale = shl i64 %lane, 2",
+    ]
+    for p in range(panels):
+        lines += [
+            f"  %n{p} = add i64 %start, {p}",
+            f"  %o{p} = mul i64 %n{p}, %panel",
+            f"  %w{p} = getelementptr i8, ptr %w, i64 %o{p}",
+        ]
+    return lines
 
 
 def _fetch(c: int, p: int) -> list[str]:
