@@ -43,9 +43,7 @@ class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
             # Upstream makes float32 checkpoints float16, for GPUs: 8 rows of the demo target take
             # 125 ms in it and 49 in float32, which our compiled kernels are written for.
             server_args.dtype = "float32"
-            logger.info(
-                "sglang-dspark: activations in float32, which the CPU kernels are written for"
-            )
+            logger.info("sglang-dspark: dtype float32, which the CPU kernels compute in")
         if not current_config().cpu.overlap and not server_args.enable_prefill_delayer:
             # A pass computes on the thread that schedules. Overlapping hides nothing, and every
             # result is read a step late: first tokens, freed seats, ends of answers.
