@@ -159,6 +159,17 @@ def test_a_product_with_bfloat16_has_the_bits_of_the_widened_one(
 
 
 @needs_kernel
+@pytest.mark.parametrize("kept", [FLOAT32, BFLOAT16])
+def test_a_product_does_not_depend_on_what_cache_is_read_through(
+    processor: Processor, kept: WeightFormat
+) -> None:
+    packed = weights(48, 192) if kept is FLOAT32 else pack(weights(48, 192), kept)
+    x = torch.randn(9, 192)
+    first, second = (compile_matmul(processor, None, kept, level) for level in (1, 2))
+    assert torch.equal(linear.narrow(first, x, packed, 1), linear.narrow(second, x, packed, 1))
+
+
+@needs_kernel
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_a_product_with_int8_has_the_bits_of_its_definition(
     processor: Processor, n: int, k: int

@@ -95,6 +95,20 @@ def test_a_graph_is_timed_behind_a_lead_and_nothing_else_is(timed: GraphPasses) 
     assert asked(timed) == ["mark", "verify", "mark", "mark", "draft", "mark"]
 
 
+def test_operators_of_every_size_with_graphs_compile_at_the_start(
+    timed: GraphPasses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """They are compiled anew for each power of two of requests; `Seats` has 64, the graphs 24."""
+    made: list[int] = []
+    monkeypatch.setattr(timed._device, "slots", 24, raising=False)
+    monkeypatch.setattr(timed, "_compile", lambda requests, context: made.append(requests))
+    timed.warm_up()
+    assert made == [], "there is nothing to compile on a CPU"
+    monkeypatch.setattr(passes, "runs_on", lambda device: True)
+    timed.warm_up()
+    assert made == [1, 2, 4, 8, 16, 24]
+
+
 @pytest.mark.parametrize("timed", [False], indirect=True)
 def test_steps_that_wait_for_the_host_are_timed_with_it(timed: GraphPasses) -> None:
     timed.verify_seconds([2, 1], 8)
