@@ -10,12 +10,12 @@ from sglang_dspark.serving.cpu import draft_vocabulary
 
 SEAMS = (
     Seam(
-        name="cpu-draft-vocabulary",
+        name="cpu-draft-weights",
         target="sglang.srt.models.dspark.DSparkDraftMixin.attach_shared_modules",
         kind="after",
-        hook=draft_vocabulary.find_reduced_head,
+        hook=draft_vocabulary.prepare_draft,
         signature="(self, *, embed_tokens, lm_head)",
-        why="the rows that a reduced draft vocabulary needs are gathered once, at load",
+        why="a draft reads all its weights: fewer bytes, and of the heads the rows it can draft",
         device="cpu",
     ),
     Seam(

@@ -10,8 +10,6 @@ from sglang_dspark.serving.cpu import linear_layers, packed_weights
 
 _UNQUANTIZED = "sglang.srt.layers.quantization.unquant.UnquantizedLinearMethod"
 
-_ATTACH = "sglang.srt.models.dspark.DSparkDraftMixin.attach_shared_modules"
-
 SEAMS = (
     Seam(
         name="cpu-packed-target",
@@ -20,15 +18,6 @@ SEAMS = (
         hook=packed_weights.pack_target,
         signature="(self)",
         why="a decode step reads every weight: in bfloat16 or int8 it reads fewer bytes",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-packed-draft",
-        target=_ATTACH,
-        kind="after",
-        hook=packed_weights.pack_draft,
-        signature="(self, *, embed_tokens, lm_head)",
-        why="a draft reads every weight of its layers",
         device="cpu",
     ),
     Seam(
@@ -74,15 +63,6 @@ SEAMS = (
         hook=linear_layers.project_through_lm_head,
         signature="(hidden, lm_head)",
         why="the draft's base logits take the target's LM head with gamma rows a request",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-linear-draft-layers",
-        target=_ATTACH,
-        kind="after",
-        hook=linear_layers.adopt_plain_layers,
-        signature="(self, *, embed_tokens, lm_head)",
-        why="the draft's projection of target features is a plain nn.Linear",
         device="cpu",
     ),
 )

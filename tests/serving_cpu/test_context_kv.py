@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -18,14 +20,16 @@ from sglang.srt.models.dspark import DSparkDraftMixin
 
 from sglang_dspark.patches.cpu_commit import SEAMS
 from sglang_dspark.patches.registry import check_seam
+from sglang_dspark.serving import config
 from sglang_dspark.serving.cpu import context_kv, linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.commit import write_target_hidden_kv
 from sglang_dspark.serving.cpu.fast_paths import UnfitError
 from sglang_dspark.serving.cpu.layers.models import forward_draft
+from sglang_dspark.serving.cpu.weight_formats import FORMATS, dense, pack
 
 upstreams = DSparkDraftMixin.write_target_hidden_kv
-LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, FEATURES = 3, 48, 3, 2, 16, 96
+LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, FEATURES = 3, 64, 4, 2, 16, 128
 SLOTS = 160
 
 pytestmark = pytest.mark.skipif(linear.prepare() is None, reason="no fused multiply-add")
@@ -119,6 +123,53 @@ def test_the_cache_is_upstreams(draft: Draft, commit: list[int] | None, projecte
     assert int(untouched) == theirs.k_buffer[0].shape[0] - written
 
 
+@pytest.mark.parametrize(
+    ("told", "kept"),
+    [
+        ("bfloat16", ("bfloat16", "bfloat16")),
+        ("int8", ("int8", "int8")),
+        ("auto", ("bfloat16", "bfloat16")),
+        ("auto", ("float32", "bfloat16")),
+    ],
+)
+def test_packed_weights_write_what_they_stand_for(
+    draft: Draft,
+    told: str,
+    kept: tuple[str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Against upstream's path with the numbers that the formats of the features' projection and of
+    the layers stand for. bfloat16 numbers are kept as such unasked, and change no bit."""
+    file = tmp_path / "dspark.json"
+    file.write_text(json.dumps({"cpu": {"weights": told}}))
+    monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
+    weights = [draft.fc.weight, *(layer.self_attn.qkv_proj.weight for layer in draft.layers)]
+    forms = [FORMATS[kept[0]], *(FORMATS[kept[1]] for _ in draft.layers)]
+    if told == "auto":
+        for weight, form in zip(weights, forms, strict=True):
+            weight.copy_(weight.to(form.dtype))
+    given = arguments([1, 6, 3], 6)
+    ours, theirs, wide = pool(), pool(), pool()
+    with torch.inference_mode():
+        write_target_hidden_kv(_must_not_run, draft, pool=ours, **given)
+        injector = draft.__dict__.pop(context_kv.INJECTOR)
+        assert [each.dtype for each in injector._weights] == [form.dtype for form in forms[:2]]
+        assert injector.holds(draft, ours)
+        for weight, form in zip(weights, forms, strict=True):
+            weight.copy_(dense(pack(weight, form)))
+        draft._stacked_ctx_kv_cache = False  # made anew of the new weights
+        DSparkDraftMixin.write_target_hidden_kv(draft, pool=theirs, **given)
+        file.write_text(json.dumps({"cpu": {"weights": "float32"}}))
+        write_target_hidden_kv(_must_not_run, draft, pool=wide, **given)
+    near = 3e-4 if told == "int8" else 1e-5  # activations are rounded too
+    for mine, upstreams_own in zip(ours.k_buffer, theirs.k_buffer, strict=True):
+        torch.testing.assert_close(mine, upstreams_own, rtol=near, atol=near)
+    if told != "int8":
+        pairs = zip((*ours.k_buffer, *ours.v_buffer), (*wide.k_buffer, *wide.v_buffer), strict=True)
+        assert all(torch.equal(mine, same) for mine, same in pairs)
+
+
 def _must_not_run(*args: Any, **kwargs: Any) -> None:
     raise AssertionError("upstream's path ran")
 
@@ -205,7 +256,7 @@ def test_prefills_wait_where_nothing_is_drafted(
     monkeypatch.setattr(context_kv, "LONGEST_KEPT", 80)
     ours, theirs, prompt = pool(), pool(), arguments(None, tokens // 2)
     if tokens > SLOTS:  # more rows than slots: equal ones, as torch writes in any order
-        prompt["cache_loc"] = torch.ones(tokens).long()
+        prompt["cache_loc"] = torch.full((tokens,), SLOTS)
         prompt["target_hidden"] = prompt["target_hidden"][:1].repeat(tokens, 1)
         prompt["positions"] = prompt["positions"][:1].repeat(tokens)
     with torch.inference_mode():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
+import json
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,8 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.drafter.heads import OUTSIDE_VOCABULARY_BIAS, restricted_tokens
-from sglang_dspark.serving.cpu import draft_head, linear
+from sglang_dspark.serving import config
+from sglang_dspark.serving.cpu import draft_head, linear, packed_weights
 from sglang_dspark.serving.cpu.weight_formats import FORMATS, dense, is_packed, pack
 
 V, D, RANK, GAMMA, INSIDE, ROWS = 160, 32, 16, 5, 48, 4
@@ -25,6 +28,18 @@ class Drafted:
     probabilities: Tensor | None
     base: Tensor
     block: Any
+
+
+@pytest.fixture
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
+    """Sets `cpu.weights`."""
+
+    def set_to(name: str) -> None:
+        file = tmp_path / "dspark.json"
+        file.write_text(json.dumps({"cpu": {"weights": name}}))
+        monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
+
+    return set_to
 
 
 @pytest.fixture(scope="module")
@@ -93,7 +108,7 @@ class Draft:
     def hook(self) -> None:
         from sglang_dspark.serving.cpu.draft_vocabulary import find_reduced_head
 
-        find_reduced_head(None, self.model, embed_tokens=None, lm_head=self.lm_head)
+        find_reduced_head(self.model, self.lm_head)
 
     def draft(self, hidden: Tensor, anchor: Tensor, sampling: Any, *, hooked: bool) -> Drafted:
         """hidden [R * GAMMA, D], anchor [R]; by our hooks or by upstream's code alone."""
@@ -318,14 +333,33 @@ class TestReduction:
             found = draft_head.base_logits(head, x)
         torch.testing.assert_close(found, x @ dense(packed)[:inside].T, rtol=1e-3, atol=1e-2)
 
-    @pytest.mark.parametrize("changed", ["w1", "w2"])
-    def test_factors_in_half_precision_are_left_to_torch(self, changed: str) -> None:
-        """The compiled loop reads float32 numbers where they lie."""
+    @pytest.mark.parametrize("form", ["float32", "bfloat16", "int8"])
+    def test_the_second_factor_is_kept_as_told(
+        self, form: str, told: Callable[[str], None]
+    ) -> None:
+        """Its product is that of the numbers that its format stands for, its rows those inside."""
+        told(form)
+        w1, w2 = torch.ones(64, 64), torch.randn(64, 64)
+        w2[:, -1] = OUTSIDE_VOCABULARY_BIAS
+        w2[16:48, -1] = 0.0
+        head = draft_head.reduced_head(w1, w2, torch.randn(64, D), packed_weights.packed_copy)
+        assert head is not None
+        assert head.w2.dtype is FORMATS[form].dtype
+        assert torch.equal(dense(head.w2), dense(pack(w2[16:48], FORMATS[form])))
+        assert head.fits_kernel == (linear.prepare() is not None)
+
+    @pytest.mark.parametrize(
+        "changed", [{"w1": torch.bfloat16}, {"w2": torch.float16}, {"w2": torch.int8}]
+    )
+    def test_other_factors_are_left_to_torch(self, changed: dict[str, torch.dtype]) -> None:
+        """The compiled loop reads W1 in float32, and W2 where our kernel reads it: plain int8
+        without scales, as here, is no format."""
         factors = {"w1": torch.randn(V, 32), "w2": torch.randn(INSIDE, 32)}
         tokens, lm_head = torch.arange(INSIDE), torch.randn(INSIDE, D)
         whole = draft_head.ReducedHead(tokens, lm_head, **factors)
         assert whole.fits_kernel == (linear.prepare() is not None)
-        factors[changed] = factors[changed].bfloat16()
+        for name, dtype in changed.items():
+            factors[name] = factors[name].to(dtype)
         assert not draft_head.ReducedHead(tokens, lm_head, **factors).fits_kernel
 
     @pytest.mark.parametrize("change", ["w1", "w2", "none inside", "all inside"])

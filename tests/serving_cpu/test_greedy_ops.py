@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sglang_dspark.serving.cpu import greedy_ops, linear
+from sglang_dspark.serving.cpu.weight_formats import FORMATS, pack
 from sglang_dspark.verify import accept_greedy
 
 FEW_VALUES = st.sampled_from([0.0, -0.0, 1.5, -1.5, float("inf"), float("-inf"), 1e-40, -1e-40])
@@ -42,7 +43,7 @@ def test_a_draft_block_is_the_argmax_of_each_sum(requests: int, width: int) -> N
     w1, w2 = (torch.randint(-1, 2, (n, rank)).float() for n in (vocab, width))
     tokens = torch.randperm(vocab)[:width]
     anchor = torch.randint(vocab, (requests,))
-    weights = (w1.numpy(), w2.numpy(), tokens.numpy())
+    weights = (w1.numpy(), w2, tokens.numpy())
     whole, pieces = (torch.zeros(requests, gamma, dtype=torch.long) for _ in range(2))
     greedy_ops.draft_steps(base, anchor, weights, whole, range(gamma))
     previous = anchor
@@ -51,6 +52,26 @@ def test_a_draft_block_is_the_argmax_of_each_sum(requests: int, width: int) -> N
         previous = tokens[(base[:, k] + w1[previous] @ w2.T).argmax(-1)]
         assert torch.equal(whole[:, k], previous)
     assert torch.equal(pieces, whole)
+
+
+@pytest.mark.skipif(linear.prepare() is None, reason="no fused multiply-add")
+@pytest.mark.parametrize("form", ["bfloat16", "int8"])
+@pytest.mark.parametrize("requests", [1, 4, 7])
+def test_a_draft_block_with_packed_factors(requests: int, form: str) -> None:
+    """A row's product has the same bits whatever shares it, so no token may differ."""
+    torch.manual_seed(requests)
+    vocab, width, rank, gamma = 900, 320, 128, 5
+    base, w1 = torch.randn(requests, gamma, width), torch.randn(vocab, rank)
+    w2 = pack(torch.randn(width, rank), FORMATS[form])
+    tokens, anchor = torch.randperm(vocab)[:width], torch.randint(vocab, (requests,))
+    out = torch.zeros(requests, gamma, dtype=torch.long)
+    greedy_ops.draft_steps(base, anchor, (w1.numpy(), w2, tokens.numpy()), out, range(gamma))
+    previous = anchor
+    for k in range(gamma):
+        bias = linear.product(w1[previous], w2)
+        previous = tokens[(base[:, k] + bias).argmax(-1)]
+        assert torch.equal(out[:, k], previous)
+    assert not torch.equal(out[:, 0], tokens[base[:, 0].argmax(-1)])  # the bias decided
 
 
 def windows(agreeing: list[int], gamma: int, vocab: int) -> tuple[Tensor, Tensor]:

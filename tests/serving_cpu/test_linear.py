@@ -220,7 +220,7 @@ class TestUpstream:
         x, _ = matrices(6, 48, 32)
         with torch.inference_mode():
             expected = draft.fc(x)
-            adopt_plain_layers(None, draft, embed_tokens=None, lm_head=None)
+            adopt_plain_layers(draft)
             assert "forward" in vars(draft.fc)
             assert "forward" not in vars(draft.lm_head)
             torch.testing.assert_close(draft.fc(x), expected)

@@ -13,13 +13,14 @@ import torch
 from torch import nn
 
 from sglang_dspark.serving import config
-from sglang_dspark.serving.cpu import fast_paths, linear, linear_layers, packed_weights
+from sglang_dspark.serving.cpu import attach, fast_paths, linear, linear_layers, packed_weights
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
 from sglang_dspark.serving.cpu.weight_formats import (
     FORMATS,
     dense,
     format_of,
     is_packed,
+    pack,
     rounded_rows,
 )
 
@@ -213,6 +214,36 @@ def test_without_our_kernel_they_stay_float32(
     model = rounded(LlamaForCausalLM())
     packed_weights.pack_target(None, runner_of(model))
     assert packed_weights.form_in(model) is FORMATS["float32"]
+
+
+def test_kept_step_times_are_those_of_kernel_and_formats(
+    form: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    target, draft = LlamaForCausalLM(), LlamaForCausalLM()
+    plain = attach._backend(target, draft)
+    packed_weights.pack_target(None, runner_of(target))
+    packed = attach._backend(target, draft)
+    monkeypatch.setattr(attach, "REVISION", "another")
+    assert len({plain, packed, attach._backend(target, draft)}) == 3
+    assert f"{form}/float32" in packed
+
+
+def test_a_copy_is_packed_as_told(form: str) -> None:
+    weight = torch.randn(32, 64)
+    assert torch.equal(
+        dense(packed_weights.packed_copy(weight)), dense(pack(weight, FORMATS[form]))
+    )
+    odd = torch.randn(24, 64)
+    assert packed_weights.packed_copy(odd) is odd
+
+
+def test_a_copy_loses_no_bits_unasked(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.delenv(config.CONFIG_VARIABLE, raising=False)
+    weight = torch.randn(32, 64)
+    assert packed_weights.packed_copy(weight) is weight
+    kept = packed_weights.packed_copy(weight.bfloat16().float())
+    assert kept.dtype is torch.bfloat16
+    assert torch.equal(dense(kept), weight.bfloat16().float())
 
 
 def test_new_weights_for_int8_ones_are_refused(form: str) -> None:

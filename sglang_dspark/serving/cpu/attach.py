@@ -111,12 +111,15 @@ def _proposers(worker: Any) -> dict[int, Any]:
 def _key(worker: Any) -> ProfileKey:
     from sglang_dspark.serving.cpu.threads import chosen_threads
 
-    cpu = current_config().cpu
-    models = (worker.target_worker.model_runner.model, worker.draft_model)
-    kept = "/".join(packed_weights.form_in(each).name for each in models)
-    kernel = f"matrix kernel {REVISION}" if cpu.matrix_kernel else "BLAS"
     return profile_key(
         worker,
         device=f"{cpu_description()}; {chosen_threads()} compute threads",
-        backend=f"eager, compact, context in batches, {kernel}, weights {kept}",
+        backend=_backend(worker.target_worker.model_runner.model, worker.draft_model),
     )
+
+
+def _backend(*models: Any) -> str:
+    """What runs the passes of target and draft, and how their weights are kept."""
+    kept = "/".join(packed_weights.form_in(each).name for each in models)
+    kernel = f"matrix kernel {REVISION}" if current_config().cpu.matrix_kernel else "BLAS"
+    return f"eager, compact, context in batches, {kernel}, weights {kept}"

@@ -39,6 +39,7 @@ from sglang_dspark.serving.cpu.fast_paths import need
 from sglang_dspark.serving.cpu.fused_ops import rms_norm_rows
 from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
 from sglang_dspark.serving.cpu.narrow_matmul import MAX_BLOCK_ROWS
+from sglang_dspark.serving.cpu.packed_weights import packed_copy
 
 INJECTOR = "dspark_injector"  # attribute of a draft model: its `Injector`, or None
 WAITING = 124  # beyond, a row costs hardly less (42 us at 64 rows, 37 at 128, 96 at 8)
@@ -52,12 +53,13 @@ _NO_LENS = torch.empty(0, dtype=torch.int32).numpy()
 class _Tables(NamedTuple):
     """What the kernel needs to know. L layers, Hkv heads of D, d hidden, m*d features.
 
-    entry: of the matrix kernel. fc [d, m*d] and stacked [L * 2 * Hkv * D, d]: addresses, and the
-    threads of each product. fc_norm [d], head_norms [L, D], cos_sin [positions, rotary]. caches
-    [L, 2]: addresses of each layer's keys and values [slots, Hkv, D]. sizes: m*d, d, Hkv, D, slots.
+    entries, weights, threads: the matrix kernels, addresses and threads of the products with fc
+    [d, m*d] and stacked [L * 2 * Hkv * D, d]. fc_norm [d], head_norms [L, D], cos_sin [positions,
+    rotary]. caches [L, 2]: addresses of each layer's keys and values [slots, Hkv, D]. sizes: m*d,
+    d, Hkv, D, slots.
     """
 
-    entry: int
+    entries: tuple[int, int]
     weights: tuple[int, int]
     threads: tuple[int, int]
     fc_norm: NDArray[np.float32]
@@ -71,8 +73,9 @@ class _Tables(NamedTuple):
 @kernel
 def _multiply(tables, which, x, out):  # type: ignore[no-untyped-def]
     blocks = (x.shape[0] + MAX_BLOCK_ROWS - 1) // MAX_BLOCK_ROWS
+    together = (x.shape[0] + blocks - 1) // blocks
     multiply_at(
-        tables.entry, x.ctypes.data, x.shape[1], x.shape[0], (x.shape[0] + blocks - 1) // blocks,
+        tables.entries[which], x.ctypes.data, x.shape[1], x.shape[0], together,
         tables.weights[which], out.shape[1], x.shape[1], out.ctypes.data, tables.threads[which],
     )  # fmt: skip
 
@@ -147,19 +150,19 @@ class Injector:
 
         waits: whether whoever reads the pool calls `settle` before.
         """
-        multiply = linear.prepare()
-        assert multiply is not None
         attention = model.layers[0].self_attn
         cache = pool.k_buffer[0]
         numbers = [layer.self_attn.attn.layer_id - pool.start_layer for layer in model.layers]
         buffers = [(pool.k_buffer[i], pool.v_buffer[i]) for i in numbers]
-        weights = (model.fc.weight, stacked["weight"])
+        weights = (packed_copy(model.fc.weight), packed_copy(stacked["weight"]))
+        products = [_product(weight) for weight in weights]
         self.pool, self._buffers, self._weights = pool, buffers, weights
+        self._fc, self._fc_at = model.fc.weight, model.fc.weight.data_ptr()
         self._fc_norm = model.hidden_norm.weight
         self._tables = _Tables(
-            multiply.entry,
+            (products[0][0], products[1][0]),
             (weights[0].data_ptr(), weights[1].data_ptr()),
-            (_threads(multiply, weights[0]), _threads(multiply, weights[1])),
+            (products[0][1], products[1][1]),
             self._fc_norm.detach().numpy(),
             stacked["k_norm_weight"].detach().numpy(),
             (model.hidden_norm.variance_epsilon, stacked["eps"]),
@@ -187,8 +190,8 @@ class Injector:
         return (
             pool is self.pool
             and pool.k_buffer[0] is self._buffers[0][0]
-            and weight is self._weights[0]
-            and weight.data_ptr() == self._tables.weights[0]
+            and weight is self._fc
+            and weight.data_ptr() == self._fc_at
             and model.hidden_norm.weight is self._fc_norm
         )
 
@@ -351,5 +354,9 @@ def _plain(weight: Tensor) -> bool:
         return weight.dtype is _FLOAT and linear.eligible(torch.empty(1, weight.shape[1]), weight)
 
 
-def _threads(multiply: Any, weight: Tensor) -> int:
-    return linear.threads_for(*weight.shape) if multiply.threads_available else 1
+def _product(weight: Tensor) -> tuple[int, int]:
+    """The kernel that multiplies with a weight [N, K], its address, and the threads it takes."""
+    multiply = linear.kernel_of(weight)
+    assert multiply is not None
+    threads = linear.threads_for(*weight.shape) if multiply.threads_available else 1
+    return multiply.entry, threads

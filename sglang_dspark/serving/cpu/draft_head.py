@@ -34,8 +34,9 @@ class ReducedHead:
     """The rows of the LM head and of the vanilla Markov head that can be drafted.
 
     tokens: [n] ascending token ids. lm_head: [n, d]. w1: [V, r], the drafter's own, for every
-    previous token. w2: [n, r]. Copies, except w1: weights exchanged in a running server show in the
-    draft only after the next start, and the output stays the target's all the same.
+    previous token. w2: [n, r], which each of gamma steps reads: in fewer bytes where the draft's
+    layers are (weight_formats.py). Copies, except w1: weights exchanged in a running server show in
+    the draft only after the next start, and the output stays the target's all the same.
     """
 
     tokens: Tensor
@@ -48,25 +49,30 @@ class ReducedHead:
         return self.w1.shape[0]
 
     @cached_property
-    def arrays(self) -> tuple[NDArray, NDArray, NDArray]:
-        """W1, W2 and tokens as the compiled loop reads them; they share memory with the tensors."""
-        return self.w1.numpy(), self.w2.numpy(), self.tokens.numpy()
+    def arrays(self) -> tuple[NDArray, Tensor, NDArray]:
+        """W1, W2 and tokens as `draft_steps` takes them; they share memory with the tensors."""
+        return self.w1.numpy(), self.w2, self.tokens.numpy()
 
     @cached_property
     def fits_kernel(self) -> bool:
         """Whether both factors are what the compiled loop multiplies."""
         row = torch.empty(1, self.w2.shape[1])
         return (
-            linear.prepare() is not None
-            and self.w1.dtype is self.w2.dtype is torch.float32
+            linear.kernel_of(self.w2) is not None
+            and self.w1.dtype is torch.float32
             and self.w1.is_cpu
             and self.w1.is_contiguous()
             and linear.eligible(row, self.w2)
         )
 
 
-def reduced_head(w1: Tensor, w2: Tensor, lm_head: Tensor) -> ReducedHead | None:
-    """From a vanilla head's weights [V, r] and the LM head [>= V, d]; None when not reduced."""
+def reduced_head(
+    w1: Tensor, w2: Tensor, lm_head: Tensor, packed: Callable[[Tensor], Tensor] = lambda w: w
+) -> ReducedHead | None:
+    """From a vanilla head's weights [V, r] and the LM head [>= V, d]; None when not reduced.
+
+    packed: W2's rows [n, r] in the format that they are to be kept in.
+    """
     tokens = restricted_tokens(w1, w2)
     if tokens is None or tokens.numel() == w1.shape[0]:
         return None
@@ -75,7 +81,7 @@ def reduced_head(w1: Tensor, w2: Tensor, lm_head: Tensor) -> ReducedHead | None:
             tokens=tokens,
             lm_head=take_rows(lm_head.detach(), tokens),
             w1=w1.detach(),
-            w2=w2.detach()[tokens],
+            w2=packed(w2.detach()[tokens]),
         )
 
 

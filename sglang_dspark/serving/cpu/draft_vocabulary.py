@@ -16,22 +16,32 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu import draft_head, packed_weights
+from sglang_dspark.serving.cpu import draft_head, linear_layers, packed_weights
 from sglang_dspark.serving.cpu.fast_paths import fits, need
 from sglang_dspark.serving.cpu.seeds import seeded_waits
 
 _REDUCED = "dspark_reduced_head"  # attribute of upstream's markov head
 
 
-def find_reduced_head(result: Any, draft_model: Any, *, embed_tokens: Any, lm_head: Any) -> Any:
-    """AFTER hook of `attach_shared_modules`, when both heads are loaded."""
+def prepare_draft(result: Any, draft_model: Any, *, embed_tokens: Any, lm_head: Any) -> Any:
+    """AFTER hook of `attach_shared_modules`, when both models' weights are loaded."""
+    packed_weights.pack_draft(draft_model)
+    linear_layers.adopt_plain_layers(draft_model)
+    find_reduced_head(draft_model, lm_head)
+    return result
+
+
+def find_reduced_head(draft_model: Any, lm_head: Any) -> None:
+    """Gather the rows that can be drafted, in the formats of the target and of the draft."""
     head, reduced = draft_model.markov_head, None
     if fits("drafting over a part of the vocabulary", lambda: _require_plain(head, lm_head)):
         reduced = draft_head.reduced_head(
-            head.markov_w1.weight, head.markov_w2.weight, lm_head.weight
+            head.markov_w1.weight,
+            head.markov_w2.weight,
+            lm_head.weight,
+            packed_weights.packed_copy,
         )
     setattr(head, _REDUCED, reduced)
-    return result
 
 
 def _require_plain(head: Any, lm_head: Any) -> None:

@@ -86,8 +86,11 @@ def _likeliest(base, bias):  # type: ignore[no-untyped-def]
 
 
 @exact_kernel
-def _draft(entry, threads, block, base, anchor, w1, w2, tokens, first, last, out):  # type: ignore[no-untyped-def]
-    """Positions first..last-1 of draft blocks; `anchor` [R] stands before the first of them."""
+def _draft(entry, w2, threads, block, base, anchor, w1, tokens, first, last, out):  # type: ignore[no-untyped-def]
+    """Positions first..last-1 of draft blocks; `anchor` [R] stands before the first of them.
+
+    entry: of the matrix kernel for the format of W2, which lies at the address w2.
+    """
     requests, n, rank = base.shape[0], base.shape[2], w1.shape[1]
     latent = np.empty((requests, rank), np.float32)
     bias = np.empty((requests, n), np.float32)
@@ -95,7 +98,7 @@ def _draft(entry, threads, block, base, anchor, w1, w2, tokens, first, last, out
         for r in range(requests):
             latent[r] = w1[anchor[r] if k == first else out[r, k - 1]]
         multiply_at(
-            entry, latent.ctypes.data, rank, requests, block, w2.ctypes.data, n, rank,
+            entry, latent.ctypes.data, rank, requests, block, w2, n, rank,
             bias.ctypes.data, threads,
         )  # fmt: skip
         for r in range(requests):
@@ -105,23 +108,23 @@ def _draft(entry, threads, block, base, anchor, w1, w2, tokens, first, last, out
 def draft_steps(
     base: Tensor,
     anchor: Tensor,
-    weights: tuple[NDArray, NDArray, NDArray],
+    weights: tuple[NDArray, Tensor, NDArray],
     out: Tensor,
     steps: range,
 ) -> None:
     """Fill out[:, steps], [R, gamma] int64, with the likeliest tokens of U_k + W1[x_{k-1}] W2^T.
 
     base [R, gamma, n] contiguous float32; anchor [R] int64, the token before the first of `steps`;
-    weights: W1 [V, r], W2 [n, r] and token ids [n] int64, contiguous. `linear.prepare` has a kernel
-    and W2 is `linear.eligible`.
+    weights: W1 [V, r] float32, W2 [n, r] in a format of weight_formats.py and token ids [n] int64,
+    contiguous. W2 is `linear.eligible` and `linear.kernel_of` has a kernel for it.
     """
-    kernel = linear.prepare()
-    assert kernel is not None
     w1, w2, tokens = weights
+    kernel = linear.kernel_of(w2)
+    assert kernel is not None
     threads = linear.threads_for(*w2.shape) if kernel.threads_available else 1
     _draft(
-        kernel.entry, threads, linear.block_rows(base.shape[0]), base.numpy(), anchor.numpy(),
-        w1, w2, tokens, steps.start, steps.stop, out.numpy(),
+        kernel.entry, w2.data_ptr(), threads, linear.block_rows(base.shape[0]), base.numpy(),
+        anchor.numpy(), w1, tokens, steps.start, steps.stop, out.numpy(),
     )  # fmt: skip
 
 

@@ -64,15 +64,14 @@ def project_through_lm_head(
     return original(hidden, lm_head)
 
 
-def adopt_plain_layers(result: Any, draft_model: torch.nn.Module, **kwargs: Any) -> Any:
-    """AFTER hook of `attach_shared_modules`: the draft's own `nn.Linear` layers, target's left out.
+def adopt_plain_layers(draft_model: torch.nn.Module) -> None:
+    """The draft's own `nn.Linear` layers, target's left out.
 
     SGLang's linear layers pass `apply_linear`; these call `F.linear` themselves.
     """
     for name, layer in draft_model.named_modules():
         if type(layer) is torch.nn.Linear and not name.startswith(("embed_tokens", "lm_head")):
             layer.forward = linear.forward_of(layer)  # type: ignore[method-assign, assignment]
-    return result
 
 
 def _plain_head(hidden: Tensor, lm_head: Any) -> bool:

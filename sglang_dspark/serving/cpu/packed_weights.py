@@ -53,18 +53,23 @@ def pack_target(result: Any, runner: Any) -> Any:
     return result
 
 
-def pack_draft(result: Any, draft_model: Any, **kwargs: Any) -> Any:
-    """AFTER hook of `attach_shared_modules`: the draft's layers.
-
-    What injects the target's features stays float32: it is small, and upstream multiplies with it.
-    """
+def pack_draft(draft_model: Any) -> None:
+    """The layers of a draft model. Its other weights upstream multiplies with too: what reads them
+    here takes a copy (`packed_copy`)."""
     _pack_as_told(draft_model, draft_model.layers, lambda: _require_draft(draft_model))
-    return result
+
+
+def packed_copy(weight: Tensor) -> Tensor:
+    """A float32 weight [N, K] as `cpu.weights` says; itself where the format does not take it."""
+    form = _wanted([weight])
+    linear.prepare_for(form)
+    stays = form is FLOAT32 or not weight_formats.fits(weight, form)
+    return weight if stays else pack(weight, form)
 
 
 def _pack_as_told(model: nn.Module, part: nn.Module, require: Callable[[], None]) -> None:
     """Pack what is plain in a part of a model, if the model fits; else the log says why not."""
-    form = _wanted(part)
+    form = _wanted([module.weight for module in part.modules() if _plain(module)])  # type: ignore[misc]
     if form is not FLOAT32 and fits(f"{form.name} weights of {type(model).__name__}", require):
         _pack(part, form, type(model).__name__)
 
@@ -90,13 +95,12 @@ def embedded(embedding: nn.Module, tokens: Tensor) -> Tensor:
     return look_up(weight, tokens) if is_packed(weight) else weight.index_select(0, tokens)
 
 
-def _wanted(part: nn.Module) -> WeightFormat:
+def _wanted(weights: Sequence[Tensor]) -> WeightFormat:
     """As configured; by itself bfloat16 where nothing is lost and our kernel reads it."""
     name = _configured()
     if name != "auto":
         return FORMATS[name]
-    weights = [module.weight for module in part.modules() if _plain(module)]
-    lossless = bool(weights) and all(is_bfloat16(weight) for weight in weights)  # type: ignore[arg-type]
+    lossless = bool(weights) and all(is_bfloat16(weight) for weight in weights)
     return BFLOAT16 if lossless and linear.why_not() is None else FLOAT32
 
 
