@@ -42,9 +42,14 @@ def seeded_choice(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
     Of equal waits the lowest token is taken; a token of probability zero never is.
     """
     tokens = torch.arange(probs.shape[1], device=probs.device)
-    rows = max(_AT_ONCE // len(tokens), 1)
+    rows = rows_at_once(len(tokens))
     parts = zip(probs.split(rows), seeds.split(rows), positions.split(rows), strict=True)
     return torch.cat([_first_arrival(*part, tokens) for part in parts])
+
+
+def rows_at_once(tokens: int) -> int:
+    """Rows of `waits` of so many tokens each that do not need much memory together."""
+    return max(_AT_ONCE // tokens, 1)
 
 
 def _first_arrival(probs: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:

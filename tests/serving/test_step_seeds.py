@@ -63,6 +63,29 @@ def test_first_tokens_are_the_seeds_choices(cuts: tuple[int, float, float]) -> N
     assert after.tolist() == [V - 1] * 4, "nothing stays behind a prefill"
 
 
+@pytest.mark.parametrize("variates", [3 * V, V, 1, 1 << 22])
+def test_drafts_are_the_same_however_many_rows_are_drawn_together(
+    variates: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A wait takes some 50 bytes on its way: 256 requests of 152k tokens would take 2 GB."""
+    from sglang_dspark.verify import seeded
+
+    asked: list[int] = []
+    monkeypatch.setattr(seeded, "_AT_ONCE", variates)
+    monkeypatch.setattr(
+        step_seeds, "waits", lambda *rows: (asked.append(len(rows[0])), seeded.waits(*rows))[1]
+    )
+    values, anchors = torch.tensor([11, -5, 17, 8, 8]), torch.tensor([4, 9, 30, 7, 7, 1])
+    logits, heat = torch.randn(6, V), torch.tensor([0.8, 1.0, 1.3, 0.5, 1.0, 2.0])
+    rows = torch.tensor([0, 1, 3, 4, 5])
+    drafts = step_seeds.DraftSeeds(Seeds(rows, values), anchors)
+    found = drafts.drawn(torch.full((6,), -1), logits, heat, place=2)
+    laws = torch.softmax(logits[rows].double() / heat[rows, None], -1)
+    assert found[rows].tolist() == seeded_choice(laws, values, anchors[rows] + 2).tolist()
+    assert int(found[2]) == -1
+    assert max(asked) == min(max(variates // V, 1), 5)
+
+
 def test_a_captured_weight_is_found_anew_with_the_token() -> None:
     from sglang.srt.layers.sampler import _SamplingMaskCapture
 

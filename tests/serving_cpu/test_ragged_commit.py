@@ -145,7 +145,7 @@ def ragged_step(
     )
     block = SimpleNamespace(draft_tokens=drafts)
     proposal = SimpleNamespace(draft_block_ids=blocks, draft_block=block)
-    asked = Pass(batch, None, window, proposal, layout, blocks, False, Rules())
+    asked = Pass(batch, None, window, proposal, layout, blocks, True, False, Rules())
     verified = device.run(asked)
     assert spread == (verified.outputs.next_token_logits.shape[0] == REQUESTS * WIDTH)
     outs = device.accept(asked, verified)

@@ -20,6 +20,8 @@ from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.serving.cuda.device import GraphDevice, to_host
 from sglang_dspark.serving.step.engine import Step, confidence_by
 from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
+from sglang_dspark.serving.step.passes import Pass, Verified
+from sglang_dspark.serving.step.rules import Rules
 from tests.rehearsal.on_cpu import PlantedClock
 from tests.serving.test_schedule_engine import GAMMA, World
 from tests.serving.windows import indptr_of
@@ -51,6 +53,40 @@ def step_of(rng: np.random.Generator, requests: int, **changed: Any) -> Step:
     lines = rng.uniform(0.5, 2.0, shape), rng.normal(0, 1, shape)
     rows = np.arange(requests)
     return Step(plan, rows, rows, calibrated_by=lines)
+
+
+@pytest.mark.parametrize(
+    ("own_law", "drafted", "settings", "ours"),
+    [
+        (False, True, "sampled", False),
+        (True, True, "sampled", True),
+        (False, False, "sampled", True),
+        (False, False, "greedy", False),
+        (False, False, None, False),
+        (False, True, None, False),
+    ],
+)
+def test_a_sampled_step_without_drafts_reads_one_row_a_request(
+    own_law: bool, drafted: bool, settings: str | None, ours: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Upstream's rule makes probabilities of gamma + 1 rows there."""
+    info = None if settings is None else SimpleNamespace(is_all_greedy=settings == "greedy")
+    asked = Pass(
+        batch=SimpleNamespace(sampling_info=info, seq_lens=torch.tensor([3, 9])),
+        came=None,
+        window=None,
+        proposal=SimpleNamespace(draft_block=SimpleNamespace(draft_tokens=None)),
+        layout=None,
+        ids=torch.zeros(2, GAMMA + 1, dtype=torch.int64),
+        drafted=drafted,
+        foldable=False,
+        rules=Rules(own_law=own_law),
+    )
+    chosen = device()
+    monkeypatch.setattr(chosen, "_accept", lambda *_: "ours")
+    chosen._executor.accept_and_finalize = lambda **_: "upstream's"
+    found = chosen.accept(asked, Verified(SimpleNamespace(next_token_logits=None), None))
+    assert found == ("ours" if ours else "upstream's")
 
 
 class Engine:

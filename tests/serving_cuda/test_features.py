@@ -25,6 +25,9 @@ def arguments(**changed: Any) -> SimpleNamespace:
         "enable_lora": None,
         "enable_two_batch_overlap": False,
         "disaggregation_mode": "null",
+        "dcp_size": 1,
+        "enable_deterministic_inference": False,
+        "rl_on_policy_target": None,
     }
     return SimpleNamespace(**(usual | changed))
 
@@ -36,6 +39,11 @@ ROWS = {  # feature's name: a start that has it and nothing else
     "trtllm_mha on Hopper and on consumer Blackwell": replace(
         USUAL, args=arguments(attention_backend="trtllm_mha")
     ),
+    "triton with deterministic inference": replace(
+        USUAL,
+        args=arguments(attention_backend="triton", enable_deterministic_inference=True),
+    ),
+    "decode context parallelism": replace(USUAL, args=arguments(dcp_size=2)),
     "a drafter without a confidence head": replace(USUAL, has_head=False),
     "pipeline parallelism": replace(USUAL, args=arguments(pp_size=2)),
     "data-parallel attention": replace(USUAL, args=arguments(enable_dp_attention=True)),
@@ -71,6 +79,13 @@ def test_ranks_that_agree_are_scheduled() -> None:
 def test_a_usual_start_is_scheduled(backend: str) -> None:
     start = replace(USUAL, args=arguments(attention_backend=backend), generation=10)
     assert obstacle(start) is None
+
+
+def test_tritons_deterministic_kernel_serves_on_policy_training_too() -> None:
+    on_policy = arguments(attention_backend="triton", rl_on_policy_target="fsdp")
+    assert "deterministic" in str(obstacle(replace(USUAL, args=on_policy)))
+    other = arguments(attention_backend="fa3", enable_deterministic_inference=True)
+    assert obstacle(replace(USUAL, args=other)) is None
 
 
 def test_settings_that_mean_off_stand_in_nobodys_way() -> None:

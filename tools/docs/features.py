@@ -34,7 +34,8 @@ error. What is found only after the models are loaded is said the same way.
 """
 RULES = {
     "temperature, and top-k or top-p": (
-        "SGLang's accept rules; of a greedy batch inside the graph"
+        "SGLang's accept rules, of a greedy batch inside the graph; ours where a sampled step has "
+        "no drafts, as it then reads one row a request"
     ),
     "min-p, or top-k and top-p in one batch": (
         "our accept rule, with plain decoding's cuts, by block or token by token (`verify.rule`)"
@@ -55,7 +56,8 @@ RULES = {
     ),
 }
 TAIL = """
-A step whose requests ask for none of this costs what it did. Nothing is read back from the device.
+A step whose requests ask for none of this costs what it did. Ours reads nothing back from the
+device; where SGLang waits for it, the table above says so.
 Our accept rule there makes no tensor of probabilities: two Triton launches where windows are judged
 as a whole (`kernels/accept_block.py`, `verify.rule: block`, the default), one where drafts are
 judged one by one (`kernels/accept_sampled.py`, `verify.rule: token`). What they refuse is accepted

@@ -134,8 +134,14 @@ class GraphDevice:
         return Verified(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
 
     def accept(self, asked: Pass, verified: Verified) -> Any:
-        """By upstream's rule, in the graph where one accepted; ours where it is not lossless."""
-        if asked.rules.own_law:
+        """By upstream's rule, in the graph where one accepted.
+
+        Ours where it is not lossless, and where a sampled step drafted nothing: upstream's makes
+        probabilities of all gamma + 1 rows a request there, ours reads the one that counts.
+        """
+        info = asked.batch.sampling_info
+        sampled = info is not None and not info.is_all_greedy
+        if asked.rules.own_law or (sampled and not asked.drafted):
             return self._accept(asked, verified)
         return self._executor.accept_and_finalize(
             folded_accept=verified.folded,

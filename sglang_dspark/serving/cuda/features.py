@@ -52,6 +52,11 @@ def verify_backend(args: Any) -> str:
     return str(chosen or args.attention_backend)
 
 
+def _is_deterministic(args: Any) -> bool:
+    """Whether `TritonAttnBackend` (0.5.23) sends all passes to its unified kernel."""
+    return bool(args.enable_deterministic_inference or args.rl_on_policy_target)
+
+
 def _is_set(name: str) -> Callable[[Start], bool]:
     return lambda start: start.variables.get(name, "").strip().lower() not in ("", "0", "false")
 
@@ -74,6 +79,17 @@ FEATURES = (
         "trtllm_mha is XQA on this GPU, which has no windows of unlike lengths; "
         "--attention-backend fa3 and triton have",
         lambda start: verify_backend(start.args) == "trtllm_mha" and start.generation in _XQA,
+    ),
+    Feature(
+        "triton with deterministic inference",
+        "triton's deterministic kernel takes every window for gamma + 1 rows wide; "
+        "--attention-backend fa3 does not",
+        lambda start: verify_backend(start.args) == "triton" and _is_deterministic(start.args),
+    ),
+    Feature(
+        "decode context parallelism",
+        "SGLang has no windows of unlike lengths over a split cache (--dcp-size)",
+        lambda start: int(start.args.dcp_size) > 1,
     ),
     Feature(
         "a drafter without a confidence head",
@@ -129,7 +145,14 @@ SCHEDULED = (
         "scheduled by confidence",
     ),
     ("the overlap loop", "scheduled; K comes from confidences two steps old"),
-    ("`--disable-overlap-schedule`", "scheduled; K comes from the step before"),
+    (
+        "`--disable-overlap-schedule`",
+        "scheduled; K comes from the step before, and SGLang waits for the lengths of each step",
+    ),
+    (
+        "fa3, fa4 outside graphs (more requests than any graph, or none captured)",
+        "scheduled; SGLang waits for the lengths of each step",
+    ),
     ("`--tp-size`", "scheduled; the first rank decides K and lengths for all"),
     (
         "a drafter with experts, residual streams or a window (`DSparkMoEModel`)",

@@ -25,13 +25,17 @@ def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> An
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.speculative.dspark_components.dspark_draft import make_next_draft_input
 
-    layout, lens = asked.layout, accepted.new_seq_lens
-    if verified.folded:  # the graph's own buffer, which the next replay writes before it is read
-        lens = lens.clone()
+    layout = asked.layout
+    results = (accepted.new_seq_lens, accepted.out_tokens, accepted.commit_lens)
+    if verified.folded:
+        # They are the graph's own buffers, which the next replay writes: lengths are read behind
+        # it, and tokens and counts are copied to the host on a stream that it does not wait for.
+        results = tuple(each.clone() for each in results)
+    lens, tokens, counts = results
     return GenerationBatchResult(
         logits_output=verified.outputs,
-        next_token_ids=accepted.out_tokens.reshape(-1),
-        accept_lens=accepted.commit_lens,
+        next_token_ids=tokens.reshape(-1),
+        accept_lens=counts,
         block_accept_lens=worker._block_accept_lens(
             accept=accepted, folded_accept=verified.folded, bs=asked.requests
         ),

@@ -47,7 +47,9 @@ def _launch(state: StepState, batch: Any, publish: Callable[..., None] | None, g
             step.plan, lambda: device.admit(state.engine, step, logits, greedy)
         )  # [R + 1]
     windows = device.layout(step, indptr)
-    asked = verify.asked_of(worker, batch, came, window, proposal, windows, rules)
+    asked = verify.asked_of(
+        worker, batch, came, window, proposal, windows, rules, drafted=step.plan.speculates
+    )
     with span("verify"):
         verified = verify.verify(device, asked, grammar)
     with span("accept"):

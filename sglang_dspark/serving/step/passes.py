@@ -15,8 +15,8 @@ class Pass:
     """A step's batch with its drafts, windows and layout; upstream's types where none is ours.
 
     came: the batch's `spec_info` before the pass, which puts another one there. layout: None for a
-    pass over whole windows. foldable: a graph may accept in the pass. rules: what the device has to
-    add to upstream's.
+    pass over whole windows. drafted: whether any draft may be verified. foldable: a graph may
+    accept in the pass. rules: what the device has to add to upstream's.
     """
 
     batch: Any
@@ -25,6 +25,7 @@ class Pass:
     proposal: Any  # drafts [R, gamma]
     layout: Any | None
     ids: Tensor  # [R, gamma + 1] anchors and drafts
+    drafted: bool
     foldable: bool
     rules: Rules
 

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.verify.sampling import truncate_all
-from sglang_dspark.verify.seeded import seeded_choice, waits
+from sglang_dspark.verify.seeded import rows_at_once, seeded_choice, waits
 
 _FIRST = "dspark_first_seeds"  # attribute of a prefill's sampling info
 _DRAFT = "dspark_draft_seeds"  # attribute of a step's sampling info
@@ -43,11 +43,15 @@ class DraftSeeds:
 
         logits: [R, n] of that position. temperatures: [R] > 0.
         """
-        rows, positions = self.seeds.rows, self.anchors[self.seeds.rows] + place
-        race = logits[rows].float() / temperatures[rows, None]
         columns = torch.arange(logits.shape[1], device=logits.device)
-        choice = (race - waits(self.seeds.values, positions, columns).log()).argmax(-1)
-        return tokens.index_copy(0, rows, choice.to(tokens.dtype))
+        together = rows_at_once(len(columns))
+        parts = zip(self.seeds.rows.split(together), self.seeds.values.split(together), strict=True)
+        for rows, values in parts:
+            race = logits[rows].float() / temperatures[rows, None]
+            delays = waits(values, self.anchors[rows] + place, columns)
+            choice = (race - delays.log()).argmax(-1)
+            tokens = tokens.index_copy(0, rows, choice.to(tokens.dtype))
+        return tokens
 
 
 def seeds_of(batch: Any) -> Seeds | None:

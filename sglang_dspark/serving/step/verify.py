@@ -24,14 +24,16 @@ def asked_of(
     proposal: Any,
     layout: Any | None,
     rules: Rules,
+    *,
+    drafted: bool,
 ) -> Pass:
-    """The pass over these windows; came: the batch's `spec_info`."""
+    """The pass over these windows; came: the batch's `spec_info`, drafted: as of `Pass`."""
     ids = proposal.verify_ids
     if ids is None:
         tokens = proposal.draft_block.draft_tokens
         ids = torch.cat([proposal.draft_block_ids[:, :1], tokens], dim=1).contiguous()
     foldable = may_fold(worker, batch, proposal, rules)
-    return Pass(batch, came, window, proposal, layout, ids, foldable, rules)
+    return Pass(batch, came, window, proposal, layout, ids, drafted, foldable, rules)
 
 
 def may_fold(worker: Any, batch: Any, proposal: Any, rules: Rules) -> bool:

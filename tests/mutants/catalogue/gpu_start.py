@@ -8,6 +8,7 @@ PASSES = ("tests/serving_cuda/test_passes.py",)
 ATTACH = ("tests/serving_cuda/test_attach.py",)
 FEATURES = ("tests/serving_cuda/test_features.py",)
 FAULTS = ("tests/serving/test_draft_faults.py",)
+DEVICE = ("tests/serving_cuda/test_device.py",)
 
 
 def _mutant(name: str, file: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -37,10 +38,10 @@ MUTANTS = (
         PASSES,
     ),
     _mutant(
-        "a graph's own lengths are handed on",
+        "a graph's own buffers are handed on",
         "sglang_dspark/serving/step/commit.py",
-        "        lens = lens.clone()\n",
-        "        lens = lens.view(-1)\n",
+        "tuple(each.clone() for each in results)",
+        "(results[0].clone(), *results[1:])",
         ("tests/serving/test_step_commit.py",),
     ),
     _mutant(
@@ -70,6 +71,41 @@ MUTANTS = (
         "_XQA = (9, 12)",
         "_XQA = (12,)",
         FEATURES,
+    ),
+    _mutant(
+        "a graph's own tokens are handed on",
+        "sglang_dspark/serving/step/commit.py",
+        "    if verified.folded:\n",
+        "    if verified.folded and asked.layout is not None:\n",
+        ("tests/serving/test_step_commit.py",),
+    ),
+    _mutant(
+        "a sampled step without drafts makes probabilities of its whole windows",
+        "sglang_dspark/serving/cuda/device.py",
+        "asked.rules.own_law or (sampled and not asked.drafted)",
+        "asked.rules.own_law",
+        DEVICE,
+    ),
+    _mutant(
+        "a greedy step without drafts is accepted outside its graph",
+        "sglang_dspark/serving/cuda/device.py",
+        "asked.rules.own_law or (sampled and not asked.drafted)",
+        "asked.rules.own_law or not asked.drafted",
+        DEVICE,
+    ),
+    _mutant(
+        "windows of unlike lengths go to triton's deterministic kernel",
+        "sglang_dspark/serving/cuda/features.py",
+        '== "triton" and _is_deterministic(start.args)',
+        '== "fa3" and _is_deterministic(start.args)',
+        ("tests/serving_cuda/test_features.py",),
+    ),
+    _mutant(
+        "seeded drafts of a whole batch are drawn together",
+        "sglang_dspark/serving/step/seeds.py",
+        "together = rows_at_once(len(columns))",
+        "together = len(self.seeds.rows)",
+        ("tests/serving/test_step_seeds.py",),
     ),
     _mutant(
         "a failed device is drafted on again",
