@@ -33,6 +33,9 @@ class Golden(BaseModel):
     doubtful: float = Field(gt=0, lt=1, description="share of tokens behind which drafts err more")
     right: float = Field(gt=0, lt=1, description="share of right drafts behind these")
     otherwise: float = Field(gt=0, lt=1, description="share of right drafts behind the others")
+    draft_vocab: int | None = Field(
+        None, ge=16, description="tokens that can be drafted and that answers consist of; null: all"
+    )
     source: str = Field(min_length=1, description="where these shares come from")
 
     @field_validator("shape")
@@ -72,5 +75,6 @@ def ensure_golden(golden: Golden, device: str) -> GoldenModels:
     if not path.is_dir():
         acceptance = simulated.Acceptance(golden.doubtful, golden.right, golden.otherwise)
         with built(path) as out:
-            simulated.write_models(out, simulated.SHAPES[golden.shape], acceptance, device)
+            shape = simulated.SHAPES[golden.shape]
+            simulated.write_models(out, shape, acceptance, device, golden.draft_vocab)
     return GoldenModels(path / "target", {kind: path / kind for kind in KINDS})

@@ -11,6 +11,9 @@ through all tokens, so all come equally often, whatever the prompts.
 The drafters hold the table too, and are wrong behind some tokens, which is how acceptance is set.
 Some of the tokens are doubtful: behind them a draft is right less often than behind the others.
 DSPARK's confidence head knows which are doubtful, so its confidence is calibrated and has a spread.
+
+Drafters with a reduced vocabulary, as trained ones have, draft some of the tokens alone; answers
+are cycles through these then.
 """
 
 from __future__ import annotations
@@ -27,6 +30,7 @@ from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 from sglang_dspark.baselines.mtp import MTPConfig, MTPDrafter, save_mtp
 from sglang_dspark.drafter.checkpoint import save_drafter
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.heads import restrict_vocabulary
 from sglang_dspark.drafter.model import DSparkDrafter
 
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
@@ -43,7 +47,8 @@ _TEMPLATE = (
 @dataclass(frozen=True)
 class Shape:
     """A target's shape, and its drafters': DSPARK's layers, block, rank of its Markov head (one of
-    which carries the confidence). Heads and widths are the target's."""
+    which carries the confidence, and one more a reduced vocabulary). Heads and widths are the
+    target's."""
 
     hidden: int
     layers: int
@@ -82,55 +87,76 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Table:
-    """What target and drafters know. directions [V, r-1]: unit rows; follows [V] int64: the token
-    behind each; wrong [V] bool: the draft behind it is another one; confidence [V]: its logit."""
+    """What target and drafters know. directions [V, n]: unit rows; follows [V] int64: the token
+    behind each, -1 behind those of prompts alone; wrong [V] bool: the draft behind it is another
+    one; confidence [V]: its logit; drafted [V'] int64, ascending: what can be drafted, None for
+    all."""
 
     directions: Tensor
     follows: Tensor
     wrong: Tensor
     confidence: Tensor
+    drafted: Tensor | None = None
 
 
-def table(shape: Shape, acceptance: Acceptance, seed: int = 0) -> Table:
-    """The same table for the same shape, acceptance and seed."""
+def table(
+    shape: Shape, acceptance: Acceptance, draft_vocab: int | None = None, seed: int = 0
+) -> Table:
+    """The same table for the same arguments. draft_vocab: tokens that can be drafted; None: all.
+
+    Raises ValueError where there are not so many.
+    """
     draws = torch.Generator().manual_seed(seed)
     count = shape.vocab
-    directions = torch.randn(count, shape.rank - 1, generator=draws)
+    directions = torch.randn(count, shape.rank - 1 - (draft_vocab is not None), generator=draws)
     directions /= directions.norm(dim=1, keepdim=True)
-    cycle = len(SPECIALS) + torch.randperm(count - len(SPECIALS), generator=draws)
+    words = len(SPECIALS) + torch.randperm(count - len(SPECIALS), generator=draws)
+    if draft_vocab is not None and draft_vocab > len(words):
+        raise ValueError(f"draft_vocab {draft_vocab} is more than the shape's {len(words)} words")
+    cycle = words[:draft_vocab]
     follows = torch.arange(count)
+    follows[words] = -1
     follows[cycle] = cycle.roll(-1)
     doubtful = torch.rand(count, generator=draws) < acceptance.doubtful
     right = torch.where(doubtful, acceptance.right, acceptance.otherwise)
     wrong = torch.rand(count, generator=draws) >= right
-    return Table(directions, follows, wrong, torch.logit(right))
+    drafted = None if draft_vocab is None else cycle.sort().values
+    return Table(directions, follows, wrong, torch.logit(right), drafted)
 
 
-def write_models(folder: Path, shape: Shape, acceptance: Acceptance, device: str) -> None:
+def write_models(
+    folder: Path,
+    shape: Shape,
+    acceptance: Acceptance,
+    device: str,
+    draft_vocab: int | None = None,
+) -> None:
     """Write `target`, `dspark`, `mtp` and `follows.npy`, the token behind each.
 
     Weights are bfloat16, as those of nearly all checkpoints.
     """
     torch.manual_seed(0)
-    known, dtype = table(shape, acceptance), DTYPE
+    known, dtype = table(shape, acceptance, draft_vocab), DTYPE
     with torch.device(device), torch.no_grad():
         embedding, head = _embedding(known, shape, device)
         _target(folder / "target", shape, embedding, head, dtype)
         write_dspark(folder / "dspark", shape, known, dtype)
-        _mtp(folder / "mtp", shape, embedding, dtype)
+        _mtp(folder / "mtp", shape, embedding, known.drafted, dtype)
     _tokenizer(folder / "target", shape.vocab)
     np.save(folder / "follows.npy", known.follows.numpy())
 
 
 def _embedding(known: Table, shape: Shape, device: str) -> tuple[Tensor, Tensor]:
     """Embedding and LM head [V, d]. The last column is for MTP: 1 where it is to be wrong."""
-    basis = torch.linalg.qr(torch.randn(shape.hidden - 1, shape.rank - 1)).Q  # [d-1, r-1]
+    width = known.directions.shape[1]
+    basis = torch.linalg.qr(torch.randn(shape.hidden - 1, width)).Q  # [d-1, n]
     spread = known.directions.to(device) @ basis.T  # [V, d-1] unit rows
     embedding = torch.zeros(shape.vocab, shape.hidden)
     embedding[:, :-1] = spread * shape.hidden**0.5
     embedding[:, -1] = known.wrong.to(device).float()
     head = torch.zeros_like(embedding)
-    head[known.follows.to(device), :-1] = spread * (_PEAK / shape.hidden**0.5)
+    cycle = _cycle(known)
+    head[known.follows[cycle].to(device), :-1] = spread[cycle] * (_PEAK / shape.hidden**0.5)
     head[: len(SPECIALS)] = 0.0  # no answer ends by itself
     return embedding, head
 
@@ -183,21 +209,31 @@ def write_dspark(folder: Path, shape: Shape, known: Table, dtype: torch.dtype) -
     drafter = DSparkDrafter(config)
     weights = drafter.state_dict()
     weights["backbone.norm.weight"].zero_()  # base logits are zero: the Markov head decides
-    said = known.directions.clone()
+    said, width = known.directions.clone(), known.directions.shape[1]
     wrong = known.wrong.nonzero()[:, 0]
     said[wrong] = known.directions[wrong.roll(1)]  # what another token would be followed by
     latent, out = weights["markov_head.markov_w1.weight"], weights["markov_head.markov_w2.weight"]
-    latent[:, :-1].copy_(said)
-    latent[:, -1].copy_(known.confidence)
+    latent[:, :width].copy_(said)
+    latent[:, width].copy_(known.confidence)
     out.zero_()
-    out[known.follows.to(out.device), :-1] = _PEAK * known.directions.to(out.device)
+    cycle = _cycle(known)
+    out[known.follows[cycle].to(out.device), :width] = (_PEAK * known.directions[cycle]).to(out)
     out[: len(SPECIALS)] = 0.0
-    weights["confidence_head.proj.weight"].zero_()[:, -1] = 1.0
+    weights["confidence_head.proj.weight"].zero_()[:, width - shape.rank] = 1.0
     weights["confidence_head.proj.bias"].zero_()
+    if known.drafted is not None:
+        restrict_vocabulary(drafter.markov_head, known.drafted.to(out.device))
     save_drafter(drafter, folder, dtype)
 
 
-def _mtp(folder: Path, shape: Shape, embedding: Tensor, dtype: torch.dtype) -> None:
+def _cycle(known: Table) -> Tensor:
+    """The tokens [n] whose successors answers consist of: those that can be drafted."""
+    return torch.arange(len(known.follows)) if known.drafted is None else known.drafted
+
+
+def _mtp(
+    folder: Path, shape: Shape, embedding: Tensor, drafted: Tensor | None, dtype: torch.dtype
+) -> None:
     config = MTPConfig(
         hidden_size=shape.hidden,
         intermediate_size=shape.intermediate,
@@ -206,10 +242,10 @@ def _mtp(folder: Path, shape: Shape, embedding: Tensor, dtype: torch.dtype) -> N
         head_dim=shape.head_dim,
         vocab_size=shape.vocab,
         gamma=1,
-        draft_vocab_size=shape.vocab,
+        draft_vocab_size=shape.vocab if drafted is None else len(drafted),
         max_position_embeddings=_POSITIONS,
     )
-    drafter = MTPDrafter(config)
+    drafter = MTPDrafter(config, drafted)
     drafter.fc.weight.zero_()[:, : shape.hidden] = torch.eye(shape.hidden)
     drafter.fc.weight[:, shape.hidden - 1] = 4 * embedding[-1]  # drowns the token's own direction
     drafter.fc.bias.zero_()

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from safetensors.torch import load_file
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.models import golden, simulated
@@ -63,6 +64,48 @@ def test_drafts_are_right_as_often_as_the_file_says() -> None:
         these = (said - chance).abs() < 1e-3  # the confidence head knows which tokens are doubtful
         assert float(these.float().mean()) == pytest.approx(share, abs=0.005)
         assert float(right[these].float().mean()) == pytest.approx(chance, abs=0.01)
+
+
+def test_answers_consist_of_what_can_be_drafted() -> None:
+    asked = simulated.Acceptance(doubtful=0.3, right=0.6, otherwise=0.95)
+    shape, size = simulated.SHAPES["tiny"], 128
+    known = simulated.table(shape, asked, size)
+    assert known.drafted is not None
+    assert len(known.drafted) == size
+    assert int(known.drafted.min()) >= len(simulated.SPECIALS)
+    seen, token = set(), int(known.drafted[0])
+    for _ in range(size):
+        seen.add(token)
+        token = int(known.follows[token])
+    assert seen == set(known.drafted.tolist()), "one cycle through them all"
+    assert int((known.follows == -1).sum()) == shape.vocab - len(simulated.SPECIALS) - size
+    with pytest.raises(ValueError, match="draft_vocab 600 is more than the shape's 508 words"):
+        simulated.table(shape, asked, 600)
+
+
+def test_a_reduced_vocabulary_is_the_drafters(tmp_path: Path) -> None:
+    """By upstream's reading of it: ours gathers rows by `restricted_tokens`, MTP by a token map."""
+    from sglang_dspark.baselines.mtp import TOKEN_MAP
+    from sglang_dspark.drafter.heads import restricted_tokens
+
+    asked = simulated.Acceptance(doubtful=0.3, right=0.6, otherwise=0.95)
+    shape = simulated.SHAPES["tiny"]
+    simulated.write_models(tmp_path, shape, asked, "cpu", 128)
+    known = simulated.table(shape, asked, 128)
+    assert known.drafted is not None
+    weights = load_file(tmp_path / "dspark" / "model.safetensors")
+    w1, w2 = (weights[f"markov_head.markov_w{i}.weight"].float() for i in (1, 2))
+    found = restricted_tokens(w1, w2)
+    assert found is not None
+    assert torch.equal(found, known.drafted)
+    drafts = known.drafted[(w1[known.drafted] @ w2[known.drafted].T).argmax(-1)]
+    right = drafts == known.follows[known.drafted]
+    assert torch.equal(right, ~known.wrong[known.drafted])
+    told = torch.sigmoid(
+        w1[known.drafted] @ weights["confidence_head.proj.weight"][0, -32:].float()
+    )
+    assert float((told - torch.sigmoid(known.confidence[known.drafted])).abs().max()) < 0.01
+    assert (tmp_path / "mtp" / TOKEN_MAP).is_file()
 
 
 def test_models_are_made_once_for_each_file(

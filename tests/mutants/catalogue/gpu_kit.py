@@ -136,8 +136,8 @@ MUTANTS = (
         name="the made-up confidence knows nothing",
         area="GPU kit",
         file=MODELS,
-        old="latent[:, -1].copy_(known.confidence)",
-        new="latent[:, -1].fill_(1.4)",
+        old="latent[:, width].copy_(known.confidence)",
+        new="latent[:, width].fill_(1.4)",
         tests=(f"{MADE_UP}::test_dspark_is_wrong_where_it_should_be_and_knows_it",),
     ),
     Mutant(

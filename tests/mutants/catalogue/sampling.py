@@ -141,8 +141,8 @@ MUTANTS = (
     _mutant(
         "seeded drafts race at the anchor's position",
         SEEDS,
-        "self.anchors[self.seeds.rows] + place",
-        "self.anchors[self.seeds.rows] + 0 * place",
+        "self.anchors[rows] + place, columns",
+        "self.anchors[rows] + 0 * place, columns",
         SEED_TESTS,
     ),
     _mutant(
