@@ -82,13 +82,18 @@ def _groups(part: str) -> list[list[EvalPrompt]]:
     if part == MULTI_TURN:
         return multi_turn_prompts()
     if part == WORDS:
-        return [[EvalPrompt(f"words-{n}", WORDS, (f"go on, {n}",))] for n in range(WORDS_COUNT)]
+        return [[EvalPrompt(f"words-{n}", WORDS, (_words(n),))] for n in range(WORDS_COUNT)]
     if part in DOMAINS:
         return [[prompt] for prompt in evaluation_prompts() if prompt.domain == part]
     if not Path(part).is_file():
         known = ", ".join((*DOMAINS, MULTI_TURN, WORDS))
         raise DSparkError(f"no prompts {part!r}: neither one of {known} nor a file")
     return [[prompt] for prompt in read_prompts(Path(part))]
+
+
+def _words(number: int) -> str:
+    """Ends in one of 94 signs: where the last token alone decides the answer, so many answers."""
+    return f"go on, {number} {chr(ord('!') + number % 94)}"
 
 
 def _opened(opening: str, turns: list[str]) -> list[str]:

@@ -38,9 +38,11 @@ DTYPE = torch.bfloat16  # of the weights
 _PEAK = 20.0  # logit of the token that follows; another's is seldom above a third of it
 _SAYS = 1e-4  # what a layer adds, as a part of a random model's
 _POSITIONS = 8192
+# A prompt ends with what the user says: its last token alone decides the answer, which would be the
+# same for all prompts behind "assistant: ".
 _TEMPLATE = (
-    "{% for message in messages %}{{ message['role'] }}: {{ message['content'] }}\n{% endfor %}"
-    "{% if add_generation_prompt %}assistant: {% endif %}"
+    "{% for message in messages %}{% if not loop.first %}\n{% endif %}"
+    "{{ message['role'] }}: {{ message['content'] }}{% endfor %}"
 )
 
 

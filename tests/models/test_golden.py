@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
 import torch
 from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.client.mixes import cell_prompts, load_mix
+from sglang_dspark.loadtest.servers.workload import render
 from sglang_dspark.models import golden, simulated
 from sglang_dspark.models.golden import ensure_golden, load_golden
 from sglang_dspark.shipped import shipped
@@ -81,6 +85,19 @@ def test_answers_consist_of_what_can_be_drafted() -> None:
     assert int((known.follows == -1).sum()) == shape.vocab - len(simulated.SPECIALS) - size
     with pytest.raises(ValueError, match="draft_vocab 600 is more than the shape's 508 words"):
         simulated.table(shape, asked, 600)
+
+
+def test_prompts_of_a_sweep_have_different_answers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The last token alone decides the answer: with one for all prompts a sweep of any length would
+    measure one answer's acceptance, not the file's."""
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    made = ensure_golden(load_golden(Path("smoke")), "cpu")
+    tokenizer = AutoTokenizer.from_pretrained(made.target)
+    prompts = cell_prompts(load_mix("words"), "completions", partial(render, made.target))
+    last = [tokenizer(str(prompt.content)).input_ids[-1] for prompt in prompts]
+    assert len(set(last)) > 90
 
 
 def test_a_reduced_vocabulary_is_the_drafters(tmp_path: Path) -> None:

@@ -57,7 +57,9 @@ class OtherForCausalLM(LlamaForCausalLM):
 
 def runner_of(model: nn.Module, **fields: Any) -> Any:
     arguments = SimpleNamespace(
-        enable_lora=fields.pop("lora", False), tp_size=fields.pop("ranks", 1)
+        enable_lora=fields.pop("lora", False),
+        tp_size=fields.pop("ranks", 1),
+        speculative_token_map=fields.pop("token_map", None),
     )
     given = {"dtype": torch.float32, "is_draft_worker": False} | fields
     return SimpleNamespace(model=model, server_args=arguments, **given)
@@ -152,6 +154,22 @@ def test_other_models_keep_theirs_and_say_why(
         packed_weights.pack_target(None, runner_of(served, **fields))
     assert not any(is_packed(weight) for weight in served.parameters())
     assert f"off: {form} weights of {model.__name__}: {why}" in caplog.messages[0]
+
+
+def test_a_token_map_takes_rows_that_int8_has_not(
+    form: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Upstream's EAGLE clones the LM head and indexes it."""
+    model: Any = LlamaForCausalLM()
+    with caplog.at_level(logging.INFO):
+        packed_weights.pack_target(None, runner_of(model, token_map="token_map.pt"))
+    if form == "int8":
+        assert model.embed.weight.dtype is torch.float32
+        assert "--speculative-token-map takes rows out of the LM head" in caplog.messages[0]
+    else:
+        rows = torch.arange(0, 64, 2)
+        taken = model.embed.weight.clone()[rows]
+        assert torch.equal(dense(taken), dense(model.embed.weight)[rows])
 
 
 def test_a_draft_worker_is_left_to_its_own_hook(form: str) -> None:

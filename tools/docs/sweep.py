@@ -8,7 +8,7 @@ run: one commit, machine and drafter.
 from __future__ import annotations
 
 import sys
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -21,7 +21,13 @@ README, LOAD = ROOT / "README.md", ROOT / "docs" / "results-load.md"
 RESULTS = ROOT / "results" / "sweep_cpu.json"
 DEEPER = ROOT / "results" / "sweep_deeper_cpu.json"
 BURST = ROOT / "results" / "sweep_burst_cpu.json"
-ARMS = {"plain": "plain", "mtp1": "MTP-1", "dspark-fixed-gamma": "fixed gamma", "dspark": "DSpark"}
+ARMS = {
+    "plain": "plain",
+    "mtp1": "MTP-1",
+    "mtp3": "MTP-3",
+    "dspark-fixed-gamma": "fixed gamma",
+    "dspark": "DSpark",
+}
 SHOWN = (1, 4, 16)  # users of the README's rows; the page has all
 UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
@@ -108,19 +114,22 @@ def _source(document: Mapping[str, Any], source: Path) -> list[str]:
 
 def _closed_loop(document: Mapping[str, Any], source: Path) -> list[str]:
     metrics = document["metrics"]
-    over = " | ".join(f"over {ARMS[arm]}" for arm in UNDER)
+    arms = [arm for arm in ARMS if arm in metrics["by_concurrency"][0]]
+    speeds = " | ".join(f"{ARMS[arm]}, tok/s" for arm in arms)
+    over = " | ".join(f"over {ARMS[arm]}" for arm in arms[:-1])
+    taus = " | ".join(f"tau, {ARMS[arm]}" for arm in arms[1:])
     return [
         *_source(document, source),
         "",
         f"**The verdict of the run: {metrics['verdict']}**",
         "",
-        f"| users | {' | '.join(f'{name}, tok/s' for name in ARMS.values())} | {over} |",
-        "|" + "---|" * (1 + len(ARMS) + len(UNDER)),
-        *(_arms_row(metrics, row) for row in metrics["by_concurrency"]),
+        f"| users | {speeds} | {over} |",
+        "|" + "---|" * 2 * len(arms),
+        *(_arms_row(metrics, row, arms) for row in metrics["by_concurrency"]),
         "",
-        "| users | tau, MTP-1 | tau, fixed gamma | tau, DSpark | drafts verified a request |",
-        "|---|---|---|---|---|",
-        *(_tau_row(row) for row in metrics["by_concurrency"]),
+        f"| users | {taus} | drafts verified a request |",
+        "|" + "---|" * (1 + len(arms)),
+        *(_tau_row(row, arms) for row in metrics["by_concurrency"]),
         "",
         "| load of MTP-1, users | its throughput, tok/s | speed per user there, over MTP-1 |",
         "|---|---|---|",
@@ -137,10 +146,10 @@ def rewritten(page: str, table: str, marks: tuple[str, str] = (BEGIN, END)) -> s
     return f"{before}{begin}\n{table}\n{end}{rest.split(end)[1]}"
 
 
-def _arms_row(metrics: Mapping[str, Any], row: Mapping[str, Any]) -> str:
-    speeds = [f"{row[arm]['tokens_per_s']['mid']:.1f}" for arm in ARMS]
+def _arms_row(metrics: Mapping[str, Any], row: Mapping[str, Any], arms: Sequence[str]) -> str:
+    speeds = [f"{row[arm]['tokens_per_s']['mid']:.1f}" for arm in arms]
     level = ("tokens_per_s", "closed", row["concurrency"])
-    ratios = [_ratio(_compared(metrics, arm, level)) for arm in UNDER]
+    ratios = [_ratio(_compared(metrics, arm, level)) for arm in arms[:-1]]
     return f"| {row['concurrency']:.0f} | {' | '.join([*speeds, *ratios])} |"
 
 
@@ -148,8 +157,8 @@ def _matched_row(level: Mapping[str, Any]) -> str:
     return f"| {level['level']:.0f} | {level['tokens_per_s']:.0f} | {_ratio(level)} |"
 
 
-def _tau_row(row: Mapping[str, Any]) -> str:
-    taus = [f"{row[arm]['tau']:.2f}" for arm in ("mtp1", "dspark-fixed-gamma", "dspark")]
+def _tau_row(row: Mapping[str, Any], arms: Sequence[str]) -> str:
+    taus = [f"{row[arm]['tau']:.2f}" for arm in arms[1:]]
     verified = f"{row['dspark']['verify_length']:.2f}"
     return f"| {row['concurrency']:.0f} | {' | '.join([*taus, verified])} |"
 

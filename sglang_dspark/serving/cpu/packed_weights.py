@@ -116,6 +116,11 @@ def _require_target(runner: Any, known: Sequence[str]) -> None:
     need(runner.dtype is torch.float32, f"the server computes in {runner.dtype}")
     need(runner.server_args.tp_size == 1, "weights are split over ranks")
     need(not runner.server_args.enable_lora, "LoRA adds to float32 weights")
+    mapped = runner.server_args.speculative_token_map is not None
+    need(
+        not (mapped and _configured() == INT8.name),
+        "--speculative-token-map takes rows out of the LM head, and int8 rows lie in panels",
+    )
 
 
 def _require_draft(model: Any) -> None:

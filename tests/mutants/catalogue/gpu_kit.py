@@ -141,6 +141,14 @@ MUTANTS = (
         tests=(f"{MADE_UP}::test_dspark_is_wrong_where_it_should_be_and_knows_it",),
     ),
     Mutant(
+        name="all prompts of the made-up models end alike",
+        area="GPU kit",
+        file=MODELS,
+        old="{{ message['role'] }}: {{ message['content'] }}{% endfor %}",
+        new="{{ message['role'] }}: {{ message['content'] }} {% endfor %}",
+        tests=("tests/models/test_golden.py",),
+    ),
+    Mutant(
         name="the made-up target's layers decide",
         area="GPU kit",
         file=MODELS,
