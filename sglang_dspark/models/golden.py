@@ -69,12 +69,18 @@ def ensure_golden(golden: Golden, device: str) -> GoldenModels:
     """The models in the user's cache, made if they are not there. device: `cpu` or `cuda`."""
     from sglang_dspark.models import simulated
 
+    shape, words = simulated.SHAPES[golden.shape], golden.draft_vocab or 0
+    most = shape.vocab - len(simulated.SPECIALS)
+    if words > most or words % 16:  # products read weights by sixteen rows
+        raise DSparkError(
+            f"golden acceptance: draft_vocab {words} must be a multiple of 16 and at most {most}, "
+            f"the words of {golden.shape}"
+        )
     made_by = Path(simulated.__file__).read_bytes() + repr((golden, device)).encode()
     name = f"golden-{golden.shape}-{hashlib.sha256(made_by).hexdigest()[:12]}"
     path = cache_root() / "sglang-dspark" / "models" / name
     if not path.is_dir():
         acceptance = simulated.Acceptance(golden.doubtful, golden.right, golden.otherwise)
         with built(path) as out:
-            shape = simulated.SHAPES[golden.shape]
             simulated.write_models(out, shape, acceptance, device, golden.draft_vocab)
     return GoldenModels(path / "target", {kind: path / kind for kind in KINDS})

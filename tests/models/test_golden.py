@@ -125,6 +125,17 @@ def test_a_reduced_vocabulary_is_the_drafters(tmp_path: Path) -> None:
     assert (tmp_path / "mtp" / TOKEN_MAP).is_file()
 
 
+@pytest.mark.parametrize("words", [600, 100])
+def test_a_vocabulary_that_cannot_be_is_one_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: int
+) -> None:
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
+    asked = load_golden(Path("smoke")).model_copy(update={"draft_vocab": words})
+    with pytest.raises(DSparkError, match=f"draft_vocab {words} must be a multiple of 16 and at"):
+        ensure_golden(asked, "cpu")
+    assert not (tmp_path / "cache").exists()
+
+
 def test_models_are_made_once_for_each_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
