@@ -170,6 +170,11 @@ def test_a_token_map_takes_rows_that_int8_has_not(
         rows = torch.arange(0, 64, 2)
         taken = model.embed.weight.clone()[rows]
         assert torch.equal(dense(taken), dense(model.embed.weight)[rows])
+        odd, x = taken[:20].clone(), torch.randn(2, 128)  # no format takes twenty rows
+        head = SimpleNamespace(weight=odd)
+        with torch.inference_mode():
+            found = linear_layers.project_through_lm_head(torch.nn.functional.linear, x, head)
+        torch.testing.assert_close(found, x @ odd.float().T)
 
 
 def test_a_draft_worker_is_left_to_its_own_hook(form: str) -> None:

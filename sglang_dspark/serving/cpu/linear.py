@@ -32,7 +32,7 @@ from sglang_dspark.serving.cpu.weight_formats import (
     WeightFormat,
     dense,
     format_of,
-    is_packed,
+    is_narrow,
 )
 
 MAX_ROWS = 256
@@ -93,7 +93,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
     """
     kernel = kernel_of(weight)
     if kernel is None or not eligible(x, weight):
-        wide = x.dtype is torch.float32 and is_packed(weight)
+        wide = x.dtype is torch.float32 and is_narrow(weight)
         return torch.nn.functional.linear(x, dense(weight) if wide else weight, bias)
     out = narrow(kernel, x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), weight)
     if bias is not None:

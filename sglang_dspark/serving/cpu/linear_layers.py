@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu import linear, packed_weights
-from sglang_dspark.serving.cpu.weight_formats import is_packed, look_up
+from sglang_dspark.serving.cpu.weight_formats import is_narrow, look_up
 
 
 def compile_at_load(result: Any, *args: Any, **kwargs: Any) -> Any:
@@ -89,7 +89,7 @@ def _ours(x: Tensor, weight: Tensor) -> bool:
     """Whether a product is not upstream's: the kernel takes it, or nobody else reads the weight."""
     if linear.eligible(x, weight):
         return linear.kernel_of(weight) is not None
-    return x.dtype is torch.float32 and is_packed(weight)
+    return x.dtype is torch.float32 and is_narrow(weight)
 
 
 def embed(original: Callable[..., Tensor], method: Any, layer: Any, tokens: Tensor) -> Tensor:

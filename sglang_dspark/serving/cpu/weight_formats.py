@@ -66,6 +66,11 @@ def is_packed(weight: Tensor) -> bool:
     return format_of(weight) in (BFLOAT16, INT8)
 
 
+def is_narrow(weight: Tensor) -> bool:
+    """Whether a float32 product needs `dense` of a weight: packed, or rows of one, however many."""
+    return is_packed(weight) or weight.dtype is torch.bfloat16
+
+
 def fits(weight: Tensor, form: WeightFormat) -> bool:
     """Whether a weight [N, K] can be packed in a format."""
     n, k = weight.shape
