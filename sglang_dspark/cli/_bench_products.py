@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
 from time import perf_counter
 from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
+
+from sglang_dspark.cli._workload import chosen
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -24,6 +27,7 @@ SHAPES = (*(_LAYER * 30), (49152, 576))
 
 def products(
     formats: Annotated[str, typer.Option(help="Of `cpu.weights`.")] = "float32,bfloat16,int8",
+    activations: Annotated[str, typer.Option(help="Of `cpu.activations`.")] = "wide,auto",
     rows: Annotated[str, typer.Option(help="Rows of a step, comma-separated.")] = "1,2,4,6,12,24",
     levels: Annotated[
         str, typer.Option(help="Caches that float weights are fetched into, 1 and 2.")
@@ -42,9 +46,8 @@ def products(
     from sglang_dspark.serving.cpu.weight_formats import FORMATS
 
     console = Console(stderr=True, highlight=False)
-    names = [each.strip() for each in formats.split(",")]
-    if wrong := set(names) - set(FORMATS):
-        raise DSparkError(f"--formats {', '.join(wrong)}: choose of {', '.join(FORMATS)}")
+    names = chosen("--formats", formats, FORMATS)
+    told = chosen("--activations", activations, ("wide", "auto"))
     counts = _numbers("--rows", rows, MAX_ROWS)
     caches = _numbers("--levels", levels, 2)
     if (reason := why_not()) is not None:
@@ -52,9 +55,10 @@ def products(
     require_clean(out)
     found = []
     for name in names:
-        for row in _measured(FORMATS[name], counts, caches, repeats):
-            found.append(row)
-            console.print(_line(row))
+        for way in _ways(FORMATS[name], told):
+            for row in _measured(way, counts, caches, repeats):
+                found.append(row)
+                console.print(_line(row))
     metrics = {"level_served": Processor.host().level, "threads": 1, "products": found}
     write_results(out, out.stem, cpu_description(), metrics)
     console.print(f"written to {out}")
@@ -69,25 +73,53 @@ def _numbers(option: str, text: str, most: int) -> list[int]:
     return numbers
 
 
+@dataclass(frozen=True)
+class _Way:
+    """A format, and whether rows are rounded to bfloat16 beside it."""
+
+    form: WeightFormat
+    rounding: bool
+    activations: str
+
+
+def _ways(form: WeightFormat, told: Sequence[str]) -> list[_Way]:
+    """How a format is multiplied by; once where this processor has one way."""
+    from sglang_dspark.serving.cpu.narrow_matmul import Processor
+    from sglang_dspark.serving.cpu.weight_formats import BFLOAT16, BYTES, INT8
+
+    host, ways = Processor.host(), []
+    if "wide" in told or not host.multiplies(BYTES if form is INT8 else form):
+        ways.append(_Way(form, rounding=False, activations="16-bit" if form is INT8 else "float32"))
+    if "auto" in told and form is INT8 and host.multiplies(BYTES):
+        ways.append(_Way(BYTES, rounding=False, activations="8-bit"))
+    if "auto" in told and form is BFLOAT16 and host.multiplies(BFLOAT16):
+        ways.append(_Way(BFLOAT16, rounding=True, activations="bfloat16"))
+    return ways
+
+
 def _measured(
-    form: WeightFormat, counts: Sequence[int], levels: Sequence[int], repeats: int
+    way: _Way, counts: Sequence[int], levels: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
     """A row for each number of rows and cache level; int8 has its own way to fetch."""
     from sglang_dspark.serving.cpu.narrow_matmul import Processor, compile_matmul
-    from sglang_dspark.serving.cpu.weight_formats import INT8
+    from sglang_dspark.serving.cpu.weight_formats import PANELS
 
+    form = way.form
     weights, host = _weights(form), Processor.host()
-    ways = [None] if form is INT8 else list(levels)
-    kernels = {way: compile_matmul(host, None, form, way) for way in ways}
+    caches: list[int | None] = [None] if form in PANELS else list(levels)
+    kernels = {
+        level: compile_matmul(host, None, form, level, rounding=way.rounding) for level in caches
+    }
     size = sum(n * form.row_bytes(k) for n, k in SHAPES)
     found = []
     for count in counts:
-        times: dict[int | None, list[float]] = {way: [] for way in ways}
+        times: dict[int | None, list[float]] = {level: [] for level in caches}
         for _ in range(repeats):
-            for way, kernel in kernels.items():
-                times[way].append(1e3 * _seconds(kernel, weights, count))
-        for way, each in times.items():
-            row: dict[str, Any] = {"format": form.name, "rows": count, "level": way}
+            for level, kernel in kernels.items():
+                times[level].append(1e3 * _seconds(kernel, weights, count))
+        for level, each in times.items():
+            row: dict[str, Any] = {"format": form.name, "activations": way.activations}
+            row |= {"rows": count, "level": level}
             row |= {"ms": median(each), "gb_per_s": size / median(each) / 1e6, "repeats": each}
             found.append(row)
     return found
@@ -117,6 +149,4 @@ def _seconds(kernel: NarrowMatmul, weights: Sequence[Tensor], count: int) -> flo
 
 def _line(row: dict[str, Any]) -> str:
     way = "" if row["level"] is None else f", fetched into L{row['level']}"
-    return (
-        f"{row['format']}, {row['rows']} rows{way}: {row['ms']:.1f} ms, {row['gb_per_s']:.0f} GB/s"
-    )
+    return f"{row['format']} x {row['activations']}, {row['rows']} rows{way}: {row['ms']:.1f} ms, {row['gb_per_s']:.0f} GB/s"

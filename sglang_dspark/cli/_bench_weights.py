@@ -1,4 +1,4 @@
-"""`dspark bench weights`: what `cpu.weights` changes in a target's logits and answers."""
+"""`dspark bench weights`: what `cpu.weights` and `cpu.activations` change in logits and answers."""
 
 from __future__ import annotations
 
@@ -7,9 +7,11 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from sglang_dspark.cli._workload import TargetOption
+from sglang_dspark.cli._workload import TargetOption, chosen
 
 if TYPE_CHECKING:
+    from collections.abc import Callable
+
     from rich.console import Console
     from torch import Tensor
 
@@ -22,30 +24,32 @@ RESULTS = Path("results/weights_cpu.json")
 
 def weights(
     formats: Annotated[str, typer.Option(help="Of `cpu.weights`.")] = "bfloat16,int8",
+    activations: Annotated[
+        str, typer.Option(help="Of `cpu.activations`, auto as a processor with AVX512-BF16 does.")
+    ] = "wide,auto",
     prompts: Annotated[int, typer.Option(min=1, help="The first so many of the package's.")] = 200,
     tokens: Annotated[int, typer.Option(min=1, help="Length of an answer at most.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 16,
     out: Annotated[Path, typer.Option("--json", help="Result file.")] = RESULTS,
     target: TargetOption = "demo",
 ) -> None:
-    """Logits and greedy answers with weights in fewer bits, beside float32's."""
+    """Logits and greedy answers with weights and activations in fewer bits, beside float32's."""
     from dataclasses import asdict
 
     from rich.console import Console
 
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.common.machine import cpu_description
-    from sglang_dspark.errors import DSparkError
     from sglang_dspark.loadtest.results import require_clean, write_results
     from sglang_dspark.serving.cpu.weight_formats import FORMATS
 
     console = Console(stderr=True, highlight=False)
-    names = [each.strip() for each in formats.split(",")]
-    if wrong := set(names) - set(FORMATS):
-        raise DSparkError(f"--formats {', '.join(wrong)}: choose of {', '.join(FORMATS)}")
+    names = chosen("--formats", formats, FORMATS)
+    told = chosen("--activations", activations, ("wide", "auto"))
     require_clean(out)
     folder = target_dir(target, console)
-    found = _changes(console, folder, [FORMATS[name] for name in names], (prompts, tokens, batch))
+    ways = [(FORMATS[name], each) for name in names for each in told]
+    found = _changes(console, folder, ways, (prompts, tokens, batch))
     metrics: dict[str, Any] = {
         "target": folder.name,
         "tokens_at_most": tokens,
@@ -57,7 +61,7 @@ def weights(
 
 
 def _changes(
-    console: Console, folder: Path, formats: list[WeightFormat], size: tuple[int, int, int]
+    console: Console, folder: Path, ways: list[tuple[WeightFormat, str]], size: tuple[int, int, int]
 ) -> dict[str, Change]:
     from transformers import AutoTokenizer
 
@@ -79,28 +83,44 @@ def _changes(
         def tell(name: str) -> None:
             nonlocal done
             done += 1
-            progress(f"answering with {name} weights", (done - 1) % len(ids) + 1, len(ids))
+            progress(f"answering with {name}", (done - 1) % len(ids) + 1, len(ids))
 
         ours = answer(exact, ids, settings, lambda *_: tell("float32"))
-        for form in formats:
-            rounded = _rounded(folder, form)
-            theirs = answer(rounded, ids, settings, lambda *_, name=form.name: tell(name))
-            found[form.name] = compare(exact, rounded, ids, ours, theirs)
+        for form, told in ways:
+            name = f"{form.name}, activations {told}"
+            rounded = _rounded(folder, form, told)
+            theirs = answer(rounded, ids, settings, lambda *_, name=name: tell(name))
+            found[name] = compare(exact, rounded, ids, ours, theirs)
     return found
 
 
-def _rounded(folder: Path, form: WeightFormat) -> TargetModel:
+def _rounded(folder: Path, form: WeightFormat, activations: str) -> TargetModel:
     """The target with the numbers that weights and activations stand for in a format's products."""
     from sglang_dspark.evaluation.target import TargetModel
     from sglang_dspark.evaluation.weight_rounding import round_weights
-    from sglang_dspark.serving.cpu.weight_formats import INT8, dense, fits, pack, rounded_rows
+    from sglang_dspark.serving.cpu.weight_formats import dense, fits, pack
 
     def rounding(weight: Tensor) -> Tensor:
         return dense(pack(weight, form)) if fits(weight, form) else weight
 
     target = TargetModel.load(folder)
-    round_weights(target, rounding, rounded_rows if form is INT8 else None)
+    round_weights(target, rounding, _activations(form, activations))
     return target
+
+
+def _activations(form: WeightFormat, told: str) -> Callable[[Tensor], Tensor] | None:
+    """What rows are rounded to beside a format; None: they are not."""
+    from sglang_dspark.serving.cpu.weight_formats import (
+        BFLOAT16,
+        INT8,
+        half_rows,
+        rounded_groups,
+        rounded_rows,
+    )
+
+    if form is INT8:
+        return rounded_groups if told == "auto" else rounded_rows
+    return half_rows if form is BFLOAT16 and told == "auto" else None
 
 
 def _show(console: Console, found: dict[str, Change]) -> None:

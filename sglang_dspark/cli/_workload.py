@@ -51,6 +51,15 @@ JsonOption = Annotated[
     Path | None, typer.Option("--json", help="Result file. Default: results/drafters_NAME.json.")
 ]
 
+
+def chosen(option: str, text: str, known: Collection[str]) -> list[str]:
+    """The names of a comma-separated option. Raises DSparkError where one is unknown."""
+    names = [each.strip() for each in text.split(",")]
+    if wrong := set(names) - set(known):
+        raise DSparkError(f"{option} {', '.join(sorted(wrong))}: choose of {', '.join(known)}")
+    return names
+
+
 SAMPLING = ("top_p", "top_k", "min_p")  # of `WorkloadOptions`: what few commands offer
 
 

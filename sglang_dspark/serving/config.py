@@ -40,8 +40,14 @@ class CpuConfig(BaseModel):
         default="auto",
         description="how the weights of products are kept: a decode step reads all of them, fewer "
         "bytes in less time. auto: bfloat16 where the checkpoint's are bfloat16 numbers, so that "
-        "nothing is lost, else float32. Rounded once, at the start; activations and sums stay "
-        "float32, but activations that meet int8 are of sixteen bits",
+        "nothing is lost, else float32. Rounded once, at the start",
+    )
+    activations: Literal["auto", "wide"] = Field(
+        default="auto",
+        description="what rows are rounded to where they meet packed weights; sums stay float32. "
+        "auto: to bfloat16 beside bfloat16 weights and to eight bits beside int8, where the "
+        "processor multiplies these itself (AVX512-BF16, AVX512-VNNI), twice as many a second; "
+        "else, and wide: not at all beside bfloat16, and to sixteen bits beside int8",
     )
     overlap: bool = Field(
         default=False,

@@ -41,7 +41,7 @@ def test_nothing_rounded_changes_nothing(pair: Pair, prompts: list[list[int]]) -
 def test_fewer_bits_change_more(pair: Pair, prompts: list[list[int]]) -> None:
     found = []
     for form in (BFLOAT16, INT8):
-        found.append(changed(pair, prompts[:4], _rounded(pair.target_dir, form)))
+        found.append(changed(pair, prompts[:4], _rounded(pair.target_dir, form, "wide")))
     half, byte = found
     assert 0 < half.logit_rms < byte.logit_rms < half.logit_max < byte.logit_max
     assert 0 < half.kl < byte.kl < 0.1

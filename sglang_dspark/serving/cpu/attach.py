@@ -15,7 +15,7 @@ from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving.broken_weights import refuse_broken
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.serving.cpu import packed_weights
+from sglang_dspark.serving.cpu import linear, packed_weights
 from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.cpu.narrow_matmul import REVISION
 from sglang_dspark.serving.cpu.passes import Passes
@@ -120,6 +120,7 @@ def _key(worker: Any) -> ProfileKey:
 
 def _backend(*models: Any) -> str:
     """What runs the passes of target and draft, and how their weights are kept."""
-    kept = "/".join(packed_weights.form_in(each).name for each in models)
+    forms = [packed_weights.form_in(each) for each in models]
+    kept = "/".join(f"{form.name} x {linear.activations_beside(form)}" for form in forms)
     kernel = f"matrix kernel {REVISION}" if current_config().cpu.matrix_kernel else "BLAS"
     return f"eager, compact, context in batches, {kernel}, weights {kept}"

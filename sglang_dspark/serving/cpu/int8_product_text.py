@@ -28,7 +28,7 @@ LANES = 16
 PADDING = 32  # int16 behind a row: its scale, and whole cache lines
 _FLOATS = f"<{LANES} x float>"
 _INTS = f"<{LANES} x i32>"
-_SMALLEST = f"0x{struct.pack('>d', SMALLEST_ROW).hex()}"  # as LLVM writes a float32
+SMALLEST = f"0x{struct.pack('>d', SMALLEST_ROW).hex()}"  # as LLVM writes a float32
 
 _LINE = 64
 # Where a vector is a whole panel, two are taken together from so many rows of x on: each pair of x
@@ -58,8 +58,13 @@ def declarations(*, wide: bool) -> str:
 
 def block_kernel(m: int, *, wide: bool) -> str:
     """`block<m>`: m rows of x, rounded, against n rows of W (16 divides n)."""
-    kernel = _Kernel(m, _lanes(wide))
-    if not wide or m < _TOGETHER:
+    kernel = PanelKernel(m, _lanes(wide))
+    return in_pairs(kernel, m) if wide else kernel.text(f"block{m}", 1, None)
+
+
+def in_pairs(kernel: PanelKernel, m: int) -> str:
+    """`block<m>` of a kernel whose vectors are whole panels."""
+    if m < _TOGETHER:
         return kernel.text(f"block{m}", 1, None)
     last = f"block{m}_last"
     return kernel.text(last, 1, None) + "\n" + kernel.text(f"block{m}", 2, last)
@@ -71,7 +76,7 @@ def _lanes(wide: bool) -> int:
 
 
 @dataclass(frozen=True)
-class _Kernel:
+class PanelKernel:
     """m rows of x against `lanes` rows of W in each vector."""
 
     m: int
@@ -156,9 +161,9 @@ class _Kernel:
                 f"  %s{p} = load {self.floats}, ptr %ps{p}, align 4",
                 f"  %wl{p} = getelementptr i8, ptr %wg{p}, i64 %at.pair",
             ]
-        lines += [f"  %xg{q} = getelementptr i16, ptr %x{q}, i64 %g.columns" for q in range(self.m)]
-        for pair in range(GROUP // 2):
-            lines += self._pair(pair, panels)
+        lines += self._group_of_x()
+        for place in range(self.places):
+            lines += self._place(place, panels)
         for p, q in each:
             lines += self._into_chain(p, q)
         return [
@@ -168,12 +173,21 @@ class _Kernel:
             "  br i1 %g.more, label %group, label %store",
         ]
 
-    def _pair(self, c: int, panels: int) -> list[str]:
+    @property
+    def places(self) -> int:
+        """Neighbouring columns that are multiplied at once, in a group."""
+        return GROUP // 2
+
+    def _group_of_x(self) -> list[str]:
+        """`%xg{q}`, a group's columns of a row of x."""
+        return [f"  %xg{q} = getelementptr i16, ptr %x{q}, i64 %g.columns" for q in range(self.m)]
+
+    def _place(self, c: int, panels: int) -> list[str]:
         """A pair of columns: the exact sum `%i{p}_{q}_{c}` from that of the pairs before."""
         lines = []
         for p in range(panels):
             lines += [
-                *(() if self.lanes * panels == PANEL else _fetch(c, p)),
+                *(() if self.lanes * panels == PANEL else self._fetch(c, p)),
                 f"  %pw{p}_{c} = getelementptr i8, ptr %wl{p}, i64 {SCALES_BYTES + 2 * PANEL * c}",
                 f"  %b{p}_{c} = load <{2 * self.lanes} x i8>, ptr %pw{p}_{c}, align 1",
                 f"  %v{p}_{c} = sext <{2 * self.lanes} x i8> %b{p}_{c} to {self.pairs}",
@@ -197,28 +211,46 @@ class _Kernel:
                 ]
         return lines
 
+    def _fetch(self, c: int, p: int) -> list[str]:
+        """Each cache line of the group that comes in a while, spread over its places."""
+        lines = GROUP_BYTES // _LINE
+        wanted = [n for n in range(lines) if n * self.places // lines == c]
+        return [
+            part
+            for line in wanted
+            for part in (
+                f"  %pf{p}_{line} = getelementptr i8, ptr %wg{p}, i64 {_AHEAD + line * _LINE}",
+                f"  call void @llvm.prefetch.p0(ptr %pf{p}_{line}, i32 0, i32 2, i32 1)",
+            )
+        ]
+
     def _into_chain(self, p: int, q: int) -> list[str]:
         """The exact sum of a group times its scales, onto what the groups before came to."""
         at = f"{p}_{q}"
         return [
-            f"  %f{at} = sitofp {self.ints} %i{at}_{GROUP // 2 - 1} to {self.floats}",
+            f"  %f{at} = sitofp {self.ints} %i{at}_{self.places - 1} to {self.floats}",
             f"  %t{at}.next = call {self.floats} @llvm.fma.v{self.lanes}f32({self.floats} %f{at}, "
             f"{self.floats} %s{p}, {self.floats} %t{at})",
         ]
 
+    def _result(self, p: int, q: int) -> tuple[list[str], str]:
+        """The chain times the scale of x's row: how it comes, and its name."""
+        return [f"  %e{p}_{q} = fmul {self.floats} %t{p}_{q}.next, %rv{q}"], f"%e{p}_{q}"
+
     def _store(self, panels: int) -> list[str]:
-        """Times the scale of x's row, to its place in the result."""
+        """Results to their places."""
         lines = ["store:"]
         for q in range(self.m):
             lines.append(f"  %oj{q} = mul i64 %ldo, {q}")
             for p in range(panels):
                 at = f"{p}_{q}"
+                before, result = self._result(p, q)
                 lines += [
-                    f"  %e{at} = fmul {self.floats} %t{at}.next, %rv{q}",
+                    *before,
                     f"  %oc{at} = add i64 %i, {p * PANEL}",
                     f"  %oi{at} = add i64 %oj{q}, %oc{at}",
                     f"  %po{at} = getelementptr float, ptr %out, i64 %oi{at}",
-                    f"  store {self.floats} %e{at}, ptr %po{at}, align 4",
+                    f"  store {self.floats} {result}, ptr %po{at}, align 4",
                 ]
         return lines
 
@@ -238,17 +270,6 @@ def _panels_at(panels: int) -> list[str]:
             f"  %w{p} = getelementptr i8, ptr %w, i64 %o{p}",
         ]
     return lines
-
-
-def _fetch(c: int, p: int) -> list[str]:
-    """Each cache line of the group that comes in a while: one in every other pair, and one more."""
-    if c != 1 and c % 2:
-        return []
-    line = GROUP_BYTES // _LINE - 1 if c == 1 else c // 2
-    return [
-        f"  %pf{p}_{c} = getelementptr i8, ptr %wg{p}, i64 {_AHEAD + line * _LINE}",
-        f"  call void @llvm.prefetch.p0(ptr %pf{p}_{c}, i32 0, i32 2, i32 1)",
-    ]
 
 
 _REST = f"""
@@ -315,7 +336,7 @@ largest:
 scale:
   %top = call float @llvm.vector.reduce.fmax.v{LANES}f32({_FLOATS} %most.next)
   %bad = call float @llvm.vector.reduce.fadd.v{LANES}f32(float 0.0, {_FLOATS} %lost.next)
-  %seen = fcmp ogt float %top, {_SMALLEST}
+  %seen = fcmp ogt float %top, {SMALLEST}
   %inverse = fdiv float 32767.0, %top
   %factor = select i1 %seen, float %inverse, float 0.0
   %each = fdiv float %top, 32767.0

@@ -2,8 +2,8 @@
 
 Up to `MAX_ROWS` rows products of float32 rows run in narrow_matmul.py, which reads the weights as
 they lie once for all rows: float32, or packed (weight_formats.py). Beyond that BLAS keeps the work,
-as its own blocking may pay there on processors that were not measured; int8 it does not multiply,
-so those products are all ours. Six rows of float32 take about the time of one
+as its own blocking may pay there on processors that were not measured; what it would multiply in
+another way, int8 and rounded rows, is all ours. Six rows of float32 take about the time of one
 (results/products_cpu.json). Measured on one core with AVX2, no count up to 512 was slower than
 `F.linear`.
 Float32 weights are never repacked, so those tied or sliced elsewhere stay what they are.
@@ -26,9 +26,12 @@ from sglang_dspark.serving.cpu.narrow_matmul import (
 )
 from sglang_dspark.serving.cpu.thread_pool import process_pool
 from sglang_dspark.serving.cpu.weight_formats import (
+    BFLOAT16,
+    BYTES,
     FLOAT32,
     FORMATS,
     INT8,
+    PANELS,
     WeightFormat,
     dense,
     format_of,
@@ -55,7 +58,27 @@ def prepare() -> NarrowMatmul | None:
     return prepare_for(FLOAT32)
 
 
-@lru_cache(maxsize=len(FORMATS))
+def rounds(form: WeightFormat) -> bool:
+    """Whether rows are rounded to as many bits as the weights of a format have, before they meet:
+    to bfloat16 beside `BFLOAT16`, to eight bits beside `BYTES`, as `cpu.activations` says."""
+    from sglang_dspark.serving.config import current_config
+
+    return current_config().cpu.activations == "auto" and Processor.host().multiplies(form)
+
+
+def served(form: WeightFormat) -> WeightFormat:
+    """The format that weights are kept in where one is asked for: int8 as the kernel takes it."""
+    return BYTES if form is INT8 and rounds(BYTES) else form
+
+
+def activations_beside(form: WeightFormat) -> str:
+    """What rows are in products with a format's weights."""
+    if form in PANELS:
+        return "8-bit" if form is BYTES else "16-bit"
+    return "bfloat16" if rounds(form) else "float32"
+
+
+@lru_cache(maxsize=len(FORMATS) + 1)
 def prepare_for(form: WeightFormat) -> NarrowMatmul | None:
     """The kernel for this processor and a format of weights, compiled once a process (well under a
     second).
@@ -70,7 +93,7 @@ def prepare_for(form: WeightFormat) -> NarrowMatmul | None:
         pool = process_pool()
         if pool is not None:
             pool.grow(torch.get_num_threads())
-        return compile_matmul(host, pool, form)
+        return compile_matmul(host, pool, form, rounding=form is BFLOAT16 and rounds(form))
     except RuntimeError as error:
         raise DSparkError(
             f"the matrix kernel does not compile for this processor ({host.name}: {error}); "
@@ -104,8 +127,8 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 def eligible(x: Tensor, weight: Tensor) -> bool:
     """Whether our kernel can and should do this product; it computes no gradients.
 
-    Needs float32 rows on the CPU, 1 to `MAX_ROWS` of them (any number for int8, which BLAS does not
-    multiply), and a weight whose format the kernel reads where it lies (`format_of`).
+    Needs float32 rows on the CPU, 1 to `MAX_ROWS` of them (any number where BLAS would multiply in
+    another way), and a weight whose format the kernel reads where it lies (`format_of`).
     """
     form = format_of(weight)
     if x.dtype is not torch.float32 or form is None:
@@ -115,7 +138,7 @@ def eligible(x: Tensor, weight: Tensor) -> bool:
         x.dim() >= 1
         and x.shape[-1] == k
         and x.numel() > 0
-        and (form is INT8 or x.numel() <= MAX_ROWS * k)
+        and (x.numel() <= MAX_ROWS * k or form in PANELS or rounds(form))
         and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
         and x.is_cpu
     )

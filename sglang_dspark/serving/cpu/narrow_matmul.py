@@ -3,8 +3,9 @@
 A decode step is bound by reading W once; a verify step of 6 rows should cost about the same, but
 BLAS libraries repack or re-read W for so few rows. Here each W row meets all rows of x while it is
 in registers, and the rows to come are prefetched. W stays in its [N, K] layout: no second copy. A
-W in bfloat16 (weight_formats.py) is widened to float32 there, a row once for all rows of x; one in
-int8 is multiplied in integers (int8_product_text.py).
+W in bfloat16 (weight_formats.py) is widened to float32 there, a row once for all rows of x, or, on
+processors that can, multiplied as it is with rows rounded likewise; one in int8 is multiplied in
+integers.
 
 Every output element is one chain of 16-lane fused multiply-adds over ascending k, then one fixed
 pairwise sum of the lanes. The blocking changes with the row count, that order does not: a row's
@@ -25,7 +26,13 @@ import llvmlite.binding as llvm  # type: ignore[import-untyped]
 
 from sglang_dspark.serving.cpu.narrow_matmul_text import LANES, MAX_BLOCK_ROWS, assembly
 from sglang_dspark.serving.cpu.thread_pool import ThreadPool
-from sglang_dspark.serving.cpu.weight_formats import FLOAT32, INT8, WeightFormat
+from sglang_dspark.serving.cpu.weight_formats import (
+    BFLOAT16,
+    BYTES,
+    FLOAT32,
+    INT8,
+    WeightFormat,
+)
 
 REVISION = 3  # of the code and of what it reads: step times kept under another are measured again
 
@@ -76,6 +83,11 @@ class Processor:
         """The same for a format's product; that of int8 is of 16-bit integers."""
         return self.wide and (form is not INT8 or "+avx512bw" in self.features.split(","))
 
+    def multiplies(self, form: WeightFormat) -> bool:
+        """Whether it adds products of bfloat16 numbers (AVX512-BF16) or of bytes (AVX512-VNNI)."""
+        needed = {BFLOAT16: "+avx512bf16", BYTES: "+avx512vnni"}.get(form)
+        return self.wide and needed in self.features.split(",")
+
     @property
     def level(self) -> int:
         """The cache that weights are best fetched into. AMD's first level waits for few lines at a
@@ -99,10 +111,13 @@ def compile_matmul(
     pool: ThreadPool | None,
     form: WeightFormat = FLOAT32,
     level: int | None = None,
+    *,
+    rounding: bool = False,
 ) -> NarrowMatmul:
-    """Compile for `processor` and W in a format; pool: whose threads share the rows of W. level: of
-    the cache that weights are fetched into, None for the processor's.
+    """Compile for `processor` and W in a format; pool: whose threads share the rows of W.
 
+    level: of the cache that weights are fetched into, None for the processor's. rounding: whether
+    rows of x are rounded to bfloat16 before they meet such weights, where it `multiplies` them.
     Raises RuntimeError when LLVM rejects the assembly or the target (a fault of this file).
     """
     llvm.initialize_native_target()
@@ -111,12 +126,8 @@ def compile_matmul(
     target = llvm.Target.from_default_triple().create_target_machine(
         cpu=processor.name, features=processor.features, opt=3
     )
-    text = assembly(
-        form,
-        wide=processor.wide_for(form),
-        threaded=threaded,
-        level=processor.level if level is None else level,
-    )
+    level, wide = processor.level if level is None else level, processor.wide_for(form)
+    text = assembly(form, wide=wide, threaded=threaded, level=level, rounding=rounding)
     module = llvm.parse_assembly(text)
     module.triple = llvm.get_process_triple()
     module.data_layout = str(target.target_data)

@@ -1,15 +1,19 @@
 """LLVM assembly of the matrix kernel: out = x W^T with few rows of x (narrow_matmul.py).
 
 Written here, as the blocking needs control over registers that Numba's vectoriser does not give. A
-bfloat16 W is widened to float32 in registers, a row once for all rows of x; int8 has its own way to
-multiply (int8_product_text.py).
+bfloat16 W is widened to float32 in registers, a row once for all rows of x, or meets bfloat16 rows
+(bfloat16_product_text.py); int8 has its own way to multiply (int8_product_text.py).
 """
 
 from __future__ import annotations
 
+from dataclasses import dataclass
+
+from sglang_dspark.serving.cpu import bfloat16_product_text as bfloat16
+from sglang_dspark.serving.cpu import byte_product_text as byte
 from sglang_dspark.serving.cpu import int8_product_text as int8
 from sglang_dspark.serving.cpu.thread_pool import RUN
-from sglang_dspark.serving.cpu.weight_formats import FLOAT32, GROUP, INT8, WeightFormat
+from sglang_dspark.serving.cpu.weight_formats import BYTES, FLOAT32, GROUP, INT8, WeightFormat
 
 LANES = 16
 MAX_BLOCK_ROWS = 6
@@ -28,24 +32,35 @@ _LOCALITY = {1: 3, 2: 2}
 _AHEAD = 8192  # bytes, into the second level
 
 
-def assembly(form: WeightFormat, *, wide: bool, threaded: bool, level: int) -> str:
-    """The module as LLVM assembly text. level: of the cache that weights are fetched into, 1 or 2
-    (int8's own way does not ask)."""
-    w_rows = _W_ROWS_WIDE if wide else _W_ROWS_NARROW
+@dataclass(frozen=True)
+class _Way:
+    """What one way to multiply has of its own: the type of a number of x in its kernels, their
+    texts by how many rows of x they take, from one on, and what stands around the job."""
+
+    x_type: str
+    blocks: tuple[str, ...]
+    before: str = ""
+    behind: str = ""
+    declarations: str = ""
+
+
+def assembly(
+    form: WeightFormat, *, wide: bool, threaded: bool, level: int, rounding: bool = False
+) -> str:
+    """The module as LLVM assembly text.
+
+    level: of the cache that weights are fetched into, 1 or 2 (int8's own ways do not ask).
+    rounding: whether rows of x are rounded to bfloat16 before they meet such weights.
+    """
+    way = _way(form, wide=wide, level=level, rounding=rounding)
     width = "512" if wide else "256"
-    blocks = range(1, MAX_BLOCK_ROWS + 1)
-    parts = [
-        int8.block_kernel(m, wide=wide)
-        if form is INT8
-        else _block_kernel(form, m, w_rows[m], level)
-        for m in blocks
-    ]
-    table = ", ".join(f"ptr @block{m}" for m in blocks)
-    parts.append(f"@blocks = private constant [{MAX_BLOCK_ROWS} x ptr] [{table}]")
-    parts.append(_strips(form))
-    parts.append(_entry(form, threaded=threaded))
-    if form is INT8:
-        parts.append(int8.declarations(wide=wide))
+    table = ", ".join(f"ptr @block{m}" for m in range(1, len(way.blocks) + 1))
+    parts = [*way.blocks, f"@blocks = private constant [{len(way.blocks)} x ptr] [{table}]"]
+    bytes_of_row = "\n".join(_row_bytes(form)) + "\n"
+    parts.append(_STRIPS.replace("  ; %bytes\n", bytes_of_row).replace("X_TYPE", way.x_type))
+    entry = _ENTRY_THREADED if threaded else _ENTRY_SINGLE
+    parts.append(entry.replace("  ; before\n", way.before).replace("  ; behind\n", way.behind))
+    parts.append(way.declarations)
     parts.append(f"declare {_VECTOR} @llvm.fma.v{LANES}f32({_VECTOR}, {_VECTOR}, {_VECTOR})")
     parts.append("declare void @llvm.prefetch.p0(ptr, i32, i32, i32)")
     parts.append("declare i64 @llvm.smin.i64(i64, i64)")
@@ -54,15 +69,39 @@ def assembly(form: WeightFormat, *, wide: bool, threaded: bool, level: int) -> s
     return "\n".join(parts)
 
 
-def _block_kernel(form: WeightFormat, m: int, r: int, level: int) -> str:
-    """`block<m>`: m rows of x against n rows of W, r at a time (r divides n)."""
+def _way(form: WeightFormat, *, wide: bool, level: int, rounding: bool) -> _Way:
+    few = range(1, MAX_BLOCK_ROWS + 1)
+    if form is INT8:
+        blocks = tuple(int8.block_kernel(m, wide=wide) for m in few)
+        return _Way("i16", blocks, int8.ENTRY, int8.EXIT, int8.declarations(wide=wide))
+    if form is BYTES:
+        blocks = tuple(byte.block_kernel(m) for m in few)
+        return _Way("i8", blocks, byte.ENTRY, byte.EXIT, byte.DECLARATIONS)
+    if rounding:
+        blocks = tuple(
+            _block_kernel(form, m, r, level, "bfloat", bfloat16.step(m, r))
+            for m, r in bfloat16.W_ROWS.items()
+        )
+        return _Way("bfloat", blocks, bfloat16.ENTRY, bfloat16.EXIT, bfloat16.DECLARATIONS)
+    blocks = tuple(
+        _block_kernel(form, m, r, level, "float", _widened(form, m, r))
+        for m, r in (_W_ROWS_WIDE if wide else _W_ROWS_NARROW).items()
+    )
+    return _Way("float", blocks)
+
+
+def _block_kernel(
+    form: WeightFormat, m: int, r: int, level: int, x_type: str, step: list[str]
+) -> str:
+    """`block<m>`: m rows of x against n rows of W, r at a time (r divides n). step: makes
+    `%t{p}_{q}.next` of `%t{p}_{q}`, at column `%c`."""
     a, j = range(r), range(m)
     lines = [
         f"define private void @block{m}(ptr noalias %x, i64 %ldx, ptr noalias %w, i64 %k, "
         "ptr noalias %out, i64 %ldo, i64 %n) #0 {",
         "entry:",
         *(f"  %xo{q} = mul i64 %ldx, {q}" for q in j),
-        *(f"  %x{q} = getelementptr float, ptr %x, i64 %xo{q}" for q in j),
+        *(f"  %x{q} = getelementptr {x_type}, ptr %x, i64 %xo{q}" for q in j),
         *_row_bytes(form),
         f"  %ahead = {f'mul i64 %bytes, {max(2, r)}' if level == 1 else f'add i64 {_AHEAD}, 0'}",
         "  br label %rows",
@@ -75,13 +114,12 @@ def _block_kernel(form: WeightFormat, m: int, r: int, level: int) -> str:
         "dot:",
         "  %c = phi i64 [ 0, %rows ], [ %c.next, %dot ]",
     ]
-    last = form.columns // LANES - 1
     for p in a:
         for q in j:
-            start = f"[ zeroinitializer, %rows ], [ %t{p}_{q}_{last}, %dot ]"
-            lines.append(f"  %t{p}_{q}_ = phi {_VECTOR} {start}")
-    lines += _dot_body(form, m, r, level)
-    lines += _reduction([(p, q) for q in j for p in a], last)
+            start = f"[ zeroinitializer, %rows ], [ %t{p}_{q}.next, %dot ]"
+            lines.append(f"  %t{p}_{q} = phi {_VECTOR} {start}")
+    lines += _dot_body(form, r, level, step)
+    lines += _reduction([(p, q) for q in j for p in a])
     lines += [
         f"  %i.next = add i64 %i, {r}",
         "  %again = icmp slt i64 %i.next, %n",
@@ -103,8 +141,8 @@ def _row_bytes(form: WeightFormat) -> list[str]:
     return [f"  %bytes = mul i64 %k, {form.dtype.itemsize}"]
 
 
-def _dot_body(form: WeightFormat, m: int, r: int, level: int) -> list[str]:
-    """One step over k: a format's columns of r rows of W times m rows of x.
+def _dot_body(form: WeightFormat, r: int, level: int, step: list[str]) -> list[str]:
+    """One step over k, which multiplies a format's columns of r rows of W with rows of x.
 
     A step takes 64 bytes of float32 and of packed weights, a cache line, which is what one prefetch
     brings.
@@ -117,9 +155,9 @@ def _dot_body(form: WeightFormat, m: int, r: int, level: int) -> list[str]:
             f"  %pf{p} = getelementptr i8, ptr %w{p}, i64 %pf.a{p}",
             f"  call void @llvm.prefetch.p0(ptr %pf{p}, i32 0, i32 {_LOCALITY[level]}, i32 1)",
         ]
-    lines += _widened_step(form, m, r)
     return [
         *lines,
+        *step,
         f"  %c.next = add i64 %c, {form.columns}",
         "  %more = icmp slt i64 %c.next, %k",
         "  br i1 %more, label %dot, label %reduce",
@@ -127,11 +165,13 @@ def _dot_body(form: WeightFormat, m: int, r: int, level: int) -> list[str]:
     ]
 
 
-def _widened_step(form: WeightFormat, m: int, r: int) -> list[str]:
-    """`%t{p}_{q}_{last part}` from `%t{p}_{q}_`, LANES columns a part."""
+def _widened(form: WeightFormat, m: int, r: int) -> list[str]:
+    """A step with W widened to float32, LANES columns a part."""
     lines: list[str] = []
-    for part in range(form.columns // LANES):
-        before = "" if part == 0 else part - 1
+    parts = form.columns // LANES
+    for part in range(parts):
+        before = "" if part == 0 else f".{part - 1}"
+        now = ".next" if part == parts - 1 else f".{part}"
         lines.append(f"  %c{part} = add i64 %c, {part * LANES}")
         for p in range(r):
             lines += _load_weights(form, p, part)
@@ -143,15 +183,10 @@ def _widened_step(form: WeightFormat, m: int, r: int) -> list[str]:
             for p in range(r):
                 factors = f"{_VECTOR} %vw{p}_{part}, {_VECTOR} %vx{q}_{part}"
                 lines.append(
-                    f"  %t{p}_{q}_{part} = call {_VECTOR} @llvm.fma.v{LANES}f32("
-                    f"{factors}, {_VECTOR} %t{p}_{q}_{before})"
+                    f"  %t{p}_{q}{now} = call {_VECTOR} @llvm.fma.v{LANES}f32("
+                    f"{factors}, {_VECTOR} %t{p}_{q}{before})"
                 )
     return lines
-
-
-def _x_type(form: WeightFormat) -> str:
-    """Of a number of x in the kernels."""
-    return "i16" if form is INT8 else "float"
 
 
 def _load_weights(form: WeightFormat, p: int, part: int) -> list[str]:
@@ -171,16 +206,14 @@ def _load_weights(form: WeightFormat, p: int, part: int) -> list[str]:
     ]
 
 
-def _reduction(sums: list[tuple[int, int]], last: int) -> list[str]:
+def _reduction(sums: list[tuple[int, int]]) -> list[str]:
     """Sum the lanes of every accumulator and store: halves first, two accumulators at a time.
-
-    last: the part of a step that an accumulator was last added to.
 
     After each level a vector holds twice as many accumulators with half as many partial sums each;
     which accumulators meet in a vector does not change the order within one.
     """
     lines: list[str] = []
-    vectors = [f"%t{p}_{q}_{last}" for p, q in sums]
+    vectors = [f"%t{p}_{q}.next" for p, q in sums]
     size = LANES
     level = 0
     while size > 1:
@@ -218,19 +251,6 @@ def _stores(sums: list[tuple[int, int]], vectors: list[str]) -> list[str]:
             f"  store float %e{place}, ptr %po{place}, align 4",
         ]
     return lines
-
-
-def _strips(form: WeightFormat) -> str:
-    """Rows `%first` .. `%end` of W, a strip at a time; over each pass all blocks of x rows."""
-    text = _STRIPS.replace("  ; %bytes\n", "\n".join(_row_bytes(form)) + "\n")
-    return text.replace("X_TYPE", _x_type(form))
-
-
-def _entry(form: WeightFormat, *, threaded: bool) -> str:
-    """The function that is called, on one thread or shared out."""
-    text = _ENTRY_THREADED if threaded else _ENTRY_SINGLE
-    before, behind = (int8.ENTRY, int8.EXIT) if form is INT8 else ("", "")
-    return text.replace("  ; before\n", before).replace("  ; behind\n", behind)
 
 
 _STRIPS = f"""

@@ -3,9 +3,9 @@
 Upstream (0.5.23): `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) leaves
 float32 weights, which `UnquantizedLinearMethod` and `UnquantizedEmbeddingMethod` multiply with and
 look up. Packed in place they keep their names and shapes; products (linear_layers.py), look-ups and
-the short forms of passes read them by format, and activations stay float32. Models whose modules
-read weights in other ways keep theirs. Unless told otherwise, weights that are bfloat16 numbers, as
-those of most checkpoints, are kept as such: half the bytes, the same bits.
+the short forms of passes read them by format. Models whose modules read weights in other ways keep
+theirs. Unless told otherwise, weights that are bfloat16 numbers, as those of most checkpoints, are
+kept as such: half the bytes, the same numbers.
 """
 
 from __future__ import annotations
@@ -24,6 +24,7 @@ from sglang_dspark.serving.cpu.weight_formats import (
     FLOAT32,
     FORMATS,
     INT8,
+    PANELS,
     WeightFormat,
     format_of,
     is_bfloat16,
@@ -99,7 +100,7 @@ def _wanted(weights: Sequence[Tensor]) -> WeightFormat:
     """As configured; by itself bfloat16 where nothing is lost and our kernel reads it."""
     name = _configured()
     if name != "auto":
-        return FORMATS[name]
+        return linear.served(FORMATS[name])
     lossless = bool(weights) and all(is_bfloat16(weight) for weight in weights)
     return BFLOAT16 if lossless and linear.why_not() is None else FLOAT32
 
@@ -145,13 +146,13 @@ def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
         if weight_formats.fits(weight, form):
             weight.data = pack(weight.data, form)
             setattr(module, _MARK, True)
-            if form is INT8:  # upstream refuses updates of such a model by this text
+            if form in PANELS:  # upstream refuses updates of such a model by this text
                 module._derived_weight_cache_error = _NO_UPDATE  # type: ignore[assignment]
         after += n * (form if holds(module) else FLOAT32).row_bytes(k)
     linear.prepare_for(form)
     logger.info(
-        "sglang-dspark: weights of %s are kept as %s: %.3g MB instead of %.3g",
-        name, form.name, after / 1e6, before / 1e6,
+        "sglang-dspark: weights of %s are kept as %s: %.3g MB instead of %.3g; they meet %s rows",
+        name, form.name, after / 1e6, before / 1e6, linear.activations_beside(form),
     )  # fmt: skip
 
 

@@ -45,8 +45,12 @@ class WeightFormat:
 FLOAT32 = WeightFormat("float32", torch.float32, 16)
 BFLOAT16 = WeightFormat("bfloat16", torch.bfloat16, 32)
 INT8 = WeightFormat("int8", torch.int8, GROUP)
+BYTES = WeightFormat("int8", torch.uint8, GROUP)  # the same numbers, for activations of eight bits
 FORMATS = {form.name: form for form in (FLOAT32, BFLOAT16, INT8)}
-_BY_DTYPE = {form.dtype: form for form in FORMATS.values()}
+PANELS = (INT8, BYTES)
+_BY_DTYPE = {form.dtype: form for form in (*FORMATS.values(), BYTES)}
+_NEIGHBOURS = {torch.int8: 2, torch.uint8: 4}  # columns whose bytes lie side by side in a panel
+_OFFSET = 128  # of the bytes that have no sign
 
 
 def format_of(weight: Tensor) -> WeightFormat | None:
@@ -56,14 +60,14 @@ def format_of(weight: Tensor) -> WeightFormat | None:
         return None
     step = form.row_bytes(weight.shape[1]) // form.dtype.itemsize
     lies = fits(weight, form) and weight.stride() == (step, 1)
-    if form is INT8:  # rows from the middle of a panel are none
+    if form in PANELS:  # rows from the middle of a panel are none
         lies = lies and weight.storage_offset() % (PANEL * step) == 0
     return form if lies and type(weight) in (Tensor, torch.nn.Parameter) else None
 
 
 def is_packed(weight: Tensor) -> bool:
     """Whether a weight is kept in fewer bytes than the float32 numbers it stands for."""
-    return format_of(weight) in (BFLOAT16, INT8)
+    return format_of(weight) in (BFLOAT16, *PANELS)
 
 
 def is_narrow(weight: Tensor) -> bool:
@@ -92,29 +96,43 @@ def pack(weight: Tensor, form: WeightFormat) -> Tensor:
     if not fits(weight, form):
         raise ValueError(f"{form.name} takes [16 i, {form.columns} j] weights, not [{n}, {k}]")
     weight = weight.detach()
-    if form is not INT8:
+    if form not in PANELS:
         return weight.to(form.dtype).contiguous()
     groups = weight.reshape(n, k // GROUP, GROUP)
     scales = groups.abs().amax(-1) / 127.0  # [N, K / 64]
     divisors = torch.where(scales > 0, scales, 1.0)
     whole = (groups / divisors[..., None]).round().clamp(-127, 127).to(torch.int8)
-    return _laid_out(whole, scales)
+    return _laid_out(whole, scales, form.dtype)
 
 
 def dense(weight: Tensor) -> Tensor:
     """The float32 numbers [N, K] that a weight stands for; a float32 weight itself."""
-    if weight.dtype is not torch.int8:
+    if weight.dtype not in _NEIGHBOURS:
         return weight.float()
     return look_up(weight, torch.arange(weight.shape[0]))
 
 
+def half_rows(x: Tensor) -> Tensor:
+    """What rows [..., K] float32 are in a product that rounds them to bfloat16."""
+    return x.bfloat16().float()
+
+
 def rounded_rows(x: Tensor) -> Tensor:
-    """What rows [..., K] float32 are in a product with an int8 weight: 32767 steps to a row's
+    """What rows [..., K] float32 are in a product with an `INT8` weight: 32767 steps to a row's
     largest number; not a number throughout where one of a row is none or infinite."""
+    return _rounded(x, 32767.0)
+
+
+def rounded_groups(x: Tensor) -> Tensor:
+    """The same with a `BYTES` weight: 127 steps to the largest number of each 64 columns."""
+    return _rounded(x.unflatten(-1, (-1, GROUP)), 127.0).flatten(-2)
+
+
+def _rounded(x: Tensor, steps: float) -> Tensor:
     top = x.abs().amax(-1, keepdim=True)
     seen = top > SMALLEST_ROW
-    whole = (x * torch.where(seen, torch.full_like(top, 32767.0) / top, 0.0)).round()
-    scale = torch.where(seen, top / 32767.0, 0.0)
+    whole = (x * torch.where(seen, torch.full_like(top, steps) / top, 0.0)).round()
+    scale = torch.where(seen, top / steps, 0.0)
     return torch.where(top.isfinite(), whole * scale, torch.nan)
 
 
@@ -125,44 +143,51 @@ def take_rows(weight: Tensor, rows: Tensor) -> Tensor:
         return weight[rows]
     if len(rows) % PANEL:
         return look_up(weight, rows)
-    return _laid_out(*int8_rows(weight, rows)) if weight.dtype is torch.int8 else weight[rows]
+    if weight.dtype in _NEIGHBOURS:
+        return _laid_out(*int8_rows(weight, rows), weight.dtype)
+    return weight[rows]
 
 
 def look_up(weight: Tensor, tokens: Tensor) -> Tensor:
     """Embeddings: tokens [...] int64 -> [..., K] float32."""
     rows = tokens.reshape(-1)
-    int8 = weight.dtype is torch.int8
+    int8 = weight.dtype in _NEIGHBOURS
     found = _numbers(*int8_rows(weight, rows)) if int8 else weight[rows].float()
     return found.view(*tokens.shape, weight.shape[1])
 
 
-def _laid_out(whole: Tensor, scales: Tensor) -> Tensor:
-    """Panels of rows: whole [N, K / 64, 64] int8, scales [N, K / 64] float32 -> [N, K] int8."""
+def _laid_out(whole: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Panels of rows: whole [N, K / 64, 64] int8, scales [N, K / 64] float32 -> [N, K] dtype."""
     n, groups = scales.shape
-    memory = torch.empty(n, groups * GROUP_BYTES // PANEL, dtype=torch.int8)
+    memory = torch.empty(n, groups * GROUP_BYTES // PANEL, dtype=dtype)
     weight = memory[:, : groups * GROUP]
-    its_scales, its_pairs = _panels(weight)
+    its_scales, its_bytes = _panels(weight)
     its_scales.copy_(scales.view(-1, PANEL, groups).transpose(1, 2))
-    its_pairs.copy_(whole.view(-1, PANEL, groups, GROUP // 2, 2).permute(0, 2, 3, 1, 4))
+    together = _NEIGHBOURS[dtype]
+    placed = whole.view(-1, PANEL, groups, GROUP // together, together).permute(0, 2, 3, 1, 4)
+    its_bytes.copy_(placed if dtype is torch.int8 else placed.short() + _OFFSET)
     return weight
 
 
 def _panels(weight: Tensor) -> tuple[Tensor, Tensor]:
-    """An int8 weight's scales [N / 16, K / 64, 16] float32 and its pairs of columns
-    [N / 16, K / 64, 32, 16, 2] int8, where they lie."""
+    """An int8 weight's scales [N / 16, K / 64, 16] float32 and its bytes, in pairs or fours of
+    columns [N / 16, K / 64, 64 / c, 16, c], where they lie."""
     n, k = weight.shape
-    groups = k // GROUP
+    groups, together = k // GROUP, _NEIGHBOURS[weight.dtype]
     sizes, steps = (n // PANEL, groups, GROUP_BYTES), (groups * GROUP_BYTES, GROUP_BYTES, 1)
     memory = weight.as_strided(sizes, steps, weight.storage_offset())
     scales = memory[..., :SCALES_BYTES].view(torch.float32)
-    return scales, memory[..., SCALES_BYTES:].unflatten(-1, (GROUP // 2, PANEL, 2))
+    return scales, memory[..., SCALES_BYTES:].unflatten(-1, (GROUP // together, PANEL, together))
 
 
 def int8_rows(weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
     """Rows [n] int64 of an int8 weight: [n, K / 64, 64] int8 and their scales [n, K / 64]."""
-    scales, pairs = _panels(weight)
+    scales, found = _panels(weight)
     panel, lane = rows // PANEL, rows % PANEL
-    return pairs[panel, :, :, lane].flatten(2), scales[panel, :, lane]
+    whole = found[panel, :, :, lane].flatten(2)
+    if weight.dtype is torch.uint8:
+        whole = (whole.short() - _OFFSET).to(torch.int8)
+    return whole, scales[panel, :, lane]
 
 
 def _numbers(whole: Tensor, scales: Tensor) -> Tensor:
