@@ -149,4 +149,5 @@ def _seconds(kernel: NarrowMatmul, weights: Sequence[Tensor], count: int) -> flo
 
 def _line(row: dict[str, Any]) -> str:
     way = "" if row["level"] is None else f", fetched into L{row['level']}"
-    return f"{row['format']} x {row['activations']}, {row['rows']} rows{way}: {row['ms']:.1f} ms, {row['gb_per_s']:.0f} GB/s"
+    kind = f"{row['format']} x {row['activations']}"
+    return f"{kind}, {row['rows']} rows{way}: {row['ms']:.1f} ms, {row['gb_per_s']:.0f} GB/s"

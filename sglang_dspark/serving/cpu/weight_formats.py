@@ -38,7 +38,7 @@ class WeightFormat:
     def row_bytes(self, k: int) -> int:
         """Bytes of a row of K weights, from one to the next; of int8 with its scales, on average
         over a panel."""
-        scales = k // GROUP * _SCALE_BYTES if self.dtype is torch.int8 else 0
+        scales = k // GROUP * _SCALE_BYTES if self.dtype.itemsize == 1 else 0
         return k * self.dtype.itemsize + scales
 
 
