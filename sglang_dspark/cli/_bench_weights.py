@@ -119,7 +119,8 @@ def _activations(form: WeightFormat, told: str) -> Callable[[Tensor], Tensor] | 
     )
 
     if form is INT8:
-        return rounded_groups if told == "auto" else rounded_rows
+        rounding = rounded_groups if told == "auto" else rounded_rows
+        return lambda x: x if x.shape[-1] % form.columns else rounding(x)
     return half_rows if form is BFLOAT16 and told == "auto" else None
 
 

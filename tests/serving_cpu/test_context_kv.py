@@ -138,12 +138,16 @@ def test_packed_weights_write_what_they_stand_for(
     kept: tuple[str, str],
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
+    request: pytest.FixtureRequest,
 ) -> None:
     """Against upstream's path with the numbers that the formats of the features' projection and of
     the layers stand for. bfloat16 numbers are kept as such unasked, and change no bit."""
     file = tmp_path / "dspark.json"
-    file.write_text(json.dumps({"cpu": {"weights": told}}))
+    # Rows that are rounded beside weights are another test's (test_weight_formats.py).
+    file.write_text(json.dumps({"cpu": {"weights": told, "activations": "wide"}}))
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
+    request.addfinalizer(linear.prepare_for.cache_clear)
+    linear.prepare_for.cache_clear()
     weights = [draft.fc.weight, *(layer.self_attn.qkv_proj.weight for layer in draft.layers)]
     forms = [FORMATS[kept[0]], *(FORMATS[kept[1]] for _ in draft.layers)]
     if told == "auto":

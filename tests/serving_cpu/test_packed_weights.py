@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import logging
+from collections.abc import Iterator
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -16,11 +17,15 @@ from sglang_dspark.serving import config
 from sglang_dspark.serving.cpu import attach, fast_paths, linear, linear_layers, packed_weights
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
 from sglang_dspark.serving.cpu.weight_formats import (
+    BFLOAT16,
+    BYTES,
     FORMATS,
     dense,
     format_of,
+    half_rows,
     is_packed,
     pack,
+    rounded_groups,
     rounded_rows,
 )
 
@@ -65,13 +70,33 @@ def runner_of(model: nn.Module, **fields: Any) -> Any:
     return SimpleNamespace(model=model, server_args=arguments, **given)
 
 
+@pytest.fixture(params=["auto", "wide"])
+def activations(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
 @pytest.fixture(params=["bfloat16", "int8"])
-def form(request: pytest.FixtureRequest, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> str:
+def form(
+    request: pytest.FixtureRequest,
+    activations: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> Iterator[str]:
     file = tmp_path / "dspark.json"
-    file.write_text(json.dumps({"cpu": {"weights": request.param}}))
+    file.write_text(json.dumps({"cpu": {"weights": request.param, "activations": activations}}))
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
     monkeypatch.setattr(fast_paths, "_told", set())
-    return str(request.param)
+    linear.prepare_for.cache_clear()
+    yield str(request.param)
+    linear.prepare_for.cache_clear()
+
+
+def test_rows_are_as_wide_as_told(form: str, activations: str) -> None:
+    able = Processor.host().multiplies(BYTES if form == "int8" else BFLOAT16)
+    wide, narrow = ("16-bit", "8-bit") if form == "int8" else ("float32", "bfloat16")
+    kept = linear.served(FORMATS[form])
+    assert linear.activations_beside(kept) == (narrow if able and activations == "auto" else wide)
+    assert linear.activations_beside(FORMATS["float32"]) == "float32"
 
 
 def test_products_and_embeddings_are_packed(form: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -79,7 +104,8 @@ def test_products_and_embeddings_are_packed(form: str, caplog: pytest.LogCapture
     before = {name: each.clone() for name, each in model.named_parameters()}
     with caplog.at_level(logging.INFO):
         assert packed_weights.pack_target("loaded", runner_of(model)) == "loaded"
-    assert format_of(model.proj.weight) is format_of(model.embed.weight) is FORMATS[form]
+    kept = linear.served(FORMATS[form])
+    assert format_of(model.proj.weight) is format_of(model.embed.weight) is kept
     assert packed_weights.holds(model.proj)
     assert not packed_weights.holds(model.odd)
     for name in ("odd.weight", "norm.weight", "norm.bias"):
@@ -88,7 +114,8 @@ def test_products_and_embeddings_are_packed(form: str, caplog: pytest.LogCapture
     # (48 + 64) x 128 weights and 48 x 80 that stay float32
     assert line == (
         f"sglang-dspark: weights of LlamaForCausalLM are kept as {form}: "
-        f"{'0.044' if form == 'bfloat16' else '0.0306'} MB instead of 0.0727"
+        f"{'0.044' if form == 'bfloat16' else '0.0306'} MB instead of 0.0727; "
+        f"they meet {linear.activations_beside(kept)} rows"
     )
 
 
@@ -110,12 +137,18 @@ def test_upstreams_modules_go_on(form: str) -> None:
         for rows in (4, linear.MAX_ROWS + 1):
             x = torch.randn(rows, 128)
             found = linear_layers.apply_linear(UnquantizedLinearMethod.apply, method, model.proj, x)
-            seen = rounded_rows(x) if form == "int8" else x
-            expected = seen @ dense(model.proj.weight).T
+            expected = seen_by(form, x) @ dense(model.proj.weight).T
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
         head = linear_layers.project_through_lm_head(_unexpected, embed[0], model.embed)
-    seen = rounded_rows(embed[0]) if form == "int8" else embed[0]
+    seen = seen_by(form, embed[0])
     torch.testing.assert_close(head, seen @ dense(model.embed.weight).T, rtol=1e-4, atol=1e-3)
+
+
+def seen_by(form: str, x: torch.Tensor) -> torch.Tensor:
+    """What rows are in a product with weights of a format, by the log's word."""
+    ways = {"float32": lambda x: x, "bfloat16": half_rows}
+    ways |= {"16-bit": rounded_rows, "8-bit": rounded_groups}
+    return ways[linear.activations_beside(linear.served(FORMATS[form]))](x)
 
 
 def _unexpected(*args: Any) -> Any:
@@ -196,7 +229,7 @@ class LlamaForCausalLMEagle(nn.Module):
 def test_the_layers_of_an_mtp_draft_are_packed_too(form: str) -> None:
     model: Any = LlamaForCausalLMEagle()
     packed_weights.pack_target(None, runner_of(model, is_draft_worker=True))
-    assert format_of(model.model.layers[0].proj.weight) is FORMATS[form]
+    assert format_of(model.model.layers[0].proj.weight) is linear.served(FORMATS[form])
     assert model.model.fc.weight.dtype is torch.float32
 
 
@@ -248,7 +281,7 @@ def test_kept_step_times_are_those_of_kernel_and_formats(
     packed = attach._backend(target, draft)
     monkeypatch.setattr(attach, "REVISION", "another")
     assert len({plain, packed, attach._backend(target, draft)}) == 3
-    assert f"{form}/float32" in packed
+    assert f"weights {form} x {linear.activations_beside(linear.served(FORMATS[form]))}" in packed
 
 
 def test_a_copy_is_packed_as_told(form: str) -> None:

@@ -11,25 +11,29 @@ from sglang_dspark.serving.cpu.narrow_matmul import AVX2, NarrowMatmul, Processo
 from sglang_dspark.serving.cpu.thread_pool import process_pool
 from sglang_dspark.serving.cpu.weight_formats import (
     BFLOAT16,
+    BYTES,
     FLOAT32,
     FORMATS,
     GROUP,
     INT8,
     PANEL,
+    PANELS,
     WeightFormat,
     dense,
     format_of,
+    half_rows,
     int8_rows,
     is_bfloat16,
     is_packed,
     look_up,
     pack,
+    rounded_groups,
     rounded_rows,
     take_rows,
 )
 
 SHAPES = ((16, 64), (48, 192), (208, 576), (64, 1536))
-PACKED = (BFLOAT16, INT8)
+PACKED = (BFLOAT16, INT8, BYTES)
 needs_kernel = pytest.mark.skipif(not Processor.host().fuses, reason="no fused multiply-add")
 
 
@@ -49,10 +53,11 @@ def test_bfloat16_rounds_to_nearest(n: int, k: int) -> None:
     assert torch.equal(dense(pack(weight, BFLOAT16)), weight.bfloat16().float())
 
 
+@pytest.mark.parametrize("form", PANELS, ids=lambda form: str(form.dtype))
 @pytest.mark.parametrize(("n", "k"), SHAPES)
-def test_int8_is_within_half_a_step_of_its_groups_scale(n: int, k: int) -> None:
+def test_int8_is_within_half_a_step_of_its_groups_scale(n: int, k: int, form: WeightFormat) -> None:
     weight = weights(n, k)
-    packed = pack(weight, INT8)
+    packed = pack(weight, form)
     groups = weight.view(n, -1, GROUP)
     steps = groups.abs().amax(-1, keepdim=True) / 127
     off = (dense(packed).view_as(groups) - groups).abs()
@@ -69,10 +74,10 @@ def test_what_is_packed_already_does_not_change(form: WeightFormat) -> None:
     once = dense(pack(weights(48, 192), form))
     again = dense(pack(once, form))
     torch.testing.assert_close(again, once, rtol=2e-7, atol=0)
-    assert form is INT8 or torch.equal(again, once)
+    assert form in PANELS or torch.equal(again, once)
 
 
-@pytest.mark.parametrize("form", FORMATS.values())
+@pytest.mark.parametrize("form", [FLOAT32, *PACKED])
 def test_rows_are_taken_with_their_scales(form: WeightFormat) -> None:
     packed, rows = pack(weights(48, 192), form), torch.tensor([47, 2, 2, 0] * 4)
     taken = take_rows(packed, rows)
@@ -87,8 +92,9 @@ def test_rows_are_taken_with_their_scales(form: WeightFormat) -> None:
 
 def test_bytes() -> None:
     assert [form.row_bytes(576) for form in FORMATS.values()] == [2304, 1152, 612]
-    packed = pack(weights(48, 192), INT8)
-    assert packed.untyped_storage().nbytes() == 48 * INT8.row_bytes(192)
+    for form in PANELS:
+        packed = pack(weights(48, 192), form)
+        assert packed.untyped_storage().nbytes() == 48 * form.row_bytes(192)
 
 
 def unreadable() -> dict[str, Tensor]:
@@ -99,6 +105,7 @@ def unreadable() -> dict[str, Tensor]:
         "transposed": weight.t().contiguous().t(),
         "bfloat16 in sixteens": weight[:, :48].bfloat16().contiguous(),
         "int8 from the middle of a panel": pack(weight, INT8)[8:24],
+        "bytes from the middle of a panel": pack(weight, BYTES)[8:24],
         "int8 without scales": torch.zeros(16, 64, dtype=torch.int8),
         "float16": weight.half(),
         "three dimensions": weight.view(48, 3, 64),
@@ -134,7 +141,7 @@ def wide(processor: Processor) -> NarrowMatmul:
     return compile_matmul(processor, process_pool())
 
 
-@pytest.fixture(scope="module", params=PACKED, ids=lambda form: form.name)
+@pytest.fixture(scope="module", params=PACKED, ids=lambda form: str(form.dtype))
 def form(request: pytest.FixtureRequest) -> WeightFormat:
     chosen: WeightFormat = request.param
     return chosen
@@ -142,7 +149,85 @@ def form(request: pytest.FixtureRequest) -> WeightFormat:
 
 @pytest.fixture(scope="module")
 def kernel(processor: Processor, form: WeightFormat) -> NarrowMatmul:
+    if form is BYTES and not processor.multiplies(BYTES):
+        pytest.skip("this processor multiplies no bytes")
     return compile_matmul(processor, process_pool(), form)
+
+
+@pytest.fixture(scope="module")
+def rounding() -> NarrowMatmul:
+    """The kernel that rounds rows to bfloat16."""
+    if not Processor.host().multiplies(BFLOAT16):
+        pytest.skip("this processor multiplies no bfloat16 numbers")
+    return compile_matmul(Processor.host(), process_pool(), BFLOAT16, rounding=True)
+
+
+@pytest.fixture(scope="module")
+def bytes_kernel() -> NarrowMatmul:
+    if not Processor.host().multiplies(BYTES):
+        pytest.skip("this processor multiplies no bytes")
+    return compile_matmul(Processor.host(), process_pool(), BYTES)
+
+
+# Blocks of x end at six and at twelve rows, strips of W at 64.
+@needs_kernel
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, (80, 1024), (176, 2048)])
+def test_a_product_of_rounded_rows_is_exact_but_for_its_sums(
+    rounding: NarrowMatmul, n: int, k: int
+) -> None:
+    packed, x = pack(weights(n, k), BFLOAT16), torch.randn(40, k)
+    exact = half_rows(x).double() @ dense(packed).double().T
+    size = half_rows(x).double().abs() @ dense(packed).double().abs().T
+    whole = linear.narrow(rounding, x, packed, 1)
+    assert bool(((whole - exact).abs() <= size * 1e-6).all())
+    for rows, threads in ((rows, threads) for rows in range(1, 41) for threads in (1, 3)):
+        assert torch.equal(linear.narrow(rounding, x[:rows], packed, threads), whole[:rows])
+    assert torch.equal(linear.narrow(rounding, x[13:29], packed, 1), whole[13:29])
+
+
+@needs_kernel
+def test_rows_are_rounded_to_nearest_bfloat16(rounding: NarrowMatmul) -> None:
+    """Times a one alone a row's number comes back as what it was rounded to."""
+    one = torch.zeros(48, 192)
+    one[:, 7] = 1.0
+    x = torch.randn(40, 192)
+    x[0, 7], x[1, 7], x[2, 7], x[3, 7] = 1 + 2**-8, 1 + 3 * 2**-8, torch.nan, torch.inf
+    found = linear.narrow(rounding, x, pack(one, BFLOAT16), 1)[:, 0]
+    assert found[2].isnan()
+    assert found[3] == torch.inf
+    kept = [0, 1, *range(4, 40)]
+    assert torch.equal(found[kept], half_rows(x[:, 7])[kept])
+
+
+@needs_kernel
+@pytest.mark.parametrize(("n", "k"), [*SHAPES, (80, 1024), (176, 2048)])
+def test_a_product_of_bytes_has_the_bits_of_its_definition(
+    bytes_kernel: NarrowMatmul, n: int, k: int
+) -> None:
+    packed, x = pack(weights(n, k), BYTES), activations(14, k)
+    expected = byte_product(x, packed)
+    for rows, threads in ((rows, threads) for rows in range(1, 15) for threads in (1, 3)):
+        found = linear.narrow(bytes_kernel, x[:rows], packed, threads)
+        assert torch.equal(found, expected[:rows])
+    rounded, numbers = rounded_groups(x).double(), dense(packed).double()
+    size = rounded.abs() @ numbers.abs().T
+    assert bool(((expected - rounded @ numbers.T).abs() <= size * 2e-6).all())
+
+
+def byte_product(x: Tensor, packed: Tensor) -> Tensor:
+    """x [m, K] W^T, W [n, K] of `BYTES`, in the kernel's order: exact sums of a group's columns,
+    fused multiply-adds by the product of both scales over ascending k."""
+    (m, k), n = x.shape, len(packed)
+    weight, scales = int8_rows(packed, torch.arange(n))
+    groups = x.view(m, -1, GROUP)
+    top = groups.abs().amax(-1, keepdim=True)
+    whole = (groups * torch.where(top > 0, torch.full_like(top, 127.0) / top, 0.0)).round().long()
+    total = torch.zeros(m, n)
+    for group in range(k // GROUP):
+        sums = whole[:, group] @ weight[:, group].long().T
+        both = scales[None, :, group] * (top / 127.0)[:, group]
+        total = (total.double() + sums.double() * both.double()).float()
+    return total
 
 
 @needs_kernel
@@ -222,24 +307,27 @@ def test_int8_multiplies_rows_of_sixteen_bits(processor: Processor, n: int, k: i
 
 
 @needs_kernel
-def test_not_a_number_stays_in_its_row_of_int8(processor: Processor) -> None:
-    kernel, packed = compile_matmul(processor, process_pool(), INT8), pack(weights(48, 192), INT8)
-    x = torch.randn(6, 192)
+def test_not_a_number_stays_in_its_row(kernel: NarrowMatmul, form: WeightFormat) -> None:
+    if form is BFLOAT16:
+        pytest.skip("a float32 sum shows it by itself")
+    packed, x = pack(weights(48, 192), form), torch.randn(6, 192)
     expected = linear.narrow(kernel, x, packed, 1)
     x = x.clone()
     x[1, 190], x[4, 0], x[5, 3] = torch.nan, torch.inf, -torch.inf
     found = linear.narrow(kernel, x, packed, 1)
     for row in (1, 4, 5):
         assert found[row].isnan().all()
-        assert rounded_rows(x)[row].isnan().all()
+        rounded = rounded_rows(x) if form is INT8 else rounded_groups(x)
+        assert rounded[row].isnan().any()
     assert torch.equal(found[[0, 2, 3]], expected[[0, 2, 3]])
 
 
 @needs_kernel
 @pytest.mark.parametrize("size", [0.0, 1e-45, 1e-38, 3e38])
-def test_the_ends_of_float32_stay_numbers(processor: Processor, size: float) -> None:
-    kernel = compile_matmul(processor, process_pool(), INT8)
-    packed = pack(weights(48, 192) / 1e6, INT8)
+def test_the_ends_of_float32_stay_numbers(
+    kernel: NarrowMatmul, form: WeightFormat, size: float
+) -> None:
+    packed = pack(weights(48, 192) / 1e6, form)
     x = torch.full((2, 192), size)
     found = linear.narrow(kernel, x, packed, 1)
     expected = (x.double() @ dense(packed).double().T).float()
@@ -276,7 +364,10 @@ def test_products_of_any_number_of_rows(form: WeightFormat, rows: int) -> None:
     packed, x = pack(weights(48, 192), form), torch.randn(rows, 192)
     with torch.inference_mode():
         found = linear.product(x, packed, torch.arange(48.0))
-        seen = rounded_rows(x) if form is INT8 else x
+        beside = linear.activations_beside(form)
+        seen = {"16-bit": rounded_rows, "8-bit": rounded_groups, "bfloat16": half_rows}.get(
+            beside, lambda x: x
+        )(x)
         expected = torch.nn.functional.linear(seen, dense(packed), torch.arange(48.0))
     torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-3)
     assert format_of(packed) is not FLOAT32

@@ -13,7 +13,14 @@ from sglang_dspark.serving.cpu import bfloat16_product_text as bfloat16
 from sglang_dspark.serving.cpu import byte_product_text as byte
 from sglang_dspark.serving.cpu import int8_product_text as int8
 from sglang_dspark.serving.cpu.thread_pool import RUN
-from sglang_dspark.serving.cpu.weight_formats import BYTES, FLOAT32, GROUP, INT8, WeightFormat
+from sglang_dspark.serving.cpu.weight_formats import (
+    BYTES,
+    FLOAT32,
+    GROUP,
+    INT8,
+    PANELS,
+    WeightFormat,
+)
 
 LANES = 16
 MAX_BLOCK_ROWS = 6
@@ -133,7 +140,7 @@ def _block_kernel(
 
 def _row_bytes(form: WeightFormat) -> list[str]:
     """%bytes from one row of W to the next, by %k; as `WeightFormat.row_bytes`."""
-    if form is INT8:
+    if form in PANELS:
         return [
             f"  %scale.bytes = sdiv i64 %k, {GROUP // 4}",
             "  %bytes = add i64 %k, %scale.bytes",
