@@ -348,6 +348,11 @@ class Guard:
         settled = self._since_switch >= SETTLE
         return Verdict(after.mode.speculates, settled, after.mode, after.gain(self.config))
 
+    def kept(self, requests: int) -> None:
+        """A step of R requests goes by the last decision: one more of its mode."""
+        state = self.state(requests)
+        self._loads[state.load] = replace(state, age=state.age + 1)
+
     def observe(
         self, requests: int, *, speculated: bool, tokens: float, seconds: float, theta: float
     ) -> None:

@@ -88,6 +88,11 @@ class GuardedPlanner(Planner):
             verdict.mode, verdict.settled, known, verdict.gain, weights,
         )  # fmt: skip
 
+    def again(self, plan: Plan, step: int) -> Plan:
+        """The newest plan for one more step, which counts as one of the guard's mode."""
+        self.guard.kept(plan.requests)
+        return super().again(plan, step)
+
     def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
         """Verify lengths l_r, [R] int64: the K drafts of largest survival in this step."""
         if confidence is None or not plan.speculates:

@@ -11,6 +11,7 @@ measured times differ by rank, one rank calls `plan` and the others are told its
 
 from __future__ import annotations
 
+from dataclasses import replace
 from typing import Protocol
 
 from sglang_dspark.schedule.budget import Counts, Gains
@@ -44,6 +45,10 @@ class Planner(Protocol):
         drafts of each. relay_arrived: False takes the prior for everyone (all ranks alike).
         """
         ...
+
+    def again(self, plan: Plan, step: int) -> Plan:
+        """The newest plan, for step `step` too: the same requests, and nothing read anew."""
+        return replace(plan, step=step)
 
     def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
         """Verify lengths l_r, [R] int64, of a planned step whose drafts are there.

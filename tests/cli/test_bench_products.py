@@ -12,6 +12,7 @@ from sglang_dspark.cli import _bench_products
 from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
+from sglang_dspark.serving.cpu.weight_formats import BFLOAT16, BYTES
 
 RUN = ["bench", "products", "--repeats", "3"]
 
@@ -43,10 +44,13 @@ def test_each_way_has_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -
     found = CliRunner().invoke(app, [*RUN, *options])
     assert found.exit_code == 0, found.output
     rows = json.loads(result.read_text())["metrics"]["products"]
-    ways = [(row["format"], row["rows"], row["level"]) for row in rows]
+    ways = [(row["format"], row["activations"], row["rows"], row["level"]) for row in rows]
+    host = Processor.host()
+    beside = ["float32", "bfloat16"] if host.multiplies(BFLOAT16) else ["float32"]
+    bits = ["16-bit", "8-bit"] if host.multiplies(BYTES) else ["16-bit"]
     assert ways == [
-        *(("bfloat16", count, level) for count in (1, 3) for level in (1, 2)),
-        *(("int8", count, None) for count in (1, 3)),
+        *(("bfloat16", x, count, level) for x in beside for count in (1, 3) for level in (1, 2)),
+        *(("int8", x, count, None) for x in bits for count in (1, 3)),
     ]
     for row in rows:
         assert len(row["repeats"]) == 3

@@ -24,10 +24,18 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("packed-weights")]
 
 
 def start(
-    pool: ServerPool, form: str, name: str, target: Path, drafter: Path | None, mode: str = "auto"
+    pool: ServerPool,
+    form: str,
+    name: str,
+    target: Path,
+    drafter: Path | None,
+    *,
+    mode: str,
+    activations: str = "auto",
 ) -> Served:
     config = pool.folder / f"{name}-{form}.json"
-    config.write_text(json.dumps({"cpu": {"weights": form}, "schedule": {"mode": mode}}))
+    cpu = {"weights": form, "activations": activations}
+    config.write_text(json.dumps({"cpu": cpu, "schedule": {"mode": mode}}))
     flags = () if drafter is None else (*DSPARK_FLAGS, str(drafter))
     seats = ("--max-running-requests", "16", "--dspark-config", str(config))
     return pool.start(f"{name}-{form}", target, *flags, *seats)
@@ -37,7 +45,7 @@ def start(
 def test_greedy_tokens_are_the_plain_servers_of_the_same_weights(
     pool: ServerPool, demo_target: Path, demo_drafter: Path, form: str
 ) -> None:
-    plain = start(pool, form, "plain", demo_target, None)
+    plain = start(pool, form, "plain", demo_target, None, mode="auto")
     drafting = start(pool, form, "static", demo_target, demo_drafter, mode="static")
     for server in (plain, drafting):
         assert f"weights of LlamaForCausalLM are kept as {form}" in server.log
@@ -49,7 +57,8 @@ def test_greedy_tokens_are_the_plain_servers_of_the_same_weights(
 def test_sampled_tokens_follow_the_rounded_target(
     pool: ServerPool, noisy: TinyPair, form: str
 ) -> None:
-    """Its table is known exactly: that of the numbers which the packed weights stand for."""
+    """Its table is known exactly: that of the numbers which the packed weights stand for, rows
+    being as they are (beside int8 but for their sixteen bits)."""
     weights = load_file(noisy.target / "model.safetensors")
     embedding, head = (
         _rounded(weights[name], form) for name in ("model.embed_tokens.weight", "lm_head.weight")
@@ -59,7 +68,9 @@ def test_sampled_tokens_follow_the_rounded_target(
     )
     rounded = replace(noisy, logits=normed @ head.T)
     assert not torch.equal(rounded.logits, noisy.logits)
-    served = start(pool, form, "tiny", noisy.target, noisy.drafter, mode="static")
+    served = start(
+        pool, form, "tiny", noisy.target, noisy.drafter, mode="static", activations="wide"
+    )
     law.check_law(served, rounded, 256)
 
 

@@ -69,11 +69,15 @@ class World:
         good: int = 2,
         seconds: float | None = None,
         limits: list[int] | None = None,
+        *,
+        ahead: bool = False,
     ) -> tuple[Plan, list[int]]:
         """One decode step, as long as planned unless told; returns plan and verify lengths."""
         seats, context = torch.tensor(rows), torch.full((len(rows),), 10)
         most = None if limits is None else np.array(limits)
-        step = self.engine.begin(seats, self.generation, context, limits=most)
+        step = self.engine.begin(seats, self.generation, context, starts=not ahead, limits=most)
+        if ahead:
+            self.engine.start(step)
         plan = step.plan
         logits: Tensor | None = None
         if plan.speculates and logit is not None:

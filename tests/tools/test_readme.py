@@ -52,6 +52,17 @@ def test_the_deeper_target_is_its_own_sweeps(tool: ModuleType) -> None:
     assert tool.rewritten(page, tool.deeper_section(document), tool.DEEPER_MARKS) != page
 
 
+def test_the_golden_sweep_is_its_own_and_says_what_it_is(tool: ModuleType) -> None:
+    page, document = tool.LOAD.read_text(), load_json(tool.GOLDEN)
+    section = tool.golden_section(document)
+    assert tool.rewritten(page, section, tool.GOLDEN_MARKS) == page
+    tables = [line for line in section.split("\n") if line.startswith(("| users", "| load"))]
+    assert len(tables) == 3
+    assert all("simulated acceptance" in line for line in tables)
+    document["metrics"]["by_concurrency"][0]["dspark"]["tau"] += 1
+    assert tool.rewritten(page, tool.golden_section(document), tool.GOLDEN_MARKS) != page
+
+
 def test_the_burst_is_its_own_sweeps(tool: ModuleType) -> None:
     page, document = tool.LOAD.read_text(), load_json(tool.BURST)
     assert tool.rewritten(page, tool.burst_section(document), tool.BURST_MARKS) == page

@@ -21,11 +21,13 @@ README, LOAD = ROOT / "README.md", ROOT / "docs" / "results-load.md"
 RESULTS = ROOT / "results" / "sweep_cpu.json"
 DEEPER = ROOT / "results" / "sweep_deeper_cpu.json"
 BURST = ROOT / "results" / "sweep_burst_cpu.json"
+GOLDEN = ROOT / "results" / "sweep_golden_reduced_cpu.json"
 ARMS = {
     "plain": "plain",
     "mtp1": "MTP-1",
     "mtp3": "MTP-3",
     "dspark-fixed-gamma": "fixed gamma",
+    "dspark-static-threshold": "static threshold",
     "dspark": "DSpark",
 }
 SHOWN = (1, 4, 16)  # users of the README's rows; the page has all
@@ -33,6 +35,7 @@ UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 DEEPER_MARKS = ("<!-- deeper: begin -->", "<!-- deeper: end -->")
 BURST_MARKS = ("<!-- burst: begin -->", "<!-- burst: end -->")
+GOLDEN_MARKS = ("<!-- golden: begin -->", "<!-- golden: end -->")
 HEAD = (
     "| users at once | plain, tokens/s | MTP-1 | DSpark | over plain (95%) | over MTP-1 (95%) |",
     "|---|---|---|---|---|---|",
@@ -78,6 +81,16 @@ def deeper_section(document: Mapping[str, Any]) -> str:
     return "\n".join(_closed_loop(document, DEEPER))
 
 
+def golden_section(document: Mapping[str, Any]) -> str:
+    """The same of a sweep at a real shape, each table saying that its acceptance is simulated.
+
+    Raises LookupError on a sweep whose acceptance is not.
+    """
+    if not (label := document["metrics"]["label"]):
+        raise LookupError("acceptance was measured")
+    return "\n".join(_closed_loop(document, GOLDEN, f", {label}"))
+
+
 def burst_section(document: Mapping[str, Any]) -> str:
     """What the same page says of a burst: latencies at p99 before, in and after it."""
     (burst,) = document["metrics"]["bursts"]
@@ -112,7 +125,7 @@ def _source(document: Mapping[str, Any], source: Path) -> list[str]:
     ]
 
 
-def _closed_loop(document: Mapping[str, Any], source: Path) -> list[str]:
+def _closed_loop(document: Mapping[str, Any], source: Path, note: str = "") -> list[str]:
     metrics = document["metrics"]
     arms = [arm for arm in ARMS if arm in metrics["by_concurrency"][0]]
     speeds = " | ".join(f"{ARMS[arm]}, tok/s" for arm in arms)
@@ -123,15 +136,16 @@ def _closed_loop(document: Mapping[str, Any], source: Path) -> list[str]:
         "",
         f"**The verdict of the run: {metrics['verdict']}**",
         "",
-        f"| users | {speeds} | {over} |",
+        f"| users{note} | {speeds} | {over} |",
         "|" + "---|" * 2 * len(arms),
         *(_arms_row(metrics, row, arms) for row in metrics["by_concurrency"]),
         "",
-        f"| users | {taus} | drafts verified a request |",
+        f"| users{note} | {taus} | drafts verified a request |",
         "|" + "---|" * (1 + len(arms)),
         *(_tau_row(row, arms) for row in metrics["by_concurrency"]),
         "",
-        "| load of MTP-1, users | its throughput, tok/s | speed per user there, over MTP-1 |",
+        f"| load of MTP-1, users{note} | its throughput, tok/s "
+        "| speed per user there, over MTP-1 |",
         "|---|---|---|",
         *(_matched_row(each) for each in metrics["matched_speed_ratio_vs_mtp1"]["levels"]),
     ]
@@ -220,6 +234,8 @@ def main() -> None:
         load = rewritten(load, deeper_section(load_json(DEEPER)), DEEPER_MARKS)
     with reading(BURST, "result of `dspark sweep --config cpu-burst`", "make it with that command"):
         load = rewritten(load, burst_section(load_json(BURST)), BURST_MARKS)
+    with reading(GOLDEN, "result of a golden sweep", "make it as docs/results-load.md says"):
+        load = rewritten(load, golden_section(load_json(GOLDEN)), GOLDEN_MARKS)
     replace_text(README, readme, README.name)
     replace_text(LOAD, load, LOAD.name)
 

@@ -7,10 +7,10 @@ W in bfloat16 (weight_formats.py) is widened to float32 there, a row once for al
 processors that can, multiplied as it is with rows rounded likewise; one in int8 is multiplied in
 integers.
 
-Every output element is one chain of 16-lane fused multiply-adds over ascending k, then one fixed
-pairwise sum of the lanes. The blocking changes with the row count, that order does not: a row's
-result is bit-identical whatever rows share the product, so a verified token and a decoded token
-see the same arithmetic.
+Every output element is one chain over ascending k, of 16-lane fused multiply-adds or of what the
+other ways have for these, then, but for int8, one fixed pairwise sum of the lanes. The blocking
+changes with the row count, that order does not: a row's result is bit-identical whatever rows share
+the product, so a verified token and a decoded token see the same arithmetic.
 
 The LLVM assembly (narrow_matmul_text.py) is compiled by llvmlite (Numba's back end, without Numba).
 """
@@ -20,6 +20,7 @@ from __future__ import annotations
 import ctypes
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from functools import lru_cache
 from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
@@ -52,7 +53,8 @@ class NarrowMatmul:
     """Compiled product; `call(x, row_stride, rows, block, W, N, K, out, threads)`.
 
     x, W and out are addresses; row_stride is in floats; block <= MAX_BLOCK_ROWS rows of x are taken
-    together; N is a multiple of LANES, K of the format's columns; out is [rows, N] without gaps.
+    together (as many as it likes where it rounds them to bfloat16); N is a multiple of LANES, K of
+    the format's columns; out is [rows, N] without gaps.
     entry: address of the same function, for compiled callers.
     threads_available: False where there is no pool of threads; `threads` must then be 1.
     """
@@ -71,7 +73,9 @@ class Processor:
     features: str
 
     @classmethod
+    @lru_cache(maxsize=1)  # LLVM asks the processor a hundred times
     def host(cls) -> Processor:
+        """This machine's."""
         return cls(llvm.get_host_cpu_name(), llvm.get_host_cpu_features().flatten())
 
     @property

@@ -1,14 +1,16 @@
 """How a served weight lies in memory: float32, bfloat16, or int8 with a scale for 64 columns.
 
 A decode step reads every weight once, so bytes are time. A packed weight stands for float32
-numbers, those of `dense`. The matrix kernel (narrow_matmul.py) widens bfloat16 to just these in
-registers and goes on in float32: a product has the bits of the same product with `dense(weight)`.
-Where weights are int8 it multiplies integers, with activations of sixteen bits (`rounded_rows`).
-Either way a row's product is the same whatever shares the step.
+numbers, those of `dense`. The matrix kernel (narrow_matmul.py) multiplies bfloat16 with rows that
+are rounded likewise (`half_rows`), or widens it to float32 in registers: then a product has the
+bits of the same product with `dense(weight)`. Where weights are int8 it multiplies integers, with
+activations of eight bits (`BYTES`, `rounded_groups`) or of sixteen (`INT8`, `rounded_rows`). Any
+way a row's product is the same whatever shares the step.
 
 int8 is symmetric: a weight is its byte times the scale of its group, which is the largest of the
 group over 127. Sixteen rows are one panel, whose bytes lie as the kernel takes them: for each group
-of columns the sixteen scales, then pair by pair of neighbouring columns both bytes of every row.
+of columns the sixteen scales, then, two or four neighbouring columns at a time, the bytes of each
+row.
 The tensor has the shape of what it stands for all the same, [N, K]: only its first address counts.
 """
 
@@ -24,7 +26,7 @@ PANEL = 16  # rows of int8 that lie together
 _SCALE_BYTES = 4  # a scale is float32
 SCALES_BYTES = PANEL * _SCALE_BYTES  # in front of a panel's group
 GROUP_BYTES = SCALES_BYTES + PANEL * GROUP  # of a panel
-SMALLEST_ROW = 2.0**-124  # activations: a row of none larger is 0, its scale would be subnormal
+SMALLEST_ROW = 2.0**-112  # activations: a row of none larger is 0, its steps would have no inverse
 
 
 @dataclass(frozen=True)

@@ -12,8 +12,7 @@ Up to three steps are under way under the overlap loop: one computes, one is pla
 out. Nothing here reads a value of a step before it has landed, so a plan of step t knows the steps
 up to t - lag and no more (paper, 3.2.2; `schedule/relay.py`), and no plan waits for a device.
 
-While a load is found to be better off without drafts, one step in `1 + REPEATS` is planned and
-learned from, and the others go on as it did: at a few milliseconds a step even thinking costs.
+Where a step has milliseconds even thinking costs: some go by the plan before them (repeats.py).
 
 A step's time runs from its start to the next one's, by the clock of its device, so that it holds
 all that a token waits for; a step that was followed by a prefill has no time. Outcomes and times
@@ -44,11 +43,11 @@ from sglang_dspark.serving.schedule.falls import Fall
 from sglang_dspark.serving.schedule.metrics import StepMetrics
 from sglang_dspark.serving.schedule.speed import SpeedTargets
 from sglang_dspark.serving.step.clock import Clock, Mark
+from sglang_dspark.serving.step.repeats import Repeats
 
 logger = logging.getLogger(__name__)
 
 GREEDY, SAMPLED = 0, 1  # regimes of the calibration
-REPEATS = 3  # steps of a plain phase that repeat the plan before them
 BATCH = 4  # steps of settled speculation that are learned from together
 PIPELINE = 3  # steps under way at most; a result that as many have overtaken is late
 MOST_AWAITED = 256  # steps; the result of an earlier one is given up
@@ -61,8 +60,9 @@ class Step:
     plan: Plan
     rows: Counts  # [R] of the pool
     tenants: Counts  # [R] generations of the rows
-    repeated: bool = False  # repeats the plan before it, and teaches nothing
+    repeated: bool = False  # without drafts, as the plan before it; it teaches nothing
     undrafted: bool = False  # its draft failed or was left out after that; it teaches nothing
+    limited: bool = False  # requests had limits of their own
     began: Mark | None = None
     ended: Mark | None = None
     over: bool = False  # another step has started, or none will soon
@@ -108,7 +108,7 @@ class ScheduleEngine:
         self._number = 0
         self._steps: deque[Step] = deque()  # in flight, in the order of their plans
         self._interrupted = True
-        self._repeats_made = 0
+        self._repeats = Repeats()
         self._unlearned: list[Step] = []
         self._told: set[Fall] = set()  # falls back that the log has
         self._ended: set[str] = set()  # requests found to have ended in the step last handed out
@@ -129,18 +129,30 @@ class ScheduleEngine:
         """
         now = self._clock.mark() if starts else None
         last = self._steps[-1] if self._steps else None
-        repeats = last is not None and self._repeats(last.plan, len(rows))
+        repeats = (
+            last is not None
+            and not self._interrupted
+            and self._repeats.again(last, rows, generation, limits, starts=starts)
+        )
         if starts:
             self._end_last(now)
         self._learn_landed()
         if last is not None and repeats:
-            step = Step(last.plan, last.rows, last.tenants, repeated=True)
+            step = self._by_the_last(last)
         else:
             step = self._planned(rows, generation, seq_lens, limits)
         self._steps.append(step)
         if starts:
             step.began, self._interrupted = now, False
         return step
+
+    def _by_the_last(self, last: Step) -> Step:
+        """A step by the plan of the newest one; without drafts it teaches nothing."""
+        if not last.plan.speculates:
+            return Step(last.plan, last.rows, last.tenants, repeated=True)
+        plan = self.planner.again(last.plan, self._number)
+        self._number += 1
+        return Step(plan, last.rows, last.tenants)
 
     def start(self, step: Step) -> None:
         """The newest step's work is launched from here on."""
@@ -170,8 +182,8 @@ class ScheduleEngine:
                 weights=weights, limits=limits, floors=floors,
             )  # fmt: skip
         self._number += 1
-        self._repeats_made = 0
-        return Step(plan, seats, tenants)
+        self._repeats.planned()
+        return Step(plan, seats, tenants, limited=limits is not None)
 
     def _undraftable(self, context: int, limits: Counts) -> Plan:
         """No request may have a draft; whether drafts pay at this load the guard is not asked."""
@@ -188,15 +200,6 @@ class ScheduleEngine:
             last = self._steps[-1]
             last.over = True
             last.ended = None if self._interrupted else now
-
-    def _repeats(self, plan: Plan, requests: int) -> bool:
-        """Whether the coming step repeats a plain phase's plan; not one that others only visit."""
-        plain = plan.mode is Mode.PLAIN and plan.settled
-        same = plain and plan.requests == requests and not self._interrupted
-        if not same or self._repeats_made >= REPEATS:
-            return False
-        self._repeats_made += 1
-        return True
 
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
         """Verify lengths l_r, [R] int64.

@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 LAYOUT = "sglang_dspark/serving/cpu/layout.py"
 ENGINE = "sglang_dspark/serving/step/engine.py"
+REPEATS = "sglang_dspark/serving/step/repeats.py"
 RAGGED = "sglang_dspark/serving/cpu/ragged_ops.py"
 DEVICE = "sglang_dspark/serving/cpu/device.py"
 STEP = "patches/step.py"
@@ -367,8 +368,8 @@ MUTANTS = (
     Mutant(
         name="a plain phase never plans again",
         area="engine",
-        file=ENGINE,
-        old="if not same or self._repeats_made >= REPEATS:",
+        file=REPEATS,
+        old="if not same or self._made >= MOST:",
         new="if not same:",
         tests=(f"{ENGINE_TESTS}::test_most_steps_of_a_plain_phase_repeat_its_plan",),
     ),

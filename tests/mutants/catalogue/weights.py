@@ -6,12 +6,87 @@ from tests.mutants.mutant import Mutant
 
 FORMATS = "sglang_dspark/serving/cpu/weight_formats.py"
 TEXT = "sglang_dspark/serving/cpu/narrow_matmul_text.py"
+BFLOAT16_TEXT = "sglang_dspark/serving/cpu/bfloat16_product_text.py"
+BYTE_TEXT = "sglang_dspark/serving/cpu/byte_product_text.py"
+LINEAR = "sglang_dspark/serving/cpu/linear.py"
 INT8_TEXT = "sglang_dspark/serving/cpu/int8_product_text.py"
 PACKED = "sglang_dspark/serving/cpu/packed_weights.py"
 FORMAT_TESTS = ("tests/serving_cpu/test_weight_formats.py",)
 PACKED_TESTS = ("tests/serving_cpu/test_packed_weights.py",)
 
 MUTANTS = (
+    Mutant(
+        name="rows are rounded where wide ones are told",
+        area="packed weights",
+        file=LINEAR,
+        old='current_config().cpu.activations == "auto" and ',
+        new="",
+        tests=PACKED_TESTS,
+    ),
+    Mutant(
+        name="int8 stays in pairs where bytes are multiplied",
+        area="packed weights",
+        file=LINEAR,
+        old="return BYTES if form is INT8 and rounds(BYTES) else form",
+        new="return form",
+        tests=PACKED_TESTS,
+    ),
+    Mutant(
+        name="step times beside other activations are believed",
+        area="packed weights",
+        file="sglang_dspark/serving/cpu/attach.py",
+        old="{form.name} x {linear.activations_beside(form)}",
+        new="{form.name}",
+        tests=PACKED_TESTS,
+    ),
+    Mutant(
+        name="bytes begin without all that their offset adds",
+        area="packed weights",
+        file=BYTE_TEXT,
+        old="mul i32 %sum, -128",
+        new="mul i32 %sum, -127",
+        tests=FORMAT_TESTS,
+    ),
+    Mutant(
+        name="a lost number of a group of bytes is a number again",
+        area="packed weights",
+        file=BYTE_TEXT,
+        old="%kept = fadd float %given, %bad",
+        new="%kept = fadd float %given, 0.0",
+        tests=FORMAT_TESTS,
+    ),
+    Mutant(
+        name="strips of bytes begin where those without scales would",
+        area="packed weights",
+        file=TEXT,
+        old="    if form in PANELS:\n        return [",
+        new="    if form is INT8:\n        return [",
+        tests=FORMAT_TESTS,
+    ),
+    Mutant(
+        name="bytes are rows of pairs again",
+        area="packed weights",
+        file=FORMATS,
+        old="torch.uint8: 4}",
+        new="torch.uint8: 2}",
+        tests=FORMAT_TESTS,
+    ),
+    Mutant(
+        name="blocks of rounded rows leave the last ones out",
+        area="packed weights",
+        file=BFLOAT16_TEXT,
+        old="%last = sub i64 %over, 1",
+        new="%last = sub i64 %over, 2",
+        tests=FORMAT_TESTS,
+    ),
+    Mutant(
+        name="rounded rows lie closer than they are written",
+        area="packed weights",
+        file=BFLOAT16_TEXT,
+        old="  %ldr = add i64 %k, {_PADDING}\n",
+        new="  %ldr = add i64 %k, 0\n",
+        tests=FORMAT_TESTS,
+    ),
     Mutant(
         name="packed features' projection goes to the float32 kernel",
         area="packed weights",
@@ -136,8 +211,8 @@ MUTANTS = (
         name="products of int8 with many rows go to BLAS",
         area="packed weights",
         file="sglang_dspark/serving/cpu/linear.py",
-        old="and (form is INT8 or x.numel() <= MAX_ROWS * k)",
-        new="and x.numel() <= MAX_ROWS * k",
+        old="x.numel() <= MAX_ROWS * k or form in PANELS or rounds(form)",
+        new="x.numel() <= MAX_ROWS * k or rounds(form)",
         tests=(*FORMAT_TESTS, *PACKED_TESTS),
     ),
     Mutant(
@@ -200,7 +275,7 @@ MUTANTS = (
         name="int8 weights are exchanged as numbers",
         area="packed weights",
         file=PACKED,
-        old="            if form is INT8:  #",
+        old="            if form in PANELS:  #",
         new="            if form is FLOAT32:  #",
         tests=PACKED_TESTS,
     ),
