@@ -68,7 +68,8 @@ def draw_all(run: Run) -> list[Drawn]:
         found = [drawn for draw in drawers if (drawn := draw(run)) is not None]
         for drawn in found:
             if run.label:
-                drawn.figure.suptitle(run.label, fontsize=9, x=0.99, ha="right")
+                # Legends stand on the right.
+                drawn.figure.suptitle(run.label, fontsize=9, x=0.01, ha="left")
             drawn.figure.draw_without_rendering()  # lays out once, for both formats
             drawn.figure.set_layout_engine("none")
     return found

@@ -32,8 +32,8 @@ MUTANTS = (
         name="a confidence is handed on before it has landed",
         area="pipeline",
         file=ENGINE,
-        old="        if last is not None and repeats:\n            step = Step(",
-        new="        if last is not None:\n            step = Step(",
+        old="if last is not None and repeats:",
+        new="if last is not None:",
         tests=(PIPELINE,),
     ),
     Mutant(
