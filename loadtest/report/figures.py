@@ -67,12 +67,16 @@ def draw_all(run: Run) -> list[Drawn]:
     with mpl.rc_context(_STYLE):
         found = [drawn for draw in drawers if (drawn := draw(run)) is not None]
         for drawn in found:
-            if run.label:
-                # Legends stand on the right.
-                drawn.figure.suptitle(run.label, fontsize=9, x=0.01, ha="left")
+            _headed(drawn.figure, run)
             drawn.figure.draw_without_rendering()  # lays out once, for both formats
             drawn.figure.set_layout_engine("none")
     return found
+
+
+def _headed(figure: Figure, run: Run) -> None:
+    """What every picture of the run must say, above all else; before a figure is laid out."""
+    if run.label:
+        figure.suptitle(run.label, fontsize=9)
 
 
 def save_png(drawn: Drawn, folder: Path) -> Path:
@@ -117,6 +121,7 @@ def _frontier(run: Run) -> Drawn:
     axes.set_xlim(left=0)
     axes.set_ylim(bottom=0)
     axes.legend(loc="best", fontsize=8)
+    _headed(figure, run)
     label_points(figure, axes, labels)
     caption = (
         "Each point is an arm at one number of users (the small figure), closed loop; up is more "
