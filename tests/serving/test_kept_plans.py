@@ -41,6 +41,16 @@ def test_a_plan_of_more_requests_serves_one_step() -> None:
     assert len({id(plan.budget) for plan in plans}) == len(plans)
 
 
+def test_a_plan_without_confidences_serves_one_step() -> None:
+    """Those of a new request come two steps later, and count at once."""
+    world = World()
+    settled(world, [1])
+    world.generation[1] += 1
+    first, second, *_ = settled(world, [1], 4)
+    assert (first.known, first.settled) == (0, True)
+    assert second.budget is not first.budget
+
+
 def test_a_plan_made_ahead_serves_one_step() -> None:
     """Under the overlap loop planning costs nobody time."""
     plans = settled(World(), [1], ahead=True)

@@ -7,7 +7,6 @@ from tests.mutants.mutant import Mutant
 ENGINE = "sglang_dspark/serving/step/engine.py"
 REPEATS = "sglang_dspark/serving/step/repeats.py"
 ENGINE_TESTS = "tests/serving/test_kept_plans.py"
-OTHER_TESTS = "tests/serving/test_schedule_engine.py"
 
 MUTANTS = (
     Mutant(
@@ -48,7 +47,7 @@ MUTANTS = (
         file=REPEATS,
         old="drafts and alike and plan.known == plan.requests <= FEW",
         new="drafts and alike and plan.requests <= FEW",
-        tests=(f"{OTHER_TESTS}::test_plans_see_confidences_of_two_steps_ago_only",),
+        tests=(f"{ENGINE_TESTS}::test_a_plan_without_confidences_serves_one_step",),
     ),
     Mutant(
         name="a step by a kept plan teaches nothing",
