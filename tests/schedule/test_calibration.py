@@ -253,8 +253,8 @@ def test_missing_confidence_head_stays_certain() -> None:
 def test_logits_come_back_from_float32_confidence(logit: float) -> None:
     confidence = torch.sigmoid(torch.tensor([logit])).double().numpy()
     back = float(logits_of(confidence)[0])
-    # The sigmoid's float32 steps near 1 are what limits it: half a step is 2**-25.
-    slack = 1e-4 + 2.0**-24 * (1 + np.exp(min(logit, 17.0)))
+    # The sigmoid's float32 steps near 1 are what limits it: 2**-24, and it is off by one or two.
+    slack = 1e-4 + 2.0**-23 * (1 + np.exp(min(logit, 17.0)))
     assert back == pytest.approx(min(logit, back) if logit > 15 else logit, abs=slack, rel=1e-5)
     assert np.isfinite(back)
 

@@ -21,6 +21,7 @@ LEAVES = {
     "cpu.threads",
     "cpu.matrix_kernel",
     "cpu.weights",
+    "cpu.activations",
     "cpu.overlap",
     "schedule.mode",
     "verify.rule",
@@ -120,7 +121,7 @@ def test_an_empty_file_means_defaults(tmp_path: Path) -> None:
     [
         (
             "cpu: {thread: 3}",
-            "field cpu.thread; known here: matrix_kernel, overlap, threads, weights",
+            "field cpu.thread; known here: activations, matrix_kernel, overlap, threads, weights",
         ),
         ("gpu: {}", "unknown field gpu; known here: cpu"),
         ("cpu: {threads: 0}", "field cpu.threads: Input should be greater than or equal to 1"),
