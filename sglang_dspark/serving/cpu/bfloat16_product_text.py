@@ -8,6 +8,7 @@ ascending pairs of columns, whatever rows share the product. Subnormal numbers c
 
 from __future__ import annotations
 
+from sglang_dspark.serving.cpu import int8_product_text as int8
 from sglang_dspark.serving.cpu.weight_formats import BFLOAT16
 
 LANES = 16
@@ -16,7 +17,6 @@ LANES = 16
 _BLOCK_ROWS, _BLOCK_NUMBERS, _LEAST_ROWS = 12, 12288, 6
 # x rows in a block -> rows of W taken together: 24 sums at most beside the operands.
 W_ROWS = {m: 4 if m <= 6 else 2 for m in range(1, _BLOCK_ROWS + 1)}
-_PADDING = 32  # bfloat16 numbers behind a row, so that rows of 4 KiB do not share cache sets
 _FLOATS = f"<{LANES} x float>"
 _PAIRS = f"<{BFLOAT16.columns} x bfloat>"
 _DOT = "@llvm.x86.avx512bf16.dpbf16ps.512"
@@ -43,14 +43,9 @@ def step(m: int, r: int) -> list[str]:
     return lines
 
 
-ENTRY = f"""
-  %ldr = add i64 %k, {_PADDING}
-  %room = mul i64 %m, %ldr
-  %room.bytes = shl i64 %room, 1
-  %rounded = call ptr @aligned_alloc(i64 64, i64 %room.bytes)
-  call void @round_rows(ptr %x, i64 %ldx, i64 %m, i64 %k, ptr %rounded)
-  store ptr %rounded, ptr %job
-  store i64 %ldr, ptr %p1
+# Rows have room as sixteen-bit integers do, the padding included, without which rows of 4 KiB would
+# share cache sets.
+ENTRY = f"""{int8.ENTRY}
   %held = sdiv i64 {_BLOCK_NUMBERS}, %k
   %some = call i64 @llvm.smax.i64(i64 %held, i64 {_LEAST_ROWS})
   %most = call i64 @llvm.smin.i64(i64 %some, i64 {_BLOCK_ROWS})
@@ -62,7 +57,7 @@ ENTRY = f"""
   %together = sdiv i64 %more, %parts
   store i64 %together, ptr %p3
 """
-EXIT = "  call void @free(ptr %rounded)\n"
+EXIT = int8.EXIT
 
 # Rows of x, [m, k] float32, as bfloat16.
 DECLARATIONS = f"""
@@ -72,7 +67,7 @@ declare i64 @llvm.smax.i64(i64, i64)
 declare {_FLOATS} {_DOT}({_FLOATS}, {_PAIRS}, {_PAIRS})
 define private void @round_rows(ptr %x, i64 %ldx, i64 %m, i64 %k, ptr %out) #0 {{
 entry:
-  %ldo = add i64 %k, {_PADDING}
+  %ldo = add i64 %k, {int8.PADDING}
   br label %row
 row:
   %j = phi i64 [ 0, %entry ], [ %j.next, %row.end ]

@@ -123,8 +123,6 @@ ENTRY = f"""
   store ptr %rounded, ptr %job
   store i64 %ldr, ptr %p1
 """
-EXIT = "  call void @free(ptr %rounded)\n"
-
 _WIDE = f"<{GROUP} x float>"
 _WHOLE = f"<{GROUP} x i32>"
 _NAME = f"v{GROUP}f32"

@@ -83,7 +83,7 @@ def _way(form: WeightFormat, *, wide: bool, level: int, rounding: bool) -> _Way:
         return _Way("i16", blocks, int8.ENTRY, int8.EXIT, int8.declarations(wide=wide))
     if form is BYTES:
         blocks = tuple(byte.block_kernel(m) for m in few)
-        return _Way("i8", blocks, byte.ENTRY, byte.EXIT, byte.DECLARATIONS)
+        return _Way("i8", blocks, byte.ENTRY, int8.EXIT, byte.DECLARATIONS)
     if rounding:
         blocks = tuple(
             _block_kernel(form, m, r, level, "bfloat", bfloat16.step(m, r))
