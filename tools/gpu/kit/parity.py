@@ -3,20 +3,26 @@
 Admission, greedy acceptance and packing are compared bit for bit, drafts and sampled acceptance
 where rounding does not decide; keys and values that a commit writes to a unit in the last place;
 grouped products and expert layers with float64 by `calc_diff`.
-Ends with status 1, after all comparisons, where one is off.
+Each kernel has a process of its own: on a device most of the time goes into compiling.
+Ends with status 1, after all comparisons, where one is off or could not be made.
 """
 
 from __future__ import annotations
 
 import os
 import sys
+import traceback
 
 import torch
 
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor, as_completed
 from dataclasses import replace
+from functools import partial
+from multiprocessing import get_context
 from typing import Any
 
 from sglang_dspark.benchmarks import (
@@ -59,58 +65,59 @@ SAMPLED: dict[str, tuple[Any, Any]] = {
     "accept": (accept_triton, accept_sampled),
     "accept_block": (accept_block_triton, accept_block),
 }
-MOST_DIFF = 1e-3
-MOST_LAYER_DIFF = 5e-3  # activations rounded to FP8 on both sides, in another order
+# `calc_diff` at most; in layers activations are rounded to FP8 on both sides, in another order.
+MOST = {"products": 1e-3, "layers": 5e-3}
+
+
+PROCESSES = {"cuda": 9, "cpu": 2}  # to compile a variant of a kernel takes seconds of a core
 
 
 def main() -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
     say(device=device_name(), interpreted=device == "cpu")
-    compared, different = admissions(device)
-    say(admission={"batches": compared, "different": different})
-    sampled = {name: accepted(device, STEPS[device], *each) for name, each in SAMPLED.items()}
-    say(**sampled)
-    greedy, packed = greedily(device, ODD[device]), packings(device, ODD[device])
-    drafts = markov_shapes.parity_rows(DRAFTED[device], device)
-    written = writings(device, ODD[device])
-    say(greedy=greedy, commit=packed, commit_write=written, markov=drafts)
-    products = grouped(device)
-    say(products=products)
-    layers = correctness(device)
-    say(layers=layers)
-    off = [f"admission {shape}" for shape in different]
-    counted = {
-        **sampled,
-        "greedy": greedy,
-        "commit": packed,
-        "commit_write": written,
-        "markov": drafts,
-    }
-    for name, found in counted.items():
-        off += [f"{name}, {each}" for each in found["wrong"]]
-    off += [name for name, diff in products.items() if not diff <= MOST_DIFF]
-    off += [name for name, diff in layers.items() if not diff <= MOST_LAYER_DIFF]
-    for name in off:
-        print(f"parity: {name} is off", file=sys.stderr)
-    return 1 if off else 0
+    whole = True
+    with ProcessPoolExecutor(PROCESSES[device], get_context("spawn")) as pool:
+        running = {pool.submit(PARTS[name], device): name for name in PARTS}
+        for done in as_completed(running):
+            name = running[done]
+            if (error := done.exception()) is not None:
+                reason = "".join(traceback.format_exception(error))
+                print(f"parity: {name} failed\n{reason}", file=sys.stderr, flush=True)
+                say(**{name: {"failed": str(error)}})
+                whole = False
+                continue
+            found = done.result()
+            say(**{name: found})
+            for each in wrong(name, found):
+                print(f"parity: {name}, {each} is off", file=sys.stderr, flush=True)
+                whole = False
+    return 0 if whole else 1
 
 
-def admissions(device: str) -> tuple[int, list[list[int]]]:
+def wrong(name: str, found: dict[str, Any]) -> list[str]:
+    """What is off in a part's findings."""
+    if name in MOST:
+        return [f"{each}: {diff}" for each, diff in found.items() if not diff <= MOST[name]]
+    return list(found["wrong"])
+
+
+def admissions(device: str) -> dict[str, Any]:
     """Batches of the shared generator, and [R, gamma] of those whose lengths differ."""
-    count, different = 0, []
+    count, wrong = 0, []
     for case in batches(device):
         count += 1
         if not torch.equal(admit_triton(*case), admit_torch(*case)):
-            different.append(list(case.logits.shape))
-    return count, different
+            wrong.append(str(list(case.logits.shape)))
+    return {"batches": count, "wrong": wrong}
 
 
-def accepted(device: str, count: int, operator: Any, rule: Any) -> dict[str, Any]:
-    """Requests of `count` odd steps, those that rounding decides, and those that are wrong."""
+def accepted(name: str, device: str) -> dict[str, Any]:
+    """Requests of odd steps, those that rounding decides, and those that are wrong."""
+    operator, rule = SAMPLED[name]
     arrivals = torch.zeros(16, dtype=torch.int32, device=device)
     how = Tiling() if device == "cuda" else Tiling(16, 256)  # interpreted, a program is slow
     requests, near, wrong = 0, 0, []
-    for number, given in enumerate(steps(count, 0)):
+    for number, given in enumerate(steps(STEPS[device], 0)):
         expected = reference(given, rule)
         undecided_here = undecided(given, expected, rule)
         found = operator(on(given, device), arrivals, how)
@@ -121,11 +128,11 @@ def accepted(device: str, count: int, operator: Any, rule: Any) -> dict[str, Any
     return {"requests": requests, "undecided": near, "wrong": wrong}
 
 
-def greedily(device: str, count: int) -> dict[str, Any]:
-    """Requests of `count` odd steps, and outcomes that differ."""
+def greedily(device: str) -> dict[str, Any]:
+    """Requests of odd steps, and outcomes that differ."""
     room = room_for(9, 9, torch.device(device))
     requests, wrong = 0, []
-    for number, given in enumerate(greedy_shapes.steps(count, 0, device)):
+    for number, given in enumerate(greedy_shapes.steps(ODD[device], 0, device)):
         out = greedy_shapes.outputs(*given.window.shape, device)
         accept_greedy_triton(*given, out, room)
         wrong += [f"step {number}, {name}" for name in different(out, accept_greedy_torch(*given))]
@@ -133,10 +140,10 @@ def greedily(device: str, count: int) -> dict[str, Any]:
     return {"requests": requests, "wrong": wrong}
 
 
-def packings(device: str, count: int) -> dict[str, Any]:
-    """Rows of `count` odd steps, and the steps that are packed otherwise."""
+def packings(device: str) -> dict[str, Any]:
+    """Rows of odd steps, and the steps that are packed otherwise."""
     rows, wrong = 0, []
-    for number, given in enumerate(commit_shapes.windows(count, 0, device)):
+    for number, given in enumerate(commit_shapes.windows(ODD[device], 0, device)):
         found, expected = pack_triton(*given), pack_torch(*given)
         rows += given.rows
         if not all(torch.equal(*pair) for pair in zip(found, expected, strict=True)):
@@ -144,10 +151,10 @@ def packings(device: str, count: int) -> dict[str, Any]:
     return {"rows": rows, "wrong": wrong}
 
 
-def writings(device: str, count: int) -> dict[str, Any]:
-    """Rows that `count` odd launches write, and those whose caches are others."""
+def writings(device: str) -> dict[str, Any]:
+    """Rows that odd launches write, and those whose caches are others."""
     rows, wrong = 0, []
-    for number, given in enumerate(commit_write_shapes.cases(count, 0, device)):
+    for number, given in enumerate(commit_write_shapes.cases(ODD[device], 0, device)):
         if why_not(given.layers, given.cos_sin.shape[1]) is not None:
             continue  # FP8 on a device that has none
         expected = commit_write_shapes.copied(given)
@@ -171,12 +178,29 @@ def grouped(device: str) -> dict[str, float]:
     return report
 
 
+def drafted(device: str) -> dict[str, Any]:
+    """Drafts of odd batches, those that rounding decides, and those that are wrong."""
+    return markov_shapes.parity_rows(DRAFTED[device], device)
+
+
 def moved(given: GroupedOperands, device: str) -> GroupedOperands:
     """The operands with all tensors on a device."""
     held = {k: v for k, v in vars(given).items() if isinstance(v, torch.Tensor)}
     tensors: dict[str, Any] = {name: each.to(device) for name, each in held.items()}
     return replace(given, **tensors)
 
+
+PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
+    "admission": admissions,
+    "accept": partial(accepted, "accept"),
+    "accept_block": partial(accepted, "accept_block"),
+    "greedy": greedily,
+    "commit": packings,
+    "commit_write": writings,
+    "markov": drafted,
+    "products": grouped,
+    "layers": correctness,
+}
 
 if __name__ == "__main__":
     sys.exit(main())

@@ -1,27 +1,23 @@
-"""One arm's server on a target of a real model's shape: tokens/s, tau, drafts verified by load.
+"""Servers of the kit's targets: how they are started, what is sent to them, what a round showed.
 
-`python -m tools.gpu.kit.servers ARM` starts the arm's server (`configs/serve/ARM.yaml`), sends it
-rounds of the paired benchmark and prints a row for each. What the target says follows
-from a table (`models.py`), so each answer is checked: `right` counts the tokens that it names.
-Without a GPU a tiny target is served on the CPU, and nothing is said to be measured.
+An arm is one of `configs/serve`. What a made-up target says follows from a table (`models.py`), so
+each answer can be checked: `right` counts the tokens that it names.
 """
 
 from __future__ import annotations
 
-import asyncio
 import sys
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import httpx
 import numpy as np
-import torch
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.bench.paired import Plan, fresh_round
+from sglang_dspark.loadtest.bench.paired import Plan
 from sglang_dspark.loadtest.client.load import Round
 from sglang_dspark.loadtest.client.metrics import SpecStats, median, per_user_speed, step_ms
 from sglang_dspark.loadtest.servers.arms import find_arms
@@ -31,9 +27,7 @@ from sglang_dspark.loadtest.sweep.run_dir import Counters
 from sglang_dspark.models.simulated import SPECIALS, Shape
 from sglang_dspark.ports import free_port
 from sglang_dspark.shipped import shipped
-from tools.gpu.kit.device import device_name, say
-from tools.gpu.kit.models import QWEN3_4B, TINY, ready
-from tools.gpu.packing.arrival import kit_home
+from tools.gpu.kit.device import say
 
 READY_S = 250.0  # the first start on a machine builds kernels and profiles graphs
 _GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
@@ -48,26 +42,6 @@ class Load:
     repeats: int
     prompt_tokens: int
     answer_tokens: int
-
-
-SERVED = {
-    "cuda": (QWEN3_4B, Load((1, 8, 32, 128), 2, 128, 128)),
-    "cpu": (TINY, Load((1, 2), 1, 16, 24)),
-}
-
-
-def main() -> int:
-    arm = sys.argv[1]
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    shape, load = SERVED[device]
-    say(device=device_name(), measured=device == "cuda", arm=arm, shape=asdict(shape))
-    home = kit_home()
-    began = time.monotonic()
-    models = ready(home, shape, device)
-    say(models_s=round(time.monotonic() - began, 1), load=asdict(load))
-    drafters = {"dspark": models / "dspark", "mtp": models / "mtp"}
-    spec = server_of(arm, models / "target", drafters, device, load.users, home / "logs")
-    return serve([spec], home / "logs", lambda servers: measure(servers[0], models, load, shape))
 
 
 def server_of(
@@ -118,19 +92,6 @@ def serve(
     return 0
 
 
-def measure(server: ServerProcess, models: Path, load: Load, shape: Shape) -> None:
-    """Print a row for each round."""
-    follows = np.load(models / "follows.npy")
-    plan = Plan(prompts(load, shape), load.users, load.repeats, load.answer_tokens)
-    for repeat in range(load.repeats):
-        for users in load.users:
-            before = admitted(server)
-            round_ = asyncio.run(fresh_round(server.spec.url, plan, users))
-            time.sleep(COUNTERS_S)
-            drafts = admitted(server) - before
-            say(row={"repeat": repeat, **figures(round_, drafts), **right(round_, plan, follows)})
-
-
 def prompts(load: Load, shape: Shape) -> tuple[tuple[int, ...], ...]:
     """As many random prompts as the largest round sends, the same each time."""
     draws = np.random.default_rng(0)
@@ -176,7 +137,3 @@ def counters(server: ServerProcess) -> Counters:
     now = time.monotonic()
     with httpx.Client(trust_env=False, timeout=30.0) as client:
         return read_counters(client, server.spec.url, now, now)
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -33,11 +33,6 @@ class Stage:
     least_s: int | None = None
 
 
-def _servers(arm: str, about: str) -> Stage:
-    module = "tools.gpu.kit.servers"
-    return Stage(f"servers-{arm}", module, 330, about, (arm,), (SGLANG,), SERVING)
-
-
 def _training(kind: str) -> Stage:
     module, about = "tools.gpu.kit.training", "the longest run that fits the call, bf16"
     needs = (SGLANG, "smollm")
@@ -51,10 +46,15 @@ def _operator(name: str, limit_s: int, about: str) -> Stage:
 STAGES = (
     Stage("device", "tools.gpu.kit.device", 60, "versions, memory, measured ceilings"),
     Stage("parity", "tools.gpu.kit.parity", 240, "every kernel against its reference"),
-    _servers("plain", "a target of Qwen3-4B's shape without drafts"),
-    _servers("dspark", "the same, drafts scheduled by confidence"),
-    _servers("dspark-fixed-gamma", "the same, every draft verified"),
-    _servers("mtp1", "the same with MTP, one draft a step"),
+    Stage(
+        "arms",
+        "tools.gpu.kit.arms",
+        570,
+        "a target of Qwen3-4B's shape served in every way, side by side; sampled requests",
+        needs=(SGLANG,),
+        code=SERVING,
+        least_s=240,
+    ),
     Stage(
         "steps",
         "tools.gpu.kit.steps",

@@ -33,6 +33,7 @@ SGLANG = "sglang"  # the parcel of wheels: SGLang and what it imports
 PROMPTS = "prompts"  # files of prompts to train on, where the packer was given some
 _DIGEST = ".parcel"  # in an installed parcel: SHA-256 of the tar that it came from
 _PLUGIN = "plugin"
+_TOOLKIT = Path("/usr/local/cuda")
 _ROOT = Path(__file__).resolve().parents[3]
 
 
@@ -94,12 +95,15 @@ def environment(home: Path) -> dict[str, str]:
     """Variables of a process that runs from the parcel of SGLang; none while it is not installed.
 
     What SGLang has in Rust is not sent, as it is linked to one version of torch, and its kernels
-    are those of another release, which torch 2.11 can load: hence the last two.
+    are those of another release, which torch 2.11 can load. It looks for CUDA's libraries beside
+    the `nvcc` of $PATH, which may be a script that only calls the one of the toolkit.
     """
     if not has(SGLANG, home):
         return {}
     _announce(home / _PLUGIN)
+    toolkit = {"CUDA_HOME": str(_TOOLKIT)} if (_TOOLKIT / "bin" / "nvcc").is_file() else {}
     return {
+        **({} if "CUDA_HOME" in os.environ else toolkit),
         "PYTHONPATH": f"{home / SGLANG}{os.pathsep}{home / _PLUGIN}",
         "SGLANG_UNIFIED_RADIX_TREE_CORE_BACKEND": "python",
         "SGLANG_SKIP_SGL_KERNEL_VERSION_CHECK": "1",

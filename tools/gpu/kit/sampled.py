@@ -1,0 +1,95 @@
+"""Sampled requests of every kind on two servers: how often the token is the one that follows.
+
+At these temperatures the made-up target's most likely token (`models.py`) is drawn in a known share
+of all draws, the same whether tokens are drafted first or not: speculation must not change a
+distribution. `z` is the difference of both shares in standard errors. A batch has one kind of
+request each, then all kinds at once.
+"""
+
+from __future__ import annotations
+
+import math
+from itertools import cycle, islice
+from typing import Any
+
+import httpx
+import numpy as np
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.bench.paired import Plan
+from sglang_dspark.loadtest.servers.server import ServerProcess
+from tools.gpu.kit.device import say
+
+# Logit of the token that follows is 20, the others' deviation 1.25 (shape qwen3-4b).
+KINDS: dict[str, dict[str, Any]] = {
+    "greedy": {"temperature": 0.0},
+    "temperature": {"temperature": 1.5},
+    "top-k": {"temperature": 6.0, "top_k": 8},
+    "top-p": {"temperature": 1.5, "top_p": 0.9},
+    "top-k, top-p": {"temperature": 6.0, "top_k": 8, "top_p": 0.9},
+    "min-p": {"temperature": 6.0, "min_p": 0.08},
+    "penalties": {"temperature": 6.0, "top_k": 8, "frequency_penalty": 0.5},
+    "seeds": {"temperature": 6.0, "top_k": 8, "sampling_seed": 7},
+}
+MIXED = "all kinds in one batch"
+REQUESTS, TOKENS = 64, 64
+
+
+def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows: Any) -> None:
+    """Print a row for each kind; one that a server refuses has the reason."""
+    for kind in (*KINDS, MIXED):
+        row: dict[str, Any] = {"sampled": kind}
+        try:
+            for name, server in (("plain", plain), ("dspark", scheduled)):
+                row[name] = drawn(server, kind, plan, follows)
+            row["z"] = deviation(row["plain"], row["dspark"])
+        except DSparkError as error:
+            row["failed"] = str(error)
+        say(row=row)
+
+
+def drawn(server: ServerProcess, kind: str, plan: Plan, follows: Any) -> list[int]:
+    """[tokens that follow, all tokens] of a batch on a server frozen before and after.
+
+    Raises DSparkError when it is not answered.
+    """
+    prompts = [list(plan.prompts[i % len(plan.prompts)]) for i in range(REQUESTS)]
+    asked = list(islice(cycle(KINDS.values() if kind == MIXED else [KINDS[kind]]), REQUESTS))
+    body = {
+        "input_ids": prompts,
+        "sampling_params": [
+            {"max_new_tokens": TOKENS, "ignore_eos": True, **each} for each in asked
+        ],
+    }
+    server.resume()
+    try:
+        answers = _post(f"{server.spec.url}/generate", body)
+    finally:
+        server.pause()
+    agreed = total = 0
+    for prompt, answer in zip(prompts, answers, strict=True):
+        ids = answer["output_ids"]
+        before = np.array([prompt[-1], *ids[:-1]])
+        agreed += int((follows[before] == np.array(ids)).sum())
+        total += len(ids)
+    return [agreed, total]
+
+
+def deviation(one: list[int], other: list[int]) -> float:
+    """Difference of two shares [some, all] in standard errors; 0 where both are 0 or 1."""
+    (a, n), (b, m) = one, other
+    share = (a + b) / (n + m)
+    error = math.sqrt(share * (1 - share) * (1 / n + 1 / m))
+    return (b / m - a / n) / error if error else 0.0
+
+
+def _post(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    with httpx.Client(trust_env=False, timeout=120.0) as client:
+        try:
+            answer = client.post(url, json=body)
+        except httpx.TransportError as error:
+            raise DSparkError(f"no answer ({error})") from None
+    if answer.status_code != 200:
+        raise DSparkError(f"answered {answer.status_code}: {answer.text[:300]}")
+    found: list[dict[str, Any]] = answer.json()
+    return found
