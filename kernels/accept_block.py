@@ -30,7 +30,6 @@ from sglang_dspark.kernels.accept_verdicts import (
     FINDINGS,
     emitted,
     found,
-    is_cut,
     judge,
     law_of,
     leading,
@@ -93,10 +92,11 @@ def _judge_kernel(
     r, length = windows_of(lengths, group, requests, gamma, rows)
     target = (logits, temperatures, row_stride, vocab)
     draft = (draft_logits, draft_temperatures, draft_stride, draft_row_stride)
+    cut: tl.constexpr = top_k is not None or top_p is not None or min_p is not None
     if tl.max(length, 0) >= place:
         wanted, proposed = judge(
             r, place, length, gamma, drafts, target, draft, (top_k, top_p, min_p),
-            accept_uniforms, greedy, (seeded, seeds, anchors), findings, rows, block,
+            accept_uniforms, greedy, (seeded, seeds, anchors), findings, cut, rows, block,
         )  # fmt: skip
         at = chances + (r * gamma + place) * 3
         tl.store(at, wanted, mask=place < length)
@@ -114,14 +114,14 @@ def _keep_kernel(
     r, length = windows_of(lengths, group, requests, gamma, rows)
     target = (logits, temperatures, row_stride, vocab)
     draft = (draft_logits, draft_temperatures, draft_stride, draft_row_stride)
-    cut: tl.constexpr = is_cut((top_k, top_p, min_p))
+    cut: tl.constexpr = top_k is not None or top_p is not None or min_p is not None
     drawn = found(findings + r * (gamma + 1) * 8 + 1, length >= 0) < 0  # nothing was chosen
     chance, whole = _standing(chances, accept_uniforms, r, length, gamma, i, rows)
     summed = drawn & (i < length) & ~whole
     if tl.max(summed.to(tl.int32), 0) > 0:
         law = law_of(r, i, summed, gamma, target, findings)
-        rest = rest_of(r, i, summed, gamma, drafts, draft, chance, findings)
-        left = _left(law, rest, summed, vocab, cut, rows, block)
+        rest = rest_of(r, i, summed, gamma, drafts, draft, findings)
+        left = _left(law, draft_logits, rest, chance, summed, vocab, cut, rows, block)
         tl.store(chances + (r * gamma + i) * 3 + 2, left, mask=summed)
     tl.debug_barrier()  # a program's sums are written before it arrives
     if tl.atomic_add(arrivals + group, 1, sem="acq_rel") == tl.num_programs(1) - 1:
@@ -161,14 +161,15 @@ def _standing(chances, uniforms, r, length, gamma, i, rows: tl.constexpr):
 
 @triton.jit
 def _left(
-    law, rest, active, vocab, cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr
+    law, logits, rest, share, active, vocab,
+    cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """S_i [rows] float64."""
     left = tl.zeros([rows], tl.float64)
     seen = tl.zeros([rows], tl.int32)
     for at in range(0, vocab, block):
         p, seen = law_tile(law, active, seen, at, vocab, cut, block)
-        left += tl.sum(residual_tile(p, rest, active, at, vocab, block), 1)
+        left += tl.sum(residual_tile(p, logits, rest, share, active, at, vocab, block), 1)
     return left
 
 

@@ -152,13 +152,13 @@ def law_tile(law, active, seen, at, vocab, cut: tl.constexpr, block: tl.constexp
 
 
 @triton.jit
-def residual_tile(p, rest, rejected, at, vocab, block: tl.constexpr):
+def residual_tile(p, logits, rest, share, rejected, at, vocab, block: tl.constexpr):
     """max(share p - p_d, 0) of the rejected rows; of the others p, or share p.
 
-    rest: the draft's logits, base, temperature, max, 1 / sum and share, None for 1; or None and the
-    drafts, of which each is its law's only token.
+    logits: the draft's; None where each draft is its law's only token, rest[0] then. rest: base,
+    temperature, max and 1 / sum of the draft's law. share: None for 1.
     """
-    logits, base, temperature, top, inverse, share = rest
+    base, temperature, top, inverse = rest
     if logits is None:
         token = at + tl.arange(0, block)
         left = tl.where(rejected[:, None] & (token[None, :] == base[:, None]), 0.0, p)
@@ -172,16 +172,18 @@ def residual_tile(p, rest, rejected, at, vocab, block: tl.constexpr):
 
 @triton.jit
 def draw(
-    law, active, rest, rejected, uniform, vocab,
+    law, active, logits, rest, share, rejected, uniform, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """A token of each row by the inverse CDF in token order: of the residual where the draft was
-    rejected, of p where it was not or where rounding leaves no residual."""
+    rejected, of p where it was not or where rounding leaves no residual. logits, rest, share: as of
+    `residual_tile`."""
     left, whole = tl.zeros([rows], tl.float64), tl.zeros([rows], tl.float64)
     seen = tl.zeros([rows], tl.int32)
     for at in range(0, vocab, block):
         p, seen = law_tile(law, active, seen, at, vocab, cut, block)
-        left += tl.sum(residual_tile(p, rest, rejected, at, vocab, block), 1)
+        other = residual_tile(p, logits, rest, share, rejected, at, vocab, block)
+        left += tl.sum(other, 1)
         whole += tl.sum(p, 1)
     rejected &= left > 0
     goal = uniform * tl.where(rejected, left, whole)
@@ -190,7 +192,8 @@ def draw(
     last = tl.zeros([rows], tl.int32)
     for at in range(0, vocab, block):
         p, seen = law_tile(law, active, seen, at, vocab, cut, block)
-        p = tl.where(rejected[:, None], residual_tile(p, rest, rejected, at, vocab, block), p)
+        other = residual_tile(p, logits, rest, share, rejected, at, vocab, block)
+        p = tl.where(rejected[:, None], other, p)
         token = at + tl.arange(0, block)[None, :]
         reached = (p > 0) & (below[:, None] + tl.cumsum(p, 1) > goal[:, None])
         found = tl.minimum(found, tl.min(tl.where(reached, token, 2147483647), 1))

@@ -27,7 +27,6 @@ from torch import Tensor
 from sglang_dspark.kernels.accept_verdicts import (
     FINDINGS,
     emitted,
-    is_cut,
     judge,
     leading,
     windows_of,
@@ -105,11 +104,11 @@ def _accept_kernel(
     r, length = windows_of(lengths, group, requests, gamma, rows)
     target = (logits, temperatures, row_stride, vocab)
     draft = (draft_logits, draft_temperatures, draft_stride, draft_row_stride)
-    cuts = (top_k, top_p, min_p)
+    cut: tl.constexpr = top_k is not None or top_p is not None or min_p is not None
     if tl.max(length, 0) >= place:
         judge(
-            r, place, length, gamma, drafts, target, draft, cuts, accept_uniforms,
-            greedy, (seeded, seeds, anchors), findings, rows, block,
+            r, place, length, gamma, drafts, target, draft, (top_k, top_p, min_p),
+            accept_uniforms, greedy, (seeded, seeds, anchors), findings, cut, rows, block,
         )  # fmt: skip
     tl.debug_barrier()  # all of a program's findings are written before it arrives
     if tl.atomic_add(arrivals + group, 1, sem="acq_rel") == gamma:
@@ -117,7 +116,7 @@ def _accept_kernel(
         taken = leading(findings, r, length, gamma, rows)
         token = emitted(
             r, taken, length, gamma, drafts, target, draft, None, bonus_uniforms, findings,
-            is_cut(cuts), rows, block,
+            cut, rows, block,
         )  # fmt: skip
         tl.store(accepted + r, taken.to(tl.int64), mask=length >= 0)
         tl.store(bonus + r, token.to(tl.int64), mask=length >= 0)

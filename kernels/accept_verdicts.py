@@ -35,7 +35,7 @@ def windows_of(lengths, group, requests, gamma, rows: tl.constexpr):
 @triton.jit
 def judge(
     r, place, length, gamma, drafts, target, draft, cuts, accept_uniforms, greedy, seeds, findings,
-    rows: tl.constexpr, block: tl.constexpr,
+    cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """Findings of row `place` of each request's window: verdict on the draft; choice where nothing
     is drawn, else -1; max, 1 / sum, key and room of p_t; max and 1 / sum of p_d. Returned: what the
@@ -56,12 +56,13 @@ def judge(
         cuts,
         r,
         vocab,
+        cut,
         rows,
         block,
     )
     law = (logits, base, temperature, top, 1.0 / mass, key, room)
     choice = tl.where(argmax, likeliest, -1)
-    choice = _raced(law, choice, active & ~argmax, seeds, r, place, cuts, vocab, rows, block)
+    choice = _raced(law, choice, active & ~argmax, seeds, r, place, vocab, cut, rows, block)
     at = findings + (r * (gamma + 1) + place) * 8
     draft_top, draft_inverse, proposed = _proposed(
         draft, r, place, verified & (choice < 0), token, vocab, rows, block
@@ -97,17 +98,13 @@ def _flag(flags, r, active):
 
 
 @triton.jit
-def is_cut(cuts):
-    return cuts[0] is not None or cuts[1] is not None or cuts[2] is not None
-
-
-@triton.jit
 def _kept(
-    row, active, verified, mass, token, cuts, r, vocab, rows: tl.constexpr, block: tl.constexpr
-):
+    row, active, verified, mass, token, cuts, r, vocab,
+    cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """What top-k, top-p and min-p leave: key, room and weight, and what the draft has of it."""
     logits, base, temperature, top = row
-    if is_cut(cuts):
+    if cut:
         most, limit, floor = _settings(cuts, r, active, mass, rows)
         key = tl.zeros([rows], tl.int32)
         if cuts[0] is not None or cuts[1] is not None:
@@ -151,8 +148,9 @@ def _settings(cuts, r, active, mass, rows: tl.constexpr):
 
 @triton.jit
 def _raced(
-    law, choice, active, seeds, r, place, cuts, vocab, rows: tl.constexpr, block: tl.constexpr
-):
+    law, choice, active, seeds, r, place, vocab,
+    cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
+):  # fmt: skip
     """choice, with the tokens of requests that have a seed."""
     seeded, values, anchors = seeds
     if seeded is not None:
@@ -160,7 +158,7 @@ def _raced(
         if tl.max(drawn.to(tl.int32), 0) > 0:
             seed = tl.load(values + r, mask=drawn, other=0)
             position = tl.load(anchors + r, mask=drawn, other=0) + place
-            first = race(law, drawn, seed, position, vocab, is_cut(cuts), rows, block)
+            first = race(law, drawn, seed, position, vocab, cut, rows, block)
             choice = tl.where(drawn, first, choice)
     return choice
 
@@ -206,9 +204,11 @@ def emitted(
     if tl.max(drawn.to(tl.int32), 0) > 0:
         law = law_of(r, taken, drawn, gamma, target, findings)
         rejected = drawn & (taken < length)
-        rest = rest_of(r, taken, rejected, gamma, drafts, draft, share, findings)
+        rest = rest_of(r, taken, rejected, gamma, drafts, draft, findings)
         uniform = tl.load(bonus_uniforms + r, mask=drawn, other=0.0)
-        token = draw(law, drawn, rest, rejected, uniform, target[3], cut, rows, block)
+        token = draw(
+            law, drawn, draft[0], rest, share, rejected, uniform, target[3], cut, rows, block
+        )
         choice = tl.where(drawn, token, choice)
     return choice
 
@@ -233,23 +233,18 @@ def law_of(r, place, active, gamma, target, findings):
 
 
 @triton.jit
-def rest_of(r, place, active, gamma, drafts, draft, share, findings):
-    """What `residual_tile` is told of row `place` of each window."""
+def rest_of(r, place, active, gamma, drafts, draft, findings):
+    """What `residual_tile` is told of row `place` of each window, no None among it: Triton 3.6
+    returns none."""
     logits, temperatures, stride, row_stride = draft
     if logits is None:
         token = tl.load(drafts + r * gamma + place, mask=active, other=-1).to(tl.int32)
-        rest = (logits, token, 0, 0, 0, None)
+        rest = (token, token, token, token)
     else:
         at = findings + (r * (gamma + 1) + place) * 8
         temperature = tl.load(temperatures + r, mask=active, other=1.0)
-        rest = (
-            logits,
-            r * stride + place * row_stride,
-            temperature,
-            found(at + 6, active).to(tl.float32),
-            found(at + 7, active),
-            share,
-        )
+        base = r * stride + place * row_stride
+        rest = (base, temperature, found(at + 6, active).to(tl.float32), found(at + 7, active))
     return rest
 
 

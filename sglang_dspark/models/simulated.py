@@ -135,37 +135,36 @@ def write_models(
 ) -> None:
     """Write `target`, `dspark`, `mtp` and `follows.npy`, the token behind each.
 
-    Weights are bfloat16, as those of nearly all checkpoints.
+    Weights are bfloat16, as those of nearly all checkpoints. device: where those of the models'
+    size are drawn; tables are made on the CPU.
     """
     torch.manual_seed(0)
-    known, dtype = table(shape, acceptance, draft_vocab), DTYPE
-    with torch.device(device), torch.no_grad():
-        embedding, head = _embedding(known, shape, device)
-        _target(folder / "target", shape, embedding, head, dtype)
-        write_dspark(folder / "dspark", shape, known, dtype)
-        _mtp(folder / "mtp", shape, embedding, known.drafted, dtype)
+    known = table(shape, acceptance, draft_vocab)
+    with torch.no_grad():
+        embedding, head = _embedding(known, shape)
+        _target(folder / "target", shape, embedding, head, device)
+        write_dspark(folder / "dspark", shape, known, device)
+        _mtp(folder / "mtp", shape, embedding, known.drafted, device)
     _tokenizer(folder / "target", shape.vocab)
     np.save(folder / "follows.npy", known.follows.numpy())
 
 
-def _embedding(known: Table, shape: Shape, device: str) -> tuple[Tensor, Tensor]:
+def _embedding(known: Table, shape: Shape) -> tuple[Tensor, Tensor]:
     """Embedding and LM head [V, d]. The last column is for MTP: 1 where it is to be wrong."""
     width = known.directions.shape[1]
     basis = torch.linalg.qr(torch.randn(shape.hidden - 1, width)).Q  # [d-1, n]
-    spread = known.directions.to(device) @ basis.T  # [V, d-1] unit rows
+    spread = known.directions @ basis.T  # [V, d-1] unit rows
     embedding = torch.zeros(shape.vocab, shape.hidden)
     embedding[:, :-1] = spread * shape.hidden**0.5
-    embedding[:, -1] = known.wrong.to(device).float()
+    embedding[:, -1] = known.wrong.float()
     head = torch.zeros_like(embedding)
     cycle = _cycle(known)
-    head[known.follows[cycle].to(device), :-1] = spread[cycle] * (_PEAK / shape.hidden**0.5)
+    head[known.follows[cycle], :-1] = spread[cycle] * (_PEAK / shape.hidden**0.5)
     head[: len(SPECIALS)] = 0.0  # no answer ends by itself
     return embedding, head
 
 
-def _target(
-    folder: Path, shape: Shape, embedding: Tensor, head: Tensor, dtype: torch.dtype
-) -> None:
+def _target(folder: Path, shape: Shape, embedding: Tensor, head: Tensor, device: str) -> None:
     config = Qwen3Config(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -179,9 +178,10 @@ def _target(
         bos_token_id=0,
         eos_token_id=1,
         pad_token_id=2,
-        dtype=dtype,
+        dtype=DTYPE,
     )
-    model = Qwen3ForCausalLM(config).to(dtype)
+    with torch.device(device):
+        model = Qwen3ForCausalLM(config).to(DTYPE)
     for layer in model.model.layers:
         layer.self_attn.o_proj.weight.mul_(_SAYS)
         layer.mlp.down_proj.weight.mul_(_SAYS)
@@ -190,7 +190,8 @@ def _target(
     model.save_pretrained(folder)
 
 
-def write_dspark(folder: Path, shape: Shape, known: Table, dtype: torch.dtype) -> None:
+@torch.no_grad()
+def write_dspark(folder: Path, shape: Shape, known: Table, device: str) -> None:
     """Write a DSPARK drafter that drafts by this table."""
     layers = torch.linspace(1, shape.layers - 3, min(5, shape.layers - 3)).round().long().tolist()
     config = DrafterConfig(
@@ -208,7 +209,8 @@ def write_dspark(folder: Path, shape: Shape, known: Table, dtype: torch.dtype) -
         markov_rank=shape.rank,
         max_position_embeddings=_POSITIONS,
     )
-    drafter = DSparkDrafter(config)
+    with torch.device(device):
+        drafter = DSparkDrafter(config)
     weights = drafter.state_dict()
     weights["backbone.norm.weight"].zero_()  # base logits are zero: the Markov head decides
     said, width = known.directions.clone(), known.directions.shape[1]
@@ -225,7 +227,7 @@ def write_dspark(folder: Path, shape: Shape, known: Table, dtype: torch.dtype) -
     weights["confidence_head.proj.bias"].zero_()
     if known.drafted is not None:
         restrict_vocabulary(drafter.markov_head, known.drafted.to(out.device))
-    save_drafter(drafter, folder, dtype)
+    save_drafter(drafter, folder, DTYPE)
 
 
 def _cycle(known: Table) -> Tensor:
@@ -234,7 +236,7 @@ def _cycle(known: Table) -> Tensor:
 
 
 def _mtp(
-    folder: Path, shape: Shape, embedding: Tensor, drafted: Tensor | None, dtype: torch.dtype
+    folder: Path, shape: Shape, embedding: Tensor, drafted: Tensor | None, device: str
 ) -> None:
     config = MTPConfig(
         hidden_size=shape.hidden,
@@ -247,14 +249,15 @@ def _mtp(
         draft_vocab_size=shape.vocab if drafted is None else len(drafted),
         max_position_embeddings=_POSITIONS,
     )
-    drafter = MTPDrafter(config, drafted)
+    with torch.device(device):
+        drafter = MTPDrafter(config, drafted)
     drafter.fc.weight.zero_()[:, : shape.hidden] = torch.eye(shape.hidden)
     drafter.fc.weight[:, shape.hidden - 1] = 4 * embedding[-1]  # drowns the token's own direction
     drafter.fc.bias.zero_()
     for name, weight in drafter.state_dict().items():
         if name.endswith(("o_proj.weight", "down_proj.weight")):
             weight.mul_(_SAYS)
-    save_mtp(drafter, folder, dtype)
+    save_mtp(drafter, folder, DTYPE)
 
 
 def _tokenizer(folder: Path, count: int) -> None:

@@ -38,8 +38,6 @@ def ready(home: Path, shape: Shape, device: str) -> Path:
 
 def _make(folder: Path, shape: Shape, device: str) -> None:
     simulated.write_models(folder, shape, FAIR, device)
-    with torch.device(device), torch.no_grad():
-        poor = simulated.table(shape, POOR)
-        simulated.write_dspark(folder / "poor", shape, poor, simulated.DTYPE)
+    simulated.write_dspark(folder / "poor", shape, simulated.table(shape, POOR), device)
     if device == "cuda":
         torch.cuda.empty_cache()  # the server's memory

@@ -58,7 +58,7 @@ from tools.gpu.kit.device import device_name, say
 
 # Of sampled acceptance, by either rule. Three of four are another variant of the kernel, which
 # takes seconds to compile; interpreted each step takes one.
-STEPS = {"cuda": 24, "cpu": 12}
+STEPS = {"cuda": 16, "cpu": 12}
 DRAFTED = {"cuda": 16, "cpu": 24}  # batches of drafts, for the same reason
 ODD = {"cuda": 48, "cpu": 24}  # of greedy acceptance, of packing and of writing
 SAMPLED: dict[str, tuple[Any, Any]] = {

@@ -45,7 +45,7 @@ def _operator(name: str, limit_s: int, about: str) -> Stage:
 
 STAGES = (
     Stage("device", "tools.gpu.kit.device", 60, "versions, memory, measured ceilings"),
-    Stage("parity", "tools.gpu.kit.parity", 240, "every kernel against its reference"),
+    Stage("parity", "tools.gpu.kit.parity", 400, "every kernel against its reference"),
     Stage(
         "arms",
         "tools.gpu.kit.arms",
@@ -62,6 +62,7 @@ STAGES = (
         "step times predicted and measured, host time, gaps between kernels, the head's share",
         needs=(SGLANG,),
         code=SERVING,
+        least_s=120,
     ),
     Stage(
         "skip",
