@@ -165,12 +165,12 @@ def _left(
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """S_i [rows] float64."""
-    left = tl.zeros([rows], tl.float64)
+    left = tl.zeros([rows, block], tl.float64)
     seen = tl.zeros([rows], tl.int32)
     for at in range(0, vocab, block):
         p, seen = law_tile(law, active, seen, at, vocab, cut, block)
-        left += tl.sum(residual_tile(p, logits, rest, share, active, at, vocab, block), 1)
-    return left
+        left += residual_tile(p, logits, rest, share, active, at, vocab, block)
+    return tl.sum(left, 1)
 
 
 @triton.jit

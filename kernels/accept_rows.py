@@ -6,7 +6,9 @@ threshold, found bit by bit, each by one count and one sum over the row (as the 
 `admission.py`); what equals it stays from the lowest token id on, as far as there is room.
 
 Functions work on several rows at once, [rows, block] a tile, so that the interpreter is fast on
-short rows; on a GPU a program has one row. Sums over tokens are float64, w is float32.
+short rows; on a GPU a program has one row. Each lane keeps its own maxima and sums until the row
+ends: what lanes do together costs more than what they read. Sums over tokens are float64, w is
+float32.
 """
 
 from __future__ import annotations
@@ -28,27 +30,30 @@ def scaled(logits, base, active, temperature, at, vocab, block: tl.constexpr):
 @triton.jit
 def softmax(logits, base, active, temperature, vocab, rows: tl.constexpr, block: tl.constexpr):
     """Of each row: max of x / T, sum of w (float64), the first token that has the max."""
-    top = tl.full([rows], float("-inf"), tl.float32)
-    total = tl.zeros([rows], tl.float64)
-    likeliest = tl.zeros([rows], tl.int32)
+    top = tl.full([rows, block], float("-inf"), tl.float32)
+    total = tl.zeros([rows, block], tl.float64)
+    first = tl.zeros([rows, block], tl.int32)
     for at in range(0, vocab, block):
         x = scaled(logits, base, active, temperature, at, vocab, block)
-        high, place = tl.max(x, 1, return_indices=True)
-        likeliest = tl.where(high > top, at + place, likeliest)
-        both = tl.maximum(top, high)
+        first = tl.where(x > top, at + tl.arange(0, block)[None, :], first)
+        both = tl.maximum(top, x)
         finite = tl.where(both == float("-inf"), 0.0, both)
-        own = tl.sum(tl.exp(x - finite[:, None]).to(tl.float64), 1)
-        total = total * tl.exp(top - finite).to(tl.float64) + own
+        total = total * tl.exp(top - finite).to(tl.float64) + tl.exp(x - finite).to(tl.float64)
         top = both
-    return tl.where(top == float("-inf"), 0.0, top), total, likeliest
+    high = tl.max(top, 1)
+    likeliest = tl.min(tl.where(top == high[:, None], first, 2147483647), 1)
+    finite = tl.where(high == float("-inf"), 0.0, high)
+    total = tl.sum(total * tl.exp(top - finite[:, None]).to(tl.float64), 1)
+    return finite, total, likeliest
 
 
 @triton.jit
 def threshold(
     logits, base, active, temperature, top, top_k, limit, vocab,
-    rows: tl.constexpr, block: tl.constexpr,
+    counted: tl.constexpr, weighed: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """The largest key that top_k tokens reach, or more weight than `limit`: 0 if none does.
+    counted, weighed: whether any row has a top_k, or a limit.
 
     With it and the tokens above it the likelier ones are complete: what is below has top_k tokens
     or more than `limit` in front of it. Two bits a pass over the row; each lane counts for itself
@@ -69,12 +74,14 @@ def threshold(
             x = scaled(logits, base, active, temperature, at, vocab, block)
             w = tl.exp(x - top[:, None])
             bits = w.to(tl.int32, bitcast=True)
-            count_low += (bits >= low[:, None]).to(tl.int32)
-            count_middle += (bits >= middle[:, None]).to(tl.int32)
-            count_high += (bits >= high[:, None]).to(tl.int32)
-            mass_low += tl.where(bits >= low[:, None], w, 0.0).to(tl.float64)
-            mass_middle += tl.where(bits >= middle[:, None], w, 0.0).to(tl.float64)
-            mass_high += tl.where(bits >= high[:, None], w, 0.0).to(tl.float64)
+            if counted:
+                count_low += (bits >= low[:, None]).to(tl.int32)
+                count_middle += (bits >= middle[:, None]).to(tl.int32)
+                count_high += (bits >= high[:, None]).to(tl.int32)
+            if weighed:
+                mass_low += tl.where(bits >= low[:, None], w, 0.0).to(tl.float64)
+                mass_middle += tl.where(bits >= middle[:, None], w, 0.0).to(tl.float64)
+                mass_high += tl.where(bits >= high[:, None], w, 0.0).to(tl.float64)
         key = _taken(key, low, count_low, mass_low, top_k, limit)
         key = _taken(key, middle, count_middle, mass_middle, top_k, limit)
         key = _taken(key, high, count_high, mass_high, top_k, limit)
@@ -96,24 +103,24 @@ def tally(
 ):  # fmt: skip
     """Tokens above the key and their weight (float64), tokens that equal it, how many of those are
     lower than `token`, and the token's own w."""
-    above = tl.zeros([rows], tl.int32)
-    mass = tl.zeros([rows], tl.float64)
-    equal = tl.zeros([rows], tl.int32)
-    lower = tl.zeros([rows], tl.int32)
-    own = tl.zeros([rows], tl.float32)
+    above = tl.zeros([rows, block], tl.int32)
+    mass = tl.zeros([rows, block], tl.float64)
+    equal = tl.zeros([rows, block], tl.int32)
+    lower = tl.zeros([rows, block], tl.int32)
+    own = tl.zeros([rows, block], tl.float32)
     for at in range(0, vocab, block):
         x = scaled(logits, base, active, temperature, at, vocab, block)
         w = tl.exp(x - top[:, None])
         bits = w.to(tl.int32, bitcast=True)
         larger = bits > key[:, None]
         same = (bits == key[:, None]).to(tl.int32)
-        above += tl.sum(larger.to(tl.int32), 1)
-        mass += tl.sum(tl.where(larger, w, 0.0).to(tl.float64), 1)
-        equal += tl.sum(same, 1)
+        above += larger.to(tl.int32)
+        mass += tl.where(larger, w, 0.0).to(tl.float64)
+        equal += same
         behind = (at + tl.arange(0, block))[None, :] - token[:, None]
-        lower += tl.sum(tl.where(behind < 0, same, 0), 1)
-        own += tl.sum(tl.where(behind == 0, w, 0.0), 1)
-    return above, mass, equal, lower, own
+        lower += tl.where(behind < 0, same, 0)
+        own += tl.where(behind == 0, w, 0.0)
+    return tl.sum(above, 1), tl.sum(mass, 1), tl.sum(equal, 1), tl.sum(lower, 1), tl.sum(own, 1)
 
 
 @triton.jit
@@ -178,28 +185,31 @@ def draw(
     """A token of each row by the inverse CDF in token order: of the residual where the draft was
     rejected, of p where it was not or where rounding leaves no residual. logits, rest, share: as of
     `residual_tile`."""
-    left, whole = tl.zeros([rows], tl.float64), tl.zeros([rows], tl.float64)
+    left, whole = tl.zeros([rows, block], tl.float64), tl.zeros([rows, block], tl.float64)
     seen = tl.zeros([rows], tl.int32)
     for at in range(0, vocab, block):
         p, seen = law_tile(law, active, seen, at, vocab, cut, block)
-        other = residual_tile(p, logits, rest, share, rejected, at, vocab, block)
-        left += tl.sum(other, 1)
-        whole += tl.sum(p, 1)
+        left += residual_tile(p, logits, rest, share, rejected, at, vocab, block)
+        whole += p
+    left, whole = tl.sum(left, 1), tl.sum(whole, 1)
     rejected &= left > 0
     goal = uniform * tl.where(rejected, left, whole)
     below, seen = tl.zeros([rows], tl.float64), tl.zeros([rows], tl.int32)
     found = tl.full([rows], 2147483647, tl.int32)
-    last = tl.zeros([rows], tl.int32)
+    last = tl.zeros([rows, block], tl.int32)
     for at in range(0, vocab, block):
         p, seen = law_tile(law, active, seen, at, vocab, cut, block)
         other = residual_tile(p, logits, rest, share, rejected, at, vocab, block)
         p = tl.where(rejected[:, None], other, p)
         token = at + tl.arange(0, block)[None, :]
-        reached = (p > 0) & (below[:, None] + tl.cumsum(p, 1) > goal[:, None])
-        found = tl.minimum(found, tl.min(tl.where(reached, token, 2147483647), 1))
-        last = tl.maximum(last, tl.max(tl.where(p > 0, token, 0), 1))
-        below += tl.sum(p, 1)
-    return tl.minimum(found, last)  # uniform * total may round up to the total
+        last = tl.where(p > 0, token, last)
+        here = tl.sum(p, 1)
+        crossed = (found == 2147483647) & (below + here > goal)
+        if tl.max(crossed.to(tl.int32), 0) > 0:  # one tile of a row: a sum alone is cheap
+            reached = (p > 0) & (below[:, None] + tl.cumsum(p, 1) > goal[:, None])
+            found = tl.minimum(found, tl.min(tl.where(reached, token, 2147483647), 1))
+        below += here
+    return tl.minimum(found, tl.max(last, 1))  # uniform * total may round up to the total
 
 
 @triton.jit

@@ -46,8 +46,8 @@ class Tiling(NamedTuple):
     Both powers of two."""
 
     requests: int = 1
-    block: int = 2048
-    num_warps: int = 8
+    block: int = 4096
+    num_warps: int = 16
 
 
 GPU = Tiling()

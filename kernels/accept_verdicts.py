@@ -107,11 +107,14 @@ def _kept(
     if cut:
         most, limit, floor = _settings(cuts, r, active, mass, rows)
         key = tl.zeros([rows], tl.int32)
-        if cuts[0] is not None or cuts[1] is not None:
+        counted: tl.constexpr = cuts[0] is not None
+        weighed: tl.constexpr = cuts[1] is not None
+        if counted or weighed:
             searched = active & ((most < vocab) | (limit < float("inf")))
             key = threshold(
-                logits, base, searched, temperature, top, most, limit, vocab, rows, block
-            )
+                logits, base, searched, temperature, top, most, limit, vocab,
+                counted, weighed, rows, block,
+            )  # fmt: skip
         raised = floor > key
         key = tl.maximum(key, floor)
         above, mass, equal, lower, own = tally(

@@ -15,7 +15,7 @@ from sglang_dspark.kernels.rounding import narrowed
 
 @triton.jit
 def column_of(best):
-    """The column that a key of `markov_sample.packed` names."""
+    """The column that a key of `markov_sample.highest` names."""
     return 2147483647 - (best & 2147483647)
 
 

@@ -229,7 +229,7 @@ def parity_rows(count: int = 400, device: str = "cuda") -> dict[str, object]:
     """
     blocks, drafts, undecided = 0, 0, 0
     wrong: list[str] = []
-    how = Launch() if device == "cuda" else Launch(block=256)
+    how = None if device == "cuda" else Launch(block=256)
     scratch = torch.zeros(1 + 9 * 7, dtype=torch.int64, device=device)
     for number, given in enumerate(batches(count, 0, device)):
         found = markov_triton(given.blocks, scratch, how)

@@ -12,7 +12,7 @@ from triton import compile as compile_kernel
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
-from sglang_dspark.kernels.accept_sampled import _accept_kernel
+from sglang_dspark.kernels.accept_sampled import GPU, _accept_kernel
 
 REQUIRED = {
     "drafts": "*i64",
@@ -51,11 +51,11 @@ def compiled(given: tuple[str, ...], logits: str, capability: int) -> dict[str, 
     for name in ("logits", *(each for each in ("draft_logits",) if each in given)):
         signature[name] = logits
     constants = {name: None for name in OPTIONAL if name not in given}
-    constants |= {"rows": 1, "block": 2048}
+    constants |= {"rows": 1, "block": GPU.block}
     signature |= dict.fromkeys(("rows", "block"), "constexpr")
     source = ASTSource(_accept_kernel, signature, constexprs=constants)
     target = GPUTarget("cuda", capability, 32)
-    made = compile_kernel(source, target=target, options={"num_warps": 8})
+    made = compile_kernel(source, target=target, options={"num_warps": GPU.num_warps})
     ptx = made.asm["ptx"]
     return {
         "shared": made.metadata.shared,

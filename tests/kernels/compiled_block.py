@@ -14,6 +14,7 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 
 from sglang_dspark.kernels.accept_block import _judge_kernel, _keep_kernel
+from sglang_dspark.kernels.accept_sampled import GPU
 from tests.kernels.compiled_accept import DRAFT, OPTIONAL, REQUIRED, SIZES, WAYS, WRITTEN
 
 NOTED = {"findings": "*fp64", "chances": "*fp64"}
@@ -27,11 +28,11 @@ def compiled(kernel: Any, own: dict[str, str], given: tuple[str, ...], target: s
     signature = {**REQUIRED, **optional, **own, **dict.fromkeys(SIZES, "i32")}
     signature |= dict.fromkeys(("logits", "draft_logits"), LOGITS[target])
     constants = {name: None for name in OPTIONAL if name not in given}
-    constants |= {"rows": 1, "block": 2048}
+    constants |= {"rows": 1, "block": GPU.block}
     signature |= dict.fromkeys(("rows", "block"), "constexpr")
     source = ASTSource(kernel, signature, constexprs=constants)
     made = compile_kernel(
-        source, target=GPUTarget("cuda", int(target), 32), options={"num_warps": 8}
+        source, target=GPUTarget("cuda", int(target), 32), options={"num_warps": GPU.num_warps}
     )
     return {
         "shared": made.metadata.shared,

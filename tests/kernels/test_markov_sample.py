@@ -23,7 +23,7 @@ from sglang_dspark.drafter.heads import HEADS, allowed_vocabulary, restrict_voca
 from sglang_dspark.kernels import markov_sample
 from sglang_dspark.kernels.markov_blocks import Blocks, Judge, Mixing, Noise, mixing_of
 from sglang_dspark.kernels.markov_reference import markov_torch, philox
-from sglang_dspark.kernels.markov_sample import Drafts, Launch, markov_triton
+from sglang_dspark.kernels.markov_sample import LARGE_BYTES, Drafts, Launch, markov_triton
 from tests.kernels.processes import ROOT, output_of
 
 ALARM = 1e-4
@@ -71,9 +71,10 @@ def test_kernel_compiles_for_every_tensor_core_gpu_without_one() -> None:
         assert each["arrivals"] == 3, name
         assert each["maxima"] >= 1, name
         assert each["together"] is True, name
-        assert each["shared"] <= 99 * 1024, name
-        # Registers hold it all, but for some words of the recurrent head's largest tiles.
-        assert each["stack"] <= (128 if name.endswith(": all") else 0), name
+        assert each["shared"] <= (99 * 1024 if name.startswith("89") else LARGE_BYTES), name
+        # Registers hold it all, but for some words of many requests' tiles.
+        many = name.endswith((": all", "64 requests"))
+        assert each["stack"] <= (512 if many else 0), name
 
 
 @pytest.mark.parametrize("kind", sorted(HEADS))

@@ -37,8 +37,8 @@ MUTANTS = (
     ),
     _mutant(
         "block operator: S without p",
-        "drafts, draft, chance, findings)",
-        "drafts, draft, None, findings)",
+        "draft_logits, rest, chance, summed, vocab, cut, rows, block)",
+        "draft_logits, rest, None, summed, vocab, cut, rows, block)",
     ),
     _mutant(
         "block operator: the last draft turned over as those before it",

@@ -145,4 +145,17 @@ MUTANTS = (
         "if tp_sync.enabled(SpecTpSyncSite.DSPARK_DRAFT) is None:",
         IN_A_STEP,
     ),
+    _mutant(
+        "of equally likely tokens the last is drafted",
+        KERNEL,
+        "lowest = tl.min(tl.where(order == top[:, None], column, 2147483647), 1)",
+        "lowest = tl.max(tl.where(order == top[:, None], column, 0), 1)",
+    ),
+    _mutant(
+        "a graph's blocks are the slower way's",
+        STEP,
+        "return logits_out is not None and",
+        "return logits_out is None and",
+        IN_A_STEP,
+    ),
 )
