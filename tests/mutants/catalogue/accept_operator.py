@@ -25,6 +25,36 @@ def _mutant(name: str, file: str, old: str, new: str, tests: tuple[str, ...] = B
 
 MUTANTS = (
     _mutant(
+        "lanes' weights are added up by different maxima",
+        ROWS,
+        "total = tl.sum(total * tl.exp(top - finite[:, None]).to(tl.float64), 1)",
+        "total = tl.sum(total, 1)",
+    ),
+    _mutant(
+        "the tile in which a draw lies is passed over",
+        ROWS,
+        "crossed = (found == 2147483647) & (below + here > goal)",
+        "crossed = (found == 2147483647) & (below > goal)",
+    ),
+    _mutant(
+        "the likeliest token is any lane's",
+        ROWS,
+        "tl.min(tl.where(top == high[:, None], first, 2147483647), 1)",
+        "tl.min(first, 1)",
+    ),
+    _mutant(
+        "a batch with a top-k alone forms no counts",
+        VERDICTS,
+        "counted: tl.constexpr = cuts[0] is not None",
+        "counted: tl.constexpr = cuts[1] is not None",
+    ),
+    _mutant(
+        "a batch with a top-p alone forms no masses",
+        VERDICTS,
+        "weighed: tl.constexpr = cuts[1] is not None",
+        "weighed: tl.constexpr = cuts[0] is not None",
+    ),
+    _mutant(
         "two bits of a key are never set together",
         ROWS,
         "key | (3 << bit)",
