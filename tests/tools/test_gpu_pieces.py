@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import ast
 import hashlib
 import os
 import random
 import subprocess
 import sys
 import zipfile
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -17,11 +19,13 @@ from sglang_dspark.errors import DSparkError
 from tools.gpu.packing import wheels
 from tools.gpu.packing.arrival import environment, has, take_in, waits_for
 from tools.gpu.packing.pieces import MANIFEST, Contents, pack, read_manifest
+from tools.gpu.packing.stand_ins import cutedsl_dual_gemm as stand_in
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 64 << 10  # bytes of a piece
 LARGE = random.Random(0).randbytes(150_000)  # a tar of three pieces
 FILES = {"weights": LARGE, "more/config.json": b"{}"}
+STOOD_FOR = "sglang/kernels/ops/gemm/cutedsl_dual_gemm.py"
 NAMES = ["1-models.tar", "2-models.tar", "3-models.tar", "4-small.tar"]
 
 
@@ -238,15 +242,65 @@ def test_wheels_of_another_python_are_one_line(tmp_path: Path) -> None:
 
 def test_what_a_server_does_not_need_stays_out_of_its_wheel(tmp_path: Path) -> None:
     files = {"sglang/a.py": "", "sglang/multimodal_gen/runtime/b.py": "", "sglang/c/d.json": "{}"}
+    files |= {STOOD_FOR: "import cutlass\n"}
     whole = wheel(tmp_path, "sglang", files)
     (tmp_path / "out").mkdir()
     thinned = wheels.thin("sglang", whole, tmp_path / "out")
     with zipfile.ZipFile(thinned) as archive:
         members = archive.namelist()
         record = archive.read("sglang-1.dist-info/RECORD").decode()
-    left = {"sglang/a.py", "sglang/c/d.json"}
+        sent = archive.read(STOOD_FOR).decode()
+    left = {"sglang/a.py", "sglang/c/d.json", STOOD_FOR}
     assert {name for name in members if not name.startswith("sglang-1.")} == left
     assert {line.split(",")[0] for line in record.splitlines()} == set(members)
+    assert f"{STOOD_FOR},,\n" in record
+    assert sent == Path(stand_in.__file__).read_text()
+
+
+def test_a_wheel_without_the_file_of_a_stand_in_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(DSparkError, match=f"has no {STOOD_FOR} any more"):
+        wheels.thin("sglang", wheel(tmp_path, "sglang", {"sglang/a.py": ""}), tmp_path)
+
+
+def test_another_stand_in_is_another_parcel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    before = wheels.recipe(wheels.read_pins(), "3.12")
+    other = tmp_path / "other.py"
+    other.write_text("")
+    monkeypatch.setattr(wheels, "STAND_INS", {"sglang": {STOOD_FOR: other}})
+    assert wheels.recipe(wheels.read_pins(), "3.12") != before
+
+
+def test_the_stand_in_has_what_sglang_asks_for() -> None:
+    """Read from its source, as on a machine without CuTe DSL nothing of it imports."""
+    found = find_spec("sglang")
+    if found is None or found.origin is None:
+        pytest.skip("SGLang is not installed")
+    package = Path(found.origin).parent
+    asking = ast.parse((package / "srt" / "layers" / "dual_gemm.py").read_text())
+    module = STOOD_FOR.removesuffix(".py").replace("/", ".")
+    asked = {
+        name.name
+        for node in ast.walk(asking)
+        if isinstance(node, ast.ImportFrom) and node.module == module
+        for name in node.names
+    }
+    assert asked
+    assert all(hasattr(stand_in, name) for name in asked)
+    source = ast.parse((package.parent / STOOD_FOR).read_text())
+    [modes] = [
+        n for n in ast.walk(source) if isinstance(n, ast.ClassDef) and n.name == "DualGemmQuantMode"
+    ]
+    values = {
+        line.targets[0].id: line.value.value
+        for line in modes.body
+        if isinstance(line, ast.Assign)
+        and isinstance(line.targets[0], ast.Name)
+        and isinstance(line.value, ast.Constant)
+    }
+    assert values == {mode.name: mode.value for mode in stand_in.DualGemmQuantMode}
+    assert not stand_in.can_use_dual_gemm(1, 128, 128, stand_in.DualGemmQuantMode.UNQUANT)
 
 
 def pin(name: str, file: Path) -> wheels.Pin:

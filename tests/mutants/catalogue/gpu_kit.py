@@ -80,8 +80,16 @@ MUTANTS = (
         name="a wheel's list keeps what was left out",
         area="GPU kit",
         file=WHEELS,
-        old='"".join(x for x in listed if stays(x.split(",")[0]))',
-        new='"".join(listed)',
+        old="        if stays(file):\n",
+        new="        if file:\n",
+        tests=(f"{SENT}::test_what_a_server_does_not_need_stays_out_of_its_wheel",),
+    ),
+    Mutant(
+        name="a stand-in is not sent",
+        area="GPU kit",
+        file=WHEELS,
+        old="            if info.filename in instead:\n",
+        new="            if info.filename in patterns:\n",
         tests=(f"{SENT}::test_what_a_server_does_not_need_stays_out_of_its_wheel",),
     ),
     Mutant(

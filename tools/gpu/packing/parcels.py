@@ -15,7 +15,7 @@ from sglang_dspark.models.drafters import DEMO_DRAFTER, shipped_drafter_path
 from sglang_dspark.training.prompts import read_prompts
 from tools.gpu.packing.arrival import PROMPTS, SGLANG
 from tools.gpu.packing.pieces import Contents
-from tools.gpu.packing.wheels import LEFT_OUT, Pin, obtain, read_pins, thin
+from tools.gpu.packing.wheels import Pin, obtain, read_pins, recipe, thin
 
 
 def all_parcels(downloads: Path, python: str, prompts: Sequence[Path] = ()) -> tuple[Contents, ...]:
@@ -34,13 +34,11 @@ def all_parcels(downloads: Path, python: str, prompts: Sequence[Path] = ()) -> t
 
 
 def _wheels(pins: tuple[Pin, ...], downloads: Path, python: str) -> Contents:
-    recipe = "\n".join([python, *(pin.line() for pin in pins), repr(LEFT_OUT)])
-
     def fill(folder: Path) -> None:
         for package, wheel in obtain(pins, downloads, python).items():
             thin(package, wheel, folder)
 
-    return Contents(SGLANG, recipe, fill)
+    return Contents(SGLANG, recipe(pins, python), fill)
 
 
 def _models(downloads: Path, drafter: Path, folder: Path) -> None:

@@ -3,7 +3,8 @@
 They are those of `requirements/cpu.lock` that a machine for CUDA work lacks, for its Python. Of
 SGLang and its kernels only what serves a text model on an H100 is kept: without image and video
 generation, what is in Rust (its Python stands in), operators of attention backends that are not
-used here (FlashAttention 3, FlashMLA, InfLLM) and those of other chips.
+used here (FlashAttention 3, FlashMLA, InfLLM) and those of other chips. Where a server imports what
+only other chips run, a file of `stand_ins` is sent instead.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ import subprocess
 import sys
 import tempfile
 import zipfile
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from fnmatch import fnmatch
 from pathlib import Path
@@ -28,6 +29,12 @@ PINS = Path(__file__).resolve().parents[1] / "wheels.txt"
 LEFT_OUT = {
     "sglang": ("sglang/multimodal_gen/*", "sglang/*.so"),
     "sglang-kernel": ("sgl_kernel/flash*_ops*", "sgl_kernel/infllm_ops*", "sgl_kernel/sm100/*"),
+}
+_STAND_INS = Path(__file__).parent / "stand_ins"
+STAND_INS = {
+    "sglang": {
+        "sglang/kernels/ops/gemm/cutedsl_dual_gemm.py": _STAND_INS / "cutedsl_dual_gemm.py",
+    },
 }
 # Every glibc that the machine may have: pip takes each number for itself alone.
 _PLATFORMS = tuple(
@@ -80,26 +87,47 @@ def obtain(pins: Sequence[Pin], folder: Path, python: str) -> dict[str, Path]:
 
 
 def thin(name: str, wheel: Path, out: Path) -> Path:
-    """The wheel in the folder `out`, without what `LEFT_OUT` names for that package.
+    """The wheel in the folder `out`, without what `LEFT_OUT` names for that package and with what
+    `STAND_INS` has for it.
 
     Compressed by LZMA, which pip reads as well, to a good fifth less than a wheel is.
+    Raises DSparkError for a wheel that has no file for a stand-in to replace.
     """
-    patterns = LEFT_OUT.get(name, ())
+    patterns, instead = LEFT_OUT.get(name, ()), STAND_INS.get(name, {})
 
     def stays(member: str) -> bool:
         return not any(fnmatch(member, pattern) for pattern in patterns)
 
     thinned = out / wheel.name
     with zipfile.ZipFile(wheel) as whole, zipfile.ZipFile(thinned, "w") as kept:
+        if lost := sorted(set(instead) - set(whole.namelist())):
+            raise DSparkError(f"{wheel.name} has no {lost[0]} any more: see {_STAND_INS.name}")
         for info in whole.infolist():
             if not stays(info.filename):
                 continue
             content = whole.read(info)
-            if info.filename.endswith(".dist-info/RECORD"):
-                listed = content.decode().splitlines(keepends=True)
-                content = "".join(x for x in listed if stays(x.split(",")[0])).encode()
+            if info.filename in instead:
+                content = instead[info.filename].read_bytes()
+            elif info.filename.endswith(".dist-info/RECORD"):
+                content = _recorded(content.decode(), stays, instead).encode()
             kept.writestr(info, content, zipfile.ZIP_LZMA)
     return thinned
+
+
+def _recorded(record: str, stays: Callable[[str], bool], instead: Mapping[str, Path]) -> str:
+    """A wheel's list of files: those that are kept; of a stand-in neither digest nor size."""
+    lines = []
+    for line in record.splitlines():
+        file = line.split(",")[0]
+        if stays(file):
+            lines.append(f"{file},,\n" if file in instead else f"{line}\n")
+    return "".join(lines)
+
+
+def recipe(pins: Sequence[Pin], python: str) -> str:
+    """All that decides what a parcel of these wheels holds."""
+    texts = [each.read_text() for files in STAND_INS.values() for each in files.values()]
+    return "\n".join([python, *(pin.line() for pin in pins), repr(LEFT_OUT), *texts])
 
 
 def _there(pins: Sequence[Pin], folder: Path, python: str) -> dict[str, Path]:

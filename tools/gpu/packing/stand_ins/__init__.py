@@ -1,0 +1,1 @@
+"""Files that `tools/gpu/pack` puts in place of some of SGLang's."""
