@@ -96,7 +96,8 @@ def _specs(
     for number, kind in enumerate(weights):
         config = run_dir / f"{kind}.yaml"
         config.parent.mkdir(parents=True, exist_ok=True)
-        config.write_text(f"cpu: {{weights: {kind}}}\n")
+        # llama.cpp rounds rows to eight bits beside quantised weights, too.
+        config.write_text(f"cpu: {{weights: {kind}, activations: narrow}}\n")
         pair = (
             plain_server(target, port + 2 * number, "cpu"),
             dspark_server(target, drafter, port + 2 * number + 1, "cpu"),

@@ -27,7 +27,7 @@ SHAPES = (*(_LAYER * 30), (49152, 576))
 
 def products(
     formats: Annotated[str, typer.Option(help="Of `cpu.weights`.")] = "float32,bfloat16,int8",
-    activations: Annotated[str, typer.Option(help="Of `cpu.activations`.")] = "wide,auto",
+    activations: Annotated[str, typer.Option(help="Of `cpu.activations`.")] = "wide,narrow",
     rows: Annotated[str, typer.Option(help="Rows of a step, comma-separated.")] = "1,2,4,6,12,24",
     levels: Annotated[
         str, typer.Option(help="Caches that float weights are fetched into, 1 and 2.")
@@ -47,7 +47,7 @@ def products(
 
     console = Console(stderr=True, highlight=False)
     names = chosen("--formats", formats, FORMATS)
-    told = chosen("--activations", activations, ("wide", "auto"))
+    told = chosen("--activations", activations, ("wide", "auto", "narrow"))
     counts = _numbers("--rows", rows, MAX_ROWS)
     caches = _numbers("--levels", levels, 2)
     if (reason := why_not()) is not None:
@@ -88,11 +88,12 @@ def _ways(form: WeightFormat, told: Sequence[str]) -> list[_Way]:
     from sglang_dspark.serving.cpu.weight_formats import BFLOAT16, BYTES, INT8
 
     host, ways = Processor.host(), []
-    if "wide" in told or not host.multiplies(BYTES if form is INT8 else form):
+    able = host.multiplies(BYTES if form is INT8 else form)
+    if "wide" in told or not able or (form is INT8 and "auto" in told):
         ways.append(_Way(form, rounding=False, activations="16-bit" if form is INT8 else "float32"))
-    if "auto" in told and form is INT8 and host.multiplies(BYTES):
+    if "narrow" in told and form is INT8 and able:
         ways.append(_Way(BYTES, rounding=False, activations="8-bit"))
-    if "auto" in told and form is BFLOAT16 and host.multiplies(BFLOAT16):
+    if set(told) & {"auto", "narrow"} and form is BFLOAT16 and able:
         ways.append(_Way(BFLOAT16, rounding=True, activations="bfloat16"))
     return ways
 

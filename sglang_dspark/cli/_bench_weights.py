@@ -10,7 +10,7 @@ import typer
 from sglang_dspark.cli._workload import TargetOption, chosen
 
 if TYPE_CHECKING:
-    from collections.abc import Callable
+    from collections.abc import Callable, Sequence
 
     from rich.console import Console
     from torch import Tensor
@@ -26,7 +26,7 @@ def weights(
     formats: Annotated[str, typer.Option(help="Of `cpu.weights`.")] = "bfloat16,int8",
     activations: Annotated[
         str, typer.Option(help="Of `cpu.activations`, auto as a processor with AVX512-BF16 does.")
-    ] = "wide,auto",
+    ] = "wide,auto,narrow",
     prompts: Annotated[int, typer.Option(min=1, help="The first so many of the package's.")] = 200,
     tokens: Annotated[int, typer.Option(min=1, help="Length of an answer at most.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 16,
@@ -45,10 +45,10 @@ def weights(
 
     console = Console(stderr=True, highlight=False)
     names = chosen("--formats", formats, FORMATS)
-    told = chosen("--activations", activations, ("wide", "auto"))
+    told = chosen("--activations", activations, ("wide", "auto", "narrow"))
     require_clean(out)
     folder = target_dir(target, console)
-    ways = [(FORMATS[name], each) for name in names for each in told]
+    ways = _ways([FORMATS[name] for name in names], told)
     found = _changes(console, folder, ways, (prompts, tokens, batch))
     metrics: dict[str, Any] = {
         "target": folder.name,
@@ -58,6 +58,22 @@ def weights(
     write_results(out, out.stem, cpu_description(), metrics)
     _show(console, found)
     console.print(f"written to {out}")
+
+
+def _ways(forms: Sequence[WeightFormat], told: Sequence[str]) -> list[tuple[WeightFormat, str]]:
+    """Formats and activations; of those that round rows alike the first."""
+    ways: dict[tuple[str, int], tuple[WeightFormat, str]] = {}
+    for form in forms:
+        for each in told:
+            ways.setdefault((form.name, _bits(form, each)), (form, each))
+    return list(ways.values())
+
+
+def _bits(form: WeightFormat, told: str) -> int:
+    """Of a row's numbers beside a format."""
+    if form.name == "int8":
+        return 8 if told == "narrow" else 16
+    return 16 if form.name == "bfloat16" and told != "wide" else 32
 
 
 def _changes(
@@ -118,10 +134,11 @@ def _activations(form: WeightFormat, told: str) -> Callable[[Tensor], Tensor] | 
         rounded_rows,
     )
 
+    bits = _bits(form, told)
     if form is INT8:
-        rounding = rounded_groups if told == "auto" else rounded_rows
+        rounding = rounded_groups if bits == 8 else rounded_rows
         return lambda x: x if x.shape[-1] % form.columns else rounding(x)
-    return half_rows if form is BFLOAT16 and told == "auto" else None
+    return half_rows if form is BFLOAT16 and bits == 16 else None
 
 
 def _show(console: Console, found: dict[str, Change]) -> None:

@@ -42,12 +42,13 @@ class CpuConfig(BaseModel):
         "bytes in less time. auto: bfloat16 where the checkpoint's are bfloat16 numbers, so that "
         "nothing is lost, else float32. Rounded once, at the start",
     )
-    activations: Literal["auto", "wide"] = Field(
+    activations: Literal["auto", "narrow", "wide"] = Field(
         default="auto",
         description="what rows are rounded to where they meet packed weights; sums stay float32. "
-        "auto: to bfloat16 beside bfloat16 weights and to eight bits beside int8, where the "
-        "processor multiplies these itself (AVX512-BF16, AVX512-VNNI), twice as many a second; "
-        "else, and wide: not at all beside bfloat16, and to sixteen bits beside int8",
+        "auto: to bfloat16 beside bfloat16 weights, where the processor multiplies these itself "
+        "(AVX512-BF16), twice as many a second, and to sixteen bits beside int8. narrow: to eight "
+        "bits beside int8 too (AVX512-VNNI), which costs more than the weights' own rounding. "
+        "wide: not at all beside bfloat16",
     )
     overlap: bool = Field(
         default=False,

@@ -70,7 +70,7 @@ def runner_of(model: nn.Module, **fields: Any) -> Any:
     return SimpleNamespace(model=model, server_args=arguments, **given)
 
 
-@pytest.fixture(params=["auto", "wide"])
+@pytest.fixture(params=["auto", "narrow", "wide"])
 def activations(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
@@ -95,7 +95,8 @@ def test_rows_are_as_wide_as_told(form: str, activations: str) -> None:
     able = Processor.host().multiplies(BYTES if form == "int8" else BFLOAT16)
     wide, narrow = ("16-bit", "8-bit") if form == "int8" else ("float32", "bfloat16")
     kept = linear.served(FORMATS[form])
-    assert linear.activations_beside(kept) == (narrow if able and activations == "auto" else wide)
+    asked = activations == "narrow" if form == "int8" else activations != "wide"
+    assert linear.activations_beside(kept) == (narrow if able and asked else wide)
     assert linear.activations_beside(FORMATS["float32"]) == "float32"
 
 

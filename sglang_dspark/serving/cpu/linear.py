@@ -63,7 +63,9 @@ def rounds(form: WeightFormat) -> bool:
     to bfloat16 beside `BFLOAT16`, to eight bits beside `BYTES`, as `cpu.activations` says."""
     from sglang_dspark.serving.config import current_config
 
-    return current_config().cpu.activations == "auto" and Processor.host().multiplies(form)
+    told = current_config().cpu.activations
+    asked = told == "narrow" if form is BYTES else told != "wide"
+    return asked and Processor.host().multiplies(form)
 
 
 def served(form: WeightFormat) -> WeightFormat:

@@ -19,8 +19,8 @@ MUTANTS = (
         name="rows are rounded where wide ones are told",
         area="packed weights",
         file=LINEAR,
-        old='current_config().cpu.activations == "auto" and ',
-        new="",
+        old="return asked and Processor.host()",
+        new="return Processor.host()",
         tests=PACKED_TESTS,
     ),
     Mutant(
