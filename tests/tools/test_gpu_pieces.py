@@ -20,12 +20,14 @@ from tools.gpu.packing import wheels
 from tools.gpu.packing.arrival import environment, has, take_in, waits_for
 from tools.gpu.packing.pieces import MANIFEST, Contents, pack, read_manifest
 from tools.gpu.packing.stand_ins import cutedsl_dual_gemm as stand_in
+from tools.gpu.packing.stand_ins import flash_mla_interface
 
 ROOT = Path(__file__).resolve().parents[2]
 MOST = 64 << 10  # bytes of a piece
 LARGE = random.Random(0).randbytes(150_000)  # a tar of three pieces
 FILES = {"weights": LARGE, "more/config.json": b"{}"}
 STOOD_FOR = "sglang/kernels/ops/gemm/cutedsl_dual_gemm.py"
+LATENT = "sglang/kernels/ops/attention/flash_mla_interface.py"
 NAMES = ["1-models.tar", "2-models.tar", "3-models.tar", "4-small.tar"]
 
 
@@ -242,7 +244,7 @@ def test_wheels_of_another_python_are_one_line(tmp_path: Path) -> None:
 
 def test_what_a_server_does_not_need_stays_out_of_its_wheel(tmp_path: Path) -> None:
     files = {"sglang/a.py": "", "sglang/multimodal_gen/runtime/b.py": "", "sglang/c/d.json": "{}"}
-    files |= {STOOD_FOR: "import cutlass\n"}
+    files |= {STOOD_FOR: "import cutlass\n", LATENT: "import flash_mla\n"}
     whole = wheel(tmp_path, "sglang", files)
     (tmp_path / "out").mkdir()
     thinned = wheels.thin("sglang", whole, tmp_path / "out")
@@ -250,7 +252,7 @@ def test_what_a_server_does_not_need_stays_out_of_its_wheel(tmp_path: Path) -> N
         members = archive.namelist()
         record = archive.read("sglang-1.dist-info/RECORD").decode()
         sent = archive.read(STOOD_FOR).decode()
-    left = {"sglang/a.py", "sglang/c/d.json", STOOD_FOR}
+    left = {"sglang/a.py", "sglang/c/d.json", STOOD_FOR, LATENT}
     assert {name for name in members if not name.startswith("sglang-1.")} == left
     assert {line.split(",")[0] for line in record.splitlines()} == set(members)
     assert f"{STOOD_FOR},,\n" in record
@@ -258,7 +260,7 @@ def test_what_a_server_does_not_need_stays_out_of_its_wheel(tmp_path: Path) -> N
 
 
 def test_a_wheel_without_the_file_of_a_stand_in_is_refused(tmp_path: Path) -> None:
-    with pytest.raises(DSparkError, match=f"has no {STOOD_FOR} any more"):
+    with pytest.raises(DSparkError, match=f"has no {LATENT} any more"):
         wheels.thin("sglang", wheel(tmp_path, "sglang", {"sglang/a.py": ""}), tmp_path)
 
 
@@ -272,22 +274,30 @@ def test_another_stand_in_is_another_parcel(
     assert wheels.recipe(wheels.read_pins(), "3.12") != before
 
 
-def test_the_stand_in_has_what_sglang_asks_for() -> None:
-    """Read from its source, as on a machine without CuTe DSL nothing of it imports."""
+def sglang_package() -> Path:
+    """Where SGLang is installed; the test is skipped where it is not."""
     found = find_spec("sglang")
     if found is None or found.origin is None:
         pytest.skip("SGLang is not installed")
-    package = Path(found.origin).parent
-    asking = ast.parse((package / "srt" / "layers" / "dual_gemm.py").read_text())
-    module = STOOD_FOR.removesuffix(".py").replace("/", ".")
-    asked = {
-        name.name
-        for node in ast.walk(asking)
-        if isinstance(node, ast.ImportFrom) and node.module == module
-        for name in node.names
-    }
-    assert asked
-    assert all(hasattr(stand_in, name) for name in asked)
+    return Path(found.origin).parent
+
+
+def test_the_stand_ins_have_what_sglang_asks_for() -> None:
+    """Read from its source, as on a machine without CuTe DSL nothing of it imports."""
+    package = sglang_package()
+    for stood_for, asking, answering in (
+        (STOOD_FOR, "srt/layers/dual_gemm.py", stand_in),
+        (LATENT, "srt/layers/attention/flashmla_backend.py", flash_mla_interface),
+    ):
+        module = stood_for.removesuffix(".py").replace("/", ".")
+        asked = {
+            name.name
+            for node in ast.walk(ast.parse((package / asking).read_text()))
+            if isinstance(node, ast.ImportFrom) and node.module == module
+            for name in node.names
+        }
+        assert asked
+        assert all(hasattr(answering, name) for name in asked)
     source = ast.parse((package.parent / STOOD_FOR).read_text())
     [modes] = [
         n for n in ast.walk(source) if isinstance(n, ast.ClassDef) and n.name == "DualGemmQuantMode"

@@ -9,11 +9,13 @@ request each, then all kinds at once.
 from __future__ import annotations
 
 import math
+from importlib.util import find_spec
 from itertools import cycle, islice
 from typing import Any
 
 import httpx
 import numpy as np
+import torch
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bench.paired import Plan
@@ -39,6 +41,9 @@ def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows:
     """Print a row for each kind; one that a server refuses has the reason."""
     for kind in (*KINDS, MIXED):
         row: dict[str, Any] = {"sampled": kind}
+        if kind == "top-p" and torch.cuda.is_available() and find_spec("flashinfer") is None:
+            say(row={**row, "failed": "SGLang accepts top-p by FlashInfer, which was not sent"})
+            continue
         try:
             for name, server in (("plain", plain), ("dspark", scheduled)):
                 row[name] = drawn(server, kind, plan, follows)

@@ -31,9 +31,11 @@ LEFT_OUT = {
     "sglang-kernel": ("sgl_kernel/flash*_ops*", "sgl_kernel/infllm_ops*", "sgl_kernel/sm100/*"),
 }
 _STAND_INS = Path(__file__).parent / "stand_ins"
+_OPS = "sglang/kernels/ops"
 STAND_INS = {
     "sglang": {
-        "sglang/kernels/ops/gemm/cutedsl_dual_gemm.py": _STAND_INS / "cutedsl_dual_gemm.py",
+        f"{_OPS}/gemm/cutedsl_dual_gemm.py": _STAND_INS / "cutedsl_dual_gemm.py",
+        f"{_OPS}/attention/flash_mla_interface.py": _STAND_INS / "flash_mla_interface.py",
     },
 }
 # Every glibc that the machine may have: pip takes each number for itself alone.

@@ -1,0 +1,19 @@
+"""Stands in for SGLang's FlashMLA, attention over a latent cache, whose wheel is not sent.
+
+An EAGLE worker asks on every CUDA device whether its attention is of that kind; with the Triton
+backend it is not, and nothing here is called.
+"""
+
+from __future__ import annotations
+
+from typing import Any, NoReturn
+
+
+def get_mla_metadata(*_arguments: Any, **_options: Any) -> NoReturn:
+    """Raises RuntimeError."""
+    raise RuntimeError("FlashMLA was not sent; use --attention-backend triton")
+
+
+def flash_mla_with_kvcache(*_arguments: Any, **_options: Any) -> NoReturn:
+    """Raises RuntimeError."""
+    raise RuntimeError("FlashMLA was not sent; use --attention-backend triton")
