@@ -17,7 +17,7 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 
 TOKENS = 10  # of an answer; every step of them is interpreted
 PROMPTS = [[5 + (7 * i + 3 * j) % 200 for j in range(3 + 2 * i)] for i in range(4)]
-DRAFT, ADMIT = "markov_triton", "admit_triton"
+ADMIT = "admit_triton"
 PACK, WRITE = "pack_triton", "write_triton"
 GREEDY, SAMPLED = "accept_greedy_triton", "accept_block_triton"
 
@@ -58,9 +58,10 @@ def test_greedy_answers_are_the_plain_servers(plain: Served, interpreted: Rehear
     assert all(GREEDY in each["operators"] for each in passes)
     drafted = [each for each in passes if each["verified"]]
     assert drafted
-    assert all({DRAFT, ADMIT} <= set(each["operators"]) for each in drafted)
+    assert all(ADMIT in each["operators"] for each in drafted)
     assert len(passes) < len(PROMPTS) * TOKENS / 1.5, "hardly a draft was accepted"
-    assert launched(passes) == {DRAFT, ADMIT, GREEDY, PACK, WRITE}
+    # In a graph a vanilla head keeps SGLang's steps, which were quicker there.
+    assert launched(passes) == {ADMIT, GREEDY, PACK, WRITE}
 
 
 @pytest.mark.parametrize(
@@ -74,7 +75,7 @@ def test_seeded_answers_are_the_plain_servers(
     assert tokens(got) == tokens(answers(plain, temperature=0.9, **rules))
     passes = interpreted.passes()[before:]
     assert all(each["replayed"] and not each["folded"] for each in passes)
-    assert {DRAFT, ADMIT, SAMPLED, PACK, WRITE} <= launched(passes)
+    assert {ADMIT, SAMPLED, PACK, WRITE} <= launched(passes)
 
 
 def test_the_drafts_context_is_what_a_prefill_would_have_written(interpreted: Rehearsed) -> None:

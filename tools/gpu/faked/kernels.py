@@ -1,0 +1,137 @@
+"""Kernels under the faked GPU: Triton's and SGLang's JIT modules compile for sm_90 and do nothing.
+
+What compiled, and what did not, is a line each on stderr. Our greedy acceptance and admission give
+what their references do, as lengths that cannot be would end a step.
+"""
+
+from __future__ import annotations
+
+import sys
+from typing import Any
+
+import torch
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.runtime.autotuner import Autotuner
+from triton.runtime.jit import JITFunction
+
+_OPS = ("rmsnorm", "fused_add_rmsnorm", "silu_and_mul", "top_k_renorm_probs", "top_p_renorm_probs")
+_told: set[str] = set()
+_kept: list[torch.library.Library] = []
+
+
+def _tell(line: str) -> None:
+    if line not in _told:
+        _told.add(line)
+        print(line, file=sys.stderr, flush=True)
+
+
+class _Driver:
+    """Of an H200 on which nothing is launched."""
+
+    class utils:  # noqa: N801
+        """What Triton asks of a device."""
+
+        @staticmethod
+        def get_device_properties(_index: int) -> dict[str, int]:
+            return {"max_shared_mem": 232448, "max_num_regs": 65536, "multiprocessor_count": 132,
+                    "warpSize": 32, "sm_clock_rate": 1980000}  # fmt: skip
+
+    def get_current_target(self) -> GPUTarget:
+        return GPUTarget("cuda", 90, 32)
+
+    def get_current_device(self) -> int:
+        return 0
+
+    def get_current_stream(self, _device: int) -> int:
+        return 0
+
+    def get_active_torch_device(self) -> torch.device:
+        return torch.device("cpu")
+
+    def map_python_to_cpp_type(self, _kind: str) -> str:
+        return "int"
+
+
+def fake_triton() -> None:
+    """Launches compile, of an autotuned kernel the first variant."""
+    triton.runtime.driver.set_active(_Driver())
+    run = JITFunction.run
+
+    def compiled(self: Any, *args: Any, grid: Any, warmup: bool, **given: Any) -> Any:
+        name = f"{self.fn.__module__}.{self.fn.__name__}"
+        try:
+            made = run(self, *args, grid=grid, warmup=True, **given)
+        except Exception as error:
+            _tell(f"TRITON FAILED {name}: {error}")
+            raise
+        _tell(f"TRITON compiled {name}")
+        return made
+
+    def first(self: Any, *args: Any, **given: Any) -> Any:
+        return self.fn.run(*args, **{**given, **self.configs[0].all_kwargs()})
+
+    JITFunction.run, Autotuner.run = compiled, first
+
+
+def fake_sglang() -> None:
+    """Operators of sgl_kernel do nothing; JIT modules are built and do nothing."""
+    import sgl_kernel
+
+    sgl_kernel.rmsnorm = lambda x, *_, out=None, **__: torch.zeros_like(x) if out is None else out
+    sgl_kernel.fused_add_rmsnorm = lambda *_, **__: None
+    _kept.append(torch.library.Library("sgl_kernel", "IMPL"))
+    for name in _OPS:
+        _kept[0].impl(name, lambda *_: None, "CPU")
+    implemented = torch.library.Library.impl
+
+    def on_both(self: Any, op: Any, function: Any, dispatch_key: str = "", **given: Any) -> Any:
+        if dispatch_key == "CUDA" and self.ns == "sglang":
+            implemented(self, op, function, "CPU", **given)
+        return implemented(self, op, function, dispatch_key, **given)
+
+    torch.library.Library.impl = on_both
+    import sglang.kernels.jit.utils as utils
+    from sglang.kernels.jit.utils import compile as building
+
+    load = building.load_jit
+
+    def built(*names: Any, **given: Any) -> Any:
+        try:
+            load(*names, **given)
+        except Exception as error:
+            _tell(f"JIT FAILED {names}: {error}")
+            raise
+        _tell(f"JIT built {names}")
+        return _Idle()
+
+    utils.load_jit = building.load_jit = built
+
+
+class _Idle:
+    """A module whose functions do nothing."""
+
+    def __getattr__(self, _name: str) -> Any:
+        return lambda *_, **__: None
+
+
+def fake_ours() -> None:
+    """Our operators are chosen, and two give what they should."""
+    from sglang_dspark.kernels import accept_greedy, admission, platform
+
+    platform.runs_on = lambda _device: True
+    accept, admit = accept_greedy.accept_greedy_triton, admission.admit_triton
+
+    def accepted(window: Any, rows: Any, logits: Any, lens: Any, out: Any, room: Any) -> None:
+        accept(window, rows, logits, lens, out, room)
+        for each, right in zip(
+            out, accept_greedy.accept_greedy_torch(window, rows, logits, lens), strict=True
+        ):
+            each.copy_(right)
+        out.accepted.zero_()  # of seats that a captured step has no requests for
+        out.emitted.fill_(1)
+
+    def admitted(logits: Any, terms: Any, drafts: int) -> Any:
+        return admit(logits, terms, drafts).copy_(admission.admit_torch(logits, terms, drafts))
+
+    accept_greedy.accept_greedy_triton, admission.admit_triton = accepted, admitted
