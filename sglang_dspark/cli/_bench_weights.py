@@ -25,7 +25,7 @@ RESULTS = Path("results/weights_cpu.json")
 def weights(
     formats: Annotated[str, typer.Option(help="Of `cpu.weights`.")] = "bfloat16,int8",
     activations: Annotated[
-        str, typer.Option(help="Of `cpu.activations`, auto as a processor with AVX512-BF16 does.")
+        str, typer.Option(help="Of `cpu.activations`; those that round alike are run once.")
     ] = "wide,auto,narrow",
     prompts: Annotated[int, typer.Option(min=1, help="The first so many of the package's.")] = 200,
     tokens: Annotated[int, typer.Option(min=1, help="Length of an answer at most.")] = 64,
