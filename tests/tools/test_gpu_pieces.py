@@ -267,11 +267,13 @@ def test_a_wheel_without_the_file_of_a_stand_in_is_refused(tmp_path: Path) -> No
 def test_another_stand_in_is_another_parcel(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    before = wheels.recipe(wheels.read_pins(), "3.12")
     other = tmp_path / "other.py"
-    other.write_text("")
-    monkeypatch.setattr(wheels, "STAND_INS", {"sglang": {STOOD_FOR: other}})
-    assert wheels.recipe(wheels.read_pins(), "3.12") != before
+    recipes = set()
+    for stood_for, text in ((STOOD_FOR, ""), (STOOD_FOR, "A = 1\n"), (LATENT, "A = 1\n")):
+        other.write_text(text)
+        monkeypatch.setattr(wheels, "STAND_INS", {"sglang": {stood_for: other}})
+        recipes.add(wheels.recipe(wheels.read_pins(), "3.12"))
+    assert len(recipes) == 3
 
 
 def sglang_package() -> Path:

@@ -4,7 +4,7 @@ They are those of `requirements/cpu.lock` that a machine for CUDA work lacks, fo
 SGLang and its kernels only what serves a text model on an H100 is kept: without image and video
 generation, what is in Rust (its Python stands in), operators of attention backends that are not
 used here (FlashAttention 3, FlashMLA, InfLLM) and those of other chips. Where a server imports what
-only other chips run, a file of `stand_ins` is sent instead.
+it does not use and other wheels would bring, a file of `stand_ins` is sent instead.
 """
 
 from __future__ import annotations
@@ -128,7 +128,8 @@ def _recorded(record: str, stays: Callable[[str], bool], instead: Mapping[str, P
 
 def recipe(pins: Sequence[Pin], python: str) -> str:
     """All that decides what a parcel of these wheels holds."""
-    texts = [each.read_text() for files in STAND_INS.values() for each in files.values()]
+    instead = [each for files in STAND_INS.values() for each in files.items()]
+    texts = [f"{member}\n{file.read_text()}" for member, file in instead]
     return "\n".join([python, *(pin.line() for pin in pins), repr(LEFT_OUT), *texts])
 
 
