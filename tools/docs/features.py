@@ -26,9 +26,9 @@ On an NVIDIA GPU `--speculative-algorithm DSPARK` schedules by confidence as on 
 planner, guard and calibration. SGLang's own worker, attention backends and graphs do the work, and
 its accept rules where they keep plain decoding's distribution; which drafts are made and verified
 is ours. Step times are measured at the first start, a captured graph at a time. **All kernels were
-compiled, compared and timed on an H200** ([below](#measured-on-an-h200)); **no server has run on
-a GPU yet.** Servers are rehearsed on a CPU (`tests/rehearsal`), where everything but the device
-itself is what a GPU would run.
+compiled and compared on an H200, the step's timed too** ([below](#measured-on-an-h200)); **no
+server has run on a GPU yet.** Servers are rehearsed on a CPU (`tests/rehearsal`), where everything
+but the device itself is what a GPU would run.
 
 `schedule: {mode: static}` in the `--dspark-config` file verifies every draft instead, `mode: off`
 leaves SGLang's own choice, and `DSPARK_DISABLE=1` takes the whole package out.
@@ -122,8 +122,8 @@ REST = """
 Times are medians of CUDA events; outside of graphs the host's launches are in them. Not measured:
 SGLang's acceptance with top-p, which needs FlashInfer. `accept_sampled.py` and `accept_block.py`
 have been changed since to let each lane keep its own sums, `markov_sample.py` to larger tiles,
-neither timed yet (results/gpu_markov_tiles_h200.json has the tiles). What is slower than SGLang's
-is next to be mended: sampled acceptance with cuts, and the commit of few requests.
+neither compared nor timed there again (results/gpu_markov_tiles_h200.json has the tiles). What is
+slower than SGLang's is next to be mended: sampled acceptance with cuts, the commit of few requests.
 
 ## What no rehearsal reaches
 

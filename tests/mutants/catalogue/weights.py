@@ -24,6 +24,14 @@ MUTANTS = (
         tests=PACKED_TESTS,
     ),
     Mutant(
+        name="int8 meets rows of eight bits unasked",
+        area="packed weights",
+        file=LINEAR,
+        old='told == "narrow" if form is BYTES else told != "wide"',
+        new='told != "wide"',
+        tests=PACKED_TESTS,
+    ),
+    Mutant(
         name="int8 stays in pairs where bytes are multiplied",
         area="packed weights",
         file=LINEAR,

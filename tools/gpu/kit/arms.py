@@ -130,7 +130,7 @@ def lost(server: ServerProcess, error: DSparkError) -> None:
 
 
 def compared(up: dict[str, ServerProcess], plan: Plan, follows: Any, left: Left) -> bool:
-    """Rounds until the time is over; whether no server failed on the way. left: seconds."""
+    """Rounds until the time is over; whether all was answered. left: seconds."""
     speeds: dict[str, dict[int, list[float]]] = {}
     began, whole = time.monotonic(), True
     for repeat in range(plan.repeats):
@@ -150,7 +150,7 @@ def compared(up: dict[str, ServerProcess], plan: Plan, follows: Any, left: Left)
             break
     say(ratios=ratios({name: speeds[name] for name in up if name in speeds}))
     if {"plain", SCHEDULED} <= set(up):
-        sampled(up["plain"], up[SCHEDULED], plan, follows)
+        whole &= sampled(up["plain"], up[SCHEDULED], plan, follows)
     return whole
 
 

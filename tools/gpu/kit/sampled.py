@@ -37,8 +37,9 @@ MIXED = "all kinds in one batch"
 REQUESTS, TOKENS = 64, 64
 
 
-def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows: Any) -> None:
-    """Print a row for each kind; one that a server refuses has the reason."""
+def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows: Any) -> bool:
+    """Print a row for each kind; whether all were answered. One that was not has the reason."""
+    whole = True
     for kind in (*KINDS, MIXED):
         row: dict[str, Any] = {"sampled": kind}
         if kind == "top-p" and torch.cuda.is_available() and find_spec("flashinfer") is None:
@@ -49,8 +50,9 @@ def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows:
                 row[name] = drawn(server, kind, plan, follows)
             row["z"] = deviation(row["plain"], row["dspark"])
         except DSparkError as error:
-            row["failed"] = str(error)
+            row["failed"], whole = str(error), False
         say(row=row)
+    return whole
 
 
 def drawn(server: ServerProcess, kind: str, plan: Plan, follows: Any) -> list[int]:
