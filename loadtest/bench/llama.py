@@ -204,8 +204,8 @@ def as_metrics(found: dict[str, list[Speed]], plan: Plan, about: dict[str, Any])
         "threads": plan.threads,
         "method": (
             "one user, greedy, the same prompts and tokens; all arms loaded, one runs at a time; "
-            "SGLang's behind HTTP, llama.cpp called in its process; tokens/s with the prefill, "
-            "decode without"
+            "SGLang's behind HTTP, llama.cpp called in its process; rows beside int8 in eight bits "
+            "(cpu.activations: narrow), as beside Q8_0; tokens/s with the prefill, decode without"
         ),
     }
 

@@ -26,7 +26,7 @@ def weights(
     formats: Annotated[str, typer.Option(help="Of `cpu.weights`.")] = "bfloat16,int8",
     activations: Annotated[
         str, typer.Option(help="Of `cpu.activations`; those that round alike are run once.")
-    ] = "wide,auto,narrow",
+    ] = "auto,wide,narrow",
     prompts: Annotated[int, typer.Option(min=1, help="The first so many of the package's.")] = 200,
     tokens: Annotated[int, typer.Option(min=1, help="Length of an answer at most.")] = 64,
     batch: Annotated[int, typer.Option(min=1, help="Requests in flight.")] = 16,

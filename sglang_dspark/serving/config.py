@@ -46,9 +46,9 @@ class CpuConfig(BaseModel):
         default="auto",
         description="what rows are rounded to where they meet packed weights; sums stay float32. "
         "auto: to bfloat16 beside bfloat16 weights, where the processor multiplies these itself "
-        "(AVX512-BF16), twice as many a second, and to sixteen bits beside int8. narrow: to eight "
-        "bits beside int8 too (AVX512-VNNI), which costs more than the weights' own rounding. "
-        "wide: not at all beside bfloat16",
+        "(AVX512-BF16, else rows stay float32), and to sixteen bits beside int8. narrow: beside "
+        "int8 to eight bits (AVX512-VNNI, else sixteen), which costs more accuracy than the "
+        "weights' own rounding. wide: not at all beside bfloat16",
     )
     overlap: bool = Field(
         default=False,

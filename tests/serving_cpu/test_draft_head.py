@@ -31,12 +31,12 @@ class Drafted:
 
 
 @pytest.fixture
-def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[[str], None]:
-    """Sets `cpu.weights`."""
+def told(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Callable[..., None]:
+    """Sets `cpu.weights`, and `cpu.activations` where given."""
 
-    def set_to(name: str) -> None:
+    def set_to(name: str, activations: str = "auto") -> None:
         file = tmp_path / "dspark.json"
-        file.write_text(json.dumps({"cpu": {"weights": name}}))
+        file.write_text(json.dumps({"cpu": {"weights": name, "activations": activations}}))
         monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
 
     return set_to
@@ -335,12 +335,13 @@ class TestReduction:
         seen = half_rows(x) if halved else x
         torch.testing.assert_close(found, seen @ dense(packed)[:inside].T, rtol=1e-3, atol=1e-2)
 
+    @pytest.mark.parametrize("activations", ["auto", "narrow"])
     @pytest.mark.parametrize("form", ["float32", "bfloat16", "int8"])
     def test_the_second_factor_is_kept_as_told(
-        self, form: str, told: Callable[[str], None]
+        self, form: str, activations: str, told: Callable[..., None]
     ) -> None:
         """Its product is that of the numbers that its format stands for, its rows those inside."""
-        told(form)
+        told(form, activations)
         w1, w2 = torch.ones(64, 64), torch.randn(64, 64)
         w2[:, -1] = OUTSIDE_VOCABULARY_BIAS
         w2[16:48, -1] = 0.0
