@@ -273,7 +273,7 @@ def require_no_credentials(url: str) -> None:
     if re.match(r"([^/?#]*//)?[^/?#]*@", url):
         raise DSparkError(
             "an address of a server holds a user or password: leave it out, a run's folder and "
-            "report keep addresses; a key cannot be given, so name a server that wants none"
+            "results keep addresses; a key cannot be given, so name a server that wants none"
         )
 
 

@@ -119,6 +119,10 @@ def _require_servable(drafter: Path, server: str | None, serve: bool, gamma: int
     """Before the target is loaded: a server drafts by its own settings, and only DSPARK starts."""
     if server is not None and serve:
         raise DSparkError("--server and --serve exclude each other: name one")
+    if server is not None:
+        from sglang_dspark.loadtest.sweep.config import require_no_credentials
+
+        require_no_credentials(server)
     if serve and gamma is not None:
         raise DSparkError("--serve takes the drafter's own gamma: leave --gamma out")
     if serve:

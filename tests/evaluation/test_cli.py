@@ -80,6 +80,7 @@ def test_sampled_and_smaller_gamma(
         (["--drafter", "nowhere"], "no drafter at nowhere"),
         (["--target", "nowhere"], "no model at nowhere"),
         (["--server", "http://127.0.0.1:31499", "--serve"], "exclude each other"),
+        (["--server", "http://me:secret@127.0.0.1:31499"], "holds a user or password"),
         (["--server", "http://127.0.0.1:31499"], "lost the server"),
     ],
 )
