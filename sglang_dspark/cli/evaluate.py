@@ -32,6 +32,7 @@ if TYPE_CHECKING:
     from sglang_dspark.evaluation.engine import DecodeSettings
     from sglang_dspark.evaluation.prompts import EvalPrompt
     from sglang_dspark.evaluation.report import Agreement, Report
+    from sglang_dspark.loadtest.servers.server import ServerSpec
 
 EvaluatedPromptsOption = Annotated[
     list[str] | None,
@@ -268,27 +269,38 @@ def _measure_server(
 
 @contextmanager
 def _server(url: str | None, subject: Subject, port: int, console: Console) -> Iterator[str]:
-    """The given server, or one started for the measurement and stopped behind it.
-
-    Ours verifies every draft, as the engine does: tau is the drafter's, not the scheduler's.
-    """
+    """The given server, or one started for the measurement and stopped behind it."""
     if url is not None:
         yield url.rstrip("/")
         return
-    import torch
-
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.loadtest.servers.server import ServerProcess, run_directory, stop_on_signals
-    from sglang_dspark.loadtest.servers.workload import dspark_server
 
-    device = "cuda" if torch.cuda.is_available() else "cpu"
-    spec = dspark_server(subject.target, subject.drafter, port, device)
-    spec = replace(spec, environment={**spec.environment, "SGLANG_RAGGED_VERIFY_MODE": "static"})
-    with stop_on_signals(), ServerProcess(spec, run_directory()) as process:
+    run_dir = run_directory()
+    spec = engine_like_server(subject, port, run_dir)
+    with stop_on_signals(), ServerProcess(spec, run_dir) as process:
         with stages(console) as progress:
             process.start()
             process.wait_ready(600.0, lambda _waited: progress("starting the server", 0, 0))
         yield spec.url
+
+
+def engine_like_server(subject: Subject, port: int, run_dir: Path) -> ServerSpec:
+    """A DSPARK server that steps as the engine does: every draft is verified, so that tau is the
+    drafter's and not the scheduler's, and sampled drafts are judged token by token."""
+    import torch
+
+    from sglang_dspark.loadtest.servers.workload import dspark_server
+
+    device = "cuda" if torch.cuda.is_available() else "cpu"
+    spec = dspark_server(subject.target, subject.drafter, port, device)
+    config = run_dir / "eval.yaml"
+    config.write_text("verify: {rule: token}\n")
+    return replace(
+        spec,
+        arguments=(*spec.arguments, "--dspark-config", str(config)),
+        environment={**spec.environment, "SGLANG_RAGGED_VERIFY_MODE": "static"},
+    )
 
 
 def _nonempty(report: Report) -> Report:

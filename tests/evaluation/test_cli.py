@@ -9,8 +9,10 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from sglang_dspark.cli.evaluate import evaluate, read_prompt_files
+from sglang_dspark.cli.evaluate import Subject, engine_like_server, evaluate, read_prompt_files
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.engine import DecodeSettings
+from sglang_dspark.serving.config import load_config
 from tests.evaluation.conftest import GAMMA, Pair
 
 
@@ -89,6 +91,15 @@ def test_bad_input_is_one_line(
 ) -> None:
     with pytest.raises(DSparkError, match=complaint):
         CliRunner().invoke(app, _arguments(pair, str(prompt_file), *more), catch_exceptions=False)
+
+
+def test_its_own_server_steps_as_the_engine_does(pair: Pair, tmp_path: Path) -> None:
+    """Else tau would be the scheduler's, or at T > 0 that of another accept rule."""
+    subject = Subject(pair.target_dir, pair.drafter_dir, [], [], frozenset())
+    spec = engine_like_server(subject, 31499, tmp_path)
+    file = spec.arguments[spec.arguments.index("--dspark-config") + 1]
+    assert load_config(Path(file)).config.verify.rule == DecodeSettings().rule == "token"
+    assert spec.environment["SGLANG_RAGGED_VERIFY_MODE"] == "static"
 
 
 def test_prompt_arguments(prompt_file: Path) -> None:
