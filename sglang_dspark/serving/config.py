@@ -30,7 +30,7 @@ class CpuConfig(BaseModel):
         default=None,
         ge=1,
         le=1024,
-        description="compute threads of a rank; None chooses by the cores we may use",
+        description="compute threads of a rank; null chooses by the cores we may use",
     )
     matrix_kernel: bool = Field(
         default=True,
@@ -40,7 +40,8 @@ class CpuConfig(BaseModel):
         default="auto",
         description="how the weights of products are kept: a decode step reads all of them, fewer "
         "bytes in less time. auto: bfloat16 where the checkpoint's are bfloat16 numbers, so that "
-        "nothing is lost, else float32. Rounded once, at the start",
+        "nothing is lost, else float32. int8: with a float32 scale for each 64 columns. Rounded "
+        "once, at the start",
     )
     activations: Literal["auto", "narrow", "wide"] = Field(
         default="auto",
@@ -48,7 +49,7 @@ class CpuConfig(BaseModel):
         "auto: to bfloat16 beside bfloat16 weights, where the processor multiplies these itself "
         "(AVX512-BF16, else rows stay float32), and to sixteen bits beside int8. narrow: beside "
         "int8 to eight bits (AVX512-VNNI, else sixteen), which costs more accuracy than the "
-        "weights' own rounding. wide: not at all beside bfloat16",
+        "weights' own rounding. wide: not at all beside bfloat16, to sixteen bits beside int8",
     )
     overlap: bool = Field(
         default=False,

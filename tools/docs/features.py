@@ -98,9 +98,9 @@ them beside SGLang's.
 A scheduled server's drafts are one Triton launch a block (`kernels/markov_sample.py`): SGLang's
 noise, logits and drafts, but where rounding decides. Its programs wait for each other between the
 positions; the launch is a cooperative one. In the draft's graph a vanilla head keeps SGLang's
-steps, which were quicker there. Heads of other types than vanilla, gated and rnn, vocabularies
-split over ranks, and ranks that agree on each draft keep SGLang's steps too, which one line of the
-log says.
+steps, whose sampled ones were quicker there. Heads of other types than vanilla, gated and rnn,
+vocabularies split over ranks, and ranks that agree on each draft keep SGLang's steps too, which one
+line of the log says.
 
 A step's commit packs emitted rows, projects these alone, for all draft layers in one product, and
 writes keys and values by one launch (`kernels/commit_write.py`), to caches of float32, bfloat16,
@@ -122,8 +122,10 @@ REST = """
 Times are medians of CUDA events; outside of graphs the host's launches are in them. Not measured:
 SGLang's acceptance with top-p, which needs FlashInfer. `accept_sampled.py` and `accept_block.py`
 have been changed since to let each lane keep its own sums, `markov_sample.py` to larger tiles,
-neither compared nor timed there again (results/gpu_markov_tiles_h200.json has the tiles). What is
-slower than SGLang's is next to be mended: sampled acceptance with cuts, the commit of few requests.
+neither compared nor timed there again (results/gpu_markov_tiles_h200.json has the tiles). Times are
+of commit 25ce16b, those of sampled acceptance of efb8cb6. What is slower than SGLang's is next to
+be mended: sampled acceptance (without cuts up to 64 requests), the commit up to 64 requests, the
+sampled head in a graph.
 
 ## What no rehearsal reaches
 

@@ -39,7 +39,7 @@ WHEN = {
 HEAD = """# Metrics
 
 A server started with `--enable-metrics` has these at `/metrics`, beside SGLang's own. They are
-there where our scheduler decides (on a CPU, `schedule.mode: auto`), and appear with the first
+there where our scheduler decides (`schedule.mode: auto`, the default), and appear with the first
 requests. `make docs-reference` writes this page from the code that registers them. What to watch
 and what to alarm on: [operations](operations.md).
 

@@ -75,6 +75,7 @@ DOCUMENTS = (
         "[operations](operations.md). No field has to be set, and `dspark doctor` shows the value "
         "and origin of each.",
         (
+            "`cpu.weights` `bfloat16` and `int8` need `cpu.matrix_kernel: true`.",
             "`schedule.algorithm: early-stop` needs `schedule.mode: auto` and no "
             "`schedule.threshold`.",
             "`schedule.threshold` needs `schedule.mode: auto`, no `schedule.fairness_floor` and no "
