@@ -42,7 +42,7 @@ def draw(result: Result) -> Figure:
     """The figure of one result."""
     with mpl.rc_context(_STYLE):
         figure = registry.of(result).draw(result)
-        figure.suptitle(caption(result), fontsize=10, x=0.01, ha="left")
+        figure.suptitle(caption(result), fontsize=10, x=0.01, ha="left", wrap=True)
         figure.draw_without_rendering()  # lays out once; saving in two formats need not again
         figure.set_layout_engine("none")
         return figure

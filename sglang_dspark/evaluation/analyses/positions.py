@@ -100,6 +100,7 @@ def _by_position(trace: Trace, counts: Callable[[Step, int], bool]) -> tuple[Poi
 def draw(result: PositionsResult) -> Figure:
     """Conditional acceptance above, cumulative below, a column for each domain."""
     groups = list(next(iter(result.curves.values())))
+    groups = groups if len(groups) > 2 else groups[1:]  # overall says the same of a single one
     figure = new_figure(2.5 * len(groups) + 0.5, 5.2)
     grid = figure.subplots(2, len(groups), sharex=True, sharey=True, squeeze=False)
     for row, (name, curves) in zip(grid, result.parts(), strict=True):
