@@ -1,5 +1,5 @@
-"""The prompts of the narrow domain: training and evaluation read them, and without the library whose
-questions they are the tool refuses."""
+"""The prompts of the narrow domain: training and evaluation read them, and the tool refuses to
+write them without the library whose questions they are."""
 
 from __future__ import annotations
 
