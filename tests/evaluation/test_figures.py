@@ -219,6 +219,18 @@ def test_committed_results_redraw() -> None:
         assert all(table.rows for table in tables), each.stem
 
 
+@pytest.mark.parametrize(
+    ("stem", "panels"), [("drafters_positions", 8), ("drafters_narrow_positions", 2)]
+)
+def test_one_domain_is_one_column_below_its_whole_title(stem: str, panels: int) -> None:
+    """Overall and the only domain are the same curves, and a narrow figure needs more lines."""
+    found = {each.stem: each.result for each in page.read_results(RESULTS)}
+    figure = figures.draw(found[stem])
+    assert len(figure.axes) == panels
+    (title,) = [each for each in figure.texts if each.get_text() == figures.caption(found[stem])]
+    assert title.get_window_extent().x1 <= figure.bbox.x1
+
+
 def test_results_that_are_none_are_named(results: dict[str, Result], tmp_path: Path) -> None:
     with pytest.raises(DSparkError, match="no drafters_"):
         page.read_results(tmp_path)
