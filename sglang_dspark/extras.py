@@ -33,10 +33,15 @@ def require_sglang() -> None:
 def how_to_get(name: str) -> str:
     """One line: `sglang` or `torch` is not installed, and what installs both."""
     return (
-        f"{name} is not installed: `make setup` in a checkout; else with an NVIDIA GPU `pip "
-        f"install '{DISTRIBUTION}[cuda]'`, without one `pip install '{DISTRIBUTION}[cpu]'` and "
+        f"{name} is not installed: in a checkout `make setup`, or with an NVIDIA GPU "
+        f"`{pip_install('cuda')}`, without one `{pip_install('cpu')}` and "
         f"`pip install --no-deps sglang=={SUPPORTED_SGLANG}`"
     )
+
+
+def pip_install(extra: str) -> str:
+    """The command that adds an extra, for the folder of a checkout: no index has the package."""
+    return f"pip install '.[{extra}]'"
 
 
 def not_installed(extra: str) -> list[str]:
@@ -57,7 +62,7 @@ def what_brings(error: ModuleNotFoundError) -> str | None:
         return None
     loadtest = any(n.startswith("sglang_dspark.loadtest") for n in _modules(error.__traceback__))
     extra = having[0] if loadtest else having[-1]
-    return f"{module} is not installed: pip install '{DISTRIBUTION}[{extra}]'"
+    return f"{module} is not installed: {pip_install(extra)} in a checkout"
 
 
 def _libraries(extra: str) -> set[str]:

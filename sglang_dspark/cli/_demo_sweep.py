@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.extras import DISTRIBUTION, not_installed
+from sglang_dspark.extras import not_installed, pip_install
 from sglang_dspark.shipped import shipped
 
 if TYPE_CHECKING:
@@ -31,7 +31,7 @@ def why_no_sweep(device: str) -> str:
     import psutil
 
     if missing := not_installed("loadtest"):
-        return f"{', '.join(missing)} not installed (pip install '{DISTRIBUTION}[loadtest]')"
+        return f"{', '.join(missing)} not installed ({pip_install('loadtest')} in a checkout)"
     if device != "cpu":
         return "it needs several servers side by side; `dspark sweep` with `servers: in-turn` does"
     free = psutil.virtual_memory().available / 2**30

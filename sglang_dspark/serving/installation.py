@@ -12,7 +12,7 @@ from typing import Any
 
 from sglang_dspark.common.files import brief
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.extras import SUPPORTED_SGLANG, how_to_get, version
+from sglang_dspark.extras import SUPPORTED_SGLANG, how_to_get, pip_install, version
 from sglang_dspark.serving.startup import check_version
 
 PACKAGES = ("sglang-dspark", "sglang", "torch", "transformers", "triton", "numpy", "safetensors")
@@ -20,9 +20,9 @@ IMPORTED = {"torch": "torch", "sglang": "sglang.srt.platforms"}  # SGLang needs 
 CPU_LOCK = Path("requirements") / "cpu.lock"
 NVIDIA_DRIVER = Path("/dev/nvidiactl")
 CHECKOUT = Path(__file__).resolve().parents[2]
-CUDA_INSTALL = "pip install 'sglang-dspark[cuda]'"
+CUDA_INSTALL = f"{pip_install('cuda')} in a checkout"
 CPU_INSTALL = (
-    f"pip install 'sglang-dspark[cpu]' and pip install --no-deps sglang=={SUPPORTED_SGLANG}"
+    f"{pip_install('cpu')} in a checkout and pip install --no-deps sglang=={SUPPORTED_SGLANG}"
 )
 
 
@@ -31,7 +31,7 @@ def advice() -> str:
     if (CHECKOUT / "Makefile").is_file():
         return f"in {CHECKOUT}: make clean setup, which makes .venv anew"
     if NVIDIA_DRIVER.exists():
-        return f"{CUDA_INSTALL} in a new virtual environment"
+        return f"{CUDA_INSTALL}, in a new virtual environment"
     return (
         f"without an NVIDIA GPU {CPU_INSTALL}, in a new virtual environment; with one: "
         + CUDA_INSTALL

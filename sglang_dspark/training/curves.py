@@ -11,6 +11,7 @@ from pathlib import Path
 from types import TracebackType
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.extras import pip_install
 from sglang_dspark.training.files import disk_error
 
 _HELD_OUT = "held_out_"
@@ -21,7 +22,7 @@ def require_tensorboard(folder: Path | None) -> None:
     if folder is not None and find_spec("tensorboard") is None:
         raise DSparkError(
             "`tensorboard` in the training config needs a package that is not installed: "
-            "pip install 'sglang-dspark[train]', or set tensorboard: false"
+            f"{pip_install('train')} in a checkout, or set tensorboard: false"
         )
 
 

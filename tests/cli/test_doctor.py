@@ -94,7 +94,7 @@ def test_what_to_do_is_for_this_kind_of_installation(
     monkeypatch.setattr(installation, "NVIDIA_DRIVER", tmp_path / "absent")
     assert "pip install --no-deps sglang==" in installation.advice()
     monkeypatch.setattr(installation, "NVIDIA_DRIVER", tmp_path)
-    assert installation.advice().startswith("pip install 'sglang-dspark[cuda]'")
+    assert installation.advice().startswith("pip install '.[cuda]' in a checkout")
 
 
 def test_a_bad_configuration_is_a_problem(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

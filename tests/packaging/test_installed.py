@@ -60,17 +60,14 @@ def test_doctor_finds_it_fit_without_the_extras(bare: Installed) -> None:
 @pytest.mark.parametrize(
     ("command", "line"),
     [
-        (
-            "sweep --config cpu-demo",
-            "pyarrow is not installed: pip install 'sglang-dspark[loadtest]'",
-        ),
-        ("report somewhere", "matplotlib is not installed: pip install 'sglang-dspark[loadtest]'"),
-        ("report --drafters", "matplotlib is not installed: pip install 'sglang-dspark[train]'"),
+        ("sweep --config cpu-demo", "pyarrow is not installed: pip install '.[loadtest]'"),
+        ("report somewhere", "matplotlib is not installed: pip install '.[loadtest]'"),
+        ("report --drafters", "matplotlib is not installed: pip install '.[train]'"),
     ],
 )
 def test_a_command_without_its_extra_says_which(bare: Installed, command: str, line: str) -> None:
     done = bare.run("dspark", *command.split())
-    assert done.stderr == f"dspark: {line}\n"
+    assert done.stderr == f"dspark: {line} in a checkout\n"
     assert done.returncode == 1
 
 

@@ -92,7 +92,7 @@ def test_without_the_package_it_is_one_line(config, tmp_path, monkeypatch):
     (tmp_path / "c.yaml").write_text(cfg.model_dump_json())
     done = CliRunner().invoke(app, ["train", "--config", str(tmp_path / "c.yaml")])
     assert isinstance(done.exception, DSparkError)
-    assert "pip install 'sglang-dspark[train]'" in str(done.exception)
+    assert "pip install '.[train]'" in str(done.exception)
     assert not (tmp_path / "run").exists()
 
 
