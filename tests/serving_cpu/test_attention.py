@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -12,8 +13,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.cpu import paged
 from sglang_dspark.serving.cpu.attention import LONGEST_WINDOW, DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.draft_attention import DsparkCpuMultiStepDraftBackend
+from sglang_dspark.serving.cpu.plan import CACHED, QUERIES
 from tests.serving_cpu.attention_world import (
     Case,
     World,
@@ -260,15 +263,29 @@ def test_neighbours_do_not_change_a_request() -> None:
 
 
 def test_threads_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
-    case = Case((40, 3, 90), (6, 6, 6), heads=6, kv_heads=2)
+    """Long enough contexts for three threads; a step of few tokens is one thread's work."""
+    case = Case((400, 3, 900), (6, 6, 6), heads=6, kv_heads=2)
     results = []
-    for threads in ("1", "2"):
+    for threads in ("1", "2", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         world = World(case)
         backend = DsparkCpuAttnBackend(world.runner())
-        assert backend.threads == int(threads)
+        assert backend.sharing[1] == int(threads)
         results.append(world.forward(backend, verify_pass(world)))
-    assert torch.equal(*results)
+    assert torch.equal(results[0], results[1])
+    assert torch.equal(results[0], results[2])
+
+
+@pytest.mark.parametrize(
+    ("cached", "threads"), [((60,), 0), ((120,), 1), ((900,), 2), ((400, 900), 4), ((6,) * 9, 0)]
+)
+def test_a_few_tokens_are_one_threads_work(cached: tuple[int, ...], threads: int) -> None:
+    """One query each, eight heads on two: a context of 64 tokens is a thread's work, and no more
+    than two threads find work in a single request."""
+    requests = np.zeros((len(cached), 4), np.int64)
+    requests[:, QUERIES], requests[:, CACHED] = 1, cached
+    queries, cache = np.zeros((len(cached), 8, 64), np.float32), np.zeros((9, 2, 64), np.float32)
+    assert paged._threads_for(4, queries, cache, cache, requests) == threads
 
 
 def test_padding_tokens_return_zeros() -> None:

@@ -134,8 +134,8 @@ def test_a_narrowed_plan_is_the_drafters_window(window: int) -> None:
     plan = narrowed(plan, window)
     out = torch.empty_like(q)
     paged.paged_attention(
-        q, k_cache, v_cache, plan, scale=8**-0.5, causal=False, window=paged.NO_WINDOW, threads=1,
-        out=out,
+        q, k_cache, v_cache, plan, scale=8**-0.5, causal=False, window=paged.NO_WINDOW,
+        sharing=(0, 1), out=out,
     )  # fmt: skip
     for r, length in enumerate(lens):
         slots = table[r].long()

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 from typing import Any
 
-import numba
 import torch
 from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
 from sglang.srt.layers.radix_attention import AttentionType
@@ -18,7 +17,7 @@ from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving.cpu import dense, paged
+from sglang_dspark.serving.cpu import dense, paged, thread_pool
 from sglang_dspark.serving.cpu.plan import AttentionPlan, plan_of_batch
 from sglang_dspark.serving.cpu.threads import chosen_threads
 
@@ -49,10 +48,8 @@ class DsparkCpuAttnBackend(AttentionBackend):
             and pool.store_dtype == torch.float32
             and pool.kv_cache_layout == "nhd"
         )
-        self.threads = chosen_threads()
-        if self.threads > 1:
-            numba.set_num_threads(min(self.threads, numba.config.NUMBA_NUM_THREADS))
-        paged.compiled(self.threads > 1)
+        self.sharing = thread_pool.sharing(chosen_threads())
+        paged.compiled()
         self.short: AttentionPlan | None = None
         self.long: AttentionPlan | None = None
         self.num_queries = 0
@@ -126,7 +123,7 @@ class DsparkCpuAttnBackend(AttentionBackend):
                 scale=layer.scaling,
                 causal=causal,
                 window=window,
-                threads=self.threads,
+                sharing=self.sharing,
                 out=out,
                 new=new,
             )

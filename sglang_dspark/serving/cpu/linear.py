@@ -39,8 +39,8 @@ from sglang_dspark.serving.cpu.weight_formats import (
 )
 
 MAX_ROWS = 256
-# Below this many weights a second thread costs more to wake than it takes over (2 MB of weights).
-_WEIGHTS_PER_THREAD = 1 << 19
+# A thread more for each so many weights; parts of half of that take longer than to hand them over.
+_WEIGHTS_PER_THREAD = 1 << 17
 
 
 def why_not() -> str | None:

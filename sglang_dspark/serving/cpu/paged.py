@@ -16,11 +16,11 @@ from functools import cache
 from typing import Any
 
 import numpy as np
-from numba import boolean, float32, int32, int64, prange, types, void
+from numba import boolean, float32, int32, int64, types, void
 from torch import Tensor
 
 from sglang_dspark.float_ops import exp32
-from sglang_dspark.serving.cpu.jit import kernel, parallel_kernel
+from sglang_dspark.serving.cpu.jit import in_parts, kernel
 from sglang_dspark.serving.cpu.plan import CACHED, FIRST, QUERIES, ROW, AttentionPlan
 
 NO_WINDOW = -1
@@ -29,6 +29,7 @@ TILE = 64
 
 _NONE = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
+_WORK_PER_THREAD = 1 << 16  # multiplications, some microseconds
 _NEGLIGIBLE = np.float32(-87.0)  # exp of less is below float32's normal range
 
 
@@ -169,42 +170,53 @@ def _attend_item(  # type: ignore[no-untyped-def]
         )
 
 
-# Two functions, not one compiled twice: Numba's disk cache tells them apart by name only.
 @kernel
-def attend_serial(  # type: ignore[no-untyped-def]
-    q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal, window,
-    out,
-):  # fmt: skip
-    store_rows(k_cache, row_slots, k_rows)
-    store_rows(v_cache, row_slots, v_rows)
-    for item in range(requests.shape[0] * k_cache.shape[1]):
+def _attend_items(  # type: ignore[no-untyped-def]
+    first, end, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
+):
+    for item in range(first, end):
         _attend_item(item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
 
 
-@parallel_kernel
-def attend_parallel(  # type: ignore[no-untyped-def]
-    q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal, window,
-    out,
+@kernel
+def _threads_for(threads, q, k_cache, v_cache, requests):  # type: ignore[no-untyped-def]
+    """Fewer than there are where they would wait longer than they compute."""
+    seen = 0
+    for r in range(requests.shape[0]):
+        seen += requests[r, QUERIES] * requests[r, CACHED]
+    work = seen * q.shape[1] * (k_cache.shape[2] + v_cache.shape[2])
+    return min(threads, work // _WORK_PER_THREAD, requests.shape[0] * k_cache.shape[1])
+
+
+@kernel
+def attend(  # type: ignore[no-untyped-def]
+    sharing, q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal,
+    window, out,
 ):  # fmt: skip
+    """`paged_attention` of arrays; sharing: as `thread_pool.sharing` gives it."""
     store_rows(k_cache, row_slots, k_rows)
     store_rows(v_cache, row_slots, v_rows)
-    for item in prange(requests.shape[0] * k_cache.shape[1]):
-        _attend_item(item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
+    given = (q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
+    items = requests.shape[0] * k_cache.shape[1]
+    threads = _threads_for(sharing[1], q, k_cache, v_cache, requests)
+    if threads < 2:
+        _attend_items(0, items, *given)
+    elif not in_parts(sharing[0], threads, _attend_items, items, given):
+        raise MemoryError("attention: a thread had no memory for its scores")
 
 
 @cache
-def compiled(parallel: bool) -> Any:
+def compiled() -> Any:
     """The kernel for exactly the types it serves; compiled here, never while a request waits."""
     rows, pool = types.Array(float32, 3, "A"), float32[:, :, ::1]
-    function = attend_parallel if parallel else attend_serial
-    function.compile(
+    attend.compile(
         void(
-            rows, pool, pool, rows, rows, int64[::1], int32[:, ::1], int64[:, ::1],
-            boolean[:, :, ::1], float32, boolean, int64, pool,
+            types.UniTuple(int64, 2), rows, pool, pool, rows, rows, int64[::1], int32[:, ::1],
+            int64[:, ::1], boolean[:, :, ::1], float32, boolean, int64, pool,
         )
     )  # fmt: skip
-    function.disable_compile()
-    return function
+    attend.disable_compile()
+    return attend
 
 
 def paged_attention(
@@ -216,14 +228,15 @@ def paged_attention(
     scale: float,
     causal: bool,
     window: int,
-    threads: int,
+    sharing: tuple[int, int],
     out: Tensor,
     new: tuple[Tensor, Tensor, Tensor] | None = None,
 ) -> None:
     """Write the pass's own K and V, if given, then attend every query token of `plan`.
 
     q: [T, H, D]. k_cache: [S, Hkv, D], v_cache: [S, Hkv, Dv], contiguous; H a multiple of Hkv.
-    window: tokens behind a position that it sees, NO_WINDOW for all. out: [T, H, Dv], written for
+    window: tokens behind a position that it sees, NO_WINDOW for all. sharing: the pool's entry and
+    threads, of `thread_pool.sharing`. out: [T, H, Dv], written for
     the plan's tokens. new: (k [n, Hkv, D], v [n, Hkv, Dv], cache slots [n] int64). All float32.
     Raises TypeError for other types or strides.
     """
@@ -233,8 +246,8 @@ def paged_attention(
         row_slots = _NO_SLOTS
     else:
         k_rows, v_rows, row_slots = new[0].numpy(), new[1].numpy(), new[2].numpy()
-    compiled(threads > 1)(
-        q_array, k_cache.numpy(), v_cache.numpy(), k_rows, v_rows, row_slots, plan.table,
+    compiled()(
+        sharing, q_array, k_cache.numpy(), v_cache.numpy(), k_rows, v_rows, row_slots, plan.table,
         plan.requests, plan.trees, scale, causal, window, out.numpy(),
     )  # fmt: skip
 

@@ -54,6 +54,16 @@ def why_not() -> str | None:
     return None
 
 
+def sharing(threads: int) -> tuple[int, int]:
+    """What compiled code shares work out by (`jit.in_parts`): the pool's entry, and the threads
+    that it has then. No more than one where there is no pool."""
+    pool = process_pool() if threads > 1 else None
+    if pool is None:
+        return 0, 1
+    pool.grow(threads)
+    return pool.entry, threads
+
+
 @lru_cache(maxsize=1)
 def process_pool() -> ThreadPool | None:
     """The pool, compiled and known to LLVM as `RUN`; None where there is a reason not to.

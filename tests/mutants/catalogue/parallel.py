@@ -18,6 +18,27 @@ def _mutant(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
 
 MUTANTS = (
     _mutant(
+        "a part that failed is as good as done",
+        "sglang_dspark/serving/cpu/jit.py",
+        "builder.store(word(1), ",
+        "builder.store(word(0), ",
+        "tests/serving_cpu/test_thread_pool.py::test_a_part_that_fails_is_told",
+    ),
+    _mutant(
+        "attention is shared out by the heads of one request",
+        "sglang_dspark/serving/cpu/paged.py",
+        "_attend_items, items, given)",
+        "_attend_items, k_cache.shape[1], given)",
+        "tests/serving_cpu/test_attention.py::test_threads_do_not_change_the_result",
+    ),
+    _mutant(
+        "a thread is woken for every short context",
+        "sglang_dspark/serving/cpu/paged.py",
+        "work // _WORK_PER_THREAD, ",
+        "",
+        "tests/serving_cpu/test_attention.py::test_a_few_tokens_are_one_threads_work",
+    ),
+    _mutant(
         "two processes may take one turn",
         "sglang_dspark/common/turns.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",

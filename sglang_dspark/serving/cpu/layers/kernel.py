@@ -23,7 +23,7 @@ from sglang_dspark.serving.cpu.fused_ops import (
     silu_and_mul_rows,
 )
 from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
-from sglang_dspark.serving.cpu.paged import attend_parallel, attend_serial
+from sglang_dspark.serving.cpu.paged import attend
 
 # Columns of Tables.addresses. A norm's address is 0 where the model has none: those of the heads,
 # and of layer 0's input.
@@ -161,46 +161,26 @@ def _finish(tables, room, epsilon, normed):  # type: ignore[no-untyped-def]
     add_rms_norm_rows(room.mixed, room.carried, weight, epsilon, room.entered, normed)
 
 
-# Two functions, not one compiled twice: Numba's disk cache tells them apart by name only.
 @kernel
-def _layers_serial(tables, room, now, block, hidden, wanted, captured, epsilon, normed):  # type: ignore[no-untyped-def]
-    for layer in range(tables.addresses.shape[0]):
-        _enter(tables, room, now, layer, block, hidden)
-        if wanted[layer] >= 0:
-            captured[wanted[layer]] = room.entered
-        query, key, value = _heads(tables, room)
-        attend_serial(
-            query, _cache(tables, layer, KEYS), _cache(tables, layer, VALUES), key, value,
-            now.slots, now.table, now.requests, now.trees,
-            np.float32(tables.fractions[layer, SCALE]), tables.numbers[layer, CAUSAL] != 0,
-            tables.numbers[layer, WINDOW], room.attended,
-        )  # fmt: skip
-        _leave(tables, room, layer, block)
-    _finish(tables, room, epsilon, normed)
-
-
-@kernel
-def _layers_parallel(tables, room, now, block, hidden, wanted, captured, epsilon, normed):  # type: ignore[no-untyped-def]
-    for layer in range(tables.addresses.shape[0]):
-        _enter(tables, room, now, layer, block, hidden)
-        if wanted[layer] >= 0:
-            captured[wanted[layer]] = room.entered
-        query, key, value = _heads(tables, room)
-        attend_parallel(
-            query, _cache(tables, layer, KEYS), _cache(tables, layer, VALUES), key, value,
-            now.slots, now.table, now.requests, now.trees,
-            np.float32(tables.fractions[layer, SCALE]), tables.numbers[layer, CAUSAL] != 0,
-            tables.numbers[layer, WINDOW], room.attended,
-        )  # fmt: skip
-        _leave(tables, room, layer, block)
-    _finish(tables, room, epsilon, normed)
-
-
-def layers(parallel: bool) -> Any:
-    """The kernel: (Tables, Buffers, Pass, block, hidden [n, d], wanted [L], captured [C, n, d],
-    epsilon, normed [n, d]).
+def layers(  # type: ignore[no-untyped-def]
+    tables, sharing, room, now, block, hidden, wanted, captured, epsilon, normed
+):
+    """(Tables, `thread_pool.sharing`, Buffers, Pass, block, hidden [n, d], wanted [L], captured
+    [C, n, d], epsilon, normed [n, d]).
 
     block: rows taken together in products. wanted[l]: place in `captured` of layer l's input with
     all additions made, -1 for none. epsilon: of the last norm, whose output is `normed`.
     """
-    return _layers_parallel if parallel else _layers_serial
+    for layer in range(tables.addresses.shape[0]):
+        _enter(tables, room, now, layer, block, hidden)
+        if wanted[layer] >= 0:
+            captured[wanted[layer]] = room.entered
+        query, key, value = _heads(tables, room)
+        attend(
+            sharing, query, _cache(tables, layer, KEYS), _cache(tables, layer, VALUES), key, value,
+            now.slots, now.table, now.requests, now.trees,
+            np.float32(tables.fractions[layer, SCALE]), tables.numbers[layer, CAUSAL] != 0,
+            tables.numbers[layer, WINDOW], room.attended,
+        )  # fmt: skip
+        _leave(tables, room, layer, block)
+    _finish(tables, room, epsilon, normed)

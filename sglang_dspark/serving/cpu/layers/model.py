@@ -159,11 +159,11 @@ def _tables(layers: Sequence[LayerSpec], last_norm: Norm, pool: Any) -> Tables:
 
 @dataclass(frozen=True)
 class Step:
-    """One pass: who sits where, the pool's tables, the kernel."""
+    """One pass: who sits where, the tables, and by what attention is shared out."""
 
     now: Pass
     tables: Tables
-    kernel: Any
+    sharing: tuple[int, int]
 
 
 def step_of(
@@ -188,8 +188,7 @@ def step_of(
         return None
     plan = backend.short
     now = Pass(positions.numpy(), slots.numpy(), plan.table, plan.requests, plan.trees)
-    parallel = backend.threads > 1
-    return Step(now, stack.tables(backend.token_to_kv_pool), layer_kernel.layers(parallel))
+    return Step(now, stack.tables(backend.token_to_kv_pool), backend.sharing)
 
 
 def run(
@@ -204,9 +203,9 @@ def run(
     buffers = layer_spec.buffers_for(stack.shape, rows)
     wanted, count = stack.wanted(captured)
     kept, normed = torch.empty(count, rows, width), torch.empty(rows, width)
-    step.kernel(
-        step.tables, buffers, step.now, linear.block_rows(rows), hidden.numpy(), wanted,
-        kept.numpy(), stack.last_norm.epsilon, normed.numpy(),
+    layer_kernel.layers(
+        step.tables, step.sharing, buffers, step.now, linear.block_rows(rows), hidden.numpy(),
+        wanted, kept.numpy(), stack.last_norm.epsilon, normed.numpy(),
     )  # fmt: skip
     return normed, list(kept.unbind())
 
