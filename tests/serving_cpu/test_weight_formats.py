@@ -8,6 +8,7 @@ from torch import Tensor
 
 from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.narrow_matmul import AVX2, NarrowMatmul, Processor, compile_matmul
+from sglang_dspark.serving.cpu.panel_rows import MOST_ROWS
 from sglang_dspark.serving.cpu.thread_pool import process_pool
 from sglang_dspark.serving.cpu.weight_formats import (
     BFLOAT16,
@@ -88,6 +89,23 @@ def test_rows_are_taken_with_their_scales(form: WeightFormat) -> None:
     few = take_rows(packed, rows[:5])  # in no format, so in float32
     assert few.dtype is torch.float32
     assert torch.equal(few, dense(packed)[rows[:5]])
+
+
+@pytest.mark.parametrize("form", PANELS, ids=lambda form: str(form.dtype))
+@pytest.mark.parametrize("count", [0, 1, MOST_ROWS, MOST_ROWS + 1])
+def test_few_rows_and_many_are_the_same_numbers(form: WeightFormat, count: int) -> None:
+    packed = pack(weights(96, 320), form)
+    rows = torch.arange(count) * 7 % 96
+    assert torch.equal(look_up(packed, rows), dense(packed)[rows])
+    part = packed[32:80]  # whole panels from the middle
+    assert torch.equal(look_up(part, rows % 48), dense(packed)[32:80][rows % 48])
+
+
+@pytest.mark.parametrize("form", PACKED)
+@pytest.mark.parametrize("row", [48, 1 << 40, -49])
+def test_a_row_that_is_not_there_is_refused(form: WeightFormat, row: int) -> None:
+    with pytest.raises(IndexError):
+        look_up(pack(weights(48, 192), form), torch.tensor([3, row]))
 
 
 def test_bytes() -> None:

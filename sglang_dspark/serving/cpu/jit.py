@@ -77,6 +77,16 @@ def floats_at(typingctx, address):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
+def bytes_at(typingctx, address):  # type: ignore[no-untyped-def]
+    """The address (int64) as a pointer to uint8."""
+
+    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
+        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
+
+    return types.CPointer(types.uint8)(types.int64), codegen
+
+
+@intrinsic
 def in_parts(typingctx, run, threads, work, length, given):  # type: ignore[no-untyped-def]
     """`work(first, end, *given)` for parts of 0 .. length, taken by the threads of the pool.
 

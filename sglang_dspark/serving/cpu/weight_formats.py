@@ -21,6 +21,8 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.cpu.panel_rows import MOST_ROWS, float_rows
+
 GROUP = 64  # columns of a row that share a scale
 PANEL = 16  # rows of int8 that lie together
 _SCALE_BYTES = 4  # a scale is float32
@@ -111,7 +113,7 @@ def dense(weight: Tensor) -> Tensor:
     """The float32 numbers [N, K] that a weight stands for; a float32 weight itself."""
     if weight.dtype not in _NEIGHBOURS:
         return weight.float()
-    return look_up(weight, torch.arange(weight.shape[0]))
+    return _numbers(*int8_rows(weight, torch.arange(weight.shape[0])))
 
 
 def half_rows(x: Tensor) -> Tensor:
@@ -151,10 +153,19 @@ def take_rows(weight: Tensor, rows: Tensor) -> Tensor:
 
 
 def look_up(weight: Tensor, tokens: Tensor) -> Tensor:
-    """Embeddings: tokens [...] int64 -> [..., K] float32."""
+    """Embeddings: tokens [...] int64 -> [..., K] float32; IndexError for one that has no row."""
     rows = tokens.reshape(-1)
-    int8 = weight.dtype in _NEIGHBOURS
-    found = _numbers(*int8_rows(weight, rows)) if int8 else weight[rows].float()
+    if weight.dtype not in _NEIGHBOURS:
+        found = weight[rows].float()
+    elif len(rows) > MOST_ROWS:
+        found = _numbers(*int8_rows(weight, rows))
+    else:
+        total, k = weight.shape
+        found = torch.empty(len(rows), k)
+        layout = (PANEL, GROUP, _NEIGHBOURS[weight.dtype], GROUP_BYTES)
+        signed = weight.dtype is torch.int8
+        rows = rows.to(torch.int64).contiguous()
+        float_rows(weight.data_ptr(), total, layout, signed, rows.numpy(), found.numpy())
     return found.view(*tokens.shape, weight.shape[1])
 
 
