@@ -21,6 +21,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.cpu import huge_pages
 from sglang_dspark.serving.cpu.panel_rows import MOST_ROWS, float_rows
 
 GROUP = 64  # columns of a row that share a scale
@@ -172,7 +173,8 @@ def look_up(weight: Tensor, tokens: Tensor) -> Tensor:
 def _laid_out(whole: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Panels of rows: whole [N, K / 64, 64] int8, scales [N, K / 64] float32 -> [N, K] dtype."""
     n, groups = scales.shape
-    memory = torch.empty(n, groups * GROUP_BYTES // PANEL, dtype=dtype)
+    step = groups * GROUP_BYTES // PANEL
+    memory = huge_pages.empty(n * step).view(dtype).view(n, step)
     weight = memory[:, : groups * GROUP]
     its_scales, its_bytes = _panels(weight)
     its_scales.copy_(scales.view(-1, PANEL, groups).transpose(1, 2))
