@@ -1,4 +1,4 @@
-"""Memory for weights that are read from end to end in every step, on huge pages where there are any.
+"""Memory for weights that every step reads from end to end, on huge pages where there are any.
 
 A processor looks up where each page of 4 KiB lies, and its prefetchers stop where one ends. So int8
 panels (weight_formats.py), which are read in one stream, come faster from pages of 2 MiB
