@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import gc
 import sys
+import threading
+import time
 import weakref
 from pathlib import Path
 from typing import Any
@@ -55,6 +57,28 @@ def test_nothing_is_left_out_between_two() -> None:
     assert first.data_ptr() % PAGE == 0
     second, third = huge_pages.empty(65), huge_pages.empty(64)
     assert third.data_ptr() - second.data_ptr() == 128
+
+
+class _Slow(np.ndarray[Any, Any]):
+    """Others have their turn while a part of it is taken."""
+
+    def __getitem__(self, where: Any) -> Any:
+        found = super().__getitem__(where)
+        time.sleep(0.01)
+        return found
+
+
+def test_threads_that_take_at_once_get_places_of_their_own() -> None:
+    pieces, found = _Pieces(), list[int]()
+    pieces._left = np.zeros(4096, np.uint8).view(_Slow)
+    each = [
+        threading.Thread(target=lambda: found.append(pieces.take(64).ctypes.data)) for _ in range(8)
+    ]
+    for one in each:
+        one.start()
+    for one in each:
+        one.join()
+    assert len(set(found)) == 8
 
 
 @pytest.mark.skipif(sys.platform != "linux", reason="the kernel's own account")

@@ -9,6 +9,7 @@ with the last of its weights. bfloat16, read in rows at a stride, loses by it at
 from __future__ import annotations
 
 import mmap
+import threading
 from contextlib import suppress
 
 import numpy as np
@@ -28,13 +29,15 @@ class _Pieces:
 
     def __init__(self) -> None:
         self._left: _Memory = np.empty(0, np.uint8)
+        self._lock = threading.Lock()  # two weights in one place would be noticed by nobody
 
     def take(self, size: int) -> _Memory:
         """So many bytes from the start of a cache line on. Raises OSError where there are none."""
         whole = -(-size // _LINE) * _LINE
-        if whole > len(self._left):
-            self._left = _piece(max(PIECE, whole))
-        taken, self._left = self._left[:size], self._left[whole:]
+        with self._lock:
+            if whole > len(self._left):
+                self._left = _piece(max(PIECE, whole))
+            taken, self._left = self._left[:size], self._left[whole:]
         return taken
 
 

@@ -16,6 +16,30 @@ PACKED_TESTS = ("tests/serving_cpu/test_packed_weights.py",)
 
 MUTANTS = (
     Mutant(
+        name="two weights lie in one place",
+        area="packed weights",
+        file="sglang_dspark/serving/cpu/huge_pages.py",
+        old="self._left[whole:]",
+        new="self._left[size // 2 :]",
+        tests=("tests/serving_cpu/test_huge_pages.py",),
+    ),
+    Mutant(
+        name="an embedding that is not there is read from behind the weight",
+        area="packed weights",
+        file="sglang_dspark/serving/cpu/panel_rows.py",
+        old="rows[i] < 0 or rows[i] >= total",
+        new="rows[i] < 0",
+        tests=FORMAT_TESTS,
+    ),
+    Mutant(
+        name="bytes with a sign are read as those without",
+        area="packed weights",
+        file="sglang_dspark/serving/cpu/panel_rows.py",
+        old="128 if signed else 0",
+        new="0",
+        tests=FORMAT_TESTS,
+    ),
+    Mutant(
         name="rows are rounded where wide ones are told",
         area="packed weights",
         file=LINEAR,
