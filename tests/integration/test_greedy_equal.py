@@ -58,13 +58,14 @@ def check_equal(
     concurrency: int,
     prompts: Sequence[str] = PROMPTS,
     tokens: int = TOKENS,
+    plain_users: int = PLAIN_USERS,
 ) -> int:
     """Both servers' greedy answers to the same prompts are the same, but for near ties.
 
     Returns how many drafts were accepted: where there are none, nothing was tested.
     """
     fields = {"max_new_tokens": tokens, "sampling_params": {"ignore_eos": True}}
-    expected = plain.generate_all(prompts, PLAIN_USERS, **fields)
+    expected = plain.generate_all(prompts, plain_users, **fields)
     got = drafting.generate_all(prompts, concurrency, **fields)
 
     near_ties = []
