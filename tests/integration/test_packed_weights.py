@@ -41,18 +41,32 @@ def start(
     return pool.start(f"{name}-{form}", target, *flags, *seats)
 
 
-@pytest.mark.parametrize("form", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])
+@pytest.mark.parametrize(
+    ("form", "activations", "users"),
+    [
+        ("int8", "auto", 4),
+        ("int8", "narrow", 1),
+        pytest.param("bfloat16", "narrow", 4, marks=pytest.mark.slow),
+    ],
+)
 def test_greedy_tokens_are_the_plain_servers_of_the_same_weights(
-    pool: ServerPool, demo_target: Path, demo_drafter: Path, form: str
+    pool: ServerPool,
+    demo_target: Path,
+    demo_drafter: Path,
+    form: str,
+    activations: str,
+    users: int,
 ) -> None:
-    """Rows as they are by themselves: eight bits (`narrow`) magnify last bits to whole steps, and
-    their answers depend on company (docs/lab-notes.md)."""
-    plain = start(pool, form, "plain", demo_target, None, mode="auto")
-    drafting = start(pool, form, "static", demo_target, demo_drafter, mode="static")
+    """Rows of eight bits (`narrow` beside int8) magnify last bits to whole steps: what is read
+    beside a prompt then shows in its answer (docs/lab-notes.md), so there one user asks."""
+    told = {"activations": activations}
+    names = (f"{name}-{activations}" for name in ("plain", "static"))
+    plain = start(pool, form, next(names), demo_target, None, mode="auto", **told)
+    drafting = start(pool, form, next(names), demo_target, demo_drafter, mode="static", **told)
     for server in (plain, drafting):
         assert f"weights of LlamaForCausalLM are kept as {form}" in server.log
         assert "sglang-dspark: off:" not in server.log
-    assert check_equal(plain, drafting, 4, PROMPTS[:16], 32, plain_users=4) > 0
+    assert check_equal(plain, drafting, users, PROMPTS[:16], 32, plain_users=users) > 0
 
 
 @pytest.mark.parametrize("form", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])

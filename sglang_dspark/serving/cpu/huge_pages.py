@@ -8,14 +8,16 @@ with the last of its weights. bfloat16, read in rows at a stride, loses by it at
 
 from __future__ import annotations
 
+import logging
 import mmap
 import threading
-from contextlib import suppress
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
+
+logger = logging.getLogger(__name__)
 
 PAGE = 2 << 20
 PIECE = 32 * PAGE
@@ -45,8 +47,10 @@ def _piece(size: int) -> _Memory:
     """New memory from the start of a huge page on; pages come when they are first written."""
     kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
     found = mmap.mmap(-1, size + PAGE, flags=kind)
-    with suppress(AttributeError, OSError):  # not Linux, or a kernel without huge pages
+    try:
         found.madvise(mmap.MADV_HUGEPAGE)
+    except (AttributeError, OSError) as error:  # not Linux, or a kernel without huge pages
+        logger.info("sglang-dspark: %d MiB of weights on ordinary pages: %s", size >> 20, error)
     memory: _Memory = np.frombuffer(found, np.uint8)
     start = -memory.ctypes.data % PAGE
     return memory[start : start + size]

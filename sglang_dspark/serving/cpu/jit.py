@@ -66,24 +66,25 @@ def multiply_at(typingctx, entry, x, ldx, rows, block, w, n, k, out, threads):  
     return types.void(*(types.int64,) * 10), codegen
 
 
-@intrinsic
-def floats_at(typingctx, address):  # type: ignore[no-untyped-def]
-    """The address (int64) as a pointer to float32."""
+def _pointer_to(kind: Any) -> Any:
+    """Signature and code of an intrinsic that takes an address (int64) for a pointer."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
 
-    return types.CPointer(types.float32)(types.int64), codegen
+    return types.CPointer(kind)(types.int64), codegen
+
+
+@intrinsic
+def floats_at(typingctx, address):  # type: ignore[no-untyped-def]
+    """The address (int64) as a pointer to float32."""
+    return _pointer_to(types.float32)
 
 
 @intrinsic
 def bytes_at(typingctx, address):  # type: ignore[no-untyped-def]
     """The address (int64) as a pointer to uint8."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
-
-    return types.CPointer(types.uint8)(types.int64), codegen
+    return _pointer_to(types.uint8)
 
 
 @intrinsic
