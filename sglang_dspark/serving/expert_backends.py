@@ -36,7 +36,6 @@ from sglang_dspark.experts.times import TimesKey, load_or_measure
 from sglang_dspark.quantisation import bf16, fp8
 from sglang_dspark.serving import humming_experts
 from sglang_dspark.serving.cpu import expert_ops, linear
-from sglang_dspark.serving.cpu.fused_ops import MOST_ROWS
 from sglang_dspark.serving.cpu.narrow_matmul import LANES
 from sglang_dspark.serving.cpu.threads import chosen_threads
 
@@ -50,7 +49,8 @@ def _compiled_refusal(s: ExpertWorkload) -> str | None:
         return f"needs float32 and widths in multiples of {LANES}"
     if s.graph:
         return "computes on the host, which a graph cannot"
-    return f"for up to {MOST_ROWS} tokens" if s.tokens > MOST_ROWS else None
+    most = linear.MAX_ROWS
+    return f"for up to {most} tokens" if s.tokens > most else None
 
 
 def _no_kernel() -> str | None:

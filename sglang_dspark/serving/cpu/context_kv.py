@@ -27,7 +27,7 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.models.dflash import DFlashDraftModel
 from torch import Tensor, nn
 
-from sglang_dspark.serving.cpu import fused_ops, linear
+from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.context_rows import (
     forget,
     keep,
@@ -217,7 +217,7 @@ class Injector:
             self._keep(features, chosen, at, places)
             return True
         forget(self._waiting, chosen, places)
-        if total > fused_ops.MOST_ROWS:
+        if total > linear.MAX_ROWS:
             return False
         _inject(self._tables, features, projected, chosen, at, places)
         return True

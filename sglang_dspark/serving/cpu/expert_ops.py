@@ -20,7 +20,7 @@ from torch import Tensor, nn
 from sglang_dspark.drafter.hyper_connections import SINKHORN_ROUNDS, HyperConnection, StreamRead
 from sglang_dspark.drafter.moe import SharedExperts, permute_tokens
 from sglang_dspark.float_ops import exp32
-from sglang_dspark.serving.cpu import fused_ops, linear
+from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.jit import exact_kernel, kernel, multiply_at
 from sglang_dspark.serving.cpu.narrow_matmul import LANES, MAX_BLOCK_ROWS
 
@@ -194,7 +194,7 @@ def fits(x: Any) -> bool:
         type(x) is Tensor
         and x.dtype is _FLOAT
         and x.is_cpu
-        and 0 < x.shape[0] <= fused_ops.MOST_ROWS
+        and 0 < x.shape[0] <= linear.MAX_ROWS
         and not torch.is_grad_enabled()
     )
 

@@ -1,10 +1,11 @@
-"""RMSNorm, rotary embedding and SiLU gate as one pass each over a few rows (Numba).
+"""RMSNorm, rotary embedding and SiLU gate as one pass each over the rows (Numba).
 
 SGLang's own `forward_native` of these operators (sglang/srt/layers/{layernorm,activation}.py,
 rotary_embedding/base.py, 0.5.23) takes three to fifteen torch calls; with a handful of rows the
 calls cost more than the arithmetic. `register` hands ours to SGLang's dispatch for out-of-tree
-platforms. Whatever they do not cover (other dtypes, options, big prefills) goes to
-`forward_native`.
+platforms. Whatever they do not cover (other dtypes, options) goes to `forward_native`.
+
+A row's result is the same to the last bit beside any other rows and in any compilation.
 """
 
 from __future__ import annotations
@@ -15,58 +16,62 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.float_ops import exp32
-from sglang_dspark.serving.cpu.jit import kernel
+from sglang_dspark.float_ops import exp32, fma
+from sglang_dspark.serving.cpu.jit import exact_kernel
+from sglang_dspark.serving.cpu.lanes import lane_sum
 
-# Beyond this many rows torch's own loops, which use every thread, are as fast.
-MOST_ROWS = 256
 _FLOAT = torch.float32
 
 
-@kernel
+@exact_kernel
+def _one_over_rms(squares, epsilon):  # type: ignore[no-untyped-def]
+    """1 / sqrt(mean + epsilon) of squares [d]."""
+    mean = lane_sum(squares) / np.float32(squares.shape[0])
+    return np.float32(1.0) / np.sqrt(mean + np.float32(epsilon))
+
+
+@exact_kernel
 def rms_norm_rows(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
     """out = x / rms(x) * weight; x, out [n, d], weight [d]."""
     for i in range(x.shape[0]):
         row, target = x[i], out[i]
-        squares = np.float32(0.0)
         for d in range(row.shape[0]):
-            squares += row[d] * row[d]
-        scale = np.float32(1.0) / np.sqrt(squares / np.float32(row.shape[0]) + np.float32(epsilon))
+            target[d] = row[d] * row[d]
+        scale = _one_over_rms(target, epsilon)
         for d in range(row.shape[0]):
             target[d] = (row[d] * scale) * weight[d]
 
 
-@kernel
+@exact_kernel
 def add_rms_norm_rows(x, residual, weight, epsilon, total, out):  # type: ignore[no-untyped-def]
     """total = x + residual and out = its norm; all [n, d]."""
     for i in range(x.shape[0]):
         row, carried, kept, target = x[i], residual[i], total[i], out[i]
-        squares = np.float32(0.0)
         for d in range(row.shape[0]):
             value = row[d] + carried[d]
             kept[d] = value
-            squares += value * value
-        scale = np.float32(1.0) / np.sqrt(squares / np.float32(row.shape[0]) + np.float32(epsilon))
+            target[d] = value * value
+        scale = _one_over_rms(target, epsilon)
         for d in range(row.shape[0]):
             target[d] = (kept[d] * scale) * weight[d]
 
 
-@kernel
+@exact_kernel
 def rms_norm_heads(x, first, heads, weight, epsilon):  # type: ignore[no-untyped-def]
     """Heads first..first+heads-1 of x [n, all heads * d] normed in place; weight [d]."""
     width = weight.shape[0]
+    squares = np.empty(width, np.float32)
     for i in range(x.shape[0]):
         for h in range(first, first + heads):
             row = x[i, h * width : (h + 1) * width]
-            squares = np.float32(0.0)
             for d in range(width):
-                squares += row[d] * row[d]
-            scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + np.float32(epsilon))
+                squares[d] = row[d] * row[d]
+            scale = _one_over_rms(squares, epsilon)
             for d in range(width):
                 row[d] = (row[d] * scale) * weight[d]
 
 
-@kernel
+@exact_kernel
 def silu_and_mul_rows(x, out):  # type: ignore[no-untyped-def]
     """out = silu(x[:, :d]) * x[:, d:]; x [n, 2d], out [n, d]."""
     width = out.shape[1]
@@ -76,7 +81,7 @@ def silu_and_mul_rows(x, out):  # type: ignore[no-untyped-def]
             target[d] = gate[d] / (np.float32(1.0) + exp32(-gate[d])) * up[d]
 
 
-@kernel
+@exact_kernel
 def rotate_rows(positions, cos_sin, query, key, width):  # type: ignore[no-untyped-def]
     """Rotate the first cos_sin.shape[1] dimensions of every head in place, halves paired.
 
@@ -91,8 +96,8 @@ def rotate_rows(positions, cos_sin, query, key, width):  # type: ignore[no-untyp
                 first, second = x[start : start + half], x[start + half : start + 2 * half]
                 for d in range(half):
                     a, b = first[d], second[d]
-                    first[d] = a * cosine[d] - b * sine[d]
-                    second[d] = b * cosine[d] + a * sine[d]
+                    first[d] = fma(a, cosine[d], -(b * sine[d]))
+                    second[d] = fma(b, cosine[d], a * sine[d])
 
 
 def rms_norm(
@@ -109,7 +114,6 @@ def rms_norm(
         x.dtype != _FLOAT
         or weight.dtype != _FLOAT
         or x.shape[-1] != width
-        or x.numel() > MOST_ROWS * width
         or op.variance_size_override is not None
         or op.override_orig_dtype not in (None, _FLOAT)
         or post_residual_addition is not None
@@ -117,13 +121,13 @@ def rms_norm(
     ):
         return op.forward_native(x, residual, post_residual_addition, quant_linear)
     rows = x if x.dim() == 2 else x.reshape(-1, width)
-    out = torch.empty_like(rows)
+    out = x.new_empty(rows.shape)
     scale = weight.detach().numpy()
     if residual is None:
         rms_norm_rows(rows.numpy(), scale, op.variance_epsilon, out.numpy())
         return out if rows is x else out.view(x.shape)
     carried = residual if rows is x else residual.reshape(-1, width)
-    total = torch.empty_like(rows)
+    total = x.new_empty(rows.shape)
     add_rms_norm_rows(
         rows.numpy(), carried.numpy(), scale, op.variance_epsilon, total.numpy(), out.numpy()
     )
@@ -133,7 +137,7 @@ def rms_norm(
 def silu_and_mul(op: Any, x: Tensor) -> Tensor:
     """`SiluAndMul.forward`: x [..., 2d] -> silu(first half) * second half, [..., d]."""
     width = x.shape[-1] // 2
-    if x.dtype != _FLOAT or x.numel() > MOST_ROWS * x.shape[-1]:
+    if x.dtype != _FLOAT:
         return op.forward_native(x)
     rows = x if x.dim() == 2 else x.reshape(-1, 2 * width)
     out = x.new_empty(rows.shape[0], width)
@@ -159,7 +163,6 @@ def rotary(
         or offsets is not None
         or fused_set_kv_buffer_arg is not None
         or positions.dim() != 1
-        or positions.shape[0] > MOST_ROWS
         or query.dim() != 2
         or key.dim() != 2
     ):

@@ -1,9 +1,10 @@
 """Numba settings and building blocks shared by the CPU kernels.
 
 The kernels compile for the processor they run on (AVX2 or wider) at the first start and are cached
-on disk, in a folder named after the source of them all. Sums may be reassociated, which is what
-lets them use vector registers; NaN and infinity keep their meaning. Division follows numpy (no
-ZeroDivisionError), as a check would forbid vectors.
+on disk, in a folder named after the source of them all. Division follows numpy (no
+ZeroDivisionError), as a check would forbid vectors. What the target's logits depend on is an
+`exact_kernel`: compiled code differs from that read from disk, as more of it is compiled together,
+and only operations done as they are written have the same bits in both.
 """
 
 from __future__ import annotations
@@ -36,12 +37,14 @@ def _compiled(function: Callable[..., Any], **options: Any) -> Any:
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile for one thread; the caller holds no GIL meanwhile."""
+    """Compile for one thread; the caller holds no GIL meanwhile. Sums may be reassociated, which
+    lets them use vector registers; NaN and infinity keep their meaning."""
     return _compiled(function, fastmath=FAST)
 
 
 def exact_kernel(function: Callable[..., Any]) -> Any:
-    """As `kernel`, with float operations as they are written: signs of zero, order of sums."""
+    """As `kernel`, with float operations as they are written: signs of zero, order of sums (those
+    of lanes.py use vector registers all the same)."""
     return _compiled(function)
 
 

@@ -19,8 +19,9 @@ import numpy as np
 from numba import boolean, float32, int32, int64, types, void
 from torch import Tensor
 
-from sglang_dspark.float_ops import exp32
-from sglang_dspark.serving.cpu.jit import in_parts, kernel
+from sglang_dspark.float_ops import exp32, fma
+from sglang_dspark.serving.cpu.jit import exact_kernel, in_parts
+from sglang_dspark.serving.cpu.lanes import four_dots, lane_max, lane_sum
 from sglang_dspark.serving.cpu.plan import CACHED, FIRST, QUERIES, ROW, AttentionPlan
 
 NO_WINDOW = -1
@@ -33,7 +34,7 @@ _WORK_PER_THREAD = 1 << 16  # multiplications, some microseconds
 _NEGLIGIBLE = np.float32(-87.0)  # exp of less is below float32's normal range
 
 
-@kernel
+@exact_kernel
 def store_rows(cache, slots, rows):  # type: ignore[no-untyped-def]
     """cache[slots[i]] = rows[i]; cache [S, h, d], slots [n], rows [n, h, d]."""
     for i in range(slots.shape[0]):
@@ -43,7 +44,7 @@ def store_rows(cache, slots, rows):  # type: ignore[no-untyped-def]
                 cache[slot, h, d] = rows[i, h, d]
 
 
-@kernel
+@exact_kernel
 def _score_rows(queries, keys, head, slots, scale, scores):  # type: ignore[no-untyped-def]
     """scores[i, j] = scale * queries[i] . keys[slots[j], head]; four rows share one read of a key.
 
@@ -55,40 +56,30 @@ def _score_rows(queries, keys, head, slots, scale, scores):  # type: ignore[no-u
         q0, q1, q2, q3 = queries[block], queries[r1], queries[r2], queries[r3]
         for j in range(slots.shape[0]):
             key = keys[slots[j], head]
-            a0 = a1 = a2 = a3 = _ZERO
-            for d in range(key.shape[0]):
-                k = key[d]
-                a0 += k * q0[d]
-                a1 += k * q1[d]
-                a2 += k * q2[d]
-                a3 += k * q3[d]
+            a0, a1, a2, a3 = four_dots(key, q0, q1, q2, q3)
             scores[block, j] = a0 * scale
             scores[r1, j] = a1 * scale
             scores[r2, j] = a2 * scale
             scores[r3, j] = a3 * scale
 
 
-@kernel
+@exact_kernel
 def _exp_row(row):  # type: ignore[no-untyped-def]
     """Turn scores into softmax numerators in place and return their sum.
 
     row: a multiple of TILE long. -inf gives exactly 0, so hidden positions change no sum.
     """
-    top = _NONE
-    for j in range(row.shape[0]):
-        top = max(top, row[j])
-    total = _ZERO
+    top = lane_max(row)
     for j in range(row.shape[0]):
         gap = row[j] - top
         weight = exp32(gap)
         if gap < _NEGLIGIBLE:
             weight = _ZERO
         row[j] = weight
-        total += weight
-    return total
+    return lane_sum(row)
 
 
-@kernel
+@exact_kernel
 def _mix_rows(weights, values, head, slots, out):  # type: ignore[no-untyped-def]
     """out[i] = sum_j weights[i, j] * values[slots[j], head]; four slots share one pass over out.
 
@@ -103,10 +94,10 @@ def _mix_rows(weights, values, head, slots, out):  # type: ignore[no-untyped-def
             w0, w1, w2, w3 = weights[i, j], weights[i, j + 1], weights[i, j + 2], weights[i, j + 3]
             row = out[i]
             for d in range(row.shape[0]):
-                row[d] += (w0 * v0[d] + w1 * v1[d]) + (w2 * v2[d] + w3 * v3[d])
+                row[d] = fma(w3, v3[d], fma(w2, v2[d], fma(w1, v1[d], fma(w0, v0[d], row[d]))))
 
 
-@kernel
+@exact_kernel
 def _hide(scores, group, request, start, causal, window, tree):  # type: ignore[no-untyped-def]
     """Set scores of invisible positions to -inf; column j stands for position start + j.
 
@@ -125,7 +116,7 @@ def _hide(scores, group, request, start, causal, window, tree):  # type: ignore[
                     scores[row, kv_len - query_len + j - start] = _NONE
 
 
-@kernel
+@exact_kernel
 def _attend_head(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, slots, request, start, kv_head, scale, causal, window, tree, out
 ):
@@ -152,7 +143,7 @@ def _attend_head(  # type: ignore[no-untyped-def]
                 out[first + i, head + g, d] = mixed[i * group + g, d] * share
 
 
-@kernel
+@exact_kernel
 def _attend_item(  # type: ignore[no-untyped-def]
     item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
 ):
@@ -170,7 +161,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
         )
 
 
-@kernel
+@exact_kernel
 def _attend_items(  # type: ignore[no-untyped-def]
     first, end, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
 ):
@@ -178,7 +169,7 @@ def _attend_items(  # type: ignore[no-untyped-def]
         _attend_item(item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
 
 
-@kernel
+@exact_kernel
 def _threads_for(threads, q, k_cache, v_cache, requests):  # type: ignore[no-untyped-def]
     """Fewer than there are where they would wait longer than they compute."""
     seen = 0
@@ -188,7 +179,7 @@ def _threads_for(threads, q, k_cache, v_cache, requests):  # type: ignore[no-unt
     return min(threads, work // _WORK_PER_THREAD, requests.shape[0] * k_cache.shape[1])
 
 
-@kernel
+@exact_kernel
 def attend(  # type: ignore[no-untyped-def]
     sharing, q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal,
     window, out,

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor, nn
 
-from sglang_dspark.serving.cpu import fused_ops, linear
+from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.fast_paths import UnfitError, need
 from sglang_dspark.serving.cpu.layers import kernel as layer_kernel
@@ -27,7 +27,6 @@ from sglang_dspark.serving.cpu.layers import spec as layer_spec
 from sglang_dspark.serving.cpu.layers.kernel import Pass, Tables
 from sglang_dspark.serving.cpu.layers.spec import NO_NORM, Ending, LayerSpec, Norm, Watched
 
-MOST_ROWS = min(linear.MAX_ROWS, fused_ops.MOST_ROWS)
 TURNS = 8  # passes until every part of a stack has been looked at
 _FLOAT = torch.float32
 _Named = tuple[Mapping[str, Any], str, nn.Module]
@@ -180,7 +179,7 @@ def step_of(
         or forward_batch.forward_mode.is_idle()
         or backend.token_to_kv_pool.layer_transfer_counter is not None
         or not _plain_rows(hidden, stack.shape.hidden)
-        or not 0 < hidden.shape[0] <= MOST_ROWS
+        or not 0 < hidden.shape[0] <= linear.MAX_ROWS
         or hidden.shape[0] != backend.num_queries
         or not _plain_index(positions, hidden.shape[0])
         or not _plain_index(slots, hidden.shape[0])
