@@ -15,7 +15,7 @@ from safetensors.torch import load_file
 
 from sglang_dspark.serving.cpu.weight_formats import FORMATS, dense, pack
 from tests.integration import test_sampled_law as law
-from tests.integration.prompts import PROMPTS
+from tests.integration.prompts import LONG, PROMPTS
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
 from tests.integration.test_greedy_equal import check_equal
 from tests.integration.tiny_models import TinyPair
@@ -42,11 +42,11 @@ def start(
 
 
 @pytest.mark.parametrize(
-    ("form", "activations", "users"),
+    ("form", "activations"),
     [
-        ("int8", "auto", 4),
-        ("int8", "narrow", 1),
-        pytest.param("bfloat16", "narrow", 4, marks=pytest.mark.slow),
+        ("int8", "auto"),
+        ("int8", "narrow"),
+        pytest.param("bfloat16", "narrow", marks=pytest.mark.slow),
     ],
 )
 def test_greedy_tokens_are_the_plain_servers_of_the_same_weights(
@@ -55,10 +55,9 @@ def test_greedy_tokens_are_the_plain_servers_of_the_same_weights(
     demo_drafter: Path,
     form: str,
     activations: str,
-    users: int,
 ) -> None:
-    """Rows of eight bits (`narrow` beside int8) magnify last bits to whole steps: what is read
-    beside a prompt then shows in its answer (docs/lab-notes.md), so there one user asks."""
+    """Rows of eight bits (`narrow` beside int8) magnify last bits to whole steps, so this asks that
+    neither drafts nor company change one bit: four users, or all at once."""
     told = {"activations": activations}
     names = (f"{name}-{activations}" for name in ("plain", "static"))
     plain = start(pool, form, next(names), demo_target, None, mode="auto", **told)
@@ -66,7 +65,8 @@ def test_greedy_tokens_are_the_plain_servers_of_the_same_weights(
     for server in (plain, drafting):
         assert f"weights of LlamaForCausalLM are kept as {form}" in server.log
         assert "sglang-dspark: off:" not in server.log
-    assert check_equal(plain, drafting, users, PROMPTS[:16], 32, plain_users=users) > 0
+    prompts = (*PROMPTS[:14], *LONG)
+    assert check_equal(plain, drafting, 4, prompts, 32, plain_users=len(prompts)) > 0
 
 
 @pytest.mark.parametrize("form", ["int8", pytest.param("bfloat16", marks=pytest.mark.slow)])

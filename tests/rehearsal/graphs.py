@@ -113,7 +113,7 @@ def graph_attention() -> type:
                 req_pool_indices=batch.req_pool_indices,
                 spec_info=info,
             )
-            self.use_plan(plan_of_batch(view, self.req_to_token_pool.req_to_token))
+            self.plan = plan_of_batch(view, self.req_to_token_pool.req_to_token)
 
     return GraphAttention
 

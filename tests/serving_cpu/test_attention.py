@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.cpu import paged
-from sglang_dspark.serving.cpu.attention import LONGEST_WINDOW, DsparkCpuAttnBackend
+from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.draft_attention import DsparkCpuMultiStepDraftBackend
 from sglang_dspark.serving.cpu.plan import CACHED, QUERIES
 from tests.serving_cpu.attention_world import (
@@ -247,8 +247,8 @@ def test_plain_decode_and_verify_agree_to_the_last_bit(case: Case) -> None:
 
 
 def test_neighbours_do_not_change_a_request() -> None:
-    """Not even a neighbour whose window is long enough for the other code path."""
-    case = Case((40, 3, 90), (6, LONGEST_WINDOW + 1, 2), heads=6, kv_heads=2)
+    """Not even a neighbour whose window is taken in several blocks."""
+    case = Case((40, 3, 90), (6, 2 * paged.TOGETHER + 1, 2), heads=6, kv_heads=2)
     batch = World(case)
     out = batch.forward(DsparkCpuAttnBackend(batch.runner()), extend_pass(batch))
     first = 0
@@ -262,16 +262,28 @@ def test_neighbours_do_not_change_a_request() -> None:
         first += count
 
 
+def test_a_cached_part_does_not_change_the_rest() -> None:
+    """A prompt read at once, or with its first 45 tokens in the cache."""
+    case = Case((0,), (90,), heads=6, kv_heads=2)
+    whole = World(case)
+    out = whole.forward(DsparkCpuAttnBackend(whole.runner()), extend_pass(whole))
+    rest = World(replace(case, prefix=(45,), window=(45,)))
+    rest.keys, rest.values, rest.queries = whole.keys, whole.values, whole.queries[45:]
+    rest._fill()
+    later = rest.forward(DsparkCpuAttnBackend(rest.runner()), extend_pass(rest))
+    assert torch.equal(later, out[45:])
+
+
 def test_threads_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> None:
     """Long enough contexts for three threads; a step of few tokens is one thread's work."""
-    case = Case((400, 3, 900), (6, 6, 6), heads=6, kv_heads=2)
+    case = Case((400, 3, 900), (6, 70, 6), heads=6, kv_heads=2)
     results = []
     for threads in ("1", "2", "3"):
         monkeypatch.setenv("OMP_NUM_THREADS", threads)
         world = World(case)
         backend = DsparkCpuAttnBackend(world.runner())
         assert backend.sharing[1] == int(threads)
-        results.append(world.forward(backend, verify_pass(world)))
+        results.append(world.forward(backend, extend_pass(world)))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
@@ -285,7 +297,8 @@ def test_a_few_tokens_are_one_threads_work(cached: tuple[int, ...], threads: int
     requests = np.zeros((len(cached), 4), np.int64)
     requests[:, QUERIES], requests[:, CACHED] = 1, cached
     queries, cache = np.zeros((len(cached), 8, 64), np.float32), np.zeros((9, 2, 64), np.float32)
-    assert paged._threads_for(4, queries, cache, cache, requests) == threads
+    items = 2 * len(cached)
+    assert paged._threads_for(4, queries, cache, cache, requests, items) == threads
 
 
 def test_padding_tokens_return_zeros() -> None:

@@ -13,7 +13,7 @@ from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
 
 from sglang_dspark.serving.cpu import fused_ops
 
-SHAPES = [(1, 64), (6, 576), (7, 48), (48, 96), (0, 64), (fused_ops.MOST_ROWS + 1, 32)]
+SHAPES = [(1, 64), (6, 576), (7, 48), (48, 96), (0, 64), (300, 32)]
 
 
 @pytest.mark.parametrize(("rows", "width"), SHAPES)
@@ -59,7 +59,7 @@ def test_silu_and_mul_matches_native(rows: int, width: int) -> None:
     torch.testing.assert_close(fused_ops.silu_and_mul(op, x), op.forward_native(x))
 
 
-@pytest.mark.parametrize("rows", [1, 6, 31, fused_ops.MOST_ROWS + 1])
+@pytest.mark.parametrize("rows", [1, 6, 31, 300])
 @pytest.mark.parametrize(("rotary_dim", "neox"), [(64, True), (32, True), (64, False)])
 def test_rotary_matches_native(rows: int, rotary_dim: int, neox: bool) -> None:
     torch.manual_seed(rows)

@@ -1,8 +1,8 @@
 """Attention backend `dspark_cpu`: extend, decode, verify windows, draft blocks.
 
-Implements sglang/srt/layers/attention/base_attn_backend.py (0.5.23). Short windows on float32
-caches go through the Numba kernel of `paged`; long prefills and other cache types through torch's
-scaled_dot_product_attention (`dense`). The plan is made once a step, the layers only look it up.
+Implements sglang/srt/layers/attention/base_attn_backend.py (0.5.23). Float32 caches are attended by
+the Numba kernel of `paged`, other types and capped scores by torch's scaled_dot_product_attention
+(`dense`). The plan is made once a step, the layers only look it up.
 """
 
 from __future__ import annotations
@@ -20,9 +20,6 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.cpu import dense, paged, thread_pool
 from sglang_dspark.serving.cpu.plan import AttentionPlan, plan_of_batch
 from sglang_dspark.serving.cpu.threads import chosen_threads
-
-# Longest window the in-place kernel takes; beyond it the matrix products of torch win.
-LONGEST_WINDOW = 32
 
 WHAT_TO_DO = "serve another model, or set DSPARK_DISABLE=1 and choose --attention-backend"
 
@@ -50,20 +47,13 @@ class DsparkCpuAttnBackend(AttentionBackend):
         )
         self.sharing = thread_pool.sharing(chosen_threads())
         paged.compiled()
-        self.short: AttentionPlan | None = None
-        self.long: AttentionPlan | None = None
-        self.num_queries = 0
+        self.plan: AttentionPlan | None = None
 
     def support_triton(self) -> bool:
         return False
 
     def init_forward_metadata(self, forward_batch: Any) -> None:
-        self.use_plan(plan_of_batch(forward_batch, self.req_to_token_pool.req_to_token))
-
-    def use_plan(self, plan: AttentionPlan) -> None:
-        """Attend by `plan` until the next call."""
-        self.short, self.long = plan.split(LONGEST_WINDOW)
-        self.num_queries = plan.num_queries
+        self.plan = plan_of_batch(forward_batch, self.req_to_token_pool.req_to_token)
 
     def forward_extend(
         self,
@@ -83,8 +73,10 @@ class DsparkCpuAttnBackend(AttentionBackend):
         pool = self.token_to_kv_pool
         keys = pool.get_key_buffer(layer.layer_id)  # [S, Hkv, D]
         values = pool.get_value_buffer(layer.layer_id)  # [S, Hkv, Dv]
-        in_place = self.short is not None and not layer.logit_cap and q.dtype == torch.float32
-        in_place = in_place and keys.dtype == values.dtype == torch.float32
+        plan = self.plan
+        assert plan is not None, "a pass attends once its metadata are there"
+        in_place = not layer.logit_cap
+        in_place = in_place and q.dtype == keys.dtype == values.dtype == torch.float32
         new = None
         if save_kv_cache and k is not None and v is not None:
             if in_place and self.writes_in_place:
@@ -93,44 +85,20 @@ class DsparkCpuAttnBackend(AttentionBackend):
                 pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)  # [T, H, D]
         out = q.new_empty(queries.shape[0], layer.tp_q_head_num, layer.v_head_dim)
-        self._attend(queries, keys, values, layer, in_place, new, out)
-        if out.shape[0] > self.num_queries:
-            out[self.num_queries :] = 0
-        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
-
-    forward_decode = forward_extend
-
-    def _attend(
-        self,
-        queries: Tensor,
-        keys: Tensor,
-        values: Tensor,
-        layer: Any,
-        in_place: bool,
-        new: tuple[Tensor, Tensor, Tensor] | None,
-        out: Tensor,
-    ) -> None:
-        """Short windows in place (which also writes `new` for all), the others densely."""
         causal = layer.attn_type != AttentionType.ENCODER_ONLY
         window = layer.sliding_window_size
         window = paged.NO_WINDOW if window is None or window < 0 else int(window)
-        if self.short is not None and in_place:
+        if in_place:
             paged.paged_attention(
-                queries,
-                keys,
-                values,
-                self.short,
-                scale=layer.scaling,
-                causal=causal,
-                window=window,
-                sharing=self.sharing,
-                out=out,
-                new=new,
-            )
-        elif self.short is not None:
-            dense.attend(queries, keys, values, self.short, layer, causal, window, out)
-        if self.long is not None:
-            dense.attend(queries, keys, values, self.long, layer, causal, window, out)
+                queries, keys, values, plan, scale=layer.scaling, causal=causal, window=window,
+                sharing=self.sharing, out=out, new=new,
+            )  # fmt: skip
+        else:
+            dense.attend(queries, keys, values, plan, layer, causal, window, out)
+        out[plan.num_queries :] = 0
+        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+
+    forward_decode = forward_extend
 
 
 def _require_served(runner: Any) -> None:

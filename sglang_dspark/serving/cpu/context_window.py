@@ -23,12 +23,12 @@ def within_window(window: int) -> Iterator[None]:
     own."""
     backend = get_attn_backend()
     assert isinstance(backend, DsparkCpuAttnBackend)  # as block_window.by_plan has seen
-    kept = backend.short, backend.long
-    backend.short, backend.long = (None if p is None else narrowed(p, window) for p in kept)
+    kept = backend.plan
+    backend.plan = None if kept is None else narrowed(kept, window)
     try:
         yield
     finally:
-        backend.short, backend.long = kept
+        backend.plan = kept
 
 
 def narrowed(plan: AttentionPlan, window: int) -> AttentionPlan:

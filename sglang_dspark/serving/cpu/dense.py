@@ -1,4 +1,4 @@
-"""Attention through torch's scaled_dot_product_attention: long prefills, half-precision caches.
+"""Attention through torch's scaled_dot_product_attention: half-precision caches, capped scores.
 
 One product per request: prefill lengths differ, and at these sizes the matrix work dominates. K
 and V are read as a view where the request's slots are consecutive, which fresh prefills are.

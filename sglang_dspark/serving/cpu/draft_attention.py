@@ -46,7 +46,7 @@ class DsparkCpuMultiStepDraftBackend:
         lens = forward_batch.seq_lens.to(torch.int64).repeat_interleave(self.topk)
         for step, backend in enumerate(self.attn_backends):
             ones = torch.ones_like(lens)
-            backend.use_plan(make_plan(table, rows, ones, lens + step + 1))
+            backend.plan = make_plan(table, rows, ones, lens + step + 1)
 
 
 def branch_table(

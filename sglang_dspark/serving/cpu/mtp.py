@@ -169,8 +169,7 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
         or not isinstance(theirs, DsparkCpuAttnBackend)
         or not isinstance(ours, DsparkCpuAttnBackend)
         or theirs.req_to_token_pool is not ours.req_to_token_pool
-        or theirs.short is None
-        or theirs.long is not None
+        or theirs.plan is None
     ):
         return None
     model, mode = runner.model.model, batch.forward_mode
@@ -179,7 +178,7 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
         return None
     tokens = model.embed_tokens(result.next_token_ids.to(torch.int64))
     hidden = _entered(model, tokens, result.logits_output.hidden_states)
-    ours.use_plan(theirs.short)
+    ours.plan = theirs.plan
     pass_ = _Window(batch.out_cache_loc, mode)
     step = layer_model.step_of(stack, ours, window.positions, hidden, pass_)
     return None if step is None else layer_model.run(stack, step, hidden)[0]

@@ -1,13 +1,14 @@
-"""Attention over a paged float32 cache for few query tokens, read in place (Numba).
+"""Attention over a paged float32 cache, read in place (Numba).
 
-softmax(q k^T scale) v for windows of up to some dozens of tokens: decode, verify and draft blocks.
-torch would first gather every request's K and V into one padded tensor; this kernel walks the slot
-table instead, serves all query heads of a group from one read of K and V, and knows no padding.
+softmax(q k^T scale) v for windows of any length: decode, verify, draft blocks and prefills. torch
+would first gather every request's K and V into one padded tensor; this kernel walks the slot table
+instead, serves all query heads of a group from one read of K and V, and knows no padding.
 Sliding window: position p sees p - window .. p, as in sglang's `sliding_window_size`.
 
 A query's result is the same to the last bit whatever window, batch or thread count it comes in:
 hidden positions weigh exactly 0, and sums run over groups of positions that start at multiples of
-`TILE`. Plain decoding and verification therefore agree exactly as far as attention goes.
+`TILE`, in the order of lanes.py. Plain decoding and verification therefore agree exactly as far as
+attention goes, and so do prompts read alone, together, or with a part of them cached.
 """
 
 from __future__ import annotations
@@ -19,15 +20,16 @@ import numpy as np
 from numba import boolean, float32, int32, int64, types, void
 from torch import Tensor
 
-from sglang_dspark.float_ops import exp32, fma
+from sglang_dspark.float_ops import exp32
 from sglang_dspark.serving.cpu.jit import exact_kernel, in_parts
-from sglang_dspark.serving.cpu.lanes import four_dots, lane_max, lane_sum
+from sglang_dspark.serving.cpu.lanes import add_weighted, dots, lane_max, lane_sum
 from sglang_dspark.serving.cpu.plan import CACHED, FIRST, QUERIES, ROW, AttentionPlan
 
 NO_WINDOW = -1
 # Softmax rows are padded to a multiple of this: no processor's vector loop steps further at once.
 TILE = 64
 
+TOGETHER = 32  # queries of a long window, so that their scores stay in the cache
 _NONE = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
 _WORK_PER_THREAD = 1 << 16  # multiplications, some microseconds
@@ -50,17 +52,19 @@ def _score_rows(queries, keys, head, slots, scale, scores):  # type: ignore[no-u
 
     queries [n, d], scores [n, at least len(slots)].
     """
-    last = queries.shape[0] - 1
+    last, end = queries.shape[0] - 1, slots.shape[0] - 1
     for block in range(0, queries.shape[0], 4):
         r1, r2, r3 = min(block + 1, last), min(block + 2, last), min(block + 3, last)
-        q0, q1, q2, q3 = queries[block], queries[r1], queries[r2], queries[r3]
-        for j in range(slots.shape[0]):
-            key = keys[slots[j], head]
-            a0, a1, a2, a3 = four_dots(key, q0, q1, q2, q3)
-            scores[block, j] = a0 * scale
-            scores[r1, j] = a1 * scale
-            scores[r2, j] = a2 * scale
-            scores[r3, j] = a3 * scale
+        q = queries[block], queries[r1], queries[r2], queries[r3]
+        for j in range(0, slots.shape[0], 4):
+            k0, k1 = keys[slots[j], head], keys[slots[min(j + 1, end)], head]
+            k2, k3 = keys[slots[min(j + 2, end)], head], keys[slots[min(j + 3, end)], head]
+            found = dots((k0, k1, k2, k3), q)
+            for k in range(4):
+                scores[block, j + k] = found[k] * scale
+                scores[r1, j + k] = found[4 + k] * scale
+                scores[r2, j + k] = found[8 + k] * scale
+                scores[r3, j + k] = found[12 + k] * scale
 
 
 @exact_kernel
@@ -80,6 +84,11 @@ def _exp_row(row):  # type: ignore[no-untyped-def]
 
 
 @exact_kernel
+def _four(weights, i, j):  # type: ignore[no-untyped-def]
+    return weights[i, j], weights[i, j + 1], weights[i, j + 2], weights[i, j + 3]
+
+
+@exact_kernel
 def _mix_rows(weights, values, head, slots, out):  # type: ignore[no-untyped-def]
     """out[i] = sum_j weights[i, j] * values[slots[j], head]; four slots share one pass over out.
 
@@ -90,11 +99,14 @@ def _mix_rows(weights, values, head, slots, out):  # type: ignore[no-untyped-def
     for j in range(0, slots.shape[0], 4):
         v0, v1 = values[slots[j], head], values[slots[min(j + 1, last)], head]
         v2, v3 = values[slots[min(j + 2, last)], head], values[slots[min(j + 3, last)], head]
-        for i in range(out.shape[0]):
-            w0, w1, w2, w3 = weights[i, j], weights[i, j + 1], weights[i, j + 2], weights[i, j + 3]
-            row = out[i]
-            for d in range(row.shape[0]):
-                row[d] = fma(w3, v3[d], fma(w2, v2[d], fma(w1, v1[d], fma(w0, v0[d], row[d]))))
+        v = v0, v1, v2, v3
+        whole = out.shape[0] // 4 * 4
+        for i in range(0, whole, 4):
+            rows = out[i], out[i + 1], out[i + 2], out[i + 3]
+            a, b = _four(weights, i, j), _four(weights, i + 1, j)
+            add_weighted(rows, (a, b, _four(weights, i + 2, j), _four(weights, i + 3, j)), v)
+        for i in range(whole, out.shape[0]):
+            add_weighted((out[i],), (_four(weights, i, j),), v)
 
 
 @exact_kernel
@@ -144,20 +156,43 @@ def _attend_head(  # type: ignore[no-untyped-def]
 
 
 @exact_kernel
+def _blocks(requests, trees, causal):  # type: ignore[no-untyped-def]
+    """Blocks of the longest window. Only what sees a prefix can be taken in parts."""
+    longest = 1
+    if causal and trees.shape[0] == 0:
+        for r in range(requests.shape[0]):
+            longest = max(longest, requests[r, QUERIES])
+        return (longest + TOGETHER - 1) // TOGETHER
+    return longest
+
+
+@exact_kernel
+def _block_of(request, block, blocks):  # type: ignore[no-untyped-def]
+    """A block of a request's queries as a request of its own; it may have none."""
+    queries, cached = request[QUERIES], request[CACHED]
+    if blocks == 1:
+        return request[ROW], request[FIRST], queries, cached
+    done = min(block * TOGETHER, queries)
+    count = min(TOGETHER, queries - done)
+    return request[ROW], request[FIRST] + done, count, cached - queries + done + count
+
+
+@exact_kernel
 def _attend_item(  # type: ignore[no-untyped-def]
     item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
 ):
-    """One pair of request and KV head, numbered request by request."""
-    r, kv_head = item // k_cache.shape[1], item % k_cache.shape[1]
-    request = requests[r]
-    if request[QUERIES] > 0:
+    """One block of queries and one KV head, numbered request by request, then head by head."""
+    blocks, heads = _blocks(requests, trees, causal), k_cache.shape[1]
+    r, kv_head = item // (heads * blocks), item // blocks % heads
+    block = _block_of(requests[r], item % blocks, blocks)
+    if block[QUERIES] > 0:
         start = 0
         if window >= 0:
-            start = max(request[CACHED] - request[QUERIES] - window, 0) // TILE * TILE
-        slots = table[request[ROW], start : request[CACHED]].astype(np.int64)
+            start = max(block[CACHED] - block[QUERIES] - window, 0) // TILE * TILE
+        slots = table[block[ROW], start : block[CACHED]].astype(np.int64)
         tree = trees[r] if trees.shape[0] > 0 else np.empty((0, 0), np.bool_)
         _attend_head(
-            q, k_cache, v_cache, slots, request, start, kv_head, scale, causal, window, tree, out
+            q, k_cache, v_cache, slots, block, start, kv_head, scale, causal, window, tree, out
         )
 
 
@@ -170,13 +205,13 @@ def _attend_items(  # type: ignore[no-untyped-def]
 
 
 @exact_kernel
-def _threads_for(threads, q, k_cache, v_cache, requests):  # type: ignore[no-untyped-def]
+def _threads_for(threads, q, k_cache, v_cache, requests, items):  # type: ignore[no-untyped-def]
     """Fewer than there are where they would wait longer than they compute."""
     seen = 0
     for r in range(requests.shape[0]):
         seen += requests[r, QUERIES] * requests[r, CACHED]
     work = seen * q.shape[1] * (k_cache.shape[2] + v_cache.shape[2])
-    return min(threads, work // _WORK_PER_THREAD, requests.shape[0] * k_cache.shape[1])
+    return min(threads, work // _WORK_PER_THREAD, items)
 
 
 @exact_kernel
@@ -188,8 +223,8 @@ def attend(  # type: ignore[no-untyped-def]
     store_rows(k_cache, row_slots, k_rows)
     store_rows(v_cache, row_slots, v_rows)
     given = (q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
-    items = requests.shape[0] * k_cache.shape[1]
-    threads = _threads_for(sharing[1], q, k_cache, v_cache, requests)
+    items = requests.shape[0] * k_cache.shape[1] * _blocks(requests, trees, causal)
+    threads = _threads_for(sharing[1], q, k_cache, v_cache, requests, items)
     if threads < 2:
         _attend_items(0, items, *given)
     elif not in_parts(sharing[0], threads, _attend_items, items, given):

@@ -8,7 +8,7 @@ masks) is made on first use and kept for the other layers.
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from functools import cached_property
 from typing import Any
 
@@ -60,22 +60,6 @@ class AttentionPlan:
     def num_queries(self) -> int:
         """Query tokens of the whole pass."""
         return int(self.requests[:, QUERIES].sum())
-
-    def split(self, longest: int) -> tuple[AttentionPlan | None, AttentionPlan | None]:
-        """The requests of at most `longest` query tokens, and the others; None where none is.
-
-        Each request is judged alone, so its result does not depend on its neighbours.
-        """
-        short = self.requests[:, QUERIES] <= longest
-        if short.all():
-            return self, None
-        if not short.any():
-            return None, self
-        return self._subset(short), self._subset(~short)
-
-    def _subset(self, chosen: NDArray[np.bool_]) -> AttentionPlan:
-        trees = self.trees[chosen] if self.trees.size else self.trees
-        return replace(self, requests=self.requests[chosen], trees=trees, _masks={})
 
     @cached_property
     def slots(self) -> list[Tensor | slice]:

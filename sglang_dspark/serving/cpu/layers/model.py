@@ -173,19 +173,18 @@ def step_of(
     if (
         not isinstance(backend, DsparkCpuAttnBackend)
         or not backend.writes_in_place
-        or backend.short is None
-        or backend.long is not None
+        or backend.plan is None
         or torch.is_grad_enabled()
         or forward_batch.forward_mode.is_idle()
         or backend.token_to_kv_pool.layer_transfer_counter is not None
         or not _plain_rows(hidden, stack.shape.hidden)
         or not 0 < hidden.shape[0] <= linear.MAX_ROWS
-        or hidden.shape[0] != backend.num_queries
+        or hidden.shape[0] != backend.plan.num_queries
         or not _plain_index(positions, hidden.shape[0])
         or not _plain_index(slots, hidden.shape[0])
     ):
         return None
-    plan = backend.short
+    plan = backend.plan
     now = Pass(positions.numpy(), slots.numpy(), plan.table, plan.requests, plan.trees)
     return Step(now, stack.tables(backend.token_to_kv_pool), backend.sharing)
 

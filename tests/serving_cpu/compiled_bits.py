@@ -1,0 +1,59 @@
+"""A digest of what the kernels behind the logits compute, to compare compilations by.
+
+python -m tests.serving_cpu.compiled_bits prints it, and how many kernels were read from disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+
+import numpy as np
+import torch
+
+from sglang_dspark.serving.cpu import fused_ops, paged, thread_pool
+from sglang_dspark.serving.cpu.plan import make_plan
+
+CONTEXTS = (20, 64, 200, 333)
+HEADS, KV_HEADS, DIM, WIDTH = 9, 3, 64, 576
+KERNELS = (paged.attend, fused_ops.rms_norm_rows, fused_ops.silu_and_mul_rows)
+
+
+def digest() -> str:
+    """Of attention in contexts of several lengths, norms, gates and rotations."""
+    torch.manual_seed(0)
+    found = [*_attended(), *_rows()]
+    return hashlib.sha256(b"".join(each.tobytes() for each in found)).hexdigest()[:16]
+
+
+def _attended() -> list[np.ndarray]:
+    found = []
+    table = torch.randperm(512).to(torch.int32)[None]
+    keys, values = torch.randn(2, 512, KV_HEADS, DIM).unbind()
+    for context in CONTEXTS:
+        for queries in (1, 6):
+            q = torch.randn(queries, HEADS, DIM)
+            out = torch.empty_like(q)
+            plan = make_plan(table, torch.tensor([0]), [queries], [context])
+            paged.paged_attention(
+                q, keys, values, plan, scale=0.125, causal=True, window=paged.NO_WINDOW,
+                sharing=thread_pool.sharing(1), out=out,
+            )  # fmt: skip
+            found.append(out.numpy())
+    return found
+
+
+def _rows() -> list[np.ndarray]:
+    x, residual, normed, total, gated = torch.randn(5, 7, WIDTH).numpy()
+    weight, cos_sin = torch.randn(WIDTH).numpy(), torch.randn(40, DIM).numpy()
+    halved, heads, query = gated[:, : WIDTH // 2].copy(), x.copy(), x.copy()
+    fused_ops.rms_norm_rows(x, weight, 1e-5, normed)
+    second = np.empty_like(normed)
+    fused_ops.add_rms_norm_rows(x, residual, weight, 1e-5, total, second)
+    fused_ops.rms_norm_heads(heads, 1, 5, weight[:DIM], 1e-5)
+    fused_ops.silu_and_mul_rows(gated, halved)
+    fused_ops.rotate_rows(np.arange(7), cos_sin, query, residual.copy(), DIM)
+    return [normed, total, second, heads, halved, query]
+
+
+if __name__ == "__main__":
+    print(digest(), sum(sum(kernel.stats.cache_hits.values()) for kernel in KERNELS))
