@@ -91,6 +91,11 @@ def test_draft_block_sees_itself_both_ways(case: Case) -> None:
     check(replace(case, bidirectional=True), verify_pass)
 
 
+def test_a_long_block_sees_itself_both_ways() -> None:
+    case = Case((70, 3), (2 * paged.TOGETHER + 5,) * 2, heads=6, kv_heads=2, bidirectional=True)
+    check(case, verify_pass)
+
+
 @settings(max_examples=40, deadline=None)
 @given(case=cases(uniform=False, longest=90))
 def test_extend(case: Case) -> None:

@@ -73,8 +73,6 @@ class DsparkCpuAttnBackend(AttentionBackend):
         pool = self.token_to_kv_pool
         keys = pool.get_key_buffer(layer.layer_id)  # [S, Hkv, D]
         values = pool.get_value_buffer(layer.layer_id)  # [S, Hkv, Dv]
-        plan = self.plan
-        assert plan is not None, "a pass attends once its metadata are there"
         in_place = not layer.logit_cap
         in_place = in_place and q.dtype == keys.dtype == values.dtype == torch.float32
         new = None
@@ -85,6 +83,24 @@ class DsparkCpuAttnBackend(AttentionBackend):
                 pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
         queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)  # [T, H, D]
         out = q.new_empty(queries.shape[0], layer.tp_q_head_num, layer.v_head_dim)
+        self._attend(queries, keys, values, layer, in_place, new, out)
+        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
+
+    forward_decode = forward_extend
+
+    def _attend(
+        self,
+        queries: Tensor,
+        keys: Tensor,
+        values: Tensor,
+        layer: Any,
+        in_place: bool,
+        new: tuple[Tensor, Tensor, Tensor] | None,
+        out: Tensor,
+    ) -> None:
+        """Fill `out`: in place, which also writes `new`, or by torch."""
+        plan = self.plan
+        assert plan is not None, "a pass attends once its metadata are there"
         causal = layer.attn_type != AttentionType.ENCODER_ONLY
         window = layer.sliding_window_size
         window = paged.NO_WINDOW if window is None or window < 0 else int(window)
@@ -96,9 +112,6 @@ class DsparkCpuAttnBackend(AttentionBackend):
         else:
             dense.attend(queries, keys, values, plan, layer, causal, window, out)
         out[plan.num_queries :] = 0
-        return out.view(-1, layer.tp_q_head_num * layer.v_head_dim)
-
-    forward_decode = forward_extend
 
 
 def _require_served(runner: Any) -> None:

@@ -12,6 +12,7 @@ from tests.mutants.catalogue import (
     command_line,
     commit_operator,
     evaluation,
+    exact_sums,
     experts,
     faults,
     gpu_kit,
@@ -65,4 +66,5 @@ ALL: tuple[Mutant, ...] = (
     *weights.MUTANTS,
     *parallel.MUTANTS,
     *holding.MUTANTS,
+    *exact_sums.MUTANTS,
 )

@@ -1,0 +1,53 @@
+"""Last bits on CPUs: sums in one order, whatever a row stands beside."""
+
+from __future__ import annotations
+
+from tests.mutants.mutant import Mutant
+
+LANES = "sglang_dspark/serving/cpu/lanes.py"
+PAGED = "sglang_dspark/serving/cpu/paged.py"
+SUMS = "tests/serving_cpu/test_lanes.py"
+ATTENTION = "tests/serving_cpu/test_attention.py"
+
+
+def _mutant(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
+    return Mutant(name=name, area="exact-sums", file=file, old=old, new=new, tests=tests)
+
+
+MUTANTS = (
+    _mutant(
+        "a row of a sum that fills no lanes is left out",
+        LANES,
+        "        each(lambda data: _load_some(builder, data, done, left, nothing))",
+        "        pass",
+        f"{SUMS}::test_a_sum_is_taken_in_the_order_that_is_said",
+    ),
+    _mutant(
+        "lanes are added to their neighbours",
+        LANES,
+        "for lane in range(width // 2)]\n    upper = [lane + width // 2 for lane in lower]",
+        "for lane in range(0, width, 2)]\n    upper = [lane + 1 for lane in lower]",
+        f"{SUMS}::test_a_sum_is_taken_in_the_order_that_is_said",
+    ),
+    _mutant(
+        "the last numbers of a row take no values",
+        LANES,
+        "        _add_in_steps(builder, 1, (done, length), targets, shares, sources)\n",
+        "",
+        f"{SUMS}::test_weighted_rows_are_added_one_after_the_other",
+    ),
+    _mutant(
+        "a block of queries sees the whole prompt",
+        PAGED,
+        "count, cached - queries + done + count",
+        "count, cached",
+        f"{ATTENTION}::test_extend",
+    ),
+    _mutant(
+        "queries of a bidirectional block see only those of its part",
+        PAGED,
+        "if causal and trees.shape[0] == 0:",
+        "if trees.shape[0] == 0:",
+        f"{ATTENTION}::test_a_long_block_sees_itself_both_ways",
+    ),
+)
