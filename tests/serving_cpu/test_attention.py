@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import replace
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -13,10 +14,10 @@ from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving.cpu import paged
+from sglang_dspark.serving.cpu import dense, paged, thread_pool
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.draft_attention import DsparkCpuMultiStepDraftBackend
-from sglang_dspark.serving.cpu.plan import CACHED, QUERIES
+from sglang_dspark.serving.cpu.plan import CACHED, QUERIES, make_plan
 from tests.serving_cpu.attention_world import (
     Case,
     World,
@@ -91,8 +92,32 @@ def test_draft_block_sees_itself_both_ways(case: Case) -> None:
     check(replace(case, bidirectional=True), verify_pass)
 
 
-def test_a_long_block_sees_itself_both_ways() -> None:
-    case = Case((70, 3), (2 * paged.TOGETHER + 5,) * 2, heads=6, kv_heads=2, bidirectional=True)
+def test_a_wide_tree() -> None:
+    """More nodes than a block has queries, each of which sees its ancestors, against torch's."""
+    torch.manual_seed(3)
+    nodes, cached = 2 * paged.TOGETHER + 5, 50
+    parents = [int(torch.randint(0, node, ())) for node in range(1, nodes)]
+    tree = torch.eye(nodes, dtype=torch.bool)
+    for node, parent in enumerate(parents, 1):
+        tree[node] |= tree[parent]
+    table = torch.randperm(200).to(torch.int32)[None]
+    plan = make_plan(table, torch.tensor([0]), [nodes], [cached + nodes], tree[None])
+    keys, values = torch.randn(2, 200, 2, 16).unbind()
+    queries = torch.randn(nodes, 6, 16)
+    ours, theirs = torch.empty_like(queries), torch.empty_like(queries)
+    paged.paged_attention(
+        queries, keys, values, plan, scale=0.25, causal=True, window=paged.NO_WINDOW,
+        sharing=thread_pool.sharing(1), out=ours,
+    )  # fmt: skip
+    layer = SimpleNamespace(scaling=0.25, logit_cap=0.0)
+    dense.attend(queries, keys, values, plan, layer, True, paged.NO_WINDOW, theirs)
+    torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
+
+
+@pytest.mark.parametrize("sliding", [-1, 20])
+def test_a_long_block_sees_itself_both_ways(sliding: int) -> None:
+    window = (2 * paged.TOGETHER + 5,) * 2
+    case = Case((70, 3), window, heads=6, kv_heads=2, bidirectional=True, sliding=sliding)
     check(case, verify_pass)
 
 

@@ -156,10 +156,11 @@ def _attend_head(  # type: ignore[no-untyped-def]
 
 
 @exact_kernel
-def _blocks(requests, trees, causal):  # type: ignore[no-untyped-def]
-    """Blocks of the longest window. Only what sees a prefix can be taken in parts."""
+def _blocks(requests, trees, causal, window):  # type: ignore[no-untyped-def]
+    """Blocks of the longest window; 1 where a query's place in the whole matters: in trees, and
+    where a window is seen both ways."""
     longest = 1
-    if causal and trees.shape[0] == 0:
+    if trees.shape[0] == 0 and (causal or window < 0):
         for r in range(requests.shape[0]):
             longest = max(longest, requests[r, QUERIES])
         return (longest + TOGETHER - 1) // TOGETHER
@@ -167,14 +168,15 @@ def _blocks(requests, trees, causal):  # type: ignore[no-untyped-def]
 
 
 @exact_kernel
-def _block_of(request, block, blocks):  # type: ignore[no-untyped-def]
+def _block_of(request, block, blocks, causal):  # type: ignore[no-untyped-def]
     """A block of a request's queries as a request of its own; it may have none."""
     queries, cached = request[QUERIES], request[CACHED]
     if blocks == 1:
         return request[ROW], request[FIRST], queries, cached
     done = min(block * TOGETHER, queries)
     count = min(TOGETHER, queries - done)
-    return request[ROW], request[FIRST] + done, count, cached - queries + done + count
+    seen = cached - queries + done + count if causal else cached
+    return request[ROW], request[FIRST] + done, count, seen
 
 
 @exact_kernel
@@ -182,9 +184,9 @@ def _attend_item(  # type: ignore[no-untyped-def]
     item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
 ):
     """One block of queries and one KV head, numbered request by request, then head by head."""
-    blocks, heads = _blocks(requests, trees, causal), k_cache.shape[1]
+    blocks, heads = _blocks(requests, trees, causal, window), k_cache.shape[1]
     r, kv_head = item // (heads * blocks), item // blocks % heads
-    block = _block_of(requests[r], item % blocks, blocks)
+    block = _block_of(requests[r], item % blocks, blocks, causal)
     if block[QUERIES] > 0:
         start = 0
         if window >= 0:
@@ -223,7 +225,7 @@ def attend(  # type: ignore[no-untyped-def]
     store_rows(k_cache, row_slots, k_rows)
     store_rows(v_cache, row_slots, v_rows)
     given = (q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
-    items = requests.shape[0] * k_cache.shape[1] * _blocks(requests, trees, causal)
+    items = requests.shape[0] * k_cache.shape[1] * _blocks(requests, trees, causal, window)
     threads = _threads_for(sharing[1], q, k_cache, v_cache, requests, items)
     if threads < 2:
         _attend_items(0, items, *given)

@@ -39,15 +39,22 @@ MUTANTS = (
     _mutant(
         "a block of queries sees the whole prompt",
         PAGED,
-        "count, cached - queries + done + count",
-        "count, cached",
+        "cached - queries + done + count if causal else cached",
+        "cached",
         f"{ATTENTION}::test_extend",
     ),
     _mutant(
         "queries of a bidirectional block see only those of its part",
         PAGED,
-        "if causal and trees.shape[0] == 0:",
-        "if trees.shape[0] == 0:",
+        "cached - queries + done + count if causal else cached",
+        "cached - queries + done + count",
+        f"{ATTENTION}::test_a_long_block_sees_itself_both_ways",
+    ),
+    _mutant(
+        "a window seen both ways is counted from a block's own end",
+        PAGED,
+        "and (causal or window < 0)",
+        "",
         f"{ATTENTION}::test_a_long_block_sees_itself_both_ways",
     ),
 )
