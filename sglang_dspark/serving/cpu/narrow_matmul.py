@@ -35,7 +35,7 @@ from sglang_dspark.serving.cpu.weight_formats import (
     WeightFormat,
 )
 
-REVISION = 3  # of the code and of what it reads: step times kept under another are measured again
+REVISION = 4  # of the code and of what it reads: step times kept under another are measured again
 
 __all__ = [
     "AVX2",

@@ -181,10 +181,10 @@ def _block_of(request, block, blocks, causal):  # type: ignore[no-untyped-def]
 
 @exact_kernel
 def _attend_item(  # type: ignore[no-untyped-def]
-    item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
+    item, blocks, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
 ):
     """One block of queries and one KV head, numbered request by request, then head by head."""
-    blocks, heads = _blocks(requests, trees, causal, window), k_cache.shape[1]
+    heads = k_cache.shape[1]
     r, kv_head = item // (heads * blocks), item // blocks % heads
     block = _block_of(requests[r], item % blocks, blocks, causal)
     if block[QUERIES] > 0:
@@ -200,10 +200,12 @@ def _attend_item(  # type: ignore[no-untyped-def]
 
 @exact_kernel
 def _attend_items(  # type: ignore[no-untyped-def]
-    first, end, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
+    first, end, blocks, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
 ):
     for item in range(first, end):
-        _attend_item(item, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
+        _attend_item(
+            item, blocks, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
+        )
 
 
 @exact_kernel
@@ -224,8 +226,9 @@ def attend(  # type: ignore[no-untyped-def]
     """`paged_attention` of arrays; sharing: as `thread_pool.sharing` gives it."""
     store_rows(k_cache, row_slots, k_rows)
     store_rows(v_cache, row_slots, v_rows)
-    given = (q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
-    items = requests.shape[0] * k_cache.shape[1] * _blocks(requests, trees, causal, window)
+    blocks = _blocks(requests, trees, causal, window)
+    given = (blocks, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out)
+    items = requests.shape[0] * k_cache.shape[1] * blocks
     threads = _threads_for(sharing[1], q, k_cache, v_cache, requests, items)
     if threads < 2:
         _attend_items(0, items, *given)
