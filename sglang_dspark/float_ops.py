@@ -65,7 +65,7 @@ def fma(typingctx, x, y, z):  # type: ignore[no-untyped-def]
     return types.float32(types.float32, types.float32, types.float32), codegen
 
 
-@njit
+@njit(fastmath=False)  # else that of the kernel that it is first compiled for
 def exp32(x):  # type: ignore[no-untyped-def]
     """exp of a float32 to within 2e-7 relative; below -87 (-inf too) about 1.6e-38, not 0.
 

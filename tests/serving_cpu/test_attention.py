@@ -92,7 +92,8 @@ def test_draft_block_sees_itself_both_ways(case: Case) -> None:
     check(replace(case, bidirectional=True), verify_pass)
 
 
-def test_a_wide_tree() -> None:
+@pytest.mark.parametrize("window", [paged.NO_WINDOW, 20])
+def test_a_wide_tree(window: int) -> None:
     """More nodes than a block has queries, each of which sees its ancestors, against torch's."""
     torch.manual_seed(3)
     nodes, cached = 2 * paged.TOGETHER + 5, 50
@@ -106,11 +107,11 @@ def test_a_wide_tree() -> None:
     queries = torch.randn(nodes, 6, 16)
     ours, theirs = torch.empty_like(queries), torch.empty_like(queries)
     paged.paged_attention(
-        queries, keys, values, plan, scale=0.25, causal=True, window=paged.NO_WINDOW,
+        queries, keys, values, plan, scale=0.25, causal=True, window=window,
         sharing=thread_pool.sharing(1), out=ours,
     )  # fmt: skip
     layer = SimpleNamespace(scaling=0.25, logit_cap=0.0)
-    dense.attend(queries, keys, values, plan, layer, True, paged.NO_WINDOW, theirs)
+    dense.attend(queries, keys, values, plan, layer, True, window, theirs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
 
 

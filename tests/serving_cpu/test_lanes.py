@@ -37,6 +37,12 @@ def _two_by_four(keys, queries):  # type: ignore[no-untyped-def]
 
 
 @exact_kernel
+def _four_by_eight(rows):  # type: ignore[no-untyped-def]
+    keys = rows[0], rows[1], rows[2], rows[3], rows[4], rows[5], rows[6], rows[7]
+    return dots(keys, (rows[0], rows[1], rows[2], rows[3]))
+
+
+@exact_kernel
 def _three_keys(rows):  # type: ignore[no-untyped-def]
     return dots((rows[0], rows[1], rows[2]), (rows[0],))
 
@@ -96,15 +102,23 @@ def test_products_are_those_of_numpy_and_do_not_know_each_other(n: int) -> None:
         assert (alone == found[:, k, None]).all()
 
 
-def test_a_product_is_taken_in_the_order_that_is_said() -> None:
-    """Of whole numbers times powers of two, so that numpy's rounding after each product is none."""
-    keys, queries = np.round(random(4, 40) * 64), 2.0 ** np.round(random(2, 40))
-    found = _two_by_four(keys.astype(np.float32), queries.astype(np.float32))
+@pytest.mark.parametrize("n", [16, 40, 200])
+def test_a_product_is_taken_in_the_order_that_is_said(n: int) -> None:
+    keys, queries = random(4, n), random(2, n)
+    found = _two_by_four(keys, queries)
     for place, (q, k) in enumerate((q, k) for q in range(2) for k in range(4)):
         lanes = np.zeros(16, np.float32)
-        for chunk in in_lanes((keys[k] * queries[q]).astype(np.float32), 16):
-            lanes = lanes + chunk
+        for x, y in zip(in_lanes(keys[k], 16), in_lanes(queries[q], 16), strict=True):
+            lanes = np.array([_fused(*each) for each in zip(x, y, lanes, strict=True)], np.float32)
         assert found[place] == folded(lanes)
+
+
+def test_more_products_than_a_vector_has_lanes() -> None:
+    rows = random(8, 40)
+    expected = rows[:4].astype(np.float64) @ rows.astype(np.float64).T
+    np.testing.assert_allclose(
+        np.array(_four_by_eight(rows)).reshape(4, 8), expected, rtol=0, atol=1e-4
+    )
 
 
 @pytest.mark.parametrize("n", LENGTHS)
@@ -154,18 +168,25 @@ def test_rows_that_are_no_rows_are_refused() -> None:
 def test_compiled_or_read_from_disk_the_bits_are_the_same(tmp_path: Path) -> None:
     """A server's first start compiles its kernels, later ones read them: the plain server and the
     one that drafts may differ in that."""
-    pytest.importorskip("sglang")
-    found = []
-    for _ in range(2):
-        done = subprocess.run(
-            [sys.executable, "-m", "tests.serving_cpu.compiled_bits"],
-            cwd=ROOT,
-            env={**os.environ, "XDG_CACHE_HOME": str(tmp_path)},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
-        found.append(done.stdout.split())
-    (fresh, compiled), (kept, read) = found
-    assert (int(compiled), int(read)) == (0, len(compiled_bits.KERNELS))
+    (fresh, compiled), (kept, read) = (bits(tmp_path) for _ in range(2))
+    assert (compiled, read) == (0, len(compiled_bits.KERNELS))
     assert fresh == kept == compiled_bits.digest()
+
+
+def test_a_kernel_that_may_reorder_sums_hands_nothing_on(tmp_path: Path) -> None:
+    """Numba compiles a function for its first caller, with that caller's leave."""
+    assert bits(tmp_path, "after a free kernel")[0] == compiled_bits.digest()
+
+
+def bits(cache: Path, *words: str) -> tuple[str, int]:
+    """What another process with this cache computes; how many kernels it read there."""
+    done = subprocess.run(
+        [sys.executable, "-m", "tests.serving_cpu.compiled_bits", *words],
+        cwd=ROOT,
+        env={**os.environ, "XDG_CACHE_HOME": str(cache)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    digest, read = done.stdout.split()
+    return digest, int(read)

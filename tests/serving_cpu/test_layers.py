@@ -51,6 +51,7 @@ pytestmark = pytest.mark.skipif(
 )
 Model = LlamaModel | Qwen3Model | DFlashDraftModel
 LAYERS = 3
+HIDDEN = 192  # several vectors of a sum
 CAPTURED = [1, 2]
 CASES = {
     "decode": (Case((5,), (1,)), decode_pass),
@@ -105,8 +106,8 @@ def model(one_rank: None) -> LlamaModel:
     """Three layers of upstream's own classes, 3 heads over 1 KV head as SmolLM2's 9 over 3."""
     torch.manual_seed(0)
     config = LlamaConfig(
-        hidden_size=48,
-        intermediate_size=80,
+        hidden_size=HIDDEN,
+        intermediate_size=320,
         num_hidden_layers=LAYERS,
         num_attention_heads=3,
         num_key_value_heads=1,
@@ -124,8 +125,8 @@ def qwen(one_rank: None) -> Qwen3Model:
     """The same of Qwen3: norms of query and key heads, heads wider than a third of a row."""
     torch.manual_seed(2)
     config = Qwen3Config(
-        hidden_size=32,
-        intermediate_size=80,
+        hidden_size=160,
+        intermediate_size=320,
         num_hidden_layers=LAYERS,
         num_attention_heads=3,
         num_key_value_heads=1,
@@ -155,8 +156,8 @@ def draft(one_rank: None) -> DFlashDraftModel:
     """A DFlash-style draft of three layers: norms of query and key heads, bidirectional blocks."""
     torch.manual_seed(1)
     config = Qwen3Config(
-        hidden_size=48,
-        intermediate_size=80,
+        hidden_size=HIDDEN,
+        intermediate_size=320,
         num_hidden_layers=LAYERS,
         num_attention_heads=3,
         num_key_value_heads=1,
@@ -169,7 +170,7 @@ def draft(one_rank: None) -> DFlashDraftModel:
         block_size=6,
     )
     model = DFlashDraftModel(config)
-    model.embed_tokens = torch.nn.Embedding(64, 48)
+    model.embed_tokens = torch.nn.Embedding(64, HIDDEN)
     with torch.no_grad():
         for parameter in model.parameters():
             parameter.normal_(0, 0.3).requires_grad_(parameter.dim() == 1)
@@ -267,6 +268,42 @@ def test_same_numbers_as_upstreams_forward_over_our_operators(
     assert_same(short, upstream)
 
 
+@pytest.mark.usefixtures("our_kernels")
+@pytest.mark.parametrize("name", ["verify window", "prefill in blocks"])
+def test_layers_that_see_a_window(
+    model: LlamaModel, monkeypatch: pytest.MonkeyPatch, name: str
+) -> None:
+    case, make_pass = CASES[name]
+    whole = outcome(model, case, make_pass, monkeypatch, short=True)
+    vars(model).pop("dspark_layer_stack", None)
+    with monkeypatch.context() as patch:
+        for layer in model.layers:
+            patch.setattr(layer.self_attn.attn, "sliding_window_size", 20)
+        short = outcome(model, case, make_pass, monkeypatch, short=True)
+        upstream = outcome(model, case, make_pass, monkeypatch, short=False)
+    vars(model).pop("dspark_layer_stack", None)
+    assert short.short_passes == 1
+    assert_same(short, upstream)
+    assert not torch.equal(short.hidden, whole.hidden)
+
+
+@pytest.mark.usefixtures("our_kernels")
+def test_each_norm_has_its_own_epsilon(qwen: Qwen3Model, monkeypatch: pytest.MonkeyPatch) -> None:
+    case, make_pass = CASES["verify window"]
+    vars(qwen).pop("dspark_layer_stack", None)
+    with monkeypatch.context() as patch:
+        for layer in qwen.layers:
+            patch.setattr(layer.input_layernorm, "variance_epsilon", 1.0)
+            patch.setattr(layer.post_attention_layernorm, "variance_epsilon", 2.0)
+            patch.setattr(layer.self_attn.q_norm, "variance_epsilon", 3.0)
+            patch.setattr(layer.self_attn.k_norm, "variance_epsilon", 4.0)
+        short = outcome(qwen, case, make_pass, monkeypatch, short=True)
+        upstream = outcome(qwen, case, make_pass, monkeypatch, short=False)
+    vars(qwen).pop("dspark_layer_stack", None)
+    assert short.short_passes == 1
+    assert_same(short, upstream)
+
+
 def test_close_to_upstreams_own_operators(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -316,7 +353,7 @@ def test_one_layer_that_does_not_fit_keeps_upstreams_forward_for_all(
 ) -> None:
     case, make_pass = CASES["decode"]
     vars(model).pop("dspark_layer_stack", None)
-    wide = torch.nn.Parameter(torch.zeros(48), requires_grad=False)
+    wide = torch.nn.Parameter(torch.zeros(HIDDEN), requires_grad=False)
     monkeypatch.setitem(model.layers[1].mlp.down_proj._parameters, "bias", wide)
     mixed = outcome(model, case, make_pass, monkeypatch, short=True)
     assert mixed.short_passes == 0
@@ -338,7 +375,7 @@ def test_a_replaced_layer_is_noticed(model: LlamaModel) -> None:
 def test_a_replaced_last_norm_is_noticed(model: LlamaModel) -> None:
     stack = layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
     kept = model.norm
-    model.norm = RMSNorm(48, eps=1e-5)
+    model.norm = RMSNorm(HIDDEN, eps=1e-5)
     assert not stack.wholly_unchanged
     model.norm = kept
     assert stack.wholly_unchanged
@@ -391,7 +428,7 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
     layer: Any = model.layers[0]
     attention = layer.self_attn
     if case == "bias":
-        monkeypatch.setitem(vars(layer.mlp.down_proj), "bias", torch.zeros(48))
+        monkeypatch.setitem(vars(layer.mlp.down_proj), "bias", torch.zeros(HIDDEN))
     elif case == "wrapped projection":
         wrapped = torch.nn.Sequential(attention.qkv_proj)
         monkeypatch.setitem(vars(attention), "qkv_proj", wrapped)

@@ -32,7 +32,7 @@ def _one_over_rms(squares, epsilon):  # type: ignore[no-untyped-def]
 
 @exact_kernel
 def rms_norm_rows(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
-    """out = x / rms(x) * weight; x, out [n, d], weight [d]."""
+    """out = x / rms(x) * weight; x, out [n, d], weight [d]; out is other memory than x."""
     for i in range(x.shape[0]):
         row, target = x[i], out[i]
         for d in range(row.shape[0]):
@@ -44,7 +44,8 @@ def rms_norm_rows(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
 
 @exact_kernel
 def add_rms_norm_rows(x, residual, weight, epsilon, total, out):  # type: ignore[no-untyped-def]
-    """total = x + residual and out = its norm; all [n, d]."""
+    """total = x + residual and out = its norm; all [n, d], out and total other memory than each
+    other."""
     for i in range(x.shape[0]):
         row, carried, kept, target = x[i], residual[i], total[i], out[i]
         for d in range(row.shape[0]):

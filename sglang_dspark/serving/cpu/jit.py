@@ -44,8 +44,11 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 def exact_kernel(function: Callable[..., Any]) -> Any:
     """As `kernel`, with float operations as they are written: signs of zero, order of sums (those
-    of lanes.py use vector registers all the same)."""
-    return _compiled(function)
+    of lanes.py use vector registers all the same).
+
+    Said and not left out: Numba would hand on the licence of the first kernel that calls it.
+    """
+    return _compiled(function, fastmath=False)
 
 
 @intrinsic

@@ -253,7 +253,8 @@ def _folded(builder: Any, vectors: list[Any], combine: _Combine) -> list[Any]:
         halves = [_halves(builder, *pair, width) for pair in pairs]
         vectors = [combine(builder, lower, upper) for lower, upper in halves]
         width //= 2
-    return [builder.extract_element(vectors[0], _PLACE(i)) for i in range(count)]
+    lanes = vectors[0].type.count
+    return [builder.extract_element(vectors[i // lanes], _PLACE(i % lanes)) for i in range(count)]
 
 
 def _halves(builder: Any, first: Any, second: Any, width: int) -> list[Any]:

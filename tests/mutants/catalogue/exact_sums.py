@@ -6,6 +6,7 @@ from tests.mutants.mutant import Mutant
 
 LANES = "sglang_dspark/serving/cpu/lanes.py"
 PAGED = "sglang_dspark/serving/cpu/paged.py"
+LAYERS = "sglang_dspark/serving/cpu/layers/kernel.py"
 SUMS = "tests/serving_cpu/test_lanes.py"
 ATTENTION = "tests/serving_cpu/test_attention.py"
 
@@ -56,5 +57,47 @@ MUTANTS = (
         "and (causal or window < 0)",
         "",
         f"{ATTENTION}::test_a_long_block_sees_itself_both_ways",
+    ),
+    _mutant(
+        "what must not reorder sums takes its first caller's leave to",
+        "sglang_dspark/serving/cpu/jit.py",
+        "_compiled(function, fastmath=False)",
+        "_compiled(function)",
+        f"{SUMS}::test_a_kernel_that_may_reorder_sums_hands_nothing_on",
+    ),
+    _mutant(
+        "sums may be reordered",
+        "sglang_dspark/serving/cpu/jit.py",
+        "_compiled(function, fastmath=False)",
+        "_compiled(function, fastmath=FAST)",
+        SUMS,
+    ),
+    _mutant(
+        "a product is summed in eight lanes",
+        LANES,
+        "_DOT_LANES = 16",
+        "_DOT_LANES = 8",
+        f"{SUMS}::test_a_product_is_taken_in_the_order_that_is_said",
+    ),
+    _mutant(
+        "a tree's window is left out",
+        PAGED,
+        "low = max(position - window, start) if window >= 0 else start",
+        "low = max(position - window, start) if window >= 0 and tree.shape[0] == 0 else start",
+        f"{ATTENTION}::test_a_wide_tree",
+    ),
+    _mutant(
+        "layers in one call see no window",
+        LAYERS,
+        "tables.numbers[layer, WINDOW], room.attended",
+        "np.int64(-1), room.attended",
+        "tests/serving_cpu/test_layers.py::test_layers_that_see_a_window",
+    ),
+    _mutant(
+        "keys are normed with another norm's epsilon",
+        LAYERS,
+        "key, fractions[3])",
+        "key, fractions[0])",
+        "tests/serving_cpu/test_layers.py::test_each_norm_has_its_own_epsilon",
     ),
 )
