@@ -15,6 +15,7 @@ from numba.core.errors import TypingError
 from sglang_dspark.float_ops import exp32, fma
 from sglang_dspark.serving.cpu.jit import exact_kernel
 from sglang_dspark.serving.cpu.lanes import add_weighted, dots, lane_max, lane_sum
+from sglang_dspark.serving.cpu.layers.kernel import layers
 from tests.serving_cpu import compiled_bits
 
 LENGTHS = [0, 1, 5, 15, 16, 17, 63, 64, 65, 128, 576, 601]
@@ -176,6 +177,12 @@ def test_compiled_or_read_from_disk_the_bits_are_the_same(tmp_path: Path) -> Non
 def test_a_kernel_that_may_reorder_sums_hands_nothing_on(tmp_path: Path) -> None:
     """Numba compiles a function for its first caller, with that caller's leave."""
     assert bits(tmp_path, "after a free kernel")[0] == compiled_bits.digest()
+
+
+@pytest.mark.parametrize("function", [*compiled_bits.KERNELS, layers, exp32])
+def test_what_logits_depend_on_may_not_reorder_sums(function: Any) -> None:
+    """Whether a compiler makes use of such leave cannot be told from one machine's results."""
+    assert function.targetoptions["fastmath"] is False
 
 
 def bits(cache: Path, *words: str) -> tuple[str, int]:
