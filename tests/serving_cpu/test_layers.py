@@ -255,6 +255,19 @@ def assert_same(short: Outcome, upstream: Outcome) -> None:
     torch.testing.assert_close(mine, theirs, rtol=0, atol=0)
 
 
+def same_both_ways(
+    model: Model, case: Case, make_pass: Any, monkeypatch: pytest.MonkeyPatch
+) -> Outcome:
+    """The short form's outcome, which is upstream's, of a model whose layers were changed."""
+    vars(model).pop("dspark_layer_stack", None)
+    short = outcome(model, case, make_pass, monkeypatch, short=True)
+    upstream = outcome(model, case, make_pass, monkeypatch, short=False)
+    vars(model).pop("dspark_layer_stack", None)
+    assert short.short_passes == 1
+    assert_same(short, upstream)
+    return short
+
+
 @pytest.mark.usefixtures("our_kernels")
 @pytest.mark.parametrize("name", list(CASES))
 def test_same_numbers_as_upstreams_forward_over_our_operators(
@@ -275,33 +288,23 @@ def test_layers_that_see_a_window(
 ) -> None:
     case, make_pass = CASES[name]
     whole = outcome(model, case, make_pass, monkeypatch, short=True)
-    vars(model).pop("dspark_layer_stack", None)
     with monkeypatch.context() as patch:
         for layer in model.layers:
             patch.setattr(layer.self_attn.attn, "sliding_window_size", 20)
-        short = outcome(model, case, make_pass, monkeypatch, short=True)
-        upstream = outcome(model, case, make_pass, monkeypatch, short=False)
-    vars(model).pop("dspark_layer_stack", None)
-    assert short.short_passes == 1
-    assert_same(short, upstream)
+        short = same_both_ways(model, case, make_pass, monkeypatch)
     assert not torch.equal(short.hidden, whole.hidden)
 
 
 @pytest.mark.usefixtures("our_kernels")
 def test_each_norm_has_its_own_epsilon(qwen: Qwen3Model, monkeypatch: pytest.MonkeyPatch) -> None:
     case, make_pass = CASES["verify window"]
-    vars(qwen).pop("dspark_layer_stack", None)
     with monkeypatch.context() as patch:
         for layer in qwen.layers:
             patch.setattr(layer.input_layernorm, "variance_epsilon", 1.0)
             patch.setattr(layer.post_attention_layernorm, "variance_epsilon", 2.0)
             patch.setattr(layer.self_attn.q_norm, "variance_epsilon", 3.0)
             patch.setattr(layer.self_attn.k_norm, "variance_epsilon", 4.0)
-        short = outcome(qwen, case, make_pass, monkeypatch, short=True)
-        upstream = outcome(qwen, case, make_pass, monkeypatch, short=False)
-    vars(qwen).pop("dspark_layer_stack", None)
-    assert short.short_passes == 1
-    assert_same(short, upstream)
+        same_both_ways(qwen, case, make_pass, monkeypatch)
 
 
 def test_close_to_upstreams_own_operators(
