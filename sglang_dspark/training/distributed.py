@@ -92,12 +92,13 @@ class World:
             dist.destroy_process_group()
 
     def end(self) -> None:
-        """End this process with status 0, if it is one of several and has left.
+        """End this process with status 0, if torchrun started it; call it when all is written.
 
-        Threads of gloo's that outlive the group abort an interpreter that ends by itself (torch
-        2.13: one time in twenty), and torchrun then takes the whole run for failed.
+        A thread of gloo's that outlives the group aborts an interpreter that ends by itself (torch
+        2.13, rarely: it drops a tensor when Python can no longer be asked), and torchrun then takes
+        the whole run for failed.
         """
-        if self.size > 1:
+        if self.sharded:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)

@@ -225,9 +225,10 @@ def check_trained(found: dict[str, Any], kind: str, out: Path) -> None:
     "kind", [KINDS[0], *(pytest.param(kind, marks=pytest.mark.slow) for kind in KINDS[1:])]
 )
 def test_a_drafter_of_each_kind_is_trained_and_sent_back(tmp_path: Path, kind: str) -> None:
-    out = tmp_path / "out"
+    out, pieces = tmp_path / "out", tmp_path / "pieces"
+    command = [KIT / "run", "--out", out, "--stamps", tmp_path, "--pieces", pieces]
     done = subprocess.run(
-        [KIT / "run", "--out", out, "--stamps", tmp_path, f"train-{kind}", "--commit", "c"],
+        [*command, f"train-{kind}", "--commit", "c"],
         env={**os.environ, "PYTHON": sys.executable, "KIT_HOME": str(tmp_path / "home")},
         capture_output=True,
         text=True,

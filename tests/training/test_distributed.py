@@ -8,6 +8,7 @@ import sys
 import pytest
 from safetensors.torch import load_file
 
+from sglang_dspark.training.distributed import World
 from sglang_dspark.training.setup import prepare
 from tests.training.test_run import _in
 
@@ -32,15 +33,26 @@ for config, steps in zip(sys.argv[2::2], sys.argv[3::2]):
 if world.leads:
     Path(sys.argv[1]).write_text(json.dumps(results))
 world.leave()
+world.end()
 """
+# An interpreter that aborts while it ends, as gloo's threads sometimes make it.
+ABORTS = """
+import atexit, os
+from sglang_dspark.training.distributed import World
+world = World.join("cpu")
+atexit.register(os.abort)
+world.leave()
+print("all is written")
+world.end()
+"""
+TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
 
 def _two_processes(tmp_path, *runs):
     """Each (config, steps) in two processes: (note, losses, held-out means) of each."""
     (tmp_path / "worker.py").write_text(WORKER)
     out = tmp_path / "out.json"
-    command = [sys.executable, "-m", "torch.distributed.run", "--standalone"]
-    command += ["--nproc-per-node", "2", str(tmp_path / "worker.py"), str(out)]
+    command = [*TORCHRUN, "2", str(tmp_path / "worker.py"), str(out)]
     for number, (cfg, steps) in enumerate(runs):
         file = tmp_path / f"{number}.yaml"
         file.write_text(cfg.model_dump_json())  # JSON is YAML
@@ -91,3 +103,20 @@ def test_two_processes_train_as_one(config, tmp_path):
     back, note = prepare(cfg)  # one process goes on from the state of two
     assert note == f"going on from step {STEPS}"
     assert _losses(back, STEPS + 3) == pytest.approx(on, abs=1e-4)
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_process_that_has_left_ends_before_its_interpreter_can_abort(size, tmp_path):
+    (tmp_path / "aborts.py").write_text(ABORTS)
+    # --no-python: torchrun's own Python writes without a buffer, other starters' does not.
+    command = [*TORCHRUN, str(size), "--no-python", sys.executable, str(tmp_path / "aborts.py")]
+    environment = {k: v for k, v in os.environ.items() if k != "PYTHONUNBUFFERED"}
+    done = subprocess.run(
+        command, env=environment, capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    assert done.stdout.count("all is written") == size  # what was printed is not lost
+
+
+def test_a_process_alone_goes_on():
+    World().end()

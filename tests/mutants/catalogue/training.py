@@ -1,4 +1,4 @@
-"""Anchor-bounded packing, the losses, and the number formats of experts."""
+"""Anchor-bounded packing, the losses, several processes, and the number formats of experts."""
 
 from __future__ import annotations
 
@@ -10,6 +10,11 @@ SMALL = "sglang_dspark/quantisation/minifloat.py"
 FIELDS = ("tests/training/test_packing.py::test_fields_are_what_they_say",)
 LOSS_TESTS = "tests/training/test_losses.py"
 FORMATS = "tests/quantisation/test_formats.py"
+WORLD = "sglang_dspark/training/distributed.py"
+ENDS = (
+    "tests/training/test_distributed.py"
+    "::test_a_process_that_has_left_ends_before_its_interpreter_can_abort",
+)
 
 MUTANTS = (
     Mutant(
@@ -167,5 +172,21 @@ MUTANTS = (
         old="wide = scales.double() * overall.double()[..., None, None]",
         new="wide = scales.double()",
         tests=(f"{FORMATS}::test_nvfp4_all_codes_with_all_scales",),
+    ),
+    Mutant(
+        name="a process that torchrun started alone ends its interpreter by itself",
+        area="several processes",
+        file=WORLD,
+        old="if self.sharded:\n            sys.stdout.flush()",
+        new="if self.size > 1:\n            sys.stdout.flush()",
+        tests=ENDS,
+    ),
+    Mutant(
+        name="a process of several loses what it printed",
+        area="several processes",
+        file=WORLD,
+        old="            sys.stdout.flush()\n",
+        new="",
+        tests=ENDS,
     ),
 )

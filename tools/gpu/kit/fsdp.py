@@ -108,6 +108,7 @@ def worker(config: Path, out: Path) -> int:
     found = trained(cfg, world)
     world.leave()
     write_whole(out, json.dumps(vars(found)))
+    world.end()
     return 0
 
 
