@@ -23,7 +23,7 @@ from tools.gpu.kit import runner
 from tools.gpu.kit.arms import ARMS, started
 from tools.gpu.kit.models import TINY
 from tools.gpu.kit.runner import Places, run_stages
-from tools.gpu.kit.sampled import KINDS, MIXED, deviation
+from tools.gpu.kit.sampled import KINDS, MIXED
 from tools.gpu.kit.servers import server_of
 from tools.gpu.kit.stages import STAGES, Stage
 from tools.gpu.packing.arrival import environment, take_in
@@ -305,13 +305,6 @@ def test_arms_are_served_side_by_side_and_say_what_the_table_says(tmp_path: Path
     assert all(abs(row["z"]) < 5 for row in drawn.values())
     assert drawn["greedy"]["dspark"] == drawn["greedy"]["plain"] == [4096, 4096]
     assert 500 < drawn["top-k"]["dspark"][0] < 3500, "nothing is left to chance"
-
-
-def test_a_share_that_speculation_changes_is_seen() -> None:
-    assert deviation([2000, 4096], [2000, 4096]) == 0
-    assert deviation([4096, 4096], [4096, 4096]) == 0
-    assert deviation([2000, 4096], [2300, 4096]) > 6
-    assert deviation([2000, 4096], [1700, 4096]) < -6
 
 
 class Started:

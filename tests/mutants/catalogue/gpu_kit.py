@@ -17,6 +17,7 @@ LOOK = "tools/gpu/kit/steps.py"
 STEPS = "tests/tools/test_gpu_steps.py"
 COURSE = "tools/gpu/kit/training.py"
 TRAINED = "tests/tools/test_gpu_training.py"
+ANSWERS = "tests/tools/test_gpu_answers.py"
 STEP_LOG = "tests/serving/test_step_log.py"
 
 MUTANTS = (
@@ -275,5 +276,21 @@ MUTANTS = (
         old='"tokens": plan.requests + int(lengths.sum()),',
         new='"tokens": plan.requests,',
         tests=(f"{STEP_LOG}::test_every_step_is_a_line",),
+    ),
+    Mutant(
+        name="fewer wins than plain decoding's are chance",
+        area="GPU kit",
+        file="tools/gpu/kit/sampled.py",
+        old="if abs(z) <= MOST_Z:",
+        new="if z <= MOST_Z:",
+        tests=(f"{ANSWERS}::test_a_share_that_chance_does_not_explain_is_said",),
+    ),
+    Mutant(
+        name="some right tokens are enough",
+        area="GPU kit",
+        file="tools/gpu/kit/servers.py",
+        old="if agreed == total:",
+        new="if agreed:",
+        tests=(f"{ANSWERS}::test_a_wrong_token_is_counted",),
     ),
 )

@@ -3,7 +3,8 @@
 All servers are up and all but one are frozen, rounds in turn as in `dspark bench serve`; so each
 comparison is of the same minute on the same card. The scheduled server starts last and alone: it
 measures its step times then. What the target says follows from a table (`models.py`), so each
-answer is checked: `right` counts the tokens that it names. At the end sampled requests go to plain
+answer is checked: `right` counts the tokens that it names, and one that it does not name fails the
+stage. At the end sampled requests go to plain
 decoding and to the scheduled server (`sampled.py`).
 A server that fails is named with the end of its log, and the others go on; without the scheduled
 one there is nothing to compare.
@@ -39,6 +40,7 @@ from tools.gpu.kit.servers import (
     prompts,
     right,
     server_of,
+    wrong_tokens,
 )
 from tools.gpu.packing.arrival import kit_home
 
@@ -130,7 +132,7 @@ def lost(server: ServerProcess, error: DSparkError) -> None:
 
 
 def compared(up: dict[str, ServerProcess], plan: Plan, follows: Any, left: Left) -> bool:
-    """Rounds until the time is over; whether all was answered. left: seconds."""
+    """Rounds until the time is over; whether all was answered, and rightly. left: seconds."""
     speeds: dict[str, dict[int, list[float]]] = {}
     began, whole = time.monotonic(), True
     for repeat in range(plan.repeats):
@@ -144,6 +146,9 @@ def compared(up: dict[str, ServerProcess], plan: Plan, follows: Any, left: Left)
                     whole = False
                     continue
                 say(row={"repeat": repeat, "server": name, **row})
+                if (line := wrong_tokens(name, row)) is not None:
+                    print(f"arms: {line}", file=sys.stderr, flush=True)
+                    whole = False
                 speeds.setdefault(name, {}).setdefault(users, []).append(row["tokens_per_s"])
         took = (time.monotonic() - began) / (repeat + 1)
         if SCHEDULED not in up or left() < took + _SPARE_S:

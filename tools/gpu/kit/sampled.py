@@ -2,13 +2,14 @@
 
 At these temperatures the made-up target's most likely token (`models.py`) is drawn in a known share
 of all draws, the same whether tokens are drafted first or not: speculation must not change a
-distribution. `z` is the difference of both shares in standard errors. A batch has one kind of
-request each, then all kinds at once.
+distribution. `z` is the difference of both shares in standard errors; a large one fails the stage.
+A batch has one kind of request each, then all kinds at once.
 """
 
 from __future__ import annotations
 
 import math
+import sys
 from importlib.util import find_spec
 from itertools import cycle, islice
 from typing import Any
@@ -35,10 +36,12 @@ KINDS: dict[str, dict[str, Any]] = {
 }
 MIXED = "all kinds in one batch"
 REQUESTS, TOKENS = 64, 64
+MOST_Z = 5.0  # by chance in one of 200,000 runs of all kinds
 
 
 def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows: Any) -> bool:
-    """Print a row for each kind; whether all were answered. One that was not has the reason."""
+    """Print a row for each kind; whether all were answered by the same law. One that was not
+    answered has the reason."""
     whole = True
     for kind in (*KINDS, MIXED):
         row: dict[str, Any] = {"sampled": kind}
@@ -49,6 +52,7 @@ def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows:
             for name, server in (("plain", plain), ("dspark", scheduled)):
                 row[name] = drawn(server, kind, plan, follows)
             row["z"] = deviation(row["plain"], row["dspark"])
+            whole &= obeys(kind, row["z"])
         except DSparkError as error:
             row["failed"], whole = str(error), False
         say(row=row)
@@ -88,6 +92,14 @@ def deviation(one: list[int], other: list[int]) -> float:
     share = (a + b) / (n + m)
     error = math.sqrt(share * (1 - share) * (1 / n + 1 / m))
     return (b / m - a / n) / error if error else 0.0
+
+
+def obeys(kind: str, z: float) -> bool:
+    """Whether chance explains the difference; a line on stderr where it does not."""
+    if abs(z) <= MOST_Z:
+        return True
+    print(f"sampled: {kind}: {z:.1f} standard errors from plain decoding", file=sys.stderr)
+    return False
 
 
 def _post(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -125,6 +125,14 @@ def right(round_: Round, plan: Plan, follows: np.ndarray[Any, Any]) -> dict[str,
         agreed += int((follows[before] == np.array(done.ids)).sum())
         total += len(done.ids)
     return {"right": [agreed, total]}
+
+
+def wrong_tokens(server: str, row: Mapping[str, Any]) -> str | None:
+    """One line where a round's answers hold tokens that the table does not name."""
+    agreed, total = row["right"]
+    if agreed == total:
+        return None
+    return f"{server}, {row['users']} users: {total - agreed} of {total} tokens are not the table's"
 
 
 def admitted(server: ServerProcess) -> float:

@@ -1,8 +1,9 @@
 """Drafts that do not pay: a drafter that is nearly always wrong, served beside plain decoding.
 
 Both servers stand on one device, the idle one frozen, rounds in turn as in `dspark bench serve`.
-A row for each round: tokens/s, whether every token is right, and of the scheduled server how many
-steps had no draft and why. At the end ratios to plain: to leave drafts out must cost nothing.
+A row for each round: tokens/s, how many tokens are right (a wrong one fails the stage), and of the
+scheduled server how many steps had no draft and why. At the end ratios to plain: to leave drafts
+out must cost nothing.
 Without a GPU a tiny target is served on the CPU and nothing is said to be measured.
 """
 
@@ -18,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bench.paired import PairedRound, Plan, as_metrics, fresh_round
 from sglang_dspark.loadtest.client.load import Round
 from sglang_dspark.loadtest.servers.server import ServerProcess
@@ -33,6 +35,7 @@ from tools.gpu.kit.servers import (
     right,
     serve,
     server_of,
+    wrong_tokens,
 )
 from tools.gpu.packing.arrival import kit_home
 
@@ -61,18 +64,26 @@ def main() -> int:
         for server in servers:
             server.pause()
         results = {users: [] for users in load.users}  # type: dict[int, list[PairedRound]]
+        wrong: list[str] = []
         for repeat in range(load.repeats):
             for number, users in enumerate(load.users):
                 order = servers if (repeat + number) % 2 == 0 else servers[::-1]
-                rounds = {each.spec.name: one_round(each, plan, users, follows) for each in order}
+                rounds = {
+                    each.spec.name: one_round(each, plan, users, follows, wrong) for each in order
+                }
                 results[users].append(PairedRound(rounds["plain"], rounds["dspark"]))
         say(**as_metrics(results, plan, shape.gamma))
+        if wrong:
+            raise DSparkError("; ".join(wrong))
 
     return serve(specs, logs, compare)
 
 
-def one_round(server: ServerProcess, plan: Plan, users: int, follows: Any) -> Round:
-    """One round on a server that is frozen before and after; prints its row."""
+def one_round(
+    server: ServerProcess, plan: Plan, users: int, follows: Any, wrong: list[str]
+) -> Round:
+    """One round on a server that is frozen before and after; prints its row. Onto `wrong` comes
+    what is wrong with its answers."""
     server.resume()
     try:
         before = counters(server)
@@ -84,6 +95,8 @@ def one_round(server: ServerProcess, plan: Plan, users: int, follows: Any) -> Ro
     drafts = sum(after.admitted) - sum(before.admitted)
     row = {**figures(round_, drafts), **skipped(before, after), **right(round_, plan, follows)}
     say(row={"server": server.spec.name, **row})
+    if (line := wrong_tokens(server.spec.name, row)) is not None:
+        wrong.append(line)
     return round_
 
 
