@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import copy
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -29,7 +29,7 @@ from sglang_dspark.drafter.checkpoint import (
     write_checkpoint,
 )
 from sglang_dspark.drafter.config import DrafterConfig, read_config
-from sglang_dspark.drafter.context import FeatureContext
+from sglang_dspark.drafter.context import FeatureState, shorter_block
 from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.drafter.laws import choose, over_vocabulary
 from sglang_dspark.drafter.model import DraftBlock
@@ -163,16 +163,12 @@ class DFlashDrafter(nn.Module):
         return DraftBlock(tokens.view(rows, gamma), probs, nothing, nothing)
 
 
-class DFlashState:
+class DFlashState(FeatureState):
     """Context of the requests in flight; see `evaluation.proposer`."""
 
     def __init__(self, proposer: DFlashProposer, slots: int, max_len: int):
         self.drafter = drafter = proposer.drafter
-        self.context = FeatureContext(drafter.backbone, drafter.config.shape, slots, max_len)
-
-    def prefill(self, rows: Tensor, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
-        """A prompt's features [R, P, m*d] into slots `rows`."""
-        self.context.write(rows, torch.zeros_like(rows), features)
+        super().__init__(drafter.backbone, drafter.config.shape, slots, max_len)
 
     def propose(
         self,
@@ -188,42 +184,21 @@ class DFlashState:
         h = self.drafter.forward_blocks(anchor[:, None], at, context, at)[:, 0]
         return self.drafter.draft(h, temperature, generator)
 
-    def commit(
-        self,
-        rows: Tensor,
-        lens: Tensor,
-        tokens: Tensor,
-        features: Tensor,
-        hidden: Tensor,
-        accepted: Tensor,
-    ) -> None:
-        """Features [R, q, m*d] of the verify window into the context."""
-        self.context.write(rows, lens, features)
-
 
 class DFlashProposer:
     """DFlash for the reference engine; gamma at most the trained one, with a shorter window."""
 
     def __init__(self, drafter: DFlashDrafter, gamma: int | None = None):
-        self.drafter = drafter if gamma is None else _with_gamma(drafter, gamma)
+        self.drafter = drafter
+        if gamma is not None:
+            self.drafter = copy.copy(drafter)  # with a shorter window, sharing its weights
+            self.drafter.config = DFlashConfig(shorter_block(drafter.config.shape, gamma))
         self.gamma = self.drafter.config.gamma
         self.target_layer_ids = drafter.config.target_layer_ids
 
     def start(self, slots: int, max_len: int) -> DFlashState:
         """Empty context for a run."""
         return DFlashState(self, slots, max_len)
-
-
-def _with_gamma(drafter: DFlashDrafter, gamma: int) -> DFlashDrafter:
-    """The drafter with a shorter window, sharing its weights."""
-    trained = drafter.config.gamma
-    if gamma > trained:
-        raise DSparkError(
-            f"gamma {gamma} exceeds the block of {trained} that the drafter was trained for"
-        )
-    smaller = copy.copy(drafter)
-    smaller.config = DFlashConfig(replace(drafter.config.shape, gamma=gamma))
-    return smaller
 
 
 def save_dflash(drafter: DFlashDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:

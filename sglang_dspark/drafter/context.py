@@ -4,12 +4,15 @@ draft layer (paper, 3.1.1), in slots that requests come to and leave.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import torch
 from torch import Tensor
 
 from sglang_dspark.drafter.attention import ContextKV
 from sglang_dspark.drafter.backbone import Backbone
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.errors import DSparkError
 
 
 class FeatureContext:
@@ -36,3 +39,39 @@ class FeatureContext:
         """The first `length` positions of slots `rows` (None: all, in order), per layer."""
         picked = slice(None) if rows is None else rows
         return [(k[picked, :length], v[picked, :length]) for k, v in self.layers]
+
+
+class FeatureState:
+    """What a run knows of its requests where the context is all that a drafter keeps: a parallel
+    drafter's half of `evaluation.proposer.DraftState`."""
+
+    def __init__(self, backbone: Backbone, shape: DrafterConfig, slots: int, max_len: int):
+        self.context = FeatureContext(backbone, shape, slots, max_len)
+
+    def prefill(self, rows: Tensor, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
+        """A prompt's features [R, P, m*d] into slots `rows` [R]."""
+        self.context.write(rows, torch.zeros_like(rows), features)
+
+    def commit(
+        self,
+        rows: Tensor,
+        lens: Tensor,
+        tokens: Tensor,
+        features: Tensor,
+        hidden: Tensor,
+        accepted: Tensor,
+    ) -> None:
+        """Features [R, q, m*d] of the verify window, at positions lens.., into the context."""
+        self.context.write(rows, lens, features)
+
+
+def shorter_block(trained: DrafterConfig, gamma: int) -> DrafterConfig:
+    """The drafter's shape for blocks of gamma drafts.
+
+    Raises DSparkError for a larger block than it was trained for.
+    """
+    if gamma > trained.gamma:
+        raise DSparkError(
+            f"gamma {gamma} exceeds the block of {trained.gamma} that the drafter was trained for"
+        )
+    return replace(trained, gamma=gamma)

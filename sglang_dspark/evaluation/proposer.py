@@ -8,7 +8,6 @@ keeps of a sequence. Accepting is the engine's business.
 from __future__ import annotations
 
 import copy
-from dataclasses import replace
 from pathlib import Path
 from typing import Protocol
 
@@ -22,7 +21,7 @@ from sglang_dspark.baselines import mtp as mtp_format
 from sglang_dspark.common.files import brief
 from sglang_dspark.drafter import DraftBlock, DrafterConfig, DSparkDrafter, load_drafter
 from sglang_dspark.drafter.config import read_config
-from sglang_dspark.drafter.context import FeatureContext
+from sglang_dspark.drafter.context import FeatureState, shorter_block
 from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
@@ -79,16 +78,12 @@ class Proposer(Protocol):
         """Empty state for requests of at most `max_len` tokens."""
 
 
-class DSparkState:
+class DSparkState(FeatureState):
     """Context of the requests in flight of a DSpark drafter."""
 
     def __init__(self, drafter: DSparkDrafter, slots: int, max_len: int):
         self.drafter = drafter
-        self.context = FeatureContext(drafter.backbone, drafter.config, slots, max_len)
-
-    def prefill(self, rows: Tensor, tokens: Tensor, features: Tensor, hidden: Tensor) -> None:
-        """See `DraftState`."""
-        self.context.write(rows, torch.zeros_like(rows), features)
+        super().__init__(drafter.backbone, drafter.config, slots, max_len)
 
     def propose(
         self,
@@ -103,42 +98,21 @@ class DSparkState:
         h = self.drafter.forward_block(anchor, lens, context, lens)  # [R, gamma, d]
         return self.drafter.draft(anchor, h, temperature, generator)
 
-    def commit(
-        self,
-        rows: Tensor,
-        lens: Tensor,
-        tokens: Tensor,
-        features: Tensor,
-        hidden: Tensor,
-        accepted: Tensor,
-    ) -> None:
-        """See `DraftState`."""
-        self.context.write(rows, lens, features)
-
 
 class DSparkProposer:
     """A DSpark drafter with at most its trained block size."""
 
     def __init__(self, drafter: DSparkDrafter, gamma: int | None = None):
-        self.drafter = drafter if gamma is None else _with_gamma(drafter, gamma)
+        self.drafter = drafter
+        if gamma is not None:
+            self.drafter = copy.copy(drafter)  # with a smaller block, sharing its weights
+            self.drafter.config = shorter_block(drafter.config, gamma)
         self.gamma = self.drafter.config.gamma
         self.target_layer_ids = drafter.config.target_layer_ids
 
     def start(self, slots: int, max_len: int) -> DSparkState:
         """See `Proposer`."""
         return DSparkState(self.drafter, slots, max_len)
-
-
-def _with_gamma(drafter: DSparkDrafter, gamma: int) -> DSparkDrafter:
-    """The drafter with a smaller block, sharing its weights."""
-    trained = drafter.config.gamma
-    if gamma > trained:
-        raise DSparkError(
-            f"gamma {gamma} exceeds the block of {trained} that the drafter was trained for"
-        )
-    smaller = copy.copy(drafter)
-    smaller.config = replace(drafter.config, gamma=gamma)
-    return smaller
 
 
 def proposer_of(drafter: Drafter, gamma: int | None = None) -> Proposer:
