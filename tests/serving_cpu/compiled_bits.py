@@ -1,7 +1,7 @@
-"""A digest of what the kernels behind the logits compute, to compare compilations by.
+"""A digest of what kernels compute, to compare compilations by.
 
 python -m tests.serving_cpu.compiled_bits prints it, and how many kernels were read from disk; with
-an argument, after kernels that may reorder sums have called them.
+an argument, after a function that may reorder sums has called them.
 """
 
 from __future__ import annotations
@@ -11,18 +11,34 @@ import sys
 
 import numpy as np
 import torch
+from numba import njit
 
 from sglang_dspark.float_ops import exp32
-from sglang_dspark.serving.cpu import fused_ops, paged, thread_pool
-from sglang_dspark.serving.cpu.jit import kernel
+from sglang_dspark.serving.cpu import (
+    block_ops,
+    confidence_ops,
+    expert_ops,
+    fused_ops,
+    paged,
+    thread_pool,
+)
 from sglang_dspark.serving.cpu.plan import make_plan
 
 CONTEXTS = (20, 64, 200, 333)
 HEADS, KV_HEADS, DIM, WIDTH = 9, 3, 64, 576
-KERNELS = (paged.attend, fused_ops.rms_norm_rows, fused_ops.silu_and_mul_rows)
+DRAFTS = 5
+KERNELS = (
+    paged.attend,
+    fused_ops.rms_norm_rows,
+    fused_ops.silu_and_mul_rows,
+    confidence_ops._confidence,
+    expert_ops._project,
+    expert_ops._read,
+    block_ops._walk,
+)
 
 
-@kernel
+@njit(fastmath=True)
 def _free(x, weight, gated, halved, out):  # type: ignore[no-untyped-def]
     fused_ops.rms_norm_rows(x, weight, 1e-5, out)
     fused_ops.silu_and_mul_rows(gated, halved)
@@ -36,9 +52,10 @@ def call_from_a_free_kernel() -> None:
 
 
 def digest() -> str:
-    """Of attention in contexts of several lengths, norms, gates and rotations."""
+    """Of attention in contexts of several lengths, norms, gates and rotations; of confidences,
+    residual streams and the block rule."""
     torch.manual_seed(0)
-    found = [*_attended(), *_rows()]
+    found = [*_attended(), *_rows(), *_drafted()]
     return hashlib.sha256(b"".join(each.tobytes() for each in found)).hexdigest()[:16]
 
 
@@ -70,6 +87,22 @@ def _rows() -> list[np.ndarray]:
     fused_ops.silu_and_mul_rows(gated, halved)
     fused_ops.rotate_rows(np.arange(7), cos_sin, query, residual.copy(), DIM)
     return [normed, total, second, heads, halved, query]
+
+
+def _drafted() -> list[np.ndarray]:
+    features, weight = torch.randn(2 * DRAFTS, WIDTH), torch.randn(1, WIDTH + 8)
+    weights = confidence_ops.ConfidenceWeights(weight, None, torch.randn(50, 8), torch.ones(1))
+    anchor, drafts = torch.tensor([3, 40]), torch.randint(0, 50, (2, DRAFTS))
+    survival, logits = confidence_ops.confidence(weights, features, anchor, drafts)
+    streams, phi = torch.randn(7, 4, WIDTH).numpy(), torch.randn(24, 4 * WIDTH).numpy()
+    projected, read = np.empty((7, 24), np.float32), np.empty((7, WIDTH), np.float32)
+    expert_ops._project(streams.reshape(7, -1), phi, 1e-6, projected)
+    expert_ops._read(streams, projected, np.float32(0.5), torch.randn(4).numpy(), read)
+    proposals = torch.randn(2, DRAFTS, WIDTH + 7).softmax(-1)
+    targets = torch.randn(2, DRAFTS + 1, WIDTH + 7).softmax(-1)
+    uniforms = torch.rand(2, DRAFTS, dtype=torch.float64)
+    kept = block_ops.walk(drafts, proposals, targets, uniforms, torch.tensor([DRAFTS, 3]))
+    return [survival.numpy(), logits.numpy(), projected, read, *(each.numpy() for each in kept)]
 
 
 if __name__ == "__main__":

@@ -12,10 +12,10 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu.greedy_ops import _argmax as argmax_of
-from sglang_dspark.serving.cpu.jit import exact_kernel
+from sglang_dspark.serving.cpu.jit import kernel
 
 
-@exact_kernel
+@kernel
 def _verify(window, bits, predicted, index, lens):  # type: ignore[no-untyped-def]
     """window [R, n], bits [R * n, V] -> predicted [R * n], index [R, n], lens [R]."""
     n = window.shape[1]

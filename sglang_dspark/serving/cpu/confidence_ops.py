@@ -15,6 +15,7 @@ from torch import Tensor
 
 from sglang_dspark.float_ops import exp32
 from sglang_dspark.serving.cpu.jit import kernel
+from sglang_dspark.serving.cpu.lanes import dots
 
 _NONE = np.empty((0, 0), np.float32)  # stands for W1 where the head does not read it
 
@@ -58,13 +59,10 @@ def _confidence(  # type: ignore[no-untyped-def]
     for r in range(requests):
         for k in range(depth):
             row = features[r * depth + k]
-            total = bias[0]
-            for i in range(width):
-                total += row[i] * weight[0, i]
+            total = bias[0] + dots((row,), (weight[0, :width],))[0]
             if rank > 0:
                 before = w1[anchor[r] if k == 0 else drafts[r, k - 1]]
-                for i in range(rank):
-                    total += before[i] * weight[0, width + i]
+                total += dots((before,), (weight[0, width:],))[0]
             logits[r, k] = total
             cooled = total / temperature[k if temperature.shape[0] > 1 else 0]
             survival[r, k] = np.float32(1.0) / (np.float32(1.0) + exp32(-cooled))

@@ -36,7 +36,7 @@ from sglang_dspark.serving.cpu.context_rows import (
     waiting_rows,
 )
 from sglang_dspark.serving.cpu.fast_paths import need
-from sglang_dspark.serving.cpu.fused_ops import rms_norm_rows
+from sglang_dspark.serving.cpu.fused_ops import rms_norm_heads, rms_norm_rows, rotate_rows
 from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
 from sglang_dspark.serving.cpu.narrow_matmul import MAX_BLOCK_ROWS
 from sglang_dspark.serving.cpu.packed_weights import packed_copy
@@ -81,29 +81,20 @@ def _multiply(tables, which, x, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _write_row(tables, layer, row, position, slot):  # type: ignore[no-untyped-def]
-    """One token's keys (normed, rotated) and values of a layer from row [L * 2 * Hkv * D]."""
-    _, _, heads, width, slots = tables.sizes
-    keys = carray(floats_at(tables.caches[layer, 0]), (slots, heads, width))
-    values = carray(floats_at(tables.caches[layer, 1]), (slots, heads, width))
-    weight, half = tables.head_norms[layer], tables.cos_sin.shape[1] // 2
-    cosine, sine = tables.cos_sin[position, :half], tables.cos_sin[position, half:]
-    for h in range(heads):
-        start = (layer * 2 * heads + h) * width
-        key, target = row[start : start + width], keys[slot, h]
-        squares = np.float32(0.0)
-        for d in range(width):
-            squares += key[d] * key[d]
-        epsilon = np.float32(tables.epsilons[1])
-        scale = np.float32(1.0) / np.sqrt(squares / np.float32(width) + epsilon)
-        for d in range(width):
-            target[d] = (key[d] * scale) * weight[d]
-        for d in range(half):
-            a, b = target[d], target[d + half]
-            target[d] = a * cosine[d] - b * sine[d]
-            target[d + half] = b * cosine[d] + a * sine[d]
-        start += heads * width
-        values[slot, h, :] = row[start : start + width]
+def _write_layer(tables, layer, stacked, positions, slots):  # type: ignore[no-untyped-def]
+    """A layer's keys, normed and rotated, and values from rows [n, L * 2 * Hkv * D] into its cache;
+    positions, slots [n]. The keys in `stacked` are overwritten."""
+    _, _, heads, width, places = tables.sizes
+    first = layer * 2 * heads
+    middle, end = (first + heads) * width, (first + 2 * heads) * width
+    new = stacked[:, first * width : middle]
+    rms_norm_heads(stacked, first, heads, tables.head_norms[layer], tables.epsilons[1])
+    rotate_rows(positions, tables.cos_sin, new, new[:, :0], width)
+    keys = carray(floats_at(tables.caches[layer, 0]), (places, heads * width))
+    values = carray(floats_at(tables.caches[layer, 1]), (places, heads * width))
+    for i in range(slots.shape[0]):
+        keys[slots[i]] = new[i]
+        values[slots[i]] = stacked[i, middle:end]
 
 
 @kernel
@@ -138,8 +129,7 @@ def _inject(tables, hidden, projected, chosen, positions, slots):  # type: ignor
     stacked = np.empty((taken, layers * 2 * heads * size), np.float32)
     _multiply(tables, 1, context, stacked)
     for layer in range(layers):
-        for i in range(taken):
-            _write_row(tables, layer, stacked[i], positions[chosen[i]], slots[chosen[i]])
+        _write_layer(tables, layer, stacked, positions[chosen], slots[chosen])
 
 
 class Injector:

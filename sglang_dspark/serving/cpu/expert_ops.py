@@ -19,9 +19,11 @@ from torch import Tensor, nn
 
 from sglang_dspark.drafter.hyper_connections import SINKHORN_ROUNDS, HyperConnection, StreamRead
 from sglang_dspark.drafter.moe import SharedExperts, permute_tokens
-from sglang_dspark.float_ops import exp32
+from sglang_dspark.float_ops import fma
 from sglang_dspark.serving.cpu import linear
-from sglang_dspark.serving.cpu.jit import exact_kernel, kernel, multiply_at
+from sglang_dspark.serving.cpu.fused_ops import silu_and_mul_rows
+from sglang_dspark.serving.cpu.jit import kernel, multiply_at
+from sglang_dspark.serving.cpu.lanes import dots
 from sglang_dspark.serving.cpu.narrow_matmul import LANES, MAX_BLOCK_ROWS
 
 _FLOAT = torch.float32
@@ -43,10 +45,7 @@ def _swiglu(entry, x, gate_up, down, inner, room, activated, out):  # type: igno
     multiply_at(
         entry, x.ctypes.data, width, rows, block, gate_up, 2 * inner, width, room.ctypes.data, 1
     )
-    for i in range(rows):
-        for j in range(inner):
-            gate = room[i, j]
-            activated[i, j] = gate / (_ONE + exp32(-gate)) * room[i, inner + j]
+    silu_and_mul_rows(room, activated)
     multiply_at(
         entry, activated.ctypes.data, inner, rows, block, down, width, inner, out.ctypes.data, 1
     )
@@ -79,10 +78,10 @@ def _experts(entry, x, order, back, counts, weights, gate_up, down, inner, out):
         for rank in range(top):
             row, weight = made[back[t * top + rank]], weights[t, rank]
             for d in range(width):
-                out[t, d] += weight * row[d]
+                out[t, d] = fma(weight, row[d], out[t, d])
 
 
-@exact_kernel
+@kernel
 def _log_sums(logs, axis, out):  # type: ignore[no-untyped-def]
     """log sum exp of logs [n, n] along rows (axis 1) or columns (axis 0)."""
     n = logs.shape[0]
@@ -96,7 +95,7 @@ def _log_sums(logs, axis, out):  # type: ignore[no-untyped-def]
         out[i] = top + np.log(total)
 
 
-@exact_kernel
+@kernel
 def _doubly_stochastic(logs, rounds):  # type: ignore[no-untyped-def]
     """`hyper_connections.doubly_stochastic` of one matrix [n, n] in place."""
     n = logs.shape[0]
@@ -142,15 +141,15 @@ def _project(streams, phi, epsilon, out):  # type: ignore[no-untyped-def]
     rows, width = streams.shape
     for t in range(rows):
         row = streams[t]
-        squares = np.float32(0.0)
-        for d in range(width):
-            squares += row[d] * row[d]
+        squares = dots((row,), (row,))[0]
         scale = _ONE / np.sqrt(squares / np.float32(width) + np.float32(epsilon))
-        for s in range(phi.shape[0]):
-            total = np.float32(0.0)
-            for d in range(width):
-                total += row[d] * phi[s, d]
-            out[t, s] = total * scale
+        fours = phi.shape[0] - phi.shape[0] % 4
+        for s in range(0, fours, 4):
+            found = dots((phi[s], phi[s + 1], phi[s + 2], phi[s + 3]), (row,))
+            for i in range(4):
+                out[t, s + i] = found[i] * scale
+        for s in range(fours, phi.shape[0]):
+            out[t, s] = dots((phi[s],), (row,))[0] * scale
 
 
 @kernel
@@ -162,7 +161,7 @@ def _read(streams, projected, alpha, bias, out):  # type: ignore[no-untyped-def]
         for s in range(n):
             weight = _ONE / (_ONE + np.exp(-(alpha * projected[t, s] + bias[s])))
             for d in range(width):
-                out[t, d] += weight * streams[t, s, d]
+                out[t, d] = fma(weight, streams[t, s, d], out[t, d])
 
 
 @kernel
@@ -185,7 +184,7 @@ def _write(streams, projected, alphas, write_bias, mix_bias, rounds, block, out)
             for j in range(n):
                 weight = mixing[i, j]
                 for d in range(width):
-                    out[t, i, d] += weight * streams[t, j, d]
+                    out[t, i, d] = fma(weight, streams[t, j, d], out[t, i, d])
 
 
 def fits(x: Any) -> bool:

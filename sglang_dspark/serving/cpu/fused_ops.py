@@ -17,20 +17,20 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.float_ops import exp32, fma
-from sglang_dspark.serving.cpu.jit import exact_kernel
+from sglang_dspark.serving.cpu.jit import kernel
 from sglang_dspark.serving.cpu.lanes import lane_sum
 
 _FLOAT = torch.float32
 
 
-@exact_kernel
+@kernel
 def _one_over_rms(squares, epsilon):  # type: ignore[no-untyped-def]
     """1 / sqrt(mean + epsilon) of squares [d]."""
     mean = lane_sum(squares) / np.float32(squares.shape[0])
     return np.float32(1.0) / np.sqrt(mean + np.float32(epsilon))
 
 
-@exact_kernel
+@kernel
 def rms_norm_rows(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
     """out = x / rms(x) * weight; x, out [n, d], weight [d]; out is other memory than x."""
     for i in range(x.shape[0]):
@@ -42,7 +42,7 @@ def rms_norm_rows(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
             target[d] = (row[d] * scale) * weight[d]
 
 
-@exact_kernel
+@kernel
 def add_rms_norm_rows(x, residual, weight, epsilon, total, out):  # type: ignore[no-untyped-def]
     """total = x + residual and out = its norm; all [n, d], out and total other memory than each
     other."""
@@ -57,7 +57,7 @@ def add_rms_norm_rows(x, residual, weight, epsilon, total, out):  # type: ignore
             target[d] = (kept[d] * scale) * weight[d]
 
 
-@exact_kernel
+@kernel
 def rms_norm_heads(x, first, heads, weight, epsilon):  # type: ignore[no-untyped-def]
     """Heads first..first+heads-1 of x [n, all heads * d] normed in place; weight [d]."""
     width = weight.shape[0]
@@ -72,7 +72,7 @@ def rms_norm_heads(x, first, heads, weight, epsilon):  # type: ignore[no-untyped
                 row[d] = (row[d] * scale) * weight[d]
 
 
-@exact_kernel
+@kernel
 def silu_and_mul_rows(x, out):  # type: ignore[no-untyped-def]
     """out = silu(x[:, :d]) * x[:, d:]; x [n, 2d], out [n, d]."""
     width = out.shape[1]
@@ -82,7 +82,7 @@ def silu_and_mul_rows(x, out):  # type: ignore[no-untyped-def]
             target[d] = gate[d] / (np.float32(1.0) + exp32(-gate[d])) * up[d]
 
 
-@exact_kernel
+@kernel
 def rotate_rows(positions, cos_sin, query, key, width):  # type: ignore[no-untyped-def]
     """Rotate the first cos_sin.shape[1] dimensions of every head in place, halves paired.
 

@@ -15,14 +15,14 @@ from torch import Tensor
 
 from sglang_dspark.float_ops import bits_of_float
 from sglang_dspark.serving.cpu import linear
-from sglang_dspark.serving.cpu.jit import exact_kernel, multiply_at
+from sglang_dspark.serving.cpu.jit import kernel, multiply_at
 
 _BLOCK = 2048
 _SIGN = np.int32(0x7FFFFFFF)
 _MINUS_ZERO = np.int32(-(2**31))
 
 
-@exact_kernel
+@kernel
 def _key(bits):  # type: ignore[no-untyped-def]
     """Order of float32 values as integers; both zeros are equal."""
     if bits == _MINUS_ZERO:
@@ -30,7 +30,7 @@ def _key(bits):  # type: ignore[no-untyped-def]
     return bits ^ ((bits >> np.int32(31)) & _SIGN)
 
 
-@exact_kernel
+@kernel
 def _argmax(row):  # type: ignore[no-untyped-def]
     """Index of the largest float32 whose bits are the int32 `row` [V]."""
     best, block = _key(row[0]), 0
@@ -48,14 +48,14 @@ def _argmax(row):  # type: ignore[no-untyped-def]
     return 0
 
 
-@exact_kernel
+@kernel
 def _rows(bits, out):  # type: ignore[no-untyped-def]
     """bits [n, V] -> out [n]."""
     for i in range(bits.shape[0]):
         out[i] = _argmax(bits[i])
 
 
-@exact_kernel
+@kernel
 def _accept(window, bits, accepted, bonus):  # type: ignore[no-untyped-def]
     """window [R, n] anchor and drafts, bits [R * n, V] -> accepted [R], bonus [R]."""
     n = window.shape[1]
@@ -68,7 +68,7 @@ def _accept(window, bits, accepted, bonus):  # type: ignore[no-untyped-def]
         accepted[r], bonus[r] = k, token
 
 
-@exact_kernel
+@kernel
 def _likeliest(base, bias):  # type: ignore[no-untyped-def]
     """argmax(base + bias) of a row: base, bias [n]."""
     best, found = _key(bits_of_float(base[0] + bias[0])), 0
@@ -85,7 +85,7 @@ def _likeliest(base, bias):  # type: ignore[no-untyped-def]
     return found
 
 
-@exact_kernel
+@kernel
 def _draft(entry, w2, threads, block, base, anchor, w1, tokens, first, last, out):  # type: ignore[no-untyped-def]
     """Positions first..last-1 of draft blocks; `anchor` [R] stands before the first of them.
 

@@ -2,9 +2,9 @@
 
 The kernels compile for the processor they run on (AVX2 or wider) at the first start and are cached
 on disk, in a folder named after the source of them all. Division follows numpy (no
-ZeroDivisionError), as a check would forbid vectors. What the target's logits depend on is an
-`exact_kernel`: compiled code differs from that read from disk, as more of it is compiled together,
-and only operations done as they are written have the same bits in both.
+ZeroDivisionError), as a check would forbid vectors. Float operations are done as they are written:
+compiled code differs from that read from disk, as more of it is compiled together, and only so have
+both the same bits.
 """
 
 from __future__ import annotations
@@ -22,8 +22,6 @@ from numba.extending import intrinsic
 from sglang_dspark import float_ops
 from sglang_dspark.common.machine_code import folder_of, kept
 
-FAST = {"reassoc", "contract", "nsz", "arcp"}
-
 
 @cache
 def cache_folder() -> Path:
@@ -32,23 +30,13 @@ def cache_folder() -> Path:
     return folder_of("kernels", [*here, Path(float_ops.__file__)])
 
 
-def _compiled(function: Callable[..., Any], **options: Any) -> Any:
-    return kept(function, cache_folder, nogil=True, error_model="numpy", **options)
-
-
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile for one thread; the caller holds no GIL meanwhile. Sums may be reassociated, which
-    lets them use vector registers; NaN and infinity keep their meaning."""
-    return _compiled(function, fastmath=FAST)
+    """Compile for one thread; the caller holds no GIL meanwhile. Sums keep their order (those of
+    lanes.py use vector registers all the same), zeros their signs.
 
-
-def exact_kernel(function: Callable[..., Any]) -> Any:
-    """As `kernel`, with float operations as they are written: signs of zero, order of sums (those
-    of lanes.py use vector registers all the same).
-
-    Said and not left out: Numba would hand on the licence of the first kernel that calls it.
+    `fastmath` is said and not left out: Numba would hand on that of the first function that calls.
     """
-    return _compiled(function, fastmath=False)
+    return kept(function, cache_folder, nogil=True, error_model="numpy", fastmath=False)
 
 
 @intrinsic

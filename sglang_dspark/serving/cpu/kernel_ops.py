@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.jit import exact_kernel
+from sglang_dspark.serving.cpu.jit import kernel
 from sglang_dspark.serving.cpu.tree_ops import (
     build_tree_kernel_efficient_cpu,
     verify_tree_greedy_cpu,
@@ -86,7 +86,7 @@ def assign_extend_cache_locs_cpu(
     )
 
 
-@exact_kernel
+@kernel
 def _assign(rows, start, end, table, slots):  # type: ignore[no-untyped-def]
     taken = 0
     for r in range(rows.shape[0]):
@@ -95,7 +95,7 @@ def _assign(rows, start, end, table, slots):  # type: ignore[no-untyped-def]
             taken += 1
 
 
-@exact_kernel
+@kernel
 def _collect(rows, start, end, table, slots):  # type: ignore[no-untyped-def]
     taken = 0
     for r in range(rows.shape[0]):

@@ -21,7 +21,7 @@ from numba import boolean, float32, int32, int64, types, void
 from torch import Tensor
 
 from sglang_dspark.float_ops import exp32
-from sglang_dspark.serving.cpu.jit import exact_kernel, in_parts
+from sglang_dspark.serving.cpu.jit import in_parts, kernel
 from sglang_dspark.serving.cpu.lanes import add_weighted, dots, lane_max, lane_sum
 from sglang_dspark.serving.cpu.plan import CACHED, FIRST, QUERIES, ROW, AttentionPlan
 
@@ -36,7 +36,7 @@ _WORK_PER_THREAD = 1 << 16  # multiplications, some microseconds
 _NEGLIGIBLE = np.float32(-87.0)  # exp of less is below float32's normal range
 
 
-@exact_kernel
+@kernel
 def store_rows(cache, slots, rows):  # type: ignore[no-untyped-def]
     """cache[slots[i]] = rows[i]; cache [S, h, d], slots [n], rows [n, h, d]."""
     for i in range(slots.shape[0]):
@@ -46,7 +46,7 @@ def store_rows(cache, slots, rows):  # type: ignore[no-untyped-def]
                 cache[slot, h, d] = rows[i, h, d]
 
 
-@exact_kernel
+@kernel
 def _score_rows(queries, keys, head, slots, scale, scores):  # type: ignore[no-untyped-def]
     """scores[i, j] = scale * queries[i] . keys[slots[j], head]; four rows share one read of a key.
 
@@ -67,7 +67,7 @@ def _score_rows(queries, keys, head, slots, scale, scores):  # type: ignore[no-u
                 scores[r3, j + k] = found[12 + k] * scale
 
 
-@exact_kernel
+@kernel
 def _exp_row(row):  # type: ignore[no-untyped-def]
     """Turn scores into softmax numerators in place and return their sum.
 
@@ -83,12 +83,12 @@ def _exp_row(row):  # type: ignore[no-untyped-def]
     return lane_sum(row)
 
 
-@exact_kernel
+@kernel
 def _four(weights, i, j):  # type: ignore[no-untyped-def]
     return weights[i, j], weights[i, j + 1], weights[i, j + 2], weights[i, j + 3]
 
 
-@exact_kernel
+@kernel
 def _mix_rows(weights, values, head, slots, out):  # type: ignore[no-untyped-def]
     """out[i] = sum_j weights[i, j] * values[slots[j], head]; four slots share one pass over out.
 
@@ -109,7 +109,7 @@ def _mix_rows(weights, values, head, slots, out):  # type: ignore[no-untyped-def
             add_weighted((out[i],), (_four(weights, i, j),), v)
 
 
-@exact_kernel
+@kernel
 def _hide(scores, group, request, start, causal, window, tree):  # type: ignore[no-untyped-def]
     """Set scores of invisible positions to -inf; column j stands for position start + j.
 
@@ -128,7 +128,7 @@ def _hide(scores, group, request, start, causal, window, tree):  # type: ignore[
                     scores[row, kv_len - query_len + j - start] = _NONE
 
 
-@exact_kernel
+@kernel
 def _attend_head(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, slots, request, start, kv_head, scale, causal, window, tree, out
 ):
@@ -155,7 +155,7 @@ def _attend_head(  # type: ignore[no-untyped-def]
                 out[first + i, head + g, d] = mixed[i * group + g, d] * share
 
 
-@exact_kernel
+@kernel
 def _blocks(requests, trees, causal, window):  # type: ignore[no-untyped-def]
     """Blocks of the longest window; 1 where a query's place in the whole matters: in trees, and
     where a window is seen both ways."""
@@ -167,7 +167,7 @@ def _blocks(requests, trees, causal, window):  # type: ignore[no-untyped-def]
     return longest
 
 
-@exact_kernel
+@kernel
 def _block_of(request, block, blocks, causal):  # type: ignore[no-untyped-def]
     """A block of a request's queries as a request of its own; it may have none."""
     queries, cached = request[QUERIES], request[CACHED]
@@ -179,7 +179,7 @@ def _block_of(request, block, blocks, causal):  # type: ignore[no-untyped-def]
     return request[ROW], request[FIRST] + done, count, seen
 
 
-@exact_kernel
+@kernel
 def _attend_item(  # type: ignore[no-untyped-def]
     item, blocks, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
 ):
@@ -198,7 +198,7 @@ def _attend_item(  # type: ignore[no-untyped-def]
         )
 
 
-@exact_kernel
+@kernel
 def _attend_items(  # type: ignore[no-untyped-def]
     first, end, blocks, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
 ):
@@ -208,7 +208,7 @@ def _attend_items(  # type: ignore[no-untyped-def]
         )
 
 
-@exact_kernel
+@kernel
 def _threads_for(threads, q, k_cache, v_cache, requests, items):  # type: ignore[no-untyped-def]
     """Fewer than there are where they would wait longer than they compute."""
     seen = 0
@@ -218,7 +218,7 @@ def _threads_for(threads, q, k_cache, v_cache, requests, items):  # type: ignore
     return min(threads, work // _WORK_PER_THREAD, items)
 
 
-@exact_kernel
+@kernel
 def attend(  # type: ignore[no-untyped-def]
     sharing, q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal,
     window, out,

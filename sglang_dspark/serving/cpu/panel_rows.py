@@ -10,13 +10,13 @@ import numpy as np
 from numba import carray
 from numpy.typing import NDArray
 
-from sglang_dspark.serving.cpu.jit import bytes_at, exact_kernel, floats_at
+from sglang_dspark.serving.cpu.jit import bytes_at, floats_at, kernel
 
 # Beyond so many rows torch's own loops are as fast.
 MOST_ROWS = 256
 
 
-@exact_kernel
+@kernel
 def panel_rows(address, total, layout, flip, rows, out):  # type: ignore[no-untyped-def]
     """out[i] = row rows[i] of `total`. Whether all of them exist; else nothing is written.
 

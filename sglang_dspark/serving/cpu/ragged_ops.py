@@ -13,10 +13,10 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu.greedy_ops import _argmax as argmax_of
-from sglang_dspark.serving.cpu.jit import exact_kernel
+from sglang_dspark.serving.cpu.jit import kernel
 
 
-@exact_kernel
+@kernel
 def _accept(window, lens, starts, bits, accepted, bonus):  # type: ignore[no-untyped-def]
     """window [R, >= lens], lens, starts [R], bits [N, V] -> accepted [R], bonus [R]."""
     for r in range(window.shape[0]):
@@ -51,7 +51,7 @@ def accept_greedy(
     return accepted, bonus
 
 
-@exact_kernel
+@kernel
 def _commit(drafts, accepted, bonus, prefix, commit, lens, tokens):  # type: ignore[no-untyped-def]
     gamma = drafts.shape[1]
     for r in range(drafts.shape[0]):
@@ -82,7 +82,7 @@ def committed(
     return commit, lens, tokens
 
 
-@exact_kernel
+@kernel
 def _list(starts, lens, out):  # type: ignore[no-untyped-def]
     taken = 0
     for r in range(starts.shape[0]):

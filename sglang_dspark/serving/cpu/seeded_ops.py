@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.jit import exact_kernel
+from sglang_dspark.serving.cpu.jit import kernel
 from sglang_dspark.verify.seeded import LEAST_WAIT
 
 _LEAST = np.float64(LEAST_WAIT)
@@ -19,7 +19,7 @@ _LARGEST = np.float64(0xFFFFFFFF)
 _MARGIN = 1 - 1e-12  # rounding of the bound must not cost a winner
 
 
-@exact_kernel
+@kernel
 def _mixed(state, word):  # type: ignore[no-untyped-def]
     word = np.uint32(word * np.uint32(0xCC9E2D51))
     word = np.uint32((word << np.uint32(15)) | (word >> np.uint32(17)))
@@ -28,14 +28,14 @@ def _mixed(state, word):  # type: ignore[no-untyped-def]
     return np.uint32(state * np.uint32(5) + np.uint32(0xE6546B64))
 
 
-@exact_kernel
+@kernel
 def _begun(seed, position):  # type: ignore[no-untyped-def]
     state = _mixed(np.uint32(0), np.uint32(seed & 0xFFFFFFFF))
     state = _mixed(state, np.uint32((seed >> 32) & 0xFFFFFFFF))
     return _mixed(state, np.uint32(position & 0xFFFFFFFF))
 
 
-@exact_kernel
+@kernel
 def _uniform(begun, token):  # type: ignore[no-untyped-def]
     h = np.uint32(_mixed(begun, np.uint32(token)) ^ np.uint32(16))
     h = np.uint32((h ^ (h >> np.uint32(16))) * np.uint32(0x85EBCA6B))
@@ -43,12 +43,12 @@ def _uniform(begun, token):  # type: ignore[no-untyped-def]
     return np.float64(np.uint32(h ^ (h >> np.uint32(16)))) / _LARGEST
 
 
-@exact_kernel
+@kernel
 def _wait(u):  # type: ignore[no-untyped-def]
     return max(-np.log(u), _LEAST) if u > 0 else _MOST
 
 
-@exact_kernel
+@kernel
 def _choose(probs, seeds, positions, out):  # type: ignore[no-untyped-def]
     for n in range(probs.shape[0]):
         begun = _begun(seeds[n], positions[n])
@@ -65,7 +65,7 @@ def _choose(probs, seeds, positions, out):  # type: ignore[no-untyped-def]
         out[n] = max(choice, 0)
 
 
-@exact_kernel
+@kernel
 def _fill_waits(seeds, positions, tokens, out):  # type: ignore[no-untyped-def]
     for n in range(out.shape[0]):
         begun = _begun(seeds[n], positions[n])

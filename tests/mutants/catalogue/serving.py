@@ -216,9 +216,9 @@ MUTANTS = (
     Mutant(
         name="context keys rotated the other way",
         area="commit",
-        file="sglang_dspark/serving/cpu/context_kv.py",
-        old="target[d] = a * cosine[d] - b * sine[d]",
-        new="target[d] = a * cosine[d] + b * sine[d]",
+        file="sglang_dspark/serving/cpu/fused_ops.py",
+        old="first[d] = fma(a, cosine[d], -(b * sine[d]))",
+        new="first[d] = fma(a, cosine[d], b * sine[d])",
         tests=("tests/serving_cpu/test_context_kv.py::test_the_cache_is_upstreams",),
     ),
     Mutant(

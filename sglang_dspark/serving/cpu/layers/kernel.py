@@ -22,7 +22,7 @@ from sglang_dspark.serving.cpu.fused_ops import (
     rotate_rows,
     silu_and_mul_rows,
 )
-from sglang_dspark.serving.cpu.jit import exact_kernel, floats_at, multiply_at
+from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
 from sglang_dspark.serving.cpu.paged import attend
 
 # Columns of Tables.addresses. A norm's address is 0 where the model has none: those of the heads,
@@ -80,7 +80,7 @@ class Pass(NamedTuple):
     trees: Any
 
 
-@exact_kernel
+@kernel
 def _multiply(tables, layer, which, source, block, n, k, target):  # type: ignore[no-untyped-def]
     """target [rows, n] = source [rows, k] times the layer's weight number `which`."""
     multiply_at(
@@ -89,12 +89,12 @@ def _multiply(tables, layer, which, source, block, n, k, target):  # type: ignor
     )  # fmt: skip
 
 
-@exact_kernel
+@kernel
 def _norm_weight(tables, layer, which, width):  # type: ignore[no-untyped-def]
     return carray(floats_at(tables.addresses[layer, which]), (width,))
 
 
-@exact_kernel
+@kernel
 def _enter(tables, room, now, layer, block, hidden):  # type: ignore[no-untyped-def]
     """Up to the attention: room.entered and the rotated queries, keys and the values."""
     d, heads, kv_heads, width, _, _ = tables.sizes
@@ -122,13 +122,13 @@ def _enter(tables, room, now, layer, block, hidden):  # type: ignore[no-untyped-
     )
 
 
-@exact_kernel
+@kernel
 def _cache(tables, layer, which):  # type: ignore[no-untyped-def]
     _, _, kv_heads, width, _, slots = tables.sizes
     return carray(floats_at(tables.addresses[layer, which]), (slots, kv_heads, width))
 
 
-@exact_kernel
+@kernel
 def _heads(tables, room):  # type: ignore[no-untyped-def]
     """Queries [n, H, D], keys and values [n, Hkv, D]."""
     _, heads, kv_heads, _, _, _ = tables.sizes
@@ -136,7 +136,7 @@ def _heads(tables, room):  # type: ignore[no-untyped-def]
     return room.heads[:, :heads], room.heads[:, heads:end], room.heads[:, end:]
 
 
-@exact_kernel
+@kernel
 def _leave(tables, room, layer, block):  # type: ignore[no-untyped-def]
     """From the attention on: room.mixed and room.carried."""
     d, heads, _, width, mlp, _ = tables.sizes
@@ -151,7 +151,7 @@ def _leave(tables, room, layer, block):  # type: ignore[no-untyped-def]
     _multiply(tables, layer, DOWN, room.activated, block, d, mlp, room.mixed)
 
 
-@exact_kernel
+@kernel
 def _finish(tables, room, epsilon, normed):  # type: ignore[no-untyped-def]
     """The norm of the last output, all additions made; without a norm the output itself."""
     if tables.ending == 0:
@@ -161,7 +161,7 @@ def _finish(tables, room, epsilon, normed):  # type: ignore[no-untyped-def]
     add_rms_norm_rows(room.mixed, room.carried, weight, epsilon, room.entered, normed)
 
 
-@exact_kernel
+@kernel
 def layers(  # type: ignore[no-untyped-def]
     tables, sharing, room, now, block, hidden, wanted, captured, epsilon, normed
 ):
