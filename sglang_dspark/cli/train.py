@@ -112,19 +112,28 @@ def _started(cfg: RunConfig) -> RunConfig:
 
 
 def _open_target(cfg: RunConfig, layer_ids: tuple[int, ...]) -> TargetModel:
-    """The target; DSparkError, before any data is made, where the drafter does not fit it."""
+    """The target that prompts or answers are made with.
+
+    Raises DSparkError, before any data is made, where the drafter does not fit it, and in one of
+    several processes, which would all write the same data.
+    """
     import torch
 
     from sglang_dspark.evaluation.target import TargetModel
-    from sglang_dspark.training.distributed import World
+    from sglang_dspark.training.distributed import one_of_several, place_of
     from sglang_dspark.training.initial import check_shape
 
+    if one_of_several():
+        raise DSparkError(
+            "torchrun starts `dspark train drafter` alone: make the data first, without torchrun, "
+            "by `dspark train data`"
+        )
     torch.set_num_threads(cfg.data.threads)
     target = TargetModel.load(
         cfg.data.target,
         layer_ids,
         half_products=cfg.data.half_products,
-        device=World.join(cfg.schedule.device).device,
+        device=place_of(cfg.schedule.device),
     )
     check_shape(cfg.drafter, target.config)
     return target

@@ -37,16 +37,12 @@ class World:
 
         device: "cpu", "cuda", or "auto" for a GPU where there is one.
         """
-        size, rank = int(os.environ.get("WORLD_SIZE", "1")), int(os.environ.get("RANK", "0"))
-        cuda = device == "cuda" or (device == "auto" and torch.cuda.is_available())
-        place = torch.device("cpu")
-        if cuda:
-            place = torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+        place, sharded = place_of(device), one_of_several()
+        if place.type == "cuda":
             torch.cuda.set_device(place)
-        sharded = size > 1 or dist.is_torchelastic_launched()
         if sharded and not dist.is_initialized():
-            dist.init_process_group("nccl" if cuda else "gloo")
-        return cls(rank, size, place, sharded)
+            dist.init_process_group("nccl" if place.type == "cuda" else "gloo")
+        return cls(int(os.environ.get("RANK", "0")), _world_size(), place, sharded)
 
     @property
     def leads(self) -> bool:
@@ -92,7 +88,8 @@ class World:
             dist.destroy_process_group()
 
     def end(self) -> None:
-        """End this process with status 0, if torchrun started it; call it when all is written.
+        """End this process with status 0, if torchrun started it. The last line of what went well:
+        behind a `finally` it would hide what went wrong.
 
         A thread of gloo's that outlives the group aborts an interpreter that ends by itself (torch
         2.13, rarely: it drops a tensor when Python can no longer be asked), and torchrun then takes
@@ -102,6 +99,22 @@ class World:
             sys.stdout.flush()
             sys.stderr.flush()
             os._exit(0)
+
+
+def place_of(device: str) -> torch.device:
+    """Where this process computes; device as in `World.join`."""
+    if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
+        return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
+    return torch.device("cpu")
+
+
+def one_of_several() -> bool:
+    """Whether torchrun, or whoever sets its variables, started this process."""
+    return _world_size() > 1 or bool(dist.is_torchelastic_launched())
+
+
+def _world_size() -> int:
+    return int(os.environ.get("WORLD_SIZE", "1"))
 
 
 def local(tensor: Tensor) -> Tensor:

@@ -45,7 +45,7 @@ class Draft(DSparkDraftMixin, torch.nn.Module):
         self.quantizable, self.num_context_features = False, FEATURES // HIDDEN
         self.config = SimpleNamespace(hidden_size=HIDDEN)
         self.fc = torch.nn.Linear(FEATURES, HIDDEN, bias=False)
-        self.hidden_norm = RMSNorm(HIDDEN, eps=1e-5)
+        self.hidden_norm = RMSNorm(HIDDEN, eps=0.1)  # unlike that of the keys
         self.hidden_norm.weight.data = torch.rand(HIDDEN) + 0.5
         self.layers = [self._layer(i) for i in range(LAYERS)]
 

@@ -109,12 +109,13 @@ def test_mixing_is_the_modules(n: int, scale: float) -> None:
 
 
 @torch.no_grad()
-def test_streams_are_the_modules() -> None:
+@pytest.mark.parametrize("n", [2, 3, 4, 5])  # as many rows of phi that make no four
+def test_streams_are_the_modules(n: int) -> None:
     torch.manual_seed(0)
-    connection, last, block = HyperConnection(4, 64), StreamRead(4, 64), torch.nn.Linear(64, 64)
+    connection, last, block = HyperConnection(n, 64), StreamRead(n, 64), torch.nn.Linear(64, 64)
     for parameter in [*connection.parameters(), *last.parameters()]:
         parameter.add_(torch.randn_like(parameter) * 0.5)
-    x = torch.randn(9, 4, 64)
+    x = torch.randn(9, n, 64)
     compiled = expert_ops.CompiledStreams(connection)
     read, kept = compiled.read(x)
     found = compiled.write(x, block(read), kept)

@@ -7,10 +7,14 @@ import sys
 
 import pytest
 from safetensors.torch import load_file
+from typer.testing import CliRunner
 
+from sglang_dspark.cli.train import app
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.setup import prepare
 from tests.training.test_run import _in
+from tools.gpu.kit.fsdp import by_torchrun
 
 STEPS = 6
 
@@ -44,6 +48,12 @@ atexit.register(os.abort)
 world.leave()
 print("all is written")
 world.end()
+"""
+# The same of any program that torchrun starts: a `sitecustomize`.
+ENDS_BADLY = """
+import atexit, os
+if "TORCHELASTIC_RUN_ID" in os.environ:
+    atexit.register(os.abort)
 """
 TORCHRUN = (sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node")
 
@@ -116,6 +126,43 @@ def test_a_process_that_has_left_ends_before_its_interpreter_can_abort(size, tmp
     )
     assert done.returncode == 0, done.stderr[:4000]
     assert done.stdout.count("all is written") == size  # what was printed is not lost
+
+
+@pytest.fixture
+def ends_badly(tmp_path, monkeypatch):
+    """Interpreters of processes that torchrun starts abort while they end."""
+    folder = tmp_path / "site"
+    folder.mkdir()
+    (folder / "sitecustomize.py").write_text(ENDS_BADLY)
+    monkeypatch.setenv("PYTHONPATH", str(folder), prepend=os.pathsep)
+
+
+def test_the_command_ends_before_its_interpreter_can_abort(config, tmp_path, ends_badly):
+    file = tmp_path / "train.yaml"
+    file.write_text(_in(config, tmp_path / "run", steps=2).model_dump_json())  # JSON is YAML
+    command = [*TORCHRUN, "1", "-m", "sglang_dspark.cli.main", "train", "drafter"]
+    done = subprocess.run(
+        [*command, "--config", str(file)], capture_output=True, text=True, timeout=200, check=False
+    )
+    assert done.returncode == 0, done.stderr[:4000]
+    assert f"drafter in {tmp_path / 'run' / 'drafter'}" in done.stdout
+
+
+def test_the_kits_stage_ends_before_its_interpreter_can_abort(config, tmp_path, ends_badly):
+    """It raises where its process failed."""
+    found = by_torchrun(_in(config, tmp_path / "run", steps=2), tmp_path)
+    assert found.sharded
+    assert found.losses
+
+
+@pytest.mark.parametrize("stage", [[], ["data"], ["prompts"]])
+def test_one_of_several_processes_makes_no_data(stage, config, tmp_path, monkeypatch):
+    monkeypatch.setenv("WORLD_SIZE", "2")
+    file = tmp_path / "train.yaml"
+    file.write_text(_in(config, tmp_path / "run").model_dump_json())
+    with pytest.raises(DSparkError, match="torchrun starts `dspark train drafter` alone"):
+        CliRunner().invoke(app, [*stage, "--config", str(file)], catch_exceptions=False)
+    assert not (tmp_path / "run").exists()
 
 
 def test_a_process_alone_goes_on():

@@ -121,4 +121,18 @@ MUTANTS = (
         "out[t, i] = found[i] * scale",
         "tests/serving_cpu/test_expert_ops.py::test_streams_are_the_modules",
     ),
+    _mutant(
+        "streams' last products are left out",
+        "sglang_dspark/serving/cpu/expert_ops.py",
+        "for s in range(fours, phi.shape[0]):",
+        "for s in range(fours, fours):",
+        "tests/serving_cpu/test_expert_ops.py::test_streams_are_the_modules",
+    ),
+    _mutant(
+        "context keys are normed with the features' epsilon",
+        "sglang_dspark/serving/cpu/context_kv.py",
+        "tables.head_norms[layer], tables.epsilons[1]",
+        "tables.head_norms[layer], tables.epsilons[0]",
+        "tests/serving_cpu/test_context_kv.py::test_the_cache_is_upstreams",
+    ),
 )

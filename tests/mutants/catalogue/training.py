@@ -11,10 +11,8 @@ FIELDS = ("tests/training/test_packing.py::test_fields_are_what_they_say",)
 LOSS_TESTS = "tests/training/test_losses.py"
 FORMATS = "tests/quantisation/test_formats.py"
 WORLD = "sglang_dspark/training/distributed.py"
-ENDS = (
-    "tests/training/test_distributed.py"
-    "::test_a_process_that_has_left_ends_before_its_interpreter_can_abort",
-)
+PROCESSES = "tests/training/test_distributed.py"
+ENDS = (f"{PROCESSES}::test_a_process_that_has_left_ends_before_its_interpreter_can_abort",)
 
 MUTANTS = (
     Mutant(
@@ -188,5 +186,29 @@ MUTANTS = (
         old="            sys.stdout.flush()\n",
         new="",
         tests=ENDS,
+    ),
+    Mutant(
+        name="the command's interpreter ends by itself",
+        area="several processes",
+        file="sglang_dspark/cli/train.py",
+        old="_train(_load(config)).end()",
+        new="_train(_load(config))",
+        tests=(f"{PROCESSES}::test_the_command_ends_before_its_interpreter_can_abort",),
+    ),
+    Mutant(
+        name="the kit's interpreter ends by itself",
+        area="several processes",
+        file="tools/gpu/kit/fsdp.py",
+        old="    world.end()\n",
+        new="",
+        tests=(f"{PROCESSES}::test_the_kits_stage_ends_before_its_interpreter_can_abort",),
+    ),
+    Mutant(
+        name="several processes write the same data",
+        area="several processes",
+        file="sglang_dspark/cli/train.py",
+        old="    if one_of_several():",
+        new="    if False:",
+        tests=(f"{PROCESSES}::test_one_of_several_processes_makes_no_data",),
     ),
 )

@@ -118,13 +118,24 @@ def figures(round_: Round, admitted_drafts: float) -> dict[str, Any]:
 
 
 def right(round_: Round, plan: Plan, follows: np.ndarray[Any, Any]) -> dict[str, list[int]]:
-    """How many tokens of all answers are what the table names behind the one before."""
-    agreed = total = 0
-    for prompt, done in zip(plan.batch(round_.users), round_.completions, strict=True):
-        before = np.array([int(prompt[-1]), *done.ids[:-1]])
-        agreed += int((follows[before] == np.array(done.ids)).sum())
-        total += len(done.ids)
-    return {"right": [agreed, total]}
+    """How many tokens of all answers are what the table names behind the one before, of how many
+    were asked for: one that is missing is wrong."""
+    prompts, asked = plan.batch(round_.users), plan.max_new_tokens
+    agreed = [
+        named(follows, int(prompt[-1]), done.ids)
+        for prompt, done in zip(prompts, round_.completions, strict=True)
+    ]
+    return {"right": [sum(agreed), len(prompts) * asked]}
+
+
+def named(follows: np.ndarray[Any, Any], last: int, ids: Sequence[int]) -> int:
+    """How many of an answer's tokens the table names behind the one before, `last` the first's."""
+    if not ids:
+        return 0
+    tokens = np.array([last, *ids])
+    known = (tokens >= 0) & (tokens < len(follows))
+    before, after = tokens[:-1], tokens[1:]
+    return int((known[:-1] & (follows[np.where(known[:-1], before, 0)] == after)).sum())
 
 
 def wrong_tokens(server: str, row: Mapping[str, Any]) -> str | None:
