@@ -120,10 +120,10 @@ def _open_target(cfg: RunConfig, layer_ids: tuple[int, ...]) -> TargetModel:
     import torch
 
     from sglang_dspark.evaluation.target import TargetModel
-    from sglang_dspark.training.distributed import one_of_several, place_of
+    from sglang_dspark.training.distributed import started_by_torchrun, place_of
     from sglang_dspark.training.initial import check_shape
 
-    if one_of_several():
+    if started_by_torchrun():
         raise DSparkError(
             "torchrun starts `dspark train drafter` alone: make the data first, without torchrun, "
             "by `dspark train data`"

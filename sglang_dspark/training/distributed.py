@@ -37,7 +37,7 @@ class World:
 
         device: "cpu", "cuda", or "auto" for a GPU where there is one.
         """
-        place, sharded = place_of(device), one_of_several()
+        place, sharded = place_of(device), started_by_torchrun()
         if place.type == "cuda":
             torch.cuda.set_device(place)
         if sharded and not dist.is_initialized():
@@ -108,7 +108,7 @@ def place_of(device: str) -> torch.device:
     return torch.device("cpu")
 
 
-def one_of_several() -> bool:
+def started_by_torchrun() -> bool:
     """Whether torchrun, or whoever sets its variables, started this process."""
     return _world_size() > 1 or bool(dist.is_torchelastic_launched())
 

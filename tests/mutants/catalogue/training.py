@@ -207,8 +207,8 @@ MUTANTS = (
         name="several processes write the same data",
         area="several processes",
         file="sglang_dspark/cli/train.py",
-        old="    if one_of_several():",
+        old="    if started_by_torchrun():",
         new="    if False:",
-        tests=(f"{PROCESSES}::test_one_of_several_processes_makes_no_data",),
+        tests=(f"{PROCESSES}::test_started_by_torchrun_processes_makes_no_data",),
     ),
 )
