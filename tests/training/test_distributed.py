@@ -156,7 +156,7 @@ def test_the_kits_stage_ends_before_its_interpreter_can_abort(config, tmp_path, 
 
 
 @pytest.mark.parametrize("stage", [[], ["data"], ["prompts"]])
-def test_started_by_torchrun_processes_makes_no_data(stage, config, tmp_path, monkeypatch):
+def test_one_of_several_processes_makes_no_data(stage, config, tmp_path, monkeypatch):
     monkeypatch.setenv("WORLD_SIZE", "2")
     file = tmp_path / "train.yaml"
     file.write_text(_in(config, tmp_path / "run").model_dump_json())

@@ -257,8 +257,8 @@ MUTANTS = (
         name="a process of torchrun that is alone shards nothing",
         area="GPU kit",
         file="sglang_dspark/training/distributed.py",
-        old="sharded = size > 1 or dist.is_torchelastic_launched()",
-        new="sharded = size > 1",
+        old="return _world_size() > 1 or bool(dist.is_torchelastic_launched())",
+        new="return _world_size() > 1",
         tests=(f"{TRAINED}::test_one_process_of_torchrun_trains_as_one_without",),
     ),
     Mutant(

@@ -209,6 +209,6 @@ MUTANTS = (
         file="sglang_dspark/cli/train.py",
         old="    if started_by_torchrun():",
         new="    if False:",
-        tests=(f"{PROCESSES}::test_started_by_torchrun_processes_makes_no_data",),
+        tests=(f"{PROCESSES}::test_one_of_several_processes_makes_no_data",),
     ),
 )
