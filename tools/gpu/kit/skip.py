@@ -64,26 +64,24 @@ def main() -> int:
         for server in servers:
             server.pause()
         results = {users: [] for users in load.users}  # type: dict[int, list[PairedRound]]
-        wrong: list[str] = []
+        whole = True
         for repeat in range(load.repeats):
             for number, users in enumerate(load.users):
                 order = servers if (repeat + number) % 2 == 0 else servers[::-1]
-                rounds = {
-                    each.spec.name: one_round(each, plan, users, follows, wrong) for each in order
-                }
-                results[users].append(PairedRound(rounds["plain"], rounds["dspark"]))
+                found = {each.spec.name: one_round(each, plan, users, follows) for each in order}
+                (plain, fine), (dspark, also) = found["plain"], found["dspark"]
+                whole &= fine and also
+                results[users].append(PairedRound(plain, dspark))
         say(**as_metrics(results, plan, shape.gamma))
-        if wrong:
+        if not whole:
             raise DSparkError("answers with wrong tokens")
 
     return serve(specs, logs, compare)
 
 
-def one_round(
-    server: ServerProcess, plan: Plan, users: int, follows: Any, wrong: list[str]
-) -> Round:
-    """One round on a server that is frozen before and after; prints its row. Onto `wrong` comes
-    what is wrong with its answers."""
+def one_round(server: ServerProcess, plan: Plan, users: int, follows: Any) -> tuple[Round, bool]:
+    """One round on a server that is frozen before and after, and whether its answers are right;
+    prints its row."""
     server.resume()
     try:
         before = counters(server)
@@ -95,10 +93,10 @@ def one_round(
     drafts = sum(after.admitted) - sum(before.admitted)
     row = {**figures(round_, drafts), **skipped(before, after), **right(round_, plan, follows)}
     say(row={"server": server.spec.name, **row})
-    if (line := wrong_tokens(server.spec.name, row)) is not None:
+    line = wrong_tokens(server.spec.name, row)
+    if line is not None:
         print(f"skip: {line}", file=sys.stderr, flush=True)
-        wrong.append(line)
-    return round_
+    return round_, line is None
 
 
 def skipped(before: Counters, after: Counters) -> dict[str, Any]:
