@@ -31,6 +31,7 @@ ARMS = {
     "dspark": "DSpark",
 }
 SHOWN = (1, 4, 16)  # users of the README's rows; the page has all
+FEW = 4  # users up to which the README states the speed at MTP-1's throughput
 UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
 DEEPER_MARKS = ("<!-- deeper: begin -->", "<!-- deeper: end -->")
@@ -45,17 +46,34 @@ HEAD = (
 def section(document: Mapping[str, Any]) -> str:
     """Table and its source, of a result file of `dspark sweep`. Raises LookupError on another."""
     metrics = document["metrics"]
-    matched = metrics["matched_speed_ratio_vs_mtp1"]
+    levels = metrics["matched_speed_ratio_vs_mtp1"]["levels"]
+    matched = [f"{_ratio(each)} at {each['level']:.0f}" for each in levels if each["level"] <= FEW]
     mix = metrics["mix"].replace(",", ", ")
     shown = [row for row in metrics["by_concurrency"] if row["concurrency"] in SHOWN]
     lines = [*HEAD, *(_row(metrics, row) for row in shown), ""]
     lines += [
-        f"At the throughput that MTP-1 reaches, a DSpark user is {_ratio(matched)} times as fast.",
+        "Speed of a DSpark user over MTP-1's, at MTP-1's throughput with so many users:",
+        f"{', '.join(matched)}.",
+        f"{trained_alike()}",
         f"Prompts: {mix}; commit {metrics['sweep_commit'][:7]}; `make figures`; machine and all",
         "loads: [docs/results-load.md](docs/results-load.md),",
         "[results/sweep_cpu.json](results/sweep_cpu.json).",
     ]
     return "\n".join(lines)
+
+
+def trained_alike(folder: Path = ROOT / "drafters") -> str:
+    """State how long both served drafters were trained, from their `training.json`."""
+    mtp1, dspark = (_steps(folder / f"smollm2-135m-{kind}") for kind in ("mtp", "dspark"))
+    steps = f"MTP-1's drafter was trained for {mtp1:,} steps, DSpark's for {dspark:,}"
+    if mtp1 == dspark:
+        return f"{steps}."
+    return f"**The drafters were not trained alike**: {steps}; part of these ratios is training."
+
+
+def _steps(drafter: Path) -> int:
+    stages = load_json(drafter / "training.json")["stages"]
+    return sum(int(stage["config"]["schedule"]["steps"]) for stage in stages)
 
 
 def load_section(document: Mapping[str, Any]) -> str:
