@@ -98,15 +98,18 @@ async def _round(server: ServerProcess, plan: Plan, users: int) -> Round:
         server.pause()
 
 
-async def fresh_round(url: str, plan: Plan, users: int) -> Round:
-    """One round on a running server, its prefix cache emptied and a request thrown away before.
+async def fresh_round(
+    url: str, plan: Plan, users: int, settings: Mapping[str, Any] | None = None
+) -> Round:
+    """Run one round on a running server, its prefix cache emptied and a request discarded before.
 
+    settings: sampling settings of every request (`temperature`, `top_k`, ...); None: greedy.
     Raises DSparkError when the server fails a request.
     """
     async with SGLangClient(url) as client:
         await client.complete(plan.prompts[-1], _WARM_UP)
         await client.flush_cache()
-        sampling = Sampling(plan.max_new_tokens)
+        sampling = Sampling(plan.max_new_tokens, extra=settings or {})
         requests = [(prompt, sampling) for prompt in plan.batch(users)]
         return await closed_loop(client, requests, users)
 

@@ -1,4 +1,4 @@
-"""The kit's look at a scheduled server's steps: traces, step times by tier, drafts left out."""
+"""The kit's look at a scheduled server's steps: traces, step times by tier."""
 
 from __future__ import annotations
 
@@ -12,12 +12,8 @@ import pytest
 import torch
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.sweep.run_dir import Counters
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
 from sglang_dspark.serving.step.spans import span
-from tests.tools.test_gpu_kit import ROOT, dry_run
-from tools.gpu.kit.models import TINY
-from tools.gpu.kit.skip import skipped
 from tools.gpu.kit.steps import by_tier, read_log
 from tools.gpu.kit.trace import read_trace, summary
 
@@ -76,6 +72,12 @@ def test_a_trace_says_what_host_and_device_do(tmp_path: Path) -> None:
     assert found["device_busy_share"] == pytest.approx(1 - 18 / 100)
     assert found["head_share"] == pytest.approx(4 / 100)
     assert found["kernels"]["gemm"] == 34
+
+
+def test_a_prefill_before_the_first_step_counts_for_none(tmp_path: Path) -> None:
+    found = summary(read_trace(trace_of(tmp_path, [("kernel", "prefill", 1, 9), *KERNELS])))
+    assert "prefill" not in found["kernels"]
+    assert found["waits_us"] == 18 / 2
 
 
 def test_without_a_device_there_is_nothing_of_it(tmp_path: Path) -> None:
@@ -152,71 +154,3 @@ def test_step_times_are_compared_by_tier(tmp_path: Path) -> None:
     assert large["startup_ms"] == pytest.approx(22)
     assert large["startup_off"] == pytest.approx(0.1)
     assert [row["tier"] for row in by_tier(read_log(log), table(padded=False))] == [4, 8, 16]
-
-
-def counters(steps: dict[str, float], skips: dict[str, float]) -> Counters:
-    return Counters(at=0.0, requests=0.0, generated=0.0, prompt=0.0, steps=steps, skips=skips)
-
-
-def test_the_share_of_steps_without_a_draft_is_of_the_round() -> None:
-    before = counters({"speculate": 10, "plain": 30}, {"drafting does not pay": 30})
-    after = counters({"speculate": 14, "plain": 126}, {"drafting does not pay": 126})
-    found = skipped(before, after)
-    assert (found["steps"], found["skipped"]) == (100, 0.96)
-    assert found["reasons"] == {"drafting does not pay": 96}
-    nothing = skipped(counters({}, {}), counters({}, {}))
-    assert (nothing["steps"], nothing["skipped"]) == (None, None)
-
-
-def check_steps(found: dict[str, Any]) -> None:
-    figures = found["metrics"]
-    assert figures["measured"] is False
-    assert sum(row["steps"] for row in figures["rows"]) >= 20
-    for row in figures["rows"]:
-        assert row["measured_ms"] > 0
-        assert row["startup_ms"] > 0
-    traced = figures["traced_2"]
-    assert traced["steps"] >= 4
-    assert {"step", "plan", "draft", "admit", "verify", "accept", "learn"} <= set(traced["host_us"])
-    assert 0 < traced["ours_us"] < traced["period_us"]
-    assert traced["waits_us"] is None
-
-
-@pytest.mark.slow
-@pytest.mark.server
-def test_a_servers_steps_are_logged_and_traced(tmp_path: Path) -> None:
-    [found] = dry_run(tmp_path / "out", "steps").values()
-    check_steps(found)
-
-
-@pytest.mark.slow
-@pytest.mark.server
-def test_the_gpus_side_of_the_step_is_logged_and_traced(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The server rehearsed as in tests/rehearsal: under the overlap loop, padded to tiers."""
-    (tmp_path / "overlap.yaml").write_text("cpu: {overlap: true}\n")
-    monkeypatch.setenv("SGLANG_DSPARK_CONFIG", str(tmp_path / "overlap.yaml"))
-    monkeypatch.setenv("DSPARK_REHEARSAL", str(tmp_path))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "rehearsal" / "site"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the planted step times are nobody else's
-    [found] = dry_run(tmp_path / "out", "steps").values()
-    check_steps(found)
-    rows = found["metrics"]["rows"]
-    assert all(row["tier"] % (TINY.gamma + 1) == 0 for row in rows)
-    assert all(abs(row["startup_off"]) < 0.05 for row in rows), "time there is planted"
-
-
-@pytest.mark.slow
-@pytest.mark.server
-def test_drafts_that_do_not_pay_are_left_out(tmp_path: Path) -> None:
-    [found] = dry_run(tmp_path / "out", "skip").values()
-    figures = found["metrics"]
-    assert figures["measured"] is False
-    plain, dspark = sorted(figures["rows"], key=lambda row: row["server"], reverse=True)
-    assert (plain["server"], plain["skipped"], plain["right"]) == ("plain", None, [384, 384])
-    assert (dspark["server"], dspark["right"]) == ("dspark", [384, 384])
-    assert dspark["skipped"] > 0.5
-    [row] = figures["by_concurrency"]
-    assert row["identical"] == [12, 12]
-    assert row["speedup"] > 0

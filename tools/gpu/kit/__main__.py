@@ -6,8 +6,10 @@ import argparse
 import os
 import subprocess
 import sys
+import time
 from pathlib import Path
 
+from tools.gpu.kit.archive import CACHES, unpack_parts
 from tools.gpu.kit.runner import ROOT, Places, run_stages
 from tools.gpu.kit.stages import STAGES
 from tools.gpu.packing.arrival import kit_home, take_in
@@ -16,7 +18,7 @@ from tools.gpu.packing.arrival import kit_home, take_in
 def main() -> int:
     """Status 0 when every stage that could run ended well, 1 when one failed or a piece was
     damaged, 2 for a name that is none."""
-    options = _options()
+    began, options = time.monotonic(), _options()
     known = {stage.name: stage for stage in STAGES}
     for name in options.stages:
         if name not in known:
@@ -24,6 +26,7 @@ def main() -> int:
             return 2
     home = kit_home()
     wrong = take_in(options.pieces, home, lambda text: print(f"kit: {text}", file=sys.stderr))
+    wrong += unpack_parts(options.pieces, CACHES, home / CACHES)
     for line in wrong:
         print(f"kit: {line}", file=sys.stderr)
     chosen = [stage for stage in STAGES if not options.stages or stage.name in options.stages]
@@ -32,7 +35,7 @@ def main() -> int:
         chosen,
         Places(options.stamps, out, home),
         options.commit or _commit(),
-        seconds=options.seconds,
+        seconds=options.seconds - (time.monotonic() - began),  # pieces took some of them
         again=bool(options.stages) or options.out is None,
     )
     if failed:

@@ -24,6 +24,7 @@ from pathlib import Path
 from typing import Any, TextIO
 
 from tools.gpu.files import write_whole
+from tools.gpu.kit.archive import CACHES, LOGS, cache_variables, pack_folder
 from tools.gpu.kit.needs import waiting
 from tools.gpu.kit.stages import GOES_ON, Stage
 from tools.gpu.packing.arrival import environment
@@ -129,7 +130,8 @@ def _done(
     print(f"kit: {stage.name}: {stage.about}, {limit:.0f} s at most", file=say, flush=True)
     lines = places.out / f"{stage.name}.lines"
     told = {"KIT_SECONDS": f"{limit:.0f}", "KIT_FILES": str((places.out / stage.name).absolute())}
-    done = _run(stage, lines, limit, {**environment(places.home), **told})
+    variables = {**environment(places.home), **cache_variables(places.home), **told}
+    done = _run(stage, lines, limit, variables)
     text = json.dumps(_document(stage, done, origin), indent=2) + "\n"
     if done.why is None:
         write_whole(places.kept / f"{stage.name}.json", text)
@@ -139,6 +141,11 @@ def _done(
     if not done.well:
         write_whole(places.kept / f"{stage.name}.failed", origin["fingerprint"])
     lines.unlink()
+    if stage.archives:
+        for name in (LOGS, CACHES):
+            pack_folder(
+                places.home / name, places.out, name, lambda line: print(f"kit: {line}", file=say)
+            )
     failed = "" if done.well else "failed: "
     ended = "done" if done.why is None else f"{failed}{done.why}"
     print(f"kit: {stage.name}: {ended} after {done.seconds} s", file=say, flush=True)

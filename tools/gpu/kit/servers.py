@@ -6,9 +6,8 @@ each answer can be checked: `right` counts the tokens that it names.
 
 from __future__ import annotations
 
-import sys
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -16,7 +15,6 @@ from typing import Any
 import httpx
 import numpy as np
 
-from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bench.paired import Plan
 from sglang_dspark.loadtest.client.load import Round
 from sglang_dspark.loadtest.client.metrics import SpecStats, median, per_user_speed, step_ms
@@ -27,9 +25,7 @@ from sglang_dspark.loadtest.sweep.run_dir import Counters
 from sglang_dspark.models.simulated import SPECIALS, Shape
 from sglang_dspark.ports import free_port
 from sglang_dspark.shipped import shipped
-from tools.gpu.kit.device import say
 
-READY_S = 250.0  # the first start on a machine builds kernels and profiles graphs
 _GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
 COUNTERS_S = 1.5  # the scheduler's counters come up to a second late
 
@@ -64,32 +60,6 @@ def server_of(
         if found.drafter is not None:
             flags += ["--speculative-draft-attention-backend=triton"]
     return found.server(target, drafters, free_port("127.0.0.1"), device, logs, flags)
-
-
-def serve(
-    specs: Sequence[ServerSpec], logs: Path, use: Callable[[list[ServerProcess]], None]
-) -> int:
-    """Start the servers one by one, each frozen while the next one starts, and use them together.
-
-    Status 1, the end of the log on stderr, when one fails.
-    """
-    servers = [ServerProcess(spec, logs) for spec in specs]
-    try:
-        for server in servers:
-            say(**{f"{server.spec.name}_ready_s": round(server.start().wait_ready(READY_S), 1)})
-            server.pause()
-        for server in servers:
-            server.resume()
-        use(servers)
-    except DSparkError as error:
-        for server in servers:
-            print(server.log_tail(60), file=sys.stderr)
-        print(f"servers: {error}", file=sys.stderr)
-        return 1
-    finally:
-        for server in servers:
-            server.stop()
-    return 0
 
 
 def prompts(load: Load, shape: Shape) -> tuple[tuple[int, ...], ...]:
@@ -136,14 +106,6 @@ def named(follows: np.ndarray[Any, Any], last: int, ids: Sequence[int]) -> int:
     known = (tokens >= 0) & (tokens < len(follows))
     before, after = tokens[:-1], tokens[1:]
     return int((known[:-1] & (follows[np.where(known[:-1], before, 0)] == after)).sum())
-
-
-def wrong_tokens(server: str, row: Mapping[str, Any]) -> str | None:
-    """One line where a round's answers hold tokens that the table does not name."""
-    agreed, total = row["right"]
-    if agreed == total:
-        return None
-    return f"{server}, {row['users']} users: {total - agreed} of {total} tokens are not the table's"
 
 
 def admitted(server: ServerProcess) -> float:

@@ -19,6 +19,7 @@ class Stage:
     others are put together. limit_s: after so long it is ended. about: in a few words. needs: the
     parcels without which it cannot run. code: folders whose files decide what it finds. least_s:
     of a stage that fits itself into the time that is left: so much it needs; None: all of limit_s.
+    archives: whether logs and kernel caches come back behind it (`archive.py`).
 
     A stage is told of its time and of a folder for files in $KIT_SECONDS and $KIT_FILES. One that
     ends with status `GOES_ON` has more to do, and goes on in the next call."""
@@ -31,6 +32,7 @@ class Stage:
     needs: tuple[str, ...] = ()
     code: tuple[str, ...] = KERNELS
     least_s: int | None = None
+    archives: bool = False
 
 
 def _training(kind: str) -> Stage:
@@ -47,38 +49,15 @@ STAGES = (
     Stage("device", "tools.gpu.kit.device", 60, "versions, memory, measured ceilings"),
     Stage("parity", "tools.gpu.kit.parity", 400, "every kernel against its reference"),
     Stage(
-        "arms",
-        "tools.gpu.kit.arms",
-        570,
-        "a target of Qwen3-4B's shape served in every way, side by side; sampled requests",
+        "first",
+        "tools.gpu.kit.first",
+        560,
+        "a target of Qwen3-4B's shape served in every way: right tokens, speed, steps, traces; "
+        "a target that attends",
         needs=(SGLANG,),
         code=SERVING,
         least_s=240,
-    ),
-    Stage(
-        "steps",
-        "tools.gpu.kit.steps",
-        330,
-        "step times predicted and measured, host time, gaps between kernels, the head's share",
-        needs=(SGLANG,),
-        code=SERVING,
-        least_s=120,
-    ),
-    Stage(
-        "skip",
-        "tools.gpu.kit.skip",
-        480,
-        "drafts that do not pay: steps without one, tokens/s beside plain",
-        needs=(SGLANG,),
-        code=SERVING,
-    ),
-    Stage(
-        "smollm",
-        "tools.gpu.kit.smollm",
-        420,
-        "the demo's model: text and speed of DSPARK beside plain",
-        needs=(SGLANG, "smollm"),
-        code=(*SERVING, "drafters"),
+        archives=True,
     ),
     _operator("markov", 120, "the sequential head's steps beside SGLang's"),
     _operator("admission", 60, "admission beside torch's sort and SGLang's"),

@@ -63,9 +63,11 @@ def read_trace(path: Path) -> Trace:
         host = _events({**each, "name": each["name"].removeprefix(PREFIX)} for each in ours)
     except (OSError, EOFError, ValueError, KeyError, TypeError) as error:
         raise DSparkError(f"{path} is no trace ({type(error).__name__}); profile again") from None
-    if not any(event.name == STEP for event in host):
+    began = [event.begin for event in host if event.name == STEP]
+    if not began:
         raise DSparkError(f"{path} has no step of ours; is the server scheduled?")
-    return Trace(device, host)
+    # The prefill in front of the first decode step is no part of any.
+    return Trace(tuple(each for each in device if each.begin >= min(began)), host)
 
 
 def summary(trace: Trace) -> dict[str, Any]:
