@@ -1,0 +1,79 @@
+"""tools/answers.py: a store's answers in one file, and the same store made from it."""
+
+import json
+import lzma
+
+import pytest
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.training.collect import answer, plan_answers
+from sglang_dspark.training.store import StoreReader
+from tools.answers import pack, unpack
+
+
+@pytest.fixture
+def bare(config, tmp_path):
+    """A configuration whose prompts have one turn and whose store keeps no states."""
+    prompts = tmp_path / "prompts.jsonl"
+    rows = [{"id": f"q{i}", "domain": "math", "prompt": f"w{i} w{i + 9}"} for i in range(9)]
+    prompts.write_text("\n".join(map(json.dumps, rows)))
+    changes = {"prompts": (prompts,), "store": tmp_path / "store", "cache": False}
+    return config.model_copy(update={"data": config.data.model_copy(update=changes)})
+
+
+def answered(cfg):
+    target = TargetModel.load(cfg.data.target, ())
+    answer(plan_answers(cfg, target.config, print), cfg.data, target, 9, lambda *_: None)
+    return rows_of(cfg)
+
+
+def rows_of(cfg):
+    reader = StoreReader(cfg.data.store)
+    return {
+        row["id"]: (row["domain"], row["temperature"], *map(str, reader.tokens(i)))
+        for i, row in enumerate(reader.rows)
+    }
+
+
+def elsewhere(cfg, tmp_path):
+    changes = {"store": tmp_path / "again"}
+    return cfg.model_copy(update={"data": cfg.data.model_copy(update=changes)})
+
+
+def test_the_store_comes_back_token_by_token(bare, tmp_path):
+    made = answered(bare)
+    assert len(made) == 9
+    assert pack(bare, tmp_path / "a.xz") == 9
+    other = elsewhere(bare, tmp_path)
+    assert unpack(other, tmp_path / "a.xz") == (9, 0)
+    assert rows_of(other) == made
+    assert unpack(other, tmp_path / "a.xz") == (0, 0), "what is there is not added again"
+    assert answered(other) == made, "nothing was left to answer"
+
+
+def test_an_answer_to_a_changed_prompt_is_left_out(bare, tmp_path):
+    answered(bare)
+    pack(bare, tmp_path / "a.xz")
+    [file] = bare.data.prompts
+    file.write_text(file.read_text().replace('"w3 w12"', '"w3 w13"').replace("q5", "q55"))
+    other = elsewhere(bare, tmp_path)
+    assert unpack(other, tmp_path / "a.xz") == (7, 2)
+    assert set(rows_of(other)) == {f"q{i}" for i in range(9)} - {"q3", "q5"}
+
+
+def test_what_cannot_be_packed_or_read_is_one_line(config, bare, tmp_path):
+    with pytest.raises(DSparkError, match="has states"):
+        pack(config, tmp_path / "a.xz")
+    assert not (tmp_path / "a.xz").exists()
+    for damaged in (b"", b"text", lzma.compress(b"text")):
+        (tmp_path / "b.xz").write_bytes(damaged)
+        with pytest.raises(DSparkError, match=r"b\.xz is no file of answers"):
+            unpack(bare, tmp_path / "b.xz")
+    answered(bare)
+    pack(bare, tmp_path / "a.xz")
+    other = elsewhere(bare, tmp_path)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("tools.answers.check_meta", lambda *_: {"target_sha256": "other"})
+        with pytest.raises(DSparkError, match="answers of another target_sha256"):
+            unpack(other, tmp_path / "a.xz")

@@ -1,0 +1,141 @@
+"""Keep the answers of a store in one small file, and make the store again from it.
+
+    python -m tools.answers pack   --config configs/train/answers.yaml FILE
+    python -m tools.answers unpack --config configs/train/answers.yaml FILE
+
+The file has the answers' token ids alone, each with its prompt's id and digest; prompts stay in
+their own files, under their own licences. Only stores without states (`data.cache: false`) are
+packed. `unpack` adds the answers whose prompts are there and unchanged; `dspark train data` then
+answers what is left.
+"""
+
+from __future__ import annotations
+
+import argparse
+import hashlib
+import json
+import lzma
+import sys
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import torch
+from rich.console import Console
+from safetensors import SafetensorError
+from safetensors.torch import load, save
+from torch import Tensor
+from transformers import AutoConfig
+
+from sglang_dspark.cli._workload import target_dir
+from sglang_dspark.common.files import fault, parse_json
+from sglang_dspark.common.writing import replacing
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.training.collect import plan_answers
+from sglang_dspark.training.config import RunConfig, load_config
+from sglang_dspark.training.store import Response, StoreReader, check_meta
+
+_META = ("target_sha256", "tokenizer_sha256", "answers")
+
+
+def pack(cfg: RunConfig, file: Path) -> int:
+    """Write a store's answers to a file; how many. Raises DSparkError for one with states."""
+    reader = StoreReader(cfg.data.store)
+    if reader.meta["cached"]:
+        raise DSparkError(f"{cfg.data.store} has states: pack a store of `data.cache: false`")
+    rows, parts = [], []
+    for number in range(len(reader)):
+        response = reader.bare(number)
+        if len(response.answers) > 1:
+            raise DSparkError(f"{cfg.data.store}: {response.id} has several turns")
+        prompt = response.tokens[: response.prompt_len].tolist()
+        rows.append([response.id, response.domain, response.temperature, _digest(prompt)])
+        parts.append(response.tokens[response.prompt_len :].int())
+    tensors = {
+        "tokens": torch.cat(parts),
+        "lengths": torch.tensor([len(part) for part in parts], dtype=torch.int32),
+        "rows": _as_bytes(rows),
+        "meta": _as_bytes({key: reader.meta[key] for key in _META}),
+    }
+    with replacing(file, alone=True) as whole:
+        whole.write_bytes(lzma.compress(save(tensors), preset=9))
+    return len(rows)
+
+
+def unpack(cfg: RunConfig, file: Path) -> tuple[int, int]:
+    """Add a file's answers to the store; how many, and how many have no such prompt here.
+
+    Raises DSparkError for a damaged file or the answers of another target.
+    """
+    tokens, rows, meta = _read(file)
+    skipped: list[str] = []
+    plan = plan_answers(cfg, AutoConfig.from_pretrained(str(cfg.data.target)), skipped.append)
+    here = check_meta(cfg.data.store, {})
+    for key in _META:
+        if meta[key] != here[key]:
+            raise DSparkError(f"{file} has answers of another {key}: {meta[key]}, here {here[key]}")
+    prompts, added, unknown = {each.id: each.ids for each in plan.todo}, 0, 0
+    for (name, domain, temperature, digest), answer in zip(rows, tokens, strict=True):
+        if name in plan.writer.done:
+            continue
+        prompt = prompts.get(name)
+        if prompt is None or _digest(prompt) != digest:
+            unknown += 1
+            continue
+        whole = torch.cat([torch.tensor(prompt), answer.long()])
+        none = torch.zeros(len(whole), 0)
+        plan.writer.add(
+            Response(name, domain, temperature, len(prompt), whole, none, none, none.sum(1))
+        )
+        added += 1
+    plan.writer.flush()
+    return added, unknown
+
+
+def _read(file: Path) -> tuple[Sequence[Tensor], list[list[Any]], dict[str, Any]]:
+    try:
+        found = load(lzma.decompress(file.read_bytes()))
+        lengths = found["lengths"].tolist()
+        rows, meta = (parse_json(bytes(found[key].tolist())) for key in ("rows", "meta"))
+        return found["tokens"].split(lengths), rows, meta
+    except (OSError, lzma.LZMAError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
+        raise DSparkError(f"{file} is no file of answers ({fault(error)}); pack it again") from None
+
+
+def _digest(prompt: Sequence[int]) -> str:
+    return hashlib.sha256(json.dumps(list(prompt)).encode()).hexdigest()[:16]
+
+
+def _as_bytes(value: Any) -> Tensor:
+    return torch.tensor(list(json.dumps(value).encode()), dtype=torch.uint8)
+
+
+def open_config(path: Path) -> RunConfig:
+    """Return a training configuration, its target a folder on this machine."""
+    cfg = load_config(path)
+    target = target_dir(str(cfg.data.target), Console(stderr=True))
+    return cfg.model_copy(update={"data": cfg.data.model_copy(update={"target": target})})
+
+
+def main() -> int:
+    """Status 0 when all was written, 1 after one line of what was wrong."""
+    parser = argparse.ArgumentParser(prog="python -m tools.answers", description=__doc__)
+    parser.add_argument("verb", choices=("pack", "unpack"))
+    parser.add_argument("--config", type=Path, required=True)
+    parser.add_argument("file", type=Path)
+    options = parser.parse_args()
+    try:
+        cfg = open_config(options.config)
+        if options.verb == "pack":
+            print(f"{pack(cfg, options.file)} answers in {options.file}")
+        else:
+            added, unknown = unpack(cfg, options.file)
+            print(f"{added} answers added to {cfg.data.store}; {unknown} have no such prompt here")
+    except DSparkError as error:
+        print(f"answers: {error}", file=sys.stderr)
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
