@@ -18,6 +18,7 @@ STEPS = "tests/tools/test_gpu_steps.py"
 COURSE = "tools/gpu/kit/training.py"
 TRAINED = "tests/tools/test_gpu_training.py"
 ANSWERS = "tests/tools/test_gpu_answers.py"
+FIRST = "tests/tools/test_gpu_first.py"
 STEP_LOG = "tests/serving/test_step_log.py"
 
 MUTANTS = (
@@ -312,9 +313,44 @@ MUTANTS = (
     Mutant(
         name="some right tokens are enough",
         area="GPU kit",
-        file="tools/gpu/kit/servers.py",
-        old="if agreed == total:",
-        new="if agreed:",
-        tests=(f"{ANSWERS}::test_a_wrong_token_is_counted",),
+        file="tools/gpu/kit/rounds.py",
+        old="if agreed < least:",
+        new="if not agreed:",
+        tests=(f"{FIRST}::test_wrong_tokens_fail_the_stage",),
+    ),
+    Mutant(
+        name="rounds of a dead server stay in the ratios",
+        area="GPU kit",
+        file="tools/gpu/kit/first.py",
+        old="            comparison.restart()\n    say(rung",
+        new="    say(rung",
+        tests=(f"{FIRST}::test_a_scheduled_server_that_dies_in_a_round_is_started_one_rung_down",),
+    ),
+    Mutant(
+        name="a failed start skips a rung",
+        area="GPU kit",
+        file="tools/gpu/kit/ladder.py",
+        old="        self._place += 1\n",
+        new="        self._place += 2\n",
+        tests=(f"{FIRST}::test_the_first_start_that_works_serves_and_each_failure_has_its_log",),
+    ),
+    Mutant(
+        name="half of a damaged part is used",
+        area="GPU kit",
+        file="tools/gpu/kit/archive.py",
+        old="archive.extractall(scratch, filter",
+        new="archive.extractall(into, filter",
+        tests=(
+            "tests/tools/test_gpu_archive.py::"
+            "test_a_damaged_part_is_one_line_and_the_others_are_used",
+        ),
+    ),
+    Mutant(
+        name="a prefill counts among decode steps",
+        area="GPU kit",
+        file=TRACE,
+        old="if each.begin >= min(began)",
+        new="if each.begin >= 0",
+        tests=(f"{STEPS}::test_a_prefill_before_the_first_step_counts_for_none",),
     ),
 )
