@@ -41,6 +41,3 @@ def _make(folder: Path, shape: Shape, device: str) -> None:
     simulated.write_dspark(folder / "poor", shape, simulated.table(shape, POOR), device)
     if device == "cuda":
         torch.cuda.empty_cache()  # the server's memory
-
-
-ATTENDING = {"cuda": SHAPES["qwen3-0.6b"], "cpu": TINY}
