@@ -14,6 +14,10 @@ DSPARK's confidence head knows which are doubtful, so its confidence is calibrat
 
 Drafters with a reduced vocabulary, as trained ones have, draft some of the tokens alone; answers
 are cycles through these then.
+
+Such a target cannot show a wrong KV row: no token depends on one. A target with `attends` above 0
+can. Its attention heads read few rows each, and add directions of the table as large as the last
+token's. Then a token depends on all tokens before it, and the table is right in most places only.
 """
 
 from __future__ import annotations
@@ -37,6 +41,7 @@ SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
 DTYPE = torch.bfloat16  # of the weights
 _PEAK = 20.0  # logit of the token that follows; another's is seldom above a third of it
 _SAYS = 1e-4  # what a layer adds, as a part of a random model's
+_SHARPNESS = 4.0  # of attention that decides: deviation of its scores, so few rows have the weight
 _POSITIONS = 8192
 # A prompt ends with what the user says: its last token alone decides the answer, which would be the
 # same for all prompts behind "assistant: ".
@@ -132,25 +137,34 @@ def write_models(
     acceptance: Acceptance,
     device: str,
     draft_vocab: int | None = None,
+    attends: float = 0.0,
 ) -> None:
     """Write `target`, `dspark`, `mtp` and `follows.npy`, the token behind each.
 
     Weights are bfloat16, as those of nearly all checkpoints. device: where those of the models'
-    size are drawn; tables are made on the CPU.
+    size are drawn; tables are made on the CPU. attends: size of what attention adds in all layers
+    together, as a multiple of the embedding's; 0: too small to matter. Drafters know the table
+    alone, so above 0 they are right less often than `acceptance` says.
     """
     torch.manual_seed(0)
     known = table(shape, acceptance, draft_vocab)
     with torch.no_grad():
-        embedding, head = _embedding(known, shape)
-        _target(folder / "target", shape, embedding, head, device)
+        embedding, head, basis = _embedding(known, shape)
+        target = _target(shape, embedding, head, device)
+        if attends:
+            _let_attention_decide(target, basis, attends)
+        target.save_pretrained(folder / "target")
         write_dspark(folder / "dspark", shape, known, device)
         _mtp(folder / "mtp", shape, embedding, known.drafted, device)
     _tokenizer(folder / "target", shape.vocab)
     np.save(folder / "follows.npy", known.follows.numpy())
 
 
-def _embedding(known: Table, shape: Shape) -> tuple[Tensor, Tensor]:
-    """Embedding and LM head [V, d]. The last column is for MTP: 1 where it is to be wrong."""
+def _embedding(known: Table, shape: Shape) -> tuple[Tensor, Tensor, Tensor]:
+    """Embedding and LM head [V, d], and the space of the table's directions [d-1, n].
+
+    The last column is for MTP: 1 where it is to be wrong.
+    """
     width = known.directions.shape[1]
     basis = torch.linalg.qr(torch.randn(shape.hidden - 1, width)).Q  # [d-1, n]
     spread = known.directions @ basis.T  # [V, d-1] unit rows
@@ -161,10 +175,10 @@ def _embedding(known: Table, shape: Shape) -> tuple[Tensor, Tensor]:
     cycle = _cycle(known)
     head[known.follows[cycle], :-1] = spread[cycle] * (_PEAK / shape.hidden**0.5)
     head[: len(SPECIALS)] = 0.0  # no answer ends by itself
-    return embedding, head
+    return embedding, head, basis
 
 
-def _target(folder: Path, shape: Shape, embedding: Tensor, head: Tensor, device: str) -> None:
+def _target(shape: Shape, embedding: Tensor, head: Tensor, device: str) -> Qwen3ForCausalLM:
     config = Qwen3Config(
         vocab_size=shape.vocab,
         hidden_size=shape.hidden,
@@ -187,7 +201,26 @@ def _target(folder: Path, shape: Shape, embedding: Tensor, head: Tensor, device:
         layer.mlp.down_proj.weight.mul_(_SAYS)
     model.model.embed_tokens.weight.copy_(embedding)
     model.lm_head.weight.copy_(head)
-    model.save_pretrained(folder)
+    return model
+
+
+def _let_attention_decide(model: Qwen3ForCausalLM, basis: Tensor, attends: float) -> None:
+    """Make attention add table directions of `attends` times the embedding's norm in all layers.
+
+    basis: [d-1, n]. What it adds outside of these directions would change the scale of logits, not
+    their order.
+    """
+    config, layers = model.config, model.model.layers
+    width = config.num_attention_heads * config.head_dim
+    # A value's deviation is initializer_range * sqrt(d); heads, layers and directions add as
+    # random numbers do. The embedding's norm is sqrt(d), so d is no part of the quotient.
+    deviation = attends / config.initializer_range / (basis.shape[1] * width * len(layers)) ** 0.5
+    for layer in layers:
+        projection = layer.self_attn.o_proj.weight
+        spread = basis.to(projection.device)
+        drawn = torch.randn(spread.shape[1], width, device=spread.device)
+        projection.zero_()[:-1] = deviation * (spread @ drawn)  # the last row is MTP's
+        layer.self_attn.q_norm.weight.fill_(_SHARPNESS)
 
 
 @torch.no_grad()

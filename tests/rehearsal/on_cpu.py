@@ -3,7 +3,8 @@
 Replaced is the device alone: events by a clock that is planted (each pass and draft moves it by a
 cost known to the test), pinned copies by copies. DSPARK_REHEARSAL names a folder: each planned step
 and each verify pass is a line of steps.jsonl there. DSPARK_REHEARSAL_GRAPHS=1: passes replay
-captured graphs (`graphs.py`). DSPARK_REHEARSAL_FAIL names a step whose plan fails. Of several ranks
+captured graphs (`graphs.py`). DSPARK_REHEARSAL_FAIL names a step whose plan fails,
+DSPARK_REHEARSAL_FAULT a file that names a fault of the KV cache (`kv_faults.py`). Of several ranks
 those behind the first one write to RANK.jsonl.
 """
 
@@ -19,7 +20,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
-from tests.rehearsal import experts, graphs, reads
+from tests.rehearsal import experts, graphs, kv_faults, reads
 
 GAMMA = 5
 TIER = GAMMA + 1  # tokens: what a captured graph of one more request adds
@@ -76,6 +77,8 @@ def install_rehearsal() -> None:
         graphs.install()
         seams += graphs.SEAMS
     seams.append(experts.SEAM)
+    if "DSPARK_REHEARSAL_FAULT" in os.environ:
+        kv_faults.install()
     registry.install([replace(seam, device="any") for seam in seams], device="cpu")
     plugin._verify_after_apply()
     # The platform knows one backend of the draft; here its Triton kernels may be interpreted.

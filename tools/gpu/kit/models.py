@@ -2,6 +2,9 @@
 
 A third of the tokens are doubtful: behind half of them the draft is wrong, behind the others one in
 twenty. A second DSPARK drafter, `poor`, is wrong nearly always, and knows that: drafts do not pay.
+
+Of a target that attends (`ATTENDING`) each token depends on all KV rows before it, so that a wrong
+one changes answers (`attending.py`).
 """
 
 from __future__ import annotations
@@ -16,28 +19,33 @@ from sglang_dspark.models import simulated
 from sglang_dspark.models.simulated import SHAPES, Acceptance, Shape
 
 QWEN3_4B, TINY = SHAPES["qwen3-4b"], SHAPES["tiny"]
+ATTENDING = {"cuda": SHAPES["qwen3-0.6b"], "cpu": TINY}  # shapes of the target that attends
+# Chosen by measurement: the table names nine of ten tokens; without the last KV row one token in
+# six is another, without one row of a hundred one in twenty.
+ATTENDS = 1.8
 FAIR = Acceptance(doubtful=1 / 3, right=0.5, otherwise=0.95)
 POOR = Acceptance(doubtful=1 / 3, right=0.02, otherwise=0.05)
 
 
-def ready(home: Path, shape: Shape, device: str) -> Path:
+def ready(home: Path, shape: Shape, device: str, attends: float = 0.0) -> Path:
     """Folder of `target`, `dspark`, `poor`, `mtp`, `follows.npy` of this shape, made if missing.
 
-    Weights are bfloat16 on `cuda`, float32 on `cpu`.
+    Weights are bfloat16; a server on `cpu` computes with them in float32. attends: how much
+    attention adds (`simulated.write_models`), `ATTENDS` for a target that attends.
     """
     sources = Path(__file__).read_bytes() + Path(simulated.__file__).read_bytes()
-    made_by = hashlib.sha256(sources + repr((shape, device)).encode())
+    made_by = hashlib.sha256(sources + repr((shape, device, attends)).encode())
     folder = home / "models" / made_by.hexdigest()[:12]
     if not folder.is_dir():
         partial = folder.with_name(f".{folder.name}")
         shutil.rmtree(partial, ignore_errors=True)
-        _make(partial, shape, device)
+        _make(partial, shape, device, attends)
         partial.rename(folder)
     return folder
 
 
-def _make(folder: Path, shape: Shape, device: str) -> None:
-    simulated.write_models(folder, shape, FAIR, device)
+def _make(folder: Path, shape: Shape, device: str, attends: float) -> None:
+    simulated.write_models(folder, shape, FAIR, device, attends=attends)
     simulated.write_dspark(folder / "poor", shape, simulated.table(shape, POOR), device)
     if device == "cuda":
         torch.cuda.empty_cache()  # the server's memory

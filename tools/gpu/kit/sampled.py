@@ -74,7 +74,7 @@ def drawn(server: ServerProcess, kind: str, plan: Plan, follows: Any) -> list[in
     }
     server.resume()
     try:
-        answers = _post(f"{server.spec.url}/generate", body)
+        answers = post(f"{server.spec.url}/generate", body)
     finally:
         server.pause()
     ids = [answer["output_ids"] for answer in answers]
@@ -108,7 +108,8 @@ def obeys(kind: str, plain: list[int], drafted: list[int]) -> bool:
     return wrong is None
 
 
-def _post(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+def post(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
+    """Answers of a batch sent to /generate. Raises DSparkError when it is not answered."""
     with httpx.Client(trust_env=False, timeout=120.0) as client:
         try:
             answer = client.post(url, json=body)
