@@ -86,6 +86,17 @@ def attending(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Pair]:
         yield pair
 
 
+@pytest.mark.slow
+def test_a_target_that_says_its_table_is_blind(tmp_path: Path) -> None:
+    """So `arms`, whose target is such a one, shows no fault of these. This test is the first: it
+    has ended its servers before the others start theirs."""
+    with pair_of(tmp_path, attends=0.0) as blind:
+        for fault in FAULTS:
+            for row in blind.rows(fault, *USERS):
+                assert "failed" not in row, (fault, row)
+                assert row["equal"] == row["requests"]
+
+
 @pytest.mark.parametrize("users", USERS)
 def test_without_a_fault_all_answers_are_plain_decodings(attending: Pair, users: int) -> None:
     [row] = attending.rows("", users)
@@ -101,13 +112,3 @@ def test_a_fault_changes_tokens_at_every_load(attending: Pair, fault: str) -> No
     for row in attending.rows(fault, *USERS):
         assert "answers are not plain decoding's" in row.get("failed", ""), row
         assert row["equal"] < 0.75 * row["requests"], row
-
-
-@pytest.mark.slow
-def test_a_target_that_says_its_table_is_blind(tmp_path: Path) -> None:
-    """So `arms`, whose target is such a one, shows no fault of these."""
-    with pair_of(tmp_path, attends=0.0) as blind:
-        for fault in FAULTS:
-            for row in blind.rows(fault, *USERS):
-                assert "failed" not in row, (fault, row)
-                assert row["equal"] == row["requests"]

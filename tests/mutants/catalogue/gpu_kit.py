@@ -19,6 +19,8 @@ COURSE = "tools/gpu/kit/training.py"
 TRAINED = "tests/tools/test_gpu_training.py"
 ANSWERS = "tests/tools/test_gpu_answers.py"
 FIRST = "tests/tools/test_gpu_first.py"
+ATTENDING = "tools/gpu/kit/attending.py"
+COMPARED = "tests/tools/test_gpu_attending.py"
 STEP_LOG = "tests/serving/test_step_log.py"
 
 MUTANTS = (
@@ -165,6 +167,62 @@ MUTANTS = (
         old="_SAYS = 1e-4",
         new="_SAYS = 100.0",
         tests=(f"{MADE_UP}::test_the_target_says_the_table_whatever_came_before",),
+    ),
+    Mutant(
+        name="attention of the target that attends is too small to matter",
+        area="GPU kit",
+        file=MODELS,
+        old="projection.zero_()[:-1] = deviation * (spread @ drawn)",
+        new="projection.zero_()[:-1] = 0.5 * deviation * (spread @ drawn)",
+        tests=(f"{MADE_UP}::test_a_target_that_attends_depends_on_every_row",),
+    ),
+    Mutant(
+        name="heads of the target that attends read all rows alike",
+        area="GPU kit",
+        file=MODELS,
+        old="_SHARPNESS = 4.0",
+        new="_SHARPNESS = 1.0",
+        tests=(f"{MADE_UP}::test_a_target_that_attends_depends_on_every_row",),
+    ),
+    Mutant(
+        name="any parting is a near tie",
+        area="GPU kit",
+        file=ATTENDING,
+        old="if not margin.value <= near_tie(margin.logit, dtype)",
+        new="if not margin.value <= 100 * near_tie(margin.logit, dtype)",
+        tests=(f"{COMPARED}::test_any_other_margin_fails_with_one_line",),
+    ),
+    Mutant(
+        name="a margin that is NaN is a near tie",
+        area="GPU kit",
+        file=ATTENDING,
+        old="if not margin.value <= near_tie(margin.logit, dtype)",
+        new="if margin.value > near_tie(margin.logit, dtype)",
+        tests=(f"{COMPARED}::test_any_other_margin_fails_with_one_line",),
+    ),
+    Mutant(
+        name="a missing token is not looked for",
+        area="GPU kit",
+        file=ATTENDING,
+        old="if len(ids) != length:",
+        new="if len(ids) > length:",
+        tests=(f"{COMPARED}::test_a_missing_token_is_wrong_even_where_it_is_missing_twice",),
+    ),
+    Mutant(
+        name="equal answers without an accepted draft are a proof",
+        area="GPU kit",
+        file=ATTENDING,
+        old="elif not found.accepted:",
+        new="elif found.accepted < 0:",
+        tests=(f"{COMPARED}::test_a_load_without_accepted_and_rejected_drafts_shows_nothing",),
+    ),
+    Mutant(
+        name="equal answers without a rejected draft are a proof",
+        area="GPU kit",
+        file=ATTENDING,
+        old="elif rejected <= 0:",
+        new="elif rejected < 0:",
+        tests=(f"{COMPARED}::test_a_load_without_accepted_and_rejected_drafts_shows_nothing",),
     ),
     Mutant(
         name="waits are counted while another stream computes",
