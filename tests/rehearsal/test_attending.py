@@ -74,7 +74,7 @@ def pair_of(folder: Path, attends: float) -> Iterator[Pair]:
         for server in servers:
             server.start().wait_ready(START_TIMEOUT_S)
             server.pause()
-        yield Pair(*servers, models / "target", fault)
+        yield Pair(servers[0], servers[1], models / "target", fault)
     finally:
         for server in servers:
             server.stop()

@@ -58,7 +58,7 @@ class Parting:
 
 @dataclass(frozen=True)
 class Margin:
-    """How far apart plain decoding's logits of two tokens are, and the larger one's size."""
+    """The distance of plain decoding's logits of two tokens, and the larger one's size."""
 
     value: float
     logit: float
@@ -138,7 +138,7 @@ def answers_of(
 def partings(
     plain: Sequence[Sequence[int]], scheduled: Sequence[Sequence[int]], lengths: Sequence[int]
 ) -> list[Parting]:
-    """Where answers part, first token by token. Raises DSparkError where one is too short."""
+    """Find the first place where answers part. Raises DSparkError where one is too short."""
     parted = []
     for request, (expected, found, length) in enumerate(
         zip(plain, scheduled, lengths, strict=True)
