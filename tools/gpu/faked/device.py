@@ -135,7 +135,8 @@ def fake_device() -> None:
         for name, kind in classes.items():
             setattr(module, name, kind)
     torch.Stream, torch.Event = Stream, Event  # type: ignore[assignment,misc]
-    torch.cuda.graphs.graph, torch.cuda.graphs.CUDAGraph = Nothing, Graph  # type: ignore[misc]
+    graphs: Any = torch.cuda.graphs
+    graphs.graph, graphs.CUDAGraph = Nothing, Graph
     torch.Tensor.record_stream = lambda *_: None  # type: ignore[assignment,method-assign]
     OnTheCpu().__enter__()
     run = threading.Thread.run
@@ -150,7 +151,7 @@ def fake_device() -> None:
 
 def _fake_groups() -> None:
     """Process groups by gloo."""
-    groups = torch.distributed
+    groups: Any = torch.distributed
     first, more = groups.init_process_group, groups.new_group
 
     def init_process_group(_backend: Any = None, *rest: Any, **given: Any) -> Any:

@@ -6,7 +6,9 @@ what their references do, as lengths that cannot be would end a step.
 
 from __future__ import annotations
 
+import inspect
 import sys
+import time
 from typing import Any
 
 import torch
@@ -90,22 +92,31 @@ def fake_sglang() -> None:
             implemented(self, op, function, "CPU", **given)
         return implemented(self, op, function, dispatch_key, **given)
 
-    torch.library.Library.impl = on_both
+    torch.library.Library.impl = on_both  # type: ignore[method-assign,assignment]
     import sglang.kernels.jit.utils as utils
     from sglang.kernels.jit.utils import compile as building
 
     load = building.load_jit
 
     def built(*names: Any, **given: Any) -> Any:
+        made_by, began = _factory(), time.monotonic()
         try:
             load(*names, **given)
         except Exception as error:
-            _tell(f"JIT FAILED {names}: {error}")
+            _tell(f"JIT FAILED {names} by {made_by}: {error}")
             raise
-        _tell(f"JIT built {names}")
+        _tell(f"JIT built {names} by {made_by} in {time.monotonic() - began:.1f} s")
         return _Idle()
 
     utils.load_jit = building.load_jit = built
+
+
+def _factory() -> str:
+    """Return the call of the function that loads a JIT module, as Python would write it."""
+    frame = sys._getframe(2)  # the caller of `load_jit`
+    named = inspect.getargvalues(frame)
+    values = ", ".join(f"{name}={named.locals[name]!r}" for name in named.args)
+    return f"{frame.f_globals['__name__']}.{frame.f_code.co_name}({values})"
 
 
 class _Idle:
@@ -119,7 +130,7 @@ def fake_ours() -> None:
     """Our operators are chosen, and two give what they should."""
     from sglang_dspark.kernels import accept_greedy, admission, platform
 
-    platform.runs_on = lambda _device: True
+    platform.runs_on = lambda device: True
     accept, admit = accept_greedy.accept_greedy_triton, admission.admit_triton
 
     def accepted(window: Any, rows: Any, logits: Any, lens: Any, out: Any, room: Any) -> None:

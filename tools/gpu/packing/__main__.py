@@ -9,6 +9,7 @@ from pathlib import Path
 from sglang_dspark.errors import DSparkError
 from tools.gpu.packing.parcels import all_parcels
 from tools.gpu.packing.pieces import pack
+from tools.gpu.packing.wheels import PYTHONS
 
 _RUNS = Path(__file__).resolve().parents[3] / "runs" / "gpu"
 
@@ -20,7 +21,7 @@ def main() -> int:
     parser.add_argument(
         "--downloads", type=Path, default=_RUNS / "downloads", help="what was fetched, to be kept"
     )
-    parser.add_argument("--python", choices=("3.11", "3.12"), default="3.12", help="of the machine")
+    parser.add_argument("--python", choices=PYTHONS, default="3.12", help="of the machine")
     parser.add_argument("--most", type=int, default=48, metavar="MIB", help="size of a piece")
     parser.add_argument(
         "--prompts", type=Path, action="append", default=[], help="a JSONL file to train on"

@@ -26,6 +26,7 @@ from sglang_dspark.common.hashes import file_sha256
 from sglang_dspark.errors import DSparkError
 
 PINS = Path(__file__).resolve().parents[1] / "wheels.txt"
+PYTHONS = ("3.11", "3.12")  # that it has digests for; the GPU machine has 3.12
 LEFT_OUT = {
     "sglang": ("sglang/multimodal_gen/*", "sglang/*.so"),
     "sglang-kernel": ("sgl_kernel/flash*_ops*", "sgl_kernel/infllm_ops*", "sgl_kernel/sm100/*"),

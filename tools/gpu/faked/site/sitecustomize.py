@@ -2,7 +2,10 @@
 
 import sys
 
-if any("sglang" in word or "multiprocessing" in word for word in sys.orig_argv):
+# Servers, their children, and the kit's stages; pip, ninja and the like start without torch.
+_FAKED = ("sglang", "multiprocessing", "tools.gpu.kit.")
+
+if any(name in word for word in sys.orig_argv for name in _FAKED):
     from tools.gpu.faked.device import fake_device
     from tools.gpu.faked.kernels import fake_ours, fake_sglang, fake_triton
 

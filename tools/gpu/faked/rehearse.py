@@ -1,0 +1,133 @@
+"""Start servers on the faked GPU one after the other and list what each compiles.
+
+    tools/gpu/faked/python -m tools.gpu.faked.rehearse [ARM...]
+
+Each arm of `configs/serve` serves a small made-up target with the kit's flags and answers requests
+of every kind (`kit/sampled.py`) that it answers without FlashInfer. A JSON row per arm has the JIT
+modules with their factories and seconds, the Triton kernels and the kinds of requests that were not
+answered. Answers are noise.
+Status 1: a server did not start, a kind was not answered or something did not compile.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import httpx
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.loadtest.servers.server import ServerProcess
+from sglang_dspark.models.simulated import SHAPES
+from tools.gpu.kit import smollm
+from tools.gpu.kit.models import ready
+from tools.gpu.kit.sampled import KINDS, MIXED
+from tools.gpu.kit.servers import server_of
+from tools.gpu.packing.arrival import kit_home
+
+SMOLLM = "smollm"
+ARMS = ("plain", "dspark", "mtp1", "upstream-dspark-static")
+# What no JIT module is compiled for is small; layers as few as DSPARK's feature layers allow.
+_SMALL = {"layers": 4, "draft_layers": 1, "intermediate": 512, "vocab": 1024, "rank": 32}
+# Without FlashInfer, which is not sent, a request of these kinds ends the server.
+_FLASHINFER = {
+    "mtp1": tuple(kind for kind in KINDS if kind != "greedy"),
+    "upstream-dspark-static": tuple(kind for kind, asked in KINDS.items() if "top_p" in asked),
+}
+USERS, TOKENS = (4,), 24
+_POOL = "--max-total-tokens=8192"  # it is this machine's memory
+_READY_S = 900.0  # two cores compile for minutes
+_ANSWER_S = 300.0
+_COMPILED = re.compile(r"TRITON compiled (\S+)")
+_FAILED = re.compile(r"(?:TRITON|JIT) FAILED .*")
+_BUILT = re.compile(r"JIT built (\(.*?\)) by (\S+\.[\w]+\(.*\)) in ([\d.]+) s")
+
+
+def main() -> int:
+    """Print one row per arm; return 1 when any row has a fault."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
+    parser.add_argument("arms", nargs="*", metavar="ARM", default=ARMS)
+    parser.add_argument(
+        "--shape",
+        choices=(*SHAPES, SMOLLM),
+        default="qwen3-4b",
+        help="whose hidden size and heads are served; smollm: the demo's model",
+    )
+    parser.add_argument("--vocab", type=int, default=_SMALL["vocab"], help="of a made-up target")
+    parser.add_argument("--logs", type=Path, default=kit_home() / "logs" / "faked")
+    options = parser.parse_args()
+    if options.shape == SMOLLM:
+        target, dspark = smollm.models(kit_home())
+        drafters = {"dspark": dspark}
+    else:
+        shape = replace(SHAPES[options.shape], **{**_SMALL, "vocab": options.vocab})
+        folder = ready(kit_home(), shape, "cpu")
+        target = folder / "target"
+        drafters = {"dspark": folder / "dspark", "mtp": folder / "mtp"}
+    sound = True
+    for arm in options.arms:
+        row = rehearsed(arm, target, drafters, options.logs)
+        print(json.dumps({"row": row}), flush=True)
+        sound &= not (row["failed"] or row["unanswered"])
+    return 0 if sound else 1
+
+
+def rehearsed(arm: str, target: Path, drafters: dict[str, Path], logs: Path) -> dict[str, Any]:
+    """Start the arm's server, send requests and return the arm's row."""
+    spec = server_of(arm, target, drafters, "cuda", USERS, logs)
+    server = ServerProcess(replace(spec, arguments=(*spec.arguments, _POOL)), logs)
+    row: dict[str, Any] = {"arm": arm, "ready_s": None, "unanswered": {}, "failed": []}
+    try:
+        with server.start():
+            row["ready_s"] = round(server.wait_ready(_READY_S), 1)
+            kinds = [kind for kind in KINDS if kind not in _FLASHINFER.get(arm, ())]
+            row["unanswered"] = unanswered(server.spec.url, kinds)
+    except DSparkError as error:
+        row["failed"].append(str(error))
+    log = server.log_path.read_text(encoding="utf-8", errors="replace")
+    return {**row, **compiled(log), "failed": row["failed"] + _FAILED.findall(log)}
+
+
+def unanswered(url: str, kinds: Sequence[str]) -> dict[str, str]:
+    """Send a batch of each kind, then all kinds at once; return the kinds without an answer."""
+    found: dict[str, str] = {}
+    for kind in (*kinds, MIXED):
+        asked = [KINDS[each] for each in (kinds if kind == MIXED else [kind] * max(USERS))]
+        body = {
+            "input_ids": [[5 + i, 6, 7, 8] for i in range(len(asked))],
+            "sampling_params": [
+                {"max_new_tokens": TOKENS, "ignore_eos": True, **each} for each in asked
+            ],
+        }
+        began = time.monotonic()
+        try:
+            with httpx.Client(trust_env=False, timeout=_ANSWER_S) as client:
+                answer = client.post(f"{url}/generate", json=body)
+            if answer.status_code != 200:
+                found[kind] = f"{answer.status_code}: {answer.text[:200]}"
+        except httpx.HTTPError as error:
+            found[kind] = f"{error!r} after {time.monotonic() - began:.0f} s"
+    return found
+
+
+def compiled(log: str) -> dict[str, Any]:
+    """Read from a server's log what was compiled: JIT modules and names of Triton kernels."""
+    modules = {name: (call, float(seconds)) for name, call, seconds in _BUILT.findall(log)}
+    return {
+        "jit": [
+            {"jit": name, "factory": call, "seconds": seconds}
+            for name, (call, seconds) in modules.items()
+        ],
+        "triton": sorted(set(_COMPILED.findall(log))),
+    }
+
+
+if __name__ == "__main__":
+    sys.exit(main())
