@@ -13,6 +13,8 @@ from pathlib import Path
 import pytest
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.models.simulated import SHAPES
+from tools.gpu.faked import small_shapes
 from tools.gpu.faked.environment import (
     PACKAGES,
     driver_functions,
@@ -92,6 +94,19 @@ def test_a_log_gives_modules_with_factory_and_seconds_and_kernels_once() -> None
         ],
         "triton": ["a.b"],
     }
+
+
+def test_small_shapes_keep_what_jit_modules_are_compiled_for(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    whole = dict(SHAPES)
+    monkeypatch.setattr(small_shapes, "SHAPES", shrunk := dict(SHAPES))
+    small_shapes.shrink_shapes()
+    assert shrunk["tiny"] == whole["tiny"]
+    four = shrunk["qwen3-4b"]
+    assert (four.heads, four.kv_heads, four.head_dim, four.gamma) == (32, 8, 128, 7)
+    assert (four.layers, four.hidden, four.vocab) == (4, 256, 1024)
+    assert small_shapes.small(whole["qwen3-4b"], vocab=5).hidden == 2560
 
 
 def test_without_an_environment_python_says_how_to_prepare_one(tmp_path: Path) -> None:

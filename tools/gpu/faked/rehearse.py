@@ -26,6 +26,7 @@ import httpx
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.servers.server import ServerProcess
 from sglang_dspark.models.simulated import SHAPES
+from tools.gpu.faked.small_shapes import small
 from tools.gpu.kit import smollm
 from tools.gpu.kit.models import ready
 from tools.gpu.kit.sampled import KINDS, MIXED
@@ -34,12 +35,10 @@ from tools.gpu.packing.arrival import kit_home
 
 SMOLLM = "smollm"
 ARMS = ("plain", "dspark", "mtp1", "upstream-dspark-static")
-# What no JIT module is compiled for is small; layers as few as DSPARK's feature layers allow.
-_SMALL = {"layers": 4, "draft_layers": 1, "intermediate": 512, "vocab": 1024, "rank": 32}
 # Without FlashInfer, which is not sent, a request of these kinds ends the server.
 _FLASHINFER = {
-    "mtp1": tuple(kind for kind in KINDS if kind != "greedy"),
-    "upstream-dspark-static": tuple(kind for kind, asked in KINDS.items() if "top_p" in asked),
+    "mtp1": {*KINDS, MIXED} - {"greedy"},
+    "upstream-dspark-static": {kind for kind, asked in KINDS.items() if "top_p" in asked} | {MIXED},
 }
 USERS, TOKENS = (4,), 24
 _POOL = "--max-total-tokens=8192"  # it is this machine's memory
@@ -60,14 +59,14 @@ def main() -> int:
         default="qwen3-4b",
         help="whose hidden size and heads are served; smollm: the demo's model",
     )
-    parser.add_argument("--vocab", type=int, default=_SMALL["vocab"], help="of a made-up target")
+    parser.add_argument("--vocab", type=int, default=1024, help="of a made-up target")
     parser.add_argument("--logs", type=Path, default=kit_home() / "logs" / "faked")
     options = parser.parse_args()
     if options.shape == SMOLLM:
         target, dspark = smollm.models(kit_home())
         drafters = {"dspark": dspark}
     else:
-        shape = replace(SHAPES[options.shape], **{**_SMALL, "vocab": options.vocab})
+        shape = small(SHAPES[options.shape], vocab=options.vocab)
         folder = ready(kit_home(), shape, "cpu")
         target = folder / "target"
         drafters = {"dspark": folder / "dspark", "mtp": folder / "mtp"}
@@ -87,7 +86,7 @@ def rehearsed(arm: str, target: Path, drafters: dict[str, Path], logs: Path) -> 
     try:
         with server.start():
             row["ready_s"] = round(server.wait_ready(_READY_S), 1)
-            kinds = [kind for kind in KINDS if kind not in _FLASHINFER.get(arm, ())]
+            kinds = [kind for kind in (*KINDS, MIXED) if kind not in _FLASHINFER.get(arm, ())]
             row["unanswered"] = unanswered(server.spec.url, kinds)
     except DSparkError as error:
         row["failed"].append(str(error))
@@ -96,10 +95,10 @@ def rehearsed(arm: str, target: Path, drafters: dict[str, Path], logs: Path) -> 
 
 
 def unanswered(url: str, kinds: Sequence[str]) -> dict[str, str]:
-    """Send a batch of each kind, then all kinds at once; return the kinds without an answer."""
+    """Send a batch of each kind; return the kinds without an answer."""
     found: dict[str, str] = {}
-    for kind in (*kinds, MIXED):
-        asked = [KINDS[each] for each in (kinds if kind == MIXED else [kind] * max(USERS))]
+    for kind in kinds:
+        asked = list(KINDS.values()) if kind == MIXED else [KINDS[kind]] * max(USERS)
         body = {
             "input_ids": [[5 + i, 6, 7, 8] for i in range(len(asked))],
             "sampling_params": [

@@ -3,7 +3,8 @@
 import sys
 
 # Servers, their children, and the kit's stages; pip, ninja and the like start without torch.
-_FAKED = ("sglang", "multiprocessing", "tools.gpu.kit.")
+_STAGE = "tools.gpu.kit."
+_FAKED = ("sglang", "multiprocessing", _STAGE)
 
 if any(name in word for word in sys.orig_argv for name in _FAKED):
     from tools.gpu.faked.device import fake_device
@@ -13,3 +14,7 @@ if any(name in word for word in sys.orig_argv for name in _FAKED):
     fake_triton()
     fake_sglang()
     fake_ours()
+    if any(word.startswith(_STAGE) for word in sys.orig_argv):
+        from tools.gpu.faked.small_shapes import shrink_shapes
+
+        shrink_shapes()
