@@ -25,9 +25,10 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bench.paired import Plan
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from sglang_dspark.models.simulated import Shape
+from tools.gpu.kit.attending import agreement
 from tools.gpu.kit.device import device_name, say
 from tools.gpu.kit.ladder import AGAIN_S, READY_S, Ladder
-from tools.gpu.kit.models import ATTENDING, QWEN3_4B, TINY, ready
+from tools.gpu.kit.models import ATTENDING, ATTENDS, QWEN3_4B, TINY, ready
 from tools.gpu.kit.preflight import preflight
 from tools.gpu.kit.rounds import SCHEDULED, Cell, Comparison
 from tools.gpu.kit.runs import seconds_left
@@ -47,7 +48,7 @@ TRACES = {
     "cuda": ((1, 64), Traced(prompt=32, answer=400, steps=40)),
     "cpu": ((2,), Traced(prompt=16, answer=200, steps=8)),
 }
-ATTENDED = {"cuda": (1, 8, 48), "cpu": (1, 8)}
+ATTENDED = (1, 8, 48)
 # For several servers on one device; the most that 128 requests of 224 tokens need.
 _MEMORY = ("--mem-fraction-static=0.9", "--max-total-tokens=32768")
 # Seconds kept back for what comes later.
@@ -94,7 +95,7 @@ def prepare(stage: Stage) -> Path:
     running = {each: subprocess.Popen([sys.executable, "-m", each]) for each in modules}
     began = time.monotonic()
     models = ready(stage.home, stage.shape, stage.device)
-    ready(stage.home, ATTENDING[stage.device], stage.device, attends=True)
+    ready(stage.home, ATTENDING[stage.device], stage.device, ATTENDS)
     say(models_s=round(time.monotonic() - began, 1))
     for name, process in running.items():
         try:
@@ -239,10 +240,8 @@ def steps(stage: Stage, server: ServerProcess, ladder: Ladder, drafter: Path) ->
 
 def attend(stage: Stage) -> bool:
     """Serve the attending target with drafts and without; whether greedy answers are equal."""
-    from tools.gpu.kit.attending import agreement
-
-    users, shape = ATTENDED[stage.device], ATTENDING[stage.device]
-    models = ready(stage.home, shape, stage.device, attends=True)
+    users, shape = ATTENDED, ATTENDING[stage.device]
+    models = ready(stage.home, shape, stage.device, ATTENDS)
     drafters, logs = {"dspark": models / "dspark"}, stage.logs / "attending"
     specs = [
         _shared(stage, server_of(arm, models / "target", drafters, stage.device, users, logs))
@@ -250,13 +249,17 @@ def attend(stage: Stage) -> bool:
     ]
     ladder = Ladder(specs[0], logs, stage.left, _END_S)
     plain = ServerProcess(specs[1], logs)
+    equal = True
     try:
         up = start_two(ladder, plain)
-        for server in up.values():
-            server.resume()
         if len(up) < 2:
             return False
-        equal = agreement(up[PLAIN], up[SCHEDULED], users, models, stage.device)
+        target = models / "target"
+        for row in agreement(up[PLAIN], up[SCHEDULED], target, users, stage.device):
+            say(row=row)
+            if "failed" in row:
+                print(f"attending, {row['attending']} users: {row['failed']}", file=sys.stderr)
+                equal = False
         return equal and ladder.is_default
     finally:
         ladder.stop()
