@@ -178,6 +178,27 @@ def test_wrong_tokens_fail_the_stage(
     assert said == ("" if passes else wrong)
 
 
+def test_no_server_gets_requests_that_would_end_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """MTP-1 and SGLang's own DSPARK accept some sampled drafts by FlashInfer alone."""
+    monkeypatch.setattr(rounds, "find_spec", lambda name: None)
+    names = ("dspark", "mtp1", "upstream-dspark-static")
+    plan = Plan(((1,),), (1,), 1, 8)
+    asked = []
+    for device in ("cuda", "cpu"):
+        comparison = Comparison(dict.fromkeys(names), plan, np.arange(9), device)  # type: ignore[arg-type]
+        monkeypatch.setattr(comparison, "_one", lambda name, cell: asked.append(name) or row(1.0))
+        for repeat in range(2):
+            list(comparison.measure([Cell(1, each) for each in rounds.SETTINGS], repeat))
+    for name, count in (("dspark", 12), ("mtp1", 8), ("upstream-dspark-static", 10)):
+        assert asked.count(name) == count
+    refused = [each for each in rows(capsys.readouterr().out) if "failed" in each]
+    assert [(each["server"], each["sampling"]) for each in refused] == [
+        ("mtp1", "T=1"), ("upstream-dspark-static", "Qwen3 defaults"), ("mtp1", "Qwen3 defaults")
+    ]  # fmt: skip
+
+
 def test_a_scheduled_server_that_dies_in_a_round_is_started_one_rung_down(
     stub: ServerSpec, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: Any
 ) -> None:

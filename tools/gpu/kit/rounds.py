@@ -13,6 +13,7 @@ import sys
 import time
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
+from importlib.util import find_spec
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
@@ -30,6 +31,11 @@ SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {},
     "T=1": {"temperature": 1.0},
     "Qwen3 defaults": {"temperature": 0.6, "top_k": 20, "top_p": 0.95},
+}
+# Arms whose server ends at such a request without FlashInfer, which cannot be sent (SGLang 0.5.23).
+NEEDS_FLASHINFER = {
+    "mtp1": ("T=1", "Qwen3 defaults"),
+    "upstream-dspark-static": ("Qwen3 defaults",),  # by top-p
 }
 # At these temperatures the table's token has a probability of 0.9993 and more in the 4B shape
 # (logit 20, the others' deviation 1.25), and less in the tiny shape.
@@ -52,6 +58,8 @@ class Comparison:
         self.up, self.passed = up, True
         self._plan, self._follows, self._least = plan, follows, LEAST_RIGHT[device]
         self._speeds: dict[str, dict[Cell, list[float]]] = {}
+        self._lacks_flashinfer = device == "cuda" and find_spec("flashinfer") is None
+        self._refused: list[dict[str, str]] = []
 
     def restart(self) -> None:
         """Forget earlier rounds: a server was replaced, and pairs must be of the same servers."""
@@ -63,6 +71,8 @@ class Comparison:
             names = list(self.up)
             turn = (repeat + number) % max(len(names), 1)
             for name in [*names[turn:], *names[:turn]]:
+                if self._refuses(name, cell):
+                    continue
                 try:
                     row = self._one(name, cell)
                 except DSparkError as error:
@@ -74,6 +84,16 @@ class Comparison:
                 self._judge(name, cell, row)
                 found = self._speeds.setdefault(name, {}).setdefault(cell, [])
                 found.append(row["whole_tokens_per_s"])
+
+    def _refuses(self, name: str, cell: Cell) -> bool:
+        """Return whether the arm's server would end at such requests; prints a row once."""
+        if not self._lacks_flashinfer or cell.sampling not in NEEDS_FLASHINFER.get(name, ()):
+            return False
+        about = {"server": name, "sampling": cell.sampling}
+        if about not in self._refused:
+            self._refused.append(about)
+            say(row={**about, "failed": "SGLang ends at such a request without FlashInfer"})
+        return True
 
     def _one(self, name: str, cell: Cell) -> dict[str, Any]:
         """Run one round on a server that is frozen before and after."""

@@ -10,12 +10,10 @@ from __future__ import annotations
 
 import math
 import sys
-from importlib.util import find_spec
 from itertools import cycle, islice
 from typing import Any
 
 import httpx
-import torch
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bench.paired import Plan
@@ -45,9 +43,6 @@ def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows:
     whole = True
     for kind in (*KINDS, MIXED):
         row: dict[str, Any] = {"sampled": kind}
-        if kind == "top-p" and torch.cuda.is_available() and find_spec("flashinfer") is None:
-            say(row={**row, "failed": "SGLang accepts top-p by FlashInfer, which was not sent"})
-            continue
         try:
             for name, server in (("plain", plain), ("dspark", scheduled)):
                 row[name] = drawn(server, kind, plan, follows)
