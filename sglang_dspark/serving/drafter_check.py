@@ -51,14 +51,10 @@ def _check(server_args: Any, args: Any) -> None:
     if drafter is None:
         _require_bundled(server_args, args)
         return
-    if drafter == args.model_path:
+    path = drafter_folder(args)
+    if path is None:
         return
-    if "://" in drafter:
-        return
-    path = Path(drafter)
-    fetched = not path.exists()
-    if fetched:
-        path = _fetch_config(drafter, args)
+    fetched = not Path(drafter).exists()
     _check_moe(path, args)
     _choose_mode(server_args, path, args)
     validate_drafter(
@@ -69,6 +65,19 @@ def _check(server_args: Any, args: Any) -> None:
         needs_confidence=_reads_confidence(),
         weights=not fetched or any(path.glob("*.safetensors")),
     )
+
+
+def drafter_folder(args: Any) -> Path | None:
+    """Return the folder of the drafter's config.json, fetched from the Hub where it is an id.
+
+    None: the drafter is bundled in the target's checkpoint, or lies in an object store. Raises
+    DSparkError where there is no such drafter.
+    """
+    drafter = args.speculative_draft_model_path
+    if drafter is None or drafter == args.model_path or "://" in drafter:
+        return None
+    path = Path(drafter)
+    return path if path.exists() else _fetch_config(drafter, args)
 
 
 def _fetch_config(drafter: str, args: Any) -> Path:
@@ -146,16 +155,27 @@ def _check_moe(path: Path, args: Any) -> None:
 
 def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
     """What is verified is our choice, and SGLang must know before it loads the heads."""
-    has_head = bool(read_config(path).get("enable_confidence_head"))
     device = str(args.device)
     if device == "cpu":
-        mode.prepare(confidence_head=has_head)
+        mode.prepare(confidence_head=_has_head(path))
     elif device.startswith("cuda") and mode.choice().ours:
-        why = features.obstacle(_start(server_args, args, has_head))
+        why = obstacle(server_args, args, path)
         if why is None:
             mode.prepare(confidence_head=True)
         else:
             logger.warning("sglang-dspark: every draft is verified: %s", why)
+
+
+def obstacle(server_args: Any, args: Any, path: Path) -> str | None:
+    """Return why a GPU server with these arguments verifies every draft; None: it is scheduled.
+
+    server_args: SGLang's record. args: a view of it. path: the drafter's folder.
+    """
+    return features.obstacle(_start(server_args, args, _has_head(path)))
+
+
+def _has_head(path: Path) -> bool:
+    return bool(read_config(path).get("enable_confidence_head"))
 
 
 def _start(server_args: Any, args: Any, has_head: bool) -> features.Start:

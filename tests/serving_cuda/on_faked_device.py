@@ -71,7 +71,7 @@ class Binaries(MetaPathFinder, Loader):
 
 def fake_device() -> None:
     """One H100 with CUDA 13, as far as torch is asked."""
-    torch.cuda.is_available = lambda: True
+    torch.cuda.is_available = torch.accelerator.is_available = lambda: True
     torch.cuda.device_count = lambda: 1
     torch.cuda.current_device = lambda: 0
     torch.cuda.get_device_name = lambda device=None: H100.name

@@ -18,6 +18,7 @@ def arguments(**changed: Any) -> SimpleNamespace:
         "attention_backend": "fa3",
         "prefill_attention_backend": None,
         "decode_attention_backend": None,
+        "speculative_draft_attention_backend": None,
         "speculative_attention_mode": "prefill",
         "tp_size": 1,
         "pp_size": 1,
@@ -28,6 +29,10 @@ def arguments(**changed: Any) -> SimpleNamespace:
         "dcp_size": 1,
         "enable_deterministic_inference": False,
         "rl_on_policy_target": None,
+        "enable_mis": False,
+        "enable_unified_memory": False,
+        "kv_cache_dtype": "auto",
+        "page_size": None,
     }
     return SimpleNamespace(**(usual | changed))
 

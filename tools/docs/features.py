@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.serving.cuda.features import FEATURES, SCHEDULED
+from sglang_dspark.serving.cuda.features import FEATURES, GPUS, SCHEDULED
 
 _SHOWN = (1, 16, 64, 256)  # requests
 _NAMES = {
@@ -32,6 +32,22 @@ but the device itself is what a GPU would run.
 
 `schedule: {mode: static}` in the `--dspark-config` file verifies every draft instead, `mode: off`
 leaves SGLang's own choice, and `DSPARK_DISABLE=1` takes the whole package out.
+
+## Scheduled by default, by GPU
+
+Where no `--attention-backend` is named, nor one of its prefill, decode and draft variants:
+
+| GPU | attention backend | scheduled by default |
+|---|---|---|
+"""
+DEFAULTS = """\
+| another GPU | flashinfer, by SGLang | no: every draft is verified |
+
+SGLang's default stays, too, in a mode other than `auto`, for targets with latent attention (MLA),
+where a row of the next table verifies every draft anyway, with an FP8 cache (E4M3) before sm_89,
+and on sm_100 with a page size or a cache that trtllm_mha does not read. One line of the log says
+which backend was declared. trtllm_mha sets the page size to 64. The drafter has the target's
+backend. None of the four has served on a GPU yet.
 
 ## What is scheduled
 
@@ -115,6 +131,17 @@ is another distribution than plain decoding's. Plain decoding on a GPU ignores s
 top-p for the whole batch, and under the overlap loop its penalties lag a token behind. Neither is
 copied.
 
+With `--tp-size` above 1 drafts and greedy acceptance are SGLang's steps, not our kernels, and the
+first rank broadcasts the plan, each draft and each outcome (`SGLANG_SPEC_TP_SYNC`, by default
+`all`); this is unmeasured.
+
+## Equality with plain decoding
+
+Greedy answers are plain decoding's token for token up to near ties of logits: a verify pass has
+other product shapes than a plain step, so sums of bfloat16 products round differently, and the
+larger of two nearly equal logits can change. Plain decoding at another batch size differs alike.
+Sampled answers have plain decoding's distribution within the same rounding.
+
 ## Measured on an H200
 
 """
@@ -136,10 +163,15 @@ of whole steps, and whether leaving a draft out pays: only a server on a GPU sho
 
 def gpu_page() -> str:
     """The whole page."""
+    gpus = [
+        f"| {gpu.models} | {gpu.backend}, by {'this package' if gpu.ours else 'SGLang'} | yes |"
+        for gpu in GPUS
+    ]
     rows = [f"| {name} | {said} |" for name, said in SCHEDULED]
     rows += [f"| {each.name} | every draft is verified: {each.why} |" for each in FEATURES]
     rules = [f"| {asked} | {answer} |" for asked, answer in RULES.items()]
-    page = HEAD + "\n".join(rows) + "\n" + SAMPLING + "\n".join(rules) + "\n"
+    page = HEAD + "\n".join(gpus) + "\n" + DEFAULTS + "\n".join(rows) + "\n"
+    page += SAMPLING + "\n".join(rules) + "\n"
     return page + OPERATORS + measured() + REST
 
 

@@ -3,7 +3,8 @@
 Decided from the arguments before any model loads, because SGLang (0.5.23) builds the confidence
 head and captures ragged graphs only in the mode `compact`. `SCHEDULED` and `FEATURES` are the table
 of docs/gpu.md; each row of the latter is a rule with a name, and the first that holds is said in
-one line.
+one line. `GPUS` is its table of attention backends where the user names none: SGLang's own choice
+is flashinfer off Hopper, which has no ragged windows.
 """
 
 from __future__ import annotations
@@ -15,6 +16,29 @@ from typing import Any
 # Their verify passes take windows of unlike lengths, eager and in graphs; Triton by our seams.
 RAGGED_BACKENDS = frozenset({"fa3", "fa4", "triton", "trtllm_mha", "trtllm_mla"})
 _XQA = (9, 12)  # generations of GPUs on which trtllm_mha is XQA
+_FLASHINFER = "flashinfer"  # SGLang's default for DSPARK off Hopper
+
+
+@dataclass(frozen=True)
+class Gpu:
+    """The attention backend of a generation of GPUs where the user names none.
+
+    generation: major compute capability. models: examples. ours: whether we declare the backend;
+    False: SGLang does.
+    """
+
+    generation: int
+    models: str
+    backend: str
+    ours: bool
+
+
+GPUS = (
+    Gpu(8, "A100 (sm_80), A10, A40, RTX 3090 (sm_86), L4, L40S, RTX 4090 (sm_89)", "triton", True),
+    Gpu(9, "H100, H200 (sm_90)", "fa3", False),
+    Gpu(10, "B200 (sm_100), B300 (sm_103)", "trtllm_mha", True),
+    Gpu(12, "RTX 5090, RTX PRO 6000 (sm_120)", "triton", True),
+)
 
 
 @dataclass(frozen=True)
@@ -160,6 +184,53 @@ SCHEDULED = (
         "else it drafts outside graphs and the log says so",
     ),
 )
+
+
+def default_backend(
+    sglangs: str, args: Any, capability: tuple[int, int], *, asymmetric: bool
+) -> str | None:
+    """Return the attention backend to declare in place of SGLang's default; None: keep that.
+
+    sglangs: its default. args: as far as they are resolved. capability: the GPU's, (8, 9) of an
+    L40S. asymmetric: whether keys and values of the target have different widths. Source: SGLang
+    0.5.23, `get_default_attn_backend` in arg_groups/model_override_base.py.
+    """
+    named = (
+        args.attention_backend,
+        args.prefill_attention_backend,
+        args.decode_attention_backend,
+        args.speculative_draft_attention_backend,
+    )
+    if sglangs != _FLASHINFER or any(named) or args.enable_mis:  # --enable-mis requires flashinfer
+        return None
+    gpu = next((each for each in GPUS if each.generation == capability[0]), None)
+    if gpu is None or not gpu.ours:
+        return None
+    if gpu.backend == "trtllm_mha":
+        return _trtllm(args, asymmetric=asymmetric)
+    return gpu.backend if _triton_reads(str(args.kv_cache_dtype), capability) else None
+
+
+def _trtllm(args: Any, *, asymmetric: bool) -> str | None:
+    """trtllm_mha, fa4 for asymmetric keys and values; None where it would change other arguments.
+
+    trtllm_mha overrides page sizes that it cannot read, and SGLang rejects it with a unified pool.
+    """
+    if args.enable_unified_memory or str(args.kv_cache_dtype) not in (*_PLAIN, "fp8_e4m3"):
+        return None
+    if asymmetric:
+        return "fa4" if args.page_size is None else None
+    return "trtllm_mha" if args.page_size in (None, 16, 32, 64, 128) else None
+
+
+_PLAIN = ("auto", "bf16", "bfloat16")  # cache dtypes without a scale
+
+
+def _triton_reads(cache_dtype: str, capability: tuple[int, int]) -> bool:
+    """Return whether Triton compiles loads of the cache: fp8_e4m3 requires sm_89."""
+    return cache_dtype in (*_PLAIN, "fp8_e5m2") or (
+        cache_dtype == "fp8_e4m3" and capability >= (8, 9)
+    )
 
 
 def obstacle(start: Start) -> str | None:

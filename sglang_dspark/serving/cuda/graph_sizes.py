@@ -1,0 +1,43 @@
+"""Trim decode graph sizes to the running requests that SGLang sets for DSPARK.
+
+Upstream (0.5.23) trims the sizes to a named `--max-running-requests` in arg_groups/memory_hook.py,
+but sets 48 running requests for DSPARK only afterwards, in `_handle_dspark`. The graph runner
+captures none of the larger sizes (`get_batch_sizes_to_capture`), yet `DsparkVerifyEpilogue` and
+`DsparkDraftSampler` allocate for the largest: 256 requests on a card of 80 GB, with a vocabulary of
+151,936 and gamma 7, are 1.2 GB of logits and 0.5 GB of draft logits, of which 48 requests use 19%.
+"""
+
+from __future__ import annotations
+
+import logging
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+
+def trim_decode_sizes(result: None, server_args: Any) -> None:
+    """AFTER hook of `_handle_dspark`; sizes that the user named stay."""
+    from sglang.srt.arg_groups.cuda_graph_hook import generate_decode_cuda_graph_batch_sizes
+    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
+    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
+
+    args = resolving_view(server_args)
+    decode, running = args.cuda_graph_config.decode, int(args.max_running_requests)
+    named = {(Phase.DECODE, "max_bs"), (Phase.DECODE, "bs")} & server_args._cuda_graph_config_locked
+    captures = decode.backend != Backend.DISABLED
+    if named or not captures or not decode.bs or max(decode.bs) <= running:
+        return
+    sizes = generate_decode_cuda_graph_batch_sizes(server_args, running)
+    logger.info(
+        "sglang-dspark: decode graphs are sized for %d running requests, not %d; "
+        "--cuda-graph-max-bs-decode names another size",
+        running,
+        max(decode.bs),
+    )
+    declare_resolution(
+        server_args,
+        "sglang_dspark.trim_decode_sizes",
+        cuda_graph_config=with_phase(
+            args.cuda_graph_config, Phase.DECODE, bs=sizes, max_bs=running
+        ),
+    )
