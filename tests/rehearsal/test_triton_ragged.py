@@ -44,6 +44,13 @@ def test_graphs_with_empty_seats_read_the_same_windows(cases: list[dict[str, Any
     assert max(case["graph"] for case in cases) <= TOLERANCE
 
 
+def test_a_full_graph_leaves_no_row_unwritten(cases: list[dict[str, Any]]) -> None:
+    """With as many requests as slots, tokens behind the windows are the last window's."""
+    full = [case for case in cases if case["empty_seats"] == 0]
+    assert sum(case["spare"] > 0 for case in full) >= 2
+    assert [case["unwritten"] for case in full] == [0] * len(full)
+
+
 def test_without_our_hooks_unlike_windows_are_wrong(cases: list[dict[str, Any]]) -> None:
     """The comparison can fail: upstream looks for every window where one of full width would be."""
     tried = [case for case in cases if "upstream" in case and set(case["windows"][:-1]) - {FULL}]

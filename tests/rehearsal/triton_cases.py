@@ -2,7 +2,8 @@
 
 Run as a program with TRITON_INTERPRET=1 and a number of cases: one line of JSON a case. `eager`,
 `graph`: largest difference of what our hooks make of a pass's metadata, and of a graph's buffers
-with empty seats beside the batch's. `upstream`: the first cases without them.
+with empty seats beside the batch's. `unwritten`: rows of a graph without empty seats that the
+kernel left as they were, NaN. `upstream`: the first cases without our hooks.
 """
 
 from __future__ import annotations
@@ -106,8 +107,9 @@ def verify_batch(world: World, backend: TritonAttnBackend) -> Any:
     return batch
 
 
-def attend(world: World, backend: TritonAttnBackend, batch: Any, tokens: int) -> float:
-    """The planned pass over `tokens` rows, those behind the windows nobody's: its difference."""
+def attend(world: World, backend: TritonAttnBackend, batch: Any, tokens: int) -> Tensor:
+    """The planned pass over `tokens` rows, those behind the windows nobody's: its output, NaN
+    where the kernel wrote none."""
     spare = tokens - len(batch.input_ids)
     queries, k, v = (
         torch.cat([rows, torch.randn(spare, *rows.shape[1:])])
@@ -115,7 +117,9 @@ def attend(world: World, backend: TritonAttnBackend, batch: Any, tokens: int) ->
     )
     padding = torch.zeros(spare, dtype=torch.int64)
     batch.out_cache_loc = torch.cat([batch.out_cache_loc, padding])
-    return difference(world, backend.forward(queries, k, v, world.layer(), batch))
+    batch._attn_output = torch.full_like(queries, torch.nan)
+    out: Tensor = backend.forward(queries, k, v, world.layer(), batch)
+    return out
 
 
 def eager(world: World, *, hooked: bool = True) -> float:
@@ -125,11 +129,12 @@ def eager(world: World, *, hooked: bool = True) -> float:
     backend.init_forward_metadata(batch)
     if hooked:
         use_windows(backend, batch)
-    return attend(world, backend, batch, batch.batch_size * (GAMMA + 1))
+    return difference(world, attend(world, backend, batch, batch.batch_size * (GAMMA + 1)))
 
 
-def in_graph(world: World) -> float:
-    """A pass in the buffers of a graph of the smallest tier that holds it, with spare seats."""
+def in_graph(world: World) -> tuple[float, int]:
+    """A pass in the buffers of a graph of the smallest tier that holds it, with spare seats: its
+    difference, and how many rows were not written."""
     backend = backend_of(world)
     batch = verify_batch(world, backend)
     tokens = tier(len(batch.input_ids))
@@ -152,7 +157,8 @@ def in_graph(world: World) -> float:
     backend.init_cuda_graph_state(seats, tokens)
     backend.init_forward_metadata_out_graph(view, in_capture=True)
     stage_windows(backend, seats, info)
-    return attend(world, backend, batch, tokens)
+    out = attend(world, backend, batch, tokens)
+    return difference(world, out), int(out.isnan().flatten(1).any(1).sum())
 
 
 def main(count: int) -> None:
@@ -164,12 +170,15 @@ def main(count: int) -> None:
     ):
         for seed in range(count):
             case = random_case(random_, seed)
+            graph, unwritten = in_graph(World(case))
             said: dict[str, Any] = {
                 "windows": case.window,
                 "empty_seats": empty_seats(case),
                 "eager": eager(World(case)),
-                "graph": in_graph(World(case)),
+                "graph": graph,
             }
+            if said["empty_seats"] == 0:  # an empty seat reads a cache that holds NaN
+                said |= {"spare": tier(sum(case.window)) - sum(case.window), "unwritten": unwritten}
             if seed < UNHOOKED:
                 said["upstream"] = eager(World(case), hooked=False)
             print(json.dumps(said), flush=True)

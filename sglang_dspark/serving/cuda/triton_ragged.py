@@ -19,12 +19,18 @@ def use_windows(backend: Any, forward_batch: Any) -> None:
 
 
 def stage_windows(backend: Any, requests: int, spec_info: Any) -> None:
-    """The same in the buffers that a captured graph of `requests` seats reads."""
+    """Stage the windows in the buffers that a captured graph of `requests` slots reads.
+
+    Tokens of the tier that no window holds go to the empty slots, with none of these to the last
+    window, as in SGLang's FA3 backend: rows of no window stay unwritten, and what they hold reaches
+    MoE routing and per-tensor scales. Attention is causal, so the last window's own rows do not
+    read them. A window longer than a tile of the kernel (64 rows or more) is written up to there,
+    which takes tiers more than 56 tokens apart: graphs of more than 64 requests.
+    """
     layout = _layout_of(spec_info)
     if layout is None:
         return
-    if layout.bs != requests:
-        layout = layout.padded_to_bucket(padded_bs=requests)
+    layout = layout.padded_to_bucket(padded_bs=requests)
     backend.qo_indptr[: requests + 1].copy_(layout.qo_indptr_device)
 
 
