@@ -1,6 +1,6 @@
-"""Keeps a drafter's weights where a running server takes new ones.
+"""Keeps a drafter's weights in an update of the target's, and renews copies of updated ones.
 
-The hook: `sglang_dspark/serving/weight_updates.py`.
+The hooks: `sglang_dspark/serving/weight_updates.py`.
 """
 
 from __future__ import annotations
@@ -8,16 +8,23 @@ from __future__ import annotations
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import weight_updates
 
+_UPDATER = "sglang.srt.managers.scheduler_components.weight_updater.SchedulerWeightUpdaterManager"
+
 SEAMS = (
     Seam(
         name="weight-updates",
-        target=(
-            "sglang.srt.managers.scheduler_components.weight_updater"
-            ".SchedulerWeightUpdaterManager._select_runners"
-        ),
+        target=f"{_UPDATER}._select_runners",
         kind="around",
         hook=weight_updates.select_runners,
         signature="(self, selector='all')",
         why="upstream loads the target's checkpoint into the drafter, which ends the server",
+    ),
+    Seam(
+        name="drafter-weight-updates",
+        target=f"{_UPDATER}.end_weight_update",
+        kind="after",
+        hook=weight_updates.end_update,
+        signature="(self, recv_req)",
+        why="upstream keeps stacked copies of the drafter's weights that an update leaves stale",
     ),
 )

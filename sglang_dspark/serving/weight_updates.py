@@ -1,17 +1,24 @@
-"""New weights in a running DSPARK server are the target's; the drafter keeps its own.
+"""New weights in a running DSPARK server: the target's by default, the drafter's where it is named.
 
 Upstream (0.5.23, sglang/srt/managers/scheduler_components/weight_updater.py) loads what an update
 brings into every runner, the draft's too. MTP layers lie in the target's checkpoint; a DSpark
 drafter has another one, whose layers have the names of the target's: they are overwritten, or
 loading fails, and the scheduler with it.
+
+An update that names the drafter writes its parameters in place. `DSparkDraftMixin` in
+sglang/srt/models/dspark.py keeps stacked copies of some, which it never renews.
 """
 
 from __future__ import annotations
 
+import inspect
 from collections.abc import Callable
 from typing import Any
 
+import torch
+
 Runners = list[tuple[str, Any]]
+_VERSION = "dspark_weights_version"  # attribute of a draft model
 
 
 def select_runners(
@@ -23,3 +30,45 @@ def select_runners(
     if selector == "all" and isinstance(updater.draft_worker, DSparkWorkerV2):
         selector = "target"
     return original(updater, selector)
+
+
+def end_update(result: Any, updater: Any, recv_req: Any) -> None:
+    """AFTER hook of `end_weight_update`, which ends every update that can name the drafter."""
+    from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
+
+    worker = updater.draft_worker
+    if result.success and isinstance(worker, DSparkWorkerV2) and worker._hosts_draft:
+        renew_copies(worker.draft_model)
+
+
+def weights_version(model: Any) -> int:
+    """How often the weights of a draft model were updated: what was derived before is stale."""
+    version: int = model.__dict__.get(_VERSION, 0)
+    return version
+
+
+@torch.inference_mode()
+def renew_copies(model: Any) -> None:
+    """Write a draft model's weights into SGLang's stacked copies, in place: graphs read them."""
+    model.__dict__[_VERSION] = weights_version(model) + 1
+    attention = [layer.self_attn for layer in model.layers]
+    fused = getattr(model, "_fused_kv_write_cache", None)  # a pool's id and its bundle
+    if fused is not None and fused[1] is not None:
+        # Of a class that projects in another way, as MiniMax's does, there is no such copy.
+        weight = inspect.getclosurevars(fused[1].project).nonlocals.get("w_all")
+        if weight is not None:
+            weight.copy_(_stacked(attention, "weight"))
+            fused[1].k_norm_weights.copy_(torch.stack([a.k_norm.weight for a in attention]))
+    stacked = getattr(model, "_stacked_ctx_kv_cache", None)
+    if stacked:
+        stacked["weight"].copy_(_stacked(attention, "weight"))
+        stacked["k_norm_weight"].copy_(torch.stack([a.k_norm.weight for a in attention]))
+        if stacked["bias"] is not None:
+            stacked["bias"].copy_(_stacked(attention, "bias"))
+
+
+def _stacked(attention: list[Any], name: str) -> torch.Tensor:
+    """Rows of all layers' keys and values, [L * 2 * H * D, ...]."""
+    return torch.cat(
+        [getattr(a.qkv_proj, name)[a.q_size : a.q_size + 2 * a.kv_size] for a in attention]
+    )

@@ -25,8 +25,10 @@ from sglang.srt.layers.rotary_embedding import get_rope
 from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.models import dflash, dspark
 from sglang.srt.models.dflash import DFlashAttention
+from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
 
 from sglang_dspark.kernels.commit_rows import pack_torch
+from sglang_dspark.serving import weight_updates
 from sglang_dspark.serving.cuda import commit
 from tests.drafter.helpers import tiny_config
 from tests.kernels.interpreter import patch_language_once
@@ -305,6 +307,30 @@ def exchanged() -> dict[str, bool]:
     return found
 
 
+def updated(model: Any, dtype: torch.dtype) -> tuple[float, float]:
+    """How far a step after an update in place is off one by a model without a past: ours, and
+    SGLang's."""
+    by, step, ours = commit.StepCommit(), Step(model, model.fc.weight.dtype), pool(dtype)
+    step.ours(model, ours, sum(EMITTED), by)
+    if dtype == torch.float32:  # SGLang's launch for bfloat16 does not run here
+        step.theirs(model, pool(dtype))
+    for layer in model.layers:
+        layer.self_attn.k_norm.weight.mul_(3.0)
+        layer.self_attn.qkv_proj.weight.neg_()
+    worker = DSparkWorkerV2.__new__(DSparkWorkerV2)
+    worker.__dict__.update(_hosts_draft=True, draft_model=model)
+    ended = SimpleNamespace(success=True)
+    weight_updates.end_update(ended, SimpleNamespace(draft_worker=worker), None)
+    step.ours(model, ours, sum(EMITTED), by)
+    theirs, fresh = pool(dtype), pool(dtype)
+    if dtype == torch.float32:
+        step.theirs(model, theirs)
+    new = deepcopy(model)
+    new._stacked_ctx_kv_cache, new._fused_kv_write_cache = False, None
+    Step(new, new.fc.weight.dtype).ours(new, fresh, sum(EMITTED), commit.StepCommit())
+    return off(ours, fresh), off(theirs, fresh) if dtype == torch.float32 else 0.0
+
+
 def main() -> None:
     torch.set_num_threads(1)
     np.seterr(all="ignore")
@@ -313,6 +339,11 @@ def main() -> None:
         pairs: dict[str, tuple[float, int]] = parity()
         refusals = {name: refused(change) for name, change in REFUSED.items()}
         said: dict[str, Any] = {"refused": refusals, "exchanged": exchanged()}
+        said["updated"] = {
+            "float32": updated(dense(), torch.float32),
+            "a bias": updated(biased(dense()), torch.float32),
+            "bfloat16": updated(narrow(dense()), torch.bfloat16),
+        }
         fused = narrow(dense())._fused_kv_write_bundle(pool(torch.bfloat16))
         said["SGLang's launch"] = fused is not None
     pairs["with experts"] = with_experts()

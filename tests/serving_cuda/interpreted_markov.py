@@ -122,6 +122,28 @@ def refusals() -> dict[str, Any]:
     return {"upstream": upstream.call_count, "told": told}
 
 
+def too_large() -> dict[str, Any]:
+    """What follows a cooperative launch that the driver rejects, and one that fails otherwise."""
+    head, steps, found = heads()["vanilla"], draft.DraftSteps(), {}
+    error = RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
+    ours, theirs = block(head, "eager"), block(head, "eager")
+    with (
+        mock.patch.object(draft, "markov_triton", side_effect=error) as launch,
+        mock.patch.object(draft.logger, "warning") as warning,
+    ):
+        drafted = [steps(draft_markov_block, **ours)[0] for _ in range(2)]
+        expected = [draft_markov_block(**theirs)[0] for _ in range(2)]
+        found["launches"] = launch.call_count
+        found["told"] = [call.args[0] % call.args[1:] for call in warning.call_args_list]
+        found["same"] = all(map(torch.equal, drafted, expected))
+        launch.side_effect = RuntimeError("Triton Error [CUDA]: an illegal memory access")
+        try:
+            draft.DraftSteps()(draft_markov_block, **ours)
+        except RuntimeError as other:
+            found["other"] = str(other)
+    return found
+
+
 def scratch_stays() -> bool:
     """Whether a captured launch finds its counters where they were, whatever came in between."""
     head, steps = heads()["vanilla"], draft.DraftSteps()
@@ -145,7 +167,8 @@ def main() -> None:
             for name, head in heads().items()
             for way in ("argmax", "eager", "in the graph")
         }
-        print(json.dumps({"different": different, "stays": scratch_stays(), **refusals()}))
+        extra = {"too large": too_large()}
+        print(json.dumps({"different": different, "stays": scratch_stays(), **refusals()} | extra))
 
 
 if __name__ == "__main__":

@@ -124,3 +124,11 @@ def test_weights_and_caches_that_were_exchanged_are_looked_up_anew(
     interpreted: dict[str, Any],
 ) -> None:
     assert interpreted["exchanged"] == {"cache": True, "weights": True, "longer positions": True}
+
+
+def test_weights_updated_in_place_are_committed_with(interpreted: dict[str, Any]) -> None:
+    """Norms and projections of a drafter, by the step's commit and by SGLang's own calls."""
+    assert set(interpreted["updated"]) == {"float32", "a bias", "bfloat16"}
+    for name, (ours, theirs) in interpreted["updated"].items():
+        assert ours == 0.0, name
+        assert theirs < 1e-5, name

@@ -43,6 +43,16 @@ def test_what_the_operator_refuses_is_sglangs_and_said_once(report: dict[str, An
     ]
 
 
+def test_a_launch_that_does_not_fit_is_sglangs_from_then_on(report: dict[str, Any]) -> None:
+    """Not taken for a failed device, which would end the server; other errors still are."""
+    found = report["too large"]
+    assert found["launches"] == 1
+    assert found["same"]
+    (line,) = found["told"]
+    assert "does not fit this process's part of the GPU" in line
+    assert found["other"].endswith("an illegal memory access")
+
+
 def test_without_triton_sglang_drafts() -> None:
     """A CPU has no Triton unless interpreted; nothing but the device is looked at."""
     given = {"base_logits": torch.zeros(1, 2, 3)}

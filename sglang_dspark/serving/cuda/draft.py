@@ -25,6 +25,8 @@ from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving.schedule import mode
 
 logger = logging.getLogger(__name__)
+# Of CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, which leaves the device as it was.
+_TOO_LARGE = "cooperative launch"
 Drafted = tuple[Tensor, Tensor | None]
 
 
@@ -35,6 +37,7 @@ class DraftSteps:
         # By size, never given up: a captured graph has their addresses.
         self._scratch: dict[tuple[torch.device, int], Tensor] = {}
         self._told: set[str] = set()
+        self._fits = True
 
     def __call__(self, original: Callable[..., Drafted], **block: Any) -> Drafted:
         """Tokens and logits [R, gamma, V] of a block, by the arguments of upstream's function."""
@@ -42,18 +45,40 @@ class DraftSteps:
             return original(**block)
         if theirs_is_quicker(**block):
             return original(**block)
+        if not self._fits:
+            return original(**block)
         reason = obstacle(block["markov_head"], block["tp_sync"])
         given = blocks(**block) if reason is None else None
         reason = reason if given is None else why_not(given)
         if given is None or reason is not None:
-            if reason not in self._told:
-                logger.warning("drafts are SGLang's steps, not one launch: %s", reason)
-                self._told.add(str(reason))
+            self._tell(str(reason))
             return original(**block)
-        tokens = markov_triton(given, self._counters(given)).tokens
+        tokens = self._launched(given)
+        if tokens is None:
+            return original(**block)
         if given.noise is not None:
             given.noise.offset.add_(1)  # as upstream's, for the next block's noise
         return tokens, given.logits
+
+    def _launched(self, given: Blocks) -> Tensor | None:
+        """Tokens [R, gamma]; None where the launch does not fit, now and from now on.
+
+        Under MPS or in a green context a process has fewer multiprocessors than the device reports.
+        Nothing was launched then, so counters and noise are as before.
+        """
+        try:
+            return markov_triton(given, self._counters(given)).tokens
+        except RuntimeError as error:
+            if _TOO_LARGE not in str(error):
+                raise
+            self._fits = False
+            self._tell(f"it does not fit this process's part of the GPU ({error})")
+            return None
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._told:
+            logger.warning("drafts are SGLang's steps, not one launch: %s", reason)
+            self._told.add(reason)
 
     def _counters(self, given: Blocks) -> Tensor:
         requests, gamma, _ = given.base.shape

@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from sglang_dspark.kernels import commit_write
 from sglang_dspark.kernels.commit_write import DraftLayers
+from sglang_dspark.serving.weight_updates import weights_version
 
 
 @dataclass(frozen=True)
@@ -28,13 +29,15 @@ class DraftContext:
     rotary: Any
     weight: Tensor  # of the first layer, and where it was
     address: int
+    version: int  # of the weights: norms are a copy of them
 
     def holds(self, model: Any, pool: Any) -> bool:
         """Whether model and pool still are what was resolved."""
         first = model.layers[0]
         weight, cache = first.self_attn.qkv_proj.weight, pool.k_buffer[_place(first, pool)]
         return (
-            weight is self.weight
+            weights_version(model) == self.version
+            and weight is self.weight
             and weight.data_ptr() == self.address
             and cache.data_ptr() == self.layers.keys[0].data_ptr()
         )
@@ -104,6 +107,7 @@ def context_of(model: Any, pool: Any) -> DraftContext:
         rotary=attention.rotary_emb,
         weight=attention.qkv_proj.weight,
         address=attention.qkv_proj.weight.data_ptr(),
+        version=weights_version(model),
     )
 
 
