@@ -29,6 +29,20 @@ class Penalties:
     minimum: Tensor
     stops: Tensor
 
+    def of(self, part: slice) -> Penalties:
+        """Settings of some of the requests."""
+        return Penalties(
+            self.frequency[part],
+            self.presence[part],
+            self.repetition[part],
+            self.minimum[part],
+            self.stops[part],
+        )
+
+
+# Float32 copies of [P, V] that `penalise_windows` holds at most, its `counts` among them.
+COPIES = 9
+
 
 def penalise_windows(
     logits: Tensor,

@@ -6,7 +6,9 @@ of each window must be what SGLang's own penalisers, fed token by token, make of
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
+from itertools import accumulate
 from types import SimpleNamespace
 from typing import Any
 
@@ -16,7 +18,9 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
+from sglang_dspark.serving.step import penalties
 from sglang_dspark.serving.step.penalties import OutputCounts, penalties_of
+from sglang_dspark.verify.penalties import COPIES, penalise_windows
 from tests.serving_cpu.test_penalties import PROMPT, SETTINGS, VOCAB, WIDTH, plainly, request
 
 
@@ -77,6 +81,109 @@ class World:
         for each, known in self.in_flight:  # the step before this one is handed out
             each.req.output_ids = known
         self.in_flight = [(each, each.put_out.copy()) for each in tenants]
+
+
+@pytest.fixture
+def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What the device has no memory for, and what was freed. It has none for two requests."""
+    found: list[str] = []
+    reserve, copied = penalties._reserve, penalties._copied
+
+    def short_reserve(requests: int, like: Tensor) -> None:
+        if requests > 1:
+            found.append(f"temporaries of {requests}")
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        reserve(requests, like)
+
+    def short_copied(old: Tensor | None, rows: int, like: Tensor) -> Tensor:
+        if not found:
+            found.append(f"counts of {rows}")
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return copied(old, rows, like)
+
+    monkeypatch.setattr(penalties, "_reserve", short_reserve)
+    monkeypatch.setattr(penalties, "_copied", short_copied)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append("freed"))
+    penalties._tell.cache_clear()
+    return found
+
+
+def crowded(world: World) -> None:
+    """Some steps of seven requests, five of them penalised."""
+    names = ["all", "frequency", "none", "repetition", "negative", "none", "presence"]
+    tenants = [world.admitted(1 + i, **SETTINGS[name]) for i, name in enumerate(names)]
+    for _ in range(4):
+        world.step(tenants)
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 5])
+def test_requests_are_penalised_in_parts(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    monkeypatch.setattr(penalties, "AT_ONCE", together * VOCAB * 4)
+    taken = []
+    monkeypatch.setattr(penalties, "_reserve", lambda requests, like: taken.append(requests))
+    crowded(World())
+    assert set(taken) == {together}
+
+
+def test_without_memory_requests_are_penalised_one_by_one(
+    out_of_memory: list[str], caplog: pytest.LogCaptureFixture
+) -> None:
+    crowded(World())
+    assert out_of_memory == ["counts of 5", "freed"] + ["temporaries of 5", "freed"] * 4
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "penalised one by one" in line
+
+
+def test_counts_are_allocated_at_start_where_they_are_small(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    counts, device = OutputCounts(), torch.device("cpu")
+    counts.reserve(48, 151_936, device)
+    assert counts.table is not None
+    assert counts.table.shape == (48, 151_936)
+    assert counts.grown(48, torch.empty(1, 151_936)) is counts.table
+    large = OutputCounts()
+    large.reserve(512, 151_936, device)
+    assert large.table is None
+
+    def none_left(*sizes: int, **options: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "zeros", none_left)
+    unlucky = OutputCounts()
+    unlucky.reserve(48, 151_936, device)
+    assert unlucky.table is None
+    first, second, third = [record.getMessage() for record in caplog.records]
+    assert "output counts of penalties take 29 MB" in first
+    assert "311 MB of output counts are allocated for the first request" in second
+    assert "no memory for 29 MB" in third
+
+
+def test_counts_of_another_vocabulary_are_not_used() -> None:
+    """Logits may be padded wider than the model's configuration says."""
+    world = World()
+    world.counts.reserve(4, VOCAB - 1, torch.device("cpu"))
+    crowded(world)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_temporaries_take_no_more_than_is_reserved(dtype: torch.dtype) -> None:
+    """Peak of what is allocated beyond the arguments, by torch's own profiler."""
+    requests, width, vocab = 3, 8, 50_000
+    logits = torch.randn(requests, width, vocab).to(dtype)
+    counts = torch.randint(0, 3, (requests, vocab), dtype=torch.int32)
+    window = torch.randint(0, vocab, (requests, width))
+    reqs: Any = [request([5], **SETTINGS["all"])] * requests
+    given = (torch.arange(requests), window, counts, torch.full((requests,), 3))
+    settings = penalties.settings_of(reqs, logits)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiled:
+        penalise_windows(logits, *given, settings)
+    events = profiled.profiler.kineto_results.events()
+    held = list(accumulate(each.nbytes() for each in events if each.name() == "[memory]"))
+    copies = 1 + max(held) / (4 * requests * vocab)  # counts are one more
+    assert COPIES - 2.5 < copies <= COPIES
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))

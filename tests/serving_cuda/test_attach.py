@@ -6,13 +6,17 @@ from types import SimpleNamespace
 from typing import Any
 
 import pytest
+import torch
 
 pytest.importorskip("sglang")
 
 from sglang.srt.speculative.ragged_verify import RaggedVerifyMode
 
 from sglang_dspark.serving.cuda import attach
+from sglang_dspark.serving.cuda.device import EventClock
 from sglang_dspark.serving.schedule.build import verify_everything
+from sglang_dspark.serving.step.penalties import OutputCounts
+from sglang_dspark.serving.step.state import state_of
 
 
 class Attention:
@@ -59,6 +63,32 @@ def test_a_cache_without_memory_is_not_written_to() -> None:
     why = attach._obstacle(worker_of(backed=False))
     assert why is not None
     assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in why
+
+
+@pytest.mark.parametrize(("device", "freed"), [("cuda", ["profiled", "freed"]), ("cpu", [])])
+def test_what_the_profile_cached_is_freed_behind_it(
+    monkeypatch: pytest.MonkeyPatch, device: str, freed: list[str]
+) -> None:
+    """And counts of output tokens are allocated for all slots, row 0 being padding."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
+    monkeypatch.setattr(attach, "engine_for", lambda *_: done.append("profiled"))
+    monkeypatch.setattr(attach, "ranks_of", lambda worker: None)
+    for name in ("GraphDevice", "GraphPasses", "_key"):
+        monkeypatch.setattr(attach, name, lambda *_: None)
+    asked: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(
+        OutputCounts, "reserve", lambda counts, *given: asked.append((*given[:2], given[2].type))
+    )
+    pool = SimpleNamespace(req_to_token=torch.zeros(49, 8))
+    runner = SimpleNamespace(
+        req_to_token_pool=pool, model_config=SimpleNamespace(vocab_size=151_936)
+    )
+    worker: Any = SimpleNamespace(device=device, gamma=3, _proposer=None, model_runner=runner)
+    attach.take_over(worker, EventClock())
+    assert done == (freed or ["profiled"])
+    assert asked == [(48, 151_936, device)]
+    assert state_of(worker) is not None
 
 
 @pytest.mark.parametrize("graphs", [True, False])

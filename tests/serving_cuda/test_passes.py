@@ -13,6 +13,7 @@ pytest.importorskip("sglang")
 
 from sglang_dspark.serving.cuda import passes
 from sglang_dspark.serving.cuda.passes import GraphPasses
+from sglang_dspark.serving.schedule.passes import draft_once
 
 GAMMA = 5
 
@@ -113,3 +114,28 @@ def test_operators_of_every_size_with_graphs_compile_at_the_start(
 def test_steps_that_wait_for_the_host_are_timed_with_it(timed: GraphPasses) -> None:
     timed.verify_seconds([2, 1], 8)
     assert asked(timed) == ["mark", "verify", "mark"]
+
+
+def test_a_made_up_draft_runs_among_the_drafts_ranks() -> None:
+    """As a step's: SGLang narrows the ranks while the draft's model runs."""
+    inside: list[bool] = []
+
+    @contextmanager
+    def context() -> Any:
+        inside.append(True)
+        yield
+        inside.pop()
+
+    def propose(**given: Any) -> str:
+        assert inside, "the draft ran among the target's ranks"
+        return "proposal"
+
+    runner = SimpleNamespace(model=None)
+    worker = SimpleNamespace(
+        device="cpu",
+        _draft_context=context,
+        target_worker=SimpleNamespace(model_runner=runner),
+    )
+    batch = SimpleNamespace(seq_lens=torch.ones(2), window=None)
+    assert draft_once(worker, SimpleNamespace(propose=propose), batch) == "proposal"
+    assert not inside

@@ -131,6 +131,13 @@ is another distribution than plain decoding's. Plain decoding on a GPU ignores s
 top-p for the whole batch, and under the overlap loop its penalties lag a token behind. Neither is
 copied.
 
+Penalties take 4 bytes times the vocabulary a request for counts of its output, allocated at start
+for all slots up to 256 MiB (29 MB for 48 requests of 151,936 tokens; the log says how much), and at
+most 151 MB of temporaries, however many requests have some. Without that memory requests are
+penalised one by one, which the log says once. Decode graphs, and the buffers sized by them, are for
+the requests that run: SGLang's 48 unless `--max-running-requests` or `--cuda-graph-max-bs-decode`
+names another number.
+
 With `--tp-size` above 1 drafts and greedy acceptance are SGLang's steps, not our kernels, and the
 first rank broadcasts the plan, each draft and each outcome (`SGLANG_SPEC_TP_SYNC`, by default
 `all`); this is unmeasured.

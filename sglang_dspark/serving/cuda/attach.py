@@ -48,8 +48,21 @@ def take_over(worker: Any, clock: Clock) -> None:
     engine = engine_for(
         ranks, GraphPasses(worker, device), lambda passes: build(worker, passes, clock, key)
     )
+    _free_cached(worker)
     proposers = {int(worker.gamma): worker._proposer}
-    worker.__dict__[STATE] = StepState(worker, engine, device, proposers, ranks)
+    state = StepState(worker, engine, device, proposers, ranks)
+    runner = worker.model_runner
+    slots = int(runner.req_to_token_pool.req_to_token.shape[0]) - 1  # row 0 is padding
+    width = int(runner.model_config.vocab_size)
+    state.counts.reserve(slots, width, torch.device(worker.device))
+    worker.__dict__[STATE] = state
+
+
+def _free_cached(worker: Any) -> None:
+    """Return what the profile's eager passes cached: they ran on the default stream, requests are
+    served on another one, to which the allocator does not give those blocks."""
+    if torch.device(worker.device).type == "cuda":
+        torch.cuda.empty_cache()
 
 
 def _obstacle(worker: Any) -> str | None:

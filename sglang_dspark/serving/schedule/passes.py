@@ -82,18 +82,20 @@ class Seats:
 def draft_once(worker: Any, proposer: Any, batch: Any) -> Any:
     """Draft for all requests of a made-up batch as deep as the proposer does: a `DraftProposal`."""
     requests = len(batch.seq_lens)
-    return proposer.propose(
-        batch=batch,
-        draft_input=SimpleNamespace(
-            bonus_tokens=torch.ones(requests, dtype=torch.int64, device=worker.device),
-            nxt_kv_lens_cpu=None,
-        ),
-        verify_window=batch.window,
-        bs=requests,
-        device=worker.device,
-        target_model=worker.target_worker.model_runner.model,
-        sampling_info=None,
-    )
+    # As a step's draft: with tensor parallelism the draft's ranks may be others than the target's.
+    with worker._draft_context():
+        return proposer.propose(
+            batch=batch,
+            draft_input=SimpleNamespace(
+                bonus_tokens=torch.ones(requests, dtype=torch.int64, device=worker.device),
+                nxt_kv_lens_cpu=None,
+            ),
+            verify_window=batch.window,
+            bs=requests,
+            device=worker.device,
+            target_model=worker.target_worker.model_runner.model,
+            sampling_info=None,
+        )
 
 
 def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:

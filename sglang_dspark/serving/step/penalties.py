@@ -4,20 +4,33 @@ Upstream's DSPARK (0.5.23) applies none (cpu/penalised_passes.py says why). Unde
 a step is launched before the tokens of the one in front of it are on the host, so a request's
 counts are begun from the host's list when it is first seen, completed by its anchor, and go on from
 what each step emits. A pool row that has another tenant, after a retraction too, begins anew.
+
+Memory beyond the model's: 4 V bytes a request for its counts, allocated at start where all requests
+take no more than AT_START (29 MB for 48 requests of 151,936 tokens), and temporaries of COPIES
+times AT_ONCE, 151 MB, however many requests are penalised. Both are allocated before the first
+logit is changed. Where the device has no memory for them its cached blocks are freed; then requests
+are penalised one by one, in COPIES times 4 V bytes.
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cache
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_dspark.verify.penalties import Penalties, penalise_windows
+from sglang_dspark.verify.penalties import COPIES, Penalties, penalise_windows
+
+logger = logging.getLogger(__name__)
 
 Tenant = tuple[int, int]  # pool row and its generation
+AT_START = 256 << 20  # bytes of counts
+AT_ONCE = 16 << 20  # bytes of float32 logits that are penalised at once
+_SIZE = 4  # bytes of a count, and of a logit in float32
 
 
 class OutputCounts:
@@ -40,16 +53,79 @@ class OutputCounts:
         self._seats = kept
         return [kept[each] for each in tenants], new
 
+    def reserve(self, seats: int, width: int, device: torch.device) -> None:
+        """Allocate the table at start, unless it is large or the device has no memory for it.
+
+        It grows while serving then.
+        """
+        size = seats * width * _SIZE
+        if size > AT_START:
+            logger.info(
+                "sglang-dspark: %d MB of output counts are allocated for the first request with "
+                "penalties",
+                size // 10**6,
+            )
+            return
+        try:
+            self.table = torch.zeros(seats, width, dtype=torch.int32, device=device)
+        except torch.OutOfMemoryError:
+            logger.warning("sglang-dspark: no memory for %d MB of output counts", size // 10**6)
+            return
+        logger.info("sglang-dspark: output counts of penalties take %d MB", size // 10**6)
+
     def grown(self, seats: int, like: Tensor) -> Tensor:
-        """The table with at least that many seats, tokens and device as logits [N, V]."""
+        """The table with at least that many seats, tokens and device as logits [N, V].
+
+        Raises torch.OutOfMemoryError where the device has no memory for `seats`; nothing changed.
+        """
         old = self.table
-        if old is None or len(old) < seats:
+        if old is None or len(old) < seats or old.shape[1] != like.shape[1]:
             rows = max(seats, 2 * len(old) if old is not None else 0)
-            self.table = torch.zeros(rows, like.shape[1], dtype=torch.int32, device=like.device)
-            if old is not None:
-                self.table[: len(old)] = old
+            try:
+                self.table = _copied(old, rows, like)
+            except torch.OutOfMemoryError:
+                torch.cuda.empty_cache()
+                self.table = _copied(old, seats, like)
         assert self.table is not None
         return self.table
+
+
+def _copied(old: Tensor | None, rows: int, like: Tensor) -> Tensor:
+    """A table of zeros with the old one's counts in front."""
+    table = torch.zeros(rows, like.shape[1], dtype=torch.int32, device=like.device)
+    if old is not None and old.shape[1] == table.shape[1]:
+        table[: len(old)] = old
+    return table
+
+
+def _parts(requests: int, like: Tensor) -> list[slice]:
+    """Slices of the penalised requests whose temporaries the device has memory for."""
+    width = like.shape[1]
+    at_once = min(requests, max(1, AT_ONCE // (width * _SIZE)))
+    try:
+        _reserve(at_once, like)
+    except torch.OutOfMemoryError:
+        torch.cuda.empty_cache()
+        at_once = 1
+        _reserve(at_once, like)
+        _tell()
+    return [slice(begin, begin + at_once) for begin in range(0, requests, at_once)]
+
+
+def _reserve(requests: int, like: Tensor) -> None:
+    """Have the allocator cache a block that the temporaries of these requests are cut from.
+
+    A request for memory that fails behind the first changed logit could not be repeated.
+    """
+    torch.empty(COPIES * requests * like.shape[1] * _SIZE, dtype=torch.uint8, device=like.device)
+
+
+@cache
+def _tell() -> None:
+    logger.warning(
+        "sglang-dspark: no memory to penalise requests together, they are penalised one by one; "
+        "lower --mem-fraction-static"
+    )
 
 
 @dataclass(frozen=True)
@@ -69,20 +145,17 @@ class StepPenalties:
     def apply(self, logits: Tensor, window: Tensor, anchors: Tensor) -> None:
         """Penalise logits [R * W, V] in place; window: [R, W] tokens, anchors: [R] positions."""
         table = self.counts.grown(max(self.seats) + 1, logits)
+        parts = _parts(len(self.reqs), logits)
         rows, seats = _upload(self.places, logits), _upload(self.seats, logits)
         prompts = _upload([len(req.origin_input_ids) for req in self.reqs], logits)
         outputs = anchors[rows].long() + 1 - prompts  # [P], the anchors included
         if self.new:
             self._begin(table, seats, outputs, window[rows, 0])
-        requests, width = window.shape
-        penalise_windows(
-            logits.view(requests, width, -1),
-            rows,
-            window,
-            table[seats],
-            outputs,
-            settings_of(self.reqs, logits),
-        )
+        windows, settings = logits.view(*window.shape, -1), settings_of(self.reqs, logits)
+        for part in parts:
+            penalise_windows(
+                windows, rows[part], window, table[seats[part]], outputs[part], settings.of(part)
+            )
 
     def _begin(self, table: Tensor, seats: Tensor, outputs: Tensor, anchors: Tensor) -> None:
         """Count what new requests put out before: the host's list, and an anchor it lacks."""
