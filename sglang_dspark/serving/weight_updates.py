@@ -42,7 +42,7 @@ def end_update(result: Any, updater: Any, recv_req: Any) -> None:
 
 
 def weights_version(model: Any) -> int:
-    """How often the weights of a draft model were updated: what was derived before is stale."""
+    """Return the number of updates of a draft model: copies of an earlier version are stale."""
     version: int = model.__dict__.get(_VERSION, 0)
     return version
 

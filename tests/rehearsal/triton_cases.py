@@ -2,7 +2,7 @@
 
 Run as a program with TRITON_INTERPRET=1 and a number of cases: one line of JSON a case. `eager`,
 `graph`: largest difference of what our hooks make of a pass's metadata, and of a graph's buffers
-with empty seats beside the batch's. `unwritten`: rows of a graph without empty seats that the
+with empty seats beside the batch's. `unwritten`: rows of a graph without empty slots that the
 kernel left as they were, NaN. `upstream`: the first cases without our hooks.
 """
 
@@ -108,7 +108,7 @@ def verify_batch(world: World, backend: TritonAttnBackend) -> Any:
 
 
 def attend(world: World, backend: TritonAttnBackend, batch: Any, tokens: int) -> Tensor:
-    """The planned pass over `tokens` rows, those behind the windows nobody's: its output, NaN
+    """The planned pass over `tokens` rows, those behind the windows of no request: its output, NaN
     where the kernel wrote none."""
     spare = tokens - len(batch.input_ids)
     queries, k, v = (
@@ -133,7 +133,7 @@ def eager(world: World, *, hooked: bool = True) -> float:
 
 
 def in_graph(world: World) -> tuple[float, int]:
-    """A pass in the buffers of a graph of the smallest tier that holds it, with spare seats: its
+    """A pass in the buffers of a graph of the smallest tier that holds it, with spare slots: its
     difference, and how many rows were not written."""
     backend = backend_of(world)
     batch = verify_batch(world, backend)
@@ -177,7 +177,7 @@ def main(count: int) -> None:
                 "eager": eager(World(case)),
                 "graph": graph,
             }
-            if said["empty_seats"] == 0:  # an empty seat reads a cache that holds NaN
+            if said["empty_seats"] == 0:  # an empty slot reads a cache that holds NaN
                 said |= {"spare": tier(sum(case.window)) - sum(case.window), "unwritten": unwritten}
             if seed < UNHOOKED:
                 said["upstream"] = eager(World(case), hooked=False)

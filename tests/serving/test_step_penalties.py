@@ -85,7 +85,7 @@ class World:
 
 @pytest.fixture
 def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What the device has no memory for, and what was freed. It has none for two requests."""
+    """A device without memory for two requests: names of failed allocations, and `freed`."""
     found: list[str] = []
     reserve, copied = penalties._reserve, penalties._copied
 
@@ -111,9 +111,9 @@ def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def crowded(world: World) -> None:
     """Some steps of seven requests, five of them penalised."""
     names = ["all", "frequency", "none", "repetition", "negative", "none", "presence"]
-    tenants = [world.admitted(1 + i, **SETTINGS[name]) for i, name in enumerate(names)]
+    requests = [world.admitted(1 + i, **SETTINGS[name]) for i, name in enumerate(names)]
     for _ in range(4):
-        world.step(tenants)
+        world.step(requests)
 
 
 @pytest.mark.parametrize("together", [1, 2, 3, 5])
@@ -126,8 +126,15 @@ def test_requests_are_penalised_in_parts(monkeypatch: pytest.MonkeyPatch, togeth
 
 
 def test_without_memory_requests_are_penalised_one_by_one(
-    out_of_memory: list[str], caplog: pytest.LogCaptureFixture
+    out_of_memory: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    def penalise_one(logits: Tensor, rows: Tensor, *given: Any) -> None:
+        assert len(rows) == 1
+        penalise_windows(logits, rows, *given)
+
+    monkeypatch.setattr(penalties, "penalise_windows", penalise_one)
     crowded(World())
     assert out_of_memory == ["counts of 5", "freed"] + ["temporaries of 5", "freed"] * 4
     (line,) = [record.getMessage() for record in caplog.records]

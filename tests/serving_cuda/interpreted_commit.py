@@ -308,8 +308,7 @@ def exchanged() -> dict[str, bool]:
 
 
 def updated(model: Any, dtype: torch.dtype) -> tuple[float, float]:
-    """How far a step after an update in place is off one by a model without a past: ours, and
-    SGLang's."""
+    """Compare a step after an update in place with one of a new model: ours, SGLang's."""
     by, step, ours = commit.StepCommit(), Step(model, model.fc.weight.dtype), pool(dtype)
     step.ours(model, ours, sum(EMITTED), by)
     if dtype == torch.float32:  # SGLang's launch for bfloat16 does not run here

@@ -123,7 +123,7 @@ def refusals() -> dict[str, Any]:
 
 
 def too_large() -> dict[str, Any]:
-    """What follows a cooperative launch that the driver rejects, and one that fails otherwise."""
+    """Draft with a cooperative launch that the driver rejects, and one that fails otherwise."""
     head, steps, found = heads()["vanilla"], draft.DraftSteps(), {}
     error = RuntimeError("Triton Error [CUDA]: too many blocks in cooperative launch")
     ours, theirs = block(head, "eager"), block(head, "eager")

@@ -50,7 +50,7 @@ def put_in_place() -> None:
 
 
 def facts(major: int) -> dict[str, bool]:
-    """What SGLang's platform says of a GPU of this generation, FlashInfer installed."""
+    """Return SGLang's platform facts of a GPU of this generation, FlashInfer installed."""
     return {
         "is_cuda": True,
         "has_flashinfer": True,

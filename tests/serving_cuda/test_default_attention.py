@@ -61,7 +61,7 @@ CASES = {
 
 @pytest.fixture(scope="module")
 def resolved(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """What SGLang resolves in each case."""
+    """Resolve every case; by its name."""
     pair = tiny_models.build(tmp_path_factory.mktemp("pair"))
     program = [sys.executable, "-m", "tests.serving_cuda.resolved_arguments"]
     done = subprocess.run(

@@ -53,12 +53,12 @@ class OutputCounts:
         self._seats = kept
         return [kept[each] for each in tenants], new
 
-    def reserve(self, seats: int, width: int, device: torch.device) -> None:
+    def reserve(self, slots: int, width: int, device: torch.device) -> None:
         """Allocate the table at start, unless it is large or the device has no memory for it.
 
         It grows while serving then.
         """
-        size = seats * width * _SIZE
+        size = slots * width * _SIZE
         if size > AT_START:
             logger.info(
                 "sglang-dspark: %d MB of output counts are allocated for the first request with "
@@ -67,25 +67,25 @@ class OutputCounts:
             )
             return
         try:
-            self.table = torch.zeros(seats, width, dtype=torch.int32, device=device)
+            self.table = torch.zeros(slots, width, dtype=torch.int32, device=device)
         except torch.OutOfMemoryError:
             logger.warning("sglang-dspark: no memory for %d MB of output counts", size // 10**6)
             return
         logger.info("sglang-dspark: output counts of penalties take %d MB", size // 10**6)
 
-    def grown(self, seats: int, like: Tensor) -> Tensor:
-        """The table with at least that many seats, tokens and device as logits [N, V].
+    def grown(self, slots: int, like: Tensor) -> Tensor:
+        """The table with at least that many slots, tokens and device as logits [N, V].
 
-        Raises torch.OutOfMemoryError where the device has no memory for `seats`; nothing changed.
+        Raises torch.OutOfMemoryError where the device has no memory for `slots`; nothing changed.
         """
         old = self.table
-        if old is None or len(old) < seats or old.shape[1] != like.shape[1]:
-            rows = max(seats, 2 * len(old) if old is not None else 0)
+        if old is None or len(old) < slots or old.shape[1] != like.shape[1]:
+            rows = max(slots, 2 * len(old) if old is not None else 0)
             try:
                 self.table = _copied(old, rows, like)
             except torch.OutOfMemoryError:
                 torch.cuda.empty_cache()
-                self.table = _copied(old, seats, like)
+                self.table = _copied(old, slots, like)
         assert self.table is not None
         return self.table
 
