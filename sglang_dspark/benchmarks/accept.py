@@ -1,92 +1,138 @@
-"""Times `accept_sampled` and `accept_block` on a CUDA device against SGLang's accept operator:
-`python -m sglang_dspark.benchmarks.accept`. Without such a device it says so and measures nothing.
+"""Time sampled acceptance on a CUDA device: `python -m sglang_dspark.benchmarks.accept`.
 
-Prints one JSON row a shape and cut: `{op, shape, cut, ours_us, ours_bytes, block_us, block_bytes,
-peer, peer_us, peer_bytes}`, `block` the rule for whole windows, medians of CUDA-event times and the
-most memory in use beside the arguments. SGLang's operator
-(sglang/kernels/ops/speculative/dspark/dspark_accept.py, 0.5.23) is looked up by name; its
-cuts are one after the other, normalised in between, so the two do the same work but not always
-the same law. Where it is not installed or refuses a shape the row has the reason and no time.
+`accept_sampled` (`ours, token rule`) and `accept_block` (`ours, block rule`) on float32 logits,
+next to three peers. `AcceptSampling` and `BlockwiseRejection` are SGLang's
+(sglang/kernels/ops/speculative/dspark/, 0.5.23); the former applies cuts one after the other and
+normalises in between, so its distribution is not always ours; the latter supports no cuts.
+`torch.topk` of all rows is the floor of a rule that first selects k tokens. Every draft is
+verified. Rows are those of `timing.timed`, with memory.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
-from dataclasses import replace
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 from types import SimpleNamespace
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_dspark.benchmarks.accept_shapes import step
-from sglang_dspark.benchmarks.admission import microseconds
+from sglang_dspark.benchmarks.timing import Call, Candidate, print_rows
 from sglang_dspark.kernels.accept_block import accept_block_triton
 from sglang_dspark.kernels.accept_sampled import accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
 
-SHAPES = ((1, 7), (16, 7), (64, 7), (256, 7))
-VOCAB = 151_936
-CUTS: dict[str, dict[str, Any]] = {"none": {}, "top-k": {"top_k": 50}, "top-p": {"top_p": 0.9}}
-Call = Callable[[], Tensor]
+REQUESTS = (1, 16, 64, 256)
+GAMMA, VOCAB = 7, 151_936
+# Standard deviation of the logits: at T 1 a tenth of the mass on one token and nine tenths on 500,
+# where a deviation of 1 would spread it over most of the vocabulary, as no model does.
+SPREAD = 4.0
 
 
-def rows() -> list[dict[str, object]]:
-    """Times of all shapes on the current CUDA device."""
-    generator = torch.Generator().manual_seed(0)
-    arrivals = torch.zeros(max(requests for requests, _ in SHAPES), dtype=torch.int32).cuda()
-    found: list[dict[str, object]] = []
-    for requests, gamma in SHAPES:
-        # turn 0: no ties, greedy requests, seeds or cuts, logits that were drafted from.
-        plain = step(generator, requests, gamma, VOCAB, turn=0, device="cuda")
-        for cut, settings in CUTS.items():
-            given = cut_by(plain, **settings)
-            ours = measured(lambda given=given: accept_triton(given, arrivals).bonus)  # type: ignore[misc]
-            block = measured(lambda given=given: accept_block_triton(given, arrivals).bonus)  # type: ignore[misc]
-            try:
-                theirs = measured(upstream(given))
-            except Exception as error:
-                theirs = {"us": None, "reason": f"{type(error).__name__}: {error}"}
-            found.append(
-                {"op": "accept", "shape": [requests, gamma, VOCAB], "cut": cut}
-                | {f"ours_{name}": value for name, value in ours.items()}
-                | {f"block_{name}": value for name, value in block.items()}
-                | {"peer": "SGLang AcceptSampling"}
-                | {f"peer_{name}": value for name, value in theirs.items()}
-            )
-    return found
+@dataclass(frozen=True)
+class Cut:
+    """Sampling settings that all requests of a step have; None cuts nothing."""
+
+    name: str
+    temperature: float = 1.0
+    top_k: int | None = None
+    top_p: float | None = None
 
 
-def cut_by(given: Windows, top_k: int | None = None, top_p: float | None = None) -> Windows:
-    """The same step, every request of it with these cuts."""
-    like = given.temperatures
-    return replace(
-        given,
-        top_k=None if top_k is None else torch.full_like(like, top_k).int(),
-        top_p=None if top_p is None else torch.full_like(like, top_p),
+CUTS = (
+    Cut("top-k 20, top-p 0.95, T 0.6", 0.6, 20, 0.95),  # Qwen3's generation_config
+    Cut("none"),
+    Cut("top-k 50", top_k=50),
+    Cut("top-p 0.9", top_p=0.9),
+)
+
+
+def candidates(
+    requests: Sequence[int] = REQUESTS, device: str = "cuda", vocab: int = VOCAB
+) -> Iterator[Candidate]:
+    """Yield every implementation of every step; tensors of a step are shared until the next."""
+    for count in requests:
+        plain = windows(count, GAMMA, vocab, device)
+        arrivals = torch.zeros(count, dtype=torch.int32, device=device)
+        for cut in CUTS:
+            given = cut_by(plain, cut)
+            ways: dict[str, partial[Call]] = {
+                "ours, token rule": partial(_ours, accept_triton, given, arrivals),
+                "ours, block rule": partial(_ours, accept_block_triton, given, arrivals),
+                "SGLang AcceptSampling": partial(accept_sampling, given),
+                **_peers_of(cut, given),
+            }
+            for name, make in ways.items():
+                shape = (count, GAMMA, vocab)
+                yield Candidate("accept", shape, cut.name, name, make, eager=True, memory=True)
+
+
+def _peers_of(cut: Cut, given: Windows) -> dict[str, partial[Call]]:
+    """Peers of this kind of cut alone."""
+    if cut.top_k is not None:
+        return {"torch.topk": partial(topk, given.logits, cut.top_k)}
+    if cut.top_p is None:
+        return {"SGLang BlockwiseRejection": partial(blockwise_rejection, given)}
+    return {}
+
+
+def windows(requests: int, gamma: int, vocab: int, device: str) -> Windows:
+    """Make a step at T 1 on the device itself: 1.2 GB of logits for 256 requests of 152k tokens.
+
+    A draft's logits are the target's with noise, so that about half of the drafts are accepted.
+    """
+    generator = torch.Generator(device).manual_seed(0)
+    shape = (requests, gamma + 1, vocab)
+    logits = torch.randn(shape, generator=generator, device=device).mul_(SPREAD)
+    near = torch.randn((requests, gamma, vocab), generator=generator, device=device)
+    near.add_(logits[:, :gamma])
+    drafts = torch.stack(  # a request at a time, as probabilities of all would be another 1.1 GB
+        [torch.multinomial(each.softmax(-1), 1, generator=generator)[:, 0] for each in near]
+    )
+
+    def uniforms(*sizes: int) -> Tensor:
+        return torch.rand(sizes, generator=generator, device=device, dtype=torch.float64)
+
+    warm = torch.ones(requests, device=device)
+    return Windows(
+        drafts=drafts,
+        lengths=torch.full((requests,), gamma, dtype=torch.int32, device=device),
+        logits=logits.view(-1, vocab),
+        temperatures=warm,
+        accept_uniforms=uniforms(requests, gamma),
+        bonus_uniforms=uniforms(requests),
+        draft_logits=near,
+        draft_temperatures=warm,
     )
 
 
-def measured(call: Call) -> dict[str, object]:
-    """Median time, and bytes at the peak that were not in use before."""
-    median = microseconds(call)
-    torch.cuda.synchronize()
-    before = torch.cuda.memory_allocated()
-    torch.cuda.reset_peak_memory_stats()
-    call()
-    torch.cuda.synchronize()
-    return {"us": median, "bytes": torch.cuda.max_memory_allocated() - before}
+def cut_by(given: Windows, cut: Cut) -> Windows:
+    """Return the same step with a cut in every request, logits and drafts shared."""
+    like = given.temperatures
+    settings = {
+        "temperatures": torch.full_like(like, cut.temperature),
+        "top_k": None if cut.top_k is None else torch.full_like(like, cut.top_k).int(),
+        "top_p": None if cut.top_p is None else torch.full_like(like, cut.top_p),
+    }
+    return Windows(**{**vars(given), **settings})
 
 
-def upstream(given: Windows) -> Call:
-    """SGLang's operator, its draft probabilities included, as its verify step calls it."""
+def _ours(operator: object, given: Windows, arrivals: Tensor) -> Call:
+    return lambda: operator(given, arrivals).bonus  # type: ignore[operator]
+
+
+def topk(logits: Tensor, k: int) -> Call:
+    """Select k tokens of every row."""
+    return lambda: torch.topk(logits, k, dim=-1)
+
+
+def accept_sampling(given: Windows) -> Call:
+    """SGLang's operator with its draft probabilities, as its verify step calls it."""
     module = import_module("sglang.kernels.ops.speculative.dspark.dspark_accept")
     requests, gamma = given.drafts.shape
-    draft, temperatures = given.draft_logits, given.draft_temperatures
-    if draft is None or temperatures is None:
-        raise ValueError("has no draft of an argmax here")
+    draft, temperatures = _drafted(given)
     info = SimpleNamespace(
         temperatures=given.temperatures[:, None],
         top_ks=given.top_k,
@@ -94,10 +140,10 @@ def upstream(given: Windows) -> Call:
         need_top_k_sampling=given.top_k is not None,
         need_top_p_sampling=given.top_p is not None,
     )
-    anchors = torch.zeros_like(given.drafts[:, :1])
-    candidates = torch.cat([anchors, given.drafts], dim=1)
+    window = _window(given)
     top_k = None if given.top_k is None else int(given.top_k.max())
     limits = SimpleNamespace(max_top_k=top_k, uniform_top_k_value=top_k)
+    cutoff = given.lengths + 1
 
     def call() -> Tensor:
         probs = module.SoftmaxTemp.execute(
@@ -105,29 +151,55 @@ def upstream(given: Windows) -> Call:
             temperatures=temperatures[:, None],
             rows_per_request=gamma,
         )
-        done = module.AcceptSampling.execute(
-            candidates=candidates,
+        bonus: Tensor = module.AcceptSampling.execute(
+            candidates=window,
             target_logits=given.logits,
             draft_probs=probs.view(requests, gamma, -1),
             sampling_info=info,
             draft_input=limits,
             gamma=gamma,
             verify_num_draft_tokens=gamma + 1,
-            cutoff_verify_lens=given.lengths + 1,
-        )
-        return done[1]
+            cutoff_verify_lens=cutoff,
+        )[1]
+        return bonus
 
     return call
 
 
-def main() -> None:
-    """Print the rows, or why there are none."""
-    if not torch.cuda.is_available():
-        print("no CUDA device here: this benchmark measures nothing on a CPU")
-        return
-    for row in rows():
-        print(json.dumps(row))
+def blockwise_rejection(given: Windows) -> Call:
+    """SGLang's rule that is split over the vocabulary; ValueError for a step with cuts."""
+    if given.top_k is not None or given.top_p is not None:
+        raise ValueError("supports no cuts")
+    module = import_module("sglang.kernels.ops.speculative.dspark.blockwise_rejection")
+    draft, temperatures = _drafted(given)
+    noise = module.make_rejection_noise(0, given.logits.device)
+    window, cutoff = _window(given), given.lengths + 1
+
+    def call() -> Tensor:
+        bonus: Tensor = module.BlockwiseRejection.execute(
+            candidates=window,
+            target_logits=given.logits,
+            draft_logits=draft,
+            target_temperatures=given.temperatures,
+            draft_temperatures=temperatures,
+            noise=noise,
+            cutoff_verify_lens=cutoff,
+        )[1]
+        return bonus
+
+    return call
+
+
+def _drafted(given: Windows) -> tuple[Tensor, Tensor]:
+    if given.draft_logits is None or given.draft_temperatures is None:
+        raise ValueError("needs the logits that drafts were drawn from")
+    return given.draft_logits, given.draft_temperatures
+
+
+def _window(given: Windows) -> Tensor:
+    """[R, gamma + 1]: anchor, which no rule reads, and drafts."""
+    return torch.cat([torch.zeros_like(given.drafts[:, :1]), given.drafts], dim=1)
 
 
 if __name__ == "__main__":
-    main()
+    print_rows(candidates)

@@ -1,34 +1,34 @@
-"""Times the commit of accepted rows on a CUDA device against SGLang's: `python -m
-sglang_dspark.benchmarks.commit`. Without such a device it says so and measures nothing.
+"""Time the commit of accepted rows on a CUDA device: `python -m sglang_dspark.benchmarks.commit`.
 
-Prints one JSON row a shape: `{op, shape, rows, ours_us, pack_us, write_us, peer, peer_us,
-peer_write_us}`, medians of CUDA-event times, in bfloat16, of a draft of five layers for a 4B
-target. Ours packs R + K rows, projects these, and writes them; SGLang's operator (sglang/kernels/
-ops/speculative/dspark/fused_kv_write.py, 0.5.23) is looked up by name and writes what was projected
-of whole windows, as its injection does. Both products and the norm in between are torch's. Where
-it is not installed the row has the reason and no time.
+A draft of five layers for a 4B target, in bfloat16. Ours packs R + K rows, projects these, and
+writes them. SGLang's operator (sglang/kernels/ops/speculative/dspark/fused_kv_write.py, 0.5.23)
+writes what was projected of whole windows, as its injection does. Both products and the norm in
+between are torch's. `whole` is all of it, `pack` and `write` are one launch each. Rows are those of
+`timing.timed`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
 
 import torch
 from torch import Tensor
 from torch.nn.functional import linear, rms_norm
 
-from sglang_dspark.benchmarks.admission import microseconds
 from sglang_dspark.benchmarks.commit_shapes import Windows, step
+from sglang_dspark.benchmarks.timing import Call, Candidate, print_rows
 from sglang_dspark.kernels.commit_rows import pack_triton
 from sglang_dspark.kernels.commit_write import DraftLayers, write_triton
 
-SHAPES = ((1, 7), (16, 7), (64, 7), (256, 7))
+REQUESTS = (1, 16, 64, 256)
+GAMMA = 7
 FEATURES, HIDDEN = 12_800, 2_560
 LAYERS, HEADS, SIZE = 5, 8, 128
 LONGEST = 9_008  # positions
+PEER = "SGLang fused_kv_norm_rope_write, whole windows"
 SHARE = 0.4  # of the drafts, verified
 
 
@@ -99,9 +99,11 @@ def stage(requests: int, gamma: int, sizes: tuple[int, int, int, int, int], devi
         slots=slots.view(requests, -1).to(device),
     )
 
+    on_device = torch.Generator(device).manual_seed(requests)
+
     def random(*shape: int) -> Tensor:
-        made = torch.randn(*shape, generator=generator) * shape[-1] ** -0.5
-        return made.to(torch.bfloat16).to(device)
+        made = torch.randn(shape, generator=on_device, device=device) * shape[-1] ** -0.5
+        return made.to(torch.bfloat16)
 
     caches = [random(len(slots) + 1, heads, size) for _ in range(2 * layers)]
     angles = torch.rand(LONGEST, size // 2, generator=generator) * 6.3
@@ -122,54 +124,50 @@ def stage(requests: int, gamma: int, sizes: tuple[int, int, int, int, int], devi
     )
 
 
-def rows() -> list[dict[str, object]]:
-    """Times of all shapes on the current CUDA device."""
-    found: list[dict[str, object]] = []
-    for requests, gamma in SHAPES:
-        made = stage(requests, gamma, (FEATURES, HIDDEN, LAYERS, HEADS, SIZE), "cuda")
-        found.append(
-            {
-                "op": "commit",
-                "shape": [requests, gamma, FEATURES],
-                "rows": made.windows.rows,
-                **_ours(made),
-                "peer": "SGLang fused_kv_norm_rope_write, whole windows",
-                **_theirs(made),
-            }
+def candidates(
+    requests: Sequence[int] = REQUESTS,
+    device: str = "cuda",
+    sizes: tuple[int, int, int, int, int] = (FEATURES, HIDDEN, LAYERS, HEADS, SIZE),
+) -> Iterator[Candidate]:
+    """Yield both implementations of every step, and ours in parts. sizes: F, d, L, H, D."""
+    for count in requests:
+        made = stage(count, GAMMA, sizes, device)
+        ways: tuple[tuple[str, str, partial[Call]], ...] = (
+            ("whole", "ours", partial(_whole, made)),
+            ("whole", PEER, partial(_peer_whole, made)),
+            ("pack", "ours", partial(_pack, made)),
+            ("write", "ours", partial(_write, made)),
+            ("write", PEER, partial(_peer_write, made)),
         )
-    return found
+        shape = (count, GAMMA, sizes[0], made.windows.rows)
+        for case, name, make in ways:
+            # A server launches it behind the graph of the target's pass.
+            yield Candidate("commit", shape, case, name, make, eager=case == "whole")
 
 
-def _ours(made: Stage) -> dict[str, object]:
+def _whole(made: Stage) -> Call:
+    return made.ours
+
+
+def _pack(made: Stage) -> Call:
+    return lambda: pack_triton(*made.windows)
+
+
+def _write(made: Stage) -> Call:
     packed = pack_triton(*made.windows)
     projected = made.projected(packed.hidden)
-    return {
-        "ours_us": microseconds(lambda: made.ours()),
-        "pack_us": microseconds(lambda: pack_triton(*made.windows)),
-        "write_us": microseconds(lambda: made.write(projected, packed.positions, packed.slots)),
-    }
+    return lambda: made.write(projected, packed.positions, packed.slots)
 
 
-def _theirs(made: Stage) -> dict[str, object]:
-    try:
-        write, hidden = made.peer(), made.windows.hidden
-        projected = made.projected(hidden)
-        return {
-            "peer_us": microseconds(lambda: write(made.projected(hidden))),
-            "peer_write_us": microseconds(lambda: write(projected)),
-        }
-    except Exception as error:
-        return {"peer_us": None, "reason": f"{type(error).__name__}: {error}"}
+def _peer_whole(made: Stage) -> Call:
+    write, hidden = made.peer(), made.windows.hidden
+    return lambda: write(made.projected(hidden))
 
 
-def main() -> None:
-    """Print the rows, or why there are none."""
-    if not torch.cuda.is_available():
-        print("no CUDA device here: this benchmark measures nothing on a CPU")
-        return
-    for row in rows():
-        print(json.dumps(row))
+def _peer_write(made: Stage) -> Call:
+    write, projected = made.peer(), made.projected(made.windows.hidden)
+    return lambda: write(projected)
 
 
 if __name__ == "__main__":
-    main()
+    print_rows(candidates)

@@ -1,12 +1,12 @@
-"""Times the experts' kernels on a CUDA device: `python -m sglang_dspark.benchmarks.experts`.
+"""Time the experts' kernels on a CUDA device: `python -m sglang_dspark.benchmarks.experts`.
 
-Needs torch and triton only; peers are timed where they are installed. First it compares every
-format with float64, then measures what the device reaches (bandwidth, BF16 and FP8 products), then
-layers: one JSON row each, `{op, shape, format, ours_us, peer, peer_us, fraction_of_ceiling}` and
-more. Times are medians of a captured graph after the cache has been overwritten.
+Needs torch and triton only; peers are timed where they are installed. First every kind is compared
+with float64, then the device's bandwidth and its BF16 and FP8 products are measured, then layers:
+one JSON row each, `{op, shape, format, ours_us, peer, peer_us, fraction_of_ceiling}` and more.
+Times are those of `timing.microseconds`, in captured graphs.
 
 Without such a device it compares in Triton's interpreter, prints the roofline plan of an H100, and
-measures nothing, which it says.
+says that it measures nothing.
 """
 
 from __future__ import annotations
@@ -14,14 +14,15 @@ from __future__ import annotations
 import argparse
 import json
 import os
-import statistics
 import subprocess
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
 
+from sglang_dspark.benchmarks.bandwidth import bytes_per_second
 from sglang_dspark.benchmarks.grouped_shapes import KINDS, random_weights
 from sglang_dspark.benchmarks.layers import (
     LAYERS,
@@ -35,6 +36,7 @@ from sglang_dspark.benchmarks.layers import (
     work,
 )
 from sglang_dspark.benchmarks.peers import LAYER_PEERS, PRODUCT_PEERS, Case
+from sglang_dspark.benchmarks.timing import microseconds
 from sglang_dspark.kernels.fp8_rows import fp8_rows
 from sglang_dspark.kernels.grouped_gemm import m_grouped_gemm_nt_contiguous
 from sglang_dspark.kernels.grouped_layout import GroupedOperands
@@ -42,17 +44,29 @@ from sglang_dspark.kernels.grouped_moe import fused_experts, fused_experts_refer
 from sglang_dspark.kernels.grouped_reference import activation_values, calc_diff
 from sglang_dspark.kernels.routing import route
 
-REPEATS = 30
-_FLUSH = 256 * 2**20  # bytes; more than any second-level cache
+MOST_DIFF = 5e-3  # calc_diff of a layer: activations are rounded to FP8 on both sides
 _SPARE = 0.8  # part of the memory that weights may take
 
 Row = dict[str, Any]
 
 
-def correctness(device: str) -> dict[str, float]:
-    """calc_diff of a small layer in every format against float64, FP8 rows rounded in both."""
+@dataclass(frozen=True)
+class Matrix:
+    """The cells to time: every kind of every layer, at every count of tokens and routing."""
+
+    layers: Sequence[Layer] = LAYERS
+    kinds: Sequence[str] = KINDS
+    tokens: Sequence[int] = TOKENS
+    routings: Sequence[str] = ROUTINGS
+
+
+def correctness(device: str, kinds: Sequence[str] = KINDS) -> dict[str, float]:
+    """Return calc_diff of a small layer of each kind against float64.
+
+    Rows of FP8 are rounded on both sides.
+    """
     report = {}
-    for kind in KINDS:
+    for kind in kinds:
         rows, form = kind.split(" x ")
         generator = torch.Generator().manual_seed(0)
         x = torch.randn(24, 128, generator=generator).bfloat16().to(device)
@@ -85,13 +99,14 @@ def interpreted_correctness() -> dict[str, float]:
     return json.loads(done.stdout)
 
 
-def plan(tokens: tuple[int, ...], ceilings: Ceilings = NOMINAL_H100) -> Iterator[Row]:
-    """The least time of every layer, format and routing; nothing is run."""
-    for layer in LAYERS:
-        for count in tokens:
-            for kind in ROUTINGS:
+def plan(matrix: Matrix, ceilings: Ceilings = NOMINAL_H100) -> Iterator[Row]:
+    """Yield the least time of every layer, format of weights and routing; nothing is run."""
+    forms = dict.fromkeys(kind.split(" x ")[1] for kind in matrix.kinds)
+    for layer in matrix.layers:
+        for count in matrix.tokens:
+            for kind in matrix.routings:
                 ids = routing(layer, count, kind)
-                for form in ("bf16", "fp8", "mxfp4"):
+                for form in forms:
                     found = work(layer, ids, form)
                     yield {
                         "layer": layer.name,
@@ -105,10 +120,8 @@ def plan(tokens: tuple[int, ...], ceilings: Ceilings = NOMINAL_H100) -> Iterator
 
 
 def ceilings() -> Ceilings:
-    """What the current device reaches: a copy of 2 GiB, and torch's own products of 8192."""
-    source = torch.empty(2**31, dtype=torch.uint8, device="cuda")
-    target = torch.empty_like(source)
-    copy_us = microseconds(lambda: target.copy_(source))
+    """Measure the current device: bandwidth of a kernel, and torch's own products of 8192."""
+    bandwidth = bytes_per_second()
     a = torch.randn(8192, 8192, device="cuda").bfloat16()
     bf16_us = microseconds(lambda: a @ a)
     one = torch.ones((), device="cuda")
@@ -117,50 +130,68 @@ def ceilings() -> Ceilings:
         lambda: torch._scaled_mm(b, b.T, scale_a=one, scale_b=one, out_dtype=torch.bfloat16)
     )
     operations = 2.0 * 8192**3
-    return Ceilings("measured", 2 * 2**31 / copy_us * 1e6, operations / bf16_us * 1e6,
-                    operations / fp8_us * 1e6)  # fmt: skip
+    return Ceilings("measured", bandwidth, operations / bf16_us * 1e6, operations / fp8_us * 1e6)
 
 
-def microseconds(call: Callable[[], object]) -> float:
-    """Median time of a call as a captured graph, after other data has filled the cache."""
-    for _ in range(3):
-        call()
-    torch.cuda.synchronize()
-    graph = torch.cuda.CUDAGraph()
-    with torch.cuda.graph(graph):
-        call()
-    flush = torch.empty(_FLUSH, dtype=torch.uint8, device="cuda")
-    times = []
-    for _ in range(REPEATS):
-        flush.zero_()
-        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
-        start.record()
-        graph.replay()
-        end.record()
-        end.synchronize()
-        times.append(start.elapsed_time(end) * 1e3)
-    return statistics.median(times)
+def measured(matrix: Matrix, reached: Ceilings | None = None) -> Iterator[Row]:
+    """Yield rows of all layers that fit the device, ours beside each peer.
 
-
-def measured(tokens: tuple[int, ...]) -> Iterator[Row]:
-    """Rows of all layers that fit the device, ours beside each peer."""
-    reached = ceilings()
+    reached: the device's ceilings; None: measured first.
+    """
+    reached = reached or ceilings()
     memory = torch.cuda.get_device_properties(0).total_memory
-    for layer in LAYERS:
-        for kind in KINDS:
+    for layer in matrix.layers:
+        for kind in matrix.kinds:
             form = kind.split(" x ")[1]
             if layer.bytes_of(form, layer.experts) > _SPARE * memory:
                 continue
-            shapes = ((2 * layer.inner, layer.width), (layer.width, layer.inner))
-            parts = [device_weights(form, (layer.experts, *shape), "cuda") for shape in shapes]
-            for count in tokens:
-                for way in ROUTINGS:
-                    ids = routing(layer, count, way)
-                    x = torch.randn(count, layer.width, device="cuda").bfloat16()
-                    even = torch.full(ids.shape, 1 / layer.top_k, device="cuda")
-                    case = Case(kind, x, ids.cuda(), even, parts[0], parts[1])
-                    yield from _rows(layer, case, way, reached)
-            del parts, case
+            for way, case in _cases(layer, kind, matrix):
+                yield from _rows(layer, case, way, reached)
+            torch.cuda.empty_cache()
+
+
+def _cases(layer: Layer, kind: str, matrix: Matrix) -> Iterator[tuple[str, Case]]:
+    """Yield routing and operands; the weights are those of all."""
+    form = kind.split(" x ")[1]
+    shapes = ((2 * layer.inner, layer.width), (layer.width, layer.inner))
+    parts = [device_weights(form, (layer.experts, *shape), "cuda") for shape in shapes]
+    for count in matrix.tokens:
+        for way in matrix.routings:
+            ids = routing(layer, count, way)
+            x = torch.randn(count, layer.width, device="cuda").bfloat16()
+            even = torch.full(ids.shape, 1 / layer.top_k, device="cuda")
+            yield way, Case(kind, x, ids.cuda(), even, parts[0], parts[1])
+
+
+def narrow(layer: Layer) -> Layer:
+    """Return the layer with small matrices, for which Triton compiles the same kernels.
+
+    Their variants hang on experts and rows; widths only have to be multiples of 16.
+    """
+    return replace(layer, width=512, inner=256)
+
+
+def compile_kernels(matrix: Matrix) -> int:
+    """Run everything that `measured` times once, on narrow layers; return how many cases ran.
+
+    Triton keeps compiled kernels on disk, so processes can share this. A peer that raises is
+    skipped.
+    """
+    done = 0
+    for layer in map(narrow, matrix.layers):
+        for kind in matrix.kinds:
+            fp8 = kind.startswith("fp8")
+            for _, case in _cases(layer, kind, matrix):
+                fused_experts(case.x, case.ids, case.weights, case.gate_up, case.down, fp8)
+                _product(case, fp8)()
+                for peer in (*LAYER_PEERS.values(), *PRODUCT_PEERS.values()):
+                    try:
+                        peer(case)()
+                    except Exception:
+                        continue
+                done += 1
+    torch.cuda.synchronize()
+    return done
 
 
 def _rows(layer: Layer, case: Case, way: str, reached: Ceilings) -> Iterator[Row]:
@@ -189,7 +220,7 @@ def _rows(layer: Layer, case: Case, way: str, reached: Ceilings) -> Iterator[Row
 
 
 def _product(case: Case, fp8: bool) -> Callable[[], object]:
-    """Our gate-up product of rows that are already sorted and quantised."""
+    """Prepare our gate-up product of rows that are already sorted and quantised."""
     routed = route(case.ids, len(case.gate_up.weight))
     x = case.x[routed.pairs.long() // case.ids.shape[1]]
     rows, scale = fp8_rows(x) if fp8 else (x, None)
@@ -200,7 +231,7 @@ def _product(case: Case, fp8: bool) -> Callable[[], object]:
 
 
 def _timed(name: str, peer: Callable[[Case], Callable[[], object]], case: Case) -> Row:
-    """A peer's time, or why there is none: it is not ours to mend, and is reported."""
+    """Time a peer; the row says why there is no time where it raises."""
     try:
         return {"peer": name, "peer_us": microseconds(peer(case))}
     except Exception as error:
@@ -220,11 +251,11 @@ def main() -> None:
     if device == "cpu":
         print("no CUDA device here: nothing is measured; correctness in the interpreter and plan")
         print(json.dumps({"calc_diff": interpreted_correctness()}))
-        for row in plan(tuple(options.tokens)):
+        for row in plan(Matrix(tokens=options.tokens)):
             print(json.dumps(row))
         return
     print(json.dumps({"device": torch.cuda.get_device_name(), "calc_diff": correctness(device)}))
-    for row in measured(tuple(options.tokens)):
+    for row in measured(Matrix(tokens=options.tokens)):
         print(json.dumps(row), flush=True)
 
 

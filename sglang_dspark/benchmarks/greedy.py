@@ -1,54 +1,64 @@
-"""Times `accept_greedy` on a CUDA device against SGLang's operators: `python -m
-sglang_dspark.benchmarks.greedy`. Without such a device it says so and measures nothing.
+"""Time greedy acceptance on a CUDA device: `python -m sglang_dspark.benchmarks.greedy`.
 
-Prints one JSON row a shape: `{op, shape, ours_us, gb_s, peer, peer_us}`, medians of CUDA-event
-times and the bytes of verified logits over ours. SGLang's (0.5.23) are `AcceptGreedy`,
-`FinalizeAcceptLens` and `BuildOutTokens`, as its graphs call them; no graph on either side.
+`accept_greedy` on float32 logits next to SGLang's `AcceptGreedy`, `FinalizeAcceptLens` and
+`BuildOutTokens` (0.5.23), as its graphs call them. Every draft is verified. Rows are those of
+`timing.timed`.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable
+from collections.abc import Iterator, Sequence
+from functools import partial
 from importlib import import_module
 
 import torch
 from torch import Tensor
 
-from sglang_dspark.benchmarks.admission import microseconds
-from sglang_dspark.benchmarks.greedy_shapes import Step, outputs, step
+from sglang_dspark.benchmarks.greedy_shapes import Step, outputs
+from sglang_dspark.benchmarks.timing import Call, Candidate, print_rows
 from sglang_dspark.kernels.accept_greedy import accept_greedy_triton, room_for
 
-SHAPES = ((1, 7), (16, 7), (64, 7), (256, 7))
-VOCAB = 151_936
+REQUESTS = (1, 16, 64, 256)
+GAMMA, VOCAB = 7, 151_936
 
 
-def rows() -> list[dict[str, object]]:
-    """Times of all shapes on the current CUDA device."""
-    generator = torch.Generator().manual_seed(0)
-    found: list[dict[str, object]] = []
-    for requests, gamma in SHAPES:
-        case = step(generator, requests, gamma, VOCAB, turn=10, device="cuda")  # bfloat16
-        room = room_for(requests, gamma + 1, case.logits.device)
-        out = outputs(requests, gamma + 1, "cuda")
-
-        def ours(case: Step = case, room: object = room, out: object = out) -> Tensor:
-            accept_greedy_triton(*case, out, room)  # type: ignore[arg-type]
-            return case.window
-
-        median = microseconds(ours)
-        read = int(case.rows.sum()) * VOCAB * case.logits.element_size()
-        row = {"op": "accept_greedy", "shape": [requests, gamma, VOCAB], "ours_us": median}
-        row |= {"gb_s": read / median / 1e3, "peer": "SGLang AcceptGreedy, lens, tokens"}
-        try:
-            found.append({**row, "peer_us": microseconds(upstream(case))})
-        except Exception as error:
-            found.append({**row, "peer_us": None, "reason": f"{type(error).__name__}: {error}"})
-    return found
+def candidates(
+    requests: Sequence[int] = REQUESTS, device: str = "cuda", vocab: int = VOCAB
+) -> Iterator[Candidate]:
+    """Yield both implementations of every step."""
+    for count in requests:
+        case = step(count, GAMMA + 1, vocab, device)
+        ways: dict[str, partial[Call]] = {
+            "ours": partial(_ours, case),
+            "SGLang AcceptGreedy, lens, tokens": partial(upstream, case),
+        }
+        for name, make in ways.items():
+            yield Candidate("accept_greedy", (count, GAMMA, vocab), "", name, make)
 
 
-def upstream(case: Step) -> Callable[[], Tensor]:
-    """SGLang's operators on the same step; the rest of the rule, which copies, is left out."""
+def step(requests: int, width: int, vocab: int, device: str) -> Step:
+    """Make a step on the device itself; three of four drafts are the target's choice."""
+    generator = torch.Generator(device).manual_seed(0)
+    logits = torch.randn((requests, width, vocab), generator=generator, device=device)
+    luck = torch.rand((requests, width), generator=generator, device=device)
+    other = torch.randint(vocab, (requests, width), generator=generator, device=device)
+    return Step(
+        window=torch.where(luck < 0.75, logits.argmax(-1).roll(1, 1), other),
+        rows=torch.full((requests,), width, dtype=torch.int64, device=device),
+        logits=logits.view(-1, vocab),
+        lens=torch.full((requests,), 1000, dtype=torch.int64, device=device),
+    )
+
+
+def _ours(case: Step) -> Call:
+    requests, width = case.window.shape
+    room = room_for(requests, width, case.logits.device)
+    out = outputs(requests, width, str(case.logits.device))
+    return lambda: accept_greedy_triton(*case, out, room)
+
+
+def upstream(case: Step) -> Call:
+    """SGLang's operators on the same step, without the copies that follow them."""
     module = import_module("sglang.kernels.ops.speculative.dspark.dspark_accept")
     window = import_module("sglang.kernels.ops.speculative.dspark.dspark_verify_window")
     width = case.window.shape[1]
@@ -77,14 +87,5 @@ def upstream(case: Step) -> Callable[[], Tensor]:
     return call
 
 
-def main() -> None:
-    """Print the rows, or why there are none."""
-    if not torch.cuda.is_available():
-        print("no CUDA device here: this benchmark measures nothing on a CPU")
-        return
-    for row in rows():
-        print(json.dumps(row))
-
-
 if __name__ == "__main__":
-    main()
+    print_rows(candidates)

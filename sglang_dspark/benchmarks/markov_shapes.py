@@ -9,6 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import dataclass, fields, is_dataclass, replace
+from itertools import islice
 from typing import Any
 
 import torch
@@ -223,15 +224,20 @@ def _kept_wrong(blocks: Blocks, expected: Tensor, room: Tensor) -> Iterator[str]
         yield f"logits {far.nonzero()[0].tolist()}"
 
 
-def parity_rows(count: int = 400, device: str = "cuda") -> dict[str, object]:
-    """`count` batches by the operator against the reference: how many blocks and drafts there were,
-    drafts that rounding decided, and what is wrong. Without a GPU it runs in Triton's interpreter.
+def parity_rows(
+    count: int = 400, device: str = "cuda", share: tuple[int, int] = (0, 1)
+) -> dict[str, object]:
+    """Compare the operator with the reference on batches.
+
+    share: which of n shares of the `count` batches, from 0, and n. Returns how many blocks and
+    drafts there were, drafts that rounding decided, and what is wrong. Without a GPU it runs in
+    Triton's interpreter.
     """
     blocks, drafts, undecided = 0, 0, 0
     wrong: list[str] = []
     how = None if device == "cuda" else Launch(block=256)
     scratch = torch.zeros(1 + 9 * 7, dtype=torch.int64, device=device)
-    for number, given in enumerate(batches(count, 0, device)):
+    for number, given in islice(enumerate(batches(count, 0, device)), share[0], None, share[1]):
         found = markov_triton(given.blocks, scratch, how)
         outcome = compared(given, found)
         wrong += [f"batch {number}: {line}" for line in outcome.wrong]

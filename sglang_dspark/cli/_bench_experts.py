@@ -30,7 +30,7 @@ def experts(
     device = torch.cuda.get_device_name()
     diffs = bench_experts.correctness("cuda")
     rows: list[dict[str, Any]] = []
-    for row in bench_experts.measured(counts):
+    for row in bench_experts.measured(bench_experts.Matrix(tokens=counts)):
         rows.append(row)
         console.print(_line(row))
     name = f"experts_{device.lower().replace(' ', '_')}"
@@ -74,7 +74,7 @@ def _without_device(console: Any, counts: tuple[int, ...]) -> None:
     table.add_column("layer", no_wrap=True, min_width=17)
     for name in ("tokens", "routing", "format", "experts", "least us", "bound"):
         table.add_column(name, justify="right")
-    for row in bench_experts.plan(counts, NOMINAL_H100):
+    for row in bench_experts.plan(bench_experts.Matrix(tokens=counts), NOMINAL_H100):
         least = f"{row['least_us']:.1f}"
         parts = [str(row[key]) for key in ("layer", "tokens", "routing", "format", "experts")]
         table.add_row(*parts, least, row["bound"])

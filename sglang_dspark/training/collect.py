@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import json
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -54,19 +54,28 @@ def write_self_prompts(data: DataConfig, target: TargetModel, count: int, show: 
             answers = generator.run(wanted, lambda _: None)
             for number, response in enumerate(answers, 1 + count - len(left)):
                 show(number, count)
-                ended = int(response.tokens[-1]) in stop
-                text = tokenizer.decode(response.tokens[response.prompt_len : -1]).strip()
-                usable = ended and len(text) >= _LEAST_CHARACTERS
-                out.write(_line(response.id, [text] if usable else []))
+                text = usable_text(tokenizer, stop, response.tokens[response.prompt_len :].tolist())
+                out.write(_line(response.id, [] if text is None else [text]))
                 out.flush()
         texts = _different(_tried(part), count)
-        with replacing(data.self_prompts, alone=True) as whole:
-            lines = [_line(f"self-{i}", [text]) for text, i in texts.items()]
-            whole.write_text("".join(lines), encoding="utf-8")
+        write_prompt_rows(data.self_prompts, texts)
         part.unlink()
     except OSError as error:
         raise disk_error(data.self_prompts, error) from None
     return len(texts)
+
+
+def usable_text(tokenizer: Any, stop: frozenset[int], ids: Sequence[int]) -> str | None:
+    """Return the user turn that a target wrote as tokens; None: it did not end, or is too short."""
+    text: str = tokenizer.decode(ids[:-1]).strip()
+    return text if ids and ids[-1] in stop and len(text) >= _LEAST_CHARACTERS else None
+
+
+def write_prompt_rows(path: Path, texts: Mapping[str, int]) -> None:
+    """Write a prompt file of different user turns, each with the number that its id has."""
+    with replacing(path, alone=True) as whole:
+        lines = [_line(f"self-{i}", [text]) for text, i in texts.items()]
+        whole.write_text("".join(lines), encoding="utf-8")
 
 
 def _line(prompt_id: str, turns: list[str]) -> str:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import json
+import shutil
 from pathlib import Path
 from typing import Any
 
@@ -10,7 +12,7 @@ import pytest
 import yaml
 
 from tests.docs.pages import DOCS, ROOT
-from tools.docs import modules, reference, settings
+from tools.docs import features, modules, reference, settings
 
 HOW = "stale: run `make docs-reference`"
 SHIPPED = {
@@ -77,3 +79,31 @@ def test_a_field_without_a_description_stops_the_generator() -> None:
     section = {"properties": {"bare": {"type": "integer", "default": 1}}}
     with pytest.raises(SystemExit, match="bare has no description"):
         settings._table(document, section)
+
+
+def test_a_gpu_run_in_graphs_is_a_table_of_the_page(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Files of earlier runs stay readable next to it; none is needed."""
+    results = tmp_path / "results"
+    results.mkdir()
+    for file in features._RESULTS.glob("gpu_*.json"):
+        if "operators" not in file.name:
+            shutil.copy(file, results)
+    monkeypatch.setattr(features, "_RESULTS", results)
+    before = features.measured()
+    assert "In captured graphs" not in before
+    ours = {"op": "accept", "shape": [16, 7, 151936], "case": "none", "implementation": "ours"}
+    rows = [
+        {**ours, "eager_us": 99.6, "us": 61.4},
+        {**ours, "implementation": "SGLang", "us": None, "reason": "ValueError: no"},
+        {"op": "commit", "shape": [1, 7], "case": "whole", "implementation": "ours", "us": 9.0},
+    ]
+    document = {"device": "NVIDIA H100", "commit": "abc1234", "metrics": {"rows": rows}}
+    (results / "gpu_operators_h100.json").write_text(json.dumps(document))
+    after = features.measured()
+    assert after.startswith(before)
+    assert "on an NVIDIA H100, float32 logits" in after
+    assert "| sampled acceptance, without cuts | 16 | ours | 61 | 100 |" in after
+    assert "| sampled acceptance, without cuts | 16 | SGLang | none: ValueError: no |  |" in after
+    assert "| commit, whole | 1 | ours | 9 |  |" in after

@@ -8,7 +8,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from sglang_dspark.benchmarks.experts import plan
+from sglang_dspark.benchmarks.experts import Matrix, plan
 from sglang_dspark.benchmarks.grouped_shapes import random_weights
 from sglang_dspark.benchmarks.layers import LAYERS, NOMINAL_H100, Layer, routing, work
 from sglang_dspark.benchmarks.peers import LAYER_PEERS, PRODUCT_PEERS, Case
@@ -40,7 +40,7 @@ def test_routings_are_of_distinct_experts_and_skewed_ones_crowd() -> None:
 
 
 def test_plan_turns_from_bandwidth_to_compute() -> None:
-    rows = [row for row in plan((1, 4096)) if row["layer"] == "Qwen3-30B-A3B"]
+    rows = [row for row in plan(Matrix(tokens=(1, 4096))) if row["layer"] == "Qwen3-30B-A3B"]
     assert {row["bound"] for row in rows if row["tokens"] == 1} == {"bandwidth"}
     assert "compute" in {row["bound"] for row in rows if row["format"] == "mxfp4"}
 

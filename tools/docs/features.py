@@ -108,8 +108,9 @@ whatever `verify.rule` is.
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
 
 Each runs in Triton's interpreter in the tests and is compiled for sm_80, sm_90 and sm_100.
-`python -m sglang_dspark.benchmarks.admission` (`.markov`, `.greedy`, `.accept`, `.commit`) times
-them beside SGLang's.
+`python -m sglang_dspark.benchmarks.operators` (one of them: `.admission`, `.markov`, `.greedy`,
+`.accept`, `.commit`) times them in captured graphs next to SGLang's and torch's. That timing was
+never run on a GPU; the times of the first table below are of an earlier one.
 
 A scheduled server's drafts are one Triton launch a block (`kernels/markov_sample.py`): SGLang's
 noise, logits and drafts, but where rounding decides. Its programs wait for each other between the
@@ -153,13 +154,19 @@ Sampled answers have plain decoding's distribution within the same rounding.
 
 """
 REST = """
-Times are medians of CUDA events; outside of graphs the host's launches are in them. Not measured:
-SGLang's acceptance with top-p, which needs FlashInfer. `accept_sampled.py` and `accept_block.py`
-have been changed since to let each lane keep its own sums, `markov_sample.py` to larger tiles,
-neither compared nor timed there again (results/gpu_markov_tiles_h200.json has the tiles). Times are
-of commit 25ce16b, those of sampled acceptance of efb8cb6. What is slower than SGLang's is next to
-be mended: sampled acceptance (without cuts up to 64 requests), the commit up to 64 requests, the
-sampled head in a graph.
+Times are medians of CUDA events. In the first table the host's launches are in those outside of
+graphs, and greedy logits are bfloat16 where a server's are float32. Not measured there: SGLang's
+acceptance with top-p, which needs FlashInfer, and its `BlockwiseRejection`. `accept_sampled.py`
+and `accept_block.py` have been changed since to let each lane keep its own sums, `markov_sample.py`
+to larger tiles, neither compared nor timed there again (results/gpu_markov_tiles_h200.json has the
+tiles). Times are of commit 25ce16b, those of sampled acceptance of efb8cb6. What is slower than
+SGLang's is next to be fixed: sampled acceptance (without cuts up to 64 requests), the commit up to
+64 requests, the sampled head in a graph.
+
+The bandwidth of 2.7 TB/s in [device](../results/gpu_device_h200.json) is that of the copy engine,
+which a captured `copy_` runs on. It is no ceiling of a kernel: a plain copy on such a card moves
+4.3 TB/s. No published figure is a share of it, as expert layers, whose rows have
+`fraction_of_ceiling`, were not timed there. A kernel measures it now (`benchmarks/bandwidth.py`).
 
 ## What no rehearsal reaches
 
@@ -208,7 +215,34 @@ def measured() -> str:
             for line in _of(name)
         ),
     ]
-    return "\n".join(lines) + "\n"
+    return "\n".join(lines) + "\n" + in_graphs()
+
+
+def in_graphs() -> str:
+    """Write a table of each published file of the kit's stage `operators`, one a device."""
+    parts = []
+    for file in sorted(_RESULTS.glob("gpu_operators_*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        lines = [
+            "",
+            f"In captured graphs on an {found['device']}, float32 logits, the cache flushed "
+            f"(commit {found['commit']}, [{file.name}](../results/{file.name})); eagerly, host "
+            "launches included, where a server launches outside of graphs:",
+            "",
+            "| operator | requests | implementation | us | eagerly, us |",
+            "|---|---|---|---|---|",
+            *(_in_graph(row) for row in found["metrics"]["rows"]),
+        ]
+        parts.append("\n".join(lines) + "\n")
+    return "".join(parts)
+
+
+def _in_graph(row: dict[str, Any]) -> str:
+    words = [_NAMES.get(row["op"], row["op"]), _NAMES.get(row["case"], row["case"])]
+    about = ", ".join(word for word in words if word)
+    us = f"{row['us']:.0f}" if row["us"] is not None else f"none: {row['reason']}"
+    eager = f"{row['eager_us']:.0f}" if "eager_us" in row else ""
+    return f"| {about} | {row['shape'][0]} | {row['implementation']} | {us} | {eager} |"
 
 
 def _of(name: str) -> Iterable[str]:

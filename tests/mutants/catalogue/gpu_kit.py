@@ -17,6 +17,7 @@ LOOK = "tools/gpu/kit/steps.py"
 STEPS = "tests/tools/test_gpu_steps.py"
 COURSE = "tools/gpu/kit/training.py"
 TRAINED = "tests/tools/test_gpu_training.py"
+OPERATORS = "tests/tools/test_gpu_operators.py"
 ANSWERS = "tests/tools/test_gpu_answers.py"
 FIRST = "tests/tools/test_gpu_first.py"
 ATTENDING = "tools/gpu/kit/attending.py"
@@ -281,6 +282,62 @@ MUTANTS = (
         tests=(f"{TRAINED}::test_so_many_steps_are_planned_as_fit",),
     ),
     Mutant(
+        name="answers take the time of training",
+        area="GPU kit",
+        file=COURSE,
+        old="answers_s = min(ANSWERS_S, _ANSWERS_SHARE * (usable - ready_s))",
+        new="answers_s = ANSWERS_S",
+        tests=(f"{TRAINED}::test_seconds_of_a_call_are_divided",),
+    ),
+    Mutant(
+        name="a drafter that cannot come back is sent",
+        area="GPU kit",
+        file=COURSE,
+        old="if len(files) > MOST_PIECES:",
+        new="if not files:",
+        tests=(f"{TRAINED}::test_a_drafter_of_too_many_pieces_is_one_line",),
+    ),
+    Mutant(
+        name="a server's answers are stored without their prompts",
+        area="GPU kit",
+        file="tools/gpu/kit/answers.py",
+        old="tokens = torch.tensor([*prompt.ids, *ids])",
+        new="tokens = torch.tensor([*ids])",
+        tests=(f"{TRAINED}::test_answers_of_a_server_are_what_is_trained_on",),
+    ),
+    Mutant(
+        name="prompts are sent after the time is over",
+        area="GPU kit",
+        file="tools/gpu/kit/answers.py",
+        old="while left() > 0 and not failed:",
+        new="while not failed:",
+        tests=(f"{TRAINED}::test_no_prompt_is_sent_once_the_time_is_over",),
+    ),
+    Mutant(
+        name="a share of a comparison that failed is forgotten",
+        area="GPU kit",
+        file="tools/gpu/kit/parity.py",
+        old='self.whole &= "failed" not in self._found[name]',
+        new="self.whole &= True",
+        tests=(f"{OPERATORS}::test_a_share_that_was_not_made_fails_the_comparison",),
+    ),
+    Mutant(
+        name="a job without an end is waited for",
+        area="GPU kit",
+        file="tools/gpu/kit/processes.py",
+        old="timeout=max(0.0, deadline - time.monotonic())",
+        new="timeout=30.0",
+        tests=(f"{OPERATORS}::test_a_job_that_does_not_end_is_given_up_and_killed",),
+    ),
+    Mutant(
+        name="a call that waits for the device is captured",
+        area="GPU kit",
+        file="sglang_dspark/benchmarks/timing.py",
+        old='torch.cuda.set_sync_debug_mode("error")',
+        new='torch.cuda.set_sync_debug_mode("default")',
+        tests=("tests/kernels/test_timing.py::test_a_peer_without_a_time_says_why",),
+    ),
+    Mutant(
         name="a run that the call cuts short is not saved",
         area="GPU kit",
         file=COURSE,
@@ -318,7 +375,9 @@ MUTANTS = (
         file="sglang_dspark/training/distributed.py",
         old="return _world_size() > 1 or bool(dist.is_torchelastic_launched())",
         new="return _world_size() > 1",
-        tests=(f"{TRAINED}::test_one_process_of_torchrun_trains_as_one_without",),
+        tests=(
+            "tests/training/test_distributed.py::test_one_process_of_torchrun_trains_as_one_without",
+        ),
     ),
     Mutant(
         name="steps are logged twice",

@@ -196,14 +196,6 @@ MUTANTS = (
         tests=(f"{PROCESSES}::test_the_command_ends_before_its_interpreter_can_abort",),
     ),
     Mutant(
-        name="the kit's interpreter ends by itself",
-        area="several processes",
-        file="tools/gpu/kit/fsdp.py",
-        old="    world.end()\n",
-        new="",
-        tests=(f"{PROCESSES}::test_the_kits_stage_ends_before_its_interpreter_can_abort",),
-    ),
-    Mutant(
         name="several processes write the same data",
         area="several processes",
         file="sglang_dspark/cli/train.py",

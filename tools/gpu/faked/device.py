@@ -71,6 +71,13 @@ class Graph:
         return lambda *_, **__: (0, 0)
 
 
+class Generator(torch.Generator):
+    """A generator of the device is one of the CPU."""
+
+    def __new__(cls, device: Any = "cpu") -> Generator:
+        return super().__new__(cls, _here(device))
+
+
 class Nothing(contextlib.nullcontext):  # type: ignore[type-arg]
     """A context for any arguments."""
 
@@ -122,6 +129,7 @@ def fake_device() -> None:
         **dict.fromkeys(("memory_allocated", "memory_reserved", "max_memory_allocated"), 0),
         **dict.fromkeys(("max_memory_reserved", "set_device", "synchronize", "empty_cache"), 0),
         **dict.fromkeys(("reset_peak_memory_stats", "manual_seed_all", "set_stream"), None),
+        "set_sync_debug_mode": None,
         **dict.fromkeys(("_lazy_init", "init", "ipc_collect", "_sleep"), None),
     }  # fmt: skip
     classes = {
@@ -134,6 +142,7 @@ def fake_device() -> None:
             setattr(module, name, lambda *_, answer=answer, **__: answer)
         for name, kind in classes.items():
             setattr(module, name, kind)
+    torch.Generator = Generator  # type: ignore[misc]
     torch.Stream, torch.Event = Stream, Event  # type: ignore[assignment,misc]
     graphs: Any = torch.cuda.graphs
     graphs.graph, graphs.CUDAGraph = Nothing, Graph

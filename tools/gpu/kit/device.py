@@ -1,9 +1,12 @@
-"""What the device is, and what it reaches: a copy of 2 GiB, products of 8192 in BF16 and FP8."""
+"""Print the device and its ceilings: a copy of 2 GiB, products of 8192 in BF16 and FP8."""
 
 from __future__ import annotations
 
 import json
+import os
 import platform
+import time
+from collections.abc import Callable
 from dataclasses import asdict
 from typing import Any
 
@@ -29,6 +32,12 @@ def found() -> dict[str, Any]:
 def device_name() -> str:
     """The GPU's name, or that there is none."""
     return torch.cuda.get_device_name() if torch.cuda.is_available() else "no CUDA device"
+
+
+def seconds_left() -> Callable[[], float]:
+    """Return a function of the seconds that the stage may still take, counted from now on."""
+    ends = time.monotonic() + float(os.environ.get("KIT_SECONDS", "120"))
+    return lambda: ends - time.monotonic()
 
 
 def say(**found: Any) -> None:

@@ -1,9 +1,10 @@
-"""Every kernel against its reference, compiled on the device; in Triton's interpreter without one.
+"""Compare kernels with their references: compiled on the device, without one in the interpreter.
 
-Admission, greedy acceptance and packing are compared bit for bit, drafts and sampled acceptance
-where rounding does not decide; keys and values that a commit writes to a unit in the last place;
-grouped products and expert layers with float64 by `calc_diff`.
-Each kernel has a process of its own: on a device most of the time goes into compiling.
+`python -m tools.gpu.kit.parity [KERNEL...]`, all of them unless named. Admission, greedy acceptance
+and packing must be equal bitwise, drafts and sampled acceptance where rounding does not decide;
+keys and values that a commit writes to a unit in the last place; grouped products and expert layers
+with float64 by `calc_diff`. Comparisons run in processes of their own (`processes.py`), on a device
+the long ones in shares, as most of the time goes into compiling.
 Ends with status 1, after all comparisons, where one is off or could not be made.
 """
 
@@ -18,11 +19,10 @@ import torch
 if not torch.cuda.is_available():
     os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
 
-from collections.abc import Callable
-from concurrent.futures import ProcessPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from functools import partial
-from multiprocessing import get_context
+from itertools import islice
 from typing import Any
 
 from sglang_dspark.benchmarks import (
@@ -55,6 +55,7 @@ from sglang_dspark.verify import accept_block, accept_sampled
 from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.greedy_reference import different
 from tools.gpu.kit.device import device_name, say
+from tools.gpu.kit.processes import run_together
 
 # Of sampled acceptance, by either rule. Three of four are another variant of the kernel, which
 # takes seconds to compile; interpreted each step takes one.
@@ -67,57 +68,103 @@ SAMPLED: dict[str, tuple[Any, Any]] = {
 }
 # `calc_diff` at most; in layers activations are rounded to FP8 on both sides, in another order.
 MOST = {"products": 1e-3, "layers": 5e-3}
+PROCESSES = {"cuda": 16, "cpu": 2}
+SHARES = {"accept": 4, "accept_block": 4, "markov": 4}  # on a device; others are compared in one
+MOST_S = 1800.0  # a stage that compares has a limit of its own
 
-
-PROCESSES = {"cuda": 9, "cpu": 2}  # to compile a variant of a kernel takes seconds of a core
+Job = Callable[[], dict[str, Any]]
 
 
 def main() -> int:
     device = "cuda" if torch.cuda.is_available() else "cpu"
+    names = sys.argv[1:] or list(PARTS)
+    if unknown := [name for name in names if name not in PARTS]:
+        print(f"parity: no kernel {unknown[0]}; there are {', '.join(PARTS)}", file=sys.stderr)
+        return 2
     say(device=device_name(), interpreted=device == "cpu")
-    whole = True
-    with ProcessPoolExecutor(PROCESSES[device], get_context("spawn")) as pool:
-        running = {pool.submit(PARTS[name], device): name for name in PARTS}
-        for done in as_completed(running):
-            name = running[done]
-            if (error := done.exception()) is not None:
-                reason = "".join(traceback.format_exception(error))
-                print(f"parity: {name} failed\n{reason}", file=sys.stderr, flush=True)
-                say(**{name: {"failed": str(error)}})
-                whole = False
-                continue
-            found = done.result()
-            say(**{name: found})
-            for each in wrong(name, found):
-                print(f"parity: {name}, {each} is off", file=sys.stderr, flush=True)
-                whole = False
-    return 0 if whole else 1
+    findings = Findings(names, device)
+    for job, found in run_together(jobs(names, device), PROCESSES[device], MOST_S):
+        findings.add(job, found)
+    return 0 if findings.whole else 1
+
+
+def jobs(names: Sequence[str], device: str) -> dict[str, Job]:
+    """Comparisons of these kernels by name, `accept 2/4` for one in shares."""
+    made: dict[str, Job] = {}
+    for name in names:
+        shares = SHARES.get(name, 1) if device == "cuda" else 1
+        for number in range(shares):
+            job = f"{name} {number + 1}/{shares}"
+            made[job] = partial(PARTS[name], device, (number, shares))
+    return made
+
+
+class Findings:
+    """Collects the shares of each comparison and prints it once all of them have ended."""
+
+    def __init__(self, names: Sequence[str], device: str):
+        """names: of the kernels; device: `cuda` or `cpu`."""
+        self.whole = True  # nothing was off or failed so far
+        self._left = {name: SHARES.get(name, 1) if device == "cuda" else 1 for name in names}
+        self._found: dict[str, dict[str, Any]] = {name: {} for name in names}
+
+    def add(self, job: str, found: dict[str, Any] | BaseException) -> None:
+        """Take in what a job of `jobs` returned or raised."""
+        name = job.split()[0]
+        if isinstance(found, BaseException):
+            reason = "".join(traceback.format_exception(found))
+            print(f"parity: {job} failed\n{reason}", file=sys.stderr, flush=True)
+            found = {"failed": [f"{job}: {found}"]}
+        self._found[name] = merged(self._found[name], found)
+        self._left[name] -= 1
+        if self._left[name]:
+            return
+        say(**{name: self._found[name]})
+        for each in wrong(name, self._found[name]):
+            print(f"parity: {name}, {each} is off", file=sys.stderr, flush=True)
+            self.whole = False
+        self.whole &= "failed" not in self._found[name]
+
+
+def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
+    """Two shares' findings together: counts and lists are added."""
+    both = {**one, **other}
+    return {
+        key: one[key] + other[key] if key in one and key in other else both[key] for key in both
+    }
 
 
 def wrong(name: str, found: dict[str, Any]) -> list[str]:
     """What is off in a part's findings."""
     if name in MOST:
-        return [f"{each}: {diff}" for each, diff in found.items() if not diff <= MOST[name]]
-    return list(found["wrong"])
+        diffs = {each: diff for each, diff in found.items() if each != "failed"}
+        return [f"{each}: {diff}" for each, diff in diffs.items() if not diff <= MOST[name]]
+    return list(found.get("wrong", ()))
 
 
-def admissions(device: str) -> dict[str, Any]:
+def shared(cases: Iterable[Any], share: tuple[int, int]) -> Iterable[tuple[int, Any]]:
+    """Every n-th case with its number. share: which of the n, from 0; n."""
+    first, every = share
+    return islice(enumerate(cases), first, None, every)
+
+
+def admissions(device: str, share: tuple[int, int]) -> dict[str, Any]:
     """Batches of the shared generator, and [R, gamma] of those whose lengths differ."""
     count, wrong = 0, []
-    for case in batches(device):
+    for _, case in shared(batches(device), share):
         count += 1
         if not torch.equal(admit_triton(*case), admit_torch(*case)):
             wrong.append(str(list(case.logits.shape)))
     return {"batches": count, "wrong": wrong}
 
 
-def accepted(name: str, device: str) -> dict[str, Any]:
+def accepted(name: str, device: str, share: tuple[int, int]) -> dict[str, Any]:
     """Requests of odd steps, those that rounding decides, and those that are wrong."""
     operator, rule = SAMPLED[name]
     arrivals = torch.zeros(16, dtype=torch.int32, device=device)
     how = Tiling() if device == "cuda" else Tiling(16, 256)  # interpreted, a program is slow
     requests, near, wrong = 0, 0, []
-    for number, given in enumerate(steps(STEPS[device], 0)):
+    for number, given in shared(steps(STEPS[device], 0), share):
         expected = reference(given, rule)
         undecided_here = undecided(given, expected, rule)
         found = operator(on(given, device), arrivals, how)
@@ -128,11 +175,11 @@ def accepted(name: str, device: str) -> dict[str, Any]:
     return {"requests": requests, "undecided": near, "wrong": wrong}
 
 
-def greedily(device: str) -> dict[str, Any]:
+def greedily(device: str, share: tuple[int, int]) -> dict[str, Any]:
     """Requests of odd steps, and outcomes that differ."""
     room = room_for(9, 9, torch.device(device))
     requests, wrong = 0, []
-    for number, given in enumerate(greedy_shapes.steps(ODD[device], 0, device)):
+    for number, given in shared(greedy_shapes.steps(ODD[device], 0, device), share):
         out = greedy_shapes.outputs(*given.window.shape, device)
         accept_greedy_triton(*given, out, room)
         wrong += [f"step {number}, {name}" for name in different(out, accept_greedy_torch(*given))]
@@ -140,10 +187,10 @@ def greedily(device: str) -> dict[str, Any]:
     return {"requests": requests, "wrong": wrong}
 
 
-def packings(device: str) -> dict[str, Any]:
+def packings(device: str, share: tuple[int, int]) -> dict[str, Any]:
     """Rows of odd steps, and the steps that are packed otherwise."""
     rows, wrong = 0, []
-    for number, given in enumerate(commit_shapes.windows(ODD[device], 0, device)):
+    for number, given in shared(commit_shapes.windows(ODD[device], 0, device), share):
         found, expected = pack_triton(*given), pack_torch(*given)
         rows += given.rows
         if not all(torch.equal(*pair) for pair in zip(found, expected, strict=True)):
@@ -151,10 +198,10 @@ def packings(device: str) -> dict[str, Any]:
     return {"rows": rows, "wrong": wrong}
 
 
-def writings(device: str) -> dict[str, Any]:
+def writings(device: str, share: tuple[int, int]) -> dict[str, Any]:
     """Rows that odd launches write, and those whose caches are others."""
     rows, wrong = 0, []
-    for number, given in enumerate(commit_write_shapes.cases(ODD[device], 0, device)):
+    for number, given in shared(commit_write_shapes.cases(ODD[device], 0, device), share):
         if why_not(given.layers, given.cos_sin.shape[1]) is not None:
             continue  # FP8 on a device that has none
         expected = commit_write_shapes.copied(given)
@@ -166,10 +213,10 @@ def writings(device: str) -> dict[str, Any]:
     return {"rows": rows, "wrong": wrong}
 
 
-def grouped(device: str) -> dict[str, float]:
+def grouped(device: str, share: tuple[int, int]) -> dict[str, float]:
     """calc_diff of a product of every kind and odd shape against float64."""
     report = {}
-    for shape in grouped_shapes():
+    for _, shape in shared(grouped_shapes(), share):
         for kind in KINDS:
             given = moved(grouped_operands(shape, kind), device)
             found = m_grouped_gemm_nt_contiguous(given)
@@ -178,9 +225,14 @@ def grouped(device: str) -> dict[str, float]:
     return report
 
 
-def drafted(device: str) -> dict[str, Any]:
+def drafted(device: str, share: tuple[int, int]) -> dict[str, Any]:
     """Drafts of odd batches, those that rounding decides, and those that are wrong."""
-    return markov_shapes.parity_rows(DRAFTED[device], device)
+    return markov_shapes.parity_rows(DRAFTED[device], device, share)
+
+
+def layers(device: str, share: tuple[int, int]) -> dict[str, float]:
+    """calc_diff of a small layer of every kind against float64."""
+    return correctness(device, [kind for _, kind in shared(KINDS, share)])
 
 
 def moved(given: GroupedOperands, device: str) -> GroupedOperands:
@@ -190,7 +242,7 @@ def moved(given: GroupedOperands, device: str) -> GroupedOperands:
     return replace(given, **tensors)
 
 
-PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[str, tuple[int, int]], dict[str, Any]]] = {
     "admission": admissions,
     "accept": partial(accepted, "accept"),
     "accept_block": partial(accepted, "accept_block"),
@@ -199,7 +251,7 @@ PARTS: dict[str, Callable[[str], dict[str, Any]]] = {
     "commit_write": writings,
     "markov": drafted,
     "products": grouped,
-    "layers": correctness,
+    "layers": layers,
 }
 
 if __name__ == "__main__":

@@ -154,7 +154,7 @@ def _done(
 
 def _run(stage: Stage, lines: Path, limit: float, variables: Mapping[str, str]) -> Ended:
     began = time.monotonic()
-    command = [sys.executable, "-m", stage.module, *stage.arguments]
+    command = [sys.executable, "-m", stage.module]
     paths = (str(ROOT), variables.get("PYTHONPATH"), os.environ.get("PYTHONPATH"))
     path = os.pathsep.join(each for each in paths if each)
     lines.parent.mkdir(parents=True, exist_ok=True)

@@ -14,7 +14,7 @@ SERVING = ("kernels", "patches", "loadtest", "configs/serve", "sglang_dspark", "
 
 @dataclass(frozen=True)
 class Stage:
-    """module: run as `python -m MODULE ARGUMENTS`. It prints JSON objects to stdout, one a line,
+    """module: run as `python -m MODULE`. It prints JSON objects to stdout, one a line,
     the device's name in the first: those of the form {"row": ...} are collected in a list, the
     others are put together. limit_s: after so long it is ended. about: in a few words. needs: the
     parcels without which it cannot run. code: folders whose files decide what it finds. least_s:
@@ -28,26 +28,13 @@ class Stage:
     module: str
     limit_s: int
     about: str
-    arguments: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
     code: tuple[str, ...] = KERNELS
     least_s: int | None = None
     archives: bool = False
 
 
-def _training(kind: str) -> Stage:
-    module, about = "tools.gpu.kit.training", "the longest run that fits the call, bf16"
-    needs = (SGLANG, "smollm")
-    return Stage(f"train-{kind}", module, 570, about, (kind,), needs, TRAINING, least_s=150)
-
-
-def _operator(name: str, limit_s: int, about: str) -> Stage:
-    return Stage(name, "tools.gpu.kit.operator", limit_s, about, (name,))
-
-
 STAGES = (
-    Stage("device", "tools.gpu.kit.device", 60, "versions, memory, measured ceilings"),
-    Stage("parity", "tools.gpu.kit.parity", 400, "every kernel against its reference"),
     Stage(
         "first",
         "tools.gpu.kit.first",
@@ -59,30 +46,28 @@ STAGES = (
         least_s=240,
         archives=True,
     ),
-    _operator("markov", 120, "the sequential head's steps beside SGLang's"),
-    _operator("admission", 60, "admission beside torch's sort and SGLang's"),
-    _operator("greedy", 60, "greedy acceptance beside SGLang's"),
-    _operator("accept", 120, "sampled acceptance beside SGLang's"),
-    _operator(
-        "commit", 60, "accepted rows packed, projected and written beside SGLang's whole windows"
-    ),
-    Stage("experts", "tools.gpu.kit.experts", 400, "expert products and layers beside their peers"),
     Stage(
-        "fsdp",
-        "tools.gpu.kit.fsdp",
+        "operators",
+        "tools.gpu.kit.operators",
+        100,
+        "changed kernels against their references; the step's operators in CUDA graphs",
+        least_s=45,
+    ),
+    Stage(
+        "experts",
+        "tools.gpu.kit.experts",
         120,
-        "training by FSDP2 in one process, step by step beside training without",
-        needs=(SGLANG,),
-        code=TRAINING,
+        "an expert layer and its products beside their peers",
+        least_s=60,
     ),
+    Stage("device", "tools.gpu.kit.device", 60, "versions, memory, measured ceilings"),
     Stage(
-        "answers",
-        "tools.gpu.kit.answers",
-        300,
-        "the demo's model answers prompts, to train on",
+        "train",
+        "tools.gpu.kit.training",
+        560,
+        "answers by a plain server, then a DSpark drafter trained on them, bf16",
         needs=(SGLANG, "smollm"),
         code=TRAINING,
-        least_s=90,
+        least_s=200,
     ),
-    *(_training(kind) for kind in ("dspark", "eagle3", "dflash")),
 )

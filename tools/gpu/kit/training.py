@@ -1,10 +1,12 @@
-"""Training on the device: `python -m tools.gpu.kit.training KIND`, the longest run that fits.
+"""Train a DSpark drafter on the device for as long as the call lasts: the stage `train`.
 
-The first steps are timed, with torch.compile and without, and the quicker way stays; so many steps
-are planned as fit into the time that is left, or into $KIT_TRAIN_SECONDS, which may be that of
-several calls. Where the time is up before, the run goes on in the next call from the trainer's
-state, exactly. Products are bfloat16 on a GPU. The drafter comes back in files below 16 MiB, of
-which tools/gpu/join makes it again. Without a GPU a tiny target's drafter is trained for a moment.
+A plain server answers prompts first (`answers.py`), for two minutes at most; the rest of the time
+is training. The first steps are timed, with torch.compile and without, and the quicker way stays;
+so many steps are planned as fit into the time that is left, or into $KIT_TRAIN_SECONDS, which may
+be that of several calls. Where the time is up before, the run goes on in the next call from the
+trainer's state, exactly. Products are bfloat16 on a GPU; $KIT_LAYERS sets the draft layers. The
+drafter comes back in files below 16 MiB, of which tools/gpu/join makes it again. Without a GPU a
+tiny target's drafter is trained for a moment.
 """
 
 from __future__ import annotations
@@ -22,23 +24,30 @@ from statistics import median
 import torch
 from torch import nn
 
-from sglang_dspark.baselines.chain import ChainMLP
 from sglang_dspark.drafter.attention import RMSNorm
 from sglang_dspark.drafter.backbone import MLP
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.training.config import RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.setup import prepare
 from sglang_dspark.training.store import read_index
 from sglang_dspark.training.trainer import Trainer
 from tools.gpu.files import write_whole
+from tools.gpu.kit.answers import answered
 from tools.gpu.kit.carry import send
-from tools.gpu.kit.device import device_name, say
-from tools.gpu.kit.runs import answer_prompts, device_here, run_config, seconds_left
+from tools.gpu.kit.device import device_name, say, seconds_left
+from tools.gpu.kit.runs import device_here, run_config
 from tools.gpu.kit.stages import GOES_ON
 from tools.gpu.packing.arrival import kit_home
 
 PROBE = 24  # steps that are timed in either way; the first third warms up
 GAIN = 0.97  # a compiled step must take less than this share of the other
+NAME = "drafter"
+READY_S = 250.0  # a plain server's first start on a machine, at most
+ANSWERS_S = 120.0
+LEAST_TRAINING_S = 60.0
+MOST_PIECES = 5  # of eight files: the manifest, the stage's rows and the call's log come back too
+_READY_SHARE, _ANSWERS_SHARE = 0.4, 0.4
 _ENDING_S = 30.0  # to save, to measure and to cut the drafter
 _SHARE = 0.9  # of the time that the planned steps are to fill
 _STATE_S = 60.0  # between states to go on from
@@ -57,16 +66,58 @@ class Course:
     compiled_s: float
 
 
+@dataclass(frozen=True)
+class Budget:
+    """Seconds at most: until the server is ready, for prompts and answers, and for training.
+
+    What the first two do not need, training has too.
+    """
+
+    ready_s: float
+    answers_s: float
+    training_s: float
+
+
 class TimeUpError(Exception):
     """The call ends; the state is written."""
 
 
 def main() -> int:
-    kind, left, device = sys.argv[1], seconds_left(), device_here()
-    say(device=device_name(), measured=device == "cuda", kind=kind)
-    cfg = run_config(kind, kit_home(), device, tiny=device == "cpu")
-    if not read_index(cfg.data.store):
-        say(answers=answer_prompts(cfg, device, 0.3 * left()))
+    left, device = seconds_left(), device_here()
+    cfg = run_config(kit_home(), device)
+    say(device=device_name(), measured=device == "cuda", layers=cfg.drafter.layers)
+    try:
+        if not read_index(cfg.data.store):
+            budget = budget_of(left())
+            say(budget=asdict(budget))
+            logs = kit_home() / "logs"
+            say(answers=answered(cfg, device, logs, budget.ready_s, budget.answers_s))
+        return trained(cfg, device, left)
+    except DSparkError as error:
+        print(f"train: {error}", file=sys.stderr)
+        return 1
+
+
+def budget_of(seconds: float) -> Budget:
+    """Divide a call's seconds, those of the end kept back.
+
+    Answers take two minutes or two fifths of what the server's start leaves. Raises DSparkError
+    when that leaves too little to train.
+    """
+    usable = seconds - _ENDING_S
+    ready_s = min(READY_S, _READY_SHARE * usable)
+    answers_s = min(ANSWERS_S, _ANSWERS_SHARE * (usable - ready_s))
+    training_s = usable - ready_s - answers_s
+    if training_s < LEAST_TRAINING_S:
+        raise DSparkError(
+            f"{seconds:.0f} s leave {max(0.0, training_s):.0f} to train, not "
+            f"{LEAST_TRAINING_S:.0f}; give the call more: tools/gpu/run --seconds"
+        )
+    return Budget(ready_s, answers_s, training_s)
+
+
+def trained(cfg: RunConfig, device: str, left: Callable[[], float]) -> int:
+    """Plan or go on with the run, train, send the drafter; the stage's status."""
     file = cfg.run_dir / "course.json"
     if file.is_file():
         course = Course(**json.loads(file.read_text()))
@@ -76,7 +127,10 @@ def main() -> int:
         write_whole(file, json.dumps(asdict(course)))
     say(course=asdict(course))
     ended = train(timed(cfg, course), course.compiled, lambda: left() > _ENDING_S)
-    say(files=send(f"train-{kind}", cfg.run_dir / "drafter", Path(os.environ["KIT_FILES"])))
+    files = send(NAME, cfg.run_dir / "drafter", Path(os.environ["KIT_FILES"]))
+    say(files=files)
+    if len(files) > MOST_PIECES:
+        raise DSparkError(f"the drafter has {len(files)} pieces, {MOST_PIECES} come back")
     return 0 if ended else GOES_ON
 
 
@@ -120,7 +174,7 @@ def compile_parts(module: nn.Module, device: str) -> None:
     take a minute."""
     torch._dynamo.config.recompile_limit = 64  # a class's parts share their code, not their shapes
     for part in module.modules():
-        if isinstance(part, RMSNorm | MLP | ChainMLP):
+        if isinstance(part, RMSNorm | MLP):
             part.compile(dynamic=True, backend="inductor" if device == "cuda" else "eager")
 
 

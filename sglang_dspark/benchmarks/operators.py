@@ -1,0 +1,53 @@
+"""Time all operators of a step on a CUDA device: `python -m sglang_dspark.benchmarks.operators`.
+
+The most valuable comparison first. `compile_share` compiles what `candidates` will time: Triton
+keeps compiled kernels on disk, so several processes can compile for the one that times.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+
+import torch
+
+from sglang_dspark.benchmarks import accept, admission, commit, greedy, markov
+from sglang_dspark.benchmarks.timing import Candidate, print_rows
+
+# By name: a process that is started anew imports them.
+OPERATORS: dict[str, Callable[..., Iterator[Candidate]]] = {
+    "accept": accept.candidates,
+    "commit": commit.candidates,
+    "markov": markov.candidates,
+    "greedy": greedy.candidates,
+    "admission": admission.candidates,
+}
+# Triton compiles integers of 1 and multiples of 16 on their own, so these have every variant.
+COMPILED = (1, 16)
+
+
+def candidates() -> Iterator[Candidate]:
+    """Yield the candidates of every operator."""
+    for of in OPERATORS.values():
+        yield from of()
+
+
+def compile_share(operator: str, part: int, parts: int) -> int:
+    """Run every `parts`-th candidate of an operator once, from number `part` on; return how many.
+
+    A candidate that raises is skipped: its row will say why.
+    """
+    done = 0
+    for number, candidate in enumerate(OPERATORS[operator](COMPILED)):
+        if number % parts != part:
+            continue
+        try:
+            candidate.make()()
+            done += 1
+        except Exception:
+            continue
+    torch.cuda.synchronize()
+    return done
+
+
+if __name__ == "__main__":
+    print_rows(candidates)

@@ -1,0 +1,91 @@
+"""Compare kernels changed since the last GPU run, then time the step's operators in CUDA graphs.
+
+Comparisons and compiling come first, side by side in processes of their own. Then this process
+times every operator of `sglang_dspark.benchmarks.operators` and prints each row as soon as it
+exists. Without a device the comparisons run in Triton's interpreter and nothing is timed. Ends with
+status 1 where a comparison is off, or where ours could not be timed; the rows are printed all the
+same.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+
+import torch
+
+if not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+
+from collections.abc import Callable
+from functools import partial
+from typing import Any
+
+from sglang_dspark.benchmarks.operators import candidates, compile_share
+from sglang_dspark.benchmarks.timing import Candidate, timed
+from tools.gpu.kit import parity
+from tools.gpu.kit.device import device_name, say, seconds_left
+from tools.gpu.kit.processes import run_together
+from tools.gpu.kit.stages import GOES_ON
+
+# Changed since results/gpu_parity_h200.json; `python -m tools.gpu.kit.parity` compares all.
+CHANGED = ("accept", "accept_block", "markov")
+PREPARING_S = 40.0  # comparing and compiling; what is not compiled by then is compiled when timed
+COMPILED_IN = {"accept": 8, "markov": 2, "commit": 1, "greedy": 1, "admission": 1}  # processes
+ENDING_S = 2.0
+
+
+def main() -> int:
+    left, measured = seconds_left(), torch.cuda.is_available()
+    device = "cuda" if measured else "cpu"
+    say(device=device_name(), measured=measured, interpreted=not measured)
+    findings = parity.Findings(CHANGED, device)
+    jobs: dict[str, Callable[[], Any]] = dict(parity.jobs(CHANGED, device))
+    if measured:
+        jobs |= compiling()
+    seconds = min(PREPARING_S, left() / 2) if measured else left()
+    for job, found in run_together(jobs, parity.PROCESSES[device], seconds):
+        if job.split()[0] in CHANGED:
+            findings.add(job, found)
+        elif isinstance(found, BaseException):
+            print(f"operators: {job}: {found}", file=sys.stderr, flush=True)
+    if not measured:
+        return 0 if findings.whole else 1
+    say(left_s=round(left(), 1))
+    return time_all(findings.whole, left)
+
+
+def compiling() -> dict[str, Callable[[], int]]:
+    """Jobs that compile what will be timed, by names that are no kernels'."""
+    return {
+        f"compiling {name} {part + 1}/{parts}": partial(compile_share, name, part, parts)
+        for name, parts in COMPILED_IN.items()
+        for part in range(parts)
+    }
+
+
+def time_all(whole: bool, left: Callable[[], float]) -> int:
+    """Time every candidate while there is time; return the stage's status.
+
+    whole: nothing was off before.
+    """
+    for candidate in candidates():
+        if left() < ENDING_S:
+            say(ended_before=f"{candidate.op} {candidate.shape} {candidate.case}")
+            return GOES_ON if whole else 1
+        row = timed(candidate)
+        say(row=row)
+        torch.cuda.empty_cache()
+        if failed(candidate, row):
+            print(f"operators: {row}", file=sys.stderr, flush=True)
+            whole = False
+    return 0 if whole else 1
+
+
+def failed(candidate: Candidate, row: dict[str, Any]) -> bool:
+    """Return whether an implementation of ours has no time; a peer may lack one."""
+    return candidate.ours and row["us"] is None
+
+
+if __name__ == "__main__":
+    sys.exit(main())
