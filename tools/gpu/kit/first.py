@@ -26,12 +26,11 @@ from sglang_dspark.loadtest.bench.paired import Plan
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from sglang_dspark.models.simulated import Shape
 from tools.gpu.kit.attending import agreement
-from tools.gpu.kit.device import device_name, say
+from tools.gpu.kit.device import device_name, say, seconds_left
 from tools.gpu.kit.ladder import AGAIN_S, READY_S, Ladder
 from tools.gpu.kit.models import ATTENDING, ATTENDS, QWEN3_4B, TINY, ready
 from tools.gpu.kit.preflight import preflight
 from tools.gpu.kit.rounds import SCHEDULED, Cell, Comparison
-from tools.gpu.kit.runs import seconds_left
 from tools.gpu.kit.sampled import sampled
 from tools.gpu.kit.servers import Load, prompts, server_of
 from tools.gpu.kit.steps import Traced, step_rows, table_of, traced

@@ -1,7 +1,7 @@
 """The kit's models: a target of a real model's shape and its drafters (`models/simulated.py`).
 
 A third of the tokens are doubtful: behind half of them the draft is wrong, behind the others one in
-twenty. A second DSPARK drafter, `poor`, is wrong nearly always, and knows that: drafts do not pay.
+twenty.
 
 Of a target that attends (`ATTENDING`) each token depends on all KV rows before it, so that a wrong
 one changes answers (`attending.py`).
@@ -24,11 +24,10 @@ ATTENDING = {"cuda": SHAPES["qwen3-0.6b"], "cpu": TINY}  # shapes of the target 
 # six is another, without one row of a hundred one in twenty.
 ATTENDS = 1.8
 FAIR = Acceptance(doubtful=1 / 3, right=0.5, otherwise=0.95)
-POOR = Acceptance(doubtful=1 / 3, right=0.02, otherwise=0.05)
 
 
 def ready(home: Path, shape: Shape, device: str, attends: float = 0.0) -> Path:
-    """Folder of `target`, `dspark`, `poor`, `mtp`, `follows.npy` of this shape, made if missing.
+    """Folder of `target`, `dspark`, `mtp`, `follows.npy` of this shape, made if missing.
 
     Weights are bfloat16; a server on `cpu` computes with them in float32. attends: how much
     attention adds (`simulated.write_models`), `ATTENDS` for a target that attends.
@@ -46,6 +45,5 @@ def ready(home: Path, shape: Shape, device: str, attends: float = 0.0) -> Path:
 
 def _make(folder: Path, shape: Shape, device: str, attends: float) -> None:
     simulated.write_models(folder, shape, FAIR, device, attends=attends)
-    simulated.write_dspark(folder / "poor", shape, simulated.table(shape, POOR), device)
     if device == "cuda":
         torch.cuda.empty_cache()  # the server's memory

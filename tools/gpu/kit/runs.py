@@ -19,11 +19,8 @@ from sglang_dspark.models.source import GGUF_NAME
 from sglang_dspark.shipped import shipped
 from sglang_dspark.training.config import RunConfig, load_config
 from tools.gpu.files import write_whole
-from tools.gpu.kit.device import seconds_left
 from tools.gpu.kit.models import TINY, ready
 from tools.gpu.packing.arrival import PROMPTS, has
-
-__all__ = ["demo_target", "device_here", "made_up_prompts", "run_config", "seconds_left"]
 
 LAYERS = "KIT_LAYERS"  # environment: draft layers of a run on the GPU
 _TINY_DATA = {"rows": 16, "half_products": False, "max_prompt_tokens": 96, "max_new_tokens": 24}
