@@ -8,17 +8,23 @@ step, so a chunk of n tokens is n - 1 accepted drafts and the bonus token. The s
 
 from __future__ import annotations
 
-import json
 import time
-from collections.abc import AsyncIterator, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import httpx
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.loadtest.client.bodies import PATHS, Sampling, request_body
+from sglang_dspark.loadtest.client.bodies import PATHS, Api, Sampling, request_body
 from sglang_dspark.loadtest.client.metrics import Completion
-from sglang_dspark.loadtest.client.stream import Answer, OnChunk, refusal
+from sglang_dspark.loadtest.client.stream import (
+    Answer,
+    AnswerReader,
+    MalformedEventError,
+    OnChunk,
+    ReportedError,
+    refusal,
+)
 
 __all__ = ["FLUSH_S", "OnChunk", "SGLangClient", "Sampling"]
 
@@ -48,10 +54,10 @@ class SGLangClient:
     ) -> Completion:
         """`/v1/completions`, streamed, with the token ids of each chunk.
 
-        prompt: text or token ids. Raises DSparkError as `_stream` does.
+        prompt: text or token ids. Raises DSparkError as `_streamed` does.
         """
         body = request_body("completions", prompt, sampling)
-        return await self._openai(PATHS["completions"], body, on_chunk)
+        return await self._streamed("completions", body, on_chunk)
 
     async def chat(
         self,
@@ -64,7 +70,7 @@ class SGLangClient:
         A step whose tokens give no text yet (half a character) is counted with the next chunk.
         """
         body = request_body("chat", messages, sampling)
-        return await self._openai(PATHS["chat"], body, on_chunk)
+        return await self._streamed("chat", body, on_chunk)
 
     async def generate(
         self,
@@ -80,15 +86,13 @@ class SGLangClient:
         The last event's whole `meta_info` is in the result.
         """
         body = {**request_body("generate", prompt, sampling), "stream": stream, **fields}
+        if stream:
+            return await self._streamed("generate", body, on_chunk)
         answer = Answer(on_chunk)
         began = time.perf_counter()
-        if stream:
-            async for event in self._events("/generate", body):
-                answer.native(event, time.perf_counter() - began)
-        else:
-            event = await self._post("/generate", body)
-            answer.native(event, time.perf_counter() - began)
-        return _completion(answer)
+        event = await self._post("/generate", body)
+        answer.native(event, time.perf_counter() - began)
+        return self._completion(answer, "/generate")
 
     async def get_json(self, path: str) -> Any:
         """JSON of a GET request (`/get_server_info`)."""
@@ -111,14 +115,30 @@ class SGLangClient:
         """
         await self._post(f"/flush_cache?timeout={FLUSH_S}", {}, as_json=False)
 
-    async def _openai(
-        self, path: str, body: dict[str, Any], on_chunk: OnChunk | None
+    async def _streamed(
+        self, api: Api, body: dict[str, Any], on_chunk: OnChunk | None
     ) -> Completion:
-        answer = Answer(on_chunk)
+        """Send one request and read its stream up to `[DONE]`.
+
+        Raises DSparkError when the server refuses the request, reports an error in the stream, or
+        the stream ends early, without a finish reason or without a count of its tokens.
+        """
+        answer, path = Answer(on_chunk), PATHS[api]
+        reader = AnswerReader(api, answer)
         began = time.perf_counter()
-        async for event in self._events(path, body):
-            answer.openai(event, time.perf_counter() - began)
-        return _completion(answer)
+        try:
+            async with self._http.stream("POST", path, json=body) as response:
+                if response.status_code != 200:
+                    text = (await response.aread()).decode(errors="replace")
+                    _raise_for(response.status_code, text, path)
+                async for piece in response.aiter_bytes():
+                    if reader.feed(piece, time.perf_counter() - began):
+                        return self._completion(answer, path)
+        except httpx.TransportError as error:
+            raise self._unreachable(error) from error
+        except (ReportedError, MalformedEventError) as error:
+            raise DSparkError(f"the stream from {self._url}{path}: {error}") from None
+        raise DSparkError(f"the stream from {self._url}{path} ended early; see the server's log")
 
     async def _post(self, path: str, body: dict[str, Any], *, as_json: bool = True) -> Any:
         try:
@@ -128,48 +148,21 @@ class SGLangClient:
         _raise_for(response.status_code, response.text, path)
         return response.json() if as_json else response.text
 
-    async def _events(self, path: str, body: dict[str, Any]) -> AsyncIterator[dict[str, Any]]:
-        """Server-sent events up to `[DONE]`.
-
-        Raises DSparkError when the server refuses the request, reports an error in the stream,
-        or the stream ends early.
-        """
-        try:
-            async with self._http.stream("POST", path, json=body) as response:
-                if response.status_code != 200:
-                    text = (await response.aread()).decode(errors="replace")
-                    _raise_for(response.status_code, text, path)
-                async for line in response.aiter_lines():
-                    if not line.startswith("data:"):
-                        continue
-                    data = line[len("data:") :].strip()
-                    if data == "[DONE]":
-                        return
-                    event = json.loads(data)
-                    if "error" in event:
-                        _raise_for(500, data, path)
-                    yield event
-        except httpx.TransportError as error:
-            raise self._unreachable(error) from error
-        raise DSparkError(f"the stream from {self._url}{path} ended early; see the server's log")
-
     def _unreachable(self, error: Exception) -> DSparkError:
         reason = str(error) or type(error).__name__
         return DSparkError(f"lost the server at {self._url} ({reason}); see its log")
 
-
-def _completion(answer: Answer) -> Completion:
-    if not answer.chunks:
-        raise DSparkError(
-            f"the server sent no token (finish reason {answer.finish_reason or 'unknown'})"
+    def _completion(self, answer: Answer, path: str) -> Completion:
+        outcome, reason = answer.close()
+        if outcome != "ok":
+            raise DSparkError(f"the answer from {self._url}{path} does not count: {reason}")
+        return Completion(
+            chunks=tuple(answer.chunks),
+            prompt_tokens=answer.prompt_tokens,
+            finish_reason=answer.finish_reason,
+            spec=answer.spec,
+            meta=answer.meta,
         )
-    return Completion(
-        chunks=tuple(answer.chunks),
-        prompt_tokens=answer.prompt_tokens,
-        finish_reason=answer.finish_reason,
-        spec=answer.spec,
-        meta=answer.meta,
-    )
 
 
 def _raise_for(status: int, text: str, path: str) -> None:

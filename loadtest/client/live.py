@@ -124,6 +124,8 @@ class LiveCell:
             finish_reason=answer.finish_reason,
             error=error,
             spec=answer.spec,
+            asked=arrival.max_new_tokens,
+            loops=answer.loops,
         )
 
     def _beat(self) -> None:

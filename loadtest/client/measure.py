@@ -8,7 +8,7 @@ end belong to no concurrency. An open loop is taken from its start to the last t
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 
 import numpy as np
@@ -118,7 +118,7 @@ def measure_cell(header: Header, records: Sequence[Record], users: int | None) -
         tau=spec.tau,
         spec=spec,
         lag_ms=lag_ms,
-        void=_void(done, failures, lag_ms),
+        void=_void(records, failures, lag_ms),
     )
 
 
@@ -159,10 +159,23 @@ def _dispatch_lag_ms(records: Sequence[Record]) -> float:
     return float(1e3 * np.percentile(late, 99)) if late else 0.0
 
 
-def _void(done: Sequence[Record], failures: Counter[Outcome], lag_ms: float) -> str:
-    if not done:
-        listed = ", ".join(f"{count} {name}" for name, count in sorted(failures.items()))
-        return f"no request came through ({listed or 'none was made'})"
+def first_errors(records: Sequence[Record]) -> dict[str, str]:
+    """Return the first message of each outcome other than "ok"."""
+    return {record.outcome: record.error for record in reversed(records) if not record.ok}
+
+
+def listed_failures(
+    failures: Mapping[Outcome, int] | Mapping[str, int], errors: Mapping[str, str]
+) -> str:
+    """Return the failed requests in words, as `6 malformed (the reason), 1 unsent`."""
+    reasons = {name: f" ({errors[name]})" if errors.get(name) else "" for name in failures}
+    return ", ".join(f"{count} {name}{reasons[name]}" for name, count in sorted(failures.items()))
+
+
+def _void(records: Sequence[Record], failures: Counter[Outcome], lag_ms: float) -> str:
+    if not any(record.ok for record in records):
+        listed = listed_failures(failures, first_errors(records))
+        return f"no request came through: {listed or 'none was made'}"
     if lag_ms > MAX_LAG_MS:
         return f"the client was late by {lag_ms:.1f} ms at p99, more than {MAX_LAG_MS:g} ms"
     return ""

@@ -20,10 +20,10 @@ Outcome = Literal[
     "ok",
     "http",  # the server answered with status 4xx or 5xx
     "connection",  # no connection, or it broke before the answer began
-    "cut",  # the stream ended before its end mark
+    "cut",  # the stream ended before its end mark, or without a finish reason
     "timeout",  # longer silence than the plan allows
     "error",  # the server reported an error, or aborted, within the stream
-    "malformed",  # an event that is no JSON or lacks what it must have
+    "malformed",  # an event that is no JSON or lacks what it must have, or no count of tokens
     "empty",  # a complete answer without a single token
     "unsent",  # the cell ended before its turn came
     "aborted",  # by the client's own `/abort_request`, as its plan says
@@ -38,7 +38,8 @@ class Record:
 
     scheduled: when it was due, None in a closed loop; sent: when it really left, None if it never
     did; at[i], tokens[i]: arrival and number of tokens of chunk i; status: HTTP, 0 without one;
-    ended: when the outcome was known.
+    ended: when the outcome was known; asked: most tokens that the request allowed, 0 if unknown;
+    loops: the text ends in one short piece again and again.
     """
 
     index: int
@@ -55,6 +56,8 @@ class Record:
     finish_reason: str = ""
     error: str = ""
     spec: SpecStats | None = None
+    asked: int = 0
+    loops: bool = False
 
     @property
     def ok(self) -> bool:

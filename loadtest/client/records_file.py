@@ -24,7 +24,7 @@ from sglang_dspark.loadtest.client.records import Header, Record
 
 SUFFIX = ".parquet"
 FORMAT = "dspark-load-records"
-VERSION = 2
+VERSION = 3
 
 # Units as in `records.Record`: seconds from the cell's start; `spec` is null without speculation.
 SCHEMA = pa.schema(
@@ -52,6 +52,8 @@ SCHEMA = pa.schema(
                 ]
             ),
         ),
+        pa.field("asked", pa.int64(), nullable=False),
+        pa.field("loops", pa.bool_(), nullable=False),
     ]
 )
 

@@ -7,7 +7,6 @@ whole requests; the exact times go to our records.
 
 from __future__ import annotations
 
-import json
 from typing import ClassVar
 
 from gevent.socket import timeout as socket_timeout
@@ -18,7 +17,12 @@ from locust.exception import StopUser
 from sglang_dspark.loadtest.client.bodies import PATHS
 from sglang_dspark.loadtest.client.live import LiveCell, Pending
 from sglang_dspark.loadtest.client.records import INTENDED, Outcome
-from sglang_dspark.loadtest.client.stream import SseDecoder, refusal
+from sglang_dspark.loadtest.client.stream import (
+    AnswerReader,
+    MalformedEventError,
+    ReportedError,
+    refusal,
+)
 
 _HEADERS = {
     "Content-Type": "application/json",
@@ -76,20 +80,16 @@ class StreamingUser(FastHttpUser):
             return "timeout", f"nothing for {self.network_timeout:g} s"
         except FAILURE_EXCEPTIONS as error:
             return "cut", _said(error)
-        except (ValueError, LookupError, TypeError, AttributeError) as error:
-            return "malformed", _said(error)
+        except ReportedError as error:
+            return ("aborted", "") if pending.aborted else ("error", str(error))
+        except MalformedEventError as error:
+            return "malformed", str(error)
 
     def _read(self, response: ResponseContextManager, pending: Pending) -> tuple[Outcome, str]:
-        decoder, answer, sent = SseDecoder(), pending.answer, pending.sent or 0.0
+        reader, sent = AnswerReader(self.cell.plan.api, pending.answer), pending.sent or 0.0
         while line := response.stream.readline(b"\n"):
-            at = self.cell.now() - sent
-            for data in decoder.feed(bytes(line)):
-                if data == "[DONE]":
-                    return _verdict(pending)
-                event = json.loads(data)
-                if "error" in event:
-                    return ("aborted", "") if pending.aborted else ("error", refusal(data))
-                answer.add(self.cell.plan.api, event, at)
+            if reader.feed(bytes(line), self.cell.now() - sent):
+                return _verdict(pending)
             if self._breaks_off(response, pending):
                 return "left", ""
         return "cut", "the stream ended without [DONE]"
@@ -108,16 +108,11 @@ class StreamingUser(FastHttpUser):
 
 
 def _verdict(pending: Pending) -> tuple[Outcome, str]:
-    answer = pending.answer
-    if answer.finish_reason == "abort" and pending.aborted:
+    outcome, reason = pending.answer.close()
+    # Other servers end the stream of an aborted request without a finish reason.
+    if pending.aborted and pending.answer.finish_reason in ("abort", ""):
         return "aborted", ""
-    if answer.finish_reason == "abort":
-        return "error", refusal(json.dumps(answer.meta.get("finish_reason", "aborted")))
-    if not answer.chunks:
-        return "empty", f"no token (finish reason {answer.finish_reason or 'unknown'})"
-    if answer.tokens == 0:
-        return "malformed", "the server counted no tokens in its stream"
-    return "ok", ""
+    return outcome, reason
 
 
 def _said(error: object) -> str:

@@ -130,8 +130,15 @@ class Fleet:
         return "" if server is None else server.log_tail()
 
     def log_path(self, name: str) -> Path:
-        """Where its log is."""
+        """Return the log of a server that the sweep starts; an arm by URL has none."""
         return self._logs / f"{name}.log"
+
+    def log_hint(self, name: str) -> str:
+        """Return the end of a message: the log where the arm's server says more."""
+        place = self.places[name]
+        if place.spec is None:
+            return f"see the log of the server at {place.url}"
+        return f"see {self.log_path(name)}"
 
     def _keep_log(self, name: str) -> None:
         """A server that is started again writes a new log; the old one tells why."""

@@ -120,7 +120,7 @@ class Sweep:
             if not found.ok or not found.tokens_per_s > 0:
                 raise DSparkError(
                     f"the pilot on {arm} failed: {found.void or found.failures}; "
-                    f"see {self._fleet.log_path(arm)}"
+                    f"{self._fleet.log_hint(arm)}"
                 )
             speeds[users] = found.tokens_per_s
             lengths[users] = found.tokens / found.ok
@@ -176,9 +176,9 @@ class Sweep:
         run_dir.write(self._work.run / CELLS / f"{planned.name}.json", cell)
         self._observer.measured(cell)
         if cell.died and on_death == "stop":
-            log = self._fleet.log_path(planned.arm)
+            hint = self._fleet.log_hint(planned.arm)
             raise ServerDiedError(
-                f"the {planned.arm} server died in cell {planned.name} (log: {log}); the same "
+                f"the {planned.arm} server died in cell {planned.name} ({hint}); the same "
                 "command with --out goes on, --on-death continue would have"
             )
 
@@ -218,7 +218,7 @@ class Sweep:
             suffix = f".{number}" if number else ""
             _copy(records, work.run / CELLS / f"{planned.name}{suffix}{SUFFIX}")
         gamma = work.gammas[planned.arm]
-        sent = Sent(work.config.mix, plan.repeats, work.config.hold)
+        sent = Sent(work.config.mix, plan.repeats, work.config.hold, plan.ignore_eos)
         return make_cell(planned, sent, gamma, attempt, result, watched)
 
     def _survived(self, arm: str, result: CellResult) -> bool:

@@ -7,12 +7,13 @@ from dataclasses import dataclass
 from datetime import UTC, datetime
 from typing import Any
 
-from sglang_dspark.loadtest.client.measure import Measurement, Spread
+from sglang_dspark.loadtest.client.measure import Measurement, Spread, first_errors
 from sglang_dspark.loadtest.client.metrics import SpecStats
 from sglang_dspark.loadtest.client.records import Record
 from sglang_dspark.loadtest.client.replay import Replay
 from sglang_dspark.loadtest.client.runner import CellResult
 from sglang_dspark.loadtest.client.schedule import PHASES, Arrivals, Gamma, Poisson, Surge
+from sglang_dspark.loadtest.sweep.answer_checks import answer_warnings
 from sglang_dspark.loadtest.sweep.config import Hold
 from sglang_dspark.loadtest.sweep.counters import totals_of
 from sglang_dspark.loadtest.sweep.parts import Phase, Within
@@ -37,11 +38,13 @@ class Watched:
 @dataclass(frozen=True)
 class Sent:
     """What was sent: the mix's name, and of how many requests the prompt was sent before; hold:
-    limits that are looked for, None if none are."""
+    limits that are looked for, None if none are; whole: answers were to go on to their full length
+    (`ignore_eos`)."""
 
     mix: str
     repeats: int
     hold: Hold | None = None
+    whole: bool = False
 
 
 def make_cell(
@@ -73,7 +76,8 @@ def make_cell(
         verify_length=_verify_length(gamma, found.spec, watched),
         domains=_domains(done),
         failures=found.failures,
-        errors={each.outcome: each.error for each in reversed(records) if not each.ok},
+        errors=first_errors(records),
+        warnings=answer_warnings(done, sent.whole),
         lag_ms=found.lag_ms,
         void=_void(found, watched),
         disagreements=_disagreements(records, watched),

@@ -176,7 +176,8 @@ class Cell(_File):
     step_s: decoding seconds a step, as a client sees it; histogram[n]: verify steps of a request
     that accepted exactly n drafts; verify_length: mean drafts verified a step and request;
     failures: requests by outcome (records.py);
-    errors: one message of each outcome; lag_ms: client's lateness at p99; void: why the cell must
+    errors: one message of each outcome; warnings: by kind, what is odd about the answers
+    (answer_checks.py); lag_ms: client's lateness at p99; void: why the cell must
     not be compared, "" if it may; died: the server ended within it, log_tail then its last lines;
     disagreements: between the client's totals and the server's counters; repeats: requests whose
     whole prompt the cell had sent before; phases: of a cell with a burst;
@@ -223,6 +224,7 @@ class Cell(_File):
     repeats: int = 0
     phases: list[Phase] = []
     within: Within | None = None
+    warnings: dict[str, str] = {}
 
     @property
     def name(self) -> str:
@@ -321,7 +323,7 @@ class SlaSummary(_File):
 
 class Summary(_File):
     """Comparisons over all cells. label: what every picture and table must say of them, "" if
-    nothing. notes: voids, deaths, disagreements, cells not measured."""
+    nothing. notes: voids, deaths, warnings, disagreements, cells not measured."""
 
     version: int = VERSION
     label: str = ""

@@ -8,6 +8,7 @@ calls a winner whose interval contains 1.
 from __future__ import annotations
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 
@@ -15,6 +16,7 @@ import numpy as np
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.intervals import MIN_TRIALS, Ratio, paired_ratio
+from sglang_dspark.loadtest.client.measure import listed_failures
 from sglang_dspark.loadtest.sweep.bursts import bursts
 from sglang_dspark.loadtest.sweep.config import SlaLimits, SweepConfig
 from sglang_dspark.loadtest.sweep.frontier import Matched, Point, compare_matched, frontier
@@ -47,8 +49,12 @@ class Cells:
     @classmethod
     def of(cls, cells: Sequence[Cell]) -> Cells:
         """Those that may be compared."""
-        good = [c for c in cells if not c.void and c.tokens_per_s and c.speed.p50]
+        good = [c for c in cells if not c.void and c.tokens_per_s]
         return cls({(c.arm, c.loop, c.level, c.trial): c for c in good})
+
+    def with_speed(self) -> Cells:
+        """Those with a speed per user, which answers of one chunk do not have."""
+        return Cells({place: cell for place, cell in self.by_place.items() if cell.speed.p50})
 
     def at(self, arm: str, loop: Loop, level: float) -> dict[int, Cell]:
         """By trial."""
@@ -76,7 +82,7 @@ def summarise(config: SweepConfig, cells: Sequence[Cell], planned: int) -> Summa
         slas=[_sla(config, good, limits) for limits in config.slas],
         hold=None if config.hold is None else held(config, cells),
         bursts=bursts(config.names, list(good.by_place.values())),
-        notes=[*_notes(cells, planned), *_repeats(config, cells)],
+        notes=[*_notes(cells, planned), *_warnings(cells), *_repeats(config, cells)],
     )
 
 
@@ -84,6 +90,7 @@ def compared(
     good: Cells, over: str, under: str, what: str, loop: Loop, level: float
 ) -> Compared | None:
     """The paired ratio at one load, None where no trial has both arms."""
+    good = good.with_speed() if what == "speed_p50" else good
     ours, theirs = good.at(over, loop, level), good.at(under, loop, level)
     trials = sorted(ours.keys() & theirs.keys())
     if not trials:
@@ -109,6 +116,7 @@ def compared(
 
 def matched_summary(good: Cells, over: str, under: str) -> MatchedSummary:
     """Speed per user at equal total throughput, closed loop (paper, Figure 7)."""
+    good = good.with_speed()
     trials, levels, left_out = _comparable(good, over, under)
     if not trials or not levels[under] or not levels[over]:
         return _no_match(over, under, [*left_out, "no load has valid cells of both arms"])
@@ -235,7 +243,7 @@ def _levels(cells: Sequence[Cell], good: Cells) -> list[Level]:
                 trials=len(own),
                 void=len(all_cells) - len(own),
                 tokens_per_s=_interval([_value(c, "tokens_per_s") for c in own]),
-                speed_p50=_interval([_value(c, "speed_p50") for c in own]),
+                speed_p50=_interval([v for c in own if (v := c.speed.p50) is not None]),
                 speed_p10=_interval([v for c in own if (v := c.speed.p10) is not None]),
                 ttft_p50=_mean([c.ttft.p50 for c in own]),
                 ttft_p95=_mean([c.ttft.p95 for c in own]),
@@ -287,7 +295,7 @@ def mean_points(cells: Sequence[Cell], arm: str) -> list[Point]:
 
 
 def _mean_points(good: Cells, arm: str, loop: Loop) -> list[Point]:
-    points = []
+    points, good = [], good.with_speed()
     for level in good.levels(arm, loop):
         own = [_point(cell) for cell in good.at(arm, loop, level).values()]
         means = np.mean([[p.throughput, p.speed_p50, p.speed_p10, p.ttft_p95] for p in own], axis=0)
@@ -341,10 +349,23 @@ def _notes(cells: Sequence[Cell], planned: int) -> list[str]:
         if cell.void:
             notes.append(f"{cell.name} is void: {cell.void}")
         elif cell.failures:
-            listed = ", ".join(f"{count} {name}" for name, count in cell.failures.items())
+            listed = listed_failures(cell.failures, cell.errors)
             notes.append(f"{cell.name}: of {cell.requests} requests {listed}")
         notes += [f"{cell.name}: {line}" for line in cell.disagreements]
     return notes
+
+
+def _warnings(cells: Sequence[Cell]) -> list[str]:
+    """A line for each arm and kind of warning, with the words of the first cell that has it."""
+    found: dict[tuple[str, str], list[Cell]] = {}
+    for cell in cells:
+        for kind in cell.warnings:
+            found.setdefault((cell.arm, kind), []).append(cell)
+    counts = Counter(cell.arm for cell in cells)
+    return [
+        f"{own[0].name}: {own[0].warnings[kind]} (so in {len(own)} of {counts[arm]} cells of {arm})"
+        for (arm, kind), own in sorted(found.items())
+    ]
 
 
 def _repeats(config: SweepConfig, cells: Sequence[Cell]) -> list[str]:

@@ -32,6 +32,7 @@ class SweepView:
         self._spent = self._planned = 0.0
         self._began: dict[str, float] = {}
         self._now = ""
+        self._warned: set[tuple[str, str]] = set()  # by arm and kind
         self._said_at = 0.0
 
     @contextmanager
@@ -90,14 +91,25 @@ class SweepView:
         if cell.void:
             figures = f"void: {cell.void}"
         else:
-            figures = f"{cell.tokens_per_s or 0:.1f} tokens/s, {cell.speed.p50 or 0:.1f} per user"
+            figures = f"{cell.tokens_per_s or 0:.1f} tokens/s"
+            figures += "" if cell.speed.p50 is None else f", {cell.speed.p50:.1f} per user"
             figures += f", tau {cell.tau:.2f}" if cell.tau is not None else ""
         if cell.repeats:
             figures += f", {cell.repeats} of {cell.requests} prompts sent before"
         count = f"[{len(self._done)}/{max(len(self._expected), len(self._done))}]"
         self._line(f"{count} {place}: {figures} (left: {self.left()})")
-        for line in cell.log_tail.splitlines():
+        for line in (*self._new_warnings(cell), *cell.log_tail.splitlines()):
             self._line(f"    {line}")
+
+    def _new_warnings(self, cell: Cell) -> list[str]:
+        """Warnings of the kinds that this arm had none of before."""
+        new = {
+            kind: line
+            for kind, line in cell.warnings.items()
+            if (cell.arm, kind) not in self._warned
+        }
+        self._warned |= {(cell.arm, kind) for kind in new}
+        return list(new.values())
 
     def troubled(self, arm: str, said: str) -> None:
         """A cell could not be measured."""

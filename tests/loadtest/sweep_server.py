@@ -2,6 +2,8 @@
 
 `--step S` is the time of a decoding step, `--die-after N` ends the process in the middle of its
 N-th answer, `--flushes N` refuses to empty the cache after N times (as one that hangs does).
+`--form` changes its streams: `whole` sends each answer in one chunk, `short` ends it after two
+tokens, `boom` reports an error in the middle and ends as if all were well, `uncounted` counts none.
 Of SGLang's other arguments `/server_info` tells the model, the tokenizer and the drafting, the rest
 mean nothing. Each answer has the tokens that
 the request asks for, two a step after the first, and comes with the counts of a drafter of depth 2.
@@ -39,6 +41,7 @@ class State:
     die_after: int
     flushes: int
     info: dict[str, Any]
+    form: str = ""
     begun: int = 0
     requests: int = 0
     generated: int = 0
@@ -64,6 +67,7 @@ def _event(choice: dict[str, Any], sent: int, **more: Any) -> str:
 async def _answer(state: State, asked: int) -> AsyncIterator[str]:
     state.begun += 1
     dies = state.begun == state.die_after
+    asked = min(asked, 2) if state.form == "short" else asked
     sent = steps = 0
     while sent < asked:
         await asyncio.sleep(state.step_s)
@@ -73,7 +77,14 @@ async def _answer(state: State, asked: int) -> AsyncIterator[str]:
         new = min(PER_STEP if sent else 1, asked - sent)
         sent, steps = sent + new, steps + (sent > 0)
         choice = {"index": 0, "text": "x" * new, "token_ids": [1] * new}
-        if sent < asked:
+        if state.form == "boom" and steps:
+            yield f"event: error\ndata: {json.dumps({'message': 'boom', 'code': 500})}\n\n"
+            break
+        if state.form == "uncounted":
+            choice.pop("token_ids")
+            last = None if sent < asked else "length"
+            yield f"data: {json.dumps({'choices': [{**choice, 'finish_reason': last}]})}\n\n"
+        elif sent < asked and state.form != "whole":
             yield _event({**choice, "finish_reason": None}, sent)
     counts = {
         "spec_verify_ct": steps,
@@ -81,9 +92,10 @@ async def _answer(state: State, asked: int) -> AsyncIterator[str]:
         "spec_correct_drafts_histogram": [0, steps, 0],
     }
     state.requests, state.generated = state.requests + 1, state.generated + sent
-    yield _event(
-        {**choice, "finish_reason": "length"}, sent, sglext={"spec_tokens_details": counts}
-    )
+    if state.form not in ("boom", "uncounted"):
+        choice = {"index": 0, "text": "x" * sent} if state.form == "whole" else choice
+        details = {"spec_tokens_details": counts}
+        yield _event({**choice, "finish_reason": "length"}, sent, sglext=details)
     yield "data: [DONE]\n\n"
 
 
@@ -143,12 +155,13 @@ def main() -> None:
     parser.add_argument("--step", type=float, default=0.02)
     parser.add_argument("--die-after", type=int, default=0)
     parser.add_argument("--flushes", type=int, default=10**9)
+    parser.add_argument("--form", default="", choices=["", "whole", "short", "boom", "uncounted"])
     known, _ = parser.parse_known_args()
     subprocess.Popen(
         tied([sys.executable, "-S", "-c", f"input()  # child of {known.port}"]),
         stdin=subprocess.PIPE,
     )
-    state = State(known.step, known.die_after, known.flushes, _info(known))
+    state = State(known.step, known.die_after, known.flushes, _info(known), known.form)
     uvicorn.run(application(state), host=known.host, port=known.port, log_level="warning")
 
 

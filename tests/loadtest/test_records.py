@@ -127,13 +127,13 @@ def test_broken_files_are_refused(tmp_path: Path) -> None:
     for metadata, said in (
         (None, "is not a file of load records"),
         ({FORMAT: "[]"}, "is not a file of load records"),
-        ({FORMAT: '{"version": 2, "worker": 0}'}, "is not a file of load records"),
-        ({FORMAT: '{"version": 1}'}, "another version"),
+        ({FORMAT: '{"version": 3, "worker": 0}'}, "is not a file of load records"),
+        ({FORMAT: '{"version": 2}'}, "another version"),
     ):
         pq.write_table(SCHEMA.with_metadata(metadata).empty_table(), path)
         with pytest.raises(DSparkError, match=said):
             read_records(path)
-    strange = pa.table({"a": [1]}).replace_schema_metadata({FORMAT: '{"version": 2}'})
+    strange = pa.table({"a": [1]}).replace_schema_metadata({FORMAT: '{"version": 3}'})
     pq.write_table(strange, path)
     with pytest.raises(DSparkError, match="is not a file of load records"):
         read_records(path)
@@ -162,7 +162,7 @@ def test_failures_are_counted_and_their_tokens_are_not() -> None:
     records = [
         ONE,
         record(1, 1.0, (1.2, 1.4), (1, 5), outcome="cut"),
-        record(2, 1.0, outcome="http"),
+        replace(record(2, 1.0, outcome="http"), error="busy"),
         record(3, None, outcome="unsent"),
     ]
     measured = measure_cell(HEADER, records, users=None)
@@ -170,7 +170,7 @@ def test_failures_are_counted_and_their_tokens_are_not() -> None:
     assert (measured.requests, measured.ok, measured.tokens) == (4, 1, 5)
     assert measured.tokens_per_s == pytest.approx(5 / 1.9)
     nothing = measure_cell(HEADER, records[1:], users=None)
-    assert "no request came through (1 cut, 1 http, 1 unsent)" in nothing.void
+    assert "no request came through: 1 cut, 1 http (busy), 1 unsent" in nothing.void
     assert nothing.tokens_per_s != nothing.tokens_per_s
 
 

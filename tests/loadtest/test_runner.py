@@ -58,6 +58,14 @@ FAULTS = {
     "@babble": "malformed",
     "@hush": "timeout",
     "@nothing": "empty",
+    "@boom": "error",
+    "@bare": "error",
+    "@unfinished": "cut",
+    "@null": "ok",
+    "@late": "ok",
+    "@last": "ok",
+    "@uncounted": "malformed",
+    "@whole": "ok",
 }
 
 
@@ -211,9 +219,30 @@ def test_every_failure_is_recorded(url: str, tmp_path: Path) -> None:
     assert {prompt: record.outcome for prompt, record in records.items()} == FAULTS
     assert (records["@refuse"].status, records["@refuse"].error) == (503, "busy")
     assert records["@error"].error == "out of memory"
+    assert (records["@boom"].error, records["@bare"].error) == ("boom", "bare")
+    assert records["@unfinished"].error == "the stream ended without a finish_reason"
+    assert "counts no tokens in its stream" in records["@uncounted"].error
+    assert "cannot read the event '{half' (JSONDecodeError: " in records["@babble"].error
     assert sum(records["@cut"].tokens) == sum(COUNTS[: STEPS // 2])
-    assert result.measurement.ok == 1
-    assert sum(result.measurement.failures.values()) == len(FAULTS) - 1
+    assert result.measurement.ok == sum(outcome == "ok" for outcome in FAULTS.values())
+    assert sum(result.measurement.failures.values()) == len(FAULTS) - result.measurement.ok
+
+
+def test_a_usage_at_the_end_counts_by_chunks_of_text(url: str, tmp_path: Path) -> None:
+    """The chunks of `timed_server` have as many characters as tokens: the spread is close."""
+    forms = ("fine", "@late", "@last", "@whole")
+    result = run_cell(plan(ClosedLoop(users=4, requests=4), "chat", forms), url, tmp_path)
+    records = {record.prompt: record for record in result.records}
+    assert {record.total_tokens for record in result.records} == {TOKENS}
+    for form in forms[:3]:
+        differences = [a - b for a, b in zip(records[form].tokens, COUNTS, strict=True)]
+        assert max(map(abs, differences)) <= (0 if form == "fine" else 1)
+    for form in forms[1:3]:
+        assert records[form].ttft < FIRST_S + 3 * STEP_S  # not that of the usage, at the end
+        assert 1 / records[form].tpot == pytest.approx(1 / records["fine"].tpot, rel=0.3)
+    assert records["@whole"].tokens == (TOKENS,)
+    assert records["@whole"].tpot != records["@whole"].tpot  # one chunk has no speed
+    assert all(record.loops and record.asked == 8 for record in result.records)
 
 
 def test_requests_are_broken_off_as_planned(url: str, tmp_path: Path) -> None:
@@ -239,7 +268,7 @@ def test_no_server_is_counted_and_voids_the_cell(tmp_path: Path) -> None:
     nobody = f"http://127.0.0.1:{free_ports()}"
     result = run_cell(plan(ClosedLoop(users=2, requests=4)), nobody, tmp_path)
     assert result.measurement.failures == {"connection": 4}
-    assert "4 connection" in result.measurement.void
+    assert "no request came through: 4 connection (Connect" in result.measurement.void
 
 
 def test_the_end_of_the_cell_leaves_nothing_out(url: str, tmp_path: Path) -> None:

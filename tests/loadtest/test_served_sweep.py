@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 import threading
@@ -111,20 +112,79 @@ def told(**other: Any) -> bytes:
     return json.dumps({**fields, **other}).encode()
 
 
+def swept(folder: Path, *urls: str) -> subprocess.CompletedProcess[str]:
+    """`dspark sweep` of these servers with one and two users, in `folder`/run."""
+    command = [sys.executable, "-m", "sglang_dspark.cli.main", "sweep"]
+    command += [word for url in urls for word in ("--url", url)]
+    command += ["--concurrency", "1,2", "--trials", "1", "--seconds", "1", "--out", "run"]
+    return subprocess.run(
+        command,
+        cwd=folder,
+        env={**os.environ, "PYTHONPATH": str(ROOT), "COLUMNS": "300"},
+        capture_output=True,
+        text=True,
+        timeout=LONG_S,
+    )
+
+
+@pytest.mark.parametrize(
+    ("form", "said"),
+    [
+        ("boom", r"no request came through: \d+ error \(boom\)"),
+        ("uncounted", r"\d+ malformed \(the server counts no tokens in its stream: it sends nei"),
+    ],
+)
+def test_answers_that_do_not_count_end_the_sweep(
+    tmp_path: Path, target: Path, form: str, said: str
+) -> None:
+    """With the reason, and without the name of a log that nothing writes."""
+    with running(target, f"--form={form}", "--step=0.005") as url:
+        done = swept(tmp_path, url)
+    assert done.returncode == 1
+    (line,) = [line for line in done.stderr.splitlines() if "the pilot on plain failed" in line]
+    assert re.search(said, line)
+    assert line.endswith(f"; see the log of the server at {url}")
+    assert "plain.log" not in done.stdout + done.stderr
+
+
+def test_answers_in_one_chunk_have_throughput_and_a_reason(tmp_path: Path, target: Path) -> None:
+    with running(target, "--form=whole", "--step=0.005") as url:
+        done = swept(tmp_path, url)
+    assert done.returncode == 0, done.stderr
+    reason = "the server sends whole answers in one chunk: no speed per user can be measured; "
+    (early, late) = [line for line in done.stderr.splitlines() if reason in line]
+    assert early == f"    {reason}throughput is"
+    assert late.endswith("throughput is (so in 2 of 2 cells of plain)")
+    assert "per user" not in early.replace(reason, "")
+    assert "0.0 per user" not in done.stderr
+    summary = run_dir.read_summary(tmp_path / "run")
+    if any(level.trials == 0 for level in summary.levels):
+        return  # the machine is busy and the client was late
+    assert all(level.tokens_per_s and level.speed_p50 is None for level in summary.levels)
+    page = tmp_path / "run" / "report.html"
+    write_sweep_report(tmp_path / "run", page)
+    assert reason in page.read_text()
+
+
+def test_short_answers_that_loop_are_named(tmp_path: Path, target: Path) -> None:
+    with running(target, "--form=short", "--step=0.005") as url:
+        done = swept(tmp_path, url)
+    assert done.returncode == 0, done.stderr
+    assert len(re.findall(r"answers are short: 2 of \d+ tokens asked for", done.stderr)) == 2
+    assert "again and again" not in done.stderr  # two characters are no loop
+    with running(target, "--step=0.002") as url:
+        (tmp_path / "other").mkdir()
+        done = swept(tmp_path / "other", url)
+    found = re.findall(r"(\d+) of (\d+) answers end in one piece of text again", done.stderr)
+    assert found
+    assert all(some == every for some, every in found)
+    assert "answers are short" not in done.stderr
+
+
 def test_two_servers_are_swept_without_a_file(tmp_path: Path, target: Path) -> None:
     drafting = ["--speculative-algorithm=DSPARK", "--speculative-num-draft-tokens=3"]
     with running(target) as plain, running(target, *drafting, "--enable-metrics") as dspark:
-        command = [sys.executable, "-m", "sglang_dspark.cli.main", "sweep", "--url", plain]
-        command += ["--url", f"{dspark}/", "--concurrency", "1,2", "--trials", "1"]
-        command += ["--seconds", "1", "--out", "run"]
-        done = subprocess.run(
-            command,
-            cwd=tmp_path,
-            env={**os.environ, "PYTHONPATH": str(ROOT)},
-            capture_output=True,
-            text=True,
-            timeout=LONG_S,
-        )
+        done = swept(tmp_path, plain, f"{dspark}/")
     assert done.returncode == 0, done.stderr
     run = tmp_path / "run"
     info, cells = run_dir.read_run(run), run_dir.read_cells(run)

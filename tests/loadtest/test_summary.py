@@ -241,3 +241,38 @@ def test_published_figures_have_their_names() -> None:
     rows = metrics["by_concurrency"]
     assert [row["concurrency"] for row in rows] == [1, 2, 4]
     assert rows[0]["dspark"]["tau"] == 2.0
+
+
+def test_cells_without_a_speed_per_user_keep_their_throughput() -> None:
+    """A server that sends whole answers in one chunk has no speed; the other arms have."""
+    none = Percentiles(mean=None, p10=None, p50=None, p90=None, p95=None, p99=None)
+    mute = [
+        each.model_copy(update={"speed": none} if each.arm == "mtp1" else {}) for each in cells()
+    ]
+    found = summarise(CONFIG, mute, 36)
+    levels = {(row.arm, row.level): row for row in found.levels}
+    assert levels["mtp1", 4].speed_p50 is None
+    assert (levels["mtp1", 4].trials, levels["mtp1", 4].void) == (4, 0)
+    assert levels["mtp1", 4].tokens_per_s is not None
+    assert levels["dspark", 4].speed_p50 is not None
+    ratios = {(row.over, row.under, row.what) for row in found.ratios}
+    assert ("dspark", "mtp1", "tokens_per_s") in ratios
+    assert ("dspark", "mtp1", "speed_p50") not in ratios
+    assert found.matched[0].mid is None
+    assert "nothing could be compared" in found.verdict
+    gate = parse_gate("dspark>=mtp1@speed-4:1.0", CONFIG.names)
+    assert "cannot be judged" in misses([gate], mute)[0]
+
+
+def test_failures_come_with_their_reason_and_warnings_once() -> None:
+    broken = {"failures": {"error": 2}, "errors": {"error": "boom"}}
+    odd = {"warnings": {"short": "answers are short: 2 of 64"}}
+    some = [
+        each.model_copy(update=broken if each.name == "plain-closed-1-0" else {})
+        for each in cells()
+    ]
+    some = [each.model_copy(update=odd if each.arm == "dspark" else {}) for each in some]
+    assert summarise(CONFIG, some, 36).notes == [
+        "plain-closed-1-0: of 9 requests 2 error (boom)",
+        "dspark-closed-1-0: answers are short: 2 of 64 (so in 12 of 12 cells of dspark)",
+    ]

@@ -4,8 +4,12 @@ A request waits FIRST_S, then sends STEPS chunks, one every STEP_S; chunk k has 
 Times are kept against the request's own start, so that delays of the event loop do not add up.
 What a prompt contains chooses a fault: `@refuse` is answered with 503, `@cut` breaks off in the
 middle, `@abort` and `@error` fail within the stream, `@babble` sends no JSON, `@hush` falls silent,
-`@nothing` ends without a token. GET `/truth` tells when chunks really left, and forgets it: a busy
-machine keeps the server waiting too, and what it did is then the truth to be found by a client.
+`@nothing` ends without a token; `@boom` reports an error in an event of that name and ends as if
+all were well, `@bare` in an event of a message alone, `@unfinished` gives no finish reason. Others
+change the form of a good stream: `@null` has `"error": null` in every event, `@late` its usage in
+an event of its own at the end, `@last` in the last chunk, `@uncounted` none, `@whole` all in one
+chunk. GET `/truth` returns when chunks really left, and forgets it: a busy machine keeps the server
+waiting too, and what it did is then the truth to be found by a client.
 Run as a module: `--port N`, and `--host` where it is not the loopback.
 """
 
@@ -51,6 +55,8 @@ async def _stream(api: str, body: str) -> AsyncIterator[str]:
         await asyncio.sleep(max(0.0, began + FIRST_S + step * STEP_S - clock()))
         if "@nothing" in body:
             break
+        if "@whole" in body and step < STEPS - 1:
+            continue
         if step == STEPS // 2:
             if "@cut" in body:
                 return
@@ -60,8 +66,16 @@ async def _stream(api: str, body: str) -> AsyncIterator[str]:
                 yield json.dumps({"error": {"message": "out of\nmemory"}})
             if "@babble" in body:
                 yield "{half"
+            if "@boom" in body:
+                yield f"event: error\ndata: {json.dumps({'message': 'boom', 'code': 500})}"
+                break
+            if "@bare" in body:
+                yield json.dumps({"object": "error", "message": "bare", "code": 500})
+                break
+        new = TOKENS if "@whole" in body else new
         sent += new
         event = _event(api, sent, new, step == STEPS - 1)
+        usage = _changed(event, body, step == STEPS - 1)
         if json.loads(body).get("rid") in _aborted:
             event["choices"][0]["finish_reason"] = "abort"
             yield json.dumps(event)
@@ -69,7 +83,22 @@ async def _stream(api: str, body: str) -> AsyncIterator[str]:
         if "@abort" in body and step == STEPS - 1:
             event["choices"][0]["finish_reason"] = "abort"
         yield json.dumps(event)
+        if usage is not None:
+            yield json.dumps({"choices": [], "usage": usage})
     yield "[DONE]"
+
+
+def _changed(event: dict[str, Any], body: str, last: bool) -> dict[str, Any] | None:
+    """Give an event the form that the prompt asks for; the usage of one to be sent behind it."""
+    if "@null" in body:
+        event["error"] = None
+    if "@unfinished" in body:
+        event["choices"][0]["finish_reason"] = None
+    if "@late" in body or "@uncounted" in body or ("@last" in body and not last):
+        usage = event.pop("usage")
+        event["choices"][0].pop("token_ids", None)
+        return usage if "@late" in body and last else None
+    return None
 
 
 async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
@@ -98,7 +127,8 @@ async def _serve(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> 
         left: list[float] = []
         async for data in _stream(api, body):
             left.append(clock() - began)
-            payload = f"data: {data}\n\n".encode()
+            named = data.startswith("event:")
+            payload = f"{data}\n\n".encode() if named else f"data: {data}\n\n".encode()
             writer.write(b"%x\r\n%s\r\n" % (len(payload), payload))
             await writer.drain()
             if data == "[DONE]":

@@ -10,6 +10,8 @@ METRICS = "loadtest/client/metrics.py"
 CAPACITY = ("tests/loadtest/test_frontier.py",)
 RECORDS = "tests/loadtest/test_records.py"
 COUNTS = "tests/loadtest/test_metrics.py"
+STREAM, STREAMS = "loadtest/client/stream.py", "tests/loadtest/test_stream.py"
+CHECKS = "loadtest/sweep/answer_checks.py"
 
 MUTANTS = (
     Mutant(
@@ -99,6 +101,60 @@ MUTANTS = (
         old="if not c.void and c.tokens_per_s",
         new="if c.tokens_per_s",
         tests=("tests/loadtest/test_summary.py::test_void_cells_are_left_out_and_said",),
+    ),
+    Mutant(
+        name="an error event is an answer",
+        area="metrics",
+        file=STREAM,
+        old='if event.name == "error":',
+        new="if False:",
+        tests=(f"{STREAMS}::test_an_error_in_the_stream_is_no_end",),
+    ),
+    Mutant(
+        name="an error of null is an error",
+        area="metrics",
+        file=STREAM,
+        old='if value.get("error") or',
+        new='if "error" in value or',
+        tests=(f"{STREAMS}::test_no_error_is_no_error",),
+    ),
+    Mutant(
+        name="a stream without a finish reason counts",
+        area="metrics",
+        file=STREAM,
+        old="if not self.finish_reason or self._unfinished:",
+        new="if False:",
+        tests=(f"{STREAMS}::test_a_stream_without_a_finish_reason_is_cut",),
+    ),
+    Mutant(
+        name="all tokens come with the usage at the end",
+        area="metrics",
+        file=STREAM,
+        old="if self._uncounted and self._reported:",
+        new="if False:",
+        tests=(f"{STREAMS}::test_a_usage_at_the_end_is_spread_over_the_text",),
+    ),
+    Mutant(
+        name="cells without a speed lose their throughput",
+        area="metrics",
+        file="loadtest/sweep/summary.py",
+        old="if not c.void and c.tokens_per_s]",
+        new="if not c.void and c.tokens_per_s and c.speed.p50]",
+        tests=(
+            "tests/loadtest/test_summary.py::"
+            "test_cells_without_a_speed_per_user_keep_their_throughput",
+        ),
+    ),
+    Mutant(
+        name="the shortest answer is the median",
+        area="metrics",
+        file=CHECKS,
+        old="statistics.median(shares) <",
+        new="min(shares) <",
+        tests=(
+            "tests/loadtest/test_answer_checks.py::"
+            "test_few_tokens_are_less_where_answers_were_to_be_whole",
+        ),
     ),
     Mutant(
         name="the drain counted as load",
