@@ -71,7 +71,7 @@ class WorkloadOptions:
     prompts: Annotated[
         list[str] | None,
         typer.Option(
-            help="JSONL file of prompts as [DOMAIN=]FILE; repeat for several. Default: the "
+            help="File of prompts as [DOMAIN=]FILE; repeat for several. Default: the "
             "package's own 192."
         ),
     ] = None

@@ -39,7 +39,7 @@ if TYPE_CHECKING:
 FittedPromptsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="JSONL file of prompts to fit on, as [DOMAIN=]FILE; repeat for several. Default: the "
+        help="File of prompts to fit on, as [DOMAIN=]FILE; repeat for several. Default: the "
         "package's calibration prompts."
     ),
 ]

@@ -37,8 +37,7 @@ if TYPE_CHECKING:
 EvaluatedPromptsOption = Annotated[
     list[str] | None,
     typer.Option(
-        help="JSONL file of prompts as [DOMAIN=]FILE; repeat for several. Default: the package's "
-        "own."
+        help="File of prompts as [DOMAIN=]FILE; repeat for several. Default: the package's own."
     ),
 ]
 PromptFieldOption = Annotated[

@@ -8,6 +8,7 @@ import shutil
 import subprocess
 import sys
 import time
+from collections.abc import Sequence
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
@@ -28,7 +29,7 @@ ConfigOption = Annotated[
     Path, typer.Option("--config", help="YAML, or a name of configs/train, as tiny.")
 ]
 StrictOption = Annotated[
-    bool, typer.Option("--strict", help="Stop at a broken prompt line instead of skipping it.")
+    bool, typer.Option("--strict", help="Stop at a broken prompt row instead of skipping it.")
 ]
 _REASONS_SHOWN = 5
 _SHOWN = ("loss", "tau", "steps_per_s", "held_out_loss", "held_out_tau", "held_out_ece")
@@ -155,11 +156,10 @@ def _answer(cfg: RunConfig, minutes: float) -> None:
 
     skipped: list[str] = []
     target = _open_target(cfg, cfg.drafter.target_layer_ids if cfg.data.cache else ())
-    plan = plan_answers(cfg, target.config, skipped.append)
-    for reason in skipped[:_REASONS_SHOWN]:
-        print(f"skipped: {reason}")
-    if skipped:
-        print(f"{len(skipped)} prompts skipped; --strict stops at the first broken line")
+    try:
+        plan = plan_answers(cfg, target.config, skipped.append)
+    finally:  # also where no row is left, so that the reasons are known
+        _report_skipped(cfg.data.store, skipped)
     size, free = plan.size, shutil.disk_usage(cfg.data.store).free
     print(
         f"{len(plan.todo)} prompts to answer; in all at most {size.tokens} tokens x "
@@ -176,6 +176,23 @@ def _answer(cfg: RunConfig, minutes: float) -> None:
         )
     print(f"{made} tokens, {made / (time.monotonic() - started):.0f} tokens/s")
     print(f"{len(plan.writer.done)} responses in {cfg.data.store}")
+
+
+def _report_skipped(store: Path, reasons: Sequence[str]) -> None:
+    """Print the first reasons why prompts were skipped; write all into a file next to the store."""
+    from sglang_dspark.training.files import write_lines
+
+    file = store.with_name(f"{store.name}.skipped.txt")
+    file.unlink(missing_ok=True)  # of an earlier run
+    for reason in reasons[:_REASONS_SHOWN]:
+        print(f"skipped: {reason}")
+    if not reasons:
+        return
+    where = ""
+    if len(reasons) > _REASONS_SHOWN:
+        write_lines(file, reasons)
+        where = f", all reasons in {file}"
+    print(f"{len(reasons)} prompts skipped{where}; --strict stops at the first broken row")
 
 
 def _train(cfg: RunConfig) -> World:

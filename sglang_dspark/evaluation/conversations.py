@@ -1,4 +1,4 @@
-"""Chat data as others keep it: rows of OpenAI's and of ShareGPT's form, in JSONL or one JSON list.
+"""Chat data as others keep it: rows of OpenAI's and of ShareGPT's form.
 
     {"messages": [{"role": "system" | "user" | "assistant", "content": TEXT}, ...]}
     {"conversations": [{"from": "system" | "human" | "gpt", "value": TEXT}, ...]}
@@ -19,6 +19,7 @@ from sglang_dspark.common.files import brief, fault
 
 Turn = tuple[str, str]  # role: system, user or assistant; text
 FIELDS = {"messages": ("role", "content"), "conversations": ("from", "value")}
+FORMS = ("turns", "prompt", *FIELDS)  # fields that hold what is asked
 _ROLES = {
     "messages": {"system": "system", "user": "user", "assistant": "assistant"},
     "conversations": {"system": "system", "human": "user", "gpt": "assistant"},
@@ -56,6 +57,33 @@ def conversation(row: dict[str, Any]) -> Conversation | None:
     return Conversation(turns[:end], turns[end][1] if end < len(turns) else None)
 
 
+def require_one_form(row: dict[str, Any]) -> None:
+    """ValueError when two fields of a row hold what is asked: one of them would be lost.
+
+    A `prompt` that repeats the first user turn of the conversation loses nothing.
+    """
+    names = [name for name in FORMS if name in row]
+    if names and names[0] == "prompt" and len(names) == 2:
+        chat = conversation(row)
+        if chat is not None and row["prompt"] == next(
+            t for role, t in chat.turns if role == "user"
+        ):
+            return
+    if len(names) > 1:
+        raise ValueError(f"has both `{names[0]}` and `{names[1]}`; keep one")
+
+
+def require_text(text: str, where: str) -> None:
+    """ValueError when a text has half a surrogate pair, which no encoding of Unicode can hold."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        code = ord(text[error.start])
+        raise ValueError(
+            f"{where}: half a surrogate pair, U+{code:04X}, as character {error.start + 1}"
+        ) from None
+
+
 def _turn(turn: Any, name: str, i: int) -> Turn:
     where, (who, words) = f"{name}[{i}]", FIELDS[name]
     if not isinstance(turn, dict):
@@ -77,6 +105,7 @@ def _text(value: Any, where: str) -> str:
         value = "".join(texts)
     if not isinstance(value, str) or not value.strip():
         raise ValueError(f"{where}: expected text that is not empty")
+    require_text(value, where)
     return value
 
 
@@ -98,25 +127,65 @@ def _require_order(turns: tuple[Turn, ...], name: str) -> None:
 
 
 def rows_of(text: str) -> Iterator[tuple[int, str, str]]:
-    """The rows of a file's text as (number, place in words, JSON): the entries of one JSON list
-    when the text begins with a bracket, else its lines that are not empty, by their number.
+    """The rows of a file's text as (number, place in words, JSON): the entries of one JSON list, or
+    of the list `data` of one JSON object; else its lines that are not empty, by their number. One
+    JSON object without such a list is one row, over however many lines it is written.
 
     Raises ValueError naming the line where a list is broken.
     """
     text = text.removeprefix("\ufeff")
-    if text.lstrip().startswith("["):
-        for number, (start, entry) in enumerate(_entries(text), 1):
+    first = _skip(text, 0)
+    whole = _whole_object(text, first)
+    opening = first if text.startswith("[", first) else _data_list(text, first, whole)
+    if opening is not None:
+        for number, (start, entry) in enumerate(_entries(text, opening, whole is not None), 1):
             yield number, f"line {start}, entry {number}", entry
+        return
+    if whole is not None:
+        yield 1, f"line {text.count(chr(10), 0, first) + 1}", text[first:]
         return
     for number, line in enumerate(text.split("\n"), 1):
         if line.strip():
             yield number, f"line {number}", line
 
 
-def _entries(text: str) -> Iterator[tuple[int, str]]:
-    """The entries of a JSON list, each with the line it begins on."""
+def _whole_object(text: str, at: int) -> dict[str, Any] | None:
+    """The JSON object that is all of the text from `at` on, None for anything else."""
+    if not text.startswith("{", at):
+        return None
+    try:
+        value, end = json.JSONDecoder().raw_decode(text, at)
+    except (ValueError, RecursionError):
+        return None
+    return value if _skip(text, end) == len(text) else None
+
+
+def _data_list(text: str, at: int, whole: dict[str, Any] | None) -> int | None:
+    """Find the list `data` of the object at `at`; None where the object is a row itself."""
+    if (
+        whole is None
+        or not isinstance(whole.get("data"), list)
+        or not whole.keys().isdisjoint(FORMS)
+    ):
+        return None
+    decoder = json.JSONDecoder()
+    at = _skip(text, at + 1)
+    while True:  # ends: the object has the field, and its text can be read
+        name, end = decoder.raw_decode(text, at)
+        at = _skip(text, _skip(text, end) + 1)  # behind the colon
+        if name == "data" and text.startswith("[", at):
+            return at
+        _, end = decoder.raw_decode(text, at)
+        at = _skip(text, _skip(text, end) + 1)  # behind the comma
+
+
+def _entries(text: str, opening: int, inside: bool) -> Iterator[tuple[int, str]]:
+    """The entries of the JSON list at `opening`, each with the line it begins on.
+
+    inside: the list is of an object, so more may stand behind it.
+    """
     decoder, line, counted = json.JSONDecoder(), 1, 0
-    at, more = _skip(text, text.index("[") + 1), False
+    at, more = _skip(text, opening + 1), False
     while more or not text.startswith("]", at):
         line, counted = line + text.count("\n", counted, at), at
         try:
@@ -132,7 +201,7 @@ def _entries(text: str) -> Iterator[tuple[int, str]]:
         elif not text.startswith("]", at):
             line += text.count("\n", counted, at)
             raise ValueError(f"line {line}: not JSON (no comma or ] behind an entry of the list)")
-    if text[at + 1 :].strip():
+    if not inside and text[at + 1 :].strip():
         line += text.count("\n", counted, at)
         raise ValueError(f"line {line}: something stands behind the end of the list")
 

@@ -1,6 +1,6 @@
-"""Evaluation prompts: JSONL in, conversations and token ids out.
+"""Evaluation prompts: a file of rows in (`prompt_files.py`), conversations and token ids out.
 
-A line is a JSON object with `prompt`, or `turns` (user and assistant texts in turn, ending with
+A row is a JSON object with `prompt`, or `turns` (user and assistant texts in turn, ending with
 the user's, whose answer is measured), and optionally `id` and `domain`. Chat data (`messages`,
 `conversations`) is read as `conversations.py` tells, up to the user's last words. Other common
 files work through `--prompt-field`; the names in `PROMPT_FIELDS` and `ID_FIELDS` are found by
@@ -9,15 +9,22 @@ themselves.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import dataclass
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.common.files import brief, fault, load_json, parse_json, reading
+from sglang_dspark.common.files import brief, load_json, reading
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.conversations import Turn, as_messages, conversation, rows_of
+from sglang_dspark.evaluation.conversations import (
+    Turn,
+    as_messages,
+    conversation,
+    require_one_form,
+    require_text,
+)
+from sglang_dspark.evaluation.prompt_files import FileRow, file_rows, parse_row
 
 PROMPT_FIELDS = ("prompt", "turns", "question", "text", "instruction")
 ID_FIELDS = ("id", "task_id", "question_id", "key")
@@ -70,35 +77,24 @@ def _shipped(name: str) -> list[EvalPrompt]:
 def read_prompts(
     path: Path, *, domain: str | None = None, prompt_field: str | None = None
 ) -> list[EvalPrompt]:
-    """Read a JSONL file or a JSON list, in UTF-8; empty lines are skipped.
+    """Read a file of prompts; empty lines are skipped.
 
     domain: of all rows; None takes each row's own, or "all" where it has none.
     prompt_field: the field that holds the text or turns; None finds one of PROMPT_FIELDS.
     Raises DSparkError naming file, line and what is wrong.
     """
-    try:
-        text = path.read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError) as error:
-        raise DSparkError(f"cannot read prompts from {path}: {fault(error)}") from None
     prompts: list[EvalPrompt] = []
     seen: dict[str, str] = {}
-    for number, place, line in _rows(path, text):
-        where = f"{path}, {place}"
-        prompt = _parse(line, where, f"{path.stem}-{number}", domain, prompt_field)
+    for row in file_rows(path):
+        where = f"{path}, {row.place}"
+        prompt = _parse(row, where, f"{path.stem}-{row.number}", domain, prompt_field)
         if prompt.id in seen:
             raise DSparkError(f"{where}: id {prompt.id!r} is also on {seen[prompt.id]}")
-        seen[prompt.id] = place
+        seen[prompt.id] = row.place
         prompts.append(prompt)
     if not prompts:
         raise DSparkError(f"{path} holds no prompts")
     return prompts
-
-
-def _rows(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
-    try:
-        yield from rows_of(text)
-    except ValueError as error:
-        raise DSparkError(f"{path}, {error}") from None
 
 
 def limit_per_domain(prompts: Iterable[EvalPrompt], limit: int | None) -> list[EvalPrompt]:
@@ -147,16 +143,17 @@ def stop_token_ids(model_dir: Path, tokenizer: Any) -> frozenset[int]:
 
 
 def _parse(
-    line: str, where: str, default_id: str, domain: str | None, prompt_field: str | None
+    file_row: FileRow, where: str, default_id: str, domain: str | None, prompt_field: str | None
 ) -> EvalPrompt:
     try:
-        row = parse_json(line, finite=False)
+        row = parse_row(file_row)
+        if prompt_field is None:
+            require_one_form(row)
     except ValueError as error:
-        raise DSparkError(f"{where}: not JSON ({fault(error)})") from None
-    if not isinstance(row, dict):
-        raise DSparkError(f"{where}: expected a JSON object, found {type(row).__name__}")
+        raise DSparkError(f"{where}: {error}") from None
     found = next((row[field] for field in ID_FIELDS if field in row), default_id)
     names = str(found), str(domain or row.get("domain") or "all")
+    _require_text(names, where)
     if names[1] in RESERVED:
         raise DSparkError(
             f"{where}: domain {names[1]!r} is what results call all domains together; name "
@@ -197,4 +194,13 @@ def _turns(value: object, where: str) -> tuple[str, ...]:
         )
     if not all(text.strip() for text in texts):
         raise DSparkError(f"{where}: empty text")
+    _require_text(texts, where)
     return tuple(texts)
+
+
+def _require_text(texts: Iterable[str], where: str) -> None:
+    try:
+        for text in texts:
+            require_text(text, where)
+    except ValueError as error:
+        raise DSparkError(str(error)) from None

@@ -35,7 +35,7 @@ class DataConfig(_Frozen):
     self_prompt_count: int = Field(2000, ge=1, description="prompts that the target writes itself")
     store: Path = Field(description="folder for the answers, and the states if they are kept")
     cache: bool = Field(True, description="keep states on disk; false: computed in each step")
-    strict: bool = Field(False, description="a broken prompt line stops instead of being skipped")
+    strict: bool = Field(False, description="a broken prompt row stops instead of being skipped")
     answers: Literal["target", "given"] = Field(
         "target",
         description="who answers chat data: the target (paper, 5.1), or given: the row's own "

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +28,13 @@ def write_json(path: Path, value: Any) -> None:
     text = json.dumps(value, indent=1) + "\n"
     with _whole(path) as temporary:
         temporary.write_text(text)
+
+
+def write_lines(path: Path, lines: Sequence[str]) -> None:
+    """Write lines of text in UTF-8; DSparkError when that fails, and the earlier file stays."""
+    text = "".join(f"{line}\n" for line in lines)
+    with _whole(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def read_metadata(path: Path) -> dict[str, str]:

@@ -1,23 +1,33 @@
-"""Prompts for training: JSONL or a JSON list in, token ids out; and prompts of the target's own.
+"""Read prompts for training as token ids, and write prompts of the target's own.
 
-A row is an object with `turns` (list of user turns, each answered by the target) or `prompt`, or
-chat data (`evaluation/conversations.py`), whose last user turn is answered; optionally with `id`
-and `domain`. Self-written prompts start from an empty user turn and let the target
+A row of a file (`evaluation/prompt_files.py`) is an object with `turns` (user turns, each answered
+by the target), with `prompt`, or chat data (`evaluation/conversations.py`), whose last user turn is
+answered; optionally with `id` and `domain`. An answer next to `prompt` (`response`, `completion`)
+is read as that of chat data. Self-written prompts start from an empty user turn and let the target
 sample what a user would say, so that a drafter can be trained for a target without any prompt set.
 """
 
 from __future__ import annotations
 
-import json
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.common.files import FAULTS, fault, parse_json
+from sglang_dspark.common.files import FAULTS, fault
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.conversations import Turn, as_messages, conversation, rows_of
+from sglang_dspark.evaluation.conversations import (
+    FORMS,
+    Turn,
+    as_messages,
+    conversation,
+    require_one_form,
+    require_text,
+)
+from sglang_dspark.evaluation.prompt_files import FileRow, file_rows, parse_row
+
+ANSWERS = ("response", "completion")  # fields that answer `prompt`
 
 
 @dataclass(frozen=True)
@@ -67,41 +77,38 @@ class PromptRow:
 def read_prompts(
     path: Path, *, strict: bool = True, skipped: Callable[[str], None] | None = None
 ) -> list[PromptRow]:
-    """Rows of a JSONL file.
+    """Rows of a prompt file.
 
-    A line that is not such a row raises DSparkError with its number and the reason when `strict`;
-    otherwise it is left out and `skipped` is told the same.
+    A row that is broken raises DSparkError with its place and the reason when `strict`; otherwise
+    it is skipped and `skipped` gets the same line. DSparkError when no row is left.
     """
     if not path.is_file():
         raise DSparkError(f"no prompt file at {path}")
-    rows = []
-    text = path.read_text(encoding="utf-8", errors="replace")
-    for number, place, line in _places(path, text):
+    rows: list[PromptRow] = []
+    broken: list[str] = []
+    for each in file_rows(path):
         try:
-            rows.append(_row(line, f"{path.stem}-{number}", f"{path}, {place}"))
+            rows.append(_row(each, f"{path.stem}-{each.number}", f"{path}, {each.place}"))
         except FAULTS as error:
-            reason = f"{path}, {place}: {_reason(error)}"
+            broken.append(f"{each.place}: {_reason(error)}")
+            reason = f"{path}, {broken[-1]}"
             if strict:
-                raise DSparkError(f"{reason}; correct the line, or leave --strict out") from None
+                raise DSparkError(f"{reason}; correct the row, or leave --strict out") from None
             if skipped:
                 skipped(reason)
     if not rows:
-        raise DSparkError(f"{path} holds no prompts")
+        why = f"all {len(broken)} rows are broken, the first in {broken[0]}" if broken else "no row"
+        raise DSparkError(f"{path} holds no prompts: {why}")
     return rows
 
 
-def _places(path: Path, text: str) -> Iterator[tuple[int, str, str]]:
-    try:
-        yield from rows_of(text)
-    except ValueError as error:
-        raise DSparkError(f"{path}, {error}") from None
-
-
-def _row(line: str, default_id: str, where: str) -> PromptRow:
-    row = parse_json(line, finite=False)
-    if not isinstance(row, dict):
-        raise TypeError("expected an object")
+def _row(file_row: FileRow, default_id: str, where: str) -> PromptRow:
+    row = parse_row(file_row)
     names = str(row.get("id", default_id)), str(row.get("domain", "chat"))
+    for field, text in zip(("id", "domain"), names, strict=True):
+        require_text(text, field)
+    require_one_form(row)
+    answer = _answer(row)
     chat = conversation(row)
     if chat is not None:
         *before, (_, asked) = chat.turns
@@ -111,12 +118,28 @@ def _row(line: str, default_id: str, where: str) -> PromptRow:
         raise TypeError("`turns` must be a list of at least one user turn")
     if not all(isinstance(turn, str) and turn.strip() for turn in turns):
         raise TypeError("a user turn must be text that is not empty")
-    return PromptRow(*names, tuple(turns), where)
+    for turn in turns:
+        require_text(turn, "turns" if "turns" in row else "prompt")
+    return PromptRow(*names, tuple(turns), where, answer=answer)
+
+
+def _answer(row: dict[str, Any]) -> str | None:
+    """The answer beside `prompt`, None without one. Raises ValueError for one that has no place."""
+    given = [name for name in ANSWERS if name in row]
+    if not given:
+        return None
+    name, text = given[0], row[given[0]]
+    if len(given) > 1:
+        raise ValueError(f"has both `{name}` and `{given[1]}`; keep one")
+    if list(row.keys() & set(FORMS)) != ["prompt"]:
+        raise ValueError(f"`{name}` goes with `prompt` alone; write it as the last assistant turn")
+    if not isinstance(text, str) or not text.strip():
+        raise ValueError(f"{name}: expected text that is not empty")
+    require_text(text, name)
+    return text
 
 
 def _reason(error: Exception) -> str:
-    if isinstance(error, json.JSONDecodeError):
-        return f"not JSON ({error.msg}, column {error.colno})"
     if isinstance(error, KeyError):
         return "none of `turns`, `prompt`, `messages` and `conversations`"
     return fault(error)

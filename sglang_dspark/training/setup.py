@@ -76,6 +76,7 @@ def _open_store(cfg: RunConfig) -> tuple[StoreReader, dict[str, object]]:
     expected: dict[str, object] = {
         "target_sha256": target_sha256(cfg.data.target),
         "tokenizer_sha256": tokenizer_sha256(cfg.data.target),
+        "answers": cfg.data.answers,
     }
     if cfg.data.cache:
         expected |= {"layer_ids": list(cfg.drafter.target_layer_ids), "cached": True}

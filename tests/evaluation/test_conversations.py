@@ -8,7 +8,12 @@ from pathlib import Path
 import pytest
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.conversations import Conversation, conversation, rows_of
+from sglang_dspark.evaluation.conversations import (
+    Conversation,
+    conversation,
+    require_one_form,
+    rows_of,
+)
 from sglang_dspark.evaluation.prompts import EvalPrompt, read_prompts
 
 
@@ -53,6 +58,7 @@ def test_openais_parts_are_one_text() -> None:
         (messages(("user", "x"), ("user", "y")), r"messages\[1\].role: .* user after user"),
         (messages(("user", "x"), ("system", "y")), r"messages\[1\].role: .* system after user"),
         (messages(("system", "x")), "messages: nothing but a system turn"),
+        (messages(("user", "x\ud800")), r"messages\[0\].content: half a surrogate pair, U\+D800"),
     ],
 )
 def test_a_broken_row_names_its_field(row: dict[str, object], complaint: str) -> None:
@@ -109,3 +115,38 @@ def test_evaluation_reads_chat_data_with_its_system_turn(tmp_path: Path) -> None
         DSparkError, match=r"chats\.json, line 1, entry 3: conversations\[0\]\.from"
     ):
         read_prompts(path)
+
+
+@pytest.mark.parametrize("indent", [None, 2])
+def test_the_list_of_an_object_is_its_field_data(indent: int | None) -> None:
+    rows = [{"prompt": "a"}, {"prompt": '"data": ['}]
+    text = json.dumps({"about": {"data": [1]}, "data": rows, "more": "]"}, indent=indent)
+    entries = list(rows_of(text))
+    assert [json.loads(entry) for *_, entry in entries] == rows
+    begins = [8, 11] if indent else [1, 1]
+    assert [(n, place) for n, place, _ in entries] == [
+        (i, f"line {line}, entry {i}") for i, line in enumerate(begins, 1)
+    ]
+    assert list(rows_of('{"data": []}')) == []
+
+
+@pytest.mark.parametrize(
+    "row",
+    [{"prompt": "a", "data": [1]}, {"data": "a"}, {"prompt": "a"}, {"turns": ["a"], "data": [2]}],
+)
+def test_an_object_without_a_list_of_data_is_one_row(row: dict[str, object]) -> None:
+    for text in (json.dumps(row), "\n" + json.dumps(row, indent=1)):
+        ((number, _, line),) = rows_of(text)
+        assert (number, json.loads(line)) == (1, row)
+    two = f"{json.dumps({'data': [1]})}\n{json.dumps(row)}\n"  # two lines: no object is all
+    assert [json.loads(line) for *_, line in rows_of(two)] == [{"data": [1]}, row]
+
+
+def test_a_row_has_one_form() -> None:
+    said = messages(("system", "s"), ("user", "a"), ("assistant", "b"), ("user", "c"))
+    require_one_form({})
+    require_one_form(said)
+    require_one_form({"prompt": "a", **said})  # as some sets have it: nothing is lost
+    for other in ({"prompt": "c"}, {"turns": ["a"]}, sharegpt(("human", "a")), {"prompt": 7}):
+        with pytest.raises(ValueError, match=r"has both `.*` and `.*`; keep one"):
+            require_one_form({**said, **other})

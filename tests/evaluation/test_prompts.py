@@ -74,6 +74,9 @@ def test_prompt_field_option(tmp_path: Path) -> None:
         ('{"id": "a", "prompt": "again"}', "id 'a' is also on line 1"),
         ('{"prompt": "x", "domain": "overall"}', "domain 'overall' is what results call all"),
         ('{"prompt": "x", "domain": "macro"}', "domain 'macro' is what results call all"),
+        ('{"prompt": "x \\ud800"}', "prompt: half a surrogate pair, U+D800, as character 3"),
+        ('{"prompt": "x", "id": "\\udfff"}', "half a surrogate pair, U+DFFF"),
+        ('{"prompt": "x", "turns": ["y"]}', "has both `turns` and `prompt`; keep one"),
     ],
 )
 def test_broken_lines_are_named(tmp_path: Path, line: str, complaint: str) -> None:
@@ -97,9 +100,11 @@ def test_missing_empty_and_binary_files(tmp_path: Path) -> None:
     with pytest.raises(DSparkError, match="holds no prompts"):
         read_prompts(_file(tmp_path, "\n\n"))
     binary = tmp_path / "binary"
-    binary.write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(DSparkError, match="cannot read prompts"):
+    binary.write_bytes(b"\x81\x82\x00")
+    with pytest.raises(DSparkError, match="binary, line 1: not UTF-8: byte 0x81 at character 1"):
         read_prompts(binary)
+    with pytest.raises(DSparkError, match="cannot read prompts"):
+        read_prompts(tmp_path)
 
 
 def test_limit_is_per_domain() -> None:

@@ -40,7 +40,7 @@ def test_one_command_trains_from_nothing_and_goes_on(config, tmp_path):
     first = CliRunner().invoke(app, command)
     assert first.exit_code == 0, first.output
     assert "line 2: a user turn must be text" in first.output
-    assert re.search(r"[1-9]\d* prompts skipped; --strict", first.output)
+    assert re.search(r"[1-9]\d* prompts skipped(, all reasons in .*)?; --strict", first.output)
     assert re.search(r"x 200 bytes = .* GB free\); full logits would take 260 bytes", first.output)
     target = TargetModel.load(cfg.data.target)
     load_drafter(tmp_path / "run" / "drafter", target.embed_weight, target.head_weight)

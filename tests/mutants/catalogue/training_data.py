@@ -10,6 +10,8 @@ CURVES = "sglang_dspark/training/curves.py"
 READING = "tests/evaluation/test_conversations.py"
 CHAT = "tests/training/test_chat_data.py"
 CURVE_TESTS = "tests/training/test_curves.py"
+ROWS = "tests/training/test_prompt_rows.py"
+LOSING = (f"{ROWS}::test_a_row_that_would_lose_something_is_skipped",)
 GIVEN = (f"{CHAT}::test_given_answers_are_stored_with_the_targets_states",)
 
 MUTANTS = (
@@ -92,6 +94,54 @@ MUTANTS = (
         old="            if skipped:\n                skipped(reason)\n    return planned",
         new="    return planned",
         tests=(f"{CHAT}::test_what_cannot_be_used_names_file_line_and_field",),
+    ),
+    Mutant(
+        name="half a surrogate pair is read as text",
+        area="chat data",
+        file=CONVERSATIONS,
+        old="        text.encode()\n",
+        new="        pass\n",
+        tests=LOSING,
+    ),
+    Mutant(
+        name="a byte that is not UTF-8 is replaced",
+        area="chat data",
+        file="sglang_dspark/evaluation/prompt_files.py",
+        old='errors="surrogateescape"',
+        new='errors="replace"',
+        tests=LOSING,
+    ),
+    Mutant(
+        name="a prompt next to a conversation is lost",
+        area="chat data",
+        file=PROMPTS,
+        old="    require_one_form(row)\n",
+        new="",
+        tests=LOSING,
+    ),
+    Mutant(
+        name="a response next to a prompt is ignored",
+        area="chat data",
+        file=PROMPTS,
+        old="tuple(turns), where, answer=answer)",
+        new="tuple(turns), where)",
+        tests=(f"{ROWS}::test_an_answer_beside_a_prompt_is_as_one_of_chat_data",),
+    ),
+    Mutant(
+        name="a drafter is trained on answers of another kind",
+        area="chat data",
+        file="sglang_dspark/training/setup.py",
+        old='        "answers": cfg.data.answers,\n',
+        new="",
+        tests=(f"{ROWS}::test_a_drafter_is_not_trained_on_other_answers_than_it_says",),
+    ),
+    Mutant(
+        name="reasons are lost where no row is left",
+        area="chat data",
+        file="sglang_dspark/cli/train.py",
+        old="    finally:  # also where no row is left, so that the reasons are known\n",
+        new="    except KeyError:\n",
+        tests=(f"{ROWS}::test_reasons_come_out_where_no_row_is_left",),
     ),
     Mutant(
         name="curves of a killed run stay beside the resumed one's",
