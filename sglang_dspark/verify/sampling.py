@@ -120,6 +120,19 @@ def truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor) -> Tens
     return _truncate(probs, top_k, top_p, min_p, min(_FIRST_TRY, probs.shape[1]))
 
 
+def kept_prefix(
+    ordered: Tensor, mass: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor
+) -> Tensor:
+    """Mark the likeliest tokens that top-k, top-p and min-p keep: a prefix of each row.
+
+    ordered: [N, n] the largest probabilities, descending. mass: its cumulative sum. settings: [N].
+    Returns [N, n] bool; a row that is NaN keeps nothing.
+    """
+    rank = torch.arange(ordered.shape[1], device=ordered.device)
+    keep = (rank[None, :] < top_k[:, None]) & (mass - ordered <= top_p[:, None])
+    return keep & (ordered >= (ordered[:, 0] * min_p)[:, None])
+
+
 def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, width: int) -> Tensor:
     """`truncate` that sorts the `width` likeliest tokens only.
 
@@ -128,9 +141,7 @@ def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, width:
     vocab = probs.shape[1]
     ordered = torch.topk(probs, width, dim=1).values  # [N, width] descending
     mass = ordered.cumsum(dim=1)
-    rank = torch.arange(width, device=probs.device)
-    keep = (rank[None, :] < top_k[:, None]) & (mass - ordered <= top_p[:, None])
-    keep &= ordered >= (ordered[:, 0] * min_p)[:, None]
+    keep = kept_prefix(ordered, mass, top_k, top_p, min_p)
     count = keep.sum(dim=1, keepdim=True)  # [N, 1]; the kept set is a prefix of the order
     # A row that is no number keeps nothing, and must not be a bad index: none is read of it.
     smallest = ordered.gather(1, (count - 1).clamp_min(0))  # [N, 1]

@@ -25,26 +25,35 @@ LEAST_WAIT = 2.0**-32  # what u = 1 would make zero waits as long as its neighbo
 
 
 def waits(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """The e_v of rows: seeds, positions [N] int64, tokens [n] int64 -> [N, n] float64 > 0.
+    """The e_v of rows: seeds, positions [N], tokens [n] or [N, n], all int64 -> [N, n] float64 > 0.
 
     A position is that of the last token in front of the draw.
     """
     state = torch.zeros_like(seeds)
     for word in (seeds & _WORD, (seeds >> 32) & _WORD, positions & _WORD):
         state = _mixed(state, word)
-    hashed = _final(_mixed(state[:, None], tokens[None, :] & _WORD))
+    hashed = _final(_mixed(state[:, None], tokens & _WORD))
     return -(hashed.double() / _WORD).log().clamp(torch.finfo(torch.float64).min, -LEAST_WAIT)
 
 
-def seeded_choice(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """One draw a row: probs [N, V] of any scale, seeds, positions [N] int64 -> [N] int64.
+def seeded_choice(
+    probs: Tensor, seeds: Tensor, positions: Tensor, tokens: Tensor | None = None
+) -> Tensor:
+    """One draw a row: probs [N, n] of any scale, seeds, positions [N] int64 -> [N] int64.
 
+    tokens: [N, n] int64 ascending, what the columns are; None: each its own index. Returns columns.
     Of equal waits the lowest token is taken; a token of probability zero never is.
     """
-    tokens = torch.arange(probs.shape[1], device=probs.device)
-    rows = rows_at_once(len(tokens))
-    parts = zip(probs.split(rows), seeds.split(rows), positions.split(rows), strict=True)
-    return torch.cat([_first_arrival(*part, tokens) for part in parts])
+    columns = torch.arange(probs.shape[1], device=probs.device)
+    rows = rows_at_once(len(columns))
+    parts = (slice(at, at + rows) for at in range(0, len(probs), rows))
+    chosen = [
+        _first_arrival(
+            probs[part], seeds[part], positions[part], columns if tokens is None else tokens[part]
+        )
+        for part in parts
+    ]
+    return torch.cat(chosen)
 
 
 def rows_at_once(tokens: int) -> int:

@@ -1,7 +1,9 @@
-"""Which steps are ours to accept, and what they take along; nothing is asked of the rest."""
+"""Which accept rule a step has, by its requests' settings, FlashInfer and the configuration."""
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
+from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,8 +12,10 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang_dspark.serving.config import CONFIG_VARIABLE
+from sglang_dspark.serving.step import rules as step_rules
 from sglang_dspark.serving.step.penalties import OutputCounts
-from sglang_dspark.serving.step.rules import Rules, rules_of
+from sglang_dspark.serving.step.rules import Cuts, Rules, rules_of
 from sglang_dspark.serving.step.verify import may_fold
 from tests.serving_cpu.draft_world import ALL
 from tests.serving_cpu.test_penalties import request
@@ -47,31 +51,111 @@ def rules(*requests: dict[str, Any]) -> Rules:
     return rules_of(worker, OutputCounts(), batch(*requests))
 
 
-@pytest.mark.parametrize(
-    "requests",
-    [
-        (GREEDY, GREEDY),
-        (SAMPLED, GREEDY),
-        (SAMPLED | {"top_k": 5},),
-        (SAMPLED | {"top_p": 0.9}, SAMPLED),
-        (GREEDY | {"sampling_seed": 3},),
-    ],
-)
-def test_steps_whose_law_is_plain_decodings_are_left_alone(requests: Any) -> None:
+K, P, M = {"top_k": 20}, {"top_p": 0.9}, {"min_p": 0.1}
+
+
+@pytest.fixture(autouse=True)
+def world(monkeypatch: pytest.MonkeyPatch) -> Iterator[Callable[..., None]]:
+    """Say whether FlashInfer is installed, and what the configuration file says."""
+
+    def is_(flashinfer: bool, file: Path | None = None) -> None:
+        found = object() if flashinfer else None
+        monkeypatch.setattr(step_rules, "find_spec", lambda name: found)
+        if file is not None:
+            monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+        clear()
+
+    def clear() -> None:
+        step_rules.has_flashinfer.cache_clear()
+        step_rules.names_block_rule.cache_clear()
+
+    is_(True)
+    yield is_
+    clear()
+
+
+@pytest.mark.parametrize("requests", [(GREEDY, GREEDY), (GREEDY | {"sampling_seed": 3} | P,)])
+def test_greedy_steps_have_no_rules(requests: Any) -> None:
     assert rules(*requests) == Rules()
 
 
 @pytest.mark.parametrize(
+    ("requests", "cuts"),
+    [
+        ((SAMPLED, GREEDY), Cuts()),
+        ((SAMPLED, GREEDY | P | M), Cuts()),
+        ((SAMPLED | K,), Cuts(top_k=True, most=20)),
+        ((SAMPLED | K, GREEDY, SAMPLED | {"top_k": 1024}), Cuts(top_k=True, most=1024)),
+        ((SAMPLED | K, SAMPLED), Cuts(top_k=True)),
+        ((SAMPLED | P, SAMPLED), Cuts(top_p=True)),
+        ((SAMPLED | K | P, SAMPLED | K | M), Cuts(True, True, True, 20)),
+    ],
+)
+def test_cuts_are_those_of_the_sampled_requests(requests: Any, cuts: Cuts) -> None:
+    assert rules(*requests).cuts == cuts
+
+
+def test_a_top_k_of_up_to_1024_is_listed() -> None:
+    assert rules(SAMPLED | {"top_k": 1024} | P, GREEDY).cuts == Cuts(True, True, most=1024)
+    for listed, requests in (
+        (1024, (SAMPLED | {"top_k": 1024} | P, GREEDY)),
+        (None, (SAMPLED | {"top_k": 1025},)),
+        (None, (SAMPLED | K, SAMPLED)),
+        (None, (SAMPLED | P,)),
+    ):
+        cuts = rules(*requests).cuts
+        assert cuts is not None
+        assert cuts.listed == listed
+
+
+@pytest.mark.parametrize(
     "requests",
     [
-        (SAMPLED | {"min_p": 0.1}, GREEDY),
-        (SAMPLED | {"top_p": 0.9, "top_k": 5},),
-        (SAMPLED | {"top_p": 0.9}, SAMPLED | {"top_k": 5}),
+        (SAMPLED, GREEDY),
+        (SAMPLED | K, SAMPLED),
+        (SAMPLED | P, SAMPLED),
+        (SAMPLED | P, GREEDY),
+        (SAMPLED, GREEDY | {"sampling_seed": 3} | M),
+    ],
+)
+def test_steps_whose_law_is_plain_decodings_are_left_alone(requests: Any) -> None:
+    assert not rules(*requests).own_law
+
+
+@pytest.mark.parametrize(
+    "requests",
+    [
+        (SAMPLED | M, GREEDY),
+        (SAMPLED | P | K,),
+        (SAMPLED | P, SAMPLED | K),
         (SAMPLED, SAMPLED | {"sampling_seed": 3}),
     ],
 )
 def test_steps_whose_law_is_not_are_ours(requests: Any) -> None:
     assert rules(*requests).own_law
+
+
+@pytest.mark.parametrize("cut", [P, K])
+def test_a_cut_that_sglang_needs_flashinfer_for_is_ours_without(cut: Any, world: Any) -> None:
+    """SGLang would raise in the scheduler."""
+    assert not rules(SAMPLED | cut, SAMPLED).own_law
+    world(False)
+    assert rules(SAMPLED | cut, SAMPLED).own_law
+    assert not rules(SAMPLED, GREEDY).own_law
+
+
+@pytest.mark.parametrize(
+    ("said", "ours"),
+    [("{}", False), ("verify: {rule: block}", True), ("verify: {rule: token}", False)],
+)
+def test_uncut_steps_are_judged_by_block_if_the_file_says_so(
+    said: str, ours: bool, world: Any, tmp_path: Path
+) -> None:
+    file = tmp_path / "dspark.yaml"
+    file.write_text(said)
+    world(True, file)
+    assert rules(SAMPLED, GREEDY).own_law == ours
+    assert not rules(SAMPLED | P).own_law
 
 
 def test_seeds_are_those_of_sampled_requests() -> None:

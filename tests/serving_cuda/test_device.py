@@ -12,16 +12,18 @@ import torch
 
 pytest.importorskip("sglang")
 
+from sglang.srt import runtime_context
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.serving.cuda.accept_plain import samples_as_plain
 from sglang_dspark.serving.cuda.device import GraphDevice, to_host
 from sglang_dspark.serving.step.engine import Step, confidence_by
 from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
 from sglang_dspark.serving.step.passes import Pass, Verified
-from sglang_dspark.serving.step.rules import Rules
+from sglang_dspark.serving.step.rules import Cuts, Rules
 from tests.rehearsal.on_cpu import PlantedClock
 from tests.serving.test_schedule_engine import GAMMA, World
 from tests.serving.windows import indptr_of
@@ -55,23 +57,65 @@ def step_of(rng: np.random.Generator, requests: int, **changed: Any) -> Step:
     return Step(plan, rows, rows, calibrated_by=lines)
 
 
+LISTED, UNCUT, TOP_P, BOTH = Cuts(True, True, most=20), Cuts(), Cuts(top_p=True), Cuts(True, True)
+MIN_P = Cuts(min_p=True)
+
+
 @pytest.mark.parametrize(
-    ("own_law", "drafted", "settings", "ours"),
+    ("cuts", "own_law", "drafted", "way"),
     [
-        (False, True, "sampled", False),
-        (True, True, "sampled", True),
-        (False, False, "sampled", True),
-        (False, False, "greedy", False),
-        (False, False, None, False),
-        (False, True, None, False),
+        (None, False, True, "upstream"),
+        (None, False, False, "upstream"),
+        (LISTED, True, True, "_listed"),
+        (LISTED, True, False, "_listed"),
+        (UNCUT, False, True, "upstream"),
+        (UNCUT, True, True, "_by_our_rule"),
+        (UNCUT, False, False, "_plain"),
+        (TOP_P, False, True, "upstream"),
+        (TOP_P, False, False, "_plain"),
+        (
+            MIN_P,
+            False,
+            False,
+            "_by_our_rule",
+        ),  # neither plain decoding's nor SGLang's reads one row
+        (BOTH, True, True, "_by_our_rule"),
+        (BOTH, True, False, "_by_our_rule"),
     ],
 )
-def test_a_sampled_step_without_drafts_reads_one_row_a_request(
-    own_law: bool, drafted: bool, settings: str | None, ours: bool, monkeypatch: pytest.MonkeyPatch
+def test_a_step_is_accepted_by_the_fastest_lossless_way(
+    cuts: Cuts | None, own_law: bool, drafted: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Upstream's rule makes probabilities of gamma + 1 rows there."""
-    info = None if settings is None else SimpleNamespace(is_all_greedy=settings == "greedy")
-    asked = Pass(
+    monkeypatch.setattr(runtime_context, "get_exec", lambda: backend("flashinfer"))
+    asked = pass_of(Rules(cuts=cuts, own_law=own_law), drafted=drafted)
+    chosen, infos = device(), []
+    for name in ("_listed", "_by_our_rule", "_plain"):
+        monkeypatch.setattr(chosen, name, lambda *_, _name=name: _name)
+    monkeypatch.setattr(chosen, "_windows", lambda *_: ())
+    monkeypatch.setattr(chosen, "_finalized", lambda asked, outcome: outcome)
+    chosen._executor.accept_and_finalize = lambda **given: (
+        infos.append(given["sampling_info"]) or ("upstream")
+    )
+    assert chosen.accept(asked, Verified(SimpleNamespace(next_token_logits=None), None)) == way
+    for info in infos:  # without the flags of the greedy requests beside them
+        assert info.need_top_k_sampling == (cuts is None or cuts.top_k)
+        assert info.need_top_p_sampling == (cuts is None or cuts.top_p)
+    assert asked.batch.sampling_info.need_top_k_sampling, "the batch's own flags stay"
+
+
+def backend(name: str) -> Any:
+    return SimpleNamespace(kernel=SimpleNamespace(sampling_backend=name))
+
+
+def pass_of(rules: Rules, *, drafted: bool) -> Pass:
+    """Of two requests."""
+    info = SimpleNamespace(
+        sampling_seed=None,
+        sampling_mask_batch_indices=None,
+        need_top_k_sampling=True,
+        need_top_p_sampling=True,
+    )
+    return Pass(
         batch=SimpleNamespace(sampling_info=info, seq_lens=torch.tensor([3, 9])),
         came=None,
         window=None,
@@ -80,13 +124,31 @@ def test_a_sampled_step_without_drafts_reads_one_row_a_request(
         ids=torch.zeros(2, GAMMA + 1, dtype=torch.int64),
         drafted=drafted,
         foldable=False,
-        rules=Rules(own_law=own_law),
+        rules=rules,
     )
-    chosen = device()
-    monkeypatch.setattr(chosen, "_accept", lambda *_: "ours")
-    chosen._executor.accept_and_finalize = lambda **_: "upstream's"
-    found = chosen.accept(asked, Verified(SimpleNamespace(next_token_logits=None), None))
-    assert found == ("ours" if ours else "upstream's")
+
+
+@pytest.mark.parametrize(
+    ("changed", "cuts", "seeds", "plainly"),
+    [
+        ({}, UNCUT, None, True),
+        ({}, Cuts(top_k=True, most=2000), None, True),
+        ({}, BOTH, None, False),
+        ({}, Cuts(min_p=True), None, False),
+        ({}, UNCUT, object(), False),
+        ({"sampling_seed": object()}, UNCUT, None, False),
+        ({"sampling_mask_batch_indices": object()}, UNCUT, None, False),
+        ({"backend": "ascend"}, UNCUT, None, False),
+    ],
+)
+def test_plain_decodings_sampler_draws_where_it_has_our_distribution(
+    changed: dict[str, Any], cuts: Cuts, seeds: Any, plainly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"backend": "pytorch", "sampling_seed": None, "sampling_mask_batch_indices": None}
+    said |= changed
+    monkeypatch.setattr(runtime_context, "get_exec", lambda: backend(said.pop("backend")))
+    rules = Rules(seeds=seeds, cuts=cuts)
+    assert samples_as_plain(SimpleNamespace(**said), rules) == plainly
 
 
 class Engine:

@@ -76,6 +76,10 @@ def windows(
     """The operators' arguments, of those of `step.accept.accept`."""
     requests, width = ids.shape
     info, dense = sampling_info, not draft_block.greedy_draft
+    mask = draft_block.greedy_mask
+    cut = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
+    # Every pattern of None compiles a kernel of its own: settings that nobody uses are given too,
+    # where they cost a load. Cuts cost a pass over the row.
     return Windows(
         drafts=ids[:, 1:].contiguous(),
         lengths=lens - 1,
@@ -83,21 +87,21 @@ def windows(
         temperatures=info.temperatures.reshape(-1),
         accept_uniforms=uniforms(requests, width - 1, like=logits),
         bonus_uniforms=uniforms(requests, like=logits),
-        top_k=info.top_ks.reshape(-1) if info.need_top_k_sampling else None,
-        top_p=info.top_ps.reshape(-1) if info.need_top_p_sampling else None,
-        min_p=info.min_ps.reshape(-1) if info.need_min_p_sampling else None,
+        top_k=info.top_ks.reshape(-1) if cut else None,
+        top_p=info.top_ps.reshape(-1) if cut else None,
+        min_p=info.min_ps.reshape(-1) if cut else None,
         draft_logits=draft_block.corrected_logits if dense else None,
         draft_temperatures=draft_block.temperatures.reshape(-1) if dense else None,
-        greedy=draft_block.greedy_mask if info.is_any_greedy else None,
-        **({} if seeds is None else _seeded(requests, anchors, seeds)),
+        greedy=mask if info.is_any_greedy else torch.zeros_like(mask),
+        **_seeded(requests, anchors, seeds),
     )
 
 
-def _seeded(requests: int, anchors: Tensor, seeds: Seeds) -> dict[str, Tensor]:
+def _seeded(requests: int, anchors: Tensor, seeds: Seeds | None) -> dict[str, Tensor]:
     """By request, what `seeds` has of some."""
-    values = seeds.values.new_zeros(requests)
-    return {
-        "seeded": torch.zeros_like(values, dtype=torch.bool).index_fill(0, seeds.rows, True),
-        "seeds": values.index_copy(0, seeds.rows, seeds.values),
-        "anchors": anchors,
-    }
+    values = torch.zeros(requests, dtype=torch.int64, device=anchors.device)
+    named = torch.zeros_like(values, dtype=torch.bool)
+    if seeds is not None:
+        named = named.index_fill(0, seeds.rows, True)
+        values = values.index_copy(0, seeds.rows, seeds.values)
+    return {"seeded": named, "seeds": values, "anchors": anchors.long()}

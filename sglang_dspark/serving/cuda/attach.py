@@ -43,6 +43,7 @@ def attach(worker: Any) -> None:
 
 def take_over(worker: Any, clock: Clock) -> None:
     """Schedule this worker's steps, timed by `clock`."""
+    use_blockwise_rejection(worker)
     device, ranks = GraphDevice(worker, clock), ranks_of(worker)
     key = _key(worker, device)
     engine = engine_for(
@@ -63,6 +64,23 @@ def _free_cached(worker: Any) -> None:
     served on another one, to which the allocator does not give those blocks."""
     if torch.device(worker.device).type == "cuda":
         torch.cuda.empty_cache()
+
+
+def use_blockwise_rejection(worker: Any) -> None:
+    """Let SGLang judge uncut sampled steps by its `BlockwiseRejection`, as its environment variable
+    SGLANG_OPT_DSV41_BLOCKWISE_REJECTION does.
+
+    The rule is the same, drafts one by one; a row is read by several programs, and no probabilities
+    are written (sglang/kernels/ops/speculative/dspark/blockwise_rejection.py). Upstream makes the
+    noise in the worker's constructor, from the server's seed, for CUDA alone.
+    """
+    executor = worker._verify_executor
+    if torch.device(worker.device).type != "cuda" or executor._rejection_noise is not None:
+        return
+    from sglang.kernels.ops.speculative.dspark.blockwise_rejection import make_rejection_noise
+
+    noise = make_rejection_noise(worker.target_worker.random_seed, worker.device)
+    worker._rejection_noise = executor._rejection_noise = noise
 
 
 def _obstacle(worker: Any) -> str | None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
+from copy import copy
 from typing import Any
 
 import torch
@@ -12,7 +13,10 @@ from torch import Tensor
 
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
 from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cuda.accept import StepAccept
+from sglang_dspark.serving.cuda.accept_plain import plain_tokens, samples_as_plain
+from sglang_dspark.serving.cuda.accept_top_k import accept_top_k
 from sglang_dspark.serving.cuda.commit import StepCommit
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.engine import Step
@@ -20,8 +24,11 @@ from sglang_dspark.serving.step.layout import admitted_drafts, anchors_alone, la
 from sglang_dspark.serving.step.passes import Pass, Verified
 from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine
-from sglang_dspark.serving.step.rules import Rules, rules_of
+from sglang_dspark.serving.step.rules import Cuts, Rules, rules_of
+from sglang_dspark.serving.step.seeds import Seeds
+from sglang_dspark.verify.acceptance import Acceptance
 
+WindowArguments = tuple[Tensor, Tensor, Tensor, Any, Any, Tensor, Seeds | None]
 _LEAD = 10_000_000  # cycles: five milliseconds or more, longer than a pass takes to launch
 
 
@@ -62,6 +69,7 @@ class GraphDevice:
         self._worker, self._executor = worker, worker._verify_executor
         self._epilogue = self._executor.verify_epilogue is not None
         self._by_our_rule = StepAccept()
+        self._rule = current_config().verify.rule
         self.committer = StepCommit()
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
@@ -134,51 +142,76 @@ class GraphDevice:
         return Verified(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
 
     def accept(self, asked: Pass, verified: Verified) -> Any:
-        """By upstream's rule, in the graph where one accepted.
+        """`AcceptOuts`, by the fastest way that has plain decoding's distribution.
 
-        Ours where it is not lossless, and where a sampled step drafted nothing: upstream's makes
-        probabilities of all gamma + 1 rows a request there, ours reads the one that counts.
+        Greedy: SGLang's, in the graph where one accepted. Each request with a top-k of at most
+        1,024: lists of tokens. Without drafts: plain decoding's sampler, or our rule. With drafts:
+        SGLang's rule where it is lossless, else ours.
         """
-        info = asked.batch.sampling_info
-        sampled = info is not None and not info.is_all_greedy
-        if asked.rules.own_law or (sampled and not asked.drafted):
-            return self._accept(asked, verified)
+        batch, rules = asked.batch, asked.rules
+        if rules.cuts is None:
+            return self._by_upstream(asked, verified, batch.sampling_info)
+        if rules.cuts.listed is not None:
+            return self._finalized(asked, self._listed(asked, verified, rules.cuts.listed))
+        if not asked.drafted and samples_as_plain(batch.sampling_info, rules):
+            return self._finalized(asked, self._plain(asked, verified))
+        if rules.own_law or not asked.drafted:
+            return self._finalized(asked, self._by_our_rule(*self._windows(asked, verified)))
+        return self._by_upstream(asked, verified, sampled_alone(batch.sampling_info, rules.cuts))
+
+    def _by_upstream(self, asked: Pass, verified: Verified, sampling_info: Any) -> Any:
         return self._executor.accept_and_finalize(
             folded_accept=verified.folded,
             bs=asked.requests,
             verify_ids_2d=asked.ids,
             target_logits=verified.outputs.next_token_logits,
             draft_block=asked.proposal.draft_block,
-            sampling_info=asked.batch.sampling_info,
+            sampling_info=sampling_info,
             draft_input=asked.came,
             layout=asked.layout,
             prefix_lens=asked.batch.seq_lens,
             draft_tokens=asked.proposal.draft_block.draft_tokens,
         )
 
-    def _accept(self, asked: Pass, verified: Verified) -> Any:
-        """`AcceptOuts` by our rules; ranks agree on the outcome as they do on upstream's."""
+    def _listed(self, asked: Pass, verified: Verified, most: int) -> Acceptance:
+        assert asked.layout is not None, "passes here have a layout"
+        return accept_top_k(
+            *self._windows(asked, verified),
+            most=most,
+            rows=asked.layout.graph_num_tokens,
+            rule=self._rule,
+        )
+
+    def _plain(self, asked: Pass, verified: Verified) -> Acceptance:
+        sampler, logits = self._worker.model_runner.sampler, verified.outputs.next_token_logits
+        bonus = plain_tokens(sampler, logits, asked.ids.shape[1], asked.batch, asked.rules)
+        return Acceptance(accepted=torch.zeros_like(bonus), bonus=bonus)
+
+    def _windows(self, asked: Pass, verified: Verified) -> WindowArguments:
+        """The arguments of `step.accept.accept`."""
+        assert asked.layout is not None, "passes here have a layout"
+        return (
+            asked.ids,
+            asked.layout.verify_lens,
+            verified.outputs.next_token_logits,
+            asked.proposal.draft_block,
+            asked.batch.sampling_info,
+            asked.batch.seq_lens,
+            asked.rules.seeds,
+        )
+
+    def _finalized(self, asked: Pass, outcome: Acceptance) -> Any:
+        """`AcceptOuts`; ranks agree on our outcome as they do on upstream's."""
         from sglang.srt.speculative.dspark_components.dspark_verify import build_accept_outs
         from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
-        batch, block, layout = asked.batch, asked.proposal.draft_block, asked.layout
-        assert layout is not None, "passes here have a layout"
-        outcome = self._by_our_rule(
-            asked.ids,
-            layout.verify_lens,
-            verified.outputs.next_token_logits,
-            block,
-            batch.sampling_info,
-            batch.seq_lens,
-            asked.rules.seeds,
-        )
         return build_accept_outs(
             correct_len=outcome.accepted,
             bonus=outcome.bonus,
             # No draft that was admitted is dropped afterwards.
             cap_trim_lens=torch.zeros_like(outcome.accepted),
-            prefix_lens=batch.seq_lens,
-            draft_tokens=block.draft_tokens,
+            prefix_lens=asked.batch.seq_lens,
+            draft_tokens=asked.proposal.draft_block.draft_tokens,
             gamma=int(self._worker.gamma),
             verify_num_draft_tokens=int(self._worker.verify_num_draft_tokens),
             tp_sync=self._executor._tp_sync,
@@ -213,6 +246,17 @@ class GraphDevice:
         if self._device.type != "cuda":
             return host
         return host.pin_memory().to(self._device, non_blocking=True)
+
+
+def sampled_alone(sampling_info: Any, cuts: Cuts) -> Any:
+    """SGLang's sampling info as if greedy requests had no cuts.
+
+    Their top-k is 1, and a flag of the batch says so: SGLang would cut all rows by sorting. Its
+    greedy rule decides them afterwards, whatever the sampled one says.
+    """
+    view = copy(sampling_info)
+    view.need_top_k_sampling, view.need_top_p_sampling = cuts.top_k, cuts.top_p
+    return view
 
 
 def _adjust(worker: Any, batch: Any, logits: Tensor) -> None:

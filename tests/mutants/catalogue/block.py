@@ -76,8 +76,8 @@ MUTANTS = (
     _mutant(
         "block: 0 / 0 is taken for a refusal",
         BLOCK,
-        " | (refused == 0)",
-        "",
+        " | (refused == 0)\n        accepted[rows]",
+        "\n        accepted[rows]",
         ROUNDED,
     ),
     _mutant(

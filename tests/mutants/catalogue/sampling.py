@@ -155,8 +155,22 @@ MUTANTS = (
     _mutant(
         "min-p is left to upstream's law",
         RULES,
-        "bool(info.need_min_p_sampling or both)",
-        "bool(both)",
+        "if seeds is not None or cuts.min_p or cuts.kinds > 1:",
+        "if seeds is not None or cuts.kinds > 1:",
+        RULE_TESTS,
+    ),
+    _mutant(
+        "top-p without FlashInfer ends the server",
+        RULES,
+        "return not has_flashinfer()",
+        "return False",
+        RULE_TESTS,
+    ),
+    _mutant(
+        "uncut steps are judged by block without being asked to",
+        RULES,
+        ' and loaded.origins["verify.rule"] != "default"',
+        "",
         RULE_TESTS,
     ),
     _mutant(
