@@ -103,11 +103,15 @@ def test_operators_of_every_size_with_graphs_compile_at_the_start(
     made: list[int] = []
     monkeypatch.setattr(timed._device, "slots", 24, raising=False)
     monkeypatch.setattr(timed, "_compile", lambda requests, context: made.append(requests))
+    monkeypatch.setattr(timed, "_compile_accept", lambda requests, context: made.append(-requests))
     timed.warm_up()
     assert made == [], "there is nothing to compile on a CPU"
     monkeypatch.setattr(passes, "runs_on", lambda device: True)
+    timed._warm = False
     timed.warm_up()
-    assert made == [1, 2, 4, 8, 16, 24]
+    assert made == [1, 2, 4, 8, 16, 24, -24]
+    timed.warm_up()
+    assert made == [1, 2, 4, 8, 16, 24, -24], "once a start"
 
 
 @pytest.mark.parametrize("timed", [False], indirect=True)

@@ -35,6 +35,8 @@ WHEN = {
     "`dspark calibrate` on prompts like yours",
     "survival_error": "the same in one number, over all positions",
     "step_time_outliers": "grows fast where other programs take the cores",
+    "kernel_compilations": "on a GPU, when single steps take seconds: it grows while all requests "
+    "wait. The log names each kernel; the accept rules' are compiled at the start",
 }
 HEAD = """# Metrics
 

@@ -81,7 +81,9 @@ def windows(
     # Every pattern of None compiles a kernel of its own: settings that nobody uses are given too,
     # where they cost a load. Cuts cost a pass over the row.
     return Windows(
-        drafts=ids[:, 1:].contiguous(),
+        # A copy even where one request's drafts are contiguous: they begin 8 bytes into a row, and
+        # Triton compiles anew for pointers that are not multiples of 16.
+        drafts=ids[:, 1:].clone(memory_format=torch.contiguous_format),
         lengths=lens - 1,
         logits=logits,
         temperatures=info.temperatures.reshape(-1),

@@ -13,12 +13,15 @@ import torch
 
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving.broken_weights import refuse_broken
+from sglang_dspark.serving.cuda.compilations import watch
 from sglang_dspark.serving.cuda.device import EventClock, GraphDevice
 from sglang_dspark.serving.cuda.passes import GraphPasses
 from sglang_dspark.serving.schedule import mode
 from sglang_dspark.serving.schedule.build import build, obstacle, profile_key, verify_everything
+from sglang_dspark.serving.schedule.profile import Passes
 from sglang_dspark.serving.schedule.ranks import engine_for
 from sglang_dspark.serving.step.clock import Clock
+from sglang_dspark.serving.step.engine import ScheduleEngine
 from sglang_dspark.serving.step.ranks import ranks_of
 from sglang_dspark.serving.step.state import STATE, StepState
 
@@ -46,9 +49,14 @@ def take_over(worker: Any, clock: Clock) -> None:
     use_blockwise_rejection(worker)
     device, ranks = GraphDevice(worker, clock), ranks_of(worker)
     key = _key(worker, device)
-    engine = engine_for(
-        ranks, GraphPasses(worker, device), lambda passes: build(worker, passes, clock, key)
-    )
+
+    def built(passes: Passes) -> ScheduleEngine:
+        passes.warm_up()  # with step times of an earlier start nothing else runs before a request
+        return build(worker, passes, clock, key)
+
+    engine = engine_for(ranks, GraphPasses(worker, device), built)
+    if isinstance(engine, ScheduleEngine):
+        watch(engine.metrics.kernel_compiled)
     _free_cached(worker)
     proposers = {int(worker.gamma): worker._proposer}
     state = StepState(worker, engine, device, proposers, ranks)

@@ -19,6 +19,7 @@ from torch import Tensor
 from sglang_dspark.kernels.admission import admit_triton
 from sglang_dspark.kernels.commit_rows import Packed, pack_triton
 from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving.cuda.accept_warm_up import Shape, warm_up
 from sglang_dspark.serving.cuda.device import GraphDevice
 from sglang_dspark.serving.schedule.passes import Seats, draft_once, ragged_forward
 from sglang_dspark.serving.step.layout import layout_of
@@ -44,6 +45,7 @@ class GraphPasses:
         self._worker, self._device = worker, device
         self._overlaps = not get_schedule().disable_overlap_schedule
         self._seats = Seats(worker)
+        self._warm = False
         self.gamma = int(worker.gamma)
         self.most_requests, self.longest = self._seats.most_requests, self._seats.longest
         self.tiers = tuple(device.tiers)
@@ -51,7 +53,11 @@ class GraphPasses:
 
     def warm_up(self) -> None:
         """One pass of each kind, for what only a first one does, and the operators of every size of
-        batch that has graphs: what compiles in a served step holds all its users up."""
+        batch that has graphs and of every sampling setting: what compiles in a served step holds
+        all its users up. Once."""
+        if self._warm:
+            return
+        self._warm = True
         context = min(8, self.longest)
         self.verify_seconds([0], context)
         self.verify_seconds([self.gamma] * min(2, self.most_requests), context)
@@ -60,13 +66,14 @@ class GraphPasses:
             most = min(self.most_requests, self._device.slots or _EAGER)
             for requests in sorted({min(1 << bits, most) for bits in range(most.bit_length() + 1)}):
                 self._compile(requests, context)
+            self._compile_accept(most, context)
 
     def _compile(self, requests: int, context: int) -> None:
         """What is made anew for each power of two of requests, on rows of the types served."""
         device = self._worker.device
         with self._seats.taken(requests, context) as batch:
             proposal = draft_once(self._worker, self._worker._proposer, batch)
-            hidden = self._verify(batch, self._asked([0] * requests))
+            hidden = self._verify(batch, self._asked([0] * requests)).hidden_states
             lens = batch.seq_lens
         terms = torch.zeros(requests, 2 * self.gamma + 3, dtype=torch.float64, device=device)
         admit_triton(proposal.confidence_raw, terms, 0)
@@ -74,6 +81,13 @@ class GraphPasses:
         slots = torch.zeros(requests, self.gamma + 1, dtype=torch.int64, device=device)
         windows = hidden[:1].expand(slots.numel(), -1)
         pack_triton(windows, emitted, lens, slots, requests)
+
+    def _compile_accept(self, most: int, context: int) -> None:
+        """The accept rules, whose kernels depend on the sampling settings of the batch."""
+        with self._seats.taken(1, context) as batch:
+            block = draft_once(self._worker, self._worker._proposer, batch).draft_block
+            logits = self._verify(batch, self._asked([0])).next_token_logits[:1]
+            warm_up(self._device, Shape(self.gamma, logits, block), most)
 
     def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
         """Seconds of a pass that verifies drafts[r] of each request, injection included."""
@@ -113,8 +127,8 @@ class GraphPasses:
         tokens = torch.ones(requests, self.gamma, dtype=torch.int64, device=worker.device)
         return _Asked(layout, tokens, self._device.accepts_in_graph(requests, admitted))
 
-    def _verify(self, batch: Any, asked: _Asked) -> Tensor:
-        """The target's hidden states, a row a token of the pass."""
+    def _verify(self, batch: Any, asked: _Asked) -> Any:
+        """The target's `LogitsProcessorOutput`, its hidden states a row a token of the pass."""
         from sglang.kernels.ops.speculative.dspark.dspark_verify_window import (
             BuildRaggedVerifyWindow,
         )
@@ -133,8 +147,9 @@ class GraphPasses:
         )
         if asked.accepts_in_graph:
             worker._verify_executor.verify_epilogue.begin_step(layout.verify_lens, armed=False)
-        hidden: Tensor = ragged_forward(worker, batch, layout, window).hidden_states
+        outputs = ragged_forward(worker, batch, layout, window)
+        hidden = outputs.hidden_states
         first = layout.qo_indptr_device[:-1].long()  # a request's first row in the pass
         slots = window.verify_cache_loc[first].long()
         self._device.committer.write(worker, Packed(hidden[first], window.positions[first], slots))
-        return hidden
+        return outputs

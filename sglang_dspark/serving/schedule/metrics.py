@@ -88,6 +88,11 @@ class StepMetrics:
         if self._collector is not None:
             self._collector.fell_back(fall)
 
+    def kernel_compiled(self) -> None:
+        """Count a kernel that was compiled while serving, at once."""
+        if self._collector is not None:
+            self._collector.kernel_compiled()
+
     def flush(self, now: float) -> None:
         """Hand what was noted on, if the last time was about a second ago."""
         if now >= self._due:
@@ -153,6 +158,9 @@ class Collector:
             "survival_error", "Expected calibration error of survivals, over verified drafts."
         )
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
+        self._compilations = counter(
+            "kernel_compilations", "Triton kernels compiled after the start, SGLang's included."
+        )
         self._fallen = 0
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
@@ -195,3 +203,7 @@ class Collector:
     def fell_back(self, fall: Fall, times: int = 1) -> None:
         """Count falls back."""
         self._falls.labels(**self._labels, reason=fall.value).inc(times)
+
+    def kernel_compiled(self) -> None:
+        """Count a kernel that was compiled while serving."""
+        self._compilations.labels(**self._labels).inc()

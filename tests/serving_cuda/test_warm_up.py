@@ -1,0 +1,84 @@
+"""No accept kernel is compiled while serving, and one that is gets counted."""
+
+from __future__ import annotations
+
+import json
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import triton
+from prometheus_client import CollectorRegistry
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.serving.cuda import accept_warm_up
+from sglang_dspark.serving.cuda.compilations import watch
+from sglang_dspark.serving.schedule.metrics import Collector, StepMetrics
+from tests.kernels.processes import output_of
+
+
+def test_served_steps_launch_variants_that_the_start_compiled() -> None:
+    """Random batches of all settings; what Triton compiles anew for."""
+    report = json.loads(output_of("tests.serving_cuda.interpreted_warm_up").splitlines()[-1])
+    for rule, kernels in (("block", 6), ("token", 4)):
+        found = report[rule]
+        assert found["missing"] == []
+        # Cut or not, drafted or not; by block a drafted step has two kernels.
+        assert found["warmed"] == found["served"] == kernels
+        assert found["ours"] > 20
+
+
+class Device:
+    """Accepts nothing."""
+
+    def __init__(self, error: Exception) -> None:
+        self._error = error
+
+    def accept(self, asked: Any, verified: Any) -> None:
+        raise self._error
+
+
+def test_a_warm_up_that_fails_does_not_end_the_start(caplog: pytest.LogCaptureFixture) -> None:
+    block = SimpleNamespace(greedy_draft=True, corrected_logits=None)
+    shape = accept_warm_up.Shape(2, torch.zeros(1, 8), block)
+    device: Any = Device(ImportError("no nvcc"))
+    accept_warm_up.warm_up(device, shape, 4)
+    assert "compiled while serving" in caplog.text
+    assert "no nvcc" in caplog.text
+    device = Device(torch.AcceleratorError("CUDA error"))
+    with pytest.raises(torch.AcceleratorError):
+        accept_warm_up.warm_up(device, shape, 4)
+
+
+def compiled(name: str, *, cache_hit: bool) -> dict[str, Any]:
+    """What Triton's compiler says of a kernel."""
+    times = SimpleNamespace(total=2_500_000)
+    source = SimpleNamespace(name=name)
+    return {
+        "src": source, "metadata": {}, "metadata_group": {}, "times": times, "cache_hit": cache_hit,
+    }  # fmt: skip
+
+
+def test_compilations_are_counted_and_loads_are_not(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level("INFO")
+    before: list[str] = []
+    monkeypatch.setattr(
+        triton.knobs.compilation, "listener", lambda **said: before.append(said["src"].name)
+    )
+    registry = CollectorRegistry()
+    collector = Collector({"model_name": "m"}, registry)
+    planner: Any = None
+    watch(StepMetrics(planner, planner, collector).kernel_compiled)
+    listener = triton.knobs.compilation.listener
+    assert listener is not None
+    listener(**compiled("a", cache_hit=False))
+    listener(**compiled("b", cache_hit=True))
+    name = "sglang:dspark_kernel_compilations_total"
+    assert registry.get_sample_value(name, {"model_name": "m"}) == 1
+    assert before == ["a", "b"]
+    assert "Triton compiled a in 2.5 s" in caplog.text
+    assert "compiled b" not in caplog.text
