@@ -139,7 +139,8 @@ class VerifyConfig(BaseModel):
         description="how the drafts of a sampled request without a seed are judged. block: the "
         "window as a whole, which keeps more of them; token: one by one. The distribution of "
         "answers is the same. On a GPU this is for the steps that our accept rule judges "
-        "(docs/gpu.md); SGLang's judges one by one",
+        "(docs/gpu.md). SGLang's rule judges one by one; of requests without top-k, top-p and "
+        "min-p it judges unless the file itself says block",
     )
 
 

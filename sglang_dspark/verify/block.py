@@ -115,7 +115,7 @@ def walk(
 def walk_at_once(
     draft: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`walk` in a fixed number of operations, whatever gamma, without looking at any value.
+    """`walk` in few operations, and without looking at any value.
 
     Forms all S_i together: 24 bytes an entry of draft_probs, for rows that are short.
     """

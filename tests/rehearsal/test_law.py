@@ -19,8 +19,8 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 TOKENS = 48
 PROMPTS = [[5 + (11 * i + 3 * j) % 200 for j in range(4 + i % 9)] for i in range(48)]
 CUTS = {
-    "upstream's rule": Cut(top_k=12),
-    "our rule": Cut(top_k=30, top_p=0.95, min_p=0.02),
+    "lists of kept tokens": Cut(top_k=20, top_p=0.95),
+    "our rule": Cut(top_k=2000, top_p=0.9, min_p=0.2),
 }
 
 

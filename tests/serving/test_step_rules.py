@@ -1,4 +1,4 @@
-"""Which accept rule a step has, by its requests' settings, FlashInfer and the configuration."""
+"""The choice of a step's accept rule by its requests, FlashInfer and the configuration."""
 
 from __future__ import annotations
 

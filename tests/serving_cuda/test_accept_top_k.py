@@ -20,7 +20,7 @@ from sglang_dspark.serving.step import accept as step_accept
 from sglang_dspark.serving.step.seeds import Seeds
 from sglang_dspark.verify import BatchSampling, candidates, target_distribution
 from sglang_dspark.verify.candidates import equal_tokens
-from tests.mutants.catalogue.top_k import LAW
+from tests.mutants.catalogue.top_k import DISTRIBUTION
 from tests.mutants.mutant import Mutant
 from tests.rehearsal import reads
 from tests.serving.accept_rule import configured
@@ -28,7 +28,7 @@ from tests.serving_cpu.test_accept_law import ALARM, chi_square
 
 V, GAMMA = 40, 2
 CUT = (20, 0.95, 0.0)  # Qwen3's own
-HEAT = 0.6
+TEMPERATURE = 0.6
 BATCH, STEPS = 50_000, 150_000
 
 
@@ -68,10 +68,10 @@ def odd_step(seed: int) -> tuple[tuple[Any, ...], int, int]:
     if seed % 3 == 0:
         tokens = torch.randint(0, vocab, tokens.shape, generator=rng)
     greedy = torch.rand(requests, generator=rng) < 0.3
-    heat = torch.where(greedy, 1.0, torch.rand(requests, generator=rng) + 0.4)
+    temperature = torch.where(greedy, 1.0, torch.rand(requests, generator=rng) + 0.4)
     top_k = torch.where(greedy, 1, one_of((1, 2, 3, 5, vocab, vocab + 9, 1024), requests)).int()
     info = SimpleNamespace(
-        temperatures=heat[:, None],
+        temperatures=temperature[:, None],
         top_ks=top_k,
         top_ps=one_of((1.0, 1.0, 0.95, 0.6, 0.1), requests),
         min_ps=one_of((0.0, 0.0, 0.05, 0.4), requests),
@@ -180,12 +180,14 @@ DRAFT = table(2, V, V)
 def p_value(module: ModuleType, rule: str, seed: int, steps: int) -> float:
     """Chi-square p-value of the first two tokens of a step, drafts drawn uncut."""
     torch.manual_seed(seed)
-    law = target_distribution(TARGET[None], BatchSampling.uniform(1, HEAT, *CUT))[0].double()
-    proposals = (DRAFT / HEAT).softmax(-1)
+    target = target_distribution(TARGET[None], BatchSampling.uniform(1, TEMPERATURE, *CUT))[
+        0
+    ].double()
+    proposals = (DRAFT / TEMPERATURE).softmax(-1)
     counts = torch.zeros(V * V, dtype=torch.float64)
     ones = torch.ones(BATCH)
     info = SimpleNamespace(
-        temperatures=HEAT * ones[:, None],
+        temperatures=TEMPERATURE * ones[:, None],
         top_ks=CUT[0] * ones.int(),
         top_ps=CUT[1] * ones,
         min_ps=0 * ones,
@@ -199,18 +201,18 @@ def p_value(module: ModuleType, rule: str, seed: int, steps: int) -> float:
         block = SimpleNamespace(
             greedy_draft=False,
             corrected_logits=DRAFT[ids[:, :-1]],
-            temperatures=HEAT * ones,
+            temperatures=TEMPERATURE * ones,
             greedy_mask=ones < 0,
         )
         step = ids, lens, TARGET[ids].view(-1, V), block, info, lens, None
         found = module.accept_top_k(*step, most=CUT[0], rows=int(lens.sum()), rule=rule)
         first = torch.where(found.accepted > 0, ids[:, 1], found.bonus)
         then = torch.where(found.accepted > 1, ids[:, 2], found.bonus)
-        after = law[first].multinomial(1)[:, 0]  # by the target where the step ended
+        after = target[first].multinomial(1)[:, 0]  # by the target where the step ended
         counts += torch.bincount(
             first * V + torch.where(found.accepted > 0, then, after), minlength=V * V
         )
-    return chi_square(counts, (law[0][:, None] * law).flatten() * counts.sum())
+    return chi_square(counts, (target[0][:, None] * target).flatten() * counts.sum())
 
 
 @pytest.mark.parametrize("judged", ["block", "token"])
@@ -220,7 +222,7 @@ def test_two_tokens_follow_plain_decoding(judged: str) -> None:
 
 
 @pytest.mark.parametrize("judged", ["block", "token"])
-@pytest.mark.parametrize("mutant", LAW, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", DISTRIBUTION, ids=lambda mutant: mutant.name)
 def test_a_wrong_rule_is_caught(mutant: Mutant, judged: str) -> None:
     wrong = mutated(mutant)
     assert p_value(wrong, judged, seed=2, steps=STEPS) < ALARM

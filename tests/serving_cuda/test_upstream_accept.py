@@ -1,4 +1,4 @@
-"""What a scheduled worker leaves to SGLang: rejection of uncut steps, sampling without drafts.
+"""Uncut steps and steps without drafts, which a scheduled worker leaves to SGLang.
 
 The rejection's torch reference is tested, which SGLang compares with its kernels.
 """
@@ -28,7 +28,7 @@ from sglang_dspark.verify import BatchSampling, target_distribution
 from tests.serving_cpu.draft_world import settings
 from tests.serving_cpu.test_accept_law import ALARM, chi_square
 
-V, GAMMA, HEAT = 12, 2, 0.8
+V, GAMMA, TEMPERATURE = 12, 2, 0.8
 BATCH, STEPS = 50_000, 150_000
 GREEDY = torch.arange(BATCH) % 5 == 0
 
@@ -40,9 +40,11 @@ def table(seed: int) -> Tensor:
 TARGET, DRAFT = table(1), table(2)  # logits behind each last token
 
 
-def accepted(noise: Any, ids: Tensor, lens: Tensor, heat: float = HEAT) -> tuple[Tensor, Tensor]:
+def accepted(
+    noise: Any, ids: Tensor, lens: Tensor, temperature: float = TEMPERATURE
+) -> tuple[Tensor, Tensor]:
     """Accepted drafts and bonus of uncut requests beside greedy ones, as a step asks SGLang."""
-    info = settings(torch.where(GREEDY, 0.0, heat))
+    info = settings(torch.where(GREEDY, 0.0, temperature))
     info.need_top_k_sampling, info.need_top_p_sampling = True, False  # the greedy requests' top-k
     found = dspark_verify.accept_draft_tokens(
         candidates=ids,
@@ -51,7 +53,7 @@ def accepted(noise: Any, ids: Tensor, lens: Tensor, heat: float = HEAT) -> tuple
             draft_tokens=ids[:, 1:],
             corrected_logits=DRAFT[ids[:, :-1]],
             greedy_mask=GREEDY,
-            temperatures=torch.full((BATCH,), HEAT),
+            temperatures=torch.full((BATCH,), TEMPERATURE),
             greedy_draft=False,
         ),
         sampling_info=sampled_alone(info, Cuts()),
@@ -67,33 +69,33 @@ def accepted(noise: Any, ids: Tensor, lens: Tensor, heat: float = HEAT) -> tuple
 def drafted() -> tuple[Tensor, Tensor]:
     """Windows [BATCH, GAMMA + 1] and rows verified of each."""
     ids = torch.zeros(BATCH, GAMMA + 1, dtype=torch.int64)
-    proposals = (DRAFT / HEAT).softmax(-1)
+    proposals = (DRAFT / TEMPERATURE).softmax(-1)
     for i in range(GAMMA):
         ids[:, i + 1] = proposals[ids[:, i]].multinomial(1)[:, 0]
     return ids, torch.randint(1, GAMMA + 2, (BATCH,))
 
 
-def p_value(heat: float = HEAT) -> float:
+def p_value(temperature: float = TEMPERATURE) -> float:
     """Chi-square p-value of the first two tokens of sampled requests."""
     torch.manual_seed(0)
     noise = upstream.make_rejection_noise(5, "cpu")
-    law = target_distribution(TARGET[None], BatchSampling.uniform(1, HEAT))[0].double()
+    target = target_distribution(TARGET[None], BatchSampling.uniform(1, TEMPERATURE))[0].double()
     counts = torch.zeros(V * V, dtype=torch.float64)
     for _ in range(-(-STEPS * 5 // (4 * BATCH))):
         ids, lens = drafted()
-        kept, bonus = accepted(noise, ids, lens, heat)
+        kept, bonus = accepted(noise, ids, lens, temperature)
         first = torch.where(kept > 0, ids[:, 1], bonus)
         then = torch.where(kept > 1, ids[:, 2], bonus)
-        then = torch.where(kept > 0, then, law[first].multinomial(1)[:, 0])
+        then = torch.where(kept > 0, then, target[first].multinomial(1)[:, 0])
         counts += torch.bincount((first * V + then)[~GREEDY], minlength=V * V)
     assert int(noise.counter) > 0, "SGLang judged by another rule"
-    return chi_square(counts, (law[0][:, None] * law).flatten() * counts.sum())
+    return chi_square(counts, (target[0][:, None] * target).flatten() * counts.sum())
 
 
 def test_blockwise_rejection_has_plain_decodings_distribution() -> None:
     """Its windows end where the step's do, and greedy requests are judged beside."""
     assert p_value() > ALARM
-    assert p_value(heat=1.2 * HEAT) < ALARM, "a wrong temperature must be noticed"
+    assert p_value(temperature=1.2 * TEMPERATURE) < ALARM, "a wrong temperature must be noticed"
 
 
 def test_greedy_requests_beside_uncut_ones_are_judged_greedily() -> None:
@@ -134,7 +136,7 @@ def test_uncut_steps_of_a_scheduled_cuda_worker_take_it(
 def test_plain_decodings_sampler_draws_behind_the_anchor(
     cuts: Cuts, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One row of each window; NaN stands in the others, and greedy requests have the argmax."""
+    """One row of each window; the others are NaN, and greedy requests have the argmax."""
     monkeypatch.setattr(
         runtime_context,
         "get_exec",
@@ -145,7 +147,7 @@ def test_plain_decodings_sampler_draws_behind_the_anchor(
         lambda: SimpleNamespace(kernel=SimpleNamespace(sampling_backend="pytorch")),
     )
     top_p = 0.8 if cuts.top_p else 1.0
-    info = settings(torch.where(GREEDY, 0.0, HEAT), top_ps=torch.full((BATCH,), top_p))
+    info = settings(torch.where(GREEDY, 0.0, TEMPERATURE), top_ps=torch.full((BATCH,), top_p))
     info.sampling_mask_batch_indices = info.max_top_k = None
     info.need_top_p_sampling, info.need_min_p_sampling = cuts.top_p, False
     logits = torch.full((BATCH, GAMMA + 1, V), torch.nan)
@@ -157,10 +159,10 @@ def test_plain_decodings_sampler_draws_behind_the_anchor(
     tokens = plain_tokens(sampler, logits.view(-1, V), GAMMA + 1, batch, Rules(cuts=cuts))
     assert torch.equal(logits.nan_to_num(), kept.nan_to_num())
     assert bool((tokens[GREEDY] == TARGET[3].argmax()).all())
-    law = (
-        target_distribution(TARGET[None, 3:4], BatchSampling.uniform(1, HEAT, top_p=top_p))
+    target = (
+        target_distribution(TARGET[None, 3:4], BatchSampling.uniform(1, TEMPERATURE, top_p=top_p))
         .view(-1)
         .double()
     )
     counts = torch.bincount(tokens[~GREEDY], minlength=V).double()
-    assert chi_square(counts, law * counts.sum()) > ALARM
+    assert chi_square(counts, target * counts.sum()) > ALARM

@@ -53,7 +53,7 @@ def test_a_warm_up_that_fails_does_not_end_the_start(caplog: pytest.LogCaptureFi
 
 
 def compiled(name: str, *, cache_hit: bool) -> dict[str, Any]:
-    """What Triton's compiler says of a kernel."""
+    """Return the arguments of a compilation listener."""
     times = SimpleNamespace(total=2_500_000)
     source = SimpleNamespace(name=name)
     return {

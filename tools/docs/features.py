@@ -64,13 +64,23 @@ error. What is found only after the models are loaded is said the same way.
 |---|---|
 """
 RULES = {
-    "temperature, and top-k or top-p": (
-        "SGLang's accept rules, of a greedy batch inside the graph; ours where a sampled step has "
-        "no drafts, as it then reads one row a request"
+    "top-k of at most 1,024 in every sampled request of the batch, with or without top-p, min-p "
+    "and seeds": (
+        "`torch.topk` on the verified rows, then our accept rule on lists of the kept tokens, by "
+        "block or token by token (`verify.rule`); with and without drafts"
     ),
-    "min-p, or top-k and top-p in one batch": (
-        "our accept rule, with plain decoding's cuts, by block or token by token (`verify.rule`)"
+    "temperature alone": (
+        "SGLang's block-wise rejection, drafts one by one; our rule by block if the configuration "
+        "file says `verify: {rule: block}`. Without drafts plain decoding's sampler"
     ),
+    "top-p alone, or a larger top-k alone, or top-k in a part of the batch": (
+        "SGLang's rule, which needs FlashInfer; our Triton rule where FlashInfer is not installed. "
+        "Without drafts plain decoding's sampler"
+    ),
+    "min-p, a seed, or top-k and top-p in one batch, where a top-k is missing or above 1,024": (
+        "our Triton rule, by block or token by token (`verify.rule`)"
+    ),
+    "temperature 0": "SGLang's rule inside the graph; beside sampled requests behind it",
     "`frequency_penalty`, `presence_penalty`, `repetition_penalty`, `min_new_tokens`": (
         "each verified row has its own, drafts in front of it counted; greedy steps of such a "
         "batch accept outside the graph"
@@ -89,11 +99,19 @@ RULES = {
 OPERATORS = """
 A step whose requests ask for none of this costs what it did. Ours reads nothing back from the
 device; where SGLang waits for it, the table above says so.
-Our accept rule there makes no tensor of probabilities: two Triton launches where windows are judged
-as a whole (`kernels/accept_block.py`, `verify.rule: block`, the default), one where drafts are
-judged one by one (`kernels/accept_sampled.py`, `verify.rule: token`). What they refuse is accepted
-in torch by the same rule, which one line of the log says. SGLang's own rules judge one by one,
-whatever `verify.rule` is.
+A batch takes the first line that fits all its sampled requests; greedy ones beside them do not
+matter. Every line has plain decoding's distribution; where equal probabilities straddle a cut, ours
+keep the lowest tokens and FlashInfer keeps all.
+
+The lists of kept tokens take 200 MiB and 64 bytes for each of the R (gamma + 1) (k + 1) entries
+that are judged. Our Triton rule makes no tensor of probabilities: two launches where windows are
+judged as a whole (`kernels/accept_block.py`), one where drafts are judged one by one
+(`kernels/accept_sampled.py`). What it refuses is accepted in torch by the same rule, which one line
+of the log says.
+
+Accept kernels of all these settings are compiled at the start, FlashInfer's included. A Triton
+kernel that is compiled later counts in `sglang:dspark_kernel_compilations_total`. The lists, the
+choice of SGLang's rejection and sampler, and the compilation at the start have never run on a GPU.
 
 ## Operators of the step
 

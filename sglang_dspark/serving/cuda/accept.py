@@ -78,8 +78,8 @@ def windows(
     info, dense = sampling_info, not draft_block.greedy_draft
     mask = draft_block.greedy_mask
     cut = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
-    # Every pattern of None compiles a kernel of its own: settings that nobody uses are given too,
-    # where they cost a load. Cuts cost a pass over the row.
+    # Every pattern of None compiles a kernel of its own: settings that no request uses are
+    # given too, where they cost a load. Cuts cost a pass over the row.
     return Windows(
         # A copy even where one request's drafts are contiguous: they begin 8 bytes into a row, and
         # Triton compiles anew for pointers that are not multiples of 16.

@@ -4,7 +4,7 @@ Emits the tokens of `step.accept.accept` for the same uniforms, seeds and greedy
 the lists are those of `verify/candidates.py`. Only verified rows are read: the host knows a bound
 of their number, so they are packed first. In torch, without a host read.
 
-Memory: 200 MiB for a chunk of rows, whatever the batch; then about 64 bytes for each of the
+Memory: 200 MiB for a chunk of rows, for any batch; then about 64 bytes for each of the
 R (gamma + 1) (k + 1) entries that the rule judges: 3 MB at 256 requests, gamma 7 and k 20, 134 MB
 at k 1,024.
 """

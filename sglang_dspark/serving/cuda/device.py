@@ -252,7 +252,7 @@ def sampled_alone(sampling_info: Any, cuts: Cuts) -> Any:
     """SGLang's sampling info as if greedy requests had no cuts.
 
     Their top-k is 1, and a flag of the batch says so: SGLang would cut all rows by sorting. Its
-    greedy rule decides them afterwards, whatever the sampled one says.
+    greedy rule replaces the sampled outcome of these rows.
     """
     view = copy(sampling_info)
     view.need_top_k_sampling, view.need_top_p_sampling = cuts.top_k, cuts.top_p

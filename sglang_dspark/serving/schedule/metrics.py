@@ -124,8 +124,7 @@ class Collector:
         """registry: where the metrics are registered; None: the one of the process."""
         from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
-        names = tuple(labels)
-        self._labels = labels
+        self._labels, names = labels, tuple(labels)
         place: Any = {"registry": REGISTRY if registry is None else registry}
 
         def counter(name: str, text: str, *more: str) -> Any:
@@ -158,9 +157,8 @@ class Collector:
             "survival_error", "Expected calibration error of survivals, over verified drafts."
         )
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
-        self._compilations = counter(
-            "kernel_compilations", "Triton kernels compiled after the start, SGLang's included."
-        )
+        self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
+        self._compilations.labels(**labels)  # 0 is shown too
         self._fallen = 0
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:

@@ -13,7 +13,7 @@ def _mutant(name: str, file: str, old: str, new: str) -> Mutant:
     return Mutant(name=name, area="top-k route", file=file, old=old, new=new, tests=TESTS)
 
 
-LAW = (
+DISTRIBUTION = (
     _mutant(
         "lists: corrections from the target, residual skipped",
         ROUTE,
@@ -43,7 +43,7 @@ LAW = (
 )
 
 MUTANTS = (
-    *LAW,
+    *DISTRIBUTION,
     _mutant(
         "lists: weights divided by those of all candidates, cut ones included",
         LISTS,
@@ -81,7 +81,7 @@ MUTANTS = (
         "(each[at.request[part] * 0] for each in cuts)",
     ),
     _mutant(
-        "lists: the rule token by token whatever is configured",
+        "lists: the configured rule is ignored",
         ROUTE,
         'if rule == "token":',
         'if rule != "":',
