@@ -53,7 +53,7 @@ def join(folder: Path, out: Path) -> list[Path]:
 def main() -> int:
     """Status 0, and the folders' names, or 1 after one line of what was wrong."""
     parser = argparse.ArgumentParser(prog="tools/gpu/join", description=__doc__)
-    parser.add_argument("folder", type=Path, help="of the pieces, such as results/train-dspark")
+    parser.add_argument("folder", type=Path, help="of the pieces, such as results/train")
     parser.add_argument("out", type=Path, help="where the drafter's folder is made")
     options = parser.parse_args()
     try:
