@@ -13,7 +13,7 @@ from sglang.srt.entrypoints.ollama.protocol import OllamaGenerateRequest
 from sglang.srt.entrypoints.ollama.serving import OllamaServing
 
 from sglang_dspark.patches import ollama_api as patch
-from sglang_dspark.serving import ollama_api
+from tests.serving.hooked import put_in
 
 CUT = {"type": "length", "length": 5}
 
@@ -39,16 +39,7 @@ class Manager:
 
 @pytest.fixture
 def patched(monkeypatch: pytest.MonkeyPatch) -> None:
-    """The hooks on SGLang's own class, as the registry puts them there."""
-    before = OllamaServing._convert_options_to_sampling_params
-    for seam in patch.SEAMS:
-        hook = seam.hook
-        if seam.kind == "after":
-
-            def hook(self: Any, options: Any = None) -> Any:
-                return ollama_api.convert_options(before(self, options), self, options)
-
-        monkeypatch.setattr(OllamaServing, seam.target.rpartition(".")[2], hook)
+    put_in(monkeypatch, patch.SEAMS)
 
 
 def ask(manager: Manager, *, stream: bool, **options: Any) -> list[dict[str, Any]]:
