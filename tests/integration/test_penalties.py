@@ -16,6 +16,7 @@ TOKENS = 32
 SETTINGS: list[dict[str, Any]] = [
     {"frequency_penalty": 0.8},
     {"presence_penalty": 0.7, "repetition_penalty": 1.15},
+    {"presence_penalty": 1.0, "repetition_penalty": 0.8},  # their order matters most below 1
     {"min_new_tokens": 24, "stop_token_ids": [28, 30]},  # full stop and comma
 ]
 
