@@ -37,7 +37,8 @@ def counts_from_meta(meta: Mapping[str, Any], url: str) -> RequestCounts:
             )
         return RequestCounts(completion, ())
     steps = int(meta["spec_verify_ct"])
-    gamma = int(meta["spec_num_proposed_drafts"]) // steps
+    # A server that schedules proposes fewer than gamma a step: the histogram may be longer.
+    gamma = int(meta.get("spec_num_proposed_drafts", 0)) // steps
     histogram = list(meta.get("spec_correct_drafts_histogram") or ())
     histogram += [0] * (gamma + 1 - len(histogram))
     counts = RequestCounts(completion, tuple(histogram))
@@ -50,12 +51,11 @@ def counts_from_meta(meta: Mapping[str, Any], url: str) -> RequestCounts:
 
 
 def with_one_gamma(answers: Sequence[ServedGeneration]) -> list[ServedGeneration]:
-    """The same answers; those without a verify step get a histogram as wide as the others'."""
+    """Pad all histograms to one width: of a server that schedules they may differ."""
     width = max(len(answer.counts.histogram) for answer in answers)
-    return [
-        ServedGeneration(
-            answer.tokens,
-            RequestCounts(answer.counts.completion_tokens, answer.counts.histogram or (0,) * width),
-        )
-        for answer in answers
-    ]
+
+    def padded(counts: RequestCounts) -> RequestCounts:
+        missing = (0,) * (width - len(counts.histogram))
+        return RequestCounts(counts.completion_tokens, counts.histogram + missing)
+
+    return [ServedGeneration(each.tokens, padded(each.counts)) for each in answers]

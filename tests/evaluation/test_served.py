@@ -8,7 +8,7 @@ import pytest
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import DecodeSettings
-from sglang_dspark.evaluation.served import counts_from_meta
+from sglang_dspark.evaluation.served import ServedGeneration, counts_from_meta, with_one_gamma
 from sglang_dspark.evaluation.statistics import RequestCounts, acceptance
 from sglang_dspark.loadtest.bench.acceptance import measure
 
@@ -34,6 +34,17 @@ def test_counts_give_the_servers_own_accept_length() -> None:
 def test_short_histogram_is_padded_to_gamma() -> None:
     meta = {**META, "spec_correct_drafts_histogram": [0, 9, 1]}
     assert counts_from_meta(meta, URL).histogram == (0, 9, 1, 0)
+
+
+def test_histograms_of_a_server_that_schedules_get_one_width() -> None:
+    none = {key: value for key, value in META.items() if key != "spec_num_proposed_drafts"}
+    none |= {"spec_correct_drafts_histogram": [10], "spec_num_correct_drafts": 0}
+    some = {**META, "spec_num_proposed_drafts": 12}
+    answers = [ServedGeneration((), counts_from_meta(meta, URL)) for meta in (none, some)]
+    assert [each.counts.histogram for each in with_one_gamma(answers)] == [
+        (10, 0, 0, 0),
+        (4, 3, 1, 2),
+    ]
 
 
 def test_server_without_speculation_is_refused() -> None:

@@ -39,9 +39,9 @@ def followed(pair: TinyPair, first: int) -> list[int]:
     return tokens[1:]
 
 
-def update(server: Served, target: Path) -> dict[str, object]:
+def update(server: Served, target: Path, **fields: str) -> dict[str, object]:
     server.flush_cache()  # waits for the last answer's request, beside which an update fails
-    body = {"model_path": str(target)}
+    body = {"model_path": str(target), **fields}
     found: dict[str, object] = server.request("POST", "/update_weights_from_disk", json=body).json()
     return found
 
@@ -68,6 +68,14 @@ def test_the_target_takes_new_weights_and_the_drafter_keeps_its_own(
         updated = update(server, pair.target)
         assert updated["success"] is True, updated
         assert answers(server, pair) <= most
+    assert answers(server, tiny) == before
+    for path, fields, why in (
+        (tiny.target, {"load_format": "nope"}, "is not one of auto"),
+        (tiny.drafter, {}, "only the target's weights can be updated"),
+    ):
+        refused = update(server, path, **fields)
+        assert refused["success"] is False
+        assert why in str(refused["message"])
     assert answers(server, tiny) == before
 
 
