@@ -1,0 +1,19 @@
+"""Ignore empty stop strings and stop patterns, which end every answer at its first token.
+
+Upstream (0.5.23, sglang/srt/managers/schedule_batch.py) looks for each stop in the answer's end,
+and "" is in every text (sglang#38712). Clients send it for "no stop"; OpenAI's API ignores it too.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+
+def drop_empty(self: Any, tokenizer: Any) -> None:
+    """BEFORE hook of `SamplingParams.normalize`, through which every API's requests pass."""
+    self.stop_strs = _without_empty(self.stop_strs)
+    self.stop_regex_strs = _without_empty(self.stop_regex_strs)
+
+
+def _without_empty(stops: str | list[str] | None) -> str | list[str] | None:
+    return [each for each in stops if each] if isinstance(stops, list) else stops or None
