@@ -35,7 +35,7 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
         monkeypatch.setenv(name, "")  # so that what is set below is undone
         os.environ.pop(name)
     monkeypatch.setattr(parallel, "_ours", {})
-    monkeypatch.setattr(parallel, "_memory_nodes", lambda: 1)
+    monkeypatch.setattr(parallel, "memory_nodes", lambda: 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(8)})
 
 
@@ -89,7 +89,7 @@ def test_a_rank_of_a_machine_has_all_of_it() -> None:
 
 
 def test_a_memory_each_is_sglangs_own_business(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "_memory_nodes", lambda: 2)
+    monkeypatch.setattr(parallel, "memory_nodes", lambda: 2)
     arguments = prepared(tp_size=2)
     assert CORES not in os.environ
     assert arguments.mem_fraction_static is None

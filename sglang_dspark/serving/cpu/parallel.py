@@ -52,7 +52,7 @@ def prepare(server_args: Any) -> None:
     _meet(server_args.dist_init_addr if server_args.nnodes > 1 else None)
     if ranks.everywhere == 1:
         return
-    nodes = _memory_nodes()
+    nodes = memory_nodes()
     if ranks.everywhere <= nodes:
         return
     _set(CORES, "|".join(shares(sorted(os.sched_getaffinity(0)), ranks.here)))
@@ -76,7 +76,8 @@ def _set(name: str, value: str) -> None:
         os.environ[name] = _ours[name] = value
 
 
-def _memory_nodes() -> int:
+def memory_nodes() -> int:
+    """Count the machine's memory nodes, at least one."""
     from sglang.srt.utils.common import get_cpu_ids_by_node
 
     return max(1, len(get_cpu_ids_by_node()))
