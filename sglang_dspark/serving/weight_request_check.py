@@ -1,4 +1,4 @@
-"""Refuse a weight update from disk whose format or model cannot be loaded, before anything changes.
+"""Refuse weight updates from disk whose format or model cannot be loaded.
 
 Upstream (0.5.23, sglang/srt/managers/tokenizer_manager.py) sends the request on to the schedulers.
 There an unknown `load_format` raises, which ends the server. Weights of another architecture have

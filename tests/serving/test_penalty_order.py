@@ -1,4 +1,4 @@
-"""SGLang's penalties: one order, whatever order their set has, and the same as DSPARK's."""
+"""SGLang's penalties: one order for any order of their set, and the same as DSPARK's."""
 
 from __future__ import annotations
 
@@ -34,7 +34,7 @@ OUTPUTS = [0, 1, 1, 3]
 
 @dataclass
 class Batch:
-    """What the orchestrator reads of a batch; it keeps a weak reference."""
+    """Hold the fields that the orchestrator reads; it keeps a weak reference."""
 
     reqs: list[Any]
     device: str = "cpu"
