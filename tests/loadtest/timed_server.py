@@ -9,7 +9,7 @@ all were well, `@bare` in an event of a message alone, `@unfinished` gives no fi
 change the form of a good stream: `@null` has `"error": null` in every event, `@late` its usage in
 an event of its own at the end, `@last` in the last chunk, `@uncounted` none, `@whole` all in one
 chunk. GET `/truth` returns when chunks really left, and forgets it: a busy machine keeps the server
-waiting too, and what it did is then the truth to be found by a client.
+waiting too, and a client must then find those times.
 Run as a module: `--port N`, and `--host` where it is not the loopback.
 """
 

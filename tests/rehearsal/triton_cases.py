@@ -2,7 +2,7 @@
 
 Run as a program with TRITON_INTERPRET=1 and a number of cases: one line of JSON a case. `eager`,
 `graph`: largest difference of what our hooks make of a pass's metadata, and of a graph's buffers
-with empty seats beside the batch's. `unwritten`: rows of a graph without empty slots that the
+with empty slots beside the batch's. `unwritten`: rows of a graph without empty slots that the
 kernel left as they were, NaN. `upstream`: the first cases without our hooks.
 """
 

@@ -1,4 +1,4 @@
-"""tools/gpu/run: a server whose tokens are not the table's, or of another law, fails it."""
+"""tools/gpu/run: a server of wrong tokens, or of another distribution, fails its stage."""
 
 from __future__ import annotations
 

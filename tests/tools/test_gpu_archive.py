@@ -1,4 +1,4 @@
-"""What a GPU call leaves next to its rows: parts that fit, unpack alone and come back."""
+"""Archives of a GPU call: parts that fit, unpack alone and come back."""
 
 from __future__ import annotations
 

@@ -343,7 +343,7 @@ def test_the_whole_stage_runs_the_gpus_side_of_the_step(
     monkeypatch.setenv("SGLANG_DSPARK_CONFIG", str(tmp_path / "overlap.yaml"))
     monkeypatch.setenv("DSPARK_REHEARSAL", str(tmp_path))
     monkeypatch.setenv("PYTHONPATH", str(ROOT / "tests" / "rehearsal" / "site"))
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # the planted step times are nobody else's
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))  # planted step times stay here
     found = dry_run(tmp_path / "out", "first")["first"]
     judge_rounds(found)
     judge_steps(found)

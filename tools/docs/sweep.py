@@ -65,10 +65,10 @@ def section(document: Mapping[str, Any]) -> str:
 def trained_alike(folder: Path = ROOT / "drafters") -> str:
     """State how long both served drafters were trained, from their `training.json`."""
     mtp1, dspark = (_steps(folder / f"smollm2-135m-{kind}") for kind in ("mtp", "dspark"))
-    steps = f"MTP-1's drafter was trained for {mtp1:,} steps, DSpark's for {dspark:,}"
+    steps = f"MTP-1's for {mtp1:,} steps, DSpark's for {dspark:,}"
     if mtp1 == dspark:
-        return f"{steps}."
-    return f"**The drafters were not trained alike**: {steps}; part of these ratios is training."
+        return f"The drafters were trained alike: {steps}."
+    return f"**The drafters were not trained alike**: {steps};\npart of these ratios is training."
 
 
 def _steps(drafter: Path) -> int:

@@ -1,4 +1,4 @@
-"""What a GPU server does where its user names nothing, and what survives a change beneath it."""
+"""Faults of a GPU server's defaults, of drafter updates and of memory for penalties."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Faults of what a client is told by the interfaces of a server, and of a server's memory."""
+"""Faults of a server's answers by its interfaces, and of its default memory."""
 
 from __future__ import annotations
 

@@ -25,10 +25,11 @@ import httpx
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.servers.server import ServerProcess
+from sglang_dspark.models.drafters import shipped_drafter_path
 from sglang_dspark.models.simulated import SHAPES
 from tools.gpu.faked.small_shapes import small
-from tools.gpu.kit import smollm
 from tools.gpu.kit.models import ready
+from tools.gpu.kit.runs import demo_target
 from tools.gpu.kit.sampled import KINDS, MIXED
 from tools.gpu.kit.servers import server_of
 from tools.gpu.packing.arrival import kit_home
@@ -63,7 +64,7 @@ def main() -> int:
     parser.add_argument("--logs", type=Path, default=kit_home() / "logs" / "faked")
     options = parser.parse_args()
     if options.shape == SMOLLM:
-        target, dspark = smollm.models(kit_home())
+        target, dspark = demo_target(kit_home()), shipped_drafter_path()
         drafters = {"dspark": dspark}
     else:
         shape = small(SHAPES[options.shape], vocab=options.vocab)

@@ -1,4 +1,4 @@
-"""Pack what a stage leaves next to its rows: server logs, traces and kernel caches.
+"""Pack the files that a stage leaves next to its rows: server logs, traces, kernel caches.
 
 A call returns few files of limited size, so files are packed into parts, each a `.tar.xz` that can
 be unpacked alone. Kernel caches go the other way too: parts that come with a later call are
@@ -36,8 +36,8 @@ def cache_variables(home: Path) -> dict[str, str]:
 def pack_folder(folder: Path, out: Path, name: str, say: Callable[[str], None]) -> list[Path]:
     """Pack a folder into `out/NAME-1.tar.xz` and so on; the parts' paths.
 
-    Larger files come last, and what exceeds `PARTS[name]` parts is left out and named. Files of
-    Triton's and SGLang's caches that a cache hit does not read are left out.
+    Larger files come last, and what exceeds `PARTS[name]` parts is skipped and named. Files of
+    Triton's and SGLang's caches that a cache hit does not read are skipped.
     """
     parts: list[Path] = []
     files = sorted(_wanted(folder), key=lambda file: file.stat().st_size)

@@ -57,7 +57,7 @@ _COMPILE_S = 120.0
 
 @dataclass(frozen=True)
 class Stage:
-    """What every part of the stage needs. left: seconds that it may still take."""
+    """Parameters of every part of the stage. left: seconds that it may still take."""
 
     device: str
     home: Path
