@@ -20,7 +20,7 @@ from typing import Any
 
 from tools.gpu.kit.device import say
 
-PACKAGES = ("torch", "triton", "numba", "numpy", "transformers", "sglang", "sgl-kernel")
+PACKAGES = ("torch", "triton", "numba", "numpy", "transformers", "sglang", "sglang-kernel")
 COMPILERS = ("nvcc", "c++", "ninja")
 MODULES = (
     "sglang.launch_server",
