@@ -19,6 +19,7 @@ from torch import Tensor, nn
 from sglang_dspark.baselines.vocabulary import check_draft_ids
 from sglang_dspark.common.files import brief
 from sglang_dspark.drafter.attention import ContextKV, RMSNorm, rope
+from sglang_dspark.drafter.families import rope_theta
 from sglang_dspark.drafter.fields import require_declared
 from sglang_dspark.drafter.laws import choose, over_vocabulary
 from sglang_dspark.drafter.model import DraftBlock
@@ -92,7 +93,6 @@ class ChainConfig:
 def chain_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
     """`ChainConfig`'s fields from a Llama-style config.json; KeyError names what is missing."""
     heads = raw["num_attention_heads"]
-    rotary = raw.get("rope_parameters") or {}
     return {
         "hidden_size": raw["hidden_size"],
         "intermediate_size": raw["intermediate_size"],
@@ -103,7 +103,7 @@ def chain_fields(raw: Mapping[str, Any]) -> dict[str, Any]:
         "draft_vocab_size": raw.get("draft_vocab_size") or raw["vocab_size"],
         "gamma": raw.get("gamma", 1),
         "rms_norm_eps": raw.get("rms_norm_eps", 1e-6),
-        "rope_theta": raw.get("rope_theta") or rotary.get("rope_theta", 10000.0),
+        "rope_theta": rope_theta(raw),
         "max_position_embeddings": raw.get("max_position_embeddings", 8192),
     }
 

@@ -22,17 +22,14 @@ from sglang_dspark.baselines.vocabulary import check_draft_ids, stored_draft_ids
 from sglang_dspark.common.files import brief
 from sglang_dspark.drafter.attention import ContextKV, PackedLayout
 from sglang_dspark.drafter.backbone import Backbone
-from sglang_dspark.drafter.checkpoint import (
-    built,
-    check_target,
-    read_tensors,
-    write_checkpoint,
-)
+from sglang_dspark.drafter.checkpoint import built, write_checkpoint
 from sglang_dspark.drafter.config import DrafterConfig, read_config
 from sglang_dspark.drafter.context import FeatureState, shorter_block
-from sglang_dspark.drafter.fields import reading_config
+from sglang_dspark.drafter.fields import Fields, reading_config
 from sglang_dspark.drafter.laws import choose, over_vocabulary
 from sglang_dspark.drafter.model import DraftBlock
+from sglang_dspark.drafter.target_fit import require_sizes, target_with
+from sglang_dspark.drafter.weight_files import stored_tensors
 from sglang_dspark.errors import DSparkError
 
 ARCHITECTURE = "DFlashDraftModel"
@@ -75,17 +72,14 @@ class DFlashConfig:
 
 def _headless(raw: Mapping[str, Any], path: Path) -> dict[str, Any]:
     """The config of the DSpark drafter whose backbone it is."""
-    both = {**raw, **(raw.get("dflash_config") or {})}
-    if both.get("block_size", 0) < 2:
+    fields = Fields(raw, path).merged()
+    size = fields.get("block_size")
+    if not isinstance(size, int) or size < 2:
         raise DSparkError(
             f"{path}/config.json: block_size must be at least 2 (anchor and one draft), found "
-            f"{brief(both.get('block_size'), 40)}; is this a DFlash drafter?"
+            f"{brief(size, 40)}; is this a DFlash drafter?"
         )
-    return {
-        **raw,
-        "dflash_config": {**both, "block_size": both["block_size"] - 1, "markov_rank": 1},
-        "dspark_config": None,
-    }
+    return fields | {"block_size": size - 1, "markov_rank": 1, "markov_head_type": "vanilla"}
 
 
 class DFlashDrafter(nn.Module):
@@ -216,12 +210,12 @@ def load_dflash(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DFlashDraf
     """
     config = DFlashConfig.from_dir(path)
     vocab_size = config.shape.vocab_size
-    check_target(path, vocab_size, config.shape.hidden_size, embed_tokens)
-    tensors = read_tensors(path)
-    ids = stored_draft_ids(tensors, vocab_size, path)
+    require_sizes(path, config.shape.hidden_size, vocab_size, target_with(embed_tokens))
+    stored = stored_tensors(path)
+    ids = stored_draft_ids(stored, vocab_size, path)
     drafter = built(
         lambda: DFlashDrafter(config, ids),
-        tensors,
+        stored,
         lambda name: name.removeprefix("backbone."),
         path,
     )

@@ -22,14 +22,11 @@ from sglang_dspark.baselines.chain import (
 )
 from sglang_dspark.baselines.vocabulary import stored_draft_ids, to_d2t, to_t2d
 from sglang_dspark.drafter.attention import RMSNorm
-from sglang_dspark.drafter.checkpoint import (
-    built,
-    check_target,
-    read_tensors,
-    write_checkpoint,
-)
+from sglang_dspark.drafter.checkpoint import built, write_checkpoint
 from sglang_dspark.drafter.config import read_config
 from sglang_dspark.drafter.fields import reading_config
+from sglang_dspark.drafter.target_fit import require_sizes, target_with
+from sglang_dspark.drafter.weight_files import bare_name, stored_tensors
 from sglang_dspark.errors import DSparkError
 
 ARCHITECTURE = "LlamaForCausalLMEagle3"
@@ -129,9 +126,9 @@ def load_eagle3(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> Eagle3Draf
     Raises DSparkError for a missing, damaged or foreign checkpoint and for another target.
     """
     config = Eagle3Config.from_dir(path)
-    check_target(path, config.vocab_size, config.hidden_size, embed_tokens)
-    tensors = {k.replace("layers.0.", "midlayer."): v for k, v in read_tensors(path).items()}
-    ids = stored_draft_ids(tensors, config.vocab_size, path, config.draft_vocab_size)
-    drafter = built(lambda: Eagle3Drafter(config, ids), tensors, _stored, path)
+    require_sizes(path, config.hidden_size, config.vocab_size, target_with(embed_tokens))
+    stored = stored_tensors(path, lambda name: bare_name(name).replace("layers.0.", "midlayer."))
+    ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
+    drafter = built(lambda: Eagle3Drafter(config, ids), stored, _stored, path)
     drafter.attach(embed_tokens, lm_head)
     return drafter.eval()

@@ -24,14 +24,11 @@ from sglang_dspark.baselines.chain import (
 )
 from sglang_dspark.baselines.vocabulary import stored_draft_ids, to_d2t
 from sglang_dspark.common.writing import replacing
-from sglang_dspark.drafter.checkpoint import (
-    built,
-    check_target,
-    read_tensors,
-    write_checkpoint,
-)
+from sglang_dspark.drafter.checkpoint import built, write_checkpoint
 from sglang_dspark.drafter.config import read_config
 from sglang_dspark.drafter.fields import reading_config
+from sglang_dspark.drafter.target_fit import require_sizes, target_with
+from sglang_dspark.drafter.weight_files import stored_tensors
 
 ARCHITECTURE = "LlamaForCausalLMEagle"
 TOKEN_MAP = "token_map.pt"
@@ -113,9 +110,9 @@ def load_mtp(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> MTPDrafter:
     Raises DSparkError for a missing, damaged or foreign checkpoint and for another target.
     """
     config = MTPConfig.from_dir(path)
-    check_target(path, config.vocab_size, config.hidden_size, embed_tokens)
-    tensors = read_tensors(path)
-    ids = stored_draft_ids(tensors, config.vocab_size, path, config.draft_vocab_size)
-    drafter = built(lambda: MTPDrafter(config, ids), tensors, _stored, path)
+    require_sizes(path, config.hidden_size, config.vocab_size, target_with(embed_tokens))
+    stored = stored_tensors(path)
+    ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
+    drafter = built(lambda: MTPDrafter(config, ids), stored, _stored, path)
     drafter.attach(embed_tokens, lm_head)
     return drafter.eval()

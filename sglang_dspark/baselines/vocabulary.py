@@ -6,12 +6,12 @@ reads them for EAGLE3; for DFLASH and EAGLE it ignores them and drafts over the 
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from pathlib import Path
 
 import torch
 from torch import Tensor
 
+from sglang_dspark.drafter.weight_files import Stored, load_tensors
 from sglang_dspark.errors import DSparkError
 
 
@@ -28,14 +28,14 @@ def to_t2d(draft_ids: Tensor, vocab_size: int) -> Tensor:
 
 
 def stored_draft_ids(
-    tensors: Mapping[str, Tensor], vocab_size: int, path: Path, count: int | None = None
+    stored: Stored, vocab_size: int, path: Path, count: int | None = None
 ) -> Tensor | None:
     """Token ids [V'] of a checkpoint's draft columns, or None when it covers all tokens.
 
     count: V' that its config.json states. Raises DSparkError when there are more or fewer, or they
     repeat or lie outside the vocabulary.
     """
-    d2t = tensors.get("d2t")
+    d2t = load_tensors({"d2t": stored["d2t"]})["d2t"] if "d2t" in stored else None
     found = vocab_size if d2t is None else d2t.numel()
     if count is not None and found != count:
         raise DSparkError(

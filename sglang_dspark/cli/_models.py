@@ -17,7 +17,7 @@ from sglang_dspark.extras import require_sglang
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sglang_dspark.serving.checkpoint import Target
+    from sglang_dspark.drafter.target_fit import Target
 
 ServedTargetOption = Annotated[
     str,
@@ -78,7 +78,7 @@ def target_facts(folder: Path) -> Target:
     Raises DSparkError when it cannot be read or lacks a field.
     """
     from sglang_dspark.common.files import integer, load_json, reading
-    from sglang_dspark.serving.checkpoint import Target
+    from sglang_dspark.drafter.target_fit import Target
 
     file = folder / "config.json"
     with reading(file, "model's configuration", "fetch the model again, or name another target"):

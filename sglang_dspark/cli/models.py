@@ -55,26 +55,14 @@ def convert(
     target: TargetOption = "demo",
 ) -> None:
     """Write a drafter of DeepSpec or Speculators in the layout that SGLang's DSPARK reads."""
-    from dataclasses import replace
-
     from rich.console import Console
 
     from sglang_dspark.cli._models import target_facts
-    from sglang_dspark.drafter import DrafterConfig, DSparkDrafter, save_drafter
-    from sglang_dspark.drafter.checkpoint import fill_drafter, read_tensors
+    from sglang_dspark.serving.drafter_conversion import convert_drafter
 
     source = drafter_dir(drafter)
     if out.resolve() == source.resolve():
         raise DSparkError(f"--out {out} is the drafter itself; name another directory")
-    read = DrafterConfig.from_dir(source)
     facts = target_facts(target_dir(target, Console(stderr=True)))
-    if (read.hidden_size, read.vocab_size) != (facts.hidden_size, facts.vocab_size):
-        raise DSparkError(
-            f"{source} is for a target of hidden size {read.hidden_size} and vocabulary "
-            f"{read.vocab_size}, --target {target} has {facts.hidden_size} and {facts.vocab_size}; "
-            "name the target that it was trained for"
-        )
-    made = DSparkDrafter(replace(read, num_target_layers=facts.num_layers))
-    fill_drafter(made, source)
-    save_drafter(made, out, read_tensors(source)["fc.weight"].dtype)
+    convert_drafter(source, out, facts)
     print(f"{out}: serve it with `dspark demo --drafter {out} --target {target}`")

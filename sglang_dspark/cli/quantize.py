@@ -29,8 +29,8 @@ def quantize(
     ] = "fp8",
 ) -> None:
     """Quantise the experts of a drafter."""
-    from sglang_dspark.drafter.checkpoint import read_tensors, write_checkpoint
-    from sglang_dspark.drafter.config import DrafterConfig, read_config
+    from sglang_dspark.drafter.checkpoint import check_drafter, write_checkpoint
+    from sglang_dspark.drafter.weight_files import load_tensors
     from sglang_dspark.models.drafters import find_drafter
     from sglang_dspark.quantisation import checkpoint
     from sglang_dspark.quantisation.formats import FORMATS
@@ -39,8 +39,8 @@ def quantize(
     if format_name not in FORMATS:
         raise DSparkError(f"--format {format_name} is none of {', '.join(FORMATS)}")
     source = find_drafter(drafter)
-    raw = read_config(source)
-    config = DrafterConfig.from_json(raw, source)
+    files = check_drafter(source)
+    raw, config = files.raw, files.config
     if config.expert_format != checkpoint.UNQUANTISED:
         raise DSparkError(
             f"{source} has {config.expert_format} experts already; quantise the drafter it was "
@@ -50,7 +50,7 @@ def quantize(
         raise DSparkError(f"{source} is a dense drafter; only experts are quantised")
     if out.resolve() == source.resolve():
         raise DSparkError(f"--out {out} is the drafter itself; name another directory")
-    tensors = read_tensors(source)
+    tensors = load_tensors(files.stored)
     quantised = checkpoint.quantise_tensors(tensors, format_name)
     bare = format_name == checkpoint.UNQUANTISED
     key = {} if bare else {checkpoint.CONFIG_KEY: format_name}

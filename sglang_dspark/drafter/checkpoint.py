@@ -1,33 +1,58 @@
-"""Reading and writing drafters in the format that stock SGLang 0.5.23 serves as DSPARK, and the
-parts of it that every drafter's files share.
+"""Read and write drafters in the format that stock SGLang 0.5.23 serves as DSPARK.
+
+`check_drafter` decides whether a directory holds a drafter that can be computed, for a server's
+check, `dspark eval`, `dspark calibrate` and `dspark models convert` alike.
 """
 
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Mapping
-from dataclasses import replace
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save_file
+from safetensors.torch import save_file
 from torch import Tensor, nn
 
-from sglang_dspark.common.files import FAULTS, fault
+from sglang_dspark.common.files import brief, fault
 from sglang_dspark.common.writing import replacing
-from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.config import DrafterConfig, read_config, require_computed
 from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.drafter.target_fit import Target, require_depth, require_sizes, target_with
+from sglang_dspark.drafter.weight_files import (
+    INDEX,
+    Shape,
+    Shapes,
+    Stored,
+    StoredTensor,
+    is_finite,
+    load_tensors,
+    not_finite,
+    require_all_read,
+    require_finite,
+    require_floats,
+    require_shapes,
+    stored_tensors,
+)
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.quantisation.checkpoint import UNQUANTISED, restore_tensors
+from sglang_dspark.quantisation.checkpoint import (
+    GLOBAL_SCALE,
+    SCALE,
+    UNQUANTISED,
+    expert_names,
+    quantised_shapes,
+    restore_tensors,
+)
 
 Module = TypeVar("Module", bound=nn.Module)
 
 
-def _stored(name: str) -> str:
-    """Name in the file: the backbone's modules stand at the top level there."""
+def stored_name(name: str) -> str:
+    """Return a parameter's name in the file, where the backbone's modules are at the top level."""
     return name.removeprefix("backbone.")
 
 
@@ -45,65 +70,160 @@ def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.
             f"SGLang serves no {drafter.config.family} drafter; export it in DeepSpec's format"
         )
     config = replace(drafter.config, expert_format=UNQUANTISED)
-    write_checkpoint(path, stored_tensors(drafter, dtype), config.to_json())
+    write_checkpoint(path, own_tensors(drafter, dtype), config.to_json())
 
 
-def stored_tensors(drafter: DSparkDrafter, dtype: torch.dtype) -> dict[str, Tensor]:
-    """The drafter's own weights under their names in a file.
+def own_tensors(drafter: DSparkDrafter, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Name the drafter's own weights as a file does.
 
     The routers' biases stay float32: their steps are smaller than what bfloat16 resolves.
     """
     return {
-        _stored(k): v.to(torch.float32 if k.endswith("e_score_correction_bias") else dtype)
+        stored_name(k): v.to(torch.float32 if k.endswith("e_score_correction_bias") else dtype)
         for k, v in drafter.state_dict().items()
     }
 
 
-def load_drafter(path: Path, embed_tokens: Tensor, lm_head: Tensor) -> DSparkDrafter:
+@dataclass(frozen=True)
+class DrafterFiles:
+    """A drafter's directory that passed `check_drafter`.
+
+    raw: its config.json in SGLang's layout. stored: the tensors of its files; empty where they were
+    not looked at.
+    """
+
+    path: Path
+    raw: dict[str, Any]
+    config: DrafterConfig
+    stored: dict[str, StoredTensor]
+
+    def load(self) -> dict[str, Tensor]:
+        """Read the drafter's own weights; quantised experts are restored to float32."""
+        own = own_shapes(self.config, self.path)
+        tensors = load_tensors({name: self.stored[name] for name in own})
+        return restore_tensors(tensors, self.config.expert_format)
+
+
+def check_drafter(
+    path: Path, target: Target | None = None, *, weights: bool = True
+) -> DrafterFiles:
+    """Check that a directory holds a DSpark drafter that can be computed, and for which target.
+
+    weights: False looks at config.json alone. Otherwise names, shapes, types and values of the
+    tensors are checked, the values one tensor at a time.
+    Raises DSparkError in one line for the first fault.
+    """
+    path = Path(path)
+    raw = read_config(path)
+    require_computed(raw, path)
+    config = DrafterConfig.from_json(raw, path)
+    if target is not None:
+        require_sizes(path, config.hidden_size, config.vocab_size, target)
+        require_depth(path, raw, target)
+    stored = stored_tensors(path) if weights else {}
+    if weights:
+        _require_weights(path, config, stored)
+    return DrafterFiles(path, raw, config, stored)
+
+
+def own_shapes(config: DrafterConfig, path: Path) -> dict[str, Shape]:
+    """Names and shapes of the tensors in a drafter's files, heads first.
+
+    They are those of the drafter itself, built without memory; quantised experts are codes with
+    scales (quantisation/checkpoint.py). Raises DSparkError where sizes overflow.
+    """
+    with reading_config(path), torch.device("meta"):
+        tensors = own_tensors(DSparkDrafter(config), torch.float32)
+    shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in expert_names(tensors) if config.expert_format != UNQUANTISED else ():
+        shapes |= quantised_shapes(name, shapes[name], config.expert_format)
+    return dict(sorted(shapes.items(), key=lambda each: "_head." not in each[0]))
+
+
+def _require_weights(path: Path, config: DrafterConfig, stored: Stored) -> None:
+    """Raise DSparkError for the first fault of a DSpark drafter's tensors."""
+    own = own_shapes(config, path)
+    require_shapes(path, own, stored)
+    codes = set(_expert_parts(config, own))
+    floats = [name for name in own if name not in codes]
+    require_floats(path, floats, stored)
+    skipped = [] if config.confidence_head else [n for n in stored if n.startswith("confidence_")]
+    require_all_read(path, {*own, *skipped}, stored)
+    require_finite(path, floats, stored)
+    for name in (n for n in expert_names(own) if n in codes):
+        parts = [each for each in (name, name + SCALE, name + GLOBAL_SCALE) if each in own]
+        tensors = load_tensors({each: stored[each] for each in parts})
+        try:
+            restored = restore_tensors(tensors, config.expert_format)[name]
+        except DSparkError as error:
+            raise DSparkError(f"drafter {path}: {error}") from None
+        if not is_finite(restored):
+            raise not_finite(path, name)
+
+
+def _expert_parts(config: DrafterConfig, own: Shapes) -> Iterator[str]:
+    """Names of codes and scales of quantised experts."""
+    for name in expert_names(own) if config.expert_format != UNQUANTISED else ():
+        yield from (each for each in (name, name + SCALE, name + GLOBAL_SCALE) if each in own)
+
+
+def load_drafter(
+    path: Path, embed_tokens: Tensor, lm_head: Tensor, num_layers: int | None = None
+) -> DSparkDrafter:
     """Load a drafter in float32 and attach it to the target's embedding and LM head [V, d].
 
-    Raises DSparkError for a missing, truncated or foreign checkpoint and for another target.
+    num_layers: of the target, where it is known. Raises DSparkError as `check_drafter` does.
     """
-    config = DrafterConfig.from_dir(path)
-    check_target(path, config.vocab_size, config.hidden_size, embed_tokens)
-    tensors = _restored(path, config)
-    drafter = built(lambda: DSparkDrafter(config), tensors, _stored, path)
+    files = check_drafter(path, target_with(embed_tokens, num_layers))
+    drafter = DSparkDrafter(files.config)
+    fill_parameters(drafter, files.load(), stored_name)
     drafter.attach(embed_tokens, lm_head)
     return drafter.eval()
 
 
 def built(
     make: Callable[[], Module],
-    tensors: Mapping[str, Tensor],
-    stored: Callable[[str], str],
+    stored: Stored,
+    name_in_file: Callable[[str], str],
     path: Path,
 ) -> Module:
-    """What `make` makes of `path`/config.json, filled as `fill_parameters` does.
+    """Build a drafter of another kind than DSpark with `make` and fill it from its files.
 
-    The file's shapes are looked at first: no memory is taken for sizes that only the config claims.
+    name_in_file: a parameter's name -> its name in `stored`. Its files are checked first, so no
+    memory is allocated for sizes that only config.json claims. Raises DSparkError as
+    `check_drafter` does for a drafter's weights.
     """
     with reading_config(path), torch.device("meta"):
-        require_tensors(make(), tensors, stored, path)
+        state = make().state_dict()
+    own = {name_in_file(name): tuple(tensor.shape) for name, tensor in state.items()}
+    require_shapes(path, own, stored)
+    require_floats(path, own, stored)
+    require_all_read(path, own, stored)
+    require_finite(path, own, stored)
     module = make()
-    fill_parameters(module, tensors, stored, path)
+    fill_parameters(module, load_tensors({name: stored[name] for name in own}), name_in_file)
     return module
 
 
 def fill_drafter(drafter: DSparkDrafter, path: Path) -> None:
     """Copy the weights of a checkpoint directory into a drafter of its shape."""
-    fill_parameters(drafter, _restored(path, drafter.config), _stored, path)
-
-
-def _restored(path: Path, config: DrafterConfig) -> dict[str, Tensor]:
-    return restore_tensors(read_tensors(path), config.expert_format)
+    fill_parameters(drafter, check_drafter(path).load(), stored_name)
 
 
 def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[str, Any]) -> None:
     """Write `model.safetensors` and `config.json` into `path`, each to a temporary name first.
 
-    Raises DSparkError when they cannot be written; an earlier checkpoint stays whole then.
+    Raises DSparkError when they cannot be written, and when the directory holds other weight files,
+    which would be read in place of these; an earlier checkpoint stays whole then.
     """
     path = Path(path)
+    others = {file.name for file in path.glob("*.safetensors")} - {"model.safetensors"}
+    others |= {INDEX} if (path / INDEX).exists() else set()
+    if others:
+        raise DSparkError(
+            f"{path} holds {brief(min(others))} of another checkpoint; name another folder, or "
+            "remove it"
+        )
     try:
         with (
             replacing(path / "config.json", alone=True) as described,
@@ -118,62 +238,10 @@ def write_checkpoint(path: Path, tensors: Mapping[str, Tensor], config: Mapping[
         ) from None
 
 
-def read_tensors(path: Path) -> dict[str, Tensor]:
-    """All tensors of a checkpoint directory, without a leading `model.` in their names.
-
-    Raises DSparkError when there are none or a file is damaged.
-    """
-    files = sorted(Path(path).glob("*.safetensors"))
-    if not files:
-        raise DSparkError(
-            f"no safetensors weights in {path}; copy or train them, or in a checkout without "
-            "weights run tools/gpu/slim --undo"
-        )
-    tensors: dict[str, Tensor] = {}
-    for file in files:
-        try:
-            tensors.update(load_file(str(file)))
-        except (SafetensorError, OSError, RuntimeError, *FAULTS) as error:
-            raise DSparkError(
-                f"{file} cannot be read ({fault(error)}); copy or train it again"
-            ) from None
-    return {name.removeprefix("model."): tensor for name, tensor in tensors.items()}
-
-
-def check_target(path: Path, vocab_size: int, hidden_size: int, embed_tokens: Tensor) -> None:
-    """Raise DSparkError unless the target's embedding is [vocab_size, hidden_size]."""
-    if tuple(embed_tokens.shape) != (vocab_size, hidden_size):
-        raise DSparkError(
-            f"{path} was trained for a target with vocabulary {vocab_size} and hidden size "
-            f"{hidden_size}, this target has {embed_tokens.shape[0]} and "
-            f"{embed_tokens.shape[1]}; use the drafter of this target"
-        )
-
-
-def require_tensors(
-    module: nn.Module, tensors: Mapping[str, Tensor], stored: Callable[[str], str], path: Path
-) -> None:
-    """DSparkError for a parameter or buffer that is missing in the file or has another shape there;
-    other tensors are ignored, as SGLang does. `stored` gives a name in the file."""
-    for name, parameter in module.state_dict(keep_vars=True).items():
-        found = tensors.get(stored(name))
-        if found is None:
-            raise DSparkError(
-                f"{path}: weight {stored(name)} is missing; the file is incomplete or its "
-                "config.json describes another drafter"
-            )
-        if found.shape != parameter.shape:
-            raise DSparkError(
-                f"{path}: {stored(name)} is {tuple(found.shape)}, config.json says "
-                f"{tuple(parameter.shape)}"
-            )
-
-
 def fill_parameters(
-    module: nn.Module, tensors: Mapping[str, Tensor], stored: Callable[[str], str], path: Path
+    module: nn.Module, tensors: Mapping[str, Tensor], name_in_file: Callable[[str], str]
 ) -> None:
-    """Copy tensors into the module's parameters and buffers; raises as `require_tensors` does."""
-    require_tensors(module, tensors, stored, path)
+    """Copy checked tensors into a module's parameters and buffers."""
     with torch.no_grad():
         for name, parameter in module.state_dict(keep_vars=True).items():
-            parameter.copy_(tensors[stored(name)])
+            parameter.copy_(tensors[name_in_file(name)])

@@ -10,13 +10,14 @@ are quantised, `expert_format` says how (quantisation/checkpoint.py).
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.files import brief
 from sglang_dspark.drafter import speculators
-from sglang_dspark.drafter.families import shape_fields
+from sglang_dspark.drafter.families import refuse_unsupported, shape_fields
 from sglang_dspark.drafter.fields import (
     MARKOV_HEADS,
     Fields,
@@ -29,6 +30,14 @@ from sglang_dspark.quantisation.checkpoint import CONFIG_KEY, UNQUANTISED
 from sglang_dspark.quantisation.formats import expert_format
 
 FAMILIES = ("qwen3", "gemma4")
+DENSE_ARCHITECTURES = ("DSparkDraftModel", "LingDSparkModel", "Qwen3DSparkModel")
+GEMMA4_ARCHITECTURE = "Gemma4DSparkModel"
+# SGLang's own other families, which a server hands to it and the reference engine does not compute.
+OTHER_ARCHITECTURES = (
+    "DSparkMiniMaxDraftModel",
+    "DeepseekV4ForCausalLMDSpark",
+    "Lfm2DSparkDraftModel",
+)
 ROUTER_SCORES = ("sigmoid", "softmax")
 MOE_ARCHITECTURE = "DSparkMoEModel"
 MOE_MODEL_TYPE = "dspark_moe"
@@ -54,6 +63,38 @@ def read_config(path: Path) -> dict[str, Any]:
     file = Path(path) / "config.json"
     with reading_config(path):
         return speculators.plain_config(raw, file) if speculators.MARK in raw else raw
+
+
+def architecture_of(raw: Mapping[str, Any], path: Path) -> str:
+    """The one name in `architectures` of config.json, of a DSpark drafter.
+
+    Raises DSparkError for none, several and an unknown one.
+    """
+    names = raw.get("architectures")
+    known = (*DENSE_ARCHITECTURES, *OTHER_ARCHITECTURES, GEMMA4_ARCHITECTURE, MOE_ARCHITECTURE)
+    if isinstance(names, list) and len(names) == 1 and names[0] in known:
+        return str(names[0])
+    raise DSparkError(
+        f"drafter {path}: architectures {brief(names, 60)} in config.json is no DSpark drafter "
+        f"(known: {', '.join(sorted(known))}); name another drafter (--drafter; of a server "
+        "--speculative-draft-model-path)"
+    )
+
+
+def require_computed(raw: Mapping[str, Any], path: Path) -> None:
+    """Raise DSparkError for a DSpark drafter that SGLang serves and the reference engine does not
+    compute: another family, or quantised dense layers."""
+    name = architecture_of(raw, path)
+    what = None
+    if name in OTHER_ARCHITECTURES:
+        what = f"architectures ['{name}'] is a family"
+    elif raw.get("quantization_config") is not None:
+        what = "quantization_config in config.json describes quantised weights"
+    if what is not None:
+        raise DSparkError(
+            f"drafter {path}: {what} that only SGLang computes; serve it as it is, or name a "
+            "drafter with weights in float32, bfloat16 or float16"
+        )
 
 
 @dataclass(frozen=True)
@@ -123,10 +164,16 @@ class DrafterConfig:
         require(self.family in FAMILIES, f"family {self.family!r} is none of {FAMILIES}")
         require(bool(self.target_layer_ids), "target_layer_ids is empty")
         bad = [i for i in self.target_layer_ids if not 0 <= i < self.num_target_layers]
-        require(not bad, f"target layers {bad} outside the target's {self.num_target_layers}")
+        last = self.num_target_layers - 1
+        require(
+            not bad,
+            f"target_layer_ids {bad} lie outside the target's layers 0..{last}; use a drafter "
+            "trained for this target",
+        )
         require(
             0 <= self.mask_token_id < self.vocab_size,
-            f"mask_token_id {self.mask_token_id} outside the vocabulary of {self.vocab_size}",
+            f"mask_token_id {self.mask_token_id} lies outside the vocabulary of {self.vocab_size}; "
+            "use a drafter trained for this target",
         )
         require(self.window is None or self.window >= 1, f"window {self.window} shows no context")
         streams = self.residual_streams
@@ -167,10 +214,18 @@ class DrafterConfig:
         return cls.from_json(read_config(path), path)
 
     @classmethod
-    def from_json(cls, raw: dict[str, Any], path: Path) -> DrafterConfig:
-        """From the contents of `path`/config.json; DSparkError says what is missing."""
+    def from_json(cls, raw: dict[str, Any], path: Path, *, computed: bool = True) -> DrafterConfig:
+        """From the contents of `path`/config.json; DSparkError says what is missing.
+
+        computed: False also reads what only SGLang computes (`require_computed`).
+        """
         with reading_config(path):
-            return cls._from_json(raw, Fields(raw, path))
+            if not computed:  # SGLang rotates as it reads; its base is nothing to us
+                raw = {**raw, "rope_theta": 1.0, "rope_parameters": None, "rope_scaling": None}
+            fields = Fields(raw, path)
+            if computed:
+                refuse_unsupported(raw, fields)
+            return cls._from_json(raw, fields)
 
     @classmethod
     def _from_json(cls, raw: dict[str, Any], fields: Fields) -> DrafterConfig:
@@ -178,8 +233,9 @@ class DrafterConfig:
         extension = {field: raw[key] for field, key in _MOE_KEYS.items()} if ours else {}
         if ours:
             extension["expert_format"] = raw.get(CONFIG_KEY, UNQUANTISED)
+        layers = fields.layer_ids()
         return cls(
-            **shape_fields(raw),
+            **shape_fields(raw, fields),
             **extension,
             hidden_size=fields.integer("hidden_size"),
             intermediate_size=fields.integer("intermediate_size"),
@@ -187,15 +243,16 @@ class DrafterConfig:
             num_heads=fields.integer("num_attention_heads"),
             vocab_size=fields.integer("vocab_size"),
             gamma=fields.integer("block_size"),
-            target_layer_ids=fields.layer_ids(),
-            num_target_layers=fields.integer("num_target_layers"),
+            target_layer_ids=layers,
+            # the least that the layers need, where config.json does not tell
+            num_target_layers=fields.integer("num_target_layers", default=max(layers) + 1),
             mask_token_id=fields.integer("mask_token_id", least=0),
             markov_rank=fields.integer("markov_rank"),
-            markov_head_type=fields.markov_head("vanilla"),
-            confidence_head=fields.get("enable_confidence_head", True),
-            confidence_head_with_markov=fields.get("confidence_head_with_markov", True),
-            rms_norm_eps=raw.get("rms_norm_eps", 1e-6),
-            max_position_embeddings=raw.get("max_position_embeddings", 8192),
+            markov_head_type=fields.markov_head(),
+            confidence_head=fields.flag("enable_confidence_head", True),
+            confidence_head_with_markov=fields.flag("confidence_head_with_markov", True),
+            rms_norm_eps=fields.number("rms_norm_eps", 1.0, 1e-6),
+            max_position_embeddings=fields.integer("max_position_embeddings", default=8192),
         )
 
     def to_json(self) -> dict[str, Any]:

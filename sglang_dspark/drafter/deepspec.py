@@ -12,7 +12,7 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.drafter.checkpoint import stored_tensors, write_checkpoint
+from sglang_dspark.drafter.checkpoint import own_tensors, write_checkpoint
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.errors import DSparkError
@@ -37,7 +37,7 @@ def save_deepspec(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch
             "a drafter with a reduced vocabulary holds a part of the target's LM head only; load "
             "it without the reduction to export it for DeepSpec"
         )
-    tensors = stored_tensors(drafter, dtype)
+    tensors = own_tensors(drafter, dtype)
     tensors["embed_tokens.weight"] = drafter.embed_weight.to(dtype).clone()
     tensors["lm_head.weight"] = drafter.head_weight.to(dtype).clone()
     write_checkpoint(path, tensors, deepspec_json(config))

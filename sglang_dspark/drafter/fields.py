@@ -1,7 +1,7 @@
 """A drafter's `config.json`, field by field: each of the type it must have, or one clear line.
 
-Both readers build on it: `DrafterConfig`, which we compute with, and serving/checkpoint.py, which
-checks every drafter that SGLang serves.
+`DrafterConfig` reads every drafter through it, of a server, of the reference engine and of
+`dspark models convert` alike.
 """
 
 from __future__ import annotations
@@ -40,7 +40,8 @@ def reading_config(path: Path | str, kind: str = "DSpark") -> Iterator[None]:
     except DSparkError as error:
         if str(path) in str(error):
             raise
-        raise DSparkError(f"{file}: {brief(error, 300)}") from None
+        fix = "" if ";" in str(error) else f"; {_AGAIN}"
+        raise DSparkError(f"{file}: {brief(error, 300)}{fix}") from None
     except (*FAULTS, RuntimeError) as error:  # RuntimeError: of torch, where sizes overflow
         what = f"no {kind} drafter's config ({fault(error)})"
         raise DSparkError(f"{file} is {what}; {_AGAIN}") from None
@@ -97,31 +98,61 @@ def raw_config(path: Path) -> dict[str, Any]:
 
 
 class Fields:
-    """The fields of `path`/config.json; those of `dflash_config` and `dspark_config`, which stand
-    above the others, among them. Raises DSparkError where one of the two is no mapping."""
+    """Fields of `path`/config.json, those of `dflash_config` and `dspark_config` among them.
+
+    Raises DSparkError where one of the two is no mapping, and where a field has two values: SGLang
+    reads some names at one level and some at the other.
+    """
 
     def __init__(self, raw: Mapping[str, Any], path: Path | str):
         self.path, self._fields = path, dict(raw)
         for name in ("dflash_config", "dspark_config"):
-            nested = raw.get(name) or {}
-            if not isinstance(nested, dict):
+            nested = raw.get(name)
+            if not isinstance(nested, dict | None):
                 raise self._wrong(name, "a mapping", nested)
-            self._fields |= nested
+            for key, value in (nested or {}).items():
+                outer = self._fields.get(key)
+                if outer is not None and outer != value:
+                    raise DSparkError(
+                        f"drafter {path}: {brief(key, 40)} in config.json is {brief(repr(outer))} "
+                        f"in one place and {brief(repr(value))} in {name}; remove the wrong one"
+                    )
+                self._fields[key] = value
+
+    def merged(self) -> dict[str, Any]:
+        """All fields at one level, unchecked."""
+        return {**self._fields, "dflash_config": None, "dspark_config": None}
 
     def get(self, name: str, default: Any = None) -> Any:
-        """Whatever stands there."""
+        """The value of a field, unchecked."""
         return self._fields.get(name, default)
 
     def integer(self, name: str, *, least: int = 1, default: int | None = None) -> int:
-        """An integer of at least `least`. DSparkError for another value, and for none where there
-        is no default."""
-        value = self._fields.get(name, default)
+        """An integer of at least `least`; null is the default where there is one. DSparkError for
+        another value, and for none where there is no default."""
+        value = self._fields.get(name)
+        value = default if value is None and default is not None else value
         if value is None and name not in self._fields:
             raise DSparkError(
                 f"{self.path}/config.json: {name!r} is missing; is this a DSpark drafter?"
             )
         if not isinstance(value, int) or isinstance(value, bool) or value < least:
             raise self._wrong(name, f"an integer >= {least}", value)
+        return value
+
+    def number(self, name: str, most: float, default: float) -> float:
+        """A number from 0 to `most`; no string, which Transformers refuses when a server starts."""
+        value = self._fields.get(name, default)
+        try:
+            return number(value, 0.0, most)
+        except ValueError:
+            raise self._wrong(name, f"a number from 0 to {most:g}", value) from None
+
+    def flag(self, name: str, default: bool) -> bool:
+        """`true` or `false`."""
+        value = self._fields.get(name, default)
+        if not isinstance(value, bool):
+            raise self._wrong(name, "true or false", value)
         return value
 
     def layer_ids(self) -> tuple[int, ...]:
@@ -131,9 +162,9 @@ class Fields:
             raise self._wrong("target_layer_ids", "a list of integers", ids)
         return tuple(ids)
 
-    def markov_head(self, default: str | None = None) -> str:
-        """`markov_head_type`, in small letters as SGLang reads it."""
-        found = str(self._fields.get("markov_head_type", default)).lower()
+    def markov_head(self) -> str:
+        """`markov_head_type`, in small letters as SGLang reads it; `vanilla` where it is absent."""
+        found = str(self._fields.get("markov_head_type", MARKOV_HEADS[0])).lower()
         if found not in MARKOV_HEADS:
             raise DSparkError(
                 f"drafter {self.path}: markov_head_type {brief(repr(found))} in config.json is "

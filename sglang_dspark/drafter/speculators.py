@@ -40,7 +40,7 @@ _HEADS: Mapping[str, Any] = {  # of DSparkSpeculatorConfig, with its defaults
 def plain_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     """The `config.json` of SGLang's DSPARK that says the same as `raw`, read from `file`.
 
-    `num_target_layers` is the least that the drafter's layers need: the layout does not tell.
+    It names no `num_target_layers`: the layout does not tell.
     Raises DSparkError naming the field that is missing, malformed, or not computed here.
     """
     layers = raw.get(_LAYERS)
@@ -57,12 +57,12 @@ def plain_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
         "architectures": ["Qwen3DSparkModel"],
         "model_type": "qwen3",
         "block_size": raw["block_size"],
-        "num_target_layers": max(features, default=0),
         "dflash_config": {
             "target_layer_ids": [i - 1 for i in features],
             "mask_token_id": raw["mask_token_id"],
         },
         **{name: raw.get(name, default) for name, default in _HEADS.items()},
+        **{name: raw[name] for name in ("quantization_config",) if name in raw},
     }
 
 
@@ -77,8 +77,10 @@ def _demands(
     yield _LAYERS, raw.get(_LAYERS), bool(shape), "a mapping is"
     kind = shape.get("model_type", "qwen3")
     yield f"{_LAYERS}.model_type", kind, kind == "qwen3", "`qwen3` layers are"
-    first = raw.get("sample_from_anchor", True)
-    yield "sample_from_anchor", first, first is True, "`true` is"
+    first = raw.get("sample_from_anchor")  # earlier versions wrote none and drafted from the mask
+    yield "sample_from_anchor", first, first is True, "`true`, written out, is"
+    for name in ("sliding_window", "use_sliding_window"):
+        yield name, raw.get(name), raw.get(name) in (None, False), "full attention is"
     drafted, whole = raw.get("draft_vocab_size"), shape["vocab_size"]
     known = f"drafters over the whole vocabulary ({brief(whole, 40)}) are"
     yield "draft_vocab_size", drafted, drafted == whole, known

@@ -20,7 +20,11 @@ from sglang_dspark.baselines import eagle3 as eagle3_format
 from sglang_dspark.baselines import mtp as mtp_format
 from sglang_dspark.common.files import brief
 from sglang_dspark.drafter import DraftBlock, DrafterConfig, DSparkDrafter, load_drafter
-from sglang_dspark.drafter.config import read_config
+from sglang_dspark.drafter.config import (
+    DENSE_ARCHITECTURES,
+    read_config,
+    require_computed,
+)
 from sglang_dspark.drafter.context import FeatureState, shorter_block
 from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.errors import DSparkError
@@ -130,7 +134,8 @@ def proposer_of(drafter: Drafter, gamma: int | None = None) -> Proposer:
 def drafter_kind(path: Path | str) -> str:
     """Which of KINDS a checkpoint directory holds, by its config.json.
 
-    Raises DSparkError when there is none or it is no drafter that we know.
+    Raises DSparkError when there is none, it is no drafter that we know, or one that only SGLang
+    computes.
     """
     raw = read_config(Path(path))
     architectures = raw.get("architectures") or []
@@ -140,14 +145,16 @@ def drafter_kind(path: Path | str) -> str:
         mtp_format.ARCHITECTURE: "mtp",
     }
     with reading_config(path):
-        found = [
-            known.get(str(n)) or ("dspark" if "DSpark" in str(n) else "") for n in architectures
-        ]
-    if any(found):
-        return next(filter(None, found))
+        kinds = [known[str(name)] for name in architectures if str(name) in known]
+        dspark = any("DSpark" in str(name) for name in architectures)
+    if kinds:
+        return kinds[0]
+    if dspark:
+        require_computed(raw, Path(path))
+        return "dspark"
     raise DSparkError(
         f"{path}/config.json: architectures {brief(architectures)} is no drafter we know "
-        f"(Qwen3DSparkModel, {', '.join(known)})"
+        f"({', '.join((*DENSE_ARCHITECTURES, *known))}); name another drafter"
     )
 
 
@@ -171,7 +178,7 @@ def open_drafter(path: Path | str, target: TargetModel) -> Drafter:
     folder, embed, head = Path(path), target.embed_weight, target.head_weight
     kind = drafter_kind(folder)
     if kind == "dspark":
-        return load_drafter(folder, embed, head)
+        return load_drafter(folder, embed, head, target.num_layers)
     if kind == "dflash":
         return dflash_format.load_dflash(folder, embed, head)
     if kind == "eagle3":

@@ -180,6 +180,11 @@ class TargetModel:
         return hook
 
     @property
+    def num_layers(self) -> int:
+        """Decoder layers of the model."""
+        return len(self._model.model.layers)
+
+    @property
     def device(self) -> torch.device:
         """Where the weights lie, and inputs are expected."""
         return self.embed_weight.device

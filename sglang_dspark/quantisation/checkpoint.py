@@ -14,7 +14,7 @@ they are. `expert_format` in config.json names the format; without it nothing is
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 
 import torch
 from torch import Tensor
@@ -31,9 +31,9 @@ _EXPERT = re.compile(r"layers\.\d+\.mlp\.(experts\.\w+_proj|shared_experts\.\w+_
 _PACKED = (mxfp4.NAME, nvfp4.NAME)  # two codes to a byte
 
 
-def expert_names(tensors: Mapping[str, Tensor]) -> list[str]:
-    """Names of the expert weights among a checkpoint's tensors."""
-    return [name for name in tensors if _EXPERT.fullmatch(name)]
+def expert_names(names: Iterable[str]) -> list[str]:
+    """Names of the expert weights among those of a checkpoint's tensors."""
+    return [name for name in names if _EXPERT.fullmatch(name)]
 
 
 def quantise_tensors(tensors: Mapping[str, Tensor], name: str) -> dict[str, Tensor]:

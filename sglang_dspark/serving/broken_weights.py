@@ -9,8 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import nn
 
+from sglang_dspark.drafter.weight_files import is_finite
 from sglang_dspark.serving import startup
 
 _CHECKED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # not packed formats
@@ -35,13 +36,6 @@ def broken_weight(drafter: nn.Module, target: nn.Module) -> str | None:
     shared = {weight.data_ptr() for weight in target.parameters()}
     for name, weight in drafter.named_parameters():
         own = weight.dtype in _CHECKED and weight.data_ptr() not in shared
-        if own and not _is_finite(weight.detach()):
+        if own and not is_finite(weight.detach()):
             return name
     return None
-
-
-def _is_finite(weight: Tensor) -> bool:
-    """By the extremes, which take no memory; a number that is none is an extreme."""
-    if weight.numel() == 0:
-        return True
-    return bool(torch.isfinite(torch.stack(torch.aminmax(weight))).all())

@@ -1,30 +1,39 @@
-"""Checks a drafter against its target before any weight is loaded.
+"""Check a drafter against its target before a server loads any weight.
 
-Format: the generic dense draft classes of sglang/srt/models/dspark.py (0.5.23), whose own loader
-leaves missing backbone weights uninitialised without a word. Only config.json and the headers of
-the safetensors files are read. Pure: imports no sglang; serving/drafter_check.py calls it.
+What can be computed at all is decided in drafter/checkpoint.py, for every command alike; here is
+what SGLang 0.5.23 asks for besides: the layout that the generic dense draft classes of
+sglang/srt/models/dspark.py read (their loader leaves missing backbone weights uninitialised without
+a message), layers that the target hands out, and the flags of the start.
+Imports no sglang; serving/drafter_check.py calls it.
 """
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from safetensors import SafetensorError, safe_open
-
-from sglang_dspark.common.files import FAULTS, brief, fault, load_json
 from sglang_dspark.drafter import speculators
-from sglang_dspark.drafter.config import MOE_ARCHITECTURE
-from sglang_dspark.drafter.fields import Fields, raw_config
-from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving.moe_checkpoint import moe_shapes
-
-DENSE_ARCHITECTURES = frozenset({"Qwen3DSparkModel", "LingDSparkModel", "DSparkDraftModel"})
-OTHER_ARCHITECTURES = frozenset(
-    {"DSparkMiniMaxDraftModel", "DeepseekV4ForCausalLMDSpark", "Lfm2DSparkDraftModel"}
+from sglang_dspark.drafter.checkpoint import DrafterFiles, check_drafter, own_shapes
+from sglang_dspark.drafter.config import (
+    DENSE_ARCHITECTURES,
+    GEMMA4_ARCHITECTURE,
+    OTHER_ARCHITECTURES,
+    DrafterConfig,
+    architecture_of,
+    read_config,
 )
+from sglang_dspark.drafter.families import has_rope_by_layer_type
+from sglang_dspark.drafter.fields import raw_config
+from sglang_dspark.drafter.target_fit import Target, require_depth, require_sizes
+from sglang_dspark.drafter.weight_files import (
+    Stored,
+    require_shapes,
+    stored_tensors,
+    wrapper_prefix,
+)
+from sglang_dspark.errors import DSparkError
+
 # Targets that hand out a layer's output as the next layer's input (`layers_to_capture` in their
 # forward, 0.5.23): nothing comes after the last layer, and the first request would end the server.
 LAST_LAYER_UNREADABLE = frozenset(
@@ -38,44 +47,34 @@ LAST_LAYER_UNREADABLE = frozenset(
         "Qwen3MoeForCausalLM",
     }
 )
-_ALIASES = {
-    "encoder.fc.weight": "fc.weight",
-    "encoder.output_norm_enc.weight": "hidden_norm.weight",
-}
-
-
-@dataclass(frozen=True)
-class Target:
-    """What a drafter must fit: the target's path (for messages), sizes and architecture."""
-
-    path: str
-    hidden_size: int
-    vocab_size: int
-    num_layers: int
-    architecture: str = ""
-
-
-@dataclass(frozen=True)
-class DrafterFacts:
-    """The fields of a drafter's config.json that must fit the target and the weights."""
-
-    architecture: str
-    hidden_size: int
-    intermediate_size: int
-    num_layers: int
-    num_heads: int
-    num_kv_heads: int
-    head_dim: int
-    vocab_size: int
-    gamma: int
-    target_layer_ids: tuple[int, ...]
-    num_target_layers: int | None
-    mask_token_id: int
-    markov_rank: int
-    markov_head_type: str
-    confidence_head: bool
-    confidence_with_markov: bool
-    quantized: bool
+# Fields that SGLang's classes, or Transformers' config of the model type, read at the top level of
+# config.json alone, with other defaults than ours or none.
+_TOP_LEVEL = (
+    "model_type",
+    "hidden_size",
+    "intermediate_size",
+    "num_hidden_layers",
+    "num_attention_heads",
+    "num_key_value_heads",
+    "head_dim",
+    "vocab_size",
+    "markov_rank",
+    "markov_head_type",
+)
+_TOP_LEVEL_IF_NESTED = (
+    "enable_confidence_head",
+    "confidence_head_with_markov",
+    "max_position_embeddings",
+    "rms_norm_eps",
+)
+_DFLASH_ALONE = ("block_size", "target_layer_ids", "num_target_layers")  # not in dspark_config
+_QUANTISED_KNOWN = (  # tensors of a quantised dense drafter whose shapes are known
+    "markov_head.markov_w1.weight",
+    "confidence_head.proj.weight",
+    "confidence_head.proj.bias",
+    "hidden_norm.weight",
+    "norm.weight",
+)
 
 
 def validate_drafter(
@@ -95,115 +94,98 @@ def validate_drafter(
     weights: False looks at config.json only, for a drafter whose weights are not here yet.
     Architectures of other families (OTHER_ARCHITECTURES) are checked for whole files only.
     """
-    config = read_config(path)
-    architecture = check_architecture(path, config)
-    shapes = read_shapes(path) if weights else None
+    path = Path(path)
+    raw = read_config(path)
+    architecture = architecture_of(raw, path)
     if architecture in OTHER_ARCHITECTURES:
+        if weights:
+            stored_tensors(path)
         return
-    facts = parse_facts(path, config, architecture)
-    _check_sizes(path, facts, target)
-    _check_layers(path, facts, target)
-    _check_gamma(path, facts.gamma, block_size, draft_tokens)
-    if needs_confidence and not facts.confidence_head:
+    if architecture in DENSE_ARCHITECTURES and raw.get("quantization_config") is not None:
+        files = _quantised(path, raw, target, weights)
+    else:
+        files = check_drafter(path, target, weights=weights)
+    require_served(files, target)
+    _check_gamma(path, files.config.gamma, block_size, draft_tokens)
+    if needs_confidence and not files.config.confidence_head:
         raise DSparkError(
             f"drafter {path} has no confidence head (enable_confidence_head is false), which "
             "SGLANG_RAGGED_VERIFY_MODE needs; unset it, or use a drafter that has one"
         )
-    if shapes is not None:
-        expected = expected_shapes(facts) if architecture != MOE_ARCHITECTURE else moe_shapes(path)
-        check_weights(path, expected, shapes)
+    _require_layout(path, files.stored, needs_confidence=needs_confidence)
 
 
-def read_config(path: Path) -> dict[str, Any]:
-    """The drafter's config.json in SGLang's layout. Raises `DSparkError` for another layout, and as
-    `drafter.fields.raw_config` does."""
-    config = raw_config(path)
-    if speculators.MARK in config:
+def require_served(files: DrafterFiles, target: Target) -> None:
+    """Raise DSparkError where SGLang cannot draft with it on this target, in whatever layout."""
+    if files.config.family != "qwen3":
+        raise DSparkError(
+            f"drafter {files.path}: SGLang 0.5.23 has no draft model for {GEMMA4_ARCHITECTURE}; "
+            "dspark eval and dspark calibrate read it, or serve another drafter"
+        )
+    last = None if target.num_layers is None else target.num_layers - 1
+    if last in files.config.target_layer_ids and target.architecture in LAST_LAYER_UNREADABLE:
+        raise DSparkError(
+            f"drafter {files.path} reads the output of the target's last layer ({last}), which "
+            f"SGLang 0.5.23 does not hand out for {target.architecture}; use a drafter trained on "
+            f"layers 0..{target.num_layers - 2}"  # type: ignore[operator]
+        )
+
+
+def _quantised(path: Path, raw: dict[str, Any], target: Target, weights: bool) -> DrafterFiles:
+    """Check a dense drafter with `quantization_config`, which SGLang computes.
+
+    Of its tensors only the heads' tables and norms are known.
+    """
+    config = DrafterConfig.from_json(raw, path, computed=False)
+    require_sizes(path, config.hidden_size, config.vocab_size, target)
+    require_depth(path, raw, target)
+    stored = stored_tensors(path) if weights else {}
+    if weights:
+        own = own_shapes(config, path)
+        require_shapes(path, {n: own[n] for n in _QUANTISED_KNOWN if n in own}, stored)
+    return DrafterFiles(path, raw, config, stored)
+
+
+def _require_layout(path: Path, stored: Stored, *, needs_confidence: bool) -> None:
+    """Raise DSparkError for a drafter that we read and SGLang does not, as it is written."""
+    raw = raw_config(path)
+    if speculators.MARK in raw:
         raise DSparkError(
             f"drafter {path} has the layout of Speculators ({speculators.MARK} in config.json), "
-            f"which SGLang does not read; write one that it reads: dspark models convert {path} "
-            "--target TARGET --out FOLDER"
+            f"which SGLang does not read; {_convert(path)}"
         )
-    return config
+    found = next(_unread_by_sglang(raw, stored, needs_confidence), None)
+    if found is not None:
+        raise DSparkError(f"drafter {path}: SGLang does not read {found}; {_convert(path)}")
 
 
-def check_architecture(path: Path, config: dict[str, Any]) -> str:
-    """The drafter's one architecture name. Raises `DSparkError` when DSPARK cannot load it."""
-    names = config.get("architectures")
-    known = DENSE_ARCHITECTURES | OTHER_ARCHITECTURES | {MOE_ARCHITECTURE}
-    if isinstance(names, list) and len(names) == 1 and str(names[0]) in known:
-        return str(names[0])
-    raise DSparkError(
-        f"drafter {path}: architectures {brief(names, 60)} in config.json is no DSpark drafter "
-        f"(known: {', '.join(sorted(known))}); name another drafter (--drafter; of a server "
-        "--speculative-draft-model-path)"
-    )
+def _convert(path: Path) -> str:
+    return f"write one that it reads: dspark models convert {path} --target TARGET --out FOLDER"
 
 
-def parse_facts(path: Path, config: dict[str, Any], architecture: str) -> DrafterFacts:
-    """Read the fields we check. Raises `DSparkError` naming a field missing or of a wrong type."""
-    fields = Fields(config, path)
-    hidden, heads = fields.integer("hidden_size"), fields.integer("num_attention_heads")
-    targets = fields.get("num_target_layers")
-    return DrafterFacts(
-        architecture=architecture,
-        hidden_size=hidden,
-        intermediate_size=fields.integer("intermediate_size"),
-        num_layers=fields.integer("num_hidden_layers"),
-        num_heads=heads,
-        num_kv_heads=fields.integer("num_key_value_heads", default=heads),
-        head_dim=fields.integer("head_dim", default=hidden // heads),
-        vocab_size=fields.integer("vocab_size"),
-        gamma=fields.integer("block_size"),
-        target_layer_ids=fields.layer_ids(),
-        num_target_layers=None if targets is None else fields.integer("num_target_layers"),
-        mask_token_id=fields.integer("mask_token_id", least=0),
-        markov_rank=fields.integer("markov_rank"),
-        markov_head_type=fields.markov_head(),
-        confidence_head=bool(fields.get("enable_confidence_head", True)),
-        confidence_with_markov=bool(fields.get("confidence_head_with_markov", True)),
-        quantized=config.get("quantization_config") is not None,
-    )
-
-
-def _check_sizes(path: Path, facts: DrafterFacts, target: Target) -> None:
-    """Hidden size and vocabulary are shared with the target; the mask token lies inside."""
-    for name, ours, theirs in (
-        ("hidden_size", facts.hidden_size, target.hidden_size),
-        ("vocab_size", facts.vocab_size, target.vocab_size),
-    ):
-        if ours != theirs:
-            raise DSparkError(
-                f"drafter {path}: {name} is {ours}, but the target {target.path} has {theirs}; "
-                "use a drafter trained for this target"
-            )
-    if facts.mask_token_id >= target.vocab_size:
-        raise DSparkError(
-            f"drafter {path}: mask_token_id {facts.mask_token_id} lies outside the target's "
-            f"vocabulary of {target.vocab_size}; use a drafter trained for this target"
-        )
-
-
-def _check_layers(path: Path, facts: DrafterFacts, target: Target) -> None:
-    """The target layers the drafter reads exist, and the target is as deep as it was trained on."""
-    if facts.num_target_layers not in (None, target.num_layers):
-        raise DSparkError(
-            f"drafter {path}: num_target_layers is {facts.num_target_layers}, but the target "
-            f"{target.path} has {target.num_layers} layers; use a drafter trained for this target"
-        )
-    outside = [i for i in facts.target_layer_ids if not 0 <= i < target.num_layers]
-    if outside:
-        raise DSparkError(
-            f"drafter {path}: target_layer_ids {brief(outside)} lie outside the target's layers 0.."
-            f"{target.num_layers - 1}; use a drafter trained for this target"
-        )
-    last = target.num_layers - 1
-    if last in facts.target_layer_ids and target.architecture in LAST_LAYER_UNREADABLE:
-        raise DSparkError(
-            f"drafter {path} reads the output of the target's last layer ({last}), which SGLang "
-            f"0.5.23 does not hand out for {target.architecture}; use a drafter trained on layers "
-            f"0..{last - 1}"
-        )
+def _unread_by_sglang(
+    raw: Mapping[str, Any], stored: Stored, needs_confidence: bool
+) -> Iterator[str]:
+    """Yield what SGLang would miss in config.json and in the names of the weights."""
+    if has_rope_by_layer_type(raw):
+        yield "rope_theta by layer type in config.json (it would use 10000)"
+    dflash, dspark = raw.get("dflash_config") or {}, raw.get("dspark_config") or {}
+    for name in _TOP_LEVEL:
+        if raw.get(name) is None:
+            yield f"config.json without {name} at its top level"
+    for name in _TOP_LEVEL_IF_NESTED:
+        if (name in dflash or name in dspark) and raw.get(name) is None:
+            yield f"{name} below the top level of config.json"
+    for name in _DFLASH_ALONE:
+        if name in dspark and name not in dflash and raw.get(name) is None:
+            yield f"{name} in dspark_config"
+    prefix = wrapper_prefix(stored)
+    if prefix is not None:
+        yield f"weights whose names are prefixed with `{prefix}`"
+    if needs_confidence:  # `load_weights` of models/dspark.py compares the whole name
+        for tensor in stored.values():
+            if tensor.name.startswith("model.confidence_head."):
+                yield f"the weight {tensor.name}"
 
 
 def _check_gamma(
@@ -227,109 +209,3 @@ def _check_gamma(
             f"--speculative-num-draft-tokens must be {gamma + 1}, not {draft_tokens}; leave it "
             f"out, and for a shorter draft set --speculative-dspark-block-size to 1..{trained}"
         )
-
-
-def read_shapes(path: Path) -> dict[str, tuple[int, ...]]:
-    """Tensor name -> shape over all safetensors files of a directory, from their headers.
-
-    Names are normalised: no `model.` prefix. Raises `DSparkError` when there is no file, or one is
-    truncated or corrupt, or an index names a file that is missing.
-    """
-    files = sorted(path.glob("*.safetensors"))
-    missing = sorted(_indexed_files(path) - {file.name for file in files})
-    if missing or not files:
-        raise DSparkError(
-            f"drafter {path} has no {brief(missing[0] if missing else 'safetensors file')}; fetch "
-            "or export it again, or in a checkout without weights run tools/gpu/slim --undo"
-        )
-    shapes: dict[str, tuple[int, ...]] = {}
-    for file in files:
-        try:
-            with safe_open(file, framework="numpy") as weights:
-                for name in weights.keys():  # noqa: SIM118 (not a mapping)
-                    bare = name.removeprefix("model.")
-                    shapes[_ALIASES.get(bare, bare)] = tuple(weights.get_slice(name).get_shape())
-        except (SafetensorError, OSError, *FAULTS) as error:
-            raise DSparkError(
-                f"drafter {path}: {brief(file.name, 60)} is truncated or corrupt "
-                f"({fault(error)}); fetch or export the drafter again"
-            ) from error
-    return shapes
-
-
-def _indexed_files(path: Path) -> set[str]:
-    """File names that a shard index names; empty when there is none."""
-    index = path / "model.safetensors.index.json"
-    if not index.is_file():
-        return set()
-    try:
-        return {str(name) for name in load_json(index)["weight_map"].values()}
-    except (OSError, *FAULTS) as error:
-        raise DSparkError(
-            f"drafter {path}: {index.name} cannot be read; fetch or export the drafter again"
-        ) from error
-
-
-def check_weights(
-    path: Path,
-    expected: Iterable[tuple[str, tuple[int, ...]]],
-    shapes: dict[str, tuple[int, ...]],
-) -> None:
-    """Every expected tensor is there with its shape. Raises `DSparkError` naming the first fault.
-
-    Of a quantised drafter only the names' layers and the heads' tables are known.
-    """
-    for name, shape in expected:
-        found = shapes.get(name)
-        if found is None:
-            hint = (
-                "use a drafter with trained confidence weights, or set enable_confidence_head to "
-                "false in its config.json"
-                if name.startswith("confidence_head.")
-                else "fetch or export the drafter again"
-            )
-            raise DSparkError(f"drafter {path} lacks the weight {name} {list(shape)}; {hint}")
-        if found != shape:
-            raise DSparkError(
-                f"drafter {path}: the weight {name} has shape {list(found)}, but config.json "
-                f"implies {list(shape)}; fetch or export the drafter again"
-            )
-
-
-def expected_shapes(facts: DrafterFacts) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of the tensors a dense drafter must have, heads first."""
-    d, rank, vocab = facts.hidden_size, facts.markov_rank, facts.vocab_size
-    yield "markov_head.markov_w1.weight", (vocab, rank)
-    if facts.confidence_head:
-        width = d + (rank if facts.confidence_with_markov else 0)
-        yield "confidence_head.proj.weight", (1, width)
-        yield "confidence_head.proj.bias", (1,)
-    yield "hidden_norm.weight", (d,)
-    yield "norm.weight", (d,)
-    if facts.quantized:
-        return
-    yield "markov_head.markov_w2.weight", (vocab, rank)
-    if facts.markov_head_type == "gated":
-        yield "markov_head.gate_proj.weight", (rank, d + rank)
-    if facts.markov_head_type == "rnn":
-        yield "markov_head.joint_proj.weight", (3 * rank, 2 * rank + d)
-    yield "fc.weight", (d, len(facts.target_layer_ids) * d)
-    for layer in range(facts.num_layers):
-        yield from _layer_shapes(facts, f"layers.{layer}.")
-
-
-def _layer_shapes(facts: DrafterFacts, prefix: str) -> Iterator[tuple[str, tuple[int, ...]]]:
-    """Names and shapes of one Qwen3-style draft layer."""
-    d, inner = facts.hidden_size, facts.intermediate_size
-    q, kv = facts.num_heads * facts.head_dim, facts.num_kv_heads * facts.head_dim
-    yield f"{prefix}input_layernorm.weight", (d,)
-    yield f"{prefix}post_attention_layernorm.weight", (d,)
-    yield f"{prefix}self_attn.q_proj.weight", (q, d)
-    yield f"{prefix}self_attn.k_proj.weight", (kv, d)
-    yield f"{prefix}self_attn.v_proj.weight", (kv, d)
-    yield f"{prefix}self_attn.o_proj.weight", (d, q)
-    yield f"{prefix}self_attn.q_norm.weight", (facts.head_dim,)
-    yield f"{prefix}self_attn.k_norm.weight", (facts.head_dim,)
-    yield f"{prefix}mlp.gate_proj.weight", (inner, d)
-    yield f"{prefix}mlp.up_proj.weight", (inner, d)
-    yield f"{prefix}mlp.down_proj.weight", (d, inner)

@@ -180,8 +180,10 @@ def _target(found: Diagnosis) -> None:
 
 
 def _drafter(found: Diagnosis) -> None:
+    from sglang_dspark.drafter.fields import raw_config
+    from sglang_dspark.drafter.target_fit import Target
     from sglang_dspark.models.drafters import shipped_drafter_path
-    from sglang_dspark.serving.checkpoint import Target, read_config, validate_drafter
+    from sglang_dspark.serving.checkpoint import validate_drafter
 
     try:
         path = shipped_drafter_path()
@@ -193,11 +195,11 @@ def _drafter(found: Diagnosis) -> None:
     try:
         if found.target["state"] == "ready":
             place = found.target["path"]
-            sizes = read_config(Path(place))
+            sizes = raw_config(Path(place))
             layers = sizes["num_hidden_layers"]
         else:  # no target to compare with: the drafter must at least agree with itself
             place = "it names"
-            sizes = read_config(path)
+            sizes = raw_config(path)
             layers = sizes["num_target_layers"]
         fits = Target(
             place, sizes["hidden_size"], sizes["vocab_size"], layers, sizes["architectures"][0]

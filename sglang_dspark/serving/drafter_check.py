@@ -16,16 +16,17 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.drafter.config import MOE_ARCHITECTURE, DrafterConfig
+from sglang_dspark.drafter.config import (
+    MOE_ARCHITECTURE,
+    DrafterConfig,
+    architecture_of,
+    read_config,
+)
+from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.sharding import Split, check_split
 from sglang_dspark.serving import startup
-from sglang_dspark.serving.checkpoint import (
-    Target,
-    check_architecture,
-    read_config,
-    validate_drafter,
-)
+from sglang_dspark.serving.checkpoint import validate_drafter
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cuda import features
 from sglang_dspark.serving.schedule import mode
@@ -135,7 +136,7 @@ def _target(server_args: Any, args: Any) -> Target:
 def _check_moe(path: Path, args: Any) -> None:
     """A drafter with experts must fit the ranks, the device and the cache. With data-parallel
     attention its ranks are fewer than --tp-size, and it is checked when it is built."""
-    if check_architecture(path, read_config(path)) != MOE_ARCHITECTURE:
+    if architecture_of(read_config(path), path) != MOE_ARCHITECTURE:
         return
     drafter = DrafterConfig.from_dir(path)
     if int(args.attn_dp_size) == 1:

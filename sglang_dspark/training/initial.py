@@ -13,11 +13,12 @@ from safetensors.torch import load_file
 from torch import Tensor
 
 from sglang_dspark.drafter.backbone import Backbone, DraftLayer
-from sglang_dspark.drafter.checkpoint import fill_drafter, read_tensors
+from sglang_dspark.drafter.checkpoint import fill_drafter
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.heads import restrict_vocabulary, restricted_tokens
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.drafter.moe import MoE
+from sglang_dspark.drafter.weight_files import read_tensors
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.training.config import DFlashShape, DrafterShape, DSparkShape, MoEShape
 from sglang_dspark.training.store import StoreReader

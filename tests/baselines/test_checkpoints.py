@@ -118,7 +118,7 @@ def test_another_target_is_refused(kind: str, target: TargetModel, tmp_path: Pat
     file = tmp_path / "config.json"
     raw = json.loads(file.read_text())
     file.write_text(json.dumps({**raw, "vocab_size": VOCAB + 1}))
-    with pytest.raises(DSparkError, match=rf"trained for a target with vocabulary {VOCAB + 1}"):
+    with pytest.raises(DSparkError, match=rf"vocab_size is {VOCAB + 1}, but the target"):
         open_drafter(tmp_path, target)
 
 
@@ -134,7 +134,7 @@ def test_damage_is_one_clear_line(kind: str, target: TargetModel, tmp_path: Path
         assert "\n" not in str(error.value)
 
     config.write_text(json.dumps({**raw, "intermediate_size": 97}))
-    refused(r"mlp\.gate_proj\.weight is \(96, 64\), config.json says \(97, 64\)")
+    refused(r"mlp\.gate_proj\.weight has shape \[96, 64\], but config.json implies \[97, 64\]")
     config.write_text(json.dumps({k: v for k, v in raw.items() if k != "hidden_size"}))
     refused("'hidden_size' is missing")
     config.write_text(json.dumps({**raw, "architectures": ["GPT2LMHeadModel"]}))
@@ -145,9 +145,9 @@ def test_damage_is_one_clear_line(kind: str, target: TargetModel, tmp_path: Path
     refused("no drafter at")
     config.write_text(json.dumps(raw))
     weights.write_bytes(bytes_[:-100])
-    refused("cannot be read")
+    refused("is truncated or corrupt")
     weights.unlink()
-    refused("no safetensors weights")
+    refused("has no safetensors file")
 
 
 @pytest.mark.parametrize("kind", ["eagle3", "mtp"])

@@ -17,6 +17,7 @@ from huggingface_hub import constants
 from sglang_dspark.cli.main import main
 from sglang_dspark.drafter import save_drafter
 from tests.drafter.helpers import tiny_drafter
+from tests.drafter.test_speculators import written
 from tests.ports import free_ports
 
 ROOT = Path(__file__).parents[2]
@@ -182,7 +183,7 @@ def files(tmp_path_factory: pytest.TempPathFactory) -> Path:
     _model(folder / "drafters", {"vocab_size": 61})
     _model(folder / "eagle3", {"architectures": ["LlamaForCausalLMEagle3"]})
     _model(folder / "dflash", {"architectures": ["DFlashDraftModel"], "block_size": 8})
-    _model(folder / "speculators", {"speculators_model_type": "dspark"})
+    written(folder / "speculators", tiny_drafter())
     _model(folder / "speculators-eagle3", {"speculators_model_type": "eagle3"})
     for name in ("broken", "weightless", "cut"):
         shutil.copytree(folder / "drafter", folder / name)

@@ -36,7 +36,7 @@ def test_truncated_file_is_one_clear_line(tmp_path):
     save_drafter(drafter, tmp_path)
     file = tmp_path / "model.safetensors"
     file.write_bytes(file.read_bytes()[:-100])
-    with pytest.raises(DSparkError, match="cannot be read") as error:
+    with pytest.raises(DSparkError, match="is truncated or corrupt") as error:
         load_drafter(tmp_path, drafter.embed_weight, drafter.head_weight)
     assert "\n" not in str(error.value)
 
@@ -44,12 +44,12 @@ def test_truncated_file_is_one_clear_line(tmp_path):
 def test_wrong_target_missing_weight_and_bad_config(tmp_path):
     drafter = tiny_drafter()
     save_drafter(drafter, tmp_path)
-    with pytest.raises(DSparkError, match="trained for a target"):
+    with pytest.raises(DSparkError, match=r"vocab_size is 61, but the target .* has 50"):
         load_drafter(tmp_path, torch.zeros(50, 32), torch.zeros(50, 32))
     raw = json.loads((tmp_path / "config.json").read_text())
     raw["num_hidden_layers"] = 3
     (tmp_path / "config.json").write_text(json.dumps(raw))
-    with pytest.raises(DSparkError, match=r"layers\.2.* is missing"):
+    with pytest.raises(DSparkError, match=r"lacks the weight layers\.2"):
         load_drafter(tmp_path, drafter.embed_weight, drafter.head_weight)
     del raw["block_size"]
     (tmp_path / "config.json").write_text(json.dumps(raw))

@@ -8,13 +8,16 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import nn
 
 from sglang_dspark.drafter.checkpoint import built
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.fields import Fields
+from sglang_dspark.drafter.target_fit import Target
+from sglang_dspark.drafter.weight_files import stored_tensors
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving.checkpoint import Target, validate_drafter
+from sglang_dspark.serving.checkpoint import validate_drafter
 from tests.drafter.helpers import tiny_config
 
 TARGET = Target("target", 32, 50, 4)
@@ -55,19 +58,28 @@ def test_what_is_missing_is_named(tmp_path: Path) -> None:
     assert own == f"{tmp_path}/config.json: 'markov_rank' is missing; is this a DSpark drafter?"
 
 
-def test_nested_fields_stand_above_the_others() -> None:
-    raw = {"block_size": 3, "dflash_config": {"block_size": 4}, "dspark_config": {"block_size": 5}}
-    assert Fields(raw, "here").integer("block_size") == 5
+def test_a_nested_field_counts_like_one_at_the_top() -> None:
+    fields = Fields({"block_size": None, "dflash_config": {"block_size": 4, "x": 1}}, "here")
+    assert (fields.integer("block_size"), fields.get("x")) == (4, 1)
     assert "dspark_config in config.json must be a mapping, not [5]" in said(
-        lambda: Fields(raw | {"dspark_config": [5]}, "here")
+        lambda: Fields({"dspark_config": [5]}, "here")
     )
 
 
-def test_a_drafter_without_a_head_type_is_vanilla_to_us_alone() -> None:
-    fields = Fields({}, "here")
-    assert fields.markov_head("vanilla") == "vanilla"
-    assert "markov_head_type 'none' in config.json is unknown" in said(fields.markov_head)
+def test_a_field_with_two_values_is_refused() -> None:
+    """SGLang reads the block size from `dflash_config` and the Markov rank at the top."""
+    raw = {"block_size": 3, "dflash_config": {"block_size": 3}, "dspark_config": {"block_size": 5}}
+    assert "block_size in config.json is 3 in one place and 5 in dspark_config; remove" in said(
+        lambda: Fields(raw, "here")
+    )
+
+
+def test_a_head_type_is_read_in_small_letters() -> None:
+    assert Fields({}, "here").markov_head() == "vanilla"
     assert Fields({"markov_head_type": "RNN"}, "here").markov_head() == "rnn"
+    assert "markov_head_type 'none' in config.json is unknown" in said(
+        Fields({"markov_head_type": None}, "here").markov_head
+    )
 
 
 @pytest.mark.parametrize(
@@ -92,17 +104,22 @@ def test_what_no_drafter_can_have_is_refused_in_one_line(
     assert len(line) < 500
 
 
-def test_no_memory_is_taken_for_sizes_that_the_weights_do_not_have() -> None:
+def test_no_memory_is_taken_for_sizes_that_the_weights_do_not_have(tmp_path: Path) -> None:
     devices = []
 
     def make() -> nn.Module:
         devices.append(torch.empty(1).device.type)
         return nn.Linear(4, 4)
 
-    assert "weight is (2, 4), config.json says (4, 4)" in said(
-        lambda: built(make, {"weight": torch.ones(2, 4)}, str, Path("drafter"))
+    def opened(name: str, tensors: dict[str, torch.Tensor]) -> nn.Module:
+        (tmp_path / name).mkdir()
+        save_file(tensors, tmp_path / name / "model.safetensors")
+        return built(make, stored_tensors(tmp_path / name), str, tmp_path)
+
+    assert "the weight weight has shape [2, 4], but config.json implies [4, 4]" in said(
+        lambda: opened("small", {"weight": torch.ones(2, 4)})
     )
     assert devices == ["meta"]
     tensors = {"weight": torch.ones(4, 4), "bias": torch.ones(4)}
-    filled = built(make, tensors, str, Path("drafter")).state_dict()
+    filled = opened("whole", tensors).state_dict()
     assert all(torch.equal(filled[name], tensors[name]) for name in tensors)

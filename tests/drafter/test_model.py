@@ -3,8 +3,8 @@ import zlib
 import pytest
 import torch
 
-from sglang_dspark.drafter.checkpoint import read_tensors
 from sglang_dspark.drafter.heads import restrict_vocabulary, restricted_tokens
+from sglang_dspark.drafter.weight_files import read_tensors
 from sglang_dspark.models.drafters import shipped_drafter_path
 from tests.drafter.helpers import tiny_drafter
 

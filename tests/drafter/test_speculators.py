@@ -15,9 +15,10 @@ from transformers import Qwen3Config
 
 from sglang_dspark.drafter import DrafterConfig, DSparkDrafter, load_drafter, save_drafter
 from sglang_dspark.drafter.speculators import QWEN3_DEFAULTS
+from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.proposer import drafter_kind
-from sglang_dspark.serving.checkpoint import Target, validate_drafter
+from sglang_dspark.serving.checkpoint import validate_drafter
 from tests.drafter.helpers import tiny_drafter
 
 

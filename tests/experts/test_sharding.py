@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.drafter.checkpoint import stored_tensors
+from sglang_dspark.drafter.checkpoint import own_tensors
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
@@ -53,7 +53,7 @@ def test_neighbours_share_experts() -> None:
 @pytest.fixture(scope="module")
 def file() -> dict[str, Tensor]:
     drafter = tiny_drafter(**SIZES, num_layers=1)
-    return stored_tensors(drafter, torch.float32)
+    return own_tensors(drafter, torch.float32)
 
 
 @pytest.mark.parametrize(("tp", "ep"), LAYOUTS)

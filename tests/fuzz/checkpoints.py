@@ -25,8 +25,9 @@ from sglang_dspark.baselines.dflash import save_dflash
 from sglang_dspark.baselines.eagle3 import save_eagle3
 from sglang_dspark.baselines.mtp import save_mtp
 from sglang_dspark.drafter import save_drafter
+from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.evaluation.proposer import drafter_layers, open_drafter
-from sglang_dspark.serving.checkpoint import Target, validate_drafter
+from sglang_dspark.serving.checkpoint import validate_drafter
 from sglang_dspark.serving.drafter_check import _check_moe
 from tests.baselines.helpers import random_drafter
 from tests.drafter.helpers import tiny_config, tiny_drafter
@@ -68,6 +69,7 @@ class Heads:
 
     embed_weight: Tensor
     head_weight: Tensor
+    num_layers: int | None
 
 
 class Loaded:
@@ -77,7 +79,7 @@ class Loaded:
         """served: SGLang's DSPARK serves it, so that the server's checks must take it."""
         self.folder, self.sentinel, self.served = folder, folder.parent / SENTINEL, served
         embed = torch.zeros(target.vocab_size, target.hidden_size)
-        self.target, self.heads = target, Heads(embed, embed)
+        self.target, self.heads = target, Heads(embed, embed, target.num_layers)
         self.kept = {path.name: path.read_bytes() for path in folder.iterdir()}
 
     def __call__(self, case: Files) -> bool:

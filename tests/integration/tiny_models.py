@@ -16,9 +16,10 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
-from sglang_dspark.drafter.checkpoint import read_tensors, save_drafter
+from sglang_dspark.drafter.checkpoint import save_drafter
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.drafter.weight_files import read_tensors
 
 GAMMA = 5
 HIDDEN = 64

@@ -12,12 +12,12 @@ from typer.testing import CliRunner
 
 from sglang_dspark.cli.main import app
 from sglang_dspark.drafter import load_drafter, save_drafter
-from sglang_dspark.drafter.checkpoint import read_tensors
+from sglang_dspark.drafter.checkpoint import own_shapes
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.weight_files import read_tensors
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.quantisation import FORMATS, dequantise, quantise
 from sglang_dspark.quantisation.checkpoint import expert_names, quantise_tensors, restore_tensors
-from sglang_dspark.serving.moe_checkpoint import moe_shapes
 from tests.drafter.helpers import tiny_drafter
 
 EXPERTS = {
@@ -60,7 +60,7 @@ def test_a_quantised_drafter_loads_with_the_weights_its_codes_stand_for(
             assert torch.equal(own, weight), key
     assert quantised == 2 * 6
     stored = read_tensors(tmp_path / "out")
-    expected = dict(moe_shapes(tmp_path / "out"))
+    expected = own_shapes(DrafterConfig.from_dir(tmp_path / "out"), tmp_path)
     assert expected == {key: tuple(tensor.shape) for key, tensor in stored.items()}
     record = json.loads((tmp_path / "out" / "quantised.json").read_text())
     assert record["format"] == name

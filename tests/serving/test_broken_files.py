@@ -17,13 +17,14 @@ import pytest
 
 from sglang_dspark.common.files import MOST_DEPTH, brief, load_json, load_yaml
 from sglang_dspark.common.writing import replace_text
+from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.paths import cache_root
 from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import FORMAT, cache_path
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.sts_file import read_sts
-from sglang_dspark.serving.checkpoint import Target, validate_drafter
+from sglang_dspark.serving.checkpoint import validate_drafter
 from sglang_dspark.serving.config import load_config
 from sglang_dspark.serving.schedule import profile
 from tests.broken_files import breakages, is_one_line, laughs, nested, refused

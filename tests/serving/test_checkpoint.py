@@ -15,8 +15,10 @@ from safetensors.torch import load_file, save_file
 from sglang_dspark.drafter.checkpoint import save_drafter
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.drafter.target_fit import Target
+from sglang_dspark.drafter.weight_files import stored_tensors
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving.checkpoint import Target, read_shapes, validate_drafter
+from sglang_dspark.serving.checkpoint import validate_drafter
 
 TARGET = Target(path="target", hidden_size=16, vocab_size=40, num_layers=6)
 
@@ -102,10 +104,10 @@ def test_a_drafter_of_another_target(tmp_path: Path, sizes: dict[str, int], says
     ("field", "value", "says"),
     [
         ("target_layer_ids", [0, 6], "target_layer_ids [6] lie outside the target's layers 0..5"),
-        ("target_layer_ids", [-1, 2], "target_layer_ids [-1] lie outside"),
+        ("target_layer_ids", [-1, 2], "target_layer_ids: -1 is no integer from 0 to 1023; fetch"),
         ("target_layer_ids", [], "must be a list of integers, not []"),
         ("target_layer_ids", ["a"], "must be a list of integers"),
-        ("mask_token_id", 40, "mask_token_id 40 lies outside the target's vocabulary of 40"),
+        ("mask_token_id", 40, "mask_token_id 40 lies outside the vocabulary of 40; use"),
         ("mask_token_id", -1, "mask_token_id in config.json must be an integer >= 0"),
         ("mask_token_id", None, "mask_token_id in config.json must be an integer"),
         ("block_size", "5", "block_size in config.json must be an integer >= 1, not '5'"),
@@ -239,7 +241,7 @@ def test_names_with_a_model_prefix_are_the_same(tmp_path: Path) -> None:
     prefixed = {f"model.{name}": tensor for name, tensor in tensors.items()}
     save_file(prefixed, path / "model.safetensors", {"format": "pt"})
     validate_drafter(path, TARGET)
-    assert read_shapes(path)["fc.weight"] == (16, 48)
+    assert stored_tensors(path)["fc.weight"].shape == (16, 48)
 
 
 def test_other_families_are_checked_for_whole_files_only(tmp_path: Path) -> None:

@@ -27,7 +27,7 @@ from sglang.srt.runtime_context import get_context, get_parallel
 from torch import Tensor
 
 from sglang_dspark.drafter import DSparkDrafter
-from sglang_dspark.drafter.checkpoint import stored_tensors
+from sglang_dspark.drafter.checkpoint import own_tensors
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.quantisation.checkpoint import UNQUANTISED, quantise_tensors
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
@@ -87,7 +87,7 @@ def weights_of(c: DrafterConfig) -> dict[str, Tensor]:
     for layer in drafter.backbone.layers:
         if c.num_experts:
             layer.mlp.gate.e_score_correction_bias.normal_(std=0.1)
-    tensors = {name: t.clone() for name, t in stored_tensors(drafter, torch.float32).items()}
+    tensors = {name: t.clone() for name, t in own_tensors(drafter, torch.float32).items()}
     return tensors if c.expert_format == UNQUANTISED else quantise_tensors(tensors, c.expert_format)
 
 

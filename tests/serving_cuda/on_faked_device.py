@@ -29,7 +29,7 @@ PACKAGES = (
 )
 MODULES = tuple(
     f"sglang_dspark.serving.{name}"
-    for name in ("block_window", "expert_backends", "moe_checkpoint", "moe_config", "moe_model")
+    for name in ("block_window", "expert_backends", "moe_config", "moe_model")
 )
 BINARY = "sgl_kernel"
 H100 = SimpleNamespace(
