@@ -57,6 +57,28 @@ def served_models(
     return folder, draft, where
 
 
+def note_unless_served(console: Console, drafter: Path, target: Path) -> None:
+    """Print why a server would refuse a drafter that the reference engine reads, by its config.json.
+
+    Nothing is printed for drafters of other kinds than DSpark.
+    """
+    from sglang_dspark.evaluation.proposer import drafter_kind
+    from sglang_dspark.serving.checkpoint import validate_drafter
+
+    if drafter_kind(drafter) != "dspark":
+        return
+    try:
+        validate_drafter(drafter, target_facts(target), weights=False)
+    except DSparkError as error:
+        console.print(
+            f"a server would refuse it: {error}",
+            style="yellow",
+            markup=False,
+            highlight=False,
+            soft_wrap=True,
+        )
+
+
 def device_here(device: str) -> str:
     """`cpu` or `cuda`; "" stands for what is here. DSparkError for another and an absent GPU."""
     if device not in ("", "cpu", "cuda"):

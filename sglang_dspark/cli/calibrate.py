@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from sglang_dspark.cli._models import note_unless_served
 from sglang_dspark.cli._workload import (
     SAMPLING,
     DrafterArgument,
@@ -144,6 +145,7 @@ def calibrate(
         records = _Records(options.target, bool(given(context, ["target"])), argument.path, console)
         cases = _read_cases(trace, held_out_trace or [], records)
     else:
+        note_unless_served(console, argument.path, target_dir(options.target, console))
         decode = _Decode(options, half_products)
         temperatures = temperature or [0.0, 1.0]
         cases = _decode_cases(argument, prompts, held_out, temperatures, decode, console)

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
+from sglang_dspark.cli._models import note_unless_served
 from sglang_dspark.cli._workload import (
     TOP_K_ALL,
     DrafterOption,
@@ -86,6 +87,7 @@ def evaluate(
     options = replace(options, prompts=prompts, temperature=temperature)
     settings = options.decoding(gamma)
     subject = open_subject(options, drafter, prompt_field, console)
+    note_unless_served(console, subject.drafter, subject.target)
     document = _measure(subject, settings, server, serve, port, console)
     if results is not None:
         _write(results, document)

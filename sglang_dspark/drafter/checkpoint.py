@@ -132,8 +132,7 @@ def own_shapes(config: DrafterConfig, path: Path) -> dict[str, Shape]:
     They are those of the drafter itself, built without memory; quantised experts are codes with
     scales (quantisation/checkpoint.py). Raises DSparkError where sizes overflow.
     """
-    with reading_config(path), torch.device("meta"):
-        tensors = own_tensors(DSparkDrafter(config), torch.float32)
+    tensors = own_tensors(without_memory(lambda: DSparkDrafter(config), path), torch.float32)
     shapes = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
     for name in expert_names(tensors) if config.expert_format != UNQUANTISED else ():
         shapes |= quantised_shapes(name, shapes[name], config.expert_format)
@@ -193,8 +192,7 @@ def built(
     memory is allocated for sizes that only config.json claims. Raises DSparkError as
     `check_drafter` does for a drafter's weights.
     """
-    with reading_config(path), torch.device("meta"):
-        state = make().state_dict()
+    state = without_memory(make, path).state_dict()
     own = {name_in_file(name): tuple(tensor.shape) for name, tensor in state.items()}
     require_shapes(path, own, stored)
     require_floats(path, own, stored)
@@ -203,6 +201,15 @@ def built(
     module = make()
     fill_parameters(module, load_tensors({name: stored[name] for name in own}), name_in_file)
     return module
+
+
+def without_memory(make: Callable[[], Module], path: Path) -> Module:
+    """Make the module that `path`/config.json describes, without memory for its weights.
+
+    Raises DSparkError where sizes overflow.
+    """
+    with reading_config(path), torch.device("meta"):
+        return make()
 
 
 def fill_drafter(drafter: DSparkDrafter, path: Path) -> None:

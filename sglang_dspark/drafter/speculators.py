@@ -62,7 +62,6 @@ def plain_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
             "mask_token_id": raw["mask_token_id"],
         },
         **{name: raw.get(name, default) for name, default in _HEADS.items()},
-        **{name: raw[name] for name in ("quantization_config",) if name in raw},
     }
 
 
@@ -79,6 +78,8 @@ def _demands(
     yield f"{_LAYERS}.model_type", kind, kind == "qwen3", "`qwen3` layers are"
     first = raw.get("sample_from_anchor")  # earlier versions wrote none and drafted from the mask
     yield "sample_from_anchor", first, first is True, "`true`, written out, is"
+    quantised = raw.get("quantization_config")
+    yield "quantization_config", quantised, quantised is None, "weights in floats are"
     for name in ("sliding_window", "use_sliding_window"):
         yield name, raw.get(name), raw.get(name) in (None, False), "full attention is"
     drafted, whole = raw.get("draft_vocab_size"), shape["vocab_size"]

@@ -153,8 +153,8 @@ def drafter_kind(path: Path | str) -> str:
         require_computed(raw, Path(path))
         return "dspark"
     raise DSparkError(
-        f"{path}/config.json: architectures {brief(architectures)} is no drafter we know "
-        f"({', '.join((*DENSE_ARCHITECTURES, *known))}); name another drafter"
+        f"drafter {path}: architectures {brief(architectures, 60)} in config.json is no drafter "
+        f"(known: {', '.join((*DENSE_ARCHITECTURES, *known))}); name another drafter"
     )
 
 

@@ -40,7 +40,7 @@ def record_answers(
     """
     settings = workload.settings
     target = TargetModel.load(workload.target, drafter_layers(drafter), half_products=half_products)
-    module = _open(drafter, target)
+    module = open_calibrated(drafter, target)
     answers = _answers(workload, target, on_finish)
     traced = [
         TracedPrompt(prompt.id, prompt.domain, prompt_digest(ids))
@@ -95,7 +95,7 @@ def traces_of_store(store: Path, target_dir: Path, drafter: Path) -> list[Trace]
         if reader.meta.get(key) != wanted:
             raise DSparkError(f"{store}: {key} is {reader.meta.get(key)}, wanted {wanted}")
     target = TargetModel.load(target_dir, layers)
-    module = _open(drafter, target)
+    module = open_calibrated(drafter, target)
     stop_ids = stop_token_ids(target_dir, AutoTokenizer.from_pretrained(str(target_dir)))
     responses = [reader[i] for i in range(len(reader))]
     several = [r.id for r in responses if len(r.answers) > 1]
@@ -120,7 +120,11 @@ def traces_of_store(store: Path, target_dir: Path, drafter: Path) -> list[Trace]
     return traces
 
 
-def _open(drafter: Path, target: TargetModel) -> DSparkDrafter:
+def open_calibrated(drafter: Path, target: TargetModel) -> DSparkDrafter:
+    """Open the drafter whose confidence is calibrated, attached to the target in float32.
+
+    Raises DSparkError as `open_drafter` does, and for a drafter without confidence.
+    """
     module = open_drafter(drafter, target)
     if not isinstance(module, DSparkDrafter):
         raise DSparkError(f"{drafter} is no DSpark drafter: it tells no confidence to calibrate")

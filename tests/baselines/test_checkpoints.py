@@ -138,7 +138,7 @@ def test_damage_is_one_clear_line(kind: str, target: TargetModel, tmp_path: Path
     config.write_text(json.dumps({k: v for k, v in raw.items() if k != "hidden_size"}))
     refused("'hidden_size' is missing")
     config.write_text(json.dumps({**raw, "architectures": ["GPT2LMHeadModel"]}))
-    refused("no drafter we know")
+    refused("in config.json is no drafter")
     config.write_text("{")
     refused("is not JSON")
     config.unlink()
