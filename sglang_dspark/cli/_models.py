@@ -58,9 +58,9 @@ def served_models(
 
 
 def note_unless_served(console: Console, drafter: Path, target: Path) -> None:
-    """Print why a server would refuse a drafter that the reference engine reads, by its config.json.
+    """Print why a server would refuse a DSpark drafter that the reference engine reads.
 
-    Nothing is printed for drafters of other kinds than DSpark.
+    It looks at config.json alone.
     """
     from sglang_dspark.evaluation.proposer import drafter_kind
     from sglang_dspark.serving.checkpoint import validate_drafter

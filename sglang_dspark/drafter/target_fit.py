@@ -12,12 +12,10 @@ from torch import Tensor
 from sglang_dspark.drafter.fields import Fields
 from sglang_dspark.errors import DSparkError
 
-_FIX = "use a drafter trained for this target"
-
 
 @dataclass(frozen=True)
 class Target:
-    """What a drafter must fit. path: for messages. num_layers: None where it is not known."""
+    """A target's sizes. path: for messages. num_layers: None where it is not known."""
 
     path: str
     hidden_size: int
@@ -41,7 +39,7 @@ def require_sizes(path: Path, hidden_size: int, vocab_size: int, target: Target)
         if ours != theirs:
             raise DSparkError(
                 f"drafter {path}: {name} is {ours}, but the target {target.path} has {theirs}; "
-                f"{_FIX}"
+                "use a drafter trained for this target"
             )
 
 
@@ -57,11 +55,11 @@ def require_depth(path: Path, raw: Mapping[str, Any], target: Target) -> None:
     if trained not in (None, target.num_layers):
         raise DSparkError(
             f"drafter {path}: num_target_layers is {trained}, but the target {target.path} has "
-            f"{target.num_layers} layers; {_FIX}"
+            f"{target.num_layers} layers; use a drafter trained for this target"
         )
     outside = [i for i in fields.layer_ids() if not 0 <= i < target.num_layers]
     if outside:
         raise DSparkError(
             f"drafter {path}: target_layer_ids {outside} lie outside the target's layers 0.."
-            f"{target.num_layers - 1}; {_FIX}"
+            f"{target.num_layers - 1}; use a drafter trained for this target"
         )

@@ -116,7 +116,7 @@ def validate_drafter(
 
 
 def require_served(files: DrafterFiles, target: Target) -> None:
-    """Raise DSparkError where SGLang cannot draft with it on this target, in whatever layout."""
+    """Raise DSparkError where SGLang cannot draft with it on this target, in any layout."""
     if files.config.family != "qwen3":
         raise DSparkError(
             f"drafter {files.path}: SGLang 0.5.23 has no draft model for {GEMMA4_ARCHITECTURE}; "

@@ -179,6 +179,17 @@ def test_commands_say_it_in_one_line(
     assert not (tmp_path / "out").exists()
 
 
+def test_eval_says_what_a_server_would_refuse(models: Path, capsys: Any, monkeypatch: Any) -> None:
+    words = ["eval", "--drafter", str(models / "drafter"), "--target", str(models / "target")]
+    monkeypatch.setattr(sys, "argv", ["dspark", *words, "--limit", "1", "--max-new-tokens", "4"])
+    with pytest.raises(SystemExit) as ended:
+        main()
+    assert ended.value.code == 0
+    said = capsys.readouterr().out
+    assert "a server would refuse it: drafter" in said
+    assert "reads the output of the target's last layer (1)" in said
+
+
 def _converted_alike(path: Path, out: Path) -> None:
     """A server takes what was converted, and it is the same drafter."""
     validate_drafter(out, TARGET)
