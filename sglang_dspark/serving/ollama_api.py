@@ -7,6 +7,7 @@ text. With one token a chunk that token is EOS; under DSPARK the chunk holds up 
 
 from __future__ import annotations
 
+import json
 from collections.abc import AsyncIterator
 from typing import Any
 
@@ -85,7 +86,6 @@ async def _text_deltas(
 
 async def _stream(parts: AsyncIterator[dict[str, Any]]) -> Any:
     """Start the generation before the response: a refused request is a 400, not a broken stream."""
-    import orjson
     from fastapi import HTTPException
     from fastapi.responses import StreamingResponse
 
@@ -95,9 +95,9 @@ async def _stream(parts: AsyncIterator[dict[str, Any]]) -> Any:
         raise HTTPException(400, str(error)) from None
 
     async def lines() -> AsyncIterator[bytes]:
-        yield orjson.dumps(first) + b"\n"
+        yield json.dumps(first).encode() + b"\n"
         async for fields in parts:
-            yield orjson.dumps(fields) + b"\n"
+            yield json.dumps(fields).encode() + b"\n"
 
     return StreamingResponse(lines(), media_type="application/x-ndjson")
 
