@@ -8,6 +8,7 @@ PASSES = ("tests/serving_cuda/test_passes.py",)
 ATTACH = ("tests/serving_cuda/test_attach.py",)
 FEATURES = ("tests/serving_cuda/test_features.py",)
 FAULTS = ("tests/serving/test_draft_faults.py",)
+WARM_UP = ("tests/serving_cuda/test_warm_up.py",)
 DEVICE = ("tests/serving_cuda/test_device.py",)
 
 
@@ -106,6 +107,27 @@ MUTANTS = (
         "view.need_top_k_sampling, view.need_top_p_sampling = cuts.top_k, cuts.top_p",
         "view.need_top_p_sampling = cuts.top_p",
         DEVICE,
+    ),
+    _mutant(
+        "one request's drafts compile the accept kernels anew",
+        "sglang_dspark/serving/cuda/accept.py",
+        "ids[:, 1:].clone(memory_format=torch.contiguous_format)",
+        "ids[:, 1:].contiguous()",
+        WARM_UP,
+    ),
+    _mutant(
+        "steps without drafts are not accepted at the start",
+        "sglang_dspark/serving/cuda/accept_warm_up.py",
+        "for drafted in (True, False):",
+        "for drafted in (True,):",
+        WARM_UP,
+    ),
+    _mutant(
+        "kernels loaded from Triton's cache count as compiled",
+        "sglang_dspark/serving/cuda/compilations.py",
+        'if not compiled["cache_hit"]:',
+        "if compiled:",
+        WARM_UP,
     ),
     _mutant(
         "windows of unlike lengths go to triton's deterministic kernel",
