@@ -42,7 +42,7 @@ READERS = ("server", "eval", "calibrate", "convert")
 
 
 class Opened:
-    """What readers take of an open target."""
+    """Weights that readers take from an open target."""
 
     embed_weight = head_weight = torch.randn(61, 32, generator=torch.Generator().manual_seed(1))
     num_layers = 4

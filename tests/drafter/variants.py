@@ -157,7 +157,7 @@ def _scalars() -> Iterator[Variant]:
 
 
 def _computed() -> Iterator[Variant]:
-    """What SGLang's class computes and the reference engine does not, or nothing does."""
+    """Yield settings that SGLang's class computes and the reference engine does not, or none does."""
     for name, value in (
         ("attention_bias", True),
         ("hidden_act", "gelu"),
