@@ -157,7 +157,7 @@ def _scalars() -> Iterator[Variant]:
 
 
 def _computed() -> Iterator[Variant]:
-    """Yield settings that SGLang's class computes and the reference engine does not, or none does."""
+    """Yield settings that SGLang's class alone computes, or that nothing computes."""
     for name, value in (
         ("attention_bias", True),
         ("hidden_act", "gelu"),
