@@ -16,8 +16,8 @@ import traceback
 
 import torch
 
-if not torch.cuda.is_available():
-    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported
+if __name__ == "__main__" and not torch.cuda.is_available():
+    os.environ["TRITON_INTERPRET"] = "1"  # before Triton is imported, and for spawned processes
 
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
