@@ -74,7 +74,7 @@ def test_what_the_profile_cached_is_freed_behind_it(
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
     monkeypatch.setattr(attach, "engine_for", lambda *_: done.append("profiled"))
     monkeypatch.setattr(attach, "ranks_of", lambda worker: None)
-    for name in ("GraphDevice", "GraphPasses", "_key"):
+    for name in ("GraphDevice", "GraphPasses", "_key", "use_blockwise_rejection"):
         monkeypatch.setattr(attach, name, lambda *_: None)
     asked: list[tuple[int, int, str]] = []
     monkeypatch.setattr(
