@@ -19,6 +19,7 @@ from tools.gpu.kit.attending import (
     margin,
     near_tie,
     partings,
+    passes,
     requests_of,
 )
 
@@ -131,3 +132,14 @@ def test_requests_vary_in_length_and_are_the_same_each_time(users: int, count: i
         assert len(set(sizes)) > 4
         assert fewest <= min(sizes) <= max(sizes) <= most
     assert {token for prompt in prompts for token in prompt} <= set(range(4, 512))
+
+
+def test_a_load_without_drafts_proves_nothing_and_fails_nothing() -> None:
+    right = {"requests": 8, "equal": 7, "near_ties": 1}
+    idle = {**right, "failed": "no draft was accepted, so nothing is shown"}
+    wrong = {"requests": 8, "equal": 7, "near_ties": 0, "failed": "1 of 8 answers"}
+    assert passes([right, idle])
+    assert not passes([idle, idle])
+    assert not passes([right, wrong])
+    assert not passes([right, {"attending": 8, "failed": "no answer"}])
+    assert not passes([])

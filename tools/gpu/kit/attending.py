@@ -13,7 +13,7 @@ from __future__ import annotations
 import json
 import math
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -87,6 +87,15 @@ def agreement(
         except DSparkError as error:
             row["failed"] = str(error)
         yield row
+
+
+def passes(rows: Sequence[Mapping[str, Any]]) -> bool:
+    """Return whether all answers of all loads are right and some load is a proof.
+
+    A load whose drafts do not pay has none accepted: right answers, which prove nothing alone.
+    """
+    right = [row.get("equal", 0) + row.get("near_ties", 0) == row.get("requests") for row in rows]
+    return all(right) and any("failed" not in row for row in rows)
 
 
 def one_load(

@@ -25,7 +25,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bench.paired import Plan
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from sglang_dspark.models.simulated import Shape
-from tools.gpu.kit.attending import agreement
+from tools.gpu.kit.attending import agreement, passes
 from tools.gpu.kit.device import device_name, say, seconds_left
 from tools.gpu.kit.ladder import AGAIN_S, READY_S, Ladder
 from tools.gpu.kit.models import ATTENDING, ATTENDS, QWEN3_4B, TINY, ready
@@ -248,18 +248,18 @@ def attend(stage: Stage) -> bool:
     ]
     ladder = Ladder(specs[0], logs, stage.left, _END_S)
     plain = ServerProcess(specs[1], logs)
-    equal = True
     try:
         up = start_two(ladder, plain)
         if len(up) < 2:
             return False
         target = models / "target"
+        rows = []
         for row in agreement(up[PLAIN], up[SCHEDULED], target, users, stage.device):
             say(row=row)
+            rows.append(row)
             if "failed" in row:
                 print(f"attending, {row['attending']} users: {row['failed']}", file=sys.stderr)
-                equal = False
-        return equal and ladder.is_default
+        return passes(rows) and ladder.is_default
     finally:
         ladder.stop()
         plain.stop()
