@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -227,3 +229,27 @@ def test_files_of_several_workers_are_shown_together(tmp_path: Path) -> None:
     (tmp_path / "records-0.parquet").unlink()
     with pytest.raises(DSparkError, match="1 of 2 load workers"):
         show_records(Console(), tmp_path)
+
+
+READS = """
+import os, sys
+from pathlib import Path
+import pyarrow.parquet
+from sglang_dspark.evaluation.prompt_files import file_rows
+from sglang_dspark.loadtest.client.records_file import read_records
+
+file = Path(sys.argv[1])
+before = len(os.listdir("/proc/self/task"))
+read_records(file)
+list(file_rows(file))
+print(len(os.listdir("/proc/self/task")) - before)
+"""
+
+
+def test_reading_leaves_no_thread(tmp_path: Path) -> None:
+    """One of Arrow's that still ran as the interpreter ended aborted a finished command."""
+    path = tmp_path / "w0.parquet"
+    write_records(path, HEADER, [ONE])
+    command = [sys.executable, "-c", READS, str(path)]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert int(done.stdout) == 0
