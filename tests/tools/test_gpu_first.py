@@ -338,7 +338,7 @@ def unpack_names(part: Path) -> set[str]:
 def test_the_whole_stage_runs_the_gpus_side_of_the_step(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The scheduled server rehearsed as in tests/rehearsal: overlap loop, padded to tiers."""
+    """The scheduled server rehearsed as in tests/rehearsal: overlap loop, planted step times."""
     (tmp_path / "overlap.yaml").write_text("cpu: {overlap: true}\n")
     monkeypatch.setenv("SGLANG_DSPARK_CONFIG", str(tmp_path / "overlap.yaml"))
     monkeypatch.setenv("DSPARK_REHEARSAL", str(tmp_path))
@@ -348,8 +348,10 @@ def test_the_whole_stage_runs_the_gpus_side_of_the_step(
     judge_rounds(found)
     judge_steps(found)
     tiers = [row for row in found["metrics"]["rows"] if "tier" in row]
-    assert all(row["tier"] % (TINY.gamma + 1) == 0 for row in tiers)
+    assert sum(row["drafted"] for row in tiers) > 0
     assert all(abs(row["startup_off"]) < 0.05 for row in tiers), "time there is planted"
+    lines = [json.loads(line) for line in (tmp_path / "steps.jsonl").read_text().splitlines()]
+    assert any("verified" in line for line in lines), "the rehearsed device has run the passes"
 
 
 @pytest.mark.slow
