@@ -87,7 +87,7 @@ class Tree:
                 done = subprocess.run(
                     [sys.executable, "-c", f"import {module.removesuffix('.__init__')}"],
                     cwd=self.folder.parent,
-                    env=self._environment(),
+                    env=self.environment(),
                     capture_output=True,
                     text=True,
                 )
@@ -119,7 +119,7 @@ class Tree:
         with subprocess.Popen(
             command,
             cwd=self.folder,
-            env=self._environment(),
+            env=self.environment(),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
             text=True,
@@ -140,7 +140,8 @@ class Tree:
             raise DSparkError(f"not the copy was imported, but {told['foreign'][0]}")
         return Ran(status, tuple(told["failed"]), told["passed"], end)
 
-    def _environment(self) -> dict[str, str]:
+    def environment(self) -> dict[str, str]:
+        """Variables under which a process runs the copy and reports to this tree."""
         return os.environ | {
             "PYTHONPATH": str(self.folder),
             "PYTHONDONTWRITEBYTECODE": "1",

@@ -1,0 +1,125 @@
+"""Judge generated mutants: does a test fail with the mutant in force?"""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from sglang_dspark.errors import DSparkError
+from tests.mutants.generated.operators import Site
+from tests.mutants.generated.tests_of import Recorded
+from tests.mutants.mutant import Mutant
+from tests.mutants.report import REPORT_VARIABLE
+from tests.mutants.tree import ROOT, Tree
+
+What = Literal["killed", "survived", "uncovered"]
+# Seconds of tests as recorded: first those that run the line, then all of their files.
+NEAR_S, WHOLE_S = 45.0, 120.0
+MOST_TESTS = 250
+_SPARE_S = 60.0
+_USAGE, _NONE = 4, 5  # pytest's statuses of a run that ran nothing
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """what became of the mutant `name`. why: the test that failed, or how many passed."""
+
+    name: str
+    what: What
+    why: str
+
+
+class Judge:
+    """A copy of the source and a process that forks pytest runs in it; one mutant at a time."""
+
+    def __init__(self, folder: Path, recorded: Recorded) -> None:
+        """folder: an empty one, absolute. Raises DSparkError where a copy cannot be made."""
+        self._tree, self._recorded = Tree(folder), recorded
+        self._output, self._report = folder / "output", folder / "report.json"
+        self._clean: set[str] = set()
+        self._zygote = subprocess.Popen(
+            [sys.executable, "-m", "tests.mutants.generated.zygote"],
+            cwd=self._tree.folder,
+            env=self._tree.environment() | {REPORT_VARIABLE: str(self._report)},
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self._answer()
+
+    def close(self) -> None:
+        """End the process; the copy is the caller's."""
+        self._zygote.kill()
+        self._zygote.wait()
+
+    def judge(self, site: Site) -> Verdict:
+        """Run tests with the mutant in force until one fails."""
+        near = self._recorded.tests_of(site, NEAR_S)[:MOST_TESTS]
+        if not near:
+            return Verdict(site.name, "uncovered", "no test runs the line in its own process")
+        every = self._recorded.tests_of(site, float("inf"))
+        passed = 0
+        for tests in (near, self._recorded.files_of(every, WHOLE_S)):
+            with self._tree.with_fault(self._as_mutant(site)):
+                status, failed, count = self._run(tests)
+            if status == 0:
+                passed = max(passed, count)
+            elif status is None:
+                return Verdict(site.name, "killed", "no end")
+            elif status in (_USAGE, _NONE):
+                raise DSparkError(f"no test ran: {self._output.read_text()[-300:]}")
+            else:
+                by = failed or f"status {status}"
+                if failed:
+                    self._require_clean(failed)
+                return Verdict(site.name, "killed", by)
+        return Verdict(site.name, "survived", f"{passed} tests passed")
+
+    def _as_mutant(self, site: Site) -> Mutant:
+        before = (ROOT / site.file).read_bytes()
+        text, changed = before.decode(), site.applied(before).decode()
+        return Mutant(site.name, "", site.file, text, changed, ())
+
+    def _require_clean(self, test: str) -> None:
+        """Raises DSparkError for a test that fails without any mutant too."""
+        if test in self._clean or not (self._tree.folder / test.split("::")[0]).is_file():
+            return
+        status, _, _ = self._run([test])
+        if status != 0:
+            raise DSparkError(f"without a mutant {test} fails: {self._output.read_text()[-600:]}")
+        self._clean.add(test)
+
+    def _run(self, tests: Sequence[str]) -> tuple[int | None, str, int]:
+        """pytest's status (None: it had no end), the first test that failed, how many passed."""
+        self._report.unlink(missing_ok=True)
+        arguments = ["-q", "-x", "-p", "tests.mutants.report", "-p", "no:cacheprovider"]
+        arguments += ["-m", "not server", *tests]
+        asked = {
+            "arguments": arguments,
+            "timeout_s": 3 * self._recorded.expected_s(list(tests)) + _SPARE_S,
+            "output": str(self._output),
+        }
+        assert self._zygote.stdin is not None
+        self._zygote.stdin.write(json.dumps(asked) + os.linesep)
+        self._zygote.stdin.flush()
+        status = self._answer()["status"]
+        if not self._report.is_file():
+            return status, "", 0
+        told = json.loads(self._report.read_text(encoding="utf-8"))
+        if told["foreign"]:
+            raise DSparkError(f"not the copy was imported, but {told['foreign'][0]}")
+        return status, next(iter(told["failed"]), ""), told["passed"]
+
+    def _answer(self) -> dict[str, int | None]:
+        assert self._zygote.stdout is not None
+        line = self._zygote.stdout.readline()
+        if not line:
+            raise DSparkError("the process that forks the tests has ended")
+        found: dict[str, int | None] = json.loads(line)
+        return found

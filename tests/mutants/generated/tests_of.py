@@ -1,0 +1,113 @@
+"""Which tests run a line of the product, the fastest first, from a recorded run of the suite."""
+
+from __future__ import annotations
+
+import json
+import os
+import subprocess
+import sys
+from collections import defaultdict
+from dataclasses import dataclass, field
+from pathlib import Path
+
+from sglang_dspark.errors import DSparkError
+from tests.mutants.generated.operators import Site
+from tests.mutants.generated.recorder_names import DATA, RECORD_VARIABLE, SECONDS
+from tests.mutants.tree import ROOT
+
+# Folders whose tests run the mutated modules in their own process.
+FOLDERS = tuple(
+    f"tests/{each}"
+    for each in (
+        *("verify", "schedule", "serving", "serving_cpu", "serving_cuda", "loadtest"),
+        *("evaluation", "training", "drafter", "models", "baselines", "cli", "experts"),
+        *("parallel", "patches", "test_intervals.py", "test_broken_inputs.py"),
+    )
+)
+_UNKNOWN_S = 1.0
+
+
+@dataclass
+class Recorded:
+    """lines: by file, the tests that ran each line. seconds: of each test with its fixtures."""
+
+    lines: dict[str, dict[int, set[str]]] = field(default_factory=dict)
+    seconds: dict[str, float] = field(default_factory=dict)
+
+    def tests_of(self, site: Site, limit_s: float) -> list[str]:
+        """Tests that run the mutant's statement, the fastest first, as many as take `limit_s`.
+
+        For a statement that runs as its module is imported: all tests that run anything there.
+        """
+        by_line = self.lines.get(site.file, {})
+        found = {
+            test for line in range(site.first, site.last + 1) for test in by_line.get(line, ())
+        }
+        if not site.function or not found:
+            found |= {test for tests in by_line.values() for test in tests}
+        return self._first(found, limit_s)
+
+    def files_of(self, tests: list[str], limit_s: float) -> list[str]:
+        """The files of these tests, those with most of them first: a fixture runs lines for the
+        first test alone that uses it, and another one may be the one that looks."""
+        counts: dict[str, int] = defaultdict(int)
+        for test in tests:
+            counts[test.split("::")[0]] += 1
+        totals: dict[str, float] = defaultdict(float)
+        for test, seconds in self.seconds.items():
+            totals[test.split("::")[0]] += seconds
+        kept: list[str] = []
+        taken = 0.0
+        for file in sorted(counts, key=lambda each: (totals[each] / counts[each], each)):
+            taken += totals[file]
+            if kept and taken > limit_s:
+                break
+            kept.append(file)
+        return kept
+
+    def _first(self, tests: set[str], limit_s: float) -> list[str]:
+        kept: list[str] = []
+        taken = 0.0
+        for test in sorted(tests, key=lambda each: (self.seconds.get(each, _UNKNOWN_S), each)):
+            taken += self.seconds.get(test, _UNKNOWN_S)
+            if kept and taken > limit_s:
+                break
+            kept.append(test)
+        return kept
+
+    def expected_s(self, tests: list[str]) -> float:
+        """Seconds that these tests, or test files, took when they were recorded."""
+        if tests and "::" not in tests[0]:
+            files = set(tests)
+            return sum(s for test, s in self.seconds.items() if test.split("::")[0] in files)
+        return sum(self.seconds.get(each, _UNKNOWN_S) for each in tests)
+
+
+def record(folder: Path) -> None:
+    """Run the suite once without servers, recording. Raises DSparkError when a test fails."""
+    folder.mkdir(parents=True)
+    command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup"]
+    command += ["-m", "not server", "-p", "tests.mutants.generated.recorder", *FOLDERS]
+    environment = {RECORD_VARIABLE: str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    if subprocess.run(command, cwd=ROOT, env=os.environ | environment).returncode != 0:
+        raise DSparkError("without a mutant a test fails: mend that first")
+
+
+def read_recorded(folder: Path) -> Recorded:
+    """What `record` left. Raises DSparkError where there is nothing."""
+    import coverage
+
+    recorded = Recorded()
+    for path in sorted(folder.glob(f"{SECONDS}.*.json")):
+        recorded.seconds |= json.loads(path.read_text(encoding="utf-8"))
+    for path in sorted(folder.glob(f"{DATA}.*")):
+        data = coverage.CoverageData(str(path))
+        data.read()
+        for name in data.measured_files():
+            file = str(Path(name).resolve().relative_to(ROOT))
+            by_line = recorded.lines.setdefault(file, defaultdict(set))
+            for line, tests in data.contexts_by_lineno(name).items():
+                by_line[line] |= {test for test in tests if test}
+    if not recorded.lines:
+        raise DSparkError(f"{folder} holds no recorded run; name another --out")
+    return recorded

@@ -1,0 +1,113 @@
+"""Generated mutants: what is changed, what is left alone, and how a sample is drawn."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from tests.mutants.generated.equivalent import EQUIVALENT
+from tests.mutants.generated.operators import generate
+from tests.mutants.generated.sample import all_sites, area_of, drawn
+from tests.mutants.generated.tests_of import Recorded
+from tests.mutants.tree import ROOT
+
+
+def mutated(source: str) -> set[str]:
+    """All mutants of a source, each as its whole text."""
+    return {site.applied(source.encode()).decode() for site in generate("a.py", source)}
+
+
+@pytest.mark.parametrize(
+    ("source", "mutants"),
+    [
+        ("x = a < b\n", {"x = (a <= b)\n", "x = (a >= b)\n"}),
+        ("x = a is None\n", {"x = (a is not None)\n"}),
+        ("x = a - b\n", {"x = (a + b)\n"}),
+        ("x = a and b\n", {"x = (a or b)\n"}),
+        ("x = not a\n", {"x = (a)\n"}),
+        ("x = 0\n", {"x = 1\n"}),
+        ("x = 2\n", {"x = 1\n", "x = 3\n"}),
+        ("x = 0.5\n", {"x = 1.0\n"}),
+        ("x = True\n", {"x = False\n"}),
+        ("x += y\n", {"x -= y\n", "pass\n"}),
+        ("a.b = c\n", {"pass\n"}),
+        ("f()\n", {"pass\n"}),
+        ("raise E(1)\n", {"pass\n"}),
+        ("x = f(a, b=c)\n", {"x = f(a)\n"}),
+        ("x = max(a)\n", {"x = min(a)\n"}),
+        ("x = t.amin(1)\n", {"x = t.amax(1)\n", "x = t.amin(0)\n", "x = t.amin(2)\n"}),
+        ("x = a if b else c\n", {"x = a if not (b) else c\n"}),
+        ("if a:\n    b = c\n", {"if not (a):\n    b = c\n"}),
+        ("async def f():\n    g()\n", {"async def f():\n    pass\n"}),
+        (
+            "é = 1\nx = é - a\n",
+            {"é = 0\nx = é - a\n", "é = 2\nx = é - a\n", "é = 1\nx = (é + a)\n"},
+        ),
+    ],
+)
+def test_mutants_of_a_statement(source: str, mutants: set[str]) -> None:
+    assert mutated(source) == mutants
+
+
+@pytest.mark.parametrize(
+    "source",
+    [
+        '"""Words."""\n',
+        "x: int\n",
+        "def f(a: int | None) -> list[int]: ...\n",
+        "x = f'{a + 1}'\n",
+        "log.info('%d', a + 1)\n",
+        "assert a < b\n",
+        "x = 'a'\n",
+        "@cache(1)\ndef f(): ...\n",
+    ],
+)
+def test_what_no_test_should_hold_is_left_alone(source: str) -> None:
+    assert mutated(source) == set()
+
+
+def test_names_stay_when_lines_move_and_tell_alike_ones_apart() -> None:
+    source = "def f():\n    g(0)\n    g(0)\n"
+    names = [site.name for site in generate("a.py", source)]
+    assert len(set(names)) == len(names) == 4
+    assert names == [site.name for site in generate("a.py", "import os\n\n" + source)]
+
+
+def test_a_changed_source_is_refused() -> None:
+    [site] = generate("a.py", "x = a - b\n")
+    with pytest.raises(ValueError, match=r"a\.py has changed"):
+        site.applied(b"y = c + d\n")
+
+
+def test_a_larger_draw_begins_with_the_smaller_one() -> None:
+    sites = generate("a.py", "x = [1, 2, 3, 4, 5, 6, 7, 8, 9]\n")
+    assert drawn(sites, 9, 1)[:4] == drawn(sites, 4, 1)
+    assert drawn(sites, 9, 1) != drawn(sites, 9, 2)
+    assert sorted(drawn(sites, 18, 1), key=sites.index) == sites
+
+
+def test_tests_of_a_line_are_the_fastest_that_run_it() -> None:
+    [site, *_] = generate("a.py", "def f():\n    g()\n    h()\n")
+    recorded = Recorded(
+        {
+            "a.py": {
+                1: {"t/a.py::import"},
+                2: {"t/a.py::slow", "t/b.py::fast"},
+                3: {"t/c.py::other"},
+            }
+        },
+        {"t/a.py::slow": 9.0, "t/b.py::fast": 1.0, "t/c.py::other": 0.5},
+    )
+    assert recorded.tests_of(site, 100.0) == ["t/b.py::fast", "t/a.py::slow"]
+    assert recorded.tests_of(site, 5.0) == ["t/b.py::fast"]
+    assert recorded.files_of(["t/b.py::fast", "t/a.py::slow"], 5.0) == ["t/b.py"]
+
+
+def test_equivalent_mutants_exist_and_are_argued() -> None:
+    known = {site.name for site in all_sites(ROOT)}
+    for name, why in EQUIVALENT.items():
+        assert name in known, f"{name}: the code has changed: judge it anew"
+        assert len(why.split()) >= 4, name
+        assert area_of(name)
+        assert Path(name.split("::")[0]).suffix == ".py"
