@@ -47,7 +47,7 @@ class Judge:
         self._zygote = subprocess.Popen(
             [sys.executable, "-m", "tests.mutants.generated.zygote"],
             cwd=self._tree.folder,
-            env=self._tree.environment() | {REPORT_VARIABLE: str(self._report)},
+            env=self._environment(),
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -57,7 +57,7 @@ class Judge:
     def _compile(self) -> None:
         """Write the byte code of the copy and of its tests once, as pytest rewrites them; a child
         that runs with a mutant writes none, so that no mutant outlives its run."""
-        environment = self._tree.environment() | {REPORT_VARIABLE: str(self._report)}
+        environment = self._environment()
         del environment["PYTHONDONTWRITEBYTECODE"]
         for command in (
             ["compileall", "-q", "sglang_dspark", "loadtest", "kernels", "patches"],
@@ -72,6 +72,11 @@ class Judge:
             )
             if done.returncode != 0:
                 raise DSparkError(f"the copy has a fault of its own: {done.stdout[-300:]}")
+
+    def _environment(self) -> dict[str, str]:
+        # A mutant anywhere in schedule/ has all of it compiled again: quickly rather than well.
+        quick = {"NUMBA_OPT": "0"}
+        return self._tree.environment() | quick | {REPORT_VARIABLE: str(self._report)}
 
     def close(self) -> None:
         """End the process; the copy is the caller's."""
