@@ -216,8 +216,8 @@ def test_sampled_and_greedy_requests_are_calibrated_apart() -> None:
     assert greedy > 0 > sampled
 
 
-def test_the_request_whose_drafts_do_better_is_admitted_first() -> None:
-    """Equal heads: only their own outcomes tell the requests apart."""
+def told_apart() -> World:
+    """Two requests with equal logits; the drafts of the first fail, those of the second do not."""
     world = World(token=6e-3)
     for _ in range(40):
         seats = torch.tensor([1, 2])
@@ -227,6 +227,38 @@ def test_the_request_whose_drafts_do_better_is_admitted_first() -> None:
         lengths = world.engine.admit(step, logits, torch.ones(2, dtype=torch.bool))
         world.engine.landed(step, lengths, np.minimum(lengths, [0, GAMMA]))
         world.now += plan.budget.seconds
+    return world
+
+
+def test_the_shift_of_a_request_reaches_its_admission() -> None:
+    """On the host and, as lines, on a device; in the order of the batch's requests."""
+    world = told_apart()
+    step = world.engine.begin(torch.tensor([2, 1]), world.generation, torch.tensor([10, 10]))
+    while not step.plan.speculates:
+        step = world.engine.begin(torch.tensor([2, 1]), world.generation, torch.tensor([10, 10]))
+    logits = torch.full((2, step.plan.budget.depth), 0.5)
+    slopes, shifts = world.engine.calibrate(step, None)
+    assert np.array_equal(slopes[0], slopes[1])
+    assert (shifts[0] > shifts[1] + 0.2).all()
+    lengths = world.engine.admit(step, logits, None)
+    assert step.confidence is not None
+    said = step.confidence[:, : step.plan.budget.depth]
+    assert (said[0] > said[1] + 0.05).all()
+    assert lengths[0] > lengths[1]
+
+
+@pytest.mark.parametrize("limits", [None, [GAMMA, GAMMA, GAMMA], [0, 0, 0]])
+def test_a_step_has_the_context_of_all_its_requests(limits: list[int] | None) -> None:
+    world = World()
+    most = None if limits is None else np.array(limits)
+    lens = torch.tensor([10, 0, 30])
+    plan = world.engine.begin(torch.tensor([1, 2, 3]), world.generation, lens, limits=most).plan
+    assert plan.context == 40
+
+
+def test_the_request_whose_drafts_do_better_is_admitted_first() -> None:
+    """Equal heads: only their own outcomes tell the requests apart."""
+    world = told_apart()
 
     def confidences() -> Gains:
         """What equal logits mean for whoever holds the two seats now."""

@@ -107,7 +107,16 @@ class Head(nn.Module):
         return VanillaMarkov(vocab_size=V, markov_rank=RANK)
 
 
-def drafted(asked: Any, base: Tensor, anchors: Tensor, seeds: Seeds | None) -> Any:
+def new_noise() -> Any:
+    """Upstream's noise of the requests without a seed, at its first position."""
+    from sglang.srt.speculative.dspark_components import dspark_draft
+
+    return dspark_draft.DraftNoise(key=7, offset=torch.zeros(1, dtype=torch.int64))
+
+
+def drafted(
+    asked: Any, base: Tensor, anchors: Tensor, seeds: Seeds | None, noise: Any = None
+) -> Any:
     """The block of a step through the hook, with upstream's own sampler for the rest."""
     from sglang.srt.speculative.dspark_components import dspark_draft
 
@@ -121,7 +130,7 @@ def drafted(asked: Any, base: Tensor, anchors: Tensor, seeds: Seeds | None) -> A
             draft_hidden=None,
             sampling_info=asked.sampling_info,
             markov_head=Head(),
-            noise=dspark_draft.DraftNoise(key=7, offset=torch.zeros(1, dtype=torch.int64)),
+            noise=noise or new_noise(),
             device=torch.device("cpu"),
             tp_sync=SimpleNamespace(sync=lambda site, x: x),
             greedy_draft=False,
@@ -154,6 +163,34 @@ def test_drafts_of_seeded_requests_are_the_seeds_choices() -> None:
     assert torch.equal(block.draft_tokens[[1, 3]], free.draft_tokens[[1, 3]])
     assert not torch.equal(block.draft_tokens[[0, 2]], free.draft_tokens[[0, 2]])
     assert not block.greedy_draft
+
+
+def test_noise_advances_by_one_position_for_each_block() -> None:
+    """As in upstream's sampler; otherwise every step would reuse the noise of the first one."""
+    asked, base = batch(), torch.zeros(4, GAMMA, V)
+    seeded, free = new_noise(), new_noise()
+    blocks = []
+    for number in (1, 2):
+        anchors = torch.zeros(4, dtype=torch.int64)
+        blocks.append(drafted(asked, base, anchors, step_seeds.seeds_of(asked), seeded))
+        drafted(asked, base, anchors, None, free)
+        assert seeded.offset.tolist() == free.offset.tolist() == [number]
+    first, second = (block.draft_tokens for block in blocks)
+    assert not torch.equal(first[1], second[1])  # no seed
+    assert torch.equal(first[[0, 2]], second[[0, 2]])  # the same seeds at the same positions
+
+
+def test_seed_zero_is_a_seed() -> None:
+    asked = batch()
+    for req, seed in zip(asked.reqs, [0, None, 5, 0], strict=True):
+        req.sampling_params.sampling_seed = seed  # the last request is greedy
+    found = step_seeds.seeds_of(asked)
+    assert found is not None
+    assert (found.rows.tolist(), found.values.tolist()) == ([0, 2], [0, 5])
+    asked.reqs[2].sampling_params.sampling_seed = None
+    found = step_seeds.seeds_of(asked)
+    assert found is not None
+    assert (found.rows.tolist(), found.values.tolist()) == ([0], [0])
 
 
 def test_a_batch_without_seeds_is_drafted_and_prefilled_by_upstream() -> None:

@@ -123,9 +123,24 @@ def test_a_batch_without_seeds_costs_nothing() -> None:
 
 def test_seeds_of_requests() -> None:
     reqs = [
-        SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed)) for seed in (5, None)
+        SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed))
+        for seed in (5, None, 0, -1)
     ]
-    assert seeds.batch_seeds(reqs).tolist() == [5, seeds.UNSEEDED]
+    assert seeds.batch_seeds(reqs).tolist() == [5, seeds.UNSEEDED, 0, -1]
+    assert seeds.batch_seeds(reqs[:0]).tolist() == []
+
+
+def test_seed_zero_alone_is_a_seed() -> None:
+    """Of the last request, next to one without a seed."""
+    settings = info([seeds.UNSEEDED, 0], [1.0, 1.0])
+    assert seeds.seeds_of(settings) is not None
+    seeds.note_anchors(settings, torch.tensor([4, 6]))
+    seeded = seeds.seeded_waits(settings, torch.arange(3), gamma=2)
+    assert seeded is not None
+    assert seeded.rows.tolist() == [1]
+    zero = torch.zeros(2, dtype=torch.int64)
+    expected = waits(zero, torch.tensor([6, 7]), torch.arange(3)).float()
+    assert seeded.waits[0].equal(expected)
 
 
 @pytest.mark.parametrize("cuts", [None, (3, 1.0, 0.0), (VOCAB, 0.7, 0.0), (VOCAB, 1.0, 0.1)])
