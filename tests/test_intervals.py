@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.intervals import METHOD, paired_ratio
+from sglang_dspark.intervals import METHOD, Ratio, paired_ratio
 
 Floats = NDArray[np.float64]
 Bounds = Callable[[Floats, Floats], tuple[float, float]]
@@ -75,6 +75,25 @@ def test_the_interval_of_three_by_hand() -> None:
     assert math.log(ratio.high) == pytest.approx(4.302653 * -math.log(0.9) / math.sqrt(3), rel=1e-6)
     assert ratio.low * ratio.high == pytest.approx(1.0)
     assert ratio.bounds == [ratio.low, ratio.high]
+
+
+@pytest.mark.parametrize(
+    ("trials", "quantile"), [(3, 4.302653), (4, 3.182446), (5, 2.776445), (11, 2.228139)]
+)
+def test_the_interval_by_the_t_table(trials: int, quantile: float) -> None:
+    """One log ratio of 1, the others 0: mean 1 / n and standard error 1 / n. The quantiles are
+    those of 97.5% in a printed table, of n - 1 degrees of freedom."""
+    ratio = paired_ratio([math.e, *[1.0] * (trials - 1)], [1.0] * trials)
+    assert math.log(ratio.mid) == pytest.approx(1 / trials)
+    assert math.log(ratio.high) == pytest.approx((1 + quantile) / trials, rel=1e-6)
+    assert math.log(ratio.low) == pytest.approx((1 - quantile) / trials, rel=1e-6)
+
+
+def test_an_interval_that_ends_at_one_has_no_winner() -> None:
+    tied = paired_ratio([3.0, 5.0, 7.0], [3.0, 5.0, 7.0])
+    assert (tied.low, tied.mid, tied.high, tied.winner) == (1.0, 1.0, 1.0, "")
+    assert Ratio(1.0, 1.1, 1.2, 3, METHOD).winner == ""
+    assert Ratio(0.8, 0.9, 1.0, 3, METHOD).winner == ""
 
 
 def test_two_trials_have_no_interval() -> None:

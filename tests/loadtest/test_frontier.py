@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 
 import numpy as np
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import strategies as st
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.measure import measure_cell
-from sglang_dspark.loadtest.client.records import Header
+from sglang_dspark.loadtest.client.records import Header, Record
 from sglang_dspark.loadtest.sweep.frontier import Point, compare_matched, frontier, speed_at
 from sglang_dspark.loadtest.sweep.sla import Sla, capacity, next_load
 
@@ -106,10 +107,80 @@ def test_trials_must_match() -> None:
         compare_matched([arm()] * 2, [arm(), arm()[:-1]])
 
 
+HEADER = Header(0, 1, 0.0, "f", {"p50": 0, "p99": 0, "max": 0})
+
+
 def test_a_void_cell_is_no_point() -> None:
-    header = Header(0, 1, 0.0, "f", {"p50": 0, "p99": 0, "max": 0})
     with pytest.raises(DSparkError, match="does not count: no request"):
-        Point.of(4, measure_cell(header, [], 4))
+        Point.of(4, measure_cell(HEADER, [], 4))
+
+
+def test_a_point_has_the_slow_end_of_speed_and_of_waiting() -> None:
+    """Eleven requests at 10, 11, ..., 20 tokens/s that wait 1, 2, ..., 11 s for the first."""
+    records = [
+        Record(
+            index=i, prompt=f"p{i}", domain="math", outcome="ok", scheduled=None, sent=0.0,
+            ended=2.0 + i, at=(1.0 + i, 2.0 + i), tokens=(1, 10 + i),
+        )
+        for i in range(11)
+    ]  # fmt: skip
+    found = Point.of(4, measure_cell(HEADER, records, 11))
+    assert (found.load, found.speed_p50, found.speed_p10) == (4, 15.0, 11.0)
+    assert found.ttft_p95 == pytest.approx(10.5)
+
+
+def test_the_slowest_tenth_alone_can_miss_the_level() -> None:
+    """The median and the fastest tenth hold at every load, the slowest tenth at load 1 alone."""
+    points = [Point(1, 90, 90, 31, 0.1), Point(2, 170, 85, 29, 0.1)]
+    found = capacity(points, Sla(speed_p50=80, speed_p10=30, ttft_p95=1))
+    assert found.bracket == (1, 2)
+    assert "speed at p10" in found.why
+
+
+def test_equal_speeds_leave_the_point_that_delivers_more() -> None:
+    slow, fast = Point(1, 50, 40, 30, 1), Point(2, 80, 40, 30, 1)
+    assert frontier([slow, fast]) == frontier([fast, slow]) == [fast]
+    assert speed_at([slow, fast], 80) == 40
+    assert speed_at([slow, fast], 80.5) is None
+
+
+def test_a_load_beyond_the_fastest_one_delivers_no_less() -> None:
+    """Load 4 delivers less than load 2 and still holds the level: load 2 is what the arm can do."""
+    points = [Point(1, 50, 50, 50, 1), Point(2, 90, 45, 45, 1), Point(4, 80, 41, 41, 1)]
+    found = capacity(points, Sla(speed_p50=40))
+    assert (found.kind, found.throughput, found.load) == ("at least", 90, 4)
+
+
+def test_matched_intervals_by_the_t_table() -> None:
+    """Two loads, four trials. Log ratios at load 1: e, 0, 0, 0; at load 2 minus as much, in the
+    last trial; so overall their mean, e / 2, 0, 0, -e / 2. t(97.5%, 3) = 3.182446."""
+    other = [Point(1, 100, 100, 90, 0.1), Point(2, 180, 90, 80, 0.1)]
+    e = 0.01
+    factors = [(e, 0.0), (0.0, 0.0), (0.0, 0.0), (0.0, -e)]
+    ours = [
+        [
+            dataclasses.replace(p, speed_p50=p.speed_p50 * math.exp(step))
+            for p, step in zip(other, steps, strict=True)
+        ]
+        for steps in factors
+    ]
+    found = compare_matched(ours, [other] * 4)
+    for level, sign in zip(found.levels, (1, -1), strict=True):
+        middle, half = sign * e / 4, 3.182446 * e / 4
+        bounds = [math.log(level.ratio.low), math.log(level.ratio.high)]
+        assert bounds == pytest.approx([middle - half, middle + half], rel=1e-6)
+    assert found.overall is not None
+    # standard error: sqrt(2 (e / 2)^2 / 3) / sqrt(4)
+    half = 3.182446 * e * math.sqrt(1 / 24)
+    bounds = [math.log(found.overall.low), math.log(found.overall.high)]
+    assert bounds == pytest.approx([-half, half], rel=1e-6)
+
+
+def test_the_baseline_of_a_level_is_the_mean_of_all_its_trials() -> None:
+    trials = [[Point(1, throughput, 100, 90, 0.1)] for throughput in (90.0, 100.0, 116.0)]
+    fast = [[Point(1, 200, 120, 90, 0.1)]] * 3
+    (level,) = compare_matched(fast, trials).levels
+    assert level.throughput == pytest.approx(102)
 
 
 @pytest.mark.parametrize(

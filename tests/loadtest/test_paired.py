@@ -4,14 +4,26 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
+import numpy as np
 import pytest
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.intervals import METHOD, paired_ratio
-from sglang_dspark.loadtest.bench.paired import PairedRound, Plan, as_metrics, measure, speedups
+from sglang_dspark.loadtest.bench import paired
+from sglang_dspark.loadtest.bench.paired import (
+    PairedRound,
+    Plan,
+    as_metrics,
+    measure,
+    speedups,
+    step_cost,
+)
 from sglang_dspark.loadtest.client.client import Sampling, SGLangClient
 from sglang_dspark.loadtest.client.load import Answer, Round, closed_loop
 from sglang_dspark.loadtest.client.metrics import Chunk, Completion, SpecStats
@@ -149,6 +161,49 @@ def test_every_repeat_is_kept() -> None:
     assert speedups(row["repeats"]).items() <= row.items()  # the ratios follow from what is kept
 
 
+def test_the_intervals_of_speedups_by_the_t_table() -> None:
+    """Four repeats. Log ratios 0, 0, 0, 0.04 while all are busy, minus as much over whole rounds:
+    t(97.5%, 3) = 3.182446 standard errors of 0.01."""
+    more, half = math.exp(0.04), 3.182446 * 0.01
+    plain = [50.0, 60.0, 55.0, 40.0]
+    faster = [*plain[:3], 40.0 * more]
+    found = speedups(
+        {"dspark": faster, "plain": plain, "dspark_whole": plain, "plain_whole": faster}
+    )
+    assert math.log(found["speedup"]) == pytest.approx(0.01)
+    busy, whole = found["speedup_ci95"], found["whole_round_speedup_ci95"]
+    assert np.log(busy) == pytest.approx([0.01 - half, 0.01 + half], abs=1e-7)
+    assert np.log(whole) == pytest.approx([-0.01 - half, -0.01 + half], abs=1e-7)
+    cost = step_cost(faster, plain)
+    assert np.log(cost["ratio_ci95"]) == pytest.approx([0.01 - half, 0.01 + half], abs=1e-7)
+    assert cost["verify_ms"] == pytest.approx((50 + 55) / 2)  # the median of an even number
+
+
+def test_repeats_and_concurrencies_alternate_who_goes_first(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Also from one concurrency to the next: a drifting machine favours neither server."""
+    order: list[str] = []
+
+    async def round_at(url: str, plan: Plan, users: int) -> Round:
+        order.append(f"{url} {users}")
+        return round_of(users, 10.0, 1.0, None)
+
+    monkeypatch.setattr(paired, "fresh_round", round_at)
+
+    def server(name: str) -> Any:
+        still = dict.fromkeys(("pause", "resume"), lambda: None)
+        return SimpleNamespace(spec=SimpleNamespace(url=name), **still)
+
+    plan = Plan(("a",), (1, 4), repeats=2, max_new_tokens=5)
+    found = asyncio.run(measure(server("plain"), server("dspark"), plan, lambda *_: None))
+    assert order == [
+        "plain 1", "dspark 1", "dspark 4", "plain 4", "dspark 1", "plain 1", "plain 4", "dspark 4",
+    ]  # fmt: skip
+    assert [len(found[users]) for users in (1, 4)] == [2, 2]
+    assert len(order) == plan.rounds
+
+
 @pytest.mark.parametrize(("users", "repeats"), [((), 1), ((0,), 1), ((1,), 0)])
 def test_senseless_plans_are_refused(users: tuple[int, ...], repeats: int) -> None:
     with pytest.raises(DSparkError):
@@ -157,6 +212,6 @@ def test_senseless_plans_are_refused(users: tuple[int, ...], repeats: int) -> No
 
 def test_a_round_has_enough_prompts() -> None:
     plan = Plan(("a", "b"), (1, 8), 1, 8)
-    assert len(plan.batch(1)) == 12
+    assert plan.batch(1) == ["a", "b"] * 6
     assert len(plan.batch(8)) == 24
     assert set(plan.batch(8)) == {"a", "b"}

@@ -25,6 +25,7 @@ from sglang_dspark.loadtest.client.records_file import (
     read_records,
     write_records,
 )
+from sglang_dspark.loadtest.sweep.kept import percentiles
 
 CALM = {"p50": 0.1, "p99": 0.5, "max": 1.0}
 HEADER = Header(worker=0, workers=1, began_unix=1000.0, fingerprint="f", lag_ms=CALM)
@@ -215,6 +216,13 @@ def test_percentiles_leave_out_what_is_not_known() -> None:
     spread = Spread.of([float("nan"), *map(float, range(11))])
     assert (spread.mean, spread.p10, spread.p50, spread.p90) == (5, 1, 5, 9)
     assert Spread.of([]).p50 != Spread.of([]).p50
+
+
+def test_percentiles_keep_their_names_in_a_cell() -> None:
+    found = percentiles(Spread(mean=1.0, p10=2.0, p50=3.0, p90=4.0, p95=5.0, p99=float("nan")))
+    assert found.model_dump() == {
+        "mean": 1.0, "p10": 2.0, "p50": 3.0, "p90": 4.0, "p95": 5.0, "p99": None,
+    }  # fmt: skip
 
 
 def test_files_of_several_workers_are_shown_together(tmp_path: Path) -> None:

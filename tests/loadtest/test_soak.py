@@ -144,6 +144,36 @@ def test_a_slower_last_third_is_found() -> None:
     assert drift_of(LOAD, few) == []
 
 
+@pytest.mark.parametrize("last", [True, False])
+def test_the_interval_of_a_drift_by_hand(last: bool) -> None:
+    """Of one third's ten blocks block b waits 1 + b / 10 s, the other third 1 s throughout. The p99
+    of a resample is its slowest block: it is one of the first seven with chance 0.7^10 = 2.8%, so
+    a 95% interval begins or ends there; a 90% one at the eighth, for 0.8^10 = 11%."""
+    records: list[Record] = []
+    for third in (0, 2):
+        for number in range(20 * BLOCKS):
+            due = third * LOAD.third_s + (number + 0.5) * LOAD.third_s / (20 * BLOCKS)
+            wait = 1 + number // 20 / 10 if last == (third == 2) else 1.0
+            at = (due + wait, due + 2.0 * wait)
+            records.append(
+                Record(len(records), "", "math", "ok", due, due, at[-1], at=at, tokens=(1, 9))
+            )
+    for found in drift_of(LOAD, records):
+        bounds = (found.low, found.high) if last else (1 / found.high, 1 / found.low)
+        assert bounds == pytest.approx((1.6, 1.9)), found.latency
+        assert (found.ratio if last else 1 / found.ratio) == pytest.approx(1.9)
+
+
+def test_the_interval_of_growth_by_hand() -> None:
+    """Ten sizes t^3 MiB at t = 0..9 min of the second half: slopes i^2 + ij + j^2 of 45 pairs. The
+    variance of Kendall's S is 10 * 9 * 25 / 18 = 125, and (45 - 1.96 * 11.18) / 2 = 11.5: a 95%
+    interval ends at the 12th slope from either end; a 90% one would at the 13th (13.3)."""
+    minutes = np.array([0.0, *range(10, 20)])
+    found = memory_of("scheduler 1", (60 * minutes).tolist(), ((minutes - 10) ** 3).tolist())
+    slopes = sorted(i * i + i * j + j * j for j in range(10) for i in range(j))
+    assert (found.low, found.high) == pytest.approx((slopes[11], slopes[-12]))
+
+
 @pytest.mark.parametrize(
     ("fields", "said"),
     [

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from pathlib import Path
 from typing import Any
 
@@ -147,6 +148,38 @@ def test_an_arm_waits_as_long_as_its_slowest_twentieth() -> None:
     missed, held = summarise(config, waits, 36).slas
     assert {arm.kind for arm in missed.arms} == {"infeasible"}
     assert {arm.kind for arm in held.arms} == {"at least"}
+
+
+def test_an_arm_is_as_fast_as_its_slowest_tenth() -> None:
+    """Hold 9 tokens/s and miss 11 with a slowest tenth of 10 and a fastest one of 90."""
+    uneven = [
+        each.model_copy(update={"speed": each.speed.model_copy(update={"p10": 10.0, "p90": 90.0})})
+        for each in cells()
+    ]
+    limits = [{"speed_p10": 9}, {"speed_p10": 11}]
+    config = SweepConfig(arms=["plain", "mtp1", "dspark"], concurrency=[1, 2, 4], slas=limits)
+    found = summarise(config, uneven, 36)
+    held, missed = found.slas
+    assert {arm.kind for arm in held.arms} == {"at least"}
+    assert {arm.kind for arm in missed.arms} == {"infeasible"}
+    for row in found.levels:
+        assert row.speed_p10 is not None
+        assert row.speed_p10.mid == pytest.approx(10.0)
+
+
+def test_the_interval_of_a_level_by_the_t_table() -> None:
+    """Four trials, log speeds 0, 0, 0, 0.04 above 1: t(97.5%, 3) = 3.182446 standard errors."""
+    speeds = (1.0, 1.0, 1.0, math.exp(0.04))
+    made = [cell("plain", 1, trial, speed) for trial, speed in enumerate(speeds)]
+    config = SweepConfig(arms=["plain"], concurrency=[1])
+    (row,) = summarise(config, made, 4).levels
+    for found in (row.tokens_per_s, row.speed_p50):
+        assert found is not None
+        assert found.low is not None
+        assert found.high is not None
+        bounds = [math.log(found.low), math.log(found.mid), math.log(found.high)]
+        half = 3.182446 * 0.01
+        assert bounds == pytest.approx([0.01 - half, 0.01, 0.01 + half], abs=1e-7)
 
 
 def test_throughput_never_reached_is_not_compared() -> None:
