@@ -145,6 +145,76 @@ def test_the_model_follows_a_machine_that_changes(padded: bool) -> None:
     assert 20 < model.outliers < 120
 
 
+def by_hand(padded: bool, **settings: Any) -> tuple[CostModel, float]:
+    """A model whose steps cost only their tokens and drafts, and its first correction: a twentieth
+    of an error of 0.1."""
+    table = replace(TABLE, padded=padded, per_request=0.0, per_context=0.0)
+    model = CostModel(table, 4, UpdateConfig(rate=0.05, **{"refresh": 1, **settings}))
+    return model, 0.05 * 0.1
+
+
+def test_a_step_between_two_knots_corrects_each_by_its_weight() -> None:
+    """7 tokens: 3/4 of knot 8, 1/4 of knot 4, and all of the common factor."""
+    model, amount = by_hand(padded=False)
+    seconds = [model.predict(Step(1, tokens, 0, 0)) for tokens in (1, 4, 8)]
+    assert model.observe(Step(1, 7, 0, 0), model.predict(Step(1, 7, 0, 0)) * np.exp(0.1))
+    norm = 1 + 0.75**2 + 0.25**2
+    for tokens, before, own in zip((1, 4, 8), seconds, (0.0, 0.25, 0.75), strict=True):
+        moved = np.log(model.predict(Step(1, tokens, 0, 0)) / before)
+        assert moved == pytest.approx(amount * (1 + own) / norm, rel=1e-6), tokens
+
+
+@pytest.mark.parametrize("padded", [True, False])
+def test_a_step_at_a_knot_corrects_that_knot_alone(padded: bool) -> None:
+    model, amount = by_hand(padded)
+    seconds = [model.predict(Step(1, tokens, 0, 0)) for tokens in (1, 4, 8)]
+    assert model.observe(Step(1, 4, 0, 0), seconds[1] * np.exp(0.1))
+    for tokens, before, own in zip((1, 4, 8), seconds, (0.0, 1.0, 0.0), strict=True):
+        moved = np.log(model.predict(Step(1, tokens, 0, 0)) / before)
+        assert moved == pytest.approx(amount * (1 + own) / 2, rel=1e-6), tokens
+
+
+def test_a_drafting_step_corrects_the_cost_of_drafts() -> None:
+    """At one request 0.2 s of 1.4 s is the draft, the rest is knot 4; the row of another number of
+    requests, computed before, follows. Position 0 is no draft: it has the common factor alone."""
+    model, amount = by_hand(padded=True)
+    rows = {r: np.array(model.costs(r, 0).draft) for r in (1, 3)}
+    assert model.observe(Step(1, 3, 0, 2), 1.4 * np.exp(0.1))
+    curve, draft = 1.2 / 1.4, 0.2 / 1.4
+    norm = 1 + curve**2 + draft**2
+    for requests, before in rows.items():
+        after = np.array(model.costs(requests, 0).draft)
+        assert np.log(after[1:] / before[1:]) == pytest.approx(amount * (1 + draft) / norm)
+        assert after[0] == pytest.approx(before[0] * np.exp(amount / norm))
+    plain, _ = by_hand(padded=True)
+    before = np.array(plain.costs(4, 0).draft)  # its row 0 is below 0
+    assert plain.observe(Step(4, 4, 0, 0), plain.predict(Step(4, 4, 0, 0)) * np.exp(0.1))
+    after = np.array(plain.costs(4, 0).draft)
+    assert after[1] / before[1] == pytest.approx(after[0] / before[0])  # no draft, nothing learned
+
+
+def test_the_curve_is_rebuilt_after_as_many_steps_as_configured() -> None:
+    model, _ = by_hand(padded=True, refresh=3)
+    step = Step(1, 4, 0, 0)
+    before = model.predict(step)
+    for _ in range(2):
+        model.observe(step, before * 1.1)
+        assert model.predict(step) == before
+    model.observe(step, before * 1.1)
+    assert model.predict(step) > before
+
+
+def test_outliers_on_both_sides_are_no_change() -> None:
+    """In turn they start a new run each time; as many on one side as `persistent` are not enough,
+    one more is."""
+    model, _ = by_hand(padded=True, persistent=2)
+    step, seconds = Step(1, 1, 0, 0), 1.0
+    assert [model.observe(step, each) for each in (5.0, 5.0, 0.2, 0.2, 5.0)] == [False] * 5
+    assert model.predict(step) == seconds
+    assert [model.observe(step, 5.0) for _ in range(2)] == [False, True]
+    assert model.outliers == 6
+
+
 def test_a_lasting_change_is_believed_a_glitch_is_not() -> None:
     model = CostModel(TABLE, max_requests=4, config=UpdateConfig(persistent=5))
     step = Step(1, 1, 0, 0)
