@@ -204,15 +204,14 @@ def test_the_curve_is_rebuilt_after_as_many_steps_as_configured() -> None:
     assert model.predict(step) > before
 
 
-def test_outliers_on_both_sides_are_no_change() -> None:
-    """In turn they start a new run each time; as many on one side as `persistent` are not enough,
-    one more is."""
+@pytest.mark.parametrize(("often", "once"), [(5.0, 0.2), (0.2, 5.0)])
+def test_an_outlier_on_the_other_side_starts_a_new_run(often: float, once: float) -> None:
+    """With `persistent` 2 the third in a row on one side is believed."""
     model, _ = by_hand(padded=True, persistent=2)
-    step, seconds = Step(1, 1, 0, 0), 1.0
-    assert [model.observe(step, each) for each in (5.0, 5.0, 0.2, 0.2, 5.0)] == [False] * 5
-    assert model.predict(step) == seconds
-    assert [model.observe(step, 5.0) for _ in range(2)] == [False, True]
-    assert model.outliers == 6
+    step = Step(1, 1, 0, 0)
+    taken = [model.observe(step, each) for each in (often, often, once, often, often, often)]
+    assert taken == [False] * 5 + [True]
+    assert model.outliers == 5
 
 
 def test_a_lasting_change_is_believed_a_glitch_is_not() -> None:

@@ -37,17 +37,6 @@ def test_success_raises_and_failure_lowers_and_chance_averages_out() -> None:
     assert down == pytest.approx(-0.5 / (2 + 0.25))  # one failure; what is behind it says nothing
 
 
-def test_the_first_generation_of_a_row_starts_with_its_spread() -> None:
-    """Generation 0 of row 0 is a request like any other, next to the last row of the pool."""
-    found = RequestShift([0.5], rows=3, memory=FOR_EVER)
-    rows, first = np.array([0, 2]), np.zeros(2, np.int64)
-    found.observe(rows, first, first, np.full((2, 3), 0.5), np.array([3, 0]), np.array([3, 3]))
-    up, down = found.shifts(rows, first)
-    assert up == pytest.approx(1.5 / (2 + 0.75))
-    assert down == pytest.approx(-0.5 / (2 + 0.25))
-    assert found.shifts(np.array([1]), _one(0)).tolist() == [0.0]
-
-
 def test_a_new_tenant_starts_anew() -> None:
     found = RequestShift([0.5], rows=1, memory=FOR_EVER)
     observe(found, tenant=7, accepted=3, verified=3)

@@ -125,6 +125,19 @@ def test_no_average_exports_the_weights(config, tmp_path):
     assert torch.equal(saved["fc.weight"], weight.bfloat16())
 
 
+def test_the_average_is_exported(config, tmp_path):
+    """Seventeen steps: the average moved after the 8th and the 16th, the weights after each."""
+    trainer, _ = prepare(_in(config, tmp_path, steps=17, ema=0.999))
+    trainer.run(lambda *_: None)
+    weights = dict(trainer.learner.module.named_parameters())
+    weight = weights["backbone.fc.weight"].detach().clone()
+    with trainer.optimiser.averaged():
+        average = weights["backbone.fc.weight"].detach().clone()
+    saved = load_file(str(tmp_path / "drafter" / "model.safetensors"))["fc.weight"]
+    assert torch.equal(saved, average.bfloat16())
+    assert not torch.equal(saved, weight.bfloat16())
+
+
 @pytest.mark.parametrize("head", ["vanilla", "gated", "rnn"])
 def test_export_drafts_what_was_trained(config, tmp_path, head):
     """The engine's drafter has the reduced vocabulary, and the trainer's logits for it."""
