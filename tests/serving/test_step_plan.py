@@ -1,4 +1,4 @@
-"""What a plan reads of SGLang's batch: context lengths and requests that are greedy."""
+"""Read SGLang's batch for a plan, that is context lengths and requests that are greedy."""
 
 from __future__ import annotations
 

@@ -40,7 +40,7 @@ def output_of(target: Target, ids: Tensor, positions: Tensor, slots: Tensor) -> 
 
 
 def worker_of(target: Target, model: Draft, buffers: Any, table: Tensor) -> Any:
-    """What a plain step reads of a worker. SGLang's runner is only its target's pass."""
+    """Build what a plain step reads of a worker. SGLang's runner is only its target's pass."""
 
     def forward_batch_generation(*, forward_batch: Any, **unused: Any) -> Any:
         asked = forward_batch
