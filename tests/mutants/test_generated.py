@@ -101,7 +101,16 @@ def test_tests_of_a_line_are_the_fastest_that_run_it() -> None:
     )
     assert recorded.tests_of(site, 100.0) == ["t/b.py::fast", "t/a.py::slow"]
     assert recorded.tests_of(site, 5.0) == ["t/b.py::fast"]
-    assert recorded.files_of(["t/b.py::fast", "t/a.py::slow"], 5.0) == ["t/b.py"]
+    assert recorded.files_of(site, ["t/b.py::fast", "t/a.py::slow"], 5.0) == ["t/b.py"]
+
+
+def test_the_tests_of_machine_code_are_those_of_its_folder() -> None:
+    [site, *_] = generate("product/schedule/sort.py", "def f():\n    g()\n")
+    seconds = {"tests/schedule/test_sort.py::slow": 9.0, "tests/schedule/test_a.py::fast": 1.0}
+    recorded = Recorded({}, {**seconds, "tests/verify/test_sort.py::other": 1.0})
+    tests = recorded.tests_of(site, 100.0)
+    assert tests == ["tests/schedule/test_a.py::fast", "tests/schedule/test_sort.py::slow"]
+    assert recorded.files_of(site, tests, 9.5) == ["tests/schedule/test_sort.py"]
 
 
 def test_equivalent_mutants_exist_and_are_argued() -> None:

@@ -133,6 +133,11 @@ def main(
         "commit": commit.stdout.strip(),
         "date": time.strftime("%Y-%m-%d"),
         "areas": {area: dict(found) for area, found in counts.items()},
+        "left": [
+            asdict(verdict)
+            for verdict in read_verdicts(out / VERDICTS).values()
+            if verdict.what != "killed" and verdict.name not in EQUIVALENT
+        ],
     }
     replace_text(out / "score.json", json.dumps(result, indent=1) + "\n", "score")
 

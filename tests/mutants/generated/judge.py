@@ -90,7 +90,7 @@ class Judge:
             return Verdict(site.name, "uncovered", "no test runs the line in its own process")
         every = self._recorded.tests_of(site, float("inf"))
         passed = 0
-        for tests in (near, self._recorded.files_of(every, WHOLE_S)):
+        for tests in (near, self._recorded.files_of(site, every, WHOLE_S)):
             while tests:
                 with self._tree.with_fault(self._as_mutant(site)):
                     status, failed, count = self._run(tests)

@@ -37,7 +37,8 @@ class Recorded:
     def tests_of(self, site: Site, limit_s: float) -> list[str]:
         """Tests that run the mutant's statement, the fastest first, as many as take `limit_s`.
 
-        For a statement that runs as its module is imported: all tests that run anything there.
+        For a statement that runs as its module is imported: all tests that run anything there. What
+        runs as machine code leaves no trace: for a module without one, the tests of its folder.
         """
         by_line = self.lines.get(site.file, {})
         found = {
@@ -45,11 +46,16 @@ class Recorded:
         }
         if not site.function or not found:
             found |= {test for tests in by_line.values() for test in tests}
+        if not found:
+            folders = {f"tests/{part}/" for part in Path(site.file).parts[-3:-1]}
+            found = {test for test in self.seconds if test.startswith(tuple(folders))}
         return self._first(found, limit_s)
 
-    def files_of(self, tests: list[str], limit_s: float) -> list[str]:
-        """The files of these tests, those with most of them first: a fixture runs lines for the
-        first test alone that uses it, and another one may be the one that looks."""
+    def files_of(self, site: Site, tests: list[str], limit_s: float) -> list[str]:
+        """The files of these tests, the module's own first, then those with most of them: a fixture
+        runs lines for the first test alone that uses it, and another one may be the one that looks.
+        """
+        own = f"test_{Path(site.file).stem}"
         counts: dict[str, int] = defaultdict(int)
         for test in tests:
             counts[test.split("::")[0]] += 1
@@ -58,7 +64,11 @@ class Recorded:
             totals[test.split("::")[0]] += seconds
         kept: list[str] = []
         taken = 0.0
-        for file in sorted(counts, key=lambda each: (totals[each] / counts[each], each)):
+
+        def order(file: str) -> tuple[bool, float, str]:
+            return not Path(file).stem.startswith(own), totals[file] / counts[file], file
+
+        for file in sorted(counts, key=order):
             taken += totals[file]
             if kept and taken > limit_s:
                 break
