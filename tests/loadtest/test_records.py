@@ -204,6 +204,10 @@ def test_workers_are_laid_on_one_clock() -> None:
     assert records[1].sent == pytest.approx(3.0)
     assert records[1].ttft == pytest.approx(0.6)
     assert header.lag_ms["p99"] == 3.0
+    assert header.worker == 0
+    late = replace(first, began_unix=1003.0), [ONE]
+    later, _ = merge([late, (second, [replace(ONE, index=1)])])
+    assert (later.worker, later.began_unix) == (0, 1002.0), "worker 1 began first"
     with pytest.raises(DSparkError, match="1 of 2 load workers"):
         merge([(first, [ONE])])
     with pytest.raises(DSparkError, match="different schedules"):

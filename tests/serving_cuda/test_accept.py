@@ -44,6 +44,17 @@ def test_without_triton_torch_accepts() -> None:
     assert torch.equal(found.bonus, expected.bonus)
 
 
+@pytest.mark.parametrize("requests", [1, 256, 257, 1000])
+def test_counters_are_enough_for_every_request(requests: int) -> None:
+    """The operators write one for each: one too few is written past the end."""
+    accept_step = StepAccept()
+    counters = accept_step._counters(requests, torch.device("cpu"))
+    assert len(counters) >= max(256, requests)
+    assert counters.dtype == torch.int32
+    assert not counters.any()
+    assert accept_step._counters(requests - 1, torch.device("cpu")) is counters
+
+
 def test_a_graph_accepts_as_upstreams_does() -> None:
     report = json.loads(output_of("tests.serving_cuda.interpreted_graph_accept").splitlines()[-1])
     assert report["different"] == []

@@ -86,6 +86,13 @@ def test_upstreams_kernel_reads_anchors_from_rows_gamma_wide(
     assert given.tokens.is_contiguous()
 
 
+def test_rows_of_the_verify_pass_begin_at_the_anchors(timed: GraphPasses) -> None:
+    """One row for the anchor and one for each draft, the first request's from row 0 on."""
+    layout = timed._asked([0, 2, 5]).layout
+    assert layout.verify_lens.tolist() == [1, 3, 6]
+    assert layout.qo_indptr_device.tolist() == [0, 1, 4, 10]
+
+
 def test_a_graph_is_timed_behind_a_lead_and_nothing_else_is(timed: GraphPasses) -> None:
     assert timed.verify_seconds([2, 1], 8) == 0.25
     assert timed.draft_seconds(1, GAMMA, 8) == 0.25
