@@ -25,6 +25,7 @@ NEAR_S, WHOLE_S = 20.0, 30.0
 MOST_TESTS = 120
 _SPARE_S = 60.0
 _USAGE, _NONE = 4, 5  # pytest's statuses of a run that ran nothing
+_IMPORTING = "ERROR collecting tests/"  # and what it prints where a test file raises
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,10 @@ class Judge:
                 if status is None:
                     return Verdict(site.name, "killed", "no end")
                 if status in (_USAGE, _NONE):
-                    raise DSparkError(f"no test ran: {self._output.read_text()[-300:]}")
+                    output = self._output.read_text(encoding="utf-8")
+                    if _IMPORTING in output:
+                        return Verdict(site.name, "killed", "a test file cannot be imported")
+                    raise DSparkError(f"no test ran: {output[-300:]}")
                 if not failed:
                     return Verdict(site.name, "killed", f"status {status}")
                 if alone != 0 and self._is_clean(failed):
