@@ -15,7 +15,7 @@ from sglang_dspark.loadtest.sweep.gates import misses, parse_gate
 from sglang_dspark.loadtest.sweep.result import as_metrics
 from sglang_dspark.loadtest.sweep.run import searched
 from sglang_dspark.loadtest.sweep.run_dir import Cell, Percentiles, cell_name
-from sglang_dspark.loadtest.sweep.summary import Cells, matched_summary, summarise
+from sglang_dspark.loadtest.sweep.summary import Cells, _load, matched_summary, summarise
 
 CONFIG = SweepConfig(
     arms=["plain", "mtp1", "dspark"],
@@ -309,3 +309,9 @@ def test_failures_come_with_their_reason_and_warnings_once() -> None:
         "plain-closed-1-0: of 9 requests 2 error (boom)",
         "dspark-closed-1-0: answers are short: 2 of 64 (so in 12 of 12 cells of dspark)",
     ]
+
+
+def test_a_load_is_said_in_words() -> None:
+    assert _load("closed", 1) == "1 user"
+    assert [_load("closed", level) for level in (0, 2)] == ["0 users", "2 users"]
+    assert _load("open", 1) == "1 requests/s"
