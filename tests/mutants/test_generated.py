@@ -8,7 +8,7 @@ import pytest
 
 from tests.mutants.generated.equivalent import EQUIVALENT
 from tests.mutants.generated.operators import generate
-from tests.mutants.generated.sample import ELSEWHERE, all_sites, area_of, drawn, elsewhere
+from tests.mutants.generated.sample import all_sites, area_of, drawn
 from tests.mutants.generated.tests_of import Recorded
 from tests.mutants.tree import ROOT
 
@@ -120,10 +120,3 @@ def test_equivalent_mutants_exist_and_are_argued() -> None:
         assert len(why.split()) >= 4, name
         assert area_of(name)
         assert Path(name.split("::")[0]).suffix == ".py"
-
-
-def test_tests_elsewhere_exist_and_so_do_their_modules() -> None:
-    for head, tests in ELSEWHERE.items():
-        assert list(ROOT.glob(f"{head}*")), head
-        assert all((ROOT / test).is_file() for test in tests), head
-        assert elsewhere(head) == list(tests)

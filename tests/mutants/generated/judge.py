@@ -13,7 +13,6 @@ from typing import Literal
 
 from sglang_dspark.errors import DSparkError
 from tests.mutants.generated.operators import Site
-from tests.mutants.generated.sample import elsewhere
 from tests.mutants.generated.tests_of import FOLDERS, Recorded
 from tests.mutants.mutant import Mutant
 from tests.mutants.report import REPORT_VARIABLE
@@ -88,12 +87,11 @@ class Judge:
     def judge(self, site: Site) -> Verdict:
         """Run tests with the mutant in force until one fails."""
         near = self._recorded.tests_of(site, NEAR_S)[:MOST_TESTS]
-        apart = elsewhere(site.file)
-        if not near and not apart:
-            return Verdict(site.name, "uncovered", "no test runs the line in its own process")
+        if not near:
+            return Verdict(site.name, "uncovered", "no test runs the line")
         every = self._recorded.tests_of(site, float("inf"))
         passed = 0
-        for tests in (near, self._recorded.files_of(site, every, WHOLE_S), apart):
+        for tests in (near, self._recorded.files_of(site, every, WHOLE_S)):
             while tests:
                 with self._tree.with_fault(self._as_mutant(site)):
                     status, failed, count = self._run(tests)

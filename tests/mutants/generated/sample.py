@@ -38,27 +38,6 @@ AREAS: dict[str, tuple[str, ...]] = {
     ),
 }
 
-# Tests that run modules in processes of their own, where no line is recorded, by the beginning of
-# the modules' names.
-ELSEWHERE: dict[str, tuple[str, ...]] = {
-    "sglang_dspark/schedule/agreement.py": ("tests/serving/test_ranks.py",),
-    "sglang_dspark/serving/step/ranks.py": ("tests/serving/test_ranks.py",),
-    "sglang_dspark/serving/cuda/accept": (
-        "tests/serving_cuda/test_accept.py",
-        "tests/serving_cuda/test_warm_up.py",
-    ),
-    "sglang_dspark/serving/cuda/commit": ("tests/serving_cuda/test_commit.py",),
-    "sglang_dspark/serving/cuda/draft": ("tests/serving_cuda/test_draft.py",),
-    "sglang_dspark/serving/cuda/default_attention": (
-        "tests/serving_cuda/test_default_attention.py",
-    ),
-}
-
-
-def elsewhere(file: str) -> list[str]:
-    """Tests of ELSEWHERE that run this file."""
-    return [test for head, tests in ELSEWHERE.items() if file.startswith(head) for test in tests]
-
 
 def area_of(name: str) -> str:
     """The area of a mutant by its name."""

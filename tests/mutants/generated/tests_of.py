@@ -9,6 +9,7 @@ import sys
 from collections import defaultdict
 from dataclasses import dataclass, field
 from pathlib import Path
+from urllib.parse import unquote
 
 from sglang_dspark.errors import DSparkError
 from tests.mutants.generated.operators import Site
@@ -123,7 +124,7 @@ def read_recorded(folder: Path) -> Recorded:
             file = str(Path(name).resolve().relative_to(ROOT))
             by_line = recorded.lines.setdefault(file, defaultdict(set))
             for line, tests in data.contexts_by_lineno(name).items():
-                by_line[line] |= {test for test in tests if test}
+                by_line[line] |= {unquote(test) for test in tests if test}
     if not recorded.lines:
         raise DSparkError(f"{folder} holds no recorded run; name another --out")
     return recorded
