@@ -1,4 +1,4 @@
-"""What a guard's settings may be: the last values that are taken and the first that are not."""
+"""Check the ends of each guard setting: the last value accepted and the first refused."""
 
 from __future__ import annotations
 

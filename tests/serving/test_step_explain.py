@@ -1,6 +1,6 @@
 """Log-probabilities and sampling masks of a step, by upstream's own code, where they are asked for.
 
-All requests are greedy here: their law has one token, and log-probabilities are the logits' own.
+All requests are greedy here: their distribution has one token, and log-probabilities are the logits' own.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ LOGITS = torch.randn(len(OUT) * (GAMMA + 1), VOCAB, generator=torch.Generator().
 
 
 def explained(masks_of: list[int] | None = None, *, logprobs: bool = False) -> Any:
-    """What is written beside the logits of a step of three requests."""
+    """Return a step's outputs for three requests."""
     requests = len(OUT)
     info = SimpleNamespace(
         is_all_greedy=True,

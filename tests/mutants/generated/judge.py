@@ -120,7 +120,7 @@ class Judge:
         return Mutant(site.name, "", site.file, text, changed, ())
 
     def _is_clean(self, test: str) -> bool:
-        """Whether a test passes without any mutant; a file that cannot be imported counts too."""
+        """Return whether a test passes without any mutant; a whole file counts as passing."""
         if test not in self._clean and "::" in test:
             if self._run([test])[0] != 0:
                 return False

@@ -53,7 +53,7 @@ class Site:
 
     file: from the repository's root. function: qualified name, "" for the module. Together with
     operator, before, after and `nth` (of several alike in the function) it names the mutant
-    whatever line it stands on. first, last: lines of the statement, for coverage.
+    also after its line has moved. first, last: lines of the statement, for coverage.
     """
 
     file: str
@@ -83,7 +83,7 @@ class Site:
 
 
 def generate(file: str, source: str) -> list[Site]:
-    """All mutants of a module in order of place; those whose source does not compile are left out.
+    """Return all mutants of a module in order of place, skipping those that do not compile.
 
     Raises SyntaxError for a source that does not parse.
     """
@@ -142,7 +142,7 @@ class _Visitor(ast.NodeVisitor):
         """Text for people, and Python 3.11 does not say where its parts stand."""
 
     def visit_Raise(self, node: ast.Raise) -> None:
-        """What it says is wording; that it is raised is the statement's own mutant."""
+        """Skip its message, which is wording; dropping it is the statement's own mutant."""
 
     def visit_Assert(self, node: ast.Assert) -> None:
         """Narrows types; callers never see it fail."""
@@ -240,7 +240,7 @@ class _Visitor(ast.NodeVisitor):
         mutated = self.source[:begin] + after.encode() + self.source[end:]
         try:
             compile(mutated, self.file, "exec")
-        except SyntaxError:  # e.g. a star in a subscript that may not stand in brackets
+        except SyntaxError:  # e.g. a starred subscript in brackets
             return
         function = ".".join(self._scope)
         key = (function, operator, before, after)

@@ -1,4 +1,4 @@
-"""Which tests run a line of the product, the fastest first, from a recorded run of the suite."""
+"""Find the tests that run a line of the product, the fastest first, from a recorded run."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def record(folder: Path) -> None:
 
 
 def read_recorded(folder: Path) -> Recorded:
-    """What `record` left. Raises DSparkError where there is nothing."""
+    """Read what `record` wrote. Raises DSparkError where there is nothing."""
     import coverage
 
     recorded = Recorded()
