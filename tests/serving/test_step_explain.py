@@ -1,6 +1,7 @@
 """Log-probabilities and sampling masks of a step, by upstream's own code, where they are asked for.
 
-All requests are greedy here: their distribution has one token, and log-probabilities are the logits' own.
+All requests are greedy here: one token has all probability, and log-probabilities are those of the
+logits themselves.
 """
 
 from __future__ import annotations
