@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_dspark.benchmarks import layers
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.models.simulated import SHAPES
 from tools.gpu.faked import small_shapes
@@ -101,7 +102,11 @@ def test_small_shapes_keep_what_jit_modules_are_compiled_for(
 ) -> None:
     whole = dict(SHAPES)
     monkeypatch.setattr(small_shapes, "SHAPES", shrunk := dict(SHAPES))
+    monkeypatch.setattr(layers, "LAYERS", layers.LAYERS)
     small_shapes.shrink_shapes()
+    for layer in layers.LAYERS:
+        assert (layer.width, layer.inner, layer.experts) == (512, 256, 16)
+        assert layer.top_k in (6, 8)
     assert shrunk["tiny"] == whole["tiny"]
     four = shrunk["qwen3-4b"]
     assert (four.heads, four.kv_heads, four.head_dim, four.gamma) == (32, 8, 128, 7)

@@ -8,10 +8,12 @@ from __future__ import annotations
 
 from dataclasses import replace
 
+from sglang_dspark.benchmarks import layers
 from sglang_dspark.models.simulated import SHAPES, Shape
 
 _SMALL = {"layers": 4, "draft_layers": 1, "intermediate": 512, "vocab": 1024, "rank": 32}
 _HIDDEN = 256
+_LAYER = {"width": 512, "inner": 256, "experts": 16}
 
 
 def small(shape: Shape, **given: int) -> Shape:
@@ -22,8 +24,9 @@ def small(shape: Shape, **given: int) -> Shape:
 def shrink_shapes() -> None:
     """Replace the shapes of real models, so that the kit's stages make and serve small ones.
 
-    The hidden size shrinks too, as a stage serves up to 128 users.
+    The hidden size shrinks too, as a stage serves up to 128 users, and so do the expert layers.
     """
     for name, shape in SHAPES.items():
         if shape.hidden > _HIDDEN:
             SHAPES[name] = small(shape, hidden=_HIDDEN)
+    layers.LAYERS = tuple(replace(each, **_LAYER) for each in layers.LAYERS)

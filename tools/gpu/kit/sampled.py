@@ -33,6 +33,7 @@ KINDS: dict[str, dict[str, Any]] = {
     "seeds": {"temperature": 6.0, "top_k": 8, "sampling_seed": 7},
 }
 MIXED = "all kinds in one batch"
+ANSWER_S = 120.0
 REQUESTS, TOKENS = 64, 64
 MOST_Z = 5.0  # by chance in one of 200,000 runs of all kinds
 
@@ -105,7 +106,7 @@ def obeys(kind: str, plain: list[int], drafted: list[int]) -> bool:
 
 def post(url: str, body: dict[str, Any]) -> list[dict[str, Any]]:
     """Answers of a batch sent to /generate. Raises DSparkError when it is not answered."""
-    with httpx.Client(trust_env=False, timeout=120.0) as client:
+    with httpx.Client(trust_env=False, timeout=ANSWER_S) as client:
         try:
             answer = client.post(url, json=body)
         except httpx.TransportError as error:

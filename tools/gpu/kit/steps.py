@@ -27,6 +27,8 @@ from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import CostTable, from_document
 from tools.gpu.kit.trace import read_trace, summary
 
+ANSWER_S = 60.0
+
 
 @dataclass(frozen=True)
 class Traced:
@@ -49,7 +51,7 @@ def requests(shape: Shape, users: int, prompt: int, answer: int) -> dict[str, An
 
 def post(server: ServerProcess, path: str, body: dict[str, Any]) -> httpx.Response:
     """POST to the server. Raises DSparkError when there is no answer or not a good one."""
-    with httpx.Client(trust_env=False, timeout=60.0) as client:
+    with httpx.Client(trust_env=False, timeout=ANSWER_S) as client:
         try:
             answer = client.post(f"{server.spec.url}{path}", json=body)
         except httpx.TransportError as error:

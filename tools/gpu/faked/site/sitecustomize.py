@@ -3,8 +3,8 @@
 import sys
 
 # Servers, their children, and the kit's stages; pip, ninja and the like start without torch.
-_STAGE = "tools.gpu.kit."
-_FAKED = ("sglang", "multiprocessing", _STAGE)
+_STAGE = ("tools.gpu.kit.", "tools.gpu.faked.first")
+_FAKED = ("sglang", "multiprocessing", *_STAGE)
 
 if any(name in word for word in sys.orig_argv for name in _FAKED):
     from tools.gpu.faked.device import fake_device
