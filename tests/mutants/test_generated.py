@@ -6,10 +6,11 @@ from pathlib import Path
 
 import pytest
 
+from sglang_dspark.errors import DSparkError
 from tests.mutants.generated.equivalent import EQUIVALENT
 from tests.mutants.generated.operators import generate
 from tests.mutants.generated.sample import all_sites, area_of, drawn
-from tests.mutants.generated.tests_of import Recorded
+from tests.mutants.generated.tests_of import SOURCES, Recorded, read_recorded
 from tests.mutants.tree import ROOT
 
 
@@ -120,3 +121,9 @@ def test_equivalent_mutants_exist_and_are_argued() -> None:
         assert len(why.split()) >= 4, name
         assert area_of(name)
         assert Path(name.split("::")[0]).suffix == ".py"
+
+
+def test_a_record_of_other_source_is_refused(tmp_path: Path) -> None:
+    (tmp_path / SOURCES).write_text("of another commit", encoding="utf-8")
+    with pytest.raises(DSparkError, match="recorded with other source: remove it"):
+        read_recorded(tmp_path)

@@ -23,6 +23,7 @@ from tests.serving_cpu.test_ragged_commit import (
     VOCAB,
     WIDTH,
     Target,
+    assert_caches_hold,
     plain_tokens,
 )
 from tests.serving_cpu.test_seeded_ops import info
@@ -114,21 +115,8 @@ def test_both_caches_hold_what_plain_decoding_writes(draft: Draft, short: bool) 
             assert told.tolist() == lens.tolist()
         assert len(published) == 1
 
-    for r, row in enumerate(ROWS):
-        positions = torch.arange(PROMPTS[r] - 1, PROMPTS[r] - 1 + STEPS)
-        own, slots = torch.tensor(texts[r])[positions], table[row, positions]
-        with torch.inference_mode():
-            draft.write_target_hidden_kv(
-                target_hidden=target.hidden(own, positions),
-                pool=theirs,
-                positions=positions,
-                cache_loc=slots,
-            )
-        assert target.written[slots].tolist() == torch.stack([own, positions], 1).tolist()
-    for mine, plain in zip(
-        (*ours.k_buffer, *ours.v_buffer), (*theirs.k_buffer, *theirs.v_buffer), strict=True
-    ):
-        torch.testing.assert_close(mine, plain, rtol=1e-5, atol=1e-5)  # unused slots included
+    spans = [(prompt - 1, prompt - 1 + STEPS) for prompt in PROMPTS]
+    assert_caches_hold(draft, target, ours, theirs, texts, table[list(ROWS)], spans)
 
 
 def test_a_seed_draws_by_the_position_of_the_anchor(draft: Draft) -> None:

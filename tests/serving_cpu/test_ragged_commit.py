@@ -176,9 +176,18 @@ def test_both_caches_hold_what_plain_decoding_writes(draft: Draft, spread: bool)
             assert tokens[r, :n].tolist() == texts[r][at + 1 : at + 1 + n]
         lens = lens + counts
 
-    for r, (prompt, end) in enumerate(zip(PROMPTS, lens.tolist(), strict=True)):
-        positions = torch.arange(prompt - 1, end)
-        own, slots = torch.tensor(texts[r])[positions], table[r, positions]
+    spans = [(prompt - 1, end) for prompt, end in zip(PROMPTS, lens.tolist(), strict=True)]
+    assert_caches_hold(draft, target, ours, theirs, texts, table, spans)
+
+
+def assert_caches_hold(
+    draft: Draft, target: Target, ours: Any, theirs: Any, texts: Any, table: Tensor, spans: Any
+) -> None:
+    """Of each request's positions, in its row of `table`: the target's cache is what was computed,
+    and the draft's, `ours`, what `draft` writes into `theirs`, slots without a row included."""
+    for text, row, (begin, end) in zip(texts, table, spans, strict=True):
+        positions = torch.arange(begin, end)
+        own, slots = torch.tensor(text)[positions], row[positions]
         with torch.inference_mode():
             draft.write_target_hidden_kv(
                 target_hidden=target.hidden(own, positions),

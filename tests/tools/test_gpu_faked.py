@@ -15,6 +15,7 @@ import pytest
 from sglang_dspark.benchmarks import layers
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.models.simulated import SHAPES
+from tools.gpu.faked import first as faked_first
 from tools.gpu.faked import small_shapes
 from tools.gpu.faked.environment import (
     PACKAGES,
@@ -23,6 +24,7 @@ from tools.gpu.faked.environment import (
     write_stub,
 )
 from tools.gpu.faked.rehearse import compiled
+from tools.gpu.kit import first, ladder, rounds, sampled, steps
 from tools.gpu.packing.wheels import read_pins
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -134,3 +136,26 @@ def test_prepare_names_what_is_missing_in_one_line(tmp_path: Path) -> None:
         text=True,
     )
     assert (done.returncode, done.stderr) == (1, "faked: no-such-python is not installed\n")
+
+
+def test_the_faked_first_stage_changes_what_the_kit_has(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A name that the kit has no more would be set for nobody."""
+    changed = {
+        ladder: ("READY_S", "AGAIN_S"),
+        rounds: ("ROUND_S",),
+        sampled: ("ANSWER_S",),
+        steps: ("ANSWER_S",),
+        first: ("READY_S", "AGAIN_S", "_COMPILE_S", "ATTENDED", "LOADS", "TRACES", "_shared"),
+    }
+    for module, names in changed.items():
+        for name in names:
+            before = getattr(module, name)
+            kept = dict(before) if isinstance(before, dict) else before
+            monkeypatch.setattr(module, name, kept)
+    cpu = first.LOADS["cpu"], first.TRACES["cpu"]
+    monkeypatch.setattr(first, "main", lambda: 7)
+    assert faked_first.main() == 7
+    assert min(first.READY_S, first.AGAIN_S, ladder.READY_S, ladder.AGAIN_S) == 900.0
+    assert (rounds.ROUND_S, sampled.ANSWER_S, steps.ANSWER_S) == (300.0, 600.0, 600.0)
+    assert first.LOADS["cuda"][1].users == first.ATTENDED == (1, 2)
+    assert (first.LOADS["cpu"], first.TRACES["cpu"]) == cpu

@@ -45,18 +45,25 @@ def area_of(name: str) -> str:
     return next(area for area, globs in AREAS.items() if any(file.match(each) for each in globs))
 
 
-def all_sites(root: Path) -> list[Site]:
-    """Every mutant of every area. Raises DSparkError for a pattern that finds no file."""
-    sites: list[Site] = []
+def mutated_files(root: Path) -> list[Path]:
+    """Files of every area. Raises DSparkError for a pattern that finds no file."""
+    found: list[Path] = []
     for globs in AREAS.values():
         for pattern in globs:
             files = sorted(root.glob(pattern))
             if not files:
                 raise DSparkError(f"no file matches {pattern}: name another in {__name__}")
-            for file in files:
-                name = str(file.relative_to(root))
-                sites += generate(name, file.read_text(encoding="utf-8"))
-    return sites
+            found += files
+    return found
+
+
+def all_sites(root: Path) -> list[Site]:
+    """Every mutant of every area. Raises DSparkError for a pattern that finds no file."""
+    return [
+        site
+        for file in mutated_files(root)
+        for site in generate(str(file.relative_to(root)), file.read_text(encoding="utf-8"))
+    ]
 
 
 def drawn(sites: Sequence[Site], count: int, seed: int) -> list[Site]:

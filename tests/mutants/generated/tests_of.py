@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
+import shutil
 import subprocess
 import sys
 from collections import defaultdict
@@ -14,9 +16,10 @@ from urllib.parse import unquote
 from sglang_dspark.errors import DSparkError
 from tests.mutants.generated.operators import Site
 from tests.mutants.generated.recorder_names import DATA, RECORD_VARIABLE, SECONDS
+from tests.mutants.generated.sample import mutated_files
 from tests.mutants.tree import ROOT
 
-# Folders whose tests run the mutated modules in their own process.
+# Whose tests run the mutated modules.
 FOLDERS = tuple(
     f"tests/{each}"
     for each in (
@@ -25,6 +28,7 @@ FOLDERS = tuple(
         *("parallel", "patches", "test_intervals.py", "test_broken_inputs.py"),
     )
 )
+SOURCES = "sources.sha256"
 _UNKNOWN_S = 1.0
 
 
@@ -98,22 +102,40 @@ def record(folder: Path) -> None:
     """Run the suite once without servers, recording.
 
     A test that fails, as one that measures time or memory may beside a tracer, kills no mutant
-    later: the judge runs what fails without the mutant too.
+    later: the judge runs what fails without the mutant too. `folder` exists once all is recorded.
     Raises DSparkError where pytest does not come to its end.
     """
-    folder.mkdir(parents=True)
+    part = folder.with_suffix(".part")
+    shutil.rmtree(part, ignore_errors=True)
+    part.mkdir(parents=True)
+    (part / SOURCES).write_text(_digest(), encoding="utf-8")
     command = [sys.executable, "-m", "pytest", "-n", "2", "--dist", "loadgroup"]
     command += ["-m", "not server", "-p", "tests.mutants.generated.recorder", *FOLDERS]
-    environment = {RECORD_VARIABLE: str(folder), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
+    environment = {RECORD_VARIABLE: str(part), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     status = subprocess.run(command, cwd=ROOT, env=os.environ | environment).returncode
     if status not in (0, 1):
-        raise DSparkError(f"pytest ended with status {status}; remove {folder} and start anew")
+        raise DSparkError(f"pytest ended with status {status}: mend that and start anew")
+    part.rename(folder)
+
+
+def _digest() -> str:
+    """Of the mutated modules as they are: a record of other lines would name other tests."""
+    digest = hashlib.sha256()
+    for file in mutated_files(ROOT):
+        digest.update(file.read_bytes())
+    return digest.hexdigest()
 
 
 def read_recorded(folder: Path) -> Recorded:
-    """Read what `record` wrote. Raises DSparkError where there is nothing."""
+    """Read what `record` wrote. Raises DSparkError where there is nothing, or of other source."""
     import coverage
 
+    try:
+        of_today = (folder / SOURCES).read_text(encoding="utf-8") == _digest()
+    except FileNotFoundError:
+        of_today = False
+    if not of_today:
+        raise DSparkError(f"{folder} was recorded with other source: remove it and start anew")
     recorded = Recorded()
     for path in sorted(folder.glob(f"{SECONDS}.*.json")):
         recorded.seconds |= json.loads(path.read_text(encoding="utf-8"))
