@@ -139,7 +139,7 @@ def test_prepare_names_what_is_missing_in_one_line(tmp_path: Path) -> None:
 
 
 def test_the_faked_first_stage_changes_what_the_kit_has(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A name that the kit has no more would be set for nobody."""
+    """Setting a name that the kit no longer has would change nothing."""
     changed = {
         ladder: ("READY_S", "AGAIN_S"),
         rounds: ("ROUND_S",),

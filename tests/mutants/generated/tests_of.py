@@ -114,7 +114,7 @@ def record(folder: Path) -> None:
     environment = {RECORD_VARIABLE: str(part), "OMP_NUM_THREADS": "1", "PYTHONPATH": str(ROOT)}
     status = subprocess.run(command, cwd=ROOT, env=os.environ | environment).returncode
     if status not in (0, 1):
-        raise DSparkError(f"pytest ended with status {status}: mend that and start anew")
+        raise DSparkError(f"pytest ended with status {status}: fix that and start anew")
     part.rename(folder)
 
 
