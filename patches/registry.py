@@ -22,6 +22,7 @@ from typing import Any, Literal
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.startup import WHAT_TO_DO
 
 State = Literal["installed", "inert", "mismatch", "pending"]
@@ -97,8 +98,6 @@ def install(seams: Iterable[Seam], *, device: str) -> None:
     Hooks become effective with the next `HookRegistry.apply_hooks()`; `set` seams at once.
     Raises `DSparkError` naming the first target that is not what we expect; nothing is touched.
     """
-    from sglang.srt.plugins.hook_registry import HookRegistry, HookType
-
     if _installed:
         return
     chosen = [seam for seam in seams if not is_inert(seam, device=device)]
@@ -112,7 +111,7 @@ def install(seams: Iterable[Seam], *, device: str) -> None:
             owner, attribute = _owner(seam.target)
             setattr(owner, attribute, seam.hook)
         else:
-            HookRegistry.register(seam.target, seam.hook, HookType(seam.kind))
+            upstream.HookRegistry.register(seam.target, seam.hook, upstream.HookType(seam.kind))
     _installed.extend(chosen)
 
 

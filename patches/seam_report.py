@@ -12,7 +12,7 @@ import io
 from sglang_dspark.patches import all_seams, registry
 from sglang_dspark.patches.registry import SeamCheck
 from sglang_dspark.patches.seam import Seam
-from sglang_dspark.serving import startup
+from sglang_dspark.serving import startup, upstream
 from sglang_dspark.serving.device import active_device
 from sglang_dspark.serving.diagnosis import Diagnosis, SeamReport
 
@@ -54,11 +54,9 @@ def _seam_report(seam: Seam, check: SeamCheck | None, state: str) -> SeamReport:
 
 
 def _load_plugins(found: Diagnosis) -> None:
-    from sglang.srt.plugins import load_plugins
-
     said = io.StringIO()
     try:
         with contextlib.redirect_stderr(said):
-            load_plugins()
+            upstream.load_plugins()
     except SystemExit:
         found.problems.append(said.getvalue().strip() or "a plugin ended the process")

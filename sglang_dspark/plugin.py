@@ -11,7 +11,7 @@ import logging
 from collections.abc import Callable
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving import startup
+from sglang_dspark.serving import startup, upstream
 
 logger = logging.getLogger(__name__)
 
@@ -53,17 +53,15 @@ def _install() -> None:
 
 def _verify_after_apply() -> None:
     """Run `registry.verify` right after upstream has applied hooks: the earliest sound point."""
-    from sglang.srt.plugins.hook_registry import HookRegistry
-
     from sglang_dspark.patches import registry
 
-    apply_hooks = HookRegistry.apply_hooks
+    apply_hooks = upstream.HookRegistry.apply_hooks
 
     def apply_and_verify(cls: type) -> None:
         apply_hooks()
         _or_stop(registry.verify)
 
-    HookRegistry.apply_hooks = classmethod(apply_and_verify)
+    upstream.HookRegistry.apply_hooks = classmethod(apply_and_verify)
 
 
 def _or_stop(step: Callable[[], None]) -> None:
@@ -86,9 +84,8 @@ def _require_some_platform() -> None:
     SGLang only logs a platform entry point that fails, and then serves on without it.
     """
     import torch
-    from sglang.srt.platforms import current_platform
 
-    if torch.accelerator.is_available() or current_platform.is_out_of_tree():
+    if torch.accelerator.is_available() or upstream.current_platform.is_out_of_tree():
         return
     if startup.platform_left_out():
         raise DSparkError(

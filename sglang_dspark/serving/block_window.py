@@ -16,16 +16,11 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.layers.radix_attention import RadixAttention
-from sglang.srt.model_executor.forward_context import (
-    get_attn_backend,
-    get_req_to_token_pool,
-    get_token_to_kv_pool,
-)
 from torch import Tensor
 from torch.nn.functional import scaled_dot_product_attention
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving import upstream
 
 
 @dataclass(frozen=True)
@@ -58,8 +53,8 @@ class BlockWindow:
             with within_window(self.tokens):
                 yield
         else:
-            _require_rows(get_token_to_kv_pool())
-            table = get_req_to_token_pool().req_to_token
+            _require_rows(upstream.get_token_to_kv_pool())
+            table = upstream.get_req_to_token_pool().req_to_token
             self.context = context_of(table, batch.req_pool_indices, batch.seq_lens, self.tokens)
             try:
                 yield
@@ -73,7 +68,7 @@ def by_plan(batch: Any) -> bool:
         return False
     from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 
-    return isinstance(get_attn_backend(), DsparkCpuAttnBackend)
+    return isinstance(upstream.get_attn_backend(), DsparkCpuAttnBackend)
 
 
 def _require_rows(pool: Any) -> None:
@@ -98,10 +93,10 @@ def context_of(table: Tensor, rows: Tensor, lens: Tensor, window: int) -> Contex
     return Context(torch.where(seen, slots, 0).long(), seen)
 
 
-class WindowedAttention(RadixAttention):
+class WindowedAttention(upstream.RadixAttention):
     """A draft layer's attention in a `BlockWindow`."""
 
-    def __init__(self, whole: RadixAttention, window: BlockWindow):
+    def __init__(self, whole: Any, window: BlockWindow):
         """whole: the same attention over all of the context."""
         super().__init__(
             num_heads=whole.tp_q_head_num,
@@ -118,7 +113,7 @@ class WindowedAttention(RadixAttention):
         context = self.window.context
         if context is None:
             return super().forward(q, k, v, forward_batch, **extra)
-        pool = get_token_to_kv_pool()
+        pool = upstream.get_token_to_kv_pool()
         return attend(
             q.view(-1, self.tp_q_head_num, self.head_dim),
             k.view(-1, self.tp_k_head_num, self.head_dim),

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from sglang_dspark.serving import upstream
+
 
 def cpu_platform_active() -> bool:
     """Whether SGLang resolved to our CPU platform in this process."""
-    from sglang.srt.platforms import current_platform
-
-    return type(current_platform).__module__.startswith("sglang_dspark.")
+    return type(upstream.current_platform).__module__.startswith("sglang_dspark.")
 
 
 def active_device() -> str:

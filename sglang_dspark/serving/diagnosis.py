@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.extras import SUPPORTED_SGLANG
-from sglang_dspark.serving import installation, startup
+from sglang_dspark.serving import installation, startup, upstream
 
 ENTRY_POINTS = {
     "sglang.srt.plugins": startup.PLUGIN_NAME,
@@ -141,12 +141,11 @@ def _dotted(model: Any, name: str) -> Any:
 
 def _device(found: Diagnosis) -> None:
     import torch
-    from sglang.srt.platforms import current_platform
 
     from sglang_dspark.serving.device import cpu_platform_active
     from sglang_dspark.serving.expert_report import experts_here
 
-    kind = type(current_platform)
+    kind = type(upstream.current_platform)
     active = cpu_platform_active()
     found.device = {
         "platform": f"{kind.__module__}.{kind.__qualname__}",

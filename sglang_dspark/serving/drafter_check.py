@@ -25,7 +25,7 @@ from sglang_dspark.drafter.config import (
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.sharding import Split, check_split
-from sglang_dspark.serving import startup
+from sglang_dspark.serving import startup, upstream
 from sglang_dspark.serving.checkpoint import validate_drafter
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cuda import features
@@ -36,9 +36,7 @@ logger = logging.getLogger(__name__)
 
 def check_drafter(server_args: Any) -> None:
     """BEFORE hook of `handle_speculative_decoding`; changes no argument."""
-    from sglang.srt.arg_groups.overrides import resolving_view
-
-    args = resolving_view(server_args)
+    args = upstream.resolving_view(server_args)
     if str(args.speculative_algorithm).upper() != "DSPARK":
         return
     try:
@@ -104,15 +102,12 @@ def _fetch_config(drafter: str, args: Any) -> Path:
 
 def _require_bundled(server_args: Any, args: Any) -> None:
     """Without a drafter path, a local target must carry a drafter of its own."""
-    from sglang.srt.arg_groups.overrides import model_config_of
-    from sglang.srt.speculative.dspark_components.dspark_config import (
-        checkpoint_bundles_dspark_draft,
-    )
-
     folder = Path(args.model_path)
     if not folder.is_dir() or (folder / "dspark" / "config.json").is_file():
         return
-    if not checkpoint_bundles_dspark_draft(model_config_of(server_args).hf_config):
+    if not upstream.checkpoint_bundles_dspark_draft(
+        upstream.model_config_of(server_args).hf_config
+    ):
         raise DSparkError(
             f"DSPARK needs a drafter and the target {folder} carries none; set "
             "--speculative-draft-model-path"
@@ -120,9 +115,7 @@ def _require_bundled(server_args: Any, args: Any) -> None:
 
 
 def _target(server_args: Any, args: Any) -> Target:
-    from sglang.srt.arg_groups.overrides import model_config_of
-
-    model = model_config_of(server_args)
+    model = upstream.model_config_of(server_args)
     config = model.hf_text_config
     return Target(
         path=str(args.model_path),
@@ -180,10 +173,7 @@ def _has_head(path: Path) -> bool:
 
 
 def _start(server_args: Any, args: Any, has_head: bool) -> features.Start:
-    from sglang.srt.arg_groups.overrides import model_config_of
-    from sglang.srt.configs.hybrid_arch import mambaish_config
-
-    recurrent = mambaish_config(model_config_of(server_args)) is not None
+    recurrent = upstream.mambaish_config(upstream.model_config_of(server_args)) is not None
     chosen = current_config().schedule
     by_lengths = chosen.threshold is not None or chosen.algorithm == "early-stop"
     generation = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
@@ -192,9 +182,7 @@ def _start(server_args: Any, args: Any, has_head: bool) -> features.Start:
 
 def _reads_confidence() -> bool:
     """Whether upstream will build the confidence head: in every mode but `static`."""
-    from sglang.srt.speculative.ragged_verify import RaggedVerifyMode, read_ragged_verify_mode
-
     try:
-        return read_ragged_verify_mode() is not RaggedVerifyMode.STATIC
+        return upstream.read_ragged_verify_mode() is not upstream.RaggedVerifyMode.STATIC
     except ValueError as error:
         raise DSparkError(str(error)) from error

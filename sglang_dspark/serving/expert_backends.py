@@ -34,7 +34,7 @@ from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
 from sglang_dspark.experts.gpu_backends import on_cuda
 from sglang_dspark.experts.times import TimesKey, load_or_measure
 from sglang_dspark.quantisation import bf16, fp8
-from sglang_dspark.serving import humming_experts
+from sglang_dspark.serving import humming_experts, upstream
 from sglang_dspark.serving.cpu import expert_ops, linear
 from sglang_dspark.serving.cpu.narrow_matmul import LANES
 from sglang_dspark.serving.cpu.threads import chosen_threads
@@ -71,22 +71,18 @@ def _sglang_refusal(s: ExpertWorkload) -> str | None:
 
 
 def _prepare_sglang(weights: ExpertWeights) -> Call:
-    from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
-    from sglang.srt.layers.moe.moe_runner.triton_utils.fused_moe import fused_moe
-    from sglang.srt.layers.moe.topk import StandardTopKOutput
-
     gate, up, down = weights.coded()
-    gate_up, how = joined(gate, up), MoeRunnerConfig(inplace=False)
+    gate_up, how = joined(gate, up), upstream.MoeRunnerConfig(inplace=False)
     scaled = weights.format == fp8.NAME
     block = [fp8.BLOCK, fp8.BLOCK] if scaled else None
 
     def call(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
         unread = torch.empty(len(x), len(gate_up.payload), device=x.device)  # router's logits
-        out = fused_moe(
+        out = upstream.fused_moe(
             x.bfloat16().contiguous(),
             gate_up.payload,
             down.payload,
-            StandardTopKOutput(own, ids.int(), unread),
+            upstream.StandardTopKOutput(own, ids.int(), unread),
             how,
             use_fp8_w8a8=scaled,
             w1_scale=gate_up.scales,

@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.step.penalties import stop_ids
 
 _ALL = -1  # of xgrammar's mask of 32 tokens: every bit
@@ -34,10 +35,8 @@ def blame(result: Any, processor: Any, *given: Any, **named: Any) -> Any:
 
     The request comes first among `given`, or by name; `result` is upstream's own.
     """
-    from sglang.srt.managers.schedule_batch import FINISH_ABORT
-
     req = named["req"] if "req" in named else given[0]
-    if not isinstance(req.to_finish, FINISH_ABORT):
+    if not isinstance(req.to_finish, upstream.FINISH_ABORT):
         return result
     if is_dead_end(req.grammar, req.vocab_size):
         message = (
@@ -48,7 +47,7 @@ def blame(result: Any, processor: Any, *given: Any, **named: Any) -> Any:
         message = "the request's grammar is at its end before min_new_tokens; lower it"
     else:
         return result
-    req.to_finish = FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequest")
+    req.to_finish = upstream.FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequest")
     return result
 
 

@@ -22,6 +22,7 @@ from sglang_dspark.experts.backends import (
 from sglang_dspark.experts.gpu_backends import on_cuda
 from sglang_dspark.quantisation import mxfp4
 from sglang_dspark.quantisation.layout import Quantised
+from sglang_dspark.serving import upstream
 
 _COLUMNS = 128  # to whose multiples SGLang pads K of a layer, which its buffers do not know of
 
@@ -59,15 +60,11 @@ def _refusal(s: ExpertWorkload) -> str | None:
 
 
 def _prepare(weights: ExpertWeights) -> Call:
-    from sglang.srt.layers.moe.moe_runner import MoeRunnerConfig
-    from sglang.srt.layers.moe.moe_runner import humming as runner
-    from sglang.srt.layers.quantization.humming_utils import prepare_humming_moe_layer
-
     gate, up, down = weights.coded()
     layer = HummingLayer(joined(gate, up), down)
-    prepare_humming_moe_layer(layer, {"quant_method": "mxfp4"})
-    core = runner.HummingRunnerCore(
-        MoeRunnerConfig(
+    upstream.prepare_humming_moe_layer(layer, {"quant_method": "mxfp4"})
+    core = upstream.HummingRunnerCore(
+        upstream.MoeRunnerConfig(
             num_experts=layer.num_experts,
             num_local_experts=layer.num_local_experts,
             hidden_size=layer.hidden_size,
@@ -77,12 +74,12 @@ def _prepare(weights: ExpertWeights) -> Call:
         )
     )
     info, kind = (
-        runner.HummingMoeQuantInfo(layer=layer),
-        runner.get_standard_humming_moe_gemm_type(),
+        upstream.HummingMoeQuantInfo(layer=layer),
+        upstream.get_standard_humming_moe_gemm_type(),
     )
 
     def call(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
-        given = runner.HummingRunnerInput(
+        given = upstream.HummingRunnerInput(
             hidden_states=x.bfloat16().contiguous(),
             topk_weights=own,
             topk_ids=ids.int().contiguous(),

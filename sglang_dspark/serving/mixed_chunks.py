@@ -11,15 +11,15 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from sglang_dspark.serving import upstream
+
 logger = logging.getLogger(__name__)
 
 
 def leave_out(result: None, server_args: Any) -> None:
     """AFTER hook of `_handle_dspark`."""
-    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
-
-    if resolving_view(server_args).enable_mixed_chunk:
-        declare_resolution(server_args, "sglang-dspark", enable_mixed_chunk=False)
+    if upstream.resolving_view(server_args).enable_mixed_chunk:
+        upstream.declare_resolution(server_args, "sglang-dspark", enable_mixed_chunk=False)
         logger.warning(
             "sglang-dspark: off: --enable-mixed-chunk: penalties and min_new_tokens would not hold "
             "in mixed steps of DSPARK"

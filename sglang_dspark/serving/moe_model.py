@@ -16,14 +16,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from sglang.srt.distributed.communication_op import tensor_model_parallel_all_reduce
-from sglang.srt.layers.layernorm import RMSNorm
-from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-from sglang.srt.model_executor.cuda_graph_config import Backend
-from sglang.srt.models.dflash import DFlashAttention, DFlashDraftModel
-from sglang.srt.models.dspark import DSparkDraftMixin
-from sglang.srt.platforms import current_platform
-from sglang.srt.runtime_context import get_exec, get_parallel
 from torch import Tensor, nn
 
 from sglang_dspark.drafter.hyper_connections import HyperConnection, StreamRead, open_streams
@@ -38,7 +30,7 @@ from sglang_dspark.experts.sharding import (
     tensors_of_rank,
 )
 from sglang_dspark.quantisation.checkpoint import restore_tensors
-from sglang_dspark.serving import expert_backends
+from sglang_dspark.serving import expert_backends, upstream
 from sglang_dspark.serving.block_window import BlockWindow, WindowedAttention
 from sglang_dspark.serving.cpu import expert_ops
 from sglang_dspark.serving.moe_config import drafter_shape
@@ -46,7 +38,7 @@ from sglang_dspark.serving.moe_config import drafter_shape
 
 def split_here() -> Split:
     """What this rank holds, by SGLang's MoE groups; DSparkError where they are not its TP group."""
-    p = get_parallel()
+    p = upstream.get_parallel()
     if p.moe_ep_size * p.moe_tp_size != p.tp_size:
         raise DSparkError(
             f"a drafter with experts is split over all --tp-size {p.tp_size} ranks, experts "
@@ -62,8 +54,8 @@ def split_here() -> Split:
 def in_graphs() -> bool:
     """Whether SGLang is to capture this server's decode passes, the draft's among them."""
     return (
-        current_platform.capabilities.graph_capture
-        and get_exec().graph.cuda_graph_config.decode.backend != Backend.DISABLED
+        upstream.current_platform.capabilities.graph_capture
+        and upstream.get_exec().graph.cuda_graph_config.decode.backend != upstream.Backend.DISABLED
     )
 
 
@@ -84,11 +76,11 @@ class MoEDecoderLayer(nn.Module):
     ):
         super().__init__()
         c = drafter_shape(config)
-        self.self_attn = DFlashAttention(config=config, layer_id=layer_id)
+        self.self_attn = upstream.DFlashAttention(config=config, layer_id=layer_id)
         split = split_here()
         self.mlp, self.ranks = mlp_of_rank(c, split), split.ranks
-        self.input_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
-        self.post_attention_layernorm = RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.input_layernorm = upstream.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.post_attention_layernorm = upstream.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.attn_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
         self.mlp_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
         # Routing and mixing are computed in float32, whatever dtype the server loads weights in.
@@ -123,7 +115,7 @@ class MoEDecoderLayer(nn.Module):
 
     def _feed(self, y: Tensor) -> Tensor:
         out = self._own_part(self.post_attention_layernorm(y))
-        return tensor_model_parallel_all_reduce(out) if self.ranks > 1 else out
+        return upstream.tensor_model_parallel_all_reduce(out) if self.ranks > 1 else out
 
     def _own_part(self, y: Tensor) -> Tensor:
         """What this rank adds to the layer's output."""
@@ -159,7 +151,7 @@ def _connected(
     return compiled.write(x, block(read), kept)
 
 
-class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
+class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
     """Draft model of the architecture that `drafter/config.py` writes for drafters with experts, a
     window or residual streams. capturable: whether a graph may hold its passes."""
 
@@ -191,7 +183,7 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
         input_embeds: Tensor | None = None,
         get_embedding: bool = False,
         pp_proxy_tensors: Any = None,
-    ) -> LogitsProcessorOutput:
+    ) -> Any:
         """Block tokens [n], or their embeddings [n, d], at positions [n] -> h [n, d]."""
         x = self.forward_embed(input_ids) if input_embeds is None else input_embeds
         if x.numel():
@@ -201,7 +193,7 @@ class DSparkMoEModel(DSparkDraftMixin, DFlashDraftModel):
                 for layer in self.layers:
                     x = layer(x, positions, forward_batch)
             x = self.norm(self._one(x))
-        return LogitsProcessorOutput(next_token_logits=None, hidden_states=x)
+        return upstream.LogitsProcessorOutput(next_token_logits=None, hidden_states=x)
 
     def _one(self, x: Tensor) -> Tensor:
         """The streams' last reading: [n, streams, d] -> [n, d]."""

@@ -11,6 +11,8 @@ import json
 from collections.abc import AsyncIterator
 from typing import Any
 
+from sglang_dspark.serving import upstream
+
 NO_LIMIT = (-1, -2)  # Ollama's num_predict: without end; until the context is full
 
 
@@ -26,19 +28,15 @@ def convert_options(result: dict[str, Any], self: Any, options: Any = None) -> d
 
 async def answer_chat(self: Any, gen_request: Any, raw_request: Any, model_name: str) -> Any:
     """REPLACE hook of `_generate_chat_response`."""
-    from sglang.srt.entrypoints.ollama import protocol
-
     answer = await _first(self, gen_request, raw_request)
-    message = protocol.OllamaMessage(role="assistant", content=answer["text"])
-    return protocol.OllamaChatResponse(message=message, **_end(self, answer, model_name))
+    message = upstream.OllamaMessage(role="assistant", content=answer["text"])
+    return upstream.OllamaChatResponse(message=message, **_end(self, answer, model_name))
 
 
 async def answer_generate(self: Any, gen_request: Any, raw_request: Any, model_name: str) -> Any:
     """REPLACE hook of `_generate_generate_response`."""
-    from sglang.srt.entrypoints.ollama import protocol
-
     answer = await _first(self, gen_request, raw_request)
-    return protocol.OllamaGenerateResponse(
+    return upstream.OllamaGenerateResponse(
         response=answer["text"], **_end(self, answer, model_name)
     )
 

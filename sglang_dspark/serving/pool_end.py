@@ -14,20 +14,20 @@ from __future__ import annotations
 
 from typing import Any
 
+from sglang_dspark.serving import upstream
+
 
 def keep_room(result: Any, scheduler: Any, req: Any) -> None:
     """AFTER hook of `init_req_max_new_tokens`: leave the room of a step behind the answer.
 
     One token there is always: it comes from the prefill, which needs none.
     """
-    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
-
     if scheduler.spec_algorithm.is_none():
         return
     sampling = req.sampling_params
     # Whole pages alone are given out.
     pool = scheduler.max_total_num_tokens // scheduler.page_size * scheduler.page_size
-    room = pool - get_alloc_reserve_per_decode() - len(req.origin_input_ids)
+    room = pool - upstream.get_alloc_reserve_per_decode() - len(req.origin_input_ids)
     if scheduler.page_size > 1:
         room -= scheduler.page_size
     sampling.max_new_tokens = min(sampling.max_new_tokens, max(1, room))
@@ -36,6 +36,4 @@ def keep_room(result: Any, scheduler: Any, req: Any) -> None:
 
 def widen_row(extra: int) -> int:
     """AFTER hook of `get_req_to_token_extra_context_len`: room for a step behind the context."""
-    from sglang.srt.mem_cache.allocation_sizing import get_alloc_reserve_per_decode
-
-    return max(extra, get_alloc_reserve_per_decode())
+    return max(extra, upstream.get_alloc_reserve_per_decode())

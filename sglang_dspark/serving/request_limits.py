@@ -16,6 +16,7 @@ from typing import Annotated, Any
 from pydantic import BaseModel, ConfigDict, Field, ValidationError
 
 from sglang_dspark.common.files import brief, wrong_fields
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.schedule.speed import target_of
 from sglang_dspark.serving.stop_patterns import check_pattern
@@ -127,10 +128,10 @@ def check_decodable(result: Any, self: Any, obj: Any, *given: Any, **named: Any)
     """
     from msgspec import MsgspecError
     from msgspec.structs import replace
-    from sglang.srt.managers.io_struct import msgpack_decode, msgpack_encode
 
     try:
-        msgpack_decode(msgpack_encode(replace(result, mm_inputs=None, time_stats=None)))
+        packed = upstream.msgpack_encode(replace(result, mm_inputs=None, time_stats=None))
+        upstream.msgpack_decode(packed)
     except (MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
         raise ValueError(f"a field of the request is of a wrong type: {brief(error)}") from None
 
@@ -220,11 +221,9 @@ def _check_logprobs(obj: Any, vocab: int) -> None:
 
 def _check_hidden_states(obj: Any) -> None:
     """A step of DSPARK drops them, upstream's as ours: the answer would hold an empty list."""
-    from sglang.srt.runtime_context import get_spec
-
     if not getattr(obj, "return_hidden_states", False):
         return
-    if str(get_spec().speculative_algorithm).upper() == "DSPARK":
+    if str(upstream.get_spec().speculative_algorithm).upper() == "DSPARK":
         raise ValueError(
             "return_hidden_states: a server that speculates with DSPARK keeps no hidden states; "
             "ask one without --speculative-algorithm"
@@ -232,10 +231,8 @@ def _check_hidden_states(obj: Any) -> None:
 
 
 def _check_session(obj: Any) -> None:
-    from sglang.srt.managers.io_struct import SessionParams
-
     given = getattr(obj, "session_params", None) or {}
-    known = set(SessionParams.__struct_fields__)
+    known = set(upstream.SessionParams.__struct_fields__)
     if unknown := [name for name in given if name not in known]:
         listed = ", ".join(sorted(known))
         raise ValueError(f"session_params: unknown {brief(repr(unknown[0]))}; known are {listed}")

@@ -15,6 +15,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_dspark.serving import upstream
+
 
 def end_turn(original: Callable[[Any, Any], bool], sessions: Any, req: Any) -> bool:
     """AROUND hook of `StreamingSession.try_cache_finished_req`."""
@@ -32,6 +34,4 @@ def end_turn(original: Callable[[Any, Any], bool], sessions: Any, req: Any) -> b
 
 def _in_order() -> bool:
     """Whether a step ends before the next one is launched."""
-    from sglang.srt.runtime_context import get_schedule
-
-    return bool(get_schedule().disable_overlap_schedule)
+    return bool(upstream.get_schedule().disable_overlap_schedule)

@@ -12,6 +12,8 @@ import re
 from collections.abc import Callable, Iterable
 from typing import Any
 
+from sglang_dspark.serving import upstream
+
 # Markers of formats in whole (`<tool_call>`, `<|python_tag|>`, `[TOOL_CALLS]`), which parsers wait
 # for and vocabularies have as one token; then words with their space, then single characters.
 PIECE = re.compile(r"</?[^<>\s]{1,40}>|\[/?[A-Z_]{2,}\]| ?\w+|.", re.DOTALL)
@@ -53,9 +55,10 @@ def _joined(results: Iterable[tuple[str, Calls]]) -> tuple[str, Calls]:
 
 def _parsed_by_state(detector: Any) -> bool:
     """Return whether the base class parses the calls of this detector, one state a call."""
-    from sglang.srt.function_call.hermes_detector import HermesDetector
-    from sglang.srt.function_call.llama32_detector import Llama32Detector
-    from sglang.srt.function_call.mistral_detector import MistralDetector
-    from sglang.srt.function_call.qwen25_detector import Qwen25Detector
-
-    return isinstance(detector, HermesDetector | Llama32Detector | MistralDetector | Qwen25Detector)
+    return isinstance(
+        detector,
+        upstream.HermesDetector
+        | upstream.Llama32Detector
+        | upstream.MistralDetector
+        | upstream.Qwen25Detector,
+    )

@@ -10,6 +10,8 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
+
 
 class UpstreamPlanner:
     """The two functions, with a table of the given token curve as upstream would have it."""
@@ -17,15 +19,12 @@ class UpstreamPlanner:
     def __init__(self, gamma: int, tokens: NDArray, probes: Sequence[int] = ()) -> None:
         """tokens: seconds of a pass over B = 0, 1, .. tokens. probes: batch sizes that the table
         was measured at; by default every 8th."""
-        from sglang.kernels.ops.speculative.dspark.dspark_schedule import ScheduleVerifyLensTopk
-        from sglang.srt.speculative.dspark_components import dspark_planner, dspark_sps
-
         measured = probes or range(8, len(tokens), 8)
         table = [(int(b), 1.0 / float(tokens[b])) for b in measured]
-        self._config = dspark_planner.DSparkScheduleConfig(gamma=gamma)
-        self._table = dspark_sps.profile_sps_table(probes=table)
-        self._budget = dspark_planner.compute_verify_token_budget
-        self._topk = ScheduleVerifyLensTopk.execute
+        self._config = upstream.DSparkScheduleConfig(gamma=gamma)
+        self._table = upstream.profile_sps_table(probes=table)
+        self._budget = upstream.compute_verify_token_budget
+        self._topk = upstream.ScheduleVerifyLensTopk.execute
 
     def budget(self, confidence: Tensor) -> int:
         """K from lagged confidences [R, gamma] float32."""

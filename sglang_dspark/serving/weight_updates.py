@@ -17,6 +17,8 @@ from typing import Any
 
 import torch
 
+from sglang_dspark.serving import upstream
+
 Runners = list[tuple[str, Any]]
 _VERSION = "dspark_weights_version"  # attribute of a draft model
 
@@ -25,19 +27,15 @@ def select_runners(
     original: Callable[[Any, str], Runners], updater: Any, selector: str = "all"
 ) -> Runners:
     """AROUND hook of `_select_runners`; a drafter is updated by its name alone, `draft`."""
-    from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
-
-    if selector == "all" and isinstance(updater.draft_worker, DSparkWorkerV2):
+    if selector == "all" and isinstance(updater.draft_worker, upstream.DSparkWorkerV2):
         selector = "target"
     return original(updater, selector)
 
 
 def end_update(result: Any, updater: Any, recv_req: Any) -> None:
     """AFTER hook of `end_weight_update`, which ends every update that can name the drafter."""
-    from sglang.srt.speculative.dspark_components.dspark_worker_v2 import DSparkWorkerV2
-
     worker = updater.draft_worker
-    if result.success and isinstance(worker, DSparkWorkerV2) and worker._hosts_draft:
+    if result.success and isinstance(worker, upstream.DSparkWorkerV2) and worker._hosts_draft:
         renew_copies(worker.draft_model)
 
 

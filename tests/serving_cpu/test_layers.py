@@ -446,7 +446,8 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
         hooks = {0: lambda *_: None}
         monkeypatch.setattr(layer.mlp, "_forward_hooks", hooks)
     elif case == "two ranks":
-        monkeypatch.setattr(layer_support, "get_parallel", lambda: type("P", (), {"tp_size": 2}))
+        two = type("P", (), {"tp_size": 2})
+        monkeypatch.setattr("sglang.srt.runtime_context.get_parallel", lambda: two)
 
 
 @pytest.mark.parametrize(

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cpu.block_ops import walk
 from sglang_dspark.serving.cpu.layout import whole_rows
@@ -78,12 +79,10 @@ def accept_rows(
 
     tp_sync: upstream's, by which ranks agree on the outcome.
     """
-    from sglang.srt.speculative.dspark_components.dspark_verify import AcceptOuts
-
     outcome = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix)
     accepted, bonus = (agreed(each, tp_sync) for each in outcome)
     commit, new_lens, tokens = committed(draft_block.draft_tokens, accepted, bonus, prefix)
-    return AcceptOuts(
+    return upstream.AcceptOuts(
         correct_len=accepted,
         bonus=bonus,
         cap_trim_lens=_no_trim(len(lens)),
@@ -105,9 +104,7 @@ def accept_windows(
 
 def agreed(outcome: Tensor, tp_sync: Any) -> Tensor:
     """Rank 0's outcome on every rank, in place: each draws random numbers of its own."""
-    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
-
-    found: Tensor = tp_sync.sync(SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
+    found: Tensor = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
     return found
 
 

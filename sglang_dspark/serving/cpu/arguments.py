@@ -16,6 +16,8 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_dspark.serving import upstream
+
 
 class _AsAccelerator:
     """A resolving view whose `device` has a name that `_handle_dspark` lets pass."""
@@ -33,27 +35,23 @@ class _AsAccelerator:
 
 def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
     """AROUND hook: the handler reads the arguments through a view that names another device."""
-    from sglang.srt.arg_groups import speculative_hook
-
-    resolving_view = speculative_hook.resolving_view
+    resolving_view = upstream.speculative_hook.resolving_view
     if resolving_view(server_args).device != "cpu":
         original(server_args)
         return
-    speculative_hook.resolving_view = lambda args: _AsAccelerator(resolving_view(args))
+    upstream.speculative_hook.resolving_view = lambda args: _AsAccelerator(resolving_view(args))
     try:
         original(server_args)
     finally:
-        speculative_hook.resolving_view = resolving_view
+        upstream.speculative_hook.resolving_view = resolving_view
     _fill_seats_at_once(server_args)
 
 
 def _fill_seats_at_once(server_args: Any) -> None:
     """A request is admitted when one seat is free, where the user named no number of seats."""
-    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
-
-    arguments = resolving_view(server_args)
+    arguments = upstream.resolving_view(server_args)
     if arguments.min_free_slots_delay is None and arguments.pp_size == 1:
-        declare_resolution(server_args, "sglang-dspark", min_free_slots_delay=1)
+        upstream.declare_resolution(server_args, "sglang-dspark", min_free_slots_delay=1)
 
 
 def keep_overlap(server_args: Any) -> None:

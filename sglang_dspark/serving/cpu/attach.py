@@ -13,6 +13,7 @@ from typing import Any
 
 from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.broken_weights import refuse_broken
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cpu import linear, packed_weights
@@ -47,14 +48,12 @@ def attach(worker: Any) -> None:
 
 def _obstacle(worker: Any) -> str | None:
     """Why this worker cannot be scheduled here."""
-    from sglang.srt.runtime_context import get_parallel
-
     from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 
     runner = worker.model_runner
     if not isinstance(runner.attn_backend, DsparkCpuAttnBackend):
         return f"{type(runner.attn_backend).__name__} has no windows of unlike lengths here"
-    if get_parallel().attn_dp_enabled:
+    if upstream.get_parallel().attn_dp_enabled:
         return "ranks of data-parallel attention would have to agree on a tier"
     return obstacle(worker)
 
@@ -74,28 +73,23 @@ def _seconds() -> Callable[[], float]:
 
     Ranks wait for each other, which takes no CPU time.
     """
-    from sglang.srt.runtime_context import get_parallel
-
     from sglang_dspark.serving.cpu.threads import chosen_threads
 
-    alone = chosen_threads() == 1 and get_parallel().tp_size == 1
+    alone = chosen_threads() == 1 and upstream.get_parallel().tp_size == 1
     return time.thread_time if alone else time.perf_counter
 
 
 def _proposers(worker: Any) -> dict[int, Any]:
     """A proposer for each depth 1 .. gamma; they share the model and the noise."""
-    from sglang.srt.speculative.draft_worker_common import make_draft_block_spec_info
-    from sglang.srt.speculative.dspark_components.dspark_draft import DraftBlockProposer
-
     whole = worker._proposer
     proposers = {int(worker.gamma): whole}
     for depth in range(1, int(worker.gamma)):
-        shallow = DraftBlockProposer(
+        shallow = upstream.DraftBlockProposer(
             draft_model=worker.draft_model,
             draft_model_runner=worker.draft_model_runner,
             gamma=depth,
             mask_token_id=worker._mask_token_id,
-            draft_block_spec_info=make_draft_block_spec_info(
+            draft_block_spec_info=upstream.make_draft_block_spec_info(
                 draft_token_num=depth, device=worker.device
             ),
             tp_sync=worker._tp_sync,

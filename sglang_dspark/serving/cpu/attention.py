@@ -10,13 +10,10 @@ from __future__ import annotations
 from typing import Any
 
 import torch
-from sglang.srt.layers.attention.base_attn_backend import AttentionBackend
-from sglang.srt.layers.radix_attention import AttentionType
-from sglang.srt.mem_cache.memory_pool import KVWriteLoc, MHATokenToKVPool
-from sglang.srt.mem_cache.swa_memory_pool import SWAKVPool
 from torch import Tensor
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import dense, paged, thread_pool
 from sglang_dspark.serving.cpu.plan import AttentionPlan, plan_of_batch
 from sglang_dspark.serving.cpu.threads import chosen_threads
@@ -24,7 +21,7 @@ from sglang_dspark.serving.cpu.threads import chosen_threads
 WHAT_TO_DO = "serve another model, or set DSPARK_DISABLE=1 and choose --attention-backend"
 
 
-class DsparkCpuAttnBackend(AttentionBackend):
+class DsparkCpuAttnBackend(upstream.AttentionBackend):
     """One per model runner; the plan belongs to the pass in progress.
 
     Raises `DSparkError` for a model whose attention or cache it does not serve.
@@ -41,7 +38,7 @@ class DsparkCpuAttnBackend(AttentionBackend):
         pool = self.token_to_kv_pool
         # The kernel may write K and V itself only where the pool adds nothing to a plain row.
         self.writes_in_place = (
-            type(pool) is MHATokenToKVPool
+            type(pool) is upstream.MHATokenToKVPool
             and pool.store_dtype == torch.float32
             and pool.kv_cache_layout == "nhd"
         )
@@ -80,7 +77,9 @@ class DsparkCpuAttnBackend(AttentionBackend):
             if in_place and self.writes_in_place:
                 new = (k, v, forward_batch.out_cache_loc)
             else:
-                pool.set_kv_buffer(layer, KVWriteLoc(forward_batch.out_cache_loc, None), k, v)
+                pool.set_kv_buffer(
+                    layer, upstream.KVWriteLoc(forward_batch.out_cache_loc, None), k, v
+                )
         queries = q.view(-1, layer.tp_q_head_num, layer.qk_head_dim)  # [T, H, D]
         out = q.new_empty(queries.shape[0], layer.tp_q_head_num, layer.v_head_dim)
         self._attend(queries, keys, values, layer, in_place, new, out)
@@ -101,7 +100,7 @@ class DsparkCpuAttnBackend(AttentionBackend):
         """Fill `out`: in place, which also writes `new`, or by torch."""
         plan = self.plan
         assert plan is not None, "a pass attends once its metadata are there"
-        causal = layer.attn_type != AttentionType.ENCODER_ONLY
+        causal = layer.attn_type != upstream.AttentionType.ENCODER_ONLY
         window = layer.sliding_window_size
         window = paged.NO_WINDOW if window is None or window < 0 else int(window)
         if in_place:
@@ -118,7 +117,7 @@ def _require_served(runner: Any) -> None:
     """Raise `DSparkError` for caches that hold something else than K and V by `req_to_token`."""
     if runner.use_mla_backend:
         raise DSparkError(f"attention on CPU: latent attention (MLA) is not served; {WHAT_TO_DO}")
-    if isinstance(runner.token_to_kv_pool, SWAKVPool):
+    if isinstance(runner.token_to_kv_pool, upstream.SWAKVPool):
         raise DSparkError(
             "attention on CPU: a cache of its own for sliding-window layers is not served; add "
             "--disable-hybrid-swa-memory"

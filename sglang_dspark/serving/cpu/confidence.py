@@ -12,6 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.confidence_ops import ConfidenceWeights, confidence
 from sglang_dspark.serving.cpu.fast_paths import need, taken
 
@@ -30,13 +31,14 @@ def compute_confidence(
 
 def _weights(draft_model: Any) -> ConfidenceWeights:
     """The head's weights. Raises UnfitError where they are not what the compiled loop reads."""
-    from sglang.srt.models.dspark import DSparkConfidenceHead, VanillaMarkov
-
     head, markov = draft_model.confidence_head, draft_model.markov_head
-    need(type(head) is DSparkConfidenceHead, f"{type(head).__name__} is no DSparkConfidenceHead")
+    need(
+        type(head) is upstream.DSparkConfidenceHead,
+        f"{type(head).__name__} is no DSparkConfidenceHead",
+    )
     w1 = None
     if head.with_markov:
-        plain = type(markov).get_prev_embeddings is VanillaMarkov.get_prev_embeddings
+        plain = type(markov).get_prev_embeddings is upstream.VanillaMarkov.get_prev_embeddings
         need(plain, f"{type(markov).__name__} embeds earlier tokens in a way of its own")
         need(markov.vocab_shard is None, "its vocabulary is split over ranks")
         w1 = markov.markov_w1.weight

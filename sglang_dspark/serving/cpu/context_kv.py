@@ -20,13 +20,9 @@ import numpy as np
 import torch
 from numba import carray
 from numpy.typing import NDArray
-from sglang.srt.layers.layernorm import RMSNorm
-from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
-from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
-from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-from sglang.srt.models.dflash import DFlashDraftModel
 from torch import Tensor, nn
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.context_rows import (
     forget,
@@ -310,22 +306,25 @@ def takes(hidden: Tensor) -> bool:
 def injector_of(model: Any, pool: Any) -> Injector:
     """Resolve a draft model and its pool. Raises UnfitError where upstream's code has to write."""
     need(linear.prepare() is not None, str(linear.why_not()))
-    inherited = type(model).project_target_hidden is DFlashDraftModel.project_target_hidden
+    inherited = type(model).project_target_hidden is upstream.DFlashDraftModel.project_target_hidden
     need(inherited, "it projects the target's features in a way of its own")
     need(type(model.fc) is nn.Linear and _plain(model.fc.weight), "its fc is no plain product")
     norm = model.hidden_norm
-    plain = type(norm) is RMSNorm and norm.variance_size_override is None
+    plain = type(norm) is upstream.RMSNorm and norm.variance_size_override is None
     need(plain and norm.weight.dtype is _FLOAT, "its hidden_norm is no plain norm in float32")
-    need(type(pool) is MHATokenToKVPool, f"its cache is a {type(pool).__name__}")
+    need(type(pool) is upstream.MHATokenToKVPool, f"its cache is a {type(pool).__name__}")
     need(pool.store_dtype == _FLOAT, f"its cache is {pool.store_dtype}")
     need(pool.kv_cache_layout == "nhd", f"its cache is laid out as {pool.kv_cache_layout}")
     attention = [layer.self_attn for layer in model.layers]
     rotary = attention[0].rotary_emb
-    known = type(rotary) in (RotaryEmbedding, Llama3RotaryEmbedding) and rotary.is_neox_style
+    known = (
+        type(rotary) in (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
+        and rotary.is_neox_style
+    )
     need(known and rotary.cos_sin_cache.dtype == _FLOAT, "its rotary embedding is not Llama's")
     for part in attention:
         need(part.v_scale is None and part.attn.k_scale is None, "its cache is scaled")
-        need(type(part.k_norm) is RMSNorm, "its keys have no plain norm")
+        need(type(part.k_norm) is upstream.RMSNorm, "its keys have no plain norm")
     stacked = model._stacked_ctx_kv_params()
     joint = stacked is not None and stacked["bias"] is None and _plain(stacked["weight"])
     need(joint, "keys and values of its layers are not one product without a bias")
@@ -334,7 +333,7 @@ def injector_of(model: Any, pool: Any) -> Injector:
 
 def _settled_before_drafts(model: Any, pool: Any) -> bool:
     """Whether `forward_draft` (layers/models.py) stands before all readers of the pool."""
-    drafts = getattr(type(model), "forward", None) is DFlashDraftModel.forward
+    drafts = getattr(type(model), "forward", None) is upstream.DFlashDraftModel.forward
     return drafts and pool.layer_transfer_counter is None  # a cache in tiers copies it as well
 
 

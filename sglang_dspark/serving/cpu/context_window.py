@@ -11,8 +11,8 @@ from contextlib import contextmanager
 from dataclasses import replace
 
 import numpy as np
-from sglang.srt.model_executor.forward_context import get_attn_backend
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.plan import CACHED, QUERIES, ROW, AttentionPlan
 
@@ -21,7 +21,7 @@ from sglang_dspark.serving.cpu.plan import CACHED, QUERIES, ROW, AttentionPlan
 def within_window(window: int) -> Iterator[None]:
     """Within, attention of this pass, by our backend, sees `window` tokens before each request's
     own."""
-    backend = get_attn_backend()
+    backend = upstream.get_attn_backend()
     assert isinstance(backend, DsparkCpuAttnBackend)  # as block_window.by_plan has seen
     kept = backend.plan
     backend.plan = None if kept is None else narrowed(kept, window)

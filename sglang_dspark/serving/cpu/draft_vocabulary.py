@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import draft_head, linear_layers, packed_weights
 from sglang_dspark.serving.cpu.fast_paths import fits, need
 from sglang_dspark.serving.cpu.seeds import seeded_waits
@@ -45,13 +46,12 @@ def find_reduced_head(draft_model: Any, lm_head: Any) -> None:
 
 
 def _require_plain(head: Any, lm_head: Any) -> None:
-    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
-    from sglang.srt.models.dspark import VanillaMarkov
-
     method, ranks = getattr(lm_head, "quant_method", None), int(getattr(lm_head, "tp_size", 1))
-    need(type(head) is VanillaMarkov, f"its head is a {type(head).__name__}")
+    need(type(head) is upstream.VanillaMarkov, f"its head is a {type(head).__name__}")
     need(head.vocab_shard is None and ranks == 1, "the vocabulary is split over ranks")
-    need(not should_apply_lm_head_quant_method(lm_head, method), "the LM head is quantised")
+    need(
+        not upstream.should_apply_lm_head_quant_method(lm_head, method), "the LM head is quantised"
+    )
     need(not getattr(lm_head, "use_intel_amx_backend", False), "the LM head is packed for AMX")
     ours = lm_head.weight.is_floating_point() or packed_weights.holds(lm_head)
     need(ours, "the LM head is quantised")
@@ -94,20 +94,14 @@ def _draft(
     tp_sync: Any,
     **unused: Any,
 ) -> Any:
-    from sglang.srt.speculative.dspark_components.dspark_draft import (
-        DraftBlockResult,
-        resolve_draft_params,
-    )
-    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
-
     bs, gamma = base_logits.shape[:2]
-    agree = partial(tp_sync.sync, SpecTpSyncSite.DSPARK_DRAFT)
+    agree = partial(tp_sync.sync, upstream.SpecTpSyncSite.DSPARK_DRAFT)
     if greedy:
         params, logits = _greedy_params(bs, device), None
-        together = agree if tp_sync.enabled(SpecTpSyncSite.DSPARK_DRAFT) else None
+        together = agree if tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_DRAFT) else None
         tokens = draft_head.draft_greedy(reduced, base_logits, anchor_tokens.long(), together)
     else:
-        params = resolve_draft_params(sampling_info=sampling_info, bs=bs, device=device)
+        params = upstream.resolve_draft_params(sampling_info=sampling_info, bs=bs, device=device)
         uniforms = draft_head.block_uniforms(noise.key, int(noise.offset), (bs, gamma))
         waits = seeded_waits(sampling_info, reduced.tokens, gamma)
         temperatures = params.step_temperatures
@@ -115,7 +109,7 @@ def _draft(
             reduced, base_logits, anchor_tokens, temperatures, uniforms, agree, waits
         )
         noise.offset.add_(1)
-    return DraftBlockResult(
+    return upstream.DraftBlockResult(
         draft_tokens=tokens,
         corrected_logits=logits,
         greedy_mask=params.greedy_mask,
@@ -127,6 +121,4 @@ def _draft(
 @lru_cache(maxsize=64)
 def _greedy_params(bs: int, device: torch.device) -> Any:
     """Upstream's parameters of `bs` greedy rows, which nobody writes to."""
-    from sglang.srt.speculative.dspark_components.dspark_draft import resolve_draft_params
-
-    return resolve_draft_params(sampling_info=None, bs=bs, device=device)
+    return upstream.resolve_draft_params(sampling_info=None, bs=bs, device=device)

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.float_ops import exp32, fma
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.jit import kernel
 from sglang_dspark.serving.cpu.lanes import lane_sum
 
@@ -178,13 +179,7 @@ def register(dispatch_key: str) -> None:
     Exact classes only: a subclass with a `forward` of its own keeps it. `Llama3RotaryEmbedding`
     differs from its parent in the cosine table alone.
     """
-    from sglang.kernels.fused_op import BaseFusedOp
-    from sglang.srt.layers.activation import SiluAndMul
-    from sglang.srt.layers.layernorm import RMSNorm
-    from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
-    from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
-
-    BaseFusedOp.register_oot_forward(RMSNorm, rms_norm, dispatch_key)
-    BaseFusedOp.register_oot_forward(SiluAndMul, silu_and_mul, dispatch_key)
-    for op in (RotaryEmbedding, Llama3RotaryEmbedding):
-        BaseFusedOp.register_oot_forward(op, rotary, dispatch_key)
+    upstream.BaseFusedOp.register_oot_forward(upstream.RMSNorm, rms_norm, dispatch_key)
+    upstream.BaseFusedOp.register_oot_forward(upstream.SiluAndMul, silu_and_mul, dispatch_key)
+    for op in (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding):
+        upstream.BaseFusedOp.register_oot_forward(op, rotary, dispatch_key)

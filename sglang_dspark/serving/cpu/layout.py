@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.schedule.budget import Counts
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.ragged_ops import first_rows, rows_of
 
 KEPT = 1024  # layouts
@@ -27,14 +28,12 @@ def layout_of(lengths: Counts) -> Any:
 
 @lru_cache(maxsize=KEPT)
 def _layout(lengths: tuple[int, ...]) -> Any:
-    from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
-
     windows = np.asarray(lengths, np.int64) + 1
     ends = np.cumsum(windows)
     indptr = np.zeros(len(windows) + 1, np.int32)
     indptr[1:] = ends
     total = int(ends[-1])
-    return RaggedVerifyLayout(
+    return upstream.RaggedVerifyLayout(
         verify_lens=torch.from_numpy(windows.astype(np.int32)),
         graph_num_tokens=total,
         extend_start_loc=torch.from_numpy(indptr[:-1].copy()),
@@ -86,14 +85,12 @@ def window_of(
     draft_block_ids [R, >= 1], the anchor in front; draft_tokens [R, gamma]; verify_window: the
     step's positions and cache slots of all gamma + 1 places.
     """
-    from sglang.kernels.ops.speculative.dspark.dspark_verify_window import RaggedVerifyWindow
-
     if rows.total == len(rows.lens):
         ids = draft_block_ids[:, 0].clone()
     else:
         candidates = torch.cat([draft_block_ids[:, :1], draft_tokens], dim=1)
         ids = candidates.reshape(-1)[rows.index]
-    return RaggedVerifyWindow(
+    return upstream.RaggedVerifyWindow(
         positions=verify_window.positions_2d.reshape(-1)[rows.index],
         verify_cache_loc=verify_window.verify_cache_loc[rows.index],
         verify_ids=ids,

@@ -14,6 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import linear, packed_weights
 from sglang_dspark.serving.cpu.weight_formats import is_narrow, look_up
 
@@ -75,11 +76,11 @@ def adopt_plain_layers(draft_model: torch.nn.Module) -> None:
 
 
 def _plain_head(hidden: Tensor, lm_head: Any) -> bool:
-    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
-
     return (
         hasattr(lm_head, "weight")
-        and not should_apply_lm_head_quant_method(lm_head, getattr(lm_head, "quant_method", None))
+        and not upstream.should_apply_lm_head_quant_method(
+            lm_head, getattr(lm_head, "quant_method", None)
+        )
         and not _packed_for_amx(lm_head)
         and _ours(hidden, lm_head.weight)
     )

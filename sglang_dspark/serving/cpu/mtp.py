@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.layers.models import stack_of_model, step_for
 
 
@@ -58,15 +59,13 @@ def draft_one(
 
     Upstream plans a pass of the draft model all the same, which it then does not run.
     """
-    from sglang.srt.speculative.eagle_worker_common import build_eagle_verify_input
-
     known = batch.spec_info
     if with_topology or worker.speculative_num_steps != 1 or not _plain_chain(worker, batch):
         return original(worker, batch, with_topology=with_topology)
     requests, hot = known.topk_index.shape[0], worker.hot_token_id
     if requests > worker._topk1_parents_prealloc.shape[0]:
         return original(worker, batch, with_topology=with_topology)
-    return build_eagle_verify_input(
+    return upstream.build_eagle_verify_input(
         batch,
         known,
         worker._topk1_parents_prealloc[:requests],
@@ -155,8 +154,6 @@ def extend_verified(
 
 def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     """The draft's states [R * n, d] behind each verified token; None where upstream has to run."""
-    from sglang.srt.models.llama_eagle import LlamaForCausalLMEagle
-
     from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
     from sglang_dspark.serving.cpu.layers import model as layer_model
     from sglang_dspark.serving.cpu.layers import support as layer_support
@@ -164,7 +161,7 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     runner, window = worker.draft_runner, batch.spec_info
     theirs, ours = worker.target_worker.model_runner.attn_backend, runner.attn_backend
     if (
-        type(runner.model) is not LlamaForCausalLMEagle
+        type(runner.model) is not upstream.LlamaForCausalLMEagle
         or not _plain_head(runner.model.logits_processor)
         or not isinstance(theirs, DsparkCpuAttnBackend)
         or not isinstance(ours, DsparkCpuAttnBackend)
@@ -193,29 +190,23 @@ def _entered(model: Any, embeddings: Tensor, hidden: Tensor) -> Tensor:
 
 def _plain_chain(worker: Any, batch: Any) -> bool:
     """Whether a step drafts one greedy chain a request, on one rank and without extras."""
-    from sglang.srt.runtime_context import get_parallel, get_spec
-
     runner = worker.draft_runner
     return (
         worker.topk == 1
         and worker.speculative_num_draft_tokens == worker.speculative_num_steps + 1
         and not batch.forward_mode.is_idle()
-        and not get_spec().speculative_use_rejection_sampling
+        and not upstream.get_spec().speculative_use_rejection_sampling
         and not worker.seed_dsa_topk_from_draft_extend
         and not worker.plan_stream
         and runner.canary_manager is None
         and not runner.kv_index_translator.is_translating
-        and get_parallel().pp_size == 1
-        and get_parallel().tp_size == 1
+        and upstream.get_parallel().pp_size == 1
+        and upstream.get_parallel().tp_size == 1
     )
 
 
 def _plainly_greedy(batch: Any) -> bool:
     """Whether the target's most likely tokens are taken as they are."""
-    from sglang.srt.environ import envs
-    from sglang.srt.runtime_context import get_parallel
-    from sglang.srt.speculative.spec_utils import SIMULATE_ACC_LEN
-
     sampling = batch.sampling_info
     return (
         not batch.forward_mode.is_idle()
@@ -223,9 +214,9 @@ def _plainly_greedy(batch: Any) -> bool:
         and sampling.acc_additive_penalties is None
         and sampling.acc_scaling_penalties is None
         and sampling.logit_bias is None
-        and SIMULATE_ACC_LEN <= 0
-        and not envs.SGLANG_SANITIZE_NAN_LOGITS.get()
-        and get_parallel().tp_size == 1
+        and upstream.SIMULATE_ACC_LEN <= 0
+        and not upstream.envs.SGLANG_SANITIZE_NAN_LOGITS.get()
+        and upstream.get_parallel().tp_size == 1
     )
 
 

@@ -17,6 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import linear, weight_formats
 from sglang_dspark.serving.cpu.fast_paths import UnfitError, fits, need
 from sglang_dspark.serving.cpu.weight_formats import (
@@ -125,9 +126,7 @@ def _require_target(runner: Any, known: Sequence[str]) -> None:
 
 
 def _require_draft(model: Any) -> None:
-    from sglang.srt.models.dspark import DSparkDraftModel
-
-    need(isinstance(model, DSparkDraftModel), "only dense drafts are packed")
+    need(isinstance(model, upstream.DSparkDraftModel), "only dense drafts are packed")
     stacked = model._stacked_ctx_kv_params()  # upstream keeps it
     if stacked is None:
         raise UnfitError("keys and values of its context are not one product")
@@ -158,15 +157,10 @@ def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
 
 def _plain(module: nn.Module) -> bool:
     """Whether a module multiplies with or looks up in a float32 weight, and nothing else."""
-    from sglang.srt.layers.quantization.unquant import (
-        UnquantizedEmbeddingMethod,
-        UnquantizedLinearMethod,
-    )
-
     method = type(getattr(module, "quant_method", None))
     weight = getattr(module, "weight", None)
     return (
-        method in (UnquantizedLinearMethod, UnquantizedEmbeddingMethod)
+        method in (upstream.UnquantizedLinearMethod, upstream.UnquantizedEmbeddingMethod)
         and isinstance(weight, nn.Parameter)
         and not getattr(module, "use_intel_amx_backend", False)
         and format_of(weight) is FLOAT32

@@ -18,6 +18,7 @@ from typing import Any
 
 import psutil
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import threads
 
 CORES = "SGLANG_CPU_OMP_THREADS_BIND"
@@ -78,9 +79,7 @@ def _set(name: str, value: str) -> None:
 
 def memory_nodes() -> int:
     """Count the machine's memory nodes, at least one."""
-    from sglang.srt.utils.common import get_cpu_ids_by_node
-
-    return max(1, len(get_cpu_ids_by_node()))
+    return max(1, len(upstream.get_cpu_ids_by_node()))
 
 
 def _meet(meeting: str | None) -> None:
@@ -90,9 +89,7 @@ def _meet(meeting: str | None) -> None:
     """
     host = "127.0.0.1"
     if meeting is not None:
-        from sglang.srt.utils.network import NetworkAddress
-
-        host = NetworkAddress.parse(meeting).host
+        host = upstream.NetworkAddress.parse(meeting).host
     own = _own_address(host)
     if own is None:
         return

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.penalties import apply_penalties, penalised
 
 _WINDOWS = "dspark_penalised_windows"  # attribute of the executor: windows of the step before
@@ -39,8 +40,6 @@ def run_non_compact(original: Callable[..., Any], executor: Any, **step: Any) ->
 
 def _adjust(executor: Any, done: Any, window: Tensor, step: dict[str, Any]) -> None:
     """Penalties first, then what upstream adds: logit processors and biases."""
-    from sglang.srt.speculative.dflash_utils import apply_dflash_verify_logits_adjustments
-
     logits = done.logits_output.next_token_logits  # [R * W, V]
     requests, width = window.shape
     executor.__dict__[_WINDOWS] = apply_penalties(
@@ -50,6 +49,6 @@ def _adjust(executor: Any, done: Any, window: Tensor, step: dict[str, Any]) -> N
         step["verify_window"].positions_2d[:, 0],
         executor.__dict__.get(_WINDOWS, {}),
     )
-    apply_dflash_verify_logits_adjustments(
+    upstream.apply_dflash_verify_logits_adjustments(
         next_token_logits=logits, sampling_info=step["sampling_info"], draft_token_num=width
     )

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.accept import accept, agreed
 from sglang_dspark.serving.cpu.fast_paths import need
 from sglang_dspark.serving.cpu.layout import layout_without_drafts
@@ -49,21 +50,15 @@ def require(worker: Any) -> None:
 
 def takes(batch: Any) -> bool:
     """Whether logits are read as they come, one row a request, and nothing else is asked for."""
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-
     return (
         batch.forward_mode.is_decode()
-        and batch.return_hidden_states_mode is CaptureHiddenMode.NULL
+        and batch.return_hidden_states_mode is upstream.CaptureHiddenMode.NULL
         and not reads_windows(batch)
     )
 
 
 def reads_windows(batch: Any) -> bool:
     """Whether something reads the logits of a pass window by window, gamma + 1 rows a request."""
-    from sglang.srt.speculative.dspark_components.dspark_verify import (
-        verify_logits_adjustments_are_noop,
-    )
-
     from sglang_dspark.serving.cpu.penalties import penalised
 
     info = batch.sampling_info
@@ -73,14 +68,11 @@ def reads_windows(batch: Any) -> bool:
         return False
     if info.sampling_mask_batch_indices is not None or penalised(batch.reqs):
         return True
-    return not verify_logits_adjustments_are_noop(info)
+    return not upstream.verify_logits_adjustments_are_noop(info)
 
 
 def run(worker: Any, batch: Any, publish: Callable[..., None] | None, short_pass: ShortPass) -> Any:
     """Decode one token of each request; upstream's `GenerationBatchResult` of a step."""
-    from sglang.srt.managers.utils import GenerationBatchResult
-    from sglang.srt.speculative.draft_worker_common import make_draft_input_v2
-
     requests, prefix = len(batch.seq_lens), batch.seq_lens
     anchors = batch.spec_info.bonus_tokens.view(-1)
     slots = _slots(batch, worker.model_runner.req_to_token_pool.req_to_token)
@@ -100,14 +92,14 @@ def run(worker: Any, batch: Any, publish: Callable[..., None] | None, short_pass
     width = int(worker.verify_num_draft_tokens)
     padded = torch.zeros(requests, width, dtype=torch.int64)
     padded[:, 0] = tokens
-    return GenerationBatchResult(
+    return upstream.GenerationBatchResult(
         logits_output=output,
         next_token_ids=padded.view(-1),
         accept_lens=one,
         block_accept_lens=one,
         cap_lens=layout_without_drafts(requests).verify_lens,
         can_run_cuda_graph=False,
-        next_draft_input=make_draft_input_v2(bonus_tokens=tokens, new_seq_lens=lens),
+        next_draft_input=upstream.make_draft_input_v2(bonus_tokens=tokens, new_seq_lens=lens),
         speculative_num_draft_tokens=width,
         new_seq_lens=lens,
     )
@@ -120,15 +112,12 @@ def _slots(batch: Any, table: Tensor) -> Tensor:
 
 def _pass(worker: Any, batch: Any, anchors: Tensor, slots: Tensor, short_pass: ShortPass) -> Any:
     """Upstream's `LogitsProcessorOutput` of one row a request, hidden states [R, m*d] included."""
-    from sglang.srt.model_executor.forward_batch_info import CaptureHiddenMode
-    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
-
     requests = len(anchors)
-    verify_input = DFlashVerifyInput(
+    verify_input = upstream.DFlashVerifyInput(
         draft_token=anchors,
         positions=batch.seq_lens,
         draft_token_num=int(worker.verify_num_draft_tokens),
-        capture_hidden_mode=CaptureHiddenMode.FULL,
+        capture_hidden_mode=upstream.CaptureHiddenMode.FULL,
         ragged_verify_layout=layout_without_drafts(requests),
     )
     done = short_pass(worker.target_worker, batch, verify_input, slots)
@@ -139,17 +128,10 @@ def _pass(worker: Any, batch: Any, anchors: Tensor, slots: Tensor, short_pass: S
 
 def _runners_pass(worker: Any, batch: Any, verify_input: Any, slots: Tensor) -> Any:
     """The same through SGLang's runner."""
-    from sglang.srt.model_executor.forward_batch_info import (
-        CaptureHiddenMode,
-        ForwardBatch,
-        ForwardMode,
-    )
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
     runner, anchors = worker.model_runner, verify_input.draft_token
     requests = len(anchors)
-    forward = ForwardBatch(
-        forward_mode=ForwardMode.TARGET_VERIFY,
+    forward = upstream.ForwardBatch(
+        forward_mode=upstream.ForwardMode.TARGET_VERIFY,
         batch_size=requests,
         input_ids=anchors,
         req_pool_indices=batch.req_pool_indices,
@@ -158,10 +140,10 @@ def _runners_pass(worker: Any, batch: Any, verify_input: Any, slots: Tensor) -> 
         seq_lens_sum=None,
         seq_lens_cpu=None,
         positions=batch.seq_lens,
-        spec_algorithm=SpeculativeAlgorithm.DSPARK,
+        spec_algorithm=upstream.SpeculativeAlgorithm.DSPARK,
         sampling_info=batch.sampling_info,
         spec_info=verify_input,
-        capture_hidden_mode=CaptureHiddenMode.FULL,
+        capture_hidden_mode=upstream.CaptureHiddenMode.FULL,
         global_num_token_non_padded_cpu=requests,
     )
     runner.kv_index_translator.bind_own_plan(forward)
@@ -173,12 +155,12 @@ def _runners_pass(worker: Any, batch: Any, verify_input: Any, slots: Tensor) -> 
 
 def _next_tokens(logits: Tensor, anchors: Tensor, sampling_info: Any, positions: Tensor) -> Tensor:
     """The target's next token of each request, [R] int64, from logits [R, V]."""
-    from sglang.srt.speculative.dspark_components.dspark_draft import resolve_greedy_mask
-
     requests = len(anchors)
     mask = None
     if sampling_info is not None and not sampling_info.is_all_greedy:
-        mask = resolve_greedy_mask(sampling_info=sampling_info, bs=requests, device=logits.device)
+        mask = upstream.resolve_greedy_mask(
+            sampling_info=sampling_info, bs=requests, device=logits.device
+        )
     block = SimpleNamespace(greedy_draft=True, greedy_mask=mask)
     window = anchors.view(requests, 1)
     rows = _lens(requests), _starts(requests)

@@ -11,10 +11,8 @@ import logging
 from typing import Any
 
 import torch
-from sglang.srt.platforms.cpu import CpuDeviceMixin
-from sglang.srt.platforms.device_mixin import PlatformEnum
-from sglang.srt.platforms.interface import PlatformCapabilities, SRTPlatform
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cpu import parallel
 
@@ -24,13 +22,13 @@ ATTENTION_BACKEND = "dspark_cpu"
 ALGORITHMS = frozenset({"DSPARK", "DFLASH", "EAGLE", "EAGLE3", "STANDALONE", "NGRAM"})
 
 
-class DsparkCpuPlatform(CpuDeviceMixin, SRTPlatform):
+class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
     """CPU without AVX512/AMX kernels: torch and Numba operators, no graphs, no Triton."""
 
-    _enum = PlatformEnum.OOT
+    _enum = upstream.PlatformEnum.OOT
     device_name = "cpu"
     device_type = "cpu"
-    capabilities = PlatformCapabilities(supports_triton=False, graph_capture=False)
+    capabilities = upstream.PlatformCapabilities(supports_triton=False, graph_capture=False)
 
     def is_pin_memory_available(self, device: Any = None) -> bool:
         return False
@@ -95,13 +93,10 @@ def register_attention() -> None:
 
     Upstream: sglang/srt/arg_groups/choices.py and srt/layers/attention/attention_registry.py.
     """
-    from sglang.srt.arg_groups import choices
-    from sglang.srt.layers.attention import attention_registry
-
-    for names in (choices.ATTENTION_BACKEND_CHOICES, choices.DRAFT_ATTENTION_BACKEND_CHOICES):
+    for names in (upstream.ATTENTION_BACKEND_CHOICES, upstream.DRAFT_ATTENTION_BACKEND_CHOICES):
         if ATTENTION_BACKEND not in names:
             names.append(ATTENTION_BACKEND)
-    attention_registry.register_attention_backend(ATTENTION_BACKEND)(_create_attention)
+    upstream.register_attention_backend(ATTENTION_BACKEND)(_create_attention)
 
 
 def _create_attention(runner: Any) -> Any:

@@ -15,6 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.fast_paths import fits, need
 from sglang_dspark.serving.cpu.layers.models import stack_of_model
 
@@ -38,8 +39,6 @@ def _draft(
     anchor_prepared: bool = False,
     **unused: Any,
 ) -> Any:
-    from sglang.srt.speculative.dspark_components.dspark_draft import DraftForwardResult
-
     from sglang_dspark.serving.cpu import context_kv
     from sglang_dspark.serving.cpu.layers import forward as layer_forward
     from sglang_dspark.serving.cpu.layers.support import draft_layer_of, ending_of
@@ -58,7 +57,7 @@ def _draft(
     if not done:
         return None
     hidden: Tensor = done[0]
-    return DraftForwardResult(
+    return upstream.DraftForwardResult(
         draft_block_ids=ids,
         raw_hidden=hidden,
         draft_hidden_3d=hidden.view(bs, proposer.gamma, -1),
@@ -76,8 +75,6 @@ def run_verify(
     seq_lens_sum_backup: Any,
 ) -> Any:
     """AROUND hook of `_forward_prepared_verify`: logits [n, V] and features of the windows."""
-    from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyResult
-
     done = verify_pass(executor.target_worker, batch, verify_input, batch.out_cache_loc)
     if done is None:
         return original(
@@ -94,7 +91,7 @@ def run_verify(
     batch.seq_lens_sum = seq_lens_sum_backup
     if batch.sampling_info is not None:
         batch.sampling_info.grammars = None  # as `ForwardBatch.init_new` leaves it
-    return TargetVerifyResult(logits_output=done[0], can_run_cuda_graph=False)
+    return upstream.TargetVerifyResult(logits_output=done[0], can_run_cuda_graph=False)
 
 
 def verify_pass(
@@ -104,8 +101,6 @@ def verify_pass(
 
     slots: [n] int64, where the keys and values of the rows go.
     """
-    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-
     from sglang_dspark.serving.cpu import linear
     from sglang_dspark.serving.cpu.layers import forward as layer_forward
     from sglang_dspark.serving.cpu.layers.support import ending_of, target_layer_of
@@ -134,7 +129,7 @@ def verify_pass(
     hidden, captured = done
     features = torch.cat(captured, dim=-1) if len(captured) > 1 else (captured or [hidden])[0]
     logits = linear.product(hidden, model.lm_head.weight)
-    output = LogitsProcessorOutput(next_token_logits=logits, hidden_states=features)
+    output = upstream.LogitsProcessorOutput(next_token_logits=logits, hidden_states=features)
     return output, window.forward_mode
 
 
@@ -188,15 +183,13 @@ def _plain_draft(proposer: Any) -> bool:
 
 
 def _require_draft(proposer: Any) -> None:
-    from sglang.srt.environ import envs
-
     from sglang_dspark.serving.cpu.layers import forward as layer_forward
 
     model = proposer.draft_model
     need(proposer.deferred_commit is None, "commits are deferred")
     need(not proposer._dp_moe_sync, "ranks of its experts wait for each other")
     need(proposer.sample_from_anchor, "it does not draft from its anchor")
-    need(envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get(), "SGLANG_DSPARK_EMBED_IN_GRAPH is off")
+    need(upstream.envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get(), "SGLANG_DSPARK_EMBED_IN_GRAPH is off")
     need(hasattr(model, "forward_embed"), "it embeds no tokens of its own")
     layer_forward.require_plain_embedding(model.embed_tokens)
 

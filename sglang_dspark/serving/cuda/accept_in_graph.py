@@ -21,13 +21,14 @@ from sglang_dspark.kernels.accept_greedy import (
     why_not,
 )
 from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving import upstream
 
 logger = logging.getLogger(__name__)
 _ROOM = "_sglang_dspark_room"
 
 
 def accept(
-    upstream: Callable[..., Tensor],
+    original: Callable[..., Tensor],
     epilogue: Any,
     *,
     candidates: Tensor,
@@ -50,7 +51,7 @@ def accept(
             accept_greedy_triton(candidates, cutoff_verify_lens, logits, seq_lens, out, room)
             return out.emitted
         _tell(reason)
-    return upstream(
+    return original(
         epilogue,
         candidates=candidates,
         logits=logits,
@@ -68,11 +69,9 @@ def _tell(reason: str) -> None:
 
 def _obstacle(epilogue: Any) -> str | None:
     """What else upstream does in between, in one line; None: nothing."""
-    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
-
     if epilogue.simulated_correct_len is not None:
         return "accepted lengths are simulated"
-    if epilogue._tp_sync.enabled(SpecTpSyncSite.DSPARK_ACCEPT_GRAPH):
+    if epilogue._tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_ACCEPT_GRAPH):
         return "tensor-parallel ranks agree on the outcome"
     if epilogue.block_accept_lens_buf is not None:
         return "SGLANG_OPT_DSV41_POST_FORWARD_CUDA_GRAPH is set"

@@ -13,6 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.step.rules import Rules
 
 _BACKENDS = ("flashinfer", "pytorch")
@@ -20,8 +21,6 @@ _BACKENDS = ("flashinfer", "pytorch")
 
 def samples_as_plain(sampling_info: Any, rules: Rules) -> bool:
     """Return whether plain decoding's sampler has the distribution of these requests."""
-    from sglang.srt.runtime_context import get_exec
-
     cuts = rules.cuts
     return (
         cuts is not None
@@ -31,7 +30,7 @@ def samples_as_plain(sampling_info: Any, rules: Rules) -> bool:
         # --enable-deterministic-inference gives every request a seed.
         and sampling_info.sampling_seed is None
         and sampling_info.sampling_mask_batch_indices is None
-        and get_exec().kernel.sampling_backend in _BACKENDS
+        and upstream.get_exec().kernel.sampling_backend in _BACKENDS
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cuda.device import GraphDevice
 from sglang_dspark.serving.step.draft import of_device
 from sglang_dspark.serving.step.layout import layout_of
@@ -79,10 +80,8 @@ def _pass(
     shape: Shape, requests: int, setting: dict[str, Any], greedy: int, *, drafted: bool
 ) -> Pass:
     """The first `greedy` requests are greedy, all others have the setting."""
-    from sglang.srt.sampling.sampling_params import TOP_K_ALL
-
     where, gamma = shape.logits.device, shape.gamma
-    usual = {"temperature": 1.0, "top_k": TOP_K_ALL, "top_p": 1.0, "min_p": 0.0}
+    usual = {"temperature": 1.0, "top_k": upstream.TOP_K_ALL, "top_p": 1.0, "min_p": 0.0}
     params = [
         SimpleNamespace(**usual | ({"top_k": 1} if r < greedy else setting))
         for r in range(requests)
@@ -112,14 +111,12 @@ def _pass(
 
 def sampling_info(params: list[Any], where: torch.device) -> Any:
     """SGLang's `SamplingBatchInfo` of these settings."""
-    from sglang.srt.sampling.sampling_batch_info import SamplingBatchInfo
-    from sglang.srt.sampling.sampling_params import TOP_K_ALL
 
     def column(name: str, dtype: torch.dtype) -> Tensor:
         return torch.tensor([getattr(each, name) for each in params], dtype=dtype, device=where)
 
     most = max(each.top_k for each in params)
-    return SamplingBatchInfo(
+    return upstream.SamplingBatchInfo(
         temperatures=column("temperature", torch.float32)[:, None],
         top_ps=column("top_p", torch.float32),
         top_ks=column("top_k", torch.int32),
@@ -127,21 +124,19 @@ def sampling_info(params: list[Any], where: torch.device) -> Any:
         is_all_greedy=False,
         is_any_greedy=any(each.top_k <= 1 for each in params),
         need_top_p_sampling=any(each.top_p != 1.0 for each in params),
-        need_top_k_sampling=any(each.top_k != TOP_K_ALL for each in params),
+        need_top_k_sampling=any(each.top_k != upstream.TOP_K_ALL for each in params),
         need_min_p_sampling=any(each.min_p > 0 for each in params),
-        max_top_k=None if most >= TOP_K_ALL else most,
+        max_top_k=None if most >= upstream.TOP_K_ALL else most,
         vocab_size=0,
     )
 
 
 def _block(shape: Shape, info: Any, *, drafted: bool) -> Any:
     """The server's own kind of draft block, or that of a step without drafts."""
-    from sglang.srt.speculative.dspark_components.dspark_draft import DraftBlockResult
-
     greedy = info.top_ks <= 1  # [R]
     argmax = shape.block.greedy_draft or not drafted
     logits = shape.block.corrected_logits
-    return DraftBlockResult(
+    return upstream.DraftBlockResult(
         draft_tokens=torch.zeros(len(greedy), shape.gamma, dtype=torch.int64, device=greedy.device),
         corrected_logits=None if argmax else logits.new_zeros(len(greedy), *logits.shape[1:]),
         greedy_mask=greedy,

@@ -12,6 +12,7 @@ from typing import Any
 import torch
 
 from sglang_dspark.schedule.cost_table import ProfileKey
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.broken_weights import refuse_broken
 from sglang_dspark.serving.cuda.compilations import watch
 from sglang_dspark.serving.cuda.device import EventClock, GraphDevice
@@ -85,17 +86,13 @@ def use_blockwise_rejection(worker: Any) -> None:
     executor = worker._verify_executor
     if torch.device(worker.device).type != "cuda" or executor._rejection_noise is not None:
         return
-    from sglang.kernels.ops.speculative.dspark.blockwise_rejection import make_rejection_noise
-
-    noise = make_rejection_noise(worker.target_worker.random_seed, worker.device)
+    noise = upstream.make_rejection_noise(worker.target_worker.random_seed, worker.device)
     worker._rejection_noise = executor._rejection_noise = noise
 
 
 def _obstacle(worker: Any) -> str | None:
     """Why this worker cannot be scheduled on an accelerator; None: it can."""
-    from sglang.srt.runtime_context import get_parallel
-
-    parallel, runner = get_parallel(), worker.model_runner
+    parallel, runner = upstream.get_parallel(), worker.model_runner
     if not worker._verify_planner.is_compact_mode:
         return "SGLang loaded the models for static verification"
     if parallel.attn_dp_enabled:

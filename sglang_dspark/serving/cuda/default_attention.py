@@ -20,7 +20,7 @@ from typing import Any
 import torch
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving import drafter_check
+from sglang_dspark.serving import drafter_check, upstream
 from sglang_dspark.serving.cuda import features
 from sglang_dspark.serving.schedule import mode
 
@@ -34,13 +34,11 @@ def choose_backend(
     model_config: Any,
 ) -> str:
     """AROUND hook: SGLang's default, or one with ragged windows where only that is missing."""
-    from sglang.srt.arg_groups.model_override_base import ResolvedView, ResolvingConfig, record_of
-
     chosen = original(server_args, use_mla_backend, model_config)
     if use_mla_backend or model_config.is_encoder_decoder:
         return chosen
-    is_view = isinstance(server_args, ResolvedView | ResolvingConfig)
-    record = record_of(server_args) if is_view else server_args
+    is_view = isinstance(server_args, upstream.ResolvedView | upstream.ResolvingConfig)
+    record = upstream.record_of(server_args) if is_view else server_args
     ours = _scheduled_backend(record, chosen, asymmetric=bool(model_config.has_asymmetric_kv))
     if ours is None:
         return chosen
@@ -55,13 +53,7 @@ def choose_backend(
 
 def _scheduled_backend(record: Any, sglangs: str, *, asymmetric: bool) -> str | None:
     """Return the backend of this GPU if the server is scheduled with it; None: keep SGLang's."""
-    from sglang.srt.arg_groups.model_override_base import (
-        ResolvedView,
-        _declaration_overlay,
-        resolving_view,
-    )
-
-    args = resolving_view(record)
+    args = upstream.resolving_view(record)
     is_ours = str(args.speculative_algorithm).upper() == "DSPARK" and mode.choice().ours
     if not is_ours or not str(args.device).startswith("cuda"):
         return None
@@ -69,12 +61,12 @@ def _scheduled_backend(record: Any, sglangs: str, *, asymmetric: bool) -> str | 
     backend = features.default_backend(sglangs, args, capability, asymmetric=asymmetric)
     if backend is None:
         return None
-    overlay = _declaration_overlay(record) | {"attention_backend": backend}
+    overlay = upstream._declaration_overlay(record) | {"attention_backend": backend}
     try:
         path = drafter_check.drafter_folder(args)
         if path is None:
             return None
-        why = drafter_check.obstacle(record, ResolvedView(record, overlay=overlay), path)
+        why = drafter_check.obstacle(record, upstream.ResolvedView(record, overlay=overlay), path)
     except DSparkError:
         return None  # `check_drafter` stops the server over it, with the same words
     return backend if why is None else None

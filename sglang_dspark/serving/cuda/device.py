@@ -13,6 +13,7 @@ from torch import Tensor
 
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
 from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cuda.accept import StepAccept
 from sglang_dspark.serving.cuda.accept_plain import plain_tokens, samples_as_plain
@@ -55,17 +56,12 @@ class GraphDevice:
 
     def __init__(self, worker: Any, clock: Clock) -> None:
         """worker: upstream's, its graphs captured."""
-        from sglang.srt.speculative.dspark_components.dspark_planner import (
-            ragged_capture_max_slots,
-            ragged_capture_num_tokens,
-        )
-
         self.clock = clock
         self._device = torch.device(worker.device)
         self.tiers: Sequence[int] = (
-            ragged_capture_num_tokens(model_runner=worker.model_runner) or ()
+            upstream.ragged_capture_num_tokens(model_runner=worker.model_runner) or ()
         )
-        self.slots = ragged_capture_max_slots(model_runner=worker.model_runner) or 0
+        self.slots = upstream.ragged_capture_max_slots(model_runner=worker.model_runner) or 0
         self._worker, self._executor = worker, worker._verify_executor
         self._epilogue = self._executor.verify_epilogue is not None
         self._by_our_rule = StepAccept()
@@ -118,10 +114,8 @@ class GraphDevice:
 
     def run(self, asked: Pass) -> Verified:
         """Upstream's compact pass: in a graph, or eagerly where none was captured."""
-        from sglang.srt.speculative.dspark_components.dspark_observability import InfoSegment
-
         executor, batch, penalties = self._executor, asked.batch, asked.rules.penalties
-        verifying = self._worker._observers.segment(InfoSegment.TARGET_VERIFY)
+        verifying = self._worker._observers.segment(upstream.InfoSegment.TARGET_VERIFY)
         with verifying, _seated(executor, asked.requests):
             done, hidden = executor.run_compact(
                 batch=batch,
@@ -202,10 +196,7 @@ class GraphDevice:
 
     def _finalized(self, asked: Pass, outcome: Acceptance) -> Any:
         """`AcceptOuts`; ranks agree on our outcome as they do on upstream's."""
-        from sglang.srt.speculative.dspark_components.dspark_verify import build_accept_outs
-        from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
-
-        return build_accept_outs(
+        return upstream.build_accept_outs(
             correct_len=outcome.accepted,
             bonus=outcome.bonus,
             # No draft that was admitted is dropped afterwards.
@@ -215,7 +206,7 @@ class GraphDevice:
             gamma=int(self._worker.gamma),
             verify_num_draft_tokens=int(self._worker.verify_num_draft_tokens),
             tp_sync=self._executor._tp_sync,
-            sync_site=SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE,
+            sync_site=upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE,
         )
 
     def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
@@ -261,11 +252,7 @@ def sampled_alone(sampling_info: Any, cuts: Cuts) -> Any:
 
 def _adjust(worker: Any, batch: Any, logits: Tensor) -> None:
     """What `run_compact` does with sampling info: logit processors and biases, behind penalties."""
-    from sglang.srt.speculative.dspark_components.dspark_planner import (
-        apply_logits_adjustments_strided,
-    )
-
-    apply_logits_adjustments_strided(
+    upstream.apply_logits_adjustments_strided(
         next_token_logits=logits,
         sampling_info=batch.sampling_info,
         verify_num_draft_tokens=worker.verify_num_draft_tokens,
@@ -293,6 +280,4 @@ def to_host(values: Tensor) -> Tensor:
 
     The copy is of a copy: a captured graph writes to the same tensor in the next step.
     """
-    from sglang.srt.utils.common import async_d2h
-
-    return async_d2h(values.detach().clone())
+    return upstream.async_d2h(values.detach().clone())

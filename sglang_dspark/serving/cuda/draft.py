@@ -22,6 +22,7 @@ from torch import Tensor
 from sglang_dspark.kernels.markov_blocks import Blocks, Noise, mixing_of, why_not
 from sglang_dspark.kernels.markov_sample import markov_triton
 from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.schedule import mode
 
 logger = logging.getLogger(__name__)
@@ -93,14 +94,11 @@ draft_steps = DraftSteps()
 
 def obstacle(head: Any, tp_sync: Any) -> str | None:
     """What of an upstream head or of its ranks the operator does not know; None: nothing."""
-    from sglang.srt.models.dspark import GatedMarkovHead, RNNHead, VanillaMarkov
-    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
-
-    if type(head) not in (VanillaMarkov, GatedMarkovHead, RNNHead):
+    if type(head) not in (upstream.VanillaMarkov, upstream.GatedMarkovHead, upstream.RNNHead):
         return f"its head is a {type(head).__name__}"
     if head.vocab_shard is not None:
         return "the vocabulary is split over ranks"
-    if tp_sync.enabled(SpecTpSyncSite.DSPARK_DRAFT):
+    if tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_DRAFT):
         return "ranks agree on each draft before the next"
     return None
 
@@ -110,9 +108,7 @@ def theirs_is_quicker(markov_head: Any, logits_out: Tensor | None = None, **_blo
 
     Upstream (0.5.23) gives a buffer for them along there, its warm-up included, and nowhere else.
     """
-    from sglang.srt.models.dspark import VanillaMarkov
-
-    return logits_out is not None and type(markov_head) is VanillaMarkov
+    return logits_out is not None and type(markov_head) is upstream.VanillaMarkov
 
 
 def blocks(

@@ -17,6 +17,7 @@ from torch.nn.functional import linear
 
 from sglang_dspark.kernels import commit_write
 from sglang_dspark.kernels.commit_write import DraftLayers
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.weight_updates import weights_version
 
 
@@ -45,11 +46,6 @@ class DraftContext:
 
 def obstacle(model: Any, pool: Any) -> str | None:
     """Why our operator does not write this model's context; None: it does."""
-    from sglang.srt.layers.layernorm import RMSNorm
-    from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
-    from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
-    from sglang.srt.layers.rotary_embedding.yarn import YaRNScalingRotaryEmbedding
-
     if not _writes_as_upstream(model):
         return f"{type(model).__name__} writes its context in a way of its own"
     reason = _obstacle_of(pool)
@@ -57,13 +53,17 @@ def obstacle(model: Any, pool: Any) -> str | None:
         return reason
     attention = [layer.self_attn for layer in model.layers]
     first = attention[0].rotary_emb
-    plain = (RotaryEmbedding, Llama3RotaryEmbedding, YaRNScalingRotaryEmbedding)
+    plain = (
+        upstream.RotaryEmbedding,
+        upstream.Llama3RotaryEmbedding,
+        upstream.YaRNScalingRotaryEmbedding,
+    )
     if type(first) not in plain or first.position_start != 0:
         return f"its rotation is a {type(first).__name__}"
     for part in attention:
         if part.rotary_emb is not first:
             return "its layers rotate in unlike ways"
-        if type(part.k_norm) is not RMSNorm:
+        if type(part.k_norm) is not upstream.RMSNorm:
             return f"its keys are normed by a {type(part.k_norm).__name__}"
         if part.k_norm.variance_epsilon != attention[0].k_norm.variance_epsilon:
             return "its layers have norms of unlike epsilon"
@@ -76,20 +76,16 @@ def obstacle(model: Any, pool: Any) -> str | None:
 
 def _writes_as_upstream(model: Any) -> bool:
     """By the methods that dense drafts have; other classes exchange some of them."""
-    from sglang.srt.models.dspark import DSparkDraftMixin
-
     names = ("write_target_hidden_kv", "_stacked_ctx_kv_params", "_build_fused_kv_write_bundle")
     own = (getattr(type(model), name, None) for name in names)
-    return all(o is getattr(DSparkDraftMixin, n) for o, n in zip(own, names, strict=True))
+    return all(o is getattr(upstream.DSparkDraftMixin, n) for o, n in zip(own, names, strict=True))
 
 
 def _obstacle_of(pool: Any) -> str | None:
     """What of a cache the operator does not know; None: nothing."""
-    from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
-
     names = ("set_kv_buffer", "_store_kv_layer")
     own = (getattr(type(pool), name, None) for name in names)
-    if any(o is not getattr(MHATokenToKVPool, n) for o, n in zip(own, names, strict=True)):
+    if any(o is not getattr(upstream.MHATokenToKVPool, n) for o, n in zip(own, names, strict=True)):
         return f"its cache is a {type(pool).__name__}"
     if pool.kv_cache_layout != "nhd":
         return f"its cache has the layout {pool.kv_cache_layout}"

@@ -12,32 +12,32 @@ from __future__ import annotations
 import logging
 from typing import Any
 
+from sglang_dspark.serving import upstream
+
 logger = logging.getLogger(__name__)
 
 
 def trim_decode_sizes(result: None, server_args: Any) -> None:
     """AFTER hook of `_handle_dspark`; sizes that the user named stay."""
-    from sglang.srt.arg_groups.cuda_graph_hook import generate_decode_cuda_graph_batch_sizes
-    from sglang.srt.arg_groups.overrides import declare_resolution, resolving_view
-    from sglang.srt.model_executor.cuda_graph_config import Backend, Phase, with_phase
-
-    args = resolving_view(server_args)
+    args = upstream.resolving_view(server_args)
     decode, running = args.cuda_graph_config.decode, int(args.max_running_requests)
-    named = {(Phase.DECODE, "max_bs"), (Phase.DECODE, "bs")} & server_args._cuda_graph_config_locked
-    captures = decode.backend != Backend.DISABLED
+    decode_phase = upstream.Phase.DECODE
+    by_name = {(decode_phase, "max_bs"), (decode_phase, "bs")}
+    named = by_name & server_args._cuda_graph_config_locked
+    captures = decode.backend != upstream.Backend.DISABLED
     if named or not captures or not decode.bs or max(decode.bs) <= running:
         return
-    sizes = generate_decode_cuda_graph_batch_sizes(server_args, running)
+    sizes = upstream.generate_decode_cuda_graph_batch_sizes(server_args, running)
     logger.info(
         "sglang-dspark: decode graphs are sized for %d running requests, not %d; "
         "--cuda-graph-max-bs-decode names another size",
         running,
         max(decode.bs),
     )
-    declare_resolution(
+    upstream.declare_resolution(
         server_args,
         "sglang_dspark.trim_decode_sizes",
-        cuda_graph_config=with_phase(
-            args.cuda_graph_config, Phase.DECODE, bs=sizes, max_bs=running
+        cuda_graph_config=upstream.with_phase(
+            args.cuda_graph_config, decode_phase, bs=sizes, max_bs=running
         ),
     )

@@ -19,6 +19,7 @@ from torch import Tensor
 from sglang_dspark.kernels.admission import admit_triton
 from sglang_dspark.kernels.commit_rows import Packed, pack_triton
 from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cuda.accept_warm_up import Shape, warm_up
 from sglang_dspark.serving.cuda.device import GraphDevice
 from sglang_dspark.serving.schedule.passes import Seats, draft_once, ragged_forward
@@ -40,10 +41,8 @@ class GraphPasses:
     """What `schedule.profile` times on an accelerator."""
 
     def __init__(self, worker: Any, device: GraphDevice) -> None:
-        from sglang.srt.runtime_context import get_schedule
-
         self._worker, self._device = worker, device
-        self._overlaps = not get_schedule().disable_overlap_schedule
+        self._overlaps = not upstream.get_schedule().disable_overlap_schedule
         self._seats = Seats(worker)
         self._warm = False
         self.gamma = int(worker.gamma)
@@ -129,12 +128,8 @@ class GraphPasses:
 
     def _verify(self, batch: Any, asked: _Asked) -> Any:
         """The target's `LogitsProcessorOutput`, its hidden states a row a token of the pass."""
-        from sglang.kernels.ops.speculative.dspark.dspark_verify_window import (
-            BuildRaggedVerifyWindow,
-        )
-
         worker, layout = self._worker, asked.layout
-        window = BuildRaggedVerifyWindow.execute(
+        window = upstream.BuildRaggedVerifyWindow.execute(
             batch=batch,
             layout=layout,
             # Upstream's kernel reads anchors out of rows that are gamma wide, its torch any.

@@ -29,6 +29,7 @@ from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.schedule import profile
 from sglang_dspark.serving.schedule.falls import Fall
@@ -72,12 +73,10 @@ def verify_everything(worker: Any) -> None:
     Graphs that were captured for windows of unlike lengths run no others: with them the windows are
     alike by upstream's own rule for a planner that knows no costs.
     """
-    from sglang.srt.speculative.ragged_verify import RaggedVerifyMode
-
     planner = worker._verify_planner
     planner._budget_planner, planner._is_verify_all = None, True
     if worker.model_runner.decode_cuda_graph_runner is None:
-        planner._ragged_verify_mode = RaggedVerifyMode.STATIC
+        planner._ragged_verify_mode = upstream.RaggedVerifyMode.STATIC
 
 
 def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) -> ScheduleEngine:
@@ -106,9 +105,7 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
 def _lag() -> int:
     """Steps between a confidence and the plan that reads it: under the overlap loop a step is
     planned while the one before it runs."""
-    from sglang.srt.runtime_context import get_schedule
-
-    return 1 if get_schedule().disable_overlap_schedule else 2
+    return 1 if upstream.get_schedule().disable_overlap_schedule else 2
 
 
 def _announce(planner: Planner, profiled: profile.Profiled, calibrated: str) -> None:
@@ -167,12 +164,10 @@ def _weights_sha256(folder: Path) -> str:
 
 def _collector() -> Collector | None:
     """Metrics where SGLang exports its own."""
-    from sglang.srt.runtime_context import get_observability, get_parallel, get_serving
-
-    if not get_observability().enable_metrics:
+    if not upstream.get_observability().enable_metrics:
         return None
-    parallel = get_parallel()
-    labels = {"model_name": get_serving().served_model_name, "tp_rank": parallel.tp_rank}
+    parallel = upstream.get_parallel()
+    labels = {"model_name": upstream.get_serving().served_model_name, "tp_rank": parallel.tp_rank}
     if parallel.dp_rank is not None:  # as SGLang's own: one of several replicas
         labels["dp_rank"] = parallel.dp_rank
     return Collector({name: str(value) for name, value in labels.items()})
@@ -183,9 +178,11 @@ def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
 
     device: its name and what of it computes. backend: what runs the passes.
     """
-    from sglang.srt.runtime_context import get_parallel
-
-    target, draft, parallel = worker.model_runner, worker.draft_model_runner, get_parallel()
+    target, draft, parallel = (
+        worker.model_runner,
+        worker.draft_model_runner,
+        upstream.get_parallel(),
+    )
     seats = target.req_to_token_pool.req_to_token.shape[0]
     return ProfileKey(
         model=_named(str(target.model_config.model_path)),

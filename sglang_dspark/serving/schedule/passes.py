@@ -16,6 +16,8 @@ from typing import Any
 
 import torch
 
+from sglang_dspark.serving import upstream
+
 
 class Seats:
     """Pool rows that made-up requests may sit in for the time of a pass."""
@@ -53,8 +55,6 @@ class Seats:
             table[1 : requests + 1, :width] = kept
 
     def _batch(self, requests: int, context: int) -> Any:
-        from sglang.srt.speculative.dspark_components.dspark_planner import alloc_verify_window
-
         device = self._worker.device
         host = torch.full((requests,), context, dtype=torch.int64)
         needed = self._runner.attn_backend.needs_cpu_seq_lens and device != "cpu"
@@ -67,7 +67,7 @@ class Seats:
             dp_spec_prefill_coordination_applied=False,
             global_num_tokens=None,
         )
-        batch.window = alloc_verify_window(
+        batch.window = upstream.alloc_verify_window(
             batch=batch,
             bs=requests,
             device=device,
@@ -100,24 +100,16 @@ def draft_once(worker: Any, proposer: Any, batch: Any) -> Any:
 
 def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
     """The target over the packed rows of `window`; upstream's `LogitsProcessorOutput`."""
-    from sglang.srt.model_executor.forward_batch_info import (
-        CaptureHiddenMode,
-        ForwardBatch,
-        ForwardMode,
-    )
-    from sglang.srt.speculative.dflash_info import DFlashVerifyInput
-    from sglang.srt.speculative.spec_info import SpeculativeAlgorithm
-
     host_lens, ids = batch.seq_lens_cpu, window.verify_ids
-    verify_input = DFlashVerifyInput(
+    verify_input = upstream.DFlashVerifyInput(
         draft_token=ids,
         positions=window.positions,
         draft_token_num=int(worker.verify_num_draft_tokens),
-        capture_hidden_mode=CaptureHiddenMode.FULL,
+        capture_hidden_mode=upstream.CaptureHiddenMode.FULL,
         ragged_verify_layout=layout,
     )
-    forward = ForwardBatch(
-        forward_mode=ForwardMode.TARGET_VERIFY,
+    forward = upstream.ForwardBatch(
+        forward_mode=upstream.ForwardMode.TARGET_VERIFY,
         batch_size=len(batch.seq_lens),
         input_ids=ids,
         req_pool_indices=batch.req_pool_indices,
@@ -126,9 +118,9 @@ def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
         seq_lens_sum=None if host_lens is None else int(host_lens.sum()),
         seq_lens_cpu=host_lens,
         positions=window.positions,
-        spec_algorithm=SpeculativeAlgorithm.DSPARK,
+        spec_algorithm=upstream.SpeculativeAlgorithm.DSPARK,
         spec_info=verify_input,
-        capture_hidden_mode=CaptureHiddenMode.FULL,
+        capture_hidden_mode=upstream.CaptureHiddenMode.FULL,
         global_num_token_non_padded_cpu=len(ids),
     )
     return _forwarded(worker, batch, window, forward)

@@ -10,6 +10,7 @@ from typing import Any
 
 import torch
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.step.device import Device
 from sglang_dspark.serving.step.passes import Pass, Verified
 
@@ -22,9 +23,6 @@ def commit(device: Device, asked: Pass, verified: Verified, accepted: Any) -> No
 
 def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> Any:
     """Upstream's `GenerationBatchResult` of a decode step."""
-    from sglang.srt.managers.utils import GenerationBatchResult
-    from sglang.srt.speculative.dspark_components.dspark_draft import make_next_draft_input
-
     layout = asked.layout
     results = (accepted.new_seq_lens, accepted.out_tokens, accepted.commit_lens)
     if verified.folded:
@@ -32,7 +30,7 @@ def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> An
         # it, and tokens and counts are copied to the host on a stream that it does not wait for.
         results = tuple(each.clone() for each in results)
     lens, tokens, counts = results
-    return GenerationBatchResult(
+    return upstream.GenerationBatchResult(
         logits_output=verified.outputs,
         next_token_ids=tokens.reshape(-1),
         accept_lens=counts,
@@ -41,7 +39,9 @@ def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> An
         ),
         cap_lens=None if layout is None else layout.verify_lens.to(torch.int32),
         can_run_cuda_graph=verified.in_graph,
-        next_draft_input=make_next_draft_input(bonus_tokens=accepted.bonus, new_seq_lens=lens),
+        next_draft_input=upstream.make_next_draft_input(
+            bonus_tokens=accepted.bonus, new_seq_lens=lens
+        ),
         speculative_num_draft_tokens=int(worker.verify_num_draft_tokens),
         new_seq_lens=lens,
     )

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.seeds import Seeds, seeded_draft
 from sglang_dspark.serving.step.state import StepState
@@ -50,10 +51,8 @@ def propose(state: StepState, batch: Any, window: Any, depth: int, seeds: Seeds 
 
     seeds: what draws some of them.
     """
-    from sglang.srt.speculative.dspark_components.dspark_observability import InfoSegment
-
     worker, proposer = state.worker, state.proposers[depth]
-    segment = worker._observers.segment(InfoSegment.DRAFT)
+    segment = worker._observers.segment(upstream.InfoSegment.DRAFT)
     with worker._draft_context(), segment, seeded_draft(proposer, batch, seeds):
         proposal = proposer.propose(
             batch=batch,
@@ -82,17 +81,13 @@ def _widened(proposal: Any, gamma: int) -> Any:
 
 def skip(state: StepState, batch: Any) -> Any:
     """A `DraftProposal` whose drafts nobody reads, as none is verified."""
-    from sglang.srt.speculative.dspark_components.dspark_draft import (
-        DraftBlockResult,
-        DraftProposal,
-        resolve_draft_params,
-    )
-
     worker, requests, device = state.worker, len(batch.seq_lens), batch.seq_lens.device
     ids = worker._proposer.draft_block_ids_view(bs=requests, device=device)
     ids[:, 0].copy_(batch.spec_info.bonus_tokens.view(-1))
-    params = resolve_draft_params(sampling_info=batch.sampling_info, bs=requests, device=device)
-    block = DraftBlockResult(
+    params = upstream.resolve_draft_params(
+        sampling_info=batch.sampling_info, bs=requests, device=device
+    )
+    block = upstream.DraftBlockResult(
         draft_tokens=_no_tokens(requests, int(worker.gamma), device),
         corrected_logits=None,
         greedy_mask=params.greedy_mask,
@@ -100,7 +95,7 @@ def skip(state: StepState, batch: Any) -> Any:
         greedy_draft=True,
     )
     folded = state.device.accepts_in_graph(requests, 0)
-    return DraftProposal(draft_block_ids=ids, draft_block=block, folded=folded)
+    return upstream.DraftProposal(draft_block_ids=ids, draft_block=block, folded=folded)
 
 
 @lru_cache(maxsize=512)

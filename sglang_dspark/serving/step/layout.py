@@ -12,6 +12,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.serving import upstream
 
 
 def admitted_drafts(plan: Plan) -> int:
@@ -28,9 +29,7 @@ def anchors_alone(requests: int, device: torch.device | str = "cpu") -> Tensor:
 
 def layout_of(indptr: Tensor, tokens: int) -> Any:
     """Upstream's `RaggedVerifyLayout` of these windows in a pass of `tokens`."""
-    from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
-
-    return RaggedVerifyLayout(
+    return upstream.RaggedVerifyLayout(
         verify_lens=indptr.diff(),
         graph_num_tokens=tokens,
         extend_start_loc=indptr[:-1],
@@ -40,10 +39,8 @@ def layout_of(indptr: Tensor, tokens: int) -> Any:
 
 def window_of(worker: Any, batch: Any) -> Any:
     """Positions and cache slots of all gamma + 1 places of each request: [R, gamma + 1]."""
-    from sglang.srt.speculative.dspark_components.dspark_planner import alloc_verify_window
-
     host_lens = batch.seq_lens_cpu
-    return alloc_verify_window(
+    return upstream.alloc_verify_window(
         batch=batch,
         bs=len(batch.seq_lens),
         device=worker.device,

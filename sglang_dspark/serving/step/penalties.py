@@ -23,6 +23,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.verify.penalties import COPIES, Penalties, penalise_windows
 
 logger = logging.getLogger(__name__)
@@ -257,7 +258,5 @@ def stop_ids(req: Any) -> list[int]:
 
 def _upload(values: Sequence[Any], like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     """Numbers of the host on the device of `like`, without waiting for it."""
-    from sglang.srt.utils.common import async_h2d
-
-    uploaded: Tensor = async_h2d(values, dtype=dtype, device=like.device)
+    uploaded: Tensor = upstream.async_h2d(values, dtype=dtype, device=like.device)
     return uploaded

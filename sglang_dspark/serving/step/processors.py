@@ -18,6 +18,7 @@ import numpy as np
 
 from sglang_dspark.common.files import brief
 from sglang_dspark.schedule.budget import Counts
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.step.state import state_of
 
 
@@ -30,15 +31,10 @@ def limits_of(reqs: list[Any], gamma: int) -> Counts | None:
 
 def reads_answer(req: Any) -> bool:
     """Whether the request's processor may look at more than the row that it is given."""
-    from sglang.srt.sampling.custom_logit_processor import (
-        CustomLogitProcessor,
-        DisallowedTokensLogitsProcessor,
-    )
-
     if not req.custom_logit_processor:
         return False
-    found = CustomLogitProcessor.from_str(req.custom_logit_processor)
-    return type(found) is not DisallowedTokensLogitsProcessor
+    found = upstream.CustomLogitProcessor.from_str(req.custom_logit_processor)
+    return type(found) is not upstream.DisallowedTokensLogitsProcessor
 
 
 def check_processor(result: Any, scheduler: Any, req: Any) -> None:

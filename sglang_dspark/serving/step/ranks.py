@@ -20,6 +20,7 @@ from sglang_dspark.schedule.agreement import Agreement, failed
 from sglang_dspark.schedule.budget import Counts
 from sglang_dspark.schedule.online import Floats
 from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.step.engine import ScheduleEngine, Step
 from sglang_dspark.serving.step.layout import anchors_alone
 
@@ -147,9 +148,7 @@ def _seats(rows: Tensor) -> Counts:
 
 def ranks_of(worker: Any) -> Ranks:
     """The ranks that this worker of upstream's shares its steps with."""
-    from sglang.srt.runtime_context import get_parallel
-
-    group = get_parallel().tp_group
+    group = upstream.get_parallel().tp_group
     if group.world_size == 1:
         return Ranks()
     seats = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])

@@ -14,6 +14,7 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import load_config
 from sglang_dspark.serving.step.penalties import OutputCounts, StepPenalties, penalties_of
 from sglang_dspark.serving.step.seeds import Seeds, seeds_of
@@ -72,15 +73,13 @@ def cuts_of(settings: Iterable[Any]) -> Cuts:
 
     SGLang's own flags count greedy requests too, whose top-k is 1.
     """
-    from sglang.srt.sampling.sampling_params import TOP_K_ALL
-
     sampled = [each for each in settings if each.top_k > 1]
-    most = max((each.top_k for each in sampled), default=TOP_K_ALL)
+    most = max((each.top_k for each in sampled), default=upstream.TOP_K_ALL)
     return Cuts(
-        top_k=any(each.top_k < TOP_K_ALL for each in sampled),
+        top_k=any(each.top_k < upstream.TOP_K_ALL for each in sampled),
         top_p=any(each.top_p != 1.0 for each in sampled),
         min_p=any(each.min_p > 0 for each in sampled),
-        most=None if most >= TOP_K_ALL else most,
+        most=None if most >= upstream.TOP_K_ALL else most,
     )
 
 

@@ -16,6 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.verify.sampling import truncate_all
 from sglang_dspark.verify.seeded import rows_at_once, seeded_choice, waits
 
@@ -56,14 +57,12 @@ class DraftSeeds:
 
 def seeds_of(batch: Any) -> Seeds | None:
     """The seeds of a batch's sampled requests; None where none has one."""
-    from sglang.srt.utils.common import async_h2d
-
     settings = [req.sampling_params for req in batch.reqs]
     seeded = [r for r, s in enumerate(settings) if s.sampling_seed is not None and s.top_k > 1]
     if not seeded:
         return None
     rows, values = (
-        async_h2d(each, dtype=torch.int64, device=batch.seq_lens.device)
+        upstream.async_h2d(each, dtype=torch.int64, device=batch.seq_lens.device)
         for each in (seeded, [settings[r].sampling_seed for r in seeded])
     )
     return Seeds(rows, values)
@@ -142,9 +141,7 @@ def draft_block(
 
     base_logits: [R, gamma, n]. anchor_tokens: [R]. Returns upstream's `DraftBlockResult`.
     """
-    from sglang.srt.speculative.dspark_components import dspark_draft
-
-    params = dspark_draft.resolve_draft_params(
+    params = upstream.resolve_draft_params(
         sampling_info=sampling_info, bs=len(base_logits), device=device
     )
     logits = _step_logits(markov_head, base_logits)
@@ -153,7 +150,7 @@ def draft_block(
     )
     tokens = torch.stack(list(places), dim=1)
     noise.offset.add_(1)
-    return dspark_draft.DraftBlockResult(
+    return upstream.DraftBlockResult(
         draft_tokens=tokens,
         corrected_logits=logits,
         greedy_mask=params.greedy_mask,
@@ -174,12 +171,9 @@ def _places(
     logits: Tensor,
 ) -> Iterator[Tensor]:
     """Tokens [R], place by place: each sees the token in front. logits: [R, gamma, n], written."""
-    from sglang.srt.speculative.dspark_components import dspark_draft
-    from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
-
     state, previous = markov_head.init_state(draft_hidden), anchor_tokens.long()
     for place in range(base_logits.shape[1]):
-        tokens, state = dspark_draft._draft_step(
+        tokens, state = upstream._draft_step(
             markov_head,
             previous,
             base_logits[:, place],
@@ -191,16 +185,14 @@ def _places(
             logits_out=logits[:, place],
         )
         tokens = drawn.drawn(tokens, logits[:, place], params.temperatures, place)
-        previous = tp_sync.sync(SpecTpSyncSite.DSPARK_DRAFT, tokens)
+        previous = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_DRAFT, tokens)
         yield previous
 
 
 def _step_logits(markov_head: Any, base_logits: Tensor) -> Tensor:
     """Room for the logits of all steps, as upstream makes it."""
-    from sglang.srt.speculative.dspark_components.dspark_draft import step_logits_width
-
     requests, gamma, width = base_logits.shape
     return base_logits.new_empty(
-        (requests, gamma, step_logits_width(markov_head, width)),
+        (requests, gamma, upstream.step_logits_width(markov_head, width)),
         dtype=markov_head.step_logits_dtype(base_logits.dtype),
     )

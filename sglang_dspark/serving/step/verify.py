@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.step.device import Device
 from sglang_dspark.serving.step.passes import Pass, Verified
 from sglang_dspark.serving.step.rules import Rules
@@ -38,29 +39,23 @@ def asked_of(
 
 def may_fold(worker: Any, batch: Any, proposal: Any, rules: Rules) -> bool:
     """Whether a graph that holds the greedy accept rule may decide this step."""
-    from sglang.srt.speculative.dspark_components.dspark_verify import (
-        verify_logits_adjustments_are_noop,
-    )
-
     info = batch.sampling_info
     return (
         worker._verify_executor.verify_epilogue is not None
         and proposal.folded
         and rules.penalties is None
         and (info is None or info.is_all_greedy)
-        and verify_logits_adjustments_are_noop(info)
+        and upstream.verify_logits_adjustments_are_noop(info)
         and not batch.has_grammar
     )
 
 
 def verify(device: Device, asked: Pass, grammar: Any) -> Verified:
     """Run the target over the windows; grammar: upstream's barrier, or None."""
-    from sglang.srt.speculative.spec_utils import GrammarTree, prepare_mamba_track_for_verify
-
     batch = asked.batch
     # A tree reads the drafts: it stands in front of the pass that it has to wait beside.
-    tree = GrammarTree.from_linear_chain(asked.ids) if batch.has_grammar else None
-    prepare_mamba_track_for_verify(batch)
+    tree = upstream.GrammarTree.from_linear_chain(asked.ids) if batch.has_grammar else None
+    upstream.prepare_mamba_track_for_verify(batch)
     verified = device.run(asked)
     if tree is not None:
         _mask(batch, tree, verified.outputs.next_token_logits, grammar)
@@ -69,9 +64,7 @@ def verify(device: Device, asked: Pass, grammar: Any) -> Verified:
 
 def _mask(batch: Any, tree: Any, logits: Tensor, barrier: Any) -> None:
     """Leave what the requests' grammars allow of logits [R * (gamma + 1), V]."""
-    from sglang.srt.speculative.spec_utils import build_grammar_vocab_mask
-
-    mask = build_grammar_vocab_mask(
+    mask = upstream.build_grammar_vocab_mask(
         reqs=batch.reqs,
         tree=tree,
         sampling_info=batch.sampling_info,
@@ -84,11 +77,8 @@ def _mask(batch: Any, tree: Any, logits: Tensor, barrier: Any) -> None:
 
 def explain(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> None:
     """Log-probabilities and sampling masks, where a request asks for them."""
-    from sglang.srt.layers.logprob_processor import compute_spec_logprobs
-    from sglang.srt.speculative.spec_sampling_mask import SpeculativeSamplingMaskCapture
-
     batch, width = asked.batch, worker.verify_num_draft_tokens
-    capture = SpeculativeSamplingMaskCapture.from_logits(
+    capture = upstream.SpeculativeSamplingMaskCapture.from_logits(
         batch.sampling_info,
         next_token_logits=verified.outputs.next_token_logits,
         draft_input=asked.came,
@@ -101,6 +91,6 @@ def explain(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> None
             out_tokens=accepted.out_tokens, commit_lens=accepted.commit_lens
         )
     if batch.return_logprob:
-        compute_spec_logprobs(
+        upstream.compute_spec_logprobs(
             batch, verified.outputs, accepted.out_tokens.reshape(-1), chain_stride=width
         )

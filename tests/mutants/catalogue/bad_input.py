@@ -107,7 +107,7 @@ MUTANTS = tuple(
         (
             "an answer may go beyond its request's row of slots",
             POOL,
-            "    return max(extra, get_alloc_reserve_per_decode())",
+            "    return max(extra, upstream.get_alloc_reserve_per_decode())",
             "    return extra",
             ROOM,
         ),
@@ -121,7 +121,7 @@ MUTANTS = tuple(
         (
             "no room is left at the end of the pool",
             POOL,
-            "pool - get_alloc_reserve_per_decode() - ",
+            "pool - upstream.get_alloc_reserve_per_decode() - ",
             "pool - ",
             ROOM,
         ),

@@ -137,15 +137,15 @@ MUTANTS = (
     _mutant(
         "a model that writes its context in its own way is overruled",
         CONTEXT,
-        "return all(o is getattr(DSparkDraftMixin, n)",
-        "return any(o is getattr(DSparkDraftMixin, n)",
+        "return all(o is getattr(upstream.DSparkDraftMixin, n)",
+        "return any(o is getattr(upstream.DSparkDraftMixin, n)",
         REFUSED,
     ),
     _mutant(
         "a cache that stores in its own way is overruled",
         CONTEXT,
-        "    if any(o is not getattr(MHATokenToKVPool, n)",
-        "    if all(o is not getattr(MHATokenToKVPool, n)",
+        "    if any(o is not getattr(upstream.MHATokenToKVPool, n)",
+        "    if all(o is not getattr(upstream.MHATokenToKVPool, n)",
         REFUSED,
     ),
     _mutant(

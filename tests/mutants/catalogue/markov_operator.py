@@ -141,8 +141,8 @@ MUTANTS = (
     _mutant(
         "ranks that agree on each draft draft alone",
         STEP,
-        "if tp_sync.enabled(SpecTpSyncSite.DSPARK_DRAFT):",
-        "if tp_sync.enabled(SpecTpSyncSite.DSPARK_DRAFT) is None:",
+        "if tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_DRAFT):",
+        "if tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_DRAFT) is None:",
         IN_A_STEP,
     ),
     _mutant(

@@ -119,8 +119,8 @@ MUTANTS = (
     _mutant(
         "ranks of several machines meet on loopback",
         PARALLEL,
-        "host = NetworkAddress.parse(meeting).host",
-        "NetworkAddress.parse(meeting)",
+        "host = upstream.NetworkAddress.parse(meeting).host",
+        "upstream.NetworkAddress.parse(meeting)",
         f"{SHARES}::test_ranks_of_several_meet_where_the_meeting_point_is",
     ),
 )

@@ -50,7 +50,7 @@ MUTANTS = (
         name="lag of 1 under the overlap loop",
         area="relay",
         file="sglang_dspark/serving/schedule/build.py",
-        old="return 1 if get_schedule().disable_overlap_schedule else 2",
+        old="return 1 if upstream.get_schedule().disable_overlap_schedule else 2",
         new="return 1",
         tests=("tests/serving/test_schedule_build.py",),
     ),

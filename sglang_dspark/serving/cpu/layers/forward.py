@@ -14,9 +14,9 @@ from operator import attrgetter
 from typing import Any
 
 import torch
-from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor, nn
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import linear, packed_weights
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.fast_paths import fits, need
@@ -51,7 +51,7 @@ class Window:
     req_pool_indices: Tensor
     seq_lens: Tensor
     spec_info: Any
-    forward_mode: ForwardMode = ForwardMode.TARGET_VERIFY
+    forward_mode: Any = upstream.ForwardMode.TARGET_VERIFY
 
 
 def serves(runner: Any) -> bool:
@@ -74,9 +74,7 @@ def serves(runner: Any) -> bool:
 
 def idle(hook: Any) -> bool:
     """An `EagerRunner` in the place of a graph runner: it holds no graph."""
-    from sglang.srt.model_executor.runner.eager_runner import EagerRunner
-
-    return type(hook) is EagerRunner
+    return type(hook) is upstream.EagerRunner
 
 
 def require_plain_runner(runner: Any) -> None:
@@ -84,32 +82,25 @@ def require_plain_runner(runner: Any) -> None:
 
     Raises UnfitError where they are not, as the others here do.
     """
-    from sglang.srt.debug_utils.dumper import dumper
-    from sglang.srt.eplb.expert_distribution import (
-        _ExpertDistributionRecorderNoop,
-        get_global_expert_distribution_recorder,
-    )
-    from sglang.srt.model_executor import model_runner
-    from sglang.srt.model_executor.runner.eager_runner import EagerRunner
-    from sglang.srt.runtime_context import get_parallel
-
-    parallel, model, backend = get_parallel(), runner.model, runner.attn_backend
-    recorder = get_global_expert_distribution_recorder()
+    parallel, model, backend = upstream.get_parallel(), runner.model, runner.attn_backend
+    recorder = upstream.get_global_expert_distribution_recorder()
     ours = type(backend) is DsparkCpuAttnBackend
     observers = (
-        model_runner.get_global_experts_capturer(),
-        model_runner.get_global_indexer_capturer(),
-        model_runner.get_global_dwdp_manager(),
+        upstream.get_global_experts_capturer(),
+        upstream.get_global_indexer_capturer(),
+        upstream.get_global_dwdp_manager(),
     )
     need(parallel.tp_size == parallel.pp_size == 1, "several ranks take part in a pass")
     need(runner.is_generation, "the model generates nothing")
     need(not runner.enable_elastic_ep, "experts move between ranks")
-    need(type(runner.eager_runner) is EagerRunner, "its eager runner is not SGLang's own")
+    need(type(runner.eager_runner) is upstream.EagerRunner, "its eager runner is not SGLang's own")
     need(not runner.eager_runner.enable_pdmux, "prefill and decode share its passes")
     need(ours, f"its attention backend is {type(backend).__name__}")
-    need(type(recorder) is _ExpertDistributionRecorderNoop, "the use of experts is recorded")
+    need(
+        type(recorder) is upstream._ExpertDistributionRecorderNoop, "the use of experts is recorded"
+    )
     need(all(each is None for each in observers), "SGLang captures what its passes compute")
-    need(not dumper.may_enable, "SGLang's dumper is on")
+    need(not upstream.dumper.may_enable, "SGLang's dumper is on")
     for name in ("prepare_for_forward", "prepare_forward_batch"):
         need(not hasattr(model, name), f"{type(model).__name__} has a {name}")
     need(_passes_ids_through(runner), "cache slots are translated")
@@ -117,23 +108,20 @@ def require_plain_runner(runner: Any) -> None:
 
 def _passes_ids_through(runner: Any) -> bool:
     """Whether cache slots are used as the scheduler names them."""
-    from sglang.srt.mem_cache.kv_loc_plan import IdSpaceKind
-
-    space = runner.kv_index_translator.space(IdSpaceKind.FULL)
+    space = runner.kv_index_translator.space(upstream.IdSpaceKind.FULL)
     return space is not None and space.write is None
 
 
 def require_plain_target(model: Any) -> None:
     """A target is layers, last norm, product with the LM head, and nothing behind it."""
-    from sglang.srt.layers.logits_processor import LogitsProcessor
-    from sglang.srt.models.llama import LlamaForCausalLM, LlamaModel
-    from sglang.srt.models.qwen3 import Qwen3ForCausalLM, Qwen3Model
-
-    known = {(LlamaForCausalLM, LlamaModel), (Qwen3ForCausalLM, Qwen3Model)}
+    known = {
+        (upstream.LlamaForCausalLM, upstream.LlamaModel),
+        (upstream.Qwen3ForCausalLM, upstream.Qwen3Model),
+    }
     fit = (type(model), type(getattr(model, "model", None))) in known
     need(fit, f"{type(model).__name__} is neither LlamaForCausalLM nor Qwen3ForCausalLM")
     processor = model.logits_processor
-    need(type(processor) is LogitsProcessor, "its logits are processed in another way")
+    need(type(processor) is upstream.LogitsProcessor, "its logits are processed in another way")
     need(not any(hooked(module) for module in (model.model, processor)), "a module has hooks")
     require_plain_embedding(model.model.embed_tokens)
     need(processor.logit_scale is None, "its logits are scaled")
@@ -148,11 +136,9 @@ def require_plain_target(model: Any) -> None:
 
 def _require_plain_head(head: Any, vocab_size: int) -> None:
     """Logits are one product of ours with the whole LM head."""
-    from sglang.srt.layers.logits_processor import should_apply_lm_head_quant_method
-
     method = getattr(head, "quant_method", None)
     need(not hasattr(head, "set_lora"), "its LM head has LoRA")
-    need(not should_apply_lm_head_quant_method(head, method), "its LM head is quantised")
+    need(not upstream.should_apply_lm_head_quant_method(head, method), "its LM head is quantised")
     need(not getattr(head, "use_intel_amx_backend", False), "its LM head is packed for AMX")
     need(head.weight.shape[0] == vocab_size, "its LM head is not as long as the vocabulary")
     need(linear.prepare() is not None, str(linear.why_not()))
@@ -163,15 +149,9 @@ def _require_plain_head(head: Any, vocab_size: int) -> None:
 
 def require_plain_embedding(embedding: Any) -> None:
     """Looking tokens up is taking rows of a float32 weight, or of one packed here."""
-    from sglang.srt.layers.vocab_parallel_embedding import (
-        ParallelLMHead,
-        UnquantizedEmbeddingMethod,
-        VocabParallelEmbedding,
-    )
-
-    known = type(embedding) in (VocabParallelEmbedding, ParallelLMHead)
+    known = type(embedding) in (upstream.VocabParallelEmbedding, upstream.ParallelLMHead)
     need(known, f"{type(embedding).__name__} is no embedding of SGLang's")
-    plain = type(embedding.quant_method) is UnquantizedEmbeddingMethod
+    plain = type(embedding.quant_method) is upstream.UnquantizedEmbeddingMethod
     need(plain, "its embedding is quantised")
     need(embedding.tp_size == 1, f"its embedding is split over {embedding.tp_size} ranks")
     dtype = embedding.weight.dtype

@@ -13,6 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.fast_paths import taken
 
 _STACK = "dspark_layer_stack"  # attribute of a model
@@ -31,8 +32,6 @@ def forward_target(
 
     Upstream's residual stream is left out: nothing else of a whole, plain stack touches it.
     """
-    from sglang.srt.layers.aux_hidden_states import AuxHiddenStateList
-
     from sglang_dspark.serving.cpu.layers import model as layer_model
     from sglang_dspark.serving.cpu.layers import support as layer_support
 
@@ -52,7 +51,7 @@ def forward_target(
     if step is None:
         return original(model, input_ids, positions, forward_batch, hidden, pp_proxy_tensors)
     normed, captured = layer_model.run(stack, step, hidden, model.layers_to_capture)
-    return (normed, AuxHiddenStateList(captured)) if captured else normed
+    return (normed, upstream.AuxHiddenStateList(captured)) if captured else normed
 
 
 def forward_draft(
@@ -66,8 +65,6 @@ def forward_draft(
     pp_proxy_tensors: Any = None,
 ) -> Any:
     """AROUND hook of `DFlashDraftModel.forward`: block tokens or embeddings [n, d] -> h [n, d]."""
-    from sglang.srt.layers.logits_processor import LogitsProcessorOutput
-
     from sglang_dspark.serving.cpu.layers import model as layer_model
     from sglang_dspark.serving.cpu.layers import support as layer_support
 
@@ -90,17 +87,15 @@ def forward_draft(
         )
     assert input_embeds is not None
     hidden, _ = layer_model.run(stack, step, input_embeds)
-    return LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
+    return upstream.LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
 
 
 def _settle(model: Any, forward_batch: Any) -> None:
     """Have the context written that this pass reads; in a draft block `seq_lens` is its length."""
-    from sglang.srt.model_executor.forward_context import get_attn_backend
-
     from sglang_dspark.serving.cpu import context_kv
     from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 
-    backend = get_attn_backend()
+    backend = upstream.get_attn_backend()
     if isinstance(backend, DsparkCpuAttnBackend) and forward_batch.forward_mode.is_target_verify():
         table = backend.req_to_token_pool.req_to_token
         context_kv.settle(model, table, forward_batch.req_pool_indices, forward_batch.seq_lens)
@@ -138,8 +133,6 @@ def _holds(stack: Any, mode: Any) -> bool:
 
 
 def step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:
-    from sglang.srt.model_executor.forward_context import get_attn_backend
-
     from sglang_dspark.serving.cpu.layers import model as layer_model
 
-    return layer_model.step_of(stack, get_attn_backend(), positions, hidden, forward_batch)
+    return layer_model.step_of(stack, upstream.get_attn_backend(), positions, hidden, forward_batch)

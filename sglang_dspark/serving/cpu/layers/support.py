@@ -12,25 +12,9 @@ from collections.abc import Mapping
 from typing import Any
 
 import torch
-from sglang.srt.layers.activation import SiluAndMul
-from sglang.srt.layers.layernorm import RMSNorm
-from sglang.srt.layers.linear import (
-    MergedColumnParallelLinear,
-    QKVParallelLinear,
-    RowParallelLinear,
-)
-from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
-from sglang.srt.layers.radix_attention import AttentionType, RadixAttention
-from sglang.srt.layers.rotary_embedding.base import RotaryEmbedding
-from sglang.srt.layers.rotary_embedding.rope_variant import Llama3RotaryEmbedding
-from sglang.srt.models.dflash import DFlashAttention, DFlashDecoderLayer, DFlashMLP
-from sglang.srt.models.llama import LlamaAttention, LlamaDecoderLayer, LlamaMLP
-from sglang.srt.models.llama_eagle import LlamaDecoderLayer as EagleDecoderLayer
-from sglang.srt.models.qwen2 import Qwen2MLP
-from sglang.srt.models.qwen3 import Qwen3Attention, Qwen3DecoderLayer
-from sglang.srt.runtime_context import get_exec, get_parallel
 from torch import Tensor, nn
 
+from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import linear, paged
 from sglang_dspark.serving.cpu.fast_paths import UnfitError, need
 from sglang_dspark.serving.cpu.layers.spec import (
@@ -50,19 +34,24 @@ _FLOAT = torch.float32
 def target_layer_of(layer: Any) -> LayerSpec:
     """Resolve a target's layer with its weights in place, Llama's or Qwen3's. Raises UnfitError
     where it does not fit, as the others here do."""
-    if type(layer) is not Qwen3DecoderLayer:
-        _require_plain(layer, (LlamaDecoderLayer, LlamaAttention, LlamaMLP))
+    if type(layer) is not upstream.Qwen3DecoderLayer:
+        _require_plain(
+            layer, (upstream.LlamaDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP)
+        )
         return _resolve(layer, (None, None))
-    _require_plain(layer, (Qwen3DecoderLayer, Qwen3Attention, Qwen2MLP))
+    _require_plain(layer, (upstream.Qwen3DecoderLayer, upstream.Qwen3Attention, upstream.Qwen2MLP))
     attention = layer.self_attn
     _require_head_norms(attention)
-    need(get_exec().deterministic.rl_on_policy_target is None, "a policy in training uses it")
+    need(
+        upstream.get_exec().deterministic.rl_on_policy_target is None,
+        "a policy in training uses it",
+    )
     return _resolve(layer, (attention.q_norm, attention.k_norm))
 
 
 def eagle_layer_of(layer: Any) -> LayerSpec:
     """Resolve a layer of an MTP (EAGLE) draft, the first of which has no norm of its input."""
-    _require_plain(layer, (EagleDecoderLayer, LlamaAttention, LlamaMLP))
+    _require_plain(layer, (upstream.EagleDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP))
     first = layer.self_attn.attn.layer_id == 0
     need(first == (_input_norm(layer) is None), "its first layer alone has no norm of its input")
     return _resolve(layer, (None, None))
@@ -84,8 +73,8 @@ def ending_of(model: Any) -> Ending:
     return Ending(_norm(norm), (model._modules, "norm", norm), weight)
 
 
-def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> LayerSpec:
-    ranks = get_parallel().tp_size
+def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
+    ranks = upstream.get_parallel().tp_size
     need(linear.prepare() is not None, str(linear.why_not()))
     need(ranks == 1, f"its layers are split over {ranks} ranks")
     shape, weights = _shape(layer), _weights(layer)
@@ -107,7 +96,7 @@ def _resolve(layer: Any, head_norms: tuple[RMSNorm | None, RMSNorm | None]) -> L
         cos_sin=rotary.cos_sin_cache,
         index=radix.layer_id,
         scale=radix.scaling,
-        causal=radix.attn_type != AttentionType.ENCODER_ONLY,
+        causal=radix.attn_type != upstream.AttentionType.ENCODER_ONLY,
         window=paged.NO_WINDOW if window is None or window < 0 else int(window),
         parts=_parts(layer),
         tensors=_tensors(layer),
@@ -179,10 +168,10 @@ def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) ->
 
 
 def _require_draft(layer: Any) -> None:
-    _require_kind(layer, DFlashDecoderLayer)
+    _require_kind(layer, upstream.DFlashDecoderLayer)
     attention = layer.self_attn
-    _require_kind(attention, DFlashAttention)
-    _require_kind(layer.mlp, DFlashMLP)
+    _require_kind(attention, upstream.DFlashAttention)
+    _require_kind(layer.mlp, upstream.DFlashMLP)
     _require_modules(layer)
     need(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
     need(attention.v_scale is None, "its values are scaled")
@@ -204,12 +193,12 @@ def _require_modules(layer: Any) -> None:
     """Upstream's classes with the options our kernels know, and nobody's hooks."""
     attention, mlp = layer.self_attn, layer.mlp
     radix = attention.attn
-    _require_kind(radix, RadixAttention)
-    _require_kind(mlp.act_fn, SiluAndMul)
-    _require_kind(attention.qkv_proj, QKVParallelLinear)
-    _require_kind(attention.o_proj, RowParallelLinear)
-    _require_kind(mlp.gate_up_proj, MergedColumnParallelLinear)
-    _require_kind(mlp.down_proj, RowParallelLinear)
+    _require_kind(radix, upstream.RadixAttention)
+    _require_kind(mlp.act_fn, upstream.SiluAndMul)
+    _require_kind(attention.qkv_proj, upstream.QKVParallelLinear)
+    _require_kind(attention.o_proj, upstream.RowParallelLinear)
+    _require_kind(mlp.gate_up_proj, upstream.MergedColumnParallelLinear)
+    _require_kind(mlp.down_proj, upstream.RowParallelLinear)
     _require_rotary(attention.rotary_emb, radix)
     need(not radix.is_cross_attention, "its attention is crossed")
     need(not radix.logit_cap, "its attention's logits are capped")
@@ -221,7 +210,7 @@ def _require_modules(layer: Any) -> None:
 
 
 def _require_rotary(rotary: Any, radix: Any) -> None:
-    known = type(rotary) in (RotaryEmbedding, Llama3RotaryEmbedding)
+    known = type(rotary) in (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
     need(known, f"{type(rotary).__name__} is no rotary embedding of Llama")
     need(rotary.is_neox_style, "its rotary embedding turns adjacent pairs")
     table = rotary.cos_sin_cache
@@ -230,17 +219,17 @@ def _require_rotary(rotary: Any, radix: Any) -> None:
     need(len(sizes) == 1, f"its heads have the sizes {sorted(sizes)}")
 
 
-def _input_norm(layer: Any) -> RMSNorm | None:
+def _input_norm(layer: Any) -> Any:
     return getattr(layer, "input_layernorm", None)
 
 
-def _norms(layer: Any) -> tuple[RMSNorm, ...]:
+def _norms(layer: Any) -> tuple[Any, ...]:
     found = (_input_norm(layer), layer.post_attention_layernorm)
     return tuple(norm for norm in found if norm is not None)
 
 
 def _require_norm(norm: Any) -> None:
-    _require_kind(norm, RMSNorm)
+    _require_kind(norm, upstream.RMSNorm)
     weight, over = norm.weight, norm.override_orig_dtype
     need(weight.dtype == _FLOAT and over in (None, _FLOAT), "a norm does not compute in float32")
     need(weight.is_contiguous(), "a norm's weight has gaps")
@@ -249,7 +238,7 @@ def _require_norm(norm: Any) -> None:
 
 def _plain_weight(layer: Any, name: str) -> Tensor:
     """The weight [N, K] of an unquantised linear layer without bias."""
-    need(type(layer.quant_method) is UnquantizedLinearMethod, f"{name} is quantised")
+    need(type(layer.quant_method) is upstream.UnquantizedLinearMethod, f"{name} is quantised")
     need(layer.bias is None, f"{name} has a bias")
     need(not getattr(layer, "use_intel_amx_backend", False), f"{name} is packed for AMX")
     weight: Tensor = layer.weight
@@ -265,7 +254,7 @@ def _product(kernel: NarrowMatmul, name: str, weight: Tensor) -> Product:
     return Product(weight.data_ptr(), n, k, threads)
 
 
-def _norm(norm: RMSNorm | None) -> Norm:
+def _norm(norm: Any) -> Norm:
     return NO_NORM if norm is None else Norm(norm.weight.data_ptr(), norm.variance_epsilon)
 
 
