@@ -12,7 +12,7 @@ import io
 from sglang_dspark.patches import all_seams, registry
 from sglang_dspark.patches.registry import SeamCheck
 from sglang_dspark.patches.seam import Seam
-from sglang_dspark.serving import startup, upstream
+from sglang_dspark.serving import startup, upstream, upstream_check
 from sglang_dspark.serving.device import active_device
 from sglang_dspark.serving.diagnosis import Diagnosis, SeamReport
 
@@ -29,7 +29,7 @@ def look_at_seams(found: Diagnosis) -> None:
     checks = {seam.name: registry.check_seam(seam) for seam in live}
     mismatches = [check for check in checks.values() if not check.ok]
     found.problems += [registry.mismatch(check) for check in mismatches]
-    if not off and not mismatches:
+    if not off and not mismatches and not upstream_check.missing():
         _load_plugins(found)
     for seam in seams:
         state: str = "not installed" if off else registry.state_of(seam, device=device)

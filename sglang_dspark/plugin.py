@@ -1,6 +1,6 @@
 """Entry point of the group `sglang.srt.plugins`: called by `load_plugins` in every process.
 
-SGLang (sglang/srt/plugins/__init__.py, 0.5.23) calls `register`, then applies all hooks, and logs
+SGLang (sglang/srt/plugins/__init__.py) calls `register`, then applies all hooks, and logs
 whatever fails. So this module imports nothing that can fail at its top, `register` ends the
 process itself, and the proof that each hook took runs right after `HookRegistry.apply_hooks`.
 """
@@ -34,8 +34,11 @@ def _install() -> None:
 
     startup.check_version(sglang.__version__)
 
+    from sglang_dspark.serving import moe_config, upstream_check
+
+    upstream_check.require_all()  # before the patches, which use these names as they are imported
+
     from sglang_dspark.patches import all_seams, registry
-    from sglang_dspark.serving import moe_config
     from sglang_dspark.serving.config import load_config
     from sglang_dspark.serving.cpu import quiet
     from sglang_dspark.serving.device import active_device

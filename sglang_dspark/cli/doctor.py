@@ -92,6 +92,7 @@ def _show_facts(console: Console, found: Diagnosis) -> None:
         "entry points": ", ".join(
             f"{k} {'present' if v else 'MISSING'}" for k, v in found.entry_points.items()
         ),
+        "names of SGLang": ", ".join(f"{v} {k}" for k, v in found.upstream.items()),
         "demo target": _placed(found.target),
         "shipped drafter": _placed(found.drafter),
     }

@@ -15,7 +15,7 @@ from typing import Any
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.extras import SUPPORTED_SGLANG
-from sglang_dspark.serving import installation, startup, upstream
+from sglang_dspark.serving import installation, startup, upstream, upstream_check
 
 ENTRY_POINTS = {
     "sglang.srt.plugins": startup.PLUGIN_NAME,
@@ -49,6 +49,7 @@ class Diagnosis:
     install: dict[str, Any] = field(default_factory=dict)
     device: dict[str, Any] = field(default_factory=dict)
     entry_points: dict[str, bool] = field(default_factory=dict)
+    upstream: dict[str, int] = field(default_factory=dict)
     seams: list[SeamReport] = field(default_factory=list)
     config: dict[str, Any] = field(default_factory=dict)
     target: dict[str, Any] = field(default_factory=dict)
@@ -76,8 +77,10 @@ def diagnose(look_at_seams: Callable[[Diagnosis], None]) -> Diagnosis:
     importable = _installation(found)
     look_at_config(found)
     if importable:
-        _device(found)
-        look_at_seams(found)
+        _look_at_names(found)
+        found.notes += upstream_check.changed_bodies()
+        _look_where_possible(found, _device, look_at_seams)
+        _look_at_names(found)  # most modules are loaded by now and can be asked
     _target(found)
     if importable:
         _drafter(found)
@@ -115,6 +118,23 @@ def _entry_points(found: Diagnosis) -> list[str]:
         if not present:
             wrong.append(f"entry point {name} of group {group} is not in the installed package")
     return wrong
+
+
+def _look_at_names(found: Diagnosis) -> None:
+    """Add what SGLang lacks of the names that we use."""
+    found.upstream = upstream_check.counts()
+    lines = [f"{line}; {startup.WHAT_TO_DO}" for line in upstream_check.missing()]
+    found.problems += [line for line in lines if line not in found.problems]
+
+
+def _look_where_possible(found: Diagnosis, *looks: Callable[[Diagnosis], None]) -> None:
+    """Run each look. One that fails while SGLang lacks names is skipped: the names are reported."""
+    for look in looks:
+        try:
+            look(found)
+        except Exception:
+            if not upstream_check.missing():
+                raise
 
 
 def look_at_config(found: Diagnosis) -> None:

@@ -263,7 +263,7 @@ PLACES = _places()
 
 
 def __getattr__(name: str) -> Any:
-    """Return the object that stands in SGLang's module now.
+    """Return the object that SGLang's module has under this name now.
 
     Nothing is cached here: hooks rebind functions after their modules are loaded, and tests patch
     them. A look-up costs less than the import statement in a function that it replaces.
@@ -278,9 +278,23 @@ def __getattr__(name: str) -> Any:
     if module is not None and there in module.__dict__:
         return module.__dict__[there]
     # A module that is not loaded, is still loading in another thread, or computes the name.
+    module = import_module(path)
     try:
-        return getattr(import_module(path), there)
+        return getattr(module, there)
     except AttributeError:
         raise AttributeError(
             f"SGLang has no {path}.{there} any more; run `dspark doctor`"
         ) from None
+
+
+def other_class(what: str, value: object, *kinds: type) -> str | None:
+    """Return which class was found where one of `kinds` was expected; None: it is one of them.
+
+    For fast paths, which are written for exactly these classes: a subclass may compute something
+    else. what: the value's name in the line, such as `its head`.
+    """
+    found = type(value)
+    if found in kinds:
+        return None
+    expected = " or ".join(kind.__name__ for kind in kinds)
+    return f"{what} is {found.__module__}.{found.__qualname__}, not {expected}"

@@ -1,4 +1,4 @@
-"""Upstream's budget and top-K functions (sglang 0.5.23, dspark_planner and dspark_schedule), called
+"""Upstream's budget and top-K functions (SGLang's dspark_planner and dspark_schedule), called
 as its planner calls them: what our planner is timed against.
 """
 

@@ -422,9 +422,9 @@ def test_other_dtypes_keep_upstreams_path() -> None:
 @pytest.mark.parametrize(
     ("case", "why"),
     [
-        ("pool", "its cache is a object"),
+        ("pool", "its cache is builtins.object, not MHATokenToKVPool"),
         ("scale", "its cache is scaled"),
-        ("projection", "it projects the target's features in a way of its own"),
+        ("projection", "projects the target's features in a way of its own"),
         ("half precision", "its fc is no plain product"),
         ("adjacent rotary", "its rotary embedding is not Llama's"),
     ],

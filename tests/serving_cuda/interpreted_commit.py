@@ -255,11 +255,11 @@ def packed_weights(model: Any, cache: Any) -> None:
 
 
 REFUSED: dict[str, Callable[[Any, Any], None]] = {
-    "normed by a GemmaRMSNorm": gemma,
+    "GemmaRMSNorm, not RMSNorm": gemma,
     "rotate in unlike ways": unlike,
     "norms of unlike epsilon": epsilon,
     "values are scaled": values,
-    "rotation is a SomeEmbedding": rotation,
+    "SomeEmbedding, not RotaryEmbedding": rotation,
     "OwnDraft writes": own_way,
     "cache is a OwnPool": own_cache,
     "cache has the layout hnd": layout,

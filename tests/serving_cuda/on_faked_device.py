@@ -109,10 +109,17 @@ def main() -> None:
                 wrong.append(registry.mismatch(check))
     from sglang.srt.utils import is_cuda
 
+    from sglang_dspark.serving import upstream
     from sglang_dspark.serving.expert_report import experts_here
 
     said = {"modules": ours(), "failed": failed, "seams": wrong, "is_cuda": is_cuda()}
     said["experts"], _ = experts_here()
+    said["names"] = {}
+    for name, (module, _) in upstream.PLACES.items():
+        try:
+            getattr(upstream, name)
+        except Exception as error:
+            said["names"][module] = f"{type(error).__name__}: {error}"
     print(json.dumps(said))
 
 

@@ -52,5 +52,11 @@ def test_the_doctor_says_who_computes_each_format_of_experts(found: dict[str, An
     assert "not flashinfer: flashinfer is not installed" in said
 
 
+def test_every_name_is_found_on_upstreams_cuda_branch(found: dict[str, Any]) -> None:
+    """But where Humming's own package would be needed."""
+    needs_a_package = {"sglang.srt.layers.quantization.humming_utils"}
+    assert {k: v for k, v in found["names"].items() if k not in needs_a_package} == {}
+
+
 def test_cuda_seams_fit_upstreams_cuda_branch(found: dict[str, Any]) -> None:
     assert found["seams"] == []

@@ -1,6 +1,6 @@
 """Attention backend `dspark_cpu`: extend, decode, verify windows, draft blocks.
 
-Implements sglang/srt/layers/attention/base_attn_backend.py (0.5.23). Float32 caches are attended by
+Implements sglang/srt/layers/attention/base_attn_backend.py. Float32 caches are attended by
 the Numba kernel of `paged`, other types and capped scores by torch's scaled_dot_product_attention
 (`dense`). The plan is made once a step, the layers only look it up.
 """
@@ -15,6 +15,7 @@ from torch import Tensor
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import dense, paged, thread_pool
+from sglang_dspark.serving.cpu.fast_paths import fits, need, need_class
 from sglang_dspark.serving.cpu.plan import AttentionPlan, plan_of_batch
 from sglang_dspark.serving.cpu.threads import chosen_threads
 
@@ -37,10 +38,8 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         _require_served(runner)
         pool = self.token_to_kv_pool
         # The kernel may write K and V itself only where the pool adds nothing to a plain row.
-        self.writes_in_place = (
-            type(pool) is upstream.MHATokenToKVPool
-            and pool.store_dtype == torch.float32
-            and pool.kv_cache_layout == "nhd"
+        self.writes_in_place = fits(
+            "keys and values written where they are attended to", lambda: _require_plain_pool(pool)
         )
         self.sharing = thread_pool.sharing(chosen_threads())
         paged.compiled()
@@ -122,6 +121,13 @@ def _require_served(runner: Any) -> None:
             "attention on CPU: a cache of its own for sliding-window layers is not served; add "
             "--disable-hybrid-swa-memory"
         )
+
+
+def _require_plain_pool(pool: Any) -> None:
+    """Raise UnfitError for a pool that does more than to copy a row of float32."""
+    need_class("the cache", pool, upstream.MHATokenToKVPool)
+    need(pool.store_dtype == torch.float32, f"the cache is {pool.store_dtype}")
+    need(pool.kv_cache_layout == "nhd", f"the cache is laid out as {pool.kv_cache_layout}")
 
 
 def _require_plain(layer: Any, extra: dict[str, Any]) -> None:

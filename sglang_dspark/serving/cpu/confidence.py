@@ -1,6 +1,6 @@
 """The confidence of a drafted block without a chain of small tensor operations.
 
-Upstream (0.5.23): sglang/srt/models/dspark.py, `DSparkDraftMixin.compute_confidence`. A head or a
+Upstream: sglang/srt/models/dspark.py, `DSparkDraftMixin.compute_confidence`. A head or a
 tensor that the compiled loop does not read keeps upstream's path.
 """
 
@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.confidence_ops import ConfidenceWeights, confidence
-from sglang_dspark.serving.cpu.fast_paths import need, taken
+from sglang_dspark.serving.cpu.fast_paths import need, need_class, taken
 
 
 def compute_confidence(
@@ -32,10 +32,7 @@ def compute_confidence(
 def _weights(draft_model: Any) -> ConfidenceWeights:
     """The head's weights. Raises UnfitError where they are not what the compiled loop reads."""
     head, markov = draft_model.confidence_head, draft_model.markov_head
-    need(
-        type(head) is upstream.DSparkConfidenceHead,
-        f"{type(head).__name__} is no DSparkConfidenceHead",
-    )
+    need_class("its confidence head", head, upstream.DSparkConfidenceHead)
     w1 = None
     if head.with_markov:
         plain = type(markov).get_prev_embeddings is upstream.VanillaMarkov.get_prev_embeddings

@@ -1,6 +1,6 @@
 """Target hidden states of accepted tokens into the draft's K/V cache, as one call of compiled code.
 
-Adapts `DSparkDraftMixin.write_target_hidden_kv` of sglang/srt/models/dspark.py (0.5.23; paper,
+Adapts `DSparkDraftMixin.write_target_hidden_kv` of sglang/srt/models/dspark.py (paper,
 3.1.1: the context is injected as keys and values of every draft layer). Upstream projects every row
 of the verify window and selects the accepted ones when it writes; here the others are left out
 before anything is computed. What does not change between steps is resolved once (`Injector`).
@@ -31,7 +31,7 @@ from sglang_dspark.serving.cpu.context_rows import (
     take_from,
     waiting_rows,
 )
-from sglang_dspark.serving.cpu.fast_paths import need
+from sglang_dspark.serving.cpu.fast_paths import need, need_class, tell
 from sglang_dspark.serving.cpu.fused_ops import rms_norm_heads, rms_norm_rows, rotate_rows
 from sglang_dspark.serving.cpu.jit import floats_at, kernel, multiply_at
 from sglang_dspark.serving.cpu.narrow_matmul import MAX_BLOCK_ROWS
@@ -307,24 +307,25 @@ def injector_of(model: Any, pool: Any) -> Injector:
     """Resolve a draft model and its pool. Raises UnfitError where upstream's code has to write."""
     need(linear.prepare() is not None, str(linear.why_not()))
     inherited = type(model).project_target_hidden is upstream.DFlashDraftModel.project_target_hidden
-    need(inherited, "it projects the target's features in a way of its own")
+    own = f"{type(model).__name__} projects the target's features in a way of its own"
+    need(inherited, own)
     need(type(model.fc) is nn.Linear and _plain(model.fc.weight), "its fc is no plain product")
     norm = model.hidden_norm
-    plain = type(norm) is upstream.RMSNorm and norm.variance_size_override is None
-    need(plain and norm.weight.dtype is _FLOAT, "its hidden_norm is no plain norm in float32")
-    need(type(pool) is upstream.MHATokenToKVPool, f"its cache is a {type(pool).__name__}")
+    need_class("its hidden_norm", norm, upstream.RMSNorm)
+    plain = norm.variance_size_override is None and norm.weight.dtype is _FLOAT
+    need(plain, "its hidden_norm is no plain norm in float32")
+    need_class("its cache", pool, upstream.MHATokenToKVPool)
     need(pool.store_dtype == _FLOAT, f"its cache is {pool.store_dtype}")
     need(pool.kv_cache_layout == "nhd", f"its cache is laid out as {pool.kv_cache_layout}")
     attention = [layer.self_attn for layer in model.layers]
     rotary = attention[0].rotary_emb
-    known = (
-        type(rotary) in (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
-        and rotary.is_neox_style
-    )
-    need(known and rotary.cos_sin_cache.dtype == _FLOAT, "its rotary embedding is not Llama's")
+    kinds = (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
+    need_class("its rotary embedding", rotary, *kinds)
+    halves = rotary.is_neox_style and rotary.cos_sin_cache.dtype == _FLOAT
+    need(halves, "its rotary embedding is not Llama's")
     for part in attention:
         need(part.v_scale is None and part.attn.k_scale is None, "its cache is scaled")
-        need(type(part.k_norm) is upstream.RMSNorm, "its keys have no plain norm")
+        need_class("the norm of its keys", part.k_norm, upstream.RMSNorm)
     stacked = model._stacked_ctx_kv_params()
     joint = stacked is not None and stacked["bias"] is None and _plain(stacked["weight"])
     need(joint, "keys and values of its layers are not one product without a bias")
@@ -334,6 +335,9 @@ def injector_of(model: Any, pool: Any) -> Injector:
 def _settled_before_drafts(model: Any, pool: Any) -> bool:
     """Whether `forward_draft` (layers/models.py) stands before all readers of the pool."""
     drafts = getattr(type(model), "forward", None) is upstream.DFlashDraftModel.forward
+    if not drafts:
+        why = f"{type(model).__name__} has a forward of its own, not DFlashDraftModel's"
+        tell("context rows that wait for a draft", why)
     return drafts and pool.layer_transfer_counter is None  # a cache in tiers copies it as well
 
 

@@ -1,6 +1,6 @@
 """Drafters with a reduced vocabulary draft over it only, and greedy batches draw no noise.
 
-Upstream (0.5.23): sglang/srt/models/dspark.py (`compute_base_logits`) and
+Upstream: sglang/srt/models/dspark.py (`compute_base_logits`) and
 sglang/srt/speculative/dspark_components/dspark_draft.py (`sample_draft_block`), whose CPU paths
 span the whole vocabulary and keep it for every step. Base logits leave the first as
 [rows, n] and are read by the second alone (the draft's graph tail, the other reader, does not
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import draft_head, linear_layers, packed_weights
-from sglang_dspark.serving.cpu.fast_paths import fits, need
+from sglang_dspark.serving.cpu.fast_paths import fits, need, need_class
 from sglang_dspark.serving.cpu.seeds import seeded_waits
 
 _REDUCED = "dspark_reduced_head"  # attribute of upstream's markov head
@@ -47,7 +47,7 @@ def find_reduced_head(draft_model: Any, lm_head: Any) -> None:
 
 def _require_plain(head: Any, lm_head: Any) -> None:
     method, ranks = getattr(lm_head, "quant_method", None), int(getattr(lm_head, "tp_size", 1))
-    need(type(head) is upstream.VanillaMarkov, f"its head is a {type(head).__name__}")
+    need_class("its head", head, upstream.VanillaMarkov)
     need(head.vocab_shard is None and ranks == 1, "the vocabulary is split over ranks")
     need(
         not upstream.should_apply_lm_head_quant_method(lm_head, method), "the LM head is quantised"

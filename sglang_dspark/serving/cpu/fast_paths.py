@@ -12,6 +12,8 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from sglang_dspark.serving import upstream
+
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
 _told: set[tuple[str, str]] = set()
@@ -27,6 +29,23 @@ def need(holds: object, why: str) -> None:
         raise UnfitError(why)
 
 
+def need_class(what: str, value: object, *kinds: type) -> None:
+    """Raise `UnfitError` with the class found unless it is one of `kinds`.
+
+    what: the value's name in the line, such as `its head`.
+    """
+    why = upstream.other_class(what, value, *kinds)
+    if why is not None:
+        raise UnfitError(why)
+
+
+def tell(path: str, why: object) -> None:
+    """Log once a server process why a short form is off."""
+    if (path, str(why)) not in _told:
+        _told.add((path, str(why)))
+        logger.info("sglang-dspark: off: %s: %s", path, why)
+
+
 def taken(path: str, find: Callable[[], T]) -> T | None:
     """What `find` returns; None where it raises `UnfitError`, and one line in the log.
 
@@ -35,9 +54,7 @@ def taken(path: str, find: Callable[[], T]) -> T | None:
     try:
         return find()
     except UnfitError as unfit:
-        if (path, str(unfit)) not in _told:
-            _told.add((path, str(unfit)))
-            logger.info("sglang-dspark: off: %s: %s", path, unfit)
+        tell(path, unfit)
         return None
 
 

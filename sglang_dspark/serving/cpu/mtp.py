@@ -1,6 +1,6 @@
 """The step of an MTP draft (EAGLE, topk 1) in the short forms that DSPARK's step has.
 
-Upstream (0.5.23): sglang/srt/models/llama_eagle.py (`LlamaModel.forward`),
+Upstream: sglang/srt/models/llama_eagle.py (`LlamaModel.forward`),
 sglang/srt/speculative/eagle_worker_v2.py (`EagleDraftWorker.draft`, `_draft_extend_for_decode`) and
 eagle_utils.py (`eagle_sample`). MTP-1 is what DSPARK is compared with, so what we take out of
 DSPARK's step on a CPU is taken out of this one, too. Wherever a pass is not a plain greedy chain,
@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving import upstream
+from sglang_dspark.serving.cpu.fast_paths import tell
 from sglang_dspark.serving.cpu.layers.models import stack_of_model, step_for
 
 
@@ -160,9 +161,12 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
 
     runner, window = worker.draft_runner, batch.spec_info
     theirs, ours = worker.target_worker.model_runner.attn_backend, runner.attn_backend
+    why = upstream.other_class("its model", runner.model, upstream.LlamaForCausalLMEagle)
+    if why is not None:
+        tell("draft over the verified windows", why)
+        return None
     if (
-        type(runner.model) is not upstream.LlamaForCausalLMEagle
-        or not _plain_head(runner.model.logits_processor)
+        not _plain_head(runner.model.logits_processor)
         or not isinstance(theirs, DsparkCpuAttnBackend)
         or not isinstance(ours, DsparkCpuAttnBackend)
         or theirs.req_to_token_pool is not ours.req_to_token_pool

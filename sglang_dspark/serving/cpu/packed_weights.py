@@ -1,6 +1,6 @@
 """Packs a served model's weights once they are loaded, as `cpu.weights` says.
 
-Upstream (0.5.23): `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) leaves
+Upstream: `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) leaves
 float32 weights, which `UnquantizedLinearMethod` and `UnquantizedEmbeddingMethod` multiply with and
 look up. Packed in place they keep their names and shapes; products (linear_layers.py), look-ups and
 the short forms of passes read them by format. Models whose modules read weights in other ways keep
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import linear, weight_formats
-from sglang_dspark.serving.cpu.fast_paths import UnfitError, fits, need
+from sglang_dspark.serving.cpu.fast_paths import UnfitError, fits, need, tell
 from sglang_dspark.serving.cpu.weight_formats import (
     BFLOAT16,
     FLOAT32,
@@ -157,11 +157,15 @@ def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
 
 def _plain(module: nn.Module) -> bool:
     """Whether a module multiplies with or looks up in a float32 weight, and nothing else."""
-    method = type(getattr(module, "quant_method", None))
-    weight = getattr(module, "weight", None)
+    method, weight = getattr(module, "quant_method", None), getattr(module, "weight", None)
+    if method is None or not isinstance(weight, nn.Parameter):
+        return False
+    kinds = (upstream.UnquantizedLinearMethod, upstream.UnquantizedEmbeddingMethod)
+    other = upstream.other_class(f"the method of a {type(module).__name__}", method, *kinds)
+    if other is not None:
+        tell("packed weights", other)
     return (
-        method in (upstream.UnquantizedLinearMethod, upstream.UnquantizedEmbeddingMethod)
-        and isinstance(weight, nn.Parameter)
+        other is None
         and not getattr(module, "use_intel_amx_backend", False)
         and format_of(weight) is FLOAT32
     )

@@ -1,6 +1,6 @@
 """Drafting on a GPU: the sequential head's steps in one launch, else SGLang's.
 
-Upstream (0.5.23), sglang/srt/speculative/dspark_components/dspark_draft.py (`draft_markov_block`),
+Upstream, sglang/srt/speculative/dspark_components/dspark_draft.py (`draft_markov_block`),
 launches a product and two kernels or more for each position, in the draft's graph and outside of
 it. The operator draws the same drafts from the same noise, but where rounding decides, and keeps
 the same logits. Nothing is read back; what a captured launch counts on stays where it is.
@@ -94,8 +94,10 @@ draft_steps = DraftSteps()
 
 def obstacle(head: Any, tp_sync: Any) -> str | None:
     """What of an upstream head or of its ranks the operator does not know; None: nothing."""
-    if type(head) not in (upstream.VanillaMarkov, upstream.GatedMarkovHead, upstream.RNNHead):
-        return f"its head is a {type(head).__name__}"
+    heads = (upstream.VanillaMarkov, upstream.GatedMarkovHead, upstream.RNNHead)
+    other = upstream.other_class("its head", head, *heads)
+    if other is not None:
+        return other
     if head.vocab_shard is not None:
         return "the vocabulary is split over ranks"
     if tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_DRAFT):
@@ -106,7 +108,7 @@ def obstacle(head: Any, tp_sync: Any) -> str | None:
 def theirs_is_quicker(markov_head: Any, logits_out: Tensor | None = None, **_block: Any) -> bool:
     """Whether a block is of a graph that keeps its logits and of a head that was measured.
 
-    Upstream (0.5.23) gives a buffer for them along there, its warm-up included, and nowhere else.
+    Upstream gives a buffer for them along there, its warm-up included, and nowhere else.
     """
     return logits_out is not None and type(markov_head) is upstream.VanillaMarkov
 

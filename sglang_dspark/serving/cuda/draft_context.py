@@ -1,7 +1,7 @@
 """What a commit needs of a draft model and its cache, resolved once: K/V projections of all layers
 as one weight, norms, rotation, and where each layer's keys and values lie.
 
-Upstream (0.5.23): `DSparkDraftMixin` in sglang/srt/models/dspark.py, which dense drafts and those
+Upstream: `DSparkDraftMixin` in sglang/srt/models/dspark.py, which dense drafts and those
 with experts share. It keeps the stacked weight itself, for prefills; so it is stored once.
 """
 
@@ -47,7 +47,7 @@ class DraftContext:
 def obstacle(model: Any, pool: Any) -> str | None:
     """Why our operator does not write this model's context; None: it does."""
     if not _writes_as_upstream(model):
-        return f"{type(model).__name__} writes its context in a way of its own"
+        return f"{type(model).__name__} writes its context unlike DSparkDraftMixin"
     reason = _obstacle_of(pool)
     if reason is not None:
         return reason
@@ -58,13 +58,17 @@ def obstacle(model: Any, pool: Any) -> str | None:
         upstream.Llama3RotaryEmbedding,
         upstream.YaRNScalingRotaryEmbedding,
     )
-    if type(first) not in plain or first.position_start != 0:
-        return f"its rotation is a {type(first).__name__}"
+    other = upstream.other_class("its rotation", first, *plain)
+    if other is not None:
+        return other
+    if first.position_start != 0:
+        return f"its rotation begins at position {first.position_start}"
     for part in attention:
         if part.rotary_emb is not first:
             return "its layers rotate in unlike ways"
-        if type(part.k_norm) is not upstream.RMSNorm:
-            return f"its keys are normed by a {type(part.k_norm).__name__}"
+        other = upstream.other_class("the norm of its keys", part.k_norm, upstream.RMSNorm)
+        if other is not None:
+            return other
         if part.k_norm.variance_epsilon != attention[0].k_norm.variance_epsilon:
             return "its layers have norms of unlike epsilon"
         if part.v_scale is not None:
@@ -86,7 +90,7 @@ def _obstacle_of(pool: Any) -> str | None:
     names = ("set_kv_buffer", "_store_kv_layer")
     own = (getattr(type(pool), name, None) for name in names)
     if any(o is not getattr(upstream.MHATokenToKVPool, n) for o, n in zip(own, names, strict=True)):
-        return f"its cache is a {type(pool).__name__}"
+        return f"its cache is a {type(pool).__name__} and stores unlike MHATokenToKVPool"
     if pool.kv_cache_layout != "nhd":
         return f"its cache has the layout {pool.kv_cache_layout}"
     if pool.is_quantized_kv_cache:

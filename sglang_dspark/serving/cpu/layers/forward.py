@@ -2,7 +2,7 @@
 
 Adapts what stands around the layers in `ModelRunner.forward`, `EagerRunner._execute_extend`,
 `LlamaForCausalLM.forward` and `LogitsProcessor.forward` (sglang/srt/model_executor/model_runner.py,
-runner/eager_runner.py, models/llama.py, layers/logits_processor.py, 0.5.23). All of them ask dozens
+runner/eager_runner.py, models/llama.py, layers/logits_processor.py). All of them ask dozens
 of questions whose answers never change in a server; here they are asked once a runner
 (`require_plain_runner`, `require_plain_target`), and what can change is asked in every pass.
 """
@@ -19,7 +19,7 @@ from torch import Tensor, nn
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import linear, packed_weights
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.serving.cpu.fast_paths import fits, need
+from sglang_dspark.serving.cpu.fast_paths import fits, need, need_class, tell
 from sglang_dspark.serving.cpu.layers import model as layer_model
 from sglang_dspark.serving.cpu.layers.model import LayerStack
 
@@ -64,12 +64,15 @@ def serves(runner: Any) -> bool:
         name = f"passes of {type(runner.model).__name__} around SGLang's runner"
         plain = fits(name, lambda: require_plain_runner(runner))
         found = runner.__dict__[_PLAIN] = (runner.model, plain)
-    return (
-        found[1]
-        and not torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
-        and not torch.is_grad_enabled()
-        and all(hook is None or idle(hook) for hook in _optional_hooks(runner))
-    )
+    profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
+    if not found[1] or profiled or torch.is_grad_enabled():
+        return False
+    for name, hook in zip(OPTIONAL_HOOKS, _optional_hooks(runner), strict=True):
+        if hook is not None and not idle(hook):
+            why = upstream.other_class(f"its {name}", hook, upstream.EagerRunner)
+            tell(f"passes of {type(runner.model).__name__} around SGLang's runner", why)
+            return False
+    return True
 
 
 def idle(hook: Any) -> bool:
@@ -84,7 +87,6 @@ def require_plain_runner(runner: Any) -> None:
     """
     parallel, model, backend = upstream.get_parallel(), runner.model, runner.attn_backend
     recorder = upstream.get_global_expert_distribution_recorder()
-    ours = type(backend) is DsparkCpuAttnBackend
     observers = (
         upstream.get_global_experts_capturer(),
         upstream.get_global_indexer_capturer(),
@@ -93,12 +95,10 @@ def require_plain_runner(runner: Any) -> None:
     need(parallel.tp_size == parallel.pp_size == 1, "several ranks take part in a pass")
     need(runner.is_generation, "the model generates nothing")
     need(not runner.enable_elastic_ep, "experts move between ranks")
-    need(type(runner.eager_runner) is upstream.EagerRunner, "its eager runner is not SGLang's own")
+    need_class("its eager runner", runner.eager_runner, upstream.EagerRunner)
     need(not runner.eager_runner.enable_pdmux, "prefill and decode share its passes")
-    need(ours, f"its attention backend is {type(backend).__name__}")
-    need(
-        type(recorder) is upstream._ExpertDistributionRecorderNoop, "the use of experts is recorded"
-    )
+    need_class("its attention backend", backend, DsparkCpuAttnBackend)
+    need_class("the recorder of experts", recorder, upstream._ExpertDistributionRecorderNoop)
     need(all(each is None for each in observers), "SGLang captures what its passes compute")
     need(not upstream.dumper.may_enable, "SGLang's dumper is on")
     for name in ("prepare_for_forward", "prepare_forward_batch"):
@@ -114,14 +114,14 @@ def _passes_ids_through(runner: Any) -> bool:
 
 def require_plain_target(model: Any) -> None:
     """A target is layers, last norm, product with the LM head, and nothing behind it."""
-    known = {
-        (upstream.LlamaForCausalLM, upstream.LlamaModel),
-        (upstream.Qwen3ForCausalLM, upstream.Qwen3Model),
+    inner = {
+        upstream.LlamaForCausalLM: upstream.LlamaModel,
+        upstream.Qwen3ForCausalLM: upstream.Qwen3Model,
     }
-    fit = (type(model), type(getattr(model, "model", None))) in known
-    need(fit, f"{type(model).__name__} is neither LlamaForCausalLM nor Qwen3ForCausalLM")
+    need_class("the target", model, *inner)
+    need_class("its model", getattr(model, "model", None), inner[type(model)])
     processor = model.logits_processor
-    need(type(processor) is upstream.LogitsProcessor, "its logits are processed in another way")
+    need_class("its logits processor", processor, upstream.LogitsProcessor)
     need(not any(hooked(module) for module in (model.model, processor)), "a module has hooks")
     require_plain_embedding(model.model.embed_tokens)
     need(processor.logit_scale is None, "its logits are scaled")
@@ -149,10 +149,10 @@ def _require_plain_head(head: Any, vocab_size: int) -> None:
 
 def require_plain_embedding(embedding: Any) -> None:
     """Looking tokens up is taking rows of a float32 weight, or of one packed here."""
-    known = type(embedding) in (upstream.VocabParallelEmbedding, upstream.ParallelLMHead)
-    need(known, f"{type(embedding).__name__} is no embedding of SGLang's")
-    plain = type(embedding.quant_method) is upstream.UnquantizedEmbeddingMethod
-    need(plain, "its embedding is quantised")
+    kinds = (upstream.VocabParallelEmbedding, upstream.ParallelLMHead)
+    need_class("its embedding", embedding, *kinds)
+    unquantised = upstream.UnquantizedEmbeddingMethod
+    need_class("the method of its embedding", embedding.quant_method, unquantised)
     need(embedding.tp_size == 1, f"its embedding is split over {embedding.tp_size} ranks")
     dtype = embedding.weight.dtype
     known = dtype is torch.float32 or packed_weights.holds(embedding)

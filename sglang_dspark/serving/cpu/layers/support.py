@@ -1,6 +1,6 @@
 """Which decoder layers layers/spec.py serves, and what it needs to know of them.
 
-Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,qwen3,dflash}.py, 0.5.23) once a
+Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,qwen3,dflash}.py) once a
 layer.
 Other dtypes, quantised, LoRA-wrapped, biased or sharded layers and layers with hooks do not fit;
 they keep upstream's code, and `fast_paths.taken` says why.
@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu import linear, paged
-from sglang_dspark.serving.cpu.fast_paths import UnfitError, need
+from sglang_dspark.serving.cpu.fast_paths import UnfitError, need, need_class
 from sglang_dspark.serving.cpu.layers.spec import (
     NO_NORM,
     Ending,
@@ -156,8 +156,9 @@ def _tensors(layer: nn.Module) -> tuple[Watched, ...]:
 
 def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) -> None:
     """A target's layer; kinds: of itself, its attention and its MLP."""
-    for module, kind in zip((layer, layer.self_attn, layer.mlp), kinds, strict=True):
-        _require_kind(module, kind)
+    parts = {"it": layer, "its attention": layer.self_attn, "its MLP": layer.mlp}
+    for (what, module), kind in zip(parts.items(), kinds, strict=True):
+        need_class(what, module, kind)
     _require_modules(layer)
     need(layer.mlp.dual_gemm.mode is None, "its gate and up products are fused by another kernel")
     need(not layer.mlp.activation_quant.enabled, "its activations are quantised")
@@ -168,10 +169,10 @@ def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) ->
 
 
 def _require_draft(layer: Any) -> None:
-    _require_kind(layer, upstream.DFlashDecoderLayer)
+    need_class("it", layer, upstream.DFlashDecoderLayer)
     attention = layer.self_attn
-    _require_kind(attention, upstream.DFlashAttention)
-    _require_kind(layer.mlp, upstream.DFlashMLP)
+    need_class("its attention", attention, upstream.DFlashAttention)
+    need_class("its MLP", layer.mlp, upstream.DFlashMLP)
     _require_modules(layer)
     need(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
     need(attention.v_scale is None, "its values are scaled")
@@ -185,20 +186,16 @@ def _require_head_norms(attention: Any) -> None:
         need(norm.weight.shape == (attention.head_dim,), "its head norms are not one head wide")
 
 
-def _require_kind(module: Any, kind: type[Any]) -> None:
-    need(type(module) is kind, f"{type(module).__name__} is no {kind.__name__}")
-
-
 def _require_modules(layer: Any) -> None:
     """Upstream's classes with the options our kernels know, and nobody's hooks."""
     attention, mlp = layer.self_attn, layer.mlp
     radix = attention.attn
-    _require_kind(radix, upstream.RadixAttention)
-    _require_kind(mlp.act_fn, upstream.SiluAndMul)
-    _require_kind(attention.qkv_proj, upstream.QKVParallelLinear)
-    _require_kind(attention.o_proj, upstream.RowParallelLinear)
-    _require_kind(mlp.gate_up_proj, upstream.MergedColumnParallelLinear)
-    _require_kind(mlp.down_proj, upstream.RowParallelLinear)
+    need_class("its attn", radix, upstream.RadixAttention)
+    need_class("its act_fn", mlp.act_fn, upstream.SiluAndMul)
+    need_class("its qkv_proj", attention.qkv_proj, upstream.QKVParallelLinear)
+    need_class("its o_proj", attention.o_proj, upstream.RowParallelLinear)
+    need_class("its gate_up_proj", mlp.gate_up_proj, upstream.MergedColumnParallelLinear)
+    need_class("its down_proj", mlp.down_proj, upstream.RowParallelLinear)
     _require_rotary(attention.rotary_emb, radix)
     need(not radix.is_cross_attention, "its attention is crossed")
     need(not radix.logit_cap, "its attention's logits are capped")
@@ -210,8 +207,8 @@ def _require_modules(layer: Any) -> None:
 
 
 def _require_rotary(rotary: Any, radix: Any) -> None:
-    known = type(rotary) in (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
-    need(known, f"{type(rotary).__name__} is no rotary embedding of Llama")
+    plain = (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
+    need_class("its rotary embedding", rotary, *plain)
     need(rotary.is_neox_style, "its rotary embedding turns adjacent pairs")
     table = rotary.cos_sin_cache
     need(table.dtype == _FLOAT and table.is_contiguous(), "its rotary table is not float32")
@@ -229,7 +226,7 @@ def _norms(layer: Any) -> tuple[Any, ...]:
 
 
 def _require_norm(norm: Any) -> None:
-    _require_kind(norm, upstream.RMSNorm)
+    need_class("a norm", norm, upstream.RMSNorm)
     weight, over = norm.weight, norm.override_orig_dtype
     need(weight.dtype == _FLOAT and over in (None, _FLOAT), "a norm does not compute in float32")
     need(weight.is_contiguous(), "a norm's weight has gaps")
@@ -238,7 +235,7 @@ def _require_norm(norm: Any) -> None:
 
 def _plain_weight(layer: Any, name: str) -> Tensor:
     """The weight [N, K] of an unquantised linear layer without bias."""
-    need(type(layer.quant_method) is upstream.UnquantizedLinearMethod, f"{name} is quantised")
+    need_class(f"the method of {name}", layer.quant_method, upstream.UnquantizedLinearMethod)
     need(layer.bias is None, f"{name} has a bias")
     need(not getattr(layer, "use_intel_amx_backend", False), f"{name} is packed for AMX")
     weight: Tensor = layer.weight

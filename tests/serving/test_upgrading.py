@@ -1,0 +1,127 @@
+"""An SGLang with ten planted changes: `dspark doctor` names each, and a server does not start."""
+
+from __future__ import annotations
+
+import os
+import re
+import shutil
+import subprocess
+import sys
+from importlib.util import find_spec
+from pathlib import Path
+
+import pytest
+
+pytestmark = pytest.mark.slow  # a minute: what is changed is compiled anew
+ROOT = Path(__file__).resolve().parents[2]
+DSPARK = "srt/speculative/dspark_components"
+FOUND = {  # the change -> what the doctor says of it
+    "a renamed function": "SGLang has no sglang.srt.speculative.dspark_components.dspark_draft."
+    "make_next_draft_input any more (used by serving/step/commit.py)",
+    "a moved class": "SGLang has no sglang.srt.speculative.spec_sampling_mask."
+    "SpeculativeSamplingMaskCapture any more (used by serving/step/verify.py)",
+    "a removed module": "SGLang has no module sglang.srt.mem_cache.allocation_sizing any more "
+    "(used by serving/pool_end.py)",
+    "a renamed constant": "SGLang has no sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN any "
+    "more (used by serving/cpu/mtp.py)",
+    "a renamed class": "SGLang has no sglang.srt.models.dspark.DSparkConfidenceHead any more "
+    "(used by serving/cpu/confidence.py)",
+    "a renamed private attribute": "dspark_worker_v2.DSparkWorkerV2 has no _simulate_acc_greedy "
+    "any more (used by serving/cpu/plain_step.py)",
+    "a renamed method": "dspark_worker_v2.DSparkWorkerV2 has no _block_accept_lens any more "
+    "(used by serving/step/commit.py)",
+    "an attribute set by a module": "sglang.srt.arg_groups.cuda_graph_hook has no "
+    "_cuda_graph_config_locked any more (used by serving/cuda/graph_sizes.py)",
+    "another signature": "seam empty-stops: sglang.srt.sampling.sampling_params.SamplingParams."
+    "normalize should be (self, tokenizer) but is (self, tokenizer, strict=False)",
+    "another body": "body changed: read sglang.srt.models.llama.LlamaMLP.forward again, which "
+    "serving/cpu/layers/kernel.py re-implements",
+}
+RENAMED = {
+    "make_next_draft_input": "make_following_input",
+    "SIMULATE_ACC_LEN": "SIMULATED_LEN",
+    "DSparkConfidenceHead": "ConfidenceHead",
+    "_block_accept_lens": "_lens_of_blocks",
+    "_cuda_graph_config_locked": "_locked_graph_config",
+    "allocation_sizing": "sizing_of_allocations",
+    r"spec_sampling_mask import": "mask_capture import",
+}
+
+
+@pytest.fixture(scope="module")
+def changed(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with the installed package, its files linked but for those that were changed."""
+    spec = find_spec("sglang")
+    assert spec is not None
+    assert spec.submodule_search_locations is not None
+    top = tmp_path_factory.mktemp("upgraded")
+    package = top / "sglang"
+    shutil.copytree(spec.submodule_search_locations[0], package, copy_function=os.symlink)
+    pattern = re.compile("|".join(rf"\b{name}\b" for name in RENAMED))
+    for file in package.rglob("*.py"):
+        text = file.read_text(encoding="utf-8")
+        if pattern.search(text):
+            write(file, pattern.sub(lambda found: RENAMED[found.group()], text))
+    sizing = package / "srt/mem_cache/allocation_sizing.py"
+    sizing.rename(sizing.with_name("sizing_of_allocations.py"))
+    mask = package / "srt/speculative/spec_sampling_mask.py"
+    mask.rename(mask.with_name("mask_capture.py"))
+    mask.write_text('"""Moved to mask_capture.py."""\n')
+    plant(package / DSPARK / "dspark_worker_v2.py", "_simulate_acc_greedy", "_simulates_greedy")
+    plant(
+        package / "srt/sampling/sampling_params.py",
+        "def normalize(self, tokenizer)",
+        "def normalize(self, tokenizer, strict=False)",
+    )
+    plant(
+        package / "srt/models/llama.py",
+        "gate_up, _ = self.gate_up_proj(x)",
+        "gate_up, _ = self.gate_up_proj(x * 1)",
+    )
+    return top
+
+
+def write(file: Path, text: str) -> None:
+    """Put a file in the place of a link."""
+    file.unlink()
+    file.write_text(text, encoding="utf-8")
+
+
+def plant(file: Path, old: str, new: str) -> None:
+    text = file.read_text(encoding="utf-8")
+    assert old in text, f"{file.name} has no {old!r}: plant another change"
+    write(file, text.replace(old, new))
+
+
+def run(changed: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
+    paths = os.pathsep.join((str(changed), str(ROOT)))
+    return subprocess.run(
+        [sys.executable, *arguments],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        timeout=600,
+    )
+
+
+def test_the_doctor_names_each_change(changed: Path) -> None:
+    done = run(changed, "-m", "sglang_dspark.cli.main", "doctor")
+    said = {
+        change: [line for line in done.stdout.splitlines() if text in line]
+        for change, text in FOUND.items()
+    }
+    assert {change: len(lines) for change, lines in said.items()} == dict.fromkeys(FOUND, 1)
+    assert done.returncode == 1
+    assert said["another body"][0].startswith("note: ")
+    others = [lines[0] for change, lines in said.items() if change != "another body"]
+    assert all(line.startswith("problem: ") and "install sglang==" in line for line in others)
+
+
+def test_a_server_does_not_start_on_it(changed: Path) -> None:
+    """Before any patch is in place, in every process."""
+    start = "from sglang.srt.plugins import load_plugins; load_plugins()"
+    done = run(changed, "-c", start)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert last.startswith("sglang-dspark: SGLang has no ")
+    assert "names: run `dspark doctor`); install sglang==" in last
