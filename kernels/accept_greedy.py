@@ -5,7 +5,7 @@ ones are not read. The last program of a request to arrive, told by a counter th
 the parts: the target's choice of every row, the longest prefix of drafts that it agrees with, its
 own token behind it, and all that the step hands on. The rule is `sglang_dspark.verify.greedy`.
 
-Upstream (0.5.23) does it in an argmax over all R (gamma + 1) rows and some ten small launches
+Upstream does it in an argmax over all R (gamma + 1) rows and some ten small launches
 (sglang/srt/speculative/dspark_components/dspark_verify.py, `DsparkVerifyEpilogue._accept`); that
 code is what the outcome must equal. Of equal logits the lowest token is chosen; one that is no
 number never is.

@@ -5,7 +5,7 @@ its rotation by the row's position, and a row of each layer's two caches. A prog
 one row and one layer, all heads at once, in float32. It looks at the slot first: rows without one
 (`commit_rows.NOWHERE`, or below) are left out, so what the step did not emit writes nothing.
 
-Upstream (0.5.23, sglang/kernels/ops/speculative/dspark/fused_kv_write.py) has such a launch for
+Upstream (sglang/kernels/ops/speculative/dspark/fused_kv_write.py) has such a launch for
 caches in bfloat16 whose sizes are powers of two; any other cache takes it several calls a layer.
 
 `write_torch` is the reference.

@@ -12,7 +12,7 @@ which the driver refuses if they do not fit. Triton's interpreter runs one progr
 there one does all steps, or many do one phase a launch (`Launch.split`).
 
 Sampling is Gumbel-max over Philox words by key, token, request, position and block, those of
-SGLang's step (sglang/kernels/ops/speculative/dspark/markov_sample.py, 0.5.23): the same noise, the
+SGLang's step (sglang/kernels/ops/speculative/dspark/markov_sample.py): the same noise, the
 same draft but where rounding decides. Bias and sum are rounded as there, and what is kept in
 `Blocks.logits` is what was drawn from. The float64 reference is `markov_reference.py`.
 """

@@ -1,6 +1,6 @@
 """Sampling verification on a CPU: torch operators where upstream has Triton, CUDA or nothing.
 
-Upstream (0.5.23): sglang/kernels/ops/speculative/dspark/dspark_accept.py and
+Upstream: sglang/kernels/ops/speculative/dspark/dspark_accept.py and
 sglang/srt/speculative/{eagle_utils,dflash_utils}.py import the operators by value, so the
 consumers' names are the targets; on a CPU some of them are None. `eagle_utils._verify_uses_greedy`
 makes EAGLE ignore the temperature on a CPU. `build_speculative_verify_target_probs`, of

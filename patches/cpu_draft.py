@@ -1,6 +1,6 @@
 """Draft models on CPU: head norms and RoPE in plain torch.
 
-Upstream: sglang/srt/models/dflash.py (0.5.23) has a fused Triton kernel for bfloat16.
+Upstream: sglang/srt/models/dflash.py has a fused Triton kernel for bfloat16.
 """
 
 from __future__ import annotations

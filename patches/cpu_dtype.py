@@ -1,6 +1,6 @@
 """Keeps the model's dtype for input embeddings.
 
-Upstream: sglang/srt/model_executor/model_runner.py, `ModelRunner._extend_forward_kwargs` (0.5.23)
+Upstream: sglang/srt/model_executor/model_runner.py, `ModelRunner._extend_forward_kwargs`
 casts them to bfloat16, so a float32 draft, whose block is fed as embeddings, fails on the mix.
 """
 

@@ -1,6 +1,6 @@
 """A CPU server's processes are forked: SGLang and torch are imported once, not three times.
 
-Upstream (0.5.23, sglang/srt/entrypoints/engine.py, `_set_envs_and_config`) spawns them, as who
+Upstream (sglang/srt/entrypoints/engine.py, `_set_envs_and_config`) spawns them, as who
 has used CUDA must.
 """
 

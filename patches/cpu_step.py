@@ -1,6 +1,6 @@
 """A DSPARK worker on a CPU is taken over when it is ready; upstream's relay is not needed then.
 
-Upstream (0.5.23): sglang/srt/speculative/dspark_components/dspark_worker_v2.py, `init_cuda_graphs`,
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py, `init_cuda_graphs`,
 the last step of a worker's start (pools and attention backends stand), and
 sglang/srt/managers/overlap_utils.py, `decide_needs_confidence_relay`.
 """

@@ -1,6 +1,6 @@
 """Torch forms of the small Triton operators on the speculative path, and guards around CUDA calls.
 
-Upstream (0.5.23): sglang/srt/managers/overlap_utils.py and sglang/srt/speculative/spec_utils.py
+Upstream: sglang/srt/managers/overlap_utils.py and sglang/srt/speculative/spec_utils.py
 import Triton operators by value, so the consumers' names are the targets.
 sglang/srt/speculative/dspark_components/dspark_worker_v2.py calls `record_stream` without asking
 for the device.

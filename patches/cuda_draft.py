@@ -1,7 +1,7 @@
 """The draft's sequential steps are one launch on a GPU; a vanilla head's in the draft's graph stay
 SGLang's.
 
-Upstream (0.5.23): sglang/srt/speculative/dspark_components/dspark_draft.py, whose function the
+Upstream: sglang/srt/speculative/dspark_components/dspark_draft.py, whose function the
 graph's tail (dspark_draft_sampler.py) imports by name.
 """
 

@@ -1,6 +1,6 @@
 """A request's seed acts under DSPARK on a GPU, from its first token on.
 
-Upstream (0.5.23): sglang/srt/layers/sampler.py draws the first token, behind the prefill, and
+Upstream: sglang/srt/layers/sampler.py draws the first token, behind the prefill, and
 sglang/srt/speculative/dspark_components/dspark_draft.py the drafts; neither reads a seed, and
 FlashInfer's sampler refuses batches that carry one. The accept rule's part is
 serving/step/accept.py. Plain decoding keeps upstream's ways.

@@ -1,6 +1,6 @@
 """A DSPARK worker on a GPU is taken over when its models, pools and graphs stand.
 
-Upstream (0.5.23): sglang/srt/speculative/dspark_components/dspark_worker_v2.py, dspark_verify.py.
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py, dspark_verify.py.
 """
 
 from __future__ import annotations

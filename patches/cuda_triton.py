@@ -1,6 +1,6 @@
 """Ragged verify windows on the Triton attention backend, eager and in graphs.
 
-Upstream (0.5.23): sglang/srt/layers/attention/triton_backend.py.
+Upstream: sglang/srt/layers/attention/triton_backend.py.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Refuses --enable-memory-saver without its package in one line, before anything is loaded.
 
-Upstream: sglang/srt/utils/torch_memory_saver_adapter.py (0.5.23) raises the ImportError in a
+Upstream: sglang/srt/utils/torch_memory_saver_adapter.py raises the ImportError in a
 scheduler. As `port_check`, it hooks the function that both command lines call.
 """
 

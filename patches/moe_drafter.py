@@ -1,6 +1,6 @@
 """Drafters with experts among the models that SGLang can load, in graphs where they may be.
 
-Upstream: sglang/srt/models/registry.py, `_ModelRegistry` (0.5.23), a dict of classes that is asked
+Upstream: sglang/srt/models/registry.py, `_ModelRegistry`, a dict of classes that is asked
 for an architecture before the class is taken. SGLANG_EXTERNAL_MODEL_PACKAGE fills the same dict,
 but there is one such package, and it may be the user's. And sglang/srt/managers/tp_worker.py, which
 captures what a worker's model computes.

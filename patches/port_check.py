@@ -1,6 +1,6 @@
 """Refuses a port in use at once, in one line, instead of after the model has loaded.
 
-Upstream: sglang/srt/server_args.py, `prepare_server_args` (0.5.23): the one function that both
+Upstream: sglang/srt/server_args.py, `prepare_server_args`: the one function that both
 command lines (`sglang serve`, `python -m sglang.launch_server`) call, in the process that will
 listen, before anything is spawned. The offline engine listens on no port and does not call it.
 """

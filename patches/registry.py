@@ -1,6 +1,6 @@
 """Checks, installs and proves the seams: all signatures first, then all patches, then a proof.
 
-SGLang's `HookRegistry` (sglang/srt/plugins/hook_registry.py, 0.5.23) applies hooks but only logs
+SGLang's `HookRegistry` (sglang/srt/plugins/hook_registry.py) applies hooks but only logs
 what fails. Here a seam whose target is missing or has another signature raises `DSparkError`
 before anything is touched, and `verify` proves after `HookRegistry.apply_hooks` that each hook is
 reachable from its target.

@@ -1,6 +1,6 @@
 """Decode steps of a DSPARK worker are ours: planned, drafted or not, verified, learned from.
 
-Upstream (0.5.23): sglang/srt/speculative/dspark_components/dspark_worker_v2.py and
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py and
 dspark_planner.py, and sglang/srt/managers/scheduler_components/batch_result_processor.py. Without
 a `StepState` on the worker all of them do what they did; patches/cpu_step.py and cuda_step.py put
 it there.

@@ -1,7 +1,7 @@
 """The drafters that DSpark is compared with, on the same data and features (paper, 5): DFlash (a
 parallel block without a sequential head), Eagle3 and MTP (one layer, run once a token).
 
-Each is written in the format that stock SGLang 0.5.23 serves (DFLASH, EAGLE3, EAGLE) and proposes
+Each is written in the format that stock SGLang serves (DFLASH, EAGLE3, EAGLE) and proposes
 drafts to the reference engine.
 """
 

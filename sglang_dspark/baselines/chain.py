@@ -1,7 +1,7 @@
 """Drafters of one layer that run once a token: the common part of Eagle3 and MTP.
 
 Step k reads the token x_{k-1} and a state: the target's for the anchor, the drafter's own output
-of the step before for later drafts. The layer is a Llama one, as SGLang 0.5.23's llama_eagle3.py
+of the step before for later drafts. The layer is a Llama one, as SGLang's llama_eagle3.py
 and llama_eagle.py have it. An entry of its context is the pair (token at j, target's state at
 j - 1) and stands at rotary position j - 1, the position of the state.
 """

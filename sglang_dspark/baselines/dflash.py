@@ -1,7 +1,7 @@
 """DFlash: DSpark's parallel backbone without a sequential head; every position is drafted knowing
 the anchor and the context but not the drafts before it (paper, 3.1 and 5, the baseline).
 
-Block layout and names are those of SGLang 0.5.23's DFLASH (sglang/srt/models/dflash.py,
+Block layout and names are those of SGLang's DFLASH (sglang/srt/models/dflash.py,
 srt/speculative/dflash_worker_v2.py): a window of `block_size` tokens [anchor, mask, ...], of which
 row j >= 1 gives the token at its own position, so there are block_size - 1 drafts. DSpark's rows
 are shifted by one: its row j gives the token after it.
@@ -62,7 +62,7 @@ class DFlashConfig:
             return cls(DrafterConfig.from_json(_headless(raw, path), path))
 
     def to_json(self) -> dict[str, Any]:
-        """The `config.json` that this class and stock SGLang 0.5.23 both read."""
+        """The `config.json` that this class and stock SGLang both read."""
         raw = self.shape.to_json()
         heads = ("markov_rank", "markov_head_type", "enable_confidence_head")
         for name in (*heads, "confidence_head_with_markov"):

@@ -1,7 +1,7 @@
 """Eagle3 with one layer: embedded token and fused target features in, logits over a reduced
 vocabulary out; its own pre-norm output stands for the features from the second step on.
 
-Format and names are those of SGLang 0.5.23's EAGLE3 (sglang/srt/models/llama_eagle3.py). The head
+Format and names are those of SGLang's EAGLE3 (sglang/srt/models/llama_eagle3.py). The head
 over the draft vocabulary is the drafter's own and is trained, as in Eagle3.
 """
 
@@ -54,7 +54,7 @@ class Eagle3Config(ChainConfig):
             return cls(**chain_fields(raw), target_layer_ids=layers)
 
     def to_json(self) -> dict[str, Any]:
-        """The `config.json` that this class and stock SGLang 0.5.23 both read."""
+        """The `config.json` that this class and stock SGLang both read."""
         return {
             "architectures": [ARCHITECTURE],
             **super().to_json(),

@@ -1,7 +1,7 @@
 """MTP: one layer that reads the embedded token and the target's last hidden state, chained for 1, 3
 or 5 steps with the same weights.
 
-Format and names are those that SGLang 0.5.23 serves as EAGLE for a Llama target
+Format and names are those that SGLang serves as EAGLE for a Llama target
 (sglang/srt/models/llama_eagle.py): a projection with bias of [embedding; hidden], a layer without
 input norm, no final norm, so that the layer's output is an estimate of the target's last hidden
 state (after its final norm), which the target's LM head reads and the next step takes.
@@ -47,7 +47,7 @@ class MTPConfig(ChainConfig):
             return cls(**chain_fields(raw))
 
     def to_json(self) -> dict[str, Any]:
-        """The `config.json` that this class and stock SGLang 0.5.23 both read."""
+        """The `config.json` that this class and stock SGLang both read."""
         return {"architectures": [ARCHITECTURE], **super().to_json()}
 
 

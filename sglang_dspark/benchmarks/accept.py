@@ -2,7 +2,7 @@
 
 `accept_sampled` (`ours, token rule`) and `accept_block` (`ours, block rule`) on float32 logits,
 next to three peers. `AcceptSampling` and `BlockwiseRejection` are SGLang's
-(sglang/kernels/ops/speculative/dspark/, 0.5.23); the former applies cuts one after the other and
+(sglang/kernels/ops/speculative/dspark/); the former applies cuts one after the other and
 normalises in between, so its distribution is not always ours; the latter supports no cuts.
 `torch.topk` of all rows is the floor of a rule that first selects k tokens. Every draft is
 verified. Rows are those of `timing.timed`, with memory.

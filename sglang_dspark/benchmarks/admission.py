@@ -1,7 +1,7 @@
 """Time admission on a CUDA device: `python -m sglang_dspark.benchmarks.admission`.
 
 `admission` next to its torch reference and SGLang's operator
-(sglang/kernels/ops/speculative/dspark/dspark_schedule.py, 0.5.23), which takes confidences, knows
+(sglang/kernels/ops/speculative/dspark/dspark_schedule.py), which takes confidences, knows
 no limits or weights, and leaves indptr to another launch. Rows are those of `timing.timed`.
 """
 

@@ -1,7 +1,7 @@
 """Time the commit of accepted rows on a CUDA device: `python -m sglang_dspark.benchmarks.commit`.
 
 A draft of five layers for a 4B target, in bfloat16. Ours packs R + K rows, projects these, and
-writes them. SGLang's operator (sglang/kernels/ops/speculative/dspark/fused_kv_write.py, 0.5.23)
+writes them. SGLang's operator (sglang/kernels/ops/speculative/dspark/fused_kv_write.py)
 writes what was projected of whole windows, as its injection does. Both products and the norm in
 between are torch's. `whole` is all of it, `pack` and `write` are one launch each. Rows are those of
 `timing.timed`.

@@ -1,7 +1,7 @@
 """Time greedy acceptance on a CUDA device: `python -m sglang_dspark.benchmarks.greedy`.
 
 `accept_greedy` on float32 logits next to SGLang's `AcceptGreedy`, `FinalizeAcceptLens` and
-`BuildOutTokens` (0.5.23), as its graphs call them. Every draft is verified. Rows are those of
+`BuildOutTokens`, as its graphs call them. Every draft is verified. Rows are those of
 `timing.timed`.
 """
 

@@ -1,7 +1,7 @@
 """Time the vanilla sequential head on a CUDA device: `python -m sglang_dspark.benchmarks.markov`.
 
-`markov_sample` next to SGLang's block (sglang/srt/speculative/dspark_components/dspark_draft.py,
-0.5.23), which launches a product, a step and its end for each position. Both keep the steps'
+`markov_sample` next to SGLang's block (sglang/srt/speculative/dspark_components/dspark_draft.py),
+which launches a product, a step and its end for each position. Both keep the steps'
 logits, as the graph of a server's draft does for greedy and sampled requests alike; base logits and
 weights are bfloat16, as there. Rows are those of `timing.timed`.
 """

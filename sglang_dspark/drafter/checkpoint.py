@@ -1,4 +1,4 @@
-"""Read and write drafters in the format that stock SGLang 0.5.23 serves as DSPARK.
+"""Read and write drafters in the format that stock SGLang serves as DSPARK.
 
 `check_drafter` decides whether a directory holds a drafter that can be computed, for a server's
 check, `dspark eval`, `dspark calibrate` and `dspark models convert` alike.

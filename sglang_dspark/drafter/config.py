@@ -256,7 +256,7 @@ class DrafterConfig:
         )
 
     def to_json(self) -> dict[str, Any]:
-        """The `config.json` that this class and, unless `extended`, stock SGLang 0.5.23 read."""
+        """The `config.json` that this class and, unless `extended`, stock SGLang read."""
         plain = self._plain_json()
         if not self.extended:
             return plain

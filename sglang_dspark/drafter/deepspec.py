@@ -2,7 +2,7 @@
 at the top level of config.json, the embedding and LM head of the target among the weights.
 
 Such checkpoints are read by `load_drafter` like any other (it takes embedding and head from the
-target). SGLang 0.5.23 serves the Qwen3 ones as DSPARK; it has no Gemma4 draft model.
+target). SGLang serves the Qwen3 ones as DSPARK; it has no Gemma4 draft model.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 Qwen3 is the format of SGLang's DSPARK. Gemma4 is DeepSpec's `Gemma4DSparkModel`, whose config is
 the target's text config: full-attention layers with the target's global heads.
 
-Fields that change what SGLang 0.5.23 computes (srt/models/dflash.py) and that the reference engine
+Fields that change what SGLang computes (srt/models/dflash.py) and that the reference engine
 does not compute are refused, so that acceptance is never measured on another drafter than the one
 that a server runs.
 """
@@ -135,7 +135,7 @@ def rope_theta(raw: Mapping[str, Any]) -> float:
 def has_rope_by_layer_type(raw: Mapping[str, Any]) -> bool:
     """Return whether a rotary embedding is written for each layer type.
 
-    SGLang 0.5.23 then finds no `rope_theta` (`get_rope_config`) and uses 10000.
+    SGLang then finds no `rope_theta` (`get_rope_config`) and uses 10000.
     """
     return any(_is_by_layer_type(raw.get(place)) for place in ("rope_parameters", "rope_scaling"))
 

@@ -1,6 +1,6 @@
 """Find and read the tensors in a drafter's directory.
 
-The files are those that SGLang 0.5.23 loads (model_loader/weight_utils.py,
+The files are those that SGLang loads (model_loader/weight_utils.py,
 `filter_duplicate_safetensors_files`): the ones that the shard index names, or every safetensors
 file where there is no index. Headers are read first; values are read one tensor at a time.
 """

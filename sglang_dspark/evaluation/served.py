@@ -1,6 +1,6 @@
 """Acceptance counts out of a server's answers.
 
-The `meta_info` of SGLang 0.5.23 gives `spec_verify_ct`, `spec_num_proposed_drafts`,
+The `meta_info` of SGLang gives `spec_verify_ct`, `spec_num_proposed_drafts`,
 `spec_correct_drafts_histogram` and `completion_tokens`: all that `statistics.acceptance` asks for.
 """
 

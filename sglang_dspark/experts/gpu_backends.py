@@ -2,7 +2,7 @@
 them; their libraries are imported when weights are prepared.
 
 None of this has been timed on a GPU. Our kernels are compared with float64 in Triton's interpreter;
-the calls of DeepGEMM and FlashInfer follow how SGLang 0.5.23 calls them (layers/deep_gemm_wrapper/
+the calls of DeepGEMM and FlashInfer follow how SGLang calls them (layers/deep_gemm_wrapper/
 entrypoint.py, layers/moe/moe_runner/{deep_gemm,flashinfer_cutlass}.py) and have not been run.
 """
 

@@ -1,6 +1,6 @@
 """`sts.json`: fitted temperatures with what they were fitted to.
 
-The file is a superset of the one that SGLang 0.5.23 reads by
+The file is a superset of the one that SGLang reads by
 --speculative-dspark-confidence-sts-path (srt/speculative/dspark_components/dspark_sts.py:
 `temperatures`, `dataset`, `num_samples`, `ece_before`, `ece_after`; unknown fields are ignored), so
 stock SGLang takes it as it is and applies the default table to every request. `tables` holds one

@@ -1,6 +1,6 @@
 """Report in `/v1/messages` which of the request's stop sequences ended the answer.
 
-Upstream (0.5.23, sglang/srt/entrypoints/anthropic/serving.py) maps the finish reason "stop" to
+Upstream (sglang/srt/entrypoints/anthropic/serving.py) maps the finish reason "stop" to
 "end_turn" and drops `matched_stop`, in which the chat handler names the stop.
 """
 

@@ -1,7 +1,7 @@
 """A draft block's window over its context (drafter/attention.py), on whatever device serves.
 
 Every row of a block sees the same last tokens before the anchor, and the block itself. SGLang's
-sliding windows (0.5.23, sglang/srt/layers/radix_attention.py) move with each query instead. Our CPU
+sliding windows (sglang/srt/layers/radix_attention.py) move with each query instead. Our CPU
 backend's plan is narrowed (cpu/context_window.py). With any other backend the layer attends by
 itself, densely over window + gamma slots: shapes depend on the number of requests alone and no
 value is read on the host, so a graph may capture it. It writes no K/V: of a drafted token the

@@ -1,7 +1,7 @@
 """Refuses a drafter whose weights hold values that are no numbers, before it serves.
 
 Such a drafter costs speed and no correctness: what it drafts is not a number, and is rejected. But
-nothing would say so: upstream (0.5.23) loads whatever the file holds.
+nothing would say so: upstream loads all that the file holds.
 """
 
 from __future__ import annotations

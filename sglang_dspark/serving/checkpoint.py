@@ -1,7 +1,7 @@
 """Check a drafter against its target before a server loads any weight.
 
 What can be computed at all is decided in drafter/checkpoint.py, for every command alike; here is
-what SGLang 0.5.23 asks for besides: the layout that the generic dense draft classes of
+what SGLang asks for besides: the layout that the generic dense draft classes of
 sglang/srt/models/dspark.py read (their loader leaves missing backbone weights uninitialised without
 a message), layers that the target hands out, and the flags of the start.
 Imports no sglang; serving/drafter_check.py calls it.
@@ -33,9 +33,10 @@ from sglang_dspark.drafter.weight_files import (
     wrapper_prefix,
 )
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.extras import SUPPORTED_SGLANG
 
 # Targets that hand out a layer's output as the next layer's input (`layers_to_capture` in their
-# forward, 0.5.23): nothing comes after the last layer, and the first request would end the server.
+# forward): nothing comes after the last layer, and the first request would end the server.
 LAST_LAYER_UNREADABLE = frozenset(
     {
         "LlamaForCausalLM",
@@ -119,15 +120,16 @@ def require_served(files: DrafterFiles, target: Target) -> None:
     """Raise DSparkError where SGLang cannot draft with it on this target, in any layout."""
     if files.config.family != "qwen3":
         raise DSparkError(
-            f"drafter {files.path}: SGLang 0.5.23 has no draft model for {GEMMA4_ARCHITECTURE}; "
+            f"drafter {files.path}: SGLang {SUPPORTED_SGLANG} has no draft model for "
+            f"{GEMMA4_ARCHITECTURE}; "
             "dspark eval and dspark calibrate read it, or serve another drafter"
         )
     last = None if target.num_layers is None else target.num_layers - 1
     if last in files.config.target_layer_ids and target.architecture in LAST_LAYER_UNREADABLE:
         raise DSparkError(
             f"drafter {files.path} reads the output of the target's last layer ({last}), which "
-            f"SGLang 0.5.23 does not hand out for {target.architecture}; use a drafter trained on "
-            f"layers 0..{target.num_layers - 2}"  # type: ignore[operator]
+            f"SGLang {SUPPORTED_SGLANG} does not hand out for {target.architecture}; "
+            f"use a drafter trained on layers 0..{target.num_layers - 2}"  # type: ignore[operator]
         )
 
 

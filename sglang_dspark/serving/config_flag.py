@@ -1,6 +1,6 @@
 """Adds `--dspark-config FILE` to the server's command line.
 
-Upstream: sglang/srt/server_args.py, `ServerArgs.add_cli_args` (0.5.23). Plugins are loaded before
+Upstream: sglang/srt/server_args.py, `ServerArgs.add_cli_args`. Plugins are loaded before
 the command line is parsed, and `ServerArgs.from_cli_args` reads only its own fields from the
 namespace, so a further option is safe. Its action names the file in `SGLANG_DSPARK_CONFIG`, which
 the spawned processes inherit.

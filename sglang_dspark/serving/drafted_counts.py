@@ -1,6 +1,6 @@
 """Count in an answer's `meta_info` the drafts that were verified, not gamma for every step.
 
-Upstream (0.5.23, sglang/srt/managers/tokenizer_manager.py) computes `spec_num_proposed_drafts` as
+Upstream (sglang/srt/managers/tokenizer_manager.py) computes `spec_num_proposed_drafts` as
 steps times gamma. Under confidence scheduling a step verifies fewer, or none; the acceptance rate
 of a request without drafts is then 0. `spec_cap_lens_histogram` has what was verified.
 """

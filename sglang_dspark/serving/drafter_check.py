@@ -1,6 +1,6 @@
 """Refuses a drafter that does not fit the target, before any process is spawned.
 
-Upstream: sglang/srt/arg_groups/speculative_hook.py, `handle_speculative_decoding` (0.5.23), the
+Upstream: sglang/srt/arg_groups/speculative_hook.py, `handle_speculative_decoding`, the
 step of argument resolution that first reads the drafter. The comparison itself is pure and lies in
 sglang_dspark/serving/checkpoint.py. Drafters bundled in the target's checkpoint, or in an object
 store, are upstream's business. Of a Hub id the configuration is fetched here, as upstream would a

@@ -1,6 +1,6 @@
 """Ignore empty stop strings and stop patterns, which end every answer at its first token.
 
-Upstream (0.5.23, sglang/srt/managers/schedule_batch.py) looks for each stop in the answer's end,
+Upstream (sglang/srt/managers/schedule_batch.py) looks for each stop in the answer's end,
 and "" is in every text (sglang#38712). Clients send it for "no stop"; OpenAI's API ignores it too.
 """
 

@@ -2,7 +2,7 @@
 Humming runner (humming_experts.py); and by what a served drafter's layers choose among all of them.
 Importing this registers them.
 
-SGLang's: sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py, `fused_moe` (0.5.23), BF16
+SGLang's: sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py, `fused_moe`, BF16
 weights or FP8 ones with 128 x 128 scales. Written after its source; it has not been run on a GPU.
 """
 

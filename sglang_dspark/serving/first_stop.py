@@ -1,6 +1,6 @@
 """Of two stops in one accepted window the first ends the answer, as in plain decoding.
 
-Upstream (0.5.23, sglang/srt/managers/schedule_batch.py, `Req.update_finish_state`) looks for stop
+Upstream (sglang/srt/managers/schedule_batch.py, `Req.update_finish_state`) looks for stop
 strings in all the tokens that a step accepted, one string after the other, and for stop tokens only
 where there is none. With `{"stop": ["user"]}` a window of `<eos>`, `\\n`, `user` ends the answer in
 front of `user`, where plain decoding ends it at `<eos>`; of two strings the one named first wins.

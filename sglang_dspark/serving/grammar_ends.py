@@ -1,7 +1,7 @@
 """A grammar that allows no token ends its own request with status 400, and not the server.
 
 `root ::= root "a"` compiles, and allows nothing: neither at the beginning of an answer nor, in a
-rule further on, in its middle. Upstream (0.5.23, sglang/srt/constrained) masks every token then.
+rule further on, in its middle. Upstream (sglang/srt/constrained) masks every token then.
 Greedy decoding takes token 0, which the grammar refuses, and the request gets a 500; sampling finds
 a row without probability and raises in the scheduler, which ends the server for everyone. Here such
 a row is left as it is: whatever is sampled, the grammar refuses, and the answer says why. A grammar

@@ -1,6 +1,6 @@
 """A server's keys, hidden in what it tells of itself.
 
-Upstream (0.5.23), sglang/srt/server_args.py: `ServerArgs.resolved_dict` is what the log's line
+Upstream, sglang/srt/server_args.py: `ServerArgs.resolved_dict` is what the log's line
 `server_args=…`, `/server_info` and the schedulers' states are made of, and the launch command that
 `prepare_server_args` notes is shown beside it. Both hold the keys as they were given: whoever may
 read the log may use the server, and whoever may use it reads the administrator's key.

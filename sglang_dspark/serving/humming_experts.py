@@ -2,7 +2,7 @@
 
 MXFP4 weights and BF16 rows: sglang/srt/layers/moe/moe_runner/humming.py, whose weights
 `prepare_humming_moe_layer` (layers/quantization/humming_utils.py) lays out, as
-layers/quantization/mxfp4_humming_moe.py does for DeepSeek-V4 (0.5.23). Written after these; it has
+layers/quantization/mxfp4_humming_moe.py does for DeepSeek-V4. Written after these; it has
 not been run on a GPU, so only a measurement, which compares results too, brings it forward.
 """
 

@@ -1,6 +1,6 @@
 """The ranks' meeting point, at the address that they meet at alone.
 
-Upstream: SGLang (0.5.23) has its ranks, one too, meet at `tcp://127.0.0.1:…`, or those of several
+Upstream: SGLang has its ranks, one too, meet at `tcp://127.0.0.1:…`, or those of several
 machines at `--dist-init-addr`. torch's store behind it (torch/distributed/rendezvous.py,
 `_create_c10d_store`) listens on every interface all the same, asks nobody who they are, and is read
 and written by whoever connects.

@@ -1,6 +1,6 @@
 """`--enable-mixed-chunk` is off under DSPARK: a mixed step's tokens would ignore penalties.
 
-Upstream (0.5.23, sglang/srt/managers/schedule_batch.py, `mix_with_running`) lets running requests
+Upstream (sglang/srt/managers/schedule_batch.py, `mix_with_running`) lets running requests
 decode one token beside a chunk of a long prompt, by SGLang's sampler and its counts of output
 tokens. DSPARK's steps leave these counts alone: penalties would see no token that was put out, and
 `min_new_tokens` would forbid the end of an answer for ever.

@@ -1,7 +1,7 @@
 """The drafter with experts in SGLang: attention, K/V injection and heads are those of the dense
 DSPARK drafts, layers have experts (drafter/moe.py) on one or several residual streams.
 
-Subclasses sglang/srt/models/dspark.py and models/dflash.py (0.5.23); patches/moe_drafter.py puts
+Subclasses sglang/srt/models/dspark.py and models/dflash.py; patches/moe_drafter.py puts
 the class into SGLang's model registry. Any target serves that DSPARK captures features of.
 
 Over several ranks attention and heads are upstream's; experts are split by experts/sharding.py, and

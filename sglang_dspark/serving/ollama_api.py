@@ -1,6 +1,6 @@
 """Answer Ollama's `/api/chat` and `/api/generate` with whole texts, end reasons and token counts.
 
-Upstream (0.5.23, sglang/srt/entrypoints/ollama/serving.py) sends the chunk that finishes with empty
+Upstream (sglang/srt/entrypoints/ollama/serving.py) sends the chunk that finishes with empty
 text. With one token a chunk that token is EOS; under DSPARK the chunk holds up to gamma + 1 tokens.
 `done_reason` is always "stop", a stream has no counts, and a refused request is a 500.
 """

@@ -1,6 +1,6 @@
 """Give `/v1/responses` all the tokens it asks for, and leave server paths out of error messages.
 
-Upstream (0.5.23): `ResponsesRequest.to_sampling_params` (sglang/srt/entrypoints/openai/protocol.py)
+Upstream: `ResponsesRequest.to_sampling_params` (sglang/srt/entrypoints/openai/protocol.py)
 subtracts two tokens from `max_output_tokens`. The handler of a body that does not validate answers
 `str(error)`, in which FastAPI names the file, line and function of the endpoint.
 """

@@ -1,6 +1,6 @@
 """Apply SGLang's penalties in one order in every process: the order of DSPARK's own.
 
-Upstream (0.5.23, sglang/srt/sampling/sampling_batch_info.py) hands a set of classes to
+Upstream (sglang/srt/sampling/sampling_batch_info.py) hands a set of classes to
 `BatchedPenalizerOrchestrator`, which applies them in the set's order. Classes hash by address, so
 that order differs from process to process, and `logit * factor` does not commute with
 `logit - penalty`: a plain server's answers differ from those of the next, and from DSPARK's.

@@ -1,6 +1,6 @@
 """An answer that grows to the end of the KV pool, or of its row, is as long as plain decoding's.
 
-Upstream (0.5.23, sglang/srt/managers/scheduler.py, `init_req_max_new_tokens`) cuts `max_new_tokens`
+Upstream (sglang/srt/managers/scheduler.py, `init_req_max_new_tokens`) cuts `max_new_tokens`
 to what the pool holds. A step of a server that speculates needs room for twice its window besides;
 so a request that is alone in the pool, and near its end, was ended with status 500 ("Out of memory
 even after retracting all other requests") where plain decoding would have reached its limit.

@@ -1,6 +1,6 @@
 """Count an answer's reasoning tokens when its end is known, so that no dropped token is counted.
 
-Upstream (0.5.23, sglang/srt/managers/scheduler_components/batch_result_processor.py) counts the
+Upstream (sglang/srt/managers/scheduler_components/batch_result_processor.py) counts the
 tokens of a step before `update_finish_state` finds the answer's end among them. With several tokens
 a step `reasoning_tokens` exceeds `completion_tokens`, by as many as the step has behind the end.
 """

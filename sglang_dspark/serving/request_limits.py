@@ -1,6 +1,6 @@
 """Refuses requests that would end the scheduler, starve everyone or raise: one request, one error.
 
-Upstream (0.5.23), sglang/srt/managers/tokenizer_manager.py: every API comes through
+Upstream, sglang/srt/managers/tokenizer_manager.py: every API comes through
 `generate_request`, once a request, and `_validate_one_request`, once an answer; both answer a
 ValueError with status 400. Nobody checks what follows them: an empty prompt, a token id outside of
 the vocabulary, top_k beyond 32 bits, more log-probabilities than there are tokens, a value of

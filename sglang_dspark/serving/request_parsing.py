@@ -1,6 +1,6 @@
 """An exception while a request is read is the request's fault: status 400, one line, its field.
 
-Upstream (0.5.23) answers a ValueError with status 400 and every other exception with 500. Of a
+Upstream answers a ValueError with status 400 and every other exception with 500. Of a
 request whose parts do not fit each other (a list shorter than the prompts, `sampling_params: []`,
 `chat_template_kwargs: {"messages": []}`) it raises IndexError, KeyError, TypeError. Every body of
 JSON comes through FastAPI's `request_body_to_args`, every chat and completion through

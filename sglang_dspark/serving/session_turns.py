@@ -1,7 +1,7 @@
 """Turns of a streaming session: none stands on a slot without keys and values, each is a tenant.
 
-A session keeps its request's pool row and slots from turn to turn. Upstream (0.5.23,
-sglang/srt/session/streaming_session.py, `try_cache_finished_req`) takes all tokens of a finished
+A session keeps its request's pool row and slots from turn to turn. Upstream
+(sglang/srt/session/streaming_session.py, `try_cache_finished_req`) takes all tokens of a finished
 turn as cached. The last one is not, unless the overlap loop has launched a step behind it already:
 plain decoding has no slot for it, which sets the number right, but a step that speculates has
 reserved some, and the next turn would attend to whatever lies there.

@@ -1,7 +1,7 @@
 """Start-up rules shared by both entry points: when we are off, beside which SGLang we serve, and
 how a failure stops a server.
 
-SGLang only logs exceptions from plugins and hooks (sglang/srt/plugins/__init__.py, 0.5.23) and
+SGLang only logs exceptions from plugins and hooks (sglang/srt/plugins/__init__.py) and
 would then serve without us; `stop` therefore ends the process with one line on stderr. It
 imports no sglang, so that both entry points can use it before anything else is loaded.
 """

@@ -1,6 +1,6 @@
 """Stop patterns that may take exponential time are refused: all requests wait for a match.
 
-Upstream (0.5.23, sglang/srt/managers/schedule_batch.py, `_check_str_based_finish`) searches the end
+Upstream (sglang/srt/managers/schedule_batch.py, `_check_str_based_finish`) searches the end
 of an answer for `stop_regex` in every step, on the thread that schedules. `(a|a)*b` takes twice as
 long with every `a`, and with forty of them no request of the server gets another token.
 """

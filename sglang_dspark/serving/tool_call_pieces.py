@@ -1,6 +1,6 @@
 """Feed streamed text to a tool-call parser in pieces no longer than a token.
 
-Upstream (0.5.23, sglang/srt/function_call/base_format_detector.py) handles one state a call: it
+Upstream (sglang/srt/function_call/base_format_detector.py) handles one state a call: it
 sends a tool's name, and the arguments when the next chunk arrives. A chunk that holds both loses
 arguments, a second call, or text next to a call (sglang#37634, sglang#35564). One token a chunk is
 parsed right; a step under DSPARK emits up to gamma + 1.

@@ -1,6 +1,6 @@
 """Refuse weight updates from disk whose format or model cannot be loaded.
 
-Upstream (0.5.23, sglang/srt/managers/tokenizer_manager.py) sends the request on to the schedulers.
+Upstream (sglang/srt/managers/tokenizer_manager.py) sends the request on to the schedulers.
 There an unknown `load_format` raises, which ends the server. Weights of another architecture have
 other names: the target's loader skips them and reports success.
 """

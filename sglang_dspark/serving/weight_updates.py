@@ -1,6 +1,6 @@
 """New weights in a running DSPARK server: the target's by default, the drafter's where it is named.
 
-Upstream (0.5.23, sglang/srt/managers/scheduler_components/weight_updater.py) loads what an update
+Upstream (sglang/srt/managers/scheduler_components/weight_updater.py) loads what an update
 brings into every runner, the draft's too. MTP layers lie in the target's checkpoint; a DSpark
 drafter has another one, whose layers have the names of the target's: they are overwritten, or
 loading fails, and the scheduler with it.

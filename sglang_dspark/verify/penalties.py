@@ -1,6 +1,6 @@
 """Penalties row by row of a verify window, from counts of output tokens, on any device.
 
-What plain decoding does to the row behind a prefix (sglang/srt/sampling/penaltylib, 0.5.23) depends
+What plain decoding does to the row behind a prefix (sglang/srt/sampling/penaltylib) depends
 on the prefix's output tokens, drafts of the same window included: the frequency and presence
 penalties are subtracted, stop tokens are forbidden below min_new_tokens, then the repetition
 penalty scales what was seen.

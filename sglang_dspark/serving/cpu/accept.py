@@ -1,6 +1,6 @@
 """The accept rules over packed rows (paper, 3.1), with plain decoding's own law for sampling.
 
-Upstream's rules (kernels/ops/speculative/dspark/dspark_accept.py, 0.5.23) run over windows of
+Upstream's rules (kernels/ops/speculative/dspark/dspark_accept.py) run over windows of
 gamma + 1 whatever was verified and cut afterwards. Here a request's last verified row gives the
 bonus token straight from the target's law, so nothing behind it is read: neither rows that were
 not verified nor drafts that were not made.

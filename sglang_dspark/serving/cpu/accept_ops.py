@@ -1,7 +1,7 @@
 """Sampling-verify operators in SGLang's calling convention, on torch.
 
 Stand for the Triton and CUDA operators named in sglang/kernels/ops/speculative/
-{verify_sampling,reject_sampling}.py and kernels/ops/sampling/renorm.py (0.5.23). The chain rule is
+{verify_sampling,reject_sampling}.py and kernels/ops/sampling/renorm.py. The chain rule is
 `verify.accept_sampled`; trees follow upstream's target-only rule. R requests, n nodes a tree, the
 first node being the anchor, V tokens.
 """

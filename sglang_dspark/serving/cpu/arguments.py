@@ -1,6 +1,6 @@
 """Lets the speculative algorithms be asked for on a CPU, with overlap scheduling.
 
-Upstream: sglang/srt/arg_groups/speculative_hook.py (0.5.23). `_handle_dspark` looks at the
+Upstream: sglang/srt/arg_groups/speculative_hook.py. `_handle_dspark` looks at the
 device's name instead of asking the platform, as `_handle_dflash` does; EAGLE and NGRAM turn the
 overlap schedule off on every CPU.
 

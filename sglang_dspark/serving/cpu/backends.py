@@ -1,7 +1,7 @@
 """Lets SGLang build our attention backend for target and draft.
 
 Upstream: sglang/srt/server_args.py (names are checked while the command line is parsed),
-sglang/srt/speculative/draft_utils.py, `DraftBackendFactory._create_backend` (0.5.23): EAGLE's
+sglang/srt/speculative/draft_utils.py, `DraftBackendFactory._create_backend`: EAGLE's
 draft backends are made from closed tables of names.
 """
 

@@ -1,7 +1,7 @@
 """Greedy verification of drafted chains (EAGLE with topk 1, as in MTP-1) in one compiled call.
 
 Stands for the greedy branch of `eagle_sample` and for `verify_tree_greedy`
-(sglang/srt/speculative/eagle_utils.py, sglang/kernels/ops/speculative/spec_tree.py, 0.5.23) where
+(sglang/srt/speculative/eagle_utils.py, sglang/kernels/ops/speculative/spec_tree.py) where
 every tree is a chain: there an argmax over all logits goes before some thirty small torch calls.
 Here rows behind the first disagreement are not read.
 """

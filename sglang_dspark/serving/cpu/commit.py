@@ -1,6 +1,6 @@
 """Greedy accept and context injection of a DSPARK step through our kernels.
 
-Upstream (0.5.23): sglang/kernels/ops/speculative/dspark/dspark_accept.py, `accept_greedy`, and
+Upstream: sglang/kernels/ops/speculative/dspark/dspark_accept.py, `accept_greedy`, and
 sglang/srt/models/dspark.py, `write_target_hidden_kv`. On a CPU both are many small torch calls, and
 the second works on rejected rows too. What the kernels do not cover keeps upstream's code.
 """

@@ -1,6 +1,6 @@
 """The confidence head over a drafted block in one call: logit_k = w [h_k; W1[x_{k-1}]] + b.
 
-Paper, 3.2.1. Stands for `DSparkConfidenceHead.predict` (sglang/srt/models/dspark.py, 0.5.23), a
+Paper, 3.2.1. Stands for `DSparkConfidenceHead.predict` (sglang/srt/models/dspark.py), a
 dozen small tensor operations around some thousand multiplications.
 """
 

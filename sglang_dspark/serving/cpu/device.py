@@ -1,7 +1,7 @@
 """`step.device.Device` on a CPU: work is done when its call returns, and passes have any size.
 
-A ragged pass keeps its rows packed, row by row as they were computed: upstream (0.5.23,
-srt/speculative/dspark_components/dspark_verify.py) spreads logits and features over whole windows,
+A ragged pass keeps its rows packed, row by row as they were computed: upstream
+(srt/speculative/dspark_components/dspark_verify.py) spreads logits and features over whole windows,
 9 MB at eight users. Where something reads the logits window by window (grammar, log-probabilities,
 penalties, biases, sampling masks) pass and commit are upstream's; the accept rule is ours all the
 same. A pass over whole windows is upstream's.

@@ -1,6 +1,6 @@
 """Attention of EAGLE's drafting steps beyond the first: chains and trees of topk branches.
 
-Adapts the multi-step draft backends of sglang/srt/layers/attention (0.5.23): a container with one
+Adapts the multi-step draft backends of sglang/srt/layers/attention: a container with one
 backend for each step. Branch t of request r keeps its drafts in the slots seq_len + t * steps
 onwards of the request's row; a table of its own per branch lets the ordinary kernel read them.
 """

@@ -3,7 +3,7 @@
 The draft's base logits U_k and its transition bias B(x_{k-1}) span the whole vocabulary, for each
 of gamma positions. A drafter trained here may exclude most tokens by its own weights
 (drafter/heads.py, `restrict_vocabulary`: a bias of -30 outside). Upstream
-(sglang/srt/speculative/dspark_components/dspark_draft.py, 0.5.23) computes all of them and also
+(sglang/srt/speculative/dspark_components/dspark_draft.py) computes all of them and also
 draws noise for all of them when every request is greedy; here the rows inside are gathered once at
 load. A sampled block returns logits of -inf outside: exact zero probability there, in the very
 distribution the tokens were drawn from, which is all that verification asks of it.

@@ -1,7 +1,7 @@
 """RMSNorm, rotary embedding and SiLU gate as one pass each over the rows (Numba).
 
 SGLang's own `forward_native` of these operators (sglang/srt/layers/{layernorm,activation}.py,
-rotary_embedding/base.py, 0.5.23) takes three to fifteen torch calls; with a handful of rows the
+rotary_embedding/base.py) takes three to fifteen torch calls; with a handful of rows the
 calls cost more than the arithmetic. `register` hands ours to SGLang's dispatch for out-of-tree
 platforms. Whatever they do not cover (other dtypes, options) goes to `forward_native`.
 

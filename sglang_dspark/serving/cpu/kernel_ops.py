@@ -1,7 +1,7 @@
 """Torch versions of the operators that SGLang takes from the CPU build of `sgl_kernel`.
 
 Upstream call sites: sglang/kernels/ops/kvcache/cache_move.py, kernels/ops/speculative/
-{cache_locs,eagle,multi_layer_eagle,spec_tree}.py, srt/mem_cache/allocation.py (0.5.23). Names,
+{cache_locs,eagle,multi_layer_eagle,spec_tree}.py, srt/mem_cache/allocation.py. Names,
 argument order and in-place results are theirs. R requests, n tokens in a draft tree.
 """
 

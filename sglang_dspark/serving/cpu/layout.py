@@ -1,7 +1,7 @@
 """Verify lengths as SGLang's `RaggedVerifyLayout`, and the rows of such a step.
 
 Upstream: sglang/srt/speculative/ragged_verify.py and kernels/ops/speculative/dspark/
-dspark_verify_window.py (0.5.23). Its `verify_lens` count the anchor as well, ours do not.
+dspark_verify_window.py. Its `verify_lens` count the anchor as well, ours do not.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Matrix products of served models through our kernel for few rows (serving/cpu/linear.py).
 
-Upstream (0.5.23): sglang/srt/layers/quantization/unquant.py (every unquantised linear layer),
+Upstream: sglang/srt/layers/quantization/unquant.py (every unquantised linear layer),
 sglang/srt/layers/logits_processor.py (the target's LM head), sglang/srt/models/dspark.py (the
 draft's LM head and its plain `nn.Linear` layers). Quantised, LoRA-wrapped and AMX-packed layers,
 and every product the kernel does not take, keep upstream's code.

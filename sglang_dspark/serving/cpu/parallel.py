@@ -1,6 +1,6 @@
 """What several ranks on CPUs need and SGLang leaves to the user: cores, memory, where they meet.
 
-Upstream (0.5.23): sglang/srt/utils/numa_utils.py (`init_threads_binding`) refuses more ranks than
+Upstream: sglang/srt/utils/numa_utils.py (`init_threads_binding`) refuses more ranks than
 the machine has memory nodes unless a variable gives each one cores; kv_cache_configurator.py gives
 a rank the memory of its whole node; gloo listens where the machine's own name points to, and the
 queue between machines (shm_broadcast.py) at the address on the way to a name server of Google's, or

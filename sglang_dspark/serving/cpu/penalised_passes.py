@@ -1,6 +1,6 @@
 """Penalties and min_new_tokens under DSPARK on a CPU, each verified row with its own.
 
-Upstream (0.5.23): srt/speculative/dspark_components/dspark_verify.py, `TargetVerifyExecutor`,
+Upstream: srt/speculative/dspark_components/dspark_verify.py, `TargetVerifyExecutor`,
 adjusts the logits of a pass by `dflash_utils.apply_dflash_verify_logits_adjustments`, which reads a
 field for penalties that no longer exists. So penalties have no effect on what DSPARK serves.
 """

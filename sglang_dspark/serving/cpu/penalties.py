@@ -1,6 +1,6 @@
 """Frequency, presence and repetition penalties and min_new_tokens, row by row of a verify window.
 
-Upstream's DSPARK worker (0.5.23) applies none of them: it looks for `acc_linear_penalties`, a field
+Upstream's DSPARK worker applies none of them: it looks for `acc_linear_penalties`, a field
 that `SamplingBatchInfo` no longer has, and its decode steps never count output tokens. Here each
 row gets what plain decoding would apply there: a penalty depends on the tokens in front of it,
 drafts of the same window included. The arithmetic is that of sglang/srt/sampling/penaltylib.

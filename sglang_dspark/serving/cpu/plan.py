@@ -1,6 +1,6 @@
 """What one forward pass attends to, worked out once a step and read by every layer.
 
-Adapts the metadata half of sglang/srt/layers/attention/base_attn_backend.py (0.5.23). Cache slots
+Adapts the metadata half of sglang/srt/layers/attention/base_attn_backend.py. Cache slots
 stay where SGLang keeps them: row `row` of the table `req_to_token`, read in place by the kernel, so
 a plan is a few small integers per request. What only some passes need (slots as index tensors,
 masks) is made on first use and kept for the other layers.

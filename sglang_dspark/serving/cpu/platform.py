@@ -1,6 +1,6 @@
 """The out-of-tree platform class that SGLang's core asks for defaults and capabilities.
 
-Adapts sglang/srt/platforms/interface.py (0.5.23). It stays an out-of-tree platform, not the
+Adapts sglang/srt/platforms/interface.py. It stays an out-of-tree platform, not the
 in-tree CPU one, because only then does the core ask it for the attention backend, the draft's
 attention backend and the speculative algorithms it serves.
 """

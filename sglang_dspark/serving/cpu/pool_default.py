@@ -1,6 +1,6 @@
 """Limit the default KV pool on a CPU to a quarter of the memory that was free at the start.
 
-Upstream (0.5.23, sglang/srt/mem_cache/kv_cache_configurator.py) sizes the pool as on a GPU, which
+Upstream (sglang/srt/mem_cache/kv_cache_configurator.py) sizes the pool as on a GPU, which
 one server owns: nearly all free memory, 15 of 24 GB for a model of 135M parameters. Other programs
 share a CPU's memory; the next server is killed. `--max-total-tokens` or `--mem-fraction-static`
 sets the size as upstream does.

@@ -1,6 +1,6 @@
 """Keeps two complaints of upstream out of a CPU server's log that tell its user nothing true.
 
-Upstream (0.5.23): sglang/srt/models/registry.py, `import_model_classes`, and
+Upstream: sglang/srt/models/registry.py, `import_model_classes`, and
 sglang/srt/speculative/dspark_components/dspark_planner.py, `DSparkVerifyPlanner`. Each is dropped
 by a filter on the one logger that emits it, by its own words; `--log-level debug` shows them.
 """

@@ -1,7 +1,7 @@
 """A ragged verify step's rows on a CPU: which they are, which of them stay, and what they accept.
 
 Stands for the torch forms in sglang/kernels/ops/speculative/dspark/{dspark_verify_window,
-dspark_accept}.py (0.5.23), which spread the rows over [R, gamma + 1] windows first: at eight users
+dspark_accept}.py, which spread the rows over [R, gamma + 1] windows first: at eight users
 that copies 9 MB of logits a step to read an argmax of some rows. Here the rows stay packed; row
 `starts[r] + k` is the target's after token k of request r's window.
 """

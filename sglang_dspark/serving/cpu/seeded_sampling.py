@@ -1,6 +1,6 @@
 """A request's seed acts on a CPU: in plain decoding, in prefill and under DSPARK.
 
-Upstream (0.5.23): sglang/srt/sampling/sampling_batch_info.py and sglang/srt/layers/sampler.py. The
+Upstream: sglang/srt/sampling/sampling_batch_info.py and sglang/srt/layers/sampler.py. The
 drafts' noise is drawn in serving/cpu/draft_vocabulary.py, scheduled steps accept in
 serving/cpu/device.py; EAGLE and the other algorithms keep upstream's ways. Both draws here are also
 where a row without probability would raise (`lost_rows.py`).

@@ -1,6 +1,6 @@
 """Seeds of the requests of a batch, and seeded draws in SGLang's plain sampler on a CPU.
 
-SGLang (0.5.23) reads a request's `sampling_seed` (OpenAI: `seed`) under
+SGLang reads a request's `sampling_seed` (OpenAI: `seed`) under
 --enable-deterministic-inference alone, which no CPU backend has, and its DSPARK never reads it.
 Here every batch carries them in upstream's own field `SamplingBatchInfo.sampling_seed` [R] int64,
 which it filters, merges and copies. A request without a seed has UNSEEDED there and is sampled as

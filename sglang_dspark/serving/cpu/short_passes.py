@@ -1,6 +1,6 @@
 """The two passes of a DSPARK step around SGLang's runner: draft block and verify windows.
 
-Upstream (0.5.23): speculative/dspark_components/dspark_draft.py, `DraftBlockProposer._run_forward`,
+Upstream: speculative/dspark_components/dspark_draft.py, `DraftBlockProposer._run_forward`,
 and dspark_verify.py, `TargetVerifyExecutor._forward_prepared_verify`. Both make a `ForwardBatch` of
 some 90 fields and go through the runner's Python, which after a pass over all weights is in no
 cache: a millisecond a step. Where model, runner or batch are not what serving/cpu/layers/forward.py

@@ -1,6 +1,6 @@
 """The law that SGLang's plain decoding samples from, for the rows of a verify pass on a CPU.
 
-Stands for `build_speculative_verify_target_probs` (sglang/srt/speculative/dflash_utils.py, 0.5.23),
+Stands for `build_speculative_verify_target_probs` (sglang/srt/speculative/dflash_utils.py),
 which leaves out min-p, and normalises between top-k and top-p: with both set it keeps other tokens
 than the sampler of plain decoding (srt/layers/sampler.py, `top_k_top_p_min_p_sampling_from_probs_
 torch`), so that drafts would change the law.

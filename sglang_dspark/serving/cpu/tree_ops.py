@@ -1,7 +1,7 @@
 """Draft trees of EAGLE: layout for the verify pass and greedy acceptance.
 
 Semantics of `build_tree_kernel_efficient` and `verify_tree_greedy` (sglang/kernels/ops/
-speculative/spec_tree.py, 0.5.23). A chain (topk 1, as in MTP-1) takes a vectorised path; wider
+speculative/spec_tree.py). A chain (topk 1, as in MTP-1) takes a vectorised path; wider
 trees are walked request by request.
 
 The drafting steps propose candidates numbered 0..topk-1 in the first step and topk + topk**2 * s

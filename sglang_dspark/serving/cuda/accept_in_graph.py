@@ -1,6 +1,6 @@
 """The greedy accept rule that is captured with the target's verify pass, in one launch.
 
-Upstream (0.5.23): `DsparkVerifyEpilogue._accept` in sglang/srt/speculative/dspark_components/
+Upstream: `DsparkVerifyEpilogue._accept` in sglang/srt/speculative/dspark_components/
 dspark_verify.py. Ours writes to the same buffers, which the step reads as it read upstream's.
 """
 

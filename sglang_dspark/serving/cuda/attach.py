@@ -1,6 +1,6 @@
 """Puts the step on a DSPARK worker whose models are loaded and whose graphs are captured.
 
-Upstream (0.5.23): sglang/srt/speculative/dspark_components/dspark_worker_v2.py. Where a worker
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. Where a worker
 cannot be scheduled it verifies every draft, and the log says why: never a crash.
 """
 

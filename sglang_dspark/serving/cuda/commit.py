@@ -1,6 +1,6 @@
 """Hidden states of emitted tokens into the draft's context: packed, projected, written at once.
 
-Upstream (0.5.23): `TargetHiddenKvInjector.inject_ragged` in sglang/srt/speculative/
+Upstream: `TargetHiddenKvInjector.inject_ragged` in sglang/srt/speculative/
 dspark_components/dspark_kv_inject.py, which projects whole windows and leaves rejected rows out
 when it writes.
 """

@@ -1,6 +1,6 @@
 """Declare an attention backend with ragged windows where the user names none.
 
-Upstream (0.5.23): `get_default_attn_backend` in sglang/srt/arg_groups/model_override_base.py
+Upstream: `get_default_attn_backend` in sglang/srt/arg_groups/model_override_base.py
 returns fa3 on Hopper, and flashinfer for DSPARK on other GPUs. With flashinfer every draft is
 verified. A backend that the user, the target's architecture or deterministic inference names is
 never asked for here. `features.GPUS` is the table.

@@ -1,6 +1,6 @@
 """What is scheduled by confidence on a GPU, and what is served with every draft verified instead.
 
-Decided from the arguments before any model loads, because SGLang (0.5.23) builds the confidence
+Decided from the arguments before any model loads, because SGLang builds the confidence
 head and captures ragged graphs only in the mode `compact`. `SCHEDULED` and `FEATURES` are the table
 of docs/gpu.md; each row of the latter is a rule with a name, and the first that holds is said in
 one line. `GPUS` is its table of attention backends where the user names none: SGLang's own choice
@@ -77,7 +77,7 @@ def verify_backend(args: Any) -> str:
 
 
 def _is_deterministic(args: Any) -> bool:
-    """Whether `TritonAttnBackend` (0.5.23) sends all passes to its unified kernel."""
+    """Return whether `TritonAttnBackend` sends all passes to its unified kernel."""
     return bool(args.enable_deterministic_inference or args.rl_on_policy_target)
 
 
@@ -192,8 +192,8 @@ def default_backend(
     """Return the attention backend to declare in place of SGLang's default; None: keep that.
 
     sglangs: its default. args: as far as they are resolved. capability: the GPU's, (8, 9) of an
-    L40S. asymmetric: whether keys and values of the target have different widths. Source: SGLang
-    0.5.23, `get_default_attn_backend` in arg_groups/model_override_base.py.
+    L40S. asymmetric: whether keys and values of the target have different widths. Source: SGLang's
+    `get_default_attn_backend` in arg_groups/model_override_base.py.
     """
     named = (
         args.attention_backend,

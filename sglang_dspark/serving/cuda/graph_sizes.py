@@ -1,6 +1,6 @@
 """Trim decode graph sizes to the running requests that SGLang sets for DSPARK.
 
-Upstream (0.5.23) trims the sizes to a named `--max-running-requests` in arg_groups/memory_hook.py,
+Upstream trims the sizes to a named `--max-running-requests` in arg_groups/memory_hook.py,
 but sets 48 running requests for DSPARK only afterwards, in `_handle_dspark`. The graph runner
 captures none of the larger sizes (`get_batch_sizes_to_capture`), yet `DsparkVerifyEpilogue` and
 `DsparkDraftSampler` allocate for the largest: 256 requests on a card of 80 GB, with a vocabulary of

@@ -2,7 +2,7 @@
 
 As `schedule/passes.py` does on a CPU: made-up requests in the first pool rows, a draft block or a
 ragged verify pass with the injection of one token a request behind it, through the same runners
-(sglang/srt/model_executor/runner/decode_cuda_graph_runner.py, 0.5.23), which replay a graph where
+(sglang/srt/model_executor/runner/decode_cuda_graph_runner.py), which replay a graph where
 one was captured.
 """
 

@@ -1,6 +1,6 @@
 """Windows of unlike lengths on SGLang's Triton attention backend.
 
-Upstream (0.5.23), sglang/srt/layers/attention/triton_backend.py, takes every request's window for
+Upstream, sglang/srt/layers/attention/triton_backend.py, takes every request's window for
 gamma + 1 rows wide and never looks at the layout; its kernels read where a window begins from
 `qo_indptr`, so that is all there is to mend, in the eager metadata and in a graph's buffers. Its
 unified kernel of deterministic inference counts rows by itself; features.py leaves that out.

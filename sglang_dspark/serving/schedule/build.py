@@ -1,6 +1,6 @@
 """Builds the `ScheduleEngine` of a DSPARK worker whose models and pools are ready, or says why not.
 
-Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py (0.5.23). Where we cannot
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. Where we cannot
 schedule, the worker verifies every draft and the log says why: never a crash. serving/cpu/attach.py
 and serving/cuda/attach.py put the engine to work.
 """

@@ -2,8 +2,8 @@
 
 Steps are kept as they are and handed to prometheus_client about once a second, because a
 step of some milliseconds has no time for a dozen locked counters, and when the last answer of a
-batch has ended, so that counters at rest are complete. SGLang (0.5.23,
-srt/observability/metrics_collector.py) sets PROMETHEUS_MULTIPROC_DIR before any collector is made,
+batch has ended, so that counters at rest are complete. SGLang
+(srt/observability/metrics_collector.py) sets PROMETHEUS_MULTIPROC_DIR before any collector is made,
 so prometheus_client is imported when the first one is.
 """
 

@@ -4,7 +4,7 @@
     static  every draft is verified
     off     SGLang's own choice, by SGLANG_RAGGED_VERIFY_MODE
 
-SGLang (0.5.23, srt/speculative/ragged_verify.py) reads the variable while models load: a confidence
+SGLang (srt/speculative/ragged_verify.py) reads the variable while models load: a confidence
 head is built only in the mode `compact`. So it is set here, before any process is spawned. Whoever
 sets the variable to something else than `compact` has chosen SGLang's own behaviour. Imports no
 sglang.

@@ -1,7 +1,7 @@
 """Passes of the real models over made-up requests, for timing them before the first request.
 
 Every pass takes the way of a decode step (sglang/srt/speculative/dspark_components/
-{dspark_draft,dspark_verify}.py, 0.5.23): a draft block, or a ragged verify pass with the context
+{dspark_draft,dspark_verify}.py): a draft block, or a ragged verify pass with the context
 injection of one token a request behind it. The requests sit in the first pool rows, which are
 pointed at slots of the whole cache and cleared afterwards; nothing is allocated, and what the
 passes write lies in slots that are free.

@@ -1,7 +1,7 @@
 """The accept rules over whole windows (paper, 3.1), with plain decoding's own law for sampling.
 
 For sampled steps whose law upstream's rules (sglang/kernels/ops/speculative/dspark/
-dspark_accept.py, 0.5.23) do not keep, or whose requests have seeds: `rules.py`. The rules are those
+dspark_accept.py) do not keep, or whose requests have seeds: `rules.py`. The rules are those
 of `verify/`; no value is looked at, and nothing behind a window's verified rows decides anything.
 """
 

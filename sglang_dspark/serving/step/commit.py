@@ -1,7 +1,7 @@
 """Commit: what was accepted goes into the draft's context and to whoever plans the next step.
 
-Features are injected in every step, one that drafted nothing included, as upstream does (0.5.23,
-sglang/srt/speculative/dspark_components/dspark_kv_inject.py): a skipped draft leaves no debt.
+Features are injected in every step, one that drafted nothing included, as upstream does
+(sglang/srt/speculative/dspark_components/dspark_kv_inject.py): a skipped draft leaves no debt.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """One decode step, from top to bottom, on any device.
 
 Stands for `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
-dspark_worker_v2.py, 0.5.23) where we schedule. K is a host integer fixed before anything is
+dspark_worker_v2.py) where we schedule. K is a host integer fixed before anything is
 drafted. On an accelerator verify lengths, drafts and outcomes stay there until the step's result
 is read.
 """

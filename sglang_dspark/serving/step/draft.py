@@ -1,6 +1,6 @@
 """Draft or skip: gamma tokens for every request, or a proposal of none.
 
-Upstream (0.5.23), sglang/srt/speculative/dspark_components/dspark_draft.py, drafts in every step.
+Upstream, sglang/srt/speculative/dspark_components/dspark_draft.py, drafts in every step.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Plan: which requests come, whether to draft for them and how much to verify, before any work.
 
 Under the overlap loop this runs while the step before it computes: sglang/srt/managers/scheduler.py
-(0.5.23) calls what `get_confidence_budget_prepare` returned right before it launches a step.
+calls what `get_confidence_budget_prepare` returned right before it launches a step.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
 """Custom logit processors: a request that brings one is decoded a token a step.
 
-SGLang (0.5.23, srt/speculative/dflash_utils.py) calls a processor for all rows of a window with one
+SGLang (srt/speculative/dflash_utils.py) calls a processor for all rows of a window with one
 `__req__`, whose output ends at the anchor: for the rows behind it that is another answer than plain
 decoding shows. So such a request gets no drafts, a limit that is fixed before drafting. Where every
 draft is verified there are no limits, and it is refused. SGLang's own

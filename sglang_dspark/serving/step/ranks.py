@@ -1,6 +1,6 @@
 """What the ranks of one tensor-parallel server tell each other in a step: the plan, the windows.
 
-Upstream (0.5.23) finds K on every rank and sends rank 0's verify lengths
+Upstream finds K on every rank and sends rank 0's verify lengths
 (sglang/srt/speculative/dspark_components/dspark_planner.py, `SpecTpSyncSite.DSPARK_PLAN`). Here the
 leader, rank 0, decides both. Its plan goes over the CPU group before anything is drafted
 (`schedule/agreement.py`); its windows go over the group of the device, behind the admission and in

@@ -1,6 +1,6 @@
 """Choose how a step's sampled requests are accepted, from settings that the host knows.
 
-SGLang's DSPARK (0.5.23) ignores penalties and seeds. Its distribution of verified rows ignores
+SGLang's DSPARK ignores penalties and seeds. Its distribution of verified rows ignores
 min-p and normalises between top-k and top-p (`build_speculative_verify_target_probs`,
 sglang/srt/speculative/dflash_utils.py). Where rows have different cuts, or top-p, it needs
 FlashInfer and raises without.

@@ -1,6 +1,6 @@
 """Seeds of a batch's requests: their drafts and their first tokens, drawn by seed and position.
 
-SGLang (0.5.23) reads a request's `sampling_seed` (OpenAI: `seed`) under
+SGLang reads a request's `sampling_seed` (OpenAI: `seed`) under
 --enable-deterministic-inference alone, and its DSPARK never reads it. What a seed means is
 verify/seeded.py; the accept rule is `accept.py`. Which requests have one is known on the host, so
 that a batch without any costs nothing.

@@ -1,6 +1,6 @@
 """Verify: one ragged pass of the target over the admitted drafts, and the masks over its logits.
 
-Upstream (0.5.23): sglang/srt/speculative/dspark_components/dspark_verify.py does the pass, in a
+Upstream: sglang/srt/speculative/dspark_components/dspark_verify.py does the pass, in a
 graph where one was captured, and accepts there too if every request is greedy.
 """
 

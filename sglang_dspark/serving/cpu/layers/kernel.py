@@ -1,7 +1,7 @@
 """Every decoder layer of a pass as one call of compiled code.
 
 The arithmetic of `LlamaDecoderLayer.forward` (sglang/srt/models/llama.py) and
-`DFlashDecoderLayer.forward` (models/dflash.py, 0.5.23), which differ in the norms of query and key
+`DFlashDecoderLayer.forward` (models/dflash.py), which differ in the norms of query and key
 heads: the products of narrow_matmul.py, called by their address, between the row kernels of
 fused_ops.py and paged.py. Layers come as rows of tables (`Tables`, made by layers/model.py), as
 thirty layers times nine calls from Python cost as much as the arithmetic between the products.

@@ -1,7 +1,7 @@
 """All layers of a model in the short form: what they share, whether they fit, one call for all.
 
 Adapts the layer loops of `LlamaModel.forward` (sglang/srt/models/llama.py) and
-`DFlashDraftModel.forward` (models/dflash.py, 0.5.23). With a handful of rows SGLang's modules,
+`DFlashDraftModel.forward` (models/dflash.py). With a handful of rows SGLang's modules,
 boundaries and linear wrappers cost more than a small layer's arithmetic besides the products, so
 whether pass and tensors fit is asked once a pass and layers/kernel.py does the rest.
 """

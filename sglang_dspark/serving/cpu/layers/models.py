@@ -1,6 +1,6 @@
 """Decoder layers of Llama and Qwen3 targets and of DSPARK drafts as a few kernel calls each.
 
-Upstream (0.5.23): sglang/srt/models/llama.py, `LlamaModel.forward`, models/qwen3.py,
+Upstream: sglang/srt/models/llama.py, `LlamaModel.forward`, models/qwen3.py,
 `Qwen3Model.forward`, and models/dflash.py, `DFlashDraftModel.forward`, whose layer loops
 serving/cpu/layers/model.py replaces. Wherever a model, a pass or a tensor is not what the short
 form serves, upstream's forward runs.
