@@ -36,7 +36,7 @@ def test_a_captured_launch_keeps_its_counters(report: dict[str, Any]) -> None:
 def test_what_the_operator_refuses_is_sglangs_and_said_once(report: dict[str, Any]) -> None:
     assert report["upstream"] == 9  # four refusals twice, and a server that is not scheduled
     assert [line.partition("one launch: ")[2] for line in report["told"]] == [
-        "its head is a Other",
+        "its head is __main__.Other, not VanillaMarkov or GatedMarkovHead or RNNHead",
         "the vocabulary is split over ranks",
         "ranks agree on each draft before the next",
         "markov: w2 must be [204, 16] float32, found [203, 16] float32",
