@@ -73,14 +73,9 @@ def _missing(name: str, target: str, hook: Any) -> Seam:
 
 SEAMS = (
     _chain(
-        "cpu-chain-sampling-dspark",
-        "sglang.kernels.ops.speculative.dspark.dspark_accept.chain_speculative_sampling_triton",
-    ),
-    _chain(
         "cpu-chain-sampling-eagle",
         "sglang.srt.speculative.eagle_utils.chain_speculative_sampling_triton",
     ),
-    _law("cpu-target-law-dspark", "sglang.kernels.ops.speculative.dspark.dspark_accept"),
     _law("cpu-target-law-dflash", "sglang.srt.speculative.dflash_utils"),
     _missing(
         "cpu-tree-sampling-eagle",

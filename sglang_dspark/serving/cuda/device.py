@@ -25,7 +25,8 @@ from sglang_dspark.serving.step.passes import Pass, Verified
 from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine
 from sglang_dspark.serving.step.rules import Cuts, Rules, rules_of
-from sglang_dspark.serving.step.seeds import Seeds
+from sglang_dspark.serving.step.seeds import Seeds, seeded_draft
+from sglang_dspark.serving.step.verify import adjust
 from sglang_dspark.verify.acceptance import Acceptance
 
 WindowArguments = tuple[Tensor, Tensor, Tensor, Any, Any, Tensor, Seeds | None]
@@ -111,6 +112,23 @@ class GraphDevice:
         """Of the requests' settings, which the host knows."""
         return rules_of(self._worker, counts, batch)
 
+    def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
+        """By SGLang's proposer, in a graph where one was captured; depth is always gamma."""
+        from sglang.srt.speculative.dspark_components.dspark_observability import InfoSegment
+
+        worker, proposer = self._worker, self._worker._proposer
+        segment = worker._observers.segment(InfoSegment.DRAFT)
+        with worker._draft_context(), segment, seeded_draft(proposer, batch, seeds):
+            return proposer.propose(
+                batch=batch,
+                draft_input=batch.spec_info,
+                verify_window=window,
+                bs=len(batch.seq_lens),
+                device=worker.device,
+                target_model=worker.target_worker.model_runner.model,
+                sampling_info=batch.sampling_info,
+            )
+
     def layout(self, step: Step, indptr: Tensor) -> Any:
         """Padded to a tier; its lengths stay on the device."""
         admitted = admitted_drafts(step.plan)
@@ -137,7 +155,7 @@ class GraphDevice:
         logits = done.logits_output.next_token_logits
         if penalties is not None:
             penalties.apply(logits, asked.ids, batch.seq_lens)
-            _adjust(self._worker, batch, logits)
+            adjust(self._worker, batch, logits)
         in_graph = bool(done.can_run_cuda_graph)
         return Verified(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
 
@@ -174,7 +192,6 @@ class GraphDevice:
         )
 
     def _listed(self, asked: Pass, verified: Verified, most: int) -> Acceptance:
-        assert asked.layout is not None, "passes here have a layout"
         return accept_top_k(
             *self._windows(asked, verified),
             most=most,
@@ -189,7 +206,6 @@ class GraphDevice:
 
     def _windows(self, asked: Pass, verified: Verified) -> WindowArguments:
         """The arguments of `step.accept.accept`."""
-        assert asked.layout is not None, "passes here have a layout"
         return (
             asked.ids,
             asked.layout.verify_lens,
@@ -226,7 +242,6 @@ class GraphDevice:
         if verified.folded and epilogue.folds_commit:
             return
         hidden, layout = verified.hidden, asked.layout
-        assert layout is not None, "passes here have a layout"
         assert hidden is not None, "and hidden states"
         emitted, rows = accepted.commit_lens, layout.graph_num_tokens
         if self.committer(self._worker, asked.batch, asked.window, hidden, emitted, rows):
@@ -257,19 +272,6 @@ def sampled_alone(sampling_info: Any, cuts: Cuts) -> Any:
     view = copy(sampling_info)
     view.need_top_k_sampling, view.need_top_p_sampling = cuts.top_k, cuts.top_p
     return view
-
-
-def _adjust(worker: Any, batch: Any, logits: Tensor) -> None:
-    """What `run_compact` does with sampling info: logit processors and biases, behind penalties."""
-    from sglang.srt.speculative.dspark_components.dspark_planner import (
-        apply_logits_adjustments_strided,
-    )
-
-    apply_logits_adjustments_strided(
-        next_token_logits=logits,
-        sampling_info=batch.sampling_info,
-        verify_num_draft_tokens=worker.verify_num_draft_tokens,
-    )
 
 
 @contextmanager

@@ -25,7 +25,6 @@ def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> An
     from sglang.srt.managers.utils import GenerationBatchResult
     from sglang.srt.speculative.dspark_components.dspark_draft import make_next_draft_input
 
-    layout = asked.layout
     results = (accepted.new_seq_lens, accepted.out_tokens, accepted.commit_lens)
     if verified.folded:
         # They are the graph's own buffers, which the next replay writes: lengths are read behind
@@ -39,7 +38,7 @@ def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> An
         block_accept_lens=worker._block_accept_lens(
             accept=accepted, folded_accept=verified.folded, bs=asked.requests
         ),
-        cap_lens=None if layout is None else layout.verify_lens.to(torch.int32),
+        cap_lens=asked.layout.verify_lens.to(torch.int32),
         can_run_cuda_graph=verified.in_graph,
         next_draft_input=make_next_draft_input(bonus_tokens=accepted.bonus, new_seq_lens=lens),
         speculative_num_draft_tokens=int(worker.verify_num_draft_tokens),
