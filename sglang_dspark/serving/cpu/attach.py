@@ -40,7 +40,7 @@ def attach(worker: Any) -> None:
     clock, ranks = HostClock(read), ranks_of(worker)
     device = HostDevice(worker, clock)
     if verifies_all:
-        logger.info("sglang-dspark: every draft is verified (%s)", mode.choice().reason)
+        logger.info("sglang-dspark: mode static (%s)", mode.choice().reason)
         engine: Engine = VerifyAll(int(worker.gamma))
         state = StepState(worker, engine, device)
     else:

@@ -1,6 +1,7 @@
 """Penalties of a step's requests: counts of output tokens that never leave the device.
 
-Upstream's DSPARK (0.5.23) applies none (cpu/penalised_passes.py says why). Under the overlap loop
+Upstream's DSPARK applies none: `apply_dflash_verify_logits_adjustments` (sglang/srt/speculative/
+dflash_utils.py) reads a field for penalties that no longer exists. Under the overlap loop
 a step is launched before the tokens of the one in front of it are on the host, so a request's
 counts are begun from the host's list when it is first seen, completed by its anchor, and go on from
 what each step emits. A pool row that has another tenant, after a retraction too, begins anew.

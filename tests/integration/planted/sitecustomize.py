@@ -39,10 +39,11 @@ if os.environ.get("DSPARK_PLANTED_COSTS"):
     def _costs() -> None:
         _installed()
         from sglang_dspark.serving.cpu import attach
+        from sglang_dspark.serving.cpu.device import HostDevice
         from sglang_dspark.serving.cpu.passes import Passes
-        from sglang_dspark.serving.step import draft, verify
+        from sglang_dspark.serving.step import verify
 
-        now, run, propose, drafting = 0.0, verify.verify, draft.propose, 2e-3
+        now, run, draft, drafting = 0.0, verify.verify, HostDevice.draft, 2e-3
 
         def verifying(rows):  # type: ignore[no-untyped-def]
             return 2e-2 + 5e-4 * rows
@@ -56,9 +57,9 @@ if os.environ.get("DSPARK_PLANTED_COSTS"):
         def proposed(*asked):  # type: ignore[no-untyped-def]
             nonlocal now
             now += drafting
-            return propose(*asked)
+            return draft(*asked)
 
-        verify.verify, draft.propose = verified, proposed
+        verify.verify, HostDevice.draft = verified, proposed
         attach._seconds = lambda: lambda: now
         Passes.verify_seconds = lambda self, drafts, context: verifying(len(drafts) + sum(drafts))
         Passes.draft_seconds = lambda self, requests, depth, context: drafting
