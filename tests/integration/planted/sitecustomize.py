@@ -1,6 +1,7 @@
 """Python runs this at its start where PYTHONPATH names the folder: every process of a server.
 
 DSPARK_PLANTED_ROWS=N: of every N windows that a server verifies greedily, one yields a wrong token.
+DSPARK_PLANTED_EXECUTOR=1: what drafts, verifies, accepts and commits in SGLang's step raises.
 DSPARK_PLANTED_COSTS=1: on a clock that passes of the models alone move, drafts are cheap.
 """
 
@@ -65,3 +66,27 @@ if os.environ.get("DSPARK_PLANTED_COSTS"):
         Passes.draft_seconds = lambda self, requests, depth, context: drafting
 
     plugin._install = _costs
+
+if os.environ.get("DSPARK_PLANTED_EXECUTOR"):
+    from sglang_dspark import plugin
+
+    _put_in = plugin._install
+
+    def _broken() -> None:
+        _put_in()
+        from sglang.srt.speculative.dspark_components.dspark_draft import DraftBlockProposer
+        from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
+
+        def raises(*_, **__):  # type: ignore[no-untyped-def]
+            raise RuntimeError("SGLang's own step was called")
+
+        executor = "run_compact run_non_compact _run_ragged _forward_prepared_verify"
+        executor += " accept_and_finalize commit_hidden"
+        for owner, names in (
+            (DraftBlockProposer, "propose _run_forward"),
+            (TargetVerifyExecutor, executor),
+        ):
+            for name in names.split():
+                setattr(owner, name, raises)
+
+    plugin._install = _broken
