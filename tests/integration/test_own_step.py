@@ -39,7 +39,8 @@ def broken(request: pytest.FixtureRequest, pool: ServerPool, noisy: TinyPair) ->
     name = f"own-step-{request.param}"
     yield pool.start(
         name, noisy.target, *DSPARK_FLAGS, str(noisy.drafter), "--dspark-config", str(config),
-        PYTHONPATH=os.pathsep.join([str(PLANTED), *filter(None, sys.path)]), DSPARK_PLANTED_EXECUTOR="1",
+        PYTHONPATH=os.pathsep.join([str(PLANTED), *filter(None, sys.path)]),
+        DSPARK_PLANTED_EXECUTOR="1",
     )  # fmt: skip
     pool.stop(name)
 
