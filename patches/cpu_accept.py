@@ -33,7 +33,7 @@ def verify_uses_greedy(
     return is_all_greedy
 
 
-def _chain(name: str, target: str) -> Seam:
+def chain_sampling(name: str, target: str) -> Seam:
     return Seam(
         name=name,
         target=target,
@@ -45,7 +45,7 @@ def _chain(name: str, target: str) -> Seam:
     )
 
 
-def _law(name: str, target: str) -> Seam:
+def target_probs(name: str, target: str) -> Seam:
     return Seam(
         name=name,
         target=f"{target}.build_speculative_verify_target_probs",
@@ -72,16 +72,11 @@ def _missing(name: str, target: str, hook: Any) -> Seam:
 
 
 SEAMS = (
-    _chain(
-        "cpu-chain-sampling-dspark",
-        "sglang.kernels.ops.speculative.dspark.dspark_accept.chain_speculative_sampling_triton",
-    ),
-    _chain(
+    chain_sampling(
         "cpu-chain-sampling-eagle",
         "sglang.srt.speculative.eagle_utils.chain_speculative_sampling_triton",
     ),
-    _law("cpu-target-law-dspark", "sglang.kernels.ops.speculative.dspark.dspark_accept"),
-    _law("cpu-target-law-dflash", "sglang.srt.speculative.dflash_utils"),
+    target_probs("cpu-target-law-dflash", "sglang.srt.speculative.dflash_utils"),
     _missing(
         "cpu-tree-sampling-eagle",
         "sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only",

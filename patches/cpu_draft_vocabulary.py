@@ -1,4 +1,4 @@
-"""Drafters with a reduced vocabulary draft over it only, and greedy batches draw no noise.
+"""Prepare a drafter when its weights are loaded.
 
 The hooks: `sglang_dspark/serving/cpu/draft_vocabulary.py`.
 """
@@ -16,27 +16,6 @@ SEAMS = (
         hook=draft_vocabulary.prepare_draft,
         signature="(self, *, embed_tokens, lm_head)",
         why="a draft reads all its weights: fewer bytes, and of the heads the rows it can draft",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-draft-base-logits",
-        target="sglang.srt.models.dspark.DSparkDraftMixin.compute_base_logits",
-        kind="around",
-        hook=draft_vocabulary.compute_base_logits,
-        signature="(self, hidden)",
-        why="base logits of tokens that are never drafted cost as much as a target LM head",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-draft-block",
-        target="sglang.srt.speculative.dspark_components.dspark_draft.sample_draft_block",
-        kind="around",
-        hook=draft_vocabulary.sample_draft_block,
-        signature=(
-            "(*, base_logits, anchor_tokens, draft_hidden, sampling_info, markov_head, noise, "
-            "device, tp_sync, greedy_draft)"
-        ),
-        why="upstream draws noise over the whole vocabulary for greedy requests too",
         device="cpu",
     ),
 )

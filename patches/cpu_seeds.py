@@ -1,4 +1,4 @@
-"""A request's seed acts on a CPU: in plain decoding, in prefill and under DSPARK.
+"""A request's seed acts on a CPU: in plain decoding and in prefill.
 
 The hooks: `sglang_dspark/serving/cpu/seeded_sampling.py`.
 """
@@ -9,28 +9,6 @@ from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving.cpu import seeded_sampling
 
 SEAMS = (
-    Seam(
-        name="cpu-seeded-drafts",
-        target="sglang.srt.speculative.dspark_components.dspark_draft.DraftBlockProposer.propose",
-        kind="around",
-        hook=seeded_sampling.propose,
-        signature="(self, *, batch, draft_input, verify_window, bs, device, target_model, "
-        "sampling_info, anchor_prepared=False)",
-        why="upstream's drafts ignore a request's seed",
-        device="cpu",
-    ),
-    Seam(
-        name="cpu-seeded-accept",
-        target="sglang.srt.speculative.dspark_components.dspark_verify.TargetVerifyExecutor."
-        "accept_and_finalize",
-        kind="around",
-        hook=seeded_sampling.accept_and_finalize,
-        signature="(self, *, folded_accept, bs, verify_ids_2d, target_logits, draft_block, "
-        "sampling_info, draft_input, layout, prefix_lens, draft_tokens, "
-        "simulate_bonus_sampling_info=None)",
-        why="upstream's accept rule ignores a request's seed",
-        device="cpu",
-    ),
     Seam(
         name="cpu-seeds",
         target="sglang.srt.sampling.sampling_batch_info.SamplingBatchInfo.from_schedule_batch",

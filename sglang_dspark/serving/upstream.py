@@ -93,6 +93,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
         "ParallelLMHead",
         "VocabParallelEmbedding",
     ),
+    "sglang.srt.lora.layers": ("unwrap_lora_layer",),
     "sglang.srt.managers.io_struct": (
         "msgpack_decode",
         "msgpack_encode",
@@ -114,6 +115,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     ),
     "sglang.srt.model_executor.forward_batch_info": (
         "CaptureHiddenMode",
+        "enable_num_token_non_padded",
         "ForwardBatch",
         "ForwardMode",
     ),
@@ -187,7 +189,6 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     "sglang.srt.sampling.sampling_batch_info": ("SamplingBatchInfo",),
     "sglang.srt.sampling.sampling_params": ("TOP_K_ALL",),
     "sglang.srt.speculative.dflash_info": ("DFlashVerifyInput",),
-    "sglang.srt.speculative.dflash_utils": ("apply_dflash_verify_logits_adjustments",),
     "sglang.srt.speculative.draft_worker_common": (
         "make_draft_block_spec_info",
         "make_draft_input_v2",
@@ -195,13 +196,12 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     "sglang.srt.speculative.dspark_components.dspark_config": ("checkpoint_bundles_dspark_draft",),
     "sglang.srt.speculative.dspark_components.dspark_draft": (
         "_draft_step",
-        "DraftBlockProposer",
         "DraftBlockResult",
-        "DraftForwardResult",
         "DraftProposal",
         "make_next_draft_input",
         "resolve_draft_params",
         "resolve_greedy_mask",
+        "sample_draft_block",
         "step_logits_width",
     ),
     "sglang.srt.speculative.dspark_components.dspark_observability": ("InfoSegment",),
@@ -217,7 +217,6 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     "sglang.srt.speculative.dspark_components.dspark_verify": (
         "AcceptOuts",
         "build_accept_outs",
-        "TargetVerifyResult",
         "verify_logits_adjustments_are_noop",
     ),
     "sglang.srt.speculative.dspark_components.dspark_worker_v2": ("DSparkWorkerV2",),

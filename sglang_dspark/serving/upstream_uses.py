@@ -64,17 +64,10 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "sglang.srt.speculative.dspark_components.dspark_draft": {
         "DraftBlockProposer": (
-            "_dp_moe_sync",
-            "_draft_block_spec_info",
             "_draft_sampler",
-            "_noise",
-            "deferred_commit",
             "draft_block_ids_view",
-            "draft_model",
-            "draft_model_runner",
-            "gamma",
+            "noise",
             "propose",
-            "sample_from_anchor",
         ),
     },
     "sglang.srt.speculative.dspark_components.dspark_kv_inject": {
@@ -102,7 +95,6 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang.srt.speculative.dspark_components.dspark_verify": {
         "TargetVerifyExecutor": (
             "_rejection_noise",
-            "_run_ragged",
             "_tp_sync",
             "accept_and_finalize",
             "commit_hidden",
@@ -155,7 +147,7 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
 # what it does).
 REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.kernels.ops.speculative.dspark.dspark_accept": {
-        "accept_greedy": ("7ae5ec8b49beaaec", "serving/cpu/commit.py"),
+        "accept_greedy": ("7ae5ec8b49beaaec", "serving/cpu/ragged_ops.py"),
     },
     "sglang.kernels.ops.speculative.dspark.dspark_verify_window": {
         "BuildRaggedVerifyWindow": ("326e240ea201116e", "serving/cpu/ragged_ops.py"),
@@ -262,7 +254,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "DSparkDraftMixin.compute_base_logits": (
             "19de6102944fed3c",
-            "serving/cpu/draft_vocabulary.py",
+            "serving/cpu/draft_heads.py",
         ),
         "DSparkDraftMixin.compute_confidence": ("c22c500a4666410b", "serving/cpu/confidence.py"),
         "DSparkDraftMixin.write_target_hidden_kv": (
@@ -301,8 +293,8 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "build_speculative_verify_target_probs": ("33b0e7c5e2386ee7", "serving/cpu/target_law.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_draft": {
-        "DraftBlockProposer._run_forward": ("5e893e1185167a0c", "serving/cpu/short_passes.py"),
-        "DraftBlockProposer.propose": ("b2bd5a869a138721", "serving/step/draft.py"),
+        "DraftBlockProposer._run_forward": ("5e893e1185167a0c", "serving/cpu/draft.py"),
+        "DraftBlockProposer.propose": ("b2bd5a869a138721", "serving/cpu/draft.py"),
         "_draft_step": ("2c29d3c1f6768869", "kernels/markov_sample.py"),
         "draft_markov_block": ("ec350846a9e550b6", "serving/cuda/draft.py"),
         "sample_draft_block": ("46becff3595a02da", "serving/step/seeds.py"),
@@ -317,11 +309,11 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "DsparkVerifyEpilogue._accept": ("51c4ecf9f4576e21", "serving/cuda/accept_in_graph.py"),
         "TargetVerifyExecutor._forward_prepared_verify": (
             "9ee141d2be5c34fd",
-            "serving/cpu/short_passes.py",
+            "serving/cpu/target.py",
         ),
-        "TargetVerifyExecutor._run_ragged": ("4ed471ad3466db9e", "serving/cpu/device.py"),
+        "TargetVerifyExecutor._run_ragged": ("4ed471ad3466db9e", "serving/cpu/target.py"),
         "TargetVerifyExecutor.accept_and_finalize": ("5c230e047f32b04a", "serving/step/accept.py"),
-        "TargetVerifyExecutor.run_compact": ("52ab44e5f7fb7048", "serving/cpu/penalised_passes.py"),
+        "TargetVerifyExecutor.run_compact": ("52ab44e5f7fb7048", "serving/cpu/device.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_worker_v2": {
         "DSparkWorkerV2._forward_decode": ("3aa4eacc539469c4", "serving/step/decode.py"),

@@ -61,23 +61,25 @@ def install_faults(folder: Path) -> None:
 
 
 def _drafts(folder: Path) -> None:
-    from sglang_dspark.serving.step import draft
+    from sglang.srt.runtime_context import get_parallel
+
+    from sglang_dspark.serving.cpu.device import HostDevice
 
     before, behind = Fault(folder, "draft-raises"), Fault(folder, "draft-raises-late")
     follower = Fault(folder, "draft-raises-on-a-follower")
-    original = draft.propose
+    original = HostDevice.draft
 
-    def propose(state: Any, *args: Any) -> Any:
+    def draft(self: Any, *args: Any) -> Any:
         if before.happens():
             raise RuntimeError("injected in front of the draft")
-        if not state.ranks.leads and follower.happens():
+        if get_parallel().tp_rank != 0 and follower.happens():
             raise RuntimeError("injected on one rank")
-        proposal = original(state, *args)
+        proposal = original(self, *args)
         if behind.happens():
             raise RuntimeError("injected behind the draft")
         return proposal
 
-    draft.propose = propose
+    HostDevice.draft = draft  # type: ignore[method-assign]
 
 
 def _confidences(folder: Path) -> None:

@@ -115,13 +115,13 @@ def test_one_that_cannot_be_loaded_is_refused(processing: Served) -> None:
     assert processing.healthy()
 
 
-@pytest.mark.slow
-def test_where_every_draft_is_verified_it_is_refused(pool: ServerPool, noisy: TinyPair) -> None:
+def test_it_acts_so_where_every_draft_is_verified(pool: ServerPool, noisy: TinyPair) -> None:
     server = start(pool, noisy, "unscheduled", "schedule: {mode: static}\n")
     try:
-        answer = server.request("POST", "/generate", json={"input_ids": [20], **counted()})
-        assert answer.status_code == 400
-        assert "custom_logit_processor: this server verifies every draft" in answer.text
-        assert server.healthy()
+        counts = server.generate([20], TOKENS, **counted())
+        beside = server.generate([20], TOKENS, sampling_params={"ignore_eos": True})
     finally:
         pool.stop("unscheduled")
+    assert counts["output_ids"] == greedy(noisy, 20, forced=True)
+    assert beside["output_ids"] == greedy(noisy, 20)
+    assert (accepted_drafts([counts])[0], accepted_drafts([beside])[0] > 0) == (0, True)

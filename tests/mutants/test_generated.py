@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 
 from sglang_dspark.errors import DSparkError
 from tests.mutants.generated.equivalent import EQUIVALENT
-from tests.mutants.generated.operators import generate
+from tests.mutants.generated.judge import Judge, Verdict, What
+from tests.mutants.generated.operators import Site, generate
 from tests.mutants.generated.sample import all_sites, area_of, drawn
 from tests.mutants.generated.tests_of import SOURCES, Recorded, read_recorded
 from tests.mutants.tree import ROOT
@@ -127,3 +130,43 @@ def test_a_record_of_other_source_is_refused(tmp_path: Path) -> None:
     (tmp_path / SOURCES).write_text("of another commit", encoding="utf-8")
     with pytest.raises(DSparkError, match="recorded with other source: remove it"):
         read_recorded(tmp_path)
+
+
+class Scripted(Judge):
+    """A judge whose runs are scripted: which tests fail with the mutant, and which without it."""
+
+    def __init__(self, recorded: Recorded, fails: set[str], fails_clean: set[str]) -> None:
+        self._recorded, self._clean = recorded, set[str]()
+        self._fails, self._fails_clean, self._in_force = fails, fails_clean, False
+
+    @contextlib.contextmanager
+    def _with_fault(self, site: Site) -> Iterator[None]:
+        self._in_force = True
+        yield
+        self._in_force = False
+
+    def _run(self, tests: Sequence[str]) -> tuple[int | None, str, int]:
+        fails = self._fails if self._in_force else self._fails_clean
+        for place, test in enumerate(tests):
+            if test in fails:
+                return 1, test, place
+        return 0, "", len(tests)
+
+
+@pytest.mark.parametrize(
+    ("fails", "fails_clean", "what", "why"),
+    [
+        ({"t/a.py::first"}, set(), "killed", "t/a.py::first"),
+        ({"t/b.py::second"}, set(), "killed", "t/b.py::second"),
+        ({"t/a.py::first"}, {"t/a.py::first"}, "survived", "2 tests passed"),
+        ({"t/a.py::first", "t/b.py::second"}, {"t/a.py::first"}, "killed", "t/b.py::second"),
+        (set(), set(), "survived", "2 tests passed"),
+    ],
+)
+def test_a_mutant_is_killed_by_a_test_that_passes_without_it(
+    fails: set[str], fails_clean: set[str], what: What, why: str
+) -> None:
+    [site, *_] = generate("a.py", "def f():\n    g()\n")
+    seconds = {"t/a.py::first": 1.0, "t/b.py::second": 2.0}
+    judge = Scripted(Recorded({"a.py": {2: set(seconds)}}, seconds), fails, fails_clean)
+    assert judge.judge(site) == Verdict(site.name, what, why)

@@ -76,7 +76,7 @@ def install_rehearsal() -> None:
     if os.environ.get("DSPARK_REHEARSAL_GRAPHS") == "1":
         graphs.install()
         seams += graphs.SEAMS
-    seams.append(experts.SEAM)
+    seams += [experts.SEAM, *_upstreams_rule()]
     if "DSPARK_REHEARSAL_FAULT" in os.environ:
         kv_faults.install()
     registry.install([replace(seam, device="any") for seam in seams], device="cpu")
@@ -86,6 +86,17 @@ def install_rehearsal() -> None:
         lambda self, algorithm, backend: True
     )
     _plant()
+
+
+def _upstreams_rule() -> tuple[Any, ...]:
+    """Torch operators for the sampled rule of upstream's executor, which an accelerator calls."""
+    from sglang_dspark.patches.cpu_accept import chain_sampling, target_probs
+
+    rule = "sglang.kernels.ops.speculative.dspark.dspark_accept"
+    return (
+        chain_sampling("rehearsed-chain", f"{rule}.chain_speculative_sampling_triton"),
+        target_probs("rehearsed-law", rule),
+    )
 
 
 def _seams_of(module: str) -> tuple[Any, ...]:

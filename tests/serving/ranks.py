@@ -91,7 +91,7 @@ class Rank:
         )
         pool = SimpleNamespace(req_generation=self.generation)
         worker = SimpleNamespace(gamma=GAMMA, model_runner=SimpleNamespace(req_to_token_pool=pool))
-        self.state = StepState(worker, self.engine, None, {}, ranks)  # type: ignore[arg-type]
+        self.state = StepState(worker, self.engine, None, ranks)  # type: ignore[arg-type]
 
     def _engine(self) -> ScheduleEngine:
         rows = self.trace.pool_rows
@@ -126,7 +126,7 @@ class Rank:
         step = plan.take_plan(self.state, batch)
         copy = np.clip(confidence * np.exp(1e-3 * self.own.standard_normal(confidence.shape)), 0, 1)
         logits = np.log(np.maximum(copy, 1e-6) / np.maximum(1 - copy, 1e-6)).astype(np.float32)
-        indptr = self.state.ranks.windows(step.plan, lambda: self._admit(step, logits))
+        indptr = _windows(self.state.ranks, step, lambda: self._admit(step, logits))
         found = np.diff(indptr.numpy().astype(np.int64)) - 1
         accepted = sample_accepted(self.shared, confidence, found)
         self._pass_time(len(rows) + int(found.sum()), step.plan.budget.depth)
@@ -150,6 +150,15 @@ class Rank:
     def _pass_time(self, tokens: int, depth: int) -> None:
         seconds = self.machine.seconds(tokens, depth, 0.0)
         self.now += self.pace * seconds * float(np.exp(0.03 * self.own.standard_normal()))
+
+
+def _windows(ranks: Ranks, step: Step, admit: Callable[[], Tensor]) -> Tensor:
+    """As `step.admit.admit` does."""
+    admitted = None
+    if ranks.leads:
+        with ranks.admitting(step.plan):
+            admitted = admit()
+    return ranks.windows(step.plan, admitted)
 
 
 def _batch(rows: Counts) -> Any:
@@ -215,7 +224,7 @@ def _failures(ranks: Ranks) -> list[str]:
     if ranks.leads:
         state.engine.begin = broken  # type: ignore[method-assign]
     wrong = _batch(np.array([1, 2] if ranks.leads else [1, 3]))
-    raised = [_raised(lambda: ranks.windows(step.plan, broken))]
+    raised = [_raised(lambda: _windows(ranks, step, broken))]
     raised.append(_raised(lambda: plan.take_plan(state.state, wrong)))
     raised.append(_raised(lambda: engine_for(ranks, Passes(), broken)))
     if ranks.leads:

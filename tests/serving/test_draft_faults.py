@@ -26,9 +26,22 @@ def state_in(world: World, ranks: Ranks | None = None) -> StepState:
     """Of a worker whose steps the world's engine plans."""
     pool = SimpleNamespace(req_generation=world.generation)
     worker = SimpleNamespace(gamma=3, model_runner=SimpleNamespace(req_to_token_pool=pool))
-    return StepState(worker, world.engine, cast(Any, None), {}, ranks or Ranks())
+    return StepState(worker, world.engine, cast(Any, BROKEN), ranks or Ranks())
 
 
+class BrokenDraft:
+    """A device whose next drafts end with `errors`; then each is named after its depth."""
+
+    def __init__(self) -> None:
+        self.errors: list[str] = []
+
+    def draft(self, batch: Any, window: Any, depth: int, seeds: Any) -> str:
+        if self.errors:
+            raise RuntimeError(self.errors.pop())
+        return f"{depth} drafts"
+
+
+BROKEN = BrokenDraft()
 BATCH = SimpleNamespace(
     req_pool_indices_cpu=ROWS,
     seq_lens_cpu=torch.tensor([10, 10]),
@@ -46,17 +59,10 @@ def finished(world: World, step: Step, logits: Tensor | None = None) -> list[int
 
 @pytest.fixture
 def broken_draft(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """Errors that the next drafts end with; then each is a proposal named after its depth."""
-    errors: list[str] = []
-
-    def propose(state: Any, batch: Any, window: Any, depth: int, seeds: Any) -> str:
-        if errors:
-            raise RuntimeError(errors.pop())
-        return f"{depth} drafts"
-
-    monkeypatch.setattr(draft, "propose", propose)
+    """Errors that the next drafts end with."""
+    monkeypatch.setattr(BROKEN, "errors", [])
     monkeypatch.setattr(draft, "skip", lambda state, batch: "no drafts")
-    return errors
+    return BROKEN.errors
 
 
 def test_a_step_whose_draft_fails_verifies_none_and_teaches_nothing(

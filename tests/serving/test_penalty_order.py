@@ -12,7 +12,8 @@ import torch
 from sglang.srt.sampling import penaltylib
 
 from sglang_dspark.patches import penalty_order
-from sglang_dspark.serving.cpu import penalties
+from sglang_dspark.serving.step.penalties import settings_of
+from sglang_dspark.verify.penalties import penalise_windows
 from tests.serving.hooked import put_in
 
 SETTINGS = {
@@ -43,7 +44,9 @@ class Batch:
 def request() -> Any:
     tokenizer = SimpleNamespace(additional_stop_token_ids=None, eos_token_id=5)
     sampling = SimpleNamespace(**SETTINGS)
-    return SimpleNamespace(tokenizer=tokenizer, sampling_params=sampling, eos_token_ids={5})
+    return SimpleNamespace(
+        tokenizer=tokenizer, sampling_params=sampling, eos_token_ids={5}, output_ids=OUTPUTS
+    )
 
 
 def applied(order: Any) -> torch.Tensor:
@@ -62,7 +65,14 @@ def applied(order: Any) -> torch.Tensor:
 def test_penalties_are_applied_in_one_order(monkeypatch: pytest.MonkeyPatch) -> None:
     put_in(monkeypatch, penalty_order.SEAMS)
     wanted = LOGITS.clone()
-    penalties._penalise(wanted, request(), OUTPUTS)
+    penalise_windows(
+        wanted.view(1, 1, -1),
+        rows=torch.tensor([0]),
+        window=torch.tensor([OUTPUTS[-1:]]),
+        counts=torch.tensor(OUTPUTS).bincount(minlength=len(LOGITS))[None],
+        outputs=torch.tensor([len(OUTPUTS)]),
+        penalties=settings_of([request()], wanted),
+    )
     for order in permutations(CLASSES):
         torch.testing.assert_close(applied(order), wanted)
     assert torch.equal(applied(set(CLASSES)), applied(CLASSES))

@@ -21,7 +21,7 @@ pytest.importorskip("sglang")
 from sglang_dspark.serving.step import penalties
 from sglang_dspark.serving.step.penalties import OutputCounts, penalties_of
 from sglang_dspark.verify.penalties import COPIES, penalise_windows
-from tests.serving_cpu.test_penalties import PROMPT, SETTINGS, VOCAB, WIDTH, plainly, request
+from tests.serving.penalised import PROMPT, SETTINGS, VOCAB, WIDTH, plainly, request
 
 
 @dataclass

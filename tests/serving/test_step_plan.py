@@ -12,6 +12,7 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang_dspark.serving.step.plan import greedy_requests, plan_ahead
+from sglang_dspark.serving.step.ranks import Ranks
 from tests.serving.test_schedule_engine import GAMMA, World
 
 PROMPTS, ANSWERS = (7, 20, 3), (4, 0, 9)  # tokens of each request
@@ -51,7 +52,7 @@ def test_a_plan_counts_the_tokens_of_all_requests(lens: Tensor | None, context: 
     state: Any = SimpleNamespace(
         planned=None,
         engine=world.engine,
-        ranks=SimpleNamespace(step=lambda rows, plan: plan()),
+        ranks=Ranks(),
         worker=SimpleNamespace(gamma=GAMMA, model_runner=SimpleNamespace(req_to_token_pool=pool)),
     )
     plan_ahead(state, batch(lens))

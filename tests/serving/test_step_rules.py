@@ -17,8 +17,8 @@ from sglang_dspark.serving.step import rules as step_rules
 from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.rules import Cuts, Rules, rules_of
 from sglang_dspark.serving.step.verify import may_fold
+from tests.serving.penalised import request
 from tests.serving_cpu.draft_world import ALL
-from tests.serving_cpu.test_penalties import request
 
 GREEDY: dict[str, Any] = {"temperature": 1.0, "top_k": 1}
 SAMPLED: dict[str, Any] = {"temperature": 1.0, "top_k": ALL}

@@ -1,4 +1,4 @@
-"""Drafts by the served hook over given weights, without a server."""
+"""Drafts by the served heads over given weights, without a server."""
 
 from __future__ import annotations
 
@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu.draft_head import ReducedHead
+from sglang_dspark.serving.step.seeds import Seeds
 
 GREEDY = 1  # SGLang's top-k of a greedy request
 ALL = 1 << 30  # and of one that wants all
@@ -36,7 +37,7 @@ def settings(
 
 
 class Drafting:
-    """The hook of `sample_draft_block` with a reduced head of our own and its noise."""
+    """The served heads with a reduced head of our own and its noise."""
 
     def __init__(self, tokens: Tensor, w1: Tensor, w2: Tensor, key: int = 7) -> None:
         from sglang.srt.speculative.dspark_components.dspark_draft import DraftNoise
@@ -45,23 +46,19 @@ class Drafting:
         self.head = SimpleNamespace(dspark_reduced_head=ReducedHead(tokens, lm_head, w1, w2))
         self.noise = DraftNoise(key=key, offset=torch.zeros(1, dtype=torch.int64))
 
-    def block(self, base: Tensor, anchors: Tensor, info: Any) -> Any:
+    def block(
+        self,
+        base: Tensor,
+        anchors: Tensor,
+        info: Any,
+        positions: Tensor | None = None,
+        seeds: Seeds | None = None,
+    ) -> Any:
         """base [R, gamma, n], anchors [R] -> upstream's `DraftBlockResult`."""
-        from sglang_dspark.serving.cpu.draft_vocabulary import sample_draft_block
+        from sglang_dspark.serving.cpu.draft_heads import DraftHeads
 
-        return sample_draft_block(
-            _never,
-            base_logits=base,
-            anchor_tokens=anchors,
-            draft_hidden=None,
-            sampling_info=info,
-            markov_head=self.head,
-            noise=self.noise,
-            device=torch.device("cpu"),
-            tp_sync=SimpleNamespace(sync=lambda site, x: x, enabled=lambda site: False),
-            greedy_draft=False,
-        )
-
-
-def _never(**_: Any) -> Any:
-    raise AssertionError("a reduced head must not take upstream's path")
+        model = SimpleNamespace(markov_head=self.head)
+        tp_sync = SimpleNamespace(sync=lambda site, x: x, enabled=lambda site: False)
+        heads = DraftHeads(model, self.noise, tp_sync, greedy_only=False)
+        where = torch.zeros_like(anchors) if positions is None else positions
+        return heads.sample(base, anchors, torch.empty(0), info, where, seeds)

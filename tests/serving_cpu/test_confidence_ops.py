@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu.confidence import compute_confidence
+from sglang_dspark.serving.cpu.confidence import confidence_of
 
 V, D, RANK, GAMMA = 60, 40, 16, 5
 
@@ -48,15 +48,19 @@ def upstreams(draft_model: Any, **given: Tensor) -> tuple[Tensor, Tensor]:
     return confidence
 
 
-def never(*args: object, **kwargs: object) -> Any:
-    raise AssertionError("upstream's path ran")
+def ours_of(draft_model: Any, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
+    names = ("anchor_tokens", "draft_tokens", "confidence_features")
+    survivals, logits = confidence_of(draft_model, *(given[name] for name in names))
+    assert survivals is not None
+    assert logits is not None
+    return survivals, logits
 
 
 @pytest.mark.parametrize("rows", [1, 3])
 @pytest.mark.parametrize(("with_markov", "bias"), [(True, True), (False, True), (True, False)])
 def test_survivals_and_logits_are_upstreams(rows: int, with_markov: bool, bias: bool) -> None:
     drafter, given = model(with_markov, bias), block(rows)
-    ours = compute_confidence(never, drafter, **given)
+    ours = ours_of(drafter, given)
     theirs = upstreams(drafter, **given)
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.shape == other.shape == (rows, GAMMA)
@@ -65,9 +69,9 @@ def test_survivals_and_logits_are_upstreams(rows: int, with_markov: bool, bias: 
 
 def test_weights_written_in_place_are_seen() -> None:
     drafter, given = model(), block(2)
-    before = compute_confidence(never, drafter, **given)[1]
+    before = ours_of(drafter, given)[1]
     drafter.confidence_head.proj.weight.data.mul_(2)
-    after = compute_confidence(never, drafter, **given)[1]
+    after = ours_of(drafter, given)[1]
     assert (after - upstreams(drafter, **given)[1]).abs().max() < 1e-5
     assert (after - before).abs().max() > 0.1
 
@@ -75,5 +79,17 @@ def test_weights_written_in_place_are_seen() -> None:
 def test_other_types_keep_upstreams_path() -> None:
     drafter, given = model(), block(2)
     drafter.confidence_head.proj.bfloat16()
-    mine = compute_confidence(upstreams, drafter, **given)[1]
+    drafter.compute_confidence = lambda **block: upstreams(drafter, **block)
+    mine = ours_of(drafter, given)[1]
     assert torch.equal(mine, upstreams(drafter, **given)[1])
+
+
+def test_a_drafter_without_the_head_has_none() -> None:
+    given = block(2)
+    drafter = SimpleNamespace(confidence_head=None)
+    assert confidence_of(
+        drafter, given["anchor_tokens"], given["draft_tokens"], torch.empty(0)
+    ) == (
+        None,
+        None,
+    )

@@ -16,6 +16,7 @@ from sglang_dspark.serving.cpu.accept import accept_rows
 from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.step.clock import HostClock
 from tests.serving.windows import indptr_of
+from tests.serving_cpu.step_world import worker_for
 
 GAMMA = 3
 
@@ -24,22 +25,15 @@ GAMMA = 3
 def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     """On a worker that nothing but lengths and depth is read of."""
     monkeypatch.setattr(device_module.plain_step, "require", lambda worker: None)
-    worker: Any = SimpleNamespace(verify_num_draft_tokens=GAMMA + 1, _verify_executor=None)
-    return HostDevice(worker, HostClock(lambda: 0.0), short_pass=lambda *_: None)
+    return HostDevice(worker_for(GAMMA), HostClock(lambda: 0.0))
 
 
-@pytest.mark.parametrize("lengths", [[0, 0], [3, 0], [1, 3, 2], [2]])
+@pytest.mark.parametrize("lengths", [[0, 0], [3, 0], [1, 3, 2], [2], [GAMMA, GAMMA]])
 def test_cut_windows_are_verified_as_they_were_cut(device: HostDevice, lengths: list[int]) -> None:
     step: Any = None
     layout = device.layout(step, indptr_of(lengths))
-    assert layout is not None
     assert layout.verify_lens_cpu == [n + 1 for n in lengths]
     assert layout.total_verify_tokens == sum(lengths) + len(lengths)
-
-
-def test_whole_windows_need_no_layout(device: HostDevice) -> None:
-    step: Any = None
-    assert device.layout(step, indptr_of([GAMMA, GAMMA])) is None
 
 
 def test_lengths_are_the_engines_by_the_logits_of_this_step(device: HostDevice) -> None:
@@ -70,10 +64,10 @@ def test_a_rank_acts_on_the_outcome_of_the_first_one() -> None:
     logits = torch.zeros(2, 9)
     logits[0, 2] = logits[1, 3] = 1.0
     block, prefix = SimpleNamespace(draft_tokens=ids[:, 1:]), torch.tensor([5])
-    outs = accept_rows(ids, lens, starts, logits, block, None, prefix, tp_sync)
+    outs = accept_rows(ids, lens, starts, logits, block, None, prefix, None, tp_sync)
     assert outs.commit_lens.tolist() == [1]
     assert outs.new_seq_lens.tolist() == [6]
     assert outs.out_tokens[0, 0] == 7
     alone = SimpleNamespace(sync=lambda site, values: values)
-    own = accept_rows(ids, lens, starts, logits, block, None, prefix, alone)
+    own = accept_rows(ids, lens, starts, logits, block, None, prefix, None, alone)
     assert (own.commit_lens.tolist(), own.out_tokens[0, :2].tolist()) == ([2], [2, 3])

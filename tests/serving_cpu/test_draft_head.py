@@ -111,36 +111,30 @@ class Draft:
         find_reduced_head(self.model, self.lm_head)
 
     def draft(self, hidden: Tensor, anchor: Tensor, sampling: Any, *, hooked: bool) -> Drafted:
-        """hidden [R * GAMMA, D], anchor [R]; by our hooks or by upstream's code alone."""
-        from sglang.srt.models.dspark import DSparkDraftMixin
+        """hidden [R * GAMMA, D], anchor [R]; by our heads or by upstream's code alone."""
         from sglang.srt.speculative.dspark_components import dspark_draft, dspark_verify
 
-        from sglang_dspark.serving.cpu import draft_vocabulary as ours
+        from sglang_dspark.serving.cpu.draft_heads import DraftHeads
 
-        arguments = {
-            "anchor_tokens": anchor,
-            "draft_hidden": hidden.view(anchor.numel(), GAMMA, D),
-            "sampling_info": sampling,
-            "markov_head": self.model.markov_head,
-            "noise": self.noise,
-            "device": torch.device("cpu"),
-            "tp_sync": self.sync,
-            "greedy_draft": False,
-        }
+        base: Tensor
+        heads = DraftHeads(self.model, self.noise, self.sync, greedy_only=False)
         with torch.inference_mode():
             if hooked:
-                base, features = ours.compute_base_logits(
-                    DSparkDraftMixin.compute_base_logits, self.model, hidden
-                )
-                block = ours.sample_draft_block(
-                    dspark_draft.sample_draft_block,
-                    base_logits=base.view(anchor.numel(), GAMMA, -1),
-                    **arguments,
-                )
+                base, features = heads.base_logits(hidden)
+                shaped = base.view(anchor.numel(), GAMMA, -1)
+                block = heads.sample(shaped, anchor, hidden, sampling, anchor, None)
             else:
                 base, features = self.model.compute_base_logits(hidden)
                 block = dspark_draft.sample_draft_block(
-                    base_logits=base.view(anchor.numel(), GAMMA, -1), **arguments
+                    base_logits=base.view(anchor.numel(), GAMMA, -1),
+                    anchor_tokens=anchor,
+                    draft_hidden=hidden.view(anchor.numel(), GAMMA, D),
+                    sampling_info=sampling,
+                    markov_head=self.model.markov_head,
+                    noise=self.noise,
+                    device=torch.device("cpu"),
+                    tp_sync=self.sync,
+                    greedy_draft=False,
                 )
             assert features is hidden
             sampled = sampling is not None and not sampling.is_all_greedy

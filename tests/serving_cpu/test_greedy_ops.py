@@ -6,11 +6,9 @@ import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from torch import Tensor
 
 from sglang_dspark.serving.cpu import greedy_ops, linear
 from sglang_dspark.serving.cpu.weight_formats import FORMATS, pack
-from sglang_dspark.verify import accept_greedy
 
 FEW_VALUES = st.sampled_from([0.0, -0.0, 1.5, -1.5, float("inf"), float("-inf"), 1e-40, -1e-40])
 
@@ -72,45 +70,3 @@ def test_a_draft_block_with_packed_factors(requests: int, form: str) -> None:
         previous = tokens[(base[:, k] + bias).argmax(-1)]
         assert torch.equal(out[:, k], previous)
     assert not torch.equal(out[:, 0], tokens[base[:, 0].argmax(-1)])  # the bias decided
-
-
-def windows(agreeing: list[int], gamma: int, vocab: int) -> tuple[Tensor, Tensor]:
-    """Windows whose first agreeing[r] drafts are the target's choice, and the target's logits."""
-    logits = torch.randn(len(agreeing), gamma + 1, vocab)
-    choice = logits.argmax(-1)
-    window = torch.cat([torch.zeros(len(agreeing), 1, dtype=torch.long), choice[:, :-1]], 1)
-    for r, count in enumerate(agreeing):
-        if count < gamma:
-            window[r, count + 1] = (window[r, count + 1] + 1) % vocab
-    return window, logits
-
-
-@pytest.mark.parametrize("gamma", [0, 1, 5])
-def test_accepts_what_the_reference_rule_accepts(gamma: int) -> None:
-    torch.manual_seed(gamma)
-    agreeing = [min(n, gamma) for n in (0, 1, 2, 3, 4, 5)]
-    window, logits = windows(agreeing, gamma, 3000)
-    accepted, bonus = greedy_ops.accept_window(window, logits.view(-1, 3000))
-    reference = accept_greedy(window[:, 1:], logits.argmax(-1))
-    assert accepted.tolist() == agreeing == reference.accepted.tolist()
-    assert torch.equal(bonus, reference.bonus)
-
-
-@pytest.mark.parametrize("gamma", [1, 5])
-def test_the_hook_answers_as_upstream(gamma: int) -> None:
-    accept = pytest.importorskip("sglang.kernels.ops.speculative.dspark.dspark_accept")
-    from sglang_dspark.serving.cpu import commit
-
-    torch.manual_seed(7)
-    window, logits = windows([0, gamma, 1], gamma, 50)
-    for cutoff in (None, torch.tensor([1, 2, 1])):
-        arguments = {
-            "candidates": window,
-            "target_logits": logits.view(-1, 50),
-            "verify_num_draft_tokens": gamma + 1,
-            "cutoff_verify_lens": cutoff,
-        }
-        ours = commit.accept_greedy(accept.accept_greedy, **arguments)
-        for mine, theirs in zip(ours, accept.accept_greedy(**arguments), strict=True):
-            assert mine.dtype == theirs.dtype
-            assert torch.equal(mine, theirs)

@@ -18,16 +18,16 @@ from torch import Tensor
 
 pytest.importorskip("sglang")
 
-from sglang.srt.speculative.dspark_components.dspark_kv_inject import TargetHiddenKvInjector
-from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
-
+from sglang_dspark.serving.cpu import device as device_module
 from sglang_dspark.serving.cpu import plain_step
 from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.cpu.fast_paths import need
 from sglang_dspark.serving.cpu.layout import layout_of
+from sglang_dspark.serving.cpu.target import VerifyRows
 from sglang_dspark.serving.step.clock import HostClock
 from sglang_dspark.serving.step.passes import Pass
 from sglang_dspark.serving.step.rules import Rules
+from tests.serving_cpu.step_world import worker_for
 from tests.serving_cpu.test_context_kv import DIM, FEATURES, KV_HEADS, SLOTS, Draft, draft, pool
 
 __all__ = ["draft"]  # the fixture
@@ -61,18 +61,15 @@ class Target:
     def following(self, token: int, position: int) -> int:
         return (3 * token + position + 1) % VOCAB
 
-    def verify(self, *, ragged_window: Any, **unused: Any) -> Any:
-        """`TargetVerifyExecutor._run_ragged`: a pass over packed rows, its K and V included."""
-        ids, positions = ragged_window.verify_ids, ragged_window.positions
-        self.written[ragged_window.verify_cache_loc] = torch.stack([ids, positions], 1)
+    def verify(self, worker: Any, batch: Any, rows: VerifyRows) -> Any:
+        """`verify_forward`: a pass over packed rows, its K and V included."""
+        ids, positions = rows.ids, rows.positions
+        self.written[rows.slots] = torch.stack([ids, positions], 1)
         logits = torch.zeros(len(ids), VOCAB)
         pairs = zip(ids.tolist(), positions.tolist(), strict=True)
         for row, (token, position) in enumerate(pairs):
             logits[row, self.following(token, position)] = 1.0
-        output = SimpleNamespace(
-            hidden_states=self.hidden(ids, positions), next_token_logits=logits
-        )
-        return SimpleNamespace(logits_output=output)
+        return SimpleNamespace(hidden_states=self.hidden(ids, positions), next_token_logits=logits)
 
 
 def plain_tokens(target: Target, count: int) -> list[list[int]]:
@@ -92,29 +89,31 @@ def drafts_of(text: list[int], anchor: int, right: int) -> list[int]:
     return [t if k < right else (t + 1) % VOCAB for k, t in enumerate(truth)]
 
 
-def device_of(target: Target, model: Draft, buffers: Any, table: Tensor) -> HostDevice:
-    """On the parts of upstream's executor that a ragged step reads, with its real injector."""
+def worker_of(model: Draft, buffers: Any, table: Tensor) -> Any:
+    """Upstream's worker with this draft model, its pool and the table of slots."""
     places = SimpleNamespace(req_to_token=table.to(torch.int32))
-    runner = SimpleNamespace(device="cpu", req_to_token_pool=places)
-    injector = TargetHiddenKvInjector(
+    model.sample_from_anchor = True
+    return worker_for(
+        GAMMA,
         draft_model=model,
-        draft_model_runner=SimpleNamespace(token_to_kv_pool=buffers, kv_index_translator=None),
-        model_runner=runner,
-        device="cpu",
-        verify_num_draft_tokens=WIDTH,
-        block_pos_offsets=torch.arange(WIDTH),
+        draft_model_runner=SimpleNamespace(token_to_kv_pool=buffers),
+        model_runner=SimpleNamespace(device="cpu", req_to_token_pool=places),
     )
-    executor = object.__new__(TargetVerifyExecutor)
-    executor.verify_num_draft_tokens, executor.verify_epilogue = WIDTH, None
-    executor.model_runner, executor.kv_injector = runner, injector
-    executor._run_ragged = target.verify
-    executor._tp_sync = SimpleNamespace(sync=lambda site, values: values)
-    worker: Any = SimpleNamespace(
-        _verify_executor=executor, verify_num_draft_tokens=WIDTH, device="cpu"
-    )
+
+
+@pytest.fixture
+def target(monkeypatch: pytest.MonkeyPatch) -> Target:
+    """Stands for the target's pass in every stage that makes one."""
+    target = Target()
+    for module in (device_module, plain_step):
+        monkeypatch.setattr(module, "verify_forward", target.verify)
+    return target
+
+
+def device_of(worker: Any) -> HostDevice:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(plain_step, "require", lambda worker: need(False, "for this test"))
-        return HostDevice(worker, HostClock(lambda: 0.0), short_pass=lambda *_: None)
+        return HostDevice(worker, HostClock(lambda: 0.0))
 
 
 def ragged_step(
@@ -128,8 +127,8 @@ def ragged_step(
     """One step: pass, accept, commit.
 
     lens: [R] tokens before the anchors; blocks: [R, WIDTH] anchors and drafts. spread: log-
-    probabilities are asked for, so pass and commit are upstream's, over whole windows. Returns the
-    tokens that came out, [R, WIDTH], and how many of them count, [R].
+    probabilities are asked for, so logits are spread over whole windows. Returns the tokens that
+    came out, [R, WIDTH], and how many of them count, [R].
     """
     positions = lens[:, None] + torch.arange(WIDTH)
     slots = table.gather(1, positions).reshape(-1)
@@ -155,14 +154,16 @@ def ragged_step(
 
 
 @pytest.mark.parametrize("spread", [False, True])
-def test_both_caches_hold_what_plain_decoding_writes(draft: Draft, spread: bool) -> None:
+def test_both_caches_hold_what_plain_decoding_writes(
+    draft: Draft, target: Target, spread: bool
+) -> None:
     """The draft's rows against a plain pass over each request's own tokens, one request at a time;
     the target's by the token and position that were computed for every slot."""
-    target, ours, theirs = Target(), pool(), pool()
+    ours, theirs = pool(), pool()
     texts = plain_tokens(target, sum(max(right) + 1 for _, right in STEPS) + WIDTH)
     table = torch.randperm(SLOTS, generator=torch.Generator().manual_seed(1)) + 1
     table = table.view(REQUESTS, LONGEST)
-    device, lens = device_of(target, draft, ours, table), torch.tensor(PROMPTS) - 1
+    device, lens = device_of(worker_of(draft, ours, table)), torch.tensor(PROMPTS) - 1
     for admitted, right in STEPS:
         blocks = torch.tensor(
             [

@@ -7,8 +7,11 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_dspark.serving.cpu import seeded_ops, seeds
+from sglang_dspark.serving.cpu import seeded_ops
 from sglang_dspark.serving.cpu.accept import accept
+from sglang_dspark.serving.cpu.draft_heads import seeded_waits
+from sglang_dspark.serving.cpu.seeded_sampling import UNSEEDED, batch_seeds
+from sglang_dspark.serving.step.seeds import Seeds
 from sglang_dspark.verify.seeded import seeded_choice, waits
 from tests.serving_cpu.draft_world import Drafting
 
@@ -32,12 +35,11 @@ def test_compiled_waits_are_the_references() -> None:
     assert seeded_ops.waits(SEEDS, POSITIONS, tokens).equal(expected)
 
 
-def info(row_seeds: list[int], temperatures: list[float]) -> SimpleNamespace:
+def info(temperatures: list[float]) -> SimpleNamespace:
     """What the accept path reads of SGLang's `SamplingBatchInfo`."""
-    rows = len(row_seeds)
+    rows = len(temperatures)
     greedy = [t == 0 for t in temperatures]
     return SimpleNamespace(
-        sampling_seed=torch.tensor(row_seeds),
         is_all_greedy=all(greedy),
         is_any_greedy=any(greedy),
         temperatures=torch.tensor([t or 1.0 for t in temperatures])[:, None],
@@ -50,7 +52,7 @@ def info(row_seeds: list[int], temperatures: list[float]) -> SimpleNamespace:
 def test_seeded_greedy_and_free_requests_in_one_batch() -> None:
     generator = torch.Generator().manual_seed(0)
     logits = torch.randn(9, VOCAB, generator=generator)  # three windows of three rows
-    settings = info([7, seeds.UNSEEDED, 7], [0.9, 0.9, 0.0])
+    settings, seeds = info([0.9, 0.9, 0.0]), Seeds(torch.tensor([0]), torch.tensor([7]))
     anchors, rows = torch.tensor([20, 30, 40]), torch.arange(3)
     own = seeded_choice((logits[:3] / 0.9).softmax(-1), torch.full((3,), 7), 20 + rows)
     window = torch.zeros(3, 4, dtype=torch.int64)
@@ -66,7 +68,7 @@ def test_seeded_greedy_and_free_requests_in_one_batch() -> None:
     torch.manual_seed(0)
     free = set()
     for _ in range(5):
-        accepted, bonus = accept(window, lens, starts, logits, block, settings, anchors)
+        accepted, bonus = accept(window, lens, starts, logits, block, settings, anchors, seeds)
         assert (int(accepted[0]), int(bonus[0])) == (2, int(own[2]))
         assert (int(accepted[2]), int(bonus[2])) == (2, int(logits[8].argmax()))
         free.add((int(accepted[1]), int(bonus[1])))
@@ -75,9 +77,9 @@ def test_seeded_greedy_and_free_requests_in_one_batch() -> None:
 
 def test_waits_of_a_block_are_the_seeded_rows() -> None:
     tokens = torch.tensor([3, 5, 299])
-    settings = info([seeds.UNSEEDED, 7, seeds.UNSEEDED, 9], [1.0] * 4)
-    seeds.note_anchors(settings, torch.tensor([10, 20, 30, 40], dtype=torch.int32))
-    seeded = seeds.seeded_waits(settings, tokens, gamma=4)
+    seeds = Seeds(torch.tensor([1, 3]), torch.tensor([7, 9]))
+    anchors = torch.tensor([10, 20, 30, 40], dtype=torch.int32)
+    seeded = seeded_waits(seeds, anchors, tokens, 4)
     assert seeded is not None
     assert seeded.rows.tolist() == [1, 3]
     for waited, seed, anchor in zip(seeded.waits, (7, 9), (20, 40), strict=True):
@@ -95,12 +97,12 @@ def test_seeded_drafts_are_the_seeds_own_choices(temperature: float) -> None:
     w2 = torch.randn(inside, rank, generator=generator)
     drafting = Drafting(tokens, w1, w2)
     base = torch.randn(1, gamma, inside, generator=generator).repeat(4, 1, 1) * 2
-    settings = info([7, seeds.UNSEEDED, 7, 11], [temperature, temperature, 0.0, temperature])
+    settings = info([temperature, temperature, 0.0, temperature])
+    seeds = Seeds(torch.tensor([0, 3]), torch.tensor([7, 11]))
     anchors = torch.tensor([30, 31, 32, 33])
-    seeds.note_anchors(settings, anchors)
     free = set()
     for _ in range(6):
-        block = drafting.block(base, torch.full((4,), 5), settings)
+        block = drafting.block(base, torch.full((4,), 5), settings, anchors, seeds)
         for row, seed in ((0, 7), (3, 11)):
             previous = 5
             for k in range(gamma):
@@ -114,11 +116,8 @@ def test_seeded_drafts_are_the_seeds_own_choices(temperature: float) -> None:
     assert len(free) > 1, "a request without a seed must not be tied to one"
 
 
-def test_a_batch_without_seeds_costs_nothing() -> None:
-    settings = info([seeds.UNSEEDED] * 2, [1.0, 1.0])
-    assert seeds.seeds_of(settings) is None
-    assert seeds.seeded_waits(settings, torch.arange(3), gamma=1) is None
-    assert seeds.seeds_of(info([7, 7], [0.0, 0.0])) is None
+def test_a_batch_without_seeds_has_no_waits() -> None:
+    assert seeded_waits(None, torch.arange(2), torch.arange(3), 1) is None
 
 
 def test_seeds_of_requests() -> None:
@@ -126,16 +125,14 @@ def test_seeds_of_requests() -> None:
         SimpleNamespace(sampling_params=SimpleNamespace(sampling_seed=seed))
         for seed in (5, None, 0, -1)
     ]
-    assert seeds.batch_seeds(reqs).tolist() == [5, seeds.UNSEEDED, 0, -1]
-    assert seeds.batch_seeds(reqs[:0]).tolist() == []
+    assert batch_seeds(reqs).tolist() == [5, UNSEEDED, 0, -1]
+    assert batch_seeds(reqs[:0]).tolist() == []
 
 
 def test_seed_zero_alone_is_a_seed() -> None:
     """Of the last request, next to one without a seed."""
-    settings = info([seeds.UNSEEDED, 0], [1.0, 1.0])
-    assert seeds.seeds_of(settings) is not None
-    seeds.note_anchors(settings, torch.tensor([4, 6]))
-    seeded = seeds.seeded_waits(settings, torch.arange(3), gamma=2)
+    seeds = Seeds(torch.tensor([1]), torch.tensor([0]))
+    seeded = seeded_waits(seeds, torch.tensor([4, 6]), torch.arange(3), 2)
     assert seeded is not None
     assert seeded.rows.tolist() == [1]
     zero = torch.zeros(2, dtype=torch.int64)
@@ -151,7 +148,7 @@ def test_plain_sampler_draws_by_seed(cuts: tuple[int, float, float] | None) -> N
     from sglang_dspark.verify.sampling import truncate
 
     probs = (torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4)) * 2).softmax(-1)
-    row_seeds, positions = torch.tensor([7, seeds.UNSEEDED, 8]), torch.tensor([3, 3, 9])
+    row_seeds, positions = torch.tensor([7, UNSEEDED, 8]), torch.tensor([3, 3, 9])
     law = probs
     if cuts is not None:
         settings = [torch.full((3,), cut) for cut in cuts]

@@ -147,6 +147,6 @@ def test_a_made_up_draft_runs_among_the_drafts_ranks() -> None:
         _draft_context=context,
         target_worker=SimpleNamespace(model_runner=runner),
     )
-    batch = SimpleNamespace(seq_lens=torch.ones(2), window=None)
+    batch = SimpleNamespace(seq_lens=torch.ones(2), window=None, spec_info=None, sampling_info=None)
     assert draft_once(worker, SimpleNamespace(propose=propose), batch) == "proposal"
     assert not inside

@@ -1,6 +1,6 @@
 """The accept rules over packed rows (paper, 3.1), with plain decoding's own law for sampling.
 
-Upstream's rules (kernels/ops/speculative/dspark/dspark_accept.py) run over windows of
+Upstream's rules (kernels/ops/speculative/dspark/dspark_accept.py, 0.5.23) run over windows of
 gamma + 1 whatever was verified and cut afterwards. Here a request's last verified row gives the
 bonus token straight from the target's law, so nothing behind it is read: neither rows that were
 not verified nor drafts that were not made.
@@ -18,11 +18,10 @@ from torch import Tensor
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cpu.block_ops import walk
-from sglang_dspark.serving.cpu.layout import whole_rows
 from sglang_dspark.serving.cpu.ragged_ops import accept_greedy, committed
 from sglang_dspark.serving.cpu.seeded_ops import choose
-from sglang_dspark.serving.cpu.seeds import UNSEEDED, seeds_of
 from sglang_dspark.serving.cpu.target_law import target_law
+from sglang_dspark.serving.step.seeds import Seeds
 from sglang_dspark.verify.acceptance import Acceptance
 from sglang_dspark.verify.block import accept_block
 from sglang_dspark.verify.rejection import accept_sampled
@@ -40,25 +39,23 @@ def accept(
     draft_block: Any,
     sampling_info: Any,
     anchors: Tensor,
+    seeds: Seeds | None = None,
 ) -> Outcome:
     """Accepted drafts [R] int32 and the next token [R] int64 of each request.
 
     window: [R, gamma + 1] int64, anchor and drafts. lens, starts: [R] int64, tokens verified and
     first row of each request in logits [N, V]. draft_block: upstream's `DraftBlockResult`; its
     logits, where there are any, cover at least the drafts that were verified. anchors: [R] the
-    anchors' positions, which with a request's seed decide its tokens.
+    anchors' positions, which with a request's seed decide its tokens. seeds: of the sampled
+    requests that have one.
     """
     logits = logits.float().contiguous()  # nothing is copied where it is already
     if sampling_info is None or sampling_info.is_all_greedy:
         return accept_greedy(window, lens, starts, logits)
     probs = _laws(lens, starts, logits, sampling_info)
     sampled = _sampled(window, lens, probs, draft_block)
-    seeds = seeds_of(sampling_info)
     if seeds is not None:
-        drafts = window[:, 1 : probs.shape[1]]
-        kept = accept_seeded(drafts, probs, seeds, anchors.long(), lens - 1, choose)
-        drawn = kept.accepted.to(torch.int32), kept.bonus
-        sampled = _either(seeds != UNSEEDED, drawn, sampled)
+        sampled = _seeded(sampled, window[:, 1 : probs.shape[1]], lens, probs, anchors, seeds)
     if not sampling_info.is_any_greedy:
         return sampled
     greedy = accept_greedy(window, lens, starts, logits)
@@ -73,13 +70,15 @@ def accept_rows(
     draft_block: Any,
     sampling_info: Any,
     prefix: Tensor,
+    seeds: Seeds | None,
     tp_sync: Any,
 ) -> Any:
     """Upstream's `AcceptOuts` of `accept`; ids: [R, gamma + 1], prefix: [R] tokens before them.
 
     tp_sync: upstream's, by which ranks agree on the outcome.
     """
-    outcome = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix)
+
+    outcome = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix, seeds)
     accepted, bonus = (agreed(each, tp_sync) for each in outcome)
     commit, new_lens, tokens = committed(draft_block.draft_tokens, accepted, bonus, prefix)
     return upstream.AcceptOuts(
@@ -92,18 +91,9 @@ def accept_rows(
     )
 
 
-def accept_windows(
-    ids: Tensor, logits: Tensor, draft_block: Any, sampling_info: Any, prefix: Tensor, tp_sync: Any
-) -> Any:
-    """The same where all gamma + 1 places of every window were verified."""
-    rows = whole_rows(*ids.shape)
-    return accept_rows(
-        ids, rows.lens, rows.starts, logits, draft_block, sampling_info, prefix, tp_sync
-    )
-
-
 def agreed(outcome: Tensor, tp_sync: Any) -> Tensor:
     """Rank 0's outcome on every rank, in place: each draws random numbers of its own."""
+
     found: Tensor = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
     return found
 
@@ -117,6 +107,20 @@ def _no_trim(requests: int) -> Tensor:
 def _either(chosen: Tensor, ones: Outcome, others: Outcome) -> Outcome:
     """By request: chosen [R] bool takes from `ones`."""
     return torch.where(chosen, ones[0], others[0]), torch.where(chosen, ones[1], others[1])
+
+
+def _seeded(
+    outcome: Outcome, drafts: Tensor, lens: Tensor, probs: Tensor, anchors: Tensor, by: Seeds
+) -> Outcome:
+    """The outcome with what the requests that have a seed draw by it."""
+    rows = by.rows
+    drawn = accept_seeded(
+        drafts[rows], probs[rows], by.values, anchors[rows].long(), lens[rows] - 1, choose
+    )
+    return (
+        outcome[0].index_copy(0, rows, drawn.accepted.to(torch.int32)),
+        outcome[1].index_copy(0, rows, drawn.bonus),
+    )
 
 
 def _laws(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: Any) -> Tensor:

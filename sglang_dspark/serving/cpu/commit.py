@@ -1,8 +1,8 @@
-"""Greedy accept and context injection of a DSPARK step through our kernels.
+"""Write target hidden states into the draft's keys and values by one call of compiled code.
 
-Upstream: sglang/kernels/ops/speculative/dspark/dspark_accept.py, `accept_greedy`, and
-sglang/srt/models/dspark.py, `write_target_hidden_kv`. On a CPU both are many small torch calls, and
-the second works on rejected rows too. What the kernels do not cover keeps upstream's code.
+Decode steps call `write_context`; a prefill comes through the hook of `write_target_hidden_kv`
+(sglang/srt/models/dspark.py), which is many small torch calls and works on rejected rows too. What
+the kernels do not cover keeps upstream's code.
 """
 
 from __future__ import annotations
@@ -13,35 +13,24 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from sglang_dspark.serving.cpu import context_kv
+from sglang_dspark.serving.cpu.fast_paths import taken
 
-def accept_greedy(
-    original: Callable[..., Any],
-    *,
-    candidates: Tensor,
-    target_logits: Tensor,
-    verify_num_draft_tokens: int,
-    cutoff_verify_lens: Tensor | None = None,
-    fused_argmax: bool = False,
-) -> Any:
-    """AROUND hook of `accept_greedy`: accepted drafts [R] int32, bonus [R] int64, cut-off [R]."""
-    from sglang_dspark.serving.cpu import greedy_ops
 
-    if (
-        cutoff_verify_lens is not None
-        or candidates.dtype is not torch.int64
-        or target_logits.dtype is not torch.float32
-        or not target_logits.is_contiguous()
-        or candidates.shape[1] != verify_num_draft_tokens
-    ):
-        return original(
-            candidates=candidates,
-            target_logits=target_logits,
-            verify_num_draft_tokens=verify_num_draft_tokens,
-            cutoff_verify_lens=cutoff_verify_lens,
-            fused_argmax=fused_argmax,
+def write_context(worker: Any, hidden: Tensor, slots: Tensor, positions: Tensor) -> None:
+    """Write target hidden states [n, m * d] of committed tokens into the draft's keys and values.
+
+    slots, positions: [n] int64.
+    """
+    model, pool = worker.draft_model, worker.draft_model_runner.token_to_kv_pool
+    with torch.inference_mode():
+        if context_kv.takes(hidden):
+            injector = _injector_of(model, pool)
+            if injector and injector.write(hidden, positions, slots, None, projected=False):
+                return
+        model.write_target_hidden_kv(
+            target_hidden=hidden, pool=pool, positions=positions, cache_loc=slots
         )
-    accepted, bonus = greedy_ops.accept_window(candidates, target_logits)
-    return accepted, bonus, torch.zeros_like(accepted)
 
 
 def write_target_hidden_kv(
@@ -60,8 +49,6 @@ def write_target_hidden_kv(
 
     With windows, cache_loc_2d [R, w] and commit_lens [R], only each window's first tokens count.
     """
-    from sglang_dspark.serving.cpu import context_kv
-
     slots, lens = cache_loc, None
     if cache_loc_2d is not None and commit_lens is not None:
         slots, lens = cache_loc_2d.reshape(-1), commit_lens
@@ -85,9 +72,6 @@ def write_target_hidden_kv(
 
 def _injector_of(model: Any, pool: Any) -> Any:
     """The model's `Injector`, resolved again when weights or cache were exchanged."""
-    from sglang_dspark.serving.cpu import context_kv
-    from sglang_dspark.serving.cpu.fast_paths import taken
-
     found = model.__dict__.get(context_kv.INJECTOR, ...)
     if found is ... or (found is not None and not found.holds(model, pool)):
         name = f"context of {type(model).__name__} written in one call"

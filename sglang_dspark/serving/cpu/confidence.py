@@ -1,12 +1,11 @@
 """The confidence of a drafted block without a chain of small tensor operations.
 
-Upstream: sglang/srt/models/dspark.py, `DSparkDraftMixin.compute_confidence`. A head or a
-tensor that the compiled loop does not read keeps upstream's path.
+A head or a tensor that the compiled loop does not read keeps the model's own
+`DSparkDraftMixin.compute_confidence` (sglang/srt/models/dspark.py).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from typing import Any
 
 import torch
@@ -17,16 +16,22 @@ from sglang_dspark.serving.cpu.confidence_ops import ConfidenceWeights, confiden
 from sglang_dspark.serving.cpu.fast_paths import need, need_class, taken
 
 
-def compute_confidence(
-    original: Callable[..., tuple[Tensor, Tensor]], draft_model: Any, **block: Tensor
-) -> tuple[Tensor, Tensor]:
-    """AROUND hook: [R, d] conditional survivals and their logits."""
-    features = block["confidence_features"]
+def confidence_of(
+    draft_model: Any, anchors: Tensor, drafts: Tensor, features: Tensor
+) -> tuple[Tensor | None, Tensor | None]:
+    """Return conditional survivals [R, d] of drafts [R, d] and their logits; None without a head.
+
+    anchors: [R] int64. features: [R * d, n], float.
+    """
+    if draft_model.confidence_head is None:
+        return None, None
     weights = taken("confidence of a block in one call", lambda: _weights(draft_model))
     if weights is None or features.dtype is not torch.float32 or not features.is_contiguous():
-        return original(draft_model, **block)
-    rows = features.view(-1, features.shape[-1])
-    return confidence(weights, rows, block["anchor_tokens"], block["draft_tokens"])
+        survivals, logits = draft_model.compute_confidence(
+            anchor_tokens=anchors, draft_tokens=drafts, confidence_features=features
+        )
+        return survivals, logits
+    return confidence(weights, features.view(-1, features.shape[-1]), anchors, drafts)
 
 
 def _weights(draft_model: Any) -> ConfidenceWeights:

@@ -1,10 +1,8 @@
 """`step.device.Device` on a CPU: work is done when its call returns, and passes have any size.
 
-A ragged pass keeps its rows packed, row by row as they were computed: upstream
-(srt/speculative/dspark_components/dspark_verify.py) spreads logits and features over whole windows,
-9 MB at eight users. Where something reads the logits window by window (grammar, log-probabilities,
-penalties, biases, sampling masks) pass and commit are upstream's; the accept rule is ours all the
-same. A pass over whole windows is upstream's.
+A pass keeps its rows packed, row by row as they were computed. Where something reads the logits
+window by window (grammar, log-probabilities, penalties, biases, sampling masks), logits alone are
+spread over whole windows.
 """
 
 from __future__ import annotations
@@ -19,15 +17,20 @@ from torch import Tensor
 
 from sglang_dspark.serving.cpu import context_kv, plain_step
 from sglang_dspark.serving.cpu.accept import accept_rows
+from sglang_dspark.serving.cpu.commit import write_context
+from sglang_dspark.serving.cpu.draft import Drafter
 from sglang_dspark.serving.cpu.fast_paths import fits
 from sglang_dspark.serving.cpu.layout import PackedRows, layout_of, rows_in, window_of
 from sglang_dspark.serving.cpu.ragged_ops import rows_of
+from sglang_dspark.serving.cpu.target import VerifyRows, verify_forward
 from sglang_dspark.serving.step.clock import Clock
 from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.passes import Pass, Verified
 from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine
-from sglang_dspark.serving.step.rules import Rules
+from sglang_dspark.serving.step.rules import Rules, rules_of
+from sglang_dspark.serving.step.seeds import Seeds
+from sglang_dspark.serving.step.verify import adjust
 
 
 @dataclass(frozen=True)
@@ -41,12 +44,11 @@ class _Packed:
 class HostDevice:
     """Runs the steps of one worker where the host computes."""
 
-    def __init__(self, worker: Any, clock: Clock, short_pass: plain_step.ShortPass) -> None:
-        """short_pass: the target over one row a request, without SGLang's runner around it."""
+    def __init__(self, worker: Any, clock: Clock) -> None:
         self.clock = clock
-        self._worker, self._executor = worker, worker._verify_executor
+        self._worker = worker
         self._width = int(worker.verify_num_draft_tokens)  # gamma + 1
-        self._short_pass = short_pass
+        self._drafter = Drafter(worker)
         self._fits = fits("steps without drafts in short", lambda: plain_step.require(worker))
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
@@ -56,15 +58,19 @@ class HostDevice:
         context_kv.defer_context(worker.draft_model, table, batch.req_pool_indices, batch.seq_lens)
         if not (self._fits and plain_step.takes(batch)):
             return None
-        return plain_step.run(worker, batch, publish, self._short_pass)
+        return plain_step.run(worker, batch, publish)
 
     def rules(self, counts: OutputCounts, batch: Any) -> Rules:
-        """None: penalties, seeds and laws are kept where a CPU samples (patches/cpu_*.py)."""
-        return Rules()
+        """Of the requests' settings."""
+        return rules_of(self._worker, counts, batch)
 
     def accepts_in_graph(self, requests: int, admitted: int) -> bool:
         """There are no graphs here."""
         return False
+
+    def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
+        """By our own forward and heads."""
+        return self._drafter.propose(batch, window, depth, seeds)
 
     def admit(
         self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
@@ -76,97 +82,56 @@ class HostDevice:
         np.cumsum(lengths + 1, out=indptr[1:])
         return torch.from_numpy(indptr)
 
-    def layout(self, step: Step, indptr: Tensor) -> Any | None:
-        """Without padding; None where every request has all its drafts verified."""
-        drafts = np.diff(indptr.numpy()) - 1
-        return None if int(drafts.min()) == self._width - 1 else layout_of(drafts)
+    def layout(self, step: Step, indptr: Tensor) -> Any:
+        """Without padding."""
+        return layout_of(np.diff(indptr.numpy()).astype(np.int64) - 1)
 
     def run(self, asked: Pass) -> Verified:
-        """The target's pass, over packed rows where there is a layout."""
-        batch, executor = asked.batch, self._executor
-        if asked.layout is None:
-            done = executor.run_non_compact(
-                batch=batch,
-                draft_input=asked.came,
-                verify_ids_2d=asked.ids,
-                verify_window=asked.window,
-                sampling_info=batch.sampling_info,
-            )
-            return Verified(done.logits_output, None)
-        block, tokens = asked.proposal.draft_block_ids, asked.proposal.draft_block.draft_tokens
+        """The target over packed rows."""
+        worker, batch = self._worker, asked.batch
         rows = rows_in(asked.layout, self._width)
-        packed = _Packed(rows, window_of(rows, block, tokens, asked.window))
-        if plain_step.reads_windows(batch):
-            done, hidden = executor.run_compact(
-                batch=batch,
-                layout=asked.layout,
-                draft_block_ids=block,
-                draft_tokens=tokens,
-                bs=asked.requests,
-                device=self._worker.device,
-                sampling_info=batch.sampling_info,
-                verify_window=asked.window,
-            )
-            return Verified(done.logits_output, hidden, rows=packed)
-        done = executor._run_ragged(
-            batch=batch,
-            layout=asked.layout,
-            ragged_window=packed.window,
-            sampling_info=batch.sampling_info,
-            kv_loc_plan=asked.window.kv_loc_plan,
+        block, tokens = asked.proposal.draft_block_ids, asked.proposal.draft_block.draft_tokens
+        window = window_of(rows, block, tokens, asked.window)
+        packed = VerifyRows(
+            window.verify_ids,
+            window.positions,
+            window.verify_cache_loc,
+            asked.layout,
+            asked.window.kv_loc_plan,
+            window.window_index,
         )
-        return Verified(done.logits_output, done.logits_output.hidden_states, rows=packed)
+        output = verify_forward(worker, batch, packed)
+        if plain_step.reads_windows(batch):
+            output.next_token_logits = self._spread(asked, rows, output.next_token_logits)
+        return Verified(output, output.hidden_states, rows=_Packed(rows, window))
+
+    def _spread(self, asked: Pass, rows: PackedRows, logits: Tensor) -> Tensor:
+        """Logits [N, V] over whole windows [R * (gamma + 1), V], with all that changes them."""
+        spread = logits.new_zeros(asked.requests * self._width, logits.shape[1])
+        spread[rows.index] = logits
+        if asked.rules.penalties is not None:
+            asked.rules.penalties.apply(spread, asked.ids, asked.batch.seq_lens)
+        adjust(self._worker, asked.batch, spread)
+        return spread
 
     def accept(self, asked: Pass, verified: Verified) -> Any:
-        """By our rule over the rows that were verified; by upstream's over whole windows."""
+        """By our rules, over the rows that were verified."""
         logits, block = verified.outputs.next_token_logits, asked.proposal.draft_block
         info, prefix = asked.batch.sampling_info, asked.batch.seq_lens
-        if verified.rows is None:
-            return self._executor.accept_and_finalize(
-                folded_accept=False,
-                bs=asked.requests,
-                verify_ids_2d=asked.ids,
-                target_logits=logits,
-                draft_block=block,
-                sampling_info=info,
-                draft_input=asked.came,
-                layout=None,
-                prefix_lens=prefix,
-                draft_tokens=block.draft_tokens,
-            )
         rows: PackedRows = verified.rows.rows
         starts = rows.starts if logits.shape[0] == rows.total else rows.strided
-        ids, agree = asked.ids, self._executor._tp_sync
-        return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, agree)
+        ids, seeds, agree = asked.ids, asked.rules.seeds, self._worker._tp_sync
+        return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
 
     def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
-        """Hidden states of accepted rows, from packed rows where they are packed."""
-        packed, hidden = verified.rows, verified.hidden
-        if packed is not None and hidden is not None and hidden.shape[0] == packed.rows.total:
-            self._commit_packed(packed, hidden, accepted.commit_lens)
-            return
-        self._executor.commit_hidden(
-            batch=asked.batch,
-            layout=asked.layout,
-            hidden_strided=hidden,
-            verify_window=asked.window,
-            logits_output=verified.outputs,
-            commit_lens=accepted.commit_lens,
-            bs=asked.requests,
-            run_compact=asked.layout is not None,
-        )
-
-    def _commit_packed(self, packed: _Packed, hidden: Tensor, commit: Tensor) -> None:
-        """hidden: [rows, m * d]; commit: [R] tokens that each request keeps of its rows."""
-        rows, window = packed.rows, packed.window
+        """Hidden states [N, m * d] of the rows that each request keeps."""
+        if asked.rules.penalties is not None:
+            asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
+        rows, window = verified.rows.rows, verified.rows.window
+        hidden, commit = verified.hidden, accepted.commit_lens
+        assert hidden is not None, "a verify pass captures hidden states"
         slots, positions, kept = window.verify_cache_loc, window.positions, int(commit.sum())
         if kept < rows.total:
             chosen = rows_of(rows.starts, commit, kept)
             hidden, slots, positions = hidden[chosen], slots[chosen], positions[chosen]
-        self._executor.kv_injector.inject_target_hidden(
-            target_hidden=hidden,
-            cache_loc=slots,
-            cache_loc_2d=None,
-            positions=positions,
-            commit_lens=None,
-        )
+        write_context(self._worker, hidden, slots, positions)

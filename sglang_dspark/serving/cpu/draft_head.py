@@ -24,9 +24,19 @@ from sglang_dspark.drafter.heads import restricted_tokens
 from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.greedy_ops import draft_steps
 from sglang_dspark.serving.cpu.linear import product
-from sglang_dspark.serving.cpu.seeds import SeededWaits
 from sglang_dspark.serving.cpu.weight_formats import take_rows
 from sglang_dspark.verify.rejection import sample_inverse_cdf
+
+
+@dataclass(frozen=True)
+class SeededWaits:
+    """The e_v of verify/seeded.py for the requests of a draft block that have a seed.
+
+    rows: [S] int64, their places in the batch. waits: [S, gamma, n] float32 > 0.
+    """
+
+    rows: Tensor
+    waits: Tensor
 
 
 @dataclass(frozen=True)

@@ -56,19 +56,6 @@ def _rows(bits, out):  # type: ignore[no-untyped-def]
 
 
 @kernel
-def _accept(window, bits, accepted, bonus):  # type: ignore[no-untyped-def]
-    """window [R, n] anchor and drafts, bits [R * n, V] -> accepted [R], bonus [R]."""
-    n = window.shape[1]
-    for r in range(window.shape[0]):
-        k = 0
-        token = _argmax(bits[r * n])
-        while k + 1 < n and token == window[r, k + 1]:
-            k += 1
-            token = _argmax(bits[r * n + k])
-        accepted[r], bonus[r] = k, token
-
-
-@kernel
 def _likeliest(base, bias):  # type: ignore[no-untyped-def]
     """argmax(base + bias) of a row: base, bias [n]."""
     best, found = _key(bits_of_float(base[0] + bias[0])), 0
@@ -133,16 +120,3 @@ def row_argmax(values: Tensor) -> Tensor:
     out = torch.empty(values.shape[0], dtype=torch.int64)
     _rows(values.view(torch.int32).numpy(), out.numpy())
     return out
-
-
-def accept_window(window: Tensor, logits: Tensor) -> tuple[Tensor, Tensor]:
-    """Longest prefix of drafts that the target's most likely tokens agree with.
-
-    window: [R, n] int64, anchor and drafts. logits: [R * n, V] float32, contiguous, row k of a
-    request being the target's after window[:, k]. Returns accepted drafts [R] int32 and the
-    target's token after them [R] int64.
-    """
-    accepted = torch.empty(window.shape[0], dtype=torch.int32)
-    bonus = torch.empty(window.shape[0], dtype=torch.int64)
-    _accept(window.numpy(), logits.view(torch.int32).numpy(), accepted.numpy(), bonus.numpy())
-    return accepted, bonus

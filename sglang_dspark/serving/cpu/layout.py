@@ -61,12 +61,6 @@ def layout_without_drafts(requests: int) -> Any:
     return layout_of(np.zeros(requests, np.int64))
 
 
-@lru_cache(maxsize=KEPT)
-def whole_rows(requests: int, width: int) -> PackedRows:
-    """The rows of a step that verifies all `width` places of every window."""
-    return _rows((width,) * requests, width)
-
-
 def rows_in(layout: Any, width: int) -> PackedRows:
     """The rows of a layout in windows of `width`."""
     return _rows(tuple(layout.verify_lens_cpu), width)

@@ -8,19 +8,21 @@ from typing import Any
 import numpy as np
 import torch
 
+from sglang_dspark.serving.cpu.commit import write_context
+from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.cpu.layout import layout_of, rows_in, window_of
-from sglang_dspark.serving.schedule.passes import Seats, draft_once, ragged_forward
+from sglang_dspark.serving.cpu.target import VerifyRows, verify_forward
+from sglang_dspark.serving.schedule.passes import Seats, ragged_forward
 
 
 class Passes:
-    """Runs passes of one worker on a CPU; `proposers[d]` drafts d positions."""
+    """Runs passes of one worker on a CPU."""
 
     tiers: tuple[int, ...] = ()  # passes are not padded
 
-    def __init__(self, worker: Any, proposers: dict[int, Any], clock: Callable[[], float]) -> None:
-        self._worker = worker
+    def __init__(self, worker: Any, device: HostDevice, clock: Callable[[], float]) -> None:
+        self._worker, self._device = worker, device
         self._clock = clock
-        self._proposers = proposers
         self._seats = Seats(worker)
         self.gamma = int(worker.gamma)
         self.depths = tuple(range(1, self.gamma + 1))
@@ -45,7 +47,7 @@ class Passes:
         """Seconds of drafting `depth` positions for every request."""
         with self._seats.taken(requests, context) as batch:
             began = self._clock()
-            draft_once(self._worker, self._proposers[depth], batch)
+            self._device.draft(batch, batch.window, depth, None)
             return self._clock() - began
 
     def _verify(self, batch: Any, drafts: Sequence[int]) -> None:
@@ -53,11 +55,11 @@ class Passes:
         rows = rows_in(layout, self.gamma + 1)
         tokens = torch.ones(len(drafts), self.gamma + 1, dtype=torch.int64)
         window = window_of(rows, tokens[:, :1], tokens[:, 1:], batch.window)
-        hidden = ragged_forward(self._worker, batch, layout, window).hidden_states
-        self._worker._kv_injector.inject_target_hidden(
-            target_hidden=hidden[rows.starts],
-            cache_loc=window.verify_cache_loc[rows.starts],
-            cache_loc_2d=None,
-            positions=window.positions[rows.starts],
-            commit_lens=None,
-        )
+        slots, positions = window.verify_cache_loc, window.positions
+        packed = VerifyRows(window.verify_ids, positions, slots, layout)
+        output = verify_forward(
+            self._worker, batch, packed,
+            lambda: ragged_forward(self._worker, batch, layout, window),
+        )  # fmt: skip
+        kept = rows.starts
+        write_context(self._worker, output.hidden_states[kept], slots[kept], positions[kept])

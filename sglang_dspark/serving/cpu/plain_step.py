@@ -21,11 +21,12 @@ from torch import Tensor
 
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.cpu.accept import accept, agreed
+from sglang_dspark.serving.cpu.commit import write_context
 from sglang_dspark.serving.cpu.fast_paths import need
 from sglang_dspark.serving.cpu.layout import layout_without_drafts
-
-# (target worker, batch, verify input, cache slots) -> (output, mode), or None where it will not do
-ShortPass = Callable[[Any, Any, Any, Tensor], tuple[Any, Any] | None]
+from sglang_dspark.serving.cpu.target import VerifyRows, verify_forward
+from sglang_dspark.serving.step.penalties import is_penalised
+from sglang_dspark.serving.step.seeds import seeds_of
 
 
 def require(worker: Any) -> None:
@@ -50,6 +51,7 @@ def require(worker: Any) -> None:
 
 def takes(batch: Any) -> bool:
     """Whether logits are read as they come, one row a request, and nothing else is asked for."""
+
     return (
         batch.forward_mode.is_decode()
         and batch.return_hidden_states_mode is upstream.CaptureHiddenMode.NULL
@@ -59,35 +61,31 @@ def takes(batch: Any) -> bool:
 
 def reads_windows(batch: Any) -> bool:
     """Whether something reads the logits of a pass window by window, gamma + 1 rows a request."""
-    from sglang_dspark.serving.cpu.penalties import penalised
 
     info = batch.sampling_info
     if batch.has_grammar or batch.return_logprob:
         return True
     if info is None:
         return False
-    if info.sampling_mask_batch_indices is not None or penalised(batch.reqs):
+    if info.sampling_mask_batch_indices is not None or any(map(is_penalised, batch.reqs)):
         return True
     return not upstream.verify_logits_adjustments_are_noop(info)
 
 
-def run(worker: Any, batch: Any, publish: Callable[..., None] | None, short_pass: ShortPass) -> Any:
+def run(worker: Any, batch: Any, publish: Callable[..., None] | None) -> Any:
     """Decode one token of each request; upstream's `GenerationBatchResult` of a step."""
+
     requests, prefix = len(batch.seq_lens), batch.seq_lens
     anchors = batch.spec_info.bonus_tokens.view(-1)
     slots = _slots(batch, worker.model_runner.req_to_token_pool.req_to_token)
-    output = _pass(worker, batch, anchors, slots, short_pass)
-    tokens = agreed(
-        _next_tokens(output.next_token_logits, anchors, batch.sampling_info, prefix),
-        worker._verify_executor._tp_sync,
-    )
+    rows = VerifyRows(anchors, prefix, slots, layout_without_drafts(requests))
+    output = verify_forward(worker, batch, rows)
+    tokens = agreed(_next_tokens(output.next_token_logits, anchors, batch), worker._tp_sync)
     one = _ones(requests)
     lens = prefix + 1
     if publish is not None:
         publish(lens)
-    worker._kv_injector.inject_target_hidden(
-        target_hidden=output.hidden_states, cache_loc=slots, positions=prefix
-    )
+    write_context(worker, output.hidden_states, slots, prefix)
     output.hidden_states = None
     width = int(worker.verify_num_draft_tokens)
     padded = torch.zeros(requests, width, dtype=torch.int64)
@@ -97,7 +95,7 @@ def run(worker: Any, batch: Any, publish: Callable[..., None] | None, short_pass
         next_token_ids=padded.view(-1),
         accept_lens=one,
         block_accept_lens=one,
-        cap_lens=layout_without_drafts(requests).verify_lens,
+        cap_lens=rows.layout.verify_lens,
         can_run_cuda_graph=False,
         next_draft_input=upstream.make_draft_input_v2(bonus_tokens=tokens, new_seq_lens=lens),
         speculative_num_draft_tokens=width,
@@ -110,61 +108,18 @@ def _slots(batch: Any, table: Tensor) -> Tensor:
     return table[batch.req_pool_indices, batch.seq_lens].to(torch.int64)
 
 
-def _pass(worker: Any, batch: Any, anchors: Tensor, slots: Tensor, short_pass: ShortPass) -> Any:
-    """Upstream's `LogitsProcessorOutput` of one row a request, hidden states [R, m*d] included."""
-    requests = len(anchors)
-    verify_input = upstream.DFlashVerifyInput(
-        draft_token=anchors,
-        positions=batch.seq_lens,
-        draft_token_num=int(worker.verify_num_draft_tokens),
-        capture_hidden_mode=upstream.CaptureHiddenMode.FULL,
-        ragged_verify_layout=layout_without_drafts(requests),
-    )
-    done = short_pass(worker.target_worker, batch, verify_input, slots)
-    if done is not None:
-        return done[0]
-    return _runners_pass(worker, batch, verify_input, slots)
-
-
-def _runners_pass(worker: Any, batch: Any, verify_input: Any, slots: Tensor) -> Any:
-    """The same through SGLang's runner."""
-    runner, anchors = worker.model_runner, verify_input.draft_token
-    requests = len(anchors)
-    forward = upstream.ForwardBatch(
-        forward_mode=upstream.ForwardMode.TARGET_VERIFY,
-        batch_size=requests,
-        input_ids=anchors,
-        req_pool_indices=batch.req_pool_indices,
-        seq_lens=batch.seq_lens,
-        out_cache_loc=slots,
-        seq_lens_sum=None,
-        seq_lens_cpu=None,
-        positions=batch.seq_lens,
-        spec_algorithm=upstream.SpeculativeAlgorithm.DSPARK,
-        sampling_info=batch.sampling_info,
-        spec_info=verify_input,
-        capture_hidden_mode=upstream.CaptureHiddenMode.FULL,
-        global_num_token_non_padded_cpu=requests,
-    )
-    runner.kv_index_translator.bind_own_plan(forward)
-    runner.attn_backend.init_forward_metadata(forward)
-    return worker.target_worker.forward_batch_generation(
-        batch=None, forward_batch=forward, is_verify=True, skip_attn_backend_init=True
-    ).logits_output
-
-
-def _next_tokens(logits: Tensor, anchors: Tensor, sampling_info: Any, positions: Tensor) -> Tensor:
+def _next_tokens(logits: Tensor, anchors: Tensor, batch: Any) -> Tensor:
     """The target's next token of each request, [R] int64, from logits [R, V]."""
-    requests = len(anchors)
-    mask = None
-    if sampling_info is not None and not sampling_info.is_all_greedy:
-        mask = upstream.resolve_greedy_mask(
-            sampling_info=sampling_info, bs=requests, device=logits.device
-        )
+
+    requests, info = len(anchors), batch.sampling_info
+    mask, seeds = None, None
+    if info is not None and not info.is_all_greedy:
+        mask = upstream.resolve_greedy_mask(sampling_info=info, bs=requests, device=logits.device)
+        seeds = seeds_of(batch)
     block = SimpleNamespace(greedy_draft=True, greedy_mask=mask)
     window = anchors.view(requests, 1)
     rows = _lens(requests), _starts(requests)
-    return accept(window, *rows, logits, block, sampling_info, positions)[1]
+    return accept(window, *rows, logits, block, info, batch.seq_lens, seeds)[1]
 
 
 @lru_cache(maxsize=512)

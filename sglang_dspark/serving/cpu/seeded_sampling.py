@@ -1,28 +1,49 @@
-"""A request's seed acts on a CPU: in plain decoding, in prefill and under DSPARK.
+"""Draw a request's tokens by its seed in plain decoding and in prefill on a CPU.
 
-Upstream: sglang/srt/sampling/sampling_batch_info.py and sglang/srt/layers/sampler.py. The
-drafts' noise is drawn in serving/cpu/draft_vocabulary.py, scheduled steps accept in
-serving/cpu/device.py; EAGLE and the other algorithms keep upstream's ways. Both draws here are also
-where a row without probability would raise (`lost_rows.py`).
+SGLang reads a request's `sampling_seed` (OpenAI: `seed`) under --enable-deterministic-inference
+alone, which no CPU backend has. Here every batch carries the seeds in upstream's own field
+`SamplingBatchInfo.sampling_seed` [R] int64, which it filters, merges and copies. A request without
+a seed has UNSEEDED there and is sampled as ever. The step reads seeds from the requests
+(serving/step/seeds.py). Upstream: sglang/srt/sampling/sampling_batch_info.py and
+sglang/srt/layers/sampler.py. Both draws here are also where a row without probability would raise
+(`lost_rows.py`).
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
+import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu import seeds
+from sglang_dspark.serving.cpu import seeded_ops
 from sglang_dspark.serving.cpu.lost_rows import settle_lost
 from sglang_dspark.verify.sampling import truncate
+
+UNSEEDED = -(2**63)  # as a request's own seed it means none
+
+
+def batch_seeds(reqs: Sequence[Any]) -> Tensor:
+    """[R] int64 of SGLang's requests."""
+    seeds = [req.sampling_params.sampling_seed for req in reqs]
+    return torch.tensor([UNSEEDED if seed is None else seed for seed in seeds], dtype=torch.int64)
+
+
+def seeded_tokens(tokens: Tensor, probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """tokens [R] with those of seeded requests drawn anew from probs [R, V] float."""
+    seeded = seeds != UNSEEDED
+    if bool(seeded.any()):
+        drawn = seeded_ops.choose(probs[seeded].float(), seeds[seeded], positions[seeded].long())
+        tokens[seeded] = drawn.to(tokens.dtype)
+    return tokens
 
 
 def keep_seeds(result: Any, cls: type, batch: Any, vocab_size: int) -> Any:
     """AFTER hook of the class method: the batch carries its requests' seeds."""
     algorithm = batch.spec_algorithm
     if result.sampling_seed is None and (algorithm.is_none() or algorithm.is_dspark()):
-        result.sampling_seed = seeds.batch_seeds(batch.reqs)
+        result.sampling_seed = batch_seeds(batch.reqs)
     return result
 
 
@@ -36,7 +57,7 @@ def sample(
     tokens = original(settle_lost(probs))
     if sampling_seed is None or positions is None:
         return tokens
-    return seeds.seeded_tokens(tokens, probs, sampling_seed, positions)
+    return seeded_tokens(tokens, probs, sampling_seed, positions)
 
 
 def sample_after_cuts(
@@ -57,29 +78,7 @@ def sample_after_cuts(
         return drawn
     law = truncate(probs, top_ks, top_ps, min_ps)
     if not isinstance(drawn, tuple):
-        return seeds.seeded_tokens(drawn, law, sampling_seed, positions)
+        return seeded_tokens(drawn, law, sampling_seed, positions)
     tokens, kept, ids, _ = drawn  # with the weights that were kept, and whose they are
-    tokens = seeds.seeded_tokens(tokens, law, sampling_seed, positions)
+    tokens = seeded_tokens(tokens, law, sampling_seed, positions)
     return tokens, kept, ids, (kept * (ids == tokens[:, None])).sum(dim=1)
-
-
-def propose(original: Callable[..., Any], proposer: Any, **step: Any) -> Any:
-    """AROUND hook: the drafts' noise depends on where a seeded request's anchor stands."""
-    seeds.note_anchors(step["sampling_info"], step["verify_window"].positions_2d[:, 0])
-    return original(proposer, **step)
-
-
-def accept_and_finalize(original: Callable[..., Any], executor: Any, **step: Any) -> Any:
-    """AROUND hook: whole windows of requests with seeds, which upstream's rule does not know."""
-    if step["layout"] is not None or seeds.seeds_of(step["sampling_info"]) is None:
-        return original(executor, **step)
-    from sglang_dspark.serving.cpu.accept import accept_windows
-
-    return accept_windows(
-        step["verify_ids_2d"],
-        step["target_logits"],
-        step["draft_block"],
-        step["sampling_info"],
-        step["prefix_lens"],
-        executor._tp_sync,
-    )

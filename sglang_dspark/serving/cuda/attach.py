@@ -59,8 +59,7 @@ def take_over(worker: Any, clock: Clock) -> None:
     if isinstance(engine, ScheduleEngine):
         watch(engine.metrics.kernel_compiled)
     _free_cached(worker)
-    proposers = {int(worker.gamma): worker._proposer}
-    state = StepState(worker, engine, device, proposers, ranks)
+    state = StepState(worker, engine, device, ranks)
     runner = worker.model_runner
     slots = int(runner.req_to_token_pool.req_to_token.shape[0]) - 1  # row 0 is padding
     width = int(runner.model_config.vocab_size)
@@ -108,6 +107,8 @@ def _obstacle(worker: Any) -> str | None:
             "host in every step, the target's does not; give the draft the target's by "
             "--speculative-draft-attention-backend"
         )
+    if not worker.sample_from_anchor:
+        return "the drafter does not predict from its anchor"
     return obstacle(worker)
 
 

@@ -26,7 +26,8 @@ from sglang_dspark.serving.step.passes import Pass, Verified
 from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine
 from sglang_dspark.serving.step.rules import Cuts, Rules, rules_of
-from sglang_dspark.serving.step.seeds import Seeds
+from sglang_dspark.serving.step.seeds import Seeds, seeded_draft
+from sglang_dspark.serving.step.verify import adjust
 from sglang_dspark.verify.acceptance import Acceptance
 
 WindowArguments = tuple[Tensor, Tensor, Tensor, Any, Any, Tensor, Seeds | None]
@@ -56,6 +57,7 @@ class GraphDevice:
 
     def __init__(self, worker: Any, clock: Clock) -> None:
         """worker: upstream's, its graphs captured."""
+
         self.clock = clock
         self._device = torch.device(worker.device)
         self.tiers: Sequence[int] = (
@@ -107,6 +109,22 @@ class GraphDevice:
         """Of the requests' settings, which the host knows."""
         return rules_of(self._worker, counts, batch)
 
+    def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
+        """By SGLang's proposer, in a graph where one was captured; depth is always gamma."""
+
+        worker, proposer = self._worker, self._worker._proposer
+        segment = worker._observers.segment(upstream.InfoSegment.DRAFT)
+        with worker._draft_context(), segment, seeded_draft(proposer, batch, seeds):
+            return proposer.propose(
+                batch=batch,
+                draft_input=batch.spec_info,
+                verify_window=window,
+                bs=len(batch.seq_lens),
+                device=worker.device,
+                target_model=worker.target_worker.model_runner.model,
+                sampling_info=batch.sampling_info,
+            )
+
     def layout(self, step: Step, indptr: Tensor) -> Any:
         """Padded to a tier; its lengths stay on the device."""
         admitted = admitted_drafts(step.plan)
@@ -114,6 +132,7 @@ class GraphDevice:
 
     def run(self, asked: Pass) -> Verified:
         """Upstream's compact pass: in a graph, or eagerly where none was captured."""
+
         executor, batch, penalties = self._executor, asked.batch, asked.rules.penalties
         verifying = self._worker._observers.segment(upstream.InfoSegment.TARGET_VERIFY)
         with verifying, _seated(executor, asked.requests):
@@ -131,7 +150,7 @@ class GraphDevice:
         logits = done.logits_output.next_token_logits
         if penalties is not None:
             penalties.apply(logits, asked.ids, batch.seq_lens)
-            _adjust(self._worker, batch, logits)
+            adjust(self._worker, batch, logits)
         in_graph = bool(done.can_run_cuda_graph)
         return Verified(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
 
@@ -168,7 +187,6 @@ class GraphDevice:
         )
 
     def _listed(self, asked: Pass, verified: Verified, most: int) -> Acceptance:
-        assert asked.layout is not None, "passes here have a layout"
         return accept_top_k(
             *self._windows(asked, verified),
             most=most,
@@ -183,7 +201,6 @@ class GraphDevice:
 
     def _windows(self, asked: Pass, verified: Verified) -> WindowArguments:
         """The arguments of `step.accept.accept`."""
-        assert asked.layout is not None, "passes here have a layout"
         return (
             asked.ids,
             asked.layout.verify_lens,
@@ -196,6 +213,7 @@ class GraphDevice:
 
     def _finalized(self, asked: Pass, outcome: Acceptance) -> Any:
         """`AcceptOuts`; ranks agree on our outcome as they do on upstream's."""
+
         return upstream.build_accept_outs(
             correct_len=outcome.accepted,
             bonus=outcome.bonus,
@@ -217,7 +235,6 @@ class GraphDevice:
         if verified.folded and epilogue.folds_commit:
             return
         hidden, layout = verified.hidden, asked.layout
-        assert layout is not None, "passes here have a layout"
         assert hidden is not None, "and hidden states"
         emitted, rows = accepted.commit_lens, layout.graph_num_tokens
         if self.committer(self._worker, asked.batch, asked.window, hidden, emitted, rows):
@@ -250,15 +267,6 @@ def sampled_alone(sampling_info: Any, cuts: Cuts) -> Any:
     return view
 
 
-def _adjust(worker: Any, batch: Any, logits: Tensor) -> None:
-    """What `run_compact` does with sampling info: logit processors and biases, behind penalties."""
-    upstream.apply_logits_adjustments_strided(
-        next_token_logits=logits,
-        sampling_info=batch.sampling_info,
-        verify_num_draft_tokens=worker.verify_num_draft_tokens,
-    )
-
-
 @contextmanager
 def _seated(executor: Any, requests: int) -> Iterator[None]:
     """Without the graphs' accept epilogue where a batch has more requests than any of them.
@@ -280,4 +288,5 @@ def to_host(values: Tensor) -> Tensor:
 
     The copy is of a copy: a captured graph writes to the same tensor in the next step.
     """
+
     return upstream.async_d2h(values.detach().clone())

@@ -40,6 +40,12 @@ def choice() -> Choice:
     return Choice(True, "schedule.mode is auto")
 
 
+def verifies_all() -> bool:
+    """Return whether configuration or variable ask for every draft to be verified."""
+    named = os.environ.get(VARIABLE, "").strip()
+    return current_config().schedule.mode == STATIC or named == STATIC
+
+
 def prepare(*, confidence_head: bool) -> None:
     """Set SGLang's variable for the processes to come; call before models load.
 

@@ -66,6 +66,12 @@ class Seats:
             is_extend_in_batch=False,
             dp_spec_prefill_coordination_applied=False,
             global_num_tokens=None,
+            input_embeds=None,
+            sampling_info=None,
+            spec_info=SimpleNamespace(
+                bonus_tokens=torch.ones(requests, dtype=torch.int64, device=device),
+                nxt_kv_lens_cpu=None,
+            ),
         )
         batch.window = upstream.alloc_verify_window(
             batch=batch,
@@ -86,15 +92,12 @@ def draft_once(worker: Any, proposer: Any, batch: Any) -> Any:
     with worker._draft_context():
         return proposer.propose(
             batch=batch,
-            draft_input=SimpleNamespace(
-                bonus_tokens=torch.ones(requests, dtype=torch.int64, device=worker.device),
-                nxt_kv_lens_cpu=None,
-            ),
+            draft_input=batch.spec_info,
             verify_window=batch.window,
             bs=requests,
             device=worker.device,
             target_model=worker.target_worker.model_runner.model,
-            sampling_info=None,
+            sampling_info=batch.sampling_info,
         )
 
 

@@ -23,7 +23,7 @@ def commit(device: Device, asked: Pass, verified: Verified, accepted: Any) -> No
 
 def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> Any:
     """Upstream's `GenerationBatchResult` of a decode step."""
-    layout = asked.layout
+
     results = (accepted.new_seq_lens, accepted.out_tokens, accepted.commit_lens)
     if verified.folded:
         # They are the graph's own buffers, which the next replay writes: lengths are read behind
@@ -37,7 +37,7 @@ def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> An
         block_accept_lens=worker._block_accept_lens(
             accept=accepted, folded_accept=verified.folded, bs=asked.requests
         ),
-        cap_lens=None if layout is None else layout.verify_lens.to(torch.int32),
+        cap_lens=asked.layout.verify_lens.to(torch.int32),
         can_run_cuda_graph=verified.in_graph,
         next_draft_input=upstream.make_next_draft_input(
             bonus_tokens=accepted.bonus, new_seq_lens=lens

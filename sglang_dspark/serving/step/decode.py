@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.serving.step import commit, draft, layout, learn, plan, verify
+from sglang_dspark.serving.step import admit, commit, draft, layout, learn, plan, verify
 from sglang_dspark.serving.step.spans import span
 from sglang_dspark.serving.step.state import StepState
 
@@ -41,11 +41,8 @@ def _launch(state: StepState, batch: Any, publish: Callable[..., None] | None, g
     rules = device.rules(state.counts, batch)
     with span("draft"):
         proposal = draft.proposal_of(state, batch, window, step, rules.seeds)
-    greedy, logits = plan.greedy_requests(batch), proposal.confidence_raw  # [R, gamma]
     with span("admit"):
-        indptr = state.ranks.windows(
-            step.plan, lambda: device.admit(state.engine, step, logits, greedy)
-        )  # [R + 1]
+        indptr = admit.admit(state, step, batch, proposal.confidence_raw)  # [R + 1]
     windows = device.layout(step, indptr)
     asked = verify.asked_of(
         worker, batch, came, window, proposal, windows, rules, drafted=step.plan.speculates

@@ -1,4 +1,4 @@
-"""What differs between devices in a decode step, and nothing more."""
+"""Define what differs between devices in a decode step."""
 
 from __future__ import annotations
 
@@ -13,10 +13,11 @@ from sglang_dspark.serving.step.passes import Pass, Verified
 from sglang_dspark.serving.step.penalties import OutputCounts
 from sglang_dspark.serving.step.ranks import Engine
 from sglang_dspark.serving.step.rules import Rules
+from sglang_dspark.serving.step.seeds import Seeds
 
 
 class Device(Protocol):
-    """How one kind of device admits, lays out, verifies, accepts and commits a planned step.
+    """How one kind of device drafts, admits, lays out, verifies, accepts and commits a step.
 
     No method reads a value of the running step back to the host, unless the device is the host.
     """
@@ -31,9 +32,13 @@ class Device(Protocol):
         ...
 
     def rules(self, counts: OutputCounts, batch: Any) -> Rules:
-        """What the batch's requests sample by that upstream's step leaves out and ours adds.
+        """What the batch's requests sample by that upstream's step leaves out and ours adds."""
+        ...
 
-        Empty on a device whose own samplers know all of it.
+    def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
+        """Upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
+
+        window: upstream's, of all places [R, gamma + 1]. seeds: of the requests that have one.
         """
         ...
 
@@ -51,8 +56,8 @@ class Device(Protocol):
         """
         ...
 
-    def layout(self, step: Step, indptr: Tensor) -> Any | None:
-        """Upstream's `RaggedVerifyLayout` of indptr [R + 1]; None: a pass over whole windows."""
+    def layout(self, step: Step, indptr: Tensor) -> Any:
+        """Upstream's `RaggedVerifyLayout` of indptr [R + 1]."""
         ...
 
     def run(self, asked: Pass) -> Verified:

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.step.engine import Step
-from sglang_dspark.serving.step.seeds import Seeds, seeded_draft
+from sglang_dspark.serving.step.seeds import Seeds
 from sglang_dspark.serving.step.state import StepState
 
 _DEVICE_FAILED = ("CUDA error", "Triton Error [CUDA]")  # how torch's and Triton's errors begin
@@ -27,7 +27,7 @@ def proposal_of(state: StepState, batch: Any, window: Any, step: Step, seeds: Se
     """
     if step.plan.speculates:
         try:
-            proposal = propose(state, batch, window, step.plan.budget.depth, seeds)
+            proposal = state.device.draft(batch, window, step.plan.budget.depth, seeds)
         except Exception as error:
             if state.ranks.several or of_device(error):
                 raise
@@ -46,41 +46,9 @@ def of_device(error: Exception) -> bool:
     return isinstance(error, torch.AcceleratorError) or str(error).startswith(_DEVICE_FAILED)
 
 
-def propose(state: StepState, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
-    """Upstream's `DraftProposal` of `depth` drafts a request, gamma wide: the rest is not read.
-
-    seeds: what draws some of them.
-    """
-    worker, proposer = state.worker, state.proposers[depth]
-    segment = worker._observers.segment(upstream.InfoSegment.DRAFT)
-    with worker._draft_context(), segment, seeded_draft(proposer, batch, seeds):
-        proposal = proposer.propose(
-            batch=batch,
-            draft_input=batch.spec_info,
-            verify_window=window,
-            bs=len(batch.seq_lens),
-            device=worker.device,
-            target_model=worker.target_worker.model_runner.model,
-            sampling_info=batch.sampling_info,
-        )
-    return proposal if depth == worker.gamma else _widened(proposal, int(worker.gamma))
-
-
-def _widened(proposal: Any, gamma: int) -> Any:
-    """A shallow proposal with tokens for gamma places."""
-    import msgspec
-
-    block = proposal.draft_block
-    tokens = torch.nn.functional.pad(
-        block.draft_tokens, (0, gamma - block.draft_tokens.shape[1])
-    )  # [R, gamma]
-    return msgspec.structs.replace(
-        proposal, draft_block=msgspec.structs.replace(block, draft_tokens=tokens)
-    )
-
-
 def skip(state: StepState, batch: Any) -> Any:
     """A `DraftProposal` whose drafts nobody reads, as none is verified."""
+
     worker, requests, device = state.worker, len(batch.seq_lens), batch.seq_lens.device
     ids = worker._proposer.draft_block_ids_view(bs=requests, device=device)
     ids[:, 0].copy_(batch.spec_info.bonus_tokens.view(-1))

@@ -25,10 +25,7 @@ def learn(state: StepState, batch: Any, result: Any) -> None:
     accepted = result.num_correct_drafts_per_req_cpu
     if step is None or accepted is None:
         return
-    if result.cap_lens is None:  # whole windows were verified
-        lengths = np.full(len(accepted), result.speculative_num_draft_tokens - 1)  # [R]
-    else:
-        lengths = result.cap_lens.numpy().astype(np.int64) - 1
+    lengths = result.cap_lens.numpy().astype(np.int64) - 1  # [R]
     with span("learn"):
         state.engine.landed(step, lengths, np.asarray(accepted, np.int64))
         state.engine.processed(batch.reqs, accepted, bool(lengths.any()))

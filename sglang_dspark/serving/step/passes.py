@@ -14,16 +14,16 @@ from sglang_dspark.serving.step.rules import Rules
 class Pass:
     """A step's batch with its drafts, windows and layout; upstream's types where none is ours.
 
-    came: the batch's `spec_info` before the pass, which puts another one there. layout: None for a
-    pass over whole windows. drafted: whether any draft may be verified. foldable: a graph may
-    accept in the pass. rules: what the device has to add to upstream's.
+    came: the batch's `spec_info` before the pass, which puts another one there. drafted: whether
+    any draft may be verified. foldable: a graph may accept in the pass. rules: what the device has
+    to add to upstream's.
     """
 
     batch: Any
     came: Any
     window: Any  # positions and cache slots [R, gamma + 1]
     proposal: Any  # drafts [R, gamma]
-    layout: Any | None
+    layout: Any
     ids: Tensor  # [R, gamma + 1] anchors and drafts
     drafted: bool
     foldable: bool

@@ -1,6 +1,7 @@
 """Penalties of a step's requests: counts of output tokens that never leave the device.
 
-Upstream's DSPARK applies none (cpu/penalised_passes.py says why). Under the overlap loop
+Upstream's DSPARK applies none: `apply_dflash_verify_logits_adjustments` (sglang/srt/speculative/
+dflash_utils.py) reads a field for penalties that no longer exists. Under the overlap loop
 a step is launched before the tokens of the one in front of it are on the host, so a request's
 counts are begun from the host's list when it is first seen, completed by its anchor, and go on from
 what each step emits. A pool row that has another tenant, after a retraction too, begins anew.
@@ -258,5 +259,6 @@ def stop_ids(req: Any) -> list[int]:
 
 def _upload(values: Sequence[Any], like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     """Numbers of the host on the device of `like`, without waiting for it."""
+
     uploaded: Tensor = upstream.async_h2d(values, dtype=dtype, device=like.device)
     return uploaded

@@ -41,16 +41,16 @@ def _plan(state: StepState, batch: Any, *, starts: bool) -> Step:
     pool = state.worker.model_runner.req_to_token_pool
     rows = batch.req_pool_indices_cpu
     with span("plan"):
-        return state.ranks.step(
-            rows,
-            lambda: state.engine.begin(
+        with state.ranks.deciding():
+            step = state.engine.begin(
                 rows,
                 pool.req_generation,
                 _context(batch),
                 starts=starts,
                 limits=limits_of(batch.reqs, int(state.worker.gamma)),
-            ),
-        )
+            )
+        state.ranks.send_plan(step, rows)
+    return step
 
 
 def _context(batch: Any) -> Tensor:

@@ -9,7 +9,8 @@ front of the verify pass, and no host reads them. Drafts and accepted tokens are
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.step.engine import ScheduleEngine, Step
 from sglang_dspark.serving.step.layout import anchors_alone
+from sglang_dspark.serving.step.verify_all import VerifyAll
 
 FAILED = -1  # in place of where the first window begins
 
@@ -51,45 +53,42 @@ class Ranks:
         """Whether others act on the same plan."""
         return self.agreement is not None
 
-    def step(self, rows: Tensor, begin: Callable[[], Step]) -> Step:
-        """The step that begins for rows [R] of the pool; the leader's goes to the others.
-
-        begin: of this rank's engine; a `Follower`'s waits for the leader's plan.
-        """
+    def deciding(self) -> AbstractContextManager[None]:
+        """Around the leader's planning: where it raises, the other ranks raise DSparkError."""
         if self.agreement is None or not self.agreement.leads:
-            return begin()
-        with self.agreement.telling():
-            step = begin()
-        self.agreement.send(step.plan, _seats(rows))
-        return step
+            return nullcontext()
+        return self.agreement.telling()
 
-    def windows(self, plan: Plan, admit: Callable[[], Tensor]) -> Tensor:
-        """The leader's indptr [R + 1] int32 on the device; only it calls `admit`.
+    def send_plan(self, step: Step, rows: Tensor) -> None:
+        """Send the leader's plan for rows [R] of the pool; a `Follower` receives it in `begin`."""
+        if self.agreement is not None and self.agreement.leads:
+            self.agreement.send(step.plan, _seats(rows))
 
-        A leader that fails says so to those who read it on the host, and they raise DSparkError.
-        On an accelerator nobody reads it: SGLang ends all ranks when one has failed.
+    @contextmanager
+    def admitting(self, plan: Plan) -> Iterator[None]:
+        """Around the leader's admission: where it raises, ranks that read the windows on the host
+        raise DSparkError. On an accelerator no host reads them: SGLang ends all ranks when one has
+        failed."""
+        try:
+            yield
+        except BaseException:
+            if self._broadcast is not None and plan.speculates and self._device.type == "cpu":
+                self._broadcast(torch.full((plan.requests + 1,), FAILED, dtype=torch.int32))
+            raise
+
+    def windows(self, plan: Plan, admitted: Tensor | None) -> Tensor:
+        """Return the leader's indptr [R + 1] int32 on the device, on every rank.
+
+        admitted: the leader's; None on the others. Nothing is sent where the plan has no drafts.
         """
-        if self._broadcast is None or (self.leads and not plan.speculates):
-            return admit()
-        if self.leads:
-            indptr = self._admitted(admit, plan.requests)
-            self._broadcast(indptr)
+        indptr = anchors_alone(plan.requests, self._device) if admitted is None else admitted
+        if self._broadcast is None or not plan.speculates:
             return indptr
-        indptr = anchors_alone(plan.requests, self._device)
-        if plan.speculates:
-            self._broadcast(indptr)
-        if self._device.type == "cpu" and int(indptr[0]) == FAILED:
+        self._broadcast(indptr)
+        if admitted is None and self._device.type == "cpu" and int(indptr[0]) == FAILED:
             assert self.agreement is not None
             raise failed(self.agreement.leader)
         return indptr
-
-    def _admitted(self, admit: Callable[[], Tensor], requests: int) -> Tensor:
-        try:
-            return admit()
-        except BaseException:
-            if self._device.type == "cpu" and self._broadcast is not None:
-                self._broadcast(torch.full((requests + 1,), FAILED, dtype=torch.int32))
-            raise
 
 
 class Follower:
@@ -139,7 +138,7 @@ class Follower:
         """The leader knows."""
 
 
-Engine = ScheduleEngine | Follower
+Engine = ScheduleEngine | VerifyAll | Follower
 
 
 def _seats(rows: Tensor) -> Counts:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -17,7 +16,7 @@ STATE = "dspark_step"  # attribute of upstream's DSparkWorkerV2
 
 @dataclass
 class StepState:
-    """worker: upstream's. proposers: upstream's, by the depth that each drafts to.
+    """worker: upstream's.
 
     ranks: those who take each step together; the engine is the leader's. planned: the step whose
     launch comes next, under the overlap loop. counts: what penalised requests have put out. faults:
@@ -27,7 +26,6 @@ class StepState:
     worker: Any
     engine: Engine
     device: Device
-    proposers: Mapping[int, Any]
     ranks: Ranks = field(default_factory=Ranks)
     planned: Step | None = None
     counts: OutputCounts = field(default_factory=OutputCounts)

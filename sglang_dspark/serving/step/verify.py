@@ -23,7 +23,7 @@ def asked_of(
     came: Any,
     window: Any,
     proposal: Any,
-    layout: Any | None,
+    layout: Any,
     rules: Rules,
     *,
     drafted: bool,
@@ -73,6 +73,16 @@ def _mask(batch: Any, tree: Any, logits: Tensor, barrier: Any) -> None:
     )
     if mask is not None:
         mask.apply(logits)
+
+
+def adjust(worker: Any, batch: Any, logits: Tensor) -> None:
+    """Apply logit processors and biases to logits [R * (gamma + 1), V], in place."""
+
+    upstream.apply_logits_adjustments_strided(
+        next_token_logits=logits,
+        sampling_info=batch.sampling_info,
+        verify_num_draft_tokens=worker.verify_num_draft_tokens,
+    )
 
 
 def explain(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> None:

@@ -1,6 +1,7 @@
 """Python runs this at its start where PYTHONPATH names the folder: every process of a server.
 
 DSPARK_PLANTED_ROWS=N: of every N windows that a server verifies greedily, one yields a wrong token.
+DSPARK_PLANTED_EXECUTOR=1: what drafts, verifies, accepts and commits in SGLang's step raises.
 DSPARK_PLANTED_COSTS=1: on a clock that passes of the models alone move, drafts are cheap.
 """
 
@@ -39,10 +40,11 @@ if os.environ.get("DSPARK_PLANTED_COSTS"):
     def _costs() -> None:
         _installed()
         from sglang_dspark.serving.cpu import attach
+        from sglang_dspark.serving.cpu.device import HostDevice
         from sglang_dspark.serving.cpu.passes import Passes
-        from sglang_dspark.serving.step import draft, verify
+        from sglang_dspark.serving.step import verify
 
-        now, run, propose, drafting = 0.0, verify.verify, draft.propose, 2e-3
+        now, run, draft, drafting = 0.0, verify.verify, HostDevice.draft, 2e-3
 
         def verifying(rows):  # type: ignore[no-untyped-def]
             return 2e-2 + 5e-4 * rows
@@ -56,11 +58,35 @@ if os.environ.get("DSPARK_PLANTED_COSTS"):
         def proposed(*asked):  # type: ignore[no-untyped-def]
             nonlocal now
             now += drafting
-            return propose(*asked)
+            return draft(*asked)
 
-        verify.verify, draft.propose = verified, proposed
+        verify.verify, HostDevice.draft = verified, proposed
         attach._seconds = lambda: lambda: now
         Passes.verify_seconds = lambda self, drafts, context: verifying(len(drafts) + sum(drafts))
         Passes.draft_seconds = lambda self, requests, depth, context: drafting
 
     plugin._install = _costs
+
+if os.environ.get("DSPARK_PLANTED_EXECUTOR"):
+    from sglang_dspark import plugin
+
+    _put_in = plugin._install
+
+    def _broken() -> None:
+        _put_in()
+        from sglang.srt.speculative.dspark_components.dspark_draft import DraftBlockProposer
+        from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
+
+        def raises(*_, **__):  # type: ignore[no-untyped-def]
+            raise RuntimeError("SGLang's own step was called")
+
+        executor = "run_compact run_non_compact _run_ragged _forward_prepared_verify"
+        executor += " accept_and_finalize commit_hidden"
+        for owner, names in (
+            (DraftBlockProposer, "propose _run_forward"),
+            (TargetVerifyExecutor, executor),
+        ):
+            for name in names.split():
+                setattr(owner, name, raises)
+
+    plugin._install = _broken

@@ -166,8 +166,8 @@ MUTANTS = (
         name="only anchors reach the draft's context",
         area="commit",
         file=DEVICE,
-        old="hidden, accepted.commit_lens)",
-        new="hidden, torch.ones_like(accepted.commit_lens))",
+        old="= verified.hidden, accepted.commit_lens",
+        new="= verified.hidden, torch.ones_like(accepted.commit_lens)",
         tests=COMMIT,
     ),
     Mutant(
@@ -222,14 +222,6 @@ MUTANTS = (
         tests=("tests/serving_cpu/test_context_kv.py::test_the_cache_is_upstreams",),
     ),
     Mutant(
-        name="cut windows verified whole where one is whole",
-        area="ragged layout",
-        file=DEVICE,
-        old="return None if int(drafts.min()) == ",
-        new="return None if int(drafts.max()) == ",
-        tests=(DEVICE_TESTS,),
-    ),
-    Mutant(
         name="a host admits whatever the requests sample by",
         area="admission",
         file=DEVICE,
@@ -266,9 +258,9 @@ MUTANTS = (
     Mutant(
         name="drafts' noise one position late",
         area="seeded sampling",
-        file="sglang_dspark/serving/cpu/seeds.py",
-        old="[rows, None] + torch.arange(gamma)",
-        new="[rows, None] + 1 + torch.arange(gamma)",
+        file="sglang_dspark/serving/cpu/draft_heads.py",
+        old="[seeds.rows, None].long() + torch.arange(depth)",
+        new="[seeds.rows, None].long() + 1 + torch.arange(depth)",
         tests=("tests/serving_cpu/test_seeded_ops.py::test_waits_of_a_block_are_the_seeded_rows",),
     ),
     Mutant(
@@ -319,8 +311,8 @@ MUTANTS = (
         name="a request without a seed drawn by one",
         area="seeded sampling",
         file="sglang_dspark/serving/cpu/accept.py",
-        old="_either(seeds != UNSEEDED, drawn, sampled)",
-        new="drawn",
+        old="outcome[0].index_copy(0, rows, drawn.accepted.to(torch.int32)),",
+        new="drawn.accepted.to(torch.int32)[:1].expand(len(lens)),",
         tests=(
             "tests/serving_cpu/test_seeded_ops.py::test_seeded_greedy_and_free_requests_in_one_batch",
         ),

@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -93,10 +94,11 @@ class Judge:
         passed = 0
         for tests in (near, self._recorded.files_of(site, every, WHOLE_S)):
             while tests:
-                with self._tree.with_fault(self._as_mutant(site)):
+                with self._with_fault(site):
                     status, failed, count = self._run(tests)
                     # Behind other tests one may fail by what they left; alone it has to fail too.
-                    alone = failed and failed != tests[0] and self._run([failed])[0]
+                    is_first = failed in ("", tests[0])
+                    fails_alone = is_first or self._run([failed])[0] != 0
                 if status == 0:
                     passed = max(passed, count)
                     break
@@ -109,15 +111,15 @@ class Judge:
                     raise DSparkError(f"no test ran: {output[-300:]}")
                 if not failed:
                     return Verdict(site.name, "killed", f"status {status}")
-                if alone != 0 and self._is_clean(failed):
+                if fails_alone and self._is_clean(failed):
                     return Verdict(site.name, "killed", failed)
                 tests = [test for test in tests if test not in (failed, failed.split("::")[0])]
         return Verdict(site.name, "survived", f"{passed} tests passed")
 
-    def _as_mutant(self, site: Site) -> Mutant:
+    def _with_fault(self, site: Site) -> AbstractContextManager[None]:
         before = (ROOT / site.file).read_bytes()
         text, changed = before.decode(), site.applied(before).decode()
-        return Mutant(site.name, "", site.file, text, changed, ())
+        return self._tree.with_fault(Mutant(site.name, "", site.file, text, changed, ()))
 
     def _is_clean(self, test: str) -> bool:
         """Return whether a test passes without any mutant; a whole file counts as passing."""
