@@ -13,7 +13,7 @@ def worker_for(gamma: int, **parts: Any) -> Any:
         "gamma": gamma,
         "verify_num_draft_tokens": gamma + 1,
         "device": "cpu",
-        "draft_model": SimpleNamespace(sample_from_anchor=True),
+        "draft_model": None,
         "draft_model_runner": None,
         "model_runner": None,
         "_proposer": SimpleNamespace(noise=None),

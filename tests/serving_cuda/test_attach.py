@@ -32,7 +32,6 @@ def worker_of(*, target_waits: bool = False, draft_waits: bool = False, backed: 
     runner = SimpleNamespace(attn_backend=Attention(target_waits), token_to_kv_pool=pool)
     return SimpleNamespace(
         _verify_planner=SimpleNamespace(is_compact_mode=True),
-        sample_from_anchor=True,
         model_runner=runner,
         draft_model_runner=SimpleNamespace(attn_backend=Attention(draft_waits)),
     )
@@ -58,12 +57,6 @@ def test_a_draft_that_waits_for_the_host_beside_a_target_that_does_not() -> None
     assert why is not None
     assert "(Attention) waits for lengths on the host" in why
     assert "--speculative-draft-attention-backend" in why
-
-
-def test_a_drafter_that_does_not_predict_from_its_anchor() -> None:
-    worker = worker_of()
-    worker.sample_from_anchor = False
-    assert attach._obstacle(worker) == "the drafter does not predict from its anchor"
 
 
 def test_a_cache_without_memory_is_not_written_to() -> None:

@@ -77,7 +77,6 @@ def accept_rows(
 
     tp_sync: upstream's, by which ranks agree on the outcome.
     """
-
     outcome = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix, seeds)
     accepted, bonus = (agreed(each, tp_sync) for each in outcome)
     commit, new_lens, tokens = committed(draft_block.draft_tokens, accepted, bonus, prefix)
@@ -93,7 +92,6 @@ def accept_rows(
 
 def agreed(outcome: Tensor, tp_sync: Any) -> Tensor:
     """Rank 0's outcome on every rank, in place: each draws random numbers of its own."""
-
     found: Tensor = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
     return found
 

@@ -89,7 +89,6 @@ def _seconds() -> Callable[[], float]:
 
     Ranks wait for each other, which takes no CPU time.
     """
-
     from sglang_dspark.serving.cpu.threads import chosen_threads
 
     alone = chosen_threads() == 1 and upstream.get_parallel().tp_size == 1

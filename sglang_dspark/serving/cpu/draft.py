@@ -41,9 +41,7 @@ class Drafter:
             worker._tp_sync,
             greedy_only=bool(worker._greedy_draft),
         )
-        # A drafter that does not predict from its anchor has a row for it in front.
-        self._anchor_rows = 0 if self._model.sample_from_anchor else 1
-        self._ids: dict[int, Tensor] = {}
+        self._ids: dict[int, Tensor] = {}  # by depth
 
     def propose(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
         """Upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
@@ -51,14 +49,10 @@ class Drafter:
         window: upstream's positions and cache slots of all places of each request. seeds: of the
         sampled requests that have one.
         """
-
         anchors = batch.spec_info.bonus_tokens.view(-1)  # [R]
-        rows = depth + self._anchor_rows
-        ids = self._block_ids(anchors, rows)  # [R, rows]
+        ids = self._block_ids(anchors, depth)  # [R, depth]
         with self._worker._draft_context():
-            hidden = self._hidden(batch, ids, window)  # [R * rows, d]
-            if self._anchor_rows:
-                hidden = hidden.view(len(ids), rows, -1)[:, 1:].reshape(-1, hidden.shape[-1])
+            hidden = self._hidden(batch, ids, window)  # [R * depth, d]
             base, features = self._heads.base_logits(hidden)
             base = base.view(len(ids), depth, -1)  # [R, depth, n]
             block = self._heads.sample(
@@ -66,31 +60,31 @@ class Drafter:
             )
             confidence = confidence_of(self._model, anchors, block.draft_tokens, features)
         return upstream.DraftProposal(
-            draft_block_ids=ids[:, :depth],
+            draft_block_ids=ids,
             draft_block=_widened(block, self._gamma),
             confidence=confidence[0],
             confidence_raw=confidence[1],
         )
 
-    def _block_ids(self, anchors: Tensor, rows: int) -> Tensor:
-        """The draft's input ids [R, rows]: anchors, then mask tokens."""
-        ids = self._ids.get(rows)
+    def _block_ids(self, anchors: Tensor, depth: int) -> Tensor:
+        """The draft's input ids [R, depth]: anchors, then mask tokens."""
+        ids = self._ids.get(depth)
         if ids is None or len(ids) < len(anchors):
             mask = int(self._worker._mask_token_id)
-            ids = self._ids[rows] = torch.full((len(anchors), rows), mask, dtype=torch.int64)
+            ids = self._ids[depth] = torch.full((len(anchors), depth), mask, dtype=torch.int64)
         ids = ids[: len(anchors)]
         ids[:, 0].copy_(anchors)
         return ids
 
     def _hidden(self, batch: Any, ids: Tensor, window: Any) -> Tensor:
-        """Hidden states [R * rows, d] of the block, its context written first."""
-        runner, model, rows = self._runner, self._model, ids.shape[1]
+        """Hidden states [R * depth, d] of the block, its context written first."""
+        runner, model, depth = self._runner, self._model, ids.shape[1]
         table = runner.req_to_token_pool.req_to_token
         context_kv.settle(model, table, batch.req_pool_indices, batch.seq_lens)
-        positions = window.positions_2d[:, :rows].reshape(-1)
-        slots = window.verify_cache_loc_2d[:, :rows].reshape(-1)
+        positions = window.positions_2d[:, :depth].reshape(-1)
+        slots = window.verify_cache_loc_2d[:, :depth].reshape(-1)
         if model is runner.model and layer_forward.serves(runner) and _is_plain(model):
-            spec = _block_spec(rows, str(self._worker.device))
+            spec = _block_spec(depth, str(self._worker.device))
             seen = layer_forward.Window(
                 ids.view(-1), positions, slots, batch.req_pool_indices, batch.seq_lens, spec
             )
@@ -105,7 +99,6 @@ class Drafter:
         self, batch: Any, ids: Tensor, window: Any, positions: Tensor, slots: Tensor
     ) -> Tensor:
         """The same pass by SGLang's runner."""
-
         runner, requests, tokens = self._runner, len(ids), ids.numel()
         forward = upstream.ForwardBatch(
             forward_mode=upstream.ForwardMode.TARGET_VERIFY,
@@ -135,14 +128,12 @@ class Drafter:
         return hidden
 
     def _embedded(self, ids: Tensor) -> Tensor | None:
-        """Embeddings [R * rows, d] of a model that has none of its own; None: it embeds."""
-
+        """Embeddings [R * depth, d] of a model that has none of its own; None: it embeds."""
         model = self._model
         if upstream.envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get() and hasattr(model, "forward_embed"):
             return None
         target = self._worker.target_worker.model_runner.model
-        embedding = model.embed_tokens if self._anchor_rows else target.get_input_embeddings()
-        embedded: Tensor = upstream.unwrap_lora_layer(embedding)(ids)
+        embedded: Tensor = upstream.unwrap_lora_layer(target.get_input_embeddings())(ids)
         return embedded.view(-1, embedded.shape[-1])
 
 
@@ -158,10 +149,9 @@ def _widened(block: Any, gamma: int) -> Any:
 
 
 @lru_cache(maxsize=64)
-def _block_spec(rows: int, device: str) -> Any:
-    """Upstream's description of windows of `rows` tokens."""
-
-    return upstream.make_draft_block_spec_info(draft_token_num=rows, device=device)
+def _block_spec(depth: int, device: str) -> Any:
+    """Upstream's description of blocks of `depth` tokens."""
+    return upstream.make_draft_block_spec_info(draft_token_num=depth, device=device)
 
 
 def _is_plain(model: Any) -> bool:

@@ -26,7 +26,6 @@ class DraftHeads:
     def __init__(self, model: Any, noise: Any, tp_sync: Any, *, greedy_only: bool) -> None:
         """noise, tp_sync: upstream's `DraftNoise` and `SpecTpSync`. greedy_only: sampled requests
         have greedy drafts too."""
-
         self._model, self._noise, self._tp_sync = model, noise, tp_sync
         self._greedy_only = greedy_only
         self._agree = partial(tp_sync.sync, upstream.SpecTpSyncSite.DSPARK_DRAFT)
@@ -55,7 +54,6 @@ class DraftHeads:
         anchors: [R] tokens, positions: [R] where they are. hidden: [R * depth, d]. info: the
         batch's sampling settings. seeds: of the sampled requests that have one.
         """
-
         greedy = self._greedy_only or info is None or info.is_all_greedy
         reduced = reduced_head_of(self._model)
         if reduced is not None:
@@ -137,7 +135,6 @@ def seeded_waits(
 @lru_cache(maxsize=64)
 def _greedy_params(requests: int) -> Any:
     """Upstream's parameters of greedy rows, to which nothing writes."""
-
     return upstream.resolve_draft_params(
         sampling_info=None, bs=requests, device=torch.device("cpu")
     )

@@ -51,7 +51,6 @@ def require(worker: Any) -> None:
 
 def takes(batch: Any) -> bool:
     """Whether logits are read as they come, one row a request, and nothing else is asked for."""
-
     return (
         batch.forward_mode.is_decode()
         and batch.return_hidden_states_mode is upstream.CaptureHiddenMode.NULL
@@ -61,7 +60,6 @@ def takes(batch: Any) -> bool:
 
 def reads_windows(batch: Any) -> bool:
     """Whether something reads the logits of a pass window by window, gamma + 1 rows a request."""
-
     info = batch.sampling_info
     if batch.has_grammar or batch.return_logprob:
         return True
@@ -74,7 +72,6 @@ def reads_windows(batch: Any) -> bool:
 
 def run(worker: Any, batch: Any, publish: Callable[..., None] | None) -> Any:
     """Decode one token of each request; upstream's `GenerationBatchResult` of a step."""
-
     requests, prefix = len(batch.seq_lens), batch.seq_lens
     anchors = batch.spec_info.bonus_tokens.view(-1)
     slots = _slots(batch, worker.model_runner.req_to_token_pool.req_to_token)
@@ -110,7 +107,6 @@ def _slots(batch: Any, table: Tensor) -> Tensor:
 
 def _next_tokens(logits: Tensor, anchors: Tensor, batch: Any) -> Tensor:
     """The target's next token of each request, [R] int64, from logits [R, V]."""
-
     requests, info = len(anchors), batch.sampling_info
     mask, seeds = None, None
     if info is not None and not info.is_all_greedy:

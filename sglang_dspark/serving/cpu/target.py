@@ -63,7 +63,6 @@ def verify_forward(
 def direct_forward(runner: Any, batch: Any, verify_input: Any, slots: Tensor) -> Any | None:
     """Embedding, layers and head without SGLang's runner; None, and nothing changed, where it has
     to run. verify_input: upstream's."""
-
     model = runner.model
     if batch.input_embeds is not None or not layer_forward.serves(runner) or not _is_plain(model):
         return None

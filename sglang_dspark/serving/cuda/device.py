@@ -57,7 +57,6 @@ class GraphDevice:
 
     def __init__(self, worker: Any, clock: Clock) -> None:
         """worker: upstream's, its graphs captured."""
-
         self.clock = clock
         self._device = torch.device(worker.device)
         self.tiers: Sequence[int] = (
@@ -111,7 +110,6 @@ class GraphDevice:
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
         """By SGLang's proposer, in a graph where one was captured; depth is always gamma."""
-
         worker, proposer = self._worker, self._worker._proposer
         segment = worker._observers.segment(upstream.InfoSegment.DRAFT)
         with worker._draft_context(), segment, seeded_draft(proposer, batch, seeds):
@@ -132,7 +130,6 @@ class GraphDevice:
 
     def run(self, asked: Pass) -> Verified:
         """Upstream's compact pass: in a graph, or eagerly where none was captured."""
-
         executor, batch, penalties = self._executor, asked.batch, asked.rules.penalties
         verifying = self._worker._observers.segment(upstream.InfoSegment.TARGET_VERIFY)
         with verifying, _seated(executor, asked.requests):
@@ -213,7 +210,6 @@ class GraphDevice:
 
     def _finalized(self, asked: Pass, outcome: Acceptance) -> Any:
         """`AcceptOuts`; ranks agree on our outcome as they do on upstream's."""
-
         return upstream.build_accept_outs(
             correct_len=outcome.accepted,
             bonus=outcome.bonus,
@@ -288,5 +284,4 @@ def to_host(values: Tensor) -> Tensor:
 
     The copy is of a copy: a captured graph writes to the same tensor in the next step.
     """
-
     return upstream.async_d2h(values.detach().clone())

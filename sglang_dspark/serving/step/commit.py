@@ -23,7 +23,6 @@ def commit(device: Device, asked: Pass, verified: Verified, accepted: Any) -> No
 
 def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> Any:
     """Upstream's `GenerationBatchResult` of a decode step."""
-
     results = (accepted.new_seq_lens, accepted.out_tokens, accepted.commit_lens)
     if verified.folded:
         # They are the graph's own buffers, which the next replay writes: lengths are read behind

@@ -48,7 +48,6 @@ def of_device(error: Exception) -> bool:
 
 def skip(state: StepState, batch: Any) -> Any:
     """A `DraftProposal` whose drafts nobody reads, as none is verified."""
-
     worker, requests, device = state.worker, len(batch.seq_lens), batch.seq_lens.device
     ids = worker._proposer.draft_block_ids_view(bs=requests, device=device)
     ids[:, 0].copy_(batch.spec_info.bonus_tokens.view(-1))

@@ -259,6 +259,5 @@ def stop_ids(req: Any) -> list[int]:
 
 def _upload(values: Sequence[Any], like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
     """Numbers of the host on the device of `like`, without waiting for it."""
-
     uploaded: Tensor = upstream.async_h2d(values, dtype=dtype, device=like.device)
     return uploaded

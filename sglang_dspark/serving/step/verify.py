@@ -77,7 +77,6 @@ def _mask(batch: Any, tree: Any, logits: Tensor, barrier: Any) -> None:
 
 def adjust(worker: Any, batch: Any, logits: Tensor) -> None:
     """Apply logit processors and biases to logits [R * (gamma + 1), V], in place."""
-
     upstream.apply_logits_adjustments_strided(
         next_token_logits=logits,
         sampling_info=batch.sampling_info,
