@@ -20,16 +20,22 @@ import torch
 from sglang_dspark.serving import upstream
 
 Runners = list[tuple[str, Any]]
+BEFORE_UPDATE: list[Callable[[Any], None]] = []  # called with each model that is updated
 _VERSION = "dspark_weights_version"  # attribute of a draft model
 
 
 def select_runners(
     original: Callable[[Any, str], Runners], updater: Any, selector: str = "all"
 ) -> Runners:
-    """AROUND hook of `_select_runners`; a drafter is updated by its name alone, `draft`."""
+    """AROUND hook of `_select_runners`, which every update calls before it loads anything; a
+    drafter is updated by its name alone, `draft`."""
     if selector == "all" and isinstance(updater.draft_worker, upstream.DSparkWorkerV2):
         selector = "target"
-    return original(updater, selector)
+    runners = original(updater, selector)
+    for _, runner in runners:
+        for prepare in BEFORE_UPDATE:
+            prepare(runner.model)
+    return runners
 
 
 def end_update(result: Any, updater: Any, recv_req: Any) -> None:

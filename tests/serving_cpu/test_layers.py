@@ -6,6 +6,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from dataclasses import dataclass
 from functools import partial
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -34,9 +35,15 @@ from sglang_dspark.serving.cpu.fast_paths import UnfitError
 from sglang_dspark.serving.cpu.layers import model as layer_model
 from sglang_dspark.serving.cpu.layers import spec as layer_spec
 from sglang_dspark.serving.cpu.layers import support as layer_support
-from sglang_dspark.serving.cpu.layers.models import forward_draft, forward_target
+from sglang_dspark.serving.cpu.layers.models import (
+    forget,
+    forward_draft,
+    forward_target,
+    stack_of_model,
+)
 from sglang_dspark.serving.cpu.linear_layers import apply_linear
 from sglang_dspark.serving.cpu.narrow_matmul import Processor
+from sglang_dspark.serving.weight_updates import select_runners
 from tests.serving_cpu.attention_world import (
     Case,
     World,
@@ -364,33 +371,13 @@ def test_one_layer_that_does_not_fit_keeps_upstreams_forward_for_all(
     vars(model).pop("dspark_layer_stack")
 
 
-def test_a_replaced_layer_is_noticed(model: LlamaModel) -> None:
-    stack = layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
-    assert stack.wholly_unchanged
-    kept = model.layers[1]
-    model.layers[1] = torch.nn.Identity()
-    assert not stack.wholly_unchanged
-    assert [stack.unchanged for _ in range(layer_model.TURNS)].count(False) == 1
-    model.layers[1] = kept
-    assert all(stack.unchanged for _ in range(layer_model.TURNS))
-
-
-def test_a_replaced_last_norm_is_noticed(model: LlamaModel) -> None:
-    stack = layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
-    kept = model.norm
-    model.norm = RMSNorm(HIDDEN, eps=1e-5)
-    assert not stack.wholly_unchanged
-    model.norm = kept
-    assert stack.wholly_unchanged
-
-
 @pytest.mark.usefixtures("our_kernels")
 @pytest.mark.parametrize("how", ["in place", "data", "parameter"])
-def test_new_weights_are_noticed(
+def test_updated_weights_are_used(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, how: str
 ) -> None:
     case, make_pass = CASES["decode"]
-    vars(model).pop("dspark_layer_stack", None)  # it may not have noticed an earlier test's weights
+    forget(model)
     before = outcome(model, case, make_pass, monkeypatch, short=True)
     projection = model.layers[1].mlp.down_proj
     old = projection.weight
@@ -403,27 +390,32 @@ def test_new_weights_are_noticed(
         old.data = new
     else:
         projection.weight = torch.nn.Parameter(new, requires_grad=False)
-    for _ in range(layer_model.TURNS):
-        after = outcome(model, case, make_pass, monkeypatch, short=True)
+    if how != "in place":
+        stale = outcome(model, case, make_pass, monkeypatch, short=True)
+        assert torch.equal(stale.hidden, before.hidden), "old memory is kept until the event"
+        update(model)
+    after = outcome(model, case, make_pass, monkeypatch, short=True)
     assert after.short_passes == 1
     assert not torch.equal(after.hidden, before.hidden)
     assert_same(after, outcome(model, case, make_pass, monkeypatch, short=False))
     projection.weight = torch.nn.Parameter(saved, requires_grad=False)
+    forget(model)
 
 
-@pytest.mark.usefixtures("our_kernels")
-def test_a_prefill_sees_new_weights_at_once(
-    model: LlamaModel, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    case, make_pass = CASES["short prefill"]
-    before = outcome(model, case, make_pass, monkeypatch, short=True)
-    projection = model.layers[2].mlp.down_proj
-    saved = projection.weight
-    projection.weight = torch.nn.Parameter(torch.randn(saved.shape), requires_grad=False)
-    after = outcome(model, case, make_pass, monkeypatch, short=True)
-    assert (before.short_passes, after.short_passes) == (1, 1)
-    assert_same(after, outcome(model, case, make_pass, monkeypatch, short=False))
-    projection.weight = saved
+def update(model: Any) -> None:
+    """What SGLang does before it loads new weights into the target."""
+    runners = [("target", SimpleNamespace(model=model))]
+    updater = SimpleNamespace(draft_worker=None)
+    assert select_runners(lambda _, selector: runners, updater, "target") == runners
+
+
+def test_an_update_of_another_model_changes_nothing(model: LlamaModel) -> None:
+    stack = stack_of_model(model, layer_support.target_layer_of, layer_support.ending_of)
+    update(torch.nn.Linear(2, 2))
+    ending = layer_support.target_layer_of, layer_support.ending_of
+    assert stack_of_model(model, *ending) is stack
+    update(SimpleNamespace(model=model))  # the model inside of a target
+    assert stack_of_model(model, *ending) is not stack
 
 
 def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None:

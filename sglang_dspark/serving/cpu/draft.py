@@ -88,7 +88,7 @@ class Drafter:
             seen = layer_forward.Window(
                 ids.view(-1), positions, slots, batch.req_pool_indices, batch.seq_lens, spec
             )
-            stack = stack_of_model(model, draft_layer_of, ending_of, seen.forward_mode)
+            stack = stack_of_model(model, draft_layer_of, ending_of)
             done = stack and layer_forward.run(runner, stack, model.embed_tokens, seen)
             if done:
                 hidden: Tensor = done[0]

@@ -42,7 +42,7 @@ def forward_model(
     from sglang_dspark.serving.cpu.layers import model as layer_model
     from sglang_dspark.serving.cpu.layers import support as layer_support
 
-    stack = stack_of_model(model, layer_support.eagle_layer_of, None, forward_batch.forward_mode)
+    stack = stack_of_model(model, layer_support.eagle_layer_of, None)
     if stack is not None:
         if input_embeds is None:
             input_embeds = model.embed_tokens(input_ids)
@@ -174,7 +174,7 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     ):
         return None
     model, mode = runner.model.model, batch.forward_mode
-    stack = stack_of_model(model, layer_support.eagle_layer_of, None, mode)
+    stack = stack_of_model(model, layer_support.eagle_layer_of, None)
     if stack is None or result.logits_output.hidden_states is None:
         return None
     tokens = model.embed_tokens(result.next_token_ids.to(torch.int64))

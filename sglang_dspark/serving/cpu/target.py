@@ -75,7 +75,7 @@ def direct_forward(runner: Any, batch: Any, verify_input: Any, slots: Tensor) ->
         verify_input,
     )
     inner = model.model
-    stack = stack_of_model(inner, target_layer_of, ending_of, window.forward_mode)
+    stack = stack_of_model(inner, target_layer_of, ending_of)
     done = stack and layer_forward.run(
         runner, stack, inner.embed_tokens, window, inner.layers_to_capture
     )

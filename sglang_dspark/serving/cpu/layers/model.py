@@ -8,16 +8,14 @@ whether pass and tensors fit is asked once a pass and layers/kernel.py does the 
 
 from __future__ import annotations
 
-import operator
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from itertools import cycle
 from typing import Any
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
-from torch import Tensor, nn
+from torch import Tensor
 
 from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
@@ -25,68 +23,30 @@ from sglang_dspark.serving.cpu.fast_paths import UnfitError, need
 from sglang_dspark.serving.cpu.layers import kernel as layer_kernel
 from sglang_dspark.serving.cpu.layers import spec as layer_spec
 from sglang_dspark.serving.cpu.layers.kernel import Pass, Tables
-from sglang_dspark.serving.cpu.layers.spec import NO_NORM, Ending, LayerSpec, Norm, Watched
+from sglang_dspark.serving.cpu.layers.spec import NO_NORM, Ending, LayerSpec, Norm
 
-TURNS = 8  # passes until every part of a stack has been looked at
 _FLOAT = torch.float32
-_Named = tuple[Mapping[str, Any], str, nn.Module]
-
-
-class _Part:
-    """Places of a model that named certain objects, and tensors that lay at certain addresses."""
-
-    def __init__(self, named: Sequence[_Named], watched: Sequence[Watched]):
-        found = [*named, *((each.owner, each.name, each.tensor) for each in watched)]
-        self._owners, self._names, self._objects = zip(*found, strict=True)
-        self._tensors = tuple(each.tensor for each in watched)
-        self._addresses = [each.address for each in watched]
-
-    @property
-    def unchanged(self) -> bool:
-        """The loops are those of `map`, not Python's."""
-        now = map(dict.get, self._owners, self._names)
-        return (
-            all(map(operator.is_, now, self._objects))
-            and list(map(Tensor.data_ptr, self._tensors)) == self._addresses
-        )
 
 
 class LayerStack:
     """The layers of a model, all of one shape, and its last norm as the kernel's tables.
 
-    A model has some 800 modules and parameters, and to look at all of them before every pass costs
-    more than its norms. Each pass looks at one of `TURNS` parts, so an exchange (LoRA, new weights
-    that are not copied into the old tensors) is noticed within as many passes; until then the old
-    weights are used, whose memory is held. New values in place need no notice.
+    New values in the same memory need no notice; where parameters are exchanged the stack is
+    resolved anew (`layers/models.py`).
     """
 
-    def __init__(self, layers: Sequence[LayerSpec], ending: Ending | None, modules: nn.ModuleList):
+    def __init__(self, layers: Sequence[LayerSpec], ending: Ending | None):
         """ending: None for a model without a norm behind its layers."""
-        self.layers, self.ending = tuple(layers), ending
+        self.layers = tuple(layers)
         self.shape = layers[0].shape
-        owner: Mapping[str, Any] = modules._modules
-        named = [(owner, name, module) for name, module in owner.items()]
-        named += [part for layer in layers for part in layer.parts]
-        watched = [each for layer in layers for each in layer.tensors]
-        if ending is not None:
-            named.append(ending.part)
-            watched.append(ending.tensor)
         self.last_norm = NO_NORM if ending is None else ending.norm
-        self._storages = [each.tensor.untyped_storage() for each in watched]
-        self._parts = [_Part(named[i::TURNS], watched[i::TURNS]) for i in range(TURNS)]
-        self._turns = cycle(self._parts)
+        weights = [each for layer in layers for each in layer.tensors]
+        if ending is not None:
+            weights.append(ending.weight)
+        # The kernel reads by address: this memory stays allocated as long as the stack.
+        self._storages = [each.untyped_storage() for each in weights]
         self._tables: tuple[tuple[int, ...], Tables] | None = None
         self._wanted: dict[tuple[int, ...], tuple[NDArray[np.int64], int]] = {}
-
-    @property
-    def unchanged(self) -> bool:
-        """Whether nothing was exchanged or moved in the part whose turn it is."""
-        return next(self._turns).unchanged
-
-    @property
-    def wholly_unchanged(self) -> bool:
-        """The same of all parts."""
-        return all(part.unchanged for part in self._parts)
 
     def wanted(self, captured: Sequence[int]) -> tuple[NDArray[np.int64], int]:
         """Place of each layer's input among the captures, [L], -1 for none; number of captures."""
@@ -125,10 +85,10 @@ def stack_of(
     need(len({layer.shape for layer in layers}) == 1, "its layers differ in shape")
     need(len({layer.kernel.entry for layer in layers}) == 1, "its layers differ in format")
     if resolve_ending is None:
-        return LayerStack(layers, None, model.layers)
+        return LayerStack(layers, None)
     ending, width = resolve_ending(model), layers[0].shape.hidden
-    need(ending.tensor.tensor.shape == (width,), "its last norm is not as wide as its rows")
-    return LayerStack(layers, ending, model.layers)
+    need(ending.weight.shape == (width,), "its last norm is not as wide as its rows")
+    return LayerStack(layers, ending)
 
 
 def _tables(layers: Sequence[LayerSpec], last_norm: Norm, pool: Any) -> Tables:

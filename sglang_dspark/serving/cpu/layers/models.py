@@ -13,7 +13,7 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_dspark.serving import upstream
+from sglang_dspark.serving import upstream, weight_updates
 from sglang_dspark.serving.cpu.fast_paths import taken
 
 _STACK = "dspark_layer_stack"  # attribute of a model
@@ -38,12 +38,7 @@ def forward_target(
     group = model.pp_group
     stack = None
     if group.is_first_rank and group.is_last_rank:
-        stack = stack_of_model(
-            model,
-            layer_support.target_layer_of,
-            layer_support.ending_of,
-            forward_batch.forward_mode,
-        )
+        stack = stack_of_model(model, layer_support.target_layer_of, layer_support.ending_of)
     if stack is None:
         return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
     hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
@@ -68,9 +63,9 @@ def forward_draft(
     from sglang_dspark.serving.cpu.layers import model as layer_model
     from sglang_dspark.serving.cpu.layers import support as layer_support
 
-    mode, step = forward_batch.forward_mode, None
+    step = None
     _settle(model, forward_batch)
-    stack = stack_of_model(model, layer_support.draft_layer_of, layer_support.ending_of, mode)
+    stack = stack_of_model(model, layer_support.draft_layer_of, layer_support.ending_of)
     if stack is not None:
         if input_embeds is None and model.embed_tokens is not None:
             input_embeds = model.embed_tokens(input_ids)
@@ -104,20 +99,16 @@ def _settle(model: Any, forward_batch: Any) -> None:
 
 
 def stack_of_model(
-    model: Any,
-    resolve: Callable[[Any], Any],
-    resolve_ending: Callable[[Any], Any] | None,
-    mode: Any,
+    model: Any, resolve: Callable[[Any], Any], resolve_ending: Callable[[Any], Any] | None
 ) -> Any:
-    """The model's `LayerStack`, resolved again when something in it was exchanged; else None.
+    """The model's `LayerStack`, resolved at its first pass and after `forget`; else None.
 
-    A prefill looks at the whole model: a request that comes after an exchange is served by the new
-    weights from its first token on. resolve_ending: None for models without a last norm.
+    resolve_ending: None for models without a last norm.
     """
     from sglang_dspark.serving.cpu.layers import model as layer_model
 
     found = model.__dict__.get(_STACK, ...)
-    if found is ... or (found is not None and not _holds(found, mode)):
+    if found is ...:
         found = taken(
             f"one call for all layers of {type(model).__name__}",
             lambda: layer_model.stack_of(model, resolve, resolve_ending),
@@ -126,10 +117,14 @@ def stack_of_model(
     return found
 
 
-def _holds(stack: Any, mode: Any) -> bool:
-    if mode.is_decode() or mode.is_target_verify():
-        return bool(stack.unchanged)
-    return bool(stack.wholly_unchanged)
+def forget(model: Any) -> None:
+    """Resolve a served model anew at its next pass: its weights are about to be updated."""
+    for module in (model, getattr(model, "model", None)):
+        if module is not None:
+            module.__dict__.pop(_STACK, None)
+
+
+weight_updates.BEFORE_UPDATE.append(forget)
 
 
 def step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:

@@ -1,19 +1,16 @@
-"""What the short form of a decoder layer needs to know: weights, sizes, places that may change.
+"""What the fast path of a decoder layer needs to know: addresses of weights, and sizes.
 
-A `LayerSpec` is resolved once from upstream's modules (layers/support.py) and holds while nothing
-in the layer was exchanged; layers/model.py runs a model's layers from it, layers/kernel.py does the
-work.
+A `LayerSpec` is resolved from upstream's modules (layers/support.py), anew when weights are updated
+(layers/models.py); layers/model.py runs a model's layers from it, layers/kernel.py does the work.
 """
 
 from __future__ import annotations
 
-from collections.abc import Mapping
 from dataclasses import dataclass
 from functools import lru_cache
-from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.layers.kernel import Buffers
@@ -55,30 +52,19 @@ NO_NORM = Norm(0, 0.0)
 
 
 @dataclass(frozen=True)
-class Watched:
-    """A parameter or buffer `owner[name]` whose address was resolved; `owner`: a module's dict."""
-
-    owner: Mapping[str, Any]
-    name: str
-    tensor: Tensor
-    address: int
-
-
-@dataclass(frozen=True)
 class Ending:
-    """The norm behind the last layer: part and tensor are where a model names it and its weight."""
+    """The norm behind the last layer; weight: [d], whose address it has."""
 
     norm: Norm
-    part: tuple[Mapping[str, Any], str, nn.Module]
-    tensor: Watched
+    weight: Tensor
 
 
 @dataclass(frozen=True)
 class LayerSpec:
     """What a layer's passes need and do not change while nothing in it is exchanged.
 
-    norms: before attention, before the MLP, of the query and of the key heads.
-    parts: modules that LoRA and the like may exchange, as (owner's dict, name, module).
+    norms: before attention, before the MLP, of the query and of the key heads. tensors: the
+    layer's, whose memory stays allocated as long as addresses in it are used.
     """
 
     shape: Shape
@@ -93,8 +79,7 @@ class LayerSpec:
     scale: float
     causal: bool
     window: int
-    parts: tuple[tuple[Mapping[str, Any], str, nn.Module], ...]
-    tensors: tuple[Watched, ...]
+    tensors: tuple[Tensor, ...]
 
 
 @lru_cache(maxsize=2 * linear.MAX_ROWS)

@@ -24,7 +24,6 @@ from sglang_dspark.serving.cpu.layers.spec import (
     Norm,
     Product,
     Shape,
-    Watched,
 )
 from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
 
@@ -69,8 +68,7 @@ def ending_of(model: Any) -> Ending:
     norm = model.norm
     _require_norm(norm)
     need(not (norm._forward_hooks or norm._forward_pre_hooks), "its last norm has hooks")
-    (weight,) = _tensors(norm)
-    return Ending(_norm(norm), (model._modules, "norm", norm), weight)
+    return Ending(_norm(norm), norm.weight)
 
 
 def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
@@ -98,7 +96,6 @@ def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
         scale=radix.scaling,
         causal=radix.attn_type != upstream.AttentionType.ENCODER_ONLY,
         window=paged.NO_WINDOW if window is None or window < 0 else int(window),
-        parts=_parts(layer),
         tensors=_tensors(layer),
     )
 
@@ -134,24 +131,8 @@ def _kernel(weights: Mapping[str, Tensor]) -> NarrowMatmul:
     return first
 
 
-def _parts(layer: nn.Module) -> tuple[tuple[Mapping[str, Any], str, nn.Module], ...]:
-    """Every module below the layer, with the dict of its owner's that names it."""
-    return tuple(
-        (owner._modules, name, module)
-        for owner in layer.modules()
-        for name, module in owner._modules.items()
-        if module is not None
-    )
-
-
-def _tensors(layer: nn.Module) -> tuple[Watched, ...]:
-    return tuple(
-        Watched(owner, name, tensor, tensor.data_ptr())
-        for module in layer.modules()
-        for owner in (module._parameters, module._buffers)
-        for name, tensor in owner.items()
-        if tensor is not None
-    )
+def _tensors(layer: nn.Module) -> tuple[Tensor, ...]:
+    return (*layer.parameters(), *layer.buffers())
 
 
 def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) -> None:
