@@ -446,7 +446,7 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
     ("case", "why"),
     [
         ("bias", "down_proj has a bias"),
-        ("wrapped projection", "container.Sequential, not QKVParallelLinear"),
+        ("wrapped projection", "its qkv_proj is torch.*Sequential, not QKVParallelLinear"),
         ("half precision", "its weights are not all of one format"),
         ("adjacent rotary", "its rotary embedding turns adjacent pairs"),
         ("capped logits", "its attention's logits are capped"),
