@@ -195,7 +195,7 @@ def _definitions(node: ast.AST) -> list[ast.FunctionDef | ast.AsyncFunctionDef |
 def _shape(value: object) -> str:
     """Return the syntax of a node as text that is the same in every version of Python we run on.
 
-    `ast.dump` prints fields that newer versions added; empty fields are left out here.
+    `ast.dump` prints fields that newer versions added; empty fields are skipped here.
     """
     if isinstance(value, list):
         return "[" + ",".join(_shape(each) for each in value) + "]"

@@ -1,4 +1,4 @@
-"""What we use of SGLang is listed, is used, and is there; a check says what is not."""
+"""Check the tables of what we use of SGLang: complete, without leftovers, true of the install."""
 
 from __future__ import annotations
 
