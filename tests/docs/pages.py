@@ -12,8 +12,7 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-NOTES = DOCS / "lab-notes.md"  # history: commands and names of its day
-PAGES = sorted(page for page in DOCS.glob("*.md") if page != NOTES)
+PAGES = sorted(DOCS.glob("*.md"))
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 _ENDS = {"|", "&&", ";", ">", "||"}
