@@ -13,6 +13,11 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted(DOCS.glob("*.md"))
+GUIDES = sorted(  # of folders, for readers of the code
+    guide
+    for name in ("sglang_dspark", "kernels", "patches", "loadtest", "tests")
+    for guide in (ROOT / name).rglob("README.md")
+)
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 _ENDS = {"|", "&&", ";", ">", "||"}

@@ -13,7 +13,7 @@ import pytest
 import typer
 
 from sglang_dspark.cli.main import app
-from tests.docs.pages import DOCS, PAGES, ROOT, fenced, messages, spans, upstream
+from tests.docs.pages import DOCS, GUIDES, PAGES, ROOT, fenced, messages, spans, upstream
 from tools.docs.metrics import metrics
 from tools.docs.settings import DOCUMENTS, field_paths
 
@@ -61,6 +61,10 @@ def descend(words: list[str]) -> tuple[Any, list[str]]:
     return command, words
 
 
+def name_of(page: Path) -> str:
+    return page.name if page.parent == DOCS else page.relative_to(ROOT).as_posix()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_blocks_parse(page: Path) -> None:
     for words in fenced(page):
@@ -75,7 +79,7 @@ def test_commands_in_blocks_parse(page: Path) -> None:
             assert words[1] in targets(), words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=name_of)
 def test_commands_in_the_text_exist(page: Path) -> None:
     for span in spans(page):
         words = span.split()
@@ -126,6 +130,21 @@ def test_variables_in_the_text_are_read(page: Path) -> None:
     for span in spans(page):
         for name in re.findall(r"\b(?:SGLANG|DSPARK)_[A-Z_]+\b", span):
             assert name in source, span
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=name_of)
+def test_files_that_a_guide_names_exist(guide: Path) -> None:
+    """Below its own folder, the package's, or the repository's."""
+    folders = (guide.parent, ROOT / "sglang_dspark", ROOT)
+    named = [s for s in spans(guide) if re.fullmatch(r"[\w./-]+(\.py|\.md|/)", s)]
+    named += re.findall(r"\btests/[\w/]+(?:\.py)?", guide.read_text())
+    assert [s for s in named if not any((d / s).exists() for d in folders)] == []
+
+
+def test_the_architecture_has_a_line_for_each_package() -> None:
+    listed = re.findall(r"^\| `(\w+)/` \|", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    packages = {init.parent.name for init in (ROOT / "sglang_dspark").glob("*/__init__.py")}
+    assert sorted(listed) == sorted(packages)
 
 
 def test_quoted_messages_are_the_codes() -> None:
