@@ -8,6 +8,7 @@ run: one commit, machine and drafter.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -136,11 +137,16 @@ def _phase_row(arm: str, phase: Mapping[str, Any]) -> str:
 
 def _source(document: Mapping[str, Any], source: Path) -> list[str]:
     metrics = document["metrics"]
-    return [
-        f"`{document['command']}`, commit {metrics['sweep_commit'][:7]}, {document['date'][:10]},",
-        f"{document['device']}; {metrics['trials']} trials;",
-        f"[results/{source.name}](../results/{source.name}).",
-    ]
+    return wrapped(
+        f"`{document['command']}`, commit {metrics['sweep_commit'][:7]}, {document['date'][:10]}, "
+        f"{document['device']}; {metrics['trials']} trials; "
+        f"[results/{source.name}](../results/{source.name})."
+    )
+
+
+def wrapped(text: str) -> list[str]:
+    """Split a paragraph into lines of a page."""
+    return textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _closed_loop(document: Mapping[str, Any], source: Path, note: str = "") -> list[str]:
