@@ -18,7 +18,12 @@ GUIDES = sorted(  # of folders, for readers of the code
     for name in ("sglang_dspark", "kernels", "patches", "loadtest", "tests")
     for guide in (ROOT / name).rglob("README.md")
 )
+FOR_USERS = (  # written pages of the site's first part; gpu.md is generated
+    *("index", "getting-started", "serving", "drafters", "parallel", "operations"),
+    *("troubleshooting", "load-testing", "correctness", "training"),
+)
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_GENERATED = re.compile(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 _ENDS = {"|", "&&", ";", ">", "||"}
 
@@ -42,6 +47,13 @@ def spans(page: Path) -> list[str]:
     """Everything in single backticks, on one line each."""
     text = _FENCE.sub("", page.read_text())
     return [" ".join(span.split()) for span in _SPAN.findall(text)]
+
+
+def sizes(page: Path) -> tuple[int, int]:
+    """Words of running text, and words with tables; code and generated blocks do not count."""
+    lines = _FENCE.sub("", _GENERATED.sub("", page.read_text())).splitlines()
+    running = [line for line in lines if not line.startswith("|")]
+    return len(" ".join(running).split()), len(" ".join(lines).split())
 
 
 def anchors(page: Path) -> set[str]:

@@ -13,11 +13,23 @@ import pytest
 import typer
 
 from sglang_dspark.cli.main import app
-from tests.docs.pages import DOCS, GUIDES, PAGES, ROOT, fenced, messages, spans, upstream
+from tests.docs.pages import (
+    DOCS,
+    FOR_USERS,
+    GUIDES,
+    PAGES,
+    ROOT,
+    fenced,
+    messages,
+    sizes,
+    spans,
+    upstream,
+)
 from tools.docs.metrics import metrics
 from tools.docs.settings import DOCUMENTS, field_paths
 
 SERVERS = (["sglang", "serve"], ["python", "-m", "sglang.launch_server"])
+MOST_RUNNING_WORDS, MOST_WORDS = 800, 1650
 OTHER_FLAGS = {"--help", "--slow"}  # the latter of our pytest
 
 
@@ -130,6 +142,20 @@ def test_variables_in_the_text_are_read(page: Path) -> None:
     for span in spans(page):
         for name in re.findall(r"\b(?:SGLANG|DSPARK)_[A-Z_]+\b", span):
             assert name in source, span
+
+
+@pytest.mark.parametrize("name", FOR_USERS)
+def test_a_page_for_users_stays_short(name: str) -> None:
+    """Two screens of text: say more in another page, or in a reviewers' page."""
+    running, all_words = sizes(DOCS / f"{name}.md")
+    assert running <= MOST_RUNNING_WORDS
+    assert all_words <= MOST_WORDS
+
+
+@pytest.mark.parametrize("name", [*FOR_USERS, "gpu", "architecture"])
+def test_a_page_opens_with_its_readers(name: str) -> None:
+    opening = (DOCS / f"{name}.md").read_text().split("\n\n")[1]
+    assert name == "index" or opening.startswith("For "), opening
 
 
 @pytest.mark.parametrize("guide", GUIDES, ids=name_of)
