@@ -158,7 +158,7 @@ def _closed_loop(document: Mapping[str, Any], source: Path, note: str = "") -> l
     return [
         *_source(document, source),
         "",
-        f"**The verdict of the run: {metrics['verdict']}**",
+        *wrapped(f"**The verdict of the run: {metrics['verdict']}**"),
         "",
         f"| users{note} | {speeds} | {over} |",
         "|" + "---|" * 2 * len(arms),
