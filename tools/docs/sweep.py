@@ -39,8 +39,8 @@ DEEPER_MARKS = ("<!-- deeper: begin -->", "<!-- deeper: end -->")
 BURST_MARKS = ("<!-- burst: begin -->", "<!-- burst: end -->")
 GOLDEN_MARKS = ("<!-- golden: begin -->", "<!-- golden: end -->")
 HEAD = (
-    "| users at once | plain, tokens/s | MTP-1 | DSpark | over plain (95%) | over MTP-1 (95%) |",
-    "|---|---|---|---|---|---|",
+    "| users at once | plain, tokens/s | MTP-1 | DSpark | over plain | over MTP-1 | verdict |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
@@ -48,18 +48,19 @@ def section(document: Mapping[str, Any]) -> str:
     """Table and its source, of a result file of `dspark sweep`. Raises LookupError on another."""
     metrics = document["metrics"]
     levels = metrics["matched_speed_ratio_vs_mtp1"]["levels"]
-    matched = [f"{_ratio(each)} at {each['level']:.0f}" for each in levels if each["level"] <= FEW]
+    few = [each for each in levels if each["level"] <= FEW]
+    users = ", ".join(f"{each['level']:.0f}" for each in few)
+    matched = ", ".join(f"{each['mid']:.2f}" for each in few)
+    sure = "" if all(each["low"] > 1 for each in few) else "not "
     mix = metrics["mix"].replace(",", ", ")
     shown = [row for row in metrics["by_concurrency"] if row["concurrency"] in SHOWN]
     lines = [*HEAD, *(_row(metrics, row) for row in shown), ""]
-    lines += [
-        "Speed of a DSpark user over MTP-1's, at MTP-1's throughput with so many users:",
-        f"{', '.join(matched)}.",
-        f"{trained_alike()}",
-        f"Prompts: {mix}; commit {metrics['sweep_commit'][:7]}; `make figures`; machine and all",
-        "loads: [docs/results-load.md](docs/results-load.md),",
-        "[results/sweep_cpu.json](results/sweep_cpu.json).",
-    ]
+    lines += wrapped(
+        f"Speed per user over MTP-1 at the throughput of MTP-1 with {users} users: {matched}; "
+        f"{sure}every interval is above one. {trained_alike()} Prompts: {mix}; "
+        f"commit {metrics['sweep_commit'][:7]}; `make figures`. [All loads, intervals, machine](docs/results-load.md), "
+        "[results/sweep_cpu.json](results/sweep_cpu.json)."
+    )
     return "\n".join(lines)
 
 
@@ -69,7 +70,7 @@ def trained_alike(folder: Path = ROOT / "drafters") -> str:
     steps = f"MTP-1's for {mtp1:,} steps, DSpark's for {dspark:,}"
     if mtp1 == dspark:
         return f"The drafters were trained alike: {steps}."
-    return f"**The drafters were not trained alike**: {steps};\npart of these ratios is training."
+    return f"**The drafters were not trained alike**: {steps}; part of these ratios is training."
 
 
 def _steps(drafter: Path) -> int:
@@ -239,10 +240,20 @@ def _row(metrics: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     users = row["concurrency"]
     speeds = [f"{row[arm]['tokens_per_s']['mid']:.0f}" for arm in ("plain", "mtp1", "dspark")]
     level = ("tokens_per_s", "closed", users)
-    ratios = [_ratio(_compared(metrics, arm, level)) for arm in ("plain", "mtp1")]
+    ratios = [_compared(metrics, arm, level) for arm in ("plain", "mtp1")]
     plain, mtp1, dspark = speeds
-    over_plain, over_mtp1 = ratios
-    return f"| {users:.0f} | {plain} | {mtp1} | **{dspark}** | {over_plain} | {over_mtp1} |"
+    cells = [f"{users:.0f}", plain, mtp1, f"**{dspark}**"]
+    cells += [f"{each['mid']:.2f}" for each in ratios] + [_verdict(*ratios)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _verdict(over_plain: Mapping[str, Any], over_mtp1: Mapping[str, Any]) -> str:
+    """Put two paired ratios into words: level means that the interval contains 1."""
+    plain, mtp1 = (
+        "faster than" if each["low"] > 1 else "slower than" if each["high"] < 1 else "level with"
+        for each in (over_plain, over_mtp1)
+    )
+    return f"{plain} both" if plain == mtp1 else f"{plain} plain, {mtp1} MTP-1"
 
 
 def _ratio(each: Mapping[str, Any]) -> str:
