@@ -58,7 +58,8 @@ def section(document: Mapping[str, Any]) -> str:
     lines += wrapped(
         f"Speed per user over MTP-1 at the throughput of MTP-1 with {users} users: {matched}; "
         f"{sure}every interval is above one. {trained_alike()} Prompts: {mix}; "
-        f"commit {metrics['sweep_commit'][:7]}; `make figures`. [All loads, intervals, machine](docs/results-load.md), "
+        f"commit {metrics['sweep_commit'][:7]}; `make figures`. "
+        "[All loads, intervals, machine](docs/results-load.md), "
         "[results/sweep_cpu.json](results/sweep_cpu.json)."
     )
     return "\n".join(lines)
