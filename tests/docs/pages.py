@@ -22,6 +22,10 @@ FOR_USERS = (  # written pages of the site's first part; gpu.md is generated
     *("index", "getting-started", "serving", "drafters", "parallel", "operations"),
     *("troubleshooting", "load-testing", "correctness", "training"),
 )
+FOR_OTHERS = (  # for reviewers, or generated
+    *("architecture", "scheduler", "losslessness", "results-drafters", "results-load"),
+    *("results-gpu", "gpu", "configuration", "metrics", "faults"),
+)
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
 _GENERATED = re.compile(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
