@@ -42,7 +42,7 @@ class TraceReplay(_Section):
     longest: int | None = Field(
         None,
         ge=1,
-        description="requests of more tokens, prompt and answer together, are left out",
+        description="requests of more tokens, prompt and answer together, are skipped",
     )
 
 

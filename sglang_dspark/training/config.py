@@ -44,7 +44,7 @@ class DataConfig(_Frozen):
     temperatures: tuple[Annotated[float, Field(ge=0)], ...] = Field(
         (0.0, 0.0, 0.6), min_length=1, description="of the answers, in turns; 0 is greedy"
     )
-    max_prompt_tokens: int = Field(256, ge=8, description="longer prompts are left out")
+    max_prompt_tokens: int = Field(256, ge=8, description="longer prompts are skipped")
     max_new_tokens: int = Field(224, ge=8, description="of each answer")
     max_tokens: int = Field(1024, ge=16, description="of a conversation of several turns")
     rows: int = Field(96, ge=1, description="requests in flight")
@@ -86,7 +86,7 @@ class _WithHeads(_Shape):
     )
     confidence_head: bool = Field(True, description="train one; the scheduler reads it")
     mask_token_id: int = Field(
-        ge=0, description="token whose embedding stands at positions that are not known yet"
+        ge=0, description="token whose embedding is used at positions that are not known yet"
     )
     start_from: Path | None = Field(
         None, description="drafter directory of the same shape to go on from, e.g. with more data"
@@ -123,7 +123,7 @@ class DFlashShape(_Shape):
     kind: Literal["dflash"] = Field(description="which drafter this is")
     layers: int = Field(5, ge=1, description="draft layers")
     mask_token_id: int = Field(
-        ge=0, description="token whose embedding stands at positions that are not known yet"
+        ge=0, description="token whose embedding is used at positions that are not known yet"
     )
 
 

@@ -12,9 +12,22 @@ from pathlib import Path
 
 ROOT = Path(__file__).resolve().parents[2]
 DOCS = ROOT / "docs"
-NOTES = DOCS / "lab-notes.md"  # history: commands and names of its day
-PAGES = sorted(page for page in DOCS.glob("*.md") if page != NOTES)
+PAGES = sorted(DOCS.glob("*.md"))
+GUIDES = sorted(  # of folders, for readers of the code
+    guide
+    for name in ("sglang_dspark", "kernels", "patches", "loadtest", "tests")
+    for guide in (ROOT / name).rglob("README.md")
+)
+FOR_USERS = (  # written pages of the site's first part; gpu.md is generated
+    *("index", "getting-started", "serving", "drafters", "parallel", "operations"),
+    *("troubleshooting", "load-testing", "correctness", "training"),
+)
+FOR_OTHERS = (  # for reviewers, or generated
+    *("architecture", "scheduler", "losslessness", "results-drafters", "results-load"),
+    *("results-gpu", "gpu", "configuration", "metrics", "faults"),
+)
 _FENCE = re.compile(r"^```[^\n]*\n(.*?)^```", re.MULTILINE | re.DOTALL)
+_GENERATED = re.compile(r"<!-- (\w+): begin -->.*?<!-- \1: end -->", re.DOTALL)
 _SPAN = re.compile(r"`([^`\n]+(?:\n[^`\n]+)?)`")
 _ENDS = {"|", "&&", ";", ">", "||"}
 
@@ -38,6 +51,13 @@ def spans(page: Path) -> list[str]:
     """Everything in single backticks, on one line each."""
     text = _FENCE.sub("", page.read_text())
     return [" ".join(span.split()) for span in _SPAN.findall(text)]
+
+
+def sizes(page: Path) -> tuple[int, int]:
+    """Words of running text, and words with tables; code and generated blocks do not count."""
+    lines = _FENCE.sub("", _GENERATED.sub("", page.read_text())).splitlines()
+    running = [line for line in lines if not line.startswith("|")]
+    return len(" ".join(running).split()), len(" ".join(lines).split())
 
 
 def anchors(page: Path) -> set[str]:

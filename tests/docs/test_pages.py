@@ -13,11 +13,24 @@ import pytest
 import typer
 
 from sglang_dspark.cli.main import app
-from tests.docs.pages import DOCS, PAGES, ROOT, fenced, messages, spans, upstream
+from tests.docs.pages import (
+    DOCS,
+    FOR_OTHERS,
+    FOR_USERS,
+    GUIDES,
+    PAGES,
+    ROOT,
+    fenced,
+    messages,
+    sizes,
+    spans,
+    upstream,
+)
 from tools.docs.metrics import metrics
 from tools.docs.settings import DOCUMENTS, field_paths
 
 SERVERS = (["sglang", "serve"], ["python", "-m", "sglang.launch_server"])
+MOST_RUNNING_WORDS, MOST_WORDS = 800, 1650
 OTHER_FLAGS = {"--help", "--slow"}  # the latter of our pytest
 
 
@@ -61,6 +74,10 @@ def descend(words: list[str]) -> tuple[Any, list[str]]:
     return command, words
 
 
+def name_of(page: Path) -> str:
+    return page.name if page.parent == DOCS else page.relative_to(ROOT).as_posix()
+
+
 @pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
 def test_commands_in_blocks_parse(page: Path) -> None:
     for words in fenced(page):
@@ -75,7 +92,7 @@ def test_commands_in_blocks_parse(page: Path) -> None:
             assert words[1] in targets(), words
 
 
-@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+@pytest.mark.parametrize("page", [*PAGES, *GUIDES], ids=name_of)
 def test_commands_in_the_text_exist(page: Path) -> None:
     for span in spans(page):
         words = span.split()
@@ -126,6 +143,35 @@ def test_variables_in_the_text_are_read(page: Path) -> None:
     for span in spans(page):
         for name in re.findall(r"\b(?:SGLANG|DSPARK)_[A-Z_]+\b", span):
             assert name in source, span
+
+
+@pytest.mark.parametrize("name", FOR_USERS)
+def test_a_page_for_users_stays_short(name: str) -> None:
+    """Two screens of text: say more in another page, or in a reviewers' page."""
+    running, all_words = sizes(DOCS / f"{name}.md")
+    assert running <= MOST_RUNNING_WORDS
+    assert all_words <= MOST_WORDS
+
+
+@pytest.mark.parametrize("name", [*FOR_USERS[1:], *FOR_OTHERS])
+def test_a_page_opens_with_its_readers(name: str) -> None:
+    opening = (DOCS / f"{name}.md").read_text().split("\n\n")[1]
+    assert opening.startswith("For "), opening
+
+
+@pytest.mark.parametrize("guide", GUIDES, ids=name_of)
+def test_files_that_a_guide_names_exist(guide: Path) -> None:
+    """Below its own folder, the package's, or the repository's."""
+    folders = (guide.parent, ROOT / "sglang_dspark", ROOT)
+    named = [s for s in spans(guide) if re.fullmatch(r"[\w./-]+(\.py|\.md|/)", s)]
+    named += re.findall(r"\btests/[\w/]+(?:\.py)?", guide.read_text())
+    assert [s for s in named if not any((d / s).exists() for d in folders)] == []
+
+
+def test_the_architecture_has_a_line_for_each_package() -> None:
+    listed = re.findall(r"^\| `(\w+)/` \|", (DOCS / "architecture.md").read_text(), re.MULTILINE)
+    packages = {init.parent.name for init in (ROOT / "sglang_dspark").glob("*/__init__.py")}
+    assert sorted(listed) == sorted(packages)
 
 
 def test_quoted_messages_are_the_codes() -> None:

@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.docs.pages import DOCS, ROOT
-from tools.docs import features, modules, reference, settings
+from tools.docs import features, reference, settings
 
 HOW = "stale: run `make docs-reference`"
 SHIPPED = {
@@ -33,14 +33,6 @@ def test_generated_files_are_up_to_date() -> None:
         file = DOCS / name
         assert file.is_file(), f"docs/{name} is missing; {HOW}"
         assert file.read_text() == text, f"docs/{name} is {HOW}"
-
-
-def test_the_page_of_modules_has_every_folder() -> None:
-    packages = [modules.ROOT / name for name in ("sglang_dspark", "kernels", "loadtest", "patches")]
-    found = {p.parent for root in packages for p in root.rglob("__init__.py")}
-    named = {folder.relative_to(modules.ROOT).as_posix() for folder in found}
-    linked = {f"sglang_dspark/{name}" for name in ("kernels", "loadtest", "patches")}
-    assert named - linked == set(modules.FOLDERS)
 
 
 def test_only_what_differs_is_written(tmp_path: Path) -> None:

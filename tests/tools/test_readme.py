@@ -76,8 +76,26 @@ def test_a_changed_figure_changes_the_table(tool: ModuleType, readme: str) -> No
     document["metrics"]["by_concurrency"][2]["dspark"]["tokens_per_s"]["mid"] += 1
     assert tool.rewritten(readme, tool.section(document)) != readme
     document = load_json(tool.RESULTS)
-    document["metrics"]["matched_speed_ratio_vs_mtp1"]["levels"][1]["low"] -= 0.01
+    document["metrics"]["matched_speed_ratio_vs_mtp1"]["levels"][1]["mid"] -= 0.01
     assert tool.rewritten(readme, tool.section(document)) != readme
+
+
+@pytest.mark.parametrize(
+    ("low", "high", "said"), [(1.01, 1.5, "faster"), (0.9, 1.1, "level"), (0.7, 0.99, "slower")]
+)
+def test_a_verdict_is_its_interval(tool: ModuleType, low: float, high: float, said: str) -> None:
+    document = load_json(tool.RESULTS)
+    for each in document["metrics"]["ratios"]:
+        if each["what"] == "tokens_per_s":
+            each["low"], each["high"] = low, high
+    table = tool.section(document)
+    assert table.count(f"{said} {'with' if said == 'level' else 'than'} both") == len(tool.SHOWN)
+
+
+def test_an_interval_below_one_is_stated(tool: ModuleType) -> None:
+    document = load_json(tool.RESULTS)
+    document["metrics"]["matched_speed_ratio_vs_mtp1"]["levels"][1]["low"] = 0.99
+    assert "not every interval is above" in " ".join(tool.section(document).split())
 
 
 def test_unequal_training_is_stated(tool: ModuleType, tmp_path: Path) -> None:

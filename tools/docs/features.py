@@ -1,4 +1,4 @@
-"""docs/gpu.md: what is scheduled on a GPU and what is not, from the rules that decide it."""
+"""Write docs/gpu.md and docs/results-gpu.md, from the rules that decide and from results/."""
 
 from __future__ import annotations
 
@@ -22,20 +22,22 @@ HEAD = """\
 <!-- written by `make docs-reference`; change sglang_dspark/serving/cuda/features.py -->
 # On a GPU
 
-On an NVIDIA GPU `--speculative-algorithm DSPARK` schedules by confidence as on a CPU, by the same
-planner, guard and calibration. SGLang's own worker, attention backends and graphs do the work, and
-its accept rules where they keep plain decoding's distribution; which drafts are made and verified
-is ours. Step times are measured at the first start, a captured graph at a time. **All kernels were
-compiled and compared on an H200, the step's timed too** ([below](#measured-on-an-h200)); **no
-server has run on a GPU yet.** Servers are rehearsed on a CPU (`tests/rehearsal`), where everything
-but the device itself is what a GPU would run.
+For readers who want to serve on an NVIDIA GPU. After this page you know which servers and requests
+are scheduled by confidence, what the others get, and what has not been shown yet.
 
-`schedule: {mode: static}` in the `--dspark-config` file verifies every draft instead, `mode: off`
-leaves SGLang's own choice, and `DSPARK_DISABLE=1` takes the whole package out.
+**No server has run on a GPU yet.** All kernels were compiled and compared on an H200, and those of
+the step were timed there ([results](results-gpu.md)). Servers are rehearsed on a CPU
+(`tests/rehearsal`): everything but the device itself is what a GPU would run.
+
+`--speculative-algorithm DSPARK` schedules by confidence as on a CPU. SGLang's worker, attention
+backends and graphs run, and SGLang's accept rules where they keep plain decoding's distribution.
+Step times are measured at the first start, one captured graph at a time. In the `--dspark-config`
+file `schedule: {mode: static}` verifies every draft and `mode: off` leaves the choice to SGLang.
+`DSPARK_DISABLE=1` turns the package off.
 
 ## Scheduled by default, by GPU
 
-Where no `--attention-backend` is named, nor one of its prefill, decode and draft variants:
+If no `--attention-backend` is given, nor one of its prefill, decode and draft variants:
 
 | GPU | attention backend | scheduled by default |
 |---|---|---|
@@ -43,24 +45,29 @@ Where no `--attention-backend` is named, nor one of its prefill, decode and draf
 DEFAULTS = """\
 | another GPU | flashinfer, by SGLang | no: every draft is verified |
 
-SGLang's default stays, too, in a mode other than `auto`, for targets with latent attention (MLA),
-where a row of the next table verifies every draft anyway, with an FP8 cache (E4M3) before sm_89,
-and on sm_100 with a page size or a cache that trtllm_mha does not read. One line of the log says
-which backend was declared. trtllm_mha sets the page size to 64. The drafter has the target's
-backend. None of the four has served on a GPU yet.
+SGLang's default also stays in a mode other than `auto`; for targets with latent attention (MLA),
+where every draft is verified anyway; with an FP8 cache (E4M3) before sm_89; and on sm_100 with a
+page size or a cache that trtllm_mha does not read. The log says which backend was chosen.
+trtllm_mha sets the page size to 64. The drafter uses the target's backend. None of the four has
+served on a GPU yet.
 
 ## What is scheduled
 
-| with | what happens |
+| with | result |
 |---|---|
 """
 SAMPLING = """
-Such a server says so in one line of its log (`every draft is verified: ...`) and serves; it is no
-error. What is found only after the models are loaded is said the same way.
+A server that verifies every draft logs the reason in one line (`every draft is verified: ...`) and
+serves. Reasons found only after the models are loaded are logged the same way.
 
 ## Sampling
 
-| a scheduled request with | what happens |
+A batch uses the first line that covers all its sampled requests; greedy requests do not matter.
+Every line samples from plain decoding's distribution. If equal probabilities are at a cut, our
+rules keep the lowest token ids and FlashInfer keeps all. The lists of kept tokens, the choice of
+SGLang's rejection and sampler, and the compilation at the start have never run on a GPU.
+
+| a scheduled request with | result |
 |---|---|
 """
 RULES = {
@@ -70,145 +77,150 @@ RULES = {
         "block or token by token (`verify.rule`); with and without drafts"
     ),
     "temperature alone": (
-        "SGLang's block-wise rejection, drafts one by one; our rule by block if the configuration "
-        "file says `verify: {rule: block}`. Without drafts plain decoding's sampler"
+        "SGLang's block-wise rejection, token by token; our block rule with `verify: {rule: "
+        "block}`. Without drafts plain decoding's sampler"
     ),
     "top-p alone, or a larger top-k alone, or top-k in a part of the batch": (
-        "SGLang's rule, which needs FlashInfer; our Triton rule where FlashInfer is not installed. "
-        "Without drafts plain decoding's sampler"
+        "SGLang's rule, which needs FlashInfer; otherwise our Triton rule. Without drafts plain "
+        "decoding's sampler"
     ),
     "min-p, a seed, or top-k and top-p in one batch, where a top-k is missing or above 1,024": (
         "our Triton rule, by block or token by token (`verify.rule`)"
     ),
-    "temperature 0": "SGLang's rule inside the graph; beside sampled requests behind it",
+    "temperature 0": "SGLang's rule inside the graph; outside it if the batch samples too",
     "`frequency_penalty`, `presence_penalty`, `repetition_penalty`, `min_new_tokens`": (
-        "each verified row has its own, drafts in front of it counted; greedy steps of such a "
-        "batch accept outside the graph"
+        "each verified row has its own penalties and counts the drafts before it; greedy steps of "
+        "such a batch accept outside the graph"
     ),
     "`seed`": (
-        "first token, drafts and accept rule follow it; its batch drafts by seed behind the "
-        "draft's graph"
+        "first token, drafts and accept rule follow the seed; the batch drafts outside the draft's "
+        "graph"
     ),
     "grammars, logit bias": "SGLang's masks and biases",
     "custom logit processors": (
-        "the request gets no drafts, since a processor that reads the answer sees the anchor's in "
-        "every row of a window; under the overlap loop it may see it without the last token, as "
-        "in plain decoding. With `DisallowedTokensLogitsProcessor`, which does not, it has drafts"
+        "the request gets no drafts, because a processor that reads the answer sees the same in "
+        "every row of a window; with overlap scheduling it may see it without the last token, as "
+        "in plain decoding. With `DisallowedTokensLogitsProcessor` it has drafts"
     ),
 }
-OPERATORS = """
-A step whose requests ask for none of this costs what it did. Ours reads nothing back from the
-device; where SGLang waits for it, the table above says so.
-A batch takes the first line that fits all its sampled requests; greedy ones beside them do not
-matter. Every line has plain decoding's distribution; where equal probabilities straddle a cut, ours
-keep the lowest tokens and FlashInfer keeps all.
+NOTES = """
+These features cost nothing when unused. Our rules read nothing back from the device; the tables say
+where SGLang waits for it. Accept kernels are compiled at the start, FlashInfer's included. A Triton
+kernel compiled later counts in `sglang:dspark_kernel_compilations_total`. What our Triton rule does
+not support is accepted in torch by the same rule, and logged once.
 
-The lists of kept tokens take 200 MiB and 64 bytes for each of the R (gamma + 1) (k + 1) entries
-that are judged. Our Triton rule makes no tensor of probabilities: two launches where windows are
-judged as a whole (`kernels/accept_block.py`), one where drafts are judged one by one
-(`kernels/accept_sampled.py`). What it refuses is accepted in torch by the same rule, which one line
-of the log says.
+If every draft is verified, custom logit processors that read the answer get status 400, and the
+rest is SGLang's: penalties and seeds have no effect; min-p, and top-k with top-p, sample from
+another distribution than plain decoding. Plain decoding on a GPU ignores seeds without
+`--enable-deterministic-inference`. With min-p its FlashInfer sampler normalises between top-k and
+top-p for the whole batch, and with overlap scheduling its penalties are one token late. We copy
+neither.
 
-Accept kernels of all these settings are compiled at the start, FlashInfer's included. A Triton
-kernel that is compiled later counts in `sglang:dspark_kernel_compilations_total`. The lists, the
-choice of SGLang's rejection and sampler, and the compilation at the start have never run on a GPU.
+## Memory and graphs
 
-## Operators of the step
-
-| operator in `kernels/` | what it does, but for `accept_block.py` in one launch |
+| what | size |
 |---|---|
-| `markov_sample.py` | the sequential head's gamma steps, greedy or sampled |
-| `admission.py` | confidence logits to ragged windows: calibration, survival, the K largest |
-| `accept_greedy.py` | in a greedy pass's graph: the target's choices, drafts kept, lengths |
-| `accept_sampled.py` | the same of sampled requests, with cuts and seeds, one by one |
-| `accept_block.py` | the same, windows judged as a whole; in two launches |
-| `commit_rows.py` | packs the rows of emitted tokens before they are projected |
-| `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
+| lists of kept tokens (top-k) | 200 MiB and 64 bytes for each of R (gamma + 1) (k + 1) entries |
+| penalties: counts of output tokens | 4 bytes times the vocabulary for each request, allocated \
+at the start for all slots up to 256 MiB (29 MB for 48 requests of 151,936 tokens) |
+| penalties: temporaries | at most 151 MB, for any number of requests with penalties |
 
-Each runs in Triton's interpreter in the tests and is compiled for sm_80, sm_90 and sm_100.
-`python -m sglang_dspark.benchmarks.operators` (one of them: `.admission`, `.markov`, `.greedy`,
-`.accept`, `.commit`) times them in captured graphs next to SGLang's and torch's. That timing was
-never run on a GPU; the times of the first table below are of an earlier one.
+Without the memory for counts, requests are penalised one by one, which is logged once. Decode
+graphs and their buffers are sized for the running requests: SGLang's 48, unless
+`--max-running-requests` or `--cuda-graph-max-bs-decode` is given.
 
-A scheduled server's drafts are one Triton launch a block (`kernels/markov_sample.py`): SGLang's
-noise, logits and drafts, but where rounding decides. Its programs wait for each other between the
-positions; the launch is a cooperative one. In the draft's graph a vanilla head keeps SGLang's
-steps, whose sampled ones were quicker there. Heads of other types than vanilla, gated and rnn,
-vocabularies split over ranks, and ranks that agree on each draft keep SGLang's steps too, which one
-line of the log says.
+A scheduled server samples the drafts of a block in one launch. A vanilla head in the draft's graph,
+and head types other than vanilla, gated and rnn, keep SGLang's steps; so do split vocabularies and
+ranks that agree on each draft. The commit writes to caches of float32, bfloat16, float16 or FP8
+(E4M3); a rotation, norm, cache or projection of another kind keeps SGLang's calls. Each of these is
+logged in one line. Prefills are SGLang's.
 
-A step's commit packs emitted rows, projects these alone, for all draft layers in one product, and
-writes keys and values by one launch (`kernels/commit_write.py`), to caches of float32, bfloat16,
-float16 or FP8 (E4M3), for dense drafters and those with experts. A rotation, norm, cache or
-projection of another kind keeps SGLang's calls, which one line of the log says. Prefills are
-SGLang's.
-
-Where every draft is verified custom logit processors that read the answer are refused with status
-400, and all else is SGLang's: penalties and seeds have no effect, and min-p, or top-k beside top-p,
-is another distribution than plain decoding's. Plain decoding on a GPU ignores seeds without
-`--enable-deterministic-inference`; with min-p its FlashInfer sampler normalises between top-k and
-top-p for the whole batch, and under the overlap loop its penalties lag a token behind. Neither is
-copied.
-
-Penalties take 4 bytes times the vocabulary a request for counts of its output, allocated at start
-for all slots up to 256 MiB (29 MB for 48 requests of 151,936 tokens; the log says how much), and at
-most 151 MB of temporaries, however many requests have some. Without that memory requests are
-penalised one by one, which the log says once. Decode graphs, and the buffers sized by them, are for
-the requests that run: SGLang's 48 unless `--max-running-requests` or `--cuda-graph-max-bs-decode`
-names another number.
-
-With `--tp-size` above 1 drafts and greedy acceptance are SGLang's steps, not our kernels, and the
-first rank broadcasts the plan, each draft and each outcome (`SGLANG_SPEC_TP_SYNC`, by default
-`all`); this is unmeasured.
+With `--tp-size` above 1 drafts and greedy acceptance are SGLang's steps. The first rank broadcasts
+the plan, each draft and each outcome (`SGLANG_SPEC_TP_SYNC`, by default `all`); this is unmeasured.
 
 ## Equality with plain decoding
 
-Greedy answers are plain decoding's token for token up to near ties of logits: a verify pass has
+Greedy answers equal plain decoding's token for token, up to near ties of logits. A verify pass has
 other product shapes than a plain step, so sums of bfloat16 products round differently, and the
-larger of two nearly equal logits can change. Plain decoding at another batch size differs alike.
-Sampled answers have plain decoding's distribution within the same rounding.
+larger of two nearly equal logits can change. Plain decoding at another batch size differs in the
+same way. Sampled answers have plain decoding's distribution within the same rounding.
+
+## Not shown by rehearsals
+
+Graph capture, races between streams, memory of graph pools, speed of whole steps, and whether
+skipping a draft pays: only a server on a GPU shows these.
+"""
+RESULTS_HEAD = """\
+<!-- written by `make docs-reference`; change tools/docs/features.py -->
+# Kernels on a GPU, measured
+
+For reviewers. After this page you know what was compared and timed on an H200, and what changed
+since.
+
+## Operators of the step
+
+| operator in `kernels/` | content, one launch each but for `accept_block.py` |
+|---|---|
+| `markov_sample.py` | the sequential head's gamma steps, greedy or sampled; a cooperative launch, \
+as its programs wait for each other between positions |
+| `admission.py` | confidence logits to ragged windows: calibration, survival, the K largest |
+| `accept_greedy.py` | in a greedy pass's graph: the target's choices, kept drafts, lengths |
+| `accept_sampled.py` | the same for sampled requests, with cuts and seeds, token by token |
+| `accept_block.py` | the same by block, in two launches |
+| `commit_rows.py` | packs the rows of emitted tokens before their projection |
+| `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
+
+Each runs in Triton's interpreter in the tests and is compiled for sm_80, sm_90 and sm_100. The
+accept operators allocate no tensor of probabilities. `markov_sample.py` has SGLang's noise, logits
+and drafts up to rounding; a vanilla head in the draft's graph keeps SGLang's steps, whose sampled
+ones were faster there. A commit projects emitted rows only, for all draft layers in one product.
+
+`python -m sglang_dspark.benchmarks.operators` (one of them: `.admission`, `.markov`, `.greedy`,
+`.accept`, `.commit`) times them in captured graphs next to SGLang's and torch's. It has never run
+on a GPU; the table below comes from an earlier benchmark.
 
 ## Measured on an H200
 
 """
-REST = """
-Times are medians of CUDA events. In the first table the host's launches are in those outside of
-graphs, and greedy logits are bfloat16 where a server's are float32. Not measured there: SGLang's
-acceptance with top-p, which needs FlashInfer, and its `BlockwiseRejection`. `accept_sampled.py`
-and `accept_block.py` have been changed since to let each lane keep its own sums, `markov_sample.py`
-to larger tiles, neither compared nor timed there again (results/gpu_markov_tiles_h200.json has the
-tiles). Times are of commit 25ce16b, those of sampled acceptance of efb8cb6. What is slower than
-SGLang's is next to be fixed: sampled acceptance (without cuts up to 64 requests), the commit up to
-64 requests, the sampled head in a graph.
+RESULTS_REST = """
+Times are medians of CUDA events. Outside of graphs they include the host's launches. Greedy logits
+are bfloat16, where a server's are float32. Times are of commit 25ce16b, those of sampled acceptance
+of efb8cb6. Not measured: SGLang's acceptance with top-p, which needs FlashInfer, and its
+`BlockwiseRejection`.
+
+Three operators changed since and were neither compared nor timed there again: `accept_sampled.py`
+and `accept_block.py` (each lane keeps its own sums) and `markov_sample.py` (larger tiles, in
+results/gpu_markov_tiles_h200.json). Slower than SGLang's are sampled acceptance (without cuts up to
+64 requests), the commit up to 64 requests, and the sampled head in a graph.
 
 The bandwidth of 2.7 TB/s in [device](../results/gpu_device_h200.json) is that of the copy engine,
-which a captured `copy_` runs on. It is no ceiling of a kernel: a plain copy on such a card moves
-4.3 TB/s. No published figure is a share of it, as expert layers, whose rows have
-`fraction_of_ceiling`, were not timed there. A kernel measures it now (`benchmarks/bandwidth.py`).
-
-## What no rehearsal reaches
-
-Whether a graph may be captured as it stands, races between streams, memory of graph pools, speed
-of whole steps, and whether leaving a draft out pays: only a server on a GPU shows these.
+which runs a captured `copy_`. It is no upper limit of a kernel: a plain copy on such a card moves
+4.3 TB/s. No published figure is a share of it, because expert layers, whose rows have
+`fraction_of_ceiling`, were not timed there. A kernel measures the bandwidth now
+(`benchmarks/bandwidth.py`).
 """
 
 
 def gpu_page() -> str:
-    """The whole page."""
+    """Return docs/gpu.md: what is scheduled on a GPU, for users."""
     gpus = [
         f"| {gpu.models} | {gpu.backend}, by {'this package' if gpu.ours else 'SGLang'} | yes |"
         for gpu in GPUS
     ]
     rows = [f"| {name} | {said} |" for name, said in SCHEDULED]
     rows += [f"| {each.name} | every draft is verified: {each.why} |" for each in FEATURES]
-    rules = [f"| {asked} | {answer} |" for asked, answer in RULES.items()]
+    rules = [f"| {setting} | {result} |" for setting, result in RULES.items()]
     page = HEAD + "\n".join(gpus) + "\n" + DEFAULTS + "\n".join(rows) + "\n"
-    page += SAMPLING + "\n".join(rules) + "\n"
-    return page + OPERATORS + measured() + REST
+    return page + SAMPLING + "\n".join(rules) + "\n" + NOTES
+
+
+def results_page() -> str:
+    """Return docs/results-gpu.md: what was measured on a GPU, for reviewers."""
+    return RESULTS_HEAD + measured() + RESULTS_REST
 
 
 def measured() -> str:
-    """What was compared, and a table of times beside SGLang's; from the files of results/."""
+    """Write what was compared, and times next to SGLang's, from the files of results/."""
     parity = _read("parity")
     found = parity["metrics"]
     sampled = found["accept"]["requests"] + found["accept_block"]["requests"]
@@ -221,9 +233,10 @@ def measured() -> str:
         "of float64",
     ]
     lines = [
-        f"Compiled kernels beside their references (commit {parity['commit']}, "
-        f"[results/gpu_parity_h200.json](../results/gpu_parity_h200.json)): {'; '.join(compared)}. "
-        "No difference.",
+        f"Compiled kernels compared with their references (commit {parity['commit']},\n"
+        "[results/gpu_parity_h200.json](../results/gpu_parity_h200.json)), without a difference:",
+        "",
+        *(f"- {each}" for each in compared),
         "",
         "| operator (vocabulary 151,936; gamma 7) | requests | ours, us | SGLang's, us | file |",
         "|---|---|---|---|---|",

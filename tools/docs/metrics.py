@@ -20,17 +20,17 @@ WHEN = {
     "steps": "first of all: which way the server decodes. Mostly `plain` under a light load means "
     "that drafts do not pay here",
     "draft_skips": "together with `steps`: why steps had no draft",
-    "fallbacks": "when throughput falls, and after a start: what went wrong, and how often; "
-    "[what follows from each](#falls-back) is said once in the log",
-    "admitted_drafts": "how deep verification goes; falls with the load",
+    "fallbacks": "when throughput drops, and after a start: what went wrong, and how often; "
+    "[each](#fallbacks) is logged once",
+    "admitted_drafts": "how deep verification goes; decreases with the load",
     "accepted_drafts": "divided by `admitted_drafts` of the same position: the acceptance rate. A "
-    "fall of it means prompts unlike those the drafter was trained on",
+    "lower rate means prompts unlike those of the training",
     "budget": "how many drafts a step verifies in all",
     "step_seconds": "when answers are slow: whether steps are long, or too many",
-    "predicted_step_seconds": "beside `step_seconds`: the two means should agree",
+    "predicted_step_seconds": "with `step_seconds`: the two means should agree",
     "step_time_error": "it grows and stays: the machine is busy with something else, or slower "
     "than when it was profiled",
-    "gain": "beside `steps`: what the guard decides by. Below 1 it soon leaves `speculate`",
+    "gain": "with `steps`: the guard decides by it. Below 1 it soon leaves `speculate`",
     "calibration_error": "it grows and stays: confidence misleads on these prompts; run "
     "`dspark calibrate` on prompts like yours",
     "survival_error": "the same in one number, over all positions",
@@ -40,16 +40,16 @@ WHEN = {
 }
 HEAD = """# Metrics
 
-A server started with `--enable-metrics` has these at `/metrics`, beside SGLang's own. They are
-there where our scheduler decides (`schedule.mode: auto`, the default), and appear with the first
-requests. `make docs-reference` writes this page from the code that registers them. What to watch
-and what to alarm on: [operations](operations.md).
+For operators. This page has every metric that a server with `--enable-metrics` adds to SGLang's at
+`/metrics`. It adds them if our scheduler decides (`schedule.mode: auto`, the default), with the
+first requests. The page is generated from the code that registers them. [Operations](operations.md)
+says what to watch and when to alert.
 
-Every metric has the labels {labels}, and `dp_rank` where a server has several replicas
-([parallel](parallel.md)). A counter's name ends in `_total` on the wire; a histogram
-has `_bucket`, `_sum` and `_count`. A Prometheus that asks for OpenMetrics, as version 2 does, gets
-`sglang_` for `sglang:`, of SGLang's own metrics too: `deploy/prometheus/prometheus.yml` has the
-rule that gives back the names that stand here.
+Every metric has the labels {labels}, and `dp_rank` if a server has several replicas
+([parallel](parallel.md)). In the exposition format a counter's name ends in `_total`; a histogram
+has `_bucket`, `_sum` and `_count`. Prometheus 2 requests OpenMetrics and gets `sglang_` for
+`sglang:`, also in SGLang's metrics; `deploy/prometheus/prometheus.yml` has a rule that restores the
+names of this page.
 
 | name | type | further labels | meaning | when to look at it |
 |---|---|---|---|---|
@@ -60,10 +60,10 @@ the guard's mode ([the scheduler](scheduler.md#when-drafting-does-not-pay)). `re
 `draft_skips` is one of {reasons}.
 `position` counts drafts of a request from 1.
 
-## Falls back
+## Fallbacks
 
 `reason` of `fallbacks` is one of these. None costs an answer, and greedy answers stay plain
-decoding's; [what became of each fault](faults.md) is tested.
+decoding's; [each failure](faults.md) is tested.
 
 | reason | meaning |
 |---|---|
@@ -92,7 +92,7 @@ def _metric(metric: Any) -> Metric:
 
 
 def metrics_page() -> str:
-    """docs/metrics.md."""
+    """Return docs/metrics.md."""
     found = metrics()
     short = [metric.name.removeprefix(PREFIX) for metric in found]
     if odd := set(short) ^ WHEN.keys():

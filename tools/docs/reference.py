@@ -9,9 +9,8 @@ from pathlib import Path
 
 from sglang_dspark.common.writing import replacing
 from tools.docs.faults import faults_page
-from tools.docs.features import gpu_page
+from tools.docs.features import gpu_page, results_page
 from tools.docs.metrics import metrics_page
-from tools.docs.modules import modules_page
 from tools.docs.settings import DOCUMENTS, configuration_page, schema_text
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
@@ -25,7 +24,7 @@ def generated() -> dict[str, str]:
         "faults.md": faults_page(),
         "gpu.md": gpu_page(),
         "metrics.md": metrics_page(),
-        "modules.md": modules_page(),
+        "results-gpu.md": results_page(),
     }
     return pages | schemas
 

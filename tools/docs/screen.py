@@ -1,4 +1,4 @@
-"""Results of screen and soak in docs/load-testing.md, written from their JSON.
+"""Write the results of screen and soak into docs/results-load.md, from their JSON.
 
 `python -m tools.docs.screen` rewrites what stands between the page's marks, so that page and files
 cannot differ.
@@ -12,10 +12,11 @@ from typing import Any
 
 from sglang_dspark.common.files import load_json, reading
 from sglang_dspark.common.writing import replace_text
-from tools.docs.sweep import rewritten
+from tools.docs.sweep import rewritten, wrapped
 
 ROOT = Path(__file__).resolve().parents[2]
-PAGE = ROOT / "docs" / "load-testing.md"
+PAGE = ROOT / "docs" / "results-load.md"
+MARKS = ("<!-- screen: begin -->", "<!-- screen: end -->")
 SCREEN, SOAK = ROOT / "results" / "screen_cpu.json", ROOT / "results" / "soak_cpu.json"
 
 
@@ -43,9 +44,11 @@ def _screen(document: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        f"Near ties lie below {ties} nats. Commit {commits}; {document['date'][:10]};",
-        f"{document['device']}; `dspark bench screen`;",
-        "[results/screen_cpu.json](../results/screen_cpu.json).",
+        *wrapped(
+            f"Near ties are below {ties} nats. Commit {commits}; {document['date'][:10]}; "
+            f"{document['device']}; `dspark bench screen`; "
+            "[results/screen_cpu.json](../results/screen_cpu.json)."
+        ),
     ]
 
 
@@ -64,7 +67,7 @@ def _soak(document: Mapping[str, Any]) -> list[str]:
     if metrics.get("tau") is not None:
         lines.append(f"tau was {metrics['tau']:.2f}: the scheduler drafts where it pays.")
     if metrics["note"]:
-        lines.append(f"Beside it: {metrics['note']}.")
+        lines.append(f"At the same time: {metrics['note']}.")
     lines += ["", *(f"- not held: {fault}" for fault in metrics["faults"])]
     lines += ["", "| process | MiB at the end | MiB a minute, second half (95%) |", "|---|---|---|"]
     lines += [
@@ -86,8 +89,10 @@ def _soak(document: Mapping[str, Any]) -> list[str]:
     return [
         *lines,
         "",
-        f"Commit {document['commit'][:7]}; {document['date'][:10]}; {document['device']};",
-        f"`{document['command']}`; [results/soak_cpu.json](../results/soak_cpu.json).",
+        *wrapped(
+            f"Commit {document['commit'][:7]}; {document['date'][:10]}; {document['device']}; "
+            f"`{document['command']}`; [results/soak_cpu.json](../results/soak_cpu.json)."
+        ),
     ]
 
 
@@ -106,7 +111,7 @@ def results(path: Path) -> Any:
 def main() -> None:
     """Rewrite the page."""
     table = section(results(SCREEN), results(SOAK))
-    replace_text(PAGE, rewritten(PAGE.read_text(encoding="utf-8"), table), "page")
+    replace_text(PAGE, rewritten(PAGE.read_text(encoding="utf-8"), table, MARKS), "page")
 
 
 if __name__ == "__main__":

@@ -7,6 +7,7 @@ they are checked. A field without a description stops the generator.
 from __future__ import annotations
 
 import json
+import textwrap
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -40,12 +41,12 @@ PRIMITIVES = {
 }
 HEAD = """# Configuration
 
-Every file that you can write, field by field. The tables come from the code that reads the files;
-`make docs-reference` writes them anew. An unknown field, a value out of range and a field that
-stands twice are refused in one line that names file and field. JSON is read where YAML is.
+For users who write a configuration file. This page has every field of every file. It is generated
+from the code that reads the files (`make docs-reference`). An unknown field, a value out of range
+and a duplicate field are refused in one line that names file and field. JSON is read like YAML.
 
-An editor that knows JSON Schema checks a file as you type. The schemas are in `docs/schemas/`; name
-one in the first line of a YAML file:
+An editor that supports JSON Schema checks a file as you type. The schemas are in `docs/schemas/`;
+name one in the first line of a YAML file:
 
 ```yaml
 # yaml-language-server: $schema=../../docs/schemas/training.json
@@ -94,7 +95,7 @@ DOCUMENTS = (
         "sweep",
         "Sweep",
         "Named by `--config` of `dspark sweep`; examples in `configs/sweep/`. A section `smoke:` "
-        "holds fields that `--smoke` puts in place of the others. See "
+        "has fields that replace the others with `--smoke`. See "
         "[load testing](load-testing.md).",
         (
             "`baseline`, the arms of `compare` and those of `urls` are among `arms`.",
@@ -152,12 +153,19 @@ def schema_text(document: Document) -> str:
 
 
 def configuration_page() -> str:
-    """docs/configuration.md."""
+    """Return docs/configuration.md."""
     return "\n".join([HEAD, *map(_chapter, DOCUMENTS)])
 
 
+def _paragraph(text: str, indent: str = "") -> str:
+    """Wrap a paragraph or a list item as pages are."""
+    return textwrap.fill(
+        text, 100, subsequent_indent=indent, break_long_words=False, break_on_hyphens=False
+    )
+
+
 def field_paths(document: Document) -> set[str]:
-    """Dotted names of all fields, as `schedule.mode`; names in mappings and lists are left out."""
+    """Dotted names of all fields, as `schedule.mode`; names in mappings and lists are skipped."""
     return {
         f"{prefix}{name}"
         for _, prefix, section in _sections(document)
@@ -166,14 +174,15 @@ def field_paths(document: Document) -> set[str]:
 
 
 def _chapter(document: Document) -> str:
-    parts = [f"## {document.title}", "", document.about, ""]
+    parts = [f"## {document.title}", "", _paragraph(document.about), ""]
     parts += [f"Schema: [{document.slug}.json](schemas/{document.slug}.json).", ""]
     for heading, _, section in _sections(document):
         if heading:
-            parts += [f"### {document.title}: {heading}", "", _sentence(section), ""]
+            parts += [f"### {document.title}: {heading}", "", _paragraph(_sentence(section)), ""]
         parts += [*_table(document, section), ""]
     if document.rules:
-        parts += ["Between fields:", "", *(f"- {rule}" for rule in document.rules), ""]
+        rules = (_paragraph(f"- {rule}", "  ") for rule in document.rules)
+        parts += ["Between fields:", "", *rules, ""]
     return "\n".join(parts)
 
 

@@ -8,6 +8,7 @@ run: one commit, machine and drafter.
 from __future__ import annotations
 
 import sys
+import textwrap
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -38,8 +39,8 @@ DEEPER_MARKS = ("<!-- deeper: begin -->", "<!-- deeper: end -->")
 BURST_MARKS = ("<!-- burst: begin -->", "<!-- burst: end -->")
 GOLDEN_MARKS = ("<!-- golden: begin -->", "<!-- golden: end -->")
 HEAD = (
-    "| users at once | plain, tokens/s | MTP-1 | DSpark | over plain (95%) | over MTP-1 (95%) |",
-    "|---|---|---|---|---|---|",
+    "| users at once | plain, tokens/s | MTP-1 | DSpark | over plain | over MTP-1 | verdict |",
+    "|---|---|---|---|---|---|---|",
 )
 
 
@@ -47,18 +48,20 @@ def section(document: Mapping[str, Any]) -> str:
     """Table and its source, of a result file of `dspark sweep`. Raises LookupError on another."""
     metrics = document["metrics"]
     levels = metrics["matched_speed_ratio_vs_mtp1"]["levels"]
-    matched = [f"{_ratio(each)} at {each['level']:.0f}" for each in levels if each["level"] <= FEW]
+    few = [each for each in levels if each["level"] <= FEW]
+    users = ", ".join(f"{each['level']:.0f}" for each in few)
+    matched = ", ".join(f"{each['mid']:.2f}" for each in few)
+    sure = "" if all(each["low"] > 1 for each in few) else "not "
     mix = metrics["mix"].replace(",", ", ")
     shown = [row for row in metrics["by_concurrency"] if row["concurrency"] in SHOWN]
     lines = [*HEAD, *(_row(metrics, row) for row in shown), ""]
-    lines += [
-        "Speed of a DSpark user over MTP-1's, at MTP-1's throughput with so many users:",
-        f"{', '.join(matched)}.",
-        f"{trained_alike()}",
-        f"Prompts: {mix}; commit {metrics['sweep_commit'][:7]}; `make figures`; machine and all",
-        "loads: [docs/results-load.md](docs/results-load.md),",
-        "[results/sweep_cpu.json](results/sweep_cpu.json).",
-    ]
+    lines += wrapped(
+        f"Speed per user over MTP-1 at the throughput of MTP-1 with {users} users: {matched}; "
+        f"{sure}every interval is above one. {trained_alike()} Prompts: {mix}; "
+        f"commit {metrics['sweep_commit'][:7]}; `make figures`. "
+        "[All loads, intervals, machine](docs/results-load.md), "
+        "[results/sweep_cpu.json](results/sweep_cpu.json)."
+    )
     return "\n".join(lines)
 
 
@@ -68,7 +71,7 @@ def trained_alike(folder: Path = ROOT / "drafters") -> str:
     steps = f"MTP-1's for {mtp1:,} steps, DSpark's for {dspark:,}"
     if mtp1 == dspark:
         return f"The drafters were trained alike: {steps}."
-    return f"**The drafters were not trained alike**: {steps};\npart of these ratios is training."
+    return f"**The drafters were not trained alike**: {steps}; part of these ratios is training."
 
 
 def _steps(drafter: Path) -> int:
@@ -136,11 +139,16 @@ def _phase_row(arm: str, phase: Mapping[str, Any]) -> str:
 
 def _source(document: Mapping[str, Any], source: Path) -> list[str]:
     metrics = document["metrics"]
-    return [
-        f"`{document['command']}`, commit {metrics['sweep_commit'][:7]}, {document['date'][:10]},",
-        f"{document['device']}; {metrics['trials']} trials;",
-        f"[results/{source.name}](../results/{source.name}).",
-    ]
+    return wrapped(
+        f"`{document['command']}`, commit {metrics['sweep_commit'][:7]}, {document['date'][:10]}, "
+        f"{document['device']}; {metrics['trials']} trials; "
+        f"[results/{source.name}](../results/{source.name})."
+    )
+
+
+def wrapped(text: str) -> list[str]:
+    """Split a paragraph into lines of a page."""
+    return textwrap.wrap(text, 100, break_long_words=False, break_on_hyphens=False)
 
 
 def _closed_loop(document: Mapping[str, Any], source: Path, note: str = "") -> list[str]:
@@ -152,7 +160,7 @@ def _closed_loop(document: Mapping[str, Any], source: Path, note: str = "") -> l
     return [
         *_source(document, source),
         "",
-        f"**The verdict of the run: {metrics['verdict']}**",
+        *wrapped(f"**The verdict of the run: {metrics['verdict']}**"),
         "",
         f"| users{note} | {speeds} | {over} |",
         "|" + "---|" * 2 * len(arms),
@@ -233,10 +241,20 @@ def _row(metrics: Mapping[str, Any], row: Mapping[str, Any]) -> str:
     users = row["concurrency"]
     speeds = [f"{row[arm]['tokens_per_s']['mid']:.0f}" for arm in ("plain", "mtp1", "dspark")]
     level = ("tokens_per_s", "closed", users)
-    ratios = [_ratio(_compared(metrics, arm, level)) for arm in ("plain", "mtp1")]
+    ratios = [_compared(metrics, arm, level) for arm in ("plain", "mtp1")]
     plain, mtp1, dspark = speeds
-    over_plain, over_mtp1 = ratios
-    return f"| {users:.0f} | {plain} | {mtp1} | **{dspark}** | {over_plain} | {over_mtp1} |"
+    cells = [f"{users:.0f}", plain, mtp1, f"**{dspark}**"]
+    cells += [f"{each['mid']:.2f}" for each in ratios] + [_verdict(*ratios)]
+    return f"| {' | '.join(cells)} |"
+
+
+def _verdict(over_plain: Mapping[str, Any], over_mtp1: Mapping[str, Any]) -> str:
+    """Put two paired ratios into words: level means that the interval contains 1."""
+    plain, mtp1 = (
+        "faster than" if each["low"] > 1 else "slower than" if each["high"] < 1 else "level with"
+        for each in (over_plain, over_mtp1)
+    )
+    return f"{plain} both" if plain == mtp1 else f"{plain} plain, {mtp1} MTP-1"
 
 
 def _ratio(each: Mapping[str, Any]) -> str:

@@ -2,7 +2,7 @@
 
 A step's tensors come and go in unlike sizes between small ones that stay, and glibc keeps the
 holes: memory in use stands still while the resident set grows for hours. A lower threshold for
-mappings of their own stops that too, but every step pays for new pages then (docs/lab-notes.md).
+mappings of their own stops that too, but every step pays for new pages then (dev/LOG.md).
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A processor looks up where each page of 4 KiB lies, and its prefetchers stop where one ends. So int8
 panels (weight_formats.py), which are read in one stream, come faster from pages of 2 MiB
-(docs/lab-notes.md). Most weights are smaller than such a page: they share large pieces, each let go
+(dev/LOG.md). Most weights are smaller than such a page: they share large pieces, each let go
 with the last of its weights. bfloat16, read in rows at a stride, loses by it at one row.
 """
 

@@ -140,7 +140,7 @@ class Collector:
 
         self._steps = counter("steps", "Decode steps by the guard's mode.", "mode")
         self._skips = counter("draft_skips", "Decode steps without a draft.", "reason")
-        self._falls = counter("fallbacks", "Falls back to what is slower or less sure.", "reason")
+        self._falls = counter("fallbacks", "Fallbacks to a slower or less accurate mode.", "reason")
         self._admitted = counter("admitted_drafts", "Drafts verified.", "position")
         self._accepted = counter("accepted_drafts", "Drafts accepted.", "position")
         self._budget = histogram("budget", "Drafts admitted in a step.", BUDGETS)

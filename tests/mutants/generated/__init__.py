@@ -1,4 +1,4 @@
 """Mutants that operators generate from the product's syntax trees, drawn at random.
 
-`python -m tests.mutants.generated` runs a drawn sample; `docs/testing.md` says how to read it.
+`python -m tests.mutants.generated` runs a drawn sample; `CONTRIBUTING.md` says how to read it.
 """
