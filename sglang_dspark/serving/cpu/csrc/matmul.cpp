@@ -23,9 +23,11 @@
 
 #ifdef __clang__
 #define UNROLL _Pragma("unroll")
+#define ROLLED _Pragma("nounroll")
 #define SHUFFLE(a, b, ...) __builtin_shufflevector(a, b, __VA_ARGS__)
 #else
 #define UNROLL _Pragma("GCC unroll 64")
+#define ROLLED _Pragma("GCC unroll 1")
 #define SHUFFLE(a, b, ...) __builtin_shuffle(a, b, Ints{__VA_ARGS__})
 #endif
 
@@ -122,8 +124,13 @@ template <Format F> inline Floats weights(const char *row, int64_t c) {
   if constexpr (F == kFloat32) {
     return load<Floats>(row + 4 * c);
   } else {
-    const Words wide = __builtin_convertvector(load<Halves>(row + 2 * c), Words) << 16;
-    return (Floats)wide;
+#if defined(__AVX512F__)
+    return (Floats)_mm512_slli_epi32(_mm512_cvtepu16_epi32(load<__m256i>(row + 2 * c)), 16);
+#elif defined(__AVX2__)
+    return (Floats)_mm256_slli_epi32(_mm256_cvtepu16_epi32(load<__m128i>(row + 2 * c)), 16);
+#else
+    return (Floats)(__builtin_convertvector(load<Halves>(row + 2 * c), Words) << 16);
+#endif
   }
 }
 
@@ -205,6 +212,7 @@ void block(const void *xs, int64_t ldx, const char *w, int64_t k, float *out, in
 // Sixteen rows of W are a panel: for each group of 64 columns the rows' float32 scales, then, two
 // (int8) or four (bytes) neighbouring columns at a time, the weights of each row.
 constexpr int kGroup = 64, kPanel = 16, kLine = 64;
+constexpr int kStep = 4; // columns
 constexpr int kScaleBytes = 4 * kPanel, kGroupBytes = kScaleBytes + kPanel * kGroup;
 constexpr int kPanelAhead = 32768;  // bytes prefetched ahead into the second-level cache
 constexpr float kSmallest = 0x1p-112f; // a row with no larger number is 0: see SMALLEST_ROW
@@ -277,7 +285,6 @@ struct Fours {
 template <typename Way, int M, int PANELS>
 void some_panels(const typename Way::X *const (&x)[M], const char *w, int64_t k, float *out,
                  int64_t ldo, int64_t first_row, int64_t end) {
-  constexpr int places = kGroup / Way::kColumns, lines = kGroupBytes / kLine;
   const int64_t groups = k / kGroup, panel_bytes = groups * kGroupBytes;
   for (int64_t i = first_row; i < end; i += kNative * PANELS) {
     const char *panel = w + i / kPanel * panel_bytes;
@@ -290,26 +297,27 @@ void some_panels(const typename Way::X *const (&x)[M], const char *w, int64_t k,
       UNROLL for (int q = 0; q < M; ++q) {
         UNROLL for (int p = 0; p < PANELS; ++p) sum[q][p] = Way::first(x[q], k, g);
       }
-      UNROLL for (int c = 0; c < places; ++c) {
-        typename Way::Weights weight[PANELS];
-        UNROLL for (int p = 0; p < PANELS; ++p) {
-          // The group that comes in a while, its lines spread over the places. One row against
-          // whole panels is as fast as bytes come by themselves.
-          if (kNative * PANELS != kPanel) {
-            const int line = (c * lines + places - 1) / places;
-            if (line * places / lines == c && line < lines) {
-              __builtin_prefetch(group[p] + kPanelAhead + line * kLine, 0, 2);
-            }
-            if ((line + 1) * places / lines == c && line + 1 < lines) {
-              __builtin_prefetch(group[p] + kPanelAhead + (line + 1) * kLine, 0, 2);
-            }
+      // Not unrolled: GCC would load all weights of the group first and spill them.
+      ROLLED for (int at = 0; at < kGroup; at += kStep) {
+        // A step takes one cache line of the group. The line that comes in a while is fetched with
+        // it, and the group's last one, which the scales make odd, with the first. One row against
+        // whole panels is as fast as bytes come by themselves.
+        if constexpr (kNative * PANELS != kPanel) {
+          UNROLL for (int p = 0; p < PANELS; ++p) {
+            const char *ahead = group[p] + kPanelAhead;
+            __builtin_prefetch(ahead + kPanel * at, 0, 2);
+            if (at == 0) __builtin_prefetch(ahead + kPanel * kGroup, 0, 2);
           }
-          weight[p] = Way::weights(group[p] + Way::kColumns * lane + kScaleBytes +
-                                   Way::kColumns * kPanel * c);
         }
-        UNROLL for (int q = 0; q < M; ++q) {
-          const Ints row = spread(load<int32_t>(x[q] + kGroup * g + Way::kColumns * c));
-          UNROLL for (int p = 0; p < PANELS; ++p) sum[q][p] = Way::add(sum[q][p], weight[p], row);
+        UNROLL for (int c = at; c < at + kStep; c += Way::kColumns) {
+          typename Way::Weights weight[PANELS];
+          UNROLL for (int p = 0; p < PANELS; ++p) {
+            weight[p] = Way::weights(group[p] + kScaleBytes + kPanel * c + Way::kColumns * lane);
+          }
+          UNROLL for (int q = 0; q < M; ++q) {
+            const Ints row = spread(load<int32_t>(x[q] + kGroup * g + c));
+            UNROLL for (int p = 0; p < PANELS; ++p) sum[q][p] = Way::add(sum[q][p], weight[p], row);
+          }
         }
       }
       UNROLL for (int p = 0; p < PANELS; ++p) {
