@@ -83,7 +83,7 @@ def test_jobs_and_products_are_clean(kind: str, tmp_path: Path) -> None:
 def test_a_fault_is_found(
     kind: str, file: str, old: str, new: str, named: str, tmp_path: Path
 ) -> None:
-    """What the tests above would miss in silence."""
+    """Plant one, so that a clean run above means something."""
     sources = copy_of_sources(tmp_path)
     text = (sources / file).read_text()
     assert text.count(old) == 1

@@ -67,7 +67,7 @@ class NarrowMatmul:
 
 @dataclass(frozen=True)
 class Processor:
-    """What products are chosen by: the bits of `dspark_processor`."""
+    """Choose products by the bits of `dspark_processor`."""
 
     bits: int
 

@@ -6,6 +6,8 @@ from tests.mutants.mutant import Mutant
 
 FORMATS = "sglang_dspark/serving/cpu/weight_formats.py"
 MATMUL = "sglang_dspark/serving/cpu/csrc/matmul.cpp"
+PANELS = "sglang_dspark/serving/cpu/csrc/panels.h"
+VECTORS = "sglang_dspark/serving/cpu/csrc/vectors.h"
 LINEAR = "sglang_dspark/serving/cpu/linear.py"
 PACKED = "sglang_dspark/serving/cpu/packed_weights.py"
 FORMAT_TESTS = ("tests/serving_cpu/test_weight_formats.py",)
@@ -71,7 +73,7 @@ MUTANTS = (
     Mutant(
         name="bytes begin without all that their offset adds",
         area="packed weights",
-        file=MATMUL,
+        file=PANELS,
         old="-128u * static_cast",
         new="-127u * static_cast",
         tests=FORMAT_TESTS,
@@ -159,7 +161,7 @@ MUTANTS = (
     Mutant(
         name="half a panel scaled as the other half",
         area="packed weights",
-        file=MATMUL,
+        file=PANELS,
         old="load<Floats>(group[p] + 4 * lane)",
         new="load<Floats>(group[p])",
         tests=FORMAT_TESTS,
@@ -167,7 +169,7 @@ MUTANTS = (
     Mutant(
         name="bytes of a weight widened without their sign",
         area="packed weights",
-        file=MATMUL,
+        file=PANELS,
         old="return _mm256_cvtepi8_epi16(load",
         new="return _mm256_cvtepu8_epi16(load",
         tests=FORMAT_TESTS,
@@ -175,7 +177,7 @@ MUTANTS = (
     Mutant(
         name="a row of x rounded towards zero",
         area="packed weights",
-        file=MATMUL,
+        file=PANELS,
         old="(Ints)_mm256_cvtps_epi32(v)",
         new="(Ints)_mm256_cvttps_epi32(v)",
         tests=FORMAT_TESTS,
@@ -183,7 +185,7 @@ MUTANTS = (
     Mutant(
         name="a row of x that is no number is multiplied as one",
         area="packed weights",
-        file=MATMUL,
+        file=PANELS,
         old="(seen ? top / steps : 0.0f) + bad}",
         new="(seen ? top / steps : 0.0f)}",
         tests=FORMAT_TESTS,
@@ -191,7 +193,7 @@ MUTANTS = (
     Mutant(
         name="an empty row of x divided by its size",
         area="packed weights",
-        file=MATMUL,
+        file=PANELS,
         old="(seen ? top / steps : 0.0f) + bad}",
         new="top / top / steps + bad}",
         tests=FORMAT_TESTS,
@@ -199,7 +201,7 @@ MUTANTS = (
     Mutant(
         name="sums of a row of x scaled by its neighbour's scale",
         area="packed weights",
-        file=MATMUL,
+        file=PANELS,
         old="Way::result(total[q][p], x[q], k)",
         new="Way::result(total[q][p], x[0], k)",
         tests=FORMAT_TESTS,
@@ -207,7 +209,7 @@ MUTANTS = (
     Mutant(
         name="the first pair of a group left out",
         area="packed weights",
-        file=MATMUL,
+        file=PANELS,
         old="ROLLED for (int at = 0;",
         new="ROLLED for (int at = kStep;",
         tests=FORMAT_TESTS,
@@ -215,7 +217,7 @@ MUTANTS = (
     Mutant(
         name="the last panel of an odd number is not multiplied",
         area="packed weights",
-        file=MATMUL,
+        file=PANELS,
         old="if constexpr (together > 1) some_panels",
         new="if constexpr (together > 2) some_panels",
         tests=FORMAT_TESTS,
@@ -319,7 +321,7 @@ MUTANTS = (
     Mutant(
         name="a product is rounded before it is added",
         area="packed weights",
-        file=MATMUL,
+        file=VECTORS,
         old="return _mm256_fmadd_ps(a, b, c);",
         new="return a * b + c;",
         tests=("tests/serving_cpu/test_linear.py",),
