@@ -31,7 +31,7 @@ from typing import Any
 logger = logging.getLogger(__name__)
 
 SOURCES = Path(__file__).with_suffix("")
-_PATIENCE_S = 600.0  # Zig builds its own C++ library first, which takes minutes on a slow machine
+_PATIENCE_S = 600.0  # Zig takes minutes on a slow machine
 _LINUX = sys.platform == "linux"
 _X86 = platform.machine() in ("x86_64", "AMD64")
 # -ffp-contract=off: multiplications and additions are fused where the source says so, nowhere else.
@@ -153,11 +153,11 @@ def build(folder: Path) -> Path:
     """
     folder = folder.resolve()
     folder.mkdir(parents=True, exist_ok=True)
-    failed = "there is no C++ compiler"
+    failed, name = "there is no C++ compiler", file_name()
     for compiler in compilers():
         with TemporaryDirectory(dir=folder) as room:
             try:
-                return _compile(compiler, Path(room)).replace(folder / file_name())
+                return _compile(compiler, Path(room)).replace(folder / name)
             except (BuildError, FileNotFoundError) as error:
                 failed = f"{shlex.join(compiler)}: {error}"
     raise BuildError(failed)
@@ -166,7 +166,7 @@ def build(folder: Path) -> Path:
 def _compile(compiler: list[str], room: Path) -> Path:
     """Compile all objects at once and link them; the library in `room`."""
     zig = "ziglang" in compiler
-    # Zig compiles its C++ library into a cache of its own, a quarter of a gigabyte.
+    # Zig has a cache of its own, of a hundred megabytes.
     own = {"ZIG_GLOBAL_CACHE_DIR": str(room), "ZIG_LOCAL_CACHE_DIR": str(room)} if zig else {}
     environment = {**os.environ, **own}
     objects, running = [], []
@@ -183,7 +183,9 @@ def _compile(compiler: list[str], room: Path) -> Path:
     if any(each.returncode for each in running):
         raise BuildError(_first_error("".join(said)))
     made = room / "library.so"
-    link = [*compiler, *FLAGS, *_LINK, *(("-Wl,-s",) if zig else ()), *objects, "-o", str(made)]
+    # As C: Zig would build a C++ library to link that nothing here uses. It adds debug data, -s.
+    linker = [*compiler[:-1], "cc", "-Wl,-s"] if zig else compiler
+    link = [*linker, *_LINK, *objects, "-o", str(made)]
     done = subprocess.run(link, cwd=SOURCES, env=environment, capture_output=True, text=True)
     if done.returncode:
         raise BuildError(_first_error(done.stderr))
