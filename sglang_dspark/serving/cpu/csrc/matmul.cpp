@@ -63,7 +63,11 @@ inline void step(Floats (&sum)[M][R][kParts], const char *const (&w)[R],
   if constexpr (F == kBfloat16Dot) {
 #ifdef __AVX512BF16__
     __m512bh weight[R];
-    UNROLL for (int p = 0; p < R; ++p) weight[p] = (__m512bh)load<__m512i>(w[p] + 2 * c);
+    UNROLL for (int p = 0; p < R; ++p) {
+      __m512i loaded = load<__m512i>(w[p] + 2 * c);
+      hold(loaded);
+      weight[p] = (__m512bh)loaded;
+    }
     UNROLL for (int q = 0; q < M; ++q) {
       const __m512bh row = (__m512bh)load<__m512i>(x[q] + c);
       UNROLL for (int p = 0; p < R; ++p) {
@@ -122,7 +126,13 @@ void block(const void *xs, int64_t ldx, const char *w, int64_t k, float *out, in
     }
     float sums[M * R + kNative];
     sum_lanes<kNative, M * R>(folded, sums);
-    UNROLL for (int q = 0; q < M; ++q) memcpy(out + q * ldo + i, sums + q * R, R * sizeof(float));
+    UNROLL for (int q = 0; q < M; ++q) {
+      if constexpr (R == 4) {
+        memcpy(out + q * ldo + i, sums + q * R, R * sizeof(float));
+      } else { // GCC would take a memcpy of fewer through integer registers
+        UNROLL for (int p = 0; p < R; ++p) out[q * ldo + i + p] = sums[q * R + p];
+      }
+    }
   }
 }
 

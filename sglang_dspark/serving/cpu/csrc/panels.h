@@ -94,8 +94,7 @@ void some_panels(const typename Way::X *const (&x)[M], const char *w, int64_t k,
       UNROLL for (int q = 0; q < M; ++q) {
         UNROLL for (int p = 0; p < PANELS; ++p) sum[q][p] = Way::first(x[q], k, g);
       }
-      // Not unrolled: GCC would load all weights of the group first and spill them.
-      ROLLED for (int at = 0; at < kGroup; at += kStep) {
+      const auto add_step = [&](int at) __attribute__((always_inline)) {
         // A step takes one cache line of the group. The line that comes in a while is fetched with
         // it, and the group's last one, which the scales make odd, with the first. One row against
         // whole panels is as fast as bytes come by themselves.
@@ -116,6 +115,13 @@ void some_panels(const typename Way::X *const (&x)[M], const char *w, int64_t k,
             UNROLL for (int p = 0; p < PANELS; ++p) sum[q][p] = Way::add(sum[q][p], weight[p], row);
           }
         }
+      };
+      // Unrolled for few rows, which leave registers enough. For more GCC would load all
+      // weights of the group first and spill them.
+      if constexpr (kWide && M <= 2) {
+        UNROLL for (int at = 0; at < kGroup; at += kStep) add_step(at);
+      } else {
+        ROLLED for (int at = 0; at < kGroup; at += kStep) add_step(at);
       }
       UNROLL for (int p = 0; p < PANELS; ++p) {
         const Floats scale = load<Floats>(group[p] + 4 * lane);

@@ -43,6 +43,15 @@ template <typename V> inline V load(const void *p) {
   return v;
 }
 
+// Keep a vector in a register: GCC would load it again for each use.
+template <typename V> inline void hold(V &v) {
+#if defined(__AVX512F__)
+  asm("" : "+v"(v));
+#else
+  (void)v;
+#endif
+}
+
 inline Floats fma(Floats a, Floats b, Floats c) {
 #if defined(__AVX512F__)
   return _mm512_fmadd_ps(a, b, c);
