@@ -10,6 +10,7 @@ the tools for tests and checks. `--installer uv` takes uv in pip's place.
 from __future__ import annotations
 
 import argparse
+import importlib
 import os
 import re
 import shutil
@@ -164,6 +165,22 @@ def torch_says(expression: str) -> str:
     return tried.stdout.strip()
 
 
+def build_library(installer: str) -> None:
+    """Build the CPU kernels, with a compiler from an index where the machine has none."""
+    sys.path.insert(0, str(ROOT))
+    from sglang_dspark.serving.cpu import csrc
+
+    if not any(csrc.compilers()):
+        say(f"no C++ compiler here: {csrc.ZIG} builds the CPU kernels, 0.1 GB to download")
+        subprocess.run([*INSTALLERS[installer], "--quiet", csrc.ZIG])
+        importlib.invalidate_caches()
+    say("building the CPU kernels: seconds with g++, a minute or two with ziglang")
+    try:
+        csrc.build(csrc.SOURCES)
+    except csrc.BuildError as error:
+        say(f"they are not built, and torch multiplies, which is slower ({error}): {csrc.HOW_TO}")
+
+
 def for_a_cpu(installer: str) -> None:
     lock = pinned()
     say(f"no NVIDIA GPU: SGLang for a CPU, {len(lock)} packages into {sys.prefix} by {installer}")
@@ -184,6 +201,7 @@ def for_a_cpu(installer: str) -> None:
         install(installer, "--no-deps", "-r", str(LOCK))
     torch_says("torch.__version__")
     install(installer, "--quiet", "--no-deps", "--no-build-isolation", "-e", str(ROOT))
+    build_library(installer)
 
 
 def for_a_gpu(installer: str) -> None:

@@ -102,15 +102,13 @@ def _measured(
     way: _Way, counts: Sequence[int], levels: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
     """A row for each number of rows and cache level; int8 has its own way to fetch."""
-    from sglang_dspark.serving.cpu.narrow_matmul import Processor, compile_matmul
+    from sglang_dspark.serving.cpu.narrow_matmul import Processor, find_matmul
     from sglang_dspark.serving.cpu.weight_formats import PANELS
 
     form = way.form
     weights, host = _weights(form), Processor.host()
     caches: list[int | None] = [None] if form in PANELS else list(levels)
-    kernels = {
-        level: compile_matmul(host, None, form, level, rounding=way.rounding) for level in caches
-    }
+    kernels = {level: find_matmul(host, form, level, rounding=way.rounding) for level in caches}
     size = sum(n * form.row_bytes(k) for n, k in SHAPES)
     found = []
     for count in counts:

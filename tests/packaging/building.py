@@ -18,7 +18,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[2]
 _NOT_SOURCE = (
     *(".git", ".venv", "runs", "build", "dist", "site", "*.egg-info", "__pycache__"),
-    *(".*_cache", ".hypothesis"),
+    *(".*_cache", ".hypothesis", "*.so"),
 )
 _BUILD = (
     "import sys; from setuptools import build_meta; "

@@ -30,6 +30,16 @@ def test_the_checkout_is_out_of_reach(installed: Installed) -> None:
     assert str(ROOT) not in lines
 
 
+def test_the_library_of_the_wheel_is_loaded_and_none_is_built(installed: Installed) -> None:
+    """Load it without any compiler on PATH."""
+    code = "from sglang_dspark.serving.cpu import csrc; print(csrc.library().keep._name)"
+    done = installed.run("python", "-c", code, PATH="", CXX="")
+    found = Path(done.stdout.strip())
+    assert found.parent.name == "csrc", done.stderr
+    assert found.is_relative_to(installed.python.parents[1])
+    assert not (installed.home / ".cache" / "sglang-dspark" / "csrc").exists()
+
+
 def test_versions_in_one_line(installed: Installed) -> None:
     done = installed.run("dspark", "--version")
     ours, theirs, torch = (version(name) for name in ("sglang-dspark", "sglang", "torch"))

@@ -9,31 +9,30 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving import config
 from sglang_dspark.serving.cpu import linear
 from sglang_dspark.serving.cpu.narrow_matmul import (
     AVX2,
-    LANES,
     MAX_BLOCK_ROWS,
     NarrowMatmul,
     Processor,
-    compile_matmul,
+    find_matmul,
 )
 from sglang_dspark.serving.cpu.thread_pool import process_pool
+from tests.serving_cpu.product_reference import PROCESSORS, float_product, processor_named
 
 SHAPES = ((16, 16), (48, 32), (208, 576), (64, 1536))
 HOST_FUSES = Processor.host().fuses
 pytestmark = pytest.mark.skipif(not HOST_FUSES, reason="no fused multiply-add: F.linear serves")
 
 
-@pytest.fixture(scope="module", params=["host", "avx2"])
+@pytest.fixture(scope="module", params=PROCESSORS)
 def kernel(request: pytest.FixtureRequest) -> NarrowMatmul:
-    processor = Processor.host()
-    if request.param == "avx2":
-        if "+avx2" not in processor.features.split(","):
-            pytest.skip("this processor cannot run AVX2 code")
-        processor = AVX2
-    return compile_matmul(processor, process_pool())
+    pool = process_pool()
+    if pool is not None:
+        pool.grow(3)
+    return find_matmul(processor_named(request.param))
 
 
 @pytest.fixture
@@ -58,6 +57,14 @@ def test_the_product_is_as_exact_as_blas(kernel: NarrowMatmul, m: int, n: int, k
 
 
 @pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_the_product_has_the_bits_of_its_definition(kernel: NarrowMatmul, n: int, k: int) -> None:
+    x, weight = matrices(14, n, k)
+    expected = float_product(x, weight)
+    for m in range(1, 15):
+        assert torch.equal(linear.narrow(kernel, x[:m], weight, 1), expected[:m])
+
+
+@pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_a_row_does_not_depend_on_the_others(kernel: NarrowMatmul, n: int, k: int) -> None:
     x, weight = matrices(40, n, k)
     alone = torch.cat([linear.narrow(kernel, row[None], weight, 1) for row in x])
@@ -70,20 +77,9 @@ def test_a_row_does_not_depend_on_the_others(kernel: NarrowMatmul, n: int, k: in
 def test_threads_do_not_change_the_result(
     kernel: NarrowMatmul, n: int, k: int, threads: int
 ) -> None:
-    assert kernel.threads_available
     x, weight = matrices(7, n, k)
     one = linear.narrow(kernel, x, weight, 1)
     assert torch.equal(linear.narrow(kernel, x, weight, threads), one)
-
-
-def test_without_openmp_one_thread_serves() -> None:
-    alone = compile_matmul(Processor.host(), None)
-    x, weight = matrices(7, 48, 32)
-    assert not alone.threads_available
-    assert torch.equal(
-        linear.narrow(alone, x, weight, 4),
-        linear.narrow(compile_matmul(Processor.host(), process_pool()), x, weight, 1),
-    )
 
 
 def test_rows_may_lie_apart_or_transposed(kernel: NarrowMatmul) -> None:
@@ -175,11 +171,11 @@ def test_the_configuration_turns_the_kernel_off(
     assert torch.equal(linear.product(x, weight), torch.nn.functional.linear(x, weight))
 
 
-def test_a_processor_without_fused_multiply_add_is_recognised() -> None:
-    assert not Processor("x86-64", "+sse2,-fma,-avx2").fuses
+def test_a_processor_without_fused_multiply_add_has_no_product() -> None:
+    assert not Processor(0).fuses
     assert AVX2.fuses
-    assert not AVX2.wide
-    assert LANES % 16 == 0
+    with pytest.raises(DSparkError, match="no product with float32 weights"):
+        find_matmul(Processor(0))
 
 
 class TestUpstream:

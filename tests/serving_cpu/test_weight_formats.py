@@ -7,9 +7,8 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving.cpu import linear
-from sglang_dspark.serving.cpu.narrow_matmul import AVX2, NarrowMatmul, Processor, compile_matmul
+from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul, Processor, find_matmul
 from sglang_dspark.serving.cpu.panel_rows import MOST_ROWS
-from sglang_dspark.serving.cpu.thread_pool import process_pool
 from sglang_dspark.serving.cpu.weight_formats import (
     BFLOAT16,
     BYTES,
@@ -31,6 +30,13 @@ from sglang_dspark.serving.cpu.weight_formats import (
     rounded_groups,
     rounded_rows,
     take_rows,
+)
+from tests.serving_cpu.product_reference import (
+    PROCESSORS,
+    byte_product,
+    integer_product,
+    processor_named,
+    rounded_product,
 )
 
 SHAPES = ((16, 64), (48, 192), (208, 576), (64, 1536))
@@ -145,18 +151,14 @@ def test_odd_sizes_are_refused(form: WeightFormat) -> None:
         pack(torch.zeros(8, form.columns), form)
 
 
-@pytest.fixture(scope="module", params=["host", "avx2"])
+@pytest.fixture(scope="module", params=PROCESSORS)
 def processor(request: pytest.FixtureRequest) -> Processor:
-    if request.param == "host":
-        return Processor.host()
-    if "+avx2" not in Processor.host().features.split(","):
-        pytest.skip("this processor cannot run AVX2 code")
-    return AVX2
+    return processor_named(request.param)
 
 
 @pytest.fixture(scope="module")
 def wide(processor: Processor) -> NarrowMatmul:
-    return compile_matmul(processor, process_pool())
+    return find_matmul(processor)
 
 
 @pytest.fixture(scope="module", params=PACKED, ids=lambda form: str(form.dtype))
@@ -169,7 +171,7 @@ def form(request: pytest.FixtureRequest) -> WeightFormat:
 def kernel(processor: Processor, form: WeightFormat) -> NarrowMatmul:
     if form is BYTES and not processor.multiplies(BYTES):
         pytest.skip("this processor multiplies no bytes")
-    return compile_matmul(processor, process_pool(), form)
+    return find_matmul(processor, form)
 
 
 @pytest.fixture(scope="module")
@@ -177,14 +179,14 @@ def rounding() -> NarrowMatmul:
     """The kernel that rounds rows to bfloat16."""
     if not Processor.host().multiplies(BFLOAT16):
         pytest.skip("this processor multiplies no bfloat16 numbers")
-    return compile_matmul(Processor.host(), process_pool(), BFLOAT16, rounding=True)
+    return find_matmul(Processor.host(), BFLOAT16, rounding=True)
 
 
 @pytest.fixture(scope="module")
 def bytes_kernel() -> NarrowMatmul:
     if not Processor.host().multiplies(BYTES):
         pytest.skip("this processor multiplies no bytes")
-    return compile_matmul(Processor.host(), process_pool(), BYTES)
+    return find_matmul(Processor.host(), BYTES)
 
 
 # Blocks of x end at six and at twelve rows, strips of W at 64.
@@ -201,6 +203,17 @@ def test_a_product_of_rounded_rows_is_exact_but_for_its_sums(
     for rows, threads in ((rows, threads) for rows in range(1, 41) for threads in (1, 3)):
         assert torch.equal(linear.narrow(rounding, x[:rows], packed, threads), whole[:rows])
     assert torch.equal(linear.narrow(rounding, x[13:29], packed, 1), whole[13:29])
+
+
+@needs_kernel
+@pytest.mark.parametrize(("n", "k"), SHAPES)
+def test_a_product_of_rounded_rows_has_the_bits_of_its_definition(
+    rounding: NarrowMatmul, n: int, k: int
+) -> None:
+    packed, x = pack(weights(n, k), BFLOAT16), torch.randn(14, k)
+    expected = rounded_product(x, packed)
+    for rows in range(1, 15):
+        assert torch.equal(linear.narrow(rounding, x[:rows], packed, 1), expected[:rows])
 
 
 @needs_kernel
@@ -232,28 +245,12 @@ def test_a_product_of_bytes_has_the_bits_of_its_definition(
     assert bool(((expected - rounded @ numbers.T).abs() <= size * 2e-6).all())
 
 
-def byte_product(x: Tensor, packed: Tensor) -> Tensor:
-    """x [m, K] W^T, W [n, K] of `BYTES`, in the kernel's order: exact sums of a group's columns,
-    fused multiply-adds by the product of both scales over ascending k."""
-    (m, k), n = x.shape, len(packed)
-    weight, scales = int8_rows(packed, torch.arange(n))
-    groups = x.view(m, -1, GROUP)
-    top = groups.abs().amax(-1, keepdim=True)
-    whole = (groups * torch.where(top > 0, torch.full_like(top, 127.0) / top, 0.0)).round().long()
-    total = torch.zeros(m, n)
-    for group in range(k // GROUP):
-        sums = whole[:, group] @ weight[:, group].long().T
-        both = scales[None, :, group] * (top / 127.0)[:, group]
-        total = (total.double() + sums.double() * both.double()).float()
-    return total
-
-
 @needs_kernel
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_a_product_with_bfloat16_has_the_bits_of_the_widened_one(
     processor: Processor, wide: NarrowMatmul, n: int, k: int
 ) -> None:
-    kernel = compile_matmul(processor, process_pool(), BFLOAT16)
+    kernel = find_matmul(processor, BFLOAT16)
     packed = pack(weights(n, k), BFLOAT16)
     x = torch.randn(14, k, generator=torch.Generator().manual_seed(n + k))
     for rows, threads in ((rows, threads) for rows in range(1, 15) for threads in (1, 3)):
@@ -268,7 +265,7 @@ def test_a_product_does_not_depend_on_what_cache_is_read_through(
 ) -> None:
     packed = weights(48, 192) if kept is FLOAT32 else pack(weights(48, 192), kept)
     x = torch.randn(9, 192)
-    first, second = (compile_matmul(processor, None, kept, level) for level in (1, 2))
+    first, second = (find_matmul(processor, kept, level) for level in (1, 2))
     assert torch.equal(linear.narrow(first, x, packed, 1), linear.narrow(second, x, packed, 1))
 
 
@@ -277,7 +274,7 @@ def test_a_product_does_not_depend_on_what_cache_is_read_through(
 def test_a_product_with_int8_has_the_bits_of_its_definition(
     processor: Processor, n: int, k: int
 ) -> None:
-    kernel, packed = compile_matmul(processor, process_pool(), INT8), pack(weights(n, k), INT8)
+    kernel, packed = find_matmul(processor, INT8), pack(weights(n, k), INT8)
     x = activations(14, k)
     expected = integer_product(x, packed)
     for rows, threads in ((rows, threads) for rows in range(1, 15) for threads in (1, 3)):
@@ -293,26 +290,10 @@ def activations(m: int, k: int) -> Tensor:
     return x
 
 
-def integer_product(x: Tensor, packed: Tensor) -> Tensor:
-    """x [m, K] W^T, int8 W [n, K], in the kernel's order: exact sums of a group's columns, fused
-    multiply-adds by the group's scale over ascending k, the row's scale.
-    """
-    (m, k), n = x.shape, len(packed)
-    weight, scales = int8_rows(packed, torch.arange(n))
-    top = x.abs().amax(-1, keepdim=True)
-    whole = (x * torch.where(top > 0, torch.full_like(top, 32767.0) / top, 0.0)).round().long()
-    total = torch.zeros(m, n)
-    for group in range(k // GROUP):  # in float64 a product is exact, so this rounds as fused ones
-        sums = whole.view(m, -1, GROUP)[:, group] @ weight[:, group].long().T
-        step = sums.float().double() * scales[None, :, group].double()
-        total = (total.double() + step).float()
-    return total * (top / 32767.0)
-
-
 @needs_kernel
 @pytest.mark.parametrize(("n", "k"), SHAPES)
 def test_int8_multiplies_rows_of_sixteen_bits(processor: Processor, n: int, k: int) -> None:
-    kernel, packed = compile_matmul(processor, process_pool(), INT8), pack(weights(n, k), INT8)
+    kernel, packed = find_matmul(processor, INT8), pack(weights(n, k), INT8)
     x = activations(14, k)
     found = linear.narrow(kernel, x, packed, 1).double()
     rounded = rounded_rows(x)

@@ -65,6 +65,25 @@ def test_what_pip_says_of_a_package_is_counted(
     assert (found is None) is (name is None)
 
 
+def test_without_a_compiler_set_up_says_what_that_costs(install: ModuleType) -> None:
+    """And goes on; here no index has the compiler either."""
+    if importlib.util.find_spec("ziglang"):
+        pytest.skip("there is a compiler: ziglang")
+    path = Path(str(install.__file__)).parent
+    done = subprocess.run(
+        [sys.executable, "-c", "import install; install.build_library('pip')"],
+        cwd=path,
+        env={"PATH": "", "HOME": os.environ["HOME"], "PIP_NO_INDEX": "1"},
+        capture_output=True,
+        text=True,
+    )
+    assert done.returncode == 0, done.stderr
+    lines = done.stdout.splitlines()
+    assert lines[0].startswith("setup: no C++ compiler here: ziglang==")
+    assert lines[-1].startswith("setup: they are not built, and torch multiplies, which is slower")
+    assert "there is no C++ compiler" in lines[-1]
+
+
 def test_tests_of_a_group_share_a_process(tmp_path: Path) -> None:
     """By the runner of `make test`: servers that tests share would otherwise stand twice."""
     for group in ("one", "two"):

@@ -58,7 +58,7 @@ def checkout(tmp_path: Path) -> Path:
     ignored = shutil.ignore_patterns("*.safetensors", "__pycache__")
     for name in ("sglang_dspark", "kernels", "loadtest", "patches", "configs", "drafters"):
         shutil.copytree(ROOT / name, place / name, symlinks=True, ignore=ignored)
-    for name in ("Makefile", "README.md", "LICENSE", "MANIFEST.in", "pyproject.toml"):
+    for name in ("Makefile", "README.md", "LICENSE", "MANIFEST.in", "pyproject.toml", "setup.py"):
         shutil.copy(ROOT / name, place)
     shutil.copytree(ROOT / "requirements", place / "requirements", ignore=ignored)
     few = [f"{name}=={LOCKED[name]}\n" for name in SMALL_LOCK]

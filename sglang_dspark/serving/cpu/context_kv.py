@@ -351,5 +351,5 @@ def _product(weight: Tensor) -> tuple[int, int]:
     """The kernel that multiplies with a weight [N, K], its address, and the threads it takes."""
     multiply = linear.kernel_of(weight)
     assert multiply is not None
-    threads = linear.threads_for(*weight.shape) if multiply.threads_available else 1
+    threads = linear.threads_for(*weight.shape)
     return multiply.entry, threads

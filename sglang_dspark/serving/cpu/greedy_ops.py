@@ -108,7 +108,7 @@ def draft_steps(
     w1, w2, tokens = weights
     kernel = linear.kernel_of(w2)
     assert kernel is not None
-    threads = linear.threads_for(*w2.shape) if kernel.threads_available else 1
+    threads = linear.threads_for(*w2.shape)
     _draft(
         kernel.entry, w2.data_ptr(), threads, linear.block_rows(base.shape[0]), base.numpy(),
         anchor.numpy(), w1, tokens, steps.start, steps.stop, out.numpy(),

@@ -17,12 +17,12 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving.cpu.csrc import HOW_TO, library
 from sglang_dspark.serving.cpu.narrow_matmul import (
     MAX_BLOCK_ROWS,
     NarrowMatmul,
     Processor,
-    compile_matmul,
+    find_matmul,
 )
 from sglang_dspark.serving.cpu.thread_pool import process_pool
 from sglang_dspark.serving.cpu.weight_formats import (
@@ -49,8 +49,9 @@ def why_not() -> str | None:
 
     if not current_config().cpu.matrix_kernel:
         return "cpu.matrix_kernel is false in the configuration"
-    host = Processor.host()
-    return None if host.fuses else f"this processor ({host.name}) has no fused multiply-add"
+    if library() is None:
+        return f"the C++ library of the CPU kernels is missing; {HOW_TO}"
+    return None if Processor.host().fuses else "this processor has no AVX2 and fused multiply-add"
 
 
 def prepare() -> NarrowMatmul | None:
@@ -82,25 +83,17 @@ def activations_beside(form: WeightFormat) -> str:
 
 @lru_cache(maxsize=len(FORMATS) + 1)
 def prepare_for(form: WeightFormat) -> NarrowMatmul | None:
-    """The kernel for this processor and a format of weights, compiled once a process (well under a
-    second).
+    """The kernel for this processor and a format of weights.
 
     None where there is a reason not to (`why_not`); products then go to `F.linear`. Raises
-    `DSparkError` when compiling fails.
+    `DSparkError` where the processor cannot multiply such weights.
     """
     if why_not() is not None:
         return None
-    host = Processor.host()
-    try:
-        pool = process_pool()
-        if pool is not None:
-            pool.grow(torch.get_num_threads())
-        return compile_matmul(host, pool, form, rounding=form is BFLOAT16 and rounds(form))
-    except RuntimeError as error:
-        raise DSparkError(
-            f"the matrix kernel does not compile for this processor ({host.name}: {error}); "
-            "set cpu.matrix_kernel to false in the configuration to serve without it"
-        ) from error
+    pool = process_pool()
+    if pool is not None:
+        pool.grow(torch.get_num_threads())
+    return find_matmul(Processor.host(), form, rounding=form is BFLOAT16 and rounds(form))
 
 
 def kernel_of(weight: Tensor) -> NarrowMatmul | None:
@@ -114,7 +107,7 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
     Takes our kernel where `eligible`, else `F.linear`, of a packed weight with the numbers that it
     stands for. With our kernel a row's result does not depend on the other rows. Call `prepare_for`
-    once at load, or the first call compiles.
+    once at load, or the first call starts the threads.
     """
     kernel = kernel_of(weight)
     if kernel is None or not eligible(x, weight):
@@ -157,8 +150,6 @@ def narrow(kernel: NarrowMatmul, x: Tensor, weight: Tensor, threads: int | None 
     n, k = weight.shape
     if threads is None:
         threads = threads_for(n, k)
-    if not kernel.threads_available:
-        threads = 1
     out = x.new_empty(m, n)
     kernel.call(
         x.data_ptr(),

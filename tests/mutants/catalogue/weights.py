@@ -5,11 +5,10 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 FORMATS = "sglang_dspark/serving/cpu/weight_formats.py"
-TEXT = "sglang_dspark/serving/cpu/narrow_matmul_text.py"
-BFLOAT16_TEXT = "sglang_dspark/serving/cpu/bfloat16_product_text.py"
-BYTE_TEXT = "sglang_dspark/serving/cpu/byte_product_text.py"
+MATMUL = "sglang_dspark/serving/cpu/csrc/matmul.cpp"
+PANELS = "sglang_dspark/serving/cpu/csrc/panels.h"
+VECTORS = "sglang_dspark/serving/cpu/csrc/vectors.h"
 LINEAR = "sglang_dspark/serving/cpu/linear.py"
-INT8_TEXT = "sglang_dspark/serving/cpu/int8_product_text.py"
 PACKED = "sglang_dspark/serving/cpu/packed_weights.py"
 FORMAT_TESTS = ("tests/serving_cpu/test_weight_formats.py",)
 PACKED_TESTS = ("tests/serving_cpu/test_packed_weights.py",)
@@ -74,25 +73,17 @@ MUTANTS = (
     Mutant(
         name="bytes begin without all that their offset adds",
         area="packed weights",
-        file=BYTE_TEXT,
-        old="mul i32 %sum, -128",
-        new="mul i32 %sum, -127",
-        tests=FORMAT_TESTS,
-    ),
-    Mutant(
-        name="a lost number of a group of bytes is a number again",
-        area="packed weights",
-        file=BYTE_TEXT,
-        old="%kept = fadd float %given, %bad",
-        new="%kept = fadd float %given, 0.0",
+        file=PANELS,
+        old="-128u * static_cast",
+        new="-127u * static_cast",
         tests=FORMAT_TESTS,
     ),
     Mutant(
         name="strips of bytes begin where those without scales would",
         area="packed weights",
-        file=TEXT,
-        old="    if form in PANELS:\n        return [",
-        new="    if form is INT8:\n        return [",
+        file=MATMUL,
+        old="if (F == kInt8 || F == kBytes) return k + k / 16;",
+        new="if (F == kInt8) return k + k / 16;",
         tests=FORMAT_TESTS,
     ),
     Mutant(
@@ -106,17 +97,17 @@ MUTANTS = (
     Mutant(
         name="rounded rows meet the first of each four rows of W alone",
         area="packed weights",
-        file=BFLOAT16_TEXT,
-        old="getelementptr bfloat, ptr %w{p}, i64 %c",
-        new="getelementptr bfloat, ptr %w0, i64 %c",
+        file=MATMUL,
+        old="load<__m512i>(w[p] + 2 * c)",
+        new="load<__m512i>(w[0] + 2 * c)",
         tests=FORMAT_TESTS,
     ),
     Mutant(
         name="every row is rounded as the first",
         area="packed weights",
-        file=BFLOAT16_TEXT,
-        old="%px = getelementptr float, ptr %xj, i64 %c",
-        new="%px = getelementptr float, ptr %x, i64 %c",
+        file=MATMUL,
+        old="const float *row = x + j * row_stride;",
+        new="const float *row = x;",
         tests=FORMAT_TESTS,
     ),
     Mutant(
@@ -170,65 +161,65 @@ MUTANTS = (
     Mutant(
         name="half a panel scaled as the other half",
         area="packed weights",
-        file=INT8_TEXT,
-        old='"  %at.scale = shl i64 %lane, 2",',
-        new='"  %at.scale = shl i64 %lane, 1",',
+        file=PANELS,
+        old="load<Floats>(group[p] + 4 * lane)",
+        new="load<Floats>(group[p])",
         tests=FORMAT_TESTS,
     ),
     Mutant(
         name="bytes of a weight widened without their sign",
         area="packed weights",
-        file=INT8_TEXT,
-        old="= sext <{2 * self.lanes} x i8>",
-        new="= zext <{2 * self.lanes} x i8>",
+        file=PANELS,
+        old="return _mm256_cvtepi8_epi16(load",
+        new="return _mm256_cvtepu8_epi16(load",
         tests=FORMAT_TESTS,
     ),
     Mutant(
         name="a row of x rounded towards zero",
         area="packed weights",
-        file=INT8_TEXT,
-        old="call {_FLOATS} @llvm.rint.v{LANES}f32({_FLOATS} %scaled)",
-        new="call {_FLOATS} @llvm.maxnum.v{LANES}f32({_FLOATS} %scaled, {_FLOATS} %scaled)",
+        file=PANELS,
+        old="(Ints)_mm256_cvtps_epi32(v)",
+        new="(Ints)_mm256_cvttps_epi32(v)",
         tests=FORMAT_TESTS,
     ),
     Mutant(
         name="a row of x that is no number is multiplied as one",
         area="packed weights",
-        file=INT8_TEXT,
-        old="  %kept = fadd float %given, %bad",
-        new="  %kept = fadd float %given, 0.0",
+        file=PANELS,
+        old="(seen ? top / steps : 0.0f) + bad}",
+        new="(seen ? top / steps : 0.0f)}",
         tests=FORMAT_TESTS,
     ),
     Mutant(
         name="an empty row of x divided by its size",
         area="packed weights",
-        file=INT8_TEXT,
-        old="  %given = select i1 %seen, float %each, float 0.0",
-        new="  %given = fdiv float %each, %top",
+        file=PANELS,
+        old="(seen ? top / steps : 0.0f) + bad}",
+        new="top / top / steps + bad}",
         tests=FORMAT_TESTS,
     ),
     Mutant(
         name="sums of a row of x scaled by its neighbour's scale",
         area="packed weights",
-        file=INT8_TEXT,
-        old="getelementptr i16, ptr %x{q}, i64 %k",
-        new="getelementptr i16, ptr %x0, i64 %k",
+        file=PANELS,
+        old="Way::result(total[q][p], x[q], k)",
+        new="Way::result(total[q][p], x[0], k)",
         tests=FORMAT_TESTS,
     ),
     Mutant(
         name="the first pair of a group left out",
         area="packed weights",
-        file=INT8_TEXT,
-        old='if c else "zeroinitializer"',
-        new='if c > 1 else "zeroinitializer"',
+        file=PANELS,
+        old="ROLLED for (int at = 0;",
+        new="ROLLED for (int at = kStep;",
         tests=FORMAT_TESTS,
     ),
     Mutant(
         name="the last panel of an odd number is not multiplied",
         area="packed weights",
-        file=INT8_TEXT,
-        old="  br i1 %any, label %rest, label %exit",
-        new="  br i1 %any, label %exit, label %exit",
+        file=PANELS,
+        old="if constexpr (together > 1) some_panels",
+        new="if constexpr (together > 2) some_panels",
         tests=FORMAT_TESTS,
     ),
     Mutant(
@@ -266,9 +257,9 @@ MUTANTS = (
     Mutant(
         name="panels of int8 without their scales",
         area="packed weights",
-        file=TEXT,
-        old="  %bytes = add i64 %k, %scale.bytes",
-        new="  %bytes = add i64 %k, 0",
+        file=MATMUL,
+        old="return k + k / 16; // with",
+        new="return k; // with",
         tests=FORMAT_TESTS,
     ),
     Mutant(
@@ -326,5 +317,29 @@ MUTANTS = (
         old='        selector = "target"',
         new='        selector = "all"',
         tests=("tests/integration/test_weight_updates.py",),
+    ),
+    Mutant(
+        name="a product is rounded before it is added",
+        area="packed weights",
+        file=VECTORS,
+        old="return _mm256_fmadd_ps(a, b, c);",
+        new="return a * b + c;",
+        tests=("tests/serving_cpu/test_linear.py",),
+    ),
+    Mutant(
+        name="a caller goes on before it sees what a thread has written",
+        area="packed weights",
+        file="sglang_dspark/serving/cpu/csrc/pool.cpp",
+        old="while (done.load(std::memory_order_acquire) != parts)",
+        new="while (done.load(std::memory_order_relaxed) != parts)",
+        tests=("tests/serving_cpu/test_sanitizers.py",),
+    ),
+    Mutant(
+        name="a library of other sources is loaded",
+        area="packed weights",
+        file="sglang_dspark/serving/cpu/csrc.py",
+        old="        digest.update(file.read_bytes())\n",
+        new="        digest.update(b'')\n",
+        tests=("tests/serving_cpu/test_csrc.py",),
     ),
 )

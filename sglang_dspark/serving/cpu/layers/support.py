@@ -77,7 +77,7 @@ def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
     need(ranks == 1, f"its layers are split over {ranks} ranks")
     shape, weights = _shape(layer), _weights(layer)
     kernel = _kernel(weights)
-    products = {name: _product(kernel, name, weight) for name, weight in weights.items()}
+    products = {name: _product(name, weight) for name, weight in weights.items()}
     _require_sizes(shape, weights, layer)
     rotary, radix = layer.self_attn.rotary_emb, layer.self_attn.attn
     window = radix.sliding_window_size
@@ -223,13 +223,12 @@ def _plain_weight(layer: Any, name: str) -> Tensor:
     return weight
 
 
-def _product(kernel: NarrowMatmul, name: str, weight: Tensor) -> Product:
+def _product(name: str, weight: Tensor) -> Product:
     need(weight.dim() == 2 and not weight.requires_grad, f"{name} is no matrix of a served model")
     n, k = weight.shape
     why = f"{name} {weight.dtype} [{n}, {k}] is in no format that our kernel reads"
     need(linear.eligible(torch.empty(1, k), weight), why)
-    threads = linear.threads_for(n, k) if kernel.threads_available else 1
-    return Product(weight.data_ptr(), n, k, threads)
+    return Product(weight.data_ptr(), n, k, linear.threads_for(n, k))
 
 
 def _norm(norm: Any) -> Norm:
