@@ -71,7 +71,8 @@ class ScheduleConfig(BaseModel):
 
     mode: Literal["auto", "static", "off"] = Field(
         default="auto",
-        description="auto: our scheduler; static: every draft is verified; off: SGLang decides",
+        description="auto: our scheduler; static: every draft is verified; off: SGLang decides "
+        "(GPU alone)",
     )
     algorithm: Literal["search", "early-stop"] = Field(
         default="search",

@@ -151,6 +151,12 @@ def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
     """What is verified is our choice, and SGLang must know before it loads the heads."""
     device = str(args.device)
     if device == "cpu":
+        mode.host_verifies_all()  # raises for a mode that only SGLang's step has
+        if upstream.mambaish_config(upstream.model_config_of(server_args)) is not None:
+            raise DSparkError(
+                "DSPARK cannot serve this on a CPU: the target keeps a recurrent state; remove "
+                "--speculative-algorithm"
+            )
         mode.prepare(confidence_head=_has_head(path))
     elif device.startswith("cuda") and mode.choice().ours:
         why = obstacle(server_args, args, path)

@@ -183,6 +183,13 @@ def test_an_unknown_field_in_the_configuration(tiny: TinyPair, tmp_path: Path) -
     refused(launch(tiny, tiny.drafter, SGLANG_DSPARK_CONFIG=str(config)), *says)
 
 
+def test_a_mode_that_is_sglangs_alone(tiny: TinyPair, tmp_path: Path) -> None:
+    config = tmp_path / "dspark.yaml"
+    config.write_text("schedule: {mode: off}\n")
+    says = ("schedule.mode is off", "use schedule.mode auto or static")
+    refused(launch(tiny, tiny.drafter, "--dspark-config", str(config)), *says)
+
+
 # Somebody else's plugin, which changes SGLang in the processes named. SGLang imports all plugins
 # before it calls the first, so this happens before ours, whatever their order.
 RIVAL = """

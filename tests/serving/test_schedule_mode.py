@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.serving.schedule import mode
 
@@ -62,3 +63,33 @@ def test_the_reason_names_what_the_user_set(asked) -> None:
     assert "schedule.mode is static" in mode.choice().reason
     asked(None, "static")
     assert "SGLANG_RAGGED_VERIFY_MODE is set to static" in mode.choice().reason
+
+
+@pytest.mark.parametrize(
+    ("configured", "named", "all_of_them"),
+    [
+        (None, None, False),
+        ("auto", "compact", False),
+        (None, "static", True),
+        ("static", None, True),
+        ("static", "compact", True),
+        ("static", "cap-accept", True),
+    ],
+)
+def test_a_cpu_schedules_or_verifies_all(asked, configured, named, all_of_them: bool) -> None:
+    asked(configured, named)
+    assert mode.host_verifies_all() is all_of_them
+
+
+@pytest.mark.parametrize(
+    ("configured", "named", "says"),
+    [
+        ("off", None, "schedule.mode is off"),
+        ("off", "static", "schedule.mode is off"),
+        (None, "cap-accept", "SGLANG_RAGGED_VERIFY_MODE is set to cap-accept"),
+    ],
+)
+def test_a_cpu_refuses_sglangs_own_step(asked, configured, named, says: str) -> None:
+    asked(configured, named)
+    with pytest.raises(DSparkError, match=f"^{says}, which .* none for a CPU: use schedule.mode"):
+        mode.host_verifies_all()

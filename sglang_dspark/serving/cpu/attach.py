@@ -12,12 +12,12 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_dspark.common.machine import cpu_description
-from sglang_dspark.errors import DSparkError
 from sglang_dspark.schedule.cost_table import ProfileKey
-from sglang_dspark.serving import upstream
+from sglang_dspark.serving import startup, upstream
 from sglang_dspark.serving.broken_weights import refuse_broken
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cpu import linear, packed_weights
+from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.serving.cpu.device import HostDevice
 from sglang_dspark.serving.cpu.narrow_matmul import REVISION
 from sglang_dspark.serving.cpu.passes import Passes
@@ -33,14 +33,15 @@ logger = logging.getLogger(__name__)
 
 
 def attach(worker: Any) -> None:
-    """Profile, calibrate and take over. Raises DSparkError for what our step does not serve."""
+    """Profile, calibrate and take over; end the server for what our step does not serve."""
     refuse_broken(worker)
-    verifies_all = _verifies_all()
-    _refuse_unserved(worker)
+    reason = _unserved(worker)
+    if reason is not None:
+        startup.stop(f"DSPARK cannot serve this on a CPU: {reason}")
     read = _seconds()
     clock, ranks = HostClock(read), ranks_of(worker)
     device = HostDevice(worker, clock)
-    if verifies_all:
+    if mode.host_verifies_all():
         logger.info("sglang-dspark: mode static (%s)", mode.choice().reason)
         engine: Engine = VerifyAll(int(worker.gamma))
         state = StepState(worker, engine, device)
@@ -55,33 +56,16 @@ def attach(worker: Any) -> None:
     worker.__dict__[STATE] = state
 
 
-def _verifies_all() -> bool:
-    """Return whether every draft is verified instead of scheduled."""
-    chosen = mode.choice()
-    if chosen.ours:
-        return False
-    if mode.verifies_all():
-        return True
-    raise DSparkError(
-        f"{chosen.reason}, which leaves verification to SGLang's own step; it has none for a CPU: "
-        "use schedule.mode auto or static"
-    )
-
-
-def _refuse_unserved(worker: Any) -> None:
-
-    from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
-
-    runner = worker.model_runner
+def _unserved(worker: Any) -> str | None:
+    """Return why our step cannot serve this worker, and what to do; None: it can."""
+    backend = worker.model_runner.attn_backend
+    if not isinstance(backend, DsparkCpuAttnBackend):
+        name = type(backend).__name__
+        return f"{name} has no windows of different lengths; remove --attention-backend"
+    if upstream.get_parallel().attn_dp_enabled:
+        return "ranks of data-parallel attention plan apart; remove --enable-dp-attention"
     reason = obstacle(worker)
-    if not isinstance(runner.attn_backend, DsparkCpuAttnBackend):
-        reason = f"{type(runner.attn_backend).__name__} has no windows of different lengths"
-    elif upstream.get_parallel().attn_dp_enabled:
-        reason = "ranks of data-parallel attention would have to agree on a pass"
-    if reason is not None:
-        raise DSparkError(
-            f"DSPARK cannot serve this on a CPU: {reason}; serve without --speculative-algorithm"
-        )
+    return None if reason is None else f"{reason}; remove --speculative-algorithm"
 
 
 def _seconds() -> Callable[[], float]:

@@ -15,6 +15,7 @@ from __future__ import annotations
 import os
 from dataclasses import dataclass
 
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.config import current_config
 
 VARIABLE = "SGLANG_RAGGED_VERIFY_MODE"
@@ -40,10 +41,21 @@ def choice() -> Choice:
     return Choice(True, "schedule.mode is auto")
 
 
-def verifies_all() -> bool:
-    """Return whether configuration or variable ask for every draft to be verified."""
-    named = os.environ.get(VARIABLE, "").strip()
-    return current_config().schedule.mode == STATIC or named == STATIC
+def host_verifies_all() -> bool:
+    """Return whether a CPU server verifies every draft instead of scheduling.
+
+    Raises DSparkError for a choice that leaves verification to SGLang's own step.
+    """
+    chosen, named = choice(), os.environ.get(VARIABLE, "").strip()
+    if chosen.ours:
+        return False
+    mode = current_config().schedule.mode
+    if mode == STATIC or (mode == "auto" and named == STATIC):
+        return True
+    raise DSparkError(
+        f"{chosen.reason}, which leaves verification to SGLang's own step; it has none for a CPU: "
+        "use schedule.mode auto or static"
+    )
 
 
 def prepare(*, confidence_head: bool) -> None:
