@@ -104,6 +104,16 @@ def test_a_clear_winner_is_named_with_its_interval() -> None:
     assert capacity["plain"].tokens_per_s == pytest.approx(60, rel=0.02)
 
 
+def test_simulated_acceptance_labels_the_summary() -> None:
+    models = {"target": None, "drafters": {}, "deeper": None}
+    golden = CONFIG.model_copy(update={"golden": "qwen3-8b", **models})
+    found = summarise(golden, cells(), 36)
+    assert golden.label
+    assert found.label == golden.label
+    assert found.verdict.startswith(golden.label)
+    assert summarise(CONFIG, cells(), 36).label == ""
+
+
 def test_no_winner_is_called_on_noise() -> None:
     noisy = [
         each.model_copy(

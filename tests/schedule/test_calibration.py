@@ -170,6 +170,17 @@ def test_requests_that_differ_are_followed() -> None:
     assert np.allclose(conditional(data.of_steps(order), found), followed[order])
 
 
+@pytest.mark.parametrize("spread", [0.1, 1.0])
+def test_a_request_is_predicted_by_its_earlier_steps(spread: float) -> None:
+    """Three steps of which all drafts failed: each leaves less hope for the next."""
+    steps = np.zeros(3, np.int64)
+    data = Observations(np.zeros((3, 2)), steps, steps + 2, steps)
+    followed = predicted(data, Calibration((1.0, 1.0), spread=spread))[:, 0]
+    assert followed[0] == pytest.approx(0.5)
+    assert followed[0] > followed[1] > followed[2]
+    assert predicted(data, Calibration((1.0, 1.0)))[:, 0].tolist() == [0.5, 0.5, 0.5]
+
+
 def test_shifts_of_hardly_any_labels_stay_near_the_common_one() -> None:
     told = Observations(np.zeros((60, 2)), *[np.array([0, 1] * 30)] * 2, np.arange(60))
     found = fit_shifts(told)
@@ -240,6 +251,13 @@ def test_survival_refuses_what_is_no_confidence(bad: float) -> None:
 def test_apply_refuses_bad_temperatures(bad: list[float]) -> None:
     with pytest.raises(ValueError, match="temperatures"):
         apply(torch.zeros(3, 2), torch.tensor(bad))
+
+
+def test_no_shift_is_added_unless_asked_for() -> None:
+    logits, temperatures = torch.tensor([[0.5, -1.0]]), torch.tensor([1.0, 2.0])
+    expected = survival(torch.sigmoid(logits / temperatures))
+    assert torch.equal(apply(logits, temperatures), expected)
+    assert torch.equal(apply(logits, temperatures, 1.0), apply(logits + 1.0, temperatures))
 
 
 def test_missing_confidence_head_stays_certain() -> None:

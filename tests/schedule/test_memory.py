@@ -69,6 +69,31 @@ def test_a_new_tenant_never_reads_the_old_one() -> None:
         relay.resolve(2, np.array([4]), np.array([1]), PRIOR)
 
 
+def test_a_step_that_ran_again_is_read_as_it_ran_last() -> None:
+    relay, row, tenant = Relay(4, 2), np.array([3]), np.array([1])
+    for step, value in ((4, 0.1), (5, 0.2), (5, 0.3)):
+        relay.publish(step, row, tenant, np.full((1, 2), value, np.float32))
+    assert relay.resolve(7, row, tenant, PRIOR).confidence[0, 0] == np.float32(0.3)
+    assert relay.resolve(6, row, tenant, PRIOR).confidence[0, 0] == np.float32(0.1), "kept as well"
+
+
+def test_a_confidence_is_read_two_to_sixteen_steps_later() -> None:
+    relay, row, tenant = Relay(4, 2), np.array([3]), np.array([1])
+    relay.publish(0, row, tenant, np.array([[0.9, 0.8]], np.float32))
+    fresh = [step for step in range(20) if relay.resolve(step, row, tenant, PRIOR).fresh[0]]
+    assert fresh == list(range(2, 17))
+
+
+@pytest.mark.parametrize(
+    "size", [{"pool_rows": 0}, {"gamma": 0}, {"lag": -1}, {"lag": 3, "max_age": 2}]
+)
+def test_a_relay_of_nothing_is_refused(size: dict[str, int]) -> None:
+    usual = {"pool_rows": 1, "gamma": 1, "lag": 0, "max_age": 0}
+    assert Relay(**usual).gamma == 1
+    with pytest.raises(ValueError, match="relay of"):
+        Relay(**usual | size)
+
+
 def test_ranks_with_equal_writes_read_equal() -> None:
     """Two ranks for 10,000 steps; a late copy is the same fallback on both."""
     rng = np.random.default_rng(0)
@@ -338,3 +363,10 @@ def test_plain_decoding_that_proves_better_is_kept_at_once() -> None:
     after = modes[modes.index(Mode.PROBE_PLAIN) :]
     assert Mode.SPECULATE not in after[:30]
     assert Mode.PLAIN in after
+
+
+def test_a_guard_that_never_stops_has_nothing_to_recover_from() -> None:
+    guard = Guard()
+    for _ in range(20):
+        assert guard.decide(4, 300.0, 100.0).speculate
+    assert (guard.fallbacks, guard.recoveries) == (0, 0)

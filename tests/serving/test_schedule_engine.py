@@ -329,6 +329,30 @@ def test_tokens_behind_an_answers_end_are_lost() -> None:
     assert delivered._emitted[False] == 1
 
 
+@pytest.mark.parametrize("newest_landed", [True, False])
+def test_at_the_end_of_all_answers_a_step_whose_result_is_known_is_over(
+    newest_landed: bool,
+) -> None:
+    """One whose result has not come stays in flight, also behind one whose result has."""
+    world = World()
+    rows, context = torch.tensor([1]), torch.tensor([10])
+    first, second = (world.engine.begin(rows, world.generation, context) for _ in range(2))
+    landed = second if newest_landed else first
+    world.engine.landed(landed, np.array([0]), np.array([0]))
+    world.engine.processed([Request("a", [0] * 10, finished_len=10)], [0], False)
+    assert second.over == newest_landed
+
+
+def test_a_step_that_may_not_draft_is_planned_from_nothing() -> None:
+    world = World()
+    for _ in range(4):
+        assert world.step([1, 2], logit=4.0)[0].speculates
+    plan, lengths = world.step([1, 2], limits=[0, 0])
+    assert lengths == [0, 0]
+    assert (plan.mode, plan.settled, plan.known, plan.gain) == (Mode.PLAIN, False, 0, 0.0)
+    assert (plan.requests, plan.context, plan.budget.drafts) == (2, 20, 0)
+
+
 def test_speculation_whose_tokens_nobody_gets_does_not_pay() -> None:
     drafted = []
     for lost in (0, 6):  # of the 8 tokens that two requests emit in a step

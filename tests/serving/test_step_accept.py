@@ -25,6 +25,7 @@ from sglang_dspark.verify import accept_sampled
 from sglang_dspark.verify.sampling import BatchSampling, sampled_distribution, target_distribution
 from tests.mutants.catalogue.sampling import STEP_LAW
 from tests.mutants.mutant import Mutant
+from tests.rehearsal import reads
 from tests.serving.accept_rule import configured
 from tests.serving_cpu import test_accept_law as packed
 from tests.serving_cpu.draft_world import ALL, settings
@@ -172,3 +173,15 @@ def test_requests_without_a_seed_draw_anew_beside_one_with_a_seed() -> None:
     assert int(first.bonus[1]) == int(second.bonus[1])
     free = [r for r in range(30) if r % 3 and r != 1]
     assert not torch.equal(first.bonus[free], second.bonus[free])
+
+
+def test_nothing_is_read_on_the_host(rule: str) -> None:
+    requests, generator = 30, torch.Generator().manual_seed(6)
+    window, lens, rows, block, info = batch(requests, generator)
+    anchors, places = torch.arange(requests), torch.arange(1, requests, 3)
+    info.is_any_greedy = True
+    step = (window, lens, spread(rows, lens, GAMMA + 1), block, info, anchors)
+    for seeds in (None, Seeds(places, places)):
+        with reads.watched() as seen:
+            step_accept.accept(*step, seeds)
+        assert seen == []

@@ -141,6 +141,28 @@ def test_without_memory_requests_are_penalised_one_by_one(
     assert "penalised one by one" in line
 
 
+def test_without_memory_for_one_request_no_logit_is_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reserved: list[int] = []
+
+    def none_left(requests: int, like: Tensor) -> None:
+        reserved.append(requests)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(penalties, "_reserve", none_left)
+    reqs: Any = [request([5], **SETTINGS["all"]) for _ in range(2)]
+    batch = SimpleNamespace(reqs=reqs, req_pool_indices_cpu=torch.tensor([1, 2]))
+    pool = SimpleNamespace(req_generation=torch.zeros(3, dtype=torch.int64))
+    found = penalties_of(OutputCounts(), batch, pool)
+    assert found is not None
+    logits = torch.ones(2 * WIDTH, VOCAB)
+    with pytest.raises(torch.OutOfMemoryError):
+        found.apply(logits, torch.zeros(2, WIDTH, dtype=torch.int64), torch.full((2,), 9))
+    assert reserved == [2, 1]
+    assert bool((logits == 1).all())
+
+
 def test_counts_are_allocated_at_start_where_they_are_small(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:

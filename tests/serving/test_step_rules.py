@@ -95,6 +95,11 @@ def test_cuts_are_those_of_the_sampled_requests(requests: Any, cuts: Cuts) -> No
     assert rules(*requests).cuts == cuts
 
 
+def test_no_cut_is_made_unless_named() -> None:
+    assert Cuts() == Cuts(top_k=False, top_p=False, min_p=False, most=None)
+    assert [Cuts().kinds, Cuts(min_p=True).kinds, Cuts(True, True, True).kinds] == [0, 1, 3]
+
+
 def test_a_top_k_of_up_to_1024_is_listed() -> None:
     assert rules(SAMPLED | {"top_k": 1024} | P, GREEDY).cuts == Cuts(True, True, most=1024)
     for listed, requests in (

@@ -116,6 +116,28 @@ def test_the_tokens_are_those_of_whole_rows(rule: str, monkeypatch: pytest.Monke
     assert emitted > 300
 
 
+@pytest.mark.parametrize(("vocab", "most"), [(1000, 20), (151_936, 1024)])
+def test_a_chunk_of_rows_takes_up_to_200_mib(vocab: int, most: int) -> None:
+    """13 bytes of each logit and 330 of each candidate."""
+    parts: list[slice] = []
+
+    def listed(part: slice) -> tuple[Tensor, ...]:
+        parts.append(part)
+        return (torch.arange(part.start, min(part.stop, 12_000)),)
+
+    (rows,) = route._in_chunks(listed, 12_000, vocab, most)
+    assert torch.equal(rows, torch.arange(12_000))
+    size, together = 13 * vocab + 330 * most, parts[0].stop
+    assert together * size <= 200 * 2**20 < (together + 1) * size
+
+
+def test_a_row_larger_than_a_chunk_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "_CHUNK", 1)
+    parts: list[slice] = []
+    route._in_chunks(lambda part: (parts.append(part) or torch.zeros(1),), 3, 10, 10)
+    assert parts == [slice(0, 1), slice(1, 2), slice(2, 3)]
+
+
 def test_rules_differ() -> None:
     """Or the comparison above would not tell which one ran."""
     outcomes = []

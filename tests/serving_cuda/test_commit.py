@@ -101,7 +101,7 @@ def interpreted() -> dict[str, Any]:
 
 def test_one_launch_writes_what_upstream_writes(interpreted: dict[str, Any]) -> None:
     exact = {name: off for name, off in interpreted["off"].items() if "bfloat16" not in name}
-    assert len(exact) == 11
+    assert len(exact) == 12
     assert max(exact.values()) < 1e-5, exact
     # SGLang's launch rounds keys before it rotates them.
     assert interpreted["SGLang's launch"]

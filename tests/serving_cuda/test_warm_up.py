@@ -13,6 +13,8 @@ from prometheus_client import CollectorRegistry
 
 pytest.importorskip("sglang")
 
+from sglang.srt.sampling.sampling_params import TOP_K_ALL
+
 from sglang_dspark.serving.cuda import accept_warm_up
 from sglang_dspark.serving.cuda.compilations import watch
 from sglang_dspark.serving.schedule.metrics import Collector, StepMetrics
@@ -28,6 +30,31 @@ def test_served_steps_launch_variants_that_the_start_compiled() -> None:
         # Cut or not, drafted or not; by block a drafted step has two kernels.
         assert found["warmed"] == found["served"] == kernels
         assert found["ours"] > 20
+
+
+@pytest.mark.parametrize(
+    ("changed", "flags"),
+    [
+        ({}, (False, False, False, False)),
+        ({"top_k": 20}, (True, False, False, False)),
+        ({"top_p": 0.95}, (False, True, False, False)),
+        ({"min_p": 0.05}, (False, False, True, False)),
+        ({"top_k": 1}, (True, False, False, True)),
+    ],
+)
+def test_made_up_steps_have_the_flags_of_their_settings(
+    changed: dict[str, Any], flags: tuple[bool, ...]
+) -> None:
+    usual = {"temperature": 1.0, "top_k": TOP_K_ALL, "top_p": 1.0, "min_p": 0.0}
+    params = [SimpleNamespace(**usual), SimpleNamespace(**usual | changed)]
+    info = accept_warm_up.sampling_info(params, torch.device("cpu"))
+    found = (
+        info.need_top_k_sampling, info.need_top_p_sampling, info.need_min_p_sampling,
+        info.is_any_greedy,
+    )  # fmt: skip
+    assert found == flags
+    assert not info.is_all_greedy
+    assert info.temperatures.shape == (2, 1)
 
 
 class Device:
