@@ -275,3 +275,8 @@ def test_an_open_loop_is_late_by_its_last_hundredth(late: int, lag_ms: float) ->
         for i in range(200)
     ]
     assert measure_cell(HEADER, records, None).lag_ms == pytest.approx(lag_ms)
+
+
+def test_percentiles_of_a_hundred_and_one_values() -> None:
+    found = Spread.of([float("nan"), *map(float, range(101))])
+    assert found == Spread(mean=50.0, p10=10.0, p50=50.0, p90=90.0, p95=95.0, p99=99.0)

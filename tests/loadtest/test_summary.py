@@ -105,8 +105,7 @@ def test_a_clear_winner_is_named_with_its_interval() -> None:
 
 
 def test_simulated_acceptance_labels_the_summary() -> None:
-    models = {"target": None, "drafters": {}, "deeper": None}
-    golden = CONFIG.model_copy(update={"golden": "qwen3-8b", **models})
+    golden = CONFIG.model_copy(update={"golden": "qwen3-8b"})
     found = summarise(golden, cells(), 36)
     assert golden.label
     assert found.label == golden.label

@@ -313,6 +313,21 @@ def test_adaptive_bins_see_what_equal_width_averages_away() -> None:
     assert ece(values, labels, bins=2, binning="mass") > ece(values, labels, bins=2)
 
 
+def test_debiased_error_has_ten_bins_of_the_width_or_mass_asked_for() -> None:
+    """Twice 100 requests of one draft: those of 0.94 all fail, those of 0.96 all succeed."""
+    values, request = np.repeat([0.94, 0.96], 100), np.arange(200)
+    labels = np.repeat([0.0, 1.0], 100)
+    assert ece_debiased(values, labels, request) == pytest.approx(0.45, abs=0.01)  # one bin
+    by_mass = ece_debiased(values, labels, request, binning="mass")
+    assert by_mass == pytest.approx((0.94 + 0.04) / 2, abs=0.01)
+    # Of nine bins these two share one.
+    values = np.repeat([0.895, 0.905], 100)
+    apart = ece_debiased(values, labels, request)
+    assert apart == pytest.approx((0.895 + 0.095) / 2, abs=0.01)
+    assert apart == ece_debiased(values, labels, request, bins=10)
+    assert ece_debiased(values, labels, request, bins=9) == pytest.approx(0.4, abs=0.01)
+
+
 def test_bootstrap_draws_requests_not_steps() -> None:
     """Steps that repeat within a request carry no more information than one of them."""
     generator = np.random.default_rng(0)

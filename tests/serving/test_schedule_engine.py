@@ -341,6 +341,18 @@ def test_at_the_end_of_all_answers_a_step_whose_result_is_known_is_over(
     world.engine.landed(landed, np.array([0]), np.array([0]))
     world.engine.processed([Request("a", [0] * 10, finished_len=10)], [0], False)
     assert second.over == newest_landed
+    world.engine.begin(rows, world.generation, context)
+    assert second.ended is None, "nobody knows what ran until then"
+
+
+def test_a_step_that_is_planned_twice_before_it_starts_is_not_timed() -> None:
+    world = World()
+    rows, context = torch.tensor([1]), torch.tensor([10])
+    dropped = world.engine.begin(rows, world.generation, context, starts=False)
+    step = world.engine.begin(rows, world.generation, context, starts=False)
+    world.engine.start(step)
+    assert (dropped.began, step.began) == (None, 0.0)
+    assert dropped.ended is None
 
 
 def test_a_step_that_may_not_draft_is_planned_from_nothing() -> None:

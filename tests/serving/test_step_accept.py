@@ -182,6 +182,7 @@ def test_nothing_is_read_on_the_host(rule: str) -> None:
     info.is_any_greedy = True
     step = (window, lens, spread(rows, lens, GAMMA + 1), block, info, anchors)
     for seeds in (None, Seeds(places, places)):
-        with reads.watched() as seen:
-            step_accept.accept(*step, seeds)
-        assert seen == []
+        for block.greedy_draft in (False, True):
+            with reads.watched() as seen:
+                step_accept.accept(*step, seeds)
+            assert seen == []

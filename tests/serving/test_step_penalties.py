@@ -215,6 +215,16 @@ def test_temporaries_take_no_more_than_is_reserved(dtype: torch.dtype) -> None:
     assert COPIES - 2.5 < copies <= COPIES
 
 
+def test_what_is_reserved_is_four_bytes_a_copy_of_each_logit() -> None:
+    logits = torch.empty(1, 50_000, dtype=torch.bfloat16)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiled:
+        penalties._reserve(3, logits)
+    events = profiled.profiler.kineto_results.events()
+    held = [each.nbytes() for each in events if each.name() == "[memory]"]
+    assert max(held) == COPIES * 3 * 50_000 * 4
+
+
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_rows_are_penalised_as_plain_decoding_would(name: str) -> None:
     world = World()

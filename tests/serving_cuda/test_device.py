@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 from dataclasses import replace
 from types import SimpleNamespace
@@ -21,6 +22,7 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.serving.cuda import device as cuda_device
 from sglang_dspark.serving.cuda.accept_plain import plain_tokens, samples_as_plain
 from sglang_dspark.serving.cuda.device import GraphDevice, to_host
 from sglang_dspark.serving.step.engine import Step, confidence_by
@@ -276,3 +278,65 @@ def test_plain_decodings_sampler_sorts_only_what_a_request_cuts(cuts: Cuts, simp
     assert simply == simple
     assert torch.equal(probs, torch.softmax(logits[[0, 2]] / info.temperatures, -1))
     assert tokens.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+@pytest.mark.parametrize(
+    ("foldable", "replayed", "folded"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_a_pass_is_folded_where_a_graph_that_accepts_was_replayed(
+    foldable: bool, replayed: bool, folded: bool, penalised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang adjusts logits itself, unless penalties come first."""
+    called: list[dict[str, Any]] = []
+    applied: list[str] = []
+    theirs = inspect.signature(TargetVerifyExecutor.run_compact)
+    logits, hidden = torch.zeros(2 * (GAMMA + 1), 4), torch.ones(2, 3)
+
+    def run_compact(**given: Any) -> tuple[Any, Tensor]:
+        called.append(theirs.bind(None, **given).arguments)
+        outputs = SimpleNamespace(next_token_logits=logits)
+        return SimpleNamespace(logits_output=outputs, can_run_cuda_graph=replayed), hidden
+
+    chosen = device(epilogue=False)
+    chosen._executor.run_compact = run_compact
+    chosen._worker._observers = SimpleNamespace(segment=lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(cuda_device, "_adjust", lambda *_: applied.append("adjusted"))
+    penalties: Any = SimpleNamespace(apply=lambda *_: applied.append("penalised"))
+    asked = pass_of(Rules(penalties=penalties if penalised else None), drafted=True)
+    proposal = SimpleNamespace(
+        draft_block_ids=object(), draft_block=SimpleNamespace(draft_tokens=object())
+    )
+    asked = replace(asked, layout=object(), window=object(), proposal=proposal, foldable=foldable)
+    verified = chosen.run(asked)
+    (given,) = called
+    assert given["draft_block_ids"] is proposal.draft_block_ids
+    assert given["draft_tokens"] is proposal.draft_block.draft_tokens
+    assert (given["layout"], given["verify_window"]) == (asked.layout, asked.window)
+    assert (given["bs"], given["device"], given["inject_gate"]) == (2, "cpu", foldable)
+    assert given["sampling_info"] is (None if penalised else asked.batch.sampling_info)
+    assert applied == (["penalised", "adjusted"] if penalised else [])
+    assert (verified.in_graph, verified.folded) == (replayed, folded)
+    assert verified.hidden is hidden
+
+
+def test_upstreams_rule_is_given_the_whole_step() -> None:
+    theirs = inspect.signature(TargetVerifyExecutor.accept_and_finalize)
+    chosen = device()
+    chosen._executor.accept_and_finalize = lambda **given: theirs.bind(None, **given).arguments
+    asked = replace(pass_of(Rules(), drafted=True), layout=object(), came=object())
+    outputs = SimpleNamespace(next_token_logits=object())
+    given = chosen.accept(asked, Verified(outputs, None, True, True))
+    assert {name: value for name, value in given.items() if name != "self"} == {
+        "folded_accept": True,
+        "bs": 2,
+        "verify_ids_2d": asked.ids,
+        "target_logits": outputs.next_token_logits,
+        "draft_block": asked.proposal.draft_block,
+        "sampling_info": asked.batch.sampling_info,
+        "draft_input": asked.came,
+        "layout": asked.layout,
+        "prefix_lens": asked.batch.seq_lens,
+        "draft_tokens": asked.proposal.draft_block.draft_tokens,
+    }

@@ -122,6 +122,61 @@ def test_operators_of_every_size_with_graphs_compile_at_the_start(
     assert made == [1, 2, 4, 8, 16, 24, -24], "once a start"
 
 
+def test_without_graphs_operators_of_up_to_64_requests_compile(
+    timed: GraphPasses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    made: list[int] = []
+    timed.most_requests = 100
+    monkeypatch.setattr(timed._device, "slots", 0, raising=False)
+    monkeypatch.setattr(timed, "_compile", lambda requests, context: made.append(requests))
+    monkeypatch.setattr(timed, "_compile_accept", lambda requests, context: made.append(-requests))
+    monkeypatch.setattr(passes, "runs_on", lambda device: True)
+    timed.warm_up()
+    assert made == [1, 2, 4, 8, 16, 32, 64, -64]
+
+
+@pytest.mark.parametrize(("most", "drafts"), [(1, [5]), (64, [5, 5])])
+def test_the_first_passes_verify_anchors_then_whole_windows_then_draft(
+    timed: GraphPasses, monkeypatch: pytest.MonkeyPatch, most: int, drafts: list[int]
+) -> None:
+    """Of 8 tokens of context, or as many as the pool has."""
+    run: list[tuple[Any, ...]] = []
+    timed.most_requests, timed.longest = most, 6
+    monkeypatch.setattr(timed, "verify_seconds", lambda *given: run.append(given))
+    monkeypatch.setattr(timed, "draft_seconds", lambda *given: run.append(given))
+    timed.warm_up()
+    assert run == [([0], 6), (drafts, 6), (1, GAMMA, 6)]
+    timed._warm, timed.longest = False, 100
+    run.clear()
+    timed.warm_up()
+    assert run == [([0], 8), (drafts, 8), (1, GAMMA, 8)]
+
+
+def test_operators_compile_on_rows_as_they_are_served(
+    timed: GraphPasses, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Admission without a draft, and a commit of one row of each window of gamma + 1."""
+    launched: dict[str, tuple[Any, ...]] = {}
+    confidence = torch.zeros(3, GAMMA)
+    proposal = SimpleNamespace(confidence_raw=confidence)
+    outputs = SimpleNamespace(hidden_states=torch.arange(8.0).view(4, 2))
+    monkeypatch.setattr(passes, "draft_once", lambda *_: proposal)
+    monkeypatch.setattr(timed, "_verify", lambda *_: outputs)
+    for name in ("admit_triton", "pack_triton"):
+        monkeypatch.setattr(
+            passes, name, lambda *given, _name=name: launched.update({_name: given})
+        )
+    timed._compile(3, 8)
+    logits, terms, drafts = launched["admit_triton"]
+    assert (logits is confidence, drafts) == (True, 0)
+    assert (terms.shape, terms.dtype) == ((3, 2 * GAMMA + 3), torch.float64)
+    hidden, emitted, lens, slots, rows = launched["pack_triton"]
+    assert torch.equal(hidden, torch.tensor([[0.0, 1.0]]).expand(3 * (GAMMA + 1), 2))
+    assert (emitted.tolist(), emitted.dtype) == ([1, 1, 1], torch.int32)
+    assert (slots.shape, slots.dtype, lens.tolist()) == ((3, GAMMA + 1), torch.int64, [8] * 3)
+    assert rows == 3
+
+
 def test_accept_rules_compile_on_a_step_of_one_request(
     timed: GraphPasses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
