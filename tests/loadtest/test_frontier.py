@@ -252,6 +252,13 @@ def test_the_search_ends_where_nothing_holds() -> None:
     assert next_load([point(1)], Sla(speed_p50=500), whole=False) == 0.5
 
 
+def test_the_search_halves_the_load_until_it_holds() -> None:
+    never = Sla(speed_p50=500)
+    loads = [next_load([point(users)], never) for users in (16, 7, 3, 2, 1)]
+    assert loads == [8.0, 3.0, 1.0, 1.0, None]
+    assert next_load([point(16)], Sla(speed_p50=1)) == 32.0
+
+
 def test_the_search_ends_where_loads_differ_by_a_twentieth() -> None:
     sla = Sla(speed_p50=1000 / 11.02)  # at 1.02 users
     assert next_load([point(1.0), point(1.04)], sla, whole=False) is None
