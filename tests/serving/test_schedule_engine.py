@@ -143,6 +143,16 @@ def test_most_steps_of_a_plain_phase_repeat_its_plan() -> None:
     assert plans[resting].mode is Mode.PLAIN
 
 
+def test_a_repeated_plain_step_teaches_nothing() -> None:
+    world = World(token=20e-3)
+    while world.step([1, 2, 3, 4], logit=-3.0, good=0)[0].mode is not Mode.PLAIN:
+        pass
+    known, plans = world.planner.costs.steps, set()
+    for _ in range(12):
+        plans.add(world.step([1, 2, 3, 4], logit=-3.0, good=0)[0].step)
+    assert world.planner.costs.steps - known <= len(plans) + 1 < 8
+
+
 def test_another_batch_is_planned_afresh_in_a_plain_phase() -> None:
     world = World(token=20e-3)
     while world.step([1, 2, 3, 4], logit=-3.0, good=0)[0].mode is not Mode.PLAIN:

@@ -177,6 +177,17 @@ def test_the_lowest_of_equal_tokens_are_found() -> None:
         assert tokens.tolist() == torch.nonzero(row == 1)[:40, 0].tolist()
 
 
+def test_a_top_p_of_1_cuts_nothing() -> None:
+    """Of 1,024 probabilities the rounded sum exceeds 1 long before the end."""
+    logits = torch.randn(1, 1024, generator=torch.Generator().manual_seed(0)) * 5
+    ordered = logits.softmax(-1).sort(descending=True).values
+    assert int((ordered.cumsum(1) - ordered > 1).sum()) > 100
+    ones = torch.ones(1)
+    found = candidates.top_candidates(logits, ones, 1024 * ones.int(), ones, 0 * ones, 1024)
+    assert found.tokens.tolist() == [list(range(1024))]
+    assert bool((found.probs > 0).all())
+
+
 @pytest.mark.parametrize("width", [1, 4])
 def test_windows_are_packed_without_gaps(width: int) -> None:
     lengths = torch.tensor([1, 0, 3, 0]).clamp(max=width)

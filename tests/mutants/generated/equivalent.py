@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 EQUIVALENT: dict[str, str] = {
+    "loadtest/bench/paired.py::<module>: argument: Sampling(max_new_tokens=8) -> Sampling() "
+    "#1": "the answer is discarded: one of any length warms up",
     "loadtest/client/measure.py::Spread.of: argument: np.array([value for value in values if "
     "not np.isnan(value)], dtype=np.float64) -> np.array([value for value in values if not "
     "np.isnan(value)]) #1": "a list of Python's floats becomes float64 anyway, an empty one too",
@@ -16,6 +18,14 @@ EQUIVALENT: dict[str, str] = {
     "sglang_dspark/evaluation/statistics.py::ConfidencePairs.from_generations: argument: "
     "np.array(survival, dtype=np.float64) -> np.array(survival) #1": (
         "a list of Python's floats becomes float64 anyway, an empty one too"
+    ),
+    'sglang_dspark/schedule/cost_table.py::save: argument: json.dumps({"format": FORMAT, '
+    "**asdict(table)}, indent=1, allow_nan=False) -> json.dumps({'format': FORMAT, "
+    "**asdict(table)}, indent=1) #1": (
+        "a table with a number that is not finite is refused when it is made"
+    ),
+    "sglang_dspark/schedule/estimator.py::AcceptanceEstimator.__init__: constant: 1 -> 2 #1": (
+        "no tenant is negative: any number below 0 stands for none"
     ),
     "sglang_dspark/schedule/guard.py::_loses: comparison: state.gain(config, config.doubt) < "
     "1 + config.min_gain - HYSTERESIS -> (state.gain(config, config.doubt) <= 1 + "
@@ -36,6 +46,9 @@ EQUIVALENT: dict[str, str] = {
     ),
     "sglang_dspark/training/optimiser.py::_kept_buffers: constant: True -> False #1": (
         "the names alone are read; buffers are taken from named_buffers"
+    ),
+    "sglang_dspark/verify/penalties.py::_penalised: comparison: row < 0 -> (row <= 0) #1": (
+        "a logit of 0 is 0 times the penalty and 0 over it"
     ),
     "sglang_dspark/verify/sampling.py::_truncate: comparison: top_k > width -> (top_k >= "
     "width) #1": "a row done again with more tokens sorted is cut at the same place",
