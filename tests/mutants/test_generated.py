@@ -201,8 +201,9 @@ def test_a_named_test_file_that_fails_without_a_mutant_is_refused() -> None:
 class Killing(Scripted):
     """A judge by whose named files one mutant dies; it asks for no record."""
 
-    def __init__(self, folder: Path, recorded: Recorded) -> None:
+    def __init__(self, folder: Path, recorded: Recorded, tests: Sequence[str]) -> None:
         assert not recorded.lines
+        assert tests == ["t/new.py"]
         super().__init__(recorded, {"t/new.py"}, set())
 
     @contextlib.contextmanager

@@ -28,7 +28,7 @@ from tests.mutants.generated.equivalent import EQUIVALENT
 from tests.mutants.generated.judge import Judge, Verdict
 from tests.mutants.generated.operators import Site
 from tests.mutants.generated.sample import AREAS, all_sites, area_of, drawn
-from tests.mutants.generated.tests_of import Recorded, read_recorded, record
+from tests.mutants.generated.tests_of import FOLDERS, Recorded, read_recorded, record
 from tests.mutants.tree import ROOT
 
 VERDICTS = "verdicts.jsonl"
@@ -73,7 +73,7 @@ def judge_all(
             yield site
 
     def work(folder: Path) -> None:
-        judge = Judge(folder, recorded)
+        judge = Judge(folder, recorded, files or FOLDERS)
         try:
             for site in taken():
                 verdict = judge.judge_with(site, files) if files else judge.judge(site)

@@ -42,12 +42,15 @@ class Verdict:
 class Judge:
     """A copy of the source and a process that forks pytest runs in it; one mutant at a time."""
 
-    def __init__(self, folder: Path, recorded: Recorded) -> None:
-        """folder: an empty one, absolute. Raises DSparkError where a copy cannot be made."""
+    def __init__(self, folder: Path, recorded: Recorded, tests: Sequence[str] = FOLDERS) -> None:
+        """folder: an empty one, absolute. tests: files and folders of all tests that will run.
+
+        Raises DSparkError where a copy cannot be made.
+        """
         self._tree, self._recorded = Tree(folder), recorded
         self._output, self._report = folder / "output", folder / "report.json"
         self._clean: set[str] = set()
-        self._compile()
+        self._compile(tests)
         self._zygote = subprocess.Popen(
             [sys.executable, "-m", "tests.mutants.generated.zygote"],
             cwd=self._tree.folder,
@@ -58,14 +61,14 @@ class Judge:
         )
         self._answer()
 
-    def _compile(self) -> None:
+    def _compile(self, tests: Sequence[str]) -> None:
         """Write the byte code of the copy and of its tests once, as pytest rewrites them; a child
         that runs with a mutant writes none, so that no mutant outlives its run."""
         environment = self._environment()
         del environment["PYTHONDONTWRITEBYTECODE"]
         for command in (
             ["compileall", "-q", "sglang_dspark", "loadtest", "kernels", "patches"],
-            ["pytest", "-q", "-p", "tests.mutants.report", "--collect-only", *FOLDERS],
+            ["pytest", "-q", "-p", "tests.mutants.report", "--collect-only", *tests],
         ):
             done = subprocess.run(
                 [sys.executable, "-m", *command],
