@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+import warnings
 
 import numpy as np
 import pytest
@@ -56,7 +57,9 @@ def test_acceptance_by_position_by_hand() -> None:
 
 
 def test_position_that_nothing_reached_is_nan() -> None:
-    a = acceptance([RequestCounts(5, (4, 0, 0))])
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        a = acceptance([RequestCounts(5, (4, 0, 0))])
     assert a.cumulative == (0.0, 0.0)
     assert a.conditional[0] == 0.0
     assert math.isnan(a.conditional[1])
@@ -146,6 +149,15 @@ def test_ece_by_hand() -> None:
     expected = (abs(0.8 + 0.89 - 1) + 0.1 + 0.0) / 4
     assert pairs.ece() == pytest.approx(expected)
     assert math.isnan(_pairs([], []).ece())
+
+
+def test_ece_has_ten_bins() -> None:
+    """0.99 and 0.9 share the last of ten bins; of nine 0.895 is in it too, of eleven 0.9 is not."""
+    told = np.array([0.99, 0.9, 0.895])
+    pairs = ConfidencePairs(told, np.array([True, False, True]), np.ones(3, np.int64))
+    assert pairs.ece() == pytest.approx((0.89 + 0.105) / 3)
+    assert pairs.ece(9) == pytest.approx(0.785 / 3)
+    assert pairs.ece(11) == pytest.approx((0.01 + 0.795) / 3)
 
 
 def test_ece_of_calibrated_confidence_is_small_and_of_overconfidence_is_not() -> None:

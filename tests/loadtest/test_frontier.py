@@ -252,12 +252,27 @@ def test_the_search_ends_where_nothing_holds() -> None:
     assert next_load([point(1)], Sla(speed_p50=500), whole=False) == 0.5
 
 
+def test_the_search_halves_the_load_until_it_holds() -> None:
+    never = Sla(speed_p50=500)
+    loads = [next_load([point(users)], never) for users in (16, 7, 3, 2, 1)]
+    assert loads == [8.0, 3.0, 1.0, 1.0, None]
+    assert next_load([point(16)], Sla(speed_p50=1)) == 32.0
+
+
+def test_the_search_ends_where_loads_differ_by_a_twentieth() -> None:
+    sla = Sla(speed_p50=1000 / 11.02)  # at 1.02 users
+    assert next_load([point(1.0), point(1.04)], sla, whole=False) is None
+    assert next_load([point(1.0), point(1.2)], sla, whole=False) == pytest.approx(math.sqrt(1.2))
+
+
 def test_bad_levels_are_refused() -> None:
     for arguments in ({}, {"speed_p50": 0}, {"ttft_p95": float("nan")}):
         with pytest.raises(DSparkError):
             Sla(**arguments)
     with pytest.raises(DSparkError, match="p10 floor"):
         Sla(speed_p50=10, speed_p10=20)
+    assert Sla(speed_p50=10, speed_p10=10)
+    assert Sla(speed_p50=0.5), "less than a token a second is a level"
     with pytest.raises(DSparkError, match="no cell"):
         capacity([], Sla(speed_p50=1))
     with pytest.raises(DSparkError, match="one point per load"):

@@ -212,6 +212,9 @@ def test_the_summary_says_what_each_arm_holds() -> None:
     assert "not at 4 requests/s either" in held(CONFIG, one_missed).arms[1].said
     assert held(CONFIG, []).arms[0].said.endswith("counts.")
     assert summarise(CONFIG, cells, 5).hold == held(CONFIG, cells)
+    assert (held(CONFIG, cells).p95_ttft_ms, held(CONFIG, cells).p95_tpot_ms) == (500, None)
+    both = CONFIG.model_copy(update={"hold": Hold(p95_ttft_ms=100, p95_tpot_ms=20)})
+    assert (held(both, cells).p95_ttft_ms, held(both, cells).p95_tpot_ms) == (100, 20)
 
 
 def test_the_report_leads_with_it(tmp_path: Path) -> None:

@@ -265,3 +265,18 @@ def test_reading_leaves_no_thread(tmp_path: Path) -> None:
     command = [sys.executable, "-c", READS, str(path)]
     done = subprocess.run(command, capture_output=True, text=True, check=True)
     assert int(done.stdout) == 0
+
+
+@pytest.mark.parametrize(("late", "lag_ms"), [(1, 1.0), (3, 9.0)])
+def test_an_open_loop_is_late_by_its_last_hundredth(late: int, lag_ms: float) -> None:
+    """Of 200 requests all but `late` are sent after 1 ms, those after 9 ms."""
+    records = [
+        record(i, i + (0.009 if i < late else 0.001), (i + 1.0,), (1,), scheduled=float(i))
+        for i in range(200)
+    ]
+    assert measure_cell(HEADER, records, None).lag_ms == pytest.approx(lag_ms)
+
+
+def test_percentiles_of_a_hundred_and_one_values() -> None:
+    found = Spread.of([float("nan"), *map(float, range(101))])
+    assert found == Spread(mean=50.0, p10=10.0, p50=50.0, p90=90.0, p95=95.0, p99=99.0)

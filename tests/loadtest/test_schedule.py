@@ -67,6 +67,16 @@ def test_a_ramp_grows_as_its_rate(start: float, end: float) -> None:
     assert (at < 100).sum() == pytest.approx(half, abs=5 * np.sqrt(half))
 
 
+def test_a_ramp_to_nothing_thins_out_towards_its_end() -> None:
+    at = times(Ramp(from_rate=0.5, to_rate=0, seconds=4000))  # 1000 requests
+    assert (at < 2000).mean() == pytest.approx(0.75, abs=0.06)
+    assert (at > 3000).mean() == pytest.approx(1 / 16, abs=0.03)
+
+
+def test_a_ramp_sends_at_least_one_request() -> None:
+    assert len(times(Ramp(from_rate=0, to_rate=1e-9, seconds=1))) == 1
+
+
 def test_bursts() -> None:
     assert times(Bursts(size=3, every_s=2, count=2)).tolist() == [0, 0, 0, 2, 2, 2]
 

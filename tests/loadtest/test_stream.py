@@ -274,6 +274,8 @@ def test_spread_adds_up(tokens: int, lengths: list[int], counts: list[int]) -> N
         ("Rivers carry a little salt from the rocks to the sea, year by year.", False),
         ("Rivers carry salt to the sea " + "!" * 9, False),  # less than half of it
         ("ha ha ha ha", False),  # too short to tell
+        ("ab" * 8, True),  # a half of eight characters is just enough
+        ("ab" * 7, False),
         ("", False),
     ],
 )

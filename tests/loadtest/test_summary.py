@@ -104,6 +104,26 @@ def test_a_clear_winner_is_named_with_its_interval() -> None:
     assert capacity["plain"].tokens_per_s == pytest.approx(60, rel=0.02)
 
 
+def test_simulated_acceptance_labels_the_summary() -> None:
+    golden = CONFIG.model_copy(update={"golden": "qwen3-8b"})
+    found = summarise(golden, cells(), 36)
+    assert golden.label
+    assert found.label == golden.label
+    assert found.verdict.startswith(golden.label)
+    assert summarise(CONFIG, cells(), 36).label == ""
+
+
+def test_an_arm_without_a_valid_cell_has_no_capacity() -> None:
+    void = [
+        each.model_copy(update={"void": "late"}) if each.arm == "mtp1" else each for each in cells()
+    ]
+    capacity = {arm.arm: arm for arm in summarise(CONFIG, void, 36).slas[0].arms}
+    found = capacity["mtp1"]
+    assert (found.kind, found.tokens_per_s, found.load) == ("unknown", 0.0, 0.0)
+    assert (found.bracket, found.why) == ((None, None), "no valid cell")
+    assert capacity["plain"].kind == "bracketed"
+
+
 def test_no_winner_is_called_on_noise() -> None:
     noisy = [
         each.model_copy(

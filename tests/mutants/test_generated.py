@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import contextlib
+import json
 from collections.abc import Iterator, Sequence
+from dataclasses import asdict, replace
 from pathlib import Path
 
 import pytest
 
 from sglang_dspark.errors import DSparkError
+from tests.mutants.generated import __main__ as program
 from tests.mutants.generated.equivalent import EQUIVALENT
 from tests.mutants.generated.judge import Judge, Verdict, What
 from tests.mutants.generated.operators import Site, generate
@@ -145,7 +148,9 @@ class Scripted(Judge):
         yield
         self._in_force = False
 
-    def _run(self, tests: Sequence[str]) -> tuple[int | None, str, int]:
+    def _run(
+        self, tests: Sequence[str], timeout_s: float | None = None
+    ) -> tuple[int | None, str, int]:
         fails = self._fails if self._in_force else self._fails_clean
         for place, test in enumerate(tests):
             if test in fails:
@@ -170,3 +175,65 @@ def test_a_mutant_is_killed_by_a_test_that_passes_without_it(
     seconds = {"t/a.py::first": 1.0, "t/b.py::second": 2.0}
     judge = Scripted(Recorded({"a.py": {2: set(seconds)}}, seconds), fails, fails_clean)
     assert judge.judge(site) == Verdict(site.name, what, why)
+
+
+@pytest.mark.parametrize(
+    ("fails", "what", "why"),
+    [
+        ({"t/new.py"}, "killed", "t/new.py"),
+        ({"t/old.py"}, "survived", "2 tests passed"),
+    ],
+)
+def test_named_test_files_judge_alone_and_without_a_record(
+    fails: set[str], what: What, why: str
+) -> None:
+    [site, *_] = generate("a.py", "def f():\n    g()\n")
+    judge = Scripted(Recorded(), fails, set())
+    assert judge.judge_with(site, ["t/more.py", "t/new.py"]) == Verdict(site.name, what, why)
+
+
+def test_a_named_test_file_that_fails_without_a_mutant_is_refused() -> None:
+    [site, *_] = generate("a.py", "def f():\n    g()\n")
+    with pytest.raises(DSparkError, match=r"t/new\.py fails without a mutant"):
+        Scripted(Recorded(), {"t/new.py"}, {"t/new.py"}).judge_with(site, ["t/new.py"])
+
+
+class Killing(Scripted):
+    """A judge by whose named files one mutant dies; it asks for no record."""
+
+    def __init__(self, folder: Path, recorded: Recorded, tests: Sequence[str]) -> None:
+        assert not recorded.lines
+        assert tests == ["t/new.py"]
+        super().__init__(recorded, {"t/new.py"}, set())
+
+    @contextlib.contextmanager
+    def _with_fault(self, site: Site) -> Iterator[None]:
+        self._in_force = site.before == "dies"
+        yield
+        self._in_force = False
+
+    def close(self) -> None:
+        pass
+
+
+def test_only_survivors_are_judged_anew_and_only_kills_are_written(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    [old, *_] = generate("sglang_dspark/verify/a.py", "def f():\n    g()\n")
+    dies, lives, killed, fresh = (
+        replace(old, before=name) for name in ("dies", "lives", "killed", "fresh")
+    )
+    before = [
+        Verdict(dies.name, "survived", "9 tests passed"),
+        Verdict(lives.name, "survived", "9 tests passed"),
+        Verdict(killed.name, "killed", "t/old.py::test"),
+    ]
+    path = tmp_path / program.VERDICTS
+    path.write_text("".join(json.dumps(asdict(each)) + "\n" for each in before), encoding="utf-8")
+    monkeypatch.setattr(program, "Judge", Killing)
+    monkeypatch.setattr(program, "all_sites", lambda root: [dies, lives, killed, fresh])
+    program.main(count=4, seed=1, jobs=1, files=["t/new.py"], out=tmp_path)
+    assert program.read_verdicts(path) == {
+        dies.name: Verdict(dies.name, "killed", "t/new.py"),
+        **{each.name: each for each in before[1:]},
+    }

@@ -170,6 +170,17 @@ def test_requests_that_differ_are_followed() -> None:
     assert np.allclose(conditional(data.of_steps(order), found), followed[order])
 
 
+@pytest.mark.parametrize("spread", [0.1, 1.0])
+def test_a_request_is_predicted_by_its_earlier_steps(spread: float) -> None:
+    """Three steps of which all drafts failed: each leaves less hope for the next."""
+    steps = np.zeros(3, np.int64)
+    data = Observations(np.zeros((3, 2)), steps, steps + 2, steps)
+    followed = predicted(data, Calibration((1.0, 1.0), spread=spread))[:, 0]
+    assert followed[0] == pytest.approx(0.5)
+    assert followed[0] > followed[1] > followed[2]
+    assert predicted(data, Calibration((1.0, 1.0)))[:, 0].tolist() == [0.5, 0.5, 0.5]
+
+
 def test_shifts_of_hardly_any_labels_stay_near_the_common_one() -> None:
     told = Observations(np.zeros((60, 2)), *[np.array([0, 1] * 30)] * 2, np.arange(60))
     found = fit_shifts(told)
@@ -242,6 +253,13 @@ def test_apply_refuses_bad_temperatures(bad: list[float]) -> None:
         apply(torch.zeros(3, 2), torch.tensor(bad))
 
 
+def test_no_shift_is_added_unless_asked_for() -> None:
+    logits, temperatures = torch.tensor([[0.5, -1.0]]), torch.tensor([1.0, 2.0])
+    expected = survival(torch.sigmoid(logits / temperatures))
+    assert torch.equal(apply(logits, temperatures), expected)
+    assert torch.equal(apply(logits, temperatures, 1.0), apply(logits + 1.0, temperatures))
+
+
 def test_missing_confidence_head_stays_certain() -> None:
     """Logit +inf means `always verify`: survival 1 under every temperature."""
     logits = torch.full((2, 3), float("inf"))
@@ -293,6 +311,21 @@ def test_adaptive_bins_see_what_equal_width_averages_away() -> None:
     labels = np.concatenate([np.ones(500), np.arange(500) % 25 != 0])  # 1.00 and 0.96
     labels[:60] = 0  # 0.88 for the first half
     assert ece(values, labels, bins=2, binning="mass") > ece(values, labels, bins=2)
+
+
+def test_debiased_error_has_ten_bins_of_the_width_or_mass_asked_for() -> None:
+    """Twice 100 requests of one draft: those of 0.94 all fail, those of 0.96 all succeed."""
+    values, request = np.repeat([0.94, 0.96], 100), np.arange(200)
+    labels = np.repeat([0.0, 1.0], 100)
+    assert ece_debiased(values, labels, request) == pytest.approx(0.45, abs=0.01)  # one bin
+    by_mass = ece_debiased(values, labels, request, binning="mass")
+    assert by_mass == pytest.approx((0.94 + 0.04) / 2, abs=0.01)
+    # Of nine bins these two share one.
+    values = np.repeat([0.895, 0.905], 100)
+    apart = ece_debiased(values, labels, request)
+    assert apart == pytest.approx((0.895 + 0.095) / 2, abs=0.01)
+    assert apart == ece_debiased(values, labels, request, bins=10)
+    assert ece_debiased(values, labels, request, bins=9) == pytest.approx(0.4, abs=0.01)
 
 
 def test_bootstrap_draws_requests_not_steps() -> None:

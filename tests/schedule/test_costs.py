@@ -47,6 +47,22 @@ def test_a_batch_costs_its_tier() -> None:
     assert (np.diff(linear) >= 0).all()
 
 
+def test_beyond_two_tiers_their_own_slope_goes_on() -> None:
+    for padded in (True, False):
+        curve = tokens_curve((2, 4), np.array([1.0, 1.5]), padded, 6)
+        assert curve[4:].tolist() == [1.5, 1.75, 2.0]
+        assert tokens_curve((2,), np.array([1.0]), padded, 4).tolist() == [1.0] * 5
+        falling = tokens_curve((2, 4), np.array([1.5, 1.0]), padded, 6)
+        assert falling[4:].tolist() == [1.0] * 3, "no batch gets cheaper by growing"
+
+
+def test_skipping_the_draft_saves_less_than_a_step() -> None:
+    rows = ((-0.9, 0.1, 0.2), (-0.05, 0.4, 0.5))
+    assert replace(TABLE, draft_seconds=rows).draft_seconds[0][0] == -0.9
+    with pytest.raises(ValueError, match=r"-0\.91"):
+        replace(TABLE, draft_seconds=((-0.91, 0.1, 0.2), rows[1]))
+
+
 def test_draft_cost_is_linear_between_request_counts() -> None:
     assert draft_row(TABLE, 2) == pytest.approx([-0.05 / 3, 0.2, 0.3])
     assert draft_row(TABLE, 9) == pytest.approx([-0.05, 0.4, 0.5])

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 
 import numpy as np
@@ -11,7 +12,17 @@ from hypothesis import strategies as st
 
 from sglang_dspark.schedule.early_exit import EarlyExit, ExitConfig
 from sglang_dspark.schedule.estimator import AcceptanceEstimator, EstimatorConfig
-from sglang_dspark.schedule.guard import SERVING_GUARD, Guard, Mode, load_of
+from sglang_dspark.schedule.guard import (
+    SERVING_GUARD,
+    Guard,
+    LoadState,
+    Mode,
+    Realised,
+    advance,
+    load_of,
+    outlook_at,
+    prior_at,
+)
 from sglang_dspark.schedule.relay import Relay
 from tests.schedule.properties import CASES, EXAMPLES
 
@@ -67,6 +78,31 @@ def test_a_new_tenant_never_reads_the_old_one() -> None:
     assert np.array_equal(relay.unknown(2, PRIOR).confidence, np.stack([PRIOR, PRIOR]))
     with pytest.raises(ValueError, match="pool rows"):
         relay.resolve(2, np.array([4]), np.array([1]), PRIOR)
+
+
+def test_a_step_that_ran_again_is_read_as_it_ran_last() -> None:
+    relay, row, tenant = Relay(4, 2), np.array([3]), np.array([1])
+    for step, value in ((4, 0.1), (5, 0.2), (5, 0.3)):
+        relay.publish(step, row, tenant, np.full((1, 2), value, np.float32))
+    assert relay.resolve(7, row, tenant, PRIOR).confidence[0, 0] == np.float32(0.3)
+    assert relay.resolve(6, row, tenant, PRIOR).confidence[0, 0] == np.float32(0.1), "kept as well"
+
+
+def test_a_confidence_is_read_two_to_sixteen_steps_later() -> None:
+    relay, row, tenant = Relay(4, 2), np.array([3]), np.array([1])
+    relay.publish(0, row, tenant, np.array([[0.9, 0.8]], np.float32))
+    fresh = [step for step in range(20) if relay.resolve(step, row, tenant, PRIOR).fresh[0]]
+    assert fresh == list(range(2, 17))
+
+
+@pytest.mark.parametrize(
+    "size", [{"pool_rows": 0}, {"gamma": 0}, {"lag": -1}, {"lag": 3, "max_age": 2}]
+)
+def test_a_relay_of_nothing_is_refused(size: dict[str, int]) -> None:
+    usual = {"pool_rows": 1, "gamma": 1, "lag": 0, "max_age": 0}
+    assert Relay(**usual).gamma == 1
+    with pytest.raises(ValueError, match="relay of"):
+        Relay(**usual | size)
 
 
 def test_ranks_with_equal_writes_read_equal() -> None:
@@ -198,7 +234,7 @@ def test_a_short_visit_of_another_load_changes_nothing() -> None:
     """Eight requests pause; steps of three between them do not draft until they last."""
     guard = Guard()
     run(guard, 500, predicted=1.2, true=0.8, noise=0.05, seed=4)
-    visit = guard.config.visit_steps
+    visit = 4
     for _ in range(20):
         for _ in range(visit - 1):
             assert guard.state(3).mode is Mode.PLAIN
@@ -338,3 +374,56 @@ def test_plain_decoding_that_proves_better_is_kept_at_once() -> None:
     after = modes[modes.index(Mode.PROBE_PLAIN) :]
     assert Mode.SPECULATE not in after[:30]
     assert Mode.PLAIN in after
+
+
+def test_a_guard_that_never_stops_has_nothing_to_recover_from() -> None:
+    guard = Guard()
+    for _ in range(20):
+        assert guard.decide(4, 300.0, 100.0).speculate
+    assert (guard.fallbacks, guard.recoveries) == (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("gain", "mode"), [(1.05, Mode.PLAIN), (1.075, Mode.PLAIN), (1.085, Mode.SPECULATE)]
+)
+def test_a_pause_ends_early_above_the_margin_by_the_hysteresis(gain: float, mode: Mode) -> None:
+    """6% must be gained and 2% more, until the pause is over."""
+    paused = LoadState(2, Mode.PLAIN, 20, 20, pause=100, predicted=math.log(gain))
+    assert advance(paused, gain * 100.0, 100.0, SERVING_GUARD).mode is mode
+
+
+@pytest.mark.parametrize(
+    ("gain", "mode"), [(1.03, Mode.PLAIN), (1.045, Mode.PROBE_PLAIN), (1.2, Mode.PROBE_PLAIN)]
+)
+def test_speculation_stops_below_the_margin_by_the_hysteresis(gain: float, mode: Mode) -> None:
+    """6% must be gained, less 2% once it speculates; far below 1.25 plain decoding is probed."""
+    running = LoadState(2, age=20, measured=20, predicted=math.log(gain), predictions=32)
+    assert advance(running, gain * 100.0, 100.0, SERVING_GUARD).mode is mode
+
+
+def test_promises_count_for_eight_steps_or_24_outcomes_of_single_requests() -> None:
+    assert [prior_at(load) for load in (0, 1, 2, 9)] == [24.0, 12.0, 8.0, 8.0]
+    assert [outlook_at(load) for load in (0, 1, 2, 9)] == [128, 64, 32, 32]
+    twice = Realised(delivered=16.0, promised=8.0, squares=32.0)
+    assert LoadState(2, speculating=twice).gain(SERVING_GUARD) == pytest.approx(24 / 16)
+    # A plain step is no chance: one measured counts as much as its promise.
+    slow = Realised(delivered=3.0, promised=1.0, squares=9.0)
+    assert LoadState(2, plain=slow).gain(SERVING_GUARD) == pytest.approx(2 / 4)
+
+
+@pytest.mark.parametrize(
+    ("age", "measured", "tried"),
+    [(9, 3, True), (9, 2, False), (8, 8, False), (32, 2, False), (33, 2, True)],
+)
+def test_a_mode_is_tried_after_eight_steps_of_which_three_were_timed(
+    age: int, measured: int, tried: bool
+) -> None:
+    """Or after four times as many, whatever was timed of them."""
+    assert LoadState(2, age=age, measured=measured).tried(SERVING_GUARD) == tried
+
+
+def test_a_measured_step_fades_by_one_in_128() -> None:
+    guard = Guard()
+    for _ in range(2):
+        guard.observe(8, speculated=True, tokens=100.0, seconds=1.0, theta=100.0)
+    assert guard.state(8).speculating.promised == pytest.approx(1 + 127 / 128)

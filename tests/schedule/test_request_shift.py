@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from sglang_dspark.schedule.request_shift import LIMIT, RequestShift
+from sglang_dspark.schedule.request_shift import LIMIT, SPREADS, RequestShift
 
 HALF = np.full((1, 3), 0.5)
 FOR_EVER = 1e12  # steps: a memory that forgets nothing
@@ -104,3 +104,16 @@ def test_shift_is_bounded_and_settings_must_make_sense() -> None:
     for memory in (0.5, float("nan")):
         with pytest.raises(ValueError, match="memory"):
             RequestShift([0.1], rows=1, memory=memory)
+
+
+def test_no_request_is_further_than_three_logits_from_the_average() -> None:
+    for accepted, verified, limit in ((3, 3, 3.0), (0, 3, -3.0)):
+        found = RequestShift([0.8], rows=1, memory=FOR_EVER)
+        for _ in range(400):
+            observe(found, 0, accepted, verified)
+        assert shift(found, 0) == pytest.approx(limit)
+
+
+def test_spreads_are_tried_in_ascending_order_from_none() -> None:
+    assert SPREADS[0] == 0.0
+    assert list(SPREADS) == sorted(set(SPREADS))

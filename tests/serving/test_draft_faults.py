@@ -13,7 +13,7 @@ from torch import Tensor, nn
 from sglang_dspark.serving.broken_weights import broken_weight
 from sglang_dspark.serving.step import draft
 from sglang_dspark.serving.step import plan as planning
-from sglang_dspark.serving.step.draft_faults import LONGEST_REST, DraftFaults
+from sglang_dspark.serving.step.draft_faults import DraftFaults
 from sglang_dspark.serving.step.engine import Step
 from sglang_dspark.serving.step.ranks import Ranks
 from sglang_dspark.serving.step.state import StepState
@@ -114,7 +114,7 @@ def test_rests_double_and_end(caplog: pytest.LogCaptureFixture) -> None:
         rests.append(0)
         while faults.rests():
             rests[-1] += 1
-    assert rests == [1, 2, 4, 8, 16, 32, 64, 128, 256] + [LONGEST_REST] * 5
+    assert rests == [1, 2, 4, 8, 16, 32, 64, 128, 256] + [512] * 5
     assert len(caplog.records) == 1, "failures in a row are said once"
     faults.drafted()
     faults.failed(RuntimeError("anew"))

@@ -76,6 +76,25 @@ def test_results_that_never_come_are_given_up(
     assert caplog.text.count("a step's result never came") == 1
 
 
+@pytest.mark.parametrize(("overtaken", "late"), [(2, 0), (3, 1)])
+def test_a_result_is_late_that_three_steps_have_overtaken(
+    world: Counted, overtaken: int, late: int
+) -> None:
+    first, lengths = world.begun()
+    for _ in range(overtaken):
+        world.begun()
+    world.engine.landed(first, lengths, lengths)
+    assert world.falls(Fall.RESULT_LATE) == late
+
+
+def test_a_result_is_awaited_for_256_steps(world: Counted) -> None:
+    for _ in range(257):
+        world.begun()
+    assert world.falls(Fall.RESULT_LOST) == 0
+    world.begun()
+    assert world.falls(Fall.RESULT_LOST) == 1
+
+
 @pytest.mark.parametrize("jump", [-1.0, -3600.0, float("nan"), float("inf")])
 def test_a_time_that_none_is_teaches_nothing(
     world: Counted, caplog: pytest.LogCaptureFixture, jump: float

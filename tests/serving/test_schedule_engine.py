@@ -143,6 +143,16 @@ def test_most_steps_of_a_plain_phase_repeat_its_plan() -> None:
     assert plans[resting].mode is Mode.PLAIN
 
 
+def test_a_repeated_plain_step_teaches_nothing() -> None:
+    world = World(token=20e-3)
+    while world.step([1, 2, 3, 4], logit=-3.0, good=0)[0].mode is not Mode.PLAIN:
+        pass
+    known, plans = world.planner.costs.steps, set()
+    for _ in range(12):
+        plans.add(world.step([1, 2, 3, 4], logit=-3.0, good=0)[0].step)
+    assert world.planner.costs.steps - known <= len(plans) + 1 < 8
+
+
 def test_another_batch_is_planned_afresh_in_a_plain_phase() -> None:
     world = World(token=20e-3)
     while world.step([1, 2, 3, 4], logit=-3.0, good=0)[0].mode is not Mode.PLAIN:
@@ -327,6 +337,42 @@ def test_tokens_behind_an_answers_end_are_lost() -> None:
     world.engine.processed([running], [0], False)
     assert delivered._lost[False] == 0
     assert delivered._emitted[False] == 1
+
+
+@pytest.mark.parametrize("newest_landed", [True, False])
+def test_at_the_end_of_all_answers_a_step_whose_result_is_known_is_over(
+    newest_landed: bool,
+) -> None:
+    """One whose result has not come stays in flight, also behind one whose result has."""
+    world = World()
+    rows, context = torch.tensor([1]), torch.tensor([10])
+    first, second = (world.engine.begin(rows, world.generation, context) for _ in range(2))
+    landed = second if newest_landed else first
+    world.engine.landed(landed, np.array([0]), np.array([0]))
+    world.engine.processed([Request("a", [0] * 10, finished_len=10)], [0], False)
+    assert second.over == newest_landed
+    world.engine.begin(rows, world.generation, context)
+    assert second.ended is None, "nobody knows what ran until then"
+
+
+def test_a_step_that_is_planned_twice_before_it_starts_is_not_timed() -> None:
+    world = World()
+    rows, context = torch.tensor([1]), torch.tensor([10])
+    dropped = world.engine.begin(rows, world.generation, context, starts=False)
+    step = world.engine.begin(rows, world.generation, context, starts=False)
+    world.engine.start(step)
+    assert (dropped.began, step.began) == (None, 0.0)
+    assert dropped.ended is None
+
+
+def test_a_step_that_may_not_draft_is_planned_from_nothing() -> None:
+    world = World()
+    for _ in range(4):
+        assert world.step([1, 2], logit=4.0)[0].speculates
+    plan, lengths = world.step([1, 2], limits=[0, 0])
+    assert lengths == [0, 0]
+    assert (plan.mode, plan.settled, plan.known, plan.gain) == (Mode.PLAIN, False, 0, 0.0)
+    assert (plan.requests, plan.context, plan.budget.drafts) == (2, 20, 0)
 
 
 def test_speculation_whose_tokens_nobody_gets_does_not_pay() -> None:

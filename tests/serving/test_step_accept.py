@@ -25,6 +25,7 @@ from sglang_dspark.verify import accept_sampled
 from sglang_dspark.verify.sampling import BatchSampling, sampled_distribution, target_distribution
 from tests.mutants.catalogue.sampling import STEP_LAW
 from tests.mutants.mutant import Mutant
+from tests.rehearsal import reads
 from tests.serving.accept_rule import configured
 from tests.serving_cpu import test_accept_law as packed
 from tests.serving_cpu.draft_world import ALL, settings
@@ -146,13 +147,11 @@ def test_seeded_and_greedy_requests_get_the_cpus_tokens() -> None:
     anchors = torch.randint(0, 5000, (requests,), generator=generator)
     own = torch.randint(-(2**62), 2**62, (requests,), generator=generator)
     places = [r for r in range(requests) if r % 3 and r % 4]
-    info.sampling_seed = torch.full((requests,), -(2**63))
-    info.sampling_seed[places] = own[places]
     seeds = Seeds(torch.tensor(places), own[places])
     fixed = [r for r in range(requests) if r % 3 == 0 or r in places]
     starts, whole = lens.cumsum(0) - lens, spread(rows, lens, GAMMA + 1)
     for _ in range(GAMMA + 1):
-        accepted, bonus = accept_packed(window, lens, starts, rows, block, info, anchors)
+        accepted, bonus = accept_packed(window, lens, starts, rows, block, info, anchors, seeds)
         found = step_accept.accept(window, lens, whole, block, info, anchors, seeds)
         assert torch.equal(found.accepted[fixed], accepted[fixed].long())
         assert torch.equal(found.bonus[fixed], bonus[fixed])
@@ -172,3 +171,16 @@ def test_requests_without_a_seed_draw_anew_beside_one_with_a_seed() -> None:
     assert int(first.bonus[1]) == int(second.bonus[1])
     free = [r for r in range(30) if r % 3 and r != 1]
     assert not torch.equal(first.bonus[free], second.bonus[free])
+
+
+def test_nothing_is_read_on_the_host(rule: str) -> None:
+    requests, generator = 30, torch.Generator().manual_seed(6)
+    window, lens, rows, block, info = batch(requests, generator)
+    anchors, places = torch.arange(requests), torch.arange(1, requests, 3)
+    info.is_any_greedy = True
+    step = (window, lens, spread(rows, lens, GAMMA + 1), block, info, anchors)
+    for seeds in (None, Seeds(places, places)):
+        for block.greedy_draft in (False, True):
+            with reads.watched() as seen:
+                step_accept.accept(*step, seeds)
+            assert seen == []

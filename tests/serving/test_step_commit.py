@@ -28,10 +28,12 @@ def test_results_outlive_the_graphs_next_replay(folded: bool) -> None:
         new_seq_lens=buffer,
     )
     worker = SimpleNamespace(verify_num_draft_tokens=4, _block_accept_lens=lambda **_: None)
-    asked: Any = SimpleNamespace(layout=None, requests=2)
+    layout = SimpleNamespace(verify_lens=torch.tensor([3, 1]))
+    asked: Any = SimpleNamespace(layout=layout, requests=2)
     found = result_of(worker, asked, Verified(None, None, folded, folded), accepted)
     assert found.new_seq_lens.tolist() == [11, 7]
     assert found.next_draft_input.new_seq_lens is found.new_seq_lens
+    assert (found.cap_lens.tolist(), found.cap_lens.dtype) == ([3, 1], torch.int32)
     for each in (buffer, tokens, counts):
         each += 100
     assert found.new_seq_lens.tolist() == ([11, 7] if folded else [111, 107])

@@ -141,6 +141,28 @@ def test_without_memory_requests_are_penalised_one_by_one(
     assert "penalised one by one" in line
 
 
+def test_without_memory_for_one_request_no_logit_is_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reserved: list[int] = []
+
+    def none_left(requests: int, like: Tensor) -> None:
+        reserved.append(requests)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(penalties, "_reserve", none_left)
+    reqs: Any = [request([5], **SETTINGS["all"]) for _ in range(2)]
+    batch = SimpleNamespace(reqs=reqs, req_pool_indices_cpu=torch.tensor([1, 2]))
+    pool = SimpleNamespace(req_generation=torch.zeros(3, dtype=torch.int64))
+    found = penalties_of(OutputCounts(), batch, pool)
+    assert found is not None
+    logits = torch.ones(2 * WIDTH, VOCAB)
+    with pytest.raises(torch.OutOfMemoryError):
+        found.apply(logits, torch.zeros(2, WIDTH, dtype=torch.int64), torch.full((2,), 9))
+    assert reserved == [2, 1]
+    assert bool((logits == 1).all())
+
+
 def test_counts_are_allocated_at_start_where_they_are_small(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -191,6 +213,16 @@ def test_temporaries_take_no_more_than_is_reserved(dtype: torch.dtype) -> None:
     held = list(accumulate(each.nbytes() for each in events if each.name() == "[memory]"))
     copies = 1 + max(held) / (4 * requests * vocab)  # counts are one more
     assert COPIES - 2.5 < copies <= COPIES
+
+
+def test_what_is_reserved_is_four_bytes_a_copy_of_each_logit() -> None:
+    logits = torch.empty(1, 50_000, dtype=torch.bfloat16)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiled:
+        penalties._reserve(3, logits)
+    events = profiled.profiler.kineto_results.events()
+    held = [each.nbytes() for each in events if each.name() == "[memory]"]
+    assert max(held) == COPIES * 3 * 50_000 * 4
 
 
 @pytest.mark.parametrize("name", sorted(SETTINGS))

@@ -15,7 +15,7 @@ pytest.importorskip("sglang")
 from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.serving.step import rules as step_rules
 from sglang_dspark.serving.step.penalties import OutputCounts
-from sglang_dspark.serving.step.rules import Cuts, Rules, rules_of
+from sglang_dspark.serving.step.rules import Cuts, Rules, cuts_of, rules_of
 from sglang_dspark.serving.step.verify import may_fold
 from tests.serving.penalised import request
 from tests.serving_cpu.draft_world import ALL
@@ -85,6 +85,7 @@ def test_greedy_steps_have_no_rules(requests: Any) -> None:
         ((SAMPLED, GREEDY), Cuts()),
         ((SAMPLED, GREEDY | P | M), Cuts()),
         ((SAMPLED | K,), Cuts(top_k=True, most=20)),
+        ((SAMPLED | {"top_k": 2}, GREEDY), Cuts(top_k=True, most=2)),
         ((SAMPLED | K, GREEDY, SAMPLED | {"top_k": 1024}), Cuts(top_k=True, most=1024)),
         ((SAMPLED | K, SAMPLED), Cuts(top_k=True)),
         ((SAMPLED | P, SAMPLED), Cuts(top_p=True)),
@@ -93,6 +94,13 @@ def test_greedy_steps_have_no_rules(requests: Any) -> None:
 )
 def test_cuts_are_those_of_the_sampled_requests(requests: Any, cuts: Cuts) -> None:
     assert rules(*requests).cuts == cuts
+
+
+def test_no_cut_is_made_unless_named() -> None:
+    assert Cuts() == Cuts(top_k=False, top_p=False, min_p=False, most=None)
+    assert not Rules().own_law
+    assert cuts_of([SimpleNamespace(**GREEDY)]) == Cuts(), "greedy requests have none"
+    assert [Cuts().kinds, Cuts(min_p=True).kinds, Cuts(True, True, True).kinds] == [0, 1, 3]
 
 
 def test_a_top_k_of_up_to_1024_is_listed() -> None:

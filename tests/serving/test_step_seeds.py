@@ -201,3 +201,9 @@ def test_a_batch_without_seeds_is_drafted_and_prefilled_by_upstream() -> None:
     before = dict(vars(asked.sampling_info))
     with seeded_prefill(asked):
         assert vars(asked.sampling_info) == before
+
+
+def test_logits_of_a_seeded_draft_are_as_wide_as_upstreams() -> None:
+    """The head's weights may be wider than the base logits."""
+    logits = step_seeds._step_logits(Head(), torch.zeros(2, GAMMA, V, dtype=torch.bfloat16))
+    assert (logits.shape, logits.dtype) == ((2, GAMMA, V), torch.float32)

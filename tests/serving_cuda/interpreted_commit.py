@@ -148,6 +148,12 @@ class OfLayers(Draft):
         return made
 
 
+def single_layer(model: Any) -> Any:
+    """With its first layer alone."""
+    model.layers = model.layers[:1]
+    return model
+
+
 def behind(model: Any, others: int) -> Any:
     """With layers counted behind those of another stage."""
     for layer in model.layers:
@@ -188,6 +194,7 @@ def parity() -> dict[str, tuple[float, int]]:
         "half of a key": committed(turned(dense(), rotary_dim=DIM // 2), single, some),
         "YaRN": committed(turned(dense(), rope_scaling=yarn), single, some),
         "a bias": committed(biased(dense()), single, some),
+        "one layer": committed(single_layer(dense()), single, some, layers=1),
         "layers behind others": committed(behind(dense(), 2), single, some),
         "scales that a wide cache ignores": committed(scaled(dense()), single, some, by_rows=True),
         "bfloat16": committed(narrow(dense()), torch.bfloat16, some),

@@ -9,8 +9,9 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.serving.cuda.accept import StepAccept
+from sglang_dspark.serving.cuda.accept import StepAccept, windows
 from sglang_dspark.serving.step.accept import accept
+from sglang_dspark.serving.step.seeds import Seeds
 from tests.kernels.processes import output_of
 from tests.serving.test_step_accept import GAMMA, batch, spread
 
@@ -44,6 +45,42 @@ def test_without_triton_torch_accepts() -> None:
     assert torch.equal(found.bonus, expected.bonus)
 
 
+@pytest.mark.parametrize("cut", ["top_k", "top_p", "min_p", None])
+@pytest.mark.parametrize("greedy_draft", [False, True])
+def test_the_operators_are_given_every_setting_of_a_step(
+    cut: str | None, greedy_draft: bool
+) -> None:
+    """Cuts of all kinds where a request has one of any kind, drafts' logits unless argmax."""
+    requests, generator = 6, torch.Generator().manual_seed(3)
+    ids, lens, rows, block, info = batch(requests, generator)
+    info.need_top_k_sampling, info.need_top_p_sampling, info.need_min_p_sampling = (
+        cut == name for name in ("top_k", "top_p", "min_p")
+    )
+    info.is_any_greedy, block.greedy_draft = cut is None, greedy_draft
+    logits, anchors = spread(rows, lens, GAMMA + 1), torch.arange(10, 16).int()
+    seeds = Seeds(torch.tensor([1, 4]), torch.tensor([7, -9]))
+    found = windows(ids, lens, logits, block, info, anchors, seeds)
+    assert torch.equal(found.drafts, ids[:, 1:])
+    assert found.drafts.data_ptr() % 16 == 0
+    assert found.logits is logits
+    assert found.lengths.tolist() == (lens - 1).tolist()
+    assert torch.equal(found.temperatures, info.temperatures.view(-1))
+    for given, value in (
+        (found.top_k, info.top_ks), (found.top_p, info.top_ps), (found.min_p, info.min_ps),
+    ):  # fmt: skip
+        assert (given is None) == (cut is None)
+        assert given is None or torch.equal(given, value)
+    assert found.draft_logits is (None if greedy_draft else block.corrected_logits)
+    assert (found.draft_temperatures is None) == greedy_draft
+    assert greedy_draft or torch.equal(found.draft_temperatures, block.temperatures)
+    assert found.greedy.tolist() == (block.greedy_mask & (cut is None)).tolist()
+    assert found.seeded.tolist() == [False, True, False, False, True, False]
+    assert found.seeds[[1, 4]].tolist() == [7, -9]
+    assert (found.anchors.tolist(), found.anchors.dtype) == (anchors.tolist(), torch.int64)
+    assert found.accept_uniforms.shape == (requests, GAMMA)
+    assert found.bonus_uniforms.shape == (requests,)
+
+
 @pytest.mark.parametrize("requests", [1, 256, 257, 1000])
 def test_counters_are_enough_for_every_request(requests: int) -> None:
     """The operators write one for each: one too few is written past the end."""
@@ -52,7 +89,8 @@ def test_counters_are_enough_for_every_request(requests: int) -> None:
     assert len(counters) >= max(256, requests)
     assert counters.dtype == torch.int32
     assert not counters.any()
-    assert accept_step._counters(requests - 1, torch.device("cpu")) is counters
+    for fewer in (requests - 1, len(counters)):
+        assert accept_step._counters(fewer, torch.device("cpu")) is counters
 
 
 def test_a_graph_accepts_as_upstreams_does() -> None:

@@ -116,6 +116,27 @@ def test_the_tokens_are_those_of_whole_rows(rule: str, monkeypatch: pytest.Monke
     assert emitted > 300
 
 
+@pytest.mark.parametrize(("vocab", "most"), [(1000, 20), (151_936, 1024)])
+def test_a_chunk_of_rows_takes_up_to_200_mib(vocab: int, most: int) -> None:
+    """13 bytes of each logit and 330 of each candidate."""
+    parts: list[slice] = []
+
+    def listed(part: slice) -> tuple[Tensor, ...]:
+        parts.append(part)
+        return (torch.arange(part.start, min(part.stop, 12_000)),)
+
+    (rows,) = route._in_chunks(listed, 12_000, vocab, most)
+    assert torch.equal(rows, torch.arange(12_000))
+    size, together = 13 * vocab + 330 * most, parts[0].stop
+    assert together * size <= 200 * 2**20 < (together + 1) * size
+
+
+def test_a_row_larger_than_a_chunk_is_read_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(route, "_CHUNK", 1)
+    (rows,) = route._in_chunks(lambda part: (torch.tensor([part.stop - part.start]),), 3, 10, 10)
+    assert rows.tolist() == [1, 1, 1]
+
+
 def test_rules_differ() -> None:
     """Or the comparison above would not tell which one ran."""
     outcomes = []
@@ -154,6 +175,17 @@ def test_the_lowest_of_equal_tokens_are_found() -> None:
     found = equal_tokens(probs, value, torch.arange(1, 41).expand(50, 40))
     for row, tokens in zip(probs, found, strict=True):
         assert tokens.tolist() == torch.nonzero(row == 1)[:40, 0].tolist()
+
+
+def test_a_top_p_of_1_cuts_nothing() -> None:
+    """Of 1,024 probabilities the rounded sum exceeds 1 long before the end."""
+    logits = torch.randn(1, 1024, generator=torch.Generator().manual_seed(0)) * 5
+    ordered = logits.softmax(-1).sort(descending=True).values
+    assert int((ordered.cumsum(1) - ordered > 1).sum()) > 100
+    ones = torch.ones(1)
+    found = candidates.top_candidates(logits, ones, 1024 * ones.int(), ones, 0 * ones, 1024)
+    assert found.tokens.tolist() == [list(range(1024))]
+    assert bool((found.probs > 0).all())
 
 
 @pytest.mark.parametrize("width", [1, 4])

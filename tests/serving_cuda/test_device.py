@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import contextlib
+import inspect
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +11,19 @@ from typing import Any
 import numpy as np
 import pytest
 import torch
+from torch import Tensor
 
 pytest.importorskip("sglang")
 
 from sglang.srt import runtime_context
+from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
-from sglang_dspark.serving.cuda.accept_plain import samples_as_plain
+from sglang_dspark.serving.cuda import device as cuda_device
+from sglang_dspark.serving.cuda.accept_plain import plain_tokens, samples_as_plain
 from sglang_dspark.serving.cuda.device import GraphDevice, to_host
 from sglang_dspark.serving.step.engine import Step, confidence_by
 from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
@@ -219,3 +224,119 @@ def test_the_layout_is_upstreams_of_the_same_windows() -> None:
         assert torch.equal(mine, other)
         assert mine.dtype == other.dtype
     assert found.graph_num_tokens == 8
+
+
+def test_without_graphs_there_are_no_tiers_and_no_slots() -> None:
+    assert (tuple(device(graphs=False).tiers), device(graphs=False).slots) == ((), 0)
+    assert (tuple(device().tiers), device().slots) == (tuple(TIERS), SLOTS)
+
+
+def test_what_our_commit_leaves_is_committed_whole_by_upstream() -> None:
+    called: list[inspect.BoundArguments] = []
+    theirs = inspect.signature(TargetVerifyExecutor.commit_hidden)
+    chosen, hidden = device(epilogue=False), torch.ones(2, 3)
+    chosen.committer = lambda *given: False  # type: ignore[assignment]
+    chosen._executor.commit_hidden = lambda **given: called.append(theirs.bind(None, **given))
+    asked = replace(
+        pass_of(Rules(), drafted=True), layout=layout_of(indptr_of([0, 1]), 4), window=object()
+    )
+    outputs = object()
+    emitted = torch.tensor([1, 2], dtype=torch.int32)
+    accepted = SimpleNamespace(commit_lens=emitted, out_tokens=None)
+    chosen.commit(asked, Verified(outputs, hidden), accepted)
+    assert {name: value for name, value in called[0].arguments.items() if name != "self"} == {
+        "batch": asked.batch,
+        "layout": asked.layout,
+        "hidden_strided": hidden,
+        "verify_window": asked.window,
+        "logits_output": outputs,
+        "commit_lens": emitted,
+        "bs": 2,
+        "run_compact": True,
+    }
+
+
+@pytest.mark.parametrize(("cuts", "simple"), [(UNCUT, True), (TOP_P, False)])
+def test_plain_decodings_sampler_sorts_only_what_a_request_cuts(cuts: Cuts, simple: bool) -> None:
+    """The second request is greedy, whose top-k of 1 is no cut; the first rows are read."""
+    drawn: list[tuple[Tensor, bool]] = []
+
+    def sample(probs: Tensor, info: Any, at: Tensor, simply: bool) -> tuple[Tensor, None]:
+        drawn.append((probs, simply))
+        return torch.tensor([2, 2], dtype=torch.int32), None
+
+    logits = torch.tensor([[0.0, 1.0, 2.0], [9.0, 0.0, 0.0], [4.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
+    info = SimpleNamespace(
+        temperatures=torch.tensor([[2.0], [1.0]]),
+        top_ks=torch.tensor([1 << 30, 1]),
+        is_any_greedy=True,
+    )
+    batch = SimpleNamespace(sampling_info=info, seq_lens=torch.tensor([3, 9]))
+    sampler = SimpleNamespace(_sample_from_probs=sample)
+    tokens = plain_tokens(sampler, logits, 2, batch, Rules(cuts=cuts))
+    ((probs, simply),) = drawn
+    assert simply == simple
+    assert torch.equal(probs, torch.softmax(logits[[0, 2]] / info.temperatures, -1))
+    assert tokens.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+@pytest.mark.parametrize(
+    ("foldable", "replayed", "folded"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_a_pass_is_folded_where_a_graph_that_accepts_was_replayed(
+    foldable: bool, replayed: bool, folded: bool, penalised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang adjusts logits itself, unless penalties come first."""
+    called: list[dict[str, Any]] = []
+    applied: list[str] = []
+    theirs = inspect.signature(TargetVerifyExecutor.run_compact)
+    logits, hidden = torch.zeros(2 * (GAMMA + 1), 4), torch.ones(2, 3)
+
+    def run_compact(**given: Any) -> tuple[Any, Tensor]:
+        called.append(theirs.bind(None, **given).arguments)
+        outputs = SimpleNamespace(next_token_logits=logits)
+        return SimpleNamespace(logits_output=outputs, can_run_cuda_graph=replayed), hidden
+
+    chosen = device(epilogue=False)
+    chosen._executor.run_compact = run_compact
+    chosen._worker._observers = SimpleNamespace(segment=lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(cuda_device, "_adjust", lambda *_: applied.append("adjusted"))
+    penalties: Any = SimpleNamespace(apply=lambda *_: applied.append("penalised"))
+    asked = pass_of(Rules(penalties=penalties if penalised else None), drafted=True)
+    proposal = SimpleNamespace(
+        draft_block_ids=object(), draft_block=SimpleNamespace(draft_tokens=object())
+    )
+    asked = replace(asked, layout=object(), window=object(), proposal=proposal, foldable=foldable)
+    verified = chosen.run(asked)
+    (given,) = called
+    assert given["draft_block_ids"] is proposal.draft_block_ids
+    assert given["draft_tokens"] is proposal.draft_block.draft_tokens
+    assert (given["layout"], given["verify_window"]) == (asked.layout, asked.window)
+    assert (given["bs"], given["device"], given["inject_gate"]) == (2, "cpu", foldable)
+    assert given["sampling_info"] is (None if penalised else asked.batch.sampling_info)
+    assert applied == (["penalised", "adjusted"] if penalised else [])
+    assert (verified.in_graph, verified.folded) == (replayed, folded)
+    assert verified.hidden is hidden
+
+
+def test_upstreams_rule_is_given_the_whole_step() -> None:
+    theirs = inspect.signature(TargetVerifyExecutor.accept_and_finalize)
+    chosen = device()
+    chosen._executor.accept_and_finalize = lambda **given: theirs.bind(None, **given).arguments
+    asked = replace(pass_of(Rules(), drafted=True), layout=object(), came=object())
+    outputs = SimpleNamespace(next_token_logits=object())
+    given = chosen.accept(asked, Verified(outputs, None, True, True))
+    assert {name: value for name, value in given.items() if name != "self"} == {
+        "folded_accept": True,
+        "bs": 2,
+        "verify_ids_2d": asked.ids,
+        "target_logits": outputs.next_token_logits,
+        "draft_block": asked.proposal.draft_block,
+        "sampling_info": asked.batch.sampling_info,
+        "draft_input": asked.came,
+        "layout": asked.layout,
+        "prefix_lens": asked.batch.seq_lens,
+        "draft_tokens": asked.proposal.draft_block.draft_tokens,
+    }

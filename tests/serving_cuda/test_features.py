@@ -80,6 +80,12 @@ def test_ranks_that_agree_are_scheduled() -> None:
     assert obstacle(replace(USUAL, args=arguments(tp_size=8))) is None
 
 
+@pytest.mark.parametrize(("generation", "scheduled"), [(9, False), (10, True), (12, False)])
+def test_trtllm_mha_is_scheduled_on_datacenter_blackwell(generation: int, scheduled: bool) -> None:
+    start = replace(USUAL, args=arguments(attention_backend="trtllm_mha"), generation=generation)
+    assert (obstacle(start) is None) == scheduled
+
+
 @pytest.mark.parametrize("backend", sorted(features.RAGGED_BACKENDS))
 def test_a_usual_start_is_scheduled(backend: str) -> None:
     start = replace(USUAL, args=arguments(attention_backend=backend), generation=10)

@@ -148,3 +148,9 @@ def test_anchors_lie_in_answers_and_repeat_only_when_they_must():
     assert set(anchor_positions(spans, 11, g).tolist()) == allowed
     with pytest.raises(ValueError, match="two tokens"):
         anchor_positions(((3, 4),), 2, g)
+
+
+def test_every_sequence_has_anchors_of_its_own():
+    responses = sequences()
+    with pytest.raises(ValueError, match="shorter"):
+        packed(responses, drawn(responses)[:-1])

@@ -260,3 +260,23 @@ def test_rows_that_are_no_number_give_some_token_where_nothing_is_checked() -> N
     assert int(drawn[2]) == 1
     cut = sampling_module.truncate_all(rows, torch.full((3,), 2), torch.ones(3), torch.zeros(3))
     assert cut[2].tolist() == [0.0, 1.0, 0.0]
+
+
+@pytest.mark.parametrize("argmax_drafts", [False, True])
+def test_a_draft_that_the_target_excludes_is_rejected_by_a_uniform_of_0(
+    argmax_drafts: bool,
+) -> None:
+    target = torch.tensor([[[0.0, 1.0, 0.0], [0.0, 0.0, 1.0]]])
+    proposal = None if argmax_drafts else torch.tensor([[[0.5, 0.5, 0.0]]])
+    none = torch.zeros(1, 1), torch.zeros(1)
+    found = accept_sampled(torch.tensor([[0]]), proposal, target, *none)
+    assert (found.accepted.tolist(), found.bonus.tolist()) == ([0], [1])
+
+
+def test_a_layout_is_on_the_device_of_its_lengths() -> None:
+    """Whatever torch's default is, here one that holds no values."""
+    lens = torch.tensor([2, 0, 1])
+    with torch.device("meta"):
+        found = RaggedLayout.from_verify_lens(lens, 2)
+    assert found.request.tolist() == [0, 0, 0, 1, 2, 2]
+    assert found.offset.tolist() == [0, 1, 2, 0, 0, 1]

@@ -28,7 +28,7 @@ from tests.mutants.generated.equivalent import EQUIVALENT
 from tests.mutants.generated.judge import Judge, Verdict
 from tests.mutants.generated.operators import Site
 from tests.mutants.generated.sample import AREAS, all_sites, area_of, drawn
-from tests.mutants.generated.tests_of import read_recorded, record
+from tests.mutants.generated.tests_of import FOLDERS, Recorded, read_recorded, record
 from tests.mutants.tree import ROOT
 
 VERDICTS = "verdicts.jsonl"
@@ -43,9 +43,25 @@ def read_verdicts(path: Path) -> dict[str, Verdict]:
     return {row["name"]: Verdict(**row) for row in rows}
 
 
-def judge_all(sites: Sequence[Site], out: Path, jobs: int, until: float) -> None:
-    """Judge these mutants, `jobs` at a time, until `until` on the monotonic clock."""
-    recorded = read_recorded(out / "record")
+def survivors(sites: Sequence[Site], verdicts: Mapping[str, Verdict]) -> list[Site]:
+    """Those judged that no test killed and that are not argued equivalent."""
+    return [
+        site
+        for site in sites
+        if site.name in verdicts
+        and verdicts[site.name].what != "killed"
+        and site.name not in EQUIVALENT
+    ]
+
+
+def judge_all(
+    sites: Sequence[Site], out: Path, jobs: int, until: float, files: Sequence[str] = ()
+) -> None:
+    """Judge these mutants, `jobs` at a time, until `until` on the monotonic clock.
+
+    files: test files to judge by alone, without the record; only kills are added to the verdicts.
+    """
+    recorded = Recorded() if files else read_recorded(out / "record")
     waiting, lock, console = iter(sites), threading.Lock(), Console(soft_wrap=True)
 
     def taken() -> Iterator[Site]:
@@ -57,12 +73,13 @@ def judge_all(sites: Sequence[Site], out: Path, jobs: int, until: float) -> None
             yield site
 
     def work(folder: Path) -> None:
-        judge = Judge(folder, recorded)
+        judge = Judge(folder, recorded, files or FOLDERS)
         try:
             for site in taken():
-                verdict = judge.judge(site)
-                with lock, (out / VERDICTS).open("a", encoding="utf-8") as file:
-                    file.write(json.dumps(asdict(verdict)) + "\n")
+                verdict = judge.judge_with(site, files) if files else judge.judge(site)
+                if not files or verdict.what == "killed":
+                    with lock, (out / VERDICTS).open("a", encoding="utf-8") as file:
+                        file.write(json.dumps(asdict(verdict)) + "\n")
                 console.print(f"{verdict.what:9} {verdict.name}: {verdict.why}", markup=False)
         finally:
             judge.close()
@@ -105,21 +122,21 @@ def main(
     jobs: Annotated[int, typer.Option(min=1, max=2, help="mutants at a time")] = 2,
     minutes: Annotated[float, typer.Option(help="stop after these; the next call goes on")] = 1e6,
     again: Annotated[bool, typer.Option("--again", help="judge survivors anew")] = False,
+    files: Annotated[
+        list[str] | None, typer.Option("--with", help="judge survivors by this test file alone")
+    ] = None,
     out: Annotated[Path, typer.Option(help="folder of the record and the verdicts")] = OUT,
 ) -> None:
     """Score the tests by mutants drawn at random."""
     try:
         sites = drawn(all_sites(ROOT), count, seed)
-        if not (out / "record").is_dir():
+        if not files and not (out / "record").is_dir():
             record(out / "record")
         known = read_verdicts(out / VERDICTS)
-        left = [
-            site
-            for site in sites
-            if site.name not in known
-            or (again and known[site.name].what != "killed" and site.name not in EQUIVALENT)
-        ]
-        judge_all(left, out, jobs, time.monotonic() + 60 * minutes)
+        left = survivors(sites, known) if files or again else []
+        if not files:
+            left = [site for site in sites if site.name not in known or site in left]
+        judge_all(left, out, jobs, time.monotonic() + 60 * minutes, files or ())
     except DSparkError as error:
         typer.echo(f"mutants: {error}", err=True)
         raise typer.Exit(2) from None

@@ -3,13 +3,53 @@
 from __future__ import annotations
 
 EQUIVALENT: dict[str, str] = {
+    "loadtest/bench/paired.py::<module>: argument: Sampling(max_new_tokens=8) -> Sampling() "
+    "#1": "the answer is discarded: one of any length warms up",
+    "loadtest/client/measure.py::Spread.of: argument: np.array([value for value in values if "
+    "not np.isnan(value)], dtype=np.float64) -> np.array([value for value in values if not "
+    "np.isnan(value)]) #1": "a list of Python's floats becomes float64 anyway, an empty one too",
+    "loadtest/client/schedule.py::Schedule.fingerprint: constant: 16 -> 15 #1": (
+        "a digest of 15 digits tells loads apart as one of 16; nothing reads its length"
+    ),
+    "loadtest/sweep/frontier.py::_by_load: argument: zip(*table, strict=True) -> zip(*table) "
+    "#1": "the line in front raises unless all trials have the same loads",
+    "loadtest/sweep/sla.py::_falling: comparison: pools[-1][0] < mean -> (pools[-1][0] <= "
+    "mean) #1": "of equal values the mean is the value: a pool of both says the same of each",
     "sglang_dspark/evaluation/statistics.py::ConfidencePairs.from_generations: argument: "
     "np.array(survival, dtype=np.float64) -> np.array(survival) #1": (
         "a list of Python's floats becomes float64 anyway, an empty one too"
     ),
-    "sglang_dspark/schedule/guard.py::_loses: comparison: "
-    "state.gain(config, config.doubt) < 1 + config.min_gain - HYSTERESIS -> "
-    "(state.gain(config, config.doubt) <= 1 + config.min_gain - HYSTERESIS) #1": (
+    'sglang_dspark/schedule/cost_table.py::save: argument: json.dumps({"format": FORMAT, '
+    "**asdict(table)}, indent=1, allow_nan=False) -> json.dumps({'format': FORMAT, "
+    "**asdict(table)}, indent=1) #1": (
+        "a table with a number that is not finite is refused when it is made"
+    ),
+    "sglang_dspark/schedule/estimator.py::AcceptanceEstimator.__init__: constant: 1 -> 2 #1": (
+        "no tenant is negative: any number below 0 stands for none"
+    ),
+    "sglang_dspark/schedule/guard.py::_loses: comparison: state.gain(config, config.doubt) < "
+    "1 + config.min_gain - HYSTERESIS -> (state.gain(config, config.doubt) <= 1 + "
+    "config.min_gain - HYSTERESIS) #1": (
         "the gain is a ratio of measured times: at the margin itself either answer is right"
     ),
+    "sglang_dspark/serving/cuda/accept_warm_up.py::<module>: constant: 20 -> 19 #1": (
+        "any top-k from 2 to 1,024 takes the same way and compiles the same kernels"
+    ),
+    "sglang_dspark/serving/step/penalties.py::settings_of: constant: 1 -> 2 #1": (
+        "a stop id stands twice and is forbidden once; a request without one has a minimum of 0"
+    ),
+    "sglang_dspark/training/losses.py::<module>: constant: 32 -> 31 #1": (
+        "rows at a time, each by itself: 31 fill a cache as well as 32"
+    ),
+    "sglang_dspark/training/losses.py::_DraftLaw.forward: sign: -1 -> (1) #2": (
+        "a table of rows has two dimensions: 1 is the last one"
+    ),
+    "sglang_dspark/training/optimiser.py::_kept_buffers: constant: True -> False #1": (
+        "the names alone are read; buffers are taken from named_buffers"
+    ),
+    "sglang_dspark/verify/penalties.py::_penalised: comparison: row < 0 -> (row <= 0) #1": (
+        "a logit of 0 is 0 times the penalty and 0 over it"
+    ),
+    "sglang_dspark/verify/sampling.py::_truncate: comparison: top_k > width -> (top_k >= "
+    "width) #1": "a row done again with more tokens sorted is cut at the same place",
 }

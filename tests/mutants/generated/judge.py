@@ -6,6 +6,7 @@ import json
 import os
 import subprocess
 import sys
+import time
 from collections.abc import Sequence
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
@@ -23,6 +24,7 @@ What = Literal["killed", "survived", "uncovered"]
 # Seconds of tests as recorded: first those that run the line, then all of their files.
 NEAR_S, WHOLE_S = 20.0, 30.0
 MOST_TESTS = 120
+LONGEST_S = 600.0  # of a test file that no record times
 _SPARE_S = 60.0
 _USAGE, _NONE = 4, 5  # pytest's statuses of a run that ran nothing
 _IMPORTING = "ERROR collecting tests/"  # and what it prints where a test file raises
@@ -40,12 +42,15 @@ class Verdict:
 class Judge:
     """A copy of the source and a process that forks pytest runs in it; one mutant at a time."""
 
-    def __init__(self, folder: Path, recorded: Recorded) -> None:
-        """folder: an empty one, absolute. Raises DSparkError where a copy cannot be made."""
+    def __init__(self, folder: Path, recorded: Recorded, tests: Sequence[str] = FOLDERS) -> None:
+        """folder: an empty one, absolute. tests: files and folders of all tests that will run.
+
+        Raises DSparkError where a copy cannot be made.
+        """
         self._tree, self._recorded = Tree(folder), recorded
         self._output, self._report = folder / "output", folder / "report.json"
         self._clean: set[str] = set()
-        self._compile()
+        self._compile(tests)
         self._zygote = subprocess.Popen(
             [sys.executable, "-m", "tests.mutants.generated.zygote"],
             cwd=self._tree.folder,
@@ -56,14 +61,14 @@ class Judge:
         )
         self._answer()
 
-    def _compile(self) -> None:
+    def _compile(self, tests: Sequence[str]) -> None:
         """Write the byte code of the copy and of its tests once, as pytest rewrites them; a child
         that runs with a mutant writes none, so that no mutant outlives its run."""
         environment = self._environment()
         del environment["PYTHONDONTWRITEBYTECODE"]
         for command in (
             ["compileall", "-q", "sglang_dspark", "loadtest", "kernels", "patches"],
-            ["pytest", "-q", "-p", "tests.mutants.report", "--collect-only", *FOLDERS],
+            ["pytest", "-q", "-p", "tests.mutants.report", "--collect-only", *tests],
         ):
             done = subprocess.run(
                 [sys.executable, "-m", *command],
@@ -91,8 +96,25 @@ class Judge:
         if not near:
             return Verdict(site.name, "uncovered", "no test runs the line")
         every = self._recorded.tests_of(site, float("inf"))
+        whole = self._recorded.files_of(site, every, WHOLE_S)
+        return self._verdict(site, near, whole)
+
+    def judge_with(self, site: Site, files: Sequence[str]) -> Verdict:
+        """Run these test files alone with the mutant in force until one test fails.
+
+        Needs no record. Raises DSparkError for a file that fails without a mutant.
+        """
+        for file in files:
+            if file not in self._recorded.seconds:
+                begin = time.monotonic()
+                if self._run([file], LONGEST_S)[0] != 0:
+                    raise DSparkError(f"{file} fails without a mutant: fix that and start anew")
+                self._recorded.seconds[file] = time.monotonic() - begin
+        return self._verdict(site, files)
+
+    def _verdict(self, site: Site, *rounds: Sequence[str]) -> Verdict:
         passed = 0
-        for tests in (near, self._recorded.files_of(site, every, WHOLE_S)):
+        for tests in rounds:
             while tests:
                 with self._with_fault(site):
                     status, failed, count = self._run(tests)
@@ -129,7 +151,9 @@ class Judge:
             self._clean.add(test)
         return True
 
-    def _run(self, tests: Sequence[str]) -> tuple[int | None, str, int]:
+    def _run(
+        self, tests: Sequence[str], timeout_s: float | None = None
+    ) -> tuple[int | None, str, int]:
         """pytest's status (None: it had no end), the first test that failed, how many passed."""
         self._report.unlink(missing_ok=True)
         arguments = [
@@ -142,9 +166,11 @@ class Judge:
             "no:cacheprovider",
         ]
         arguments += ["-m", "not server", *tests]
+        if timeout_s is None:
+            timeout_s = 3 * self._recorded.expected_s(list(tests)) + _SPARE_S
         asked = {
             "arguments": arguments,
-            "timeout_s": 3 * self._recorded.expected_s(list(tests)) + _SPARE_S,
+            "timeout_s": timeout_s,
             "output": str(self._output),
         }
         assert self._zygote.stdin is not None
