@@ -95,7 +95,7 @@ def _upstreams_rule() -> tuple[Any, ...]:
     rule = "sglang.kernels.ops.speculative.dspark.dspark_accept"
     return (
         chain_sampling("rehearsed-chain", f"{rule}.chain_speculative_sampling_triton"),
-        target_probs("rehearsed-law", rule),
+        target_probs("rehearsed-probabilities", rule),
     )
 
 

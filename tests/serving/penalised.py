@@ -28,7 +28,7 @@ SETTINGS = {
 
 
 def request(outputs: list[int], **settings: Any) -> SimpleNamespace:
-    """What penalties read of SGLang's `Req`."""
+    """Build what penalties read of SGLang's `Req`."""
     usual = {
         "frequency_penalty": 0.0,
         "presence_penalty": 0.0,
@@ -48,7 +48,7 @@ def request(outputs: list[int], **settings: Any) -> SimpleNamespace:
 
 @dataclass(eq=False)
 class Batch:
-    """What the orchestrator reads of a batch; it keeps a weak reference."""
+    """Hold what the orchestrator reads of a batch; it keeps a weak reference."""
 
     reqs: list[SimpleNamespace]
     device: str = "cpu"

@@ -403,7 +403,7 @@ def test_updated_weights_are_used(
 
 
 def update(model: Any) -> None:
-    """What SGLang does before it loads new weights into the target."""
+    """Do what SGLang does before it loads new weights into the target."""
     runners = [("target", SimpleNamespace(model=model))]
     updater = SimpleNamespace(draft_worker=None)
     assert select_runners(lambda _, selector: runners, updater, "target") == runners

@@ -76,9 +76,9 @@ def sample_after_cuts(
     drawn = original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, None, positions, **options)
     if sampling_seed is None:
         return drawn
-    law = truncate(probs, top_ks, top_ps, min_ps)
+    kept_probs = truncate(probs, top_ks, top_ps, min_ps)
     if not isinstance(drawn, tuple):
-        return seeded_tokens(drawn, law, sampling_seed, positions)
+        return seeded_tokens(drawn, kept_probs, sampling_seed, positions)
     tokens, kept, ids, _ = drawn  # with the weights that were kept, and whose they are
-    tokens = seeded_tokens(tokens, law, sampling_seed, positions)
+    tokens = seeded_tokens(tokens, kept_probs, sampling_seed, positions)
     return tokens, kept, ids, (kept * (ids == tokens[:, None])).sum(dim=1)

@@ -17,7 +17,7 @@ from sglang_dspark.serving.step.seeds import Seeds
 
 
 class Device(Protocol):
-    """How one kind of device drafts, admits, lays out, verifies, accepts and commits a step.
+    """Draft, admit, lay out, verify, accept and commit a step on one kind of device.
 
     No method reads a value of the running step back to the host, unless the device is the host.
     """
@@ -32,7 +32,7 @@ class Device(Protocol):
         ...
 
     def rules(self, counts: OutputCounts, batch: Any) -> Rules:
-        """What the batch's requests sample by that upstream's step leaves out and ours adds."""
+        """Return the sampling settings of the batch that upstream's step ignores and ours applies."""
         ...
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:

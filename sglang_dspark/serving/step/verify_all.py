@@ -35,16 +35,16 @@ class VerifyAll:
         limits: Counts | None = None,
     ) -> Step:
         """Plan a decode step, as `ScheduleEngine.begin`; limits: [R] int64, or None for gamma."""
-        seats = rows.numpy().astype(np.int64)
-        most = np.full(len(seats), self.gamma, np.int64) if limits is None else limits
+        slots = rows.numpy().astype(np.int64)
+        most = np.full(len(slots), self.gamma, np.int64) if limits is None else limits
         drafts = int(most.sum())
         budget = Budget(drafts, self.gamma if drafts else 0, 0.0, 0.0)
         plan = Plan(
-            self._number, len(seats), int(seq_lens.sum()), budget, most, None,
+            self._number, len(slots), int(seq_lens.sum()), budget, most, None,
             Mode.SPECULATE, settled=True, known=0, gain=1.0,
         )  # fmt: skip
         self._number += 1
-        return Step(plan, seats, generation.numpy()[seats], limited=limits is not None)
+        return Step(plan, slots, generation.numpy()[slots], limited=limits is not None)
 
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
         """Verify lengths l_r, [R] int64: all that the requests allow; 0 without a draft."""

@@ -1,4 +1,4 @@
-"""What the fast path of a decoder layer needs to know: addresses of weights, and sizes.
+"""Hold what the fast path of a decoder layer reads: addresses of weights, and sizes.
 
 A `LayerSpec` is resolved from upstream's modules (layers/support.py), anew when weights are updated
 (layers/models.py); layers/model.py runs a model's layers from it, layers/kernel.py does the work.
