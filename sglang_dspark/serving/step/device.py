@@ -32,7 +32,7 @@ class Device(Protocol):
         ...
 
     def rules(self, counts: OutputCounts, batch: Any) -> Rules:
-        """Return the sampling settings of the batch that upstream's step ignores and ours applies."""
+        """Return the sampling settings of the batch that upstream ignores and this step applies."""
         ...
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
