@@ -60,6 +60,10 @@ EQUIVALENT: dict[str, str] = {
     "sglang_dspark/verify/penalties.py::_penalised: comparison: row < 0 -> (row <= 0) #1": (
         "a logit of 0 is 0 times the penalty and 0 over it"
     ),
+    "sglang_dspark/verify/sampling.py::_truncate: arithmetic: keep[:, -1] & (top_k > width) "
+    "-> (keep[:, -1] | (top_k > width)) #1": (
+        "a row done again with more tokens sorted is cut at the same place"
+    ),
     "sglang_dspark/verify/sampling.py::_truncate: comparison: top_k > width -> (top_k >= "
     "width) #1": "a row done again with more tokens sorted is cut at the same place",
 }
