@@ -418,7 +418,7 @@ def test_promises_count_for_eight_steps_or_24_outcomes_of_single_requests() -> N
 def test_a_mode_is_tried_after_eight_steps_of_which_three_were_timed(
     age: int, measured: int, tried: bool
 ) -> None:
-    """Or after four times as many, whatever was timed of them."""
+    """Or after four times as many, even if fewer were timed."""
     assert LoadState(2, age=age, measured=measured).tried(SERVING_GUARD) == tried
 
 

@@ -276,7 +276,7 @@ def test_a_draft_that_the_target_excludes_is_rejected_by_a_uniform_of_0(
 
 
 def test_a_layout_is_on_the_device_of_its_lengths() -> None:
-    """Whatever torch's default is, here one that holds no values."""
+    """Not on torch's default device, which is one without values here."""
     lens = torch.tensor([2, 0, 1])
     with torch.device("meta"):
         found = RaggedLayout.from_verify_lens(lens, 2)
