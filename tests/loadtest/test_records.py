@@ -175,6 +175,7 @@ def test_failures_are_counted_and_their_tokens_are_not() -> None:
     nothing = measure_cell(HEADER, records[1:], users=None)
     assert "no request came through: 1 cut, 1 http (busy), 1 unsent" in nothing.void
     assert nothing.tokens_per_s != nothing.tokens_per_s
+    assert nothing.window == (0.0, 0.0)
 
 
 def test_a_client_that_lags_voids_the_cell() -> None:
@@ -280,3 +281,20 @@ def test_an_open_loop_is_late_by_its_last_hundredth(late: int, lag_ms: float) ->
 def test_percentiles_of_a_hundred_and_one_values() -> None:
     found = Spread.of([float("nan"), *map(float, range(101))])
     assert found == Spread(mean=50.0, p10=10.0, p50=50.0, p90=90.0, p95=95.0, p99=99.0)
+
+
+@pytest.mark.parametrize(("request_", "more"), [(0, 0), (2, 4)])
+def test_chunks_that_arrive_together_count_where_they_arrived(request_: int, more: int) -> None:
+    """Two users, busy from 1 s to 6 s: four more tokens at 1 s are outside, at 6 s inside."""
+    records = [
+        record(0, 0.0, (0.5, 1.0), (1, 1)),
+        record(1, 1.0, (2.0, 4.0), (1, 1)),
+        record(2, 3.0, (3.5, 6.0), (1, 1)),
+        record(3, 4.0, (5.0, 9.0), (1, 1)),
+    ]
+    longer = records.copy()
+    own = records[request_]
+    longer[request_] = replace(own, at=(*own.at, own.at[-1]), tokens=(*own.tokens, 4))
+    before, after = (measure_cell(HEADER, each, users=2) for each in (records, longer))
+    assert before.window == after.window == (1.0, 6.0)
+    assert (after.tokens_per_s - before.tokens_per_s) * 5 == pytest.approx(more)

@@ -418,7 +418,7 @@ def test_promises_count_for_eight_steps_or_24_outcomes_of_single_requests() -> N
 def test_a_mode_is_tried_after_eight_steps_of_which_three_were_timed(
     age: int, measured: int, tried: bool
 ) -> None:
-    """Or after four times as many, whatever was timed of them."""
+    """Or after four times as many, even if fewer were timed."""
     assert LoadState(2, age=age, measured=measured).tried(SERVING_GUARD) == tried
 
 
@@ -427,3 +427,17 @@ def test_a_measured_step_fades_by_one_in_128() -> None:
     for _ in range(2):
         guard.observe(8, speculated=True, tokens=100.0, seconds=1.0, theta=100.0)
     assert guard.state(8).speculating.promised == pytest.approx(1 + 127 / 128)
+
+
+def test_speculation_that_a_probe_confirms_is_trusted_for_longer_and_forgets_its_pauses() -> None:
+    """As many steps as the probe's loss, 8 (1 - 1 / 1.2), is a hundredth of."""
+    probing = LoadState(2, Mode.PROBE_PLAIN, 20, 20, pause=64, predicted=math.log(1.2))
+    found = advance(probing, 120.0, 100.0, SERVING_GUARD)
+    assert (found.mode, found.pause, found.trust) == (Mode.SPECULATE, 0, 133)
+
+
+def test_the_error_of_experience_by_hand() -> None:
+    """Ratios 1, 1, 2 and 2: variance 0.25, of four steps beside eight promised."""
+    found = Realised(delivered=6.0, promised=4.0, squares=10.0)
+    assert found.error(8.0) == pytest.approx(math.sqrt(0.25 * 4) / 12)
+    assert Realised(delivered=1.9, promised=1.9, squares=4.0).error(8.0) == 0.0, "too few to tell"

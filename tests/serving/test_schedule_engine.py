@@ -352,7 +352,7 @@ def test_at_the_end_of_all_answers_a_step_whose_result_is_known_is_over(
     world.engine.processed([Request("a", [0] * 10, finished_len=10)], [0], False)
     assert second.over == newest_landed
     world.engine.begin(rows, world.generation, context)
-    assert second.ended is None, "nobody knows what ran until then"
+    assert second.ended is None, "other work may have run until then"
 
 
 def test_a_step_that_is_planned_twice_before_it_starts_is_not_timed() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 from types import SimpleNamespace
 from typing import Any
 
@@ -59,6 +60,20 @@ def test_a_draft_that_waits_for_the_host_beside_a_target_that_does_not() -> None
     assert "--speculative-draft-attention-backend" in why
 
 
+@pytest.mark.parametrize(
+    ("parallel", "why"),
+    [((False, 2), "last of several stages"), ((True, 1), "data-parallel attention")],
+)
+def test_stages_and_data_parallel_attention_stand_in_the_way(
+    parallel: tuple[bool, int], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt import runtime_context
+
+    found = SimpleNamespace(attn_dp_enabled=parallel[0], pp_size=parallel[1])
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: found)
+    assert why in str(attach._obstacle(worker_of()))
+
+
 def test_a_cache_without_memory_is_not_written_to() -> None:
     why = attach._obstacle(worker_of(backed=False))
     assert why is not None
@@ -105,3 +120,64 @@ def test_graphs_of_unlike_windows_go_on_running(graphs: bool) -> None:
     assert planner._ragged_verify_mode is expected
     assert planner._budget_planner is None
     assert planner._is_verify_all
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ours", "why", "compact", "done"),
+    [
+        (False, True, None, True, []),
+        (True, True, None, True, ["broken?", "taken over"]),
+        (True, True, "no lengths", True, ["broken?", "all verified"]),
+        (True, True, "static models", False, ["broken?"]),
+        (True, False, None, True, ["broken?"]),
+    ],
+)
+def test_a_worker_is_scheduled_or_verifies_every_draft_or_is_left_alone(
+    hosts: bool,
+    ours: bool,
+    why: str | None,
+    compact: bool,
+    done: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    found: list[str] = []
+    for name, said in (
+        ("refuse_broken", "broken?"),
+        ("verify_everything", "all verified"),
+        ("take_over", "taken over"),
+    ):
+        monkeypatch.setattr(attach, name, lambda *_, _said=said: found.append(_said))
+    monkeypatch.setattr(attach, "_obstacle", lambda worker: why)
+    chosen = SimpleNamespace(ours=ours, reason="as asked")
+    monkeypatch.setattr(attach.mode, "choice", lambda: chosen)
+    planner = SimpleNamespace(is_compact_mode=compact, mode_value="compact")
+    attach.attach(SimpleNamespace(_hosts_draft=hosts, _verify_planner=planner))  # type: ignore[arg-type]
+    assert found == done
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (hosts and "taken over" not in done)
+    for line in lines:
+        assert (why or "as asked") in line
+        assert ("every draft is verified" in line) == ("all verified" in done)
+
+
+@pytest.mark.parametrize(
+    ("device", "before", "after"),
+    [("cuda", None, "noise of seed 7"), ("cuda", "upstream's", "upstream's"), ("cpu", None, None)],
+)
+def test_the_noise_of_blockwise_rejection_is_made_where_upstream_made_none(
+    device: str, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.kernels.ops.speculative.dspark import blockwise_rejection
+
+    monkeypatch.setattr(
+        blockwise_rejection, "make_rejection_noise", lambda seed, device: f"noise of seed {seed}"
+    )
+    executor = SimpleNamespace(_rejection_noise=before)
+    worker: Any = SimpleNamespace(
+        device=device, _verify_executor=executor, target_worker=SimpleNamespace(random_seed=7)
+    )
+    attach.use_blockwise_rejection(worker)
+    assert executor._rejection_noise == after
+    assert getattr(worker, "_rejection_noise", before) == after

@@ -22,6 +22,7 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.cuda import device as cuda_device
 from sglang_dspark.serving.cuda.accept_plain import plain_tokens, samples_as_plain
 from sglang_dspark.serving.cuda.device import GraphDevice, to_host
@@ -29,6 +30,7 @@ from sglang_dspark.serving.step.engine import Step, confidence_by
 from sglang_dspark.serving.step.layout import admitted_drafts, layout_of
 from sglang_dspark.serving.step.passes import Pass, Verified
 from sglang_dspark.serving.step.rules import Cuts, Rules
+from sglang_dspark.verify.acceptance import Acceptance
 from tests.rehearsal.on_cpu import PlantedClock
 from tests.serving.test_schedule_engine import GAMMA, World
 from tests.serving.windows import indptr_of
@@ -340,3 +342,31 @@ def test_upstreams_rule_is_given_the_whole_step() -> None:
         "prefix_lens": asked.batch.seq_lens,
         "draft_tokens": asked.proposal.draft_block.draft_tokens,
     }
+
+
+def test_lists_of_tokens_are_judged_by_the_configured_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    outcome = Acceptance(torch.zeros(2), torch.zeros(2))
+
+    def listed(*step: Any, **options: Any) -> Acceptance:
+        given.append((step, options))
+        return outcome
+
+    chosen = device()
+    monkeypatch.setattr(cuda_device, "accept_top_k", listed)
+    monkeypatch.setattr(chosen, "_finalized", lambda asked, outcome: outcome)
+    asked = replace(
+        pass_of(Rules(cuts=LISTED), drafted=True), layout=layout_of(indptr_of([0, 2]), 8)
+    )
+    outputs = SimpleNamespace(next_token_logits=object())
+    assert chosen.accept(asked, Verified(outputs, None)) is outcome
+    ((step, options),) = given
+    assert options == {"most": 20, "rows": 8, "rule": current_config().verify.rule}
+    assert step[0] is asked.ids
+    assert step[1].tolist() == [1, 3]
+    assert step[2] is outputs.next_token_logits
+    assert step[3:] == (
+        asked.proposal.draft_block, asked.batch.sampling_info, asked.batch.seq_lens, None,
+    )  # fmt: skip

@@ -85,6 +85,12 @@ def test_upstreams_kernel_reads_anchors_from_rows_gamma_wide(
     given = timed._asked([0] * requests)
     assert given.tokens.shape == (requests, GAMMA)
     assert given.tokens.is_contiguous()
+    assert given.tokens.dtype == torch.int64
+
+
+def test_what_is_timed_is_of_the_servers_graphs_and_pool(timed: GraphPasses) -> None:
+    assert (timed.gamma, timed.depths, timed.tiers) == (GAMMA, (GAMMA,), (4, 8))
+    assert (timed.most_requests, timed.longest) == (64, 100)
 
 
 def test_rows_of_the_verify_pass_begin_at_the_anchors(timed: GraphPasses) -> None:

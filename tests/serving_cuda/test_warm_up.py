@@ -77,7 +77,7 @@ def test_sizes_of_made_up_steps_are_those_that_kernels_tell_apart(
 
 
 def test_made_up_steps_are_on_the_device_of_the_logits() -> None:
-    """Whatever torch's default is, here one that holds no values."""
+    """Not on torch's default device, which is one without values here."""
     block = SimpleNamespace(greedy_draft=False, corrected_logits=torch.zeros(1, 2, 8))
     shape = accept_warm_up.Shape(2, torch.zeros(1, 8), block)
     assert list(accept_warm_up.steps(shape, 2)), "SGLang's modules are imported"

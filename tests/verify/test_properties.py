@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+
 import pytest
 import torch
 from hypothesis import given, settings
@@ -274,9 +276,31 @@ def test_a_draft_that_the_target_excludes_is_rejected_by_a_uniform_of_0(
 
 
 def test_a_layout_is_on_the_device_of_its_lengths() -> None:
-    """Whatever torch's default is, here one that holds no values."""
+    """Not on torch's default device, which is one without values here."""
     lens = torch.tensor([2, 0, 1])
     with torch.device("meta"):
         found = RaggedLayout.from_verify_lens(lens, 2)
     assert found.request.tolist() == [0, 0, 0, 1, 2, 2]
     assert found.offset.tolist() == [0, 1, 2, 0, 0, 1]
+
+
+def test_settings_and_logits_are_of_the_same_requests() -> None:
+    for requests in (1, 3):
+        with pytest.raises(ValueError, match=f"2 rows of logits, {requests} of settings"):
+            target_distribution(torch.zeros(2, 1, 4), BatchSampling.uniform(requests, 1.0))
+
+
+@pytest.fixture
+def double_by_default() -> Iterator[None]:
+    before = torch.get_default_dtype()
+    torch.set_default_dtype(torch.float64)
+    yield
+    torch.set_default_dtype(before)
+
+
+@pytest.mark.usefixtures("double_by_default")
+def test_settings_are_as_wide_as_upstreams() -> None:
+    """SGLang changes torch's default while it loads a model."""
+    found = BatchSampling.uniform(2, 0.7, top_p=0.9, min_p=0.1)
+    assert {found.temperature.dtype, found.top_p.dtype, found.min_p.dtype} == {torch.float32}
+    assert found.top_k.dtype == torch.int64

@@ -15,6 +15,9 @@ EQUIVALENT: dict[str, str] = {
     "#1": "the line in front raises unless all trials have the same loads",
     "loadtest/sweep/sla.py::_falling: comparison: pools[-1][0] < mean -> (pools[-1][0] <= "
     "mean) #1": "of equal values the mean is the value: a pool of both says the same of each",
+    "loadtest/sweep/sla.py::_headroom: constant: 1e-9 -> 2e-09 #1": (
+        "a TTFT of less than two nanoseconds holds any limit either way"
+    ),
     "sglang_dspark/evaluation/statistics.py::ConfidencePairs.from_generations: argument: "
     "np.array(survival, dtype=np.float64) -> np.array(survival) #1": (
         "a list of Python's floats becomes float64 anyway, an empty one too"
@@ -32,8 +35,15 @@ EQUIVALENT: dict[str, str] = {
     "config.min_gain - HYSTERESIS) #1": (
         "the gain is a ratio of measured times: at the margin itself either answer is right"
     ),
+    "sglang_dspark/schedule/guard.py::advance: comparison: gain >= config.plain_probe_below "
+    "-> (gain > config.plain_probe_below) #1": (
+        "the gain is a ratio of measured times: at the limit itself either answer is right"
+    ),
     "sglang_dspark/serving/cuda/accept_warm_up.py::<module>: constant: 20 -> 19 #1": (
         "any top-k from 2 to 1,024 takes the same way and compiles the same kernels"
+    ),
+    "sglang_dspark/serving/cuda/passes.py::GraphPasses.warm_up: constant: 1 -> 2 #3": (
+        "a further power of two is cut to the most requests, which is there already"
     ),
     "sglang_dspark/serving/step/penalties.py::settings_of: constant: 1 -> 2 #1": (
         "a stop id stands twice and is forbidden once; a request without one has a minimum of 0"
@@ -49,6 +59,10 @@ EQUIVALENT: dict[str, str] = {
     ),
     "sglang_dspark/verify/penalties.py::_penalised: comparison: row < 0 -> (row <= 0) #1": (
         "a logit of 0 is 0 times the penalty and 0 over it"
+    ),
+    "sglang_dspark/verify/sampling.py::_truncate: arithmetic: keep[:, -1] & (top_k > width) "
+    "-> (keep[:, -1] | (top_k > width)) #1": (
+        "a row done again with more tokens sorted is cut at the same place"
     ),
     "sglang_dspark/verify/sampling.py::_truncate: comparison: top_k > width -> (top_k >= "
     "width) #1": "a row done again with more tokens sorted is cut at the same place",
