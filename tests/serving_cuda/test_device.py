@@ -304,7 +304,7 @@ def test_a_pass_is_folded_where_a_graph_that_accepts_was_replayed(
     chosen = device(epilogue=False)
     chosen._executor.run_compact = run_compact
     chosen._worker._observers = SimpleNamespace(segment=lambda _: contextlib.nullcontext())
-    monkeypatch.setattr(cuda_device, "_adjust", lambda *_: applied.append("adjusted"))
+    monkeypatch.setattr(cuda_device, "adjust", lambda *_: applied.append("adjusted"))
     penalties: Any = SimpleNamespace(apply=lambda *_: applied.append("penalised"))
     asked = pass_of(Rules(penalties=penalties if penalised else None), drafted=True)
     proposal = SimpleNamespace(
