@@ -117,10 +117,11 @@ def _results(folder: Path) -> None:
 
 def _stages(folder: Path) -> None:
     """A stage of `requests` waits `seconds`; `<stage>.entered` is written when it begins to."""
-    from sglang_dspark.serving.step import commit, draft, verify
+    from sglang_dspark.serving.cpu.device import HostDevice
+    from sglang_dspark.serving.step import commit, verify
 
     for module, name, stage in (
-        (draft, "propose", "draft"),
+        (HostDevice, "draft", "draft"),
         (verify, "verify", "verify"),
         (commit, "commit", "commit"),
     ):

@@ -160,10 +160,11 @@ def install() -> None:
     """What is no seam: the platform's answers, and torch's questions about capturing."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+    from sglang_dspark.serving import upstream
     from sglang_dspark.serving.cpu import platform
 
     cpu = platform.DsparkCpuPlatform
-    cpu.capabilities = platform.PlatformCapabilities(supports_triton=False, graph_capture=True)
+    cpu.capabilities = upstream.PlatformCapabilities(supports_triton=False, graph_capture=True)
     cpu.get_full_graph_backend_cls = lambda self: rerun_backend()
     platform._create_attention = lambda runner: graph_attention()(runner)
     ForwardMode.is_cpu_graph = ForwardMode.is_cuda_graph
