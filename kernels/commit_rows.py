@@ -4,7 +4,7 @@ The target's hidden states of a step lie window by window, gamma + 1 rows a requ
 emitted tokens become keys and values of the draft's layers. How many there are is known on the
 device alone, but there are no more than the pass verified, R + K, which the host fixed before it
 drafted. So one launch packs them, first request first, into R + K rows with their positions and
-cache slots; what is left over is zeros for slot 0, which belongs to nobody. Upstream
+cache slots; what is left over is zeros for slot 0, which no request owns. Upstream
 (sglang/srt/speculative/dspark_components/dspark_kv_inject.py) projects all R (gamma + 1).
 
 `pack_torch` is the reference.

@@ -25,7 +25,7 @@ from sglang_dspark.serving.schedule import mode
 from sglang_dspark.serving.schedule.build import build, obstacle, profile_key
 from sglang_dspark.serving.schedule.ranks import engine_for
 from sglang_dspark.serving.step.clock import HostClock
-from sglang_dspark.serving.step.ranks import Engine, ranks_of
+from sglang_dspark.serving.step.ranks import Engine, Follower, ranks_of
 from sglang_dspark.serving.step.state import STATE, StepState
 from sglang_dspark.serving.step.verify_all import VerifyAll
 
@@ -43,8 +43,13 @@ def attach(worker: Any) -> None:
     device = HostDevice(worker, clock)
     if mode.host_verifies_all():
         logger.info("sglang-dspark: mode static (%s)", mode.choice().reason)
-        engine: Engine = VerifyAll(int(worker.gamma))
-        state = StepState(worker, engine, device)
+        # Ranks act on one plan here too: a draft that fails on one of them is the server's failure.
+        agreement = ranks.agreement
+        engine: Engine = (
+            VerifyAll(int(worker.gamma))
+            if agreement is None or agreement.leads
+            else Follower(agreement)
+        )
     else:
         key = _key(worker)
         engine = engine_for(
@@ -52,8 +57,7 @@ def attach(worker: Any) -> None:
             Passes(worker, device, read),
             lambda passes: build(worker, passes, clock, key),
         )
-        state = StepState(worker, engine, device, ranks)
-    worker.__dict__[STATE] = state
+    worker.__dict__[STATE] = StepState(worker, engine, device, ranks)
 
 
 def _unserved(worker: Any) -> str | None:

@@ -1,6 +1,6 @@
 """Draft gamma positions in every step and verify all of them: `schedule.mode: static`.
 
-Nothing is measured or learned, so that ranks that see the same requests plan alike.
+Nothing is measured or learned. Of several ranks the leader has it, and the others follow its plans.
 """
 
 from __future__ import annotations

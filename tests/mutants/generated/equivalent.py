@@ -9,7 +9,7 @@ EQUIVALENT: dict[str, str] = {
     "not np.isnan(value)], dtype=np.float64) -> np.array([value for value in values if not "
     "np.isnan(value)]) #1": "a list of Python's floats becomes float64 anyway, an empty one too",
     "loadtest/client/schedule.py::Schedule.fingerprint: constant: 16 -> 15 #1": (
-        "a digest of 15 digits tells loads apart as one of 16; nothing reads its length"
+        "a digest of 15 digits separates loads as one of 16; nothing reads its length"
     ),
     "loadtest/sweep/frontier.py::_by_load: argument: zip(*table, strict=True) -> zip(*table) "
     "#1": "the line in front raises unless all trials have the same loads",
