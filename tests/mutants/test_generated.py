@@ -12,6 +12,7 @@ import pytest
 
 from sglang_dspark.errors import DSparkError
 from tests.mutants.generated import __main__ as program
+from tests.mutants.generated import tests_of
 from tests.mutants.generated.equivalent import EQUIVALENT
 from tests.mutants.generated.judge import Judge, Verdict, What
 from tests.mutants.generated.operators import Site, generate
@@ -237,3 +238,18 @@ def test_only_survivors_are_judged_anew_and_only_kills_are_written(
         dies.name: Verdict(dies.name, "killed", "t/new.py"),
         **{each.name: each for each in before[1:]},
     }
+
+
+def test_a_recording_in_which_no_test_ran_is_refused(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """xdist ends with the status of failed tests where its workers collect different ones."""
+    unsteady = tmp_path / "test_unsteady.py"
+    unsteady.write_text(
+        "import os\n\nimport pytest\n\n\n"
+        "@pytest.mark.parametrize('pid', [os.getpid()])\ndef test_it(pid):\n    pass\n"
+    )
+    monkeypatch.setattr(tests_of, "FOLDERS", (str(unsteady),))
+    with pytest.raises(DSparkError, match="pytest ran no test"):
+        tests_of.record(tmp_path / "record")
+    assert not (tmp_path / "record").exists()

@@ -115,7 +115,16 @@ def record(folder: Path) -> None:
     status = subprocess.run(command, cwd=ROOT, env=os.environ | environment).returncode
     if status not in (0, 1):
         raise DSparkError(f"pytest ended with status {status}: fix that and start anew")
+    if not _read_seconds(part):  # xdist ends so where its workers collect different tests
+        raise DSparkError("pytest ran no test; its output above says why: fix that and start anew")
     part.rename(folder)
+
+
+def _read_seconds(folder: Path) -> dict[str, float]:
+    seconds: dict[str, float] = {}
+    for path in sorted(folder.glob(f"{SECONDS}.*.json")):
+        seconds |= json.loads(path.read_text(encoding="utf-8"))
+    return seconds
 
 
 def _digest() -> str:
@@ -136,9 +145,7 @@ def read_recorded(folder: Path) -> Recorded:
         of_today = False
     if not of_today:
         raise DSparkError(f"{folder} was recorded with other source: remove it and start anew")
-    recorded = Recorded()
-    for path in sorted(folder.glob(f"{SECONDS}.*.json")):
-        recorded.seconds |= json.loads(path.read_text(encoding="utf-8"))
+    recorded = Recorded(seconds=_read_seconds(folder))
     for path in sorted(folder.glob(f"{DATA}.*")):
         data = coverage.CoverageData(str(path))
         data.read()
