@@ -107,4 +107,4 @@ doctor: setup
 
 clean:
 	rm -rf $(VENV) build dist site runs *.egg-info .pytest_cache .ruff_cache .mypy_cache .hypothesis
-	rm -f sglang_dspark/serving/cpu/csrc/*.so
+	rm -f sglang_dspark/backends/cpu/csrc/*.so

@@ -14,7 +14,7 @@ from setuptools.command.bdist_wheel import bdist_wheel
 from setuptools.command.build_py import build_py
 
 sys.path.insert(0, os.path.dirname(os.path.abspath(__file__)))
-from sglang_dspark.serving.cpu import csrc
+from sglang_dspark.backends.cpu import csrc
 
 
 class BuildWithLibrary(build_py):

@@ -13,7 +13,6 @@ from sglang_dspark.patches import all_seams, registry
 from sglang_dspark.patches.registry import SeamCheck
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import startup, upstream, upstream_check
-from sglang_dspark.serving.device import active_device
 from sglang_dspark.serving.diagnosis import Diagnosis, SeamReport
 
 
@@ -22,7 +21,7 @@ def look_at_seams(found: Diagnosis) -> None:
 
     Adds a report of each to `found`, and to its problems what keeps a server from starting.
     """
-    device = active_device()
+    device = startup.active_device()
     seams = all_seams()
     off = startup.switched_off() is not None
     live = [s for s in seams if not off and not registry.is_inert(s, device=device)]

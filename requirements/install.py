@@ -168,7 +168,7 @@ def torch_says(expression: str) -> str:
 def build_library(installer: str) -> None:
     """Build the CPU kernels, with a compiler from an index where the machine has none."""
     sys.path.insert(0, str(ROOT))
-    from sglang_dspark.serving.cpu import csrc
+    from sglang_dspark.backends.cpu import csrc
 
     if not any(csrc.compilers()):
         say(f"no C++ compiler here: {csrc.ZIG} builds the CPU kernels, 0.1 GB to download")

@@ -34,18 +34,18 @@ def _install() -> None:
 
     startup.check_version(sglang.__version__)
 
-    from sglang_dspark.serving import moe_config, upstream_check
+    from sglang_dspark.backends.moe import moe_config
+    from sglang_dspark.serving import upstream_check
 
     upstream_check.require_all()  # before the patches, which use these names as they are imported
 
+    from sglang_dspark.backends.cpu import quiet
     from sglang_dspark.patches import all_seams, registry
     from sglang_dspark.serving.config import load_config
-    from sglang_dspark.serving.cpu import quiet
-    from sglang_dspark.serving.device import active_device
 
     load_config()
     moe_config.register()
-    device = active_device()
+    device = startup.active_device()
     if device == "cpu":
         quiet.install()
     else:

@@ -1,7 +1,7 @@
 """The counters of a server's `/metrics` page that a sweep keeps, read cheaply while it is measured.
 
 SGLang's totals and gauges (srt/observability/metrics_collector.py, 0.5.23) and the scheduler's
-`sglang:dspark_*` (serving/schedule/metrics.py). A page has hundreds of lines and the machine is
+`sglang:dspark_*` (serving/metrics.py). A page has hundreds of lines and the machine is
 measuring: only the lines that are wanted are parsed.
 """
 

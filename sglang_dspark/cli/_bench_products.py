@@ -16,8 +16,8 @@ from sglang_dspark.cli._workload import chosen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sglang_dspark.serving.cpu.narrow_matmul import NarrowMatmul
-    from sglang_dspark.serving.cpu.weight_formats import WeightFormat
+    from sglang_dspark.backends.cpu.narrow_matmul import NarrowMatmul
+    from sglang_dspark.backends.cpu.weight_formats import WeightFormat
 
 RESULTS = Path("results/products_cpu.json")
 # Weights [N, K] of SmolLM2-135M, layer by layer and the LM head: 134 million numbers.
@@ -38,12 +38,12 @@ def products(
     """Milliseconds of all matrix products of a decode step of SmolLM2-135M, on one thread."""
     from rich.console import Console
 
+    from sglang_dspark.backends.cpu.linear import MAX_ROWS, why_not
+    from sglang_dspark.backends.cpu.narrow_matmul import Processor
+    from sglang_dspark.backends.cpu.weight_formats import FORMATS
     from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.errors import DSparkError
     from sglang_dspark.loadtest.results import require_clean, write_results
-    from sglang_dspark.serving.cpu.linear import MAX_ROWS, why_not
-    from sglang_dspark.serving.cpu.narrow_matmul import Processor
-    from sglang_dspark.serving.cpu.weight_formats import FORMATS
 
     console = Console(stderr=True, highlight=False)
     names = chosen("--formats", formats, FORMATS)
@@ -84,8 +84,8 @@ class _Way:
 
 def _ways(form: WeightFormat, told: Sequence[str]) -> list[_Way]:
     """How a format is multiplied by; once where this processor has one way."""
-    from sglang_dspark.serving.cpu.narrow_matmul import Processor
-    from sglang_dspark.serving.cpu.weight_formats import BFLOAT16, BYTES, INT8
+    from sglang_dspark.backends.cpu.narrow_matmul import Processor
+    from sglang_dspark.backends.cpu.weight_formats import BFLOAT16, BYTES, INT8
 
     host, ways = Processor.host(), []
     able = host.multiplies(BYTES if form is INT8 else form)
@@ -102,8 +102,8 @@ def _measured(
     way: _Way, counts: Sequence[int], levels: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
     """A row for each number of rows and cache level; int8 has its own way to fetch."""
-    from sglang_dspark.serving.cpu.narrow_matmul import Processor, find_matmul
-    from sglang_dspark.serving.cpu.weight_formats import PANELS
+    from sglang_dspark.backends.cpu.narrow_matmul import Processor, find_matmul
+    from sglang_dspark.backends.cpu.weight_formats import PANELS
 
     form = way.form
     weights, host = _weights(form), Processor.host()
@@ -127,7 +127,7 @@ def _measured(
 def _weights(form: WeightFormat) -> list[Tensor]:
     import torch
 
-    from sglang_dspark.serving.cpu.weight_formats import FLOAT32, pack
+    from sglang_dspark.backends.cpu.weight_formats import FLOAT32, pack
 
     generator = torch.Generator().manual_seed(0)
     plain = (torch.randn(n, k, generator=generator) for n, k in SHAPES)
@@ -137,7 +137,7 @@ def _weights(form: WeightFormat) -> list[Tensor]:
 def _seconds(kernel: NarrowMatmul, weights: Sequence[Tensor], count: int) -> float:
     import torch
 
-    from sglang_dspark.serving.cpu.linear import narrow
+    from sglang_dspark.backends.cpu.linear import narrow
 
     inputs = {k: torch.randn(count, k) for _, k in _LAYER}
     began = perf_counter()

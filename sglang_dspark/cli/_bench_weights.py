@@ -15,9 +15,9 @@ if TYPE_CHECKING:
     from rich.console import Console
     from torch import Tensor
 
+    from sglang_dspark.backends.cpu.weight_formats import WeightFormat
     from sglang_dspark.evaluation.target import TargetModel
     from sglang_dspark.evaluation.weight_rounding import Change
-    from sglang_dspark.serving.cpu.weight_formats import WeightFormat
 
 RESULTS = Path("results/weights_cpu.json")
 
@@ -38,10 +38,10 @@ def weights(
 
     from rich.console import Console
 
+    from sglang_dspark.backends.cpu.weight_formats import FORMATS
     from sglang_dspark.cli._workload import target_dir
     from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.loadtest.results import require_clean, write_results
-    from sglang_dspark.serving.cpu.weight_formats import FORMATS
 
     console = Console(stderr=True, highlight=False)
     names = chosen("--formats", formats, FORMATS)
@@ -112,9 +112,9 @@ def _changes(
 
 def _rounded(folder: Path, form: WeightFormat, activations: str) -> TargetModel:
     """The target with the numbers that weights and activations stand for in a format's products."""
+    from sglang_dspark.backends.cpu.weight_formats import dense, fits, pack
     from sglang_dspark.evaluation.target import TargetModel
     from sglang_dspark.evaluation.weight_rounding import round_weights
-    from sglang_dspark.serving.cpu.weight_formats import dense, fits, pack
 
     def rounding(weight: Tensor) -> Tensor:
         return dense(pack(weight, form)) if fits(weight, form) else weight
@@ -126,7 +126,7 @@ def _rounded(folder: Path, form: WeightFormat, activations: str) -> TargetModel:
 
 def _activations(form: WeightFormat, told: str) -> Callable[[Tensor], Tensor] | None:
     """What rows are rounded to beside a format; None: they are not."""
-    from sglang_dspark.serving.cpu.weight_formats import (
+    from sglang_dspark.backends.cpu.weight_formats import (
         BFLOAT16,
         INT8,
         half_rows,

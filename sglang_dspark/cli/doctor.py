@@ -32,10 +32,11 @@ def doctor(
     Exit status 0 when one can, 1 otherwise.
     """
     with _without_chatter(shown=everything or as_json):
+        from sglang_dspark.backends.kernel_report import look_at_kernels
         from sglang_dspark.patches.seam_report import look_at_seams
         from sglang_dspark.serving.diagnosis import diagnose
 
-        found = diagnose(look_at_seams)
+        found = diagnose(look_at_kernels, look_at_seams)
     if as_json:
         print(json.dumps(found.as_json(), indent=2))
     else:

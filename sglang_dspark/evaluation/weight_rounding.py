@@ -1,9 +1,9 @@
 """What weights in fewer bits change: logits behind the same tokens, and the answers themselves.
 
 The served formats round weights, and a product's activations too
-(`serving/cpu/weight_formats.py`), so a target with the rounded numbers in float32 computes what the
-server does. Behind the exact target's greedy answers both are asked for their next token at every
-place; then the rounded one answers by itself.
+(`backends/cpu/weight_formats.py`), so a target with the rounded numbers in float32 computes what
+the server does. Behind the exact target's greedy answers both are asked for their next token at
+every place; then the rounded one answers by itself.
 """
 
 from __future__ import annotations

@@ -7,12 +7,12 @@ shared ones left out. On one of several ranks ids of -1 are other ranks' experts
 Ours come first. Others' stand behind them: their calls follow the sources and have not been run, so
 only a measurement, which also compares results, brings one forward.
 
-    compiled      CPU: products and gate in one compiled call (serving/cpu/expert_ops.py)
+    compiled      CPU: products and gate in one compiled call (backends/cpu/expert_ops.py)
     triton        CUDA: kernels/grouped_moe.py, all formats, BF16 rows; can be captured in a graph
     triton-fp8    the same with rows rounded to FP8 on the fly
     deep_gemm     Hopper: DeepGEMM's contiguous FP8 product
-    sglang        CUDA: SGLang's Triton fused MoE (serving/expert_backends.py), BF16 and FP8
-    humming       CUDA: SGLang's Humming runner (serving/humming_experts.py), MXFP4
+    sglang        CUDA: SGLang's Triton fused MoE (backends/moe/expert_backends.py), BF16 and FP8
+    humming       CUDA: SGLang's Humming runner (backends/moe/humming_experts.py), MXFP4
     flashinfer    Hopper and later: FlashInfer's CUTLASS fused MoE, BF16
     torch         anywhere: one product an expert on restored weights; it reads counts on the host
 """

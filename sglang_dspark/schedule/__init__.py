@@ -1,4 +1,4 @@
 """From drafts to verify lengths: survival, calibration, budget, admission (paper, 3.2).
 
-Pure functions and small states; `serving/schedule` runs them in a server.
+Pure functions and small states; `step` runs them in a server.
 """

@@ -5,7 +5,7 @@ copies differ in the last bit or arrive late, clocks differ always. A budget tha
 may therefore be found differently, and ranks that run passes of unlike size wait for each other for
 ever. So nothing is found twice: `Agreement` broadcasts the leader's `Plan` before drafting, as one
 int64 message of fixed size. Verify lengths lie on the device and go their own way
-(`serving/step/ranks.py`).
+(`step/ranks.py`).
 
 Groups must carry CPU tensors (gloo). A leader that fails says so in the message, and every rank
 raises; a rank with another batch raises instead of waiting.

@@ -4,7 +4,7 @@ What can be computed at all is decided in drafter/checkpoint.py, for every comma
 what SGLang asks for besides: the layout that the generic dense draft classes of
 sglang/srt/models/dspark.py read (their loader leaves missing backbone weights uninitialised without
 a message), layers that the target hands out, and the flags of the start.
-Imports no sglang; serving/drafter_check.py calls it.
+Imports no sglang; backends/drafter_check.py calls it.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`DSparkConfig`: every setting of this package, its default, and where its value came from.
 
 The file is YAML or JSON and is named by the environment variable `SGLANG_DSPARK_CONFIG`; the
-server flag `--dspark-config FILE` (serving/config_flag.py) sets that variable, so that the
+server flag `--dspark-config FILE` (patches/step/config_flag.py) sets that variable, so that the
 spawned processes read the same file. No field has to be set. Imports no sglang.
 """
 
@@ -65,7 +65,7 @@ class CpuConfig(BaseModel):
 
 
 class ScheduleConfig(BaseModel):
-    """What is verified in a step, and how that is decided (serving/schedule)."""
+    """What is verified in a step, and how that is decided (sglang_dspark/schedule)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -146,7 +146,7 @@ class VerifyConfig(BaseModel):
 
 
 class RequestsConfig(BaseModel):
-    """What one request may ask for (serving/request_limits.py): more gets status 400."""
+    """What one request may ask for (upstream_fixes/request_limits.py): more gets status 400."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

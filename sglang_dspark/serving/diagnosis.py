@@ -68,10 +68,14 @@ class Diagnosis:
         return {"fit": self.fit, "sglang_supported": supported, **asdict(self)}
 
 
-def diagnose(look_at_seams: Callable[[Diagnosis], None]) -> Diagnosis:
+Look = Callable[[Diagnosis], None]
+
+
+def diagnose(look_at_device: Look, look_at_seams: Look) -> Diagnosis:
     """Look at everything once; takes some seconds, since SGLang is imported.
 
-    look_at_seams: adds the state of each patch of SGLang, where that can be imported.
+    look_at_device: adds what our kernels are here. look_at_seams: adds the state of each patch of
+    SGLang, where that can be imported.
     """
     found = Diagnosis()
     importable = _installation(found)
@@ -79,7 +83,7 @@ def diagnose(look_at_seams: Callable[[Diagnosis], None]) -> Diagnosis:
     if importable:
         _look_at_names(found)
         found.notes += upstream_check.changed_bodies()
-        _look_where_possible(found, _device, look_at_seams)
+        _look_where_possible(found, _device, look_at_device, look_at_seams)
         _look_at_names(found)  # most modules are loaded by now and can be asked
     _target(found)
     if importable:
@@ -162,11 +166,8 @@ def _dotted(model: Any, name: str) -> Any:
 def _device(found: Diagnosis) -> None:
     import torch
 
-    from sglang_dspark.serving.device import cpu_platform_active
-    from sglang_dspark.serving.expert_report import experts_here
-
     kind = type(upstream.current_platform)
-    active = cpu_platform_active()
+    active = startup.cpu_platform_active()
     found.device = {
         "platform": f"{kind.__module__}.{kind.__qualname__}",
         "cpu_platform_active": active,
@@ -175,15 +176,6 @@ def _device(found: Diagnosis) -> None:
         "torch_threads": torch.get_num_threads(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
     }
-    found.device["experts"], broken = experts_here()
-    found.problems += broken
-    if active:
-        from sglang_dspark.serving.cpu import linear
-
-        off = linear.why_not()
-        found.device["matrix_kernel"] = "on" if off is None else f"off: {off}"
-        if off is not None:
-            found.notes.append(f"our matrix kernel is off: {off}; serving will be slow")
     if active and found.device["cpu_capability"] in ("DEFAULT", "NO AVX"):
         found.notes.append("this CPU has no AVX2: serving will be slow")
 

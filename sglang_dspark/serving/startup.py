@@ -16,6 +16,7 @@ from typing import NoReturn
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.extras import SUPPORTED_SGLANG
+from sglang_dspark.serving import upstream
 
 WHAT_TO_DO = f"install sglang=={SUPPORTED_SGLANG} or set DSPARK_DISABLE=1"
 PLUGIN_NAME = "dspark"
@@ -84,3 +85,17 @@ def stop(message: str) -> NoReturn:
     if multiprocessing.parent_process() and _parent_is_marked():
         os.kill(os.getppid(), signal.SIGQUIT)
     raise SystemExit(1)
+
+
+def cpu_platform_active() -> bool:
+    """Return whether SGLang resolved to our CPU platform in this process."""
+    return type(upstream.current_platform).__module__.startswith("sglang_dspark.")
+
+
+def active_device() -> str:
+    """Return what seams are chosen by: `cpu`, `cuda`, or `none` where another platform serves."""
+    import torch
+
+    if cpu_platform_active():
+        return "cpu"
+    return "cuda" if torch.cuda.is_available() else "none"

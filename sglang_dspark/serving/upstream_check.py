@@ -26,6 +26,7 @@ _BOUND = re.compile(  # a top-level definition, assignment or import
     r"^(?:(?:async )?def|class) +(\w+)|^(\w+) *[:=]|^from [\w.]+ import +(\([^)]*\)|[^\n]*)",
     re.MULTILINE,
 )
+_ADAPTERS = ("serving", "step", "backends", "patches")  # the folders that use SGLang
 _TABLES = ("upstream.py", "upstream_check.py", "upstream_uses.py")
 _HASH_DIGITS = 16  # of the sha256, which is enough to see a change
 
@@ -134,9 +135,9 @@ def _used_by(*names: str) -> str:
     """Return " (used by ...)" with the files of ours that mention one of the names."""
     pattern = re.compile(rf"\.(?:{'|'.join(names)})\b|\"(?:{'|'.join(names)})\"")
     files = []
-    for file in [*OURS.rglob("*.py"), *(OURS / "patches").glob("*.py")]:
+    for file in [*OURS.rglob("*.py"), *(OURS / "patches").rglob("*.py")]:
         path = file.relative_to(OURS)
-        ours = path.parts[0] in ("serving", "patches") and path.name not in _TABLES
+        ours = path.parts[0] in _ADAPTERS and path.name not in _TABLES
         if ours and pattern.search(file.read_text(encoding="utf-8")):
             files.append(path.as_posix())
     return f" (used by {', '.join(sorted(set(files)))})" if files else ""

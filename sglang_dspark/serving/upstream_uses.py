@@ -147,78 +147,93 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
 # what it does).
 REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.kernels.ops.speculative.dspark.dspark_accept": {
-        "accept_greedy": ("7ae5ec8b49beaaec", "serving/cpu/ragged_ops.py"),
+        "accept_greedy": ("7ae5ec8b49beaaec", "backends/cpu/ragged_ops.py"),
     },
     "sglang.kernels.ops.speculative.dspark.dspark_verify_window": {
-        "BuildRaggedVerifyWindow": ("326e240ea201116e", "serving/cpu/ragged_ops.py"),
+        "BuildRaggedVerifyWindow": ("326e240ea201116e", "backends/cpu/ragged_ops.py"),
     },
     "sglang.kernels.ops.speculative.gather_spec_extras": {
-        "gather_spec_extras": ("1f21ff4acbaaec56", "patches/cpu_triton.py"),
+        "gather_spec_extras": ("1f21ff4acbaaec56", "patches/cpu/triton.py"),
     },
     "sglang.kernels.ops.speculative.row_argmax": {
-        "row_argmax": ("0702a37b721eefcc", "patches/cpu_triton.py"),
+        "row_argmax": ("0702a37b721eefcc", "patches/cpu/triton.py"),
     },
     "sglang.kernels.ops.speculative.spec_tree": {
-        "verify_tree_greedy_func": ("da12a3350dc6cbe6", "serving/cpu/chain_ops.py"),
+        "verify_tree_greedy_func": ("da12a3350dc6cbe6", "backends/cpu/chain_ops.py"),
     },
     "sglang.srt.arg_groups.speculative_hook": {
-        "_disable_overlap_schedule_for_cpu": ("82841798f8f8cbfc", "serving/cpu/arguments.py"),
-        "_handle_dspark": ("e6a40832ad6ee7c7", "serving/cpu/arguments.py"),
+        "_disable_overlap_schedule_for_cpu": ("82841798f8f8cbfc", "backends/cpu/arguments.py"),
+        "_handle_dspark": ("e6a40832ad6ee7c7", "backends/cpu/arguments.py"),
     },
     "sglang.srt.entrypoints.ollama.serving": {
-        "OllamaServing._generate_chat_response": ("336d10b6e7384408", "serving/ollama_api.py"),
-        "OllamaServing._generate_generate_response": ("11884689f392e305", "serving/ollama_api.py"),
-        "OllamaServing._stream_chat_response": ("1622279cad9f0e90", "serving/ollama_api.py"),
-        "OllamaServing._stream_generate_response": ("11ac98c1463e8f87", "serving/ollama_api.py"),
+        "OllamaServing._generate_chat_response": (
+            "336d10b6e7384408",
+            "patches/upstream_fixes/ollama_api.py",
+        ),
+        "OllamaServing._generate_generate_response": (
+            "11884689f392e305",
+            "patches/upstream_fixes/ollama_api.py",
+        ),
+        "OllamaServing._stream_chat_response": (
+            "1622279cad9f0e90",
+            "patches/upstream_fixes/ollama_api.py",
+        ),
+        "OllamaServing._stream_generate_response": (
+            "11ac98c1463e8f87",
+            "patches/upstream_fixes/ollama_api.py",
+        ),
     },
     "sglang.srt.function_call.base_format_detector": {
         "BaseFormatDetector.parse_streaming_increment": (
             "1384eafe849de9df",
-            "serving/tool_call_pieces.py",
+            "patches/upstream_fixes/tool_call_pieces.py",
         ),
     },
     "sglang.srt.layers.activation": {
-        "SiluAndMul.forward_native": ("e1cd2a1181187d92", "serving/cpu/fused_ops.py"),
+        "SiluAndMul.forward_native": ("e1cd2a1181187d92", "backends/cpu/fused_ops.py"),
     },
     "sglang.srt.layers.layernorm": {
-        "RMSNorm.forward_native": ("a8067ca8e49f9764", "serving/cpu/fused_ops.py"),
+        "RMSNorm.forward_native": ("a8067ca8e49f9764", "backends/cpu/fused_ops.py"),
     },
     "sglang.srt.layers.logits_processor": {
-        "LogitsProcessor._compute_lm_head": ("6203a48229597a8f", "serving/cpu/linear_layers.py"),
-        "LogitsProcessor.forward": ("dac1799e713def41", "serving/cpu/layers/forward.py"),
+        "LogitsProcessor._compute_lm_head": ("6203a48229597a8f", "backends/cpu/linear_layers.py"),
+        "LogitsProcessor.forward": ("dac1799e713def41", "backends/cpu/layers/forward.py"),
     },
     "sglang.srt.layers.quantization.unquant": {
         "UnquantizedEmbeddingMethod.embedding": (
             "1056ddd6d0692b53",
-            "serving/cpu/linear_layers.py",
+            "backends/cpu/linear_layers.py",
         ),
-        "UnquantizedLinearMethod.apply": ("e4aba7f77328116e", "serving/cpu/linear_layers.py"),
+        "UnquantizedLinearMethod.apply": ("e4aba7f77328116e", "backends/cpu/linear_layers.py"),
     },
     "sglang.srt.layers.radix_attention": {
-        "RadixAttention.forward": ("94fc0f16cd1fd495", "serving/block_window.py"),
+        "RadixAttention.forward": ("94fc0f16cd1fd495", "backends/moe/block_window.py"),
     },
     "sglang.srt.layers.rotary_embedding.base": {
-        "RotaryEmbedding.forward_native": ("2dd70c0531665b8c", "serving/cpu/fused_ops.py"),
+        "RotaryEmbedding.forward_native": ("2dd70c0531665b8c", "backends/cpu/fused_ops.py"),
     },
     "sglang.srt.layers.sampler": {
-        "Sampler._sample_from_probs": ("3b076117aa3f730a", "serving/cuda/accept_plain.py"),
-        "sampling_from_probs_torch": ("e5decb6e2d69cc32", "serving/cpu/seeded_sampling.py"),
+        "Sampler._sample_from_probs": ("3b076117aa3f730a", "backends/cuda/accept_plain.py"),
+        "sampling_from_probs_torch": ("e5decb6e2d69cc32", "backends/cpu/seeded_sampling.py"),
         "top_k_top_p_min_p_sampling_from_probs_torch": (
             "c6529199fdeb47bc",
-            "serving/cpu/seeded_sampling.py",
+            "backends/cpu/seeded_sampling.py",
         ),
     },
     "sglang.srt.managers.overlap_utils": {
-        "decide_needs_confidence_relay": ("9596de99dcde4ff6", "patches/cpu_step.py"),
+        "decide_needs_confidence_relay": ("9596de99dcde4ff6", "patches/cpu/step.py"),
     },
     "sglang.srt.managers.schedule_batch": {
-        "Req._check_str_based_finish": ("68f1e7d38aefdb34", "serving/stop_patterns.py"),
-        "Req.update_finish_state": ("fe88beaca569bea2", "serving/first_stop.py"),
+        "Req._check_str_based_finish": (
+            "68f1e7d38aefdb34",
+            "patches/upstream_fixes/request_limits.py",
+        ),
+        "Req.update_finish_state": ("fe88beaca569bea2", "patches/upstream_fixes/first_stop.py"),
     },
     "sglang.srt.managers.scheduler_components.batch_result_processor": {
         "SchedulerBatchResultProcessor._maybe_update_reasoning_tokens": (
             "c01360cc72a3ca95",
-            "serving/reasoning_count.py",
+            "patches/upstream_fixes/reasoning_count.py",
         ),
     },
     "sglang.srt.managers.scheduler_components.weight_updater": {
@@ -228,22 +243,22 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "sglang.srt.mem_cache.memory_pool": {
-        "MHATokenToKVPool.set_kv_buffer": ("7671346c9e2adada", "serving/cpu/attention.py"),
+        "MHATokenToKVPool.set_kv_buffer": ("7671346c9e2adada", "backends/cpu/attention.py"),
     },
     "sglang.srt.model_executor.model_runner": {
-        "ModelRunner.forward": ("4f20125db00e144f", "serving/cpu/layers/forward.py"),
+        "ModelRunner.forward": ("4f20125db00e144f", "backends/cpu/layers/forward.py"),
     },
     "sglang.srt.model_executor.runner.eager_runner": {
-        "EagerRunner._execute_extend": ("f25086e3ba234be1", "serving/cpu/layers/forward.py"),
+        "EagerRunner._execute_extend": ("f25086e3ba234be1", "backends/cpu/layers/forward.py"),
     },
     "sglang.srt.models.dflash": {
-        "DFlashAttention.forward": ("d589ccce08f1eb18", "serving/cpu/layers/kernel.py"),
-        "DFlashDecoderLayer.forward": ("67f1af2f09b3cb07", "serving/cpu/layers/kernel.py"),
-        "DFlashDraftModel.forward": ("61d494586964a115", "serving/cpu/layers/models.py"),
-        "DFlashMLP.forward": ("09364795e077f9a9", "serving/cpu/layers/kernel.py"),
+        "DFlashAttention.forward": ("d589ccce08f1eb18", "backends/cpu/layers/kernel.py"),
+        "DFlashDecoderLayer.forward": ("67f1af2f09b3cb07", "backends/cpu/layers/kernel.py"),
+        "DFlashDraftModel.forward": ("61d494586964a115", "backends/cpu/layers/models.py"),
+        "DFlashMLP.forward": ("09364795e077f9a9", "backends/cpu/layers/kernel.py"),
     },
     "sglang.srt.models.dspark": {
-        "DSparkConfidenceHead.forward": ("ececd1c0ae1d9090", "serving/cpu/confidence_ops.py"),
+        "DSparkConfidenceHead.forward": ("ececd1c0ae1d9090", "backends/cpu/confidence_ops.py"),
         "DSparkDraftMixin._build_fused_kv_write_bundle": (
             "7a879128984ceb59",
             "serving/weight_updates.py",
@@ -254,76 +269,79 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "DSparkDraftMixin.compute_base_logits": (
             "19de6102944fed3c",
-            "serving/cpu/draft_heads.py",
+            "backends/cpu/draft_heads.py",
         ),
-        "DSparkDraftMixin.compute_confidence": ("c22c500a4666410b", "serving/cpu/confidence.py"),
+        "DSparkDraftMixin.compute_confidence": ("c22c500a4666410b", "backends/cpu/confidence.py"),
         "DSparkDraftMixin.write_target_hidden_kv": (
             "046590ed2349e410",
-            "serving/cpu/context_kv.py",
+            "backends/cpu/context_kv.py",
         ),
-        "project_through_lm_head": ("96906522ae3bd6a9", "serving/cpu/linear_layers.py"),
+        "project_through_lm_head": ("96906522ae3bd6a9", "backends/cpu/linear_layers.py"),
     },
     "sglang.srt.models.llama": {
-        "LlamaAttention.forward": ("73a9570a464e01c5", "serving/cpu/layers/kernel.py"),
-        "LlamaDecoderLayer.forward": ("9fd9ce4f58568c83", "serving/cpu/layers/kernel.py"),
-        "LlamaForCausalLM.forward": ("46dc269223e2dea8", "serving/cpu/layers/forward.py"),
-        "LlamaMLP.forward": ("42e89d2bc885ae2f", "serving/cpu/layers/kernel.py"),
-        "LlamaModel.forward": ("c6ff81e33b77038a", "serving/cpu/layers/models.py"),
+        "LlamaAttention.forward": ("73a9570a464e01c5", "backends/cpu/layers/kernel.py"),
+        "LlamaDecoderLayer.forward": ("9fd9ce4f58568c83", "backends/cpu/layers/kernel.py"),
+        "LlamaForCausalLM.forward": ("46dc269223e2dea8", "backends/cpu/layers/forward.py"),
+        "LlamaMLP.forward": ("42e89d2bc885ae2f", "backends/cpu/layers/kernel.py"),
+        "LlamaModel.forward": ("c6ff81e33b77038a", "backends/cpu/layers/models.py"),
     },
     "sglang.srt.models.llama_eagle": {
-        "LlamaModel.forward": ("45641cb9d6bf6e89", "serving/cpu/mtp.py"),
+        "LlamaModel.forward": ("45641cb9d6bf6e89", "backends/cpu/mtp.py"),
     },
     "sglang.srt.models.qwen2": {
-        "Qwen2MLP.forward": ("bb42571e4587789f", "serving/cpu/layers/kernel.py"),
-        "Qwen2Model.forward": ("53d971b0c20ca032", "serving/cpu/layers/models.py"),
+        "Qwen2MLP.forward": ("bb42571e4587789f", "backends/cpu/layers/kernel.py"),
+        "Qwen2Model.forward": ("53d971b0c20ca032", "backends/cpu/layers/models.py"),
     },
     "sglang.srt.models.qwen3": {
-        "Qwen3Attention.forward": ("742d812acd8f2582", "serving/cpu/layers/kernel.py"),
-        "Qwen3DecoderLayer.forward": ("59c8bb4bcf69687e", "serving/cpu/layers/kernel.py"),
-        "Qwen3ForCausalLM.forward": ("252fae117f17193b", "serving/cpu/layers/forward.py"),
-        "Qwen3Model.forward": ("bd6fb4e5ef5c78d2", "serving/cpu/layers/models.py"),
+        "Qwen3Attention.forward": ("742d812acd8f2582", "backends/cpu/layers/kernel.py"),
+        "Qwen3DecoderLayer.forward": ("59c8bb4bcf69687e", "backends/cpu/layers/kernel.py"),
+        "Qwen3ForCausalLM.forward": ("252fae117f17193b", "backends/cpu/layers/forward.py"),
+        "Qwen3Model.forward": ("bd6fb4e5ef5c78d2", "backends/cpu/layers/models.py"),
     },
     "sglang.srt.models.registry": {
-        "import_model_classes": ("be239022e87c9b34", "serving/cpu/quiet.py"),
+        "import_model_classes": ("be239022e87c9b34", "backends/cpu/quiet.py"),
     },
     "sglang.srt.session.streaming_session": {
-        "StreamingSession.try_cache_finished_req": ("fb92fcac6d807d2c", "serving/session_turns.py"),
+        "StreamingSession.try_cache_finished_req": (
+            "fb92fcac6d807d2c",
+            "patches/upstream_fixes/session_turns.py",
+        ),
     },
     "sglang.srt.speculative.dflash_utils": {
-        "build_speculative_verify_target_probs": ("33b0e7c5e2386ee7", "serving/cpu/target_law.py"),
+        "build_speculative_verify_target_probs": ("33b0e7c5e2386ee7", "backends/cpu/target_law.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_draft": {
-        "DraftBlockProposer._run_forward": ("5e893e1185167a0c", "serving/cpu/draft.py"),
-        "DraftBlockProposer.propose": ("b2bd5a869a138721", "serving/cpu/draft.py"),
+        "DraftBlockProposer._run_forward": ("5e893e1185167a0c", "backends/cpu/draft.py"),
+        "DraftBlockProposer.propose": ("b2bd5a869a138721", "backends/cpu/draft.py"),
         "_draft_step": ("2c29d3c1f6768869", "kernels/markov_sample.py"),
-        "draft_markov_block": ("ec350846a9e550b6", "serving/cuda/draft.py"),
-        "sample_draft_block": ("46becff3595a02da", "serving/step/seeds.py"),
+        "draft_markov_block": ("ec350846a9e550b6", "backends/cuda/draft.py"),
+        "sample_draft_block": ("46becff3595a02da", "step/seeds.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_kv_inject": {
-        "TargetHiddenKvInjector.inject_ragged": ("37d7206e13da0c21", "serving/cuda/commit.py"),
+        "TargetHiddenKvInjector.inject_ragged": ("37d7206e13da0c21", "backends/cuda/commit.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_planner": {
-        "DSparkVerifyPlanner.__init__": ("03c17784be272539", "serving/cpu/quiet.py"),
+        "DSparkVerifyPlanner.__init__": ("03c17784be272539", "backends/cpu/quiet.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_verify": {
-        "DsparkVerifyEpilogue._accept": ("51c4ecf9f4576e21", "serving/cuda/accept_in_graph.py"),
+        "DsparkVerifyEpilogue._accept": ("51c4ecf9f4576e21", "backends/cuda/accept_in_graph.py"),
         "TargetVerifyExecutor._forward_prepared_verify": (
             "9ee141d2be5c34fd",
-            "serving/cpu/target.py",
+            "backends/cpu/target.py",
         ),
-        "TargetVerifyExecutor._run_ragged": ("4ed471ad3466db9e", "serving/cpu/target.py"),
-        "TargetVerifyExecutor.accept_and_finalize": ("5c230e047f32b04a", "serving/step/accept.py"),
-        "TargetVerifyExecutor.run_compact": ("52ab44e5f7fb7048", "serving/cpu/device.py"),
+        "TargetVerifyExecutor._run_ragged": ("4ed471ad3466db9e", "backends/cpu/target.py"),
+        "TargetVerifyExecutor.accept_and_finalize": ("5c230e047f32b04a", "step/accept.py"),
+        "TargetVerifyExecutor.run_compact": ("52ab44e5f7fb7048", "backends/cpu/device.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_worker_v2": {
-        "DSparkWorkerV2._forward_decode": ("3aa4eacc539469c4", "serving/step/decode.py"),
+        "DSparkWorkerV2._forward_decode": ("3aa4eacc539469c4", "step/decode.py"),
     },
     "sglang.srt.speculative.eagle_utils": {
-        "_verify_uses_greedy": ("fc0c86adc3afbc5d", "patches/cpu_accept.py"),
-        "eagle_sample": ("b98c0077c73d02c8", "serving/cpu/mtp.py"),
+        "_verify_uses_greedy": ("fc0c86adc3afbc5d", "patches/cpu/accept.py"),
+        "eagle_sample": ("b98c0077c73d02c8", "backends/cpu/mtp.py"),
     },
     "sglang.srt.speculative.eagle_worker_v2": {
-        "EagleDraftWorker._draft_extend_for_decode": ("82127bbce6269647", "serving/cpu/mtp.py"),
-        "EagleDraftWorker.draft": ("db535792da28efd0", "serving/cpu/mtp.py"),
+        "EagleDraftWorker._draft_extend_for_decode": ("82127bbce6269647", "backends/cpu/mtp.py"),
+        "EagleDraftWorker.draft": ("db535792da28efd0", "backends/cpu/mtp.py"),
     },
 }

@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sglang_dspark.backends.cpu.narrow_matmul import Processor
+from sglang_dspark.backends.cpu.weight_formats import BFLOAT16, BYTES
 from sglang_dspark.cli import _bench_products
 from sglang_dspark.cli.main import app
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.serving.cpu.narrow_matmul import Processor
-from sglang_dspark.serving.cpu.weight_formats import BFLOAT16, BYTES
 
 RUN = ["bench", "products", "--repeats", "3"]
 

@@ -9,9 +9,9 @@ from pathlib import Path
 import pytest
 import torch
 
+from sglang_dspark.backends.moe.expert_backends import key_of
 from sglang_dspark.common import machine
 from sglang_dspark.experts.backends import ExpertWorkload
-from sglang_dspark.serving.expert_backends import key_of
 
 X86 = """processor\t: 0
 cpu family\t: 25

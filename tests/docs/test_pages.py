@@ -43,7 +43,7 @@ def dspark() -> click.Command:
 def server_flags() -> frozenset[str]:
     from sglang.srt.server_args import ServerArgs
 
-    from sglang_dspark.serving.config_flag import add_config_flag
+    from sglang_dspark.patches.step.config_flag import add_config_flag
 
     parser = argparse.ArgumentParser()
     ServerArgs.add_cli_args(parser)

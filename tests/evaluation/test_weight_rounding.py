@@ -9,12 +9,12 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
+from sglang_dspark.backends.cpu.weight_formats import BFLOAT16, INT8, rounded_rows
 from sglang_dspark.cli._bench_weights import _rounded
 from sglang_dspark.cli.main import app
 from sglang_dspark.evaluation.engine import DecodeSettings
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.weight_rounding import answer, compare, round_weights
-from sglang_dspark.serving.cpu.weight_formats import BFLOAT16, INT8, rounded_rows
 from tests.evaluation.conftest import VOCAB, Pair
 
 SETTINGS = DecodeSettings(max_new_tokens=24, batch=4)

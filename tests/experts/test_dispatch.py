@@ -8,6 +8,7 @@ from collections.abc import Iterator
 import pytest
 import torch
 
+from sglang_dspark.backends.moe import expert_backends
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.moe import MoE
 from sglang_dspark.errors import DSparkError
@@ -24,7 +25,6 @@ from sglang_dspark.experts.dispatch import Chooser, RoutedExperts, announce, cho
 from sglang_dspark.experts.gpu_backends import ALIGNED, aligned_places
 from sglang_dspark.experts.times import TimesKey, TimesTable, Timing
 from sglang_dspark.quantisation.formats import quantise
-from sglang_dspark.serving import expert_backends
 from tests.drafter.helpers import tiny_config
 from tests.kernels.processes import output_of
 

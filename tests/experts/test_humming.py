@@ -5,13 +5,13 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sglang_dspark.backends.moe import expert_backends
+from sglang_dspark.backends.moe.humming_experts import HummingLayer
 from sglang_dspark.experts import backends as registry
 from sglang_dspark.experts.backends import BACKENDS, ExpertWorkload, joined
 from sglang_dspark.experts.dispatch import choose
 from sglang_dspark.quantisation.formats import dequantise, quantise
 from sglang_dspark.quantisation.layout import Quantised
-from sglang_dspark.serving import expert_backends
-from sglang_dspark.serving.humming_experts import HummingLayer
 
 HOPPER = ExpertWorkload(
     "cuda", "mxfp4", inner=256, width=512, capability=(9, 0), dtype=torch.bfloat16

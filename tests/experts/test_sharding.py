@@ -6,6 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.moe import expert_backends
 from sglang_dspark.drafter.checkpoint import own_tensors
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.moe import MoE
@@ -22,7 +23,6 @@ from sglang_dspark.experts.sharding import (
 from sglang_dspark.experts.times import TimesKey, measure
 from sglang_dspark.quantisation.checkpoint import UNQUANTISED, quantise_tensors, restore_tensors
 from sglang_dspark.quantisation.formats import FORMATS
-from sglang_dspark.serving import expert_backends
 from tests.drafter.helpers import tiny_config, tiny_drafter
 
 SIZES = {

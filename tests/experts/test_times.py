@@ -11,12 +11,12 @@ import pytest
 import torch
 from triton import OutOfResources
 
+from sglang_dspark.backends.moe import expert_backends
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts import times
 from sglang_dspark.experts.backends import BACKENDS, Backend, ExpertWeights, register
 from sglang_dspark.experts.dispatch import Chooser
 from sglang_dspark.experts.times import TimesKey, TimesTable, Timing
-from sglang_dspark.serving import expert_backends
 from tests.experts.test_dispatch import SMALL, weights
 
 KEY = TimesKey.of(SMALL, "here; 1 compute threads", "torch 0")

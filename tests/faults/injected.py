@@ -63,7 +63,7 @@ def install_faults(folder: Path) -> None:
 def _drafts(folder: Path) -> None:
     from sglang.srt.runtime_context import get_parallel
 
-    from sglang_dspark.serving.cpu.device import HostDevice
+    from sglang_dspark.backends.cpu.device import HostDevice
 
     before, behind = Fault(folder, "draft-raises"), Fault(folder, "draft-raises-late")
     follower = Fault(folder, "draft-raises-on-a-follower")
@@ -83,7 +83,7 @@ def _drafts(folder: Path) -> None:
 
 
 def _confidences(folder: Path) -> None:
-    from sglang_dspark.serving.cpu.device import HostDevice
+    from sglang_dspark.backends.cpu.device import HostDevice
 
     fault, original = Fault(folder, "confidence"), HostDevice.admit
 
@@ -98,7 +98,7 @@ def _confidences(folder: Path) -> None:
 
 def _results(folder: Path) -> None:
     """Results wait for one that comes in time, or never come where they are lost."""
-    from sglang_dspark.serving.step.engine import ScheduleEngine
+    from sglang_dspark.step.engine import ScheduleEngine
 
     late, lost = Fault(folder, "results-late"), Fault(folder, "results-lost")
     original, waiting = ScheduleEngine.landed, deque[tuple[Any, ...]]()
@@ -117,8 +117,8 @@ def _results(folder: Path) -> None:
 
 def _stages(folder: Path) -> None:
     """A stage of `requests` waits `seconds`; `<stage>.entered` is written when it begins to."""
-    from sglang_dspark.serving.cpu.device import HostDevice
-    from sglang_dspark.serving.step import commit, verify
+    from sglang_dspark.backends.cpu.device import HostDevice
+    from sglang_dspark.step import commit, verify
 
     for module, name, stage in (
         (HostDevice, "draft", "draft"),
@@ -148,7 +148,7 @@ def _requests(work: Any) -> int:
 
 def _clocks(folder: Path) -> None:
     """The wall clock is off by `seconds` while it is armed; that of steps jumps and stays."""
-    from sglang_dspark.serving.step.clock import HostClock
+    from sglang_dspark.step.clock import HostClock
 
     wall, steps = Fault(folder, "clock-jumps"), Fault(folder, "step-clock-jumps")
     now, mark, jumps = time.time, HostClock.mark, [0.0]
@@ -171,7 +171,7 @@ def _clocks(folder: Path) -> None:
 
 def _ranks(folder: Path) -> None:
     """A rank that follows takes its batch for another one."""
-    from sglang_dspark.serving.step.ranks import Follower
+    from sglang_dspark.step.ranks import Follower
 
     fault, original = Fault(folder, "rank-differs"), Follower.begin
 
@@ -184,7 +184,7 @@ def _ranks(folder: Path) -> None:
 def _costs(folder: Path) -> None:
     """No fault: `costs-told.json` says what the engine predicts of steps of 1 to 8 requests."""
     from sglang_dspark.schedule.cost_model import Step
-    from sglang_dspark.serving.step.engine import ScheduleEngine
+    from sglang_dspark.step.engine import ScheduleEngine
 
     asked, original = Fault(folder, "costs"), ScheduleEngine.begin
 

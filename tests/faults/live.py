@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from sglang_dspark.serving.schedule.falls import Fall
+from sglang_dspark.serving.fallbacks import Fall
 from tests.integration.serving import Served
 
 TOKENS, LONG = 64, 240

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_dspark.loadtest.servers.server import ServerSpec
-from sglang_dspark.serving.schedule.falls import Fall
+from sglang_dspark.serving.fallbacks import Fall
 from tests.faults.conftest import Note, start_live
 from tests.faults.live import FLAGS, Live, Outcome
 from tests.integration import tiny_models

@@ -6,8 +6,8 @@ import time
 
 import pytest
 
-from sglang_dspark.serving.schedule.falls import Fall
-from sglang_dspark.serving.step.engine import MOST_AWAITED, PIPELINE
+from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.step.engine import MOST_AWAITED, PIPELINE
 from tests.faults.conftest import Note
 from tests.faults.live import Live, Outcome, told_once, unpoisoned
 

@@ -144,7 +144,7 @@ def _config(path: Path) -> None:
 def _step_times() -> Any:
     from dataclasses import asdict
 
-    from sglang_dspark.serving.schedule import profile
+    from sglang_dspark.serving import profile
 
     table = profile.measure(KEY, Machine(requests=2), 5.0, lambda line: None)
     return json.loads(json.dumps({"format": cost_table.FORMAT, **asdict(table)}))

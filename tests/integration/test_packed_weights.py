@@ -13,7 +13,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from sglang_dspark.serving.cpu.weight_formats import FORMATS, dense, pack
+from sglang_dspark.backends.cpu.weight_formats import FORMATS, dense, pack
 from tests.integration import test_sampled_law as law
 from tests.integration.prompts import LONG, PROMPTS
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool

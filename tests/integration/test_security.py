@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from sglang_dspark.serving.hidden_keys import MASK
+from sglang_dspark.patches.upstream_fixes.key_redaction import MASK
 from tests.integration.serving import DSPARK_FLAGS, Served, ServerPool
 from tests.integration.tiny_models import TinyPair
 

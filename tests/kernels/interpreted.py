@@ -19,9 +19,9 @@ from sglang_dspark.kernels.admission import admit_torch, admit_triton, keys_torc
 from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import Workspace
 from sglang_dspark.schedule.gains import gains
-from sglang_dspark.serving.step.engine import confidence_by
+from sglang_dspark.step.engine import confidence_by
 from tests.kernels.interpreter import patch_language_once
-from tests.serving.windows import indptr_of
+from tests.step.windows import indptr_of
 
 MOST_SHOWN = 9  # a fault need not be shown 2,000 times
 

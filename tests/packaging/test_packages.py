@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from sglang_dspark.serving.cpu import csrc
+from sglang_dspark.backends.cpu import csrc
 from tests.packaging.building import build
 
 # where a folder of the sources lies in the wheel
@@ -64,7 +64,7 @@ def test_the_wheel_holds_every_file_of_the_packages_and_nothing_else(
     }
     packed = {name for name in contents(wheel) if ".dist-info/" not in name}
     assert sorted(expected - packed) == []
-    assert sorted(packed - expected) == [f"sglang_dspark/serving/cpu/csrc/{csrc.file_name()}"]
+    assert sorted(packed - expected) == [f"sglang_dspark/backends/cpu/csrc/{csrc.file_name()}"]
     assert wheel.name.endswith(f"-py3-none-{platform_tag()}.whl")
     assert wheel.stat().st_size < MOST_WHEEL_BYTES
 

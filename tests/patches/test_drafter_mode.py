@@ -11,9 +11,9 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.serving import drafter_check
-from sglang_dspark.serving.schedule.mode import COMPACT, VARIABLE
-from tests.serving_cuda.test_features import ROWS, USUAL
+from sglang_dspark.backends import drafter_check
+from sglang_dspark.serving.mode import COMPACT, VARIABLE
+from tests.backends.cuda.test_features import ROWS, USUAL
 
 
 @pytest.fixture

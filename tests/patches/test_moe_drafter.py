@@ -12,13 +12,13 @@ import pytest
 
 pytest.importorskip("sglang")
 
+from sglang_dspark.backends import drafter_check
+from sglang_dspark.backends.cuda.features import SCHEDULED
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.patches.moe_drafter import capture_if_it_may_be
-from sglang_dspark.serving import drafter_check
-from sglang_dspark.serving.cuda.features import SCHEDULED
-from sglang_dspark.serving.schedule.mode import COMPACT, VARIABLE
+from sglang_dspark.patches.step.moe_drafter import capture_if_it_may_be
+from sglang_dspark.serving.mode import COMPACT, VARIABLE
+from tests.backends.cuda.test_features import USUAL
 from tests.drafter.helpers import tiny_config
-from tests.serving_cuda.test_features import USUAL
 
 SHAPE = {
     "num_heads": 4,

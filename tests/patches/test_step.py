@@ -9,9 +9,9 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.patches import step
-from sglang_dspark.serving.step import decode, learn, plan
-from sglang_dspark.serving.step.state import STATE
+from sglang_dspark.patches.step import worker as seams
+from sglang_dspark.step import decode, learn, plan
+from sglang_dspark.step.state import STATE
 
 Calls = list[Any]
 
@@ -37,16 +37,16 @@ def theirs(*arguments: Any) -> tuple[str, tuple[Any, ...]]:
 def test_without_a_state_upstream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(learn, "learn", lambda *_: pytest.fail("there is nobody to learn"))
     alone, batch = SimpleNamespace(), batch_of()
-    assert step.planner_of(theirs, alone) == ("theirs", (alone,))
-    assert step.note_prefill(theirs, alone, batch, 1) == ("theirs", (alone, batch, 1))
+    assert seams.planner_of(theirs, alone) == ("theirs", (alone,))
+    assert seams.note_prefill(theirs, alone, batch, 1) == ("theirs", (alone, batch, 1))
     asked = (alone, batch, None, None, None)
-    assert step.forward_decode(theirs, *asked) == ("theirs", asked)
-    step.process_decode(None, SimpleNamespace(model_worker=alone), batch, object())
+    assert seams.forward_decode(theirs, *asked) == ("theirs", asked)
+    seams.process_decode(None, SimpleNamespace(model_worker=alone), batch, object())
 
 
 def test_a_prefill_interrupts_and_runs() -> None:
     worker, calls = worker_with_state()
-    assert step.note_prefill(theirs, worker, SimpleNamespace(sampling_info=None))[0] == "theirs"
+    assert seams.note_prefill(theirs, worker, SimpleNamespace(sampling_info=None))[0] == "theirs"
     assert calls == ["interrupted"]
 
 
@@ -54,9 +54,9 @@ def test_decode_steps_are_ours_unless_the_rank_is_idle(monkeypatch: pytest.Monke
     monkeypatch.setattr(decode, "decode", lambda *arguments: ("ours", arguments))
     worker, _ = worker_with_state()
     batch = batch_of()
-    ours = step.forward_decode(theirs, worker, batch, "publish", "grammar")
+    ours = seams.forward_decode(theirs, worker, batch, "publish", "grammar")
     assert ours == ("ours", (worker.__dict__[STATE], batch, "publish", "grammar"))
-    assert step.forward_decode(theirs, worker, batch_of(idle=True), None)[0] == "theirs"
+    assert seams.forward_decode(theirs, worker, batch_of(idle=True), None)[0] == "theirs"
 
 
 def test_plans_and_results_go_to_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -65,6 +65,6 @@ def test_plans_and_results_go_to_the_state(monkeypatch: pytest.MonkeyPatch) -> N
     monkeypatch.setattr(learn, "learn", lambda *arguments: seen.append(arguments))
     worker, _ = worker_with_state()
     state = worker.__dict__[STATE]
-    step.planner_of(theirs, worker)("batch", "future map")
-    step.process_decode(None, SimpleNamespace(model_worker=worker), "batch", "result")
+    seams.planner_of(theirs, worker)("batch", "future map")
+    seams.process_decode(None, SimpleNamespace(model_worker=worker), "batch", "result")
     assert seen == [(state, "batch"), (state, "batch", "result")]

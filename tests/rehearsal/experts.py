@@ -17,9 +17,9 @@ def as_on_a_gpu(registry: Any, architecture: str) -> None:
     """BEFORE hook of `is_arch_supported`: of its model class, a moment before it is made."""
     if architecture != MOE_ARCHITECTURE:
         return
+    from sglang_dspark.backends.cpu import expert_ops
+    from sglang_dspark.backends.moe import block_window, expert_backends
     from sglang_dspark.experts.backends import BACKENDS, ExpertWorkload
-    from sglang_dspark.serving import block_window, expert_backends
-    from sglang_dspark.serving.cpu import expert_ops
 
     assert expert_backends, "it registers the CPU's backend, which is to go"
     block_window.by_plan = lambda batch: False

@@ -87,8 +87,8 @@ def copy_into(static: Any, values: Any) -> None:
 
 def graph_attention() -> type:
     """Our CPU backend, planned for the seats of a graph: those beyond the batch are padding."""
-    from sglang_dspark.serving.cpu.attention import DsparkCpuAttnBackend
-    from sglang_dspark.serving.cpu.plan import plan_of_batch
+    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+    from sglang_dspark.backends.cpu.plan import plan_of_batch
 
     class GraphAttention(DsparkCpuAttnBackend):
         supports_ragged_verify_graph = True
@@ -160,8 +160,8 @@ def install() -> None:
     """What is no seam: the platform's answers, and torch's questions about capturing."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
+    from sglang_dspark.backends.cpu import platform
     from sglang_dspark.serving import upstream
-    from sglang_dspark.serving.cpu import platform
 
     cpu = platform.DsparkCpuPlatform
     cpu.capabilities = upstream.PlatformCapabilities(supports_triton=False, graph_capture=True)

@@ -36,8 +36,8 @@ class Planted:
 
 def install() -> None:
     """Plant what the file names when a verify pass begins."""
-    from sglang_dspark.serving.cpu import attention, paged, plan
-    from sglang_dspark.serving.step import commit, verify
+    from sglang_dspark.backends.cpu import attention, paged, plan
+    from sglang_dspark.step import commit, verify
 
     now = Planted()
     plan.plan_of_batch = attention.plan_of_batch = _plans(now, plan.plan_of_batch)
@@ -64,7 +64,7 @@ def _verifies(now: Planted, verify: Callable[..., Any]) -> Callable[..., Any]:
 
 def _plans(now: Planted, plan_of_batch: Callable[..., Any]) -> Callable[..., Any]:
     """WINDOW: each window's bound is one row too low; empty slots of a graph stay as they are."""
-    from sglang_dspark.serving.cpu.plan import CACHED, QUERIES
+    from sglang_dspark.backends.cpu.plan import CACHED, QUERIES
 
     def plans(batch: Any, table: Any) -> Any:
         made = plan_of_batch(batch, table)

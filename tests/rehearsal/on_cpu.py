@@ -58,10 +58,10 @@ class PlantedClock:
 def install_rehearsal() -> None:
     """In place of `plugin._install`."""
     from sglang_dspark import plugin
+    from sglang_dspark.backends.cpu import platform
+    from sglang_dspark.backends.moe import moe_config
     from sglang_dspark.patches import patch_modules, registry
-    from sglang_dspark.serving import moe_config
     from sglang_dspark.serving.config import load_config
-    from sglang_dspark.serving.cpu import platform
     from tests.kernels.interpreter import patch_language_once
 
     if os.environ.get("TRITON_INTERPRET") == "1":
@@ -90,7 +90,7 @@ def install_rehearsal() -> None:
 
 def _upstreams_rule() -> tuple[Any, ...]:
     """Torch operators for the sampled rule of upstream's executor, which an accelerator calls."""
-    from sglang_dspark.patches.cpu_accept import chain_sampling, target_probs
+    from sglang_dspark.patches.cpu.accept import chain_sampling, target_probs
 
     rule = "sglang.kernels.ops.speculative.dspark.dspark_accept"
     return (
@@ -108,7 +108,7 @@ def _seams_of(module: str) -> tuple[Any, ...]:
 
 def _plant() -> None:
     """The planted clock in place of events, from the moment a worker is taken over."""
-    from sglang_dspark.serving.cuda import attach
+    from sglang_dspark.backends.cuda import attach
 
     take_over = attach.take_over
 
@@ -146,7 +146,7 @@ def _moves(worker: Any, world: PlantedClock) -> None:
 
 def _record(worker: Any) -> None:
     """Write down what each step knew when it was planned, and what came of it."""
-    from sglang_dspark.serving.step.state import state_of
+    from sglang_dspark.step.state import state_of
 
     state = state_of(worker)
     if state is None:
@@ -203,7 +203,7 @@ def _record_plans(engine: Any, path: Path) -> None:
 
 def _record_reads(path: Path) -> None:
     """Write down what each step's launch read back to the host."""
-    from sglang_dspark.serving.step import decode
+    from sglang_dspark.step import decode
 
     launch: Callable[..., Any] = decode.decode
 
@@ -219,7 +219,7 @@ def _record_reads(path: Path) -> None:
 
 def _record_context(worker: Any, path: Path) -> None:
     """Keep what the draft's cache holds of a request that is alone, as a step finds it."""
-    from sglang_dspark.serving.step import decode
+    from sglang_dspark.step import decode
 
     launch: Callable[..., Any] = decode.decode
     table = worker.model_runner.req_to_token_pool.req_to_token
@@ -243,7 +243,7 @@ def _record_context(worker: Any, path: Path) -> None:
 
 def _record_passes(path: Path) -> None:
     """Write down the size of each verify pass, and what of the step a graph did."""
-    from sglang_dspark.serving.step import verify
+    from sglang_dspark.step import verify
 
     run: Callable[..., Any] = verify.verify
     launched = _launches_of_operators()
@@ -273,7 +273,7 @@ def _record_passes(path: Path) -> None:
 
 def _launches_of_operators() -> list[str]:
     """A list that the names of our operators come to as they are launched, here interpreted."""
-    from sglang_dspark.serving.cuda import accept, accept_in_graph, commit, device, draft
+    from sglang_dspark.backends.cuda import accept, accept_in_graph, commit, device, draft
 
     launched: list[str] = []
     for module, name in (

@@ -20,7 +20,7 @@ READS = (
     "item", "tolist", "numpy", "cpu", "nonzero", "__array__",
     "__int__", "__float__", "__bool__", "__index__", "__contains__",
 )  # fmt: skip
-OURS = ("sglang_dspark.serving.step", "sglang_dspark.serving.cuda")
+OURS = ("sglang_dspark.step", "sglang_dspark.backends.cuda")
 RULES = "sglang_dspark.verify"
 HOST_ONLY = {"regimes_of", "tenants_of"}
 

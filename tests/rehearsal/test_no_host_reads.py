@@ -9,8 +9,8 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.serving.cpu import accept_ops
-from sglang_dspark.serving.step import layout
+from sglang_dspark.backends.cpu import accept_ops
+from sglang_dspark.step import layout
 from sglang_dspark.verify import sample_inverse_cdf
 from tests.rehearsal.conftest import Rehearsed
 from tests.rehearsal.reads import READS, watched

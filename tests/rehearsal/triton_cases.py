@@ -22,9 +22,9 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from torch import Tensor
 from transformers import LlamaConfig
 
-from sglang_dspark.serving.cuda.triton_ragged import stage_windows, use_windows
+from sglang_dspark.backends.cuda.triton_ragged import stage_windows, use_windows
+from tests.backends.cpu.attention_world import Case, World, ragged_pass
 from tests.kernels.interpreter import patch_language_once
-from tests.serving_cpu.attention_world import Case, World, ragged_pass
 
 GAMMA = 5
 SPARE_SEATS = 2  # of a graph, beyond the batch's

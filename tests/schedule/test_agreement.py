@@ -1,6 +1,6 @@
 """Messages hold whole plans.
 
-What ranks do with plans is tested through the engine, in tests/serving/test_ranks.py.
+What ranks do with plans is tested through the engine, in tests/step/test_ranks.py.
 """
 
 from __future__ import annotations

@@ -24,9 +24,9 @@ from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import FORMAT, cache_path
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.sts_file import read_sts
+from sglang_dspark.serving import profile
 from sglang_dspark.serving.checkpoint import validate_drafter
 from sglang_dspark.serving.config import load_config
-from sglang_dspark.serving.schedule import profile
 from tests.broken_files import breakages, is_one_line, laughs, nested, refused
 from tests.serving.test_schedule_profile import KEY, Machine
 

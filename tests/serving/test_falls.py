@@ -7,10 +7,10 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from sglang_dspark.serving.schedule.falls import Fall
-from sglang_dspark.serving.schedule.metrics import Collector
-from sglang_dspark.serving.step.engine import MOST_AWAITED, PIPELINE, Step, confidence_by
-from tests.serving.test_schedule_engine import World
+from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.metrics import Collector
+from sglang_dspark.step.engine import MOST_AWAITED, PIPELINE, Step, confidence_by
+from tests.step.test_schedule_engine import World
 
 LIKELY = 2.0
 LAG = 2  # steps between a confidence and a plan that knows it

@@ -8,8 +8,8 @@ import numpy as np
 import pytest
 from prometheus_client import REGISTRY
 
-from sglang_dspark.serving.schedule.metrics import Collector, Finished, StepMetrics, reached
-from tests.serving.test_schedule_engine import GAMMA, Request, World
+from sglang_dspark.serving.metrics import Collector, Finished, StepMetrics, reached
+from tests.step.test_schedule_engine import GAMMA, Request, World
 
 LABELS = {"model_name": "target", "tp_rank": "0"}
 

@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.serving import mode
 from sglang_dspark.serving.config import CONFIG_VARIABLE
-from sglang_dspark.serving.schedule import mode
 
 
 @pytest.fixture

@@ -16,8 +16,8 @@ import pytest
 from sglang_dspark.common.turns import turn
 from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import ProfileKey, cache_path
-from sglang_dspark.serving.schedule import profile
-from sglang_dspark.serving.schedule.falls import Fall
+from sglang_dspark.serving import profile
+from sglang_dspark.serving.fallbacks import Fall
 
 KEY = ProfileKey("target", "drafter", "float32", "a cpu", "tp1", "dspark_cpu", "1", 3)
 PASS, TOKEN, REQUEST, CONTEXT, BLOCK, DRAFT, ROW = 20e-3, 1e-3, 2e-4, 5e-6, 4e-3, 3e-3, 5e-4

@@ -9,8 +9,8 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_dspark.serving.request_limits import check_request
-from sglang_dspark.serving.schedule.speed import SpeedTargets, target_of
+from sglang_dspark.patches.upstream_fixes.request_limits import check_request
+from sglang_dspark.serving.speed_targets import SpeedTargets, target_of
 
 ROWS = 8
 

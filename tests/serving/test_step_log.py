@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_dspark.serving.schedule.metrics import StepMetrics
-from sglang_dspark.serving.schedule.step_log import StepLog
-from sglang_dspark.serving.step.spans import span
-from tests.serving.test_schedule_engine import World
+from sglang_dspark.serving.metrics import StepMetrics
+from sglang_dspark.serving.step_log import StepLog
+from sglang_dspark.step.spans import span
 from tests.serving.test_schedule_metrics import steps_of
+from tests.step.test_schedule_engine import World
 
 
 def logged(world: World, path: Path, count: int) -> None:

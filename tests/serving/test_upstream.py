@@ -13,15 +13,17 @@ from typing import Any
 
 import pytest
 
+from sglang_dspark.backends.cpu import fast_paths
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving import upstream, upstream_check
-from sglang_dspark.serving.cpu import fast_paths
 from sglang_dspark.serving.upstream_uses import ATTRIBUTES, REIMPLEMENTED
 
 ROOT = Path(__file__).resolve().parents[2]
 FOLDERS = ("sglang_dspark", "patches", "loadtest", "kernels")
 IMPORTERS = {"sglang_dspark/plugin.py": "reads SGLang's version before any other name"}
 NEEDS_A_PACKAGE = {"sglang.srt.layers.quantization.humming_utils"}  # humming-kernels
+ADAPTERS = ("sglang_dspark/serving", "sglang_dspark/step", "sglang_dspark/backends", "patches")
+TABLES = "sglang_dspark/serving/upstream_"
 FOREIGN = {  # private names of torch, Python and xgrammar that the step uses
     "_buffers", "_constants", "_forward_hooks", "_forward_pre_hooks", "_modules", "_parameters",
     "_parser", "_profiler_enabled", "_replace", "_sleep", "_value_",
@@ -86,7 +88,7 @@ def private_names(tree: ast.Module) -> set[str]:
 def test_every_private_attribute_that_is_used_is_listed() -> None:
     used, texts = set(), set()
     for path, tree in sources().items():
-        if path.startswith(("sglang_dspark/serving", "patches")) and "upstream_" not in path:
+        if path.startswith(ADAPTERS) and not path.startswith(TABLES):
             used |= private_names(tree)
             texts |= {node.value for node in ast.walk(tree) if isinstance(node, ast.Constant)}
     classes = [each for module in ATTRIBUTES.values() for each in module.values()]
@@ -160,7 +162,7 @@ def test_a_missing_name_names_its_users(monkeypatch: pytest.MonkeyPatch) -> None
     (line,) = upstream_check.missing()
     assert line == (
         "SGLang has no sglang.srt.runtime_context.get_spec any more "
-        "(used by serving/cpu/mtp.py, serving/request_limits.py)"
+        "(used by backends/cpu/mtp.py, patches/upstream_fixes/request_limits.py)"
     )
 
 

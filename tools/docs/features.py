@@ -7,7 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
-from sglang_dspark.serving.cuda.features import FEATURES, GPUS, SCHEDULED
+from sglang_dspark.backends.cuda.features import FEATURES, GPUS, SCHEDULED
 
 _SHOWN = (1, 16, 64, 256)  # requests
 _NAMES = {
@@ -19,7 +19,7 @@ _NAMES = {
 _RESULTS = Path(__file__).resolve().parents[2] / "results"
 
 HEAD = """\
-<!-- written by `make docs-reference`; change sglang_dspark/serving/cuda/features.py -->
+<!-- written by `make docs-reference`; change sglang_dspark/backends/cuda/features.py -->
 # On a GPU
 
 For readers who want to serve on an NVIDIA GPU. After this page you know which servers and requests

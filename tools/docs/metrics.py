@@ -1,6 +1,6 @@
 """Writes docs/metrics.md from the metrics that a scheduled server registers.
 
-Name, type, labels and meaning are those that the collector of serving/schedule/metrics.py gives
+Name, type, labels and meaning are those that the collector of serving/metrics.py gives
 prometheus_client. When to look at a metric is said here; one without such a line, or a line
 without its metric, stops the generator.
 """
@@ -12,8 +12,8 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from sglang_dspark.schedule.guard import Mode
-from sglang_dspark.serving.schedule.falls import Fall
-from sglang_dspark.serving.schedule.metrics import PREFIX, REASONS, Collector
+from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.metrics import PREFIX, REASONS, Collector
 
 LABELS = ("model_name", "tp_rank")  # of every metric, as SGLang's own have them
 WHEN = {

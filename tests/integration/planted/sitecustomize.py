@@ -14,7 +14,7 @@ if os.environ.get("DSPARK_PLANTED_ROWS"):
 
     def _planted() -> None:
         _install()
-        from sglang_dspark.serving.cpu import accept
+        from sglang_dspark.backends.cpu import accept
 
         rows, seen, right = int(os.environ["DSPARK_PLANTED_ROWS"]), 0, accept.accept_greedy
 
@@ -39,10 +39,10 @@ if os.environ.get("DSPARK_PLANTED_COSTS"):
 
     def _costs() -> None:
         _installed()
-        from sglang_dspark.serving.cpu import attach
-        from sglang_dspark.serving.cpu.device import HostDevice
-        from sglang_dspark.serving.cpu.passes import Passes
-        from sglang_dspark.serving.step import verify
+        from sglang_dspark.backends.cpu import attach
+        from sglang_dspark.backends.cpu.device import HostDevice
+        from sglang_dspark.backends.cpu.passes import Passes
+        from sglang_dspark.step import verify
 
         now, run, draft, drafting = 0.0, verify.verify, HostDevice.draft, 2e-3
 

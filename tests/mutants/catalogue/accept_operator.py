@@ -8,15 +8,15 @@ KERNEL = "kernels/accept_sampled.py"
 VERDICTS = "kernels/accept_verdicts.py"
 GREEDY = "kernels/accept_greedy.py"
 ROWS = "kernels/accept_rows.py"
-STEP = "sglang_dspark/serving/cuda/accept.py"
+STEP = "sglang_dspark/backends/cuda/accept.py"
 BY_HAND = ("tests/kernels/test_accept_sampled.py::test_exact_boundaries_and_bytes",)
-IN_A_STEP = ("tests/serving_cuda/test_accept.py::test_the_operator_emits_the_tokens_of_torch",)
+IN_A_STEP = ("tests/backends/cuda/test_accept.py::test_the_operator_emits_the_tokens_of_torch",)
 
 GREEDY_BY_HAND = ("tests/kernels/test_accept_greedy.py::test_outcomes_known_by_hand",)
 GREEDY_PARITY = (
     "tests/kernels/test_accept_greedy.py::test_interpreted_kernel_equals_torch_and_upstream",
 )
-IN_A_GRAPH = ("tests/serving_cuda/test_accept.py::test_a_graph_accepts_as_upstreams_does",)
+IN_A_GRAPH = ("tests/backends/cuda/test_accept.py::test_a_graph_accepts_as_upstreams_does",)
 
 
 def _mutant(name: str, file: str, old: str, new: str, tests: tuple[str, ...] = BY_HAND) -> Mutant:
@@ -211,7 +211,7 @@ MUTANTS = (
     ),
     _mutant(
         "a graph's acceptance where ranks must agree",
-        "sglang_dspark/serving/cuda/accept_in_graph.py",
+        "sglang_dspark/backends/cuda/accept_in_graph.py",
         "reason = _obstacle(epilogue) or why_not(",
         "reason = why_not(",
         IN_A_GRAPH,

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-FIRST, ENDED = "sglang_dspark/serving/first_stop.py", "tests/serving/test_first_stop.py"
-PROCESSED = "tests/serving/test_step_processors.py"
+FIRST, ENDED = "patches/upstream_fixes/first_stop.py", "tests/patches/test_first_stop.py"
+PROCESSED = "tests/step/test_step_processors.py"
 
 MUTANTS = tuple(
     Mutant(name, "answers", path, before, after, (test,))
@@ -40,24 +40,24 @@ MUTANTS = tuple(
         ),
         (
             "a processor that reads the answer gets drafts",
-            "sglang_dspark/serving/step/processors.py",
+            "sglang_dspark/step/processors.py",
             "0 if reads_answer(req) else gamma",
             "gamma",
             PROCESSED,
         ),
         (
             "a floor comes before a request's limit",
-            "sglang_dspark/serving/step/engine.py",
+            "sglang_dspark/step/engine.py",
             "floors = np.minimum(floors, limits)",
             "floors = np.maximum(floors, limits)",
             PROCESSED,
         ),
         (
             "hidden states are promised where they are dropped",
-            "sglang_dspark/serving/request_limits.py",
+            "patches/upstream_fixes/request_limits.py",
             'speculative_algorithm).upper() == "DSPARK"',
             'speculative_algorithm).upper() == "NONE"',
-            "tests/serving/test_request_limits.py",
+            "tests/patches/test_request_limits.py",
         ),
     )
 )

@@ -4,17 +4,17 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-PARSING = "sglang_dspark/serving/request_parsing.py"
-GRAMMAR = "sglang_dspark/serving/grammar_ends.py"
-LIMITS, LIMITED = "sglang_dspark/serving/request_limits.py", "tests/serving/test_request_limits.py"
-PATTERNS = "sglang_dspark/serving/stop_patterns.py"
-PATTERNED = "tests/serving/test_stop_patterns.py"
-LOST, SETTLED = "sglang_dspark/serving/cpu/lost_rows.py", "tests/serving/test_lost_rows.py"
-POOL = "sglang_dspark/serving/pool_end.py"
+PARSING = "patches/upstream_fixes/request_parsing.py"
+GRAMMAR = "patches/upstream_fixes/grammar_errors.py"
+LIMITS, LIMITED = "patches/upstream_fixes/request_limits.py", "tests/patches/test_request_limits.py"
+PATTERNS = "patches/upstream_fixes/request_limits.py"
+PATTERNED = "tests/patches/test_stop_patterns.py"
+LOST, SETTLED = "sglang_dspark/backends/cpu/lost_rows.py", "tests/backends/cpu/test_lost_rows.py"
+POOL = "patches/upstream_fixes/kv_pool_limit.py"
 THRESHOLD = "sglang_dspark/schedule/static_threshold.py"
 TRACES = "sglang_dspark/evaluation/traces.py"
-PARSED, ENDED = "tests/serving/test_request_parsing.py", "tests/serving/test_grammar_ends.py"
-ROOM, PROBED = "tests/serving/test_pool_end.py", "tests/schedule/test_static_threshold.py"
+PARSED, ENDED = "tests/patches/test_request_parsing.py", "tests/patches/test_grammar_errors.py"
+ROOM, PROBED = "tests/patches/test_kv_pool_limit.py", "tests/schedule/test_static_threshold.py"
 TRACED = "tests/evaluation/test_traces.py"
 
 MUTANTS = tuple(

@@ -5,14 +5,14 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 KERNEL = "kernels/accept_block.py"
-STEP = "sglang_dspark/serving/cuda/accept.py"
+STEP = "sglang_dspark/backends/cuda/accept.py"
 BY_HAND = ("tests/kernels/test_accept_block.py::test_outcomes_known_by_hand_and_bytes",)
 PARITY = (
     "tests/kernels/test_accept_block.py"
     "::test_interpreted_kernels_emit_the_tokens_of_the_pure_rules",
 )
-IN_A_STEP = ("tests/serving_cuda/test_accept.py::test_the_operator_emits_the_tokens_of_torch",)
-CONFIGURED = ("tests/serving/test_step_accept.py::test_the_configured_rule_accepts",)
+IN_A_STEP = ("tests/backends/cuda/test_accept.py::test_the_operator_emits_the_tokens_of_torch",)
+CONFIGURED = ("tests/step/test_step_accept.py::test_the_configured_rule_accepts",)
 
 
 def _mutant(name: str, old: str, new: str, tests: tuple[str, ...] = BY_HAND) -> Mutant:
@@ -97,7 +97,7 @@ MUTANTS = (
     Mutant(
         name="a step in torch has the one rule whatever is configured",
         area="block operator",
-        file="sglang_dspark/serving/step/accept.py",
+        file="sglang_dspark/step/accept.py",
         old='accept_sampled if current_config().verify.rule == "token" else accept_block',
         new="accept_block",
         tests=CONFIGURED,

@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 ONLINE = "sglang_dspark/schedule/online.py"
 FITTED = "sglang_dspark/schedule/calibration.py"
 SHIFT = "sglang_dspark/schedule/request_shift.py"
-ATTACH = "sglang_dspark/serving/schedule/build.py"
-LOADED = ("tests/serving/test_schedule_build.py",)
+ATTACH = "sglang_dspark/step/build.py"
+LOADED = ("tests/step/test_schedule_build.py",)
 ONLINE_TESTS = ("tests/schedule/test_online.py",)
 FIT_TESTS = "tests/schedule/test_calibration.py"
 

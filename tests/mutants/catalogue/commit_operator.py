@@ -5,10 +5,10 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 KERNEL = "kernels/commit_write.py"
-STEP = "sglang_dspark/serving/cuda/commit.py"
-CONTEXT = "sglang_dspark/serving/cuda/draft_context.py"
+STEP = "sglang_dspark/backends/cuda/commit.py"
+CONTEXT = "sglang_dspark/backends/cuda/draft_context.py"
 PARITY = ("tests/kernels/test_commit_write.py::test_interpreted_kernel_equals_torch",)
-_STEPS = "tests/serving_cuda/test_commit.py"
+_STEPS = "tests/backends/cuda/test_commit.py"
 WRITTEN = (f"{_STEPS}::test_one_launch_writes_what_upstream_writes",)
 REFUSED = (f"{_STEPS}::test_what_the_operator_does_not_know_is_upstreams_and_said_once",)
 EXCHANGED = (f"{_STEPS}::test_weights_and_caches_that_were_exchanged_are_looked_up_anew",)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-FILE = "sglang_dspark/serving/cpu/accept.py"
-TESTS = ("tests/serving_cpu/test_accept_law.py::test_two_tokens_follow_the_target",)
+FILE = "sglang_dspark/backends/cpu/accept.py"
+TESTS = ("tests/backends/cpu/test_accept_law.py::test_two_tokens_follow_the_target",)
 
 
 def _mutant(name: str, old: str, new: str) -> Mutant:

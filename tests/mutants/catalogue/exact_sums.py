@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-LANES = "sglang_dspark/serving/cpu/lanes.py"
-PAGED = "sglang_dspark/serving/cpu/paged.py"
-LAYERS = "sglang_dspark/serving/cpu/layers/kernel.py"
-SUMS = "tests/serving_cpu/test_lanes.py"
-ATTENTION = "tests/serving_cpu/test_attention.py"
+LANES = "sglang_dspark/backends/cpu/lanes.py"
+PAGED = "sglang_dspark/backends/cpu/paged.py"
+LAYERS = "sglang_dspark/backends/cpu/layers/kernel.py"
+SUMS = "tests/backends/cpu/test_lanes.py"
+ATTENTION = "tests/backends/cpu/test_attention.py"
 
 
 def _mutant(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
@@ -60,14 +60,14 @@ MUTANTS = (
     ),
     _mutant(
         "what must not reorder sums takes its first caller's leave to",
-        "sglang_dspark/serving/cpu/jit.py",
+        "sglang_dspark/backends/cpu/jit.py",
         ', error_model="numpy", fastmath=False)',
         ', error_model="numpy")',
         f"{SUMS}::test_a_function_that_may_reorder_sums_hands_nothing_on",
     ),
     _mutant(
         "sums may be reordered",
-        "sglang_dspark/serving/cpu/jit.py",
+        "sglang_dspark/backends/cpu/jit.py",
         ', error_model="numpy", fastmath=False)',
         ', error_model="numpy", fastmath={"reassoc", "contract"})',
         f"{SUMS}::test_no_kernel_may_reorder_sums",
@@ -91,48 +91,48 @@ MUTANTS = (
         LAYERS,
         "tables.numbers[layer, WINDOW], room.attended",
         "np.int64(-1), room.attended",
-        "tests/serving_cpu/test_layers.py::test_layers_that_see_a_window",
+        "tests/backends/cpu/test_layers.py::test_layers_that_see_a_window",
     ),
     _mutant(
         "keys are normed with another norm's epsilon",
         LAYERS,
         "key, fractions[3])",
         "key, fractions[0])",
-        "tests/serving_cpu/test_layers.py::test_each_norm_has_its_own_epsilon",
+        "tests/backends/cpu/test_layers.py::test_each_norm_has_its_own_epsilon",
     ),
     _mutant(
         "context values are every layer's first ones",
-        "sglang_dspark/serving/cpu/context_kv.py",
+        "sglang_dspark/backends/cpu/context_kv.py",
         "stacked[i, middle:end]",
         "stacked[i, : end - middle]",
-        "tests/serving_cpu/test_context_kv.py::test_the_cache_is_upstreams",
+        "tests/backends/cpu/test_context_kv.py::test_the_cache_is_upstreams",
     ),
     _mutant(
         "what does not fill the lanes of the block rule is left out",
-        "sglang_dspark/serving/cpu/block_ops.py",
+        "sglang_dspark/backends/cpu/block_ops.py",
         "for v in range(whole, len(target)):",
         "for v in range(whole, whole):",
-        "tests/serving_cpu/test_block_ops.py::test_compiled_walk_is_the_references",
+        "tests/backends/cpu/test_block_ops.py::test_compiled_walk_is_the_references",
     ),
     _mutant(
         "streams are read at the last four places alone",
-        "sglang_dspark/serving/cpu/expert_ops.py",
+        "sglang_dspark/backends/cpu/expert_ops.py",
         "out[t, s + i] = found[i] * scale",
         "out[t, i] = found[i] * scale",
-        "tests/serving_cpu/test_expert_ops.py::test_streams_are_the_modules",
+        "tests/backends/cpu/test_expert_ops.py::test_streams_are_the_modules",
     ),
     _mutant(
         "streams' last products are left out",
-        "sglang_dspark/serving/cpu/expert_ops.py",
+        "sglang_dspark/backends/cpu/expert_ops.py",
         "for s in range(fours, phi.shape[0]):",
         "for s in range(fours, fours):",
-        "tests/serving_cpu/test_expert_ops.py::test_streams_are_the_modules",
+        "tests/backends/cpu/test_expert_ops.py::test_streams_are_the_modules",
     ),
     _mutant(
         "context keys are normed with the features' epsilon",
-        "sglang_dspark/serving/cpu/context_kv.py",
+        "sglang_dspark/backends/cpu/context_kv.py",
         "tables.head_norms[layer], tables.epsilons[1]",
         "tables.head_norms[layer], tables.epsilons[0]",
-        "tests/serving_cpu/test_context_kv.py::test_the_cache_is_upstreams",
+        "tests/backends/cpu/test_context_kv.py::test_the_cache_is_upstreams",
     ),
 )

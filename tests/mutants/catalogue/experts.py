@@ -4,10 +4,10 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-WINDOW = "sglang_dspark/serving/block_window.py"
-BACKENDS = "sglang_dspark/serving/expert_backends.py"
+WINDOW = "sglang_dspark/backends/moe/block_window.py"
+BACKENDS = "sglang_dspark/backends/moe/expert_backends.py"
 DISPATCH = "tests/experts/test_dispatch.py"
-OF_WINDOWS = "tests/serving_cuda/test_block_window.py"
+OF_WINDOWS = "tests/backends/cuda/test_block_window.py"
 
 MUTANTS = (
     Mutant(
@@ -61,7 +61,7 @@ MUTANTS = (
     Mutant(
         name="a draft that no graph may hold is captured",
         area="draft graphs",
-        file="patches/moe_drafter.py",
+        file="patches/step/moe_drafter.py",
         old="if worker.is_draft_worker:",
         new="if not worker.is_draft_worker:",
         tests=(
@@ -72,7 +72,7 @@ MUTANTS = (
     Mutant(
         name="drafters with experts refused on a GPU",
         area="drafter check",
-        file="sglang_dspark/serving/drafter_check.py",
+        file="sglang_dspark/backends/drafter_check.py",
         old='not in ("cpu", "cuda"):',
         new='not in ("cpu",):',
         tests=("tests/patches/test_moe_drafter.py::test_it_is_served_on_cpus_and_nvidia_gpus",),
@@ -80,10 +80,10 @@ MUTANTS = (
     Mutant(
         name="routers in the weights' dtype",
         area="experts",
-        file="sglang_dspark/serving/moe_model.py",
+        file="sglang_dspark/backends/moe/moe_model.py",
         old="            self.mlp.gate.float()",
         new="            pass",
-        tests=("tests/serving_cuda/test_moe_pass.py::test_routing_and_mixing_stay_in_float32",),
+        tests=("tests/backends/cuda/test_moe_pass.py::test_routing_and_mixing_stay_in_float32",),
     ),
     Mutant(
         name="drafts see the beginning of the context",
@@ -91,7 +91,7 @@ MUTANTS = (
         file=WINDOW,
         old="first = (lens - window).clamp(min=0)[:, None]",
         new="first = torch.zeros_like(lens)[:, None]",
-        tests=("tests/serving_cuda/test_moe_pass.py::test_hidden_states_are_the_cpu_paths",),
+        tests=("tests/backends/cuda/test_moe_pass.py::test_hidden_states_are_the_cpu_paths",),
     ),
     Mutant(
         name="the draft pass asks whether anything is seen",
@@ -99,7 +99,7 @@ MUTANTS = (
         file=WINDOW,
         old="    position = first +",
         new="    assert int(lens.max()) >= 0\n    position = first +",
-        tests=("tests/serving_cuda/test_moe_pass.py::test_the_pass_asks_the_host_for_nothing",),
+        tests=("tests/backends/cuda/test_moe_pass.py::test_the_pass_asks_the_host_for_nothing",),
     ),
     Mutant(
         name="a cache of pages is read as one of tokens",
@@ -112,11 +112,11 @@ MUTANTS = (
     Mutant(
         name="the doctor chooses for passes outside graphs",
         area="served experts",
-        file="sglang_dspark/serving/expert_report.py",
+        file="sglang_dspark/backends/moe/expert_report.py",
         old="dtype=torch.bfloat16, graph=True, capability",
         new="dtype=torch.bfloat16, graph=False, capability",
         tests=(
-            "tests/serving_cuda/test_imports.py"
+            "tests/backends/cuda/test_imports.py"
             "::test_the_doctor_says_who_computes_each_format_of_experts",
         ),
     ),

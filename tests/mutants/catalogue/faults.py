@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-ENGINE = "sglang_dspark/serving/step/engine.py"
+ENGINE = "sglang_dspark/step/engine.py"
 ONLINE = "sglang_dspark/schedule/online.py"
-PROFILE = "sglang_dspark/serving/schedule/profile.py"
+PROFILE = "sglang_dspark/serving/profile.py"
 FALLS = "tests/serving/test_falls.py"
 PROFILED = "tests/serving/test_schedule_profile.py"
 RECORD, RECORDED = "tests/faults/__main__.py", "tests/faults/test_record.py"
@@ -96,10 +96,10 @@ MUTANTS = (
     ),
     _mutant(
         "a refused sts.json is not counted",
-        "sglang_dspark/serving/schedule/build.py",
+        "sglang_dspark/step/build.py",
         '"sts.json not used", (Fall.STS_REFUSED,)',
         '"sts.json not used", ()',
-        "tests/serving/test_schedule_build.py",
+        "tests/step/test_schedule_build.py",
     ),
     _mutant(
         "results on their way are given up",

@@ -4,12 +4,12 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-_DEFAULTS = "tests/serving_cuda/test_default_attention.py"
-_FEATURES = "sglang_dspark/serving/cuda/features.py"
+_DEFAULTS = "tests/backends/cuda/test_default_attention.py"
+_FEATURES = "sglang_dspark/backends/cuda/features.py"
 _UPDATES = "sglang_dspark/serving/weight_updates.py"
-_UPDATED = ("tests/serving_cuda/test_commit.py::test_weights_updated_in_place_are_committed_with",)
-_PENALTIES = "sglang_dspark/serving/step/penalties.py"
-_OF_PENALTIES = "tests/serving/test_step_penalties.py"
+_UPDATED = ("tests/backends/cuda/test_commit.py::test_weights_updated_in_place_are_committed_with",)
+_PENALTIES = "sglang_dspark/step/penalties.py"
+_OF_PENALTIES = "tests/step/test_step_penalties.py"
 
 
 def _mutant(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
@@ -33,21 +33,21 @@ MUTANTS = (
     ),
     _mutant(
         "attention changes where nothing is scheduled anyway",
-        "sglang_dspark/serving/cuda/default_attention.py",
+        "sglang_dspark/backends/cuda/default_attention.py",
         "return backend if why is None else None",
         "return backend",
         f"{_DEFAULTS}::test_what_the_user_names_or_the_gpu_cannot_read_stays",
     ),
     _mutant(
         "graph sizes that the user named are trimmed",
-        "sglang_dspark/serving/cuda/graph_sizes.py",
+        "sglang_dspark/backends/cuda/graph_sizes.py",
         "if named or not captures",
         "if not captures",
         f"{_DEFAULTS}::test_sizes_that_follow_the_user_stay",
     ),
     _mutant(
         "rows of no window stay unwritten in a full graph",
-        "sglang_dspark/serving/cuda/triton_ragged.py",
+        "sglang_dspark/backends/cuda/triton_ragged.py",
         "    layout = layout.padded_to_bucket(padded_bs=requests)\n",
         "    if layout.bs != requests:\n"
         "        layout = layout.padded_to_bucket(padded_bs=requests)\n",
@@ -55,7 +55,7 @@ MUTANTS = (
     ),
     _mutant(
         "norms of before an update in place",
-        "sglang_dspark/serving/cuda/draft_context.py",
+        "sglang_dspark/backends/cuda/draft_context.py",
         "            weights_version(model) == self.version\n            and weight is",
         "            weight is",
         *_UPDATED,
@@ -76,10 +76,10 @@ MUTANTS = (
     ),
     _mutant(
         "a launch that does not fit is tried at each block",
-        "sglang_dspark/serving/cuda/draft.py",
+        "sglang_dspark/backends/cuda/draft.py",
         "            self._fits = False\n",
         "",
-        "tests/serving_cuda/test_draft.py::test_a_launch_that_does_not_fit_is_sglangs_from_then_on",
+        "tests/backends/cuda/test_draft.py::test_a_launch_that_does_not_fit_is_sglangs_from_then_on",
     ),
     _mutant(
         "without memory requests are penalised together all the same",

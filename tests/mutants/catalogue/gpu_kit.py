@@ -132,10 +132,10 @@ MUTANTS = (
     Mutant(
         name="kernels that cannot be imported are kept",
         area="GPU kit",
-        file="sglang_dspark/serving/cpu/stand_ins.py",
+        file="sglang_dspark/backends/cpu/stand_ins.py",
         old=' or not _can_be_imported("sgl_kernel")',
         new="",
-        tests=("tests/serving_cpu/test_stand_ins.py::test_kernels_that_can_be_imported_are_kept",),
+        tests=("tests/backends/cpu/test_stand_ins.py::test_kernels_that_can_be_imported_are_kept",),
     ),
     Mutant(
         name="drafts of the made-up models are never wrong",
@@ -382,7 +382,7 @@ MUTANTS = (
     Mutant(
         name="steps are logged twice",
         area="GPU kit",
-        file="sglang_dspark/serving/schedule/metrics.py",
+        file="sglang_dspark/serving/metrics.py",
         old="finished, self._finished = self._finished, []",
         new="finished = self._finished",
         tests=(f"{STEP_LOG}::test_lines_are_appended_and_none_comes_twice",),
@@ -390,7 +390,7 @@ MUTANTS = (
     Mutant(
         name="verified drafts are no tokens of a logged step",
         area="GPU kit",
-        file="sglang_dspark/serving/schedule/step_log.py",
+        file="sglang_dspark/serving/step_log.py",
         old='"tokens": plan.requests + int(lengths.sum()),',
         new='"tokens": plan.requests,',
         tests=(f"{STEP_LOG}::test_every_step_is_a_line",),

@@ -37,7 +37,7 @@ MUTANTS = (
     ),
     _mutant(
         "a fault of a kept table ends the start",
-        "sglang_dspark/serving/schedule/profile.py",
+        "sglang_dspark/serving/profile.py",
         "    except DSparkError as error:\n        tell(str(error))\n        return (",
         "    except ZeroDivisionError as error:\n        tell(str(error))\n        return (",
         FUZZ,
@@ -130,9 +130,9 @@ MUTANTS = (
     ),
     _mutant(
         "requests are not decoded before they are sent to the scheduler",
-        "sglang_dspark/serving/request_limits.py",
+        "patches/upstream_fixes/request_limits.py",
         "        upstream.msgpack_decode(packed)\n",
         "",
-        "tests/serving/test_request_limits.py",
+        "tests/patches/test_request_limits.py",
     ),
 )

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-ENGINE = "sglang_dspark/serving/step/engine.py"
-REPEATS = "sglang_dspark/serving/step/repeats.py"
-ENGINE_TESTS = "tests/serving/test_kept_plans.py"
+ENGINE = "sglang_dspark/step/engine.py"
+REPEATS = "sglang_dspark/step/repeats.py"
+ENGINE_TESTS = "tests/step/test_kept_plans.py"
 
 MUTANTS = (
     Mutant(

@@ -6,10 +6,10 @@ from tests.mutants.mutant import Mutant
 
 KERNEL = "kernels/markov_sample.py"
 HEADS = "kernels/markov_heads.py"
-STEP = "sglang_dspark/serving/cuda/draft.py"
+STEP = "sglang_dspark/backends/cuda/draft.py"
 BY_HAND = ("tests/kernels/test_markov_sample.py::test_drafts_known_by_hand",)
 LAW = ("tests/kernels/test_markov_sample.py::test_drafts_follow_the_kept_law",)
-IN_A_STEP = ("tests/serving_cuda/test_draft.py",)
+IN_A_STEP = ("tests/backends/cuda/test_draft.py",)
 
 
 def _mutant(name: str, file: str, old: str, new: str, tests: tuple[str, ...] = BY_HAND) -> Mutant:

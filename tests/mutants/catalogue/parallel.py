@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-PARALLEL = "sglang_dspark/serving/cpu/parallel.py"
-PROFILE = "sglang_dspark/serving/schedule/profile.py"
-BUILD = "sglang_dspark/serving/schedule/build.py"
+PARALLEL = "sglang_dspark/backends/cpu/parallel.py"
+PROFILE = "sglang_dspark/serving/profile.py"
+BUILD = "sglang_dspark/step/build.py"
 TURNS = "tests/common/test_turns.py"
-SHARES = "tests/serving_cpu/test_parallel.py"
+SHARES = "tests/backends/cpu/test_parallel.py"
 MEASURING = "tests/serving/test_schedule_profile.py"
 
 
@@ -19,24 +19,24 @@ def _mutant(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
 MUTANTS = (
     _mutant(
         "a part that failed is as good as done",
-        "sglang_dspark/serving/cpu/jit.py",
+        "sglang_dspark/backends/cpu/jit.py",
         "builder.store(word(1), ",
         "builder.store(word(0), ",
-        "tests/serving_cpu/test_thread_pool.py::test_a_part_that_fails_is_told",
+        "tests/backends/cpu/test_thread_pool.py::test_a_part_that_fails_is_told",
     ),
     _mutant(
         "attention is shared out by the heads of one request",
-        "sglang_dspark/serving/cpu/paged.py",
+        "sglang_dspark/backends/cpu/paged.py",
         "_attend_items, items, given)",
         "_attend_items, k_cache.shape[1], given)",
-        "tests/serving_cpu/test_attention.py::test_threads_do_not_change_the_result",
+        "tests/backends/cpu/test_attention.py::test_threads_do_not_change_the_result",
     ),
     _mutant(
         "a thread is woken for every short context",
-        "sglang_dspark/serving/cpu/paged.py",
+        "sglang_dspark/backends/cpu/paged.py",
         "work // _WORK_PER_THREAD, ",
         "",
-        "tests/serving_cpu/test_attention.py::test_a_few_tokens_are_one_threads_work",
+        "tests/backends/cpu/test_attention.py::test_a_few_tokens_are_one_threads_work",
     ),
     _mutant(
         "two processes may take one turn",
@@ -79,7 +79,7 @@ MUTANTS = (
         BUILD,
         '        labels["dp_rank"] = parallel.dp_rank\n',
         "        pass\n",
-        "tests/serving/test_schedule_build.py::test_replicas_are_told_apart",
+        "tests/step/test_schedule_build.py::test_replicas_are_told_apart",
     ),
     _mutant(
         "the gains of replicas are added up",
@@ -90,7 +90,7 @@ MUTANTS = (
     ),
     _mutant(
         "each rank computes with all cores",
-        "sglang_dspark/serving/cpu/threads.py",
+        "sglang_dspark/backends/cpu/threads.py",
         "return max(1, (cores - 1) // ranks)",
         "return max(1, cores - 1)",
         f"{SHARES}::test_ranks_share_it",

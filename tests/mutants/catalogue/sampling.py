@@ -4,14 +4,14 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-ACCEPT = "sglang_dspark/serving/step/accept.py"
-PENALTIES = "sglang_dspark/serving/step/penalties.py"
-SEEDS = "sglang_dspark/serving/step/seeds.py"
-RULES = "sglang_dspark/serving/step/rules.py"
-LAW_TESTS = ("tests/serving/test_step_accept.py",)
-PENALTY_TESTS = ("tests/serving/test_step_penalties.py",)
-SEED_TESTS = ("tests/serving/test_step_seeds.py",)
-RULE_TESTS = ("tests/serving/test_step_rules.py",)
+ACCEPT = "sglang_dspark/step/accept.py"
+PENALTIES = "sglang_dspark/step/penalties.py"
+SEEDS = "sglang_dspark/step/seeds.py"
+RULES = "sglang_dspark/step/rules.py"
+LAW_TESTS = ("tests/step/test_step_accept.py",)
+PENALTY_TESTS = ("tests/step/test_step_penalties.py",)
+SEED_TESTS = ("tests/step/test_step_seeds.py",)
+RULE_TESTS = ("tests/step/test_step_rules.py",)
 
 
 def _mutant(name: str, file: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -175,7 +175,7 @@ MUTANTS = (
     ),
     _mutant(
         "penalised requests are accepted in the graph",
-        "sglang_dspark/serving/step/verify.py",
+        "sglang_dspark/step/verify.py",
         "        and rules.penalties is None\n",
         "",
         RULE_TESTS,

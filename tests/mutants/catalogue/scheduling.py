@@ -49,10 +49,10 @@ MUTANTS = (
     Mutant(
         name="lag of 1 under the overlap loop",
         area="relay",
-        file="sglang_dspark/serving/schedule/build.py",
+        file="sglang_dspark/step/build.py",
         old="return 1 if upstream.get_schedule().disable_overlap_schedule else 2",
         new="return 1",
-        tests=("tests/serving/test_schedule_build.py",),
+        tests=("tests/step/test_schedule_build.py",),
     ),
     Mutant(
         name="a plan sees the step it plans",
@@ -256,10 +256,10 @@ MUTANTS = (
     Mutant(
         name="early stop asked for, search served",
         area="budget",
-        file="sglang_dspark/serving/schedule/build.py",
+        file="sglang_dspark/step/build.py",
         old="return EarlyStopPlanner(gamma, costs",
         new="return SearchPlanner(gamma, costs",
-        tests=("tests/serving/test_schedule_choice.py",),
+        tests=("tests/step/test_schedule_choice.py",),
     ),
     Mutant(
         name="Algorithm 1 keeps the plan's K",

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-LAYOUT = "sglang_dspark/serving/cpu/layout.py"
-ENGINE = "sglang_dspark/serving/step/engine.py"
-REPEATS = "sglang_dspark/serving/step/repeats.py"
-RAGGED = "sglang_dspark/serving/cpu/ragged_ops.py"
-DEVICE = "sglang_dspark/serving/cpu/device.py"
-STEP = "patches/step.py"
-DEVICE_TESTS = "tests/serving_cpu/test_device.py"
+LAYOUT = "sglang_dspark/backends/cpu/layout.py"
+ENGINE = "sglang_dspark/step/engine.py"
+REPEATS = "sglang_dspark/step/repeats.py"
+RAGGED = "sglang_dspark/backends/cpu/ragged_ops.py"
+DEVICE = "sglang_dspark/backends/cpu/device.py"
+STEP = "patches/step/worker.py"
+DEVICE_TESTS = "tests/backends/cpu/test_device.py"
 SEAM_TESTS = "tests/patches/test_step.py"
-ROWS = "tests/serving_cpu/test_ragged_ops.py"
-COMMIT = ("tests/serving_cpu/test_ragged_commit.py",)
+ROWS = "tests/backends/cpu/test_ragged_ops.py"
+COMMIT = ("tests/backends/cpu/test_ragged_commit.py",)
 SERVED = ("tests/integration/test_ragged_steps.py",)
-ENGINE_TESTS = "tests/serving/test_schedule_engine.py"
+ENGINE_TESTS = "tests/step/test_schedule_engine.py"
 REST = (
     "tests/serving/test_schedule_metrics.py::"
     "test_nothing_is_kept_back_when_the_last_request_has_ended"
@@ -91,7 +91,7 @@ MUTANTS = (
     Mutant(
         name="sampled accept reads rows of whole windows",
         area="accept",
-        file="sglang_dspark/serving/cpu/accept.py",
+        file="sglang_dspark/backends/cpu/accept.py",
         old="rows = (starts[:, None] + torch.arange(width))[at]",
         new="rows = (torch.arange(len(lens))[:, None] * width + torch.arange(width))[at]",
         tests=(f"{ROWS}::test_sampled_requests_read_their_own_rows",),
@@ -99,11 +99,11 @@ MUTANTS = (
     Mutant(
         name="greedy requests take the sampled outcome",
         area="accept",
-        file="sglang_dspark/serving/cpu/accept.py",
+        file="sglang_dspark/backends/cpu/accept.py",
         old="_either(draft_block.greedy_mask, greedy, sampled)",
         new="_either(draft_block.greedy_mask, sampled, greedy)",
         tests=(
-            "tests/serving_cpu/test_seeded_ops.py::test_seeded_greedy_and_free_requests_in_one_batch",
+            "tests/backends/cpu/test_seeded_ops.py::test_seeded_greedy_and_free_requests_in_one_batch",
         ),
     ),
     Mutant(
@@ -208,18 +208,18 @@ MUTANTS = (
     Mutant(
         name="accepted rows of windows taken from the front",
         area="commit",
-        file="sglang_dspark/serving/cpu/context_kv.py",
+        file="sglang_dspark/backends/cpu/context_kv.py",
         old="found[at] = r * width + k",
         new="found[at] = at",
-        tests=("tests/serving_cpu/test_context_kv.py::test_the_cache_is_upstreams",),
+        tests=("tests/backends/cpu/test_context_kv.py::test_the_cache_is_upstreams",),
     ),
     Mutant(
         name="context keys rotated the other way",
         area="commit",
-        file="sglang_dspark/serving/cpu/fused_ops.py",
+        file="sglang_dspark/backends/cpu/fused_ops.py",
         old="first[d] = fma(a, cosine[d], -(b * sine[d]))",
         new="first[d] = fma(a, cosine[d], b * sine[d])",
-        tests=("tests/serving_cpu/test_context_kv.py::test_the_cache_is_upstreams",),
+        tests=("tests/backends/cpu/test_context_kv.py::test_the_cache_is_upstreams",),
     ),
     Mutant(
         name="a host admits whatever the requests sample by",
@@ -240,90 +240,90 @@ MUTANTS = (
     Mutant(
         name="min-p missing",
         area="target law",
-        file="sglang_dspark/serving/cpu/target_law.py",
+        file="sglang_dspark/backends/cpu/target_law.py",
         old="min_p=_by_row(sampling_info.min_ps, rows)",
         new="min_p=torch.zeros_like(_by_row(sampling_info.min_ps, rows))",
-        tests=("tests/serving_cpu/test_target_law.py::test_law_is_the_samplers",),
+        tests=("tests/backends/cpu/test_target_law.py::test_law_is_the_samplers",),
     ),
     Mutant(
         name="settings of another request",
         area="target law",
-        file="sglang_dspark/serving/cpu/target_law.py",
+        file="sglang_dspark/backends/cpu/target_law.py",
         old="return values.reshape(-1).repeat_interleave(rows, 0)",
         new="return values.reshape(-1).flip(0).repeat_interleave(rows, 0)",
         tests=(
-            "tests/serving_cpu/test_target_law.py::test_each_request_has_its_own_settings_and_rows",
+            "tests/backends/cpu/test_target_law.py::test_each_request_has_its_own_settings_and_rows",
         ),
     ),
     Mutant(
         name="drafts' noise one position late",
         area="seeded sampling",
-        file="sglang_dspark/serving/cpu/draft_heads.py",
+        file="sglang_dspark/backends/cpu/draft_heads.py",
         old="[seeds.rows, None].long() + torch.arange(depth)",
         new="[seeds.rows, None].long() + 1 + torch.arange(depth)",
-        tests=("tests/serving_cpu/test_seeded_ops.py::test_waits_of_a_block_are_the_seeded_rows",),
+        tests=("tests/backends/cpu/test_seeded_ops.py::test_waits_of_a_block_are_the_seeded_rows",),
     ),
     Mutant(
         name="seeded drafts all by the first position's waits",
         area="seeded sampling",
-        file="sglang_dspark/serving/cpu/draft_head.py",
+        file="sglang_dspark/backends/cpu/draft_head.py",
         old="_first_arrival(scaled[seeded.rows], seeded.waits[:, k])",
         new="_first_arrival(scaled[seeded.rows], seeded.waits[:, 0])",
         tests=(
-            "tests/serving_cpu/test_seeded_ops.py::test_seeded_drafts_are_the_seeds_own_choices",
+            "tests/backends/cpu/test_seeded_ops.py::test_seeded_drafts_are_the_seeds_own_choices",
         ),
     ),
     Mutant(
         name="a greedy request beside sampled ones drafts by chance",
         area="draft law",
-        file="sglang_dspark/serving/cpu/draft_head.py",
+        file="sglang_dspark/backends/cpu/draft_head.py",
         old="column = torch.where(hot, column, step.argmax(-1))",
         new="pass",
-        tests=("tests/serving_cpu/test_draft_head.py",),
+        tests=("tests/backends/cpu/test_draft_head.py",),
     ),
     Mutant(
         name="every draft of a block by one uniform",
         area="draft law",
-        file="sglang_dspark/serving/cpu/draft_head.py",
+        file="sglang_dspark/backends/cpu/draft_head.py",
         old="uniforms[:, k])",
         new="uniforms[:, 0])",
-        tests=("tests/serving_cpu/test_accept_law.py::test_two_tokens_follow_the_target",),
+        tests=("tests/backends/cpu/test_accept_law.py::test_two_tokens_follow_the_target",),
     ),
     Mutant(
         name="coins in float32",
         area="accept",
-        file="sglang_dspark/serving/cpu/accept.py",
+        file="sglang_dspark/backends/cpu/accept.py",
         old="accept_uniforms=torch.rand(requests, width - 1, dtype=torch.float64)",
         new="accept_uniforms=torch.rand(requests, width - 1)",
-        tests=("tests/serving_cpu/test_accept_law.py::test_coins_are_finer_than_float32",),
+        tests=("tests/backends/cpu/test_accept_law.py::test_coins_are_finer_than_float32",),
     ),
     Mutant(
         name="upstream's coins as they come",
         area="accept",
-        file="sglang_dspark/serving/cpu/accept_ops.py",
+        file="sglang_dspark/backends/cpu/accept_ops.py",
         old="return uniforms.double() + torch.rand_like(uniforms, dtype=torch.float64) * 2.0**-24",
         new="return uniforms.double()",
         tests=(
-            "tests/serving_cpu/test_accept_ops.py::test_a_coin_of_zero_keeps_no_improbable_draft",
+            "tests/backends/cpu/test_accept_ops.py::test_a_coin_of_zero_keeps_no_improbable_draft",
         ),
     ),
     Mutant(
         name="a request without a seed drawn by one",
         area="seeded sampling",
-        file="sglang_dspark/serving/cpu/accept.py",
+        file="sglang_dspark/backends/cpu/accept.py",
         old="outcome[0].index_copy(0, rows, drawn.accepted.to(torch.int32)),",
         new="drawn.accepted.to(torch.int32)[:1].expand(len(lens)),",
         tests=(
-            "tests/serving_cpu/test_seeded_ops.py::test_seeded_greedy_and_free_requests_in_one_batch",
+            "tests/backends/cpu/test_seeded_ops.py::test_seeded_greedy_and_free_requests_in_one_batch",
         ),
     ),
     Mutant(
         name="compiled draws with a bound that costs winners",
         area="seeded sampling",
-        file="sglang_dspark/serving/cpu/seeded_ops.py",
+        file="sglang_dspark/backends/cpu/seeded_ops.py",
         old="(1 - u) * _MARGIN > best * p",
         new="(1 - u) * 2 > best * p",
-        tests=("tests/serving_cpu/test_seeded_ops.py::test_compiled_choice_is_the_references",),
+        tests=("tests/backends/cpu/test_seeded_ops.py::test_compiled_choice_is_the_references",),
     ),
     Mutant(
         name="engine swaps the regimes",
@@ -368,7 +368,7 @@ MUTANTS = (
     Mutant(
         name="a speed target inherited with the seat",
         area="engine",
-        file="sglang_dspark/serving/schedule/speed.py",
+        file="sglang_dspark/serving/speed_targets.py",
         old="ours = self._tenant[rows] == tenants",
         new="ours = self._tenant[rows] >= 0",
         tests=("tests/serving/test_speed_targets.py::test_a_row_does_not_inherit",),

@@ -4,18 +4,18 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-ENGINE = "sglang_dspark/serving/step/engine.py"
+ENGINE = "sglang_dspark/step/engine.py"
 AGREEMENT = "sglang_dspark/schedule/agreement.py"
-RANKS = "sglang_dspark/serving/step/ranks.py"
-DEVICE = "sglang_dspark/serving/cuda/device.py"
-FEATURES = "sglang_dspark/serving/cuda/features.py"
-PIPELINE = "tests/serving/test_step_pipeline.py"
-RANKS_TESTS = "tests/serving/test_ranks.py"
-DEVICE_TESTS = "tests/serving_cuda/test_device.py"
+RANKS = "sglang_dspark/step/ranks.py"
+DEVICE = "sglang_dspark/backends/cuda/device.py"
+FEATURES = "sglang_dspark/backends/cuda/features.py"
+PIPELINE = "tests/step/test_step_pipeline.py"
+RANKS_TESTS = "tests/step/test_ranks.py"
+DEVICE_TESTS = "tests/backends/cuda/test_device.py"
 ADMISSION = "sglang_dspark/kernels/admission.py"
 PACK = "sglang_dspark/kernels/commit_rows.py"
 PACKED = ("tests/kernels/test_commit_rows.py::test_interpreted_kernel_equals_torch",)
-COMMITTED = ("tests/serving_cuda/test_commit.py::test_the_cache_is_upstreams",)
+COMMITTED = ("tests/backends/cuda/test_commit.py::test_the_cache_is_upstreams",)
 INTERPRETED = "tests/kernels/test_admission.py::test_interpreted_kernel_equals_torch_and_the_host"
 REHEARSED = ("tests/rehearsal/test_overlap_steps.py",)
 
@@ -184,7 +184,7 @@ MUTANTS = (
     Mutant(
         name="windows on the device without the anchor",
         area="ragged layout",
-        file="sglang_dspark/serving/step/layout.py",
+        file="sglang_dspark/step/layout.py",
         old="verify_lens=indptr.diff()",
         new="verify_lens=indptr.diff() - 1",
         tests=(f"{DEVICE_TESTS}::test_the_layout_is_upstreams_of_the_same_windows",),
@@ -195,7 +195,7 @@ MUTANTS = (
         file=FEATURES,
         old="int(start.args.pp_size) > 1",
         new="int(start.args.pp_size) > 2",
-        tests=("tests/serving_cuda/test_features.py", "tests/patches/test_drafter_mode.py"),
+        tests=("tests/backends/cuda/test_features.py", "tests/patches/test_drafter_mode.py"),
     ),
     Mutant(
         name="a leader that cannot plan says nothing",
@@ -232,7 +232,7 @@ MUTANTS = (
     Mutant(
         name="only the leader warms up",
         area="ranks",
-        file="sglang_dspark/serving/schedule/ranks.py",
+        file="sglang_dspark/step/profile_ranks.py",
         old="        self._announcer.send(WARM_UP)\n",
         new="",
         tests=(f"{RANKS_TESTS}::test_every_rank_runs_the_passes_that_the_leader_times",),
@@ -240,7 +240,7 @@ MUTANTS = (
     Mutant(
         name="a tier's time taken for the next one's",
         area="tiers",
-        file="sglang_dspark/serving/schedule/profile.py",
+        file="sglang_dspark/serving/profile.py",
         old="padded=bool(fastest.passes.tiers)",
         new="padded=False",
         tests=("tests/serving/test_schedule_profile.py",),
@@ -248,7 +248,7 @@ MUTANTS = (
     Mutant(
         name="drafted in a step whose draft is left out",
         area="draft skip",
-        file="sglang_dspark/serving/step/draft.py",
+        file="sglang_dspark/step/draft.py",
         old="    return skip(state, batch)\n",
         new="    return propose(state, batch, window, int(state.worker.gamma), seeds)\n",
         tests=REHEARSED,
@@ -290,7 +290,7 @@ MUTANTS = (
     Mutant(
         name="packed rows a position late",
         area="commit",
-        file="sglang_dspark/serving/cuda/commit.py",
+        file="sglang_dspark/backends/cuda/commit.py",
         old="pack(hidden, emitted, batch.seq_lens, ",
         new="pack(hidden, emitted, batch.seq_lens + 1, ",
         tests=COMMITTED,
@@ -298,7 +298,7 @@ MUTANTS = (
     Mutant(
         name="packed rows of rejected drafts",
         area="commit",
-        file="sglang_dspark/serving/cuda/commit.py",
+        file="sglang_dspark/backends/cuda/commit.py",
         old="pack(hidden, emitted, batch",
         new="pack(hidden, torch.full_like(emitted, slots.shape[1]), batch",
         tests=COMMITTED,

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-ROUTE = "sglang_dspark/serving/cuda/accept_top_k.py"
+ROUTE = "sglang_dspark/backends/cuda/accept_top_k.py"
 LISTS = "sglang_dspark/verify/candidates.py"
-TESTS = ("tests/serving_cuda/test_accept_top_k.py",)
+TESTS = ("tests/backends/cuda/test_accept_top_k.py",)
 
 
 def _mutant(name: str, file: str, old: str, new: str) -> Mutant:

@@ -4,28 +4,28 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-FORMATS = "sglang_dspark/serving/cpu/weight_formats.py"
-MATMUL = "sglang_dspark/serving/cpu/csrc/matmul.cpp"
-PANELS = "sglang_dspark/serving/cpu/csrc/panels.h"
-VECTORS = "sglang_dspark/serving/cpu/csrc/vectors.h"
-LINEAR = "sglang_dspark/serving/cpu/linear.py"
-PACKED = "sglang_dspark/serving/cpu/packed_weights.py"
-FORMAT_TESTS = ("tests/serving_cpu/test_weight_formats.py",)
-PACKED_TESTS = ("tests/serving_cpu/test_packed_weights.py",)
+FORMATS = "sglang_dspark/backends/cpu/weight_formats.py"
+MATMUL = "sglang_dspark/backends/cpu/csrc/matmul.cpp"
+PANELS = "sglang_dspark/backends/cpu/csrc/panels.h"
+VECTORS = "sglang_dspark/backends/cpu/csrc/vectors.h"
+LINEAR = "sglang_dspark/backends/cpu/linear.py"
+PACKED = "sglang_dspark/backends/cpu/packed_weights.py"
+FORMAT_TESTS = ("tests/backends/cpu/test_weight_formats.py",)
+PACKED_TESTS = ("tests/backends/cpu/test_packed_weights.py",)
 
 MUTANTS = (
     Mutant(
         name="two weights lie in one place",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/huge_pages.py",
+        file="sglang_dspark/backends/cpu/huge_pages.py",
         old="self._left[whole:]",
         new="self._left[size // 2 :]",
-        tests=("tests/serving_cpu/test_huge_pages.py",),
+        tests=("tests/backends/cpu/test_huge_pages.py",),
     ),
     Mutant(
         name="an embedding that is not there is read from behind the weight",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/panel_rows.py",
+        file="sglang_dspark/backends/cpu/panel_rows.py",
         old="rows[i] < 0 or rows[i] >= total",
         new="rows[i] < 0",
         tests=FORMAT_TESTS,
@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant(
         name="bytes with a sign are read as those without",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/panel_rows.py",
+        file="sglang_dspark/backends/cpu/panel_rows.py",
         old="128 if signed else 0",
         new="0",
         tests=FORMAT_TESTS,
@@ -65,7 +65,7 @@ MUTANTS = (
     Mutant(
         name="step times beside other activations are believed",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/attach.py",
+        file="sglang_dspark/backends/cpu/attach.py",
         old="{form.name} x {linear.activations_beside(form)}",
         new="{form.name}",
         tests=PACKED_TESTS,
@@ -113,39 +113,39 @@ MUTANTS = (
     Mutant(
         name="packed features' projection goes to the float32 kernel",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/context_kv.py",
+        file="sglang_dspark/backends/cpu/context_kv.py",
         old="return weight.dtype is _FLOAT and linear.eligible",
         new="return linear.eligible",
-        tests=("tests/serving_cpu/test_context_kv.py",),
+        tests=("tests/backends/cpu/test_context_kv.py",),
     ),
     Mutant(
         name="a packed W2 goes to the float32 kernel",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/greedy_ops.py",
+        file="sglang_dspark/backends/cpu/greedy_ops.py",
         old="kernel = linear.kernel_of(w2)",
         new="kernel = linear.prepare()",
-        tests=("tests/serving_cpu/test_greedy_ops.py",),
+        tests=("tests/backends/cpu/test_greedy_ops.py",),
     ),
     Mutant(
         name="W2 stays float32",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/draft_head.py",
+        file="sglang_dspark/backends/cpu/draft_head.py",
         old="w2=packed(w2.detach()[tokens])",
         new="w2=w2.detach()[tokens]",
-        tests=("tests/serving_cpu/test_draft_head.py",),
+        tests=("tests/backends/cpu/test_draft_head.py",),
     ),
     Mutant(
         name="both products of the context go to the kernel of the first",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/context_kv.py",
+        file="sglang_dspark/backends/cpu/context_kv.py",
         old="tables.entries[which]",
         new="tables.entries[1 - which]",
-        tests=("tests/serving_cpu/test_context_kv.py",),
+        tests=("tests/backends/cpu/test_context_kv.py",),
     ),
     Mutant(
         name="step times of another kernel are believed",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/attach.py",
+        file="sglang_dspark/backends/cpu/attach.py",
         old='f"matrix kernel {REVISION}"',
         new='"matrix kernel"',
         tests=PACKED_TESTS,
@@ -233,7 +233,7 @@ MUTANTS = (
     Mutant(
         name="products of int8 with many rows go to BLAS",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/linear.py",
+        file="sglang_dspark/backends/cpu/linear.py",
         old="x.numel() <= MAX_ROWS * k or form in PANELS or rounds(form)",
         new="x.numel() <= MAX_ROWS * k or rounds(form)",
         tests=(*FORMAT_TESTS, *PACKED_TESTS),
@@ -324,22 +324,22 @@ MUTANTS = (
         file=VECTORS,
         old="return _mm256_fmadd_ps(a, b, c);",
         new="return a * b + c;",
-        tests=("tests/serving_cpu/test_linear.py",),
+        tests=("tests/backends/cpu/test_linear.py",),
     ),
     Mutant(
         name="a caller goes on before it sees what a thread has written",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/csrc/pool.cpp",
+        file="sglang_dspark/backends/cpu/csrc/pool.cpp",
         old="while (done.load(std::memory_order_acquire) != parts)",
         new="while (done.load(std::memory_order_relaxed) != parts)",
-        tests=("tests/serving_cpu/test_sanitizers.py",),
+        tests=("tests/backends/cpu/test_sanitizers.py",),
     ),
     Mutant(
         name="a library of other sources is loaded",
         area="packed weights",
-        file="sglang_dspark/serving/cpu/csrc.py",
+        file="sglang_dspark/backends/cpu/csrc.py",
         old="        digest.update(file.read_bytes())\n",
         new="        digest.update(b'')\n",
-        tests=("tests/serving_cpu/test_csrc.py",),
+        tests=("tests/backends/cpu/test_csrc.py",),
     ),
 )

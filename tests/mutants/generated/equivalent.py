@@ -39,13 +39,13 @@ EQUIVALENT: dict[str, str] = {
     "-> (gain > config.plain_probe_below) #1": (
         "the gain is a ratio of measured times: at the limit itself either answer is right"
     ),
-    "sglang_dspark/serving/cuda/accept_warm_up.py::<module>: constant: 20 -> 19 #1": (
+    "sglang_dspark/backends/cuda/accept_warm_up.py::<module>: constant: 20 -> 19 #1": (
         "any top-k from 2 to 1,024 takes the same way and compiles the same kernels"
     ),
-    "sglang_dspark/serving/cuda/passes.py::GraphPasses.warm_up: constant: 1 -> 2 #3": (
+    "sglang_dspark/backends/cuda/passes.py::GraphPasses.warm_up: constant: 1 -> 2 #3": (
         "a further power of two is cut to the most requests, which is there already"
     ),
-    "sglang_dspark/serving/step/penalties.py::settings_of: constant: 1 -> 2 #1": (
+    "sglang_dspark/step/penalties.py::settings_of: constant: 1 -> 2 #1": (
         "a stop id stands twice and is forbidden once; a request without one has a minimum of 0"
     ),
     "sglang_dspark/training/losses.py::<module>: constant: 32 -> 31 #1": (

@@ -12,8 +12,8 @@ from tests.mutants.generated.operators import Site, generate
 AREAS: dict[str, tuple[str, ...]] = {
     "verify": ("sglang_dspark/verify/*.py",),
     "schedule": ("sglang_dspark/schedule/*.py",),
-    "step": ("sglang_dspark/serving/step/*.py",),
-    "cuda": ("sglang_dspark/serving/cuda/*.py",),
+    "step": ("sglang_dspark/step/*.py",),
+    "cuda": ("sglang_dspark/backends/cuda/*.py",),
     "loadtest": (
         "loadtest/client/me*.py",  # measure, metrics
         "loadtest/client/schedule.py",

@@ -23,7 +23,7 @@ from tests.mutants.tree import ROOT
 FOLDERS = tuple(
     f"tests/{each}"
     for each in (
-        *("verify", "schedule", "serving", "serving_cpu", "serving_cuda", "loadtest"),
+        *("verify", "schedule", "serving", "step", "backends", "loadtest"),
         *("evaluation", "training", "drafter", "models", "baselines", "cli", "experts"),
         *("parallel", "patches", "test_intervals.py", "test_broken_inputs.py"),
     )

@@ -33,7 +33,7 @@ MODULES = (
     "sglang.srt.speculative.eagle_worker_v2",
     "sglang.srt.layers.attention.triton_backend",
     "sglang_dspark.plugin",
-    "sglang_dspark.serving.cuda.attach",
+    "sglang_dspark.backends.cuda.attach",
     "sglang_dspark.kernels.accept_block",
     "sglang_dspark.kernels.markov_sample",
 )

@@ -1,0 +1,67 @@
+"""A request's seed acts under DSPARK on a GPU, from its first token on.
+
+Upstream: sglang/srt/layers/sampler.py draws the first token, behind the prefill, and
+sglang/srt/speculative/dspark_components/dspark_draft.py the drafts; neither reads a seed, and
+FlashInfer's sampler refuses batches that carry one. The accept rule's part is
+step/accept.py. Plain decoding keeps upstream's ways.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+from torch import Tensor
+
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.step import seeds
+
+
+def sample(
+    original: Callable[..., tuple[Tensor, Any]],
+    sampler: Any,
+    probs: Tensor,
+    sampling_info: Any,
+    positions: Tensor,
+    simple_sampling_case: bool,
+) -> tuple[Tensor, Any]:
+    """AROUND hook: one draw a row of probs [R, V], and what was kept of them where asked for."""
+    tokens, capture = original(sampler, probs, sampling_info, positions, simple_sampling_case)
+    drawn = seeds.first_tokens(tokens, probs, sampling_info, positions)
+    if drawn is not tokens and capture is not None:
+        capture = capture._replace(selected_weight=None)  # found anew from the tokens
+    return drawn, capture
+
+
+def sample_draft_block(original: Callable[..., Any], **block: Any) -> Any:
+    """AROUND hook: the drafts of a step in which some request has a seed are ours."""
+    drawn = seeds.draft_seeds(block["sampling_info"])
+    if drawn is None or block["greedy_draft"]:
+        return original(**block)
+    del block["greedy_draft"]
+    return seeds.draft_block(drawn, **block)
+
+
+SEAMS = (
+    Seam(
+        name="cuda-seeded-first-token",
+        target="sglang.srt.layers.sampler.Sampler._sample_from_probs",
+        kind="around",
+        hook=sample,
+        signature="(self, probs, sampling_info, positions, simple_sampling_case)",
+        why="upstream draws a request's first token without its seed",
+        device="cuda",
+    ),
+    Seam(
+        name="cuda-seeded-draft",
+        target="sglang.srt.speculative.dspark_components.dspark_draft.sample_draft_block",
+        kind="around",
+        hook=sample_draft_block,
+        signature=(
+            "(*, base_logits, anchor_tokens, draft_hidden, sampling_info, markov_head, noise, "
+            "device, tp_sync, greedy_draft)"
+        ),
+        why="drafts drawn without the seed are seldom what the seed chooses",
+        device="cuda",
+    ),
+)

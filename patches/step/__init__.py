@@ -1,0 +1,1 @@
+"""Put the decode step into SGLang, on every device."""

@@ -1,0 +1,1 @@
+"""Fix faults of SGLang that have nothing to do with speculation."""

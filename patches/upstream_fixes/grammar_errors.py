@@ -1,0 +1,114 @@
+"""A grammar that allows no token ends its own request with status 400, and not the server.
+
+`root ::= root "a"` compiles, and allows nothing: neither at the beginning of an answer nor, in a
+rule further on, in its middle. Upstream (sglang/srt/constrained) masks every token then.
+Greedy decoding takes token 0, which the grammar refuses, and the request gets a 500; sampling finds
+a row without probability and raises in the scheduler, which ends the server for everyone. Here such
+a row is left as it is: whatever is sampled, the grammar refuses, and the answer says why. A grammar
+that is at its end before `min_new_tokens` leaves no token either (`cpu/lost_rows.py`).
+"""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from typing import Any
+
+import torch
+
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import upstream
+from sglang_dspark.step.penalties import stop_ids
+
+_ALL = -1  # of xgrammar's mask of 32 tokens: every bit
+
+
+def open_dead_ends(grammar: Any, logits: Any, vocab_mask: Any) -> None:
+    """BEFORE hook of xgrammar's `apply_vocab_mask`: all tokens where there would be none.
+
+    logits: [rows, V]; vocab_mask: [rows, ceil(V / 32)] int32, a bit a token, changed in place. It
+    is read on its device: nothing waits. Drafts are looked up in it before, as it was.
+    """
+    vocab_mask.masked_fill_(~(vocab_mask != 0).any(dim=-1, keepdim=True), _ALL)
+
+
+def blame(result: Any, processor: Any, *given: Any, **named: Any) -> Any:
+    """AFTER hook of what advances a request's grammar: a dead end is the request's fault.
+
+    The request comes first among `given`, or by name; `result` is upstream's own.
+    """
+    req = named["req"] if "req" in named else given[0]
+    if not isinstance(req.to_finish, upstream.FINISH_ABORT):
+        return result
+    if is_dead_end(req.grammar, req.vocab_size):
+        message = (
+            "the request's grammar came to a place where it allows no token; mend its ebnf, regex, "
+            "json_schema, response_format or structural_tag"
+        )
+    elif is_too_short(req):
+        message = "the request's grammar is at its end before min_new_tokens; lower it"
+    else:
+        return result
+    req.to_finish = upstream.FINISH_ABORT(message, HTTPStatus.BAD_REQUEST, "BadRequest")
+    return result
+
+
+def is_dead_end(grammar: Any, vocab: int) -> bool:
+    """Whether a grammar that has just refused a token would have refused any other."""
+    allowed = _allowed(grammar, vocab)
+    return allowed is not None and not bool(allowed.any())
+
+
+def is_too_short(req: Any) -> bool:
+    """Whether its grammar allows nothing but the stop tokens that `min_new_tokens` forbids."""
+    if len(req.output_ids) >= req.sampling_params.min_new_tokens:
+        return False
+    allowed = _allowed(req.grammar, req.vocab_size)
+    return allowed is not None and set(allowed.nonzero()[:, 0].tolist()) <= set(stop_ids(req))
+
+
+def _allowed(grammar: Any, vocab: int) -> torch.Tensor | None:
+    """Which tokens a grammar would take now, [V] bool; None where nobody can say.
+
+    That is at its end, which a request may have reached that is ended for another reason.
+    """
+    if grammar.is_terminated():
+        return None
+    mask = grammar.allocate_vocab_mask(vocab, 1, "cpu")
+    if mask.dtype != torch.int32:  # of another backend, whose masks are no bits
+        return None
+    grammar.fill_vocab_mask(mask, 0)
+    bits = mask.view(-1, 1) >> torch.arange(32, dtype=torch.int32)  # [ceil(V / 32), 32]
+    return (bits & 1).bool().view(-1)[:vocab]
+
+
+_PROCESSOR = (
+    "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
+)
+_NO_500 = "upstream tells a grammar that allows no token with 500, as a fault of its own"
+
+SEAMS = (
+    Seam(
+        name="grammar-mask",
+        target="sglang.srt.constrained.xgrammar_backend.XGrammarGrammar.apply_vocab_mask",
+        kind="before",
+        hook=open_dead_ends,
+        signature="(self, logits, vocab_mask)",
+        why="a row without probability raises in the sampler, which ends the server",
+    ),
+    Seam(
+        name="grammar-prefill",
+        target=f"{_PROCESSOR}._apply_prefill_grammar",
+        kind="after",
+        hook=blame,
+        signature="(self, *, req, next_token_id, already_advanced=False)",
+        why=_NO_500,
+    ),
+    Seam(
+        name="grammar-decode",
+        target=f"{_PROCESSOR}._accept_grammar_tokens",
+        kind="after",
+        hook=blame,
+        signature="(self, req, tokens)",
+        why=_NO_500,
+    ),
+)

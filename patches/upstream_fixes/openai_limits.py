@@ -1,0 +1,50 @@
+"""Give `/v1/responses` all the tokens it asks for, and leave server paths out of error messages.
+
+Upstream: `ResponsesRequest.to_sampling_params` (sglang/srt/entrypoints/openai/protocol.py)
+subtracts two tokens from `max_output_tokens`. The handler of a body that does not validate answers
+`str(error)`, in which FastAPI names the file, line and function of the endpoint.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_dspark.patches.seam import Seam
+
+
+def whole_limit(
+    result: dict[str, Any], self: Any, default_max_tokens: int | None = None, *_: Any, **__: Any
+) -> None:
+    """AFTER hook of `ResponsesRequest.to_sampling_params`: set the limit that was asked for.
+
+    A limit beyond the context gets status 400, as from `/v1/chat/completions`.
+    """
+    limits = [each for each in (self.max_output_tokens, default_max_tokens) if each is not None]
+    if self.max_output_tokens is not None:
+        result["max_new_tokens"] = min(limits)
+
+
+def without_endpoint(self: Any) -> str:
+    """REPLACE hook of FastAPI's `ValidationException._format_endpoint_context`."""
+    return ""
+
+
+SEAMS = (
+    Seam(
+        name="responses-limit",
+        target="sglang.srt.entrypoints.openai.protocol.ResponsesRequest.to_sampling_params",
+        kind="after",
+        hook=whole_limit,
+        signature="(self, default_max_tokens=None, default_params=None, stop=None, "
+        "tool_call_constraint=None)",
+        why="upstream generates two tokens fewer than max_output_tokens",
+    ),
+    Seam(
+        name="error-paths",
+        target="fastapi.exceptions.ValidationException._format_endpoint_context",
+        kind="replace",
+        hook=without_endpoint,
+        signature="(self)",
+        why="upstream answers an invalid body with a path of the server's files",
+    ),
+)

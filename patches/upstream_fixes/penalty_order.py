@@ -1,0 +1,44 @@
+"""Apply SGLang's penalties in one order in every process: the order of DSPARK's own.
+
+Upstream (sglang/srt/sampling/sampling_batch_info.py) hands a set of classes to
+`BatchedPenalizerOrchestrator`, which applies them in the set's order. Classes hash by address, so
+that order differs from process to process, and `logit * factor` does not commute with
+`logit - penalty`: a plain server's answers differ from those of the next, and from DSPARK's.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from sglang_dspark.patches.seam import Seam
+
+# Subtractions first, then the factor (`verify/penalties.py`), then -inf of min_new_tokens.
+ORDER = (
+    "BatchedFrequencyPenalizer",
+    "BatchedPresencePenalizer",
+    "BatchedRepetitionPenalizer",
+    "BatchedMinNewTokensPenalizer",
+)
+
+
+def sort_penalizers(
+    self: Any, vocab_size: int, batch: Any, penalizers: Any
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """BEFORE hook of `BatchedPenalizerOrchestrator.__init__`; classes not in `ORDER` are last."""
+    rank = {name: place for place, name in enumerate(ORDER)}
+    ordered = sorted(
+        penalizers, key=lambda each: (rank.get(each.__name__, len(rank)), each.__name__)
+    )
+    return (self, vocab_size, batch, ordered), {}
+
+
+SEAMS = (
+    Seam(
+        name="penalty-order",
+        target="sglang.srt.sampling.penaltylib.orchestrator.BatchedPenalizerOrchestrator.__init__",
+        kind="before",
+        hook=sort_penalizers,
+        signature="(self, vocab_size, batch, penalizers)",
+        why="upstream applies a set of penalties in its order, which differs between processes",
+    ),
+)

@@ -1,0 +1,328 @@
+"""Refuses requests that would end the scheduler, starve everyone or raise: one request, one error.
+
+Upstream, sglang/srt/managers/tokenizer_manager.py: every API comes through
+`generate_request`, once a request, and `_validate_one_request`, once an answer; both answer a
+ValueError with status 400. Nobody checks what follows them: an empty prompt, a token id outside of
+the vocabulary, top_k beyond 32 bits, more log-probabilities than there are tokens, a value of
+another type than the scheduler's decoder wants raise there, which ends the server for everyone.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Callable, Iterator
+from typing import Annotated, Any
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError
+
+from sglang_dspark.common.files import brief, wrong_fields
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import upstream
+from sglang_dspark.serving.config import current_config
+from sglang_dspark.serving.speed_targets import target_of
+
+Int32 = Annotated[int, Field(ge=-(2**31), lt=2**31)]
+Float32 = Annotated[float, Field(ge=-3.4e38, le=3.4e38)]  # beyond, a tensor cannot be made of it
+# Narrower than upstream's, so that no product or quotient of them leaves float32: a logit that is
+# infinite, or a top_p that is 0 there, leaves a row without probability.
+TopP = Annotated[float, Field(ge=1e-37)]
+Factor = Annotated[float, Field(ge=1e-6)]
+Bias = Annotated[float, Field(ge=-1e20, le=1e20)]
+Scalar = bool | int | float | str | None
+_PARSER: Any = re._parser  # type: ignore[attr-defined]  # what `re.compile` reads patterns by
+_CODES: Any = re._constants  # type: ignore[attr-defined]
+_REPEATS = (_CODES.MAX_REPEAT, _CODES.MIN_REPEAT, _CODES.POSSESSIVE_REPEAT)
+
+
+class Sampling(BaseModel):
+    """Types and widths of `sampling_params`, as the scheduler decodes them (`SamplingParams`).
+
+    What the numbers mean is checked upstream. The last five are not for clients: they would pass
+    over upstream's checks.
+    """
+
+    model_config = ConfigDict(extra="ignore", strict=True, allow_inf_nan=False)
+
+    n: Int32 | None = None
+    max_new_tokens: Int32 | None = None
+    min_new_tokens: Int32 | None = None
+    temperature: Float32 | None = None
+    top_p: TopP | None = None
+    top_k: Int32 | None = None
+    min_p: Float32 | None = None
+    frequency_penalty: Float32 | None = None
+    presence_penalty: Float32 | None = None
+    repetition_penalty: Factor | None = None
+    stop: str | list[str] | None = None
+    # A set from Python, a list from elsewhere.
+    stop_token_ids: Annotated[list[Int32 | None] | None, Field(strict=False)] = None
+    stop_regex: str | list[str] | None = None
+    json_schema: str | None = None
+    regex: str | None = None
+    ebnf: str | None = None
+    structural_tag: str | None = None
+    ignore_eos: bool | None = None
+    skip_special_tokens: bool | None = None
+    spaces_between_special_tokens: bool | None = None
+    no_stop_trim: bool | None = None
+    stream_interval: Annotated[Int32, Field(ge=1)] | None = None
+    logit_bias: dict[str, Bias] | None = None
+    sampling_seed: int | None = None
+    custom_params: dict[str, Scalar | list[Scalar] | dict[str, Scalar]] | None = None
+    stop_strs: None = None
+    stop_regex_strs: None = None
+    stop_str_max_len: None = None
+    stop_regex_max_len: None = None
+    is_normalized: None = None
+
+
+def check_answers(self: Any, obj: Any, request: Any = None) -> None:
+    """BEFORE hook of `generate_request`: raise ValueError for more answers than are served.
+
+    It comes before upstream makes as many requests of it. Null is upstream's default there too.
+    """
+    several = isinstance(getattr(obj, "rid", None), list)
+    obj.is_single = not several  # of a refused stream upstream reads it, without having set it
+    if several and not _several_prompts(obj):
+        raise ValueError("rid is a list, but the request has one prompt; give one name")
+    most = current_config().requests.answers
+    for sampling in _samplings(obj):
+        if sampling.get("n", 1) is None:
+            del sampling["n"]
+        count = sampling.get("n", 1)
+        if type(count) is not int or not 1 <= count <= most:
+            raise ValueError(
+                f"n is {brief(repr(count))}; this server gives 1 to {most} answers to a prompt "
+                "(requests.answers in its --dspark-config)"
+            )
+
+
+def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
+    """BEFORE hook of `_validate_one_request`: raise ValueError for what would raise behind it."""
+    vocab = int(self.model_config.vocab_size)
+    _check_prompt(obj, input_ids, vocab)
+    _check_embeds(obj, self.model_config)
+    _check_places(obj, len(input_ids or ()))
+    for sampling in _samplings(obj):
+        _check_sampling(sampling, vocab)
+    _check_logprobs(obj, vocab)
+    _check_hidden_states(obj)
+    _check_session(obj)
+
+
+def abort_by_name(
+    original: Callable[..., None], self: Any, rid: str = "", abort_all: bool = False
+) -> None:
+    """AROUND hook of `abort_request`: nobody but the request of that name ends.
+
+    The scheduler ends every request whose name begins with this one. Where there is such another,
+    the request whose client has left runs to its end instead.
+    """
+    if rid and any(other != rid and other.startswith(rid) for other in self.rid_to_state):
+        return
+    original(self, rid, abort_all)
+
+
+def check_decodable(result: Any, self: Any, obj: Any, *given: Any, **named: Any) -> None:
+    """AFTER hook of `_create_tokenized_object`: raise ValueError for what the scheduler's decoder
+    would not take, by the decoder itself.
+
+    Left out is what the server makes and not the client: media that are decoded, time statistics.
+    """
+    from msgspec import MsgspecError
+    from msgspec.structs import replace
+
+    try:
+        packed = upstream.msgpack_encode(replace(result, mm_inputs=None, time_stats=None))
+        upstream.msgpack_decode(packed)
+    except (MsgspecError, TypeError, ValueError, OverflowError, RecursionError) as error:
+        raise ValueError(f"a field of the request is of a wrong type: {brief(error)}") from None
+
+
+def _samplings(obj: Any) -> list[dict[str, Any]]:
+    """The sampling parameters of a request, of each prompt if it has several."""
+    given = getattr(obj, "sampling_params", None)
+    several = given if isinstance(given, list) else [given]
+    if any(each is not None and not isinstance(each, dict) for each in several):
+        raise ValueError("sampling_params must be a mapping of names, or a list of such")
+    return [each for each in several if each]
+
+
+def _several_prompts(obj: Any) -> bool:
+    ids = getattr(obj, "input_ids", None) or [0]
+    return isinstance(getattr(obj, "text", None), list) or isinstance(ids[0], list)
+
+
+def _check_prompt(obj: Any, input_ids: list[int] | None, vocab: int) -> None:
+    if not input_ids:
+        if getattr(obj, "input_embeds", None) is None:
+            raise ValueError("text or input_ids: the prompt has no token; it needs at least one")
+        return
+    lowest, highest = min(input_ids), max(input_ids)
+    if lowest < 0 or highest >= vocab:
+        wrong = lowest if lowest < 0 else highest
+        raise ValueError(f"input_ids contain token {wrong}; valid ids are 0 to {vocab - 1}")
+
+
+def _check_embeds(obj: Any, model: Any) -> None:
+    rows = getattr(obj, "input_embeds", None)
+    if rows is None:
+        return
+    width = int(model.hidden_size)
+    if not all(isinstance(row, list) and len(row) == width for row in rows):
+        raise ValueError(f"input_embeds: every row must have {width} numbers, as the model has")
+    if not all(all(map(math.isfinite, row)) for row in rows):
+        raise ValueError("input_embeds contain a number that is not finite")
+
+
+def _check_places(obj: Any, tokens: int) -> None:
+    """Places of the prompt at which something is asked for."""
+    for name in ("token_indices_to_pool", "multi_item_delimiter_indices"):
+        places = getattr(obj, name, None)
+        if places is not None and not (places and all(0 <= each < tokens for each in places)):
+            raise ValueError(
+                f"{name}: {brief(repr(places), 60)}; give one place or more of the prompt's, 0 to "
+                f"{tokens - 1}"
+            )
+
+
+def _check_sampling(given: dict[str, Any], vocab: int) -> None:
+    target_of(given.get("custom_params"))
+    try:
+        read = Sampling.model_validate(given)
+    except ValidationError as error:
+        raise ValueError(f"sampling_params: {wrong_fields(error)}") from None
+    # Their logits are masked, by index, until there are enough tokens.
+    beyond = [t for t in read.stop_token_ids or () if t is not None and not 0 <= t < vocab]
+    if beyond and read.min_new_tokens:
+        raise ValueError(
+            f"sampling_params: stop_token_ids contain {beyond[0]}; with min_new_tokens valid ids "
+            f"are 0 to {vocab - 1}"
+        )
+    for pattern in _patterns(read):
+        check_pattern(pattern)
+
+
+def _patterns(read: Sampling) -> Iterator[str]:
+    if isinstance(read.stop_regex, str):
+        yield read.stop_regex
+    else:
+        yield from read.stop_regex or ()
+
+
+def _check_logprobs(obj: Any, vocab: int) -> None:
+    most = min(vocab, current_config().requests.logprobs)
+    count, start = getattr(obj, "top_logprobs_num", None), getattr(obj, "logprob_start_len", None)
+    if isinstance(count, int) and not 0 <= count <= most:
+        raise ValueError(
+            f"top_logprobs_num is {count}; this server gives 0 to {most} "
+            "(requests.logprobs in its --dspark-config)"
+        )
+    if isinstance(start, int) and start < -1:
+        raise ValueError(f"logprob_start_len is {start}; give a token's place, or -1 for none")
+
+
+def _check_hidden_states(obj: Any) -> None:
+    """A step of DSPARK drops them, upstream's as ours: the answer would hold an empty list."""
+    if not getattr(obj, "return_hidden_states", False):
+        return
+    if str(upstream.get_spec().speculative_algorithm).upper() == "DSPARK":
+        raise ValueError(
+            "return_hidden_states: a server that speculates with DSPARK keeps no hidden states; "
+            "ask one without --speculative-algorithm"
+        )
+
+
+def _check_session(obj: Any) -> None:
+    given = getattr(obj, "session_params", None) or {}
+    known = set(upstream.SessionParams.__struct_fields__)
+    if unknown := [name for name in given if name not in known]:
+        listed = ", ".join(sorted(known))
+        raise ValueError(f"session_params: unknown {brief(repr(unknown[0]))}; known are {listed}")
+
+
+def check_pattern(pattern: str) -> None:
+    """Raises ValueError for a text that is no pattern, and for one that repeats what may itself
+    match in several ways: a choice, an option or another repetition.
+
+    SGLang (sglang/srt/managers/schedule_batch.py, `_check_str_based_finish`) searches the end of an
+    answer for `stop_regex` in every step, on the thread that schedules. `(a|a)*b` takes twice as
+    long with every `a`, and with forty of them no request of the server gets another token.
+    """
+    shown = brief(repr(pattern), 60)
+    try:
+        re.compile(pattern)
+        parsed = _PARSER.parse(pattern)
+    except (re.error, RecursionError, OverflowError) as error:
+        reason = f"{shown} is no pattern: {brief(error)}"
+        raise ValueError(f"sampling_params: stop_regex {reason}") from None
+    for code, given in _parts(parsed):
+        if code in _REPEATS and given[1] > 1 and any(map(_has_ways, _parts(given[2]))):
+            raise ValueError(
+                f"sampling_params: stop_regex {shown} repeats what can match in several ways, "
+                "which may take exponential time; take choices, options and repetitions out of it"
+            )
+
+
+def _has_ways(part: tuple[Any, Any]) -> bool:
+    code, given = part
+    return code == _CODES.BRANCH or (code in _REPEATS and given[0] != given[1])
+
+
+def _parts(parsed: Any) -> Iterator[tuple[Any, Any]]:
+    """A pattern's parts, and theirs."""
+    for code, given in parsed:
+        yield code, given
+        for inner in _inner(given):
+            yield from _parts(inner)
+
+
+def _inner(given: Any) -> Iterator[Any]:
+    """The patterns in a part's arguments."""
+    if isinstance(given, _PARSER.SubPattern):
+        yield given
+    elif isinstance(given, list | tuple):
+        for each in given:
+            yield from _inner(each)
+
+
+_MANAGER = "sglang.srt.managers.tokenizer_manager.TokenizerManager"
+
+SEAMS = (
+    Seam(
+        name="request-answers",
+        target=f"{_MANAGER}.generate_request",
+        kind="before",
+        hook=check_answers,
+        signature="(self, obj, request=None)",
+        why="upstream makes a request of every answer asked for, however many",
+    ),
+    Seam(
+        name="request-values",
+        target=f"{_MANAGER}._validate_one_request",
+        kind="before",
+        hook=check_request,
+        signature="(self, obj, input_ids)",
+        why="values that upstream does not check raise in the scheduler, which ends the server",
+    ),
+    Seam(
+        name="request-abort",
+        target=f"{_MANAGER}.abort_request",
+        kind="around",
+        hook=abort_by_name,
+        signature="(self, rid='', abort_all=False)",
+        why="upstream's scheduler ends every request whose name begins with the aborted one's",
+    ),
+    Seam(
+        name="request-decodable",
+        target=f"{_MANAGER}._create_tokenized_object",
+        kind="after",
+        hook=check_decodable,
+        signature=(
+            "(self, obj, input_text, input_ids, input_embeds=None, mm_inputs=None, "
+            "token_type_ids=None)"
+        ),
+        why="the scheduler's decoder raises for a value of another type, which ends the server",
+    ),
+)

@@ -1,0 +1,183 @@
+"""An exception while a request is read is the request's fault: status 400, one line, its field.
+
+Upstream answers a ValueError with status 400 and every other exception with 500. Of a
+request whose parts do not fit each other (a list shorter than the prompts, `sampling_params: []`,
+`chat_template_kwargs: {"messages": []}`) it raises IndexError, KeyError, TypeError. Every body of
+JSON comes through FastAPI's `request_body_to_args`, every chat and completion through
+`_convert_to_internal_request`, every generation through `normalize_batch_and_arguments`.
+
+Nothing that upstream accepts is refused here: only what raised already becomes another answer.
+The field at fault is the first one without which the exception is gone.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import MISSING, Field, fields
+from typing import Any
+
+from sglang_dspark.common.files import brief
+from sglang_dspark.patches.seam import Seam
+
+# What Python raises for values that do not fit each other. ValueError is answered with 400 as it
+# is; OSError and RuntimeError may be faults of the server's own.
+FAULTS = (
+    TypeError,
+    LookupError,
+    AttributeError,
+    ArithmeticError,
+    AssertionError,
+    RecursionError,
+)
+MOST_TRIED = 8  # fields that are looked at: each costs as much as reading the request
+PROMPTS = ("text", "input_ids", "input_embeds", "prompt", "messages")
+
+
+async def read_body(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
+    """AROUND hook of FastAPI's `request_body_to_args`: 400 where a validator raises.
+
+    named: `received_body`, the JSON value, among what upstream's caller gives by name.
+    """
+    from fastapi import HTTPException
+
+    try:
+        return await original(*given, **named)
+    except FAULTS as error:
+        body, found = named.get("received_body"), error
+    if not isinstance(body, dict):
+        what = f"the body must be a JSON object, not {brief(repr(body), 60)}"
+        raise HTTPException(400, what)
+    for name in _suspects(body):
+        without = {other: value for other, value in body.items() if other != name}
+        try:
+            await original(*given, **{**named, "received_body": without})
+        except FAULTS:
+            continue
+        raise HTTPException(400, _says(name, body[name], found))
+    raise HTTPException(400, _says(None, None, found))
+
+
+def convert(original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None) -> Any:
+    """AROUND hook of `_convert_to_internal_request`: raises ValueError, where upstream raises one
+    of `FAULTS`. request: the validated body, a pydantic model."""
+    try:
+        return original(self, request, raw_request)
+    except FAULTS as error:
+        found = error
+    given = {name: getattr(request, name) for name in request.model_fields_set}
+    known = type(request).model_fields
+
+    def again(name: str) -> None:
+        default = known[name].get_default(call_default_factory=True)
+        original(self, request.model_copy(update={name: default}), raw_request)
+
+    optional = {n: v for n, v in given.items() if n in known and not known[n].is_required()}
+    raise ValueError(_blamed(optional, again, found))
+
+
+def normalize(original: Callable[..., Any], self: Any) -> None:
+    """AROUND hook of `normalize_batch_and_arguments`: raises ValueError, where upstream raises one
+    of `FAULTS` there or when it takes the request of each prompt out of those of several."""
+    given = dict(vars(self))  # before upstream fills in what is missing
+    try:
+        _normalize(original, self)
+        return
+    except FAULTS as error:
+        found = error
+    defaults = {each.name: _default(each) for each in fields(self)}
+
+    def again(name: str) -> None:
+        other = object.__new__(type(self))
+        vars(other).update({**given, name: defaults[name]})
+        _normalize(original, other)
+
+    said = {n: v for n, v in given.items() if n in defaults and v is not defaults[n]}
+    raise ValueError(_blamed(said, again, found))
+
+
+def _normalize(original: Callable[..., Any], request: Any) -> None:
+    original(request)
+    if request.is_single and not isinstance(request.sampling_params, dict):
+        # Upstream reads it as a mapping much later, which is a 500.
+        raise TypeError("one prompt and one answer take one mapping")
+    if not request.is_single:
+        for number in range(len(request.rid)):
+            request[number]
+        # What upstream sets on the whole request from here on is to be in the parts too.
+        vars(request).pop("_sub_obj_cache", None)
+
+
+def _default(field: Field[Any]) -> Any:
+    return field.default_factory() if field.default_factory is not MISSING else field.default
+
+
+def _blamed(given: Mapping[str, Any], again: Callable[[str], None], found: Exception) -> str:
+    """What to say of a request. again: reads it once more without one of its fields."""
+    for name in _suspects(given):
+        try:
+            again(name)
+        except FAULTS:
+            continue
+        except Exception:  # of another kind: it got further, or the field was needed
+            pass
+        return _says(name, given[name], found)
+    return _says(None, None, found)
+
+
+def _suspects(given: Mapping[str, Any]) -> Iterable[str]:
+    """Names of fields, those that are at fault most often first: lists and mappings, prompts last.
+
+    At most `MOST_TRIED`.
+    """
+
+    def order(name: str) -> int:
+        return 2 if name in PROMPTS else int(not isinstance(given[name], list | dict))
+
+    return sorted(given, key=order)[:MOST_TRIED]
+
+
+def _says(name: str | None, value: Any, error: Exception) -> str:
+    reason = brief(f"{type(error).__name__}: {error}")
+    if name is None:
+        return f"the request cannot be read ({reason}); look at the types of its fields"
+    hint = "; a list has one entry a prompt" if isinstance(value, list) else ""
+    return f"{name}: {brief(repr(value), 60)} does not fit this request ({reason}){hint}"
+
+
+_OPENAI = "sglang.srt.entrypoints.openai"
+_NO_500 = "upstream answers an exception while a request is read with 500, as a fault of its own"
+
+SEAMS = (
+    Seam(
+        name="request-body",
+        target="fastapi.dependencies.utils.request_body_to_args",
+        kind="around",
+        hook=read_body,
+        signature="(body_fields, received_body, embed_body_fields)",
+        why=_NO_500,
+    ),
+    Seam(
+        name="request-chat",
+        target=f"{_OPENAI}.serving_chat.OpenAIServingChat._convert_to_internal_request",
+        kind="around",
+        hook=convert,
+        signature="(self, request, raw_request=None)",
+        why=_NO_500,
+    ),
+    Seam(
+        name="request-completion",
+        target=f"{_OPENAI}.serving_completions.OpenAIServingCompletion._convert_to_internal_request",
+        kind="around",
+        hook=convert,
+        signature="(self, request, raw_request=None)",
+        why=_NO_500,
+    ),
+    Seam(
+        name="request-parts",
+        target="sglang.srt.managers.io_struct.GenerateReqInput.normalize_batch_and_arguments",
+        kind="around",
+        hook=normalize,
+        signature="(self)",
+        why=_NO_500,
+    ),
+)

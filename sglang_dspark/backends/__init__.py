@@ -1,0 +1,1 @@
+"""Run the decode step on each kind of device: CPUs, NVIDIA GPUs, and experts on both."""

@@ -1,0 +1,44 @@
+"""Lets SGLang build our attention backend for target and draft.
+
+Upstream: sglang/srt/server_args.py (names are checked while the command line is parsed),
+sglang/srt/speculative/draft_utils.py, `DraftBackendFactory._create_backend`: EAGLE's
+draft backends are made from closed tables of names.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+
+def offer_backend(*args: Any, **kwargs: Any) -> None:
+    """BEFORE hook of `ServerArgs.add_cli_args`."""
+    from sglang_dspark.backends.cpu.platform import register_attention
+
+    register_attention()
+
+
+def create_draft_backend(
+    original: Callable[..., Any],
+    self: Any,
+    backend_name: str,
+    backend_map: dict[str, Any],
+    error_template: str,
+    stamps_children: bool = False,
+) -> Any:
+    """AROUND hook: adds our name to the table; `stamps_children` marks multi-step drafting."""
+    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+    from sglang_dspark.backends.cpu.draft_attention import DsparkCpuMultiStepDraftBackend
+    from sglang_dspark.backends.cpu.platform import ATTENTION_BACKEND
+
+    def single() -> tuple[str, Any]:
+        return ATTENTION_BACKEND, DsparkCpuAttnBackend(self.draft_model_runner)
+
+    def stepwise() -> tuple[str, Any]:
+        backend = DsparkCpuMultiStepDraftBackend(
+            self.draft_model_runner, self.topk, self.speculative_num_steps
+        )
+        return ATTENTION_BACKEND, backend
+
+    table = {**backend_map, ATTENTION_BACKEND: stepwise if stamps_children else single}
+    return original(self, backend_name, table, error_template, stamps_children)

@@ -1,0 +1,41 @@
+"""Entry point of the group `sglang.srt.platforms`: runs inside `import sglang`, in every process.
+
+This is the earliest place a plugin has, so environment defaults and the stand-ins for modules
+without an AVX2 CPU build (`torchvision`, `sgl_kernel`) are set here. On a machine with an
+accelerator, or where the package is switched off, nothing is touched.
+"""
+
+from __future__ import annotations
+
+import os
+
+from sglang_dspark.serving import startup
+
+PLATFORM_CLASS = "sglang_dspark.backends.cpu.platform.DsparkCpuPlatform"
+
+
+def activate() -> str | None:
+    """Prepare this process for CPU serving and name the platform class; None means inert.
+
+    Inert where torch finds any accelerator, where `DSPARK_DISABLE` or `SGLANG_PLUGINS` turns the
+    package off, and where the user set `SGLANG_USE_CPU_ENGINE` to anything but 1.
+    """
+    import torch
+
+    if startup.switched_off() is not None or torch.accelerator.is_available():
+        return None
+    if os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1") != "1":
+        return None
+    from sglang_dspark.backends.cpu import stand_ins, threads
+
+    threads.set_environment_defaults()
+    set_step_defaults()
+    stand_ins.install()
+    return PLATFORM_CLASS
+
+
+def set_step_defaults() -> None:
+    """Upstream switches whose default costs a CPU step time and gives it nothing."""
+    # The generic dense draft has stacked context projections only as an option; one matmul over
+    # all draft layers beats one for each.
+    os.environ.setdefault("SGLANG_DSPARK_STACKED_CTX_KV", "1")

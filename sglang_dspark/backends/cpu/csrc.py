@@ -1,0 +1,209 @@
+"""Build and load the C++ library of csrc/: the matrix products and their thread pool.
+
+One library holds the products of all x86-64 levels and chooses by the processor. It is built once:
+by `make setup` or into the wheel, else at the first start into the user's cache, with the system's
+compiler or the one in the `ziglang` wheel. Its name holds a hash of sources and flags, so a library
+of other sources is never loaded. Without library and compiler, torch multiplies.
+
+`python -m sglang_dspark.backends.cpu.csrc` builds it next to the sources. Module-level imports are
+of the standard library only: setup.py runs this file in an environment that has nothing else.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import hashlib
+import importlib.util
+import logging
+import os
+import platform
+import shlex
+import shutil
+import subprocess
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from functools import cache
+from pathlib import Path
+from tempfile import TemporaryDirectory
+from typing import Any
+
+logger = logging.getLogger(__name__)
+
+SOURCES = Path(__file__).with_suffix("")
+_PATIENCE_S = 600.0  # Zig takes minutes on a slow machine
+_LINUX = sys.platform == "linux"
+_X86 = platform.machine() in ("x86_64", "AMD64")
+# -ffp-contract=off: multiplications and additions are fused where the source says so, nowhere else.
+FLAGS = (
+    *("-std=c++17", "-O3", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
+    "-ffp-contract=off",
+)
+_LINK = ("-shared", *(("-Wl,--as-needed",) if _LINUX else ()))  # nothing is used of libstdc++
+_BASELINE = ("-march=x86-64",) if _X86 else ()
+_V4 = "-march=x86-64-v4"
+_LEVELS = {  # instruction set -> flags
+    "avx2": ("-march=x86-64-v3",),
+    "avx512": (_V4,),
+    "avx512_dot": (_V4, "-mavx512vnni", "-mavx512bf16"),
+}
+OBJECTS = (
+    ("pool.cpp", _BASELINE),
+    ("library.cpp", _BASELINE),
+    *(
+        ("matmul.cpp", (f"-DDSPARK_ISA={name}", *flags))
+        for name, flags in (_LEVELS if _X86 else {"generic": ()}).items()
+    ),
+)
+ZIG = "ziglang==0.17.1"  # a C++ compiler as a wheel, for machines without one
+HOW_TO = f"install a C++ compiler (apt install g++) or `pip install {ZIG}`, and start again"
+
+
+class BuildError(Exception):
+    """No library: there is no compiler, or it failed; the text says which."""
+
+
+@dataclass(frozen=True)
+class Library:
+    """The loaded library; its functions as csrc/library.cpp and csrc/pool.h declare them.
+
+    pool_run: address, for compiled callers. keep: what must outlive the functions.
+    """
+
+    processor: Any  # () -> bits
+    matmul: Any  # (processor's bits, format, cache level) -> address or None
+    pool_run: int
+    pool_serve: Any  # (address of an int32) -> None
+    keep: ctypes.CDLL
+
+
+@cache
+def library() -> Library | None:
+    """Load the library, built first if need be; None where that fails, which is logged once."""
+    try:
+        return _loaded(ctypes.CDLL(str(_find())))
+    except (BuildError, OSError) as error:
+        logger.warning(
+            "sglang-dspark: torch multiplies, which is slower: the C++ library of the CPU kernels "
+            "is missing: %s; %s",
+            error,
+            HOW_TO,
+        )
+        return None
+
+
+def _loaded(found: ctypes.CDLL) -> Library:
+    found.dspark_processor.argtypes = []
+    found.dspark_processor.restype = ctypes.c_int32
+    found.dspark_matmul.argtypes = [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32]
+    found.dspark_matmul.restype = ctypes.c_void_p
+    found.dspark_pool_serve.argtypes = [ctypes.c_void_p]
+    found.dspark_pool_serve.restype = None
+    run = ctypes.cast(found.dspark_pool_run, ctypes.c_void_p).value
+    assert run is not None
+    return Library(found.dspark_processor, found.dspark_matmul, run, found.dspark_pool_serve, found)
+
+
+def file_name() -> str:
+    """Name of the library of these sources and flags on this kind of machine."""
+    digest = hashlib.sha256(repr((FLAGS, _LINK, OBJECTS, sys.platform)).encode())
+    for file in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
+        digest.update(file.read_bytes())
+    return f"libdspark-{digest.hexdigest()[:16]}.so"
+
+
+def _find() -> Path:
+    """The library: in the package, or in the user's cache, where it is built if need be.
+
+    Raises BuildError, or OSError where the cache cannot be written.
+    """
+    from sglang_dspark.common.turns import turn
+    from sglang_dspark.errors import DSparkError
+    from sglang_dspark.paths import cache_root
+
+    name = file_name()
+    if (SOURCES / name).is_file():
+        return SOURCES / name
+    try:
+        folder = cache_root() / "sglang-dspark" / "csrc"
+    except DSparkError as error:
+        raise BuildError(str(error)) from None
+    if not (folder / name).is_file():
+        with turn(folder / "lock", _PATIENCE_S, lambda: None):  # a server starts several processes
+            if not (folder / name).is_file():
+                logger.info("sglang-dspark: building the C++ library of the CPU kernels, once")
+                build(folder)
+    return folder / name
+
+
+def compilers() -> Iterator[list[str]]:
+    """The commands of C++ compilers here, the best first: CXX alone where it is set."""
+    if os.environ.get("CXX"):
+        yield shlex.split(os.environ["CXX"])
+        return
+    yield from ([name] for name in ("g++", "clang++") if shutil.which(name))
+    if importlib.util.find_spec("ziglang"):
+        yield [sys.executable, "-m", "ziglang", "c++"]
+
+
+def build(folder: Path) -> Path:
+    """Build the library into a folder, with the first compiler that can; its file.
+
+    Raises BuildError, or OSError where the folder cannot be written.
+    """
+    folder = folder.resolve()
+    folder.mkdir(parents=True, exist_ok=True)
+    failed, name = "there is no C++ compiler", file_name()
+    for compiler in compilers():
+        with TemporaryDirectory(dir=folder) as room:
+            try:
+                return _compile(compiler, Path(room)).replace(folder / name)
+            except (BuildError, FileNotFoundError) as error:
+                failed = f"{shlex.join(compiler)}: {error}"
+    raise BuildError(failed)
+
+
+def _compile(compiler: list[str], room: Path) -> Path:
+    """Compile all objects at once and link them; the library in `room`."""
+    zig = "ziglang" in compiler
+    # Zig has a cache of its own, of a hundred megabytes.
+    own = {"ZIG_GLOBAL_CACHE_DIR": str(room), "ZIG_LOCAL_CACHE_DIR": str(room)} if zig else {}
+    environment = {**os.environ, **own}
+    objects, running = [], []
+    for number, (source, flags) in enumerate(OBJECTS):
+        objects.append(str(room / f"{number}.o"))
+        named = [_in_zig(flag) for flag in flags] if zig else flags
+        command = [*compiler, *FLAGS, *named, "-c", source, "-o", objects[-1]]
+        running.append(
+            subprocess.Popen(
+                command, cwd=SOURCES, env=environment, stderr=subprocess.PIPE, text=True
+            )
+        )
+    said = [each.communicate()[1] for each in running]
+    if any(each.returncode for each in running):
+        raise BuildError(_first_error("".join(said)))
+    made = room / "library.so"
+    # As C: Zig would build a C++ library to link that nothing here uses. It adds debug data, -s.
+    linker = [*compiler[:-1], "cc", "-Wl,-s"] if zig else compiler
+    link = [*linker, *_LINK, *objects, "-o", str(made)]
+    done = subprocess.run(link, cwd=SOURCES, env=environment, capture_output=True, text=True)
+    if done.returncode:
+        raise BuildError(_first_error(done.stderr))
+    return made
+
+
+def _in_zig(flag: str) -> str:
+    """A flag as Zig writes it: its names of processors have underscores."""
+    return flag.replace("x86-64-v", "x86_64_v").replace("x86-64", "x86_64")
+
+
+def _first_error(said: str) -> str:
+    lines = said.strip().splitlines() or ["it failed without a message"]
+    return next((line for line in lines if "error" in line), lines[-1])
+
+
+if __name__ == "__main__":
+    try:
+        print(build(SOURCES))
+    except BuildError as error:
+        sys.exit(f"{error}; {HOW_TO}")

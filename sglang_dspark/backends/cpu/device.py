@@ -1,0 +1,137 @@
+"""`step.device.Device` on a CPU: work is done when its call returns, and passes have any size.
+
+A pass keeps its rows packed, row by row as they were computed. Where something reads the logits
+window by window (grammar, log-probabilities, penalties, biases, sampling masks), logits alone are
+spread over whole windows.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_dspark.backends.cpu import context_kv, plain_step
+from sglang_dspark.backends.cpu.accept import accept_rows
+from sglang_dspark.backends.cpu.commit import write_context
+from sglang_dspark.backends.cpu.draft import Drafter
+from sglang_dspark.backends.cpu.fast_paths import fits
+from sglang_dspark.backends.cpu.layout import PackedRows, layout_of, rows_in, window_of
+from sglang_dspark.backends.cpu.ragged_ops import rows_of
+from sglang_dspark.backends.cpu.target import VerifyRows, verify_forward
+from sglang_dspark.step.clock import Clock
+from sglang_dspark.step.engine import Step
+from sglang_dspark.step.passes import Pass, Verified
+from sglang_dspark.step.penalties import OutputCounts
+from sglang_dspark.step.ranks import Engine
+from sglang_dspark.step.rules import Rules, rules_of
+from sglang_dspark.step.seeds import Seeds
+from sglang_dspark.step.verify import adjust
+
+
+@dataclass(frozen=True)
+class _Packed:
+    """How the rows of a pass lie in its windows, and upstream's window of them."""
+
+    rows: PackedRows
+    window: Any
+
+
+class HostDevice:
+    """Runs the steps of one worker where the host computes."""
+
+    def __init__(self, worker: Any, clock: Clock) -> None:
+        self.clock = clock
+        self._worker = worker
+        self._width = int(worker.verify_num_draft_tokens)  # gamma + 1
+        self._drafter = Drafter(worker)
+        self._fits = fits("steps without drafts in short", lambda: plain_step.require(worker))
+
+    def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
+        """One row a request, where nothing else looks at the step."""
+        worker = self._worker
+        table = worker.model_runner.req_to_token_pool.req_to_token
+        context_kv.defer_context(worker.draft_model, table, batch.req_pool_indices, batch.seq_lens)
+        if not (self._fits and plain_step.takes(batch)):
+            return None
+        return plain_step.run(worker, batch, publish)
+
+    def rules(self, counts: OutputCounts, batch: Any) -> Rules:
+        """Of the requests' settings."""
+        return rules_of(self._worker, counts, batch)
+
+    def accepts_in_graph(self, requests: int, admitted: int) -> bool:
+        """There are no graphs here."""
+        return False
+
+    def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
+        """By our own forward and heads."""
+        return self._drafter.propose(batch, window, depth, seeds)
+
+    def admit(
+        self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
+    ) -> Tensor:
+        """indptr [R + 1] int32, and what it was found by is published."""
+        read = None if logits is None else logits.detach().float()
+        lengths = engine.admit(step, read, greedy)
+        indptr = np.zeros(len(lengths) + 1, np.int32)
+        np.cumsum(lengths + 1, out=indptr[1:])
+        return torch.from_numpy(indptr)
+
+    def layout(self, step: Step, indptr: Tensor) -> Any:
+        """Without padding."""
+        return layout_of(np.diff(indptr.numpy()).astype(np.int64) - 1)
+
+    def run(self, asked: Pass) -> Verified:
+        """The target over packed rows."""
+        worker, batch = self._worker, asked.batch
+        rows = rows_in(asked.layout, self._width)
+        block, tokens = asked.proposal.draft_block_ids, asked.proposal.draft_block.draft_tokens
+        window = window_of(rows, block, tokens, asked.window)
+        packed = VerifyRows(
+            window.verify_ids,
+            window.positions,
+            window.verify_cache_loc,
+            asked.layout,
+            asked.window.kv_loc_plan,
+            window.window_index,
+        )
+        output = verify_forward(worker, batch, packed)
+        if plain_step.reads_windows(batch):
+            output.next_token_logits = self._spread(asked, rows, output.next_token_logits)
+        return Verified(output, output.hidden_states, rows=_Packed(rows, window))
+
+    def _spread(self, asked: Pass, rows: PackedRows, logits: Tensor) -> Tensor:
+        """Logits [N, V] over whole windows [R * (gamma + 1), V], with all that changes them."""
+        spread = logits.new_zeros(asked.requests * self._width, logits.shape[1])
+        spread[rows.index] = logits
+        if asked.rules.penalties is not None:
+            asked.rules.penalties.apply(spread, asked.ids, asked.batch.seq_lens)
+        adjust(self._worker, asked.batch, spread)
+        return spread
+
+    def accept(self, asked: Pass, verified: Verified) -> Any:
+        """By our rules, over the rows that were verified."""
+        logits, block = verified.outputs.next_token_logits, asked.proposal.draft_block
+        info, prefix = asked.batch.sampling_info, asked.batch.seq_lens
+        rows: PackedRows = verified.rows.rows
+        starts = rows.starts if logits.shape[0] == rows.total else rows.strided
+        ids, seeds, agree = asked.ids, asked.rules.seeds, self._worker._tp_sync
+        return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
+
+    def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
+        """Hidden states [N, m * d] of the rows that each request keeps."""
+        if asked.rules.penalties is not None:
+            asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
+        rows, window = verified.rows.rows, verified.rows.window
+        hidden, commit = verified.hidden, accepted.commit_lens
+        assert hidden is not None, "a verify pass captures hidden states"
+        slots, positions, kept = window.verify_cache_loc, window.positions, int(commit.sum())
+        if kept < rows.total:
+            chosen = rows_of(rows.starts, commit, kept)
+            hidden, slots, positions = hidden[chosen], slots[chosen], positions[chosen]
+        write_context(self._worker, hidden, slots, positions)

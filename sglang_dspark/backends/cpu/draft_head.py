@@ -1,0 +1,194 @@
+"""Drafting over a reduced vocabulary: only the heads' rows that can be drafted are multiplied.
+
+The draft's base logits U_k and its transition bias B(x_{k-1}) span the whole vocabulary, for each
+of gamma positions. A drafter trained here may exclude most tokens by its own weights
+(drafter/heads.py, `restrict_vocabulary`: a bias of -30 outside). Upstream
+(sglang/srt/speculative/dspark_components/dspark_draft.py) computes all of them and also
+draws noise for all of them when every request is greedy; here the rows inside are gathered once at
+load. A sampled block returns logits of -inf outside: exact zero probability there, in the very
+distribution the tokens were drawn from, which is all that verification asks of it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from dataclasses import dataclass
+from functools import cached_property
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_dspark.backends.cpu import linear
+from sglang_dspark.backends.cpu.greedy_ops import draft_steps
+from sglang_dspark.backends.cpu.linear import product
+from sglang_dspark.backends.cpu.weight_formats import take_rows
+from sglang_dspark.drafter.heads import restricted_tokens
+from sglang_dspark.verify.rejection import sample_inverse_cdf
+
+
+@dataclass(frozen=True)
+class SeededWaits:
+    """The e_v of verify/seeded.py for the requests of a draft block that have a seed.
+
+    rows: [S] int64, their places in the batch. waits: [S, gamma, n] float32 > 0.
+    """
+
+    rows: Tensor
+    waits: Tensor
+
+
+@dataclass(frozen=True)
+class ReducedHead:
+    """The rows of the LM head and of the vanilla Markov head that can be drafted.
+
+    tokens: [n] ascending token ids. lm_head: [n, d]. w1: [V, r], the drafter's own, for every
+    previous token. w2: [n, r], which each of gamma steps reads: in fewer bytes where the draft's
+    layers are (weight_formats.py). Copies, except w1: weights exchanged in a running server show in
+    the draft only after the next start, and the output stays the target's all the same.
+    """
+
+    tokens: Tensor
+    lm_head: Tensor
+    w1: Tensor
+    w2: Tensor
+
+    @property
+    def vocab_size(self) -> int:
+        return self.w1.shape[0]
+
+    @cached_property
+    def arrays(self) -> tuple[NDArray, Tensor, NDArray]:
+        """W1, W2 and tokens as `draft_steps` takes them; they share memory with the tensors."""
+        return self.w1.numpy(), self.w2, self.tokens.numpy()
+
+    @cached_property
+    def fits_kernel(self) -> bool:
+        """Whether both factors are what the compiled loop multiplies."""
+        row = torch.empty(1, self.w2.shape[1])
+        return (
+            linear.kernel_of(self.w2) is not None
+            and self.w1.dtype is torch.float32
+            and self.w1.is_cpu
+            and self.w1.is_contiguous()
+            and linear.eligible(row, self.w2)
+        )
+
+
+def reduced_head(
+    w1: Tensor, w2: Tensor, lm_head: Tensor, packed: Callable[[Tensor], Tensor] = lambda w: w
+) -> ReducedHead | None:
+    """From a vanilla head's weights [V, r] and the LM head [>= V, d]; None when not reduced.
+
+    packed: W2's rows [n, r] in the format that they are to be kept in.
+    """
+    tokens = restricted_tokens(w1, w2)
+    if tokens is None or tokens.numel() == w1.shape[0]:
+        return None
+    with torch.no_grad():
+        return ReducedHead(
+            tokens=tokens,
+            lm_head=take_rows(lm_head.detach(), tokens),
+            w1=w1.detach(),
+            w2=packed(w2.detach()[tokens]),
+        )
+
+
+def base_logits(head: ReducedHead, hidden: Tensor) -> Tensor:
+    """hidden [R * gamma, d] -> U [R * gamma, n], the columns being `head.tokens`."""
+    wide = hidden.dtype is torch.float32
+    return product(hidden if wide else hidden.to(head.lm_head.dtype), head.lm_head)
+
+
+def draft_greedy(
+    head: ReducedHead,
+    base: Tensor,
+    anchor: Tensor,
+    agree: Callable[[Tensor], Tensor] | None = None,
+) -> Tensor:
+    """Most likely block: base [R, gamma, n], anchor [R] int64 -> tokens [R, gamma] int64.
+
+    agree: makes the ranks of a group draft the same token, [R] -> [R]; None for a single rank.
+    """
+    gamma = base.shape[1]
+    out = torch.empty(base.shape[0], gamma, dtype=torch.int64)
+    if not _compiled(head, base):
+        previous = anchor
+        for k in range(gamma):
+            likeliest = head.tokens[(base[:, k] + _bias(head, previous)).argmax(-1)]
+            previous = likeliest if agree is None else agree(likeliest)
+            out[:, k] = previous
+    elif agree is None:
+        draft_steps(base, anchor, head.arrays, out, range(gamma))
+    else:
+        for k in range(gamma):
+            previous = anchor if k == 0 else out[:, k - 1].contiguous()
+            draft_steps(base, previous, head.arrays, out, range(k, k + 1))
+            out[:, k] = agree(out[:, k].contiguous())
+    return out
+
+
+def _compiled(head: ReducedHead, base: Tensor) -> bool:
+    """Whether the compiled loop serves the head and base logits [R, gamma, n]."""
+    return (
+        head.fits_kernel
+        and base.dtype is torch.float32
+        and base.is_contiguous()
+        and 0 < base.shape[0] <= linear.MAX_ROWS
+    )
+
+
+def draft_sampled(
+    head: ReducedHead,
+    base: Tensor,
+    anchor: Tensor,
+    temperatures: Tensor,
+    uniforms: Tensor,
+    agree: Callable[[Tensor], Tensor],
+    seeded: SeededWaits | None = None,
+) -> tuple[Tensor, Tensor]:
+    """Block sampled left to right; also its logits, from which the law of each step follows.
+
+    base [R, gamma, n], anchor [R], temperatures [R] (0 takes the most likely token), uniforms
+    [R, gamma] float64 in [0, 1) (`block_uniforms`), seeded: the waits of requests with a seed,
+    which decide instead of the uniforms -> tokens [R, gamma] int64, logits U_k + B [R, gamma, V]
+    before the temperature, -inf outside the draft vocabulary.
+    """
+    hot = temperatures > 0
+    temperature = torch.where(hot, temperatures, 1.0)[:, None]
+    logits = base.new_full((*base.shape[:2], head.vocab_size), -torch.inf)
+    previous = anchor.long()
+    drafted = []
+    for k in range(base.shape[1]):
+        step = base[:, k] + _bias(head, previous)
+        logits[:, k].index_copy_(1, head.tokens, step)
+        scaled = step / temperature  # [R, n]
+        column = sample_inverse_cdf(torch.softmax(scaled, -1), uniforms[:, k])
+        if seeded is not None:
+            column[seeded.rows] = _first_arrival(scaled[seeded.rows], seeded.waits[:, k])
+        column = torch.where(hot, column, step.argmax(-1))
+        previous = agree(head.tokens[column])
+        drafted.append(previous)
+    return torch.stack(drafted, 1), logits
+
+
+def block_uniforms(key: int, offset: int, shape: tuple[int, int]) -> Tensor:
+    """Uniforms of one block [R, gamma], the same for the same key and offset on every rank.
+
+    float64, so that they tell 2^53 values apart: a token's chance to be drafted is then its
+    probability to within 2^-53. Noise of each token in float32 is not fine enough: an exponential
+    that rounds to 0, as one in 2^23 did, wins whatever the token's probability.
+    """
+    generator = np.random.Generator(np.random.Philox(key=[key % 2**64, offset % 2**64]))
+    return torch.from_numpy(generator.random(shape))
+
+
+def _first_arrival(scaled: Tensor, waits: Tensor) -> Tensor:
+    """The column with the least e / p: logits / T and waits e > 0, both [S, n] -> [S] int64."""
+    return (scaled - waits.log()).argmax(-1)
+
+
+def _bias(head: ReducedHead, previous: Tensor) -> Tensor:
+    """Transition bias of the draft vocabulary: previous [R] -> [R, n]."""
+    return product(head.w1[previous], head.w2)

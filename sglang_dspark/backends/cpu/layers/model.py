@@ -1,0 +1,187 @@
+"""All layers of a model in the short form: what they share, whether they fit, one call for all.
+
+Adapts the layer loops of `LlamaModel.forward` (sglang/srt/models/llama.py) and
+`DFlashDraftModel.forward` (models/dflash.py). With a handful of rows SGLang's modules,
+boundaries and linear wrappers cost more than a small layer's arithmetic besides the products, so
+whether pass and tensors fit is asked once a pass and layers/kernel.py does the rest.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+from sglang_dspark.backends.cpu import linear
+from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.backends.cpu.fast_paths import UnfitError, need
+from sglang_dspark.backends.cpu.layers import kernel as layer_kernel
+from sglang_dspark.backends.cpu.layers import spec as layer_spec
+from sglang_dspark.backends.cpu.layers.kernel import Pass, Tables
+from sglang_dspark.backends.cpu.layers.spec import NO_NORM, Ending, LayerSpec, Norm
+
+_FLOAT = torch.float32
+
+
+class LayerStack:
+    """The layers of a model, all of one shape, and its last norm as the kernel's tables.
+
+    New values in the same memory need no notice; where parameters are exchanged the stack is
+    resolved anew (`layers/models.py`).
+    """
+
+    def __init__(self, layers: Sequence[LayerSpec], ending: Ending | None):
+        """ending: None for a model without a norm behind its layers."""
+        self.layers = tuple(layers)
+        self.shape = layers[0].shape
+        self.last_norm = NO_NORM if ending is None else ending.norm
+        weights = [each for layer in layers for each in layer.tensors]
+        if ending is not None:
+            weights.append(ending.weight)
+        # The kernel reads by address: this memory stays allocated as long as the stack.
+        self._storages = [each.untyped_storage() for each in weights]
+        self._tables: tuple[tuple[int, ...], Tables] | None = None
+        self._wanted: dict[tuple[int, ...], tuple[NDArray[np.int64], int]] = {}
+
+    def wanted(self, captured: Sequence[int]) -> tuple[NDArray[np.int64], int]:
+        """Place of each layer's input among the captures, [L], -1 for none; number of captures."""
+        key = tuple(captured)
+        if key not in self._wanted:
+            places = [layer for layer in sorted(key) if layer < len(self.layers)]
+            found = np.full(len(self.layers), -1)
+            found[places] = np.arange(len(places))
+            self._wanted[key] = found, len(places)
+        return self._wanted[key]
+
+    def tables(self, pool: Any) -> Tables:
+        """The kernel's tables for a K/V pool, made anew when its buffers moved."""
+        key = tuple(map(Tensor.data_ptr, [*pool.k_buffer, *pool.v_buffer]))
+        if self._tables is None or self._tables[0] != key:
+            self._tables = (key, _tables(self.layers, self.last_norm, pool))
+        return self._tables[1]
+
+
+def stack_of(
+    model: Any,
+    resolve: Callable[[Any], LayerSpec],
+    resolve_ending: Callable[[Any], Ending] | None,
+) -> LayerStack:
+    """The stack of `model.layers` and `model.norm`. Raises UnfitError where one does not fit.
+
+    resolve_ending: None for a model that has no norm behind its layers.
+    """
+    layers = []
+    for index, module in enumerate(model.layers):
+        try:
+            layers.append(resolve(module))
+        except UnfitError as unfit:
+            raise UnfitError(f"layer {index}: {unfit}") from None
+    need(layers, "it has no layers")
+    need(len({layer.shape for layer in layers}) == 1, "its layers differ in shape")
+    need(len({layer.kernel.entry for layer in layers}) == 1, "its layers differ in format")
+    if resolve_ending is None:
+        return LayerStack(layers, None)
+    ending, width = resolve_ending(model), layers[0].shape.hidden
+    need(ending.weight.shape == (width,), "its last norm is not as wide as its rows")
+    return LayerStack(layers, ending)
+
+
+def _tables(layers: Sequence[LayerSpec], last_norm: Norm, pool: Any) -> Tables:
+    addresses, numbers, fractions = [], [], []
+    for layer in layers:
+        products = (layer.qkv, layer.o, layer.gate_up, layer.down)
+        index = layer.index - pool.start_layer
+        buffers = (layer.cos_sin, pool.k_buffer[index], pool.v_buffer[index])
+        addresses.append(
+            [product.address for product in products]
+            + [norm.address for norm in layer.norms]
+            + [buffer.data_ptr() for buffer in buffers]
+        )
+        threads = [product.threads for product in products]
+        numbers.append([*threads, int(layer.causal), layer.window, *layer.cos_sin.shape])
+        fractions.append([*(norm.epsilon for norm in layer.norms), layer.scale])
+    shape, slots = layers[0].shape, pool.k_buffer[0].shape[0]
+    return Tables(
+        np.array(addresses, dtype=np.int64),
+        np.array(numbers, dtype=np.int64),
+        np.array(fractions, dtype=np.float64),
+        (shape.hidden, shape.heads, shape.kv_heads, shape.head, shape.mlp, slots),
+        layers[0].kernel.entry,
+        last_norm.address,
+    )
+
+
+@dataclass(frozen=True)
+class Step:
+    """One pass: who sits where, the tables, and by what attention is shared out."""
+
+    now: Pass
+    tables: Tables
+    sharing: tuple[int, int]
+
+
+def step_of(
+    stack: LayerStack, backend: Any, positions: Tensor, hidden: Any, forward_batch: Any
+) -> Step | None:
+    """The pass of positions [n], hidden [n, d] and the batch; None if it does not fit."""
+    slots = forward_batch.out_cache_loc
+    if (
+        not isinstance(backend, DsparkCpuAttnBackend)
+        or not backend.writes_in_place
+        or backend.plan is None
+        or torch.is_grad_enabled()
+        or forward_batch.forward_mode.is_idle()
+        or backend.token_to_kv_pool.layer_transfer_counter is not None
+        or not _plain_rows(hidden, stack.shape.hidden)
+        or not 0 < hidden.shape[0] <= linear.MAX_ROWS
+        or hidden.shape[0] != backend.plan.num_queries
+        or not _plain_index(positions, hidden.shape[0])
+        or not _plain_index(slots, hidden.shape[0])
+    ):
+        return None
+    plan = backend.plan
+    now = Pass(positions.numpy(), slots.numpy(), plan.table, plan.requests, plan.trees)
+    return Step(now, stack.tables(backend.token_to_kv_pool), backend.sharing)
+
+
+def run(
+    stack: LayerStack, step: Step, hidden: Tensor, captured: Sequence[int] = ()
+) -> tuple[Tensor, list[Tensor]]:
+    """All layers and the last norm over the embedding [n, d]: normed output, captures.
+
+    captured: layers whose input, all additions made, is wanted. All results are [n, d] and the
+    caller's own; `hidden` is not modified.
+    """
+    rows, width = hidden.shape
+    buffers = layer_spec.buffers_for(stack.shape, rows)
+    wanted, count = stack.wanted(captured)
+    kept, normed = torch.empty(count, rows, width), torch.empty(rows, width)
+    layer_kernel.layers(
+        step.tables, step.sharing, buffers, step.now, linear.block_rows(rows), hidden.numpy(),
+        wanted, kept.numpy(), stack.last_norm.epsilon, normed.numpy(),
+    )  # fmt: skip
+    return normed, list(kept.unbind())
+
+
+def _plain_rows(rows: Any, width: int) -> bool:
+    return (
+        type(rows) is Tensor
+        and rows.dtype is _FLOAT
+        and rows.dim() == 2
+        and rows.shape[1] == width
+        and rows.is_contiguous()
+    )
+
+
+def _plain_index(index: Any, rows: int) -> bool:
+    return (
+        isinstance(index, Tensor)
+        and index.dtype == torch.int64
+        and index.shape == (rows,)
+        and index.is_contiguous()
+    )

@@ -1,0 +1,92 @@
+"""Verify lengths as SGLang's `RaggedVerifyLayout`, and the rows of such a step.
+
+Upstream: sglang/srt/speculative/ragged_verify.py and kernels/ops/speculative/dspark/
+dspark_verify_window.py. Its `verify_lens` count the anchor as well, ours do not.
+"""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_dspark.backends.cpu.ragged_ops import first_rows, rows_of
+from sglang_dspark.schedule.budget import Counts
+from sglang_dspark.serving import upstream
+
+KEPT = 1024  # layouts
+
+
+def layout_of(lengths: Counts) -> Any:
+    """Upstream's layout of drafts admitted by request, [R] int64; no padding. Not to be changed:
+    the few layouts of a few requests come again and again."""
+    return _layout(tuple(lengths.tolist()))
+
+
+@lru_cache(maxsize=KEPT)
+def _layout(lengths: tuple[int, ...]) -> Any:
+    windows = np.asarray(lengths, np.int64) + 1
+    ends = np.cumsum(windows)
+    indptr = np.zeros(len(windows) + 1, np.int32)
+    indptr[1:] = ends
+    total = int(ends[-1])
+    return upstream.RaggedVerifyLayout(
+        verify_lens=torch.from_numpy(windows.astype(np.int32)),
+        graph_num_tokens=total,
+        extend_start_loc=torch.from_numpy(indptr[:-1].copy()),
+        qo_indptr_device=torch.from_numpy(indptr),
+        verify_lens_cpu=windows.tolist(),
+        total_verify_tokens=total,
+    )
+
+
+class PackedRows:
+    """The rows of a ragged step: lens, starts [R] int64 in the pass, `index` [N] in the windows."""
+
+    def __init__(self, windows: Counts, width: int):
+        """windows: [R] int64, tokens that each request has verified, the anchor counted."""
+        self.total = int(windows.sum())
+        self.lens = torch.from_numpy(windows)
+        self.starts = torch.from_numpy(first_rows(windows))
+        self.strided = torch.arange(len(windows)) * width  # first rows of whole windows
+        self.index = rows_of(self.strided, self.lens, self.total)
+
+
+@lru_cache(maxsize=KEPT)
+def layout_without_drafts(requests: int) -> Any:
+    """The layout of a step that verifies no draft."""
+    return layout_of(np.zeros(requests, np.int64))
+
+
+def rows_in(layout: Any, width: int) -> PackedRows:
+    """The rows of a layout in windows of `width`."""
+    return _rows(tuple(layout.verify_lens_cpu), width)
+
+
+@lru_cache(maxsize=KEPT)
+def _rows(windows: tuple[int, ...], width: int) -> PackedRows:
+    return PackedRows(np.asarray(windows, np.int64), width)
+
+
+def window_of(
+    rows: PackedRows, draft_block_ids: Tensor, draft_tokens: Tensor, verify_window: Any
+) -> Any:
+    """Upstream's `RaggedVerifyWindow` of the packed rows.
+
+    draft_block_ids [R, >= 1], the anchor in front; draft_tokens [R, gamma]; verify_window: the
+    step's positions and cache slots of all gamma + 1 places.
+    """
+    if rows.total == len(rows.lens):
+        ids = draft_block_ids[:, 0].clone()
+    else:
+        candidates = torch.cat([draft_block_ids[:, :1], draft_tokens], dim=1)
+        ids = candidates.reshape(-1)[rows.index]
+    return upstream.RaggedVerifyWindow(
+        positions=verify_window.positions_2d.reshape(-1)[rows.index],
+        verify_cache_loc=verify_window.verify_cache_loc[rows.index],
+        verify_ids=ids,
+        window_index=rows.index,
+    )

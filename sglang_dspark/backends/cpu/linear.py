@@ -1,0 +1,185 @@
+"""x W^T + bias for the row counts of serving: our own kernel for few rows, BLAS for many.
+
+Up to `MAX_ROWS` rows products of float32 rows run in narrow_matmul.py, which reads the weights as
+they lie once for all rows: float32, or packed (weight_formats.py). Beyond that BLAS keeps the work,
+as its own blocking may pay there on processors that were not measured; what it would multiply in
+another way, int8 and rounded rows, is all ours. Six rows of float32 take about the time of one
+(results/products_cpu.json). Measured on one core with AVX2, no count up to 512 was slower than
+`F.linear`.
+Float32 weights are never repacked, so those tied or sliced elsewhere stay what they are.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.backends.cpu.csrc import HOW_TO, library
+from sglang_dspark.backends.cpu.narrow_matmul import (
+    MAX_BLOCK_ROWS,
+    NarrowMatmul,
+    Processor,
+    find_matmul,
+)
+from sglang_dspark.backends.cpu.thread_pool import process_pool
+from sglang_dspark.backends.cpu.weight_formats import (
+    BFLOAT16,
+    BYTES,
+    FLOAT32,
+    FORMATS,
+    INT8,
+    PANELS,
+    WeightFormat,
+    dense,
+    format_of,
+    is_narrow,
+)
+
+MAX_ROWS = 256
+# A thread more for each so many weights; parts of half of that take longer than to hand them over.
+_WEIGHTS_PER_THREAD = 1 << 17
+
+
+def why_not() -> str | None:
+    """Why products go to `F.linear` in this process; None where our kernel takes them."""
+    from sglang_dspark.serving.config import current_config
+
+    if not current_config().cpu.matrix_kernel:
+        return "cpu.matrix_kernel is false in the configuration"
+    if library() is None:
+        return f"the C++ library of the CPU kernels is missing; {HOW_TO}"
+    return None if Processor.host().fuses else "this processor has no AVX2 and fused multiply-add"
+
+
+def prepare() -> NarrowMatmul | None:
+    """The kernel for float32 weights, as `prepare_for`."""
+    return prepare_for(FLOAT32)
+
+
+def rounds(form: WeightFormat) -> bool:
+    """Whether rows are rounded to as many bits as the weights of a format have, before they meet:
+    to bfloat16 beside `BFLOAT16`, to eight bits beside `BYTES`, as `cpu.activations` says."""
+    from sglang_dspark.serving.config import current_config
+
+    told = current_config().cpu.activations
+    asked = told == "narrow" if form is BYTES else told != "wide"
+    return asked and Processor.host().multiplies(form)
+
+
+def served(form: WeightFormat) -> WeightFormat:
+    """The format that weights are kept in where one is asked for: int8 as the kernel takes it."""
+    return BYTES if form is INT8 and rounds(BYTES) else form
+
+
+def activations_beside(form: WeightFormat) -> str:
+    """What rows are in products with a format's weights."""
+    if form in PANELS:
+        return "8-bit" if form is BYTES else "16-bit"
+    return "bfloat16" if rounds(form) else "float32"
+
+
+@lru_cache(maxsize=len(FORMATS) + 1)
+def prepare_for(form: WeightFormat) -> NarrowMatmul | None:
+    """The kernel for this processor and a format of weights.
+
+    None where there is a reason not to (`why_not`); products then go to `F.linear`. Raises
+    `DSparkError` where the processor cannot multiply such weights.
+    """
+    if why_not() is not None:
+        return None
+    pool = process_pool()
+    if pool is not None:
+        pool.grow(torch.get_num_threads())
+    return find_matmul(Processor.host(), form, rounding=form is BFLOAT16 and rounds(form))
+
+
+def kernel_of(weight: Tensor) -> NarrowMatmul | None:
+    """The kernel that reads a weight as it lies; None where there is none."""
+    form = format_of(weight)
+    return None if form is None else prepare_for(form)
+
+
+def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear(x, weight, bias)`: x [..., K], weight [N, K], bias [N] or None -> [..., N].
+
+    Takes our kernel where `eligible`, else `F.linear`, of a packed weight with the numbers that it
+    stands for. With our kernel a row's result does not depend on the other rows. Call `prepare_for`
+    once at load, or the first call starts the threads.
+    """
+    kernel = kernel_of(weight)
+    if kernel is None or not eligible(x, weight):
+        wide = x.dtype is torch.float32 and is_narrow(weight)
+        return torch.nn.functional.linear(x, dense(weight) if wide else weight, bias)
+    out = narrow(kernel, x if x.dim() == 2 else x.reshape(-1, x.shape[-1]), weight)
+    if bias is not None:
+        out += bias
+    return out if x.dim() == 2 else out.view(*x.shape[:-1], weight.shape[0])
+
+
+def eligible(x: Tensor, weight: Tensor) -> bool:
+    """Whether our kernel can and should do this product; it computes no gradients.
+
+    Needs float32 rows on the CPU, 1 to `MAX_ROWS` of them (any number where BLAS would multiply in
+    another way), and a weight whose format the kernel reads where it lies (`format_of`).
+    """
+    form = format_of(weight)
+    if x.dtype is not torch.float32 or form is None:
+        return False
+    k = weight.shape[1]
+    return (
+        x.dim() >= 1
+        and x.shape[-1] == k
+        and x.numel() > 0
+        and (x.numel() <= MAX_ROWS * k or form in PANELS or rounds(form))
+        and not (torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad))
+        and x.is_cpu
+    )
+
+
+def narrow(kernel: NarrowMatmul, x: Tensor, weight: Tensor, threads: int | None = None) -> Tensor:
+    """The kernel's product: x [M, K] and weight [N, K] as `eligible` says -> [M, N] float32.
+
+    kernel: of the weight's format. threads: None takes torch's number, fewer for a small weight.
+    """
+    if x.stride(1) != 1:
+        x = x.contiguous()
+    m = x.shape[0]
+    n, k = weight.shape
+    if threads is None:
+        threads = threads_for(n, k)
+    out = x.new_empty(m, n)
+    kernel.call(
+        x.data_ptr(),
+        x.stride(0),
+        m,
+        block_rows(m),
+        weight.data_ptr(),
+        n,
+        k,
+        out.data_ptr(),
+        threads,
+    )
+    return out
+
+
+def threads_for(n: int, k: int) -> int:
+    """Threads for a product with a weight [n, k]: torch's number, fewer for a small weight."""
+    return max(1, min(torch.get_num_threads(), n * k // _WEIGHTS_PER_THREAD))
+
+
+def block_rows(m: int) -> int:
+    """Rows of x taken together: m split evenly into as few blocks as the registers allow."""
+    blocks = -(-m // MAX_BLOCK_ROWS)
+    return -(-m // blocks)
+
+
+def forward_of(layer: torch.nn.Linear) -> Callable[[Tensor], Tensor]:
+    """A `forward` for `layer` that multiplies as `product` does; reads its parameters each call."""
+
+    def forward(x: Tensor) -> Tensor:
+        return product(x, layer.weight, layer.bias)
+
+    return forward

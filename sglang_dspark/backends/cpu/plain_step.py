@@ -1,0 +1,133 @@
+"""A decode step that drafts nothing, without the speculative worker's way round.
+
+Stands for `step/decode.py` where a step has no drafts. The way through all stages plans
+windows of gamma + 1 places, makes a proposal, packs it, and spreads what came out; some forty small
+tensor operations, each of them cold after a pass over the model's weights. Here: one token of each
+request through the same ragged verify pass, the accept rule on one row each, and the features to
+where context rows wait. Tokens, lengths, metrics and the draft's context are the same.
+
+`require` says once which workers may; `takes` which batches. All others go through all stages.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import lru_cache
+from types import SimpleNamespace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.backends.cpu.accept import accept, agreed
+from sglang_dspark.backends.cpu.commit import write_context
+from sglang_dspark.backends.cpu.fast_paths import need
+from sglang_dspark.backends.cpu.layout import layout_without_drafts
+from sglang_dspark.backends.cpu.target import VerifyRows, verify_forward
+from sglang_dspark.serving import upstream
+from sglang_dspark.step.penalties import is_penalised
+from sglang_dspark.step.seeds import seeds_of
+
+
+def require(worker: Any) -> None:
+    """Nothing of this worker looks at a decode step but what the short form feeds.
+
+    Raises UnfitError where something does.
+    """
+    runner, observers = worker.model_runner, worker._observers
+    config = runner.model_config
+    need(runner.lora_manager is None, "LoRA is on")
+    need(not (config.model_is_mrope or config.is_multimodal), "the target is multimodal")
+    need(runner.ngram_embedding_manager.engram_hasher is None, "the target embeds n-grams")
+    need(runner.decode_cuda_graph_runner is None, "decoding runs in graphs")
+    need(not runner.kv_index_translator.reads_are_translated, "cache slots are translated")
+    need(not observers._info_dumper.enabled, "SGLang dumps what its steps do")
+    need(observers._block_accept_recorder is None, "SGLang records what is accepted")
+    need(worker._kv_injector.swa_ring_size is None, "the draft's cache is a ring")
+    need(not worker._prepare_inputs_once, "inputs of a step are prepared ahead")
+    need(not worker._simulate_acc_greedy, "acceptance is simulated")
+    need(worker._deferred_commit() is None, "commits are deferred")
+
+
+def takes(batch: Any) -> bool:
+    """Whether logits are read as they come, one row a request, and nothing else is asked for."""
+    return (
+        batch.forward_mode.is_decode()
+        and batch.return_hidden_states_mode is upstream.CaptureHiddenMode.NULL
+        and not reads_windows(batch)
+    )
+
+
+def reads_windows(batch: Any) -> bool:
+    """Whether something reads the logits of a pass window by window, gamma + 1 rows a request."""
+    info = batch.sampling_info
+    if batch.has_grammar or batch.return_logprob:
+        return True
+    if info is None:
+        return False
+    if info.sampling_mask_batch_indices is not None or any(map(is_penalised, batch.reqs)):
+        return True
+    return not upstream.verify_logits_adjustments_are_noop(info)
+
+
+def run(worker: Any, batch: Any, publish: Callable[..., None] | None) -> Any:
+    """Decode one token of each request; upstream's `GenerationBatchResult` of a step."""
+    requests, prefix = len(batch.seq_lens), batch.seq_lens
+    anchors = batch.spec_info.bonus_tokens.view(-1)
+    slots = _slots(batch, worker.model_runner.req_to_token_pool.req_to_token)
+    rows = VerifyRows(anchors, prefix, slots, layout_without_drafts(requests))
+    output = verify_forward(worker, batch, rows)
+    tokens = agreed(_next_tokens(output.next_token_logits, anchors, batch), worker._tp_sync)
+    one = _ones(requests)
+    lens = prefix + 1
+    if publish is not None:
+        publish(lens)
+    write_context(worker, output.hidden_states, slots, prefix)
+    output.hidden_states = None
+    width = int(worker.verify_num_draft_tokens)
+    padded = torch.zeros(requests, width, dtype=torch.int64)
+    padded[:, 0] = tokens
+    return upstream.GenerationBatchResult(
+        logits_output=output,
+        next_token_ids=padded.view(-1),
+        accept_lens=one,
+        block_accept_lens=one,
+        cap_lens=rows.layout.verify_lens,
+        can_run_cuda_graph=False,
+        next_draft_input=upstream.make_draft_input_v2(bonus_tokens=tokens, new_seq_lens=lens),
+        speculative_num_draft_tokens=width,
+        new_seq_lens=lens,
+    )
+
+
+def _slots(batch: Any, table: Tensor) -> Tensor:
+    """Cache slot of each request's next token, [R] int64; table [rows, context] int32."""
+    return table[batch.req_pool_indices, batch.seq_lens].to(torch.int64)
+
+
+def _next_tokens(logits: Tensor, anchors: Tensor, batch: Any) -> Tensor:
+    """The target's next token of each request, [R] int64, from logits [R, V]."""
+    requests, info = len(anchors), batch.sampling_info
+    mask, seeds = None, None
+    if info is not None and not info.is_all_greedy:
+        mask = upstream.resolve_greedy_mask(sampling_info=info, bs=requests, device=logits.device)
+        seeds = seeds_of(batch)
+    block = SimpleNamespace(greedy_draft=True, greedy_mask=mask)
+    window = anchors.view(requests, 1)
+    rows = _lens(requests), _starts(requests)
+    return accept(window, *rows, logits, block, info, batch.seq_lens, seeds)[1]
+
+
+@lru_cache(maxsize=512)
+def _ones(requests: int) -> Tensor:
+    return torch.ones(requests, dtype=torch.int32)
+
+
+@lru_cache(maxsize=512)
+def _lens(requests: int) -> Tensor:
+    return torch.ones(requests, dtype=torch.int64)
+
+
+@lru_cache(maxsize=512)
+def _starts(requests: int) -> Tensor:
+    return torch.arange(requests)

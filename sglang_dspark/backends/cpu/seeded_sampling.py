@@ -1,0 +1,84 @@
+"""Draw a request's tokens by its seed in plain decoding and in prefill on a CPU.
+
+SGLang reads a request's `sampling_seed` (OpenAI: `seed`) under --enable-deterministic-inference
+alone, which no CPU backend has. Here every batch carries the seeds in upstream's own field
+`SamplingBatchInfo.sampling_seed` [R] int64, which it filters, merges and copies. A request without
+a seed has UNSEEDED there and is sampled as ever. The step reads seeds from the requests
+(step/seeds.py). Upstream: sglang/srt/sampling/sampling_batch_info.py and
+sglang/srt/layers/sampler.py. Both draws here are also where a row without probability would raise
+(`lost_rows.py`).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.backends.cpu import seeded_ops
+from sglang_dspark.backends.cpu.lost_rows import settle_lost
+from sglang_dspark.verify.sampling import truncate
+
+UNSEEDED = -(2**63)  # as a request's own seed it means none
+
+
+def batch_seeds(reqs: Sequence[Any]) -> Tensor:
+    """[R] int64 of SGLang's requests."""
+    seeds = [req.sampling_params.sampling_seed for req in reqs]
+    return torch.tensor([UNSEEDED if seed is None else seed for seed in seeds], dtype=torch.int64)
+
+
+def seeded_tokens(tokens: Tensor, probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
+    """tokens [R] with those of seeded requests drawn anew from probs [R, V] float."""
+    seeded = seeds != UNSEEDED
+    if bool(seeded.any()):
+        drawn = seeded_ops.choose(probs[seeded].float(), seeds[seeded], positions[seeded].long())
+        tokens[seeded] = drawn.to(tokens.dtype)
+    return tokens
+
+
+def keep_seeds(result: Any, cls: type, batch: Any, vocab_size: int) -> Any:
+    """AFTER hook of the class method: the batch carries its requests' seeds."""
+    algorithm = batch.spec_algorithm
+    if result.sampling_seed is None and (algorithm.is_none() or algorithm.is_dspark()):
+        result.sampling_seed = batch_seeds(batch.reqs)
+    return result
+
+
+def sample(
+    original: Callable[..., Tensor],
+    probs: Tensor,
+    sampling_seed: Tensor | None = None,
+    positions: Tensor | None = None,
+) -> Tensor:
+    """AROUND hook: one draw a row of probs [R, V]."""
+    tokens = original(settle_lost(probs))
+    if sampling_seed is None or positions is None:
+        return tokens
+    return seeded_tokens(tokens, probs, sampling_seed, positions)
+
+
+def sample_after_cuts(
+    original: Callable[..., Any],
+    probs: Tensor,
+    top_ks: Tensor,
+    top_ps: Tensor,
+    min_ps: Tensor,
+    need_min_p_sampling: bool,
+    sampling_seed: Tensor | None,
+    positions: Tensor,
+    **options: Any,
+) -> Any:
+    """AROUND hook: one draw a row of probs [R, V] after top-k, top-p and min-p."""
+    settle_lost(probs)
+    drawn = original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, None, positions, **options)
+    if sampling_seed is None:
+        return drawn
+    kept_probs = truncate(probs, top_ks, top_ps, min_ps)
+    if not isinstance(drawn, tuple):
+        return seeded_tokens(drawn, kept_probs, sampling_seed, positions)
+    tokens, kept, ids, _ = drawn  # with the weights that were kept, and whose they are
+    tokens = seeded_tokens(tokens, kept_probs, sampling_seed, positions)
+    return tokens, kept, ids, (kept * (ids == tokens[:, None])).sum(dim=1)

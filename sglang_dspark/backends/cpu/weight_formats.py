@@ -1,0 +1,210 @@
+"""How a served weight lies in memory: float32, bfloat16, or int8 with a scale for 64 columns.
+
+A decode step reads every weight once, so bytes are time. A packed weight stands for float32
+numbers, those of `dense`. The matrix kernel (narrow_matmul.py) multiplies bfloat16 with rows that
+are rounded likewise (`half_rows`), or widens it to float32 in registers: then a product has the
+bits of the same product with `dense(weight)`. Where weights are int8 it multiplies integers, with
+activations of eight bits (`BYTES`, `rounded_groups`) or of sixteen (`INT8`, `rounded_rows`). Any
+way a row's product is the same whatever shares the step.
+
+int8 is symmetric: a weight is its byte times the scale of its group, which is the largest of the
+group over 127. Sixteen rows are one panel, whose bytes lie as the kernel takes them: for each group
+of columns the sixteen scales, then, two or four neighbouring columns at a time, the bytes of each
+row.
+The tensor has the shape of what it stands for all the same, [N, K]: only its first address counts.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.backends.cpu import huge_pages
+from sglang_dspark.backends.cpu.panel_rows import MOST_ROWS, float_rows
+
+GROUP = 64  # columns of a row that share a scale
+PANEL = 16  # rows of int8 that lie together
+_SCALE_BYTES = 4  # a scale is float32
+SCALES_BYTES = PANEL * _SCALE_BYTES  # in front of a panel's group
+GROUP_BYTES = SCALES_BYTES + PANEL * GROUP  # of a panel
+SMALLEST_ROW = 2.0**-112  # activations: a row of none larger is 0, its steps would have no inverse
+
+
+@dataclass(frozen=True)
+class WeightFormat:
+    """name: as in `cpu.weights`. columns: the kernel takes so many at a time, K is a multiple."""
+
+    name: str
+    dtype: torch.dtype
+    columns: int
+
+    def row_bytes(self, k: int) -> int:
+        """Bytes of a row of K weights, from one to the next; of int8 with its scales, on average
+        over a panel."""
+        scales = k // GROUP * _SCALE_BYTES if self.dtype.itemsize == 1 else 0
+        return k * self.dtype.itemsize + scales
+
+
+FLOAT32 = WeightFormat("float32", torch.float32, 16)
+BFLOAT16 = WeightFormat("bfloat16", torch.bfloat16, 32)
+INT8 = WeightFormat("int8", torch.int8, GROUP)
+BYTES = WeightFormat("int8", torch.uint8, GROUP)  # the same numbers, for activations of eight bits
+FORMATS = {form.name: form for form in (FLOAT32, BFLOAT16, INT8)}
+PANELS = (INT8, BYTES)
+_BY_DTYPE = {form.dtype: form for form in (*FORMATS.values(), BYTES)}
+_NEIGHBOURS = {torch.int8: 2, torch.uint8: 4}  # columns whose bytes lie side by side in a panel
+_OFFSET = 128  # of the bytes that have no sign
+
+
+def format_of(weight: Tensor) -> WeightFormat | None:
+    """The format of a weight [N, K] that the kernel can read where it lies; None of any other."""
+    form = _BY_DTYPE.get(weight.dtype)
+    if form is None or weight.dim() != 2 or not weight.is_cpu:
+        return None
+    step = form.row_bytes(weight.shape[1]) // form.dtype.itemsize
+    lies = fits(weight, form) and weight.stride() == (step, 1)
+    if form in PANELS:  # rows from the middle of a panel are none
+        lies = lies and weight.storage_offset() % (PANEL * step) == 0
+    return form if lies and type(weight) in (Tensor, torch.nn.Parameter) else None
+
+
+def is_packed(weight: Tensor) -> bool:
+    """Whether a weight is kept in fewer bytes than the float32 numbers it stands for."""
+    return format_of(weight) in (BFLOAT16, *PANELS)
+
+
+def is_narrow(weight: Tensor) -> bool:
+    """Whether a float32 product needs `dense` of a weight: packed, or rows of one, however many."""
+    return is_packed(weight) or weight.dtype is torch.bfloat16
+
+
+def fits(weight: Tensor, form: WeightFormat) -> bool:
+    """Whether a weight [N, K] can be packed in a format."""
+    n, k = weight.shape
+    return n % 16 == 0 and k % form.columns == 0
+
+
+def is_bfloat16(weight: Tensor) -> bool:
+    """Whether float32 numbers are all bfloat16 ones: kept as such they lose nothing."""
+    bits = weight.detach().contiguous().view(torch.int32)
+    return not bool((bits & 0xFFFF).any())
+
+
+def pack(weight: Tensor, form: WeightFormat) -> Tensor:
+    """A weight [N, K] float32 in a format, [N, K] of its dtype.
+
+    Raises ValueError where N is no multiple of 16 or K none of the format's columns.
+    """
+    n, k = weight.shape
+    if not fits(weight, form):
+        raise ValueError(f"{form.name} takes [16 i, {form.columns} j] weights, not [{n}, {k}]")
+    weight = weight.detach()
+    if form not in PANELS:
+        return weight.to(form.dtype).contiguous()
+    groups = weight.reshape(n, k // GROUP, GROUP)
+    scales = groups.abs().amax(-1) / 127.0  # [N, K / 64]
+    divisors = torch.where(scales > 0, scales, 1.0)
+    whole = (groups / divisors[..., None]).round().clamp(-127, 127).to(torch.int8)
+    return _laid_out(whole, scales, form.dtype)
+
+
+def dense(weight: Tensor) -> Tensor:
+    """The float32 numbers [N, K] that a weight stands for; a float32 weight itself."""
+    if weight.dtype not in _NEIGHBOURS:
+        return weight.float()
+    return _numbers(*int8_rows(weight, torch.arange(weight.shape[0])))
+
+
+def half_rows(x: Tensor) -> Tensor:
+    """What rows [..., K] float32 are in a product that rounds them to bfloat16."""
+    return x.bfloat16().float()
+
+
+def rounded_rows(x: Tensor) -> Tensor:
+    """What rows [..., K] float32 are in a product with an `INT8` weight: 32767 steps to a row's
+    largest number; not a number throughout where one of a row is none or infinite."""
+    return _rounded(x, 32767.0)
+
+
+def rounded_groups(x: Tensor) -> Tensor:
+    """The same with a `BYTES` weight: 127 steps to the largest number of each 64 columns."""
+    return _rounded(x.unflatten(-1, (-1, GROUP)), 127.0).flatten(-2)
+
+
+def _rounded(x: Tensor, steps: float) -> Tensor:
+    top = x.abs().amax(-1, keepdim=True)
+    seen = top > SMALLEST_ROW
+    whole = (x * torch.where(seen, torch.full_like(top, steps) / top, 0.0)).round()
+    scale = torch.where(seen, top / steps, 0.0)
+    return torch.where(top.isfinite(), whole * scale, torch.nan)
+
+
+def take_rows(weight: Tensor, rows: Tensor) -> Tensor:
+    """Some rows of a weight, in its format: rows [n] int64 -> [n, K]. Of a packed weight in float32
+    where so many rows can have no format."""
+    if not is_packed(weight):
+        return weight[rows]
+    if len(rows) % PANEL:
+        return look_up(weight, rows)
+    if weight.dtype in _NEIGHBOURS:
+        return _laid_out(*int8_rows(weight, rows), weight.dtype)
+    return weight[rows]
+
+
+def look_up(weight: Tensor, tokens: Tensor) -> Tensor:
+    """Embeddings: tokens [...] int64 -> [..., K] float32; IndexError for one that has no row."""
+    rows = tokens.reshape(-1)
+    if weight.dtype not in _NEIGHBOURS:
+        found = weight[rows].float()
+    elif len(rows) > MOST_ROWS:
+        found = _numbers(*int8_rows(weight, rows))
+    else:
+        total, k = weight.shape
+        found = torch.empty(len(rows), k)
+        layout = (PANEL, GROUP, _NEIGHBOURS[weight.dtype], GROUP_BYTES)
+        signed = weight.dtype is torch.int8
+        rows = rows.to(torch.int64).contiguous()
+        float_rows(weight.data_ptr(), total, layout, signed, rows.numpy(), found.numpy())
+    return found.view(*tokens.shape, weight.shape[1])
+
+
+def _laid_out(whole: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
+    """Panels of rows: whole [N, K / 64, 64] int8, scales [N, K / 64] float32 -> [N, K] dtype."""
+    n, groups = scales.shape
+    step = groups * GROUP_BYTES // PANEL
+    memory = huge_pages.empty(n * step).view(dtype).view(n, step)
+    weight = memory[:, : groups * GROUP]
+    its_scales, its_bytes = _panels(weight)
+    its_scales.copy_(scales.view(-1, PANEL, groups).transpose(1, 2))
+    together = _NEIGHBOURS[dtype]
+    placed = whole.view(-1, PANEL, groups, GROUP // together, together).permute(0, 2, 3, 1, 4)
+    its_bytes.copy_(placed if dtype is torch.int8 else placed.short() + _OFFSET)
+    return weight
+
+
+def _panels(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """An int8 weight's scales [N / 16, K / 64, 16] float32 and its bytes, in pairs or fours of
+    columns [N / 16, K / 64, 64 / c, 16, c], where they lie."""
+    n, k = weight.shape
+    groups, together = k // GROUP, _NEIGHBOURS[weight.dtype]
+    sizes, steps = (n // PANEL, groups, GROUP_BYTES), (groups * GROUP_BYTES, GROUP_BYTES, 1)
+    memory = weight.as_strided(sizes, steps, weight.storage_offset())
+    scales = memory[..., :SCALES_BYTES].view(torch.float32)
+    return scales, memory[..., SCALES_BYTES:].unflatten(-1, (GROUP // together, PANEL, together))
+
+
+def int8_rows(weight: Tensor, rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Rows [n] int64 of an int8 weight: [n, K / 64, 64] int8 and their scales [n, K / 64]."""
+    scales, found = _panels(weight)
+    panel, lane = rows // PANEL, rows % PANEL
+    whole = found[panel, :, :, lane].flatten(2)
+    if weight.dtype is torch.uint8:
+        whole = (whole.short() - _OFFSET).to(torch.int8)
+    return whole, scales[panel, :, lane]
+
+
+def _numbers(whole: Tensor, scales: Tensor) -> Tensor:
+    """What int8 [n, K / 64, 64] with scales [n, K / 64] stands for: [n, K] float32."""
+    return (whole.float() * scales[..., None]).flatten(1)

@@ -1,0 +1,287 @@
+"""`step.device.Device` on an accelerator: nothing comes back to the host before the result does."""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from copy import copy
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.backends.cuda.accept import StepAccept
+from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
+from sglang_dspark.backends.cuda.accept_top_k import accept_top_k
+from sglang_dspark.backends.cuda.commit import StepCommit
+from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
+from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving import upstream
+from sglang_dspark.serving.config import current_config
+from sglang_dspark.step.clock import Clock
+from sglang_dspark.step.engine import Step
+from sglang_dspark.step.layout import admitted_drafts, anchors_alone, layout_of
+from sglang_dspark.step.passes import Pass, Verified
+from sglang_dspark.step.penalties import OutputCounts
+from sglang_dspark.step.ranks import Engine
+from sglang_dspark.step.rules import Cuts, Rules, rules_of
+from sglang_dspark.step.seeds import Seeds, seeded_draft
+from sglang_dspark.step.verify import adjust
+from sglang_dspark.verify.acceptance import Acceptance
+
+WindowArguments = tuple[Tensor, Tensor, Tensor, Any, Any, Tensor, Seeds | None]
+_LEAD = 10_000_000  # cycles: five milliseconds or more, longer than a pass takes to launch
+
+
+class EventClock:
+    """Time on the stream that computes; events are read when they have passed."""
+
+    def mark(self) -> torch.cuda.Event:
+        """An event behind all that was launched."""
+        event = torch.cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def seconds(self, begin: torch.cuda.Event, end: torch.cuda.Event) -> float | None:
+        """From one to the other; None while the other has not passed."""
+        return begin.elapsed_time(end) / 1e3 if end.query() else None
+
+    def lead(self) -> None:
+        """Some milliseconds of waiting on the stream that computes."""
+        torch.cuda._sleep(_LEAD)
+
+
+class GraphDevice:
+    """Admits on the device and pads passes to the tiers of the captured graphs."""
+
+    def __init__(self, worker: Any, clock: Clock) -> None:
+        """worker: upstream's, its graphs captured."""
+        self.clock = clock
+        self._device = torch.device(worker.device)
+        self.tiers: Sequence[int] = (
+            upstream.ragged_capture_num_tokens(model_runner=worker.model_runner) or ()
+        )
+        self.slots = upstream.ragged_capture_max_slots(model_runner=worker.model_runner) or 0
+        self._worker, self._executor = worker, worker._verify_executor
+        self._epilogue = self._executor.verify_epilogue is not None
+        self._by_our_rule = StepAccept()
+        self._rule = current_config().verify.rule
+        self.committer = StepCommit()
+
+    def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
+        """None: a captured graph is the short way."""
+        return None
+
+    def admit(
+        self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
+    ) -> Tensor:
+        """indptr [R + 1] int32 by the logits [R, gamma] of this step and the plan's K."""
+        plan = step.plan
+        if logits is None or not plan.speculates:
+            return anchors_alone(plan.requests, self._device)
+        step.arriving = to_host(logits)
+        slopes, shifts = engine.calibrate(step, greedy)
+        terms = terms_of(slopes, shifts, plan.limits, plan.weights, plan.floors)
+        admit = admit_triton if runs_on(self._device) else admit_torch
+        return admit(logits, self._upload(terms), admitted_drafts(plan))
+
+    def pass_tokens(self, requests: int, admitted: int) -> int:
+        """The smallest tier that holds R + K; beyond the last one the pass runs eagerly."""
+        tokens = requests + admitted
+        return (
+            self.tiers[bisect_left(self.tiers, tokens)]
+            if self.in_graph(requests, admitted)
+            else tokens
+        )
+
+    def accepts_in_graph(self, requests: int, admitted: int) -> bool:
+        """Whether a graph with upstream's accept epilogue was captured for such a pass."""
+        return self._epilogue and self.in_graph(requests, admitted)
+
+    def in_graph(self, requests: int, admitted: int) -> bool:
+        """Whether a graph was captured for such a pass."""
+        tokens = requests + admitted
+        return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self.slots
+
+    def rules(self, counts: OutputCounts, batch: Any) -> Rules:
+        """Of the requests' settings, which the host knows."""
+        return rules_of(self._worker, counts, batch)
+
+    def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
+        """By SGLang's proposer, in a graph where one was captured; depth is always gamma."""
+        worker, proposer = self._worker, self._worker._proposer
+        segment = worker._observers.segment(upstream.InfoSegment.DRAFT)
+        with worker._draft_context(), segment, seeded_draft(proposer, batch, seeds):
+            return proposer.propose(
+                batch=batch,
+                draft_input=batch.spec_info,
+                verify_window=window,
+                bs=len(batch.seq_lens),
+                device=worker.device,
+                target_model=worker.target_worker.model_runner.model,
+                sampling_info=batch.sampling_info,
+            )
+
+    def layout(self, step: Step, indptr: Tensor) -> Any:
+        """Padded to a tier; its lengths stay on the device."""
+        admitted = admitted_drafts(step.plan)
+        return layout_of(indptr, self.pass_tokens(step.plan.requests, admitted))
+
+    def run(self, asked: Pass) -> Verified:
+        """Upstream's compact pass: in a graph, or eagerly where none was captured."""
+        executor, batch, penalties = self._executor, asked.batch, asked.rules.penalties
+        verifying = self._worker._observers.segment(upstream.InfoSegment.TARGET_VERIFY)
+        with verifying, _seated(executor, asked.requests):
+            done, hidden = executor.run_compact(
+                batch=batch,
+                layout=asked.layout,
+                draft_block_ids=asked.proposal.draft_block_ids,
+                draft_tokens=asked.proposal.draft_block.draft_tokens,
+                bs=asked.requests,
+                device=self._worker.device,
+                sampling_info=batch.sampling_info if penalties is None else None,
+                verify_window=asked.window,
+                inject_gate=asked.foldable,
+            )
+        logits = done.logits_output.next_token_logits
+        if penalties is not None:
+            penalties.apply(logits, asked.ids, batch.seq_lens)
+            adjust(self._worker, batch, logits)
+        in_graph = bool(done.can_run_cuda_graph)
+        return Verified(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
+
+    def accept(self, asked: Pass, verified: Verified) -> Any:
+        """`AcceptOuts`, by the fastest way that has plain decoding's distribution.
+
+        Greedy: SGLang's, in the graph where one accepted. Each request with a top-k of at most
+        1,024: lists of tokens. Without drafts: plain decoding's sampler, or our rule. With drafts:
+        SGLang's rule where it is lossless, else ours.
+        """
+        batch, rules = asked.batch, asked.rules
+        if rules.cuts is None:
+            return self._by_upstream(asked, verified, batch.sampling_info)
+        if rules.cuts.listed is not None:
+            return self._finalized(asked, self._listed(asked, verified, rules.cuts.listed))
+        if not asked.drafted and samples_as_plain(batch.sampling_info, rules):
+            return self._finalized(asked, self._plain(asked, verified))
+        if rules.own_law or not asked.drafted:
+            return self._finalized(asked, self._by_our_rule(*self._windows(asked, verified)))
+        return self._by_upstream(asked, verified, sampled_alone(batch.sampling_info, rules.cuts))
+
+    def _by_upstream(self, asked: Pass, verified: Verified, sampling_info: Any) -> Any:
+        return self._executor.accept_and_finalize(
+            folded_accept=verified.folded,
+            bs=asked.requests,
+            verify_ids_2d=asked.ids,
+            target_logits=verified.outputs.next_token_logits,
+            draft_block=asked.proposal.draft_block,
+            sampling_info=sampling_info,
+            draft_input=asked.came,
+            layout=asked.layout,
+            prefix_lens=asked.batch.seq_lens,
+            draft_tokens=asked.proposal.draft_block.draft_tokens,
+        )
+
+    def _listed(self, asked: Pass, verified: Verified, most: int) -> Acceptance:
+        return accept_top_k(
+            *self._windows(asked, verified),
+            most=most,
+            rows=asked.layout.graph_num_tokens,
+            rule=self._rule,
+        )
+
+    def _plain(self, asked: Pass, verified: Verified) -> Acceptance:
+        sampler, logits = self._worker.model_runner.sampler, verified.outputs.next_token_logits
+        bonus = plain_tokens(sampler, logits, asked.ids.shape[1], asked.batch, asked.rules)
+        return Acceptance(accepted=torch.zeros_like(bonus), bonus=bonus)
+
+    def _windows(self, asked: Pass, verified: Verified) -> WindowArguments:
+        """The arguments of `step.accept.accept`."""
+        return (
+            asked.ids,
+            asked.layout.verify_lens,
+            verified.outputs.next_token_logits,
+            asked.proposal.draft_block,
+            asked.batch.sampling_info,
+            asked.batch.seq_lens,
+            asked.rules.seeds,
+        )
+
+    def _finalized(self, asked: Pass, outcome: Acceptance) -> Any:
+        """`AcceptOuts`; ranks agree on our outcome as they do on upstream's."""
+        return upstream.build_accept_outs(
+            correct_len=outcome.accepted,
+            bonus=outcome.bonus,
+            # No draft that was admitted is dropped afterwards.
+            cap_trim_lens=torch.zeros_like(outcome.accepted),
+            prefix_lens=asked.batch.seq_lens,
+            draft_tokens=asked.proposal.draft_block.draft_tokens,
+            gamma=int(self._worker.gamma),
+            verify_num_draft_tokens=int(self._worker.verify_num_draft_tokens),
+            tp_sync=self._executor._tp_sync,
+            sync_site=upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE,
+        )
+
+    def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
+        """In every step, one that drafted nothing included, unless a graph did it."""
+        if asked.rules.penalties is not None:
+            asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
+        epilogue = self._executor.verify_epilogue
+        if verified.folded and epilogue.folds_commit:
+            return
+        hidden, layout = verified.hidden, asked.layout
+        assert hidden is not None, "and hidden states"
+        emitted, rows = accepted.commit_lens, layout.graph_num_tokens
+        if self.committer(self._worker, asked.batch, asked.window, hidden, emitted, rows):
+            return
+        self._executor.commit_hidden(
+            batch=asked.batch,
+            layout=asked.layout,
+            hidden_strided=hidden,
+            verify_window=asked.window,
+            logits_output=verified.outputs,
+            commit_lens=emitted,
+            bs=asked.requests,
+            run_compact=True,
+        )
+
+    def _upload(self, host: Tensor) -> Tensor:
+        if self._device.type != "cuda":
+            return host
+        return host.pin_memory().to(self._device, non_blocking=True)
+
+
+def sampled_alone(sampling_info: Any, cuts: Cuts) -> Any:
+    """SGLang's sampling info as if greedy requests had no cuts.
+
+    Their top-k is 1, and a flag of the batch says so: SGLang would cut all rows by sorting. Its
+    greedy rule replaces the sampled outcome of these rows.
+    """
+    view = copy(sampling_info)
+    view.need_top_k_sampling, view.need_top_p_sampling = cuts.top_k, cuts.top_p
+    return view
+
+
+@contextmanager
+def _seated(executor: Any, requests: int) -> Iterator[None]:
+    """Without the graphs' accept epilogue where a batch has more requests than any of them.
+
+    Such a pass runs eagerly, but upstream stages its lengths in the epilogue's buffers all the
+    same, which raises.
+    """
+    epilogue = executor.verify_epilogue
+    if epilogue is not None and requests > epilogue.max_bs:
+        executor.verify_epilogue = None
+    try:
+        yield
+    finally:
+        executor.verify_epilogue = epilogue
+
+
+def to_host(values: Tensor) -> Tensor:
+    """A copy in pinned memory, complete when the step's result is.
+
+    The copy is of a copy: a captured graph writes to the same tensor in the next step.
+    """
+    return upstream.async_d2h(values.detach().clone())

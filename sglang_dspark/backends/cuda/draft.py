@@ -1,0 +1,145 @@
+"""Drafting on a GPU: the sequential head's steps in one launch, else SGLang's.
+
+Upstream, sglang/srt/speculative/dspark_components/dspark_draft.py (`draft_markov_block`),
+launches a product and two kernels or more for each position, in the draft's graph and outside of
+it. The operator draws the same drafts from the same noise, but where rounding decides, and keeps
+the same logits. Nothing is read back; what a captured launch counts on stays where it is.
+
+On an H200 (results/gpu_markov_h200.json) the operator takes a quarter to two thirds of the time of
+SGLang's steps outside of graphs. In a graph, where launches cost little, SGLang's steps of sampled
+blocks were quicker at 1, 4 and 64 requests: a vanilla head's are captured as they are.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.kernels.markov_blocks import Blocks, Noise, mixing_of, why_not
+from sglang_dspark.kernels.markov_sample import markov_triton
+from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving import mode, upstream
+
+logger = logging.getLogger(__name__)
+# Of CUDA_ERROR_COOPERATIVE_LAUNCH_TOO_LARGE, which leaves the device as it was.
+_TOO_LARGE = "cooperative launch"
+Drafted = tuple[Tensor, Tensor | None]
+
+
+class DraftSteps:
+    """Chooses the way of each block; says once why a GPU does it by SGLang's steps."""
+
+    def __init__(self) -> None:
+        # By size, never given up: a captured graph has their addresses.
+        self._scratch: dict[tuple[torch.device, int], Tensor] = {}
+        self._told: set[str] = set()
+        self._fits = True
+
+    def __call__(self, original: Callable[..., Drafted], **block: Any) -> Drafted:
+        """Tokens and logits [R, gamma, V] of a block, by the arguments of upstream's function."""
+        if not runs_on(block["base_logits"].device) or not mode.choice().ours:
+            return original(**block)
+        if theirs_is_quicker(**block):
+            return original(**block)
+        if not self._fits:
+            return original(**block)
+        reason = obstacle(block["markov_head"], block["tp_sync"])
+        given = blocks(**block) if reason is None else None
+        reason = reason if given is None else why_not(given)
+        if given is None or reason is not None:
+            self._tell(str(reason))
+            return original(**block)
+        tokens = self._launched(given)
+        if tokens is None:
+            return original(**block)
+        if given.noise is not None:
+            given.noise.offset.add_(1)  # as upstream's, for the next block's noise
+        return tokens, given.logits
+
+    def _launched(self, given: Blocks) -> Tensor | None:
+        """Tokens [R, gamma]; None where the launch does not fit, now and from now on.
+
+        Under MPS or in a green context a process has fewer multiprocessors than the device reports.
+        Nothing was launched then, so counters and noise are as before.
+        """
+        try:
+            return markov_triton(given, self._counters(given)).tokens
+        except RuntimeError as error:
+            if _TOO_LARGE not in str(error):
+                raise
+            self._fits = False
+            self._tell(f"it does not fit this process's part of the GPU ({error})")
+            return None
+
+    def _tell(self, reason: str) -> None:
+        if reason not in self._told:
+            logger.warning("drafts are SGLang's steps, not one launch: %s", reason)
+            self._told.add(reason)
+
+    def _counters(self, given: Blocks) -> Tensor:
+        requests, gamma, _ = given.base.shape
+        key = (given.base.device, 1 + gamma * requests)
+        if key not in self._scratch:
+            self._scratch[key] = torch.zeros(key[1], dtype=torch.int64, device=key[0])
+        return self._scratch[key]
+
+
+draft_steps = DraftSteps()
+
+
+def obstacle(head: Any, tp_sync: Any) -> str | None:
+    """What of an upstream head or of its ranks the operator does not know; None: nothing."""
+    heads = (upstream.VanillaMarkov, upstream.GatedMarkovHead, upstream.RNNHead)
+    other = upstream.other_class("its head", head, *heads)
+    if other is not None:
+        return other
+    if head.vocab_shard is not None:
+        return "the vocabulary is split over ranks"
+    if tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_DRAFT):
+        return "ranks agree on each draft before the next"
+    return None
+
+
+def theirs_is_quicker(markov_head: Any, logits_out: Tensor | None = None, **_block: Any) -> bool:
+    """Whether a block is of a graph that keeps its logits and of a head that was measured.
+
+    Upstream gives a buffer for them along there, its warm-up included, and nowhere else.
+    """
+    return logits_out is not None and type(markov_head) is upstream.VanillaMarkov
+
+
+def blocks(
+    *,
+    markov_head: Any,
+    base_logits: Tensor,
+    anchor_tokens: Tensor,
+    draft_hidden: Tensor | None,
+    step_temperatures: Tensor,
+    noise: Any,
+    tp_sync: Any,
+    logits_out: Tensor | None = None,
+    greedy_draft: bool = False,
+) -> Blocks:
+    """The operator's arguments, of those of upstream's `draft_markov_block`."""
+    plain = Blocks(
+        base=base_logits,
+        anchors=anchor_tokens.long(),
+        w1=markov_head.markov_w1.weight,
+        w2=markov_head.markov_w2.weight,
+    )
+    if logits_out is None and not greedy_draft:
+        logits_out = torch.empty_like(base_logits, dtype=plain.step_dtype)
+    return Blocks(
+        base=plain.base,
+        anchors=plain.anchors,
+        w1=plain.w1,
+        w2=plain.w2,
+        temperatures=None if greedy_draft else step_temperatures,
+        noise=None if greedy_draft else Noise(noise.key, noise.offset),
+        logits=None if greedy_draft else logits_out,
+        mixing=mixing_of(markov_head, draft_hidden),
+    )

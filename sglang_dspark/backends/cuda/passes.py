@@ -1,0 +1,150 @@
+"""Passes of the real models at the sizes of the captured graphs, for timing them at start-up.
+
+As `schedule/passes.py` does on a CPU: made-up requests in the first pool rows, a draft block or a
+ragged verify pass with the injection of one token a request behind it, through the same runners
+(sglang/srt/model_executor/runner/decode_cuda_graph_runner.py), which replay a graph where
+one was captured.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from sglang_dspark.backends.cuda.accept_warm_up import Shape, warm_up
+from sglang_dspark.backends.cuda.device import GraphDevice
+from sglang_dspark.kernels.admission import admit_triton
+from sglang_dspark.kernels.commit_rows import Packed, pack_triton
+from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving import upstream
+from sglang_dspark.serving.profile_passes import Seats, draft_once, ragged_forward
+from sglang_dspark.step.layout import layout_of
+
+_EAGER = 64  # requests, where there are no graphs
+
+
+@dataclass(frozen=True)
+class _Asked:
+    """A made-up pass. layout: upstream's. tokens: [R, gamma] int64, anchors and drafts alike."""
+
+    layout: Any
+    tokens: Tensor
+    accepts_in_graph: bool
+
+
+class GraphPasses:
+    """What `schedule.profile` times on an accelerator."""
+
+    def __init__(self, worker: Any, device: GraphDevice) -> None:
+        self._worker, self._device = worker, device
+        self._overlaps = not upstream.get_schedule().disable_overlap_schedule
+        self._seats = Seats(worker)
+        self._warm = False
+        self.gamma = int(worker.gamma)
+        self.most_requests, self.longest = self._seats.most_requests, self._seats.longest
+        self.tiers = tuple(device.tiers)
+        self.depths: tuple[int, ...] = (self.gamma,)  # another width runs outside the draft's graph
+
+    def warm_up(self) -> None:
+        """One pass of each kind, for what only a first one does, and the operators of every size of
+        batch that has graphs and of every sampling setting: what compiles in a served step holds
+        all its users up. Once."""
+        if self._warm:
+            return
+        self._warm = True
+        context = min(8, self.longest)
+        self.verify_seconds([0], context)
+        self.verify_seconds([self.gamma] * min(2, self.most_requests), context)
+        self.draft_seconds(1, self.gamma, context)
+        if runs_on(torch.device(self._worker.device)):
+            most = min(self.most_requests, self._device.slots or _EAGER)
+            for requests in sorted({min(1 << bits, most) for bits in range(most.bit_length() + 1)}):
+                self._compile(requests, context)
+            self._compile_accept(most, context)
+
+    def _compile(self, requests: int, context: int) -> None:
+        """What is made anew for each power of two of requests, on rows of the types served."""
+        device = self._worker.device
+        with self._seats.taken(requests, context) as batch:
+            proposal = draft_once(self._worker, self._worker._proposer, batch)
+            hidden = self._verify(batch, self._asked([0] * requests)).hidden_states
+            lens = batch.seq_lens
+        terms = torch.zeros(requests, 2 * self.gamma + 3, dtype=torch.float64, device=device)
+        admit_triton(proposal.confidence_raw, terms, 0)
+        emitted = torch.ones(requests, dtype=torch.int32, device=device)
+        slots = torch.zeros(requests, self.gamma + 1, dtype=torch.int64, device=device)
+        windows = hidden[:1].expand(slots.numel(), -1)
+        pack_triton(windows, emitted, lens, slots, requests)
+
+    def _compile_accept(self, most: int, context: int) -> None:
+        """The accept rules, whose kernels depend on the sampling settings of the batch."""
+        with self._seats.taken(1, context) as batch:
+            block = draft_once(self._worker, self._worker._proposer, batch).draft_block
+            logits = self._verify(batch, self._asked([0])).next_token_logits[:1]
+            warm_up(self._device, Shape(self.gamma, logits, block), most)
+
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
+        """Seconds of a pass that verifies drafts[r] of each request, injection included."""
+        requests, asked = len(drafts), self._asked(drafts)
+        in_graph = self._device.in_graph(requests, sum(drafts))
+        with self._seats.taken(requests, context) as batch:
+            return self._timed(lambda: self._verify(batch, asked), in_graph=in_graph)
+
+    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
+        """Seconds of drafting gamma positions for every request, whatever the depth."""
+        in_graph = self._device.in_graph(requests, 0)
+        with self._seats.taken(requests, context) as batch:
+            return self._timed(
+                lambda: draft_once(self._worker, self._worker._proposer, batch), in_graph=in_graph
+            )
+
+    def _timed(self, run: Callable[[], Any], *, in_graph: bool) -> float:
+        """Seconds on the device. What launches a graph is hidden where steps overlap, so then the
+        device is kept from waiting for it."""
+        clock = self._device.clock
+        if in_graph and self._overlaps:
+            clock.lead()
+        began = clock.mark()
+        run()
+        ended = clock.mark()
+        torch.get_device_module(self._worker.device).synchronize()
+        seconds = clock.seconds(began, ended)
+        assert seconds is not None, "a synchronised device has passed all its events"
+        return seconds
+
+    def _asked(self, drafts: Sequence[int]) -> _Asked:
+        """On the device before anything is timed: the copy would wait for what runs there."""
+        worker, requests, admitted = self._worker, len(drafts), sum(drafts)
+        rows = np.cumsum([0, *(each + 1 for each in drafts)], dtype=np.int32)
+        indptr = torch.from_numpy(rows).to(worker.device)
+        layout = layout_of(indptr, self._device.pass_tokens(requests, admitted))
+        tokens = torch.ones(requests, self.gamma, dtype=torch.int64, device=worker.device)
+        return _Asked(layout, tokens, self._device.accepts_in_graph(requests, admitted))
+
+    def _verify(self, batch: Any, asked: _Asked) -> Any:
+        """The target's `LogitsProcessorOutput`, its hidden states a row a token of the pass."""
+        worker, layout = self._worker, asked.layout
+        window = upstream.BuildRaggedVerifyWindow.execute(
+            batch=batch,
+            layout=layout,
+            # Upstream's kernel reads anchors out of rows that are gamma wide, its torch any.
+            draft_block_ids=asked.tokens,
+            draft_tokens=asked.tokens,
+            bs=len(asked.tokens),
+            device=worker.device,
+            verify_num_draft_tokens=self.gamma + 1,
+            model_runner=worker.model_runner,
+        )
+        if asked.accepts_in_graph:
+            worker._verify_executor.verify_epilogue.begin_step(layout.verify_lens, armed=False)
+        outputs = ragged_forward(worker, batch, layout, window)
+        hidden = outputs.hidden_states
+        first = layout.qo_indptr_device[:-1].long()  # a request's first row in the pass
+        slots = window.verify_cache_loc[first].long()
+        self._device.committer.write(worker, Packed(hidden[first], window.positions[first], slots))
+        return outputs

@@ -1,0 +1,193 @@
+"""Refuses a drafter that does not fit the target, before any process is spawned.
+
+Upstream: sglang/srt/arg_groups/speculative_hook.py, `handle_speculative_decoding`, the
+step of argument resolution that first reads the drafter. The comparison itself is pure and lies in
+sglang_dspark/serving/checkpoint.py. Drafters bundled in the target's checkpoint, or in an object
+store, are upstream's business. Of a Hub id the configuration is fetched here, as upstream would a
+moment later; its weights are checked only when they lie in the local cache already.
+"""
+
+from __future__ import annotations
+
+import logging
+import os
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from sglang_dspark.backends.cuda import features
+from sglang_dspark.drafter.config import (
+    MOE_ARCHITECTURE,
+    DrafterConfig,
+    architecture_of,
+    read_config,
+)
+from sglang_dspark.drafter.target_fit import Target
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.sharding import Split, check_split
+from sglang_dspark.serving import mode, startup, upstream
+from sglang_dspark.serving.checkpoint import validate_drafter
+from sglang_dspark.serving.config import current_config
+
+logger = logging.getLogger(__name__)
+
+
+def check_drafter(server_args: Any) -> None:
+    """BEFORE hook of `handle_speculative_decoding`; changes no argument."""
+    args = upstream.resolving_view(server_args)
+    if str(args.speculative_algorithm).upper() != "DSPARK":
+        return
+    try:
+        _check(server_args, args)
+    except DSparkError as error:
+        startup.stop(str(error))
+
+
+def _check(server_args: Any, args: Any) -> None:
+    drafter = args.speculative_draft_model_path
+    if drafter is None:
+        _require_bundled(server_args, args)
+        return
+    path = drafter_folder(args)
+    if path is None:
+        return
+    fetched = not Path(drafter).exists()
+    _check_moe(path, args)
+    _choose_mode(server_args, path, args)
+    validate_drafter(
+        path,
+        _target(server_args, args),
+        block_size=args.speculative_dspark_block_size,
+        draft_tokens=args.speculative_num_draft_tokens,
+        needs_confidence=_reads_confidence(),
+        weights=not fetched or any(path.glob("*.safetensors")),
+    )
+
+
+def drafter_folder(args: Any) -> Path | None:
+    """Return the folder of the drafter's config.json, fetched from the Hub where it is an id.
+
+    None: the drafter is bundled in the target's checkpoint, or lies in an object store. Raises
+    DSparkError where there is no such drafter.
+    """
+    drafter = args.speculative_draft_model_path
+    if drafter is None or drafter == args.model_path or "://" in drafter:
+        return None
+    path = Path(drafter)
+    return path if path.exists() else _fetch_config(drafter, args)
+
+
+def _fetch_config(drafter: str, args: Any) -> Path:
+    """Folder of the local cache that holds config.json of the Hub id `drafter`."""
+    if drafter.count("/") != 1 or drafter[0] in "/.~" or drafter[-1] == "/":
+        raise DSparkError(f"drafter {drafter} does not exist; check --speculative-draft-model-path")
+    from huggingface_hub import hf_hub_download
+
+    try:
+        file = hf_hub_download(
+            drafter,
+            "config.json",
+            revision=args.speculative_draft_model_revision,
+            cache_dir=args.download_dir,
+        )
+    except (OSError, ValueError) as error:  # the Hub's own errors are OSErrors
+        raise DSparkError(
+            f"drafter {drafter} is no directory here and its config.json cannot be fetched from "
+            f"the Hub ({type(error).__name__}); check --speculative-draft-model-path"
+        ) from error
+    return Path(file).parent
+
+
+def _require_bundled(server_args: Any, args: Any) -> None:
+    """Without a drafter path, a local target must carry a drafter of its own."""
+    folder = Path(args.model_path)
+    if not folder.is_dir() or (folder / "dspark" / "config.json").is_file():
+        return
+    if not upstream.checkpoint_bundles_dspark_draft(
+        upstream.model_config_of(server_args).hf_config
+    ):
+        raise DSparkError(
+            f"DSPARK needs a drafter and the target {folder} carries none; set "
+            "--speculative-draft-model-path"
+        )
+
+
+def _target(server_args: Any, args: Any) -> Target:
+    model = upstream.model_config_of(server_args)
+    config = model.hf_text_config
+    return Target(
+        path=str(args.model_path),
+        hidden_size=int(config.hidden_size),
+        vocab_size=int(config.vocab_size),
+        num_layers=int(config.num_hidden_layers),
+        architecture=(model.hf_config.architectures or [""])[0],
+    )
+
+
+def _check_moe(path: Path, args: Any) -> None:
+    """A drafter with experts must fit the ranks, the device and the cache. With data-parallel
+    attention its ranks are fewer than --tp-size, and it is checked when it is built."""
+    if architecture_of(read_config(path), path) != MOE_ARCHITECTURE:
+        return
+    drafter = DrafterConfig.from_dir(path)
+    if int(args.attn_dp_size) == 1:
+        split = Split.of_rank(0, int(args.tp_size), int(args.ep_size))
+        check_split(drafter, split, f"drafter {path}")
+    if str(args.device).split(":")[0] not in ("cpu", "cuda"):
+        raise DSparkError(
+            f"drafter {path} has experts, which are served on CPUs and on NVIDIA GPUs, not on "
+            f"{args.device}; use a dense drafter"
+        )
+    if drafter.window is not None and args.enable_unified_memory:
+        raise DSparkError(
+            f"drafter {path} has a window, which is not read from a unified memory pool; leave out "
+            "--enable-unified-memory"
+        )
+
+
+def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
+    """What is verified is our choice, and SGLang must know before it loads the heads."""
+    device = str(args.device)
+    if device == "cpu":
+        mode.host_verifies_all()  # raises for a mode that only SGLang's step has
+        if upstream.mambaish_config(upstream.model_config_of(server_args)) is not None:
+            raise DSparkError(
+                "DSPARK cannot serve this on a CPU: the target keeps a recurrent state; remove "
+                "--speculative-algorithm"
+            )
+        mode.prepare(confidence_head=_has_head(path))
+    elif device.startswith("cuda") and mode.choice().ours:
+        why = obstacle(server_args, args, path)
+        if why is None:
+            mode.prepare(confidence_head=True)
+        else:
+            logger.warning("sglang-dspark: every draft is verified: %s", why)
+
+
+def obstacle(server_args: Any, args: Any, path: Path) -> str | None:
+    """Return why a GPU server with these arguments verifies every draft; None: it is scheduled.
+
+    server_args: SGLang's record. args: a view of it. path: the drafter's folder.
+    """
+    return features.obstacle(_start(server_args, args, _has_head(path)))
+
+
+def _has_head(path: Path) -> bool:
+    return bool(read_config(path).get("enable_confidence_head"))
+
+
+def _start(server_args: Any, args: Any, has_head: bool) -> features.Start:
+    recurrent = upstream.mambaish_config(upstream.model_config_of(server_args)) is not None
+    chosen = current_config().schedule
+    by_lengths = chosen.threshold is not None or chosen.algorithm == "early-stop"
+    generation = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
+    return features.Start(args, has_head, recurrent, dict(os.environ), by_lengths, generation)
+
+
+def _reads_confidence() -> bool:
+    """Whether upstream will build the confidence head: in every mode but `static`."""
+    try:
+        return upstream.read_ragged_verify_mode() is not upstream.RaggedVerifyMode.STATIC
+    except ValueError as error:
+        raise DSparkError(str(error)) from error

@@ -1,0 +1,1 @@
+"""Serve drafters with experts: SGLang's model class and its grouped products."""

@@ -1,0 +1,190 @@
+"""The experts' backends that need a server: our compiled CPU kernels, SGLang's fused MoE and its
+Humming runner (humming_experts.py); and by what a served drafter's layers choose among all of them.
+Importing this registers them.
+
+SGLang's: sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py, `fused_moe`, BF16
+weights or FP8 ones with 128 x 128 scales. Written after its source; it has not been run on a GPU.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from importlib.metadata import version
+
+import torch
+from torch import Tensor
+
+from sglang_dspark import __version__
+from sglang_dspark.backends.cpu import expert_ops, linear
+from sglang_dspark.backends.cpu.narrow_matmul import LANES
+from sglang_dspark.backends.cpu.threads import chosen_threads
+from sglang_dspark.backends.moe import humming_experts
+from sglang_dspark.common.machine import cpu_description
+from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.moe import Experts
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.backends import (
+    Backend,
+    Call,
+    ExpertWeights,
+    ExpertWorkload,
+    joined,
+    needs,
+    register,
+)
+from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
+from sglang_dspark.experts.gpu_backends import on_cuda
+from sglang_dspark.experts.times import TimesKey, load_or_measure
+from sglang_dspark.quantisation import bf16, fp8
+from sglang_dspark.serving import upstream
+
+logger = logging.getLogger(__name__)
+
+
+def _compiled_refusal(s: ExpertWorkload) -> str | None:
+    if s.device != "cpu":
+        return "for CPUs"
+    if s.dtype != torch.float32 or s.width % LANES or s.inner % LANES:
+        return f"needs float32 and widths in multiples of {LANES}"
+    if s.graph:
+        return "computes on the host, which a graph cannot"
+    most = linear.MAX_ROWS
+    return f"for up to {most} tokens" if s.tokens > most else None
+
+
+def _no_kernel() -> str | None:
+    return None if linear.prepare() is not None else "this CPU has no fused multiply-add of ours"
+
+
+def _prepare_compiled(weights: ExpertWeights) -> Call:
+    gate, up, down = (part.float() for part in weights.restored())
+    return expert_ops.CompiledExperts(gate, up, down)
+
+
+def _sglang_refusal(s: ExpertWorkload) -> str | None:
+    if s.format not in (bf16.NAME, fp8.NAME):
+        return "takes bf16 and fp8 weights"
+    if s.format == fp8.NAME and s.inner % fp8.BLOCK:
+        return f"fp8 experts of width {s.inner}, no multiple of {fp8.BLOCK}"
+    return on_cuda(s, (8, 9) if s.format == fp8.NAME else (8, 0))
+
+
+def _prepare_sglang(weights: ExpertWeights) -> Call:
+    gate, up, down = weights.coded()
+    gate_up, how = joined(gate, up), upstream.MoeRunnerConfig(inplace=False)
+    scaled = weights.format == fp8.NAME
+    block = [fp8.BLOCK, fp8.BLOCK] if scaled else None
+
+    def call(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
+        unread = torch.empty(len(x), len(gate_up.payload), device=x.device)  # router's logits
+        out = upstream.fused_moe(
+            x.bfloat16().contiguous(),
+            gate_up.payload,
+            down.payload,
+            upstream.StandardTopKOutput(own, ids.int(), unread),
+            how,
+            use_fp8_w8a8=scaled,
+            w1_scale=gate_up.scales,
+            w2_scale=down.scales,
+            block_shape=block,
+        )
+        return out.to(x.dtype)
+
+    return call
+
+
+register(Backend("compiled", _no_kernel, _compiled_refusal, _prepare_compiled), before="triton")
+register(Backend("sglang", needs("sglang"), _sglang_refusal, _prepare_sglang), before="flashinfer")
+register(humming_experts.BACKEND, before="flashinfer")
+
+
+def weights_of(e: Experts, shape: DrafterConfig) -> ExpertWeights:
+    """A loaded layer's routed experts; DSparkError where they have NaN or infinite weights."""
+    values = (e.gate_proj.detach(), e.up_proj.detach(), e.down_proj.detach())
+    return ExpertWeights(shape.expert_format, values)
+
+
+def workload_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> ExpertWorkload:
+    """What a drafter's layers are to be computed on and with."""
+    return ExpertWorkload(
+        device,
+        shape.expert_format,
+        shape.num_experts,
+        shape.moe_intermediate_size,
+        shape.hidden_size,
+        shape.experts_per_token,
+        dtype=dtype,
+        capability=torch.cuda.get_device_capability() if device == "cuda" else None,
+    )
+
+
+def key_of(workload: ExpertWorkload) -> TimesKey:
+    """What times measured here depend on."""
+    if workload.device == "cuda":
+        device = torch.cuda.get_device_name()
+    else:
+        device = f"{cpu_description()}; {chosen_threads()} compute threads"
+    versions = f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}"
+    return TimesKey.of(workload, device, versions)
+
+
+@dataclass(frozen=True)
+class RoutedLayers:
+    """The routed experts of all layers, ready to be called; in_graphs: whether by calls that a
+    captured pass may hold."""
+
+    layers: tuple[RoutedExperts, ...]
+    in_graphs: bool
+
+
+def routed_layers(
+    found: Sequence[ExpertWeights], shape: DrafterConfig, ranks: int = 1, in_graphs: bool = False
+) -> RoutedLayers:
+    """Experts of each layer's weights, by what `chooser_for` chooses.
+
+    in_graphs: draft passes are to be captured. Where no backend can be, that is said in one line
+    and the result is for passes that are not. DSparkError where none serves those either.
+    """
+    chooser = chooser_for(found[0], shape, ranks, in_graphs)
+    layers = tuple(RoutedExperts(weights, chooser) for weights in found)
+    try:
+        for layer in layers:
+            layer.warm_up()
+    except DSparkError as error:
+        if not in_graphs:
+            raise
+        logger.warning("sglang-dspark: draft passes run outside graphs: %s", error)
+        return routed_layers(found, shape, ranks)
+    return RoutedLayers(layers, in_graphs)
+
+
+def chooser_for(
+    weights: ExpertWeights, shape: DrafterConfig, ranks: int = 1, in_graphs: bool = False
+) -> Chooser:
+    """By times of this machine, measured on one layer's weights at the first start; where those
+    cannot be had, by the order of preference, which is logged.
+
+    One of several ranks goes by the order of preference: ranks that measure beside each other
+    disturb each other, and all are to do the same.
+    """
+    given = weights.restored()[0]
+    held, inner, _ = weights.shape
+    workload = replace(
+        workload_of(shape, given.device.type, given.dtype),
+        experts=held,
+        inner=inner,
+        absent=shape.num_experts - held,
+        graph=in_graphs,
+    )
+    if ranks > 1:
+        return Chooser(workload)
+    try:
+        times = load_or_measure(weights, workload, key_of(workload))
+    except DSparkError as error:
+        logger.warning("sglang-dspark: experts are chosen without measured times: %s", error)
+        return Chooser(workload)
+    if times.timings:
+        logger.info("sglang-dspark: times of experts: %s", times)
+    return Chooser(workload, times)

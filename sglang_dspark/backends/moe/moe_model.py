@@ -1,0 +1,235 @@
+"""The drafter with experts in SGLang: attention, K/V injection and heads are those of the dense
+DSPARK drafts, layers have experts (drafter/moe.py) on one or several residual streams.
+
+Subclasses sglang/srt/models/dspark.py and models/dflash.py; patches/step/moe_drafter.py puts
+the class into SGLang's model registry. Any target serves that DSPARK captures features of.
+
+Over several ranks attention and heads are upstream's; experts are split by experts/sharding.py, and
+one sum over the tensor-parallel group, which holds the MoE groups, completes a layer. Router and
+residual streams are computed by every rank from the same numbers.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.backends.cpu import expert_ops
+from sglang_dspark.backends.moe import expert_backends
+from sglang_dspark.backends.moe.block_window import BlockWindow, WindowedAttention
+from sglang_dspark.backends.moe.moe_config import drafter_shape
+from sglang_dspark.drafter.hyper_connections import HyperConnection, StreamRead, open_streams
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.dispatch import RoutedExperts
+from sglang_dspark.experts.sharding import (
+    Part,
+    RankMoE,
+    Split,
+    check_split,
+    mlp_of_rank,
+    tensors_of_rank,
+)
+from sglang_dspark.quantisation.checkpoint import restore_tensors
+from sglang_dspark.serving import upstream
+
+
+def split_here() -> Split:
+    """What this rank holds, by SGLang's MoE groups; DSparkError where they are not its TP group."""
+    p = upstream.get_parallel()
+    if p.moe_ep_size * p.moe_tp_size != p.tp_size:
+        raise DSparkError(
+            f"a drafter with experts is split over all --tp-size {p.tp_size} ranks, experts "
+            f"{p.moe_ep_size} ways and their width {p.moe_tp_size} ways; use --moe-dp-size 1"
+        )
+    return Split(
+        Part(p.moe_ep_rank, p.moe_ep_size),
+        Part(p.moe_tp_rank, p.moe_tp_size),
+        Part(p.tp_rank, p.tp_size),
+    )
+
+
+def in_graphs() -> bool:
+    """Whether SGLang is to capture this server's decode passes, the draft's among them."""
+    return (
+        upstream.current_platform.capabilities.graph_capture
+        and upstream.get_exec().graph.cuda_graph_config.decode.backend != upstream.Backend.DISABLED
+    )
+
+
+class MoEDecoderLayer(nn.Module):
+    """Pre-norm attention and experts; the names of its weights are those of the checkpoint."""
+
+    attention_conv = None  # upstream's layers may have them
+    mlp_conv = None
+
+    def __init__(
+        self,
+        config: Any,
+        layer_id: int,
+        attention_conv: None = None,
+        mlp_conv: None = None,
+        quant_config: Any = None,
+        prefix: str = "",
+    ):
+        super().__init__()
+        c = drafter_shape(config)
+        self.self_attn = upstream.DFlashAttention(config=config, layer_id=layer_id)
+        split = split_here()
+        self.mlp, self.ranks = mlp_of_rank(c, split), split.ranks
+        self.input_layernorm = upstream.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.post_attention_layernorm = upstream.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
+        self.attn_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
+        self.mlp_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
+        # Routing and mixing are computed in float32, whatever dtype the server loads weights in.
+        self.attn_residual.float()
+        self.mlp_residual.float()
+        if isinstance(self.mlp, RankMoE):
+            self.mlp.gate.float()
+        self.compiled = _CompiledLayer()
+        self.routed: RoutedExperts | None = None
+
+    def use_compiled(self) -> None:
+        """Take the short form for the weights that are there now, where it serves them."""
+        shared = self.mlp.shared_experts if isinstance(self.mlp, RankMoE) else None
+        self.compiled = _CompiledLayer(
+            expert_ops.CompiledShared.of(shared),
+            expert_ops.CompiledStreams.of(self.attn_residual),
+            expert_ops.CompiledStreams.of(self.mlp_residual),
+        )
+
+    def forward(self, x: Tensor, positions: Tensor, forward_batch: Any) -> Tensor:
+        """x [n, d], or [n, streams, d]; positions [n] -> as x."""
+
+        def attend(y: Tensor) -> Tensor:
+            return self.self_attn(
+                positions=positions,
+                hidden_states=self.input_layernorm(y),
+                forward_batch=forward_batch,
+            )
+
+        x = _connected(self.attn_residual, self.compiled.attn_streams, x, attend)
+        return _connected(self.mlp_residual, self.compiled.mlp_streams, x, self._feed)
+
+    def _feed(self, y: Tensor) -> Tensor:
+        out = self._own_part(self.post_attention_layernorm(y))
+        return upstream.tensor_model_parallel_all_reduce(out) if self.ranks > 1 else out
+
+    def _own_part(self, y: Tensor) -> Tensor:
+        """What this rank adds to the layer's output."""
+        if not isinstance(self.mlp, RankMoE):
+            return self.mlp(y)
+        routing = self.mlp.route(y)
+        routed = self.mlp.routed if self.routed is None else self.routed
+        out = routed(y, routing.experts, routing.weights)
+        if self.mlp.shared_experts is None:
+            return out
+        short = self.compiled.shared if expert_ops.fits(y) else None
+        return out + (self.mlp.shared_experts if short is None else short)(y)
+
+
+@dataclass(frozen=True)
+class _CompiledLayer:
+    """A layer's shared experts and residual connections in the short form; None: the modules'."""
+
+    shared: expert_ops.CompiledShared | None = None
+    attn_streams: expert_ops.CompiledStreams | None = None
+    mlp_streams: expert_ops.CompiledStreams | None = None
+
+
+def _connected(
+    connection: HyperConnection,
+    compiled: expert_ops.CompiledStreams | None,
+    x: Tensor,
+    block: Callable[[Tensor], Tensor],
+) -> Tensor:
+    if compiled is None or not expert_ops.fits(x):
+        return connection(x, block)
+    read, kept = compiled.read(x)
+    return compiled.write(x, block(read), kept)
+
+
+class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
+    """Draft model of the architecture that `drafter/config.py` writes for drafters with experts, a
+    window or residual streams. capturable: whether a graph may hold its passes."""
+
+    decoder_layer_cls = MoEDecoderLayer
+
+    def __init__(self, config: Any, quant_config: Any = None, prefix: str = ""):
+        shape, split = drafter_shape(config), split_here()
+        check_split(shape, split, f"drafter {config.name_or_path}")
+        super().__init__(config=config, quant_config=quant_config, prefix=prefix)
+        self.shape, self.split = shape, split
+        self.window = BlockWindow(shape.window)
+        if shape.window is not None:
+            for layer in self.layers:
+                layer.self_attn.attn = WindowedAttention(layer.self_attn.attn, self.window)
+        self.capturable = True
+        self.streams = self.shape.residual_streams
+        if self.streams > 1:
+            self.stream_read = StreamRead(
+                self.streams, self.shape.hidden_size, self.shape.rms_norm_eps
+            ).float()
+        self.compiled_read: expert_ops.CompiledRead | None = None
+
+    @torch.no_grad()
+    def forward(
+        self,
+        input_ids: Tensor,
+        positions: Tensor,
+        forward_batch: Any,
+        input_embeds: Tensor | None = None,
+        get_embedding: bool = False,
+        pp_proxy_tensors: Any = None,
+    ) -> Any:
+        """Block tokens [n], or their embeddings [n, d], at positions [n] -> h [n, d]."""
+        x = self.forward_embed(input_ids) if input_embeds is None else input_embeds
+        if x.numel():
+            if self.streams > 1:
+                x = open_streams(x, self.streams).contiguous()
+            with self.window.over(forward_batch):
+                for layer in self.layers:
+                    x = layer(x, positions, forward_batch)
+            x = self.norm(self._one(x))
+        return upstream.LogitsProcessorOutput(next_token_logits=None, hidden_states=x)
+
+    def _one(self, x: Tensor) -> Tensor:
+        """The streams' last reading: [n, streams, d] -> [n, d]."""
+        if self.streams == 1:
+            return x
+        if self.compiled_read is None or not expert_ops.fits(x):
+            return self.stream_read(x)
+        return self.compiled_read(x)
+
+    def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
+        """Take this rank's of a checkpoint's tensors; quantised experts are restored."""
+        given = {name.removeprefix("model."): tensor for name, tensor in weights}
+        tensors = restore_tensors(tensors_of_rank(given, self.split), self.shape.expert_format)
+        super().load_weights(tensors.items())
+        for name, buffer in self.named_buffers():
+            if name in tensors:  # the routers' biases; upstream's loader knows parameters alone
+                buffer.copy_(tensors[name])
+        for layer in self.layers:
+            layer.use_compiled()
+        if self.shape.num_experts:
+            self._choose_backends()
+        if self.streams > 1:
+            self.compiled_read = expert_ops.CompiledRead.of(self.stream_read)
+
+    def _choose_backends(self) -> None:
+        """Let each layer's experts be computed by what experts/dispatch.py chooses."""
+        found = [expert_backends.weights_of(layer.mlp.experts, self.shape) for layer in self.layers]
+        routed = expert_backends.routed_layers(found, self.shape, self.split.ranks, in_graphs())
+        self.capturable = routed.in_graphs or not in_graphs()
+        for layer, experts in zip(self.layers, routed.layers, strict=True):
+            layer.routed = experts
+
+    def prune_to_ctx_kv_injection(self) -> None:
+        """Keep what writes the context, as upstream's dense class does."""
+        self.markov_head = self.confidence_head = None
+        for layer in self.layers:
+            layer.mlp, layer.compiled, layer.routed = None, _CompiledLayer(), None
+            layer.self_attn.o_proj = None

@@ -1,0 +1,207 @@
+"""`sglang:dspark_*` in /metrics: what the scheduler decided, and how right it was.
+
+Steps are kept as they are and handed to prometheus_client about once a second, because a
+step of some milliseconds has no time for a dozen locked counters, and when the last answer of a
+batch has ended, so that counters at rest are complete. SGLang
+(srt/observability/metrics_collector.py) sets PROMETHEUS_MULTIPROC_DIR before any collector is made,
+so prometheus_client is imported when the first one is.
+"""
+
+from __future__ import annotations
+
+import math
+from collections import Counter as Tally
+from collections.abc import Sequence
+from typing import TYPE_CHECKING, Any, NamedTuple
+
+import numpy as np
+
+from sglang_dspark.schedule.budget import Counts
+from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.schedule.online import OnlineCalibration
+from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.schedule.planner_protocol import Planner
+from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.step_log import StepLog, line_of
+
+if TYPE_CHECKING:
+    from prometheus_client import CollectorRegistry
+
+PREFIX = "sglang:dspark_"
+FLUSH_SECONDS = 1.0  # of the steps' clock
+BUDGETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
+SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 1.0)
+REASONS = {
+    Mode.PLAIN: "drafting does not pay",
+    Mode.PROBE_PLAIN: "probe of plain decoding",
+    Mode.SPECULATE: "no plan with drafts",
+    Mode.PROBE_SPECULATE: "no plan with drafts",
+}
+
+
+class Finished(NamedTuple):
+    """A finished step, kept until the next flush."""
+
+    plan: Plan
+    lengths: Counts
+    accepted: Counts
+    seconds: float | None
+    undrafted: bool = False
+
+    @property
+    def reason(self) -> str:
+        """Why it had no draft, if it had none."""
+        return Fall.DRAFT_FAILED.value if self.undrafted else REASONS[self.plan.mode]
+
+
+class StepMetrics:
+    """Decode steps since the last flush."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        calibration: OnlineCalibration,
+        collector: Collector | None = None,
+        log: StepLog | None = None,
+    ) -> None:
+        """collector: where counts go; None counts nothing. log: where each step goes as a line."""
+        self._planner, self._calibration, self._collector = planner, calibration, collector
+        self._log = log
+        self._finished: list[Finished] = []
+        self._due = -math.inf
+
+    def step(
+        self,
+        plan: Plan,
+        lengths: Counts,
+        accepted: Counts,
+        seconds: float | None,
+        *,
+        undrafted: bool = False,
+    ) -> None:
+        """Note a finished step; undrafted: a draft was planned, and failed or was left out."""
+        if self._collector is not None or self._log is not None:
+            self._finished.append(Finished(plan, lengths, accepted, seconds, undrafted))
+
+    def fell_back(self, fall: Fall) -> None:
+        """Count a fall back, at once."""
+        if self._collector is not None:
+            self._collector.fell_back(fall)
+
+    def kernel_compiled(self) -> None:
+        """Count a kernel that was compiled while serving, at once."""
+        if self._collector is not None:
+            self._collector.kernel_compiled()
+
+    def flush(self, now: float) -> None:
+        """Hand what was noted on, if the last time was about a second ago."""
+        if now >= self._due:
+            self._due = now + FLUSH_SECONDS
+            self.hand_over()
+
+    def hand_over(self) -> None:
+        """Hand what was noted on now."""
+        if not self._finished:
+            return
+        finished, self._finished = self._finished, []
+        if self._collector is not None:
+            self._collector.take(finished, self._planner.gamma)
+            self._collector.gauges(self._planner, self._calibration)
+        if self._log is not None:
+            self._log.write([line_of(each.plan, each.lengths, each.seconds) for each in finished])
+
+
+def reached(lengths: Sequence[Counts], gamma: int) -> Counts:
+    """Drafts at each position 1 .. gamma in all steps: [gamma]."""
+    ended = np.bincount(np.concatenate(lengths), minlength=gamma + 1)
+    return ended[::-1].cumsum()[::-1][1:]
+
+
+class Collector:
+    """The prometheus_client side; made once a process."""
+
+    def __init__(self, labels: dict[str, str], registry: CollectorRegistry | None = None) -> None:
+        """registry: where the metrics are registered; None: the one of the process."""
+        from prometheus_client import REGISTRY, Counter, Gauge, Histogram
+
+        self._labels, names = labels, tuple(labels)
+        place: Any = {"registry": REGISTRY if registry is None else registry}
+
+        def counter(name: str, text: str, *more: str) -> Any:
+            return Counter(PREFIX + name, text, (*names, *more), **place)
+
+        def gauge(name: str, text: str, *more: str) -> Any:
+            return Gauge(
+                PREFIX + name, text, (*names, *more), multiprocess_mode="mostrecent", **place
+            )
+
+        def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
+            return Histogram(PREFIX + name, text, names, buckets=buckets, **place).labels(**labels)
+
+        self._steps = counter("steps", "Decode steps by the guard's mode.", "mode")
+        self._skips = counter("draft_skips", "Decode steps without a draft.", "reason")
+        self._falls = counter("fallbacks", "Fallbacks to a slower or less accurate mode.", "reason")
+        self._admitted = counter("admitted_drafts", "Drafts verified.", "position")
+        self._accepted = counter("accepted_drafts", "Drafts accepted.", "position")
+        self._budget = histogram("budget", "Drafts admitted in a step.", BUDGETS)
+        self._measured = histogram("step_seconds", "Measured step time.", SECONDS)
+        self._predicted = histogram("predicted_step_seconds", "Predicted step time.", SECONDS)
+        self._error = gauge("step_time_error", "Median |predicted / measured - 1| of late.")
+        self._gain = gauge("gain", "Tokens/s of speculating over plain, as of the last step.")
+        self._gap = gauge(
+            "calibration_error",
+            "|acceptance - confidence| of late, mean over recent drafts.",
+            "position",
+        )
+        self._survival_error = gauge(
+            "survival_error", "Expected calibration error of survivals, over verified drafts."
+        )
+        self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
+        self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
+        self._compilations.labels(**labels)  # 0 is shown too
+        self._fallen = 0
+
+    def take(self, steps: Sequence[Finished], gamma: int) -> None:
+        """Count steps."""
+        for mode, count in Tally(step.plan.mode for step in steps).items():
+            self._steps.labels(**self._labels, mode=mode.value).inc(count)
+        skipped = Tally(step.reason for step in steps if not step.plan.speculates)
+        for reason, count in skipped.items():
+            self._skips.labels(**self._labels, reason=reason).inc(count)
+        for step in steps:
+            self._budget.observe(int(step.lengths.sum()))
+            if step.seconds is not None:
+                self._measured.observe(step.seconds)
+                self._predicted.observe(step.plan.budget.seconds)
+        self._gain.labels(**self._labels).set(steps[-1].plan.gain)
+        for series, drafts in (
+            (self._admitted, [step.lengths for step in steps]),
+            (self._accepted, [step.accepted for step in steps]),
+        ):
+            for position, count in enumerate(reached(drafts, gamma), start=1):
+                series.labels(**self._labels, position=str(position)).inc(int(count))
+
+    def gauges(self, planner: Planner, calibration: OnlineCalibration) -> None:
+        """Show how right the models are at present."""
+        error = planner.costs.median_error()
+        if not math.isnan(error):
+            self._error.labels(**self._labels).set(error)
+        self._outliers.labels(**self._labels).set(planner.costs.outliers)
+        gaps = np.abs(calibration.gaps()).max(axis=0)
+        for position, gap in enumerate(gaps, start=1):
+            self._gap.labels(**self._labels, position=str(position)).set(float(gap))
+        survival_error = calibration.survival_error()
+        if not math.isnan(survival_error):
+            self._survival_error.labels(**self._labels).set(survival_error)
+        fallbacks = planner.fallbacks
+        if fallbacks > self._fallen:
+            self.fell_back(Fall.DRAFTS_LOSE, fallbacks - self._fallen)
+            self._fallen = fallbacks
+
+    def fell_back(self, fall: Fall, times: int = 1) -> None:
+        """Count falls back."""
+        self._falls.labels(**self._labels, reason=fall.value).inc(times)
+
+    def kernel_compiled(self) -> None:
+        """Count a kernel that was compiled while serving."""
+        self._compilations.labels(**self._labels).inc()

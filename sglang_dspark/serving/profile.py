@@ -1,0 +1,353 @@
+"""The cost table of a server: read from the cache if it belongs here, else measured (paper, 3.2.3).
+
+Measured at start in rounds. The first goes from small batches to large ones, small ones first
+because that is where decisions are close, until all tiers are done or its time is up; larger
+batches follow the measured slope. Passes and drafts take turns as they do in serving: a draft
+right behind another one finds its weights in the cache and takes half as long. Further rounds
+repeat the first while there is time, and the least of each figure is kept: what disturbs a pass
+only adds to it. A machine that slows down for a second then meets one round of all passes and not
+all repeats of one, whose figure is compared with its neighbours'. Steps under load correct the
+table later (`schedule/cost_model.py`).
+"""
+
+from __future__ import annotations
+
+import itertools
+import os
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from functools import partial
+from typing import Protocol
+
+import numpy as np
+
+from sglang_dspark.common.turns import turn
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.paths import cache_root
+from sglang_dspark.schedule.budget import Seconds
+from sglang_dspark.schedule.cost_table import (
+    CostTable,
+    ProfileKey,
+    cache_path,
+    load,
+    monotone,
+    save,
+)
+from sglang_dspark.serving.fallbacks import Fall
+
+CONTEXT = 64  # tokens that the made-up requests hold
+LONG = 1024  # and once, to learn what context costs
+APART = 24  # requests of one token, to learn what a request costs beside its tokens
+ROUNDS, ROUNDS_OF_LARGE = 5, 2
+SMALL = 48  # tokens of a pass that is measured in every round
+TOKENS = (*range(1, 25), 27, 30, 36, 42, 48, 60, 72, 96, 128, 192, 256)
+REQUESTS = (1, 2, 4, 8, 16, 32)
+FIRST_ROUND = 0.6  # of the time at most
+LEAST_KNOTS = 3
+# A table that ends before so many full windows, or whose drafts before so many counts of requests,
+# was measured on a busy machine.
+LEAST_KEPT, LEAST_COUNTS = 2, 4
+LOCK = "measuring.lock"  # beside the tables: who measures; never removed
+# How long a process waits for others that measure, s: for one to warm up, for some to be done
+PATIENCE, OTHERS = 120.0, 8
+
+Tell = Callable[[str], None]
+
+
+class Passes(Protocol):
+    """What a profile runs: the real models (`passes.Passes`), or a machine made up by a test."""
+
+    gamma: int
+    most_requests: int  # that can be seated at once
+    longest: int  # context
+    tiers: tuple[
+        int, ...
+    ]  # tokens that passes are padded to, ascending; none: as many as there are
+    depths: tuple[int, ...]  # of drafts that cost something of their own; gamma among them
+
+    def warm_up(self) -> None:
+        """Do what only a first pass does."""
+        ...
+
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
+        """Seconds of a pass that verifies drafts[r] of each request."""
+        ...
+
+    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
+        """Seconds of drafting `depth` positions for every request."""
+        ...
+
+
+@dataclass(frozen=True)
+class Profiled:
+    """A table and where it comes from, in words for the log. falls: what went wrong on the way."""
+
+    table: CostTable
+    source: str
+    falls: tuple[Fall, ...] = ()
+
+
+def table_for(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Profiled:
+    """The table of `key`: from the cache, or measured within about `seconds` and cached.
+
+    Whatever is wrong with a kept table or with the cache is told in one line and does no harm: the
+    times are measured again. One process measures at a time, and one that had to wait takes what
+    the other has kept: replicas of a data-parallel server start together, and would time each
+    other.
+    """
+    kept = _kept(key, tell)
+    if isinstance(kept, Profiled):
+        return kept
+    with _alone(seconds, tell):
+        again = _kept(key, lambda line: None)
+        if isinstance(again, Profiled):
+            return again
+        return _measured(key, passes, seconds, tell, kept)
+
+
+def _measured(
+    key: ProfileKey, passes: Passes, seconds: float, tell: Tell, wrong: tuple[Fall, ...]
+) -> Profiled:
+    """The table of times measured now; wrong: with what was kept before."""
+    began = time.perf_counter()
+    table = measure(key, passes, seconds, tell)
+    spent = time.perf_counter() - began
+    if _cut_short(table, passes):
+        return Profiled(table, f"measured in {spent:.1f} s, too few to be kept", wrong)
+    try:
+        path = cache_path(key)
+        save(table, path)
+    except DSparkError as error:
+        tell(str(error))
+        return Profiled(table, f"measured in {spent:.1f} s", (*wrong, Fall.TIMES_NOT_KEPT))
+    return Profiled(table, f"measured in {spent:.1f} s, kept in {path}", wrong)
+
+
+@contextmanager
+def _alone(seconds: float, tell: Tell) -> Iterator[None]:
+    """While no other process of this user measures step times; beside it where that cannot be."""
+    waits = partial(tell, "waiting: another process measures step times")
+    with ExitStack() as held:
+        try:
+            lock = cache_root() / "sglang-dspark" / "costs" / LOCK
+            held.enter_context(turn(lock, PATIENCE + OTHERS * seconds, waits))
+        except TimeoutError:
+            tell("another process still measures step times; these are measured beside it")
+        except (OSError, DSparkError):
+            pass  # nothing can be kept there either, which is told when it is tried
+        yield
+
+
+def _kept(key: ProfileKey, tell: Tell) -> Profiled | tuple[Fall, ...]:
+    """The table that an earlier start kept; else what is wrong with it, () if there is none."""
+    try:
+        path = cache_path(key)
+        if os.path.exists(path):  # unlike Path.exists, False for a folder that may not be entered
+            return Profiled(load(path, key), f"read from {path}")
+    except DSparkError as error:
+        tell(str(error))
+        return (Fall.TIMES_REFUSED,)
+    return ()
+
+
+def _cut_short(table: CostTable, passes: Passes) -> bool:
+    """Whether the time was up before enough was measured to be believed at the next start."""
+    tokens = min(_tokens(passes)[-1], LEAST_KEPT * (passes.gamma + 1))
+    counts = min(LEAST_COUNTS, sum(count <= passes.most_requests for count in REQUESTS))
+    return table.knots[-1] < tokens or len(table.draft_requests) < counts
+
+
+def measure(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> CostTable:
+    """Time real passes for about `seconds`; progress goes to `tell`."""
+    tell(f"measuring step times, about {seconds:.0f} s at most")
+    passes.warm_up()
+    began = time.perf_counter()
+    fastest = FastestTimes(passes)
+    for cell in fastest.scales:
+        fastest.time(cell)
+    knots, drafts = _tokens(passes), _draft_cells(fastest)
+    for number, (tokens, draft) in enumerate(itertools.zip_longest(knots, drafts)):
+        late = time.perf_counter() - began > FIRST_ROUND * seconds
+        if late and number >= max(LEAST_KNOTS, passes.gamma):
+            break
+        if tokens is not None:
+            fastest.time(fastest.window(tokens))
+        if draft is not None:
+            fastest.time(draft)
+    tell(f"{len(fastest.seconds)} passes and drafts timed, again for less noise")
+    for number in range(1, ROUNDS):
+        fastest.again(None if number < ROUNDS_OF_LARGE else SMALL, began + seconds)
+    return _table(key, fastest)
+
+
+def _tokens(passes: Passes) -> list[int]:
+    """Batches that a profile times if it has the time."""
+    sizes = passes.tiers or TOKENS
+    return [t for t in sizes if len(windows(t, passes.gamma)) <= passes.most_requests]
+
+
+def _draft_cells(fastest: FastestTimes) -> list[_Draft]:
+    """Drafts that a profile times if it has the time."""
+    passes = fastest.passes
+    counts = [requests for requests in REQUESTS if requests <= passes.most_requests]
+    return [
+        _Draft(requests, depth, fastest.usual) for requests in counts for depth in passes.depths
+    ]
+
+
+@dataclass(frozen=True)
+class _Verify:
+    """A pass that verifies drafts[r] of each request."""
+
+    drafts: tuple[int, ...]
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """B."""
+        return len(self.drafts) + sum(self.drafts)
+
+    def seconds(self, passes: Passes) -> float:
+        """Time it once."""
+        return passes.verify_seconds(self.drafts, self.context)
+
+
+@dataclass(frozen=True)
+class _Draft:
+    """Drafting `depth` positions for every request."""
+
+    requests: int
+    depth: int
+    context: int
+
+    @property
+    def tokens(self) -> int:
+        """Drafted ones."""
+        return self.requests * self.depth
+
+    def seconds(self, passes: Passes) -> float:
+        """Time it once."""
+        return passes.draft_seconds(self.requests, self.depth, self.context)
+
+
+class FastestTimes:
+    """The least seconds of each pass and draft so far, in the order of the first round."""
+
+    def __init__(self, passes: Passes) -> None:
+        self.passes = passes
+        self.usual = min(CONTEXT, passes.longest)
+        self.long = min(LONG, passes.longest)
+        self.apart = min(APART, passes.most_requests)
+        self.seconds: dict[_Verify | _Draft, float] = {}
+
+    @property
+    def scales(self) -> list[_Verify]:
+        """Passes that tell what context costs, and a request beside its tokens."""
+        cells = [_Verify((0,), self.long)] if self.long > self.usual else []
+        if self.apart > 1:
+            cells += [_Verify((0,) * self.apart, self.usual), self.window(self.apart)]
+        return cells
+
+    def window(self, tokens: int) -> _Verify:
+        """The pass over so many tokens in as few requests as can be."""
+        return _Verify(tuple(windows(tokens, self.passes.gamma)), self.usual)
+
+    def time(self, cell: _Verify | _Draft) -> None:
+        """Time a pass or draft once more."""
+        taken = cell.seconds(self.passes)
+        self.seconds[cell] = min(taken, self.seconds.get(cell, taken))
+
+    def again(self, most: int | None, deadline: float) -> None:
+        """Time all that was timed before, of up to `most` tokens, while there is time."""
+        for cell in list(self.seconds):
+            if time.perf_counter() > deadline:
+                return
+            if most is None or cell.tokens <= most:
+                self.time(cell)
+
+    def of(self, drafts: Sequence[int], context: int | None = None) -> float | None:
+        """Seconds of a pass; None if it was not timed."""
+        return self.seconds.get(_Verify(tuple(drafts), context or self.usual))
+
+    def drafts(self, requests: int) -> Seconds | None:
+        """[1 + gamma]: seconds by depth, never falling; None if not all of them were timed.
+
+        A depth that is not drafted by itself costs what the next one does.
+        """
+        depths = self.passes.depths
+        cells = [_Draft(requests, depth, self.usual) for depth in depths]
+        if any(cell not in self.seconds for cell in cells):
+            return None
+        timed = monotone(np.array([self.seconds[cell] for cell in cells]))
+        at = np.searchsorted(depths, np.arange(1, self.passes.gamma + 1))
+        return np.concatenate([[0.0], timed[at]])
+
+
+def _table(key: ProfileKey, fastest: FastestTimes) -> CostTable:
+    per_context, per_request = _per_context(fastest), _per_request(fastest)
+    knots, costs = [], []
+    for tokens in _tokens(fastest.passes):
+        drafts = windows(tokens, fastest.passes.gamma)
+        taken = fastest.of(drafts)
+        if taken is None:
+            break
+        other = len(drafts) * per_request + tokens * fastest.usual * per_context
+        knots.append(tokens)
+        costs.append(max(taken - other, 0.1 * taken))
+    requests, rows = _drafts(fastest)
+    return CostTable(
+        key=key,
+        knots=tuple(knots),
+        seconds=tuple(costs),
+        padded=bool(fastest.passes.tiers),
+        per_request=per_request,
+        per_context=per_context,
+        draft_requests=requests,
+        draft_seconds=rows,
+    )
+
+
+def windows(tokens: int, gamma: int) -> list[int]:
+    """Drafts of as few requests as hold a pass of that many tokens, spread evenly."""
+    requests = -(-tokens // (gamma + 1))
+    base, more = divmod(tokens, requests)
+    return [base + (r < more) - 1 for r in range(requests)]
+
+
+def _per_context(fastest: FastestTimes) -> float:
+    """Seconds that a token of context adds for a row."""
+    short, long = fastest.of([0]), fastest.of([0], fastest.long)
+    if short is None or long is None or fastest.long <= fastest.usual:
+        return 0.0
+    return max(0.0, (long - short) / (fastest.long - fastest.usual))
+
+
+def _per_request(fastest: FastestTimes) -> float:
+    """Seconds that a request adds to a pass of the same number of tokens."""
+    together = windows(fastest.apart, fastest.passes.gamma)
+    few, many = fastest.of(together), fastest.of([0] * fastest.apart)
+    if few is None or many is None or fastest.apart == len(together):
+        return 0.0
+    return max(0.0, many - few) / (fastest.apart - len(together))
+
+
+def _drafts(fastest: FastestTimes) -> tuple[tuple[int, ...], tuple[tuple[float, ...], ...]]:
+    """Seconds of drafts by request count and depth; beyond the last count along the last slope."""
+    most = fastest.passes.most_requests
+    timed: list[int] = []
+    rows: list[Seconds] = []
+    for requests in REQUESTS:
+        row = fastest.drafts(requests)
+        if row is None:
+            break
+        timed.append(requests)
+        rows.append(row)
+    if most > timed[-1]:
+        before = 0.0 * rows[-1] if len(rows) == 1 else rows[-2]
+        gap = timed[-1] - (0 if len(rows) == 1 else timed[-2])
+        slope = np.maximum(rows[-1] - before, 0.0) / gap
+        rows.append(rows[-1] + slope * (most - timed[-1]))
+        timed.append(most)
+    return tuple(timed), tuple(tuple(float(x) for x in row) for row in rows)

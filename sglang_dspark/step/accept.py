@@ -1,0 +1,124 @@
+"""The accept rules over whole windows (paper, 3.1), with plain decoding's own law for sampling.
+
+For sampled steps whose law upstream's rules (sglang/kernels/ops/speculative/dspark/
+dspark_accept.py) do not keep, or whose requests have seeds: `rules.py`. The rules are those
+of `verify/`; no value is looked at, and nothing behind a window's verified rows decides anything.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.serving.config import current_config
+from sglang_dspark.step.seeds import Seeds
+from sglang_dspark.verify.acceptance import Acceptance
+from sglang_dspark.verify.block import accept_block
+from sglang_dspark.verify.greedy import accept_greedy
+from sglang_dspark.verify.rejection import accept_sampled
+from sglang_dspark.verify.sampling import sampled_distribution
+from sglang_dspark.verify.seeded import accept_seeded
+
+Rule = Callable[..., Acceptance]
+_AT_ONCE = 1 << 24  # probabilities: to sort one takes some 30 bytes
+
+
+def accept(
+    ids: Tensor,
+    lens: Tensor,
+    logits: Tensor,
+    draft_block: Any,
+    sampling_info: Any,
+    anchors: Tensor,
+    seeds: Seeds | None,
+) -> Acceptance:
+    """What each request of a sampled step emits.
+
+    ids: [R, gamma + 1] int64, anchors and drafts. lens: [R] integer, tokens verified. logits:
+    [R * (gamma + 1), V]. draft_block: upstream's `DraftBlockResult`. anchors: [R] the anchors'
+    positions, which with a request's seed decide its tokens.
+    """
+    requests, width = ids.shape
+    drafts, limits = ids[:, 1:], lens.long() - 1
+    probs = laws(logits, sampling_info, width).view(requests, width, -1)
+    outcome = sampled_rule()(
+        draft=drafts,
+        draft_probs=_draft_probs(draft_block),
+        target_probs=probs,
+        # float64: of float32 uniforms one in 2^24 is 0, which accepts a draft of any probability.
+        accept_uniforms=uniforms(requests, width - 1, like=logits),
+        bonus_uniforms=uniforms(requests, like=logits),
+        verify_lens=limits,
+        checked=False,
+    )
+    if seeds is not None:
+        outcome = _seeded(outcome, drafts, probs, anchors, limits, seeds)
+    if not sampling_info.is_any_greedy:
+        return outcome
+    likeliest = logits.argmax(-1).view(requests, width)
+    greedy = accept_greedy(drafts, likeliest, limits, checked=False)
+    return _either(draft_block.greedy_mask, greedy, outcome)
+
+
+@cache
+def sampled_rule() -> Rule:
+    """The accept rule of sampled requests without a seed, as configured (`verify.rule`)."""
+    return accept_sampled if current_config().verify.rule == "token" else accept_block
+
+
+def _seeded(
+    outcome: Acceptance, drafts: Tensor, probs: Tensor, anchors: Tensor, limits: Tensor, by: Seeds
+) -> Acceptance:
+    """The outcome with what the requests that have a seed draw by it."""
+    rows = by.rows
+    drawn = accept_seeded(
+        drafts[rows], probs[rows], by.values, anchors[rows].long(), limits[rows], checked=False
+    )
+    return Acceptance(
+        outcome.accepted.index_copy(0, rows, drawn.accepted),
+        outcome.bonus.index_copy(0, rows, drawn.bonus),
+    )
+
+
+def _either(chosen: Tensor, ones: Acceptance, others: Acceptance) -> Acceptance:
+    """By request: chosen [R] bool takes from `ones`."""
+    return Acceptance(
+        torch.where(chosen, ones.accepted, others.accepted),
+        torch.where(chosen, ones.bonus, others.bonus),
+    )
+
+
+def laws(logits: Tensor, sampling_info: Any, width: int) -> Tensor:
+    """Plain decoding's law of every row: [R * width, V] -> the same, float32."""
+    info = sampling_info
+    cut = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
+    temperature, *cuts = (
+        each.reshape(-1).repeat_interleave(width)
+        for each in (info.temperatures, info.top_ks, info.top_ps, info.min_ps)
+    )
+    probs = torch.empty(logits.shape, dtype=torch.float32, device=logits.device)
+    rows = max(_AT_ONCE // logits.shape[1], 1)
+    for at in range(0, len(logits), rows):
+        part = slice(at, at + rows)
+        top_k, top_p, min_p = (each[part] for each in cuts)
+        probs[part] = sampled_distribution(
+            logits[part], temperature[part], (top_k, top_p, min_p) if cut else None
+        )
+    return probs
+
+
+def _draft_probs(draft_block: Any) -> Tensor | None:
+    """[R, gamma, V] the law that each draft was drawn from; None: each is its argmax."""
+    if draft_block.greedy_draft:
+        return None
+    temperature = draft_block.temperatures.reshape(-1, 1, 1)
+    return torch.softmax(draft_block.corrected_logits.float() / temperature, dim=-1)
+
+
+def uniforms(*shape: int, like: Tensor) -> Tensor:
+    """float64 in [0, 1) on the device of `like`."""
+    return torch.rand(*shape, dtype=torch.float64, device=like.device)

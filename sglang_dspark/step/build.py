@@ -1,0 +1,216 @@
+"""Builds the `ScheduleEngine` of a DSPARK worker whose models and pools are ready, or says why not.
+
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. Where we cannot
+schedule, the worker verifies every draft and the log says why: never a crash.
+backends/cpu/attach.py and backends/cuda/attach.py put the engine to work.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from dataclasses import replace
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from sglang_dspark import __version__
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.schedule.calibration import Calibration
+from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.cost_table import ProfileKey
+from sglang_dspark.schedule.early_stop import EarlyStopPlanner
+from sglang_dspark.schedule.guard import SERVING_GUARD
+from sglang_dspark.schedule.online import OnlineCalibration
+from sglang_dspark.schedule.plan import PlannerConfig
+from sglang_dspark.schedule.planner import SearchPlanner
+from sglang_dspark.schedule.planner_protocol import Planner
+from sglang_dspark.schedule.static_threshold import ThresholdPlanner
+from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
+from sglang_dspark.serving import profile, upstream
+from sglang_dspark.serving.config import current_config
+from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.metrics import Collector, StepMetrics
+from sglang_dspark.serving.speed_targets import SpeedTargets
+from sglang_dspark.serving.step_log import StepLog
+from sglang_dspark.step.clock import Clock
+from sglang_dspark.step.engine import ScheduleEngine
+
+logger = logging.getLogger(__name__)
+
+SPREAD = 0.1  # how far requests stray where no table tells: variance of logits, as the demo's do
+
+
+def obstacle(worker: Any) -> str | None:
+    """Why the steps of this worker cannot be ours, on whatever device; None: they can."""
+    runner, observers = worker.model_runner, worker._observers
+    epilogue = worker._verify_executor.verify_epilogue
+    reasons = {
+        "SGLANG_SIMULATE_ACC_LEN is set": worker._simulated_correct_len is not None,
+        "the target keeps a recurrent state": worker._need_mamba_verify_commit,
+        "the target keeps a history of n-grams": (
+            runner.ngram_embedding_manager.engram_hasher is not None
+        ),
+        "the drafter does not predict from its anchor": not worker.sample_from_anchor,
+        "the drafter is built into the target (DeepSeek-V4)": worker._draft_is_moe,
+        "SGLANG_DSPARK_DEFER_CONTEXT_KV is set": (
+            epilogue is not None and epilogue.deferred_commit is not None
+        ),
+        "SGLANG_OPT_DSV41_DSPARK_PREPARE_INPUTS_ONCE is set": worker._prepare_inputs_once,
+        "SGLang records every step for its own estimates": (
+            observers._info_dumper.enabled or observers._block_accept_recorder is not None
+        ),
+    }
+    return next((reason for reason, holds in reasons.items() if holds), None)
+
+
+def verify_everything(worker: Any) -> None:
+    """Every draft in every step, whatever mode the models were loaded in.
+
+    Graphs that were captured for windows of unlike lengths run no others: with them the windows are
+    alike by upstream's own rule for a planner that knows no costs.
+    """
+    planner = worker._verify_planner
+    planner._budget_planner, planner._is_verify_all = None, True
+    if worker.model_runner.decode_cuda_graph_runner is None:
+        planner._ragged_verify_mode = upstream.RaggedVerifyMode.STATIC
+
+
+def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) -> ScheduleEngine:
+    """Profile, calibrate and compile what the scheduler of a worker needs; logs one line.
+
+    passes: of the worker's models, on its device. clock: what its steps are timed by.
+    """
+    gamma = int(worker.gamma)
+    chosen = current_config().schedule
+    profiled = profile.table_for(key, passes, chosen.profile_seconds, _tell)
+    has_head = worker.draft_model.confidence_head is not None
+    pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
+    calibration, calibrated, refused = _calibration(worker, gamma, pool_rows)
+    config = PlannerConfig(lag=_lag(), has_head=has_head, guard=SERVING_GUARD)
+    _rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
+    planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
+    log = None if chosen.step_log is None else StepLog(Path(chosen.step_log).expanduser())
+    metrics = StepMetrics(planner, calibration, _collector(), log)
+    for fall in (*profiled.falls, *refused, *(() if has_head else (Fall.NO_HEAD,))):
+        metrics.fell_back(fall)
+    speeds = SpeedTargets(pool_rows, chosen.speed_target)
+    _announce(planner, profiled, calibrated)
+    return ScheduleEngine(planner, calibration, metrics, clock, chosen.fairness_floor, speeds)
+
+
+def _lag() -> int:
+    """Steps between a confidence and the plan that reads it: under the overlap loop a step is
+    planned while the one before it runs."""
+    return 1 if upstream.get_schedule().disable_overlap_schedule else 2
+
+
+def _announce(planner: Planner, profiled: profile.Profiled, calibrated: str) -> None:
+    """The one line that says what was profiled, from where, the mode and the algorithm."""
+    logger.info(
+        "sglang-dspark: mode compact, scheduled by %s; step times of 1 to %d tokens and drafts of "
+        "1 to %d positions %s; %s",
+        planner.describe(),
+        profiled.table.knots[-1],
+        planner.gamma,
+        profiled.source,
+        calibrated,
+    )
+
+
+def _planner(gamma: int, costs: CostModel, config: PlannerConfig) -> Planner:
+    """The scheduler that the configuration asks for, knowing nothing yet."""
+    chosen = current_config().schedule
+    if chosen.threshold is not None:
+        return ThresholdPlanner(chosen.threshold, gamma, costs.max_requests, costs, config)
+    if chosen.algorithm == "early-stop":
+        return EarlyStopPlanner(gamma, costs.max_requests, costs, config)
+    return SearchPlanner(gamma, costs.max_requests, costs, config)
+
+
+def _tell(line: str) -> None:
+    logger.info("sglang-dspark: %s", line)
+
+
+def _calibration(
+    worker: Any, gamma: int, pool_rows: int
+) -> tuple[OnlineCalibration, str, tuple[Fall, ...]]:
+    """From the drafter's table where there is one; what the log says of it; what was refused."""
+    identity = OnlineCalibration(
+        [replace(Calibration.identity(gamma), spread=SPREAD)] * len(REGIMES), pool_rows=pool_rows
+    )
+    folder = Path(str(worker.draft_model_runner.model_config.model_path))
+    path = folder / FILE_NAME
+    if not path.is_file():
+        return identity, "no sts.json: confidence is calibrated online", ()
+    try:
+        sts = read_sts(path, drafter_sha256=_weights_sha256(folder), gamma=gamma)
+    except DSparkError as error:
+        logger.warning("sglang-dspark: %s; confidence is calibrated online", error)
+        return identity, "sts.json not used", (Fall.STS_REFUSED,)
+    tables = [sts.table(temperature).followed for temperature in (0.0, 1.0)]
+    calibration = OnlineCalibration(tables, pool_rows=pool_rows)
+    return calibration, f"calibrated by {path} and online", ()
+
+
+def _weights_sha256(folder: Path) -> str:
+    from sglang_dspark.models.identity import target_sha256
+
+    return target_sha256(folder)
+
+
+def _collector() -> Collector | None:
+    """Metrics where SGLang exports its own."""
+    if not upstream.get_observability().enable_metrics:
+        return None
+    parallel = upstream.get_parallel()
+    labels = {"model_name": upstream.get_serving().served_model_name, "tp_rank": parallel.tp_rank}
+    if parallel.dp_rank is not None:  # as SGLang's own: one of several replicas
+        labels["dp_rank"] = parallel.dp_rank
+    return Collector({name: str(value) for name, value in labels.items()})
+
+
+def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
+    """What the step times of this server depend on.
+
+    device: its name and what of it computes. backend: what runs the passes.
+    """
+    target, draft, parallel = (
+        worker.model_runner,
+        worker.draft_model_runner,
+        upstream.get_parallel(),
+    )
+    seats = target.req_to_token_pool.req_to_token.shape[0]
+    return ProfileKey(
+        model=_named(str(target.model_config.model_path)),
+        drafter=_named(str(draft.model_config.model_path)),
+        dtype=str(target.dtype),
+        device=device,
+        parallel=f"tp{parallel.tp_size} pp1 dp{parallel.dp_size} ep{parallel.moe_ep_size}",
+        backend=f"{type(target.attn_backend).__name__}, {backend}, {seats} seats",
+        versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
+        gamma=int(worker.gamma),
+    )
+
+
+def _named(path: str) -> str:
+    """A model's path with a digest of its configuration."""
+    file = Path(path) / "config.json"
+    content = file.read_bytes() if file.is_file() else b""
+    return f"{path} {hashlib.sha256(content).hexdigest()[:12]}"
+
+
+def _rehearse(planner: Planner, calibration: OnlineCalibration) -> None:
+    """Some steps of one request, so that what is compiled is compiled before the first request."""
+    rows, tenants = np.zeros(1, np.int64), np.ones(1, np.int64)
+    confidence = np.full((1, planner.gamma), 0.5, np.float32)
+    logits, none = np.zeros((1, planner.gamma), np.float32), np.zeros(1, np.int64)
+    for step in range(4):
+        plan = planner.plan(step, rows, tenants, context=0)
+        calibration.confidence(logits, none, confidence, (rows, tenants))
+        lengths = planner.admit(plan, confidence)
+        planner.publish(plan, rows, tenants, confidence)
+        planner.finished(plan, rows, tenants, none, lengths, confidence, plan.budget.seconds)
+        calibration.observe(logits, none, none, none, (rows, tenants), confidence)

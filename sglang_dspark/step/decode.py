@@ -1,0 +1,59 @@
+"""One decode step, from top to bottom, on any device.
+
+Stands for `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
+dspark_worker_v2.py) where we schedule. K is a host integer fixed before anything is
+drafted. On an accelerator verify lengths, drafts and outcomes stay there until the step's result
+is read.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from sglang_dspark.step import admit, commit, draft, layout, learn, plan, verify
+from sglang_dspark.step.spans import span
+from sglang_dspark.step.state import StepState
+
+
+def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, grammar: Any) -> Any:
+    """Decode every request of the batch once; upstream's `GenerationBatchResult`.
+
+    publish: tells the scheduler the new lengths, [R], as soon as they are launched. grammar: its
+    barrier for requests with one.
+    """
+    with span("step"):
+        return _launch(state, batch, publish, grammar)
+
+
+def _launch(state: StepState, batch: Any, publish: Callable[..., None] | None, grammar: Any) -> Any:
+    worker, device, came = state.worker, state.device, batch.spec_info
+    step = plan.take_plan(state, batch)
+    if not step.plan.speculates:
+        result = device.plain_step(batch, publish)
+        if result is not None:
+            return learn.tag(result, step)
+    batch.seq_lens.record_stream(torch.get_device_module(worker.device).current_stream())
+    worker._observers.begin_step()
+    window = layout.window_of(worker, batch)  # [R, gamma + 1]
+    rules = device.rules(state.counts, batch)
+    with span("draft"):
+        proposal = draft.proposal_of(state, batch, window, step, rules.seeds)
+    with span("admit"):
+        indptr = admit.admit(state, step, batch, proposal.confidence_raw)  # [R + 1]
+    windows = device.layout(step, indptr)
+    asked = verify.asked_of(
+        worker, batch, came, window, proposal, windows, rules, drafted=step.plan.speculates
+    )
+    with span("verify"):
+        verified = verify.verify(device, asked, grammar)
+    with span("accept"):
+        accepted = device.accept(asked, verified)
+    verify.explain(worker, asked, verified, accepted)
+    if publish is not None:
+        publish(accepted.new_seq_lens)
+    with span("commit"):
+        commit.commit(device, asked, verified, accepted)
+    return learn.tag(commit.result_of(worker, asked, verified, accepted), step)

@@ -1,0 +1,388 @@
+"""The scheduler of one server: steps in flight, each planned from what had landed before it.
+
+    begin     a step's requests are known, nothing is drafted: plan it
+    start     its work is launched from here on: the step before it ends in time
+    admit     a host that computes: lengths by this step's confidence logits, which are published
+    calibrate an accelerator: what it needs to find the lengths itself; its logits come later
+    landed    the step's result is on the host: lengths, accepted drafts, logits
+    processed tokens were handed out; where every request has ended, all that was kept is counted
+    interrupted  something else than a decode step ran
+
+Up to three steps are under way under the overlap loop: one computes, one is planned, one is handed
+out. Nothing here reads a value of a step before it has landed, so a plan of step t knows the steps
+up to t - lag and no more (paper, 3.2.2; `schedule/relay.py`), and no plan waits for a device.
+
+Where a step has milliseconds even thinking costs: some go by the plan before them (repeats.py).
+
+A step's time runs from its start to the next one's, by the clock of its device, so that it holds
+all that a token waits for; a step that was followed by a prefill has no time. Outcomes and times
+are learned when the next step begins or, while speculation is settled, in batches of a few steps:
+on a CPU, after a pass over the model's weights, nothing of this code is in a cache, and the second
+step of a batch costs a fraction of the first.
+"""
+
+from __future__ import annotations
+
+import logging
+import math
+import time
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+from torch import Tensor
+
+from sglang_dspark.schedule.budget import Counts, Gains, plain
+from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.schedule.online import LOGIT_LIMIT, Floats, OnlineCalibration
+from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.schedule.planner_protocol import Planner
+from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.metrics import StepMetrics
+from sglang_dspark.serving.speed_targets import SpeedTargets
+from sglang_dspark.step.clock import Clock, Mark
+from sglang_dspark.step.repeats import Repeats
+
+logger = logging.getLogger(__name__)
+
+GREEDY, SAMPLED = 0, 1  # regimes of the calibration
+BATCH = 4  # steps of settled speculation that are learned from together
+PIPELINE = 3  # steps under way at most; a result that as many have overtaken is late
+MOST_AWAITED = 256  # steps; the result of an earlier one is given up
+
+
+@dataclass
+class Step:
+    """A step in flight. What is None has not happened yet, or not landed."""
+
+    plan: Plan
+    rows: Counts  # [R] of the pool
+    tenants: Counts  # [R] generations of the rows
+    repeated: bool = False  # without drafts, as the plan before it; it teaches nothing
+    undrafted: bool = False  # its draft failed or was left out after that; it teaches nothing
+    limited: bool = False  # requests had limits of their own
+    began: Mark | None = None
+    ended: Mark | None = None
+    over: bool = False  # another step has started, or none will soon
+    lengths: Counts | None = None  # l_r [R]
+    accepted: Counts | None = None  # [R]
+    confidence: Gains | None = None  # [R, gamma] calibrated
+    logits: Gains | None = None  # [R, d] of the confidence head
+    regimes: Counts | None = None  # [R]
+    calibrated_by: tuple[Floats, Floats] | None = None  # slopes and shifts that a device was given
+    arriving: Tensor | None = None  # [R, gamma] logits, on the host when the step's result is
+
+    @property
+    def has_landed(self) -> bool:
+        """Whether its outcome is known on the host."""
+        return self.accepted is not None and self.lengths is not None
+
+
+class ScheduleEngine:
+    """Plans the steps of one worker; called by one thread."""
+
+    def __init__(
+        self,
+        planner: Planner,
+        calibration: OnlineCalibration,
+        metrics: StepMetrics,
+        clock: Clock,
+        floor: int = 0,
+        speeds: SpeedTargets | None = None,
+    ) -> None:
+        """clock: what steps are timed by.
+
+        floor: drafts that every request gets in a step that drafts, however little they promise.
+        speeds: targets of the requests; None: requests have none.
+        """
+        self.planner = planner
+        self.gamma = planner.gamma
+        self.calibration = calibration
+        self.metrics = metrics
+        self._clock = clock
+        self._floor = min(floor, planner.gamma)
+        self._speeds = speeds
+        self._generation: Counts | None = None  # of the pool's rows, a view that stays up to date
+        self._number = 0
+        self._steps: deque[Step] = deque()  # in flight, in the order of their plans
+        self._interrupted = True
+        self._repeats = Repeats()
+        self._unlearned: list[Step] = []
+        self._told: set[Fall] = set()  # falls back that the log has
+        self._ended: set[str] = set()  # requests found to have ended in the step last handed out
+
+    def begin(
+        self,
+        rows: Tensor,
+        generation: Tensor,
+        seq_lens: Tensor,
+        *,
+        starts: bool = True,
+        limits: Counts | None = None,
+    ) -> Step:
+        """Plan a decode step: rows [R] of the pool, the pool's generations, context lengths [R].
+
+        All are host tensors. starts: whether the step is launched with this call, else by `start`.
+        limits: [R] int64, most drafts of each request; None: gamma.
+        """
+        now = self._clock.mark() if starts else None
+        last = self._steps[-1] if self._steps else None
+        repeats = (
+            last is not None
+            and not self._interrupted
+            and self._repeats.again(last, rows, generation, limits, starts=starts)
+        )
+        if starts:
+            self._end_last(now)
+        self._learn_landed()
+        if last is not None and repeats:
+            step = self._by_the_last(last)
+        else:
+            step = self._planned(rows, generation, seq_lens, limits)
+        self._steps.append(step)
+        if starts:
+            step.began, self._interrupted = now, False
+        return step
+
+    def _by_the_last(self, last: Step) -> Step:
+        """A step by the plan of the newest one; without drafts it teaches nothing."""
+        if not last.plan.speculates:
+            return Step(last.plan, last.rows, last.tenants, repeated=True)
+        plan = self.planner.again(last.plan, self._number)
+        self._number += 1
+        return Step(plan, last.rows, last.tenants)
+
+    def start(self, step: Step) -> None:
+        """The newest step's work is launched from here on."""
+        assert step is self._steps[-1], "steps start in the order in which they were planned"
+        now = self._clock.mark()
+        self._steps.pop()
+        self._end_last(now)
+        self._steps.append(step)
+        step.began, self._interrupted = now, False
+
+    def _planned(
+        self, rows: Tensor, generation: Tensor, seq_lens: Tensor, limits: Counts | None
+    ) -> Step:
+        seats = rows.numpy().astype(np.int64)
+        self._generation = generation.numpy()
+        tenants = self._generation[seats]
+        weights = self._speeds.weights(seats, tenants) if self._speeds is not None else None
+        context = int(seq_lens.sum())
+        if limits is not None and not limits.any():
+            plan = self._undraftable(context, limits)
+        else:
+            floors = np.full(len(seats), self._floor) if self._floor else None
+            if floors is not None and limits is not None:
+                floors = np.minimum(floors, limits)
+            plan = self.planner.plan(
+                self._number, seats, tenants, context,
+                weights=weights, limits=limits, floors=floors,
+            )  # fmt: skip
+        self._number += 1
+        self._repeats.planned()
+        return Step(plan, seats, tenants, limited=limits is not None)
+
+    def _undraftable(self, context: int, limits: Counts) -> Plan:
+        """No request may have a draft; whether drafts pay at this load the guard is not asked."""
+        requests = len(limits)
+        budget = plain(requests, self.planner.costs.costs(requests, context))
+        return Plan(
+            self._number, requests, context, budget, limits, None,
+            Mode.PLAIN, settled=False, known=0, gain=0.0,
+        )  # fmt: skip
+
+    def _end_last(self, now: Mark) -> None:
+        """The newest step has its time, unless something else ran behind it."""
+        if self._steps:
+            last = self._steps[-1]
+            last.over = True
+            last.ended = None if self._interrupted else now
+
+    def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
+        """Verify lengths l_r, [R] int64.
+
+        logits: [R, d] float32 confidence logits of the drafted positions, on the host; None for a
+        drafter without a head, or when nothing was drafted. greedy: [R] bool, requests that take
+        the likeliest token; None: everyone.
+        """
+        if step.plan.speculates:
+            if logits is None:
+                step.confidence = self.planner.expected(step.rows, step.tenants)
+            else:
+                step.regimes = regimes_of(greedy, len(step.rows))
+                step.confidence = self._calibrated(step, step.regimes, logits)
+                self._publish(step)
+        return self.planner.admit(step.plan, step.confidence)
+
+    def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:
+        """What a device needs to admit by: slopes and shifts [R, gamma] of the logits.
+
+        greedy: [R] bool on the host; None: everyone. c = sigmoid(slope * logit + shift), a logit
+        that is no number counting as confidence 0. Only finished steps are in them.
+        """
+        step.regimes = regimes_of(greedy, len(step.rows))
+        step.calibrated_by = self.calibration.lines(step.regimes, (step.rows, step.tenants))
+        return step.calibrated_by
+
+    def leave_out_draft(self, step: Step, *, failed: bool) -> None:
+        """A planned draft came to nothing: it failed, or drafting rests after one that did."""
+        step.plan, step.undrafted = step.plan.without_drafts(), True
+        if failed:
+            self.metrics.fell_back(Fall.DRAFT_FAILED)
+
+    def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
+        """A step's result is on the host: [R] int64 lengths and accepted drafts."""
+        step.lengths, step.accepted = lengths, accepted
+        overtaken = next((n for n, each in enumerate(reversed(self._steps)) if each is step), 0)
+        if overtaken >= PIPELINE:
+            self._fell_back(
+                Fall.RESULT_LATE, "a step's result came late; plans were made without it"
+            )
+        if step.arriving is not None and step.calibrated_by is not None:
+            step.logits = step.arriving.float().numpy()
+            self._warn_of(step.logits)
+            step.confidence = confidence_by(step.logits, *step.calibrated_by)
+            self._publish(step)
+
+    def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
+        """A step's tokens were handed out: its requests (upstream's), accepted drafts of each.
+
+        What lay behind an answer's end is counted as lost, and so is all that a request emitted
+        that had ended before: results are read when the next step is on its way.
+        """
+        ended: set[str] = set()
+        lost = 0
+        for req, drafts in zip(reqs, accepted, strict=True):
+            if req.finished():
+                if req.rid in self._ended:
+                    lost += drafts + 1
+                elif req.finished_len is not None:
+                    lost += max(len(req.output_ids) - req.finished_len, 0)
+                ended.add(req.rid)
+        self._ended = ended
+        if self._speeds is not None and self._generation is not None:
+            self._speeds.handed_out(reqs, self._generation)
+        delivered = self.planner.delivered
+        delivered.emitted(speculated, len(accepted) + sum(accepted))
+        if lost:
+            delivered.lost(speculated, lost)
+        if len(ended) == len(reqs):
+            self._all_ended()
+
+    def interrupted(self) -> None:
+        """A prefill, or anything but a decode step, ran: the step before it has no time."""
+        self._interrupted = True
+
+    def _calibrated(self, step: Step, regimes: Counts, logits: Tensor) -> Gains:
+        step.logits = logits.numpy()
+        self._warn_of(step.logits)
+        confidence = np.zeros((len(step.rows), self.gamma), np.float32)
+        seats = (step.rows, step.tenants)
+        return self.calibration.confidence(step.logits, regimes, confidence, seats)
+
+    def _publish(self, step: Step) -> None:
+        assert step.confidence is not None
+        self.planner.publish(step.plan, step.rows, step.tenants, step.confidence)
+
+    def _warn_of(self, logits: Gains) -> None:
+        if not np.isfinite(logits).all():
+            self._fell_back(
+                Fall.NO_CONFIDENCE,
+                "the drafter's confidence is not a number for some drafts; they are not verified. "
+                "With --dtype float16, try --dtype float32",
+            )
+
+    def _fell_back(self, fall: Fall, line: str) -> None:
+        """Counted each time, and told the first time."""
+        self.metrics.fell_back(fall)
+        if fall not in self._told:
+            self._told.add(fall)
+            logger.warning("sglang-dspark: %s", line)
+
+    def _learn_landed(self) -> None:
+        """Learn, now or soon, from the steps that are over and whose outcome is known."""
+        while self._steps and self._steps[0].over:
+            step = self._steps[0]
+            if not step.has_landed:
+                followed = any(later.has_landed for later in self._steps)
+                if not followed and len(self._steps) <= MOST_AWAITED:
+                    break
+                self._steps.popleft()  # it failed: results land in the order of their steps
+                self._fell_back(
+                    Fall.RESULT_LOST, "a step's result never came; nothing is learned from it"
+                )
+                continue
+            self._unlearned.append(self._steps.popleft())
+            if len(self._unlearned) >= BATCH or step.plan.mode is not Mode.SPECULATE:
+                self._learn_all()
+                self.metrics.flush(time.monotonic())
+
+    def _all_ended(self) -> None:
+        """Every request of a step has ended: nothing may come for long, so nothing is kept back.
+
+        Under the overlap loop the step in flight, of the same requests, is handed out after this.
+        """
+        self._interrupted = True
+        if self._steps and self._steps[-1].has_landed:
+            self._steps[-1].over = True
+        self._learn_landed()
+        self._learn_all()
+        self.metrics.hand_over()
+
+    def _learn_all(self) -> None:
+        for step in self._unlearned:
+            self._learn(step)
+        self._unlearned = []
+
+    def _learn(self, step: Step) -> None:
+        accepted, lengths = step.accepted, step.lengths
+        assert accepted is not None
+        assert lengths is not None
+        if step.undrafted:
+            self.metrics.step(step.plan, lengths, accepted, None, undrafted=True)
+            return
+        seconds = self._seconds(step)
+        if not step.repeated:
+            self.planner.finished(
+                step.plan,
+                step.rows,
+                step.tenants,
+                accepted,
+                lengths,
+                step.confidence,
+                seconds,
+            )
+        if step.logits is not None and step.regimes is not None:
+            self.calibration.observe(
+                step.logits, step.regimes, accepted, lengths,
+                (step.rows, step.tenants), step.confidence,
+            )  # fmt: skip
+        self.metrics.step(step.plan, lengths, accepted, seconds)
+
+    def _seconds(self, step: Step) -> float | None:
+        if step.began is None or step.ended is None:
+            return None
+        seconds = self._clock.seconds(step.began, step.ended)
+        if seconds is None or (seconds > 0 and math.isfinite(seconds)):
+            return seconds
+        self._fell_back(
+            Fall.NO_TIME, f"a step took {seconds:g} s by its clock; nothing is learned from it"
+        )
+        return None
+
+
+def regimes_of(greedy: Tensor | None, requests: int) -> Counts:
+    """Regime of the calibration of each request, [R] int64; greedy: [R] bool, or None for all."""
+    if greedy is None:
+        return np.zeros(requests, np.int64)
+    return np.where(greedy.numpy(), GREEDY, SAMPLED).astype(np.int64)
+
+
+def confidence_by(logits: Gains, slopes: Floats, shifts: Floats) -> Gains:
+    """sigmoid(slope * logit + shift), [R, gamma] float32; 0 where a logit is no number."""
+    bounded = np.clip(logits.astype(np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
+    values = 1.0 / (1.0 + np.exp(-(slopes * bounded + shifts)))
+    return np.where(np.isfinite(logits), values, np.float32(0.0)).astype(np.float32)

@@ -1,0 +1,73 @@
+"""The host's side of a step: which layout a step verifies, and when a step goes the short way."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.backends.cpu import device as device_module
+from sglang_dspark.backends.cpu.accept import accept_rows
+from sglang_dspark.backends.cpu.device import HostDevice
+from sglang_dspark.step.clock import HostClock
+from tests.backends.cpu.step_world import worker_for
+from tests.step.windows import indptr_of
+
+GAMMA = 3
+
+
+@pytest.fixture
+def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
+    """On a worker that nothing but lengths and depth is read of."""
+    monkeypatch.setattr(device_module.plain_step, "require", lambda worker: None)
+    return HostDevice(worker_for(GAMMA), HostClock(lambda: 0.0))
+
+
+@pytest.mark.parametrize("lengths", [[0, 0], [3, 0], [1, 3, 2], [2], [GAMMA, GAMMA]])
+def test_cut_windows_are_verified_as_they_were_cut(device: HostDevice, lengths: list[int]) -> None:
+    step: Any = None
+    layout = device.layout(step, indptr_of(lengths))
+    assert layout.verify_lens_cpu == [n + 1 for n in lengths]
+    assert layout.total_verify_tokens == sum(lengths) + len(lengths)
+
+
+def test_lengths_are_the_engines_by_the_logits_of_this_step(device: HostDevice) -> None:
+    asked: list[Any] = []
+
+    class Engine:
+        def admit(self, *arguments: Any) -> Any:
+            asked.append(arguments)
+            return np.array([2, 0])
+
+    engine: Any = Engine()
+    step: Any = object()
+    logits, greedy = torch.ones(2, GAMMA, dtype=torch.bfloat16), torch.tensor([True, False])
+    indptr = device.admit(engine, step, logits, greedy)
+    assert (indptr.tolist(), indptr.dtype) == ([0, 3, 4], torch.int32)
+    assert asked[0][0] is step
+    assert asked[0][1].dtype is torch.float32
+    assert asked[0][2] is greedy
+    assert device.admit(engine, step, None, None).tolist() == [0, 3, 4]
+    assert asked[1][1] is None
+
+
+def test_a_rank_acts_on_the_outcome_of_the_first_one() -> None:
+    """Its own rows accept one draft; rank 0 accepted none and drew another token."""
+    sent: Any = iter((torch.tensor([0], dtype=torch.int32), torch.tensor([7])))
+    tp_sync = SimpleNamespace(sync=lambda site, values: values.copy_(next(sent)))
+    ids, lens, starts = torch.tensor([[1, 2, 0, 0]]), torch.tensor([2]), torch.tensor([0])
+    logits = torch.zeros(2, 9)
+    logits[0, 2] = logits[1, 3] = 1.0
+    block, prefix = SimpleNamespace(draft_tokens=ids[:, 1:]), torch.tensor([5])
+    outs = accept_rows(ids, lens, starts, logits, block, None, prefix, None, tp_sync)
+    assert outs.commit_lens.tolist() == [1]
+    assert outs.new_seq_lens.tolist() == [6]
+    assert outs.out_tokens[0, 0] == 7
+    alone = SimpleNamespace(sync=lambda site, values: values)
+    own = accept_rows(ids, lens, starts, logits, block, None, prefix, None, alone)
+    assert (own.commit_lens.tolist(), own.out_tokens[0, :2].tolist()) == ([2], [2, 3])

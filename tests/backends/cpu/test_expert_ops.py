@@ -1,0 +1,154 @@
+"""Compiled experts, streams and windows against the modules that define them."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+import torch
+
+from sglang_dspark.backends.cpu import expert_ops, paged
+from sglang_dspark.backends.cpu.context_window import narrowed
+from sglang_dspark.backends.cpu.plan import make_plan
+from sglang_dspark.drafter.attention import block_attention
+from sglang_dspark.drafter.hyper_connections import (
+    HyperConnection,
+    StreamRead,
+    doubly_stochastic,
+)
+from sglang_dspark.drafter.moe import MoE
+from tests.drafter.helpers import tiny_config
+
+SIZES = {
+    "hidden_size": 64,
+    "num_experts": 8,
+    "experts_per_token": 2,
+    "moe_intermediate_size": 32,
+    "num_shared_experts": 1,
+    "routed_scaling": 2.0,
+}
+
+
+def moe(**changes: object) -> MoE:
+    torch.manual_seed(0)
+    made = MoE(tiny_config(**{**SIZES, **changes})).eval()
+    with torch.no_grad():
+        made.gate.e_score_correction_bias.normal_(std=0.1)
+    return made
+
+
+def routed(module: MoE) -> expert_ops.CompiledExperts:
+    e = module.experts
+    return expert_ops.CompiledExperts(e.gate_proj, e.up_proj, e.down_proj)
+
+
+@pytest.mark.parametrize("rows", [1, 5, 40, 200])
+@torch.no_grad()
+def test_experts_are_the_modules(rows: int) -> None:
+    module = moe(num_shared_experts=0)
+    x = torch.randn(rows, 64)
+    routing = module.gate(x)
+    found = routed(module)(x, routing.experts, routing.weights)
+    torch.testing.assert_close(found, module(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("shared", [1, 2])
+@torch.no_grad()
+def test_shared_experts_are_the_modules(shared: int) -> None:
+    module = moe(num_shared_experts=shared).shared_experts
+    compiled = expert_ops.CompiledShared.of(module)
+    assert compiled is not None
+    assert module is not None
+    x = torch.randn(5, 64)
+    torch.testing.assert_close(compiled(x), module(x), atol=1e-5, rtol=1e-4)
+    assert expert_ops.CompiledShared.of(None) is None
+    assert expert_ops.CompiledShared.of(moe(moe_intermediate_size=24).shared_experts) is None
+    assert expert_ops.CompiledShared.of(moe().bfloat16().shared_experts) is None
+
+
+@torch.no_grad()
+def test_a_token_has_the_same_bits_alone_and_among_others() -> None:
+    module = moe()
+    compiled = routed(module)
+    x = torch.randn(30, 64)
+    routing = module.gate(x)
+    together = compiled(x, routing.experts, routing.weights)
+    for t in range(30):
+        own = routing.experts[t : t + 1], routing.weights[t : t + 1]
+        assert torch.equal(compiled(x[t : t + 1], *own)[0], together[t])
+
+
+@torch.no_grad()
+def test_everyone_may_choose_one_expert() -> None:
+    module = moe(experts_per_token=1, num_shared_experts=0)
+    module.gate.e_score_correction_bias[3] = 100.0
+    x = torch.randn(7, 64)
+    routing = module.gate(x)
+    found = routed(module)(x, routing.experts, routing.weights)
+    torch.testing.assert_close(found, module(x), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_rows_that_do_not_fit_are_refused() -> None:
+    module = moe()
+    x = torch.randn(3, 64)
+    routing = module.gate(x)
+    with pytest.raises(RuntimeError, match="are not for the compiled experts"):
+        routed(module)(x.double(), routing.experts, routing.weights)
+
+
+@pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 1e3])
+@pytest.mark.parametrize("n", [2, 4, 7])
+def test_mixing_is_the_modules(n: int, scale: float) -> None:
+    logits = torch.randn(20, n, n, generator=torch.Generator().manual_seed(n)) * scale
+    for matrix, expected in zip(logits, doubly_stochastic(logits), strict=True):
+        found = matrix.numpy().copy()
+        expert_ops._doubly_stochastic(found, 20)
+        assert np.abs(found.sum(0) - 1).max() < 1e-5
+        assert np.abs(found.sum(1) - 1).max() < 1e-5
+        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=1e-3)
+
+
+@torch.no_grad()
+@pytest.mark.parametrize("n", [2, 3, 4, 5])  # as many rows of phi that make no four
+def test_streams_are_the_modules(n: int) -> None:
+    torch.manual_seed(0)
+    connection, last, block = HyperConnection(n, 64), StreamRead(n, 64), torch.nn.Linear(64, 64)
+    for parameter in [*connection.parameters(), *last.parameters()]:
+        parameter.add_(torch.randn_like(parameter) * 0.5)
+    x = torch.randn(9, n, 64)
+    compiled = expert_ops.CompiledStreams(connection)
+    read, kept = compiled.read(x)
+    found = compiled.write(x, block(read), kept)
+    torch.testing.assert_close(found, connection(x, block), atol=1e-5, rtol=1e-4)
+    torch.testing.assert_close(expert_ops.CompiledRead(last)(x), last(x), atol=1e-5, rtol=1e-4)
+
+
+@pytest.mark.parametrize("window", [1, 4, 9, 128])
+def test_a_narrowed_plan_is_the_drafters_window(window: int) -> None:
+    """Three requests of other lengths; each row of a block sees the same context."""
+    torch.manual_seed(0)
+    gamma, lens = 4, [0, 6, 11]
+    k_cache, v_cache = torch.randn(80, 2, 8), torch.randn(80, 2, 8)
+    table = torch.randperm(80)[:60].view(3, 20).int()
+    q = torch.randn(3 * gamma, 4, 8)
+    plan = make_plan(table, torch.arange(3), [gamma] * 3, [n + gamma for n in lens])
+    plan = narrowed(plan, window)
+    out = torch.empty_like(q)
+    paged.paged_attention(
+        q, k_cache, v_cache, plan, scale=8**-0.5, causal=False, window=paged.NO_WINDOW,
+        sharing=(0, 1), out=out,
+    )  # fmt: skip
+    for r, length in enumerate(lens):
+        slots = table[r].long()
+        own = slots[length : length + gamma]
+        expected = block_attention(
+            q[None, None, r * gamma : (r + 1) * gamma],
+            k_cache[own][None, None],
+            v_cache[own][None, None],
+            (k_cache[slots[:length]][None], v_cache[slots[:length]][None]),
+            torch.tensor([[length]]),
+            window=window,
+        )
+        torch.testing.assert_close(
+            out[r * gamma : (r + 1) * gamma], expected[0, 0], atol=1e-5, rtol=1e-4
+        )

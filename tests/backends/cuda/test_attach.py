@@ -1,0 +1,183 @@
+"""A worker that cannot be scheduled after its graphs were captured: why, and what serves it."""
+
+from __future__ import annotations
+
+import logging
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang.srt.speculative.ragged_verify import RaggedVerifyMode
+
+from sglang_dspark.backends.cuda import attach
+from sglang_dspark.backends.cuda.device import EventClock
+from sglang_dspark.step.build import verify_everything
+from sglang_dspark.step.penalties import OutputCounts
+from sglang_dspark.step.state import state_of
+
+
+class Attention:
+    """A backend, and whether it reads lengths on the host."""
+
+    def __init__(self, waits: bool) -> None:
+        self.needs_cpu_seq_lens = waits
+
+
+def worker_of(*, target_waits: bool = False, draft_waits: bool = False, backed: bool = True) -> Any:
+    """Loaded for compact verification, its graphs captured."""
+    pool = SimpleNamespace(post_capture_active=not backed)
+    runner = SimpleNamespace(attn_backend=Attention(target_waits), token_to_kv_pool=pool)
+    return SimpleNamespace(
+        _verify_planner=SimpleNamespace(is_compact_mode=True),
+        model_runner=runner,
+        draft_model_runner=SimpleNamespace(attn_backend=Attention(draft_waits)),
+    )
+
+
+@pytest.fixture(autouse=True)
+def one_rank(monkeypatch: pytest.MonkeyPatch) -> None:
+    from sglang.srt import runtime_context
+
+    parallel = SimpleNamespace(attn_dp_enabled=False, pp_size=1)
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: parallel)
+    monkeypatch.setattr(attach, "obstacle", lambda worker: None)
+
+
+@pytest.mark.parametrize("waits", [True, False])
+def test_both_backends_alike_stand_in_nobodys_way(waits: bool) -> None:
+    assert attach._obstacle(worker_of(target_waits=waits, draft_waits=waits)) is None
+    assert attach._obstacle(worker_of(target_waits=True)) is None
+
+
+def test_a_draft_that_waits_for_the_host_beside_a_target_that_does_not() -> None:
+    why = attach._obstacle(worker_of(draft_waits=True))
+    assert why is not None
+    assert "(Attention) waits for lengths on the host" in why
+    assert "--speculative-draft-attention-backend" in why
+
+
+@pytest.mark.parametrize(
+    ("parallel", "why"),
+    [((False, 2), "last of several stages"), ((True, 1), "data-parallel attention")],
+)
+def test_stages_and_data_parallel_attention_stand_in_the_way(
+    parallel: tuple[bool, int], why: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.srt import runtime_context
+
+    found = SimpleNamespace(attn_dp_enabled=parallel[0], pp_size=parallel[1])
+    monkeypatch.setattr(runtime_context, "get_parallel", lambda: found)
+    assert why in str(attach._obstacle(worker_of()))
+
+
+def test_a_cache_without_memory_is_not_written_to() -> None:
+    why = attach._obstacle(worker_of(backed=False))
+    assert why is not None
+    assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in why
+
+
+@pytest.mark.parametrize(("device", "freed"), [("cuda", ["profiled", "freed"]), ("cpu", [])])
+def test_what_the_profile_cached_is_freed_behind_it(
+    monkeypatch: pytest.MonkeyPatch, device: str, freed: list[str]
+) -> None:
+    """And counts of output tokens are allocated for all slots, row 0 being padding."""
+    done: list[str] = []
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: done.append("freed"))
+    monkeypatch.setattr(attach, "engine_for", lambda *_: done.append("profiled"))
+    monkeypatch.setattr(attach, "ranks_of", lambda worker: None)
+    for name in ("GraphDevice", "GraphPasses", "_key", "use_blockwise_rejection"):
+        monkeypatch.setattr(attach, name, lambda *_: None)
+    asked: list[tuple[int, int, str]] = []
+    monkeypatch.setattr(
+        OutputCounts, "reserve", lambda counts, *given: asked.append((*given[:2], given[2].type))
+    )
+    pool = SimpleNamespace(req_to_token=torch.zeros(49, 8))
+    runner = SimpleNamespace(
+        req_to_token_pool=pool, model_config=SimpleNamespace(vocab_size=151_936)
+    )
+    worker: Any = SimpleNamespace(device=device, gamma=3, _proposer=None, model_runner=runner)
+    attach.take_over(worker, EventClock())
+    assert done == (freed or ["profiled"])
+    assert asked == [(48, 151_936, device)]
+    assert state_of(worker) is not None
+
+
+@pytest.mark.parametrize("graphs", [True, False])
+def test_graphs_of_unlike_windows_go_on_running(graphs: bool) -> None:
+    """In static mode SGLang gives a pass no layout, and such graphs run none without."""
+    planner = SimpleNamespace(
+        _budget_planner=object(),
+        _is_verify_all=False,
+        _ragged_verify_mode=RaggedVerifyMode.COMPACT,
+    )
+    runner = SimpleNamespace(decode_cuda_graph_runner=object() if graphs else None)
+    verify_everything(SimpleNamespace(_verify_planner=planner, model_runner=runner))
+    expected = RaggedVerifyMode.COMPACT if graphs else RaggedVerifyMode.STATIC
+    assert planner._ragged_verify_mode is expected
+    assert planner._budget_planner is None
+    assert planner._is_verify_all
+
+
+@pytest.mark.parametrize(
+    ("hosts", "ours", "why", "compact", "done"),
+    [
+        (False, True, None, True, []),
+        (True, True, None, True, ["broken?", "taken over"]),
+        (True, True, "no lengths", True, ["broken?", "all verified"]),
+        (True, True, "static models", False, ["broken?"]),
+        (True, False, None, True, ["broken?"]),
+    ],
+)
+def test_a_worker_is_scheduled_or_verifies_every_draft_or_is_left_alone(
+    hosts: bool,
+    ours: bool,
+    why: str | None,
+    compact: bool,
+    done: list[str],
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    caplog.set_level(logging.INFO)
+    found: list[str] = []
+    for name, said in (
+        ("refuse_broken", "broken?"),
+        ("verify_everything", "all verified"),
+        ("take_over", "taken over"),
+    ):
+        monkeypatch.setattr(attach, name, lambda *_, _said=said: found.append(_said))
+    monkeypatch.setattr(attach, "_obstacle", lambda worker: why)
+    chosen = SimpleNamespace(ours=ours, reason="as asked")
+    monkeypatch.setattr(attach.mode, "choice", lambda: chosen)
+    planner = SimpleNamespace(is_compact_mode=compact, mode_value="compact")
+    attach.attach(SimpleNamespace(_hosts_draft=hosts, _verify_planner=planner))  # type: ignore[arg-type]
+    assert found == done
+    lines = [record.getMessage() for record in caplog.records]
+    assert len(lines) == (hosts and "taken over" not in done)
+    for line in lines:
+        assert (why or "as asked") in line
+        assert ("every draft is verified" in line) == ("all verified" in done)
+
+
+@pytest.mark.parametrize(
+    ("device", "before", "after"),
+    [("cuda", None, "noise of seed 7"), ("cuda", "upstream's", "upstream's"), ("cpu", None, None)],
+)
+def test_the_noise_of_blockwise_rejection_is_made_where_upstream_made_none(
+    device: str, before: str | None, after: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from sglang.kernels.ops.speculative.dspark import blockwise_rejection
+
+    monkeypatch.setattr(
+        blockwise_rejection, "make_rejection_noise", lambda seed, device: f"noise of seed {seed}"
+    )
+    executor = SimpleNamespace(_rejection_noise=before)
+    worker: Any = SimpleNamespace(
+        device=device, _verify_executor=executor, target_worker=SimpleNamespace(random_seed=7)
+    )
+    attach.use_blockwise_rejection(worker)
+    assert executor._rejection_noise == after
+    assert getattr(worker, "_rejection_noise", before) == after

@@ -1,0 +1,372 @@
+"""GraphDevice: lengths of the host's planner, tiers of the captured graphs, copies that stay."""
+
+from __future__ import annotations
+
+import contextlib
+import inspect
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang")
+
+from sglang.srt import runtime_context
+from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
+from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
+from sglang_dspark.backends.cuda import device as cuda_device
+from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
+from sglang_dspark.backends.cuda.device import GraphDevice, to_host
+from sglang_dspark.schedule.budget import Budget
+from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.serving.config import current_config
+from sglang_dspark.step.engine import Step, confidence_by
+from sglang_dspark.step.layout import admitted_drafts, layout_of
+from sglang_dspark.step.passes import Pass, Verified
+from sglang_dspark.step.rules import Cuts, Rules
+from sglang_dspark.verify.acceptance import Acceptance
+from tests.rehearsal.on_cpu import PlantedClock
+from tests.step.test_schedule_engine import GAMMA, World
+from tests.step.windows import indptr_of
+
+TIERS, SLOTS = [4, 8, 16, 32], 8
+
+
+def device(*, graphs: bool = True, epilogue: bool = True) -> GraphDevice:
+    """Of a worker whose decode runner captured `TIERS`."""
+    runner = SimpleNamespace(ragged_verify_mode=True, capture_num_tokens=TIERS, max_bs=SLOTS)
+    worker = SimpleNamespace(
+        device="cpu",
+        model_runner=SimpleNamespace(decode_cuda_graph_runner=runner if graphs else None),
+        _verify_executor=SimpleNamespace(verify_epilogue=object() if epilogue else None),
+    )
+    return GraphDevice(worker, PlantedClock())
+
+
+def step_of(rng: np.random.Generator, requests: int, **changed: Any) -> Step:
+    """A planned step of random limits, K and calibration."""
+    limits = rng.integers(0, GAMMA + 1, requests)
+    budget = Budget(int(rng.integers(1, requests * GAMMA + 2)), GAMMA, 1.0, 0.01)
+    fields = {"floors": None, "weights": None} | changed
+    plan = Plan(
+        0, requests, 0, budget, limits, mode=Mode.SPECULATE, settled=True, known=0, gain=1.0,
+        **fields,
+    )  # fmt: skip
+    shape = (requests, GAMMA)
+    lines = rng.uniform(0.5, 2.0, shape), rng.normal(0, 1, shape)
+    rows = np.arange(requests)
+    return Step(plan, rows, rows, calibrated_by=lines)
+
+
+LISTED, UNCUT, TOP_P, BOTH = Cuts(True, True, most=20), Cuts(), Cuts(top_p=True), Cuts(True, True)
+MIN_P = Cuts(min_p=True)
+
+
+@pytest.mark.parametrize(
+    ("cuts", "own_law", "drafted", "way"),
+    [
+        (None, False, True, "upstream"),
+        (None, False, False, "upstream"),
+        (LISTED, True, True, "_listed"),
+        (LISTED, True, False, "_listed"),
+        (UNCUT, False, True, "upstream"),
+        (UNCUT, True, True, "_by_our_rule"),
+        (UNCUT, False, False, "_plain"),
+        (TOP_P, False, True, "upstream"),
+        (TOP_P, False, False, "_plain"),
+        (
+            MIN_P,
+            False,
+            False,
+            "_by_our_rule",
+        ),  # neither plain decoding's nor SGLang's reads one row
+        (BOTH, True, True, "_by_our_rule"),
+        (BOTH, True, False, "_by_our_rule"),
+    ],
+)
+def test_a_step_is_accepted_by_the_fastest_lossless_way(
+    cuts: Cuts | None, own_law: bool, drafted: bool, way: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runtime_context, "get_exec", lambda: backend("flashinfer"))
+    asked = pass_of(Rules(cuts=cuts, own_law=own_law), drafted=drafted)
+    chosen, infos = device(), []
+    for name in ("_listed", "_by_our_rule", "_plain"):
+        monkeypatch.setattr(chosen, name, lambda *_, _name=name: _name)
+    monkeypatch.setattr(chosen, "_windows", lambda *_: ())
+    monkeypatch.setattr(chosen, "_finalized", lambda asked, outcome: outcome)
+    chosen._executor.accept_and_finalize = lambda **given: (
+        infos.append(given["sampling_info"]) or ("upstream")
+    )
+    assert chosen.accept(asked, Verified(SimpleNamespace(next_token_logits=None), None)) == way
+    for info in infos:  # without the flags of the greedy requests beside them
+        assert info.need_top_k_sampling == (cuts is None or cuts.top_k)
+        assert info.need_top_p_sampling == (cuts is None or cuts.top_p)
+    assert asked.batch.sampling_info.need_top_k_sampling, "the batch's own flags stay"
+
+
+def backend(name: str) -> Any:
+    return SimpleNamespace(kernel=SimpleNamespace(sampling_backend=name))
+
+
+def pass_of(rules: Rules, *, drafted: bool) -> Pass:
+    """Of two requests."""
+    info = SimpleNamespace(
+        sampling_seed=None,
+        sampling_mask_batch_indices=None,
+        need_top_k_sampling=True,
+        need_top_p_sampling=True,
+    )
+    return Pass(
+        batch=SimpleNamespace(sampling_info=info, seq_lens=torch.tensor([3, 9])),
+        came=None,
+        window=None,
+        proposal=SimpleNamespace(draft_block=SimpleNamespace(draft_tokens=None)),
+        layout=None,
+        ids=torch.zeros(2, GAMMA + 1, dtype=torch.int64),
+        drafted=drafted,
+        foldable=False,
+        rules=rules,
+    )
+
+
+@pytest.mark.parametrize(
+    ("changed", "cuts", "seeds", "plainly"),
+    [
+        ({}, UNCUT, None, True),
+        ({}, Cuts(top_k=True, most=2000), None, True),
+        ({}, BOTH, None, False),
+        ({}, Cuts(min_p=True), None, False),
+        ({}, UNCUT, object(), False),
+        ({"sampling_seed": object()}, UNCUT, None, False),
+        ({"sampling_mask_batch_indices": object()}, UNCUT, None, False),
+        ({"backend": "ascend"}, UNCUT, None, False),
+    ],
+)
+def test_plain_decodings_sampler_draws_where_it_has_our_distribution(
+    changed: dict[str, Any], cuts: Cuts, seeds: Any, plainly: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = {"backend": "pytorch", "sampling_seed": None, "sampling_mask_batch_indices": None}
+    said |= changed
+    monkeypatch.setattr(runtime_context, "get_exec", lambda: backend(said.pop("backend")))
+    rules = Rules(seeds=seeds, cuts=cuts)
+    assert samples_as_plain(SimpleNamespace(**said), rules) == plainly
+
+
+class Engine:
+    """Knows the calibration of the one step that it is asked about."""
+
+    def calibrate(self, step: Step, greedy: Any) -> Any:
+        return step.calibrated_by
+
+
+ENGINE: Any = Engine()
+
+
+@pytest.mark.parametrize("seed", range(40))
+def test_windows_are_those_of_the_host(seed: int) -> None:
+    rng = np.random.default_rng(seed)
+    requests = int(rng.integers(1, 9))
+    weights = rng.uniform(0.5, 4, requests).astype(np.float32) if seed % 2 else None
+    step = step_of(rng, requests, weights=weights)
+    if seed % 3 == 0:
+        floors = np.minimum(step.plan.limits, seed % 2)
+        step = replace(step, plan=replace(step.plan, floors=floors))
+    logits = torch.from_numpy(rng.normal(0, 2, (requests, GAMMA)).astype(np.float32))
+    logits[0, 0] = float("nan") if seed % 5 == 0 else logits[0, 0]
+    indptr = device().admit(ENGINE, step, logits, None)
+    assert step.arriving is not None
+    assert torch.equal(step.arriving.nan_to_num(), logits.nan_to_num())
+    assert indptr[-1] == requests + admitted_drafts(step.plan)
+    assert step.calibrated_by is not None
+    confidence = confidence_by(logits.numpy(), *step.calibrated_by)
+    host = World().planner.admit(step.plan, confidence)
+    assert torch.equal(indptr, indptr_of(host.tolist()))
+
+
+def test_nothing_drafted_is_nothing_admitted() -> None:
+    step = step_of(np.random.default_rng(0), 3)
+    assert device().admit(ENGINE, step, None, None).tolist() == [0, 1, 2, 3]
+    assert step.arriving is None
+
+
+@pytest.mark.parametrize(
+    ("requests", "drafts", "tokens"),
+    [(1, 0, 4), (1, 3, 4), (2, 3, 8), (8, 8, 16), (8, 24, 32), (8, 25, 33), (9, 0, 9)],
+)
+def test_a_pass_is_padded_to_the_tier_that_holds_it(
+    requests: int, drafts: int, tokens: int
+) -> None:
+    """Beyond the last tier, or with more requests than a graph has seats, it runs as it is."""
+    assert device().pass_tokens(requests, drafts) == tokens
+    assert device(graphs=False).pass_tokens(requests, drafts) == requests + drafts
+    fits = requests <= SLOTS and requests + drafts <= TIERS[-1]
+    assert device().accepts_in_graph(requests, drafts) == fits
+    assert not device(epilogue=False).accepts_in_graph(requests, drafts)
+
+
+def test_what_goes_to_the_host_outlives_the_graphs_tensor() -> None:
+    static = torch.arange(6.0)
+    copy = to_host(static[:4])
+    static.zero_()
+    assert copy.tolist() == [0.0, 1.0, 2.0, 3.0]
+
+
+def test_the_layout_is_upstreams_of_the_same_windows() -> None:
+    found = layout_of(indptr_of([0, 2, 1]), 8)
+    lens = torch.tensor([1, 3, 2], dtype=torch.int32)
+    theirs = RaggedVerifyLayout.from_verify_lens_device(verify_lens=lens, graph_num_tokens=8)
+    for field in ("verify_lens", "extend_start_loc", "qo_indptr_device"):
+        mine, other = getattr(found, field), getattr(theirs, field)
+        assert torch.equal(mine, other)
+        assert mine.dtype == other.dtype
+    assert found.graph_num_tokens == 8
+
+
+def test_without_graphs_there_are_no_tiers_and_no_slots() -> None:
+    assert (tuple(device(graphs=False).tiers), device(graphs=False).slots) == ((), 0)
+    assert (tuple(device().tiers), device().slots) == (tuple(TIERS), SLOTS)
+
+
+def test_what_our_commit_leaves_is_committed_whole_by_upstream() -> None:
+    called: list[inspect.BoundArguments] = []
+    theirs = inspect.signature(TargetVerifyExecutor.commit_hidden)
+    chosen, hidden = device(epilogue=False), torch.ones(2, 3)
+    chosen.committer = lambda *given: False  # type: ignore[assignment]
+    chosen._executor.commit_hidden = lambda **given: called.append(theirs.bind(None, **given))
+    asked = replace(
+        pass_of(Rules(), drafted=True), layout=layout_of(indptr_of([0, 1]), 4), window=object()
+    )
+    outputs = object()
+    emitted = torch.tensor([1, 2], dtype=torch.int32)
+    accepted = SimpleNamespace(commit_lens=emitted, out_tokens=None)
+    chosen.commit(asked, Verified(outputs, hidden), accepted)
+    assert {name: value for name, value in called[0].arguments.items() if name != "self"} == {
+        "batch": asked.batch,
+        "layout": asked.layout,
+        "hidden_strided": hidden,
+        "verify_window": asked.window,
+        "logits_output": outputs,
+        "commit_lens": emitted,
+        "bs": 2,
+        "run_compact": True,
+    }
+
+
+@pytest.mark.parametrize(("cuts", "simple"), [(UNCUT, True), (TOP_P, False)])
+def test_plain_decodings_sampler_sorts_only_what_a_request_cuts(cuts: Cuts, simple: bool) -> None:
+    """The second request is greedy, whose top-k of 1 is no cut; the first rows are read."""
+    drawn: list[tuple[Tensor, bool]] = []
+
+    def sample(probs: Tensor, info: Any, at: Tensor, simply: bool) -> tuple[Tensor, None]:
+        drawn.append((probs, simply))
+        return torch.tensor([2, 2], dtype=torch.int32), None
+
+    logits = torch.tensor([[0.0, 1.0, 2.0], [9.0, 0.0, 0.0], [4.0, 0.0, 0.0], [0.0, 9.0, 0.0]])
+    info = SimpleNamespace(
+        temperatures=torch.tensor([[2.0], [1.0]]),
+        top_ks=torch.tensor([1 << 30, 1]),
+        is_any_greedy=True,
+    )
+    batch = SimpleNamespace(sampling_info=info, seq_lens=torch.tensor([3, 9]))
+    sampler = SimpleNamespace(_sample_from_probs=sample)
+    tokens = plain_tokens(sampler, logits, 2, batch, Rules(cuts=cuts))
+    ((probs, simply),) = drawn
+    assert simply == simple
+    assert torch.equal(probs, torch.softmax(logits[[0, 2]] / info.temperatures, -1))
+    assert tokens.tolist() == [2, 0]
+
+
+@pytest.mark.parametrize("penalised", [False, True])
+@pytest.mark.parametrize(
+    ("foldable", "replayed", "folded"),
+    [(True, True, True), (True, False, False), (False, True, False)],
+)
+def test_a_pass_is_folded_where_a_graph_that_accepts_was_replayed(
+    foldable: bool, replayed: bool, folded: bool, penalised: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """SGLang adjusts logits itself, unless penalties come first."""
+    called: list[dict[str, Any]] = []
+    applied: list[str] = []
+    theirs = inspect.signature(TargetVerifyExecutor.run_compact)
+    logits, hidden = torch.zeros(2 * (GAMMA + 1), 4), torch.ones(2, 3)
+
+    def run_compact(**given: Any) -> tuple[Any, Tensor]:
+        called.append(theirs.bind(None, **given).arguments)
+        outputs = SimpleNamespace(next_token_logits=logits)
+        return SimpleNamespace(logits_output=outputs, can_run_cuda_graph=replayed), hidden
+
+    chosen = device(epilogue=False)
+    chosen._executor.run_compact = run_compact
+    chosen._worker._observers = SimpleNamespace(segment=lambda _: contextlib.nullcontext())
+    monkeypatch.setattr(cuda_device, "adjust", lambda *_: applied.append("adjusted"))
+    penalties: Any = SimpleNamespace(apply=lambda *_: applied.append("penalised"))
+    asked = pass_of(Rules(penalties=penalties if penalised else None), drafted=True)
+    proposal = SimpleNamespace(
+        draft_block_ids=object(), draft_block=SimpleNamespace(draft_tokens=object())
+    )
+    asked = replace(asked, layout=object(), window=object(), proposal=proposal, foldable=foldable)
+    verified = chosen.run(asked)
+    (given,) = called
+    assert given["draft_block_ids"] is proposal.draft_block_ids
+    assert given["draft_tokens"] is proposal.draft_block.draft_tokens
+    assert (given["layout"], given["verify_window"]) == (asked.layout, asked.window)
+    assert (given["bs"], given["device"], given["inject_gate"]) == (2, "cpu", foldable)
+    assert given["sampling_info"] is (None if penalised else asked.batch.sampling_info)
+    assert applied == (["penalised", "adjusted"] if penalised else [])
+    assert (verified.in_graph, verified.folded) == (replayed, folded)
+    assert verified.hidden is hidden
+
+
+def test_upstreams_rule_is_given_the_whole_step() -> None:
+    theirs = inspect.signature(TargetVerifyExecutor.accept_and_finalize)
+    chosen = device()
+    chosen._executor.accept_and_finalize = lambda **given: theirs.bind(None, **given).arguments
+    asked = replace(pass_of(Rules(), drafted=True), layout=object(), came=object())
+    outputs = SimpleNamespace(next_token_logits=object())
+    given = chosen.accept(asked, Verified(outputs, None, True, True))
+    assert {name: value for name, value in given.items() if name != "self"} == {
+        "folded_accept": True,
+        "bs": 2,
+        "verify_ids_2d": asked.ids,
+        "target_logits": outputs.next_token_logits,
+        "draft_block": asked.proposal.draft_block,
+        "sampling_info": asked.batch.sampling_info,
+        "draft_input": asked.came,
+        "layout": asked.layout,
+        "prefix_lens": asked.batch.seq_lens,
+        "draft_tokens": asked.proposal.draft_block.draft_tokens,
+    }
+
+
+def test_lists_of_tokens_are_judged_by_the_configured_rule(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    given: list[tuple[tuple[Any, ...], dict[str, Any]]] = []
+    outcome = Acceptance(torch.zeros(2), torch.zeros(2))
+
+    def listed(*step: Any, **options: Any) -> Acceptance:
+        given.append((step, options))
+        return outcome
+
+    chosen = device()
+    monkeypatch.setattr(cuda_device, "accept_top_k", listed)
+    monkeypatch.setattr(chosen, "_finalized", lambda asked, outcome: outcome)
+    asked = replace(
+        pass_of(Rules(cuts=LISTED), drafted=True), layout=layout_of(indptr_of([0, 2]), 8)
+    )
+    outputs = SimpleNamespace(next_token_logits=object())
+    assert chosen.accept(asked, Verified(outputs, None)) is outcome
+    ((step, options),) = given
+    assert options == {"most": 20, "rows": 8, "rule": current_config().verify.rule}
+    assert step[0] is asked.ids
+    assert step[1].tolist() == [1, 3]
+    assert step[2] is outputs.next_token_logits
+    assert step[3:] == (
+        asked.proposal.draft_block, asked.batch.sampling_info, asked.batch.seq_lens, None,
+    )  # fmt: skip

@@ -1,0 +1,109 @@
+"""A grammar that allows no token: no row without probability, and a 400 that says what to mend."""
+
+from __future__ import annotations
+
+from http import HTTPStatus
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+import xgrammar
+from sglang.srt.constrained.xgrammar_backend import XGrammarGrammar
+from sglang.srt.managers.schedule_batch import FINISH_ABORT
+
+from sglang_dspark.patches.upstream_fixes.grammar_errors import (
+    blame,
+    is_dead_end,
+    is_too_short,
+    open_dead_ends,
+)
+
+WORDS = ["<s>", "</s>", "a", "b", "c"]
+DEAD, LATER, FINE = 'root ::= root "a"', 'root ::= "a" x\nx ::= x "b"', 'root ::= "a" "b"'
+
+
+def grammar(ebnf: str) -> XGrammarGrammar:
+    info = xgrammar.TokenizerInfo(WORDS, stop_token_ids=[1])
+    compiled = xgrammar.GrammarCompiler(info).compile_grammar(ebnf)
+    matcher = xgrammar.GrammarMatcher(compiled)
+    return XGrammarGrammar(matcher, len(WORDS), compiled, None, ebnf)
+
+
+@pytest.mark.parametrize(
+    ("ebnf", "taken", "dead"),
+    [
+        (DEAD, [], True),
+        (LATER, [], False),
+        (LATER, [2], True),
+        (FINE, [], False),
+        (FINE, [2], False),
+        (FINE, [2, 3], False),
+        (FINE, [2, 3, 1], False),  # at its end: xgrammar raises when asked for a mask
+    ],
+)
+def test_a_dead_end_is_known(ebnf: str, taken: list[int], dead: bool) -> None:
+    found = grammar(ebnf)
+    for token in taken:
+        found.accept_token(token)
+    assert is_dead_end(found, len(WORDS)) is dead
+
+
+def test_only_a_row_without_tokens_is_left_unmasked() -> None:
+    masks = [grammar(each) for each in (DEAD, FINE)]
+    mask = masks[0].allocate_vocab_mask(len(WORDS), 2, "cpu")
+    for row, each in enumerate(masks):
+        each.fill_vocab_mask(mask, row)
+    assert not mask[0].any()
+    allowed = mask[1].clone()
+    open_dead_ends(masks[0], None, mask)
+    assert (mask[0] == -1).all()
+    assert torch.equal(mask[1], allowed)
+
+
+def request_of(ebnf: str, *taken: int, least: int = 0, reason: object = None) -> Any:
+    """What of a request is looked at; it has put out the tokens that were taken."""
+    found = grammar(ebnf)
+    for token in taken:
+        found.accept_token(token)
+    return SimpleNamespace(
+        grammar=found,
+        vocab_size=len(WORDS),
+        output_ids=list(taken),
+        sampling_params=SimpleNamespace(min_new_tokens=least, stop_token_ids=None),
+        eos_token_ids=[1],
+        tokenizer=SimpleNamespace(additional_stop_token_ids=None, eos_token_id=1),
+        to_finish=reason,
+    )
+
+
+def told(request: Any) -> Any:
+    assert blame([], None, request, [3]) == []
+    return request.to_finish
+
+
+ABORT = FINISH_ABORT("Grammar accept_token failed", HTTPStatus.INTERNAL_SERVER_ERROR, "x")
+
+
+def test_a_dead_end_is_the_requests_fault() -> None:
+    reason = told(request_of(DEAD, reason=ABORT))
+    assert reason.status_code == HTTPStatus.BAD_REQUEST
+    assert "allows no token; mend" in reason.message
+    # A token that was let through and is not allowed: ours.
+    assert told(request_of(FINE, reason=ABORT)) is ABORT
+    assert told(request_of(DEAD)) is None
+
+
+def test_a_request_that_is_ended_at_its_grammars_end_is_left_alone() -> None:
+    """Its client left, or another of its prompts was refused, while the stop token was drawn."""
+    assert told(request_of(FINE, 2, 3, 1, reason=ABORT)) is ABORT
+    assert told(request_of(FINE, 2, 3, 1, least=9, reason=ABORT)) is ABORT
+
+
+def test_a_grammar_that_ends_before_min_new_tokens() -> None:
+    assert is_too_short(request_of(FINE, 2, 3, least=3))
+    assert not is_too_short(request_of(FINE, 2, 3, least=2))
+    assert not is_too_short(request_of(FINE, 2, least=3))
+    reason = told(request_of(FINE, 2, 3, least=3, reason=ABORT))
+    assert reason.status_code == HTTPStatus.BAD_REQUEST
+    assert "before min_new_tokens" in reason.message

@@ -1,0 +1,277 @@
+"""Penalties of the step: counts on the device, while the host's lists lag a step behind.
+
+A world of requests that come, emit, are retracted and end is played through several steps; each row
+of each window must be what SGLang's own penalisers, fed token by token, make of it.
+"""
+
+from __future__ import annotations
+
+import logging
+from dataclasses import dataclass, field
+from itertools import accumulate
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from torch import Tensor
+
+pytest.importorskip("sglang")
+
+from sglang_dspark.step import penalties
+from sglang_dspark.step.penalties import OutputCounts, penalties_of
+from sglang_dspark.verify.penalties import COPIES, penalise_windows
+from tests.step.penalised import PROMPT, SETTINGS, VOCAB, WIDTH, plainly, request
+
+
+@dataclass
+class Tenant:
+    """A request, all it has put out, and where it sits. `req.output_ids` is what the host knows."""
+
+    req: SimpleNamespace
+    put_out: list[int]
+    row: int
+
+
+@dataclass
+class World:
+    """Steps of one server under the overlap loop."""
+
+    generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
+    counts: OutputCounts = field(default_factory=OutputCounts)
+    generations: Tensor = field(default_factory=lambda: torch.zeros(16, dtype=torch.int64))
+    in_flight: list[tuple[Tenant, list[int]]] = field(default_factory=list)
+
+    def admitted(self, row: int, put_out: list[int] | None = None, **settings: Any) -> Tenant:
+        """Behind a prefill: the first token is out, and not on the host yet."""
+        self.generations[row] += 1
+        known = list(put_out or [])
+        tenant = Tenant(request(known.copy(), **settings), [*known, self.token()], row)
+        self.in_flight.append((tenant, tenant.put_out.copy()))
+        return tenant
+
+    def token(self) -> int:
+        return int(torch.randint(0, VOCAB, (1,), generator=self.generator))
+
+    def step(self, tenants: list[Tenant]) -> None:
+        """Verify a window of each, compare all of its rows, emit a part of it."""
+        rows = torch.tensor([each.row for each in tenants])
+        batch = SimpleNamespace(reqs=[each.req for each in tenants], req_pool_indices_cpu=rows)
+        found = penalties_of(self.counts, batch, SimpleNamespace(req_generation=self.generations))
+        window = torch.randint(0, VOCAB, (len(tenants), WIDTH), generator=self.generator)
+        window[:, 0] = torch.tensor([each.put_out[-1] for each in tenants])
+        lens = torch.tensor([len(PROMPT) + len(each.put_out) - 1 for each in tenants])
+        before = torch.randn(len(tenants), WIDTH, VOCAB, generator=self.generator)
+        logits = before.clone()
+        if found is not None:
+            found.apply(logits.view(-1, VOCAB), window, lens)
+        for r, each in enumerate(tenants):
+            for j in range(WIDTH):
+                text = each.put_out + window[r, 1 : j + 1].tolist()
+                expected = plainly(before[r, j][None].clone(), [each.req], [text])[0]
+                assert torch.allclose(logits[r, j], expected, atol=1e-5), (r, j)
+        commit = torch.randint(1, WIDTH + 1, (len(tenants),), generator=self.generator)
+        emitted = torch.randint(0, VOCAB, (len(tenants), WIDTH), generator=self.generator)
+        if found is not None:
+            # Behind what is emitted anything may stand.
+            behind = torch.arange(WIDTH)[None, :] >= commit[:, None]
+            found.count(emitted.masked_fill(behind, 3), commit.to(torch.int32))
+        for each, tokens, kept in zip(tenants, emitted, commit, strict=True):
+            each.put_out += tokens[:kept].tolist()
+        for each, known in self.in_flight:  # the step before this one is handed out
+            each.req.output_ids = known
+        self.in_flight = [(each, each.put_out.copy()) for each in tenants]
+
+
+@pytest.fixture
+def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """A device without memory for two requests: names of failed allocations, and `freed`."""
+    found: list[str] = []
+    reserve, copied = penalties._reserve, penalties._copied
+
+    def short_reserve(requests: int, like: Tensor) -> None:
+        if requests > 1:
+            found.append(f"temporaries of {requests}")
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        reserve(requests, like)
+
+    def short_copied(old: Tensor | None, rows: int, like: Tensor) -> Tensor:
+        if not found:
+            found.append(f"counts of {rows}")
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return copied(old, rows, like)
+
+    monkeypatch.setattr(penalties, "_reserve", short_reserve)
+    monkeypatch.setattr(penalties, "_copied", short_copied)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append("freed"))
+    penalties._tell.cache_clear()
+    return found
+
+
+def crowded(world: World) -> None:
+    """Some steps of seven requests, five of them penalised."""
+    names = ["all", "frequency", "none", "repetition", "negative", "none", "presence"]
+    requests = [world.admitted(1 + i, **SETTINGS[name]) for i, name in enumerate(names)]
+    for _ in range(4):
+        world.step(requests)
+
+
+@pytest.mark.parametrize("together", [1, 2, 3, 5])
+def test_requests_are_penalised_in_parts(monkeypatch: pytest.MonkeyPatch, together: int) -> None:
+    monkeypatch.setattr(penalties, "AT_ONCE", together * VOCAB * 4)
+    taken = []
+    monkeypatch.setattr(penalties, "_reserve", lambda requests, like: taken.append(requests))
+    crowded(World())
+    assert set(taken) == {together}
+
+
+def test_without_memory_requests_are_penalised_one_by_one(
+    out_of_memory: list[str],
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def penalise_one(logits: Tensor, rows: Tensor, *given: Any) -> None:
+        assert len(rows) == 1
+        penalise_windows(logits, rows, *given)
+
+    monkeypatch.setattr(penalties, "penalise_windows", penalise_one)
+    crowded(World())
+    assert out_of_memory == ["counts of 5", "freed"] + ["temporaries of 5", "freed"] * 4
+    (line,) = [record.getMessage() for record in caplog.records]
+    assert "penalised one by one" in line
+
+
+def test_without_memory_for_one_request_no_logit_is_changed(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    reserved: list[int] = []
+
+    def none_left(requests: int, like: Tensor) -> None:
+        reserved.append(requests)
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(penalties, "_reserve", none_left)
+    reqs: Any = [request([5], **SETTINGS["all"]) for _ in range(2)]
+    batch = SimpleNamespace(reqs=reqs, req_pool_indices_cpu=torch.tensor([1, 2]))
+    pool = SimpleNamespace(req_generation=torch.zeros(3, dtype=torch.int64))
+    found = penalties_of(OutputCounts(), batch, pool)
+    assert found is not None
+    logits = torch.ones(2 * WIDTH, VOCAB)
+    with pytest.raises(torch.OutOfMemoryError):
+        found.apply(logits, torch.zeros(2, WIDTH, dtype=torch.int64), torch.full((2,), 9))
+    assert reserved == [2, 1]
+    assert bool((logits == 1).all())
+
+
+def test_counts_are_allocated_at_start_where_they_are_small(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO)
+    counts, device = OutputCounts(), torch.device("cpu")
+    counts.reserve(48, 151_936, device)
+    assert counts.table is not None
+    assert counts.table.shape == (48, 151_936)
+    assert counts.grown(48, torch.empty(1, 151_936)) is counts.table
+    large = OutputCounts()
+    large.reserve(512, 151_936, device)
+    assert large.table is None
+
+    def none_left(*sizes: int, **options: Any) -> Tensor:
+        raise torch.OutOfMemoryError("CUDA out of memory")
+
+    monkeypatch.setattr(torch, "zeros", none_left)
+    unlucky = OutputCounts()
+    unlucky.reserve(48, 151_936, device)
+    assert unlucky.table is None
+    first, second, third = [record.getMessage() for record in caplog.records]
+    assert "output counts of penalties take 29 MB" in first
+    assert "311 MB of output counts are allocated for the first request" in second
+    assert "no memory for 29 MB" in third
+
+
+def test_counts_of_another_vocabulary_are_not_used() -> None:
+    """Logits may be padded wider than the model's configuration says."""
+    world = World()
+    world.counts.reserve(4, VOCAB - 1, torch.device("cpu"))
+    crowded(world)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_temporaries_take_no_more_than_is_reserved(dtype: torch.dtype) -> None:
+    """Peak of what is allocated beyond the arguments, by torch's own profiler."""
+    requests, width, vocab = 3, 8, 50_000
+    logits = torch.randn(requests, width, vocab).to(dtype)
+    counts = torch.randint(0, 3, (requests, vocab), dtype=torch.int32)
+    window = torch.randint(0, vocab, (requests, width))
+    reqs: Any = [request([5], **SETTINGS["all"])] * requests
+    given = (torch.arange(requests), window, counts, torch.full((requests,), 3))
+    settings = penalties.settings_of(reqs, logits)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiled:
+        penalise_windows(logits, *given, settings)
+    events = profiled.profiler.kineto_results.events()
+    held = list(accumulate(each.nbytes() for each in events if each.name() == "[memory]"))
+    copies = 1 + max(held) / (4 * requests * vocab)  # counts are one more
+    assert COPIES - 2.5 < copies <= COPIES
+
+
+def test_what_is_reserved_is_four_bytes_a_copy_of_each_logit() -> None:
+    logits = torch.empty(1, 50_000, dtype=torch.bfloat16)
+    cpu = [torch.profiler.ProfilerActivity.CPU]
+    with torch.profiler.profile(activities=cpu, profile_memory=True) as profiled:
+        penalties._reserve(3, logits)
+    events = profiled.profiler.kineto_results.events()
+    held = [each.nbytes() for each in events if each.name() == "[memory]"]
+    assert max(held) == COPIES * 3 * 50_000 * 4
+
+
+@pytest.mark.parametrize("name", sorted(SETTINGS))
+def test_rows_are_penalised_as_plain_decoding_would(name: str) -> None:
+    world = World()
+    tenants = [world.admitted(1, **SETTINGS[name]), world.admitted(2)]
+    for _ in range(6):
+        world.step(tenants)
+
+
+def test_requests_that_come_and_go_keep_their_own_counts() -> None:
+    world = World()
+    first, second = (world.admitted(r, **SETTINGS["all"]) for r in (1, 2))
+    plain = world.admitted(3)
+    world.step([first])
+    world.step([first, plain, second])
+    third = world.admitted(4, **SETTINGS["frequency"])
+    fourth = world.admitted(5, **SETTINGS["repetition"])
+    world.step([plain])  # nobody is penalised: the counts rest
+    world.step([fourth, second, first, third, plain])
+    world.step([third, second])
+    world.step([second, fourth, third])
+    seats = world.counts.table
+    assert seats is not None
+    assert len(seats) <= 8, "seats of those who left are taken again"
+
+
+def test_a_row_with_another_tenant_begins_anew() -> None:
+    world = World()
+    gone = world.admitted(1, **SETTINGS["all"])
+    for _ in range(3):
+        world.step([gone])
+    back = world.admitted(1, put_out=gone.req.output_ids, **SETTINGS["all"])
+    other = world.admitted(2, **SETTINGS["presence"])
+    world.step([back, other])
+    world.step([other, back])
+
+
+def test_without_overlap_the_host_knows_the_anchor() -> None:
+    world = World()
+    known = world.admitted(1, **SETTINGS["all"])
+    for _ in range(3):
+        known.req.output_ids = known.put_out.copy()
+        world.step([known])
+
+
+def test_a_batch_without_penalties_has_none() -> None:
+    world = World()
+    ended = world.admitted(1, put_out=[3] * 9, min_new_tokens=6)
+    batch = SimpleNamespace(reqs=[ended.req, world.admitted(2).req])
+    assert penalties_of(world.counts, batch, None) is None
+    assert world.counts.table is None
