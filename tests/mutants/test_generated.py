@@ -115,9 +115,12 @@ def test_tests_of_a_line_are_the_fastest_that_run_it() -> None:
 def test_the_tests_of_machine_code_are_those_of_its_folder() -> None:
     [site, *_] = generate("product/schedule/sort.py", "def f():\n    g()\n")
     seconds = {"tests/schedule/test_sort.py::slow": 9.0, "tests/schedule/test_a.py::fast": 1.0}
-    recorded = Recorded({}, {**seconds, "tests/verify/test_sort.py::other": 1.0})
-    tests = recorded.tests_of(site, 100.0)
-    assert tests == ["tests/schedule/test_a.py::fast", "tests/schedule/test_sort.py::slow"]
+    seconds["tests/verify/test_sort.py::other"] = 1.5
+    expected = ["tests/schedule/test_a.py::fast", "tests/schedule/test_sort.py::slow"]
+    for lines in ({}, {site.file: {9: {"tests/schedule/test_sort.py::slow"}}}):  # 9: not compiled
+        recorded = Recorded(lines, seconds)
+        tests = recorded.tests_of(site, 100.0)
+        assert tests == expected
     assert recorded.files_of(site, tests, 9.5) == ["tests/schedule/test_sort.py"]
 
 

@@ -180,6 +180,17 @@ def test_a_step_between_two_knots_corrects_each_by_its_weight() -> None:
         assert moved == pytest.approx(amount * (1 + own) / norm, rel=1e-6), tokens
 
 
+def test_a_step_before_the_second_knot_corrects_the_first_too() -> None:
+    """3 tokens: 2/3 of knot 4, 1/3 of knot 1."""
+    model, amount = by_hand(padded=False)
+    seconds = [model.predict(Step(1, tokens, 0, 0)) for tokens in (1, 4)]
+    assert model.observe(Step(1, 3, 0, 0), model.predict(Step(1, 3, 0, 0)) * np.exp(0.1))
+    norm = 1 + (2 / 3) ** 2 + (1 / 3) ** 2
+    for tokens, before, own in zip((1, 4), seconds, (1 / 3, 2 / 3), strict=True):
+        moved = np.log(model.predict(Step(1, tokens, 0, 0)) / before)
+        assert moved == pytest.approx(amount * (1 + own) / norm, rel=1e-6), tokens
+
+
 @pytest.mark.parametrize("padded", [True, False])
 def test_a_step_at_a_knot_corrects_that_knot_alone(padded: bool) -> None:
     model, amount = by_hand(padded)

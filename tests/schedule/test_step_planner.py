@@ -154,6 +154,32 @@ def test_a_request_that_counts_for_more_gets_more() -> None:
     assert after.delivered - before.delivered * (1 - 1 / 128) == pytest.approx(1.0, abs=0.02)
 
 
+def test_weights_count_for_the_tokens_that_need_no_draft() -> None:
+    """Theta of a plan has the weights' sum for its base, whichever way the weights are spread."""
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    planner = planner_of(slope=0.15, draft=0.05)
+    none = np.zeros(4, np.int64)
+    for weights in ([1, 1, 1, 1], [3, 3, 3, 3], [0.5, 1, 1, 5]):
+        array = np.array(weights, np.float32)
+        plan = planner.plan(0, rows, tenants, context=0, weights=array, limits=none)
+        assert plan.budget.drafts == 0
+        assert plan.budget.theta * plan.budget.seconds == pytest.approx(sum(weights))
+
+
+def test_the_first_draft_to_the_end_comes_after_look_deep_steps() -> None:
+    guard = replace(SERVING_GUARD, plain_every=1024)
+    config = PlannerConfig(look_deep=5, deep_share=0.0, guard=guard)
+    planner = planner_of(slope=0.0, draft=[0.0, 0.4, 0.8, 1.2], config=config)
+    rows, tenants = np.arange(4), np.arange(4) + 1
+    unlikely = np.full((4, GAMMA), 0.1, np.float32)  # deep drafts cost more than they bring
+    depths = []
+    for step in range(12):
+        plan = planner.plan(step, rows, tenants, context=0)
+        planner.publish(plan, rows, tenants, unlikely)
+        depths.append(plan.budget.depth)
+    assert depths == [1, 1, 1, 1, GAMMA, 1, 1, 1, 1, GAMMA, 1, 1]
+
+
 def test_headless_drafters_are_scheduled_by_past_acceptance() -> None:
     planner = planner_of(slope=0.1, draft=0.02, config=PlannerConfig(has_head=False))
     rows, tenants = np.arange(4), np.arange(4) + 1

@@ -171,7 +171,8 @@ def test_counts_are_allocated_at_start_where_they_are_small(
     counts.reserve(48, 151_936, device)
     assert counts.table is not None
     assert counts.table.shape == (48, 151_936)
-    assert counts.grown(48, torch.empty(1, 151_936)) is counts.table
+    exact = counts.table
+    assert counts.grown(48, torch.empty(1, 151_936)) is counts.table is exact
     large = OutputCounts()
     large.reserve(512, 151_936, device)
     assert large.table is None

@@ -88,6 +88,7 @@ def resolved(target: str, drafter: str, case: dict[str, Any], lines: Lines) -> d
             view = resolved_view(args)
             said = {name: getattr(view, name) for name in READ}
             said["decode_sizes"] = view.cuda_graph_config.decode.bs
+            said["largest_size"] = view.cuda_graph_config.decode.max_bs
             return {**said, "said": list(lines.said), "mode": os.environ.get(VARIABLE, "")}
     finally:
         os.environ.clear()

@@ -183,6 +183,7 @@ def test_graph_sizes_are_those_that_are_captured(resolved: dict[str, Any]) -> No
     assert max(every) == 256
     assert resolved["H100"]["max_running_requests"] == 48
     assert resolved["H100"]["decode_sizes"] == [size for size in every if size <= 48]
+    assert resolved["H100"]["largest_size"] == 48
     (line,) = resolved["H100"]["said"]
     assert line.startswith("sglang-dspark: decode graphs are sized for 48 running requests")
 

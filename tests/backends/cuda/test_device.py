@@ -7,6 +7,7 @@ import inspect
 from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
+from unittest.mock import create_autospec
 
 import numpy as np
 import pytest
@@ -16,8 +17,10 @@ from torch import Tensor
 pytest.importorskip("sglang")
 
 from sglang.srt import runtime_context
+from sglang.srt.speculative.dspark_components import dspark_verify
 from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
 
 from sglang_dspark.backends.cuda import device as cuda_device
 from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
@@ -133,6 +136,25 @@ def pass_of(rules: Rules, *, drafted: bool) -> Pass:
         foldable=False,
         rules=rules,
     )
+
+
+def test_our_outcome_is_finalized_by_upstreams_function(monkeypatch: pytest.MonkeyPatch) -> None:
+    finalize = create_autospec(dspark_verify.build_accept_outs, return_value="outs")
+    monkeypatch.setattr(dspark_verify, "build_accept_outs", finalize)
+    chosen, asked = device(), pass_of(Rules(), drafted=True)
+    chosen._worker.gamma, chosen._worker.verify_num_draft_tokens = GAMMA, GAMMA + 1
+    chosen._executor._tp_sync = "ranks"
+    accepted, bonus = torch.tensor([2, 0]), torch.tensor([7, 8])
+    assert chosen._finalized(asked, Acceptance(accepted, bonus)) == "outs"
+    given = finalize.call_args.kwargs
+    assert given["correct_len"] is accepted
+    assert given["bonus"] is bonus
+    assert (given["cap_trim_lens"].tolist(), given["cap_trim_lens"].dtype) == ([0, 0], torch.int64)
+    assert given["prefix_lens"] is asked.batch.seq_lens
+    assert given["draft_tokens"] is asked.proposal.draft_block.draft_tokens
+    assert (given["gamma"], given["verify_num_draft_tokens"]) == (GAMMA, GAMMA + 1)
+    assert given["tp_sync"] == "ranks"
+    assert given["sync_site"] is SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE
 
 
 @pytest.mark.parametrize(

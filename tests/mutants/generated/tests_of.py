@@ -42,18 +42,18 @@ class Recorded:
     def tests_of(self, site: Site, limit_s: float) -> list[str]:
         """Tests that run the mutant's statement, the fastest first, as many as take `limit_s`.
 
-        For a statement that runs as its module is imported: all tests that run anything there. What
-        runs as machine code leaves no trace: for a module without one, the tests of its folder.
+        For a statement that runs as its module is imported: all tests that run anything there.
+        Machine code leaves no trace: for a function without one also the tests of its folder.
         """
         by_line = self.lines.get(site.file, {})
-        found = {
-            test for line in range(site.first, site.last + 1) for test in by_line.get(line, ())
-        }
-        if not site.function or not found:
+        lines = range(site.first, site.last + 1)
+        found = {test for line in lines for test in by_line.get(line, ())}
+        traced = bool(found)
+        if not site.function or not traced:
             found |= {test for tests in by_line.values() for test in tests}
-        if not found:
-            folders = {f"tests/{part}/" for part in Path(site.file).parts[-3:-1]}
-            found = {test for test in self.seconds if test.startswith(tuple(folders))}
+        if (site.function and not traced) or not found:
+            folders = tuple(f"tests/{part}/" for part in Path(site.file).parts[-3:-1])
+            found |= {test for test in self.seconds if test.startswith(folders)}
         return self._first(found, limit_s)
 
     def files_of(self, site: Site, tests: list[str], limit_s: float) -> list[str]:
