@@ -7,7 +7,12 @@ import pytest
 from numpy.typing import NDArray
 
 from sglang_dspark.schedule.calibration import Calibration
-from sglang_dspark.schedule.online import OnlineCalibration, OnlineConfig
+from sglang_dspark.schedule.online import (
+    BINS,
+    OnlineCalibration,
+    OnlineConfig,
+    _bin_survivals,
+)
 
 GAMMA, REQUESTS = 5, 8
 Floats = NDArray[np.float64]
@@ -208,3 +213,13 @@ def test_survival_error_is_that_of_what_was_said() -> None:
     assert calibration.survival_error() == pytest.approx(0.3)
     calibration.observe(logits, 0 * one, 0 * one, 0 * one, (0 * one, one), said)
     assert calibration.survival_error() == pytest.approx(0.3)  # nothing was verified
+
+
+def test_a_certain_draft_is_of_the_last_bin() -> None:
+    """A survival of 1 would be the bin behind the last: nothing is written there."""
+    room = np.zeros((BINS + 1, 2))
+    certain, one = np.ones((1, 2), np.float32), np.ones(1, np.int64)
+    _bin_survivals(certain, one, 2 * one, room[:BINS])
+    assert room[BINS - 1].tolist() == [1.0, 2.0]  # two drafts, one of them rejected
+    assert not room[BINS].any()
+    assert not room[: BINS - 1].any()

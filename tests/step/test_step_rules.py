@@ -174,6 +174,16 @@ def test_seeds_are_those_of_sampled_requests() -> None:
     assert (seeds.rows.tolist(), seeds.values.tolist()) == ([1], [-7])
 
 
+def test_a_sampled_step_is_not_accepted_in_the_graph() -> None:
+    worker = SimpleNamespace(_verify_executor=SimpleNamespace(verify_epilogue=object()))
+    proposal = SimpleNamespace(folded=True)
+    found = rules(GREEDY, SAMPLED)
+    assert not may_fold(worker, batch(GREEDY, SAMPLED), proposal, found)
+    without = batch(GREEDY, GREEDY)
+    without.sampling_info = None  # as in a pass that only warms up
+    assert may_fold(worker, without, proposal, found)
+
+
 def test_a_penalised_greedy_step_is_not_accepted_in_the_graph() -> None:
     worker = SimpleNamespace(_verify_executor=SimpleNamespace(verify_epilogue=object()))
     proposal = SimpleNamespace(folded=True)
