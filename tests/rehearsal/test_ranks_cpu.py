@@ -19,22 +19,33 @@ pytestmark = [pytest.mark.server, pytest.mark.xdist_group("rehearsal")]
 SAMPLED = {"temperature": 1.0, "ignore_eos": True}
 
 
-@pytest.fixture(scope="module")
-def two(pool: ServerPool, pair: tiny_models.TinyPair) -> Iterator[Served]:
-    """Lengths by confidence alone: whether drafting pays on this machine is not asked."""
-    config = pool.folder / "threshold.yaml"
-    config.write_text("schedule: {threshold: 0.5}\n")
+def two_ranks(
+    pool: ServerPool, pair: tiny_models.TinyPair, name: str, config_text: str
+) -> Iterator[Served]:
+    config = pool.folder / f"{name}.yaml"
+    config.write_text(config_text)
     arguments = ("--max-running-requests", SEATS, "--enable-metrics", "--tp-size", "2")
     yield pool.start(
-        "two-cpu",
+        name,
         pair.target,
         *DSPARK_FLAGS,
         str(pair.drafter),
         *("--dspark-config", str(config), *arguments),
-        XDG_CACHE_HOME=str(pool.folder / "two-cpu-cache"),
+        XDG_CACHE_HOME=str(pool.folder / f"{name}-cache"),
         SGLANG_CPU_OMP_THREADS_BIND=bound_cores(),
     )
-    pool.stop("two-cpu")
+    pool.stop(name)
+
+
+@pytest.fixture(scope="module")
+def two(pool: ServerPool, pair: tiny_models.TinyPair) -> Iterator[Served]:
+    """Lengths by confidence alone: whether drafting pays on this machine is not asked."""
+    yield from two_ranks(pool, pair, "two-cpu", "schedule: {threshold: 0.5}\n")
+
+
+@pytest.fixture(scope="module")
+def two_static(pool: ServerPool, pair: tiny_models.TinyPair) -> Iterator[Served]:
+    yield from two_ranks(pool, pair, "two-static", "schedule: {mode: static}\n")
 
 
 @pytest.mark.parametrize("users", [1, 4, 12])
@@ -61,6 +72,16 @@ def test_the_first_rank_decides(two: Served) -> None:
 def test_the_ranks_meet_on_loopback(two: Served) -> None:
     assert len(two.listens()) > 2
     assert {address for address, _ in two.listens()} == {"127.0.0.1"}
+
+
+@pytest.mark.parametrize("users", [1, 12])
+def test_ranks_that_verify_all_answer_as_one_plain_rank(
+    plain: Served, two_static: Served, users: int
+) -> None:
+    assert answers(two_static, users) == answers(plain, users)
+    assert re.search(r"TP0\] sglang-dspark: mode static", two_static.log)
+    sampled = two_static.generate_all(PROMPTS, 4, max_new_tokens=TOKENS, sampling_params=SAMPLED)
+    assert [len(answer["output_ids"]) for answer in sampled] == [TOKENS] * len(PROMPTS)
 
 
 def _counts(metrics: str, name: str) -> float:
