@@ -53,7 +53,8 @@ class Sampler:
             if usable(self.reader, index):
                 found.append(index)
                 barren = 0
-            elif (barren := barren + 1) > len(self.reader):
+            elif (barren := barren + 1) >= 2 * len(self.reader):
+                # The end of one pass and the beginning of the next may both be of short answers.
                 raise DSparkError(
                     f"{self.reader.path}: no answer has {_LEAST_ANSWER} tokens to learn from; "
                     "raise data.max_new_tokens and run `dspark train data` into another store"

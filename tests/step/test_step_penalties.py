@@ -21,7 +21,7 @@ pytest.importorskip("sglang")
 from sglang_dspark.step import penalties
 from sglang_dspark.step.penalties import OutputCounts, penalties_of
 from sglang_dspark.verify.penalties import COPIES, penalise_windows
-from tests.step.penalised import PROMPT, SETTINGS, VOCAB, WIDTH, plainly, request
+from tests.step.penalised import EOS, PROMPT, SETTINGS, VOCAB, WIDTH, plainly, request
 
 
 @dataclass
@@ -276,3 +276,17 @@ def test_a_batch_without_penalties_has_none() -> None:
     batch = SimpleNamespace(reqs=[ended.req, world.admitted(2).req])
     assert penalties_of(world.counts, batch, None) is None
     assert world.counts.table is None
+
+
+def test_lists_of_stops_are_padded_with_their_last_token() -> None:
+    """A batch's lists differ in length; one that is empty forbids token 0 of no request."""
+    reqs = [
+        request([], min_new_tokens=4, stop_token_ids={7, 9}),
+        request([], min_new_tokens=2, stop_token_ids=set()),
+        request([], min_new_tokens=0, stop_token_ids={7, 8, 9}),
+    ]
+    found = penalties.settings_of(reqs, torch.zeros(3, 16))
+    assert sorted(found.stops[0].tolist()) == sorted({7, 9, EOS})
+    assert found.stops[1].tolist() == [EOS] * 3
+    assert found.stops[2].tolist() == [0] * 3
+    assert found.minimum.tolist() == [[4], [2], [0]]

@@ -18,6 +18,7 @@ pytest.importorskip("sglang")
 
 from sglang.srt import runtime_context
 from sglang.srt.speculative.dspark_components import dspark_verify
+from sglang.srt.speculative.dspark_components.dspark_draft import DraftBlockProposer
 from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
@@ -135,6 +136,30 @@ def pass_of(rules: Rules, *, drafted: bool) -> Pass:
         drafted=drafted,
         foldable=False,
         rules=rules,
+    )
+
+
+def test_a_draft_is_sglangs_proposal_for_the_whole_batch() -> None:
+    chosen, info = device(), object()
+    proposer = create_autospec(DraftBlockProposer, instance=True)
+    proposer.propose.return_value = "drafts"
+    batch = SimpleNamespace(
+        spec_info="of before", seq_lens=torch.tensor([3, 9]), sampling_info=info
+    )
+    model = object()
+    chosen._worker._proposer = proposer
+    chosen._worker._draft_context = contextlib.nullcontext
+    chosen._worker._observers = SimpleNamespace(segment=lambda kind: contextlib.nullcontext())
+    chosen._worker.target_worker = SimpleNamespace(model_runner=SimpleNamespace(model=model))
+    assert chosen.draft(batch, "window", GAMMA, None) == "drafts"
+    proposer.propose.assert_called_once_with(
+        batch=batch,
+        draft_input="of before",
+        verify_window="window",
+        bs=2,
+        device="cpu",
+        target_model=model,
+        sampling_info=info,
     )
 
 
