@@ -17,6 +17,7 @@ from sglang_dspark.schedule.calibration import (
     Calibration,
     Floats,
     Observations,
+    _logistic,
     apply,
     apply_numpy,
     bin_of,
@@ -342,3 +343,17 @@ def test_bootstrap_draws_requests_not_steps() -> None:
     assert as_steps[1] - as_steps[0] < 0.6 * (high - low)
     assert ece_interval(values, labels, request) == (low, high)
     assert np.isnan(ece_interval(values[:0], labels[:0], request[:0])[0])
+
+
+@pytest.mark.parametrize("observations", [6, 400])
+def test_the_regression_ends_where_its_slope_is_zero(observations: int) -> None:
+    """Few observations leave the pull towards (1, 0, 0) its weight; many overrule it."""
+    rng = np.random.default_rng(observations)
+    design = rng.normal(size=(observations, 3))
+    chance = 1 / (1 + np.exp(-design @ np.array([0.3, 1.5, -2.0])))
+    label = (rng.random(observations) < chance).astype(np.float64)
+    weights = np.array(_logistic(design, label))
+    fitted = 1 / (1 + np.exp(-design @ weights))
+    pull, centre = np.array([1.0, 1e-3, 1.0]), np.array([1.0, 0.0, 0.0])
+    slope = design.T @ (label - fitted) - pull * (weights - centre)
+    assert np.abs(slope).max() < 1e-6
