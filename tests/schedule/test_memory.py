@@ -441,3 +441,22 @@ def test_the_error_of_experience_by_hand() -> None:
     found = Realised(delivered=6.0, promised=4.0, squares=10.0)
     assert found.error(8.0) == pytest.approx(math.sqrt(0.25 * 4) / 12)
     assert Realised(delivered=1.9, promised=1.9, squares=4.0).error(8.0) == 0.0, "too few to tell"
+
+
+def test_a_requests_counts_fade_by_what_was_reached() -> None:
+    """By hand: outcomes of one request, its own rate from counts that fade step by step."""
+    config = EstimatorConfig(memory=1e9, request_memory=10.0, idle=0.5)
+    estimator = AcceptanceEstimator(3, 2, config)
+    row, tenant = np.array([1]), np.array([7])
+    seen, unseen = np.exp(-1 / 10), np.exp(-0.5 / 10)
+    reached, accepted = np.zeros(2), np.zeros(2)
+    for kept, verified in ((2, 2), (0, 2), (1, 1), (0, 0), (1, 2)):
+        for k in range(2):
+            met = k < verified and k <= kept
+            fade = seen if met else unseen
+            reached[k] = reached[k] * fade + met
+            accepted[k] = accepted[k] * fade + (met and k < kept)
+        estimator.observe(row, tenant, np.array([kept]), np.array([verified]))
+    towards = estimator.prior().astype(np.float64)
+    expected = (accepted + config.strength * towards) / (reached + config.strength)
+    assert estimator.confidence(row, tenant)[0] == pytest.approx(expected, abs=1e-6)
