@@ -203,6 +203,9 @@ def test_debiased_error_leaves_out_chance_and_keeps_the_rest() -> None:
     off = np.clip(chance + 0.1, 0, 1)
     assert ece_debiased(off, label, request) == pytest.approx(ece(off, label), rel=0.05)
     assert np.isnan(ece_debiased(label[:0], label[:0], request[:0]))
+    for bins in (9, 10, 11):
+        same = ece_debiased(off, label, request) == ece_debiased(off, label, request, bins=bins)
+        assert same == (bins == 10), "ten bins, as `ece` has"
 
 
 def test_fit_is_deterministic_and_refuses_nothing_to_fit() -> None:

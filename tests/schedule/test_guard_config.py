@@ -7,7 +7,8 @@ from typing import Any
 
 import pytest
 
-from sglang_dspark.schedule.guard import LONGEST_PAUSE, SERVING_GUARD, SETTLE
+from sglang_dspark.schedule.guard import LONGEST_PAUSE, SERVING_GUARD, SETTLE, LoadState
+from sglang_dspark.schedule.plan import PlannerConfig
 
 
 @pytest.mark.parametrize(
@@ -32,3 +33,15 @@ def test_the_ends_of_what_is_taken(field: str, taken: Any, refused: Any) -> None
     assert getattr(replace(SERVING_GUARD, **{field: taken}), field) == taken
     with pytest.raises(ValueError, match=field):
         replace(SERVING_GUARD, **{field: refused})
+
+
+def test_a_load_without_experience_gains_nothing() -> None:
+    assert LoadState(0).gain(SERVING_GUARD) == pytest.approx(1.0)
+    assert LoadState(6).gain(SERVING_GUARD) == pytest.approx(1.0)
+
+
+def test_the_planner_serves_by_the_settings_of_the_published_figures() -> None:
+    config = PlannerConfig()
+    assert (config.lag, config.max_age, config.has_head) == (2, 16, True)
+    assert (config.look_deep, config.deep_share) == (16, 0.005)
+    assert config.guard is SERVING_GUARD

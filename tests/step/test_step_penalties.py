@@ -290,3 +290,13 @@ def test_lists_of_stops_are_padded_with_their_last_token() -> None:
     assert found.stops[1].tolist() == [EOS] * 3
     assert found.stops[2].tolist() == [0] * 3
     assert found.minimum.tolist() == [[4], [2], [0]]
+
+
+def test_memory_is_reserved_on_the_device_of_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[Tensor] = []
+    empty = torch.empty
+    monkeypatch.setattr(torch, "empty", lambda *given, **named: made.append(empty(*given, **named)))
+    penalties._reserve(3, empty(1, 16, device="meta"))
+    [block] = made
+    assert block.device.type == "meta"
+    assert block.numel() * block.element_size() >= COPIES * 3 * 16 * 4  # float32 copies
