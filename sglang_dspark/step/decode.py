@@ -13,9 +13,9 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.step import admit, commit, draft, layout, learn, plan, verify
-from sglang_dspark.step.spans import span
+from sglang_dspark.step import commit, draft, plan, verify
 from sglang_dspark.step.state import StepState
+from sglang_dspark.step.timing import span
 
 
 def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, grammar: Any) -> Any:
@@ -29,31 +29,31 @@ def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, gr
 
 
 def _launch(state: StepState, batch: Any, publish: Callable[..., None] | None, grammar: Any) -> Any:
-    worker, device, came = state.worker, state.device, batch.spec_info
+    worker, device, draft_input = state.worker, state.device, batch.spec_info
     step = plan.take_plan(state, batch)
     if not step.plan.speculates:
         result = device.plain_step(batch, publish)
         if result is not None:
-            return learn.tag(result, step)
+            return plan.tag(result, step)
     batch.seq_lens.record_stream(torch.get_device_module(worker.device).current_stream())
     worker._observers.begin_step()
-    window = layout.window_of(worker, batch)  # [R, gamma + 1]
+    window = verify.window_of(worker, batch)  # [R, gamma + 1]
     rules = device.rules(state.counts, batch)
     with span("draft"):
-        proposal = draft.proposal_of(state, batch, window, step, rules.seeds)
+        proposal = draft.propose(state, batch, window, step, rules.seeds)
     with span("admit"):
-        indptr = admit.admit(state, step, batch, proposal.confidence_raw)  # [R + 1]
+        indptr = plan.admit(state, step, batch, proposal.confidence_raw)  # [R + 1]
     windows = device.layout(step, indptr)
-    asked = verify.asked_of(
-        worker, batch, came, window, proposal, windows, rules, drafted=step.plan.speculates
+    inputs = verify.verify_input(
+        worker, batch, draft_input, window, proposal, windows, rules, drafted=step.plan.speculates
     )
     with span("verify"):
-        verified = verify.verify(device, asked, grammar)
+        verified = verify.verify(device, inputs, grammar)
     with span("accept"):
-        accepted = device.accept(asked, verified)
-    verify.explain(worker, asked, verified, accepted)
+        accepted = device.accept(inputs, verified)
+    verify.fill_logprobs(worker, inputs, verified, accepted)
     if publish is not None:
         publish(accepted.new_seq_lens)
     with span("commit"):
-        commit.commit(device, asked, verified, accepted)
-    return learn.tag(commit.result_of(worker, asked, verified, accepted), step)
+        commit.commit(device, inputs, verified, accepted)
+    return plan.tag(commit.result_of(worker, inputs, verified, accepted), step)

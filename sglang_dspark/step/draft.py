@@ -12,14 +12,14 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving import upstream
-from sglang_dspark.step.engine import Step
+from sglang_dspark.step.engine_protocol import Step
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.state import StepState
 
 _DEVICE_FAILED = ("CUDA error", "Triton Error [CUDA]")  # how torch's and Triton's errors begin
 
 
-def proposal_of(state: StepState, batch: Any, window: Any, step: Step, seeds: Seeds | None) -> Any:
+def propose(state: StepState, batch: Any, window: Any, step: Step, seeds: Seeds | None) -> Any:
     """The `DraftProposal` of a step; of no drafts where its plan has none or drafting fails.
 
     A failure ends the server where there are several ranks, as what each of them drafted would

@@ -12,7 +12,7 @@ Up to three steps are under way under the overlap loop: one computes, one is pla
 out. Nothing here reads a value of a step before it has landed, so a plan of step t knows the steps
 up to t - lag and no more (paper, 3.2.2; `schedule/relay.py`), and no plan waits for a device.
 
-Where a step has milliseconds even thinking costs: some go by the plan before them (repeats.py).
+Where a step has milliseconds even thinking costs: some go by the plan before them (plan_reuse.py).
 
 A step's time runs from its start to the next one's, by the clock of its device, so that it holds
 all that a token waits for; a step that was followed by a prefill has no time. Outcomes and times
@@ -28,7 +28,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -42,8 +41,9 @@ from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.serving.fallbacks import Fall
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
-from sglang_dspark.step.clock import Clock, Mark
-from sglang_dspark.step.repeats import Repeats
+from sglang_dspark.step.engine_protocol import Step
+from sglang_dspark.step.plan_reuse import PlanReuse
+from sglang_dspark.step.timing import Clock, Mark
 
 logger = logging.getLogger(__name__)
 
@@ -51,33 +51,6 @@ GREEDY, SAMPLED = 0, 1  # regimes of the calibration
 BATCH = 4  # steps of settled speculation that are learned from together
 PIPELINE = 3  # steps under way at most; a result that as many have overtaken is late
 MOST_AWAITED = 256  # steps; the result of an earlier one is given up
-
-
-@dataclass
-class Step:
-    """A step in flight. What is None has not happened yet, or not landed."""
-
-    plan: Plan
-    rows: Counts  # [R] of the pool
-    tenants: Counts  # [R] generations of the rows
-    repeated: bool = False  # without drafts, as the plan before it; it teaches nothing
-    undrafted: bool = False  # its draft failed or was left out after that; it teaches nothing
-    limited: bool = False  # requests had limits of their own
-    began: Mark | None = None
-    ended: Mark | None = None
-    over: bool = False  # another step has started, or none will soon
-    lengths: Counts | None = None  # l_r [R]
-    accepted: Counts | None = None  # [R]
-    confidence: Gains | None = None  # [R, gamma] calibrated
-    logits: Gains | None = None  # [R, d] of the confidence head
-    regimes: Counts | None = None  # [R]
-    calibrated_by: tuple[Floats, Floats] | None = None  # slopes and shifts that a device was given
-    arriving: Tensor | None = None  # [R, gamma] logits, on the host when the step's result is
-
-    @property
-    def has_landed(self) -> bool:
-        """Whether its outcome is known on the host."""
-        return self.accepted is not None and self.lengths is not None
 
 
 class ScheduleEngine:
@@ -108,7 +81,7 @@ class ScheduleEngine:
         self._number = 0
         self._steps: deque[Step] = deque()  # in flight, in the order of their plans
         self._interrupted = True
-        self._repeats = Repeats()
+        self._reuse = PlanReuse()
         self._unlearned: list[Step] = []
         self._told: set[Fall] = set()  # falls back that the log has
         self._ended: set[str] = set()  # requests found to have ended in the step last handed out
@@ -129,15 +102,15 @@ class ScheduleEngine:
         """
         now = self._clock.mark() if starts else None
         last = self._steps[-1] if self._steps else None
-        repeats = (
+        reuses = (
             last is not None
             and not self._interrupted
-            and self._repeats.again(last, rows, generation, limits, starts=starts)
+            and self._reuse.again(last, rows, generation, limits, starts=starts)
         )
         if starts:
             self._end_last(now)
         self._learn_landed()
-        if last is not None and repeats:
+        if last is not None and reuses:
             step = self._by_the_last(last)
         else:
             step = self._planned(rows, generation, seq_lens, limits)
@@ -182,7 +155,7 @@ class ScheduleEngine:
                 weights=weights, limits=limits, floors=floors,
             )  # fmt: skip
         self._number += 1
-        self._repeats.planned()
+        self._reuse.planned()
         return Step(plan, seats, tenants, limited=limits is not None)
 
     def _undraftable(self, context: int, limits: Counts) -> Plan:

@@ -9,7 +9,8 @@ from prometheus_client import CollectorRegistry
 
 from sglang_dspark.serving.fallbacks import Fall
 from sglang_dspark.serving.metrics import Collector
-from sglang_dspark.step.engine import MOST_AWAITED, PIPELINE, Step, confidence_by
+from sglang_dspark.step.engine import MOST_AWAITED, PIPELINE, confidence_by
+from sglang_dspark.step.engine_protocol import Step
 from tests.step.test_schedule_engine import World
 
 LIKELY = 2.0

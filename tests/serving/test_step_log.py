@@ -11,7 +11,7 @@ import torch
 
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.step_log import StepLog
-from sglang_dspark.step.spans import span
+from sglang_dspark.step.timing import span
 from tests.serving.test_schedule_metrics import steps_of
 from tests.step.test_schedule_engine import World
 

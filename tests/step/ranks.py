@@ -35,12 +35,12 @@ from sglang_dspark.schedule.simulation.scenarios import Machine, random_trace, s
 from sglang_dspark.serving import profile
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.step import plan
-from sglang_dspark.step.clock import HostClock
-from sglang_dspark.step.engine import ScheduleEngine, Step, confidence_by
-from sglang_dspark.step.layout import anchors_alone
-from sglang_dspark.step.profile_ranks import engine_for
-from sglang_dspark.step.ranks import Follower, Ranks
+from sglang_dspark.step.engine import ScheduleEngine, confidence_by
+from sglang_dspark.step.engine_protocol import Step
+from sglang_dspark.step.ranks import Follower, Ranks, engine_for
 from sglang_dspark.step.state import StepState
+from sglang_dspark.step.timing import HostClock
+from sglang_dspark.step.verify import anchors_alone
 from tests.step.windows import indptr_of
 
 REQUESTS, GAMMA, RANKS = 8, 5, 2
@@ -153,7 +153,7 @@ class Rank:
 
 
 def _windows(ranks: Ranks, step: Step, admit: Callable[[], Tensor]) -> Tensor:
-    """As `step.admit.admit` does."""
+    """As `step.plan.admit` does."""
     admitted = None
     if ranks.leads:
         with ranks.admitting(step.plan):

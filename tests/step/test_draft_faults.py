@@ -12,11 +12,10 @@ from torch import Tensor, nn
 
 from sglang_dspark.step import draft
 from sglang_dspark.step import plan as planning
-from sglang_dspark.step.broken_weights import broken_weight
-from sglang_dspark.step.draft_faults import DraftFaults
-from sglang_dspark.step.engine import Step
+from sglang_dspark.step.build import broken_weight
+from sglang_dspark.step.engine_protocol import Step
 from sglang_dspark.step.ranks import Ranks
-from sglang_dspark.step.state import StepState
+from sglang_dspark.step.state import DraftFaults, StepState
 from tests.step.test_schedule_engine import World
 
 ROWS = torch.tensor([1, 2])
@@ -77,7 +76,7 @@ def test_a_step_whose_draft_fails_verifies_none_and_teaches_nothing(
     world.engine._learn_all()
     known, gaps = world.planner.costs.steps, world.calibration.gaps().copy()
     broken_draft.append("out of luck")
-    assert draft.proposal_of(state, BATCH, None, step, None) == "no drafts"
+    assert draft.propose(state, BATCH, None, step, None) == "no drafts"
     assert not step.plan.speculates
     assert finished(world, step) == [0, 0]
     world.now += 5.0  # a failing draft may take long
@@ -86,7 +85,7 @@ def test_a_step_whose_draft_fails_verifies_none_and_teaches_nothing(
     assert finished(world, after) == [0, 0]
     again = planning.take_plan(state, BATCH)
     assert again.plan.speculates
-    assert "drafts" in draft.proposal_of(state, BATCH, None, again, None)
+    assert "drafts" in draft.propose(state, BATCH, None, again, None)
     world.engine._learn_all()
     assert world.planner.costs.steps == known
     assert (world.calibration.gaps() == gaps).all()
@@ -103,7 +102,7 @@ def test_of_several_ranks_a_failure_is_the_servers(broken_draft: list[str]) -> N
     step = world.engine.begin(ROWS, world.generation, torch.tensor([10, 10]))
     broken_draft.append("out of luck")
     with pytest.raises(RuntimeError, match="out of luck"):
-        draft.proposal_of(state, BATCH, None, step, None)
+        draft.propose(state, BATCH, None, step, None)
 
 
 def test_rests_double_and_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -180,7 +179,7 @@ def test_a_device_that_failed_ends_the_server(broken_draft: list[str], text: str
     step = planning.take_plan(state, BATCH)
     broken_draft.append(text)
     with pytest.raises(RuntimeError, match="CUDA"):
-        draft.proposal_of(state, BATCH, None, step, None)
+        draft.propose(state, BATCH, None, step, None)
 
 
 def test_which_failures_are_the_devices() -> None:

@@ -20,8 +20,8 @@ from sglang_dspark.schedule.plan import Plan, PlannerConfig
 from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
-from sglang_dspark.step.clock import HostClock
 from sglang_dspark.step.engine import BATCH, GREEDY, ScheduleEngine
+from sglang_dspark.step.timing import HostClock
 
 GAMMA, SEATS = 3, 9
 KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1", 3)

@@ -12,7 +12,8 @@ from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.cost_model import Step as Timed
 from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.schedule.planner import SearchPlanner
-from sglang_dspark.step.engine import BATCH, ScheduleEngine, Step, confidence_by
+from sglang_dspark.step.engine import BATCH, ScheduleEngine, confidence_by
+from sglang_dspark.step.engine_protocol import Step
 from tests.step.test_schedule_engine import GAMMA, SEATS, World
 
 

@@ -12,7 +12,8 @@ from sglang.srt.sampling.custom_logit_processor import (
     Qwen3ThinkingBudgetLogitProcessor,
 )
 
-from sglang_dspark.step.processors import check_processor, limits_of
+from sglang_dspark.patches.step.logit_processors import check_processor
+from sglang_dspark.step.rules import limits_of
 from sglang_dspark.step.state import STATE
 from tests.step.test_schedule_engine import GAMMA, World
 

@@ -23,7 +23,7 @@ from sglang_dspark.kernels.commit_rows import Packed, pack_triton
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.profile_passes import Seats, draft_once, ragged_forward
-from sglang_dspark.step.layout import layout_of
+from sglang_dspark.step.verify import layout_of
 
 _EAGER = 64  # requests, where there are no graphs
 

@@ -26,10 +26,10 @@ from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.step.engine import Step, confidence_by
-from sglang_dspark.step.layout import admitted_drafts, layout_of
-from sglang_dspark.step.passes import Pass, Verified
+from sglang_dspark.step.engine import confidence_by
+from sglang_dspark.step.engine_protocol import Step
 from sglang_dspark.step.rules import Cuts, Rules
+from sglang_dspark.step.verify import VerifyInput, VerifyOutput, admitted_drafts, layout_of
 from sglang_dspark.verify.acceptance import Acceptance
 from tests.rehearsal.on_cpu import PlantedClock
 from tests.step.test_schedule_engine import GAMMA, World
@@ -103,7 +103,7 @@ def test_a_step_is_accepted_by_the_fastest_lossless_way(
     chosen._executor.accept_and_finalize = lambda **given: (
         infos.append(given["sampling_info"]) or ("upstream")
     )
-    assert chosen.accept(asked, Verified(SimpleNamespace(next_token_logits=None), None)) == way
+    assert chosen.accept(asked, VerifyOutput(SimpleNamespace(next_token_logits=None), None)) == way
     for info in infos:  # without the flags of the greedy requests beside them
         assert info.need_top_k_sampling == (cuts is None or cuts.top_k)
         assert info.need_top_p_sampling == (cuts is None or cuts.top_p)
@@ -114,7 +114,7 @@ def backend(name: str) -> Any:
     return SimpleNamespace(kernel=SimpleNamespace(sampling_backend=name))
 
 
-def pass_of(rules: Rules, *, drafted: bool) -> Pass:
+def pass_of(rules: Rules, *, drafted: bool) -> VerifyInput:
     """Of two requests."""
     info = SimpleNamespace(
         sampling_seed=None,
@@ -122,9 +122,9 @@ def pass_of(rules: Rules, *, drafted: bool) -> Pass:
         need_top_k_sampling=True,
         need_top_p_sampling=True,
     )
-    return Pass(
+    return VerifyInput(
         batch=SimpleNamespace(sampling_info=info, seq_lens=torch.tensor([3, 9])),
-        came=None,
+        draft_input=None,
         window=None,
         proposal=SimpleNamespace(draft_block=SimpleNamespace(draft_tokens=None)),
         layout=None,
@@ -245,7 +245,7 @@ def test_what_our_commit_leaves_is_committed_whole_by_upstream() -> None:
     outputs = object()
     emitted = torch.tensor([1, 2], dtype=torch.int32)
     accepted = SimpleNamespace(commit_lens=emitted, out_tokens=None)
-    chosen.commit(asked, Verified(outputs, hidden), accepted)
+    chosen.commit(asked, VerifyOutput(outputs, hidden), accepted)
     assert {name: value for name, value in called[0].arguments.items() if name != "self"} == {
         "batch": asked.batch,
         "layout": asked.layout,
@@ -327,9 +327,9 @@ def test_upstreams_rule_is_given_the_whole_step() -> None:
     theirs = inspect.signature(TargetVerifyExecutor.accept_and_finalize)
     chosen = device()
     chosen._executor.accept_and_finalize = lambda **given: theirs.bind(None, **given).arguments
-    asked = replace(pass_of(Rules(), drafted=True), layout=object(), came=object())
+    asked = replace(pass_of(Rules(), drafted=True), layout=object(), draft_input=object())
     outputs = SimpleNamespace(next_token_logits=object())
-    given = chosen.accept(asked, Verified(outputs, None, True, True))
+    given = chosen.accept(asked, VerifyOutput(outputs, None, True, True))
     assert {name: value for name, value in given.items() if name != "self"} == {
         "folded_accept": True,
         "bs": 2,
@@ -337,7 +337,7 @@ def test_upstreams_rule_is_given_the_whole_step() -> None:
         "target_logits": outputs.next_token_logits,
         "draft_block": asked.proposal.draft_block,
         "sampling_info": asked.batch.sampling_info,
-        "draft_input": asked.came,
+        "draft_input": asked.draft_input,
         "layout": asked.layout,
         "prefix_lens": asked.batch.seq_lens,
         "draft_tokens": asked.proposal.draft_block.draft_tokens,
@@ -361,7 +361,7 @@ def test_lists_of_tokens_are_judged_by_the_configured_rule(
         pass_of(Rules(cuts=LISTED), drafted=True), layout=layout_of(indptr_of([0, 2]), 8)
     )
     outputs = SimpleNamespace(next_token_logits=object())
-    assert chosen.accept(asked, Verified(outputs, None)) is outcome
+    assert chosen.accept(asked, VerifyOutput(outputs, None)) is outcome
     ((step, options),) = given
     assert options == {"most": 20, "rows": 8, "rule": current_config().verify.rule}
     assert step[0] is asked.ids

@@ -77,7 +77,7 @@ MUTANTS = (
         "a graph's own tokens are handed on",
         "sglang_dspark/step/commit.py",
         "    if verified.folded:\n",
-        "    if verified.folded and asked.layout is not None:\n",
+        "    if verified.folded and inputs.layout is not None:\n",
         ("tests/step/test_step_commit.py",),
     ),
     _mutant(

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 LAYOUT = "sglang_dspark/backends/cpu/layout.py"
 ENGINE = "sglang_dspark/step/engine.py"
-REPEATS = "sglang_dspark/step/repeats.py"
+REUSE = "sglang_dspark/step/plan_reuse.py"
 RAGGED = "sglang_dspark/backends/cpu/ragged_ops.py"
 DEVICE = "sglang_dspark/backends/cpu/device.py"
 STEP = "patches/step/worker.py"
@@ -360,7 +360,7 @@ MUTANTS = (
     Mutant(
         name="a plain phase never plans again",
         area="engine",
-        file=REPEATS,
+        file=REUSE,
         old="if not same or self._made >= MOST:",
         new="if not same:",
         tests=(f"{ENGINE_TESTS}::test_most_steps_of_a_plain_phase_repeat_its_plan",),
