@@ -21,7 +21,7 @@ from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.schedule.planner_protocol import Planner
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.step_log import StepLog, line_of
 
 if TYPE_CHECKING:
@@ -51,7 +51,7 @@ class Finished(NamedTuple):
     @property
     def reason(self) -> str:
         """Why it had no draft, if it had none."""
-        return Fall.DRAFT_FAILED.value if self.undrafted else REASONS[self.plan.mode]
+        return Fallback.DRAFT_FAILED.value if self.undrafted else REASONS[self.plan.mode]
 
 
 class StepMetrics:
@@ -83,10 +83,10 @@ class StepMetrics:
         if self._collector is not None or self._log is not None:
             self._finished.append(Finished(plan, lengths, accepted, seconds, undrafted))
 
-    def fell_back(self, fall: Fall) -> None:
-        """Count a fall back, at once."""
+    def count_fallback(self, fallback: Fallback) -> None:
+        """Count a fallback, at once."""
         if self._collector is not None:
-            self._collector.fell_back(fall)
+            self._collector.count_fallback(fallback)
 
     def kernel_compiled(self) -> None:
         """Count a kernel that was compiled while serving, at once."""
@@ -140,7 +140,9 @@ class Collector:
 
         self._steps = counter("steps", "Decode steps by the guard's mode.", "mode")
         self._skips = counter("draft_skips", "Decode steps without a draft.", "reason")
-        self._falls = counter("fallbacks", "Fallbacks to a slower or less accurate mode.", "reason")
+        self._fallbacks = counter(
+            "fallbacks", "Fallbacks to a slower or less accurate mode.", "reason"
+        )
         self._admitted = counter("admitted_drafts", "Drafts verified.", "position")
         self._accepted = counter("accepted_drafts", "Drafts accepted.", "position")
         self._budget = histogram("budget", "Drafts admitted in a step.", BUDGETS)
@@ -159,7 +161,7 @@ class Collector:
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
         self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
         self._compilations.labels(**labels)  # 0 is shown too
-        self._fallen = 0
+        self._counted_fallbacks = 0
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
         """Count steps."""
@@ -194,13 +196,13 @@ class Collector:
         if not math.isnan(survival_error):
             self._survival_error.labels(**self._labels).set(survival_error)
         fallbacks = planner.fallbacks
-        if fallbacks > self._fallen:
-            self.fell_back(Fall.DRAFTS_LOSE, fallbacks - self._fallen)
-            self._fallen = fallbacks
+        if fallbacks > self._counted_fallbacks:
+            self.count_fallback(Fallback.DRAFTS_LOSE, fallbacks - self._counted_fallbacks)
+            self._counted_fallbacks = fallbacks
 
-    def fell_back(self, fall: Fall, times: int = 1) -> None:
-        """Count falls back."""
-        self._falls.labels(**self._labels, reason=fall.value).inc(times)
+    def count_fallback(self, fallback: Fallback, times: int = 1) -> None:
+        """Count fallbacks."""
+        self._fallbacks.labels(**self._labels, reason=fallback.value).inc(times)
 
     def kernel_compiled(self) -> None:
         """Count a kernel that was compiled while serving."""

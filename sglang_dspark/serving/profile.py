@@ -35,7 +35,7 @@ from sglang_dspark.schedule.cost_table import (
     monotone,
     save,
 )
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 
 CONTEXT = 64  # tokens that the made-up requests hold
 LONG = 1024  # and once, to learn what context costs
@@ -82,11 +82,11 @@ class Passes(Protocol):
 
 @dataclass(frozen=True)
 class Profiled:
-    """A table and where it comes from, in words for the log. falls: what went wrong on the way."""
+    """A table, its source in words for the log, and the fallbacks to get it."""
 
     table: CostTable
     source: str
-    falls: tuple[Fall, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
 
 
 def table_for(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Profiled:
@@ -108,7 +108,7 @@ def table_for(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Pr
 
 
 def _measured(
-    key: ProfileKey, passes: Passes, seconds: float, tell: Tell, wrong: tuple[Fall, ...]
+    key: ProfileKey, passes: Passes, seconds: float, tell: Tell, wrong: tuple[Fallback, ...]
 ) -> Profiled:
     """The table of times measured now; wrong: with what was kept before."""
     began = time.perf_counter()
@@ -121,7 +121,7 @@ def _measured(
         save(table, path)
     except DSparkError as error:
         tell(str(error))
-        return Profiled(table, f"measured in {spent:.1f} s", (*wrong, Fall.TIMES_NOT_KEPT))
+        return Profiled(table, f"measured in {spent:.1f} s", (*wrong, Fallback.TIMES_NOT_KEPT))
     return Profiled(table, f"measured in {spent:.1f} s, kept in {path}", wrong)
 
 
@@ -140,7 +140,7 @@ def _alone(seconds: float, tell: Tell) -> Iterator[None]:
         yield
 
 
-def _kept(key: ProfileKey, tell: Tell) -> Profiled | tuple[Fall, ...]:
+def _kept(key: ProfileKey, tell: Tell) -> Profiled | tuple[Fallback, ...]:
     """The table that an earlier start kept; else what is wrong with it, () if there is none."""
     try:
         path = cache_path(key)
@@ -148,7 +148,7 @@ def _kept(key: ProfileKey, tell: Tell) -> Profiled | tuple[Fall, ...]:
             return Profiled(load(path, key), f"read from {path}")
     except DSparkError as error:
         tell(str(error))
-        return (Fall.TIMES_REFUSED,)
+        return (Fallback.TIMES_REFUSED,)
     return ()
 
 

@@ -34,7 +34,7 @@ from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
 from sglang_dspark.serving import profile, startup, upstream
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import Collector, StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
 from sglang_dspark.serving.step_log import StepLog
@@ -126,8 +126,8 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
     planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
     log = None if chosen.step_log is None else StepLog(Path(chosen.step_log).expanduser())
     metrics = StepMetrics(planner, calibration, _collector(), log)
-    for fall in (*profiled.falls, *refused, *(() if has_head else (Fall.NO_HEAD,))):
-        metrics.fell_back(fall)
+    for fallback in (*profiled.fallbacks, *refused, *(() if has_head else (Fallback.NO_HEAD,))):
+        metrics.count_fallback(fallback)
     speeds = SpeedTargets(pool_rows, chosen.speed_target)
     _announce(planner, profiled, calibrated)
     return ScheduleEngine(planner, calibration, metrics, clock, chosen.fairness_floor, speeds)
@@ -170,7 +170,7 @@ def _log(line: str) -> None:
 
 def _calibration(
     worker: Any, gamma: int, pool_rows: int
-) -> tuple[OnlineCalibration, str, tuple[Fall, ...]]:
+) -> tuple[OnlineCalibration, str, tuple[Fallback, ...]]:
     """Return the calibration, by the drafter's table if any, a phrase to log, and fallbacks."""
     identity = OnlineCalibration(
         [replace(Calibration.identity(gamma), spread=SPREAD)] * len(REGIMES), pool_rows=pool_rows
@@ -183,7 +183,7 @@ def _calibration(
         sts = read_sts(path, drafter_sha256=_weights_sha256(folder), gamma=gamma)
     except DSparkError as error:
         logger.warning("sglang-dspark: %s; confidence is calibrated online", error)
-        return identity, "sts.json not used", (Fall.STS_REFUSED,)
+        return identity, "sts.json not used", (Fallback.STS_REFUSED,)
     tables = [sts.table(temperature).followed for temperature in (0.0, 1.0)]
     calibration = OnlineCalibration(tables, pool_rows=pool_rows)
     return calibration, f"calibrated by {path} and online", ()

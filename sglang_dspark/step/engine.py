@@ -38,7 +38,7 @@ from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import LOGIT_LIMIT, Floats, OnlineCalibration
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.schedule.planner_protocol import Planner
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
 from sglang_dspark.step.engine_protocol import Step
@@ -83,7 +83,7 @@ class ScheduleEngine:
         self._interrupted = True
         self._reuse = PlanReuse()
         self._unlearned: list[Step] = []
-        self._told: set[Fall] = set()  # falls back that the log has
+        self._logged: set[Fallback] = set()
         self._ended: set[str] = set()  # requests found to have ended in the step last handed out
 
     def begin(
@@ -204,15 +204,15 @@ class ScheduleEngine:
         """A planned draft came to nothing: it failed, or drafting rests after one that did."""
         step.plan, step.undrafted = step.plan.without_drafts(), True
         if failed:
-            self.metrics.fell_back(Fall.DRAFT_FAILED)
+            self.metrics.count_fallback(Fallback.DRAFT_FAILED)
 
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
         """A step's result is on the host: [R] int64 lengths and accepted drafts."""
         step.lengths, step.accepted = lengths, accepted
         overtaken = next((n for n, each in enumerate(reversed(self._steps)) if each is step), 0)
         if overtaken >= PIPELINE:
-            self._fell_back(
-                Fall.RESULT_LATE, "a step's result came late; plans were made without it"
+            self._log_fallback(
+                Fallback.RESULT_LATE, "a step's result came late; plans were made without it"
             )
         if step.arriving is not None and step.calibrated_by is not None:
             step.logits = step.arriving.float().numpy()
@@ -262,17 +262,17 @@ class ScheduleEngine:
 
     def _warn_of(self, logits: Gains) -> None:
         if not np.isfinite(logits).all():
-            self._fell_back(
-                Fall.NO_CONFIDENCE,
+            self._log_fallback(
+                Fallback.NO_CONFIDENCE,
                 "the drafter's confidence is not a number for some drafts; they are not verified. "
                 "With --dtype float16, try --dtype float32",
             )
 
-    def _fell_back(self, fall: Fall, line: str) -> None:
-        """Counted each time, and told the first time."""
-        self.metrics.fell_back(fall)
-        if fall not in self._told:
-            self._told.add(fall)
+    def _log_fallback(self, fallback: Fallback, line: str) -> None:
+        """Count a fallback each time, and log it the first time."""
+        self.metrics.count_fallback(fallback)
+        if fallback not in self._logged:
+            self._logged.add(fallback)
             logger.warning("sglang-dspark: %s", line)
 
     def _learn_landed(self) -> None:
@@ -284,8 +284,8 @@ class ScheduleEngine:
                 if not followed and len(self._steps) <= MOST_AWAITED:
                     break
                 self._steps.popleft()  # it failed: results land in the order of their steps
-                self._fell_back(
-                    Fall.RESULT_LOST, "a step's result never came; nothing is learned from it"
+                self._log_fallback(
+                    Fallback.RESULT_LOST, "a step's result never came; nothing is learned from it"
                 )
                 continue
             self._unlearned.append(self._steps.popleft())
@@ -341,8 +341,8 @@ class ScheduleEngine:
         seconds = self._clock.seconds(step.began, step.ended)
         if seconds is None or (seconds > 0 and math.isfinite(seconds)):
             return seconds
-        self._fell_back(
-            Fall.NO_TIME, f"a step took {seconds:g} s by its clock; nothing is learned from it"
+        self._log_fallback(
+            Fallback.NO_TIME, f"a step took {seconds:g} s by its clock; nothing is learned from it"
         )
         return None
 

@@ -15,7 +15,7 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.step import build
 from sglang_dspark.step.build import _calibration, _collector, _lag
 from sglang_dspark.step.engine import GREEDY, SAMPLED
@@ -105,7 +105,7 @@ def test_without_a_table_that_fits_the_head_is_believed(
     tmp_path: Path, document: dict[str, Any] | None
 ) -> None:
     worker = worker_with(tmp_path, document)
-    assert _calibration(worker, 3, 4)[2] == (() if document is None else (Fall.STS_REFUSED,))
+    assert _calibration(worker, 3, 4)[2] == (() if document is None else (Fallback.STS_REFUSED,))
     for logit in LOGITS:
         expected = [sigmoid(logit)] * 3
         assert confidence(worker, GREEDY, logit) == pytest.approx(expected, rel=1e-6)

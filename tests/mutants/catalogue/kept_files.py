@@ -109,7 +109,7 @@ MUTANTS = (
     ),
     _mutant(
         "a drafter is converted without a server's checks",
-        "sglang_dspark/serving/drafter_conversion.py",
+        "sglang_dspark/serving/checkpoint.py",
         "    require_served(files, target)",
         "    pass",
         "tests/drafter/test_one_reader.py",
