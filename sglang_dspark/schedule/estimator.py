@@ -77,7 +77,7 @@ class Rates:
 
 
 class AcceptanceEstimator:
-    """Rates of the batch and of each pool row's present tenant."""
+    """Rates of the batch and of each pool row's present generation."""
 
     def __init__(self, pool_rows: int, gamma: int, config: EstimatorConfig | None = None) -> None:
         self.config = config or EstimatorConfig()
@@ -85,15 +85,17 @@ class AcceptanceEstimator:
         self._all = Rates.none(gamma)
         self._reached = np.zeros((pool_rows, gamma))
         self._accepted = np.zeros((pool_rows, gamma))
-        self._tenant = np.full(pool_rows, -1, np.int64)
+        self._generation = np.full(pool_rows, -1, np.int64)
 
-    def observe(self, rows: Counts, tenants: Counts, accepted: Counts, verified: Counts) -> None:
+    def observe(
+        self, rows: Counts, generations: Counts, accepted: Counts, verified: Counts
+    ) -> None:
         """Outcomes of a finished step: [R] int64 each; 0 <= accepted <= verified <= gamma."""
         config = self.config
         memories = (config.memory, config.request_memory, config.idle)
         if not _observe(
-            rows, tenants, accepted, verified, memories, self._all.reached, self._all.accepted,
-            self._reached, self._accepted, self._tenant,
+            rows, generations, accepted, verified, memories, self._all.reached, self._all.accepted,
+            self._reached, self._accepted, self._generation,
         ):  # fmt: skip
             raise ValueError("0 <= accepted <= verified <= gamma must hold")
 
@@ -102,12 +104,12 @@ class AcceptanceEstimator:
         rates = self._all.chained(self.config.start, self.config.start_strength)
         return rates.astype(np.float32)
 
-    def confidence(self, rows: Counts, tenants: Counts) -> Gains:
+    def confidence(self, rows: Counts, generations: Counts) -> Gains:
         """Conditional acceptance of these requests: [R, gamma] float32.
 
-        Takes the place of a confidence head. A row whose tenant is new gets the prior.
+        Takes the place of a confidence head. A row whose generation is new gets the prior.
         """
-        own = (self._tenant[rows] == tenants)[:, None]
+        own = (self._generation[rows] == generations)[:, None]
         rates = Rates(self._reached[rows] * own, self._accepted[rows] * own)
         towards = self._all.chained(self.config.start, self.config.start_strength)
         return rates.shrunk(towards, self.config.strength).astype(np.float32)
@@ -125,7 +127,7 @@ def _chained(reached, accepted, start, strength):  # type: ignore[no-untyped-def
 
 @compiled
 def _observe(  # type: ignore[no-untyped-def]
-    rows, tenants, accepted, verified, memories, all_reached, all_accepted, reached, kept, tenant
+    rows, generations, accepted, verified, memories, all_reached, all_accepted, reached, kept, owner
 ) -> bool:
     """Counts of one step, into those of all requests [gamma] and of each row [pool, gamma].
 
@@ -141,8 +143,8 @@ def _observe(  # type: ignore[no-untyped-def]
     met, good = np.zeros(gamma), np.zeros(gamma)
     for r in range(rows.shape[0]):
         row = rows[r]
-        if tenant[row] != tenants[r]:
-            tenant[row] = tenants[r]
+        if owner[row] != generations[r]:
+            owner[row] = generations[r]
             reached[row] = 0.0
             kept[row] = 0.0
         for k in range(gamma):

@@ -36,24 +36,24 @@ class Experience:
         return "confidence" if self.has_head else "past acceptance"
 
     def confidence(
-        self, step: int, rows: Counts, tenants: Counts, relay_arrived: bool
+        self, step: int, rows: Counts, generations: Counts, relay_arrived: bool
     ) -> tuple[Gains, int]:
         """What step `step` of requests [R] may know: [R, gamma] float32; how many are known."""
         if not self.has_head:
-            return self.estimator.confidence(rows, tenants), len(rows)
+            return self.estimator.confidence(rows, generations), len(rows)
         prior = self.estimator.prior()
         if not relay_arrived:
             return self.relay.unknown(len(rows), prior)[0], 0
-        resolved = self.relay.resolve(step, rows, tenants, prior)
+        resolved = self.relay.resolve(step, rows, generations, prior)
         return resolved.confidence, int(resolved.fresh.sum())
 
-    def publish(self, plan: Plan, rows: Counts, tenants: Counts, confidence: Gains) -> None:
+    def publish(self, plan: Plan, rows: Counts, generations: Counts, confidence: Gains) -> None:
         """Hand a step's confidences on; behind the planned depth the prior stands in."""
         depth = plan.budget.depth
         if depth < self.gamma:
             confidence = confidence.copy()
             confidence[:, depth:] = self.estimator.prior()[depth:]
-        self.relay.publish(plan.step, rows, tenants, confidence)
+        self.relay.publish(plan.step, rows, generations, confidence)
 
     def timed(self, plan: Plan, verified: Counts, seconds: float) -> bool:
         """Learn a step's time; whether it was a usual one."""

@@ -19,7 +19,7 @@ gain is small enough to matter. Probes are rationed: each one that changes nothi
 to the next, and the worse the other way looks, the longer that time is from the beginning, so that
 probing costs about `probe_cost` of the tokens.
 
-Where an answer ends, a step or two run with a seat empty. They belong to the load around them: the
+Where an answer ends, a step or two run with a slot empty. They belong to the load around them: the
 next load below or above decides from its `visit_steps`-th step on, and until then nothing is
 measured. Each change of ways costs a step's context, and so short a visit teaches nothing.
 

@@ -57,7 +57,7 @@ class GuardedPlanner(Planner):
         self,
         step: int,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         context: int,
         *,
         weights: Gains | None = None,
@@ -69,10 +69,10 @@ class GuardedPlanner(Planner):
         requests = len(rows)
         # What was last seen before a phase without drafts is one sample, not the load's mean.
         seeing = relay_arrived and self.guard.state(requests).mode.speculates
-        confidence, known = self.experience.confidence(step, rows, tenants, seeing)
+        confidence, known = self.experience.confidence(step, rows, generations, seeing)
         buffer = gains(confidence, weights, self._gains[:requests])
         costs = self.costs.costs(requests, context)
-        most = self._limits(step, rows, tenants, limits, floors)
+        most = self._limits(step, rows, generations, limits, floors)
         choice = _Choice(buffer, costs, most, floors, base_of(weights))
         best = self._search(choice)
         without = plain(requests, costs, base=choice.base)
@@ -108,7 +108,7 @@ class GuardedPlanner(Planner):
         self,
         plan: Plan,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         accepted: Counts,
         verified: Counts,
         confidence: Gains | None,
@@ -117,8 +117,8 @@ class GuardedPlanner(Planner):
         """Learn from a step, the guard too where its time was a usual one."""
         if plan.speculates and confidence is not None:
             first = confidence[:, 0]
-            self.experience.estimator.observe(rows, tenants, accepted, verified)
-            self.early_exit.observe(plan.step, rows, tenants, accepted, verified, first)
+            self.experience.estimator.observe(rows, generations, accepted, verified)
+            self.early_exit.observe(plan.step, rows, generations, accepted, verified, first)
         if seconds is None:
             return
         usual = self.experience.timed(plan, verified, seconds)
@@ -147,12 +147,12 @@ class GuardedPlanner(Planner):
         self,
         step: int,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         limits: Counts | None,
         floors: Counts | None,
     ) -> Counts:
         """The caller's limits and those of early exit; floors come before both."""
-        most = self.early_exit.limits(step, rows, tenants)
+        most = self.early_exit.limits(step, rows, generations)
         if limits is not None:
             most = np.minimum(most, limits)
         return most if floors is None else np.maximum(most, floors)

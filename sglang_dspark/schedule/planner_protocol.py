@@ -30,7 +30,7 @@ class Planner(Protocol):
         self,
         step: int,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         context: int,
         *,
         weights: Gains | None = None,
@@ -40,7 +40,7 @@ class Planner(Protocol):
     ) -> Plan:
         """Decide step `step` for R >= 1 requests in pool rows `rows`.
 
-        rows, tenants: [R] int64. context: tokens of context of all requests together.
+        rows, generations: [R] int64. context: tokens of context of all requests together.
         weights: [R] float32 (`gains.speed_weights`). limits, floors: [R] int64, most and least
         drafts of each. relay_arrived: False takes the prior for everyone (all ranks alike).
         """
@@ -62,7 +62,7 @@ class Planner(Protocol):
         self,
         plan: Plan,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         accepted: Counts,
         verified: Counts,
         confidence: Gains | None,
@@ -99,10 +99,10 @@ class Planner(Protocol):
         """What share of the emitted tokens reaches somebody."""
         return self.experience.delivered
 
-    def publish(self, plan: Plan, rows: Counts, tenants: Counts, confidence: Gains) -> None:
+    def publish(self, plan: Plan, rows: Counts, generations: Counts, confidence: Gains) -> None:
         """Hand a step's calibrated confidences to later plans: [R], [R], [R, gamma] float32."""
-        self.experience.publish(plan, rows, tenants, confidence)
+        self.experience.publish(plan, rows, generations, confidence)
 
-    def expected(self, rows: Counts, tenants: Counts) -> Gains:
+    def expected(self, rows: Counts, generations: Counts) -> Gains:
         """Conditional acceptance from past outcomes, [R, gamma]: confidence without a head."""
-        return self.experience.estimator.confidence(rows, tenants)
+        return self.experience.estimator.confidence(rows, generations)

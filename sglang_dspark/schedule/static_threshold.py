@@ -49,7 +49,7 @@ class ThresholdPlanner(Planner):
         self,
         step: int,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         context: int,
         *,
         weights: Gains | None = None,
@@ -62,7 +62,7 @@ class ThresholdPlanner(Planner):
         weights and floors mean nothing here.
         """
         requests = len(rows)
-        confidence, known = self.experience.confidence(step, rows, tenants, relay_arrived)
+        confidence, known = self.experience.confidence(step, rows, generations, relay_arrived)
         most = np.full(requests, self.gamma) if limits is None else limits
         least = self._probed(most)
         lengths = self._within(confidence, most, least)
@@ -86,7 +86,7 @@ class ThresholdPlanner(Planner):
         self,
         plan: Plan,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         accepted: Counts,
         verified: Counts,
         confidence: Gains | None,
@@ -100,7 +100,7 @@ class ThresholdPlanner(Planner):
         self._unseen[:deepest] = 0
         self._unseen[deepest:] += 1
         if confidence is not None:
-            self.experience.estimator.observe(rows, tenants, accepted, verified)
+            self.experience.estimator.observe(rows, generations, accepted, verified)
         if seconds is not None:
             self.experience.timed(plan, verified, seconds)
 

@@ -19,7 +19,7 @@ import torch
 from sglang_dspark.serving import upstream
 
 
-class Seats:
+class DummyBatches:
     """Pool rows that made-up requests may sit in for the time of a pass."""
 
     def __init__(self, worker: Any) -> None:
@@ -40,7 +40,7 @@ class Seats:
         return min(int(self._pool.req_to_token.shape[1]), slots) - self._gamma - 1
 
     @contextmanager
-    def taken(self, requests: int, context: int) -> Iterator[Any]:
+    def batch(self, requests: int, context: int) -> Iterator[Any]:
         """`requests` made-up requests with `context` tokens each, as a batch."""
         table = self._pool.req_to_token
         width = context + self._gamma + 1

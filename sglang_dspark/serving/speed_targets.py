@@ -38,7 +38,7 @@ def target_of(custom_params: object) -> float | None:
 
 
 class SpeedTargets:
-    """What each pool row's tenant wants and gets; called by one thread."""
+    """What each pool row's generation wants and gets; called by one thread."""
 
     def __init__(
         self,
@@ -50,7 +50,7 @@ class SpeedTargets:
         self._default = default
         self._clock = clock
         self._seen = False  # whether any request ever had a target
-        self._tenant = np.full(pool_rows, -1, np.int64)
+        self._generation = np.full(pool_rows, -1, np.int64)
         self._target = np.zeros(pool_rows, np.float32)
         self._speed = np.zeros(pool_rows, np.float32)
         self._began = np.zeros(pool_rows)  # when its first decode step was handed out
@@ -66,20 +66,20 @@ class SpeedTargets:
             if target is not None and not req.finished() and req.kv.holds_kv:
                 self._note(req, target, int(generation[req.kv.req_pool_idx]))
 
-    def _note(self, req: Any, target: float, tenant: int) -> None:
+    def _note(self, req: Any, target: float, generation: int) -> None:
         now, tokens, row = self._clock(), len(req.output_ids), req.kv.req_pool_idx
-        if self._tenant[row] != tenant:
-            self._tenant[row], self._target[row] = tenant, target
+        if self._generation[row] != generation:
+            self._generation[row], self._target[row] = generation, target
             self._began[row], self._tokens[row] = now, tokens
         passed = now - self._began[row]
         self._speed[row] = (tokens - self._tokens[row]) / passed if passed > 0 else 0.0
         self._seen = True
 
-    def weights(self, rows: Counts, tenants: Counts) -> Gains | None:
+    def weights(self, rows: Counts, generations: Counts) -> Gains | None:
         """w_r [R] float32 of the requests in pool rows `rows`; None: nobody has a target."""
         if not self._seen:
             return None
-        ours = self._tenant[rows] == tenants
+        ours = self._generation[rows] == generations
         if not ours.any():
             return None
         return speed_weights(self._speed[rows], np.where(ours, self._target[rows], np.float32(0)))

@@ -216,14 +216,14 @@ def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
         worker.draft_model_runner,
         upstream.get_parallel(),
     )
-    seats = target.req_to_token_pool.req_to_token.shape[0]
+    slots = target.req_to_token_pool.req_to_token.shape[0]
     return ProfileKey(
         model=_named(str(target.model_config.model_path)),
         drafter=_named(str(draft.model_config.model_path)),
         dtype=str(target.dtype),
         device=device,
         parallel=f"tp{parallel.tp_size} pp1 dp{parallel.dp_size} ep{parallel.moe_ep_size}",
-        backend=f"{type(target.attn_backend).__name__}, {backend}, {seats} seats",
+        backend=f"{type(target.attn_backend).__name__}, {backend}, {slots} seats",
         versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
         gamma=int(worker.gamma),
     )
@@ -238,13 +238,13 @@ def _named(path: str) -> str:
 
 def _rehearse(planner: Planner, calibration: OnlineCalibration) -> None:
     """Run some steps of one request: compile everything before the first request."""
-    rows, tenants = np.zeros(1, np.int64), np.ones(1, np.int64)
+    rows, generations = np.zeros(1, np.int64), np.ones(1, np.int64)
     confidence = np.full((1, planner.gamma), 0.5, np.float32)
     logits, none = np.zeros((1, planner.gamma), np.float32), np.zeros(1, np.int64)
     for step in range(4):
-        plan = planner.plan(step, rows, tenants, context=0)
-        calibration.confidence(logits, none, confidence, (rows, tenants))
+        plan = planner.plan(step, rows, generations, context=0)
+        calibration.confidence(logits, none, confidence, (rows, generations))
         lengths = planner.admit(plan, confidence)
-        planner.publish(plan, rows, tenants, confidence)
-        planner.finished(plan, rows, tenants, none, lengths, confidence, plan.budget.seconds)
-        calibration.observe(logits, none, none, none, (rows, tenants), confidence)
+        planner.publish(plan, rows, generations, confidence)
+        planner.finished(plan, rows, generations, none, lengths, confidence, plan.budget.seconds)
+        calibration.observe(logits, none, none, none, (rows, generations), confidence)

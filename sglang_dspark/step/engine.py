@@ -122,10 +122,10 @@ class ScheduleEngine:
     def _by_the_last(self, last: Step) -> Step:
         """A step by the plan of the newest one; without drafts it teaches nothing."""
         if not last.plan.speculates:
-            return Step(last.plan, last.rows, last.tenants, repeated=True)
+            return Step(last.plan, last.rows, last.generations, repeated=True)
         plan = self.planner.again(last.plan, self._number)
         self._number += 1
-        return Step(plan, last.rows, last.tenants)
+        return Step(plan, last.rows, last.generations)
 
     def start(self, step: Step) -> None:
         """The newest step's work is launched from here on."""
@@ -139,24 +139,24 @@ class ScheduleEngine:
     def _planned(
         self, rows: Tensor, generation: Tensor, seq_lens: Tensor, limits: Counts | None
     ) -> Step:
-        seats = rows.numpy().astype(np.int64)
+        slots = rows.numpy().astype(np.int64)
         self._generation = generation.numpy()
-        tenants = self._generation[seats]
-        weights = self._speeds.weights(seats, tenants) if self._speeds is not None else None
+        generations = self._generation[slots]
+        weights = self._speeds.weights(slots, generations) if self._speeds is not None else None
         context = int(seq_lens.sum())
         if limits is not None and not limits.any():
             plan = self._undraftable(context, limits)
         else:
-            floors = np.full(len(seats), self._floor) if self._floor else None
+            floors = np.full(len(slots), self._floor) if self._floor else None
             if floors is not None and limits is not None:
                 floors = np.minimum(floors, limits)
             plan = self.planner.plan(
-                self._number, seats, tenants, context,
+                self._number, slots, generations, context,
                 weights=weights, limits=limits, floors=floors,
             )  # fmt: skip
         self._number += 1
         self._reuse.planned()
-        return Step(plan, seats, tenants, limited=limits is not None)
+        return Step(plan, slots, generations, limited=limits is not None)
 
     def _undraftable(self, context: int, limits: Counts) -> Plan:
         """No request may have a draft; whether drafts pay at this load the guard is not asked."""
@@ -183,7 +183,7 @@ class ScheduleEngine:
         """
         if step.plan.speculates:
             if logits is None:
-                step.confidence = self.planner.expected(step.rows, step.tenants)
+                step.confidence = self.planner.expected(step.rows, step.generations)
             else:
                 step.regimes = regimes_of(greedy, len(step.rows))
                 step.confidence = self._calibrated(step, step.regimes, logits)
@@ -197,7 +197,7 @@ class ScheduleEngine:
         that is no number counting as confidence 0. Only finished steps are in them.
         """
         step.regimes = regimes_of(greedy, len(step.rows))
-        step.calibrated_by = self.calibration.lines(step.regimes, (step.rows, step.tenants))
+        step.calibrated_by = self.calibration.lines(step.regimes, (step.rows, step.generations))
         return step.calibrated_by
 
     def leave_out_draft(self, step: Step, *, failed: bool) -> None:
@@ -253,12 +253,12 @@ class ScheduleEngine:
         step.logits = logits.numpy()
         self._warn_of(step.logits)
         confidence = np.zeros((len(step.rows), self.gamma), np.float32)
-        seats = (step.rows, step.tenants)
-        return self.calibration.confidence(step.logits, regimes, confidence, seats)
+        slots = (step.rows, step.generations)
+        return self.calibration.confidence(step.logits, regimes, confidence, slots)
 
     def _publish(self, step: Step) -> None:
         assert step.confidence is not None
-        self.planner.publish(step.plan, step.rows, step.tenants, step.confidence)
+        self.planner.publish(step.plan, step.rows, step.generations, step.confidence)
 
     def _warn_of(self, logits: Gains) -> None:
         if not np.isfinite(logits).all():
@@ -322,7 +322,7 @@ class ScheduleEngine:
             self.planner.finished(
                 step.plan,
                 step.rows,
-                step.tenants,
+                step.generations,
                 accepted,
                 lengths,
                 step.confidence,
@@ -331,7 +331,7 @@ class ScheduleEngine:
         if step.logits is not None and step.regimes is not None:
             self.calibration.observe(
                 step.logits, step.regimes, accepted, lengths,
-                (step.rows, step.tenants), step.confidence,
+                (step.rows, step.generations), step.confidence,
             )  # fmt: skip
         self.metrics.step(step.plan, lengths, accepted, seconds)
 

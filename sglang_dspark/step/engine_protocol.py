@@ -22,7 +22,7 @@ class Step:
 
     plan: Plan
     rows: Counts  # [R] of the pool
-    tenants: Counts  # [R] generations of the rows
+    generations: Counts  # [R] generations of the rows
     repeated: bool = False  # reuses a plan without drafts; nothing is learned from it
     undrafted: bool = False  # its draft failed or was skipped; nothing is learned from it
     limited: bool = False  # requests had limits of their own

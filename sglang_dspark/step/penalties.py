@@ -4,7 +4,7 @@ Upstream's DSPARK applies none: `apply_dflash_verify_logits_adjustments` (sglang
 dflash_utils.py) reads a field for penalties that no longer exists. Under the overlap loop
 a step is launched before the tokens of the one in front of it are on the host, so a request's
 counts are begun from the host's list when it is first seen, completed by its anchor, and go on from
-what each step emits. A pool row that has another tenant, after a retraction too, begins anew.
+what each step emits. A pool row that has another generation, after a retraction too, begins anew.
 
 Memory beyond the model's: 4 V bytes a request for its counts, allocated at start where all requests
 take no more than AT_START (29 MB for 48 requests of 151,936 tokens), and temporaries of COPIES
@@ -29,31 +29,31 @@ from sglang_dspark.verify.penalties import COPIES, Penalties, penalise_windows
 
 logger = logging.getLogger(__name__)
 
-Tenant = tuple[int, int]  # pool row and its generation
+RowGeneration = tuple[int, int]  # pool row and its generation
 AT_START = 256 << 20  # bytes of counts
 AT_ONCE = 16 << 20  # bytes of float32 logits that are penalised at once
 _SIZE = 4  # bytes of a count, and of a logit in float32
 
 
 class OutputCounts:
-    """How often each token was put out, [seats, V] int32 on the device, for penalised requests."""
+    """How often each token was put out, [slots, V] int32 on the device, for penalised requests."""
 
     def __init__(self) -> None:
         self.table: Tensor | None = None
-        self._seats: dict[Tenant, int] = {}
+        self._slots: dict[RowGeneration, int] = {}
 
-    def seats(self, tenants: Sequence[Tenant]) -> tuple[list[int], list[int]]:
-        """Seats of a step's tenants, and the places in `tenants` of those that are new.
+    def slots(self, generations: Sequence[RowGeneration]) -> tuple[list[int], list[int]]:
+        """Slots of a step's generations, and the places in `generations` of those that are new.
 
-        Whoever is not among them has lost its seat: its tokens are on the host when it comes back.
+        Whoever is not among them has lost its slot: its tokens are on the host when it comes back.
         """
-        kept = {each: self._seats[each] for each in tenants if each in self._seats}
+        kept = {each: self._slots[each] for each in generations if each in self._slots}
         taken = set(kept.values())
-        free = (seat for seat in range(len(tenants)) if seat not in taken)
-        new = [place for place, each in enumerate(tenants) if each not in kept]
-        kept |= {tenants[place]: next(free) for place in new}
-        self._seats = kept
-        return [kept[each] for each in tenants], new
+        free = (slot for slot in range(len(generations)) if slot not in taken)
+        new = [place for place, each in enumerate(generations) if each not in kept]
+        kept |= {generations[place]: next(free) for place in new}
+        self._slots = kept
+        return [kept[each] for each in generations], new
 
     def reserve(self, slots: int, width: int, device: torch.device) -> None:
         """Allocate the table at start, unless it is large or the device has no memory for it.
@@ -134,39 +134,39 @@ def _tell() -> None:
 class StepPenalties:
     """The penalised requests of one step.
 
-    reqs: SGLang's, P of them. places: theirs in the batch. seats: theirs in the counts. new: which
+    reqs: SGLang's, P of them. places: theirs in the batch. slots: theirs in the counts. new: which
     of the P are counted for the first time.
     """
 
     counts: OutputCounts
     reqs: Sequence[Any]
     places: list[int]
-    seats: list[int]
+    slots: list[int]
     new: list[int]
 
     def apply(self, logits: Tensor, window: Tensor, anchors: Tensor) -> None:
         """Penalise logits [R * W, V] in place; window: [R, W] tokens, anchors: [R] positions."""
-        table = self.counts.grown(max(self.seats) + 1, logits)
+        table = self.counts.grown(max(self.slots) + 1, logits)
         parts = _parts(len(self.reqs), logits)
-        rows, seats = _upload(self.places, logits), _upload(self.seats, logits)
+        rows, slots = _upload(self.places, logits), _upload(self.slots, logits)
         prompts = _upload([len(req.origin_input_ids) for req in self.reqs], logits)
         outputs = anchors[rows].long() + 1 - prompts  # [P], the anchors included
         if self.new:
-            self._begin(table, seats, outputs, window[rows, 0])
+            self._begin(table, slots, outputs, window[rows, 0])
         windows, settings = logits.view(*window.shape, -1), settings_of(self.reqs, logits)
         for part in parts:
             penalise_windows(
-                windows, rows[part], window, table[seats[part]], outputs[part], settings.of(part)
+                windows, rows[part], window, table[slots[part]], outputs[part], settings.of(part)
             )
 
-    def _begin(self, table: Tensor, seats: Tensor, outputs: Tensor, anchors: Tensor) -> None:
+    def _begin(self, table: Tensor, slots: Tensor, outputs: Tensor, anchors: Tensor) -> None:
         """Count what new requests put out before: the host's list, and an anchor it lacks."""
         listed = [self.reqs[p].output_ids for p in self.new]
         new = _upload(self.new, table)  # an index on the host would be waited for
-        mine = seats[new]
+        mine = slots[new]
         table.index_fill_(0, mine, 0)
         cells = [
-            self.seats[p] * table.shape[1] + token
+            self.slots[p] * table.shape[1] + token
             for p, tokens in zip(self.new, listed, strict=True)
             for token in tokens
         ]
@@ -182,9 +182,9 @@ class StepPenalties:
         """Count what the step emits: tokens [R, W], of which the first lens [R] are."""
         table = self.counts.table
         assert table is not None, "penalties are applied before tokens are counted"
-        rows, seats = _upload(self.places, table), _upload(self.seats, table)
+        rows, slots = _upload(self.places, table), _upload(self.slots, table)
         emitted = torch.arange(tokens.shape[1], device=table.device) < lens[rows, None]  # [P, W]
-        cells = seats[:, None] * table.shape[1] + tokens[rows]
+        cells = slots[:, None] * table.shape[1] + tokens[rows]
         # What is not emitted may hold anything: it adds nothing, to a cell that exists.
         table.view(-1).scatter_add_(
             0, cells.where(emitted, 0).flatten(), emitted.flatten().to(table.dtype)
@@ -196,9 +196,9 @@ def penalties_of(counts: OutputCounts, batch: Any, pool: Any) -> StepPenalties |
     places = [r for r, req in enumerate(batch.reqs) if is_penalised(req)]
     if not places:
         return None
-    tenants = tenants_of(batch, pool)
-    seats, new = counts.seats([tenants[r] for r in places])
-    return StepPenalties(counts, [batch.reqs[r] for r in places], places, seats, new)
+    generations = row_generations(batch, pool)
+    slots, new = counts.slots([generations[r] for r in places])
+    return StepPenalties(counts, [batch.reqs[r] for r in places], places, slots, new)
 
 
 def is_penalised(req: Any) -> bool:
@@ -212,7 +212,7 @@ def is_penalised(req: Any) -> bool:
     )
 
 
-def tenants_of(batch: Any, pool: Any) -> list[Tenant]:
+def row_generations(batch: Any, pool: Any) -> list[RowGeneration]:
     """Pool rows and generations of a batch's requests; both are kept on the host."""
     rows = batch.req_pool_indices_cpu
     return list(zip(rows.tolist(), pool.req_generation[rows].tolist(), strict=True))

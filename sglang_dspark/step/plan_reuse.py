@@ -65,5 +65,7 @@ def _reusable(step: Step) -> bool:
 
 def _same_requests(last: Step, rows: Tensor, generation: Tensor) -> bool:
     """Return whether these are the newest step's requests, in its order."""
-    seats = rows.numpy()
-    return bool((seats == last.rows).all() and (generation.numpy()[seats] == last.tenants).all())
+    slots = rows.numpy()
+    return bool(
+        (slots == last.rows).all() and (generation.numpy()[slots] == last.generations).all()
+    )

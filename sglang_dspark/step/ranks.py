@@ -73,7 +73,7 @@ class Ranks:
     def send_plan(self, step: Step, rows: Tensor) -> None:
         """Send the leader's plan for rows [R] of the pool; a `Follower` receives it in `begin`."""
         if self.agreement is not None and self.agreement.leads:
-            self.agreement.send(step.plan, _seats(rows))
+            self.agreement.send(step.plan, _slots(rows))
 
     @contextmanager
     def admitting(self, plan: Plan) -> Iterator[None]:
@@ -121,8 +121,8 @@ class Follower:
 
         Raises DSparkError where the leader failed or decodes another batch.
         """
-        seats = _seats(rows)
-        return Step(self._agreement.receive(seats), seats, generation.numpy()[seats])
+        slots = _slots(rows)
+        return Step(self._agreement.receive(slots), slots, generation.numpy()[slots])
 
     def start(self, step: Step) -> None:
         """The leader times its steps."""
@@ -149,7 +149,7 @@ class Follower:
         """The leader knows."""
 
 
-def _seats(rows: Tensor) -> Counts:
+def _slots(rows: Tensor) -> Counts:
     return rows.numpy().astype(np.int64)
 
 
@@ -158,8 +158,8 @@ def ranks_of(worker: Any) -> Ranks:
     group = upstream.get_parallel().tp_group
     if group.world_size == 1:
         return Ranks()
-    seats = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
-    agreement = Agreement(seats, group.cpu_group, leader=group.ranks[0])
+    slots = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
+    agreement = Agreement(slots, group.cpu_group, leader=group.ranks[0])
     return Ranks(agreement, group.broadcast, worker.device)
 
 

@@ -34,7 +34,7 @@ from tests.schedule.batches import GAMMA, batch_law, drafted_pairs, plain_law
 from tests.schedule.test_lossless import HEADS, PAIR, pair
 
 KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "exact", "1", GAMMA)
-ROWS, TENANTS = np.arange(2), np.ones(2, np.int64)
+ROWS, GENERATIONS = np.arange(2), np.ones(2, np.int64)
 ALWAYS = replace(SERVING_GUARD, untried_loss=0.99)  # drafts, whatever is promised
 EACH = [(floor, limit) for limit in range(GAMMA + 1) for floor in range(limit + 1)]
 BOUNDS = list(itertools.product(EACH, repeat=2))  # of both requests
@@ -76,7 +76,7 @@ class Case:
     def plan(self, planner: GuardedPlanner, step: int) -> Plan:
         floors, limits = np.array(self.bounds).T.copy()
         plan = planner.plan(
-            step, ROWS, TENANTS, 0, weights=WEIGHTS[self.weights], limits=limits, floors=floors
+            step, ROWS, GENERATIONS, 0, weights=WEIGHTS[self.weights], limits=limits, floors=floors
         )
         assert plan.speculates
         return plan
@@ -140,7 +140,7 @@ def search_of_this_step(planner: GuardedPlanner, plan: Plan, confidence: Gains) 
 def lengths_of(case: Case, admission: Admission, *, early_stop: bool, before: int) -> Lengths:
     """What a planner admits that has seen the confidences number `before` in the step before."""
     planner, present = case.planner(early_stop=early_stop), confidences(case.heads)
-    planner.publish(case.plan(planner, 0), ROWS, TENANTS, present[before % len(present)])
+    planner.publish(case.plan(planner, 0), ROWS, GENERATIONS, present[before % len(present)])
     plan = case.plan(planner, 1)
     assert plan.known == len(ROWS)
     return tuple(tuple(admission(planner, plan, said).tolist()) for said in present)

@@ -32,7 +32,7 @@ from tests.verify.chains import Chain, Prefix, complete, draft_law, joint_law, q
 
 TOKENS = 3  # of each request, in the law that is compared
 PAIR = Workspace(2, GAMMA)
-SEATS = (np.arange(2), np.ones(2, np.int64))
+SLOTS = (np.arange(2), np.ones(2, np.int64))
 GREEDY = np.zeros(2, np.int64)
 REQUESTS = (
     Request(
@@ -76,7 +76,7 @@ def outcomes(
             for q, (draft, _) in zip(REQUESTS, drafted, strict=True)
         ]
         logits = np.log(raw / (1 - np.array(raw))).astype(np.float32)
-        said = calibration.confidence(logits, GREEDY, np.empty_like(logits), SEATS).copy()
+        said = calibration.confidence(logits, GREEDY, np.empty_like(logits), SLOTS).copy()
         lengths = admit(gains(said), drafts, PAIR)
         each = [
             emitted(r, texts[r], draft, int(lengths[r])).items()
@@ -101,7 +101,7 @@ def two_steps(drafts: int, spread: float) -> tuple[Joint, int]:
     for mass, texts, logits, lengths, said in outcomes(((), ()), fresh, drafts):
         calibration = OnlineCalibration([table], pool_rows=2)
         accepted = np.array([len(text) - 1 for text in texts])
-        calibration.observe(logits, GREEDY, accepted, lengths, SEATS, said)
+        calibration.observe(logits, GREEDY, accepted, lengths, SLOTS, said)
         for weight, more, heads, second, _ in outcomes(texts, calibration, drafts):
             admitted.setdefault(heads.tobytes(), set()).add(second.tobytes())
             ends = [
@@ -134,11 +134,11 @@ def test_confidence_of_a_step_cannot_depend_on_its_own_outcome() -> None:
     after = []
     for accepted in ([0, 0], [GAMMA, GAMMA]):
         calibration = OnlineCalibration([Calibration((1.0,) * GAMMA, spread=0.5)], pool_rows=2)
-        said = calibration.confidence(logits, GREEDY, np.empty_like(logits), SEATS).copy()
+        said = calibration.confidence(logits, GREEDY, np.empty_like(logits), SLOTS).copy()
         assert (said == 0.5).all()
         full = np.full(2, GAMMA)
-        calibration.observe(logits, GREEDY, np.array(accepted), full, SEATS, said)
-        after.append(calibration.confidence(logits, GREEDY, np.empty_like(logits), SEATS).copy())
+        calibration.observe(logits, GREEDY, np.array(accepted), full, SLOTS, said)
+        after.append(calibration.confidence(logits, GREEDY, np.empty_like(logits), SLOTS).copy())
     assert (after[0] < after[1]).all()
 
 

@@ -32,39 +32,39 @@ PRIOR = np.array([0.5, 0.25], np.float32)
 @EXAMPLES
 @given(seed=st.integers(0, 2**32 - 1), lag=st.integers(0, 3))
 def test_relay_equals_a_list_of_all_writes(seed: int, lag: int) -> None:
-    """Stale rows: a read is the newest old enough write of that very tenant, or the prior.
+    """Stale rows: a read is the newest old enough write of that very generation, or the prior.
 
-    Random seats, tenants and pauses; 10,000 steps or more, each a batch of reads and writes.
+    Random slots, generations and pauses; 10,000 steps or more, each a batch of reads and writes.
     """
     rng = np.random.default_rng(seed)
     relay = Relay(6, 2, lag=lag, max_age=8)
-    tenants = np.arange(6) + 1
+    generations = np.arange(6) + 1
     written: list[tuple[int, int, int, np.ndarray]] = []
     for step in range(max(CASES, 20)):
         gone = rng.random(6) < 0.1
-        tenants[gone] += 6
+        generations[gone] += 6
         rows = rng.permutation(6)[: rng.integers(0, 7)]
         values = rng.random((len(rows), 2)).astype(np.float32)
         read_first = lag > 0 or rng.random() < 0.5
         if not read_first:
-            relay.publish(step, rows, tenants[rows], values)
-            written += [(step, r, tenants[r], v) for r, v in zip(rows, values, strict=True)]
-        found = relay.resolve(step, rows, tenants[rows], PRIOR)
+            relay.publish(step, rows, generations[rows], values)
+            written += [(step, r, generations[r], v) for r, v in zip(rows, values, strict=True)]
+        found = relay.resolve(step, rows, generations[rows], PRIOR)
         for i, r in enumerate(rows):
             old = [
                 (at, v)
                 for at, row, who, v in written
-                if row == r and who == tenants[r] and step - 8 <= at <= step - lag
+                if row == r and who == generations[r] and step - 8 <= at <= step - lag
             ]
             assert found.fresh[i] == bool(old)
             expected = max(old, key=lambda entry: entry[0])[1] if old else PRIOR
             assert np.array_equal(found.confidence[i], expected)
         if read_first:
-            relay.publish(step, rows, tenants[rows], values)
-            written += [(step, r, tenants[r], v) for r, v in zip(rows, values, strict=True)]
+            relay.publish(step, rows, generations[rows], values)
+            written += [(step, r, generations[r], v) for r, v in zip(rows, values, strict=True)]
 
 
-def test_a_new_tenant_never_reads_the_old_one() -> None:
+def test_a_new_generation_never_reads_the_old_one() -> None:
     relay = Relay(4, 2)
     row, first, second = np.array([3]), np.array([1]), np.array([2])
     relay.publish(0, row, first, np.array([[0.9, 0.8]], np.float32))
@@ -73,7 +73,7 @@ def test_a_new_tenant_never_reads_the_old_one() -> None:
     taken = relay.resolve(2, row, second, PRIOR)
     assert taken.fresh.tolist() == [False]
     assert np.array_equal(taken.confidence[0], PRIOR)
-    never = relay.resolve(2, np.array([0]), np.array([0]), PRIOR)  # tenant 0 of a fresh seat
+    never = relay.resolve(2, np.array([0]), np.array([0]), PRIOR)  # generation 0 of a fresh slot
     assert not never.fresh[0]
     assert np.array_equal(relay.unknown(2, PRIOR).confidence, np.stack([PRIOR, PRIOR]))
     with pytest.raises(ValueError, match="pool rows"):
@@ -81,17 +81,19 @@ def test_a_new_tenant_never_reads_the_old_one() -> None:
 
 
 def test_a_step_that_ran_again_is_read_as_it_ran_last() -> None:
-    relay, row, tenant = Relay(4, 2), np.array([3]), np.array([1])
+    relay, row, generation = Relay(4, 2), np.array([3]), np.array([1])
     for step, value in ((4, 0.1), (5, 0.2), (5, 0.3)):
-        relay.publish(step, row, tenant, np.full((1, 2), value, np.float32))
-    assert relay.resolve(7, row, tenant, PRIOR).confidence[0, 0] == np.float32(0.3)
-    assert relay.resolve(6, row, tenant, PRIOR).confidence[0, 0] == np.float32(0.1), "kept as well"
+        relay.publish(step, row, generation, np.full((1, 2), value, np.float32))
+    assert relay.resolve(7, row, generation, PRIOR).confidence[0, 0] == np.float32(0.3)
+    assert relay.resolve(6, row, generation, PRIOR).confidence[0, 0] == np.float32(0.1), (
+        "kept as well"
+    )
 
 
 def test_a_confidence_is_read_two_to_sixteen_steps_later() -> None:
-    relay, row, tenant = Relay(4, 2), np.array([3]), np.array([1])
-    relay.publish(0, row, tenant, np.array([[0.9, 0.8]], np.float32))
-    fresh = [step for step in range(20) if relay.resolve(step, row, tenant, PRIOR).fresh[0]]
+    relay, row, generation = Relay(4, 2), np.array([3]), np.array([1])
+    relay.publish(0, row, generation, np.array([[0.9, 0.8]], np.float32))
+    fresh = [step for step in range(20) if relay.resolve(step, row, generation, PRIOR).fresh[0]]
     assert fresh == list(range(2, 17))
 
 
@@ -109,19 +111,19 @@ def test_ranks_with_equal_writes_read_equal() -> None:
     """Two ranks for 10,000 steps; a late copy is the same fallback on both."""
     rng = np.random.default_rng(0)
     ranks = Relay(8, 2), Relay(8, 2)
-    tenants = np.arange(8) + 1
+    generations = np.arange(8) + 1
     for step in range(10_000):
-        tenants[rng.random(8) < 0.05] += 8
+        generations[rng.random(8) < 0.05] += 8
         rows = np.flatnonzero(rng.random(8) < 0.7)
         late = rng.random() < 0.1
         reads = [
-            r.unknown(len(rows), PRIOR) if late else r.resolve(step, rows, tenants[rows], PRIOR)
+            r.unknown(len(rows), PRIOR) if late else r.resolve(step, rows, generations[rows], PRIOR)
             for r in ranks
         ]
         assert np.array_equal(reads[0].confidence, reads[1].confidence)
         values = rng.random((len(rows), 2)).astype(np.float32)
         for relay in ranks:
-            relay.publish(step, rows, tenants[rows], values)
+            relay.publish(step, rows, generations[rows], values)
 
 
 @pytest.mark.parametrize("windows", ["full", "ragged", "mostly short"])
@@ -130,50 +132,50 @@ def test_rates_are_right_whatever_the_windows(windows: str) -> None:
     rng = np.random.default_rng(1)
     true = np.array([0.9, 0.6, 0.3])
     estimator = AcceptanceEstimator(8, 3, EstimatorConfig(memory=1e9))
-    rows, tenants = np.arange(8), np.ones(8, np.int64)
+    rows, generations = np.arange(8), np.ones(8, np.int64)
     for _ in range(2000):
         share = {"full": [0, 0, 0, 1], "ragged": [0.25] * 4, "mostly short": [0.4, 0.4, 0.1, 0.1]}
         verified = rng.choice(4, 8, p=share[windows])
         kept = np.cumprod(rng.random((8, 3)) < true, axis=1).sum(1)
-        estimator.observe(rows, tenants, np.minimum(kept, verified), verified)
+        estimator.observe(rows, generations, np.minimum(kept, verified), verified)
     assert estimator.prior() == pytest.approx(true, abs=0.04)
 
 
-def test_rates_belong_to_the_tenant_and_follow_a_shift() -> None:
+def test_rates_belong_to_the_generation_and_follow_a_shift() -> None:
     estimator = AcceptanceEstimator(2, 2)
-    rows, tenants = np.array([0, 1]), np.array([1, 2])
+    rows, generations = np.array([0, 1]), np.array([1, 2])
     for _ in range(60):
-        estimator.observe(rows, tenants, np.array([2, 0]), np.array([2, 2]))
-    own = estimator.confidence(rows, tenants)
+        estimator.observe(rows, generations, np.array([2, 0]), np.array([2, 2]))
+    own = estimator.confidence(rows, generations)
     assert own[0, 0] > 0.8 > 0.2 > own[1, 0]
     fresh = estimator.confidence(rows, np.array([3, 4]))
     assert np.array_equal(fresh[0], fresh[1])
     assert fresh[0] == pytest.approx(estimator.prior(), abs=1e-6)
     for _ in range(600):
-        estimator.observe(rows, tenants, np.array([0, 0]), np.array([2, 2]))
+        estimator.observe(rows, generations, np.array([0, 0]), np.array([2, 2]))
     assert estimator.prior()[0] < 0.25
     with pytest.raises(ValueError, match="accepted"):
-        estimator.observe(rows, tenants, np.array([2, 2]), np.array([1, 1]))
+        estimator.observe(rows, generations, np.array([2, 2]), np.array([1, 1]))
 
 
 def test_early_exit_needs_a_broken_promise() -> None:
     """A run of failures that confidence foretold changes nothing; one that it denied rests."""
     exit_ = EarlyExit(3, 4, ExitConfig(first_rest=4, longest_rest=8))
-    rows, tenants = np.arange(3), np.array([1, 2, 3])
+    rows, generations = np.arange(3), np.array([1, 2, 3])
     sure = np.array([0.9, 0.05, 0.9], np.float32)
     for step in range(5):
-        assert exit_.limits(step, rows, tenants).tolist() == [4, 4, 4]
-        exit_.observe(step, rows, tenants, np.array([0, 0, 1]), np.array([1, 1, 1]), sure)
-    resting = exit_.limits(5, rows, tenants).tolist()
+        assert exit_.limits(step, rows, generations).tolist() == [4, 4, 4]
+        exit_.observe(step, rows, generations, np.array([0, 0, 1]), np.array([1, 1, 1]), sure)
+    resting = exit_.limits(5, rows, generations).tolist()
     assert resting == [0, 4, 4]
-    assert exit_.resting(5, rows, tenants) == 1
-    assert exit_.limits(5, rows, np.array([9, 2, 3]))[0] == 4  # another tenant starts clean
-    assert exit_.limits(9, rows, tenants)[0] == 4  # one more try
-    exit_.observe(9, rows[:1], tenants[:1], np.array([0]), np.array([1]), sure[:1])
-    assert exit_.limits(17, rows, tenants)[0] == 0  # twice as long
-    assert exit_.limits(18, rows, tenants)[0] == 4
-    exit_.observe(18, rows[:1], tenants[:1], np.array([1]), np.array([1]), sure[:1])
-    assert exit_.limits(19, rows, tenants)[0] == 4
+    assert exit_.resting(5, rows, generations) == 1
+    assert exit_.limits(5, rows, np.array([9, 2, 3]))[0] == 4  # another generation starts clean
+    assert exit_.limits(9, rows, generations)[0] == 4  # one more try
+    exit_.observe(9, rows[:1], generations[:1], np.array([0]), np.array([1]), sure[:1])
+    assert exit_.limits(17, rows, generations)[0] == 0  # twice as long
+    assert exit_.limits(18, rows, generations)[0] == 4
+    exit_.observe(18, rows[:1], generations[:1], np.array([1]), np.array([1]), sure[:1])
+    assert exit_.limits(19, rows, generations)[0] == 4
 
 
 def run(
@@ -224,7 +226,7 @@ def test_one_load_does_not_judge_another() -> None:
 
 
 @pytest.mark.parametrize("users", [4, 8, 16, 32, 64])
-def test_a_full_house_and_a_seat_empty_are_one_load(users: int) -> None:
+def test_a_full_house_and_a_slot_empty_are_one_load(users: int) -> None:
     assert load_of(users) == load_of(users - 1) == load_of(users + 1)
     assert load_of(users) == load_of(2 * users) - 1
     assert [load_of(requests) for requests in (1, 2, 3)] == [0, 1, 2]

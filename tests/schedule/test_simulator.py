@@ -49,7 +49,7 @@ def upstream_budgets(seed: int) -> set[int]:
     last: dict[tuple[int, int], list[tuple[int, np.ndarray]]] = {}
     budgets: set[int] = set()
     for t in range(trace.steps):
-        pairs = list(zip(trace.rows[t].tolist(), trace.tenants[t].tolist(), strict=True))
+        pairs = list(zip(trace.rows[t].tolist(), trace.generations[t].tolist(), strict=True))
         lagged = np.array(
             [
                 next((c for at, c in reversed(last.get(p, [])) if at <= t - 2), certain)

@@ -120,7 +120,7 @@ class Rank:
         if t > EASY:
             confidence = 0.2 * confidence
         lap = number // self.trace.steps * 10**6
-        self.generation[torch.from_numpy(rows)] = torch.from_numpy(self.trace.tenants[t] + lap)
+        self.generation[torch.from_numpy(rows)] = torch.from_numpy(self.trace.generations[t] + lap)
         batch = _batch(rows)
         plan.plan_ahead(self.state, batch)
         step = plan.take_plan(self.state, batch)

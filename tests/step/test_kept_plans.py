@@ -61,13 +61,13 @@ def test_a_plan_without_drafts_serves_one_step() -> None:
     """A request that rests waits for so many steps, not for so many plans."""
     world = World()
     settled(world, [1])
-    world.planner.early_exit.limits = lambda step, rows, tenants: np.zeros(len(rows), np.int64)
+    world.planner.early_exit.limits = lambda step, rows, generations: np.zeros(len(rows), np.int64)
     plans = settled(world, [1], 12)[4:]
     assert all(plan.budget.drafts == 0 for plan in plans)
     assert len({id(plan.budget) for plan in plans}) == len(plans)
 
 
-@pytest.mark.parametrize("change", ["tenant", "order", "limits", "prefill", "fewer"])
+@pytest.mark.parametrize("change", ["generation", "order", "limits", "prefill", "fewer"])
 def test_another_step_is_planned_afresh(change: str) -> None:
     """For each, the step that would have been the second of a plan."""
     world = World()
@@ -76,7 +76,7 @@ def test_another_step_is_planned_afresh(change: str) -> None:
         pass  # the newest plan served one step now
     newest = world.engine._steps[-1].plan.budget
     rows, limits = [1, 2], None
-    if change == "tenant":
+    if change == "generation":
         world.generation[2] += 1
     elif change == "order":
         rows = [2, 1]

@@ -71,9 +71,9 @@ def confidence(worker: Any, regime: int, logit: float) -> list[float]:
     """c_1 .. c_3 of a new request whose head says `logit` everywhere."""
     calibration, _, _ = _calibration(worker, 3, 4)
     logits = np.full((1, 3), logit, np.float32)
-    seats = np.zeros(1, np.int64), np.ones(1, np.int64)
+    slots = np.zeros(1, np.int64), np.ones(1, np.int64)
     out = np.zeros((1, 3), np.float32)
-    return calibration.confidence(logits, np.array([regime]), out, seats)[0].tolist()
+    return calibration.confidence(logits, np.array([regime]), out, slots)[0].tolist()
 
 
 def sigmoid(x: float) -> float:

@@ -23,7 +23,7 @@ from sglang_dspark.serving.speed_targets import SpeedTargets
 from sglang_dspark.step.engine import BATCH, GREEDY, ScheduleEngine
 from sglang_dspark.step.timing import HostClock
 
-GAMMA, SEATS = 3, 9
+GAMMA, SLOTS = 3, 9
 KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1", 3)
 
 
@@ -48,9 +48,9 @@ class World:
             draft_seconds=((0.0, 2e-3, 3e-3, 4e-3),),
         )
         config = PlannerConfig(has_head=has_head, guard=replace(SERVING_GUARD, probe=4))
-        self.planner = SearchPlanner(GAMMA, SEATS, CostModel(table, SEATS), config)
+        self.planner = SearchPlanner(GAMMA, SLOTS, CostModel(table, SLOTS), config)
         table = Calibration((1.0,) * GAMMA, spread=0.3)
-        self.calibration = OnlineCalibration([table] * 2, pool_rows=SEATS)
+        self.calibration = OnlineCalibration([table] * 2, pool_rows=SLOTS)
         self.now = 0.0
         self.engine = ScheduleEngine(
             self.planner,
@@ -60,7 +60,7 @@ class World:
             floor=floor,
             speeds=speeds,
         )
-        self.generation = torch.ones(SEATS, dtype=torch.int64)
+        self.generation = torch.ones(SLOTS, dtype=torch.int64)
 
     def step(
         self,
@@ -73,9 +73,9 @@ class World:
         ahead: bool = False,
     ) -> tuple[Plan, list[int]]:
         """One decode step, as long as planned unless told; returns plan and verify lengths."""
-        seats, context = torch.tensor(rows), torch.full((len(rows),), 10)
+        slots, context = torch.tensor(rows), torch.full((len(rows),), 10)
         most = None if limits is None else np.array(limits)
-        step = self.engine.begin(seats, self.generation, context, starts=not ahead, limits=most)
+        step = self.engine.begin(slots, self.generation, context, starts=not ahead, limits=most)
         if ahead:
             self.engine.start(step)
         plan = step.plan
@@ -115,7 +115,7 @@ def test_drafts_whose_confidence_is_no_number_are_not_verified(
     assert "--dtype float32" in caplog.text
 
 
-def test_a_new_tenant_of_a_seat_is_unknown() -> None:
+def test_a_new_generation_of_a_slot_is_unknown() -> None:
     world = World()
     for _ in range(4):
         world.step([1, 2])
@@ -215,8 +215,8 @@ def test_without_a_head_past_acceptance_schedules() -> None:
 def test_sampled_and_greedy_requests_are_calibrated_apart() -> None:
     world = World()
     for _ in range(30):
-        seats = torch.tensor([1, 2])
-        step = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+        slots = torch.tensor([1, 2])
+        step = world.engine.begin(slots, world.generation, torch.tensor([10, 10]))
         plan = step.plan
         logits = torch.full((2, plan.budget.depth), 2.0) if plan.speculates else None
         lengths = world.engine.admit(step, logits, torch.tensor([True, False]))
@@ -230,8 +230,8 @@ def told_apart() -> World:
     """Two requests with equal logits; the drafts of the first fail, those of the second do not."""
     world = World(token=6e-3)
     for _ in range(40):
-        seats = torch.tensor([1, 2])
-        step = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+        slots = torch.tensor([1, 2])
+        step = world.engine.begin(slots, world.generation, torch.tensor([10, 10]))
         plan = step.plan
         logits = torch.full((2, plan.budget.depth), 0.5) if plan.speculates else None
         lengths = world.engine.admit(step, logits, torch.ones(2, dtype=torch.bool))
@@ -271,14 +271,14 @@ def test_the_request_whose_drafts_do_better_is_admitted_first() -> None:
     world = told_apart()
 
     def confidences() -> Gains:
-        """What equal logits mean for whoever holds the two seats now."""
-        seats = np.array([1, 2]), world.generation.numpy()[[1, 2]]
+        """What equal logits mean for whoever holds the two slots now."""
+        slots = np.array([1, 2]), world.generation.numpy()[[1, 2]]
         logits, regimes = np.full((2, GAMMA), 0.5, np.float32), np.full(2, GREEDY)
-        return world.calibration.confidence(logits, regimes, np.zeros_like(logits), seats)
+        return world.calibration.confidence(logits, regimes, np.zeros_like(logits), slots)
 
     said = confidences()
     assert (said[1] > said[0] + 0.05).all()
-    world.generation[2] += 1  # the seat changes hands: its new tenant is an average request
+    world.generation[2] += 1  # the slot changes hands: its new generation is an average request
     fresh = confidences()
     assert (fresh[0] < fresh[1]).all()
     assert (fresh[1] < said[1]).all()
@@ -288,8 +288,8 @@ def test_a_fairness_floor_gives_every_request_drafts() -> None:
     fair, free = World(floor=1), World()
     for world in (fair, free):
         for _ in range(6):
-            seats = torch.tensor([1, 2])
-            step = world.engine.begin(seats, world.generation, torch.tensor([10, 10]))
+            slots = torch.tensor([1, 2])
+            step = world.engine.begin(slots, world.generation, torch.tensor([10, 10]))
             plan = step.plan
             assert plan.speculates
             logits = torch.tensor([[4.0], [-4.0]]).repeat(1, plan.budget.depth)
@@ -393,7 +393,7 @@ def test_speculation_whose_tokens_nobody_gets_does_not_pay() -> None:
 def test_a_request_behind_its_speed_gets_its_drafts_first() -> None:
     """Four equal requests; the last asks for more than it gets. Nobody else asks."""
     ticks = iter(range(10_000))
-    world = World(token=4e-3, speeds=SpeedTargets(SEATS, clock=lambda: 0.05 * next(ticks)))
+    world = World(token=4e-3, speeds=SpeedTargets(SLOTS, clock=lambda: 0.05 * next(ticks)))
     reqs = [Request(str(row), [], row=row) for row in range(1, 5)]
     drafts = np.zeros(4)
     for step in range(60):

@@ -109,11 +109,11 @@ def upstream_rule(machine: Machine, trace: Trace, gamma: int, table_seconds: Sec
     certain = np.ones(gamma, np.float32)
 
     def rule(t: int) -> tuple[Counts, int]:
-        rows, tenants = trace.rows[t], trace.tenants[t]
-        lagged = gains(relay.resolve(t, rows, tenants, certain).confidence)
+        rows, generations = trace.rows[t], trace.generations[t]
+        lagged = gains(relay.resolve(t, rows, generations, certain).confidence)
         most = (lagged >= UPSTREAM_LEAST).sum(1)
         drafts = search(lagged, costs, workspace, limits=most, must_draft=True).drafts
-        relay.publish(t, rows, tenants, trace.confidence[t])
+        relay.publish(t, rows, generations, trace.confidence[t])
         present = gains(trace.confidence[t])
         most = (present >= UPSTREAM_LEAST).sum(1)
         return admit(present, drafts, workspace, limits=most), gamma
@@ -139,16 +139,16 @@ def our_rule(
     planner = SearchPlanner(model.table.gamma, trace.pool_rows, model, config)
 
     def rule(t: int) -> tuple[Counts, int]:
-        rows, tenants, confidence = trace.rows[t], trace.tenants[t], trace.confidence[t]
-        plan = planner.plan(t, rows, tenants, context=0)
+        rows, generations, confidence = trace.rows[t], trace.generations[t], trace.confidence[t]
+        plan = planner.plan(t, rows, generations, context=0)
         lengths = planner.admit(plan, confidence if plan.speculates else None)
         if plan.speculates:
-            planner.publish(plan, rows, tenants, confidence)
+            planner.publish(plan, rows, generations, confidence)
         accepted = sample_accepted(rng, confidence, lengths)
         true = machine.seconds(len(rows) + int(lengths.sum()), plan.budget.depth, t / trace.steps)
         seconds = true * float(np.exp(noise * rng.standard_normal()))
         seconds *= 1.0 if speed is None else float(speed[t])
-        planner.finished(plan, rows, tenants, accepted, lengths, confidence, seconds)
+        planner.finished(plan, rows, generations, accepted, lengths, confidence, seconds)
         return lengths, plan.budget.depth
 
     return rule

@@ -86,12 +86,12 @@ MUTANTS = (
         tests=ONLINE_TESTS,
     ),
     Mutant(
-        name="a request's own shift inherited with the seat",
+        name="a request's own shift inherited with the slot",
         area="calibration",
         file=SHIFT,
-        old="shift[row] if tenant[row] == tenants[r] else 0.0",
+        old="shift[row] if owner[row] == generations[r] else 0.0",
         new="shift[row]",
-        tests=("tests/schedule/test_request_shift.py::test_a_new_tenant_starts_anew",),
+        tests=("tests/schedule/test_request_shift.py::test_a_new_generation_starts_anew",),
     ),
     Mutant(
         name="a request's own shift never fades",

@@ -10,10 +10,10 @@ ENGINE_TESTS = "tests/step/test_kept_plans.py"
 
 MUTANTS = (
     Mutant(
-        name="a new tenant goes by the plan of the one before",
+        name="a new generation goes by the plan of the one before",
         area="engine",
         file=REUSE,
-        old=" and (generation.numpy()[seats] == last.tenants).all()",
+        old=" and (generation.numpy()[slots] == last.generations).all()",
         new="",
         tests=(f"{ENGINE_TESTS}::test_another_step_is_planned_afresh",),
     ),

@@ -23,12 +23,12 @@ MUTANTS = (
         tests=(f"{MEMORY}::test_relay_equals_a_list_of_all_writes",),
     ),
     Mutant(
-        name="relay reads another tenant's confidence",
+        name="relay reads another generation's confidence",
         area="relay",
         file=RELAY,
-        old="window[0] <= at <= window[1] and tenant[row, slot] == tenants[r]",
+        old="window[0] <= at <= window[1] and owner[row, slot] == generations[r]",
         new="window[0] <= at <= window[1]",
-        tests=(f"{MEMORY}::test_a_new_tenant_never_reads_the_old_one",),
+        tests=(f"{MEMORY}::test_a_new_generation_never_reads_the_old_one",),
     ),
     Mutant(
         name="relay reads its oldest entry",
@@ -270,10 +270,10 @@ MUTANTS = (
         tests=(f"{STEPS}::test_early_stop_mode_takes_k_from_the_present_step",),
     ),
     Mutant(
-        name="an early exit inherited with the seat",
+        name="an early exit inherited with the slot",
         area="admission",
         file="sglang_dspark/schedule/early_exit.py",
-        old="resting = (self._tenant[rows] == tenants) & (step",
+        old="resting = (self._generation[rows] == generations) & (step",
         new="resting = (step",
         tests=(f"{MEMORY}::test_early_exit_needs_a_broken_promise",),
     ),

@@ -337,7 +337,7 @@ MUTANTS = (
         name="fairness floor ignored",
         area="admission",
         file=ENGINE,
-        old="np.full(len(seats), self._floor) if self._floor else None",
+        old="np.full(len(slots), self._floor) if self._floor else None",
         new="None",
         tests=(f"{ENGINE_TESTS}::test_a_fairness_floor_gives_every_request_drafts",),
     ),
@@ -366,11 +366,11 @@ MUTANTS = (
         tests=(f"{ENGINE_TESTS}::test_most_steps_of_a_plain_phase_repeat_its_plan",),
     ),
     Mutant(
-        name="a speed target inherited with the seat",
+        name="a speed target inherited with the slot",
         area="engine",
         file="sglang_dspark/serving/speed_targets.py",
-        old="ours = self._tenant[rows] == tenants",
-        new="ours = self._tenant[rows] >= 0",
+        old="ours = self._generation[rows] == generations",
+        new="ours = self._generation[rows] >= 0",
         tests=("tests/serving/test_speed_targets.py::test_a_row_does_not_inherit",),
     ),
     Mutant(

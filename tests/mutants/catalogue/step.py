@@ -166,7 +166,7 @@ MUTANTS = (
         tests=(DEVICE_TESTS,),
     ),
     Mutant(
-        name="a graph with too few seats",
+        name="a graph with too few slots",
         area="tiers",
         file=DEVICE,
         old=" and requests <= self.slots",
