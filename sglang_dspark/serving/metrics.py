@@ -1,8 +1,8 @@
-"""`sglang:dspark_*` in /metrics: what the scheduler decided, and how right it was.
+"""Export `sglang:dspark_*` in /metrics: the scheduler's decisions and the errors of its models.
 
-Steps are kept as they are and handed to prometheus_client about once a second, because a
-step of some milliseconds has no time for a dozen locked counters, and when the last answer of a
-batch has ended, so that counters at rest are complete. SGLang
+Steps are collected and handed to prometheus_client about once a second, because a dozen locked
+counters are slow for a step of some milliseconds, and when the last answer of a batch has ended,
+so that the counters of an idle server are complete. SGLang
 (srt/observability/metrics_collector.py) sets PROMETHEUS_MULTIPROC_DIR before any collector is made,
 so prometheus_client is imported when the first one is.
 """
@@ -50,7 +50,7 @@ class Finished(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it had no draft, if it had none."""
+        """Return the reason why it had no draft, if it had none."""
         return Fallback.DRAFT_FAILED.value if self.undrafted else REASONS[self.plan.mode]
 
 
@@ -64,7 +64,7 @@ class StepMetrics:
         collector: Collector | None = None,
         log: StepLog | None = None,
     ) -> None:
-        """collector: where counts go; None counts nothing. log: where each step goes as a line."""
+        """collector: gets the counts; None counts nothing. log: gets each step as a line."""
         self._planner, self._calibration, self._collector = planner, calibration, collector
         self._log = log
         self._finished: list[Finished] = []
@@ -79,7 +79,7 @@ class StepMetrics:
         *,
         undrafted: bool = False,
     ) -> None:
-        """Note a finished step; undrafted: a draft was planned, and failed or was left out."""
+        """Note a finished step; undrafted: a draft was planned, and failed or was skipped."""
         if self._collector is not None or self._log is not None:
             self._finished.append(Finished(plan, lengths, accepted, seconds, undrafted))
 
@@ -94,7 +94,7 @@ class StepMetrics:
             self._collector.kernel_compiled()
 
     def flush(self, now: float) -> None:
-        """Hand what was noted on, if the last time was about a second ago."""
+        """Hand on the noted steps, if the last time was about a second ago."""
         if now >= self._due:
             self._due = now + FLUSH_SECONDS
             self.hand_over()
@@ -184,7 +184,7 @@ class Collector:
                 series.labels(**self._labels, position=str(position)).inc(int(count))
 
     def gauges(self, planner: Planner, calibration: OnlineCalibration) -> None:
-        """Show how right the models are at present."""
+        """Set the gauges of the models' present errors."""
         error = planner.costs.median_error()
         if not math.isnan(error):
             self._error.labels(**self._labels).set(error)

@@ -1,9 +1,9 @@
-"""Speed targets of requests: who is behind its tokens/s counts for more in the next plan.
+"""Weight requests by their speed targets: one below its tokens/s counts for more in the next plan.
 
 A request names its target in `sampling_params.custom_params`, {"dspark_speed": tokens/s}; without
-one it has the configuration's `schedule.speed_target`, if any. A request's speed is what it has got
-since its first decode step; the weight that follows (`schedule.gains.speed_weights`) is fixed
-before a step drafts and is made of finished steps alone, so the schedule stays lossless.
+one it has the configuration's `schedule.speed_target`, if any. A request's speed is its tokens/s
+since its first decode step. The weight (`schedule.gains.speed_weights`) is fixed before a step
+drafts and depends on finished steps alone, so the schedule stays lossless.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.gains import speed_weights
 
 PARAMETER = "dspark_speed"
-MOST = 1e9  # tokens/s; a larger number is a mistake, and would not fit a float32
+MOST = 1e9  # tokens/s; a larger number is a mistake
 
 
 def target_of(custom_params: object) -> float | None:
-    """The speed that a request asks for in tokens/s, or None.
+    """Return the speed in tokens/s that a request asks for, or None.
 
     Raises ValueError, in words for the client, unless it is a positive number below `MOST`.
     """
@@ -38,7 +38,7 @@ def target_of(custom_params: object) -> float | None:
 
 
 class SpeedTargets:
-    """What each pool row's generation wants and gets; called by one thread."""
+    """Track target and speed of each pool row's generation; called by one thread."""
 
     def __init__(
         self,
@@ -57,7 +57,7 @@ class SpeedTargets:
         self._tokens = np.zeros(pool_rows, np.int64)  # that it had then
 
     def handed_out(self, reqs: Sequence[Any], generation: Counts) -> None:
-        """Tokens of a step reached the requests (upstream's `Req`) in pool rows of `generation`."""
+        """Note a step's tokens of the requests (upstream's `Req`) in pool rows of `generation`."""
         for req in reqs:
             given = req.sampling_params.custom_params
             if given is None and self._default is None:
@@ -76,7 +76,7 @@ class SpeedTargets:
         self._seen = True
 
     def weights(self, rows: Counts, generations: Counts) -> Gains | None:
-        """w_r [R] float32 of the requests in pool rows `rows`; None: nobody has a target."""
+        """Return w_r [R] float32 of the requests in pool rows `rows`; None: none has a target."""
         if not self._seen:
             return None
         ours = self._generation[rows] == generations

@@ -1,7 +1,7 @@
-"""Commit: what was accepted goes into the draft's context and to whoever plans the next step.
+"""Commit: write accepted tokens to the draft's context, and return the step's result.
 
 Features are injected in every step, one that drafted nothing included, as upstream does
-(sglang/srt/speculative/dspark_components/dspark_kv_inject.py): a skipped draft leaves no debt.
+(sglang/srt/speculative/dspark_components/dspark_kv_inject.py), so no later step has to catch up.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 
 
 def commit(device: Device, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-    """Hidden states of accepted rows as keys and values of the draft."""
+    """Write hidden states of accepted rows as keys and values of the draft."""
     device.commit(inputs, verified, accepted)
     verified.outputs.hidden_states = None
 
 
 def result_of(worker: Any, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> Any:
-    """Upstream's `GenerationBatchResult` of a decode step."""
+    """Return upstream's `GenerationBatchResult` of a decode step."""
     results = (accepted.new_seq_lens, accepted.out_tokens, accepted.commit_lens)
     if verified.folded:
-        # They are the graph's own buffers, which the next replay writes: lengths are read behind
+        # They are the graph's own buffers, which the next replay overwrites: lengths are read after
         # it, and tokens and counts are copied to the host on a stream that it does not wait for.
         results = tuple(each.clone() for each in results)
     lens, tokens, counts = results

@@ -1,6 +1,6 @@
-"""One decode step, from top to bottom, on any device.
+"""Run one decode step, from top to bottom, on any device.
 
-Stands for `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
+Replaces `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
 dspark_worker_v2.py) where we schedule. K is a host integer fixed before anything is
 drafted. On an accelerator verify lengths, drafts and outcomes stay there until the step's result
 is read.
@@ -19,10 +19,10 @@ from sglang_dspark.step.timing import span
 
 
 def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, grammar: Any) -> Any:
-    """Decode every request of the batch once; upstream's `GenerationBatchResult`.
+    """Decode every request of the batch once; return upstream's `GenerationBatchResult`.
 
-    publish: tells the scheduler the new lengths, [R], as soon as they are launched. grammar: its
-    barrier for requests with one.
+    publish: hands new lengths [R] to the scheduler as soon as they are launched. grammar: the
+    barrier of requests with one, or None.
     """
     with span("step"):
         return _launch(state, batch, publish, grammar)

@@ -83,7 +83,7 @@ class Engine(Protocol):
         """
         ...
 
-    def leave_out_draft(self, step: Step, *, failed: bool) -> None:
+    def skip_draft(self, step: Step, *, failed: bool) -> None:
         """Decode a step without its planned draft: it failed, or drafting rests."""
         ...
 
@@ -136,7 +136,7 @@ class VerifyAll:
         """Return verify lengths l_r, [R] int64: all that the requests allow; 0 without a draft."""
         return step.plan.limits if step.plan.speculates else np.zeros_like(step.plan.limits)
 
-    def leave_out_draft(self, step: Step, *, failed: bool) -> None:
+    def skip_draft(self, step: Step, *, failed: bool) -> None:
         """Decode a step without its planned draft."""
         step.plan, step.undrafted = step.plan.without_drafts(), True
 

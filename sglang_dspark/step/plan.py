@@ -37,7 +37,7 @@ def take_plan(state: StepState, batch: Any) -> Step:
     else:
         state.engine.start(step)
     if step.plan.speculates and state.faults.rests():
-        state.engine.leave_out_draft(step, failed=False)
+        state.engine.skip_draft(step, failed=False)
     return step
 
 

@@ -1,10 +1,10 @@
-"""What the ranks of one tensor-parallel server tell each other in a step: the plan, the windows.
+"""Share plans and windows among the ranks of one tensor-parallel server.
 
 Upstream finds K on every rank and sends rank 0's verify lengths
 (sglang/srt/speculative/dspark_components/dspark_planner.py, `SpecTpSyncSite.DSPARK_PLAN`). Here the
-leader, rank 0, decides both. Its plan goes over the CPU group before anything is drafted
-(`schedule/agreement.py`); its windows go over the group of the device, behind the admission and in
-front of the verify pass, and no host reads them. Drafts and accepted tokens are sent by upstream.
+leader, rank 0, decides both. It sends its plan over the CPU group before anything is drafted
+(`schedule/agreement.py`), and its windows over the group of the device, between admission and
+verify pass, and no host reads them. Upstream sends drafts and accepted tokens.
 
 At start the leader profiles: a pass of several ranks needs all of them, and what is timed next
 depends on the clock and on what an earlier start saved (`serving/profile.py`). So the leader
@@ -56,16 +56,16 @@ class Ranks:
 
     @property
     def leads(self) -> bool:
-        """Whether this rank decides."""
+        """Return whether this rank decides."""
         return self.agreement is None or self.agreement.leads
 
     @property
     def several(self) -> bool:
-        """Whether others act on the same plan."""
+        """Return whether others act on the same plan."""
         return self.agreement is not None
 
     def deciding(self) -> AbstractContextManager[None]:
-        """Around the leader's planning: where it raises, the other ranks raise DSparkError."""
+        """Guard the leader's planning: if it raises, the other ranks raise DSparkError."""
         if self.agreement is None or not self.agreement.leads:
             return nullcontext()
         return self.agreement.telling()
@@ -77,8 +77,8 @@ class Ranks:
 
     @contextmanager
     def admitting(self, plan: Plan) -> Iterator[None]:
-        """Around the leader's admission: where it raises, ranks that read the windows on the host
-        raise DSparkError. On an accelerator no host reads them: SGLang ends all ranks when one has
+        """Guard the leader's admission: if it raises, ranks that read the windows on the host raise
+        DSparkError. On an accelerator no host reads them: SGLang ends all ranks when one has
         failed."""
         try:
             yield
@@ -103,7 +103,7 @@ class Ranks:
 
 
 class Follower:
-    """Where the leader has its engine: this rank acts on the leader's plans and learns nothing."""
+    """Act on the leader's plans and learn nothing: the engine of a rank that does not lead."""
 
     def __init__(self, agreement: Agreement) -> None:
         self._agreement = agreement
@@ -117,7 +117,7 @@ class Follower:
         starts: bool = True,
         limits: Counts | None = None,
     ) -> Step:
-        """The leader's plan for rows [R] of the pool; as `Engine.begin`.
+        """Receive the leader's plan for rows [R] of the pool; as `Engine.begin`.
 
         Raises DSparkError where the leader failed or decodes another batch.
         """
@@ -125,28 +125,28 @@ class Follower:
         return Step(self._agreement.receive(slots), slots, generation.numpy()[slots])
 
     def start(self, step: Step) -> None:
-        """The leader times its steps."""
+        """Do nothing: the leader times its steps."""
 
     def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:
-        """Never asked (`Ranks.windows`)."""
+        """Raise: the leader admits (`Ranks.windows`)."""
         raise AssertionError("the leader admits")
 
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
-        """Never asked either."""
+        """Raise: the leader admits."""
         raise AssertionError("the leader admits")
 
-    def leave_out_draft(self, step: Step, *, failed: bool) -> None:
-        """Nor does one rank of several leave out what was planned for all."""
+    def skip_draft(self, step: Step, *, failed: bool) -> None:
+        """Raise: with several ranks a planned draft is never skipped."""
         raise AssertionError("the leader plans")
 
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
-        """The leader learns what came of the step."""
+        """Do nothing: the leader learns."""
 
     def processed(self, reqs: Any, accepted: Any, speculated: bool) -> None:
-        """The leader counts what was handed out."""
+        """Do nothing: the leader counts."""
 
     def interrupted(self) -> None:
-        """The leader knows."""
+        """Do nothing: the leader times its steps."""
 
 
 def _slots(rows: Tensor) -> Counts:
@@ -154,7 +154,7 @@ def _slots(rows: Tensor) -> Counts:
 
 
 def ranks_of(worker: Any) -> Ranks:
-    """The ranks that this worker of upstream's shares its steps with."""
+    """Return the ranks with which this worker of upstream's shares its steps."""
     group = upstream.get_parallel().tp_group
     if group.world_size == 1:
         return Ranks()
@@ -166,9 +166,9 @@ def ranks_of(worker: Any) -> Ranks:
 def engine_for(
     ranks: Ranks, passes: Passes, build: Callable[[Passes], ScheduleEngine]
 ) -> ScheduleEngine | Follower:
-    """The engine that `build` makes of passes, or on a rank that does not lead what stands there.
+    """Build an engine from passes; on a rank that does not lead, return a `Follower`.
 
-    Raises DSparkError where the leader could not build one.
+    Raises DSparkError if the leader could not build one.
     """
     if ranks.agreement is None:
         return build(passes)
@@ -209,7 +209,7 @@ def _follow(announcer: _Announcer, passes: Passes) -> None:
 
 
 class _Announcer:
-    """Messages of what runs next: [HEADER + most requests] int64."""
+    """Announce the pass that runs next: [HEADER + most requests] int64."""
 
     def __init__(self, agreement: Agreement, most_requests: int) -> None:
         self.agreement = agreement
@@ -229,7 +229,7 @@ class _Announcer:
         self._broadcast()
 
     def receive(self) -> list[int]:
-        """The header, then drafts of as many requests as there may be."""
+        """Return the header, then drafts of the most requests."""
         self._broadcast()
         return self._message.tolist()
 
@@ -238,7 +238,7 @@ class _Announcer:
 
 
 class _Announced:
-    """The leader's passes (`profile.Passes`): every one is announced before it runs."""
+    """Announce each of the leader's passes (`profile.Passes`) before it runs."""
 
     def __init__(self, own: Passes, announcer: _Announcer) -> None:
         self._own, self._announcer = own, announcer

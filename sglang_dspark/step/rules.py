@@ -49,13 +49,13 @@ class Cuts:
 @dataclass(frozen=True)
 class Rules:
     """seeds: of the requests that have one. penalties: of those that have any. cuts: of the sampled
-    requests; None where all are greedy. own_law: whether the accept rule must be ours.
+    requests; None where all are greedy. own_rule: whether the step needs our accept rule.
     """
 
     seeds: Seeds | None = None
     penalties: StepPenalties | None = None
     cuts: Cuts | None = None
-    own_law: bool = False
+    own_rule: bool = False
 
 
 def rules_of(worker: Any, counts: OutputCounts, batch: Any) -> Rules:
@@ -68,7 +68,7 @@ def rules_of(worker: Any, counts: OutputCounts, batch: Any) -> Rules:
         return Rules(penalties=penalties)
     seeds = seeds_of(batch)
     cuts = cuts_of(req.sampling_params for req in batch.reqs)
-    return Rules(seeds, penalties, cuts, own_law(cuts, seeds))
+    return Rules(seeds, penalties, cuts, own_rule(cuts, seeds))
 
 
 def cuts_of(settings: Iterable[Any]) -> Cuts:
@@ -86,9 +86,9 @@ def cuts_of(settings: Iterable[Any]) -> Cuts:
     )
 
 
-def own_law(cuts: Cuts, seeds: Seeds | None) -> bool:
-    """Return whether SGLang's accept rule would be another distribution, raise, or not be the rule
-    that the configuration names."""
+def own_rule(cuts: Cuts, seeds: Seeds | None) -> bool:
+    """Return whether SGLang's accept rule would have another distribution, raise, or differ from
+    the rule that the configuration names."""
     if seeds is not None or cuts.min_p or cuts.kinds > 1:
         return True
     if cuts.kinds == 0:

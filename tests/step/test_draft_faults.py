@@ -131,7 +131,7 @@ def test_what_the_counters_say_of_a_failure() -> None:
     metrics._collector = Collector({"model": "m"}, registry)
     for failed in (True, False):
         step = world.engine.begin(ROWS, world.generation, torch.tensor([10, 10]))
-        world.engine.leave_out_draft(step, failed=failed)
+        world.engine.skip_draft(step, failed=failed)
         finished(world, step)
     world.engine._interrupted = True
     world.engine.begin(ROWS, world.generation, torch.tensor([10, 10]))

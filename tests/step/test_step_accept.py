@@ -107,7 +107,7 @@ def test_every_cut_alone_and_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     temperature = torch.tensor([0.7, 1.0, 1.3, 0.9, 1.1, 1.0])
     top_k, top_p, min_p = (torch.tensor(each) for each in zip(*cuts, strict=True))
     logits = torch.randn(len(cuts), 3, V, generator=torch.Generator().manual_seed(0)) * 2
-    found = step_accept.laws(
+    found = step_accept.target_probs(
         logits.view(-1, V), needing(settings(temperature, top_k, top_p, min_p)), 3
     )
     expected = target_distribution(logits, BatchSampling(temperature, top_k, top_p, min_p))

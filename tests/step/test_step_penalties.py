@@ -104,7 +104,7 @@ def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(penalties, "_reserve", short_reserve)
     monkeypatch.setattr(penalties, "_copied", short_copied)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append("freed"))
-    penalties._tell.cache_clear()
+    penalties._warn_of_memory.cache_clear()
     return found
 
 

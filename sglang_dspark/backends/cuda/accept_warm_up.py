@@ -19,7 +19,7 @@ from torch import Tensor
 from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.draft import of_device
-from sglang_dspark.step.rules import MOST_LISTED, Rules, cuts_of, own_law
+from sglang_dspark.step.rules import MOST_LISTED, Rules, cuts_of, own_rule
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput, layout_of
 
@@ -71,7 +71,7 @@ def steps(shape: Shape, requests: int) -> Iterator[tuple[VerifyInput, VerifyOutp
         for greedy in (0, 1) if requests > 1 else (0,):
             for drafted in (True, False):
                 asked = _pass(shape, requests, setting, greedy, drafted=drafted)
-                if requests == 1 or not asked.rules.own_law:
+                if requests == 1 or not asked.rules.own_rule:
                     yield asked, verified
 
 
@@ -104,7 +104,7 @@ def _pass(
         ids=torch.zeros(requests, gamma + 1, dtype=torch.int64, device=where),
         drafted=drafted,
         foldable=False,
-        rules=Rules(seeds, None, cuts, own_law(cuts, seeds)),
+        rules=Rules(seeds, None, cuts, own_rule(cuts, seeds)),
     )
 
 

@@ -169,7 +169,7 @@ class GraphDevice:
             return self._finalized(asked, self._listed(asked, verified, rules.cuts.listed))
         if not asked.drafted and samples_as_plain(batch.sampling_info, rules):
             return self._finalized(asked, self._plain(asked, verified))
-        if rules.own_law or not asked.drafted:
+        if rules.own_rule or not asked.drafted:
             return self._finalized(asked, self._by_our_rule(*self._windows(asked, verified)))
         return self._by_upstream(asked, verified, sampled_alone(batch.sampling_info, rules.cuts))
 

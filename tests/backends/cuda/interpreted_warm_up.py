@@ -23,7 +23,7 @@ from sglang.srt import runtime_context
 from sglang_dspark.backends.cuda import accept_warm_up
 from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.kernels import accept_block, accept_sampled
-from sglang_dspark.step.rules import Rules, cuts_of, own_law
+from sglang_dspark.step.rules import Rules, cuts_of, own_rule
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 from sglang_dspark.verify.acceptance import Acceptance
@@ -109,7 +109,7 @@ def served(rng: np.random.Generator, shape: accept_warm_up.Shape) -> Any:
     seeds = Seeds(torch.tensor(rows), torch.tensor(rows)) if rows else None
     cuts = cuts_of(params)
     asked.batch.sampling_info = accept_warm_up.sampling_info(params, torch.device("cpu"))
-    changed = {**vars(asked), "rules": Rules(seeds, None, cuts, own_law(cuts, seeds))}
+    changed = {**vars(asked), "rules": Rules(seeds, None, cuts, own_rule(cuts, seeds))}
     logits = torch.randn(requests * (GAMMA + 1), V)
     verified = VerifyOutput(SimpleNamespace(next_token_logits=logits), None)
     return VerifyInput(**changed), verified

@@ -69,7 +69,7 @@ MIN_P = Cuts(min_p=True)
 
 
 @pytest.mark.parametrize(
-    ("cuts", "own_law", "drafted", "way"),
+    ("cuts", "own_rule", "drafted", "way"),
     [
         (None, False, True, "upstream"),
         (None, False, False, "upstream"),
@@ -91,10 +91,10 @@ MIN_P = Cuts(min_p=True)
     ],
 )
 def test_a_step_is_accepted_by_the_fastest_lossless_way(
-    cuts: Cuts | None, own_law: bool, drafted: bool, way: str, monkeypatch: pytest.MonkeyPatch
+    cuts: Cuts | None, own_rule: bool, drafted: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_context, "get_exec", lambda: backend("flashinfer"))
-    asked = pass_of(Rules(cuts=cuts, own_law=own_law), drafted=drafted)
+    asked = pass_of(Rules(cuts=cuts, own_rule=own_rule), drafted=drafted)
     chosen, infos = device(), []
     for name in ("_listed", "_by_our_rule", "_plain"):
         monkeypatch.setattr(chosen, name, lambda *_, _name=name: _name)

@@ -83,8 +83,8 @@ MUTANTS = (
     _mutant(
         "a sampled step without drafts makes probabilities of its whole windows",
         "sglang_dspark/backends/cuda/device.py",
-        "if rules.own_law or not asked.drafted:",
-        "if rules.own_law:",
+        "if rules.own_rule or not asked.drafted:",
+        "if rules.own_rule:",
         DEVICE,
     ),
     _mutant(

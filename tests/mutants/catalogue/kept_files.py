@@ -38,8 +38,8 @@ MUTANTS = (
     _mutant(
         "a fault of a kept table ends the start",
         "sglang_dspark/serving/profile.py",
-        "    except DSparkError as error:\n        tell(str(error))\n        return (",
-        "    except ZeroDivisionError as error:\n        tell(str(error))\n        return (",
+        "    except DSparkError as error:\n        log(str(error))\n        return (",
+        "    except ZeroDivisionError as error:\n        log(str(error))\n        return (",
         FUZZ,
     ),
     _mutant(

@@ -56,7 +56,7 @@ MUTANTS = (
     _mutant(
         "replicas measure at the same time",
         PROFILE,
-        "    with _alone(seconds, tell):\n",
+        "    with _alone(seconds, log):\n",
         "    with ExitStack():\n",
         f"{MEASURING}::test_of_replicas_that_start_together_one_measures",
     ),
