@@ -1,9 +1,9 @@
-"""Requests whose blocks keep failing although their confidence promises otherwise.
+"""Pause drafts of requests whose blocks keep failing at high confidence.
 
-A low confidence needs no help: the planner admits little. But where a request loses its first draft
-block after block with a chance, by its own confidence, of less than `surprise`, that confidence
-means nothing here: the request gets no drafts admitted for a while, then one block to show itself.
-Each failure doubles the rest, one accepted draft ends it. Counted from finished steps only, so the
+At low confidence the planner admits little. But if a request loses its first draft block after
+block with a chance, by its own confidence, of less than `surprise`, that confidence is wrong: the
+request gets no drafts for some steps, then one block as a trial. Each failure doubles the pause,
+one accepted draft ends it. Counted from finished steps only, so the
 limits are known before drafting.
 """
 
@@ -69,7 +69,7 @@ class EarlyExit:
         )  # fmt: skip
 
     def resting(self, step: int, rows: Counts, generations: Counts) -> int:
-        """How many of these requests rest in step `step`."""
+        """Count these requests that have no drafts in step `step`."""
         return int((self.limits(step, rows, generations) == 0).sum())
 
 

@@ -1,9 +1,11 @@
-"""Acceptance by position, learned from outcomes: a prior for requests nobody knows yet, and the
-whole of scheduling for drafters without a confidence head (DFlash, Eagle3, MTP).
+"""Estimate acceptance by position from outcomes.
+
+The estimate is the prior of new requests, and replaces confidence for drafters without a confidence
+head (DFlash, Eagle3, MTP).
 
 For each position the share of drafts accepted among those that were reached, that is verified with
-all drafts before them accepted. A shortened window says nothing about the positions behind it, so
-the estimate is right however the scheduler chose the windows. Old outcomes fade.
+all drafts before them accepted. A shortened window has no evidence about later positions, so the
+estimate is unbiased for any choice of windows. Old outcomes fade.
 
 A request's own rates lean on the batch's: `strength` counts as that many remembered drafts. All of
 it looks at finished steps only, never at the draft at hand, so it keeps admission lossless.
@@ -28,7 +30,7 @@ class EstimatorConfig:
     """memory, request_memory: drafts after which an outcome has faded to 1/e.
 
     idle: part of that fading which a step without a verified draft brings, so that a request that
-    is left out comes back to the batch's rate and is tried again. strength: remembered drafts that
+    is skipped returns to the batch's rate and is tried again. strength: remembered drafts that
     the batch's rate is worth in a request's. start: rate of every position before any outcome,
     worth `start_strength` drafts.
     """
@@ -90,7 +92,7 @@ class AcceptanceEstimator:
     def observe(
         self, rows: Counts, generations: Counts, accepted: Counts, verified: Counts
     ) -> None:
-        """Outcomes of a finished step: [R] int64 each; 0 <= accepted <= verified <= gamma."""
+        """Learn outcomes of a finished step: [R] int64 each; 0 <= accepted <= verified <= gamma."""
         config = self.config
         memories = (config.memory, config.request_memory, config.idle)
         if not _observe(

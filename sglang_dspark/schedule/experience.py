@@ -1,4 +1,4 @@
-"""What finished steps left behind, whatever rule plans the next: confidences, rates, times, losses.
+"""Collect what plans learn from finished steps: confidences, rates, times, losses.
 
 A plan reads confidences through a relay that lags, never those of the step it plans. That is what
 makes a schedule lossless (docs/losslessness.md).
@@ -32,13 +32,13 @@ class Experience:
 
     @property
     def signal(self) -> str:
-        """What drafts are judged by, in words."""
+        """Name the signal by which drafts are admitted."""
         return "confidence" if self.has_head else "past acceptance"
 
     def confidence(
         self, step: int, rows: Counts, generations: Counts, relay_arrived: bool
     ) -> tuple[Gains, int]:
-        """What step `step` of requests [R] may know: [R, gamma] float32; how many are known."""
+        """Return confidences for step `step` [R, gamma] float32, and how many are known."""
         if not self.has_head:
             return self.estimator.confidence(rows, generations), len(rows)
         prior = self.estimator.prior()
@@ -48,7 +48,7 @@ class Experience:
         return resolved.confidence, int(resolved.fresh.sum())
 
     def publish(self, plan: Plan, rows: Counts, generations: Counts, confidence: Gains) -> None:
-        """Hand a step's confidences on; behind the planned depth the prior stands in."""
+        """Publish a step's confidences; beyond the planned depth the prior is used."""
         depth = plan.budget.depth
         if depth < self.gamma:
             confidence = confidence.copy()
@@ -56,7 +56,7 @@ class Experience:
         self.relay.publish(plan.step, rows, generations, confidence)
 
     def timed(self, plan: Plan, verified: Counts, seconds: float) -> bool:
-        """Learn a step's time; whether it was a usual one."""
+        """Learn a step's time; return whether it was a usual one."""
         tokens = plan.requests + int(verified.sum())
         did = Step(plan.requests, tokens, plan.context, plan.budget.depth)
         return self.costs.observe(did, seconds)

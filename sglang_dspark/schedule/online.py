@@ -1,12 +1,12 @@
-"""Calibration that follows the traffic: c_k = sigmoid(u_k logit_k + v_k + s_r), from outcomes.
+"""Calibrate confidence online, from outcomes: c_k = sigmoid(u_k logit_k + v_k + s_r).
 
 It starts from the fitted table (u = 1 / T, v = shift / T; paper, 3.2.1, and `calibration.py`) and
 takes one damped Newton step of the logistic loss a draft. s_r is the request's own shift
 (`request_shift.py`), where the caller says which requests there are: u and v are learned with it in
 place, so that both together, not each alone, answer for an outcome. A draft counts only if it was
 reached: verified, with all drafts before it accepted. Which drafts are verified never depends on
-their own outcome, so what is left out biases nothing, and the label is the outcome under the
-request's own sampling, whatever that is.
+their own outcome, so skipped drafts cause no bias, and the label is the outcome under the request's
+own sampling.
 
 Memory fades slowly. A position whose outcomes stray from what was predicted by more than chance
 allows (its traffic has changed) gives up most of its memory at once and learns anew. Steps and
@@ -98,8 +98,8 @@ class OnlineCalibration:
         """Calibrated conditional survivals of drafts with confidence logits [R, d].
 
         regimes: [R] int64. out: [R, >= d] float32, written in the first d columns, returned.
-        slots: whose drafts they are, for the shifts of their own; None takes the average.
-        A logit that is no finite number has no confidence, 0, and nothing is learned from it.
+        slots: rows and generations of the requests, for their own shifts; None: the average.
+        A NaN or infinite logit has confidence 0, and nothing is learned from it.
         """
         _confidence(logits, regimes, self._shifts(slots), self._u, self._v, out)
         return out
@@ -161,7 +161,7 @@ class OnlineCalibration:
 
     @property
     def changes(self) -> int:
-        """How often a position's traffic was found to have changed."""
+        """Return the changes of traffic that were detected, over all positions."""
         return int(self._changes.sum())
 
     def calibration(self, regime: int) -> tuple[Floats, Floats]:

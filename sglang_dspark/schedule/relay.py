@@ -1,4 +1,4 @@
-"""Confidence of step t - lag for the plan of step t, by pool row, tagged with its generation.
+"""Relay confidences of step t - lag to the plan of step t, by pool row and generation.
 
 A pool row is a slot for one request after another; its generation is a number that changes with the
 request. Every write carries the generation, and a read names one: values of another generation are
@@ -24,7 +24,7 @@ NEVER = np.int64(-(1 << 62))
 
 
 class Resolved(NamedTuple):
-    """confidence: [R, gamma] float32; fresh: [R] bool, False where the prior stands in."""
+    """confidence: [R, gamma] float32; fresh: [R] bool, False where the prior is used."""
 
     confidence: Gains
     fresh: NDArray[np.bool_]
@@ -36,7 +36,7 @@ class Relay:
     def __init__(self, pool_rows: int, gamma: int, *, lag: int = 2, max_age: int = 16) -> None:
         """lag: steps between a write and the first read that may see it (0: the same step).
 
-        max_age: older writes than this many steps say nothing any more; at least lag.
+        max_age: writes older than this many steps are ignored; at least lag.
         """
         if min(pool_rows, gamma) < 1 or lag < 0 or max_age < lag:
             raise ValueError(f"relay of {pool_rows} rows, gamma {gamma}, {lag=}, {max_age=}")
@@ -70,7 +70,7 @@ class Relay:
     def resolve(
         self, step: int, rows: Counts, generations: Counts, prior: Gains, out: Gains | None = None
     ) -> Resolved:
-        """What the plan of step `step` may know about these rows.
+        """Return the confidences that the plan of step `step` may use for these rows.
 
         rows, generations: [R] int64. prior: [gamma] float32, conditional survival of an unknown
         request by position. out: [R, gamma] float32 to write to.
@@ -97,7 +97,7 @@ class Relay:
         return Resolved(result, fresh)
 
     def unknown(self, rows: int, prior: Gains) -> Resolved:
-        """The answer when the whole copy is late or missing: the prior for everyone.
+        """Return the prior for all requests, if the whole copy is late or missing.
 
         Ranks must agree on when to use it; it depends on nothing that they hold separately.
         """

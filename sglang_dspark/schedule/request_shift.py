@@ -1,10 +1,10 @@
-"""A shift of each request's own, learned from what was accepted of it so far.
+"""Learn a shift of confidence for each request from its accepted drafts so far.
 
 A table calibrates the average request. Requests differ: one answer is easier to draft throughout
 than the confidence head can tell, and a whole domain is. To the calibrated logit z_k of a request
 its shift s is added, c_k = sigmoid(z_k + s). A priori s is normal around 0 with the variance
 `spread`, and it wanders: over `memory` steps it forgets, so that a request which changes its
-subject, or was left out for a while, comes back to the average. Each step is one Newton step of its
+subject, or was skipped for some steps, returns to the average. Each step is one Newton step of its
 likelihood and one step of forgetting (a Kalman filter of an Ornstein-Uhlenbeck process, Laplace's
 approximation for the Bernoulli outcomes); variance P, keep = exp(-1 / memory):
     P <- 1 / (1 / P + sum of c (1 - c));  s <- keep (s + P sum(y - c))
@@ -54,7 +54,7 @@ class RequestShift:
     def shifts(self, rows: Ints, generations: Ints) -> Floats:
         """Shift of each request [R] float64, in memory that the next call writes to again.
 
-        rows: [R] int64, distinct rows of the pool; generations [R] >= 0 tells who holds a row.
+        rows: [R] int64, distinct rows of the pool; generations [R] >= 0 of the rows.
         """
         out = self._out[: len(rows)]
         _shifts(rows, generations, self._shift, self._generation, out)
@@ -72,7 +72,7 @@ class RequestShift:
         """Outcome of a finished step of requests in distinct rows [R], regimes [R].
 
         confidence: [R, d] c_k as predicted, the shift included. accepted <= verified <= d: [R].
-        Drafts behind the first rejected one were not reached and say nothing.
+        Drafts after the first rejected one were not reached and do not count.
         """
         _observe(
             rows, generations, regimes, confidence, accepted, verified, self._spreads, self._keep,

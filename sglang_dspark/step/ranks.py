@@ -68,7 +68,7 @@ class Ranks:
         """Guard the leader's planning: if it raises, the other ranks raise DSparkError."""
         if self.agreement is None or not self.agreement.leads:
             return nullcontext()
-        return self.agreement.telling()
+        return self.agreement.guarding()
 
     def send_plan(self, step: Step, rows: Tensor) -> None:
         """Send the leader's plan for rows [R] of the pool; a `Follower` receives it in `begin`."""

@@ -1,4 +1,4 @@
-"""Loads to try the scheduler on without a model: cost curves, acceptance traces, requests.
+"""Make loads to run the scheduler without a model: cost curves, acceptance traces, requests.
 
 Curves are what serving shows: staircases of captured batch tiers with uneven steps, and curves
 without padding that bend. Traces are requests that come and go, each easy or hard, with conditional
@@ -64,7 +64,7 @@ class Machine:
 
 @dataclass(frozen=True)
 class Trace:
-    """What happens step by step: pool rows in use, their generations, conditional acceptance.
+    """Events step by step: pool rows in use, their generations, conditional acceptance.
 
     rows[t], generations[t]: [R_t] int64; confidence[t]: [R_t, gamma] float32, calibrated: chance
     that each draft is accepted, those before it being so.

@@ -1,10 +1,10 @@
-"""Scheduling rules run against machines and traces, no model involved.
+"""Run scheduling rules against machines and traces, without a model.
 
 Each rule sees what it would see in serving. A step is scored by its expected tokens, given the
 calibrated chances, over its true seconds; a run by the total of one over the total of the other.
 All rules see the same trace, step by step.
 
-The oracle, which no rule is, stands in `schedule/simulation/oracle.py`.
+The oracle, which is no rule, is in `schedule/simulation/oracle.py`.
 
 ours        `SearchPlanner` with a noisy profile, relay lag 2, online correction and the guard.
 algorithm1  early stop on the present step, true costs.
@@ -36,7 +36,7 @@ UPSTREAM_LEAST = 1e-6  # upstream takes no draft of a smaller survival
 
 @dataclass(frozen=True)
 class Run:
-    """What one rule made of one trace: by step, expected tokens, true seconds, K and depth."""
+    """Result of a rule on a trace: by step, expected tokens, true seconds, K and depth."""
 
     tokens: Floats
     seconds: Floats
@@ -131,10 +131,10 @@ def our_rule(
     speed: Floats | None = None,
     config: PlannerConfig | None = None,
 ) -> Rule:
-    """The whole planner, told sampled outcomes and step times that are off by about `noise`.
+    """Run the whole planner on sampled outcomes and step times that are off by about `noise`.
 
-    speed: [steps] factors on the times that it is told, of a machine that is shared with others.
-    The score leaves them out: they come and go whatever a rule does.
+    speed: [steps] factors on the times that it measures, of a machine that is shared with others.
+    The score ignores them: they do not depend on the rule.
     """
     planner = SearchPlanner(model.table.gamma, trace.pool_rows, model, config)
 

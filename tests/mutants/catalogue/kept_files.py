@@ -110,8 +110,8 @@ MUTANTS = (
     _mutant(
         "a drafter is converted without a server's checks",
         "sglang_dspark/serving/checkpoint.py",
-        "    require_served(files, target)",
-        "    pass",
+        "    require_served(files, target)\n    layers",
+        "    layers",
         "tests/drafter/test_one_reader.py",
     ),
     _mutant(

@@ -134,7 +134,7 @@ MUTANTS = (
     _mutant(
         "the first token's law is not cut",
         SEEDS,
-        "choice = seeded_choice(law, seeds.values, positions[rows].long())",
+        "choice = seeded_choice(distribution, seeds.values, positions[rows].long())",
         "choice = seeded_choice(probs[rows], seeds.values, positions[rows].long())",
         SEED_TESTS,
     ),
