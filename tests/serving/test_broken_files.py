@@ -28,7 +28,7 @@ from sglang_dspark.serving import profile
 from sglang_dspark.serving.checkpoint import validate_drafter
 from sglang_dspark.serving.config import load_config
 from tests.broken_files import breakages, is_one_line, laughs, nested, refused
-from tests.serving.test_schedule_profile import KEY, Machine
+from tests.serving.test_profile import KEY, Machine
 
 SHIPPED = Path(__file__).parents[2] / "drafters" / "smollm2-135m-dspark"
 CONFIG = {

@@ -11,13 +11,13 @@ from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import Collector
 from sglang_dspark.step.engine import MOST_AWAITED, PIPELINE, confidence_by
 from sglang_dspark.step.engine_protocol import Step
-from tests.step.test_schedule_engine import World
+from tests.step.engine_scenario import Scenario
 
 LIKELY = 2.0
 LAG = 2  # steps between a confidence and a plan that knows it
 
 
-class Counted(World):
+class Counted(Scenario):
     """A world whose fallbacks are counted."""
 
     def __init__(self) -> None:

@@ -16,12 +16,12 @@ from sglang_dspark.step.build import broken_weight
 from sglang_dspark.step.engine_protocol import Step
 from sglang_dspark.step.ranks import Ranks
 from sglang_dspark.step.state import DraftFaults, StepState
-from tests.step.test_schedule_engine import World
+from tests.step.engine_scenario import Scenario
 
 ROWS = torch.tensor([1, 2])
 
 
-def state_in(world: World, ranks: Ranks | None = None) -> StepState:
+def state_in(world: Scenario, ranks: Ranks | None = None) -> StepState:
     """Of a worker whose steps the world's engine plans."""
     pool = SimpleNamespace(req_generation=world.generation)
     worker = SimpleNamespace(gamma=3, model_runner=SimpleNamespace(req_to_token_pool=pool))
@@ -48,7 +48,7 @@ BATCH = SimpleNamespace(
 )
 
 
-def finished(world: World, step: Step, logits: Tensor | None = None) -> list[int]:
+def finished(world: Scenario, step: Step, logits: Tensor | None = None) -> list[int]:
     """The step admits, verifies, lands and takes its time: its verify lengths."""
     lengths = world.engine.admit(step, logits, None)
     world.engine.landed(step, lengths, lengths)
@@ -67,7 +67,7 @@ def broken_draft(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_step_whose_draft_fails_verifies_none_and_teaches_nothing(
     broken_draft: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World()
+    world = Scenario()
     for _ in range(6):
         world.step([1, 2])
     state = state_in(world)
@@ -96,7 +96,7 @@ def test_a_step_whose_draft_fails_verifies_none_and_teaches_nothing(
 
 
 def test_of_several_ranks_a_failure_is_the_servers(broken_draft: list[str]) -> None:
-    world = World()
+    world = Scenario()
     world.step([1, 2])
     state = state_in(world, Ranks(cast(Any, SimpleNamespace(leads=True))))
     step = world.engine.begin(ROWS, world.generation, torch.tensor([10, 10]))
@@ -126,7 +126,7 @@ def test_what_the_counters_say_of_a_failure() -> None:
 
     from sglang_dspark.serving.metrics import Collector
 
-    world, registry = World(), CollectorRegistry()
+    world, registry = Scenario(), CollectorRegistry()
     metrics = world.engine.metrics
     metrics._collector = Collector({"model": "m"}, registry)
     for failed in (True, False):
@@ -172,7 +172,7 @@ def test_a_weight_of_the_target_is_not_the_drafters() -> None:
 )
 def test_a_device_that_failed_ends_the_server(broken_draft: list[str], text: str) -> None:
     """Whatever is computed on it next fails too: plain decoding cannot be promised."""
-    world = World()
+    world = Scenario()
     for _ in range(6):
         world.step([1, 2])
     state = state_in(world)

@@ -14,10 +14,10 @@ from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.step.engine import BATCH, ScheduleEngine, confidence_by
 from sglang_dspark.step.engine_protocol import Step
-from tests.step.test_schedule_engine import GAMMA, SLOTS, World
+from tests.step.engine_scenario import GAMMA, SLOTS, Scenario
 
 
-class Overlapped(World):
+class Overlapped(Scenario):
     """Plans step t + 1 while t computes; results come one step late. Device time moves by hand."""
 
     def __init__(self, token: float = 1e-3) -> None:
@@ -108,7 +108,7 @@ def test_a_step_that_never_lands_is_left_out() -> None:
 
 
 def test_a_device_computes_the_confidence_of_the_host() -> None:
-    world = World()
+    world = Scenario()
     for _ in range(20):
         world.step([1, 2], logit=1.0, good=1)
     rng = np.random.default_rng(3)

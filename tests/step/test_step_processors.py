@@ -15,7 +15,7 @@ from sglang.srt.sampling.custom_logit_processor import (
 from sglang_dspark.patches.step.logit_processors import check_processor
 from sglang_dspark.step.rules import limits_of
 from sglang_dspark.step.state import STATE
-from tests.step.test_schedule_engine import GAMMA, World
+from tests.step.engine_scenario import GAMMA, Scenario
 
 
 class Forbidding(DisallowedTokensLogitsProcessor):
@@ -48,7 +48,7 @@ def test_only_rows_by_themselves_keep_their_drafts(processor: type[CustomLogitPr
 
 @pytest.mark.parametrize("floor", [0, 1])
 def test_a_request_without_drafts_shares_a_step_with_others(floor: int) -> None:
-    world = World(floor=floor)
+    world = Scenario(floor=floor)
     for _ in range(6):
         plan, lengths = world.step([1, 2], logit=4.0, limits=[0, GAMMA])
         assert lengths[0] == 0
@@ -57,7 +57,7 @@ def test_a_request_without_drafts_shares_a_step_with_others(floor: int) -> None:
 
 
 def test_where_nobody_may_have_a_draft_none_is_made_and_the_guard_keeps_its_mind() -> None:
-    world, other = World(), World()
+    world, other = Scenario(), Scenario()
     for _ in range(40):
         plan, lengths = world.step([1], limits=[0], good=0)
         assert not plan.speculates

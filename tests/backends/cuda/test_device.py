@@ -32,7 +32,7 @@ from sglang_dspark.step.rules import Cuts, Rules
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput, admitted_drafts, layout_of
 from sglang_dspark.verify.acceptance import Acceptance
 from tests.rehearsal.on_cpu import PlantedClock
-from tests.step.test_schedule_engine import GAMMA, World
+from tests.step.engine_scenario import GAMMA, Scenario
 from tests.step.windows import indptr_of
 
 TIERS, SLOTS = [4, 8, 16, 32], 8
@@ -185,7 +185,7 @@ def test_windows_are_those_of_the_host(seed: int) -> None:
     assert indptr[-1] == requests + admitted_drafts(step.plan)
     assert step.calibrated_by is not None
     confidence = confidence_by(logits.numpy(), *step.calibrated_by)
-    host = World().planner.admit(step.plan, confidence)
+    host = Scenario().planner.admit(step.plan, confidence)
     assert torch.equal(indptr, indptr_of(host.tolist()))
 
 

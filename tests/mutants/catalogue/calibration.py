@@ -8,7 +8,7 @@ ONLINE = "sglang_dspark/schedule/online.py"
 FITTED = "sglang_dspark/schedule/calibration.py"
 SHIFT = "sglang_dspark/schedule/request_shift.py"
 ATTACH = "sglang_dspark/step/build.py"
-LOADED = ("tests/step/test_schedule_build.py",)
+LOADED = ("tests/step/test_engine_build.py",)
 ONLINE_TESTS = ("tests/schedule/test_online.py",)
 FIT_TESTS = "tests/schedule/test_calibration.py"
 

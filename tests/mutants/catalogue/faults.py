@@ -8,7 +8,7 @@ ENGINE = "sglang_dspark/step/engine.py"
 ONLINE = "sglang_dspark/schedule/online.py"
 PROFILE = "sglang_dspark/serving/profile.py"
 FALLBACKS = "tests/serving/test_fallbacks.py"
-PROFILED = "tests/serving/test_schedule_profile.py"
+PROFILED = "tests/serving/test_profile.py"
 RECORD, RECORDED = "tests/faults/__main__.py", "tests/faults/test_record.py"
 
 
@@ -100,7 +100,7 @@ MUTANTS = (
         "sglang_dspark/step/build.py",
         '"sts.json not used", (Fallback.STS_REFUSED,)',
         '"sts.json not used", ()',
-        "tests/step/test_schedule_build.py",
+        "tests/step/test_engine_build.py",
     ),
     _mutant(
         "results on their way are given up",

@@ -9,7 +9,7 @@ PROFILE = "sglang_dspark/serving/profile.py"
 BUILD = "sglang_dspark/step/build.py"
 TURNS = "tests/common/test_turns.py"
 SHARES = "tests/backends/cpu/test_parallel.py"
-MEASURING = "tests/serving/test_schedule_profile.py"
+MEASURING = "tests/serving/test_profile.py"
 
 
 def _mutant(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
@@ -79,7 +79,7 @@ MUTANTS = (
         BUILD,
         '        labels["dp_rank"] = parallel.dp_rank\n',
         "        pass\n",
-        "tests/step/test_schedule_build.py::test_replicas_are_told_apart",
+        "tests/step/test_engine_build.py::test_replicas_are_told_apart",
     ),
     _mutant(
         "the gains of replicas are added up",

@@ -15,9 +15,10 @@ SEAM_TESTS = "tests/patches/test_step.py"
 ROWS = "tests/backends/cpu/test_ragged_ops.py"
 COMMIT = ("tests/backends/cpu/test_ragged_commit.py",)
 SERVED = ("tests/integration/test_ragged_steps.py",)
-ENGINE_TESTS = "tests/step/test_schedule_engine.py"
+ENGINE_TESTS = "tests/step/test_engine_plans.py"
+LEARNING = "tests/step/test_engine_learning.py"
 REST = (
-    "tests/serving/test_schedule_metrics.py::"
+    "tests/serving/test_exported_metrics.py::"
     "test_nothing_is_kept_back_when_the_last_request_has_ended"
 )
 STARTS = "starts = rows.starts if logits.shape[0] == rows.total else rows.strided"
@@ -347,7 +348,7 @@ MUTANTS = (
         file=ENGINE,
         old="last.ended = None if self._interrupted else now",
         new="last.ended = now",
-        tests=(f"{ENGINE_TESTS}::test_a_step_that_a_prefill_followed_is_not_timed_but_learned",),
+        tests=(f"{LEARNING}::test_a_step_that_a_prefill_followed_is_not_timed_but_learned",),
     ),
     Mutant(
         name="tokens of an ended request count as delivered",
@@ -355,7 +356,7 @@ MUTANTS = (
         file=ENGINE,
         old="lost += drafts + 1",
         new="lost += 0",
-        tests=(f"{ENGINE_TESTS}::test_tokens_behind_an_answers_end_are_lost",),
+        tests=(f"{LEARNING}::test_tokens_behind_an_answers_end_are_lost",),
     ),
     Mutant(
         name="a plain phase never plans again",

@@ -243,7 +243,7 @@ MUTANTS = (
         file="sglang_dspark/serving/profile.py",
         old="padded=bool(fastest.passes.tiers)",
         new="padded=False",
-        tests=("tests/serving/test_schedule_profile.py",),
+        tests=("tests/serving/test_profile.py",),
     ),
     Mutant(
         name="drafted in a step whose draft is left out",

@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 ENGINE = "sglang_dspark/step/engine.py"
 REUSE = "sglang_dspark/step/plan_reuse.py"
-ENGINE_TESTS = "tests/step/test_kept_plans.py"
+ENGINE_TESTS = "tests/step/test_plan_reuse.py"
 
 MUTANTS = (
     Mutant(
