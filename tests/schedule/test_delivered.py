@@ -1,4 +1,4 @@
-"""What of the emitted tokens is delivered, and that the guard decides by it."""
+"""The delivered share of emitted tokens, and the guard's use of it."""
 
 from __future__ import annotations
 

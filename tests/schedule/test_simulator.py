@@ -70,7 +70,7 @@ def upstream_budgets(seed: int) -> set[int]:
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("load", LOADS)
 def test_every_kind_of_curve_and_load(curve: str, load: str) -> None:
-    """Ours is near the oracle on each, nobody beats the oracle, and shape and load are as named.
+    """Ours is near the oracle on each, no rule beats the oracle, and shape and load are as named.
 
     Near it where nothing is kept for what a profile does not see. As it serves, it refuses gains
     within its margin, which on steep curves is most of what there is; there it is no tax.

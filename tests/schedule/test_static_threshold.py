@@ -1,4 +1,4 @@
-"""The schedule by a threshold alone: prefixes above it, whatever a step costs."""
+"""The schedule by a threshold alone: prefixes above it, at any cost of a step."""
 
 from __future__ import annotations
 
@@ -56,7 +56,7 @@ def test_the_budget_is_what_earlier_confidences_let_expect() -> None:
 
 
 def test_losses_do_not_stop_it() -> None:
-    """What the scheduler would do and this schedule does not: outcomes and times change nothing."""
+    """Outcomes and times change nothing, unlike in the scheduler."""
     scheduler = planner(0.5)
     for step in range(64):
         plan = scheduler.plan(step, ROWS, GENERATIONS, 100)

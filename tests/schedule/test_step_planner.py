@@ -79,7 +79,7 @@ def test_a_draft_that_does_not_pay_is_skipped_and_tried_again() -> None:
 
 
 def test_plans_use_no_step_younger_than_the_lag() -> None:
-    """Whatever the last two steps said, the plan is the same."""
+    """No confidence of the last two steps changes the plan."""
     rows, generations = np.arange(4), np.arange(4) + 1
     plans = []
     for recent in (0.05, 0.95):

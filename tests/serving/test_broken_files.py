@@ -1,4 +1,4 @@
-"""Whatever stands in a file that a server reads: one line that refuses it, or a new measurement.
+"""Any content of a file that a server reads: one line that refuses it, or a new measurement.
 
 The real readers, on thousands of broken files; only the passes that are timed are made up.
 """

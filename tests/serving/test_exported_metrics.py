@@ -1,4 +1,4 @@
-"""What /metrics says of finished steps, on prometheus_client itself."""
+"""Finished steps in /metrics, on prometheus_client itself."""
 
 from __future__ import annotations
 
@@ -111,7 +111,7 @@ def test_a_flush_a_second() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_nothing_is_kept_back_when_the_last_request_has_ended(overlap: bool) -> None:
-    """Whatever the clock says; under the overlap loop one more step is in flight by then."""
+    """At any time of the clock; with overlap one more step is in flight by then."""
     world = Scenario()
     counting = Counting()
     world.engine.metrics = StepMetrics(world.planner, world.calibration, counting)  # type: ignore[arg-type]

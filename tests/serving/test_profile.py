@@ -246,7 +246,7 @@ def _replica(folder: str, number: int, device: str, start: Any) -> None:
 
 
 def _both_start(folder: Path, *devices: str) -> list[list[str]]:
-    """Where each replica's table comes from, and what it told."""
+    """Return the source of each replica's table, and its lines in the log."""
     spawn = multiprocessing.get_context("spawn")
     start = spawn.Barrier(len(devices))
     both = [

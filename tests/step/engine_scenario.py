@@ -88,7 +88,7 @@ class Scenario:
 
 @dataclass
 class Request:
-    """What the engine reads of SGLang's request."""
+    """The fields of SGLang's request that the engine reads."""
 
     rid: str
     output_ids: list[int]

@@ -1,4 +1,4 @@
-"""What each of two gloo ranks does in the tests of several ranks; a module of its own, as ranks are
+"""Run each of two gloo ranks in the tests of several ranks; a module of its own, as ranks are
 spawned.
 
 Each rank has its own copies of the confidences, off in the last digits, results that come late, and
@@ -162,7 +162,7 @@ def _windows(ranks: Ranks, step: Step, admit: Callable[[], Tensor]) -> Tensor:
 
 
 def _batch(rows: Counts) -> Any:
-    """What planning reads of upstream's `ScheduleBatch` of a decode step."""
+    """The fields of upstream's `ScheduleBatch` that planning reads."""
     return SimpleNamespace(
         forward_mode=SimpleNamespace(is_extend=lambda: False),
         is_extend_in_batch=False,
@@ -214,7 +214,7 @@ def _profile(rank: int, ranks: Ranks) -> dict[str, Any]:
 
 
 def _failures(ranks: Ranks) -> list[str]:
-    """What is raised where the leader fails at each place, and where batches differ."""
+    """Collect the errors where the leader fails at each place, and where batches differ."""
     state = Rank(0, ranks)
     step = plan.take_plan(state.state, _batch(np.array([1, 2])))
 

@@ -171,7 +171,7 @@ def test_a_weight_of_the_target_is_not_the_drafters() -> None:
     "text", ["CUDA error: device-side assert triggered", "Triton Error [CUDA]"]
 )
 def test_a_device_that_failed_ends_the_server(broken_draft: list[str], text: str) -> None:
-    """Whatever is computed on it next fails too: plain decoding cannot be promised."""
+    """All later work on it fails too, so plain decoding is impossible."""
     world = Scenario()
     for _ in range(6):
         world.step([1, 2])

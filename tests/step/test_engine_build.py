@@ -1,4 +1,4 @@
-"""What a server believes of its drafter's confidence right after it has read `sts.json`."""
+"""The engine of a server at start: calibration by `sts.json`, labels, fallbacks."""
 
 from __future__ import annotations
 
@@ -22,7 +22,7 @@ from sglang_dspark.step.engine import GREEDY, SAMPLED
 
 LOGITS = (-2.0, -0.5, 0.0, 0.4, 3.0)
 WEIGHTS = b"weights of the drafter"
-HEAT = {"greedy": (0.5, 1.25, 2.0), "sampled": (0.8, 3.0, 0.7)}
+TEMPERATURE = {"greedy": (0.5, 1.25, 2.0), "sampled": (0.8, 3.0, 0.7)}
 SHIFT = {"greedy": 0.3, "sampled": -0.6}
 BY_POSITION = {"greedy": (0.0, 0.2, -0.4), "sampled": (0.1, -0.3, 0.5)}
 
@@ -39,7 +39,7 @@ def table(regime: str) -> dict[str, Any]:
         "ece_before": [0.1, 0.1, 0.1],
         "ece_after": [0.01, 0.01, 0.01],
         "shift": SHIFT[regime],
-        "shifted_temperatures": HEAT[regime],
+        "shifted_temperatures": TEMPERATURE[regime],
         "held_out": {},
         "position_shifts": BY_POSITION[regime],
         "request_spread": 0.2,
@@ -47,7 +47,7 @@ def table(regime: str) -> dict[str, Any]:
 
 
 def worker_with(folder: Path, document: dict[str, Any] | None) -> Any:
-    """What `_calibration` reads of upstream's worker: where the drafter lies."""
+    """The part of upstream's worker that `_calibration` reads: the drafter's path."""
     (folder / "model.safetensors").write_bytes(WEIGHTS)
     if document is not None:
         (folder / "sts.json").write_text(json.dumps(document))
@@ -58,7 +58,7 @@ def worker_with(folder: Path, document: dict[str, Any] | None) -> Any:
 def ours(**changed: Any) -> dict[str, Any]:
     return {
         "format": "sglang-dspark sts 1",
-        "tables": {regime: table(regime) for regime in HEAT},
+        "tables": {regime: table(regime) for regime in TEMPERATURE},
         "drafter_sha256": hashlib.sha256(b"model.safetensors" + WEIGHTS).hexdigest(),
         "target_sha256": "",
         "fit_prompts": [],
@@ -86,7 +86,7 @@ def test_confidence_is_the_files(tmp_path: Path, number: int, regime: str, logit
     """sigmoid((logit + shift + shift_k) / T_k), of the regime asked for."""
     expected = [
         sigmoid((logit + SHIFT[regime] + own) / temperature)
-        for temperature, own in zip(HEAT[regime], BY_POSITION[regime], strict=True)
+        for temperature, own in zip(TEMPERATURE[regime], BY_POSITION[regime], strict=True)
     ]
     found = confidence(worker_with(tmp_path, ours()), number, logit)
     assert found == pytest.approx(expected, rel=1e-6)

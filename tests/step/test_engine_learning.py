@@ -68,7 +68,7 @@ def test_tokens_behind_an_answers_end_are_lost() -> None:
     world.engine.processed([running, over, exact], [2, 2, 1], True)
     assert delivered._emitted == {True: 8.0, False: 0.0}
     assert delivered._lost == {True: 2.0, False: 0.0}
-    # Both take part in one more step, which nobody reads; the one that runs on is read.
+    # Both take part in one more step, whose tokens are discarded; the one that runs on is read.
     world.engine.processed([running, over, exact], [2, 3, 0], True)
     assert delivered._lost[True] == pytest.approx(2.0 + 4 + 1, abs=0.1)
     world.engine.processed([running], [0], False)

@@ -147,7 +147,7 @@ def test_the_request_whose_drafts_do_better_is_admitted_first() -> None:
     world = told_apart()
 
     def confidences() -> Gains:
-        """What equal logits mean for whoever holds the two slots now."""
+        """Confidences of equal logits for the present requests of the two slots."""
         slots = np.array([1, 2]), world.generation.numpy()[[1, 2]]
         logits, regimes = np.full((2, GAMMA), 0.5, np.float32), np.full(2, GREEDY)
         return world.calibration.confidence(logits, regimes, np.zeros_like(logits), slots)
@@ -187,7 +187,7 @@ def test_a_step_that_may_not_draft_is_planned_from_nothing() -> None:
 
 
 def test_a_request_behind_its_speed_gets_its_drafts_first() -> None:
-    """Four equal requests; the last asks for more than it gets. Nobody else asks."""
+    """Four equal requests; the last asks for more than it gets, the others do not."""
     ticks = iter(range(10_000))
     world = Scenario(token=4e-3, speeds=SpeedTargets(SLOTS, clock=lambda: 0.05 * next(ticks)))
     reqs = [Request(str(row), [], row=row) for row in range(1, 5)]

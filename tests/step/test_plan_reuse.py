@@ -54,7 +54,7 @@ def test_a_plan_without_confidences_serves_one_step() -> None:
 
 
 def test_a_plan_made_ahead_serves_one_step() -> None:
-    """Under the overlap loop planning costs nobody time."""
+    """With overlap planning delays no step."""
     plans = settled(Scenario(), [1], ahead=True)
     assert len({id(plan.budget) for plan in plans}) == len(plans)
 

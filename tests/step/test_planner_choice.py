@@ -1,4 +1,4 @@
-"""Which planner a server runs: what the configuration asks for, by name."""
+"""The planner of a server is the one that the configuration names."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""A step's result: what a graph wrote is not handed on as it lies."""
+"""A step's result is copied out of a graph's own buffers."""
 
 from __future__ import annotations
 

@@ -241,7 +241,7 @@ def test_requests_that_come_and_go_keep_their_own_counts() -> None:
     world.step([first, plain, second])
     third = world.admitted(4, **SETTINGS["frequency"])
     fourth = world.admitted(5, **SETTINGS["repetition"])
-    world.step([plain])  # nobody is penalised: the counts rest
+    world.step([plain])  # no request is penalised: the counts stay
     world.step([fourth, second, first, third, plain])
     world.step([third, second])
     world.step([second, fourth, third])

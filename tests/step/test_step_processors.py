@@ -19,7 +19,7 @@ from tests.step.engine_scenario import GAMMA, Scenario
 
 
 class Forbidding(DisallowedTokensLogitsProcessor):
-    """What a client has made of it may look at anything."""
+    """A client's own processor may read anything."""
 
 
 ROWS_ALONE = DisallowedTokensLogitsProcessor.to_str()
@@ -27,7 +27,7 @@ READS: list[type[CustomLogitProcessor]] = [Qwen3ThinkingBudgetLogitProcessor, Fo
 
 
 class Asked(SimpleNamespace):
-    """What is read of SGLang's `Req`."""
+    """The fields of SGLang's `Req` that are read."""
 
     def set_finish_with_abort(self, message: str) -> None:
         self.to_finish = message
