@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.cost_model import CostModel, Step
-from sglang_dspark.schedule.delivered import Delivered
 from sglang_dspark.schedule.estimator import AcceptanceEstimator
 from sglang_dspark.schedule.plan import Plan, PlannerConfig
 from sglang_dspark.schedule.relay import Relay
+from sglang_dspark.schedule.wasted_tokens import Delivered
 
 
 class Experience:

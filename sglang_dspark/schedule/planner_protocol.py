@@ -16,9 +16,9 @@ from typing import Protocol
 
 from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.cost_model import CostModel
-from sglang_dspark.schedule.delivered import Delivered
 from sglang_dspark.schedule.experience import Experience
 from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.schedule.wasted_tokens import Delivered
 
 
 class Planner(Protocol):

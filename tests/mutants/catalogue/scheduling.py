@@ -281,10 +281,10 @@ MUTANTS = (
     Mutant(
         name="losses of plain steps charged to speculation",
         area="guard",
-        file="sglang_dspark/schedule/delivered.py",
+        file="sglang_dspark/schedule/wasted_tokens.py",
         old="self._lost[speculated] += tokens",
         new="self._lost[True] += tokens",
-        tests=("tests/schedule/test_delivered.py",),
+        tests=("tests/schedule/test_wasted_tokens.py",),
     ),
     Mutant(
         name="drafting less for the same price is considered",

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from sglang_dspark.schedule.delivered import MEMORY, Delivered
+from sglang_dspark.schedule.wasted_tokens import MEMORY, Delivered
 
 
 def test_nothing_lost_is_all_delivered() -> None:
