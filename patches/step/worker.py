@@ -61,7 +61,7 @@ def process_decode(result: None, processor: Any, batch: Any, step: Any) -> None:
     """AFTER hook of `process_batch_result_decode`: a step has come to the host."""
     state = state_of(processor.model_worker)
     if state is not None:
-        from sglang_dspark.step.learn import learn
+        from sglang_dspark.step.plan import learn
 
         learn(state, batch, step)
 

@@ -58,7 +58,7 @@ def convert(
     from rich.console import Console
 
     from sglang_dspark.cli._models import target_facts
-    from sglang_dspark.serving.drafter_conversion import convert_drafter
+    from sglang_dspark.serving.checkpoint import convert_drafter
 
     source = drafter_dir(drafter)
     if out.resolve() == source.resolve():

@@ -1,7 +1,7 @@
-"""Which drafts a step admits: the K of largest current survival (paper, 3.2.3).
+"""Admit the K drafts of largest current survival (paper, 3.2.3).
 
-The order is survival, then position, then request: where survivals are equal nothing but the place
-decides, so no value that a draft influences can. Keys of a row never increase (`ordering.key_of`),
+The order is survival, then position, then request: with equal survivals the place alone decides,
+so no value that a draft influences can. Keys of a row never increase (`ordering.key_of`),
 so the K best of the batch are a prefix of every row, and l_r is how many of them row r holds.
 
 Selection instead of sorting: one count of the keys' leading bits finds the bucket of the K-th key,
@@ -28,7 +28,7 @@ def admit(
     floors: Counts | None = None,
     out: Counts | None = None,
 ) -> Counts:
-    """Verify lengths of the top-K admission.
+    """Return verify lengths of the top-K admission.
 
     gains: [R, gamma] float32 of the current step, survival (times weight). drafts: K >= 0.
     limits: [R] int64, most drafts of each request (default gamma); floors: [R] int64 <= limits,

@@ -1,13 +1,13 @@
-"""One decision for all ranks: the leader decides, everyone acts on what the leader sent.
+"""Decide once for all ranks: the leader decides, and every rank acts on its message.
 
 Ranks of one tensor-parallel engine hold copies of the same confidences and measure their own times;
-copies differ in the last bit or arrive late, clocks differ always. A budget that was found twice
-may therefore be found differently, and ranks that run passes of unlike size wait for each other for
-ever. So nothing is found twice: `Agreement` broadcasts the leader's `Plan` before drafting, as one
-int64 message of fixed size. Verify lengths lie on the device and go their own way
-(`step/ranks.py`).
+copies differ in the last bit or arrive late, clocks differ always. Two ranks may therefore compute
+different budgets, and ranks that run passes of different sizes deadlock. So nothing is computed
+twice: `Agreement` broadcasts the leader's `Plan` before drafting, as one
+int64 message of fixed size. Verify lengths are on the device and are sent
+there (`step/ranks.py`).
 
-Groups must carry CPU tensors (gloo). A leader that fails says so in the message, and every rank
+Groups must carry CPU tensors (gloo). A leader that fails sends a failure, and every rank
 raises; a rank with another batch raises instead of waiting.
 """
 
@@ -38,14 +38,14 @@ class Agreement:
     """
 
     def __init__(self, max_requests: int, group: dist.ProcessGroup, leader: int = 0) -> None:
-        """leader: the global rank of who decides."""
+        """leader: the global rank that decides."""
         self.group, self.leader = group, leader
         self.leads = dist.get_rank() == leader
         self._tensor = torch.zeros(HEADER + 3 * max_requests, dtype=torch.int64)
         self._message = self._tensor.numpy()
 
     def send(self, plan: Plan, rows: Counts) -> None:
-        """The leader's plan for the requests in rows [R] of the pool, to everyone."""
+        """Send the leader's plan for the requests in rows [R] of the pool to all ranks."""
         encode(plan, self._message)
         self._message[HEADER - 1] = crc32(rows.data)
         self._broadcast()
@@ -67,8 +67,8 @@ class Agreement:
         return decode(self._message)
 
     @contextmanager
-    def telling(self) -> Iterator[None]:
-        """Around what the leader decides: if it raises, the others are told and raise too."""
+    def guarding(self) -> Iterator[None]:
+        """Guard the leader's decision: if it raises, the other ranks raise too."""
         try:
             yield
         except BaseException:
@@ -81,7 +81,7 @@ class Agreement:
 
 
 def failed(leader: int) -> DSparkError:
-    """What a rank raises whose leader could not decide."""
+    """Make the error of a rank whose leader could not decide."""
     return DSparkError(f"rank {leader} could not decide for all ranks; its log says why")
 
 
@@ -104,7 +104,7 @@ def encode(plan: Plan, message: Counts) -> None:
 
 
 def decode(message: Counts) -> Plan:
-    """The plan in a message; it owns its arrays."""
+    """Read the plan in a message; it owns its arrays."""
     step, requests, context, drafts, depth = (int(value) for value in message[:5])
     theta, seconds, gain = (float(value) for value in message[5:8].view(np.float64))
     mode, settled, known, bounded, weighted = (int(value) for value in message[8:13])

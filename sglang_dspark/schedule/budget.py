@@ -1,14 +1,14 @@
-"""How many drafts a step admits: K, by profiled step time and expected tokens (paper, 3.2.3).
+"""Choose K, the drafts that a step admits, by step time and expected tokens (paper, 3.2.3).
 
 Theta = tau / T, with tau = sum_r w_r (1 + sum of admitted a_{r,j}) and T the step's predicted
 seconds, draft included. Two rules:
 
-`search` looks at every K and every drafting depth and takes the best. It sees all survivals it is
-given at once, so they must be those of an earlier step (lag >= 1; two under the overlap loop).
+`search` tries every K and every drafting depth and takes the best. It reads all survivals at once,
+so they must be those of an earlier step (lag >= 1; 2 with overlap).
 
-`early_stop` is Algorithm 1: behind the floors, which are admitted first and whatever they promise,
+`early_stop` is Algorithm 1: after the floors, which are admitted first at any survival,
 admit in descending order of survival and stop at the first drop of Theta. It may be given the
-survivals of the current step (lag 0). On a jagged cost curve it stops in front of the first rise;
+survivals of the current step (lag 0). On a jagged cost curve it stops before the first rise;
 that is the price of lag 0, not a fault.
 
 Both work on float64 sums in descending order, compiled, in a workspace that is allocated once.
@@ -51,7 +51,7 @@ class Budget(NamedTuple):
 
     @property
     def speculates(self) -> bool:
-        """Whether the step runs the drafter."""
+        """Return whether the step runs the drafter."""
         return self.depth > 0
 
 
@@ -103,12 +103,12 @@ def search(
     base: float | None = None,
     must_draft: bool = False,
 ) -> Budget:
-    """The K and depth of largest Theta. gains must be those of an earlier step (see above).
+    """Return the K and depth of largest Theta. gains must be those of an earlier step (see above).
 
     gains: [R, gamma] float32, w_r a_{r,j}, non-increasing in j. limits: [R] int64, most drafts of
-    each request (default gamma). floors: [R] int64 <= limits, drafts admitted whatever their gain
+    each request (default gamma). floors: [R] int64 <= limits, drafts admitted at any gain
     (fairness); when the step speculates they bind, also the depth. base: sum of w_r (default R).
-    must_draft: leave depth 0 out (what the guard compares with the plain step).
+    must_draft: skip depth 0 (the guard compares the result with the plain step).
     Raises ValueError on sizes that do not fit.
     """
     rows = workspace.check(gains)
@@ -131,7 +131,7 @@ def search(
 
 
 def plain(requests: int, costs: Costs, *, base: float | None = None) -> Budget:
-    """The step that skips the draft: one token for each of R requests."""
+    """Return the budget of a step without drafts: one token for each of R requests."""
     seconds = float(costs.tokens[requests] + costs.fixed + costs.draft[0])
     return Budget(0, 0, (float(requests) if base is None else base) / seconds, seconds)
 

@@ -4,13 +4,13 @@ Positions are fitted left to right. Position k tries every temperature of a one-
 and keeps the one that gives the cumulative product a_k = prod_{i<=k} sigmoid(logit_i / T_i) the
 smallest expected calibration error, T_1..T_{k-1} fixed.
 
-A label is what really happened under the request's own sampling: drafts 1..k all accepted by the
+A label is the outcome under the request's own sampling: drafts 1..k all accepted by the
 rule that was in force. Position k of a step is counted only if it was verified; an unverified one
 is censored, never a failure (an earlier rejection would make it a known failure, but keeping only
 those would count failures alone).
 
-A temperature cannot move a confidence of one half, so it cannot mend a head that is too sure by the
-same amount everywhere, which is how a head errs that saw acceptance on its own training text.
+A temperature cannot move a confidence of one half, so it cannot fix a head that is too sure by the
+same amount everywhere, which is the error of a head that saw acceptance on its own training text.
 `fit_shifts` goes beyond the paper and is kept apart from its table (`sts+shift`): a shift for each
 position and one temperature, the most likely ones, and how far requests stray from that
 (`request_shift`).
@@ -69,11 +69,11 @@ class Observations:
         return int(self.logits.shape[1])
 
     def known(self, k: int) -> NDArray[np.bool_]:
-        """[N]: whether position k (from 1) was verified."""
+        """Return [N]: whether position k (from 1) was verified."""
         return self.verified >= k
 
     def survived(self, k: int) -> NDArray[np.bool_]:
-        """[N]: whether drafts 1..k were all accepted; means something where `known(k)`."""
+        """Return [N]: whether drafts 1..k were all accepted; valid where `known(k)`."""
         return self.accepted >= k
 
     def of_steps(self, chosen: NDArray[np.bool_]) -> Observations:
@@ -219,7 +219,7 @@ def _log_loss(data: Observations, calibration: Calibration) -> float:
 def conditional(data: Observations, calibration: Calibration) -> Floats:
     """c_k of every step [N, gamma]: as the table says, each request followed if it has a spread.
 
-    Steps of one request must stand in the order in which they happened.
+    Steps of one request must be in the order in which they happened.
     """
     shifts = np.array(calibration.shifts)
     logit = (data.logits + shifts) / np.array(calibration.temperatures)  # [N, gamma]

@@ -1,6 +1,6 @@
-"""How the planner's functions are compiled: once for this processor, kept on disk.
+"""Compile the planner's functions once for this processor, cached on disk.
 
-Floating point stays as written (no reassociation): ranks and repeats must agree bit for bit.
+Floating point stays as written (no reassociation): ranks and repeats must agree bitwise.
 """
 
 from __future__ import annotations

@@ -1,12 +1,12 @@
-"""Step times kept true while serving: the profiled table, corrected by every measured step.
+"""Predict step times: the profiled table, corrected by every measured step.
 
 Each part of a step (the knots of the token curve that it lies between, the draft, and one factor
 common to all) has a correction in log space. A measured step moves them by normalised least mean
 squares: each part in proportion to its share of the prediction, so that the common factor follows
 a machine that got slower everywhere and a knot follows a tier that was timed wrong.
 
-A step far outside the usual spread is taken for an outlier and moves nothing, unless such steps
-keep coming from the same side: then the world has changed. Steps that also prefilled are never
+A step far outside the usual spread is an outlier and moves nothing, unless such steps keep coming
+from the same side: then the machine has changed. Steps that also prefilled are never
 given to `observe`.
 """
 
@@ -23,7 +23,7 @@ from sglang_dspark.schedule.cost_table import CostTable, draft_row, monotone, to
 
 @dataclass(frozen=True)
 class UpdateConfig:
-    """How fast measurements move the model (all dimensionless; errors are of log seconds)."""
+    """Rates at which measurements move the model (dimensionless; errors are of log seconds)."""
 
     rate: float = 0.05  # part of an error that one step corrects
     clip: float = 0.2  # larger errors count as this much
@@ -77,9 +77,9 @@ class CostModel:
         self._refresh()
 
     def costs(self, requests: int, context: int) -> Costs:
-        """What the planner needs for a step of R requests holding `context` tokens together.
+        """Return the costs of a step of R requests with `context` tokens together.
 
-        A row is taken to see the mean context. The result is good until the next call.
+        A row has the mean context. The result is valid until the next call.
         """
         if not 1 <= requests <= self.max_requests:
             raise ValueError(f"{requests} requests, the model was made for {self.max_requests}")

@@ -1,6 +1,6 @@
-"""Profiled step times: what a pass over B tokens costs, and a draft of d positions (paper, 3.2.3).
+"""Store profiled step times: of a pass over B tokens, and of a draft of d positions (paper, 3.2.3).
 
-SPS(B) of the paper is 1 / seconds. A staircase is kept as one: with captured graphs a batch costs
+SPS(B) of the paper is 1 / seconds. A staircase stays one: with captured graphs a batch costs
 what the tier it is padded to costs, so B is looked up at the next tier above, never at the probe
 below. Without padding (CPU) seconds are linear between the measured points.
 
@@ -35,7 +35,7 @@ MOST_TOKENS = 1 << 24  # of a pass, and requests of a draft
 
 @dataclass(frozen=True)
 class ProfileKey:
-    """Everything a step time depends on besides the batch."""
+    """Everything that a step time depends on besides the batch."""
 
     model: str  # with a digest of its config, so that another model of that name differs
     drafter: str
@@ -147,7 +147,7 @@ def draft_row(table: CostTable, requests: int) -> Seconds:
 
 
 def cache_path(key: ProfileKey) -> Path:
-    """Where the table of this key is kept."""
+    """Return the path of the table of this key."""
     digest = hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()[:16]
     return cache_root() / "sglang-dspark" / "costs" / f"{digest}.json"
 
@@ -159,7 +159,7 @@ def save(table: CostTable, path: Path) -> None:
 
 
 def load(path: Path, key: ProfileKey) -> CostTable:
-    """Read a table and make sure it belongs here.
+    """Read a table and check that its key is the given one.
 
     Raises DSparkError if the file cannot be read, is no such table, or has another key.
     """

@@ -1,9 +1,9 @@
-"""Requests whose blocks keep failing although their confidence promises otherwise.
+"""Pause drafts of requests whose blocks keep failing at high confidence.
 
-A low confidence needs no help: the planner admits little. But where a request loses its first draft
-block after block with a chance, by its own confidence, of less than `surprise`, that confidence
-means nothing here: the request gets no drafts admitted for a while, then one block to show itself.
-Each failure doubles the rest, one accepted draft ends it. Counted from finished steps only, so the
+At low confidence the planner admits little. But if a request loses its first draft block after
+block with a chance, by its own confidence, of less than `surprise`, that confidence is wrong: the
+request gets no drafts for some steps, then one block as a trial. Each failure doubles the pause,
+one accepted draft ends it. Counted from finished steps only, so the
 limits are known before drafting.
 """
 
@@ -35,26 +35,26 @@ class ExitConfig:
 
 
 class EarlyExit:
-    """Failures of each pool row's present tenant."""
+    """Failures of each pool row's present generation."""
 
     def __init__(self, pool_rows: int, gamma: int, config: ExitConfig | None = None) -> None:
         self.config = config or ExitConfig()
         self.gamma = gamma
-        self._tenant = np.full(pool_rows, -1, np.int64)
+        self._generation = np.full(pool_rows, -1, np.int64)
         self._chance = np.zeros(pool_rows)  # log chance of the present run of failures
         self._rest = np.zeros(pool_rows, np.int64)  # length of the next rest
         self._until = np.zeros(pool_rows, np.int64)  # first step that may draft again
 
-    def limits(self, step: int, rows: Counts, tenants: Counts) -> Counts:
+    def limits(self, step: int, rows: Counts, generations: Counts) -> Counts:
         """Most drafts of each request in step `step`: [R] int64, 0 or gamma."""
-        resting = (self._tenant[rows] == tenants) & (step < self._until[rows])
+        resting = (self._generation[rows] == generations) & (step < self._until[rows])
         return np.where(resting, 0, self.gamma)
 
     def observe(
         self,
         step: int,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         accepted: Counts,
         verified: Counts,
         first: Gains,
@@ -64,24 +64,24 @@ class EarlyExit:
         """
         settings = (np.log(self.config.surprise), self.config.first_rest, self.config.longest_rest)
         _observe(
-            step, rows, tenants, accepted, verified, first, settings,
-            self._tenant, self._chance, self._rest, self._until,
+            step, rows, generations, accepted, verified, first, settings,
+            self._generation, self._chance, self._rest, self._until,
         )  # fmt: skip
 
-    def resting(self, step: int, rows: Counts, tenants: Counts) -> int:
-        """How many of these requests rest in step `step`."""
-        return int((self.limits(step, rows, tenants) == 0).sum())
+    def resting(self, step: int, rows: Counts, generations: Counts) -> int:
+        """Count these requests that have no drafts in step `step`."""
+        return int((self.limits(step, rows, generations) == 0).sum())
 
 
 @compiled
 def _observe(  # type: ignore[no-untyped-def]
-    step, rows, tenants, accepted, verified, first, settings, tenant, chance, rest, until
+    step, rows, generations, accepted, verified, first, settings, owner, chance, rest, until
 ) -> None:
     least, first_rest, longest_rest = settings
     for r in range(rows.shape[0]):
         row = rows[r]
-        if tenant[row] != tenants[r] or accepted[r] > 0:
-            tenant[row] = tenants[r]
+        if owner[row] != generations[r] or accepted[r] > 0:
+            owner[row] = generations[r]
             chance[row], rest[row], until[row] = 0.0, 0, 0
         if verified[r] == 0 or accepted[r] > 0:
             continue

@@ -1,7 +1,7 @@
-"""The planner of the paper's Algorithm 1: K is found once the step's drafts are there (lag 0).
+"""Plan by the paper's Algorithm 1: K is found once the step's drafts are there (lag 0).
 
 Drafts are admitted in the order of their own survivals until the first that would lower Theta, so
-no lag is needed. The plan's limits, floors, weights and depth hold; its K is only what is expected.
+no lag is needed. The plan's limits, floors, weights and depth hold; its K is only an expectation.
 """
 
 from __future__ import annotations
@@ -12,7 +12,7 @@ from sglang_dspark.schedule.plan import Plan, base_of
 
 
 class EarlyStopPlanner(GuardedPlanner):
-    """Verifies drafts of this step up to the first that does not pay."""
+    """Verify drafts of this step up to the first that does not pay."""
 
     def drafts(self, plan: Plan, survivals: Gains) -> int:
         """K by Algorithm 1 over this step's survivals, [R, gamma]."""

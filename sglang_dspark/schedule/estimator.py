@@ -1,9 +1,11 @@
-"""Acceptance by position, learned from outcomes: a prior for requests nobody knows yet, and the
-whole of scheduling for drafters without a confidence head (DFlash, Eagle3, MTP).
+"""Estimate acceptance by position from outcomes.
+
+The estimate is the prior of new requests, and replaces confidence for drafters without a confidence
+head (DFlash, Eagle3, MTP).
 
 For each position the share of drafts accepted among those that were reached, that is verified with
-all drafts before them accepted. A shortened window says nothing about the positions behind it, so
-the estimate is right however the scheduler chose the windows. Old outcomes fade.
+all drafts before them accepted. A shortened window has no evidence about later positions, so the
+estimate is unbiased for any choice of windows. Old outcomes fade.
 
 A request's own rates lean on the batch's: `strength` counts as that many remembered drafts. All of
 it looks at finished steps only, never at the draft at hand, so it keeps admission lossless.
@@ -28,7 +30,7 @@ class EstimatorConfig:
     """memory, request_memory: drafts after which an outcome has faded to 1/e.
 
     idle: part of that fading which a step without a verified draft brings, so that a request that
-    is left out comes back to the batch's rate and is tried again. strength: remembered drafts that
+    is skipped returns to the batch's rate and is tried again. strength: remembered drafts that
     the batch's rate is worth in a request's. start: rate of every position before any outcome,
     worth `start_strength` drafts.
     """
@@ -77,7 +79,7 @@ class Rates:
 
 
 class AcceptanceEstimator:
-    """Rates of the batch and of each pool row's present tenant."""
+    """Rates of the batch and of each pool row's present generation."""
 
     def __init__(self, pool_rows: int, gamma: int, config: EstimatorConfig | None = None) -> None:
         self.config = config or EstimatorConfig()
@@ -85,15 +87,17 @@ class AcceptanceEstimator:
         self._all = Rates.none(gamma)
         self._reached = np.zeros((pool_rows, gamma))
         self._accepted = np.zeros((pool_rows, gamma))
-        self._tenant = np.full(pool_rows, -1, np.int64)
+        self._generation = np.full(pool_rows, -1, np.int64)
 
-    def observe(self, rows: Counts, tenants: Counts, accepted: Counts, verified: Counts) -> None:
-        """Outcomes of a finished step: [R] int64 each; 0 <= accepted <= verified <= gamma."""
+    def observe(
+        self, rows: Counts, generations: Counts, accepted: Counts, verified: Counts
+    ) -> None:
+        """Learn outcomes of a finished step: [R] int64 each; 0 <= accepted <= verified <= gamma."""
         config = self.config
         memories = (config.memory, config.request_memory, config.idle)
         if not _observe(
-            rows, tenants, accepted, verified, memories, self._all.reached, self._all.accepted,
-            self._reached, self._accepted, self._tenant,
+            rows, generations, accepted, verified, memories, self._all.reached, self._all.accepted,
+            self._reached, self._accepted, self._generation,
         ):  # fmt: skip
             raise ValueError("0 <= accepted <= verified <= gamma must hold")
 
@@ -102,12 +106,12 @@ class AcceptanceEstimator:
         rates = self._all.chained(self.config.start, self.config.start_strength)
         return rates.astype(np.float32)
 
-    def confidence(self, rows: Counts, tenants: Counts) -> Gains:
+    def confidence(self, rows: Counts, generations: Counts) -> Gains:
         """Conditional acceptance of these requests: [R, gamma] float32.
 
-        Takes the place of a confidence head. A row whose tenant is new gets the prior.
+        Takes the place of a confidence head. A row whose generation is new gets the prior.
         """
-        own = (self._tenant[rows] == tenants)[:, None]
+        own = (self._generation[rows] == generations)[:, None]
         rates = Rates(self._reached[rows] * own, self._accepted[rows] * own)
         towards = self._all.chained(self.config.start, self.config.start_strength)
         return rates.shrunk(towards, self.config.strength).astype(np.float32)
@@ -125,7 +129,7 @@ def _chained(reached, accepted, start, strength):  # type: ignore[no-untyped-def
 
 @compiled
 def _observe(  # type: ignore[no-untyped-def]
-    rows, tenants, accepted, verified, memories, all_reached, all_accepted, reached, kept, tenant
+    rows, generations, accepted, verified, memories, all_reached, all_accepted, reached, kept, owner
 ) -> bool:
     """Counts of one step, into those of all requests [gamma] and of each row [pool, gamma].
 
@@ -141,8 +145,8 @@ def _observe(  # type: ignore[no-untyped-def]
     met, good = np.zeros(gamma), np.zeros(gamma)
     for r in range(rows.shape[0]):
         row = rows[r]
-        if tenant[row] != tenants[r]:
-            tenant[row] = tenants[r]
+        if owner[row] != generations[r]:
+            owner[row] = generations[r]
             reached[row] = 0.0
             kept[row] = 0.0
         for k in range(gamma):

@@ -1,4 +1,4 @@
-"""What finished steps left behind, whatever rule plans the next: confidences, rates, times, losses.
+"""Collect what plans learn from finished steps: confidences, rates, times, losses.
 
 A plan reads confidences through a relay that lags, never those of the step it plans. That is what
 makes a schedule lossless (docs/losslessness.md).
@@ -8,10 +8,10 @@ from __future__ import annotations
 
 from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.cost_model import CostModel, Step
-from sglang_dspark.schedule.delivered import Delivered
 from sglang_dspark.schedule.estimator import AcceptanceEstimator
 from sglang_dspark.schedule.plan import Plan, PlannerConfig
 from sglang_dspark.schedule.relay import Relay
+from sglang_dspark.schedule.wasted_tokens import Delivered
 
 
 class Experience:
@@ -32,31 +32,31 @@ class Experience:
 
     @property
     def signal(self) -> str:
-        """What drafts are judged by, in words."""
+        """Name the signal by which drafts are admitted."""
         return "confidence" if self.has_head else "past acceptance"
 
     def confidence(
-        self, step: int, rows: Counts, tenants: Counts, relay_arrived: bool
+        self, step: int, rows: Counts, generations: Counts, relay_arrived: bool
     ) -> tuple[Gains, int]:
-        """What step `step` of requests [R] may know: [R, gamma] float32; how many are known."""
+        """Return confidences for step `step` [R, gamma] float32, and how many are known."""
         if not self.has_head:
-            return self.estimator.confidence(rows, tenants), len(rows)
+            return self.estimator.confidence(rows, generations), len(rows)
         prior = self.estimator.prior()
         if not relay_arrived:
             return self.relay.unknown(len(rows), prior)[0], 0
-        resolved = self.relay.resolve(step, rows, tenants, prior)
+        resolved = self.relay.resolve(step, rows, generations, prior)
         return resolved.confidence, int(resolved.fresh.sum())
 
-    def publish(self, plan: Plan, rows: Counts, tenants: Counts, confidence: Gains) -> None:
-        """Hand a step's confidences on; behind the planned depth the prior stands in."""
+    def publish(self, plan: Plan, rows: Counts, generations: Counts, confidence: Gains) -> None:
+        """Publish a step's confidences; beyond the planned depth the prior is used."""
         depth = plan.budget.depth
         if depth < self.gamma:
             confidence = confidence.copy()
             confidence[:, depth:] = self.estimator.prior()[depth:]
-        self.relay.publish(plan.step, rows, tenants, confidence)
+        self.relay.publish(plan.step, rows, generations, confidence)
 
     def timed(self, plan: Plan, verified: Counts, seconds: float) -> bool:
-        """Learn a step's time; whether it was a usual one."""
+        """Learn a step's time; return whether it was a usual one."""
         tokens = plan.requests + int(verified.sum())
         did = Step(plan.requests, tokens, plan.context, plan.budget.depth)
         return self.costs.observe(did, seconds)

@@ -1,4 +1,4 @@
-"""Never a tax: speculate only while it pays in measured tokens per second.
+"""Speculate only while it pays in measured tokens/s: never slower than plain decoding.
 
 A predicted gain can be a real loss. For each load (requests, to the nearest power of two) the guard
 keeps how many tokens came out, against how many the plan had promised for the seconds spent, apart
@@ -11,17 +11,17 @@ The predicted part is averaged over the recent steps that drafted, as one step o
 little. Without drafts there are no confidences; the caller then predicts from the prior, and that
 mean follows what changes in these predictions (requests, step times).
 
-Being quotients they carry over between batches of unlike size. Speculation stops when the gain
-falls below 1 + min_gain - HYSTERESIS and resumes above 1 + min_gain; where even the first promise
+As quotients they carry over between batches of different sizes. Speculation stops when the gain
+is below 1 + min_gain - HYSTERESIS and resumes above 1 + min_gain; where even the first promise
 is a clear loss it never starts. Without speculating nothing is learned of it, so a stopped load
 probes a few steps after a pause. The other way round, plain steps are probed now and then while the
 gain is small enough to matter. Probes are rationed: each one that changes nothing doubles the time
 to the next, and the worse the other way looks, the longer that time is from the beginning, so that
 probing costs about `probe_cost` of the tokens.
 
-Where an answer ends, a step or two run with a seat empty. They belong to the load around them: the
+When an answer ends, a step or two run with an empty slot. They count as the load around them: the
 next load below or above decides from its `visit_steps`-th step on, and until then nothing is
-measured. Each change of ways costs a step's context, and so short a visit teaches nothing.
+measured. Each change of mode costs a step's context, and so short a visit measures nothing.
 
 Everything here is about finished steps; the decision is made before drafting.
 """
@@ -34,7 +34,7 @@ from enum import Enum
 
 
 class Mode(Enum):
-    """What a load does at present."""
+    """Present mode of a load."""
 
     SPECULATE = "speculate"
     PLAIN = "plain"
@@ -43,7 +43,7 @@ class Mode(Enum):
 
     @property
     def speculates(self) -> bool:
-        """Whether steps in this mode draft."""
+        """Return whether steps in this mode draft."""
         return self in (Mode.SPECULATE, Mode.PROBE_SPECULATE)
 
 
@@ -103,8 +103,8 @@ class GuardConfig:
 
 
 # A planned step of a plain phase stands for several of a server, so its pauses count few. Plain
-# decoding is tried early: on a promise about plain steps that nobody had checked, 16 users were
-# served at 0.93 of plain decoding's speed while the guard told 1.07. A gain must be 6%: at 8 users
+# decoding is tried early: by an unchecked promise about plain steps, 16 users were served at
+# 0.93 of plain decoding's speed while the guard estimated 1.07. A gain must be 6%: at 8 users
 # the guard's gain was 1.055 where clients got 1.01 (SE 0.02), drafts and none in turns. A probe
 # first writes the context that has waited: a whole step's time at 32 users.
 SERVING_GUARD = GuardConfig(
@@ -225,7 +225,7 @@ class LoadState:
         return replace(fresh, predictions=min(self.predictions, CARRIED))
 
     def tried(self, config: GuardConfig) -> bool:
-        """Whether this mode had its steps, enough of them timed between prefills to tell."""
+        """Return whether this mode had its steps, enough of them timed between prefills."""
         enough = self.measured >= LEAST_TIMED or self.age > 4 * config.probe
         return self.age > config.probe and enough
 
@@ -264,7 +264,7 @@ def advance(
 
 
 def _loses(state: LoadState, config: GuardConfig) -> bool:
-    """Whether speculating is a loss beyond the doubt in its favour."""
+    """Return whether speculating is a loss beyond the doubt in its favour."""
     return state.gain(config, config.doubt) < 1 + config.min_gain - HYSTERESIS
 
 
@@ -330,7 +330,7 @@ class Guard:
         self.recoveries = 0
 
     def decide(self, requests: int, theta_spec: float, theta_plain: float) -> Verdict:
-        """Whether the coming step of R requests speculates; call once a step."""
+        """Decide whether the coming step of R requests speculates; call once a step."""
         load = load_of(requests)
         deciding = self._deciding(load)
         before = self._load(deciding)

@@ -1,4 +1,4 @@
-"""Plans by measured step times, and whether drafting pays at all: what both rules for K stand on.
+"""Plan by measured step times, and draft only if it pays: the base of both rules for K.
 
 `plan` reads finished steps only, through a relay that lags. Its K is found by search over all that
 the last known confidences promise; depth, limits, floors, weights and whether to draft are the
@@ -25,7 +25,7 @@ from sglang_dspark.schedule.planner_protocol import Planner
 
 @dataclass(frozen=True)
 class _Choice:
-    """What a search chooses from."""
+    """Inputs of a search."""
 
     gains: Gains
     costs: Costs
@@ -35,7 +35,7 @@ class _Choice:
 
 
 class GuardedPlanner(Planner):
-    """A planner with a guard and early exit; a rule for K is all that it leaves open."""
+    """A planner with a guard and early exit; subclasses add a rule for K."""
 
     def __init__(
         self, gamma: int, pool_rows: int, costs: CostModel, config: PlannerConfig | None = None
@@ -57,7 +57,7 @@ class GuardedPlanner(Planner):
         self,
         step: int,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         context: int,
         *,
         weights: Gains | None = None,
@@ -69,10 +69,10 @@ class GuardedPlanner(Planner):
         requests = len(rows)
         # What was last seen before a phase without drafts is one sample, not the load's mean.
         seeing = relay_arrived and self.guard.state(requests).mode.speculates
-        confidence, known = self.experience.confidence(step, rows, tenants, seeing)
+        confidence, known = self.experience.confidence(step, rows, generations, seeing)
         buffer = gains(confidence, weights, self._gains[:requests])
         costs = self.costs.costs(requests, context)
-        most = self._limits(step, rows, tenants, limits, floors)
+        most = self._limits(step, rows, generations, limits, floors)
         choice = _Choice(buffer, costs, most, floors, base_of(weights))
         best = self._search(choice)
         without = plain(requests, costs, base=choice.base)
@@ -89,7 +89,7 @@ class GuardedPlanner(Planner):
         )  # fmt: skip
 
     def again(self, plan: Plan, step: int) -> Plan:
-        """The newest plan for one more step, which counts as one of the guard's mode."""
+        """Return the newest plan for one more step, which counts as one of the guard's mode."""
         self.guard.kept(plan.requests)
         return super().again(plan, step)
 
@@ -108,7 +108,7 @@ class GuardedPlanner(Planner):
         self,
         plan: Plan,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         accepted: Counts,
         verified: Counts,
         confidence: Gains | None,
@@ -117,8 +117,8 @@ class GuardedPlanner(Planner):
         """Learn from a step, the guard too where its time was a usual one."""
         if plan.speculates and confidence is not None:
             first = confidence[:, 0]
-            self.experience.estimator.observe(rows, tenants, accepted, verified)
-            self.early_exit.observe(plan.step, rows, tenants, accepted, verified, first)
+            self.experience.estimator.observe(rows, generations, accepted, verified)
+            self.early_exit.observe(plan.step, rows, generations, accepted, verified, first)
         if seconds is None:
             return
         usual = self.experience.timed(plan, verified, seconds)
@@ -133,11 +133,11 @@ class GuardedPlanner(Planner):
 
     @property
     def fallbacks(self) -> int:
-        """Times that a load fell back to plain decoding."""
+        """Return the times that a load fell back to plain decoding."""
         return self.guard.fallbacks
 
     def _verdict(self, requests: int, best: Budget, without: Budget) -> Verdict:
-        """Whether the step drafts, both ways weighed by what of them is delivered."""
+        """Decide whether the step drafts, by the tokens/s that both ways deliver."""
         delivered = self.delivered
         return self.guard.decide(
             requests, best.theta * delivered.share(True), without.theta * delivered.share(False)
@@ -147,12 +147,12 @@ class GuardedPlanner(Planner):
         self,
         step: int,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         limits: Counts | None,
         floors: Counts | None,
     ) -> Counts:
         """The caller's limits and those of early exit; floors come before both."""
-        most = self.early_exit.limits(step, rows, tenants)
+        most = self.early_exit.limits(step, rows, generations)
         if limits is not None:
             most = np.minimum(most, limits)
         return most if floors is None else np.maximum(most, floors)
@@ -169,11 +169,11 @@ class GuardedPlanner(Planner):
         )
 
     def _deepened(self, budget: Budget, costs: Costs) -> Budget:
-        """The budget with the draft taken to the end, now and then or where cheap; K stays."""
+        """Extend the draft to full depth, every `look_deep` steps or if it is fast; K stays."""
         extra = float(costs.draft[self.gamma] - costs.draft[budget.depth])
         self._shallow += 1
-        dear = extra > self.config.deep_share * budget.seconds
-        if dear and self._shallow < self.config.look_deep:
+        costly = extra > self.config.deep_share * budget.seconds
+        if costly and self._shallow < self.config.look_deep:
             return budget
         self._shallow = 0
         seconds = budget.seconds + extra

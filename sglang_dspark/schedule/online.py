@@ -1,12 +1,12 @@
-"""Calibration that follows the traffic: c_k = sigmoid(u_k logit_k + v_k + s_r), from outcomes.
+"""Calibrate confidence online, from outcomes: c_k = sigmoid(u_k logit_k + v_k + s_r).
 
 It starts from the fitted table (u = 1 / T, v = shift / T; paper, 3.2.1, and `calibration.py`) and
 takes one damped Newton step of the logistic loss a draft. s_r is the request's own shift
 (`request_shift.py`), where the caller says which requests there are: u and v are learned with it in
 place, so that both together, not each alone, answer for an outcome. A draft counts only if it was
 reached: verified, with all drafts before it accepted. Which drafts are verified never depends on
-their own outcome, so what is left out biases nothing, and the label is the outcome under the
-request's own sampling, whatever that is.
+their own outcome, so skipped drafts cause no bias, and the label is the outcome under the request's
+own sampling.
 
 Memory fades slowly. A position whose outcomes stray from what was predicted by more than chance
 allows (its traffic has changed) gives up most of its memory at once and learns anew. Steps and
@@ -29,7 +29,7 @@ from sglang_dspark.schedule.compiled import compiled
 from sglang_dspark.schedule.request_shift import RequestShift
 
 Floats = NDArray[np.float64]
-Seats = tuple[Counts, Counts]  # rows of the pool and their tenants, [R] int64 each
+Slots = tuple[Counts, Counts]  # rows of the pool and their generations, [R] int64 each
 U_LOW, U_HIGH, V_LIMIT = 0.1, 10.0, 10.0  # T in 0.1 .. 10, as the grid of the fit
 FEW = 50.0  # drafts below which a gap is shown smaller than it is
 LOGIT_LIMIT = 15.0  # beyond it a sigmoid says the same
@@ -93,23 +93,23 @@ class OnlineCalibration:
         self._follower = None if pool_rows is None else RequestShift(spreads, pool_rows)
 
     def confidence(
-        self, logits: Gains, regimes: Counts, out: Gains, seats: Seats | None = None
+        self, logits: Gains, regimes: Counts, out: Gains, slots: Slots | None = None
     ) -> Gains:
         """Calibrated conditional survivals of drafts with confidence logits [R, d].
 
         regimes: [R] int64. out: [R, >= d] float32, written in the first d columns, returned.
-        seats: whose drafts they are, for the shifts of their own; None takes the average.
-        A logit that is no finite number has no confidence, 0, and nothing is learned from it.
+        slots: rows and generations of the requests, for their own shifts; None: the average.
+        A NaN or infinite logit has confidence 0, and nothing is learned from it.
         """
-        _confidence(logits, regimes, self._shifts(seats), self._u, self._v, out)
+        _confidence(logits, regimes, self._shifts(slots), self._u, self._v, out)
         return out
 
-    def lines(self, regimes: Counts, seats: Seats | None = None) -> tuple[Floats, Floats]:
+    def lines(self, regimes: Counts, slots: Slots | None = None) -> tuple[Floats, Floats]:
         """Slopes u and shifts v [R, gamma]: `confidence` is sigmoid(u x + v) of a logit x.
 
-        regimes: [R] int64. seats: as for `confidence`. For a device that computes it there.
+        regimes: [R] int64. slots: as for `confidence`. For a device that computes it there.
         """
-        own = self._shifts(seats)
+        own = self._shifts(slots)
         shifts = self._v[regimes] if own is _NO_SHIFTS else self._v[regimes] + own[:, None]
         return self._u[regimes], shifts
 
@@ -119,12 +119,12 @@ class OnlineCalibration:
         regimes: Counts,
         accepted: Counts,
         verified: Counts,
-        seats: Seats | None = None,
+        slots: Slots | None = None,
         confidence: Gains | None = None,
     ) -> None:
         """Outcomes of a finished step: logits [R, d], the rest [R] int64, verified <= d.
 
-        seats, confidence: as given to and by `confidence` in that step, [R, >= d]; both or none.
+        slots, confidence: as given to and by `confidence` in that step, [R, >= d]; both or none.
         Raises ValueError unless 0 <= accepted <= verified <= d.
         """
         if ((accepted < 0) | (accepted > verified) | (verified > logits.shape[1])).any():
@@ -132,20 +132,20 @@ class OnlineCalibration:
         config = self.config
         settings = (config.memory, config.bound, config.alarm_memory, config.alarm, config.keep)
         _observe(
-            logits, regimes, accepted, verified, self._shifts(seats), settings,
+            logits, regimes, accepted, verified, self._shifts(slots), settings,
             0.15 * config.start,
             self._u, self._v, self._information, self._stray, self._gap, self._changes,
         )  # fmt: skip
-        if seats is not None and confidence is not None:
+        if slots is not None and confidence is not None:
             _bin_survivals(confidence, accepted, verified, self._bins)
             if self._follower is not None:
-                rows, tenants = seats
-                self._follower.observe(rows, tenants, regimes, confidence, accepted, verified)
+                rows, generations = slots
+                self._follower.observe(rows, generations, regimes, confidence, accepted, verified)
 
-    def _shifts(self, seats: Seats | None) -> Floats:
-        if seats is None or self._follower is None:
+    def _shifts(self, slots: Slots | None) -> Floats:
+        if slots is None or self._follower is None:
             return _NO_SHIFTS
-        return self._follower.shifts(*seats)
+        return self._follower.shifts(*slots)
 
     def gaps(self) -> Floats:
         """Mean of outcome - c over recent drafts, [regimes, gamma]; few drafts say little."""
@@ -161,7 +161,7 @@ class OnlineCalibration:
 
     @property
     def changes(self) -> int:
-        """How often a position's traffic was found to have changed."""
+        """Return the changes of traffic that were detected, over all positions."""
         return int(self._changes.sum())
 
     def calibration(self, regime: int) -> tuple[Floats, Floats]:

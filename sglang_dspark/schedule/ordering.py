@@ -41,7 +41,7 @@ def gain_of(key):  # type: ignore[no-untyped-def]
 def key_of(bits, above):  # type: ignore[no-untyped-def]
     """Key of a gain from its float32 bit pattern and the key of the draft in front of it.
 
-    Never exceeds `above`: whatever comes in, keys of a row do not increase, which makes every
+    Never exceeds `above`: for any input the keys of a row do not increase, which makes every
     admitted set prefix-closed. Negative zero and NaN count as 0.
     """
     if bits < 0 or bits > INFINITE:

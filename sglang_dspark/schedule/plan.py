@@ -1,4 +1,4 @@
-"""What a planner is told, and what it decides about a step before drafting."""
+"""Define the configuration of a planner, and its decision about a step before drafting."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class PlannerConfig:
     max_age: older confidences than this many steps give way to the prior. has_head: False for
     drafters without a confidence head, scheduled by past acceptance.
     look_deep: after this many steps of shallow drafts one is drafted to the end, for confidences
-    of the positions that were left out; otherwise nothing could show that depth pays again.
+    of the skipped positions; otherwise nothing could show that depth pays again.
     deep_share: drafts go to the end anyway where that adds no more than this part of a step.
     """
 
@@ -41,9 +41,9 @@ class PlannerConfig:
 
 @dataclass(frozen=True)
 class Plan:
-    """What was decided for step `step` before drafting.
+    """Decision about step `step` before drafting.
 
-    budget: K (where it is found after drafting only what is expected), depth and predictions.
+    budget: K (an expectation if K is found after drafting), depth and predictions.
     limits: [R] int64, most drafts of each request, depth included. floors: [R] int64 <= limits, or
     None, drafts admitted first. settled: whether the step may judge the guard. known: requests
     whose confidence was known, of `requests`. gain: corrected tokens/s of speculating over plain.
@@ -65,21 +65,21 @@ class Plan:
 
     @property
     def speculates(self) -> bool:
-        """Whether the step drafts."""
+        """Return whether the step drafts."""
         return self.budget.speculates
 
     def without_drafts(self) -> Plan:
-        """The same step, of whose drafts nothing came."""
+        """Return the same plan without drafts."""
         nothing = self.budget._replace(drafts=0, depth=0)
         return replace(self, budget=nothing, limits=np.zeros_like(self.limits), floors=None)
 
     def worth(self, accepted: Counts) -> float:
-        """What the step emitted, in the tokens it promised: weighted like them. accepted: [R]."""
+        """Return the emitted tokens, weighted like the promised ones. accepted: [R]."""
         if self.weights is None:
             return float(self.requests + accepted.sum())
         return float((self.weights * (1 + accepted)).sum(dtype=np.float64))
 
 
 def base_of(weights: Gains | None) -> float | None:
-    """What the tokens that come without drafts count for together, weights [R]; None: R."""
+    """Return the total weight of the tokens that need no drafts, weights [R]; None: R."""
     return None if weights is None else float(weights.sum(dtype=np.float64))

@@ -1,4 +1,4 @@
-"""The planner of the search: K is the plan's, fixed before drafting by the confidences known then.
+"""Plan by search: K is fixed before drafting by the confidences known then.
 
 `plan` reads finished steps only; `admit` turns a K that was fixed before drafting into verify
 lengths. That split is what makes the schedule lossless (docs/losslessness.md; paper, 3.2.2).
@@ -12,10 +12,10 @@ from sglang_dspark.schedule.plan import Plan
 
 
 class SearchPlanner(GuardedPlanner):
-    """Verifies the K drafts that promised the most tokens per second before they were drafted."""
+    """Verify the K drafts that promised the most tokens/s before they were drafted."""
 
     def drafts(self, plan: Plan, survivals: Gains) -> int:
-        """K of the plan, whatever was drafted."""
+        """Return K of the plan; the drafts have no influence."""
         return plan.budget.drafts
 
     def describe(self) -> str:

@@ -1,12 +1,12 @@
-"""What a server asks of a planner: the peers are `planner`, `early_stop` and `static_threshold`.
+"""Define a planner; `planner`, `early_stop` and `static_threshold` implement it.
 
     plan     before drafting: skip the draft, or draft how deep and admit how many (K)
     admit    after drafting: which drafts, by the survivals of this step
     publish  this step's confidences, for the plans of later steps
     finished outcomes and the time they took
 
-Everything is deterministic in the calls made: ranks that make equal calls decide alike. Where
-measured times differ by rank, one rank calls `plan` and the others are told its `Plan`.
+Everything is deterministic in the calls made: ranks that make equal calls decide alike. As
+measured times differ by rank, one rank calls `plan` and the others receive its `Plan`.
 """
 
 from __future__ import annotations
@@ -16,9 +16,9 @@ from typing import Protocol
 
 from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.cost_model import CostModel
-from sglang_dspark.schedule.delivered import Delivered
 from sglang_dspark.schedule.experience import Experience
 from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.schedule.wasted_tokens import Delivered
 
 
 class Planner(Protocol):
@@ -30,7 +30,7 @@ class Planner(Protocol):
         self,
         step: int,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         context: int,
         *,
         weights: Gains | None = None,
@@ -40,14 +40,14 @@ class Planner(Protocol):
     ) -> Plan:
         """Decide step `step` for R >= 1 requests in pool rows `rows`.
 
-        rows, tenants: [R] int64. context: tokens of context of all requests together.
+        rows, generations: [R] int64. context: tokens of context of all requests together.
         weights: [R] float32 (`gains.speed_weights`). limits, floors: [R] int64, most and least
-        drafts of each. relay_arrived: False takes the prior for everyone (all ranks alike).
+        drafts of each. relay_arrived: False uses the prior for all requests (on all ranks).
         """
         ...
 
     def again(self, plan: Plan, step: int) -> Plan:
-        """The newest plan, for step `step` too: the same requests, and nothing read anew."""
+        """Return the newest plan for step `step` too: same requests, and nothing is read anew."""
         return replace(plan, step=step)
 
     def admit(self, plan: Plan, confidence: Gains | None) -> Counts:
@@ -62,7 +62,7 @@ class Planner(Protocol):
         self,
         plan: Plan,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         accepted: Counts,
         verified: Counts,
         confidence: Gains | None,
@@ -81,7 +81,7 @@ class Planner(Protocol):
 
     @property
     def fallbacks(self) -> int:
-        """Times that a load fell back to plain decoding."""
+        """Return the times that a load fell back to plain decoding."""
         ...
 
     @property
@@ -96,13 +96,13 @@ class Planner(Protocol):
 
     @property
     def delivered(self) -> Delivered:
-        """What share of the emitted tokens reaches somebody."""
+        """Return the shares of emitted tokens that are delivered."""
         return self.experience.delivered
 
-    def publish(self, plan: Plan, rows: Counts, tenants: Counts, confidence: Gains) -> None:
+    def publish(self, plan: Plan, rows: Counts, generations: Counts, confidence: Gains) -> None:
         """Hand a step's calibrated confidences to later plans: [R], [R], [R, gamma] float32."""
-        self.experience.publish(plan, rows, tenants, confidence)
+        self.experience.publish(plan, rows, generations, confidence)
 
-    def expected(self, rows: Counts, tenants: Counts) -> Gains:
+    def expected(self, rows: Counts, generations: Counts) -> Gains:
         """Conditional acceptance from past outcomes, [R, gamma]: confidence without a head."""
-        return self.experience.estimator.confidence(rows, tenants)
+        return self.experience.estimator.confidence(rows, generations)

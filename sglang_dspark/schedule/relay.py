@@ -1,9 +1,9 @@
-"""Confidence of step t - lag for the plan of step t, by pool row, tagged with its tenant.
+"""Relay confidences of step t - lag to the plan of step t, by pool row and generation.
 
-A pool row is a seat that requests take one after the other. Every write carries the tenant (the
-row's generation, a number that changes when the seat changes hands), and a read asks for a tenant:
-what another one left behind is never handed out. Rows that were never written, belong to someone
-else, or are too old are reported as not fresh and filled with the caller's prior.
+A pool row is a slot for one request after another; its generation is a number that changes with the
+request. Every write carries the generation, and a read names one: values of another generation are
+never returned. Rows that were never written, have another generation or are too old are reported as
+not fresh and filled with the caller's prior.
 
 A read at step t sees writes of steps <= t - lag only, also where a row paused in between: each row
 keeps its last lag + 1 writes. Everything is decided by step numbers, not by which copy happened to
@@ -24,7 +24,7 @@ NEVER = np.int64(-(1 << 62))
 
 
 class Resolved(NamedTuple):
-    """confidence: [R, gamma] float32; fresh: [R] bool, False where the prior stands in."""
+    """confidence: [R, gamma] float32; fresh: [R] bool, False where the prior is used."""
 
     confidence: Gains
     fresh: NDArray[np.bool_]
@@ -36,51 +36,68 @@ class Relay:
     def __init__(self, pool_rows: int, gamma: int, *, lag: int = 2, max_age: int = 16) -> None:
         """lag: steps between a write and the first read that may see it (0: the same step).
 
-        max_age: older writes than this many steps say nothing any more; at least lag.
+        max_age: writes older than this many steps are ignored; at least lag.
         """
         if min(pool_rows, gamma) < 1 or lag < 0 or max_age < lag:
             raise ValueError(f"relay of {pool_rows} rows, gamma {gamma}, {lag=}, {max_age=}")
         self.gamma, self.lag, self.max_age = gamma, lag, max_age
         self._depth = lag + 1
         self._confidence = np.zeros((pool_rows, self._depth, gamma), np.float32)
-        self._tenant = np.zeros((pool_rows, self._depth), np.int64)
+        self._generation = np.zeros((pool_rows, self._depth), np.int64)
         self._step = np.full((pool_rows, self._depth), NEVER, np.int64)
         self._next = np.zeros(pool_rows, np.int64)
 
-    def publish(self, step: int, rows: Counts, tenants: Counts, confidence: Gains) -> None:
+    def publish(self, step: int, rows: Counts, generations: Counts, confidence: Gains) -> None:
         """Record step `step`'s confidences. Steps of a row must not go backwards.
 
-        rows, tenants: [R] int64, distinct rows; confidence: [R, gamma] float32, calibrated.
+        rows, generations: [R] int64, distinct rows; confidence: [R, gamma] float32, calibrated.
         Raises ValueError on shapes or rows that do not fit.
         """
-        if confidence.shape != (len(rows), self.gamma) or tenants.shape != rows.shape:
-            raise ValueError(f"{confidence.shape} and {tenants.shape} for {rows.shape} rows")
+        if confidence.shape != (len(rows), self.gamma) or generations.shape != rows.shape:
+            raise ValueError(f"{confidence.shape} and {generations.shape} for {rows.shape} rows")
         if not _publish(
-            step, rows, tenants, confidence, self._confidence, self._tenant, self._step, self._next
+            step,
+            rows,
+            generations,
+            confidence,
+            self._confidence,
+            self._generation,
+            self._step,
+            self._next,
         ):
             raise self._unknown_row(rows)
 
     def resolve(
-        self, step: int, rows: Counts, tenants: Counts, prior: Gains, out: Gains | None = None
+        self, step: int, rows: Counts, generations: Counts, prior: Gains, out: Gains | None = None
     ) -> Resolved:
-        """What the plan of step `step` may know about these rows.
+        """Return the confidences that the plan of step `step` may use for these rows.
 
-        rows, tenants: [R] int64. prior: [gamma] float32, conditional survival of an unknown
+        rows, generations: [R] int64. prior: [gamma] float32, conditional survival of an unknown
         request by position. out: [R, gamma] float32 to write to.
         """
-        if tenants.shape != rows.shape or prior.shape != (self.gamma,):
-            raise ValueError(f"tenants {tenants.shape}, prior {prior.shape}, rows {rows.shape}")
+        if generations.shape != rows.shape or prior.shape != (self.gamma,):
+            raise ValueError(
+                f"generations {generations.shape}, prior {prior.shape}, rows {rows.shape}"
+            )
         result = np.empty((len(rows), self.gamma), np.float32) if out is None else out
         fresh = np.empty(len(rows), np.bool_)
         window = (step - self.max_age, step - self.lag)
         if not _resolve(
-            window, rows, tenants, prior, self._confidence, self._tenant, self._step, result, fresh
+            window,
+            rows,
+            generations,
+            prior,
+            self._confidence,
+            self._generation,
+            self._step,
+            result,
+            fresh,
         ):
             raise self._unknown_row(rows)
         return Resolved(result, fresh)
 
     def unknown(self, rows: int, prior: Gains) -> Resolved:
-        """The answer when the whole copy is late or missing: the prior for everyone.
+        """Return the prior for all requests, if the whole copy is late or missing.
 
         Ranks must agree on when to use it; it depends on nothing that they hold separately.
         """
@@ -92,7 +109,7 @@ class Relay:
 
 @compiled
 def _publish(  # type: ignore[no-untyped-def]
-    step, rows, tenants, values, confidence, tenant, written, following
+    step, rows, generations, values, confidence, owner, written, following
 ) -> bool:
     """False, and nothing written, if a row is not of the pool."""
     depth, gamma = confidence.shape[1], confidence.shape[2]
@@ -109,14 +126,14 @@ def _publish(  # type: ignore[no-untyped-def]
             following[row] = (slot + 1) % depth
         for j in range(gamma):
             confidence[row, slot, j] = values[r, j]
-        tenant[row, slot] = tenants[r]
+        owner[row, slot] = generations[r]
         written[row, slot] = step
     return True
 
 
 @compiled
 def _resolve(  # type: ignore[no-untyped-def]
-    window, rows, tenants, prior, confidence, tenant, written, out, fresh
+    window, rows, generations, prior, confidence, owner, written, out, fresh
 ) -> bool:
     """False if a row is not of the pool; `out` is then not defined."""
     depth, gamma = confidence.shape[1], confidence.shape[2]
@@ -127,7 +144,7 @@ def _resolve(  # type: ignore[no-untyped-def]
         best = -1
         for slot in range(depth):
             at = written[row, slot]
-            inside = window[0] <= at <= window[1] and tenant[row, slot] == tenants[r]
+            inside = window[0] <= at <= window[1] and owner[row, slot] == generations[r]
             if inside and (best < 0 or at > written[row, best]):
                 best = slot
         fresh[r] = best >= 0

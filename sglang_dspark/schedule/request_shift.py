@@ -1,10 +1,10 @@
-"""A shift of each request's own, learned from what was accepted of it so far.
+"""Learn a shift of confidence for each request from its accepted drafts so far.
 
 A table calibrates the average request. Requests differ: one answer is easier to draft throughout
 than the confidence head can tell, and a whole domain is. To the calibrated logit z_k of a request
 its shift s is added, c_k = sigmoid(z_k + s). A priori s is normal around 0 with the variance
 `spread`, and it wanders: over `memory` steps it forgets, so that a request which changes its
-subject, or was left out for a while, comes back to the average. Each step is one Newton step of its
+subject, or was skipped for some steps, returns to the average. Each step is one Newton step of its
 likelihood and one step of forgetting (a Kalman filter of an Ornstein-Uhlenbeck process, Laplace's
 approximation for the Bernoulli outcomes); variance P, keep = exp(-1 / memory):
     P <- 1 / (1 / P + sum of c (1 - c));  s <- keep (s + P sum(y - c))
@@ -33,7 +33,7 @@ MEMORY = 200.0  # steps
 
 
 class RequestShift:
-    """Shifts of the requests in a pool of rows; a new tenant of a row starts at 0."""
+    """Shifts of the requests in a pool of rows; a new generation of a row starts at 0."""
 
     def __init__(self, spreads: Sequence[float], rows: int, memory: float = MEMORY) -> None:
         """spreads: variance of the requests' shifts in each regime, 0 keeps all of it at 0.
@@ -48,22 +48,22 @@ class RequestShift:
         self._keep = float(np.exp(-1.0 / memory))
         self._shift = np.zeros(rows)
         self._variance = np.zeros(rows)
-        self._tenant = np.full(rows, -1, dtype=np.int64)
+        self._generation = np.full(rows, -1, dtype=np.int64)
         self._out = np.zeros(rows)
 
-    def shifts(self, rows: Ints, tenants: Ints) -> Floats:
+    def shifts(self, rows: Ints, generations: Ints) -> Floats:
         """Shift of each request [R] float64, in memory that the next call writes to again.
 
-        rows: [R] int64, distinct rows of the pool; tenants [R] >= 0 tells who holds a row.
+        rows: [R] int64, distinct rows of the pool; generations [R] >= 0 of the rows.
         """
         out = self._out[: len(rows)]
-        _shifts(rows, tenants, self._shift, self._tenant, out)
+        _shifts(rows, generations, self._shift, self._generation, out)
         return out
 
     def observe(
         self,
         rows: Ints,
-        tenants: Ints,
+        generations: Ints,
         regimes: Ints,
         confidence: NDArray[np.floating],
         accepted: Ints,
@@ -72,29 +72,39 @@ class RequestShift:
         """Outcome of a finished step of requests in distinct rows [R], regimes [R].
 
         confidence: [R, d] c_k as predicted, the shift included. accepted <= verified <= d: [R].
-        Drafts behind the first rejected one were not reached and say nothing.
+        Drafts after the first rejected one were not reached and do not count.
         """
         _observe(
-            rows, tenants, regimes, confidence, accepted, verified, self._spreads, self._keep,
-            self._shift, self._variance, self._tenant,
+            rows, generations, regimes, confidence, accepted, verified, self._spreads, self._keep,
+            self._shift, self._variance, self._generation,
         )  # fmt: skip
 
 
 @compiled
-def _shifts(rows, tenants, shift, tenant, out) -> None:  # type: ignore[no-untyped-def]
+def _shifts(rows, generations, shift, owner, out) -> None:  # type: ignore[no-untyped-def]
     for r in range(rows.shape[0]):
         row = rows[r]
-        out[r] = shift[row] if tenant[row] == tenants[r] else 0.0
+        out[r] = shift[row] if owner[row] == generations[r] else 0.0
 
 
 @compiled
 def _observe(  # type: ignore[no-untyped-def]
-    rows, tenants, regimes, confidence, accepted, verified, spreads, keep, shift, variance, tenant
+    rows,
+    generations,
+    regimes,
+    confidence,
+    accepted,
+    verified,
+    spreads,
+    keep,
+    shift,
+    variance,
+    owner,
 ) -> None:
     for r in range(rows.shape[0]):
         row, spread = rows[r], spreads[regimes[r]]
-        if tenant[row] != tenants[r]:
-            tenant[row] = tenants[r]
+        if owner[row] != generations[r]:
+            owner[row] = generations[r]
             shift[row] = 0.0
             variance[row] = spread
         error, information = 0.0, 0.0

@@ -1,12 +1,12 @@
-"""The schedule that the paper compares with: verify a request's drafts while confidence is high.
+"""Verify a request's drafts while confidence is high: the schedule that the paper compares with.
 
 Paper, 4.4 and Fig. 5: position k of a request is verified if c_1 .. c_k all exceed a threshold,
-whatever the load and whatever a step costs. Every step drafts gamma positions. It is lossless, as
+at any load and any cost of a step. Every step drafts gamma positions. It is lossless, as
 c_k does not depend on x_k; it is not hardware-aware, which is what the other planners add.
 
-Where calibration follows the traffic, confidences that fell below the threshold would stay there:
-what is not verified teaches nothing. So a position that was verified in none of `PROBE_EVERY` steps
-is verified in the next one, whatever its confidence. Finished steps alone decide that.
+With online calibration, confidences below the threshold would stay there: nothing is learned from
+drafts that are not verified. So a position that was verified in none of `PROBE_EVERY` steps is
+verified in the next one, at any confidence. Finished steps alone decide that.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ class ThresholdPlanner(Planner):
     ) -> None:
         """threshold: conditional confidence in [0, 1) that a verified draft must exceed.
 
-        Raises ValueError when it lies elsewhere.
+        Raises ValueError for any other.
         """
         if not 0.0 <= threshold < 1.0:
             raise ValueError(f"a threshold on confidence lies in [0, 1), not at {threshold}")
@@ -49,7 +49,7 @@ class ThresholdPlanner(Planner):
         self,
         step: int,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         context: int,
         *,
         weights: Gains | None = None,
@@ -62,7 +62,7 @@ class ThresholdPlanner(Planner):
         weights and floors mean nothing here.
         """
         requests = len(rows)
-        confidence, known = self.experience.confidence(step, rows, tenants, relay_arrived)
+        confidence, known = self.experience.confidence(step, rows, generations, relay_arrived)
         most = np.full(requests, self.gamma) if limits is None else limits
         least = self._probed(most)
         lengths = self._within(confidence, most, least)
@@ -86,7 +86,7 @@ class ThresholdPlanner(Planner):
         self,
         plan: Plan,
         rows: Counts,
-        tenants: Counts,
+        generations: Counts,
         accepted: Counts,
         verified: Counts,
         confidence: Gains | None,
@@ -100,7 +100,7 @@ class ThresholdPlanner(Planner):
         self._unseen[:deepest] = 0
         self._unseen[deepest:] += 1
         if confidence is not None:
-            self.experience.estimator.observe(rows, tenants, accepted, verified)
+            self.experience.estimator.observe(rows, generations, accepted, verified)
         if seconds is not None:
             self.experience.timed(plan, verified, seconds)
 
@@ -110,11 +110,11 @@ class ThresholdPlanner(Planner):
 
     @property
     def fallbacks(self) -> int:
-        """It never falls back."""
+        """Return 0: this planner never falls back."""
         return 0
 
     def _probed(self, most: Counts) -> Counts | None:
-        """Leading positions that are verified whatever their confidence, [R]; mostly none."""
+        """Return leading positions that are verified at any confidence, [R]; mostly none."""
         overdue = np.flatnonzero(self._unseen >= PROBE_EVERY)
         return np.minimum(most, int(overdue[-1]) + 1) if len(overdue) else None
 

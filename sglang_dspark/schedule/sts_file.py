@@ -1,10 +1,10 @@
-"""`sts.json`: fitted temperatures with what they were fitted to.
+"""Read and write `sts.json`: fitted temperatures, and the data that they were fitted to.
 
 The file is a superset of the one that SGLang reads by
 --speculative-dspark-confidence-sts-path (srt/speculative/dspark_components/dspark_sts.py:
 `temperatures`, `dataset`, `num_samples`, `ece_before`, `ece_after`; unknown fields are ignored), so
 stock SGLang takes it as it is and applies the default table to every request. `tables` holds one
-table a sampling regime, because acceptance follows other laws when decoding is greedy.
+table a sampling regime, because acceptance has another distribution in greedy decoding.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ REGIMES = (GREEDY, SAMPLED)
 # least slope); ten times that, for tables of other fitters, is still a calibration.
 LEAST_TEMPERATURE, MOST_TEMPERATURE = 0.01, 100.0
 MOST_SHIFT = 1000.0
-MOST_SPREAD = 9.0  # a variance; beyond it most requests would stand at `request_shift.LIMIT`
+MOST_SPREAD = 9.0  # a variance; beyond it most requests would be at `request_shift.LIMIT`
 MOST_COUNT = 1 << 53
 
 
@@ -93,15 +93,15 @@ class StsTable:
 
     @property
     def followed(self) -> Calibration:
-        """`sts+shift` with the requests followed, if the table tells how far they stray."""
+        """`sts+shift` with requests followed, if the table has the spread between them."""
         return replace(self.shifted, spread=self.request_spread)
 
     def shortened(self, gamma: int) -> StsTable:
         """The table of the first `gamma` positions.
 
-        A position's temperature is fitted with those before it fixed and whatever comes behind it
+        A position's temperature is fitted with those before it fixed and later ones
         unseen (`calibration.fit`), so a fit of fewer positions would have found the same ones.
-        `sts+shift` keeps each position's own law.
+        `sts+shift` keeps each position's own parameters.
         """
         names = ("temperatures", "counts", "ece_before", "ece_after", "shifted_temperatures")
         cut = {name: getattr(self, name)[:gamma] for name in (*names, "position_shifts")}

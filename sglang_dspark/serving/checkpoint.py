@@ -10,11 +10,23 @@ Imports no sglang; backends/drafter_check.py calls it.
 from __future__ import annotations
 
 from collections.abc import Iterator, Mapping
+from dataclasses import replace
+from functools import reduce
 from pathlib import Path
 from typing import Any
 
+import torch
+from torch import Tensor
+
 from sglang_dspark.drafter import speculators
-from sglang_dspark.drafter.checkpoint import DrafterFiles, check_drafter, own_shapes
+from sglang_dspark.drafter.checkpoint import (
+    DrafterFiles,
+    check_drafter,
+    fill_parameters,
+    own_shapes,
+    save_drafter,
+    stored_name,
+)
 from sglang_dspark.drafter.config import (
     DENSE_ARCHITECTURES,
     GEMMA4_ARCHITECTURE,
@@ -25,6 +37,7 @@ from sglang_dspark.drafter.config import (
 )
 from sglang_dspark.drafter.families import has_rope_by_layer_type
 from sglang_dspark.drafter.fields import raw_config
+from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.drafter.target_fit import Target, require_depth, require_sizes
 from sglang_dspark.drafter.weight_files import (
     Stored,
@@ -211,3 +224,28 @@ def _check_gamma(
             f"--speculative-num-draft-tokens must be {gamma + 1}, not {draft_tokens}; leave it "
             f"out, and for a shorter draft set --speculative-dspark-block-size to 1..{trained}"
         )
+
+
+def convert_drafter(source: Path, out: Path, target: Target) -> None:
+    """Write the drafter in `source` into `out`, in the widest of its weights' types up to float32.
+
+    target: what it is to draft for. Nothing is written for a drafter that a server would refuse;
+    quantised experts are written restored.
+    Raises DSparkError for such a drafter, and when `out` cannot be written.
+    """
+    files = check_drafter(source, target)
+    require_served(files, target)
+    layers = files.config.num_target_layers if target.num_layers is None else target.num_layers
+    drafter = DSparkDrafter(replace(files.config, num_target_layers=layers))
+    tensors = files.load()
+    fill_parameters(drafter, tensors, stored_name)
+    save_drafter(drafter, out, _common_dtype(tensors))
+
+
+def _common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:
+    """The type that holds every weight; the routers' biases are float32 in any file.
+
+    In a narrower one a finite value could become infinite.
+    """
+    kinds = [t.dtype for name, t in tensors.items() if not name.endswith("e_score_correction_bias")]
+    return min(reduce(torch.promote_types, kinds), torch.float32, key=lambda kind: kind.itemsize)

@@ -65,7 +65,7 @@ class CpuConfig(BaseModel):
 
 
 class ScheduleConfig(BaseModel):
-    """What is verified in a step, and how that is decided (sglang_dspark/schedule)."""
+    """Scheduling: how many drafts a step verifies, and by which rule (sglang_dspark/schedule)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -131,7 +131,7 @@ class ScheduleConfig(BaseModel):
 
 
 class VerifyConfig(BaseModel):
-    """How drafts are accepted (sglang_dspark/verify)."""
+    """Acceptance of drafts (sglang_dspark/verify)."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 
@@ -146,7 +146,7 @@ class VerifyConfig(BaseModel):
 
 
 class RequestsConfig(BaseModel):
-    """What one request may ask for (upstream_fixes/request_limits.py): more gets status 400."""
+    """Limits of one request (upstream_fixes/request_limits.py): more gets status 400."""
 
     model_config = ConfigDict(frozen=True, extra="forbid", strict=True, allow_inf_nan=False)
 

@@ -1,7 +1,7 @@
-"""What `dspark doctor` reports: device, seams, configuration, models, and what is wrong. What is
-installed is looked at in installation.py; the patches report themselves (patches/seam_report.py).
+"""Diagnose an installation for `dspark doctor`: device, patches, configuration, models.
 
-`problems` are what keeps a server from starting; `notes` are worth knowing.
+installation.py checks the packages; the patches report themselves (patches/seam_report.py).
+`problems` keep a server from starting; `notes` are worth knowing.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What a server falls back from, by name: each is counted in `/metrics` and told in the log.
+"""Name the fallbacks of a server: each is counted in `/metrics` and logged once.
 
 None of them costs an answer. `reason` of `sglang:dspark_fallbacks` is one of these names.
 """
@@ -8,17 +8,17 @@ from __future__ import annotations
 from enum import Enum
 
 
-class Fall(Enum):
-    """A reason to fall back. told: what it means and what is done instead, for docs/metrics.md."""
+class Fallback(Enum):
+    """A fallback. meaning: the failure and what is done instead, for docs/metrics.md."""
 
-    told: str
+    meaning: str
 
-    def __new__(cls, name: str, told: str) -> Fall:
-        """A member whose value is its name in `/metrics`."""
-        fall = object.__new__(cls)
-        fall._value_ = name
-        fall.told = told
-        return fall
+    def __new__(cls, name: str, meaning: str) -> Fallback:
+        """Make a member whose value is its name in `/metrics`."""
+        fallback = object.__new__(cls)
+        fallback._value_ = name
+        fallback.meaning = meaning
+        return fallback
 
     DRAFTS_LOSE = "realised gain", "drafting was found to lose: a load decodes plainly"
     DRAFT_FAILED = (

@@ -1,5 +1,6 @@
-"""What is installed, for `dspark doctor`: versions, whether torch and SGLang can be imported, and
-which of the installations this is: a checkout's CPU lock, or SGLang's own CUDA pins.
+"""Check the installation, for `dspark doctor`: versions, imports of torch and SGLang, its kind.
+
+The kind is a checkout's CPU lock, or SGLang's own CUDA pins.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ CPU_INSTALL = (
 
 
 def advice() -> str:
-    """How an installation like this one is made anew."""
+    """Return how to repeat an installation like this one."""
     if (CHECKOUT / "Makefile").is_file():
         return f"in {CHECKOUT}: make clean setup, which makes .venv anew"
     if NVIDIA_DRIVER.exists():
@@ -39,7 +40,7 @@ def advice() -> str:
 
 
 def versions() -> tuple[dict[str, str | None], list[str]]:
-    """Version of Python and each package, None where it is absent; and what is wrong with them."""
+    """Return versions of Python and each package, None if absent, and the problems with them."""
     found: dict[str, str | None] = {"python": platform.python_version()}
     found |= {name: version(name) for name in PACKAGES}
     wrong = []
@@ -55,10 +56,10 @@ def versions() -> tuple[dict[str, str | None], list[str]]:
 
 
 def import_faults(found: dict[str, str | None]) -> list[str]:
-    """What keeps torch or SGLang, where they are installed, from being imported: the first of them.
+    """Return the first error at the import of torch or SGLang, if they are installed.
 
-    A missing shared library is an OSError, a wrong one often an ImportError; what other code raises
-    as it is imported is not ours to foresee.
+    A missing shared library is an OSError, a wrong one often an ImportError; other code may raise
+    anything as it is imported.
     """
     for name, module in IMPORTED.items():
         if found[name] is None:
@@ -72,7 +73,7 @@ def import_faults(found: dict[str, str | None]) -> list[str]:
 
 
 def kind() -> tuple[dict[str, Any], list[str]]:
-    """Which of the two installations this is, and what is wrong with its GPU."""
+    """Return the kind of this installation, and the problems with its GPU."""
     import torch
 
     driver, usable = NVIDIA_DRIVER.exists(), torch.cuda.is_available()
@@ -93,9 +94,9 @@ def kind() -> tuple[dict[str, Any], list[str]]:
 
 
 def compare_with_lock(install: dict[str, Any]) -> tuple[list[str], list[str]]:
-    """Add to `install` what differs from the CPU lock, where that is at hand (in a checkout).
+    """Add to `install` the differences from the CPU lock, if there is one (in a checkout).
 
-    Returns what is wrong, absent packages, and what is worth knowing, other versions.
+    Returns problems, absent packages, and notes, other versions.
     """
     lock = CHECKOUT / CPU_LOCK
     if not lock.is_file():

@@ -1,8 +1,8 @@
-"""`sglang:dspark_*` in /metrics: what the scheduler decided, and how right it was.
+"""Export `sglang:dspark_*` in /metrics: the scheduler's decisions and the errors of its models.
 
-Steps are kept as they are and handed to prometheus_client about once a second, because a
-step of some milliseconds has no time for a dozen locked counters, and when the last answer of a
-batch has ended, so that counters at rest are complete. SGLang
+Steps are collected and handed to prometheus_client about once a second, because a dozen locked
+counters are slow for a step of some milliseconds, and when the last answer of a batch has ended,
+so that the counters of an idle server are complete. SGLang
 (srt/observability/metrics_collector.py) sets PROMETHEUS_MULTIPROC_DIR before any collector is made,
 so prometheus_client is imported when the first one is.
 """
@@ -21,7 +21,7 @@ from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.schedule.planner_protocol import Planner
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.step_log import StepLog, line_of
 
 if TYPE_CHECKING:
@@ -50,8 +50,8 @@ class Finished(NamedTuple):
 
     @property
     def reason(self) -> str:
-        """Why it had no draft, if it had none."""
-        return Fall.DRAFT_FAILED.value if self.undrafted else REASONS[self.plan.mode]
+        """Return the reason why it had no draft, if it had none."""
+        return Fallback.DRAFT_FAILED.value if self.undrafted else REASONS[self.plan.mode]
 
 
 class StepMetrics:
@@ -64,7 +64,7 @@ class StepMetrics:
         collector: Collector | None = None,
         log: StepLog | None = None,
     ) -> None:
-        """collector: where counts go; None counts nothing. log: where each step goes as a line."""
+        """collector: gets the counts; None counts nothing. log: gets each step as a line."""
         self._planner, self._calibration, self._collector = planner, calibration, collector
         self._log = log
         self._finished: list[Finished] = []
@@ -79,14 +79,14 @@ class StepMetrics:
         *,
         undrafted: bool = False,
     ) -> None:
-        """Note a finished step; undrafted: a draft was planned, and failed or was left out."""
+        """Note a finished step; undrafted: a draft was planned, and failed or was skipped."""
         if self._collector is not None or self._log is not None:
             self._finished.append(Finished(plan, lengths, accepted, seconds, undrafted))
 
-    def fell_back(self, fall: Fall) -> None:
-        """Count a fall back, at once."""
+    def count_fallback(self, fallback: Fallback) -> None:
+        """Count a fallback, at once."""
         if self._collector is not None:
-            self._collector.fell_back(fall)
+            self._collector.count_fallback(fallback)
 
     def kernel_compiled(self) -> None:
         """Count a kernel that was compiled while serving, at once."""
@@ -94,7 +94,7 @@ class StepMetrics:
             self._collector.kernel_compiled()
 
     def flush(self, now: float) -> None:
-        """Hand what was noted on, if the last time was about a second ago."""
+        """Hand on the noted steps, if the last time was about a second ago."""
         if now >= self._due:
             self._due = now + FLUSH_SECONDS
             self.hand_over()
@@ -140,7 +140,9 @@ class Collector:
 
         self._steps = counter("steps", "Decode steps by the guard's mode.", "mode")
         self._skips = counter("draft_skips", "Decode steps without a draft.", "reason")
-        self._falls = counter("fallbacks", "Fallbacks to a slower or less accurate mode.", "reason")
+        self._fallbacks = counter(
+            "fallbacks", "Fallbacks to a slower or less accurate mode.", "reason"
+        )
         self._admitted = counter("admitted_drafts", "Drafts verified.", "position")
         self._accepted = counter("accepted_drafts", "Drafts accepted.", "position")
         self._budget = histogram("budget", "Drafts admitted in a step.", BUDGETS)
@@ -159,7 +161,7 @@ class Collector:
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
         self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
         self._compilations.labels(**labels)  # 0 is shown too
-        self._fallen = 0
+        self._counted_fallbacks = 0
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
         """Count steps."""
@@ -182,7 +184,7 @@ class Collector:
                 series.labels(**self._labels, position=str(position)).inc(int(count))
 
     def gauges(self, planner: Planner, calibration: OnlineCalibration) -> None:
-        """Show how right the models are at present."""
+        """Set the gauges of the models' present errors."""
         error = planner.costs.median_error()
         if not math.isnan(error):
             self._error.labels(**self._labels).set(error)
@@ -194,13 +196,13 @@ class Collector:
         if not math.isnan(survival_error):
             self._survival_error.labels(**self._labels).set(survival_error)
         fallbacks = planner.fallbacks
-        if fallbacks > self._fallen:
-            self.fell_back(Fall.DRAFTS_LOSE, fallbacks - self._fallen)
-            self._fallen = fallbacks
+        if fallbacks > self._counted_fallbacks:
+            self.count_fallback(Fallback.DRAFTS_LOSE, fallbacks - self._counted_fallbacks)
+            self._counted_fallbacks = fallbacks
 
-    def fell_back(self, fall: Fall, times: int = 1) -> None:
-        """Count falls back."""
-        self._falls.labels(**self._labels, reason=fall.value).inc(times)
+    def count_fallback(self, fallback: Fallback, times: int = 1) -> None:
+        """Count fallbacks."""
+        self._fallbacks.labels(**self._labels, reason=fallback.value).inc(times)
 
     def kernel_compiled(self) -> None:
         """Count a kernel that was compiled while serving."""

@@ -1,12 +1,12 @@
-"""Which verification a server runs, decided once from configuration, variable and drafter.
+"""Choose a server's verification once, from configuration, variable and drafter.
 
     auto    (default) our scheduler: ragged verification, lengths by confidence
     static  every draft is verified
     off     SGLang's own choice, by SGLANG_RAGGED_VERIFY_MODE
 
 SGLang (srt/speculative/ragged_verify.py) reads the variable while models load: a confidence
-head is built only in the mode `compact`. So it is set here, before any process is spawned. Whoever
-sets the variable to something else than `compact` has chosen SGLang's own behaviour. Imports no
+head is built only in the mode `compact`. So it is set here, before any process is spawned. A user
+who sets the variable to something else than `compact` has chosen SGLang's own behaviour. Imports no
 sglang.
 """
 
@@ -31,7 +31,7 @@ class Choice:
 
 
 def choice() -> Choice:
-    """What configuration and variable say, the same in every process of a server."""
+    """Read the choice from configuration and variable, the same in every process of a server."""
     mode = current_config().schedule.mode
     named = os.environ.get(VARIABLE, "").strip()
     if mode != "auto":

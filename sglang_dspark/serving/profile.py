@@ -1,12 +1,12 @@
-"""The cost table of a server: read from the cache if it belongs here, else measured (paper, 3.2.3).
+"""Get the cost table of a server: from the cache if it fits, else measured (paper, 3.2.3).
 
 Measured at start in rounds. The first goes from small batches to large ones, small ones first
 because that is where decisions are close, until all tiers are done or its time is up; larger
 batches follow the measured slope. Passes and drafts take turns as they do in serving: a draft
 right behind another one finds its weights in the cache and takes half as long. Further rounds
-repeat the first while there is time, and the least of each figure is kept: what disturbs a pass
-only adds to it. A machine that slows down for a second then meets one round of all passes and not
-all repeats of one, whose figure is compared with its neighbours'. Steps under load correct the
+repeat the first while there is time, and the least of each figure counts: a disturbance only adds
+to a pass. A machine that slows down for a second then affects one round of all passes and not all
+repeats of one, whose figure is compared with its neighbours'. Steps under load correct the
 table later (`schedule/cost_model.py`).
 """
 
@@ -35,7 +35,7 @@ from sglang_dspark.schedule.cost_table import (
     monotone,
     save,
 )
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 
 CONTEXT = 64  # tokens that the made-up requests hold
 LONG = 1024  # and once, to learn what context costs
@@ -49,70 +49,68 @@ LEAST_KNOTS = 3
 # A table that ends before so many full windows, or whose drafts before so many counts of requests,
 # was measured on a busy machine.
 LEAST_KEPT, LEAST_COUNTS = 2, 4
-LOCK = "measuring.lock"  # beside the tables: who measures; never removed
+LOCK = "measuring.lock"  # next to the tables, held by the process that measures; never removed
 # How long a process waits for others that measure, s: for one to warm up, for some to be done
 PATIENCE, OTHERS = 120.0, 8
 
-Tell = Callable[[str], None]
+Log = Callable[[str], None]
 
 
 class Passes(Protocol):
-    """What a profile runs: the real models (`passes.Passes`), or a machine made up by a test."""
+    """The passes of a profile: the real models (`passes.Passes`), or a test's simulated machine."""
 
     gamma: int
-    most_requests: int  # that can be seated at once
+    most_requests: int  # that fit the pool at once
     longest: int  # context
-    tiers: tuple[
-        int, ...
-    ]  # tokens that passes are padded to, ascending; none: as many as there are
+    # Tokens that passes are padded to, ascending; empty: passes are not padded.
+    tiers: tuple[int, ...]
     depths: tuple[int, ...]  # of drafts that cost something of their own; gamma among them
 
     def warm_up(self) -> None:
-        """Do what only a first pass does."""
+        """Run first passes, which are slower."""
         ...
 
     def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
-        """Seconds of a pass that verifies drafts[r] of each request."""
+        """Return the seconds of a pass that verifies drafts[r] of each request."""
         ...
 
     def draft_seconds(self, requests: int, depth: int, context: int) -> float:
-        """Seconds of drafting `depth` positions for every request."""
+        """Return the seconds of drafting `depth` positions for every request."""
         ...
 
 
 @dataclass(frozen=True)
 class Profiled:
-    """A table and where it comes from, in words for the log. falls: what went wrong on the way."""
+    """A table, its source in words for the log, and the fallbacks to get it."""
 
     table: CostTable
     source: str
-    falls: tuple[Fall, ...] = ()
+    fallbacks: tuple[Fallback, ...] = ()
 
 
-def table_for(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Profiled:
-    """The table of `key`: from the cache, or measured within about `seconds` and cached.
+def table_for(key: ProfileKey, passes: Passes, seconds: float, log: Log) -> Profiled:
+    """Return the table of `key`: from the cache, or measured within about `seconds` and cached.
 
-    Whatever is wrong with a kept table or with the cache is told in one line and does no harm: the
-    times are measured again. One process measures at a time, and one that had to wait takes what
-    the other has kept: replicas of a data-parallel server start together, and would time each
-    other.
+    A fault of a saved table or of the cache is logged in one line: the times are measured again.
+    One process measures at a time, and one that had to wait uses the table that the other saved:
+    replicas of a data-parallel server start together, and would time each other.
     """
-    kept = _kept(key, tell)
+    kept = _kept(key, log)
     if isinstance(kept, Profiled):
         return kept
-    with _alone(seconds, tell):
+    with _alone(seconds, log):
         again = _kept(key, lambda line: None)
         if isinstance(again, Profiled):
             return again
-        return _measured(key, passes, seconds, tell, kept)
+        return _measured(key, passes, seconds, log, kept)
 
 
 def _measured(
-    key: ProfileKey, passes: Passes, seconds: float, tell: Tell, wrong: tuple[Fall, ...]
+    key: ProfileKey, passes: Passes, seconds: float, log: Log, wrong: tuple[Fallback, ...]
 ) -> Profiled:
-    """The table of times measured now; wrong: with what was kept before."""
+    """Measure a table and save it; wrong: fallbacks so far."""
     began = time.perf_counter()
-    table = measure(key, passes, seconds, tell)
+    table = measure(key, passes, seconds, log)
     spent = time.perf_counter() - began
     if _cut_short(table, passes):
         return Profiled(table, f"measured in {spent:.1f} s, too few to be kept", wrong)
@@ -120,48 +118,48 @@ def _measured(
         path = cache_path(key)
         save(table, path)
     except DSparkError as error:
-        tell(str(error))
-        return Profiled(table, f"measured in {spent:.1f} s", (*wrong, Fall.TIMES_NOT_KEPT))
+        log(str(error))
+        return Profiled(table, f"measured in {spent:.1f} s", (*wrong, Fallback.TIMES_NOT_KEPT))
     return Profiled(table, f"measured in {spent:.1f} s, kept in {path}", wrong)
 
 
 @contextmanager
-def _alone(seconds: float, tell: Tell) -> Iterator[None]:
-    """While no other process of this user measures step times; beside it where that cannot be."""
-    waits = partial(tell, "waiting: another process measures step times")
+def _alone(seconds: float, log: Log) -> Iterator[None]:
+    """Wait until no other process of this user measures step times; without a lock do not wait."""
+    waits = partial(log, "waiting: another process measures step times")
     with ExitStack() as held:
         try:
             lock = cache_root() / "sglang-dspark" / "costs" / LOCK
             held.enter_context(turn(lock, PATIENCE + OTHERS * seconds, waits))
         except TimeoutError:
-            tell("another process still measures step times; these are measured beside it")
+            log("another process still measures step times; these are measured beside it")
         except (OSError, DSparkError):
-            pass  # nothing can be kept there either, which is told when it is tried
+            pass  # nothing can be saved there either, which is logged when it is tried
         yield
 
 
-def _kept(key: ProfileKey, tell: Tell) -> Profiled | tuple[Fall, ...]:
-    """The table that an earlier start kept; else what is wrong with it, () if there is none."""
+def _kept(key: ProfileKey, log: Log) -> Profiled | tuple[Fallback, ...]:
+    """Return the table that an earlier start saved; else its fallbacks, () if there is none."""
     try:
         path = cache_path(key)
         if os.path.exists(path):  # unlike Path.exists, False for a folder that may not be entered
             return Profiled(load(path, key), f"read from {path}")
     except DSparkError as error:
-        tell(str(error))
-        return (Fall.TIMES_REFUSED,)
+        log(str(error))
+        return (Fallback.TIMES_REFUSED,)
     return ()
 
 
 def _cut_short(table: CostTable, passes: Passes) -> bool:
-    """Whether the time was up before enough was measured to be believed at the next start."""
+    """Return whether too little was measured in time for the next start to reuse it."""
     tokens = min(_tokens(passes)[-1], LEAST_KEPT * (passes.gamma + 1))
     counts = min(LEAST_COUNTS, sum(count <= passes.most_requests for count in REQUESTS))
     return table.knots[-1] < tokens or len(table.draft_requests) < counts
 
 
-def measure(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> CostTable:
-    """Time real passes for about `seconds`; progress goes to `tell`."""
-    tell(f"measuring step times, about {seconds:.0f} s at most")
+def measure(key: ProfileKey, passes: Passes, seconds: float, log: Log) -> CostTable:
+    """Time real passes for about `seconds`; progress goes to `log`."""
+    log(f"measuring step times, about {seconds:.0f} s at most")
     passes.warm_up()
     began = time.perf_counter()
     fastest = FastestTimes(passes)
@@ -176,7 +174,7 @@ def measure(key: ProfileKey, passes: Passes, seconds: float, tell: Tell) -> Cost
             fastest.time(fastest.window(tokens))
         if draft is not None:
             fastest.time(draft)
-    tell(f"{len(fastest.seconds)} passes and drafts timed, again for less noise")
+    log(f"{len(fastest.seconds)} passes and drafts timed, again for less noise")
     for number in range(1, ROUNDS):
         fastest.again(None if number < ROUNDS_OF_LARGE else SMALL, began + seconds)
     return _table(key, fastest)
@@ -244,7 +242,7 @@ class FastestTimes:
 
     @property
     def scales(self) -> list[_Verify]:
-        """Passes that tell what context costs, and a request beside its tokens."""
+        """Passes that measure the cost of context, and of a request apart from its tokens."""
         cells = [_Verify((0,), self.long)] if self.long > self.usual else []
         if self.apart > 1:
             cells += [_Verify((0,) * self.apart, self.usual), self.window(self.apart)]

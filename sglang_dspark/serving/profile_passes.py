@@ -1,10 +1,10 @@
-"""Passes of the real models over made-up requests, for timing them before the first request.
+"""Run passes of the real models over dummy requests, to time them before the first request.
 
-Every pass takes the way of a decode step (sglang/srt/speculative/dspark_components/
-{dspark_draft,dspark_verify}.py): a draft block, or a ragged verify pass with the context
-injection of one token a request behind it. The requests sit in the first pool rows, which are
-pointed at slots of the whole cache and cleared afterwards; nothing is allocated, and what the
-passes write lies in slots that are free.
+Every pass is like one of a decode step (sglang/srt/speculative/dspark_components/
+{dspark_draft,dspark_verify}.py): a draft block, or a ragged verify pass followed by
+the context injection of one token a request. The requests have the first pool rows, which are
+pointed at slots of the whole cache and restored afterwards. Nothing is allocated, and the passes
+write to free slots only.
 """
 
 from __future__ import annotations
@@ -19,8 +19,8 @@ import torch
 from sglang_dspark.serving import upstream
 
 
-class Seats:
-    """Pool rows that made-up requests may sit in for the time of a pass."""
+class DummyBatches:
+    """Make batches of dummy requests that have pool rows for the time of a pass."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -30,18 +30,18 @@ class Seats:
 
     @property
     def most_requests(self) -> int:
-        """Requests that fit the pool; row 0 is padding."""
+        """Return the requests that fit the pool; row 0 is padding."""
         return int(self._pool.req_to_token.shape[0]) - 1
 
     @property
     def longest(self) -> int:
-        """Longest context that leaves room for a window."""
+        """Return the longest context that leaves room for a window."""
         slots = int(self._runner.token_to_kv_pool.size)
         return min(int(self._pool.req_to_token.shape[1]), slots) - self._gamma - 1
 
     @contextmanager
-    def taken(self, requests: int, context: int) -> Iterator[Any]:
-        """`requests` made-up requests with `context` tokens each, as a batch."""
+    def batch(self, requests: int, context: int) -> Iterator[Any]:
+        """Make a batch of `requests` dummy requests with `context` tokens each."""
         table = self._pool.req_to_token
         width = context + self._gamma + 1
         kept = table[1 : requests + 1, :width].clone()
@@ -86,7 +86,7 @@ class Seats:
 
 
 def draft_once(worker: Any, proposer: Any, batch: Any) -> Any:
-    """Draft for all requests of a made-up batch as deep as the proposer does: a `DraftProposal`."""
+    """Draft for all requests of a dummy batch as deep as the proposer does: a `DraftProposal`."""
     requests = len(batch.seq_lens)
     # As a step's draft: with tensor parallelism the draft's ranks may be others than the target's.
     with worker._draft_context():
@@ -102,7 +102,7 @@ def draft_once(worker: Any, proposer: Any, batch: Any) -> Any:
 
 
 def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
-    """The target over the packed rows of `window`; upstream's `LogitsProcessorOutput`."""
+    """Run the target over the packed rows of `window`; returns a `LogitsProcessorOutput`."""
     host_lens, ids = batch.seq_lens_cpu, window.verify_ids
     verify_input = upstream.DFlashVerifyInput(
         draft_token=ids,
@@ -130,7 +130,7 @@ def ragged_forward(worker: Any, batch: Any, layout: Any, window: Any) -> Any:
 
 
 def _forwarded(worker: Any, batch: Any, window: Any, forward: Any) -> Any:
-    """The pass, in a graph where one was captured for it."""
+    """Run the pass, in a graph if one was captured for it."""
     runner = worker.model_runner
     batch.window.kv_loc_plan.bind(forward, runner.kv_index_translator, cols=window.window_index)
     graphs = runner.decode_cuda_graph_runner

@@ -1,9 +1,9 @@
-"""Speed targets of requests: who is behind its tokens/s counts for more in the next plan.
+"""Weight requests by their speed targets: one below its tokens/s counts for more in the next plan.
 
 A request names its target in `sampling_params.custom_params`, {"dspark_speed": tokens/s}; without
-one it has the configuration's `schedule.speed_target`, if any. A request's speed is what it has got
-since its first decode step; the weight that follows (`schedule.gains.speed_weights`) is fixed
-before a step drafts and is made of finished steps alone, so the schedule stays lossless.
+one it has the configuration's `schedule.speed_target`, if any. A request's speed is its tokens/s
+since its first decode step. The weight (`schedule.gains.speed_weights`) is fixed before a step
+drafts and depends on finished steps alone, so the schedule stays lossless.
 """
 
 from __future__ import annotations
@@ -18,11 +18,11 @@ from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.gains import speed_weights
 
 PARAMETER = "dspark_speed"
-MOST = 1e9  # tokens/s; a larger number is a mistake, and would not fit a float32
+MOST = 1e9  # tokens/s; a larger number is a mistake
 
 
 def target_of(custom_params: object) -> float | None:
-    """The speed that a request asks for in tokens/s, or None.
+    """Return the speed in tokens/s that a request asks for, or None.
 
     Raises ValueError, in words for the client, unless it is a positive number below `MOST`.
     """
@@ -38,7 +38,7 @@ def target_of(custom_params: object) -> float | None:
 
 
 class SpeedTargets:
-    """What each pool row's tenant wants and gets; called by one thread."""
+    """Track target and speed of each pool row's generation; called by one thread."""
 
     def __init__(
         self,
@@ -50,14 +50,14 @@ class SpeedTargets:
         self._default = default
         self._clock = clock
         self._seen = False  # whether any request ever had a target
-        self._tenant = np.full(pool_rows, -1, np.int64)
+        self._generation = np.full(pool_rows, -1, np.int64)
         self._target = np.zeros(pool_rows, np.float32)
         self._speed = np.zeros(pool_rows, np.float32)
         self._began = np.zeros(pool_rows)  # when its first decode step was handed out
         self._tokens = np.zeros(pool_rows, np.int64)  # that it had then
 
     def handed_out(self, reqs: Sequence[Any], generation: Counts) -> None:
-        """Tokens of a step reached the requests (upstream's `Req`) in pool rows of `generation`."""
+        """Note a step's tokens of the requests (upstream's `Req`) in pool rows of `generation`."""
         for req in reqs:
             given = req.sampling_params.custom_params
             if given is None and self._default is None:
@@ -66,20 +66,20 @@ class SpeedTargets:
             if target is not None and not req.finished() and req.kv.holds_kv:
                 self._note(req, target, int(generation[req.kv.req_pool_idx]))
 
-    def _note(self, req: Any, target: float, tenant: int) -> None:
+    def _note(self, req: Any, target: float, generation: int) -> None:
         now, tokens, row = self._clock(), len(req.output_ids), req.kv.req_pool_idx
-        if self._tenant[row] != tenant:
-            self._tenant[row], self._target[row] = tenant, target
+        if self._generation[row] != generation:
+            self._generation[row], self._target[row] = generation, target
             self._began[row], self._tokens[row] = now, tokens
         passed = now - self._began[row]
         self._speed[row] = (tokens - self._tokens[row]) / passed if passed > 0 else 0.0
         self._seen = True
 
-    def weights(self, rows: Counts, tenants: Counts) -> Gains | None:
-        """w_r [R] float32 of the requests in pool rows `rows`; None: nobody has a target."""
+    def weights(self, rows: Counts, generations: Counts) -> Gains | None:
+        """Return w_r [R] float32 of the requests in pool rows `rows`; None: none has a target."""
         if not self._seen:
             return None
-        ours = self._tenant[rows] == tenants
+        ours = self._generation[rows] == generations
         if not ours.any():
             return None
         return speed_weights(self._speed[rows], np.where(ours, self._target[rows], np.float32(0)))

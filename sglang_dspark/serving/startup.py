@@ -1,5 +1,4 @@
-"""Start-up rules shared by both entry points: when we are off, beside which SGLang we serve, and
-how a failure stops a server.
+"""Share rules of start-up between both entry points: off switch, SGLang's version, failures.
 
 SGLang only logs exceptions from plugins and hooks (sglang/srt/plugins/__init__.py) and
 would then serve without us; `stop` therefore ends the process with one line on stderr. It
@@ -34,7 +33,7 @@ def check_version(found: str) -> None:
 
 
 def switched_off() -> str | None:
-    """Why this package must leave stock behaviour alone; None when it is on.
+    """Return the reason why this package must not change SGLang; None when it is on.
 
     `DSPARK_DISABLE=1` turns both entry points off, and so does an `SGLANG_PLUGINS` that does not
     name `dspark` (SGLang itself then never calls the plugin, but still may call the platform).
@@ -49,7 +48,7 @@ def switched_off() -> str | None:
 
 
 def platform_left_out() -> bool:
-    """Whether `SGLANG_PLUGINS` names our plugin but not our CPU platform."""
+    """Return whether `SGLANG_PLUGINS` names our plugin but not our CPU platform."""
     names = {name.strip() for name in os.environ.get("SGLANG_PLUGINS", "").split(",")}
     return PLUGIN_NAME in names and PLATFORM_NAME not in names
 

@@ -1,7 +1,7 @@
-"""Every finished step as a line of a file: what it was predicted to take, and what it took.
+"""Log every finished step as a line of a file, with its predicted and its measured time.
 
-`schedule.step_log` names the file. Lines come as metrics do, about once a second and when all
-requests have ended, so that a step has no file to write to. Fields of a line, which is JSON:
+`schedule.step_log` names the file. Lines are written as metrics are, about once a second and when
+all requests have ended, so that no step writes to a file. Fields of a line, which is JSON:
 
     step        number of the plan; repeated ones have the same
     mode        the guard's
@@ -28,7 +28,7 @@ logger = logging.getLogger(__name__)
 
 
 def line_of(plan: Plan, lengths: Counts, seconds: float | None) -> str:
-    """A step's line. lengths: drafts verified, [R]."""
+    """Return a step's line. lengths: drafts verified, [R]."""
     return json.dumps(
         {
             "step": plan.step,
@@ -44,7 +44,7 @@ def line_of(plan: Plan, lengths: Counts, seconds: float | None) -> str:
 
 
 class StepLog:
-    """Appends to the file; one that cannot be written to is told once, and does no harm."""
+    """Append to the file; a failure to write is logged once and ends the log."""
 
     def __init__(self, path: Path) -> None:
         self._path: Path | None = path

@@ -1,4 +1,4 @@
-"""New weights in a running DSPARK server: the target's by default, the drafter's where it is named.
+"""Update weights of a running DSPARK server: the target's, or the drafter's if it is named.
 
 Upstream (sglang/srt/managers/scheduler_components/weight_updater.py) loads what an update
 brings into every runner, the draft's too. MTP layers lie in the target's checkpoint; a DSpark

@@ -1,4 +1,4 @@
-"""A DSPARK decode step: plan, draft or skip, admit, lay out, verify, accept, commit, learn.
+"""A DSPARK decode step: plan, draft or skip, admit, verify, accept, commit, learn.
 
-Nothing here knows a device; what differs between them stands behind `device.Device`.
+Nothing here depends on a device: `device.Device` is the interface of one.
 """

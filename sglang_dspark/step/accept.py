@@ -1,8 +1,8 @@
-"""The accept rules over whole windows (paper, 3.1), with plain decoding's own law for sampling.
+"""Accept drafts of sampled requests by plain decoding's own distribution (paper, 3.1).
 
-For sampled steps whose law upstream's rules (sglang/kernels/ops/speculative/dspark/
+For sampled steps whose distribution upstream's rules (sglang/kernels/ops/speculative/dspark/
 dspark_accept.py) do not keep, or whose requests have seeds: `rules.py`. The rules are those
-of `verify/`; no value is looked at, and nothing behind a window's verified rows decides anything.
+of `verify/`; no value is read by the host, and rows after a window's verified ones have no effect.
 """
 
 from __future__ import annotations
@@ -36,15 +36,15 @@ def accept(
     anchors: Tensor,
     seeds: Seeds | None,
 ) -> Acceptance:
-    """What each request of a sampled step emits.
+    """Accept drafts and draw bonus tokens for each request of a sampled step.
 
     ids: [R, gamma + 1] int64, anchors and drafts. lens: [R] integer, tokens verified. logits:
     [R * (gamma + 1), V]. draft_block: upstream's `DraftBlockResult`. anchors: [R] the anchors'
-    positions, which with a request's seed decide its tokens.
+    positions, which with a request's seed determine its tokens.
     """
     requests, width = ids.shape
     drafts, limits = ids[:, 1:], lens.long() - 1
-    probs = laws(logits, sampling_info, width).view(requests, width, -1)
+    probs = target_probs(logits, sampling_info, width).view(requests, width, -1)
     outcome = sampled_rule()(
         draft=drafts,
         draft_probs=_draft_probs(draft_block),
@@ -66,14 +66,14 @@ def accept(
 
 @cache
 def sampled_rule() -> Rule:
-    """The accept rule of sampled requests without a seed, as configured (`verify.rule`)."""
+    """Return the accept rule of sampled requests without a seed, as configured (`verify.rule`)."""
     return accept_sampled if current_config().verify.rule == "token" else accept_block
 
 
 def _seeded(
     outcome: Acceptance, drafts: Tensor, probs: Tensor, anchors: Tensor, limits: Tensor, by: Seeds
 ) -> Acceptance:
-    """The outcome with what the requests that have a seed draw by it."""
+    """Replace the outcome of requests with a seed by what they draw by it."""
     rows = by.rows
     drawn = accept_seeded(
         drafts[rows], probs[rows], by.values, anchors[rows].long(), limits[rows], checked=False
@@ -85,15 +85,15 @@ def _seeded(
 
 
 def _either(chosen: Tensor, ones: Acceptance, others: Acceptance) -> Acceptance:
-    """By request: chosen [R] bool takes from `ones`."""
+    """Select by request: `ones` where chosen [R] bool, else `others`."""
     return Acceptance(
         torch.where(chosen, ones.accepted, others.accepted),
         torch.where(chosen, ones.bonus, others.bonus),
     )
 
 
-def laws(logits: Tensor, sampling_info: Any, width: int) -> Tensor:
-    """Plain decoding's law of every row: [R * width, V] -> the same, float32."""
+def target_probs(logits: Tensor, sampling_info: Any, width: int) -> Tensor:
+    """Return plain decoding's distribution of every row: [R * width, V] -> the same, float32."""
     info = sampling_info
     cut = info.need_top_k_sampling or info.need_top_p_sampling or info.need_min_p_sampling
     temperature, *cuts = (
@@ -112,7 +112,7 @@ def laws(logits: Tensor, sampling_info: Any, width: int) -> Tensor:
 
 
 def _draft_probs(draft_block: Any) -> Tensor | None:
-    """[R, gamma, V] the law that each draft was drawn from; None: each is its argmax."""
+    """Return the distribution of each draft, [R, gamma, V]; None: each is an argmax."""
     if draft_block.greedy_draft:
         return None
     temperature = draft_block.temperatures.reshape(-1, 1, 1)
@@ -120,5 +120,5 @@ def _draft_probs(draft_block: Any) -> Tensor | None:
 
 
 def uniforms(*shape: int, like: Tensor) -> Tensor:
-    """float64 in [0, 1) on the device of `like`."""
+    """Draw float64 in [0, 1) on the device of `like`."""
     return torch.rand(*shape, dtype=torch.float64, device=like.device)

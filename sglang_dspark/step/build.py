@@ -1,7 +1,7 @@
-"""Builds the `ScheduleEngine` of a DSPARK worker whose models and pools are ready, or says why not.
+"""Build the `ScheduleEngine` of a DSPARK worker whose models and pools are ready.
 
-Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. Where we cannot
-schedule, the worker verifies every draft and the log says why: never a crash.
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. If we cannot
+schedule, the worker verifies every draft and logs the reason.
 backends/cpu/attach.py and backends/cuda/attach.py put the engine to work.
 """
 
@@ -15,8 +15,11 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+import torch
+from torch import nn
 
 from sglang_dspark import __version__
+from sglang_dspark.drafter.weight_files import is_finite
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
@@ -29,22 +32,23 @@ from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
-from sglang_dspark.serving import profile, upstream
+from sglang_dspark.serving import profile, startup, upstream
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import Collector, StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
 from sglang_dspark.serving.step_log import StepLog
-from sglang_dspark.step.clock import Clock
 from sglang_dspark.step.engine import ScheduleEngine
+from sglang_dspark.step.timing import Clock
 
 logger = logging.getLogger(__name__)
 
-SPREAD = 0.1  # how far requests stray where no table tells: variance of logits, as the demo's do
+SPREAD = 0.1  # variance of logits between requests without a table: the demo's
+_CHECKED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # not packed formats
 
 
 def obstacle(worker: Any) -> str | None:
-    """Why the steps of this worker cannot be ours, on whatever device; None: they can."""
+    """Return the reason why we cannot run the steps of this worker, on any device, or None."""
     runner, observers = worker.model_runner, worker._observers
     epilogue = worker._verify_executor.verify_epilogue
     reasons = {
@@ -66,11 +70,39 @@ def obstacle(worker: Any) -> str | None:
     return next((reason for reason, holds in reasons.items() if holds), None)
 
 
-def verify_everything(worker: Any) -> None:
-    """Every draft in every step, whatever mode the models were loaded in.
+def refuse_broken(worker: Any) -> None:
+    """End the server with one line if the drafter has a weight with NaN or infinite values.
 
-    Graphs that were captured for windows of unlike lengths run no others: with them the windows are
-    alike by upstream's own rule for a planner that knows no costs.
+    Such a drafter is slow and still correct, as its drafts are rejected. Upstream loads it without
+    a warning.
+    """
+    found = broken_weight(worker.draft_model, worker.target_worker.model_runner.model)
+    if found is not None:
+        path = worker.draft_model_runner.model_config.model_path
+        startup.stop(
+            f"drafter {path}: the weight {found} holds values that are no finite numbers; export "
+            "or fetch the drafter again, or with --dtype float16 try --dtype float32"
+        )
+
+
+def broken_weight(drafter: nn.Module, target: nn.Module) -> str | None:
+    """Return the name of the drafter's first weight with NaN or infinite values, or None.
+
+    Weights shared with the target are not checked.
+    """
+    shared = {weight.data_ptr() for weight in target.parameters()}
+    for name, weight in drafter.named_parameters():
+        own = weight.dtype in _CHECKED and weight.data_ptr() not in shared
+        if own and not is_finite(weight.detach()):
+            return name
+    return None
+
+
+def verify_everything(worker: Any) -> None:
+    """Verify every draft in every step, in any mode in which the models were loaded.
+
+    Graphs captured for variable-length windows run no others: with them the windows have one length
+    by upstream's own rule for a planner without costs.
     """
     planner = worker._verify_planner
     planner._budget_planner, planner._is_verify_all = None, True
@@ -79,13 +111,13 @@ def verify_everything(worker: Any) -> None:
 
 
 def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) -> ScheduleEngine:
-    """Profile, calibrate and compile what the scheduler of a worker needs; logs one line.
+    """Profile, calibrate and compile the scheduler of a worker; logs one line.
 
-    passes: of the worker's models, on its device. clock: what its steps are timed by.
+    passes: of the worker's models, on its device. clock: times its steps.
     """
     gamma = int(worker.gamma)
     chosen = current_config().schedule
-    profiled = profile.table_for(key, passes, chosen.profile_seconds, _tell)
+    profiled = profile.table_for(key, passes, chosen.profile_seconds, _log)
     has_head = worker.draft_model.confidence_head is not None
     pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
     calibration, calibrated, refused = _calibration(worker, gamma, pool_rows)
@@ -94,21 +126,23 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
     planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
     log = None if chosen.step_log is None else StepLog(Path(chosen.step_log).expanduser())
     metrics = StepMetrics(planner, calibration, _collector(), log)
-    for fall in (*profiled.falls, *refused, *(() if has_head else (Fall.NO_HEAD,))):
-        metrics.fell_back(fall)
+    for fallback in (*profiled.fallbacks, *refused, *(() if has_head else (Fallback.NO_HEAD,))):
+        metrics.count_fallback(fallback)
     speeds = SpeedTargets(pool_rows, chosen.speed_target)
     _announce(planner, profiled, calibrated)
     return ScheduleEngine(planner, calibration, metrics, clock, chosen.fairness_floor, speeds)
 
 
 def _lag() -> int:
-    """Steps between a confidence and the plan that reads it: under the overlap loop a step is
-    planned while the one before it runs."""
+    """Return the steps between a confidence and the plan that reads it.
+
+    With overlap a step is planned while the previous one runs.
+    """
     return 1 if upstream.get_schedule().disable_overlap_schedule else 2
 
 
 def _announce(planner: Planner, profiled: profile.Profiled, calibrated: str) -> None:
-    """The one line that says what was profiled, from where, the mode and the algorithm."""
+    """Log one line: the mode, the algorithm, the profile and its source."""
     logger.info(
         "sglang-dspark: mode compact, scheduled by %s; step times of 1 to %d tokens and drafts of "
         "1 to %d positions %s; %s",
@@ -121,7 +155,7 @@ def _announce(planner: Planner, profiled: profile.Profiled, calibrated: str) -> 
 
 
 def _planner(gamma: int, costs: CostModel, config: PlannerConfig) -> Planner:
-    """The scheduler that the configuration asks for, knowing nothing yet."""
+    """Make the planner that the configuration names, without experience."""
     chosen = current_config().schedule
     if chosen.threshold is not None:
         return ThresholdPlanner(chosen.threshold, gamma, costs.max_requests, costs, config)
@@ -130,14 +164,14 @@ def _planner(gamma: int, costs: CostModel, config: PlannerConfig) -> Planner:
     return SearchPlanner(gamma, costs.max_requests, costs, config)
 
 
-def _tell(line: str) -> None:
+def _log(line: str) -> None:
     logger.info("sglang-dspark: %s", line)
 
 
 def _calibration(
     worker: Any, gamma: int, pool_rows: int
-) -> tuple[OnlineCalibration, str, tuple[Fall, ...]]:
-    """From the drafter's table where there is one; what the log says of it; what was refused."""
+) -> tuple[OnlineCalibration, str, tuple[Fallback, ...]]:
+    """Return the calibration, by the drafter's table if any, a phrase to log, and fallbacks."""
     identity = OnlineCalibration(
         [replace(Calibration.identity(gamma), spread=SPREAD)] * len(REGIMES), pool_rows=pool_rows
     )
@@ -149,7 +183,7 @@ def _calibration(
         sts = read_sts(path, drafter_sha256=_weights_sha256(folder), gamma=gamma)
     except DSparkError as error:
         logger.warning("sglang-dspark: %s; confidence is calibrated online", error)
-        return identity, "sts.json not used", (Fall.STS_REFUSED,)
+        return identity, "sts.json not used", (Fallback.STS_REFUSED,)
     tables = [sts.table(temperature).followed for temperature in (0.0, 1.0)]
     calibration = OnlineCalibration(tables, pool_rows=pool_rows)
     return calibration, f"calibrated by {path} and online", ()
@@ -162,7 +196,7 @@ def _weights_sha256(folder: Path) -> str:
 
 
 def _collector() -> Collector | None:
-    """Metrics where SGLang exports its own."""
+    """Return a collector of metrics if SGLang exports its own."""
     if not upstream.get_observability().enable_metrics:
         return None
     parallel = upstream.get_parallel()
@@ -173,44 +207,44 @@ def _collector() -> Collector | None:
 
 
 def profile_key(worker: Any, device: str, backend: str) -> ProfileKey:
-    """What the step times of this server depend on.
+    """Return the key of this server's step times.
 
-    device: its name and what of it computes. backend: what runs the passes.
+    device: its name and the part of it that computes. backend: the code that runs the passes.
     """
     target, draft, parallel = (
         worker.model_runner,
         worker.draft_model_runner,
         upstream.get_parallel(),
     )
-    seats = target.req_to_token_pool.req_to_token.shape[0]
+    slots = target.req_to_token_pool.req_to_token.shape[0]
     return ProfileKey(
         model=_named(str(target.model_config.model_path)),
         drafter=_named(str(draft.model_config.model_path)),
         dtype=str(target.dtype),
         device=device,
         parallel=f"tp{parallel.tp_size} pp1 dp{parallel.dp_size} ep{parallel.moe_ep_size}",
-        backend=f"{type(target.attn_backend).__name__}, {backend}, {seats} seats",
+        backend=f"{type(target.attn_backend).__name__}, {backend}, {slots} seats",
         versions=f"sglang {version('sglang')}, torch {version('torch')}, ours {__version__}",
         gamma=int(worker.gamma),
     )
 
 
 def _named(path: str) -> str:
-    """A model's path with a digest of its configuration."""
+    """Return a model's path with a digest of its configuration."""
     file = Path(path) / "config.json"
     content = file.read_bytes() if file.is_file() else b""
     return f"{path} {hashlib.sha256(content).hexdigest()[:12]}"
 
 
 def _rehearse(planner: Planner, calibration: OnlineCalibration) -> None:
-    """Some steps of one request, so that what is compiled is compiled before the first request."""
-    rows, tenants = np.zeros(1, np.int64), np.ones(1, np.int64)
+    """Run some steps of one request: compile everything before the first request."""
+    rows, generations = np.zeros(1, np.int64), np.ones(1, np.int64)
     confidence = np.full((1, planner.gamma), 0.5, np.float32)
     logits, none = np.zeros((1, planner.gamma), np.float32), np.zeros(1, np.int64)
     for step in range(4):
-        plan = planner.plan(step, rows, tenants, context=0)
-        calibration.confidence(logits, none, confidence, (rows, tenants))
+        plan = planner.plan(step, rows, generations, context=0)
+        calibration.confidence(logits, none, confidence, (rows, generations))
         lengths = planner.admit(plan, confidence)
-        planner.publish(plan, rows, tenants, confidence)
-        planner.finished(plan, rows, tenants, none, lengths, confidence, plan.budget.seconds)
-        calibration.observe(logits, none, none, none, (rows, tenants), confidence)
+        planner.publish(plan, rows, generations, confidence)
+        planner.finished(plan, rows, generations, none, lengths, confidence, plan.budget.seconds)
+        calibration.observe(logits, none, none, none, (rows, generations), confidence)

@@ -1,7 +1,7 @@
-"""Commit: what was accepted goes into the draft's context and to whoever plans the next step.
+"""Commit: write accepted tokens to the draft's context, and return the step's result.
 
 Features are injected in every step, one that drafted nothing included, as upstream does
-(sglang/srt/speculative/dspark_components/dspark_kv_inject.py): a skipped draft leaves no debt.
+(sglang/srt/speculative/dspark_components/dspark_kv_inject.py), so no later step has to catch up.
 """
 
 from __future__ import annotations
@@ -12,20 +12,20 @@ import torch
 
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.device import Device
-from sglang_dspark.step.passes import Pass, Verified
+from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 
 
-def commit(device: Device, asked: Pass, verified: Verified, accepted: Any) -> None:
-    """Hidden states of accepted rows as keys and values of the draft."""
-    device.commit(asked, verified, accepted)
+def commit(device: Device, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
+    """Write hidden states of accepted rows as keys and values of the draft."""
+    device.commit(inputs, verified, accepted)
     verified.outputs.hidden_states = None
 
 
-def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> Any:
-    """Upstream's `GenerationBatchResult` of a decode step."""
+def result_of(worker: Any, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> Any:
+    """Return upstream's `GenerationBatchResult` of a decode step."""
     results = (accepted.new_seq_lens, accepted.out_tokens, accepted.commit_lens)
     if verified.folded:
-        # They are the graph's own buffers, which the next replay writes: lengths are read behind
+        # They are the graph's own buffers, which the next replay overwrites: lengths are read after
         # it, and tokens and counts are copied to the host on a stream that it does not wait for.
         results = tuple(each.clone() for each in results)
     lens, tokens, counts = results
@@ -34,9 +34,9 @@ def result_of(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> An
         next_token_ids=tokens.reshape(-1),
         accept_lens=counts,
         block_accept_lens=worker._block_accept_lens(
-            accept=accepted, folded_accept=verified.folded, bs=asked.requests
+            accept=accepted, folded_accept=verified.folded, bs=inputs.requests
         ),
-        cap_lens=asked.layout.verify_lens.to(torch.int32),
+        cap_lens=inputs.layout.verify_lens.to(torch.int32),
         can_run_cuda_graph=verified.in_graph,
         next_draft_input=upstream.make_next_draft_input(
             bonus_tokens=accepted.bonus, new_seq_lens=lens

@@ -1,6 +1,6 @@
-"""One decode step, from top to bottom, on any device.
+"""Run one decode step, from top to bottom, on any device.
 
-Stands for `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
+Replaces `DSparkWorkerV2._forward_decode` (sglang/srt/speculative/dspark_components/
 dspark_worker_v2.py) where we schedule. K is a host integer fixed before anything is
 drafted. On an accelerator verify lengths, drafts and outcomes stay there until the step's result
 is read.
@@ -13,47 +13,47 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.step import admit, commit, draft, layout, learn, plan, verify
-from sglang_dspark.step.spans import span
+from sglang_dspark.step import commit, draft, plan, verify
 from sglang_dspark.step.state import StepState
+from sglang_dspark.step.timing import span
 
 
 def decode(state: StepState, batch: Any, publish: Callable[..., None] | None, grammar: Any) -> Any:
-    """Decode every request of the batch once; upstream's `GenerationBatchResult`.
+    """Decode every request of the batch once; return upstream's `GenerationBatchResult`.
 
-    publish: tells the scheduler the new lengths, [R], as soon as they are launched. grammar: its
-    barrier for requests with one.
+    publish: hands new lengths [R] to the scheduler as soon as they are launched. grammar: the
+    barrier of requests with one, or None.
     """
     with span("step"):
         return _launch(state, batch, publish, grammar)
 
 
 def _launch(state: StepState, batch: Any, publish: Callable[..., None] | None, grammar: Any) -> Any:
-    worker, device, came = state.worker, state.device, batch.spec_info
+    worker, device, draft_input = state.worker, state.device, batch.spec_info
     step = plan.take_plan(state, batch)
     if not step.plan.speculates:
         result = device.plain_step(batch, publish)
         if result is not None:
-            return learn.tag(result, step)
+            return plan.tag(result, step)
     batch.seq_lens.record_stream(torch.get_device_module(worker.device).current_stream())
     worker._observers.begin_step()
-    window = layout.window_of(worker, batch)  # [R, gamma + 1]
+    window = verify.window_of(worker, batch)  # [R, gamma + 1]
     rules = device.rules(state.counts, batch)
     with span("draft"):
-        proposal = draft.proposal_of(state, batch, window, step, rules.seeds)
+        proposal = draft.propose(state, batch, window, step, rules.seeds)
     with span("admit"):
-        indptr = admit.admit(state, step, batch, proposal.confidence_raw)  # [R + 1]
+        indptr = plan.admit(state, step, batch, proposal.confidence_raw)  # [R + 1]
     windows = device.layout(step, indptr)
-    asked = verify.asked_of(
-        worker, batch, came, window, proposal, windows, rules, drafted=step.plan.speculates
+    inputs = verify.verify_input(
+        worker, batch, draft_input, window, proposal, windows, rules, drafted=step.plan.speculates
     )
     with span("verify"):
-        verified = verify.verify(device, asked, grammar)
+        verified = verify.verify(device, inputs, grammar)
     with span("accept"):
-        accepted = device.accept(asked, verified)
-    verify.explain(worker, asked, verified, accepted)
+        accepted = device.accept(inputs, verified)
+    verify.fill_logprobs(worker, inputs, verified, accepted)
     if publish is not None:
         publish(accepted.new_seq_lens)
     with span("commit"):
-        commit.commit(device, asked, verified, accepted)
-    return learn.tag(commit.result_of(worker, asked, verified, accepted), step)
+        commit.commit(device, inputs, verified, accepted)
+    return plan.tag(commit.result_of(worker, inputs, verified, accepted), step)

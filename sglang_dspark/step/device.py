@@ -7,13 +7,12 @@ from typing import Any, Protocol
 
 from torch import Tensor
 
-from sglang_dspark.step.clock import Clock
-from sglang_dspark.step.engine import Step
-from sglang_dspark.step.passes import Pass, Verified
+from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.penalties import OutputCounts
-from sglang_dspark.step.ranks import Engine
 from sglang_dspark.step.rules import Rules
 from sglang_dspark.step.seeds import Seeds
+from sglang_dspark.step.timing import Clock
+from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 
 
 class Device(Protocol):
@@ -25,9 +24,9 @@ class Device(Protocol):
     clock: Clock
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
-        """A step that drafts nothing, by a shorter way than the one through all stages.
+        """Run a step without drafts on a fast path, which skips the stages.
 
-        Upstream's `GenerationBatchResult`; None where there is no such way for this batch.
+        Returns upstream's `GenerationBatchResult`; None: the batch needs the stages.
         """
         ...
 
@@ -36,20 +35,20 @@ class Device(Protocol):
         ...
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
-        """Upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
+        """Return upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
 
-        window: upstream's, of all places [R, gamma + 1]. seeds: of the requests that have one.
+        window: upstream's, [R, gamma + 1]. seeds: of the requests that have one.
         """
         ...
 
     def accepts_in_graph(self, requests: int, admitted: int) -> bool:
-        """Whether the verify pass runs in a graph that also holds the greedy accept rule."""
+        """Return whether the verify pass runs in a graph that contains the greedy accept rule."""
         ...
 
     def admit(
         self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
-        """indptr [R + 1] int32 on the device: R + `layout.admitted_drafts` rows to verify.
+        """Return indptr [R + 1] int32 on the device: R + `verify.admitted_drafts` rows to verify.
 
         logits: [R, d] confidence logits of this step's drafts; None where nothing was drafted or
         the drafter has no head. greedy: [R] bool on the host; None: every request.
@@ -57,17 +56,17 @@ class Device(Protocol):
         ...
 
     def layout(self, step: Step, indptr: Tensor) -> Any:
-        """Upstream's `RaggedVerifyLayout` of indptr [R + 1]."""
+        """Make upstream's `RaggedVerifyLayout` of indptr [R + 1]."""
         ...
 
-    def run(self, asked: Pass) -> Verified:
-        """The target's pass over the windows."""
+    def run(self, inputs: VerifyInput) -> VerifyOutput:
+        """Run the target over the windows."""
         ...
 
-    def accept(self, asked: Pass, verified: Verified) -> Any:
-        """Upstream's `AcceptOuts`: accepted drafts, bonus tokens, new lengths, emitted tokens."""
+    def accept(self, inputs: VerifyInput, verified: VerifyOutput) -> Any:
+        """Return upstream's `AcceptOuts`: accepted drafts, bonus and emitted tokens, lengths."""
         ...
 
-    def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
-        """Hidden states of accepted rows into the draft's context, as its keys and values."""
+    def commit(self, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
+        """Write hidden states of accepted rows to the draft's context, as its keys and values."""
         ...

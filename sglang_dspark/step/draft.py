@@ -12,18 +12,18 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.serving import upstream
-from sglang_dspark.step.engine import Step
+from sglang_dspark.step.engine_protocol import Step
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.state import StepState
 
 _DEVICE_FAILED = ("CUDA error", "Triton Error [CUDA]")  # how torch's and Triton's errors begin
 
 
-def proposal_of(state: StepState, batch: Any, window: Any, step: Step, seeds: Seeds | None) -> Any:
-    """The `DraftProposal` of a step; of no drafts where its plan has none or drafting fails.
+def propose(state: StepState, batch: Any, window: Any, step: Step, seeds: Seeds | None) -> Any:
+    """Return the `DraftProposal` of a step; without drafts if its plan has none or drafting fails.
 
-    A failure ends the server where there are several ranks, as what each of them drafted would
-    differ, and where the device failed: nothing more can be computed on it.
+    A failure ends the server if there are several ranks, as their drafts would differ, and if the
+    device failed, as it can compute nothing more.
     """
     if step.plan.speculates:
         try:
@@ -32,7 +32,7 @@ def proposal_of(state: StepState, batch: Any, window: Any, step: Step, seeds: Se
             if state.ranks.several or of_device(error):
                 raise
             state.faults.failed(error)
-            state.engine.leave_out_draft(step, failed=True)
+            state.engine.skip_draft(step, failed=True)
         else:
             state.faults.drafted()
             return proposal
@@ -40,14 +40,14 @@ def proposal_of(state: StepState, batch: Any, window: Any, step: Step, seeds: Se
 
 
 def of_device(error: Exception) -> bool:
-    """Whether an accelerator itself failed, not for want of memory: so does all that follows."""
+    """Return whether the accelerator failed, other than by lack of memory: all calls fail then."""
     if isinstance(error, torch.OutOfMemoryError):
         return False
     return isinstance(error, torch.AcceleratorError) or str(error).startswith(_DEVICE_FAILED)
 
 
 def skip(state: StepState, batch: Any) -> Any:
-    """A `DraftProposal` whose drafts nobody reads, as none is verified."""
+    """Return a `DraftProposal` whose drafts are never read, as none is verified."""
     worker, requests, device = state.worker, len(batch.seq_lens), batch.seq_lens.device
     ids = worker._proposer.draft_block_ids_view(bs=requests, device=device)
     ids[:, 0].copy_(batch.spec_info.bonus_tokens.view(-1))
@@ -67,5 +67,5 @@ def skip(state: StepState, batch: Any) -> Any:
 
 @lru_cache(maxsize=512)
 def _no_tokens(requests: int, gamma: int, device: torch.device) -> Tensor:
-    """[R, gamma] int64; nobody writes to it."""
+    """Return [R, gamma] int64, shared and read-only."""
     return torch.zeros(requests, gamma, dtype=torch.int64, device=device)

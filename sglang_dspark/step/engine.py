@@ -1,23 +1,22 @@
-"""The scheduler of one server: steps in flight, each planned from what had landed before it.
+"""Schedule the steps of one server: each is planned from the results that have landed.
 
-    begin     a step's requests are known, nothing is drafted: plan it
-    start     its work is launched from here on: the step before it ends in time
-    admit     a host that computes: lengths by this step's confidence logits, which are published
-    calibrate an accelerator: what it needs to find the lengths itself; its logits come later
+    begin     plan a step: its requests are known, nothing is drafted
+    start     its work is launched from here on: the previous step's time ends
+    admit     on a host that computes: lengths by this step's confidence logits
+    calibrate on an accelerator: the lines by which it finds the lengths; its logits come later
     landed    the step's result is on the host: lengths, accepted drafts, logits
-    processed tokens were handed out; where every request has ended, all that was kept is counted
+    processed tokens were handed out; once every request has ended, all counts are flushed
     interrupted  something else than a decode step ran
 
-Up to three steps are under way under the overlap loop: one computes, one is planned, one is handed
-out. Nothing here reads a value of a step before it has landed, so a plan of step t knows the steps
-up to t - lag and no more (paper, 3.2.2; `schedule/relay.py`), and no plan waits for a device.
+With overlap up to three steps are in flight: one computes, one is planned, one is handed out. No
+value of a step is read before it has landed, so a plan of step t uses the steps up to t - lag
+(paper, 3.2.2; `schedule/relay.py`), and no plan waits for a device. Some steps reuse the previous
+plan (plan_reuse.py).
 
-Where a step has milliseconds even thinking costs: some go by the plan before them (repeats.py).
-
-A step's time runs from its start to the next one's, by the clock of its device, so that it holds
+A step's time runs from its start to the next one's, by the clock of its device, so that it contains
 all that a token waits for; a step that was followed by a prefill has no time. Outcomes and times
 are learned when the next step begins or, while speculation is settled, in batches of a few steps:
-on a CPU, after a pass over the model's weights, nothing of this code is in a cache, and the second
+on a CPU, after a pass over the model's weights, none of this code is in a cache, and the second
 step of a batch costs a fraction of the first.
 """
 
@@ -28,7 +27,6 @@ import math
 import time
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
@@ -39,49 +37,23 @@ from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import LOGIT_LIMIT, Floats, OnlineCalibration
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.schedule.planner_protocol import Planner
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
-from sglang_dspark.step.clock import Clock, Mark
-from sglang_dspark.step.repeats import Repeats
+from sglang_dspark.step.engine_protocol import Step
+from sglang_dspark.step.plan_reuse import PlanReuse
+from sglang_dspark.step.timing import Clock, Mark
 
 logger = logging.getLogger(__name__)
 
 GREEDY, SAMPLED = 0, 1  # regimes of the calibration
 BATCH = 4  # steps of settled speculation that are learned from together
-PIPELINE = 3  # steps under way at most; a result that as many have overtaken is late
+PIPELINE = 3  # most steps in flight; a result that as many have overtaken is late
 MOST_AWAITED = 256  # steps; the result of an earlier one is given up
 
 
-@dataclass
-class Step:
-    """A step in flight. What is None has not happened yet, or not landed."""
-
-    plan: Plan
-    rows: Counts  # [R] of the pool
-    tenants: Counts  # [R] generations of the rows
-    repeated: bool = False  # without drafts, as the plan before it; it teaches nothing
-    undrafted: bool = False  # its draft failed or was left out after that; it teaches nothing
-    limited: bool = False  # requests had limits of their own
-    began: Mark | None = None
-    ended: Mark | None = None
-    over: bool = False  # another step has started, or none will soon
-    lengths: Counts | None = None  # l_r [R]
-    accepted: Counts | None = None  # [R]
-    confidence: Gains | None = None  # [R, gamma] calibrated
-    logits: Gains | None = None  # [R, d] of the confidence head
-    regimes: Counts | None = None  # [R]
-    calibrated_by: tuple[Floats, Floats] | None = None  # slopes and shifts that a device was given
-    arriving: Tensor | None = None  # [R, gamma] logits, on the host when the step's result is
-
-    @property
-    def has_landed(self) -> bool:
-        """Whether its outcome is known on the host."""
-        return self.accepted is not None and self.lengths is not None
-
-
 class ScheduleEngine:
-    """Plans the steps of one worker; called by one thread."""
+    """Plan the steps of one worker; called by one thread."""
 
     def __init__(
         self,
@@ -92,9 +64,9 @@ class ScheduleEngine:
         floor: int = 0,
         speeds: SpeedTargets | None = None,
     ) -> None:
-        """clock: what steps are timed by.
+        """clock: times the steps.
 
-        floor: drafts that every request gets in a step that drafts, however little they promise.
+        floor: drafts that every request gets in a step that drafts, at any confidence.
         speeds: targets of the requests; None: requests have none.
         """
         self.planner = planner
@@ -108,9 +80,9 @@ class ScheduleEngine:
         self._number = 0
         self._steps: deque[Step] = deque()  # in flight, in the order of their plans
         self._interrupted = True
-        self._repeats = Repeats()
+        self._reuse = PlanReuse()
         self._unlearned: list[Step] = []
-        self._told: set[Fall] = set()  # falls back that the log has
+        self._logged: set[Fallback] = set()
         self._ended: set[str] = set()  # requests found to have ended in the step last handed out
 
     def begin(
@@ -122,23 +94,19 @@ class ScheduleEngine:
         starts: bool = True,
         limits: Counts | None = None,
     ) -> Step:
-        """Plan a decode step: rows [R] of the pool, the pool's generations, context lengths [R].
-
-        All are host tensors. starts: whether the step is launched with this call, else by `start`.
-        limits: [R] int64, most drafts of each request; None: gamma.
-        """
+        """Plan a decode step; arguments as of `Engine.begin`."""
         now = self._clock.mark() if starts else None
         last = self._steps[-1] if self._steps else None
-        repeats = (
+        reuses = (
             last is not None
             and not self._interrupted
-            and self._repeats.again(last, rows, generation, limits, starts=starts)
+            and self._reuse.again(last, rows, generation, limits, starts=starts)
         )
         if starts:
             self._end_last(now)
         self._learn_landed()
-        if last is not None and repeats:
-            step = self._by_the_last(last)
+        if last is not None and reuses:
+            step = self._reuse_plan(last)
         else:
             step = self._planned(rows, generation, seq_lens, limits)
         self._steps.append(step)
@@ -146,16 +114,16 @@ class ScheduleEngine:
             step.began, self._interrupted = now, False
         return step
 
-    def _by_the_last(self, last: Step) -> Step:
-        """A step by the plan of the newest one; without drafts it teaches nothing."""
+    def _reuse_plan(self, last: Step) -> Step:
+        """Make a step with the newest one's plan; nothing is learned from it without drafts."""
         if not last.plan.speculates:
-            return Step(last.plan, last.rows, last.tenants, repeated=True)
+            return Step(last.plan, last.rows, last.generations, repeated=True)
         plan = self.planner.again(last.plan, self._number)
         self._number += 1
-        return Step(plan, last.rows, last.tenants)
+        return Step(plan, last.rows, last.generations)
 
     def start(self, step: Step) -> None:
-        """The newest step's work is launched from here on."""
+        """Begin the newest step's time, and end the previous one's."""
         assert step is self._steps[-1], "steps start in the order in which they were planned"
         now = self._clock.mark()
         self._steps.pop()
@@ -166,27 +134,27 @@ class ScheduleEngine:
     def _planned(
         self, rows: Tensor, generation: Tensor, seq_lens: Tensor, limits: Counts | None
     ) -> Step:
-        seats = rows.numpy().astype(np.int64)
+        slots = rows.numpy().astype(np.int64)
         self._generation = generation.numpy()
-        tenants = self._generation[seats]
-        weights = self._speeds.weights(seats, tenants) if self._speeds is not None else None
+        generations = self._generation[slots]
+        weights = self._speeds.weights(slots, generations) if self._speeds is not None else None
         context = int(seq_lens.sum())
         if limits is not None and not limits.any():
             plan = self._undraftable(context, limits)
         else:
-            floors = np.full(len(seats), self._floor) if self._floor else None
+            floors = np.full(len(slots), self._floor) if self._floor else None
             if floors is not None and limits is not None:
                 floors = np.minimum(floors, limits)
             plan = self.planner.plan(
-                self._number, seats, tenants, context,
+                self._number, slots, generations, context,
                 weights=weights, limits=limits, floors=floors,
             )  # fmt: skip
         self._number += 1
-        self._repeats.planned()
-        return Step(plan, seats, tenants, limited=limits is not None)
+        self._reuse.planned()
+        return Step(plan, slots, generations, limited=limits is not None)
 
     def _undraftable(self, context: int, limits: Counts) -> Plan:
-        """No request may have a draft; whether drafts pay at this load the guard is not asked."""
+        """Plan a step none of whose requests may have a draft; the guard is not asked."""
         requests = len(limits)
         budget = plain(requests, self.planner.costs.costs(requests, context))
         return Plan(
@@ -195,22 +163,17 @@ class ScheduleEngine:
         )  # fmt: skip
 
     def _end_last(self, now: Mark) -> None:
-        """The newest step has its time, unless something else ran behind it."""
+        """End the newest step's time; it has none if something else ran after it."""
         if self._steps:
             last = self._steps[-1]
             last.over = True
             last.ended = None if self._interrupted else now
 
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
-        """Verify lengths l_r, [R] int64.
-
-        logits: [R, d] float32 confidence logits of the drafted positions, on the host; None for a
-        drafter without a head, or when nothing was drafted. greedy: [R] bool, requests that take
-        the likeliest token; None: everyone.
-        """
+        """Return verify lengths l_r, [R] int64; arguments as of `Engine.admit`."""
         if step.plan.speculates:
             if logits is None:
-                step.confidence = self.planner.expected(step.rows, step.tenants)
+                step.confidence = self.planner.expected(step.rows, step.generations)
             else:
                 step.regimes = regimes_of(greedy, len(step.rows))
                 step.confidence = self._calibrated(step, step.regimes, logits)
@@ -218,28 +181,24 @@ class ScheduleEngine:
         return self.planner.admit(step.plan, step.confidence)
 
     def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:
-        """What a device needs to admit by: slopes and shifts [R, gamma] of the logits.
-
-        greedy: [R] bool on the host; None: everyone. c = sigmoid(slope * logit + shift), a logit
-        that is no number counting as confidence 0. Only finished steps are in them.
-        """
+        """Return slopes and shifts [R, gamma] of the logits, by which a device admits."""
         step.regimes = regimes_of(greedy, len(step.rows))
-        step.calibrated_by = self.calibration.lines(step.regimes, (step.rows, step.tenants))
+        step.calibrated_by = self.calibration.lines(step.regimes, (step.rows, step.generations))
         return step.calibrated_by
 
-    def leave_out_draft(self, step: Step, *, failed: bool) -> None:
-        """A planned draft came to nothing: it failed, or drafting rests after one that did."""
+    def skip_draft(self, step: Step, *, failed: bool) -> None:
+        """Decode a step without its planned draft: it failed, or drafting rests after a failure."""
         step.plan, step.undrafted = step.plan.without_drafts(), True
         if failed:
-            self.metrics.fell_back(Fall.DRAFT_FAILED)
+            self.metrics.count_fallback(Fallback.DRAFT_FAILED)
 
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
-        """A step's result is on the host: [R] int64 lengths and accepted drafts."""
+        """Take a step's result from the host: [R] int64 lengths and accepted drafts."""
         step.lengths, step.accepted = lengths, accepted
         overtaken = next((n for n, each in enumerate(reversed(self._steps)) if each is step), 0)
         if overtaken >= PIPELINE:
-            self._fell_back(
-                Fall.RESULT_LATE, "a step's result came late; plans were made without it"
+            self._log_fallback(
+                Fallback.RESULT_LATE, "a step's result came late; plans were made without it"
             )
         if step.arriving is not None and step.calibrated_by is not None:
             step.logits = step.arriving.float().numpy()
@@ -248,10 +207,10 @@ class ScheduleEngine:
             self._publish(step)
 
     def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
-        """A step's tokens were handed out: its requests (upstream's), accepted drafts of each.
+        """Count a step's tokens that were handed out: its requests, accepted drafts of each.
 
-        What lay behind an answer's end is counted as lost, and so is all that a request emitted
-        that had ended before: results are read when the next step is on its way.
+        Tokens after an answer's end are counted as lost, and so are those of a request that had
+        ended before: results are read when the next step has been launched.
         """
         ended: set[str] = set()
         lost = 0
@@ -273,46 +232,46 @@ class ScheduleEngine:
             self._all_ended()
 
     def interrupted(self) -> None:
-        """A prefill, or anything but a decode step, ran: the step before it has no time."""
+        """Discard the time of the last step: a prefill, or anything but a decode step, ran."""
         self._interrupted = True
 
     def _calibrated(self, step: Step, regimes: Counts, logits: Tensor) -> Gains:
         step.logits = logits.numpy()
         self._warn_of(step.logits)
         confidence = np.zeros((len(step.rows), self.gamma), np.float32)
-        seats = (step.rows, step.tenants)
-        return self.calibration.confidence(step.logits, regimes, confidence, seats)
+        slots = (step.rows, step.generations)
+        return self.calibration.confidence(step.logits, regimes, confidence, slots)
 
     def _publish(self, step: Step) -> None:
         assert step.confidence is not None
-        self.planner.publish(step.plan, step.rows, step.tenants, step.confidence)
+        self.planner.publish(step.plan, step.rows, step.generations, step.confidence)
 
     def _warn_of(self, logits: Gains) -> None:
         if not np.isfinite(logits).all():
-            self._fell_back(
-                Fall.NO_CONFIDENCE,
+            self._log_fallback(
+                Fallback.NO_CONFIDENCE,
                 "the drafter's confidence is not a number for some drafts; they are not verified. "
                 "With --dtype float16, try --dtype float32",
             )
 
-    def _fell_back(self, fall: Fall, line: str) -> None:
-        """Counted each time, and told the first time."""
-        self.metrics.fell_back(fall)
-        if fall not in self._told:
-            self._told.add(fall)
+    def _log_fallback(self, fallback: Fallback, line: str) -> None:
+        """Count a fallback each time, and log it the first time."""
+        self.metrics.count_fallback(fallback)
+        if fallback not in self._logged:
+            self._logged.add(fallback)
             logger.warning("sglang-dspark: %s", line)
 
     def _learn_landed(self) -> None:
-        """Learn, now or soon, from the steps that are over and whose outcome is known."""
+        """Learn, now or soon, from the steps that are over and whose outcome is on the host."""
         while self._steps and self._steps[0].over:
             step = self._steps[0]
             if not step.has_landed:
                 followed = any(later.has_landed for later in self._steps)
                 if not followed and len(self._steps) <= MOST_AWAITED:
                     break
-                self._steps.popleft()  # it failed: results land in the order of their steps
-                self._fell_back(
-                    Fall.RESULT_LOST, "a step's result never came; nothing is learned from it"
+                self._steps.popleft()  # its step failed: results land in the order of their steps
+                self._log_fallback(
+                    Fallback.RESULT_LOST, "a step's result never came; nothing is learned from it"
                 )
                 continue
             self._unlearned.append(self._steps.popleft())
@@ -321,9 +280,9 @@ class ScheduleEngine:
                 self.metrics.flush(time.monotonic())
 
     def _all_ended(self) -> None:
-        """Every request of a step has ended: nothing may come for long, so nothing is kept back.
+        """Learn from all steps and flush: every request has ended, and the server may be idle.
 
-        Under the overlap loop the step in flight, of the same requests, is handed out after this.
+        With overlap the step in flight, of the same requests, is handed out after this.
         """
         self._interrupted = True
         if self._steps and self._steps[-1].has_landed:
@@ -349,7 +308,7 @@ class ScheduleEngine:
             self.planner.finished(
                 step.plan,
                 step.rows,
-                step.tenants,
+                step.generations,
                 accepted,
                 lengths,
                 step.confidence,
@@ -358,7 +317,7 @@ class ScheduleEngine:
         if step.logits is not None and step.regimes is not None:
             self.calibration.observe(
                 step.logits, step.regimes, accepted, lengths,
-                (step.rows, step.tenants), step.confidence,
+                (step.rows, step.generations), step.confidence,
             )  # fmt: skip
         self.metrics.step(step.plan, lengths, accepted, seconds)
 
@@ -368,21 +327,21 @@ class ScheduleEngine:
         seconds = self._clock.seconds(step.began, step.ended)
         if seconds is None or (seconds > 0 and math.isfinite(seconds)):
             return seconds
-        self._fell_back(
-            Fall.NO_TIME, f"a step took {seconds:g} s by its clock; nothing is learned from it"
+        self._log_fallback(
+            Fallback.NO_TIME, f"a step took {seconds:g} s by its clock; nothing is learned from it"
         )
         return None
 
 
 def regimes_of(greedy: Tensor | None, requests: int) -> Counts:
-    """Regime of the calibration of each request, [R] int64; greedy: [R] bool, or None for all."""
+    """Return each request's regime of the calibration, [R] int64; greedy: [R] bool; None: all."""
     if greedy is None:
         return np.zeros(requests, np.int64)
     return np.where(greedy.numpy(), GREEDY, SAMPLED).astype(np.int64)
 
 
 def confidence_by(logits: Gains, slopes: Floats, shifts: Floats) -> Gains:
-    """sigmoid(slope * logit + shift), [R, gamma] float32; 0 where a logit is no number."""
+    """Return sigmoid(slope * logit + shift), [R, gamma] float32; 0 where a logit is NaN."""
     bounded = np.clip(logits.astype(np.float64), -LOGIT_LIMIT, LOGIT_LIMIT)
     values = 1.0 / (1.0 + np.exp(-(slopes * bounded + shifts)))
     return np.where(np.isfinite(logits), values, np.float32(0.0)).astype(np.float32)

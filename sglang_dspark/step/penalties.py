@@ -1,10 +1,10 @@
-"""Penalties of a step's requests: counts of output tokens that never leave the device.
+"""Apply penalties to a step's requests, by counts of output tokens that stay on the device.
 
 Upstream's DSPARK applies none: `apply_dflash_verify_logits_adjustments` (sglang/srt/speculative/
-dflash_utils.py) reads a field for penalties that no longer exists. Under the overlap loop
-a step is launched before the tokens of the one in front of it are on the host, so a request's
-counts are begun from the host's list when it is first seen, completed by its anchor, and go on from
-what each step emits. A pool row that has another tenant, after a retraction too, begins anew.
+dflash_utils.py) reads a field for penalties that no longer exists. With overlap a
+step is launched before the previous one's tokens are on the host. So a request's counts begin with
+the host's list when it is first seen, completed by its anchor, and go on with the tokens that each
+step emits. They begin anew for another generation of a pool row, also after a retraction.
 
 Memory beyond the model's: 4 V bytes a request for its counts, allocated at start where all requests
 take no more than AT_START (29 MB for 48 requests of 151,936 tokens), and temporaries of COPIES
@@ -29,36 +29,37 @@ from sglang_dspark.verify.penalties import COPIES, Penalties, penalise_windows
 
 logger = logging.getLogger(__name__)
 
-Tenant = tuple[int, int]  # pool row and its generation
+RowGeneration = tuple[int, int]  # pool row and its generation
 AT_START = 256 << 20  # bytes of counts
 AT_ONCE = 16 << 20  # bytes of float32 logits that are penalised at once
 _SIZE = 4  # bytes of a count, and of a logit in float32
 
 
 class OutputCounts:
-    """How often each token was put out, [seats, V] int32 on the device, for penalised requests."""
+    """Count output tokens of penalised requests: [slots, V] int32 on the device."""
 
     def __init__(self) -> None:
         self.table: Tensor | None = None
-        self._seats: dict[Tenant, int] = {}
+        self._slots: dict[RowGeneration, int] = {}
 
-    def seats(self, tenants: Sequence[Tenant]) -> tuple[list[int], list[int]]:
-        """Seats of a step's tenants, and the places in `tenants` of those that are new.
+    def slots(self, requests: Sequence[RowGeneration]) -> tuple[list[int], list[int]]:
+        """Return the slots of a step's requests, and the places in `requests` of new ones.
 
-        Whoever is not among them has lost its seat: its tokens are on the host when it comes back.
+        A request that is not among them loses its slot: its tokens are on the host when it is
+        scheduled again.
         """
-        kept = {each: self._seats[each] for each in tenants if each in self._seats}
+        kept = {each: self._slots[each] for each in requests if each in self._slots}
         taken = set(kept.values())
-        free = (seat for seat in range(len(tenants)) if seat not in taken)
-        new = [place for place, each in enumerate(tenants) if each not in kept]
-        kept |= {tenants[place]: next(free) for place in new}
-        self._seats = kept
-        return [kept[each] for each in tenants], new
+        free = (slot for slot in range(len(requests)) if slot not in taken)
+        new = [place for place, each in enumerate(requests) if each not in kept]
+        kept |= {requests[place]: next(free) for place in new}
+        self._slots = kept
+        return [kept[each] for each in requests], new
 
     def reserve(self, slots: int, width: int, device: torch.device) -> None:
         """Allocate the table at start, unless it is large or the device has no memory for it.
 
-        It grows while serving then.
+        Otherwise it grows while serving.
         """
         size = slots * width * _SIZE
         if size > AT_START:
@@ -76,7 +77,7 @@ class OutputCounts:
         logger.info("sglang-dspark: output counts of penalties take %d MB", size // 10**6)
 
     def grown(self, slots: int, like: Tensor) -> Tensor:
-        """The table with at least that many slots, tokens and device as logits [N, V].
+        """Return the table with at least that many slots, tokens and device as logits [N, V].
 
         Raises torch.OutOfMemoryError where the device has no memory for `slots`; nothing changed.
         """
@@ -93,7 +94,7 @@ class OutputCounts:
 
 
 def _copied(old: Tensor | None, rows: int, like: Tensor) -> Tensor:
-    """A table of zeros with the old one's counts in front."""
+    """Make a table of zeros with the old one's counts in its first slots."""
     table = torch.zeros(rows, like.shape[1], dtype=torch.int32, device=like.device)
     if old is not None and old.shape[1] == table.shape[1]:
         table[: len(old)] = old
@@ -101,7 +102,7 @@ def _copied(old: Tensor | None, rows: int, like: Tensor) -> Tensor:
 
 
 def _parts(requests: int, like: Tensor) -> list[slice]:
-    """Slices of the penalised requests whose temporaries the device has memory for."""
+    """Split the penalised requests into slices whose temporaries fit the device's memory."""
     width = like.shape[1]
     at_once = min(requests, max(1, AT_ONCE // (width * _SIZE)))
     try:
@@ -110,20 +111,20 @@ def _parts(requests: int, like: Tensor) -> list[slice]:
         torch.cuda.empty_cache()
         at_once = 1
         _reserve(at_once, like)
-        _tell()
+        _warn_of_memory()
     return [slice(begin, begin + at_once) for begin in range(0, requests, at_once)]
 
 
 def _reserve(requests: int, like: Tensor) -> None:
     """Have the allocator cache a block that the temporaries of these requests are cut from.
 
-    A request for memory that fails behind the first changed logit could not be repeated.
+    An allocation that fails after the first changed logit could not be repeated.
     """
     torch.empty(COPIES * requests * like.shape[1] * _SIZE, dtype=torch.uint8, device=like.device)
 
 
 @cache
-def _tell() -> None:
+def _warn_of_memory() -> None:
     logger.warning(
         "sglang-dspark: no memory to penalise requests together, they are penalised one by one; "
         "lower --mem-fraction-static"
@@ -134,39 +135,39 @@ def _tell() -> None:
 class StepPenalties:
     """The penalised requests of one step.
 
-    reqs: SGLang's, P of them. places: theirs in the batch. seats: theirs in the counts. new: which
-    of the P are counted for the first time.
+    reqs: SGLang's, P of them. places: theirs in the batch. slots: theirs in the counts. new: those
+    of the P that are counted for the first time.
     """
 
     counts: OutputCounts
     reqs: Sequence[Any]
     places: list[int]
-    seats: list[int]
+    slots: list[int]
     new: list[int]
 
     def apply(self, logits: Tensor, window: Tensor, anchors: Tensor) -> None:
         """Penalise logits [R * W, V] in place; window: [R, W] tokens, anchors: [R] positions."""
-        table = self.counts.grown(max(self.seats) + 1, logits)
+        table = self.counts.grown(max(self.slots) + 1, logits)
         parts = _parts(len(self.reqs), logits)
-        rows, seats = _upload(self.places, logits), _upload(self.seats, logits)
+        rows, slots = _upload(self.places, logits), _upload(self.slots, logits)
         prompts = _upload([len(req.origin_input_ids) for req in self.reqs], logits)
         outputs = anchors[rows].long() + 1 - prompts  # [P], the anchors included
         if self.new:
-            self._begin(table, seats, outputs, window[rows, 0])
+            self._begin(table, slots, outputs, window[rows, 0])
         windows, settings = logits.view(*window.shape, -1), settings_of(self.reqs, logits)
         for part in parts:
             penalise_windows(
-                windows, rows[part], window, table[seats[part]], outputs[part], settings.of(part)
+                windows, rows[part], window, table[slots[part]], outputs[part], settings.of(part)
             )
 
-    def _begin(self, table: Tensor, seats: Tensor, outputs: Tensor, anchors: Tensor) -> None:
-        """Count what new requests put out before: the host's list, and an anchor it lacks."""
+    def _begin(self, table: Tensor, slots: Tensor, outputs: Tensor, anchors: Tensor) -> None:
+        """Count earlier output of new requests: the host's list, and an anchor it lacks."""
         listed = [self.reqs[p].output_ids for p in self.new]
         new = _upload(self.new, table)  # an index on the host would be waited for
-        mine = seats[new]
+        mine = slots[new]
         table.index_fill_(0, mine, 0)
         cells = [
-            self.seats[p] * table.shape[1] + token
+            self.slots[p] * table.shape[1] + token
             for p, tokens in zip(self.new, listed, strict=True)
             for token in tokens
         ]
@@ -182,27 +183,27 @@ class StepPenalties:
         """Count what the step emits: tokens [R, W], of which the first lens [R] are."""
         table = self.counts.table
         assert table is not None, "penalties are applied before tokens are counted"
-        rows, seats = _upload(self.places, table), _upload(self.seats, table)
+        rows, slots = _upload(self.places, table), _upload(self.slots, table)
         emitted = torch.arange(tokens.shape[1], device=table.device) < lens[rows, None]  # [P, W]
-        cells = seats[:, None] * table.shape[1] + tokens[rows]
-        # What is not emitted may hold anything: it adds nothing, to a cell that exists.
+        cells = slots[:, None] * table.shape[1] + tokens[rows]
+        # Tokens that are not emitted may have any value: they add 0 to cell 0.
         table.view(-1).scatter_add_(
             0, cells.where(emitted, 0).flatten(), emitted.flatten().to(table.dtype)
         )
 
 
 def penalties_of(counts: OutputCounts, batch: Any, pool: Any) -> StepPenalties | None:
-    """The penalised requests of a batch; None where there are none. pool: SGLang's of requests."""
+    """Return the penalised requests of a batch, or None. pool: SGLang's pool of requests."""
     places = [r for r, req in enumerate(batch.reqs) if is_penalised(req)]
     if not places:
         return None
-    tenants = tenants_of(batch, pool)
-    seats, new = counts.seats([tenants[r] for r in places])
-    return StepPenalties(counts, [batch.reqs[r] for r in places], places, seats, new)
+    rows = row_generations(batch, pool)
+    slots, new = counts.slots([rows[r] for r in places])
+    return StepPenalties(counts, [batch.reqs[r] for r in places], places, slots, new)
 
 
 def is_penalised(req: Any) -> bool:
-    """Whether a request's logits depend on what it has put out so far."""
+    """Return whether a request's logits depend on its output so far."""
     params = req.sampling_params
     return bool(
         params.frequency_penalty != 0.0
@@ -212,14 +213,14 @@ def is_penalised(req: Any) -> bool:
     )
 
 
-def tenants_of(batch: Any, pool: Any) -> list[Tenant]:
-    """Pool rows and generations of a batch's requests; both are kept on the host."""
+def row_generations(batch: Any, pool: Any) -> list[RowGeneration]:
+    """Return pool rows and generations of a batch's requests; both are on the host."""
     rows = batch.req_pool_indices_cpu
     return list(zip(rows.tolist(), pool.req_generation[rows].tolist(), strict=True))
 
 
 def settings_of(reqs: Sequence[Any], like: Tensor) -> Penalties:
-    """Settings of P requests on the device of `like`."""
+    """Upload the settings of P requests to the device of `like`."""
     params = [req.sampling_params for req in reqs]
     stops = [_forbidden(req) for req in reqs]
     longest = max(1, *map(len, stops))
@@ -241,13 +242,13 @@ def settings_of(reqs: Sequence[Any], like: Tensor) -> Penalties:
 
 
 def _forbidden(req: Any) -> list[int]:
-    """Tokens that may not come yet, if any."""
+    """Return the tokens that are not allowed yet, if any."""
     short = len(req.output_ids) < req.sampling_params.min_new_tokens
     return stop_ids(req) if short else []
 
 
 def stop_ids(req: Any) -> list[int]:
-    """Tokens that may not come before min_new_tokens, as SGLang's penaliser lists them."""
+    """Return the tokens not allowed before min_new_tokens, as SGLang's penaliser lists them."""
     of_tokenizer = req.tokenizer.additional_stop_token_ids or set()
     found = set(req.sampling_params.stop_token_ids or ()) | set(req.eos_token_ids or ())
     return sorted(
@@ -258,6 +259,6 @@ def stop_ids(req: Any) -> list[int]:
 
 
 def _upload(values: Sequence[Any], like: Tensor, dtype: torch.dtype = torch.int64) -> Tensor:
-    """Numbers of the host on the device of `like`, without waiting for it."""
+    """Copy numbers of the host to the device of `like`, without waiting for it."""
     uploaded: Tensor = upstream.async_h2d(values, dtype=dtype, device=like.device)
     return uploaded

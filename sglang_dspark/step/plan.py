@@ -1,20 +1,24 @@
-"""Plan: which requests come, whether to draft for them and how much to verify, before any work.
+"""Call the scheduler: plan a step before any work, admit its drafts, learn from its result.
 
-Under the overlap loop this runs while the step before it computes: sglang/srt/managers/scheduler.py
-calls what `get_confidence_budget_prepare` returned right before it launches a step.
+Under the overlap loop a plan is made while the step before it computes:
+sglang/srt/managers/scheduler.py calls what `get_confidence_budget_prepare` returned right before it
+launches a step.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.step.engine import Step
-from sglang_dspark.step.processors import limits_of
-from sglang_dspark.step.spans import span
+from sglang_dspark.step.engine_protocol import Step
+from sglang_dspark.step.rules import limits_of
 from sglang_dspark.step.state import StepState
+from sglang_dspark.step.timing import span
+
+STEP = "dspark_step"  # attribute of upstream's result: the step that it is of
 
 
 def plan_ahead(state: StepState, batch: Any) -> None:
@@ -26,14 +30,14 @@ def plan_ahead(state: StepState, batch: Any) -> None:
 
 
 def take_plan(state: StepState, batch: Any) -> Step:
-    """The plan of the step that is being launched: made ahead, or now without overlap."""
+    """Return the plan of the step that is launched now: made ahead, or here without overlap."""
     step, state.planned = state.planned, None
     if step is None:
         step = _plan(state, batch, starts=True)
     else:
         state.engine.start(step)
     if step.plan.speculates and state.faults.rests():
-        state.engine.leave_out_draft(step, failed=False)
+        state.engine.skip_draft(step, failed=False)
     return step
 
 
@@ -54,7 +58,7 @@ def _plan(state: StepState, batch: Any, *, starts: bool) -> Step:
 
 
 def _context(batch: Any) -> Tensor:
-    """Tokens of context of each request, [R] on the host; under overlap as of the step before."""
+    """Return context lengths, [R] on the host; with overlap those of the previous step."""
     lens: Tensor | None = batch.seq_lens_cpu
     if lens is not None:
         return lens
@@ -62,11 +66,41 @@ def _context(batch: Any) -> Tensor:
 
 
 def greedy_requests(batch: Any) -> Tensor | None:
-    """[R] bool on the host, requests that take the likeliest token; None: all of them.
+    """Return which requests are greedy, [R] bool on the host; None: all.
 
-    Read from the requests themselves: the device's mask of them would have to be waited for.
+    Read from the requests: to read the device's mask would wait for the device.
     """
     info = batch.sampling_info
     if info is None or info.is_all_greedy:
         return None
     return torch.tensor([req.sampling_params.top_k <= 1 for req in batch.reqs])
+
+
+def admit(state: StepState, step: Step, batch: Any, logits: Tensor | None) -> Tensor:
+    """Return indptr [R + 1] int32 on the device: request r verifies its anchor and l_r drafts.
+
+    logits: [R, d] confidence logits of this step's drafts; None where there are none.
+    """
+    admitted = None
+    if state.ranks.leads:
+        with state.ranks.admitting(step.plan):
+            admitted = state.device.admit(state.engine, step, logits, greedy_requests(batch))
+    return state.ranks.windows(step.plan, admitted)
+
+
+def tag(result: Any, step: Step) -> Any:
+    """Attach the step to upstream's result of it, for `learn`."""
+    result.__dict__[STEP] = step
+    return result
+
+
+def learn(state: StepState, batch: Any, result: Any) -> None:
+    """Report a step's result to the engine: it is on the host and its tokens are handed out."""
+    step: Step | None = result.__dict__.get(STEP)
+    accepted = result.num_correct_drafts_per_req_cpu
+    if step is None or accepted is None:
+        return
+    lengths = result.cap_lens.numpy().astype(np.int64) - 1  # [R]
+    with span("learn"):
+        state.engine.landed(step, lengths, np.asarray(accepted, np.int64))
+        state.engine.processed(batch.reqs, accepted, bool(lengths.any()))

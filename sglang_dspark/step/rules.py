@@ -14,6 +14,9 @@ from functools import cache
 from importlib.util import find_spec
 from typing import Any
 
+import numpy as np
+
+from sglang_dspark.schedule.budget import Counts
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import load_config
 from sglang_dspark.step.penalties import OutputCounts, StepPenalties, penalties_of
@@ -46,13 +49,13 @@ class Cuts:
 @dataclass(frozen=True)
 class Rules:
     """seeds: of the requests that have one. penalties: of those that have any. cuts: of the sampled
-    requests; None where all are greedy. own_law: whether the accept rule must be ours.
+    requests; None where all are greedy. own_rule: whether the step needs our accept rule.
     """
 
     seeds: Seeds | None = None
     penalties: StepPenalties | None = None
     cuts: Cuts | None = None
-    own_law: bool = False
+    own_rule: bool = False
 
 
 def rules_of(worker: Any, counts: OutputCounts, batch: Any) -> Rules:
@@ -65,7 +68,7 @@ def rules_of(worker: Any, counts: OutputCounts, batch: Any) -> Rules:
         return Rules(penalties=penalties)
     seeds = seeds_of(batch)
     cuts = cuts_of(req.sampling_params for req in batch.reqs)
-    return Rules(seeds, penalties, cuts, own_law(cuts, seeds))
+    return Rules(seeds, penalties, cuts, own_rule(cuts, seeds))
 
 
 def cuts_of(settings: Iterable[Any]) -> Cuts:
@@ -83,9 +86,9 @@ def cuts_of(settings: Iterable[Any]) -> Cuts:
     )
 
 
-def own_law(cuts: Cuts, seeds: Seeds | None) -> bool:
-    """Return whether SGLang's accept rule would be another distribution, raise, or not be the rule
-    that the configuration names."""
+def own_rule(cuts: Cuts, seeds: Seeds | None) -> bool:
+    """Return whether SGLang's accept rule would have another distribution, raise, or differ from
+    the rule that the configuration names."""
     if seeds is not None or cuts.min_p or cuts.kinds > 1:
         return True
     if cuts.kinds == 0:
@@ -104,3 +107,27 @@ def names_block_rule() -> bool:
     """Return whether the configuration file itself says `verify.rule: block`."""
     loaded = load_config()
     return loaded.config.verify.rule == "block" and loaded.origins["verify.rule"] != "default"
+
+
+def limits_of(reqs: list[Any], gamma: int) -> Counts | None:
+    """Return the most drafts of each request (upstream's `Req`), [R] int64; None: gamma for all.
+
+    SGLang (srt/speculative/dflash_utils.py) calls a custom logit processor for all rows of a window
+    with one `__req__`, whose output ends at the anchor: for later rows plain decoding has another
+    result. So a request with a processor that reads the answer gets no drafts. SGLang's own
+    `DisallowedTokensLogitsProcessor` reads nothing but the row, and keeps its drafts.
+
+    With overlap a processor may see the answer without its last token, as in plain decoding: a
+    step is launched before the previous one has been handed out.
+    """
+    if not any(req.custom_logit_processor for req in reqs):
+        return None
+    return np.array([0 if reads_answer(req) else gamma for req in reqs], np.int64)
+
+
+def reads_answer(req: Any) -> bool:
+    """Return whether the request's custom logit processor may read more than its row."""
+    if not req.custom_logit_processor:
+        return False
+    found = upstream.CustomLogitProcessor.from_str(req.custom_logit_processor)
+    return type(found) is not upstream.DisallowedTokensLogitsProcessor

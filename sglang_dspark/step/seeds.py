@@ -1,9 +1,9 @@
-"""Seeds of a batch's requests: their drafts and their first tokens, drawn by seed and position.
+"""Draw drafts and first tokens of requests with a seed by seed and position.
 
 SGLang reads a request's `sampling_seed` (OpenAI: `seed`) under
---enable-deterministic-inference alone, and its DSPARK never reads it. What a seed means is
-verify/seeded.py; the accept rule is `accept.py`. Which requests have one is known on the host, so
-that a batch without any costs nothing.
+--enable-deterministic-inference alone, and its DSPARK never reads it. The draws are
+those of verify/seeded.py; the accept rule is `accept.py`. The host knows the requests with a seed,
+so a batch without any costs nothing.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ class DraftSeeds:
     anchors: Tensor
 
     def drawn(self, tokens: Tensor, logits: Tensor, temperatures: Tensor, place: int) -> Tensor:
-        """tokens [R] of draft position `place`, those of seeded requests drawn by their seeds.
+        """Return tokens [R] of draft position `place`, of seeded requests drawn by their seeds.
 
         logits: [R, n] of that position. temperatures: [R] > 0.
         """
@@ -56,7 +56,7 @@ class DraftSeeds:
 
 
 def seeds_of(batch: Any) -> Seeds | None:
-    """The seeds of a batch's sampled requests; None where none has one."""
+    """Return the seeds of a batch's sampled requests, or None."""
     settings = [req.sampling_params for req in batch.reqs]
     seeded = [r for r, s in enumerate(settings) if s.sampling_seed is not None and s.top_k > 1]
     if not seeded:
@@ -70,7 +70,7 @@ def seeds_of(batch: Any) -> Seeds | None:
 
 @contextmanager
 def seeded_prefill(batch: Any) -> Iterator[None]:
-    """A prefill whose first tokens `first_tokens` draws by the requests' seeds."""
+    """Let `first_tokens` draw a prefill's first tokens by the requests' seeds."""
     info = batch.sampling_info
     found = None if info is None or info.is_all_greedy else seeds_of(batch)
     if found is not None:
@@ -83,29 +83,29 @@ def seeded_prefill(batch: Any) -> Iterator[None]:
 
 
 def first_tokens(tokens: Tensor, probs: Tensor, sampling_info: Any, positions: Tensor) -> Tensor:
-    """tokens [R] with those of seeded requests drawn anew from probs [R, V], not yet cut.
+    """Return tokens [R], those of seeded requests drawn anew from probs [R, V] before cuts.
 
-    positions: [R], of the last tokens in front. Outside `seeded_prefill` tokens stay as they are.
+    positions: [R], of the prompts' last tokens. Outside `seeded_prefill` tokens are unchanged.
     """
     seeds: Seeds | None = getattr(sampling_info, _FIRST, None)
     if seeds is None:
         return tokens
     rows = seeds.rows
-    law = truncate_all(
+    distribution = truncate_all(
         probs[rows].float(),
         sampling_info.top_ks[rows],
         sampling_info.top_ps[rows],
         sampling_info.min_ps[rows],
     )
-    choice = seeded_choice(law, seeds.values, positions[rows].long())
+    choice = seeded_choice(distribution, seeds.values, positions[rows].long())
     return tokens.index_copy(0, rows, choice.to(tokens.dtype))
 
 
 @contextmanager
 def seeded_draft(proposer: Any, batch: Any, seeds: Seeds | None) -> Iterator[None]:
-    """A draft that `draft_block` draws by the requests' seeds, behind the draft's graph.
+    """Let `draft_block` draw a draft by the requests' seeds, after the draft's graph.
 
-    The graph holds upstream's sampler, which knows no seeds: what it drew is not used.
+    The graph contains upstream's sampler, which has no seeds: its tokens are not used.
     """
     if seeds is None:
         yield
@@ -121,7 +121,7 @@ def seeded_draft(proposer: Any, batch: Any, seeds: Seeds | None) -> Iterator[Non
 
 
 def draft_seeds(sampling_info: Any) -> DraftSeeds | None:
-    """What `seeded_draft` left for `draft_block`."""
+    """Return the seeds that `seeded_draft` set for `draft_block`."""
     return getattr(sampling_info, _DRAFT, None)
 
 
@@ -137,7 +137,7 @@ def draft_block(
     device: Any,
     tp_sync: Any,
 ) -> Any:
-    """Upstream's `sample_draft_block`, step by step, with the choices of seeded requests.
+    """Run upstream's `sample_draft_block`, step by step, with the choices of seeded requests.
 
     base_logits: [R, gamma, n]. anchor_tokens: [R]. Returns upstream's `DraftBlockResult`.
     """
@@ -170,7 +170,7 @@ def _places(
     params: Any,
     logits: Tensor,
 ) -> Iterator[Tensor]:
-    """Tokens [R], place by place: each sees the token in front. logits: [R, gamma, n], written."""
+    """Yield tokens [R] of each position in turn. logits: [R, gamma, n], written."""
     state, previous = markov_head.init_state(draft_hidden), anchor_tokens.long()
     for place in range(base_logits.shape[1]):
         tokens, state = upstream._draft_step(
@@ -190,7 +190,7 @@ def _places(
 
 
 def _step_logits(markov_head: Any, base_logits: Tensor) -> Tensor:
-    """Room for the logits of all steps, as upstream makes it."""
+    """Allocate the logits of all steps, as upstream does."""
     requests, gamma, width = base_logits.shape
     return base_logits.new_empty(
         (requests, gamma, upstream.step_logits_width(markov_head, width)),

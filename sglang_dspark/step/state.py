@@ -1,26 +1,68 @@
-"""What a scheduled worker carries from step to step: one typed object, in one attribute."""
+"""Keep the state of a worker that we schedule: one typed object, in one attribute."""
 
 from __future__ import annotations
 
+import logging
 from dataclasses import dataclass, field
 from typing import Any
 
 from sglang_dspark.step.device import Device
-from sglang_dspark.step.draft_faults import DraftFaults
-from sglang_dspark.step.engine import Step
+from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.penalties import OutputCounts
-from sglang_dspark.step.ranks import Engine, Ranks
+from sglang_dspark.step.ranks import Ranks
+
+logger = logging.getLogger(__name__)
 
 STATE = "dspark_step"  # attribute of upstream's DSparkWorkerV2
+LONGEST_REST = 512  # steps: with a drafter that always fails, one step in 513 tries it
+
+
+@dataclass
+class DraftFaults:
+    """Skip drafts after one failed, for longer with every failure in a row.
+
+    Results need no drafts, so an error of the drafter costs time and never a request: its step
+    decodes plainly. The pause doubles with every failure in a row, up to LONGEST_REST steps.
+    in_row: failures since the last draft. rest: coming steps without a draft.
+    """
+
+    in_row: int = 0
+    rest: int = 0
+
+    def rests(self) -> bool:
+        """Return whether the step that begins skips its draft."""
+        if self.rest == 0:
+            return False
+        self.rest -= 1
+        return True
+
+    def failed(self, error: Exception) -> None:
+        """Count a failed draft; logged once for all failures in a row."""
+        if self.in_row == 0:
+            logger.warning(
+                "sglang-dspark: a draft failed (%s: %s); its step decodes without drafts, and so "
+                "do some after it, until drafting works again",
+                type(error).__name__,
+                error,
+                exc_info=error,
+            )
+        self.rest = min(1 << min(self.in_row, 32), LONGEST_REST)
+        self.in_row += 1
+
+    def drafted(self) -> None:
+        """End the pause: a draft was made."""
+        if self.in_row:
+            logger.warning("sglang-dspark: drafting works again, after %d failures", self.in_row)
+            self.in_row = 0
 
 
 @dataclass
 class StepState:
-    """worker: upstream's.
+    """State of a worker between steps.
 
-    ranks: those who take each step together; the engine is the leader's. planned: the step whose
-    launch comes next, under the overlap loop. counts: what penalised requests have put out. faults:
-    drafts that failed of late.
+    worker: upstream's. ranks: the ranks that run each step together; the engine is the leader's.
+    planned: the step that is launched next, with overlap. counts: output tokens of penalised
+    requests. faults: recent failures of drafts.
     """
 
     worker: Any
@@ -33,6 +75,6 @@ class StepState:
 
 
 def state_of(worker: Any) -> StepState | None:
-    """The state of a worker that we schedule; None of any other."""
+    """Return the state of a worker that we schedule; None for any other."""
     found: StepState | None = getattr(worker, "__dict__", {}).get(STATE)
     return found

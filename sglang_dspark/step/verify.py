@@ -1,44 +1,129 @@
 """Verify: one ragged pass of the target over the admitted drafts, and the masks over its logits.
 
+Verify lengths become the ragged windows of one pass, without their values on the host: indptr
+[R + 1] int32. Request r has the rows indptr[r] to indptr[r + 1] of the packed pass, its
+anchor and l_r drafts. The step's stages, and ranks, hand indptr to each other.
+
 Upstream: sglang/srt/speculative/dspark_components/dspark_verify.py does the pass, in a
 graph where one was captured, and accepts there too if every request is greedy.
 """
 
 from __future__ import annotations
 
-from typing import Any
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 
+from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.serving import upstream
-from sglang_dspark.step.device import Device
-from sglang_dspark.step.passes import Pass, Verified
 from sglang_dspark.step.rules import Rules
 
+if TYPE_CHECKING:
+    from sglang_dspark.step.device import Device
 
-def asked_of(
+
+@dataclass(frozen=True)
+class VerifyInput:
+    """Input of a verify pass: a step's batch with its drafts, windows and layout.
+
+    Types are upstream's where none is ours. draft_input: the batch's `spec_info` before the pass,
+    which replaces it. drafted: any draft may be verified. foldable: a graph may accept in the pass.
+    rules: sampling rules that the device adds to upstream's.
+    """
+
+    batch: Any
+    draft_input: Any
+    window: Any  # positions and cache slots [R, gamma + 1]
+    proposal: Any  # drafts [R, gamma]
+    layout: Any
+    ids: Tensor  # [R, gamma + 1] anchors and drafts
+    drafted: bool
+    foldable: bool
+    rules: Rules
+
+    @property
+    def requests(self) -> int:
+        """R."""
+        return len(self.batch.seq_lens)
+
+
+@dataclass(frozen=True)
+class VerifyOutput:
+    """Output of a verify pass.
+
+    outputs: upstream's, its logits [R * (gamma + 1), V] or [rows, V]. hidden: [rows, m * d].
+
+    in_graph: a captured pass ran. folded: it accepted too. rows: the packing of
+    the rows, on a device that packs them.
+    """
+
+    outputs: Any
+    hidden: Tensor | None
+    in_graph: bool = False
+    folded: bool = False
+    rows: Any = None
+
+
+def admitted_drafts(plan: Plan) -> int:
+    """Return K: the budget, or all drafts that the limits allow."""
+    if not plan.speculates:
+        return 0
+    return min(plan.budget.drafts, int(plan.limits.sum()))
+
+
+def anchors_alone(requests: int, device: torch.device | str = "cpu") -> Tensor:
+    """Return indptr of windows without drafts."""
+    return torch.arange(requests + 1, dtype=torch.int32, device=device)
+
+
+def layout_of(indptr: Tensor, tokens: int) -> Any:
+    """Make upstream's `RaggedVerifyLayout` of these windows in a pass of `tokens`."""
+    return upstream.RaggedVerifyLayout(
+        verify_lens=indptr.diff(),
+        graph_num_tokens=tokens,
+        extend_start_loc=indptr[:-1],
+        qo_indptr_device=indptr,
+    )
+
+
+def window_of(worker: Any, batch: Any) -> Any:
+    """Allocate positions and cache slots of each request's gamma + 1 tokens: [R, gamma + 1]."""
+    host_lens = batch.seq_lens_cpu
+    return upstream.alloc_verify_window(
+        batch=batch,
+        bs=len(batch.seq_lens),
+        device=worker.device,
+        verify_num_draft_tokens=worker.verify_num_draft_tokens,
+        block_pos_offsets=worker._block_pos_offsets,
+        model_runner=worker.model_runner,
+        seq_lens_cpu=host_lens if host_lens is not None else batch.spec_info.nxt_kv_lens_cpu,
+    )
+
+
+def verify_input(
     worker: Any,
     batch: Any,
-    came: Any,
+    draft_input: Any,
     window: Any,
     proposal: Any,
     layout: Any,
     rules: Rules,
     *,
     drafted: bool,
-) -> Pass:
-    """The pass over these windows; came: the batch's `spec_info`, drafted: as of `Pass`."""
+) -> VerifyInput:
+    """Collect the input of the pass over these windows; arguments as in `VerifyInput`."""
     ids = proposal.verify_ids
     if ids is None:
         tokens = proposal.draft_block.draft_tokens
         ids = torch.cat([proposal.draft_block_ids[:, :1], tokens], dim=1).contiguous()
     foldable = may_fold(worker, batch, proposal, rules)
-    return Pass(batch, came, window, proposal, layout, ids, drafted, foldable, rules)
+    return VerifyInput(batch, draft_input, window, proposal, layout, ids, drafted, foldable, rules)
 
 
 def may_fold(worker: Any, batch: Any, proposal: Any, rules: Rules) -> bool:
-    """Whether a graph that holds the greedy accept rule may decide this step."""
+    """Return whether a graph that contains the greedy accept rule may accept in this step."""
     info = batch.sampling_info
     return (
         worker._verify_executor.verify_epilogue is not None
@@ -50,20 +135,20 @@ def may_fold(worker: Any, batch: Any, proposal: Any, rules: Rules) -> bool:
     )
 
 
-def verify(device: Device, asked: Pass, grammar: Any) -> Verified:
+def verify(device: Device, inputs: VerifyInput, grammar: Any) -> VerifyOutput:
     """Run the target over the windows; grammar: upstream's barrier, or None."""
-    batch = asked.batch
-    # A tree reads the drafts: it stands in front of the pass that it has to wait beside.
-    tree = upstream.GrammarTree.from_linear_chain(asked.ids) if batch.has_grammar else None
+    batch = inputs.batch
+    # The tree reads the drafts back: before the launch, so that it does not wait for the pass.
+    tree = upstream.GrammarTree.from_linear_chain(inputs.ids) if batch.has_grammar else None
     upstream.prepare_mamba_track_for_verify(batch)
-    verified = device.run(asked)
+    verified = device.run(inputs)
     if tree is not None:
         _mask(batch, tree, verified.outputs.next_token_logits, grammar)
     return verified
 
 
 def _mask(batch: Any, tree: Any, logits: Tensor, barrier: Any) -> None:
-    """Leave what the requests' grammars allow of logits [R * (gamma + 1), V]."""
+    """Mask logits [R * (gamma + 1), V] to the tokens that the requests' grammars allow."""
     mask = upstream.build_grammar_vocab_mask(
         reqs=batch.reqs,
         tree=tree,
@@ -84,16 +169,16 @@ def adjust(worker: Any, batch: Any, logits: Tensor) -> None:
     )
 
 
-def explain(worker: Any, asked: Pass, verified: Verified, accepted: Any) -> None:
-    """Log-probabilities and sampling masks, where a request asks for them."""
-    batch, width = asked.batch, worker.verify_num_draft_tokens
+def fill_logprobs(worker: Any, inputs: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
+    """Add log-probabilities and sampling masks to the output, for requests that ask for them."""
+    batch, width = inputs.batch, worker.verify_num_draft_tokens
     capture = upstream.SpeculativeSamplingMaskCapture.from_logits(
         batch.sampling_info,
         next_token_logits=verified.outputs.next_token_logits,
-        draft_input=asked.came,
+        draft_input=inputs.draft_input,
         draft_token_num=width,
-        bs=asked.requests,
-        greedy_mask=asked.proposal.draft_block.greedy_mask,
+        bs=inputs.requests,
+        greedy_mask=inputs.proposal.draft_block.greedy_mask,
     )
     if capture is not None:
         verified.outputs.sampling_mask_output = capture.build_output(

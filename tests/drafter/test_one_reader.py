@@ -17,8 +17,7 @@ from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.proposer import drafter_layers, open_drafter
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.serving.checkpoint import validate_drafter
-from sglang_dspark.serving.drafter_conversion import convert_drafter
+from sglang_dspark.serving.checkpoint import convert_drafter, validate_drafter
 from sglang_dspark.training.answering import open_calibrated
 from tests.baselines.helpers import random_drafter
 from tests.drafter.variants import (

@@ -148,7 +148,7 @@ def _requests(work: Any) -> int:
 
 def _clocks(folder: Path) -> None:
     """The wall clock is off by `seconds` while it is armed; that of steps jumps and stays."""
-    from sglang_dspark.step.clock import HostClock
+    from sglang_dspark.step.timing import HostClock
 
     wall, steps = Fault(folder, "clock-jumps"), Fault(folder, "step-clock-jumps")
     now, mark, jumps = time.time, HostClock.mark, [0.0]

@@ -13,7 +13,7 @@ from typing import Any
 
 import psutil
 
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from tests.integration.serving import Served
 
 TOKENS, LONG = 64, 240
@@ -111,9 +111,9 @@ class Live:
         wanted = [f'{label}="{value}"' for label, value in labels.items()]
         return sum(float(n) for has, n in rows if all(each in has for each in wanted))
 
-    def falls(self, fall: Fall) -> int:
+    def fallbacks(self, fallback: Fallback) -> int:
         """How often it fell back so."""
-        return int(self.count("sglang:dspark_fallbacks_total", reason=fall.value))
+        return int(self.count("sglang:dspark_fallbacks_total", reason=fallback.value))
 
     def log_count(self, text: str) -> int:
         """How often the log has it."""
@@ -156,13 +156,15 @@ class Live:
 
 
 @contextmanager
-def told_once(live: Live, fall: Fall, line: str, *, counted: int | None = None) -> Iterator[None]:
-    """The block makes the server fall back: counted (so often, if told), and in the log once."""
-    before = live.falls(fall)
+def logged_once(
+    live: Live, fallback: Fallback, line: str, *, counted: int | None = None
+) -> Iterator[None]:
+    """The block makes the server fall back: counted (so often, if given), and logged once."""
+    before = live.fallbacks(fallback)
     yield
-    await_that(lambda: live.falls(fall) > before, f"{fall.value} is not counted")
+    await_that(lambda: live.fallbacks(fallback) > before, f"{fallback.value} is not counted")
     if counted is not None:
-        assert live.falls(fall) - before == counted
+        assert live.fallbacks(fallback) - before == counted
     assert live.served.log.count(line) == 1, line
 
 

@@ -15,7 +15,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from sglang_dspark.loadtest.servers.server import ServerSpec
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from tests.faults.conftest import Note, start_live
 from tests.faults.live import FLAGS, Live, Outcome
 from tests.integration import tiny_models
@@ -33,12 +33,12 @@ Breakage = Callable[[Path], None]
 @dataclass(frozen=True)
 class BadStart:
     """fault, happens: for the page. breaks: the cache of the live server, or a copy of its
-    drafter. fall: what is counted. says: the line of the log."""
+    drafter. fallback: what is counted. says: the line of the log."""
 
     fault: str
     breaks: Breakage
     happens: str
-    fall: Fall
+    fallback: Fallback
     says: str
     cache: bool = True
 
@@ -93,42 +93,42 @@ BAD = {
         "step times of another device",
         of_another(device="another processor"),
         AGAIN,
-        Fall.TIMES_REFUSED,
+        Fallback.TIMES_REFUSED,
         "was measured elsewhere (device:",
     ),
     "model": BadStart(
         "step times of another model",
         of_another(model="another target"),
         AGAIN,
-        Fall.TIMES_REFUSED,
+        Fallback.TIMES_REFUSED,
         "was measured elsewhere (model:",
     ),
     "gamma": BadStart(
         "step times for another gamma",
         of_another(gamma=3),
         AGAIN,
-        Fall.TIMES_REFUSED,
+        Fallback.TIMES_REFUSED,
         "was measured elsewhere (gamma:",
     ),
     "corrupt cache": BadStart(
         "the file of step times is cut off",
         cut,
         AGAIN,
-        Fall.TIMES_REFUSED,
+        Fallback.TIMES_REFUSED,
         "a new measurement replaces it",
     ),
     "unwritable cache": BadStart(
         "the folder of step times cannot be written",
         unwritable,
         "they are measured, and again at the next start",
-        Fall.TIMES_NOT_KEPT,
+        Fallback.TIMES_NOT_KEPT,
         "cannot write step times to",
     ),
     "foreign sts.json": BadStart(
         "`sts.json` of another drafter",
         foreign_sts,
         "confidence is calibrated online from the identity",
-        Fall.STS_REFUSED,
+        Fallback.STS_REFUSED,
         "was fitted to another drafter",
         cache=False,
     ),
@@ -136,7 +136,7 @@ BAD = {
         "a drafter without a confidence head",
         without_head,
         "it is scheduled by past acceptance",
-        Fall.NO_HEAD,
+        Fallback.NO_HEAD,
         "on past acceptance alone",
         cache=False,
     ),
@@ -161,14 +161,14 @@ def test_a_start_that_falls_back(
         ready = started.served.process.ready_after or 0.0
         assert started.log_count(bad.says) == 1
         recovered = ready + started.recovered()
-        assert started.falls(bad.fall) == 1
+        assert started.fallbacks(bad.fallback) == 1
         assert started.count("sglang:dspark_fallbacks_total") == 1, "it fell back from more"
         started.lossless()
         assert started.count("sglang:dspark_accepted_drafts_total") > 0
         started.at_rest()
     finally:
         pool.stop("bad-start")
-    counted = f"`{bad.fall.value}`"
+    counted = f"`{bad.fallback.value}`"
     note(Outcome(f"a start with {bad.fault}", bad.happens, counted, recovered, 0, 1))
 
 

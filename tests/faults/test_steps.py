@@ -6,10 +6,10 @@ import time
 
 import pytest
 
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.step.engine import MOST_AWAITED, PIPELINE
 from tests.faults.conftest import Note
-from tests.faults.live import Live, Outcome, told_once, unpoisoned
+from tests.faults.live import Live, Outcome, logged_once, unpoisoned
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("faults")]
 
@@ -24,13 +24,13 @@ def test_a_drafter_that_raises(live: Live, note: Note, fault: str, where: str) -
     failed, works, counted = (
         live.log_count(FAILED),
         live.log_count(WORKS),
-        live.falls(Fall.DRAFT_FAILED),
+        live.fallbacks(Fallback.DRAFT_FAILED),
     )
     live.arm(fault, times=3)
     live.lossless()
     assert live.happened(fault)
     recovered = live.recovered()
-    assert live.falls(Fall.DRAFT_FAILED) - counted == 3
+    assert live.fallbacks(Fallback.DRAFT_FAILED) - counted == 3
     assert live.log_count(FAILED) == failed + 1, "failures in a row are said once"
     assert live.log_count(WORKS) == works + 1
     live.at_rest()
@@ -38,7 +38,7 @@ def test_a_drafter_that_raises(live: Live, note: Note, fault: str, where: str) -
         Outcome(
             f"the drafter raises {where}",
             "its steps decode plainly, drafting rests a while and comes back",
-            f"`{Fall.DRAFT_FAILED.value}`",
+            f"`{Fallback.DRAFT_FAILED.value}`",
             recovered,
             0,
             len(live.expected),
@@ -49,7 +49,7 @@ def test_a_drafter_that_raises(live: Live, note: Note, fault: str, where: str) -
 @pytest.mark.parametrize("value", ["nan", "inf", "-inf"])
 def test_a_confidence_that_is_no_number(live: Live, note: Note, value: str) -> None:
     costs = live.costs()
-    with told_once(live, Fall.NO_CONFIDENCE, "confidence is not a number", counted=20):
+    with logged_once(live, Fallback.NO_CONFIDENCE, "confidence is not a number", counted=20):
         live.arm("confidence", value=value, times=20)
         live.lossless()
         assert live.happened("confidence")
@@ -60,7 +60,7 @@ def test_a_confidence_that_is_no_number(live: Live, note: Note, value: str) -> N
         Outcome(
             f"confidences are {value} for 20 steps",
             "those drafts count as hopeless, and nothing is learned from them",
-            f"`{Fall.NO_CONFIDENCE.value}`",
+            f"`{Fallback.NO_CONFIDENCE.value}`",
             recovered,
             0,
             len(live.expected),
@@ -79,7 +79,10 @@ def test_results_that_come_late(live: Live, note: Note, steps: int) -> None:
         live.lossless()
     recovered = live.recovered()
     overtaken = min(steps, MOST_AWAITED)  # of the first of them
-    found = (live.falls(Fall.RESULT_LATE) - late, live.falls(Fall.RESULT_LOST) - lost)
+    found = (
+        live.fallbacks(Fallback.RESULT_LATE) - late,
+        live.fallbacks(Fallback.RESULT_LOST) - lost,
+    )
     assert found == (max(0, overtaken - PIPELINE + 1), steps - overtaken)
     unpoisoned(costs, live.costs())
     live.at_rest()
@@ -89,7 +92,7 @@ def test_results_that_come_late(live: Live, note: Note, steps: int) -> None:
             "plans are made without them; they are learned when they come"
             if steps <= MOST_AWAITED
             else f"those of more than {MOST_AWAITED} steps ago are given up",
-            f"`{Fall.RESULT_LATE.value}`" if steps >= PIPELINE else "no fault yet",
+            f"`{Fallback.RESULT_LATE.value}`" if steps >= PIPELINE else "no fault yet",
             recovered,
             0,
             len(live.expected),
@@ -105,13 +108,13 @@ def test_results_that_come_late_by_1_to_100_steps(live: Live) -> None:
         while not live.happened("results-late"):
             assert live.ask(steps % 12) == live.expected[steps % 12]
         live.recovered()
-        assert live.falls(Fall.RESULT_LATE) - late == max(0, steps - PIPELINE + 1)
+        assert live.fallbacks(Fallback.RESULT_LATE) - late == max(0, steps - PIPELINE + 1)
     live.at_rest()
 
 
 def test_results_that_never_come(live: Live, note: Note) -> None:
     costs = live.costs()
-    with told_once(live, Fall.RESULT_LOST, "a step's result never came", counted=30):
+    with logged_once(live, Fallback.RESULT_LOST, "a step's result never came", counted=30):
         live.arm("results-lost", times=30)
         live.lossless()
         assert live.happened("results-lost")
@@ -122,7 +125,7 @@ def test_results_that_never_come(live: Live, note: Note) -> None:
         Outcome(
             "the scheduler is not told of 30 results",
             "nothing is learned from them",
-            f"`{Fall.RESULT_LOST.value}`",
+            f"`{Fallback.RESULT_LOST.value}`",
             recovered,
             0,
             len(live.expected),
@@ -133,7 +136,7 @@ def test_results_that_never_come(live: Live, note: Note) -> None:
 @pytest.mark.slow
 @pytest.mark.parametrize("seconds", [3600.0, -3600.0])
 def test_a_step_clock_that_jumps(live: Live, note: Note, seconds: float) -> None:
-    costs, counted = live.costs(), live.falls(Fall.NO_TIME)
+    costs, counted = live.costs(), live.fallbacks(Fallback.NO_TIME)
     outliers = live.count("sglang:dspark_step_time_outliers")
     live.arm("step-clock-jumps", seconds=seconds, times=8)  # a step before a prefill has no time
     live.lossless()
@@ -142,7 +145,7 @@ def test_a_step_clock_that_jumps(live: Live, note: Note, seconds: float) -> None
     unpoisoned(costs, live.costs())
     live.at_rest()
     if seconds < 0:
-        assert 1 <= live.falls(Fall.NO_TIME) - counted <= 8
+        assert 1 <= live.fallbacks(Fallback.NO_TIME) - counted <= 8
         assert live.log_count("nothing is learned from it") >= 1
     else:
         assert live.count("sglang:dspark_step_time_outliers") > outliers
@@ -150,7 +153,7 @@ def test_a_step_clock_that_jumps(live: Live, note: Note, seconds: float) -> None
         Outcome(
             f"the clock of steps jumps by {seconds:+.0f} s, 8 times",
             "those steps' times teach nothing" if seconds < 0 else "those steps are outliers",
-            f"`{Fall.NO_TIME.value}`" if seconds < 0 else "`sglang:dspark_step_time_outliers`",
+            f"`{Fallback.NO_TIME.value}`" if seconds < 0 else "`sglang:dspark_step_time_outliers`",
             recovered,
             0,
             len(live.expected),
@@ -186,4 +189,4 @@ def test_a_wall_clock_that_jumps(live: Live, note: Note, seconds: float) -> None
 
 def late_and_lost(live: Live) -> tuple[int, int]:
     """Results so far."""
-    return live.falls(Fall.RESULT_LATE), live.falls(Fall.RESULT_LOST)
+    return live.fallbacks(Fallback.RESULT_LATE), live.fallbacks(Fallback.RESULT_LOST)

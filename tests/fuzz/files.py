@@ -37,7 +37,7 @@ from tests.broken_files import is_one_line
 from tests.fuzz.documents import JSON, LINES, TABLE, Dialect, broken, yaml_dialect
 from tests.fuzz.explore import Family
 from tests.fuzz.guards import watched
-from tests.serving.test_schedule_profile import KEY, Machine
+from tests.serving.test_profile import KEY, Machine
 
 ROOT = Path(__file__).parents[2]
 SHIPPED = ROOT / "drafters" / "smollm2-135m-dspark"

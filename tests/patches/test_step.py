@@ -10,7 +10,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_dspark.patches.step import worker as seams
-from sglang_dspark.step import decode, learn, plan
+from sglang_dspark.step import decode, plan
 from sglang_dspark.step.state import STATE
 
 Calls = list[Any]
@@ -35,7 +35,7 @@ def theirs(*arguments: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def test_without_a_state_upstream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(learn, "learn", lambda *_: pytest.fail("there is nobody to learn"))
+    monkeypatch.setattr(plan, "learn", lambda *_: pytest.fail("there is nobody to learn"))
     alone, batch = SimpleNamespace(), batch_of()
     assert seams.planner_of(theirs, alone) == ("theirs", (alone,))
     assert seams.note_prefill(theirs, alone, batch, 1) == ("theirs", (alone, batch, 1))
@@ -62,7 +62,7 @@ def test_decode_steps_are_ours_unless_the_rank_is_idle(monkeypatch: pytest.Monke
 def test_plans_and_results_go_to_the_state(monkeypatch: pytest.MonkeyPatch) -> None:
     seen: Calls = []
     monkeypatch.setattr(plan, "plan_ahead", lambda *arguments: seen.append(arguments))
-    monkeypatch.setattr(learn, "learn", lambda *arguments: seen.append(arguments))
+    monkeypatch.setattr(plan, "learn", lambda *arguments: seen.append(arguments))
     worker, _ = worker_with_state()
     state = worker.__dict__[STATE]
     seams.planner_of(theirs, worker)("batch", "future map")

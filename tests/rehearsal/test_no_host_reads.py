@@ -10,7 +10,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import accept_ops
-from sglang_dspark.step import layout
+from sglang_dspark.step import verify
 from sglang_dspark.verify import sample_inverse_cdf
 from tests.rehearsal.conftest import Rehearsed
 from tests.rehearsal.reads import READS, watched
@@ -37,9 +37,9 @@ def read_from(module: Any, expression: str) -> None:
 def test_a_read_in_our_modules_is_seen(name: str) -> None:
     expression = SOURCE.get(name, f"value.{name}()")
     with watched() as seen:
-        read_from(layout, expression)
+        read_from(verify, expression)
         read_from(torch, expression)
-    assert any(each.startswith(f"{name} in {layout.__name__}.planted") for each in seen)
+    assert any(each.startswith(f"{name} in {verify.__name__}.planted") for each in seen)
     assert not any("torch" in each for each in seen)
 
 
@@ -48,10 +48,10 @@ def test_a_rule_reads_for_whoever_asks_it() -> None:
     with watched() as seen:
         ask(accept_ops, rows, coins)
         assert seen == []
-        ask(layout, rows, coins)
+        ask(verify, rows, coins)
     assert any("sample_inverse_cdf" in each for each in seen)
     with watched() as seen:
-        ask(layout, rows, coins, checked=False)
+        ask(verify, rows, coins, checked=False)
     assert seen == []
 
 

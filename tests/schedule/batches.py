@@ -2,7 +2,7 @@
 
 The schedule turns the drafts of both requests into verify lengths through the real planner; the
 accept rule runs on a grid of uniforms that holds all its breakpoints. Counting gives the exact
-joint law of what the batch emits.
+joint distribution of what the batch emits.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ Schedule = Callable[[np.ndarray], np.ndarray]  # confidence [R, gamma] -> verify
 
 @dataclass(frozen=True)
 class Request:
-    """A target, a drafter and its confidence head; `argmax` drafts, and what the rule is told."""
+    """A target, a drafter and its confidence head; `argmax` drafts, and the inputs of the rule."""
 
     target: Chain
     drafter: Chain
@@ -70,7 +70,7 @@ def _cells(
 def law_given_draft(
     rule: AcceptRule, request: Request, draft: Prefix, length: int, grid: Grid
 ) -> dict[Prefix, Fraction]:
-    """Exact law of what one request emits, its draft and verify length given."""
+    """Exact distribution of what one request emits, its draft and verify length given."""
     cells, chances = _cells(grid, request, draft, length)
     count = len(cells)
     tokens = torch.tensor(draft).expand(count, GAMMA)
@@ -97,7 +97,7 @@ def law_given_draft(
 def _of_one(
     rule: AcceptRule, request: Request, draft: Prefix, length: int, grid: Grid
 ) -> dict[Prefix, Fraction]:
-    """Law of gamma + 1 tokens of one request, its draft and verify length given."""
+    """Distribution of gamma + 1 tokens of one request, its draft and verify length given."""
     emitted = law_given_draft(rule, request, draft, length, grid)
     return complete(emitted, request.target, GAMMA + 1)
 
@@ -110,8 +110,8 @@ def _blind(drafts: Prefix) -> float:
 def drafted_pairs(requests: tuple[Request, ...]) -> list[tuple[Fraction, Drafts, np.ndarray]]:
     """All drafts of a batch: chance, draft of each request, confidences [R, gamma] float32."""
     found = []
-    laws = [draft_law(q.drafter, GAMMA, q.argmax).items() for q in requests]
-    for each in itertools.product(*laws):
+    distributions = [draft_law(q.drafter, GAMMA, q.argmax).items() for q in requests]
+    for each in itertools.product(*distributions):
         drafts = tuple(draft for draft, _ in each)
         said = [
             [q.confidence(draft[: k + 1]) for k in range(GAMMA)]
@@ -121,31 +121,31 @@ def drafted_pairs(requests: tuple[Request, ...]) -> list[tuple[Fraction, Drafts,
     return found
 
 
-def batch_law(
+def batch_probs(
     rule: AcceptRule, requests: tuple[Request, ...], schedule: Schedule, grid: Grid = 12
 ) -> Joint:
-    """Joint law of gamma + 1 tokens of every request: one step, then plain decoding."""
-    law: Joint = {}
+    """Joint distribution of gamma + 1 tokens of every request: one step, then plain decoding."""
+    distribution: Joint = {}
     blind = [replace(q, confidence=_blind) for q in requests]
     for chance, drafts, confidence in drafted_pairs(requests):
         lengths = schedule(confidence)
-        laws = [
+        distributions = [
             _of_one(rule, q, draft, int(length), grid).items()
             for q, draft, length in zip(blind, drafts, lengths, strict=True)
         ]
-        for texts in itertools.product(*laws):
+        for texts in itertools.product(*distributions):
             weight = chance * prod(share for _, share in texts)
             if weight:
                 key = tuple(text for text, _ in texts)
-                law[key] = law.get(key, Fraction(0)) + weight
-    return law
+                distribution[key] = distribution.get(key, Fraction(0)) + weight
+    return distribution
 
 
-def plain_law(requests: tuple[Request, ...]) -> Joint:
-    """Joint law of gamma + 1 tokens of every request by plain decoding."""
-    laws = [joint_law(q.target, GAMMA + 1).items() for q in requests]
+def plain_probs(requests: tuple[Request, ...]) -> Joint:
+    """Joint distribution of gamma + 1 tokens of every request by plain decoding."""
+    distributions = [joint_law(q.target, GAMMA + 1).items() for q in requests]
     joint: Joint = {}
-    for texts in itertools.product(*laws):
+    for texts in itertools.product(*distributions):
         weight = Fraction(1)
         for _, share in texts:
             weight *= share

@@ -1,4 +1,4 @@
-"""How many examples the property tests of this folder take.
+"""Set the number of examples of this folder's property tests.
 
 By default 100 seeds, each of a hundred random cases: 10,000 cases in a few seconds. With
 `pytest --hypothesis-profile=thorough tests/schedule` every case is an example of its own, 10,000 of
@@ -9,6 +9,6 @@ from __future__ import annotations
 
 from hypothesis import settings
 
-THOROUGH = settings().max_examples >= 10_000  # the profile stands in tests/conftest.py
+THOROUGH = settings().max_examples >= 10_000  # the profile is defined in tests/conftest.py
 EXAMPLES = settings(max_examples=10_000 if THOROUGH else 100, deadline=None)
 CASES = 1 if THOROUGH else 100

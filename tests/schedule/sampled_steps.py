@@ -2,8 +2,8 @@
 
 A target and a drafter over V tokens, each a chain on the last token. Batches of R requests draft,
 the real admission chooses windows, the real accept rule emits, plain decoding fills up to gamma + 1
-tokens. If the law is kept, the token behind each (position, previous token) has the target's law
-and, the target being a chain, these multinomials are independent: their chi-squares add up.
+tokens. In a lossless step the token after each (position, previous token) has the target's
+distribution. The target is a chain, so these multinomials are independent: chi-squares add up.
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ def logits(seed: int) -> Tensor:
 
 
 def p_value(case: Case, steps: int, seed: int = 1) -> float:
-    """Of the law of gamma + 1 tokens over `steps` steps; 0 if an impossible token came."""
+    """Of the distribution of gamma + 1 tokens over `steps` steps; 0 if an impossible token came."""
     generator = torch.Generator().manual_seed(seed)
     target = target_distribution(logits(3)[None], case.sampling)[0].double()  # [V + 1, V]
     counts = torch.zeros(case.gamma + 1, VOCAB + 1, VOCAB, dtype=torch.int64)
@@ -89,17 +89,21 @@ def _steps(case: Case, target: Tensor, steps: int, generator: torch.Generator) -
 
 
 def _drafts(case: Case, steps: int, generator: torch.Generator) -> tuple[Tensor, Tensor, Tensor]:
-    """Drafts [N, gamma], their laws [N, gamma, V], the token behind which each row stands."""
+    """Drafts [N, gamma], their distributions [N, gamma, V], the token before each row."""
     drafter = torch.softmax(logits(5), dim=1).double()
     last = torch.full((steps,), VOCAB)
-    before, laws = [last], []
+    before, distributions = [last], []
     for _ in range(case.gamma):
-        laws.append(drafter[last])
+        distributions.append(drafter[last])
         uniforms = torch.rand(steps, generator=generator)
-        last = laws[-1].argmax(1) if case.argmax else sample_inverse_cdf(laws[-1], uniforms)
+        last = (
+            distributions[-1].argmax(1)
+            if case.argmax
+            else sample_inverse_cdf(distributions[-1], uniforms)
+        )
         before.append(last)
     rows = torch.stack(before, dim=1)  # [N, gamma + 1]
-    return rows[:, 1:], torch.stack(laws, dim=1), rows
+    return rows[:, 1:], torch.stack(distributions, dim=1), rows
 
 
 def _lengths(

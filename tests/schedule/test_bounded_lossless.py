@@ -1,4 +1,4 @@
-"""Floors and limits under both rules for K: exact joint law of two requests, in rationals.
+"""Floors and limits under both rules for K: exact joint distribution of two requests, in rationals.
 
 The real planner plans and admits, over all floors and limits of two requests of two drafts, cost
 curves, depths and weights. Algorithm 1 decides on the present step (lag 0), the search on the one
@@ -6,7 +6,7 @@ before. A schedule is a function from the drafts to verify lengths; of those man
 is counted once.
 
 What a stop must not do is decide in another order than the admission's: one that does not count the
-floors, which are admitted first, has seen survivals behind drafts that it leaves out.
+floors, which are admitted first, has seen survivals behind drafts that it skips.
 """
 
 from __future__ import annotations
@@ -30,12 +30,12 @@ from sglang_dspark.schedule.guarded import GuardedPlanner
 from sglang_dspark.schedule.plan import Plan, PlannerConfig
 from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.verify import accept_sampled
-from tests.schedule.batches import GAMMA, batch_law, drafted_pairs, plain_law
+from tests.schedule.batches import GAMMA, batch_probs, drafted_pairs, plain_probs
 from tests.schedule.test_lossless import HEADS, PAIR, pair
 
 KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "exact", "1", GAMMA)
-ROWS, TENANTS = np.arange(2), np.ones(2, np.int64)
-ALWAYS = replace(SERVING_GUARD, untried_loss=0.99)  # drafts, whatever is promised
+ROWS, GENERATIONS = np.arange(2), np.ones(2, np.int64)
+ALWAYS = replace(SERVING_GUARD, untried_loss=0.99)  # drafts at any promise
 EACH = [(floor, limit) for limit in range(GAMMA + 1) for floor in range(limit + 1)]
 BOUNDS = list(itertools.product(EACH, repeat=2))  # of both requests
 SLOPES = list(itertools.product((0.1, 0.5), repeat=3))  # seconds of the 3rd to the 5th token
@@ -48,7 +48,7 @@ Admission = Callable[[GuardedPlanner, Plan, Gains], Counts]
 
 @dataclass(frozen=True)
 class Case:
-    """What was fixed before drafting; `bounds`: (floor, limit) of each request."""
+    """Values fixed before drafting; `bounds`: (floor, limit) of each request."""
 
     heads: str
     slopes: tuple[float, ...]
@@ -76,7 +76,7 @@ class Case:
     def plan(self, planner: GuardedPlanner, step: int) -> Plan:
         floors, limits = np.array(self.bounds).T.copy()
         plan = planner.plan(
-            step, ROWS, TENANTS, 0, weights=WEIGHTS[self.weights], limits=limits, floors=floors
+            step, ROWS, GENERATIONS, 0, weights=WEIGHTS[self.weights], limits=limits, floors=floors
         )
         assert plan.speculates
         return plan
@@ -89,11 +89,11 @@ def cases() -> Iterator[Case]:
 
 @cache
 def keeps_the_law(heads: str, lengths: Lengths) -> bool:
-    """Whether the schedule with these lengths, one for each pair of drafts, is lossless."""
+    """Return whether the schedule with these lengths, one for each pair of drafts, is lossless."""
     requests = pair(HEADS[heads])
     given = iter(lengths)
-    law = batch_law(accept_sampled, requests, lambda confidence: np.array(next(given)))
-    return law == plain_law(requests)
+    distribution = batch_probs(accept_sampled, requests, lambda confidence: np.array(next(given)))
+    return distribution == plain_probs(requests)
 
 
 @cache
@@ -114,7 +114,7 @@ def floors_forgotten(planner: GuardedPlanner, plan: Plan, confidence: Gains) -> 
 
 
 def floors_in_addition(planner: GuardedPlanner, plan: Plan, confidence: Gains) -> Counts:
-    """The half mended one: as before, but never fewer drafts than the floors ask for."""
+    """The half fixed one: as before, but never fewer drafts than the floors ask for."""
     assert plan.floors is not None
     drafts = int(planner.admit(replace(plan, floors=None), confidence).sum())
     survivals = gains(confidence, plan.weights)
@@ -138,9 +138,9 @@ def search_of_this_step(planner: GuardedPlanner, plan: Plan, confidence: Gains) 
 
 
 def lengths_of(case: Case, admission: Admission, *, early_stop: bool, before: int) -> Lengths:
-    """What a planner admits that has seen the confidences number `before` in the step before."""
+    """Admit by a planner that has seen the confidences number `before` in the step before."""
     planner, present = case.planner(early_stop=early_stop), confidences(case.heads)
-    planner.publish(case.plan(planner, 0), ROWS, TENANTS, present[before % len(present)])
+    planner.publish(case.plan(planner, 0), ROWS, GENERATIONS, present[before % len(present)])
     plan = case.plan(planner, 1)
     assert plan.known == len(ROWS)
     return tuple(tuple(admission(planner, plan, said).tolist()) for said in present)
@@ -152,7 +152,7 @@ def admitted(lengths: Lengths) -> set[int]:
 
 
 def broken(admission: Admission, *, early_stop: bool) -> tuple[list[Case], list[set[int]]]:
-    """Cases whose law is not the target's, and K of all cases."""
+    """Cases whose distribution is not the target's, and K of all cases."""
     wrong, budgets = [], []
     for number, case in enumerate(cases()):
         lengths = lengths_of(case, admission, early_stop=early_stop, before=number)
@@ -167,7 +167,7 @@ def test_algorithm_1_is_exact_under_all_floors_and_limits() -> None:
     assert wrong == []
     moving = sum(len(each) > 1 for each in budgets)
     print(f"\n{len(budgets)} cases, K depends on the drafts in {moving}")
-    assert moving > 100, "K is the same whatever was drafted: the test shows little"
+    assert moving > 100, "K never depends on the drafts: the test shows little"
 
 
 def test_the_search_of_the_step_before_is_exact_under_all_floors_and_limits() -> None:
@@ -180,5 +180,5 @@ def test_the_search_of_the_step_before_is_exact_under_all_floors_and_limits() ->
 @pytest.mark.parametrize("mistake", [floors_forgotten, floors_in_addition, search_of_this_step])
 def test_stops_in_another_order_than_the_admissions_are_caught(mistake: Admission) -> None:
     wrong, budgets = broken(mistake, early_stop=True)
-    print(f"\n{mistake.__name__}: {len(wrong)} of {len(budgets)} cases break the law")
+    print(f"\n{mistake.__name__}: {len(wrong)} of {len(budgets)} cases break the distribution")
     assert len(wrong) >= 10

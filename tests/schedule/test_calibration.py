@@ -134,7 +134,7 @@ def _honest(world: worlds.World) -> Floats:
 
 @pytest.mark.parametrize("censored", [False, True])
 def test_known_shifts_are_recovered(censored: bool) -> None:
-    """A head that is too sure by another amount at each position: no temperature mends it."""
+    """A head that is too sure by another amount at each position: no temperature fixes it."""
     world = worlds.build(STEPS, seed=5, censored=censored)
     told = worlds.sampled(world)
     wrong = np.array([0.9, 0.7, 0.5, 0.5])

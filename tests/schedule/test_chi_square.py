@@ -1,4 +1,4 @@
-"""Chi-square of sampled steps with confidence-chosen windows: the law holds, four mutants fail.
+"""Chi-square of sampled steps with confidence-chosen windows: lossless, and four mutants fail.
 
 100,000 steps a case in every run, a million with `pytest --slow tests/schedule/test_chi_square.py`.
 """

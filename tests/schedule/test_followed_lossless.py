@@ -1,7 +1,7 @@
-"""Requests that are followed keep the law: two steps of two requests, in rationals.
+"""Requests that are followed keep the distribution: two steps of two requests, in rationals.
 
 The second step is admitted by confidences that the first one's outcomes have shifted. Looking at
-the outcome of the step that is being admitted breaks the law, and must be noticed.
+the outcome of the step that is being admitted breaks the distribution, and must be noticed.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ from tests.schedule.batches import (
     GAMMA,
     Joint,
     Request,
-    batch_law,
+    batch_probs,
     law_given_draft,
-    plain_law,
+    plain_probs,
     tabled,
 )
 from tests.verify.chains import Chain, Prefix, complete, draft_law, joint_law, quarters
 
-TOKENS = 3  # of each request, in the law that is compared
+TOKENS = 3  # of each request, in the distribution that is compared
 PAIR = Workspace(2, GAMMA)
-SEATS = (np.arange(2), np.ones(2, np.int64))
+SLOTS = (np.arange(2), np.ones(2, np.int64))
 GREEDY = np.zeros(2, np.int64)
 REQUESTS = (
     Request(
@@ -55,7 +55,7 @@ def behind(chain: Chain, text: Prefix) -> Chain:
 
 @cache
 def emitted(r: int, text: Prefix, draft: Prefix, length: int) -> dict[Prefix, Fraction]:
-    """Law of what request r emits in a step behind `text`, draft and verify length given."""
+    """Distribution of request r's output in a step after `text`, draft and verify length given."""
     one = REQUESTS[r]
     here = replace(one, target=behind(one.target, text), drafter=behind(one.drafter, text))
     return law_given_draft(accept_sampled, here, draft, length, grid=12)
@@ -66,17 +66,17 @@ def outcomes(
 ) -> list[tuple[Fraction, tuple[Prefix, ...], np.ndarray, np.ndarray, np.ndarray]]:
     """All ways a step behind `texts` can go: chance, what is emitted, logits, lengths, said."""
     found = []
-    laws = [
+    distributions = [
         draft_law(behind(q.drafter, text), GAMMA, argmax=False).items()
         for q, text in zip(REQUESTS, texts, strict=True)
     ]
-    for drafted in itertools.product(*laws):
+    for drafted in itertools.product(*distributions):
         raw = [
             [q.confidence(draft[: k + 1]) for k in range(GAMMA)]
             for q, (draft, _) in zip(REQUESTS, drafted, strict=True)
         ]
         logits = np.log(raw / (1 - np.array(raw))).astype(np.float32)
-        said = calibration.confidence(logits, GREEDY, np.empty_like(logits), SEATS).copy()
+        said = calibration.confidence(logits, GREEDY, np.empty_like(logits), SLOTS).copy()
         lengths = admit(gains(said), drafts, PAIR)
         each = [
             emitted(r, texts[r], draft, int(lengths[r])).items()
@@ -91,17 +91,17 @@ def outcomes(
 
 
 def two_steps(drafts: int, spread: float) -> tuple[Joint, int]:
-    """Joint law of TOKENS tokens of both requests, and in how many ways the same head logits of
-    the second step were admitted.
+    """Joint distribution of TOKENS tokens of both requests, and in how many ways the same head
+    logits of the second step were admitted.
     """
-    law: Joint = {}
+    distribution: Joint = {}
     admitted: dict[bytes, set[bytes]] = {}
     table = Calibration((1.0,) * GAMMA, spread=spread)
     fresh = OnlineCalibration([table], pool_rows=2)
     for mass, texts, logits, lengths, said in outcomes(((), ()), fresh, drafts):
         calibration = OnlineCalibration([table], pool_rows=2)
         accepted = np.array([len(text) - 1 for text in texts])
-        calibration.observe(logits, GREEDY, accepted, lengths, SEATS, said)
+        calibration.observe(logits, GREEDY, accepted, lengths, SLOTS, said)
         for weight, more, heads, second, _ in outcomes(texts, calibration, drafts):
             admitted.setdefault(heads.tobytes(), set()).add(second.tobytes())
             ends = [
@@ -112,33 +112,35 @@ def two_steps(drafts: int, spread: float) -> tuple[Joint, int]:
             ]
             for one, other in itertools.product(*ends):
                 key = (one[0], other[0])
-                law[key] = law.get(key, Fraction(0)) + mass * weight * one[1] * other[1]
+                distribution[key] = (
+                    distribution.get(key, Fraction(0)) + mass * weight * one[1] * other[1]
+                )
     ways = max(len(each) for each in admitted.values())
-    return {key: mass for key, mass in law.items() if mass}, ways
+    return {key: mass for key, mass in distribution.items() if mass}, ways
 
 
 def plainly() -> Joint:
-    laws = [joint_law(q.target, TOKENS).items() for q in REQUESTS]
-    return {(a, b): x * y for (a, x), (b, y) in itertools.product(*laws) if x * y}
+    distributions = [joint_law(q.target, TOKENS).items() for q in REQUESTS]
+    return {(a, b): x * y for (a, x), (b, y) in itertools.product(*distributions) if x * y}
 
 
 def test_two_steps_with_requests_followed_are_exact() -> None:
-    law, ways = two_steps(drafts=1, spread=3.0)
-    assert law == plainly()
+    distribution, ways = two_steps(drafts=1, spread=3.0)
+    assert distribution == plainly()
     assert ways > 1, "the shifts decide nothing, so the test shows nothing"
 
 
 def test_confidence_of_a_step_cannot_depend_on_its_own_outcome() -> None:
-    """Whatever comes of a step, what was said and admitted in it is the same; later ones differ."""
+    """No outcome of a step changes its confidences and admission; later steps differ."""
     logits = np.zeros((2, GAMMA), np.float32)
     after = []
     for accepted in ([0, 0], [GAMMA, GAMMA]):
         calibration = OnlineCalibration([Calibration((1.0,) * GAMMA, spread=0.5)], pool_rows=2)
-        said = calibration.confidence(logits, GREEDY, np.empty_like(logits), SEATS).copy()
+        said = calibration.confidence(logits, GREEDY, np.empty_like(logits), SLOTS).copy()
         assert (said == 0.5).all()
         full = np.full(2, GAMMA)
-        calibration.observe(logits, GREEDY, np.array(accepted), full, SEATS, said)
-        after.append(calibration.confidence(logits, GREEDY, np.empty_like(logits), SEATS).copy())
+        calibration.observe(logits, GREEDY, np.array(accepted), full, SLOTS, said)
+        after.append(calibration.confidence(logits, GREEDY, np.empty_like(logits), SLOTS).copy())
     assert (after[0] < after[1]).all()
 
 
@@ -157,6 +159,6 @@ def peeking(request: Request) -> Request:
 
 def test_a_shift_by_the_present_outcome_is_caught() -> None:
     lagged = lambda confidence: admit(gains(confidence), 1, PAIR)  # noqa: E731
-    assert batch_law(accept_sampled, REQUESTS, lagged) == plain_law(REQUESTS)
+    assert batch_probs(accept_sampled, REQUESTS, lagged) == plain_probs(REQUESTS)
     wrong = (peeking(REQUESTS[0]), peeking(REQUESTS[1]))
-    assert batch_law(accept_sampled, wrong, lagged) != plain_law(wrong)
+    assert batch_probs(accept_sampled, wrong, lagged) != plain_probs(wrong)

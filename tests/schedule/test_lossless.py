@@ -1,8 +1,8 @@
-"""Which schedules keep the law: exact joint law of two requests, in rationals, through the planner.
+"""Lossless schedules: exact joint distribution of two requests, in rationals, by the planner.
 
 The lagged K with top-K admission and Algorithm 1 are exact; floors and limits are the business of
-test_bounded_lossless.py. What is known to break the law is built here on purpose, each mistake by
-name, and must come out different.
+test_bounded_lossless.py. Known mistakes are built here on purpose, each by
+name, and must have another distribution.
 """
 
 from __future__ import annotations
@@ -22,8 +22,8 @@ from tests.schedule.batches import (
     Confidence,
     Request,
     Schedule,
-    batch_law,
-    plain_law,
+    batch_probs,
+    plain_probs,
     tabled,
 )
 from tests.verify import block_cells, mutants
@@ -92,27 +92,27 @@ STAIRS = jagged(1.0, 1.0, 0.55, 0.56, 0.50, 0.48)
 @pytest.mark.parametrize("drafts", range(5))
 def test_lagged_admission_is_exact(name: str, drafts: int) -> None:
     requests = pair(HEADS[name])
-    assert batch_law(accept_sampled, requests, lagged(drafts)) == plain_law(requests)
+    assert batch_probs(accept_sampled, requests, lagged(drafts)) == plain_probs(requests)
 
 
 @pytest.mark.parametrize("name", sorted(HEADS))
 def test_lagged_admission_is_exact_for_argmax_drafts(name: str) -> None:
     requests = pair(HEADS[name], argmax=True)
     for drafts in range(5):
-        assert batch_law(accept_sampled, requests, lagged(drafts)) == plain_law(requests)
+        assert batch_probs(accept_sampled, requests, lagged(drafts)) == plain_probs(requests)
 
 
 @pytest.mark.parametrize("name", sorted(HEADS))
 @pytest.mark.parametrize("costs", [SMOOTH, STAIRS], ids=["smooth", "stairs"])
 def test_algorithm_1_is_exact_without_lag(name: str, costs: Costs) -> None:
     requests = pair(HEADS[name])
-    assert batch_law(accept_sampled, requests, stopping(costs)) == plain_law(requests)
+    assert batch_probs(accept_sampled, requests, stopping(costs)) == plain_probs(requests)
 
 
 def block_cells_of(
     request: Request, draft: Prefix, length: int
 ) -> tuple[torch.Tensor, list[Fraction]]:
-    """Where the block rule turns, for `batch_law`."""
+    """Cells of uniforms for the block rule, for `batch_probs`."""
     return block_cells.cells(request.target, request.drafter, draft, length)
 
 
@@ -121,13 +121,15 @@ def test_admission_is_exact_for_windows_judged_as_a_whole(name: str) -> None:
     requests = pair(HEADS[name])
     schedules = [lagged(drafts) for drafts in range(5)] + [stopping(SMOOTH), stopping(STAIRS)]
     for schedule in schedules:
-        assert batch_law(accept_block, requests, schedule, block_cells_of) == plain_law(requests)
+        assert batch_probs(accept_block, requests, schedule, block_cells_of) == plain_probs(
+            requests
+        )
 
 
 def test_a_search_over_the_present_step_is_caught_for_windows_judged_as_a_whole() -> None:
     requests = pair(HEADS["distinct"])
-    law = batch_law(accept_block, requests, peeking(STAIRS), block_cells_of)
-    assert law != plain_law(requests)
+    distribution = batch_probs(accept_block, requests, peeking(STAIRS), block_cells_of)
+    assert distribution != plain_probs(requests)
 
 
 def test_algorithm_1_was_really_exercised() -> None:
@@ -151,7 +153,7 @@ def test_algorithm_1_was_really_exercised() -> None:
 def test_a_search_over_the_present_step_is_caught() -> None:
     """On costs for which Algorithm 1 is exact."""
     requests = pair(HEADS["distinct"])
-    assert batch_law(accept_sampled, requests, peeking(STAIRS)) != plain_law(requests)
+    assert batch_probs(accept_sampled, requests, peeking(STAIRS)) != plain_probs(requests)
 
 
 # Appendix A: one request, SPS 1.0, 0.5, 0.45, a_1 = 0.8, and c_2 high behind token 0 alone.
@@ -166,9 +168,9 @@ APPENDIX_COSTS = jagged(1.0, 0.5, 0.45)
 
 
 def first_token(schedule: Schedule) -> tuple[Fraction, Fraction]:
-    law = batch_law(accept_sampled, APPENDIX, schedule, grid=10)
+    distribution = batch_probs(accept_sampled, APPENDIX, schedule, grid=10)
     shares = [Fraction(0), Fraction(0)]
-    for (text,), mass in law.items():
+    for (text,), mass in distribution.items():
         shares[text[0]] += mass
     return shares[0], shares[1]
 
@@ -186,7 +188,7 @@ def test_appendix_a_leaks_to_85_15_when_the_search_peeks() -> None:
         assert fixed == (Fraction(7, 10), Fraction(3, 10))
 
 
-# Each of these is one mistake; the law must notice.
+# Each of these is one mistake; the distribution must notice.
 
 
 def sampled_probability(drafts: Prefix) -> float:
@@ -196,7 +198,7 @@ def sampled_probability(drafts: Prefix) -> float:
 
 def test_future_peeking_admission_is_caught() -> None:
     requests = pair((sampled_probability, sampled_probability))
-    assert batch_law(accept_sampled, requests, lagged(1)) != plain_law(requests)
+    assert batch_probs(accept_sampled, requests, lagged(1)) != plain_probs(requests)
 
 
 def largest_probability(drafts: Prefix) -> float:
@@ -207,14 +209,14 @@ def test_largest_draft_probability_is_exact() -> None:
     """The positive control of the one above: max of p_d(. | x_<k) does not look at x_k."""
     requests = pair((largest_probability, largest_probability))
     for drafts in range(5):
-        assert batch_law(accept_sampled, requests, lagged(drafts)) == plain_law(requests)
+        assert batch_probs(accept_sampled, requests, lagged(drafts)) == plain_probs(requests)
 
 
 def test_trimming_at_a_drafted_stop_token_is_caught() -> None:
     """Token 1 plays EOS: x_k = 1 is taken out of its own window."""
     trimmed: Confidence = lambda drafts: 0.0 if drafts[-1] == 1 else 0.9  # noqa: E731
     requests = pair((trimmed, trimmed))
-    assert batch_law(accept_sampled, requests, lagged(2)) != plain_law(requests)
+    assert batch_probs(accept_sampled, requests, lagged(2)) != plain_probs(requests)
 
 
 def test_ties_broken_by_drafted_values_are_caught() -> None:
@@ -226,14 +228,14 @@ def test_ties_broken_by_drafted_values_are_caught() -> None:
 
     heads = (tabled(0.5, {0: 0.9, 1: 0.1}), tabled(0.5, {0: 0.8, 1: 0.2}))
     requests = pair(heads)
-    assert batch_law(accept_sampled, requests, by_value) != plain_law(requests)
-    assert batch_law(accept_sampled, requests, lagged(1)) == plain_law(requests)
+    assert batch_probs(accept_sampled, requests, by_value) != plain_probs(requests)
+    assert batch_probs(accept_sampled, requests, lagged(1)) == plain_probs(requests)
 
 
 @pytest.mark.parametrize("mutant", [mutants.residual_skipped, mutants.bonus_off_by_one])
 def test_wrong_accept_rules_are_caught_under_admission(mutant: object) -> None:
     requests = pair(HEADS["distinct"])
-    assert batch_law(mutant, requests, lagged(2)) != plain_law(requests)  # type: ignore[arg-type]
+    assert batch_probs(mutant, requests, lagged(2)) != plain_probs(requests)  # type: ignore[arg-type]
 
 
 def test_argmax_draft_taken_for_sampled_is_caught_under_admission() -> None:
@@ -242,4 +244,4 @@ def test_argmax_draft_taken_for_sampled_is_caught_under_admission() -> None:
         Request(TARGET, DRAFTER, heads[0], argmax=True, claim_sampled=True),
         Request(OTHER_TARGET, OTHER_DRAFTER, heads[1], argmax=True, claim_sampled=True),
     )
-    assert batch_law(accept_sampled, requests, lagged(2)) != plain_law(requests)
+    assert batch_probs(accept_sampled, requests, lagged(2)) != plain_probs(requests)

@@ -50,14 +50,14 @@ def contestants() -> dict[str, Callable[[], object]]:
     limits, floors = np.full(REQUESTS, GAMMA), np.zeros(REQUESTS, np.int64)
     lengths = np.empty(REQUESTS, np.int64)
     calibration = OnlineCalibration([Calibration((1.0,) * GAMMA, spread=0.1)], pool_rows=REQUESTS)
-    logits, seats = (
+    logits, slots = (
         rng.normal(size=(REQUESTS, GAMMA)).astype(np.float32),
         (np.arange(REQUESTS),) * 2,
     )
     said = np.full_like(logits, 0.5)
     return {
-        "confidence": lambda: calibration.confidence(logits, floors, said, seats),
-        "outcomes": lambda: calibration.observe(logits, floors, floors, limits, seats, said),
+        "confidence": lambda: calibration.confidence(logits, floors, said, slots),
+        "outcomes": lambda: calibration.observe(logits, floors, floors, limits, slots, said),
         "gains": lambda: gains(confidence, out=buffer),
         "gains, weighted": lambda: gains(confidence, weights, buffer),
         "search": lambda: search(buffer, costs, workspace),

@@ -144,31 +144,31 @@ def test_impossible_outcomes_are_refused() -> None:
 
 
 class Straying:
-    """Requests in seats whose shifts are drawn anew when a seat changes hands."""
+    """Requests in slots whose shifts are drawn anew when a slot changes hands."""
 
     def __init__(self, spread: float, seed: int) -> None:
         self.traffic = Traffic(**CODE, seed=seed)
         self.scale = np.sqrt(spread)
         self.rows = np.arange(REQUESTS)
-        self.tenants = np.zeros(REQUESTS, np.int64)
+        self.generations = np.zeros(REQUESTS, np.int64)
         self.own = np.zeros(REQUESTS)
 
     def step(self, calibration: OnlineCalibration, follow: bool) -> tuple[Floats, Floats]:
         """One step: what was said and what was true of every conditional, [R, gamma] each."""
         rng = self.traffic.rng
-        leaving = (self.tenants == 0) | (rng.random(REQUESTS) < 1 / 60)
-        self.tenants[leaving] += 1
+        leaving = (self.generations == 0) | (rng.random(REQUESTS) < 1 / 60)
+        self.generations[leaving] += 1
         self.own[leaving] = rng.normal(0, self.scale, int(leaving.sum()))
         logits = self.traffic.logits()
         true = 1 / (1 + np.exp(-(logits.astype(np.float64) + self.own[:, None])))
         verified = rng.integers(0, GAMMA + 1, REQUESTS)
         kept = np.cumprod(rng.random(logits.shape) < true, axis=1).sum(1)
         said = np.empty((REQUESTS, GAMMA), np.float32)
-        seats = (self.rows, self.tenants.copy()) if follow else None
+        slots = (self.rows, self.generations.copy()) if follow else None
         greedy = np.zeros(REQUESTS, np.int64)
-        calibration.confidence(logits, greedy, said, seats)
+        calibration.confidence(logits, greedy, said, slots)
         accepted = np.minimum(kept, verified)
-        calibration.observe(logits, greedy, accepted, verified, seats, said if follow else None)
+        calibration.observe(logits, greedy, accepted, verified, slots, said if follow else None)
         return said.astype(np.float64), true
 
 
@@ -188,7 +188,7 @@ def test_requests_that_stray_are_followed() -> None:
     assert error(follow=True, spread=0.0) < 0.25 * lost
 
 
-def test_a_new_tenant_is_the_average_request() -> None:
+def test_a_new_generation_is_the_average_request() -> None:
     table = Calibration((1.0,) * GAMMA, spread=0.5)
     calibration = OnlineCalibration([table], pool_rows=2)
     rows, none = np.zeros(1, np.int64), np.zeros(1, np.int64)

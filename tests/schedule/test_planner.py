@@ -179,7 +179,7 @@ def test_more_budget_or_more_survival_never_shortens(seed: int) -> None:
 @EXAMPLES
 @given(seed=seeds, gamma=st.integers(1, 16))
 def test_gains_are_survivals_and_never_increase(seed: int, gamma: int) -> None:
-    """The compiled product has the bits of the one in torch, whatever the confidences."""
+    """The compiled product equals the one in torch bitwise, for any confidences."""
     rng = np.random.default_rng(seed)
     confidence = (1 - rng.random((100, gamma)) * rng.choice([1e-7, 1e-3, 1.0])).astype(np.float32)
     confidence = np.clip(confidence, 0, 1)
@@ -197,7 +197,7 @@ def test_admission_is_prefix_closed_and_keeps_k_for_any_bits(
 ) -> None:
     """NaN, infinities, negative zeros, rising rows: the admitted drafts are the first of each row.
 
-    Whatever a row holds counts as its running minimum, so no draft is admitted before the one in
+    Any value of a row counts as its running minimum, so no draft is admitted before the one in
     front of it.
     """
     rng = np.random.default_rng(seed)
@@ -216,15 +216,15 @@ def test_admission_is_prefix_closed_and_keeps_k_for_any_bits(
 
 
 def test_skipping_and_depth() -> None:
-    """A dear draft is skipped; a draft that is dear by depth is cut where it stops paying."""
+    """A slow draft is skipped; a draft that is slow by depth is cut where it stops paying."""
     gains = gains_of(np.full((4, 5), 0.8, np.float32))
     workspace = Workspace(4, 5)
     flat = np.full(25, 1.0)
     deep = search(gains, Costs(flat, 0.0, np.r_[0.0, np.full(5, 0.1)]), workspace)
     assert (deep.drafts, deep.depth) == (20, 5)
-    dear = search(gains, Costs(flat, 0.0, np.r_[0.0, np.full(5, 9.0)]), workspace)
-    assert not dear.speculates
-    assert dear.drafts == 0
+    slow = search(gains, Costs(flat, 0.0, np.r_[0.0, np.full(5, 9.0)]), workspace)
+    assert not slow.speculates
+    assert slow.drafts == 0
     cut = search(gains, Costs(flat, 0.0, np.r_[0.0, 0.1, 0.2, 5.0, 6.0, 7.0]), workspace)
     assert (cut.drafts, cut.depth) == (8, 2)
     saved = search(gains, Costs(flat, 0.0, np.r_[-0.9, np.full(5, 0.0)]), workspace)
@@ -232,7 +232,7 @@ def test_skipping_and_depth() -> None:
 
 
 def test_depths_of_equal_cost_are_offered_once() -> None:
-    """Where drafting deeper costs nothing it is done, for the confidences of later positions."""
+    """Drafts go deeper if that costs nothing, for the confidences of later positions."""
     gains = gains_of(np.full((4, 5), 0.8, np.float32))
     costs = Costs(np.full(25, 1.0), 0.0, np.r_[0.0, np.full(5, 0.1)])
     found = search(gains, costs, Workspace(4, 5), limits=np.ones(4, np.int64))

@@ -1,4 +1,4 @@
-"""Requests' own shifts: rows, tenants, regimes, and what counts as an outcome."""
+"""Requests' own shifts: rows, generations, regimes, and what counts as an outcome."""
 
 from __future__ import annotations
 
@@ -16,15 +16,19 @@ def _one(value: int) -> np.ndarray:
 
 
 def observe(
-    found: RequestShift, tenant: int, accepted: int, verified: int, confidence: np.ndarray = HALF
+    found: RequestShift,
+    generation: int,
+    accepted: int,
+    verified: int,
+    confidence: np.ndarray = HALF,
 ) -> None:
     """An outcome of the request in row 0, regime 0."""
     none = np.zeros(1, np.int64)
-    found.observe(none, _one(tenant), none, confidence, _one(accepted), _one(verified))
+    found.observe(none, _one(generation), none, confidence, _one(accepted), _one(verified))
 
 
-def shift(found: RequestShift, tenant: int) -> float:
-    return float(found.shifts(_one(0), _one(tenant))[0])
+def shift(found: RequestShift, generation: int) -> float:
+    return float(found.shifts(_one(0), _one(generation))[0])
 
 
 def test_success_raises_and_failure_lowers_and_chance_averages_out() -> None:
@@ -37,21 +41,21 @@ def test_success_raises_and_failure_lowers_and_chance_averages_out() -> None:
     assert down == pytest.approx(-0.5 / (2 + 0.25))  # one failure; what is behind it says nothing
 
 
-def test_a_new_tenant_starts_anew() -> None:
+def test_a_new_generation_starts_anew() -> None:
     found = RequestShift([0.5], rows=1, memory=FOR_EVER)
-    observe(found, tenant=7, accepted=3, verified=3)
+    observe(found, generation=7, accepted=3, verified=3)
     assert shift(found, 7) > 0
     assert shift(found, 8) == 0
-    observe(found, tenant=8, accepted=0, verified=3)
+    observe(found, generation=8, accepted=0, verified=3)
     assert shift(found, 8) == pytest.approx(-0.5 / 2.25)
 
 
 def test_censored_drafts_and_no_spread_change_nothing() -> None:
     found = RequestShift([0.5], rows=1)
-    observe(found, tenant=1, accepted=0, verified=0)
+    observe(found, generation=1, accepted=0, verified=0)
     assert shift(found, 1) == 0
     still = RequestShift([0.0], rows=1)
-    observe(still, tenant=1, accepted=3, verified=3)
+    observe(still, generation=1, accepted=3, verified=3)
     assert shift(still, 1) == 0
 
 
@@ -66,17 +70,17 @@ def test_a_request_strays_as_far_as_its_regime_allows() -> None:
 def test_steps_without_a_verified_draft_forget() -> None:
     found = RequestShift([0.5], rows=1, memory=10)
     for _ in range(20):
-        observe(found, tenant=1, accepted=3, verified=3)
+        observe(found, generation=1, accepted=3, verified=3)
     high = shift(found, 1)
     assert high > 0.5
     for _ in range(10):
-        observe(found, tenant=1, accepted=0, verified=0)
+        observe(found, generation=1, accepted=0, verified=0)
     assert shift(found, 1) == pytest.approx(high / np.e)
     for _ in range(100):
-        observe(found, tenant=1, accepted=0, verified=0)
-    observe(found, tenant=1, accepted=3, verified=3)  # as one of whom nothing is known
+        observe(found, generation=1, accepted=0, verified=0)
+    observe(found, generation=1, accepted=3, verified=3)  # as one of whom nothing is known
     fresh = RequestShift([0.5], rows=1, memory=10)
-    observe(fresh, tenant=1, accepted=3, verified=3)
+    observe(fresh, generation=1, accepted=3, verified=3)
     assert shift(found, 1) == pytest.approx(shift(fresh, 1), rel=1e-3)
 
 
@@ -96,7 +100,7 @@ def test_it_finds_how_far_a_request_strays() -> None:
 def test_shift_is_bounded_and_settings_must_make_sense() -> None:
     found = RequestShift([1e6], rows=1, memory=FOR_EVER)
     for _ in range(20):
-        observe(found, tenant=1, accepted=3, verified=3, confidence=np.full((1, 3), 0.01))
+        observe(found, generation=1, accepted=3, verified=3, confidence=np.full((1, 3), 0.01))
     assert shift(found, 1) == pytest.approx(LIMIT)
     for wrong in (-0.1, float("inf"), float("nan")):
         with pytest.raises(ValueError, match="variance"):

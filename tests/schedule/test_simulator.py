@@ -49,7 +49,7 @@ def upstream_budgets(seed: int) -> set[int]:
     last: dict[tuple[int, int], list[tuple[int, np.ndarray]]] = {}
     budgets: set[int] = set()
     for t in range(trace.steps):
-        pairs = list(zip(trace.rows[t].tolist(), trace.tenants[t].tolist(), strict=True))
+        pairs = list(zip(trace.rows[t].tolist(), trace.generations[t].tolist(), strict=True))
         lagged = np.array(
             [
                 next((c for at, c in reversed(last.get(p, [])) if at <= t - 2), certain)
@@ -70,7 +70,7 @@ def upstream_budgets(seed: int) -> set[int]:
 @pytest.mark.parametrize("curve", CURVES)
 @pytest.mark.parametrize("load", LOADS)
 def test_every_kind_of_curve_and_load(curve: str, load: str) -> None:
-    """Ours is near the oracle on each, nobody beats the oracle, and shape and load are as named.
+    """Ours is near the oracle on each, no rule beats the oracle, and shape and load are as named.
 
     Near it where nothing is kept for what a profile does not see. As it serves, it refuses gains
     within its margin, which on steep curves is most of what there is; there it is no tax.

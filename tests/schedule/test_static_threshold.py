@@ -1,4 +1,4 @@
-"""The schedule by a threshold alone: prefixes above it, whatever a step costs."""
+"""The schedule by a threshold alone: prefixes above it, at any cost of a step."""
 
 from __future__ import annotations
 
@@ -12,24 +12,24 @@ from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.simulation.scenarios import Machine
 from sglang_dspark.schedule.static_threshold import PROBE_EVERY, ThresholdPlanner
 
-GAMMA, SEATS = 4, 8
-ROWS, TENANTS = np.arange(3), np.ones(3, np.int64)
+GAMMA, SLOTS = 4, 8
+ROWS, GENERATIONS = np.arange(3), np.ones(3, np.int64)
 CONFIDENCE = np.array(
     [[0.9, 0.6, 0.4, 0.9], [0.5, 0.9, 0.9, 0.9], [0.9, 0.9, 0.9, 0.51]], np.float32
 )
 
 
 def planner(threshold: float) -> ThresholdPlanner:
-    tokens = 1.0 + 0.1 * np.arange(SEATS * (GAMMA + 1) + 1)
+    tokens = 1.0 + 0.1 * np.arange(SLOTS * (GAMMA + 1) + 1)
     depth = np.concatenate([[0.0], np.full(GAMMA, 0.2)])
-    machine = Machine(tokens, depth, (1, SEATS * (GAMMA + 1)), padded=False)
+    machine = Machine(tokens, depth, (1, SLOTS * (GAMMA + 1)), padded=False)
     table = machine.profile(np.random.default_rng(0), 0.0)
-    return ThresholdPlanner(threshold, GAMMA, SEATS, CostModel(table, SEATS))
+    return ThresholdPlanner(threshold, GAMMA, SLOTS, CostModel(table, SLOTS))
 
 
 def test_a_request_is_verified_up_to_its_first_doubtful_draft() -> None:
     scheduler = planner(0.5)
-    plan = scheduler.plan(0, ROWS, TENANTS, 100)
+    plan = scheduler.plan(0, ROWS, GENERATIONS, 100)
     assert plan.speculates
     assert plan.budget.depth == GAMMA
     assert scheduler.admit(plan, CONFIDENCE).tolist() == [2, 0, 4]
@@ -39,16 +39,16 @@ def test_a_request_is_verified_up_to_its_first_doubtful_draft() -> None:
 
 def test_limits_bind() -> None:
     scheduler = planner(0.5)
-    plan = scheduler.plan(0, ROWS, TENANTS, 100, limits=np.array([1, 1, 3]))
+    plan = scheduler.plan(0, ROWS, GENERATIONS, 100, limits=np.array([1, 1, 3]))
     assert scheduler.admit(plan, CONFIDENCE).tolist() == [1, 0, 3]
 
 
 def test_the_budget_is_what_earlier_confidences_let_expect() -> None:
     scheduler = planner(0.5)
-    first = scheduler.plan(0, ROWS, TENANTS, 100)
-    scheduler.publish(first, ROWS, TENANTS, CONFIDENCE)
-    scheduler.plan(1, ROWS, TENANTS, 100)
-    later = scheduler.plan(2, ROWS, TENANTS, 100)
+    first = scheduler.plan(0, ROWS, GENERATIONS, 100)
+    scheduler.publish(first, ROWS, GENERATIONS, CONFIDENCE)
+    scheduler.plan(1, ROWS, GENERATIONS, 100)
+    later = scheduler.plan(2, ROWS, GENERATIONS, 100)
     assert later.known == 3
     assert later.budget.drafts == 6
     expected = 3 + 0.9 + 0.9 * 0.6 + sum(np.cumprod([0.9, 0.9, 0.9, 0.51]))
@@ -56,13 +56,15 @@ def test_the_budget_is_what_earlier_confidences_let_expect() -> None:
 
 
 def test_losses_do_not_stop_it() -> None:
-    """What the scheduler would do and this schedule does not: outcomes and times change nothing."""
+    """Outcomes and times change nothing, unlike in the scheduler."""
     scheduler = planner(0.5)
     for step in range(64):
-        plan = scheduler.plan(step, ROWS, TENANTS, 100)
+        plan = scheduler.plan(step, ROWS, GENERATIONS, 100)
         lengths = scheduler.admit(plan, CONFIDENCE)
         none = np.zeros(3, np.int64)
-        scheduler.finished(plan, ROWS, TENANTS, none, lengths, CONFIDENCE, 10 * plan.budget.seconds)
+        scheduler.finished(
+            plan, ROWS, GENERATIONS, none, lengths, CONFIDENCE, 10 * plan.budget.seconds
+        )
         assert plan.speculates
         assert lengths.tolist() == [2, 0, 4]
 
@@ -71,9 +73,9 @@ def lengths_of(scheduler: ThresholdPlanner, confidence: NDArray[np.float32]) -> 
     """Verify lengths of two pauses and a probe more."""
     made = []
     for step in range(2 * PROBE_EVERY + 2):
-        plan = scheduler.plan(step, ROWS, TENANTS, 100, limits=np.array([4, 4, 1]))
+        plan = scheduler.plan(step, ROWS, GENERATIONS, 100, limits=np.array([4, 4, 1]))
         lengths = scheduler.admit(plan, confidence)
-        scheduler.finished(plan, ROWS, TENANTS, 0 * lengths, lengths, confidence, None)
+        scheduler.finished(plan, ROWS, GENERATIONS, 0 * lengths, lengths, confidence, None)
         made.append(lengths.tolist())
     return made
 
@@ -103,10 +105,10 @@ def test_a_calibration_that_fell_below_the_threshold_recovers() -> None:
     verified = []
     for step in range(6000):
         online.confidence(logits, greedy, confidence)
-        plan = scheduler.plan(step, ROWS, TENANTS, 100)
+        plan = scheduler.plan(step, ROWS, GENERATIONS, 100)
         lengths = scheduler.admit(plan, confidence)
         accepted = lengths if step >= 2000 else 0 * lengths
-        scheduler.finished(plan, ROWS, TENANTS, accepted, lengths, confidence, None)
+        scheduler.finished(plan, ROWS, GENERATIONS, accepted, lengths, confidence, None)
         online.observe(logits, greedy, accepted, lengths)
         verified.append(int(lengths.sum()))
     assert sum(verified[1800:2000]) <= 4 * 3 * GAMMA  # probes alone

@@ -47,19 +47,19 @@ def planner_of(
 def drive(planner: GuardedPlanner, steps: int, chance: float, *, start: int = 0) -> list[int]:
     """K of each step when every draft is accepted with `chance`, and said to be."""
     rng = np.random.default_rng(start)
-    rows, tenants = np.arange(4), np.arange(4) + 1
+    rows, generations = np.arange(4), np.arange(4) + 1
     admitted = []
     for step in range(start, start + steps):
-        plan = planner.plan(step, rows, tenants, context=0)
+        plan = planner.plan(step, rows, generations, context=0)
         confidence = np.full((4, GAMMA), chance, np.float32) if plan.speculates else None
         lengths = planner.admit(plan, confidence)
         assert lengths.sum() <= plan.budget.drafts
         if confidence is not None:
-            planner.publish(plan, rows, tenants, confidence)
+            planner.publish(plan, rows, generations, confidence)
         accepted = sample_accepted(rng, np.full((4, GAMMA), chance, np.float32), lengths)
         seconds = float(planner.costs.costs(4, 0).tokens[4 + lengths.sum()])
         seconds += float(planner.costs.costs(4, 0).draft[plan.budget.depth])
-        planner.finished(plan, rows, tenants, accepted, lengths, confidence, seconds)
+        planner.finished(plan, rows, generations, accepted, lengths, confidence, seconds)
         admitted.append(int(lengths.sum()))
     return admitted
 
@@ -79,26 +79,26 @@ def test_a_draft_that_does_not_pay_is_skipped_and_tried_again() -> None:
 
 
 def test_plans_use_no_step_younger_than_the_lag() -> None:
-    """Whatever the last two steps said, the plan is the same."""
-    rows, tenants = np.arange(4), np.arange(4) + 1
+    """No confidence of the last two steps changes the plan."""
+    rows, generations = np.arange(4), np.arange(4) + 1
     plans = []
     for recent in (0.05, 0.95):
         planner = planner_of(slope=0.1, draft=0.05)
         for step in range(6):
-            plan = planner.plan(step, rows, tenants, context=0)
+            plan = planner.plan(step, rows, generations, context=0)
             said = np.full((4, GAMMA), 0.8 if step < 5 else recent, np.float32)
-            planner.publish(plan, rows, tenants, said)
-        plans.append(planner.plan(6, rows, tenants, context=0))
+            planner.publish(plan, rows, generations, said)
+        plans.append(planner.plan(6, rows, generations, context=0))
     assert plans[0].budget == plans[1].budget
     assert plans[0].known == 4
 
 
 def test_missing_relay_data_is_the_prior_for_everyone() -> None:
-    rows, tenants = np.arange(4), np.arange(4) + 1
+    rows, generations = np.arange(4), np.arange(4) + 1
     planner = planner_of(slope=0.1, draft=0.05)
     drive(planner, 10, 0.95)
-    late = planner.plan(10, rows, tenants, context=0, relay_arrived=False)
-    fresh = planner.plan(11, rows, tenants + 50, context=0)
+    late = planner.plan(10, rows, generations, context=0, relay_arrived=False)
+    fresh = planner.plan(11, rows, generations + 50, context=0)
     assert late.known == fresh.known == 0
     assert late.budget.drafts == fresh.budget.drafts
 
@@ -107,23 +107,23 @@ def test_a_phase_without_drafts_is_predicted_from_the_prior() -> None:
     """The last confidences before it are no news, however high they were."""
     planner = planner_of(slope=0.3, draft=0.5)
     drive(planner, 20, 0.2)
-    rows, tenants = np.arange(4), np.arange(4) + 1
-    paused = planner.plan(20, rows, tenants, context=0)
+    rows, generations = np.arange(4), np.arange(4) + 1
+    paused = planner.plan(20, rows, generations, context=0)
     assert paused.mode is Mode.PLAIN
-    planner.publish(paused, rows, tenants, np.full((4, GAMMA), 0.99, np.float32))
-    after = planner.plan(22, rows, tenants, context=0)
+    planner.publish(paused, rows, generations, np.full((4, GAMMA), 0.99, np.float32))
+    after = planner.plan(22, rows, generations, context=0)
     assert planner.experience.relay.resolve(
-        22, rows, tenants, np.zeros(GAMMA, np.float32)
+        22, rows, generations, np.zeros(GAMMA, np.float32)
     ).fresh.all()
     assert after.known == 0
     assert after.gain == pytest.approx(paused.gain)
 
 
 def test_limits_floors_and_depth_reach_the_admission() -> None:
-    rows, tenants = np.arange(4), np.arange(4) + 1
+    rows, generations = np.arange(4), np.arange(4) + 1
     planner = planner_of(slope=0.0, draft=0.0)
     limits, floors = np.array([0, 1, 4, 4]), np.array([0, 1, 0, 2])
-    plan = planner.plan(0, rows, tenants, context=0, limits=limits, floors=floors)
+    plan = planner.plan(0, rows, generations, context=0, limits=limits, floors=floors)
     lengths = planner.admit(plan, np.zeros((4, GAMMA), np.float32))
     assert (lengths <= limits).all()
     assert (lengths >= floors).all()
@@ -131,15 +131,15 @@ def test_limits_floors_and_depth_reach_the_admission() -> None:
 
 def test_a_request_that_counts_for_more_gets_more() -> None:
     """Rows 0 .. 3 look alike; the weight goes into the plan, the admission and what is learned."""
-    rows, tenants = np.arange(4), np.arange(4) + 1
+    rows, generations = np.arange(4), np.arange(4) + 1
     weights = np.array([1, 1, 1, 3], np.float32)
     config = PlannerConfig(guard=replace(SERVING_GUARD, plain_every=1024))
     planner = planner_of(slope=0.15, draft=0.05, config=config)
     drive(planner, 20, 0.7)
     confidence = np.full((4, GAMMA), 0.7, np.float32)
-    alike = planner.plan(20, rows, tenants, context=0)
+    alike = planner.plan(20, rows, generations, context=0)
     even = planner.admit(alike, confidence)
-    weighed = planner.plan(21, rows, tenants, context=0, weights=weights)
+    weighed = planner.plan(21, rows, generations, context=0, weights=weights)
     uneven = planner.admit(weighed, confidence)
     assert np.ptp(even) <= 1
     assert uneven[3] > max(even[3], *uneven[:3])
@@ -149,19 +149,19 @@ def test_a_request_that_counts_for_more_gets_more() -> None:
     accepted = np.array([0, 0, 0, round((kept - weights.sum()) / 3)])
     before = planner.guard.state(4).speculating
     seconds = float((weights * (1 + accepted)).sum()) / weighed.budget.theta
-    planner.finished(weighed, rows, tenants, accepted, uneven, confidence, seconds)
+    planner.finished(weighed, rows, generations, accepted, uneven, confidence, seconds)
     after = planner.guard.state(4).speculating
     assert after.delivered - before.delivered * (1 - 1 / 128) == pytest.approx(1.0, abs=0.02)
 
 
 def test_weights_count_for_the_tokens_that_need_no_draft() -> None:
     """Theta of a plan has the weights' sum for its base, whichever way the weights are spread."""
-    rows, tenants = np.arange(4), np.arange(4) + 1
+    rows, generations = np.arange(4), np.arange(4) + 1
     planner = planner_of(slope=0.15, draft=0.05)
     none = np.zeros(4, np.int64)
     for weights in ([1, 1, 1, 1], [3, 3, 3, 3], [0.5, 1, 1, 5]):
         array = np.array(weights, np.float32)
-        plan = planner.plan(0, rows, tenants, context=0, weights=array, limits=none)
+        plan = planner.plan(0, rows, generations, context=0, weights=array, limits=none)
         assert plan.budget.drafts == 0
         assert plan.budget.theta * plan.budget.seconds == pytest.approx(sum(weights))
 
@@ -170,57 +170,59 @@ def test_the_first_draft_to_the_end_comes_after_look_deep_steps() -> None:
     guard = replace(SERVING_GUARD, plain_every=1024)
     config = PlannerConfig(look_deep=5, deep_share=0.0, guard=guard)
     planner = planner_of(slope=0.0, draft=[0.0, 0.4, 0.8, 1.2], config=config)
-    rows, tenants = np.arange(4), np.arange(4) + 1
+    rows, generations = np.arange(4), np.arange(4) + 1
     unlikely = np.full((4, GAMMA), 0.1, np.float32)  # deep drafts cost more than they bring
     depths = []
     for step in range(12):
-        plan = planner.plan(step, rows, tenants, context=0)
-        planner.publish(plan, rows, tenants, unlikely)
+        plan = planner.plan(step, rows, generations, context=0)
+        planner.publish(plan, rows, generations, unlikely)
         depths.append(plan.budget.depth)
     assert depths == [1, 1, 1, 1, GAMMA, 1, 1, 1, 1, GAMMA, 1, 1]
 
 
 def test_headless_drafters_are_scheduled_by_past_acceptance() -> None:
     planner = planner_of(slope=0.1, draft=0.02, config=PlannerConfig(has_head=False))
-    rows, tenants = np.arange(4), np.arange(4) + 1
+    rows, generations = np.arange(4), np.arange(4) + 1
     rng = np.random.default_rng(0)
     chance = np.array([[0.95], [0.95], [0.1], [0.1]], np.float32) * np.ones((1, GAMMA), np.float32)
     total = np.zeros(4)
     for step in range(200):
-        plan = planner.plan(step, rows, tenants, context=0)
-        expected = planner.expected(rows, tenants)
+        plan = planner.plan(step, rows, generations, context=0)
+        expected = planner.expected(rows, generations)
         lengths = planner.admit(plan, expected)
         accepted = sample_accepted(rng, chance, lengths)
-        planner.finished(plan, rows, tenants, accepted, lengths, expected, None)
+        planner.finished(plan, rows, generations, accepted, lengths, expected, None)
         total += lengths
     assert total[:2].min() > 2 * total[2:].max()
 
 
 def test_early_stop_mode_takes_k_from_the_present_step() -> None:
-    rows, tenants = np.arange(4), np.arange(4) + 1
+    rows, generations = np.arange(4), np.arange(4) + 1
     planner = planner_of(slope=0.1, draft=0.02, rule=EarlyStopPlanner)
-    plan = planner.plan(0, rows, tenants, context=0)
+    plan = planner.plan(0, rows, generations, context=0)
     assert planner.admit(plan, np.full((4, GAMMA), 0.99, np.float32)).sum() > 8
     assert planner.admit(plan, np.full((4, GAMMA), 0.01, np.float32)).sum() == 0
 
 
 def test_early_stop_counts_limits_floors_weights_and_the_depth_drafted() -> None:
     """All of the plan: of sure drafts as many as the limits leave, of worthless ones the floors."""
-    rows, tenants = np.arange(4), np.arange(4) + 1
+    rows, generations = np.arange(4), np.arange(4) + 1
     config = PlannerConfig(guard=replace(SERVING_GUARD, untried_loss=0.99))
     planner = planner_of(slope=0.1, draft=0.02, config=config, rule=EarlyStopPlanner)
     limits, floors = np.array([1, 2, 4, 4]), np.array([1, 0, 0, 2])
-    plan = planner.plan(0, rows, tenants, context=0, limits=limits, floors=floors)
+    plan = planner.plan(0, rows, generations, context=0, limits=limits, floors=floors)
     sure = planner.admit(plan, np.full((4, GAMMA), 0.99, np.float32))
     assert (sure == np.minimum(limits, plan.budget.depth)).all()
     assert (planner.admit(plan, np.zeros((4, GAMMA), np.float32)) == floors).all()
 
-    kept_out = planner.plan(1, rows, tenants, context=0, limits=np.array([0, 4, 4, 4]))
+    kept_out = planner.plan(1, rows, generations, context=0, limits=np.array([0, 4, 4, 4]))
     said = np.full((4, GAMMA), 0.2, np.float32)
     said[0] = 0.99  # what pays but may not be verified makes nothing else pay
     assert planner.admit(kept_out, said).sum() == 0
 
-    heavy = planner.plan(2, rows, tenants, context=0, weights=np.array([1, 1, 1, 4], np.float32))
+    heavy = planner.plan(
+        2, rows, generations, context=0, weights=np.array([1, 1, 1, 4], np.float32)
+    )
     # A draft adds 0.1 s to 1.42, so it has to add half a token to the 7 that count without it.
     doubtful = planner.admit(heavy, np.full((4, GAMMA), 0.15, np.float32))
     assert doubtful.tolist() == [0, 0, 0, 1]
@@ -230,7 +232,7 @@ def test_early_stop_counts_limits_floors_weights_and_the_depth_drafted() -> None
     planner = planner_of(
         slope=0.4, draft=[0.0, 4.0, 8.0, 12.0], config=config, rule=EarlyStopPlanner
     )
-    shallow = planner.plan(0, rows, tenants, context=0, limits=np.ones(4, np.int64))
+    shallow = planner.plan(0, rows, generations, context=0, limits=np.ones(4, np.int64))
     assert shallow.budget.depth == 1
     assert planner.admit(shallow, np.full((4, GAMMA), 0.35, np.float32)).sum() == 0
 

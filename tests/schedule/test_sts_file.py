@@ -207,7 +207,7 @@ def test_a_table_for_more_drafts_serves_fewer(sts: StsFile, tmp_path: Path) -> N
 
 
 def test_a_fit_of_fewer_positions_finds_the_same_temperatures() -> None:
-    """What `shortened` rests on: later positions are unseen when an earlier one is fitted."""
+    """`shortened` is exact: later positions are unseen when an earlier one is fitted."""
     rng = np.random.default_rng(0)
     steps, gamma = 600, 5
     logits = rng.normal(1.0, 1.5, (steps, gamma))

@@ -55,7 +55,7 @@ def sampled(world: World) -> Observations:
 
 def greedy_labels(world: World) -> Observations:
     """Mutant: the draft counts as accepted where it is the target's most likely token, which
-    is taken to be where its chance exceeds one half, whatever was sampled."""
+    is taken to be where its chance exceeds one half, for any samples."""
     accepted = np.cumprod(world.chance > 0.5, axis=1).sum(axis=1)
     accepted = np.minimum(accepted, world.verified)
     return Observations(world.logits, accepted, world.verified, world.request)
@@ -69,7 +69,7 @@ def unverified_as_failure(world: World) -> Observations:
 
 
 def rejection_ends_the_labels(world: World) -> Observations:
-    """Mutant: positions behind a rejection are left out as if they had not been verified."""
+    """Mutant: positions behind a rejection are skipped as if they had not been verified."""
     right = sampled(world)
     return Observations(
         right.logits,

@@ -1,4 +1,4 @@
-"""Whatever stands in a file that a server reads: one line that refuses it, or a new measurement.
+"""Any content of a file that a server reads: one line that refuses it, or a new measurement.
 
 The real readers, on thousands of broken files; only the passes that are timed are made up.
 """
@@ -28,7 +28,7 @@ from sglang_dspark.serving import profile
 from sglang_dspark.serving.checkpoint import validate_drafter
 from sglang_dspark.serving.config import load_config
 from tests.broken_files import breakages, is_one_line, laughs, nested, refused
-from tests.serving.test_schedule_profile import KEY, Machine
+from tests.serving.test_profile import KEY, Machine
 
 SHIPPED = Path(__file__).parents[2] / "drafters" / "smollm2-135m-dspark"
 CONFIG = {

@@ -1,4 +1,4 @@
-"""Each way in which a drafter can be unfit has one line: what, where, and how to mend it."""
+"""Each way in which a drafter can be unfit has one line: what, where, and how to fix it."""
 
 from __future__ import annotations
 
@@ -68,7 +68,7 @@ def refused(path: Path, **asked: Any) -> str:
     message = str(raised.value)
     assert str(path) in message
     assert "\n" not in message
-    assert ";" in message, "the part after the semicolon says how to mend it"
+    assert ";" in message, "the part after the semicolon says how to fix it"
     return message
 
 

@@ -17,7 +17,7 @@ ROWS = 8
 
 @dataclass
 class Request:
-    """What is read of SGLang's request."""
+    """The fields of SGLang's request that are read."""
 
     row: int | None
     speed: float | None = None

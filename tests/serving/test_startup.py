@@ -1,4 +1,4 @@
-"""When the package is off, and how `stop` ends a process of a tree."""
+"""The off switch of the package, and how `stop` ends a process of a tree."""
 
 from __future__ import annotations
 

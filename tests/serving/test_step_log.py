@@ -11,12 +11,12 @@ import torch
 
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.step_log import StepLog
-from sglang_dspark.step.spans import span
-from tests.serving.test_schedule_metrics import steps_of
-from tests.step.test_schedule_engine import World
+from sglang_dspark.step.timing import span
+from tests.serving.test_exported_metrics import steps_of
+from tests.step.engine_scenario import Scenario
 
 
-def logged(world: World, path: Path, count: int) -> None:
+def logged(world: Scenario, path: Path, count: int) -> None:
     """Log `count` steps of the world, as a server without /metrics does."""
     metrics = StepMetrics(world.planner, world.calibration, log=StepLog(path))
     for step in steps_of(world, count, logit=3.0, good=1):
@@ -26,7 +26,7 @@ def logged(world: World, path: Path, count: int) -> None:
 
 
 def test_every_step_is_a_line(tmp_path: Path) -> None:
-    world, path = World(), tmp_path / "steps.jsonl"
+    world, path = Scenario(), tmp_path / "steps.jsonl"
     steps = steps_of(world, 5, logit=3.0, good=1)
     metrics = StepMetrics(world.planner, world.calibration, log=StepLog(path))
     for step in steps:
@@ -50,7 +50,7 @@ def test_every_step_is_a_line(tmp_path: Path) -> None:
 def test_lines_are_appended_and_none_comes_twice(tmp_path: Path) -> None:
     path = tmp_path / "steps.jsonl"
     for _ in range(2):
-        logged(World(), path, 3)
+        logged(Scenario(), path, 3)
     assert len(path.read_text().splitlines()) == 6
 
 

@@ -1,4 +1,4 @@
-"""What each of two gloo ranks does in the tests of several ranks; a module of its own, as ranks are
+"""Run each of two gloo ranks in the tests of several ranks; a module of its own, as ranks are
 spawned.
 
 Each rank has its own copies of the confidences, off in the last digits, results that come late, and
@@ -35,12 +35,12 @@ from sglang_dspark.schedule.simulation.scenarios import Machine, random_trace, s
 from sglang_dspark.serving import profile
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.step import plan
-from sglang_dspark.step.clock import HostClock
-from sglang_dspark.step.engine import ScheduleEngine, Step, confidence_by
-from sglang_dspark.step.layout import anchors_alone
-from sglang_dspark.step.profile_ranks import engine_for
-from sglang_dspark.step.ranks import Follower, Ranks
+from sglang_dspark.step.engine import ScheduleEngine, confidence_by
+from sglang_dspark.step.engine_protocol import Step
+from sglang_dspark.step.ranks import Follower, Ranks, engine_for
 from sglang_dspark.step.state import StepState
+from sglang_dspark.step.timing import HostClock
+from sglang_dspark.step.verify import anchors_alone
 from tests.step.windows import indptr_of
 
 REQUESTS, GAMMA, RANKS = 8, 5, 2
@@ -120,7 +120,7 @@ class Rank:
         if t > EASY:
             confidence = 0.2 * confidence
         lap = number // self.trace.steps * 10**6
-        self.generation[torch.from_numpy(rows)] = torch.from_numpy(self.trace.tenants[t] + lap)
+        self.generation[torch.from_numpy(rows)] = torch.from_numpy(self.trace.generations[t] + lap)
         batch = _batch(rows)
         plan.plan_ahead(self.state, batch)
         step = plan.take_plan(self.state, batch)
@@ -153,7 +153,7 @@ class Rank:
 
 
 def _windows(ranks: Ranks, step: Step, admit: Callable[[], Tensor]) -> Tensor:
-    """As `step.admit.admit` does."""
+    """As `step.plan.admit` does."""
     admitted = None
     if ranks.leads:
         with ranks.admitting(step.plan):
@@ -162,7 +162,7 @@ def _windows(ranks: Ranks, step: Step, admit: Callable[[], Tensor]) -> Tensor:
 
 
 def _batch(rows: Counts) -> Any:
-    """What planning reads of upstream's `ScheduleBatch` of a decode step."""
+    """The fields of upstream's `ScheduleBatch` that planning reads."""
     return SimpleNamespace(
         forward_mode=SimpleNamespace(is_extend=lambda: False),
         is_extend_in_batch=False,
@@ -214,7 +214,7 @@ def _profile(rank: int, ranks: Ranks) -> dict[str, Any]:
 
 
 def _failures(ranks: Ranks) -> list[str]:
-    """What is raised where the leader fails at each place, and where batches differ."""
+    """Collect the errors where the leader fails at each place, and where batches differ."""
     state = Rank(0, ranks)
     step = plan.take_plan(state.state, _batch(np.array([1, 2])))
 

@@ -12,17 +12,16 @@ from torch import Tensor, nn
 
 from sglang_dspark.step import draft
 from sglang_dspark.step import plan as planning
-from sglang_dspark.step.broken_weights import broken_weight
-from sglang_dspark.step.draft_faults import DraftFaults
-from sglang_dspark.step.engine import Step
+from sglang_dspark.step.build import broken_weight
+from sglang_dspark.step.engine_protocol import Step
 from sglang_dspark.step.ranks import Ranks
-from sglang_dspark.step.state import StepState
-from tests.step.test_schedule_engine import World
+from sglang_dspark.step.state import DraftFaults, StepState
+from tests.step.engine_scenario import Scenario
 
 ROWS = torch.tensor([1, 2])
 
 
-def state_in(world: World, ranks: Ranks | None = None) -> StepState:
+def state_in(world: Scenario, ranks: Ranks | None = None) -> StepState:
     """Of a worker whose steps the world's engine plans."""
     pool = SimpleNamespace(req_generation=world.generation)
     worker = SimpleNamespace(gamma=3, model_runner=SimpleNamespace(req_to_token_pool=pool))
@@ -49,7 +48,7 @@ BATCH = SimpleNamespace(
 )
 
 
-def finished(world: World, step: Step, logits: Tensor | None = None) -> list[int]:
+def finished(world: Scenario, step: Step, logits: Tensor | None = None) -> list[int]:
     """The step admits, verifies, lands and takes its time: its verify lengths."""
     lengths = world.engine.admit(step, logits, None)
     world.engine.landed(step, lengths, lengths)
@@ -68,7 +67,7 @@ def broken_draft(monkeypatch: pytest.MonkeyPatch) -> list[str]:
 def test_a_step_whose_draft_fails_verifies_none_and_teaches_nothing(
     broken_draft: list[str], caplog: pytest.LogCaptureFixture
 ) -> None:
-    world = World()
+    world = Scenario()
     for _ in range(6):
         world.step([1, 2])
     state = state_in(world)
@@ -77,7 +76,7 @@ def test_a_step_whose_draft_fails_verifies_none_and_teaches_nothing(
     world.engine._learn_all()
     known, gaps = world.planner.costs.steps, world.calibration.gaps().copy()
     broken_draft.append("out of luck")
-    assert draft.proposal_of(state, BATCH, None, step, None) == "no drafts"
+    assert draft.propose(state, BATCH, None, step, None) == "no drafts"
     assert not step.plan.speculates
     assert finished(world, step) == [0, 0]
     world.now += 5.0  # a failing draft may take long
@@ -86,7 +85,7 @@ def test_a_step_whose_draft_fails_verifies_none_and_teaches_nothing(
     assert finished(world, after) == [0, 0]
     again = planning.take_plan(state, BATCH)
     assert again.plan.speculates
-    assert "drafts" in draft.proposal_of(state, BATCH, None, again, None)
+    assert "drafts" in draft.propose(state, BATCH, None, again, None)
     world.engine._learn_all()
     assert world.planner.costs.steps == known
     assert (world.calibration.gaps() == gaps).all()
@@ -97,13 +96,13 @@ def test_a_step_whose_draft_fails_verifies_none_and_teaches_nothing(
 
 
 def test_of_several_ranks_a_failure_is_the_servers(broken_draft: list[str]) -> None:
-    world = World()
+    world = Scenario()
     world.step([1, 2])
     state = state_in(world, Ranks(cast(Any, SimpleNamespace(leads=True))))
     step = world.engine.begin(ROWS, world.generation, torch.tensor([10, 10]))
     broken_draft.append("out of luck")
     with pytest.raises(RuntimeError, match="out of luck"):
-        draft.proposal_of(state, BATCH, None, step, None)
+        draft.propose(state, BATCH, None, step, None)
 
 
 def test_rests_double_and_end(caplog: pytest.LogCaptureFixture) -> None:
@@ -127,12 +126,12 @@ def test_what_the_counters_say_of_a_failure() -> None:
 
     from sglang_dspark.serving.metrics import Collector
 
-    world, registry = World(), CollectorRegistry()
+    world, registry = Scenario(), CollectorRegistry()
     metrics = world.engine.metrics
     metrics._collector = Collector({"model": "m"}, registry)
     for failed in (True, False):
         step = world.engine.begin(ROWS, world.generation, torch.tensor([10, 10]))
-        world.engine.leave_out_draft(step, failed=failed)
+        world.engine.skip_draft(step, failed=failed)
         finished(world, step)
     world.engine._interrupted = True
     world.engine.begin(ROWS, world.generation, torch.tensor([10, 10]))
@@ -172,15 +171,15 @@ def test_a_weight_of_the_target_is_not_the_drafters() -> None:
     "text", ["CUDA error: device-side assert triggered", "Triton Error [CUDA]"]
 )
 def test_a_device_that_failed_ends_the_server(broken_draft: list[str], text: str) -> None:
-    """Whatever is computed on it next fails too: plain decoding cannot be promised."""
-    world = World()
+    """All later work on it fails too, so plain decoding is impossible."""
+    world = Scenario()
     for _ in range(6):
         world.step([1, 2])
     state = state_in(world)
     step = planning.take_plan(state, BATCH)
     broken_draft.append(text)
     with pytest.raises(RuntimeError, match="CUDA"):
-        draft.proposal_of(state, BATCH, None, step, None)
+        draft.propose(state, BATCH, None, step, None)
 
 
 def test_which_failures_are_the_devices() -> None:

@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_dspark.step.verify_all import VerifyAll
+from sglang_dspark.step.engine_protocol import VerifyAll
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from unittest import mock
 import pytest
 import torch
 
-from sglang_dspark.step.learn import learn, tag
+from sglang_dspark.step.plan import learn, tag
 
 REQS = [object(), object()]
 

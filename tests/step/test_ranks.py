@@ -11,7 +11,7 @@ import pytest
 
 from tests.step.ranks import ALONE, RANKS, rank_main
 
-# One process: what its module works out once is dear.
+# One process: its module is slow to set up.
 pytestmark = pytest.mark.xdist_group("plan-ranks")
 
 STEPS = 10_000

@@ -1,4 +1,4 @@
-"""The accept rule of the step over whole windows: its law by chi-square, its rules by the CPU's.
+"""The step's accept rule over whole windows: distribution by chi-square, rules by the CPU's.
 
 The chains, cuts and statistics are those of tests/backends/cpu/test_accept_law.py; behind a
 window's verified rows stands what must not be read.
@@ -35,7 +35,7 @@ V, GAMMA = packed.V, packed.GAMMA
 
 
 def in_windows(module: ModuleType) -> Any:
-    """What `p_values` calls, by the accept rule over whole windows."""
+    """Adapt the accept rule over whole windows to `p_values`."""
 
     def accept(
         window: Tensor,
@@ -54,7 +54,7 @@ def in_windows(module: ModuleType) -> Any:
 
 
 def spread(rows: Tensor, lens: Tensor, width: int) -> Tensor:
-    """Packed rows [B, V] in windows [R * width, V]; what was not verified is no number."""
+    """Packed rows [B, V] in windows [R * width, V]; rows that were not verified are NaN."""
     whole = torch.full((len(lens), width, rows.shape[1]), torch.nan)
     whole[torch.arange(width)[None, :] < lens[:, None]] = rows
     return whole.view(len(lens) * width, -1)
@@ -107,7 +107,7 @@ def test_every_cut_alone_and_a_chunk_at_a_time(monkeypatch: pytest.MonkeyPatch) 
     temperature = torch.tensor([0.7, 1.0, 1.3, 0.9, 1.1, 1.0])
     top_k, top_p, min_p = (torch.tensor(each) for each in zip(*cuts, strict=True))
     logits = torch.randn(len(cuts), 3, V, generator=torch.Generator().manual_seed(0)) * 2
-    found = step_accept.laws(
+    found = step_accept.target_probs(
         logits.view(-1, V), needing(settings(temperature, top_k, top_p, min_p)), 3
     )
     expected = target_distribution(logits, BatchSampling(temperature, top_k, top_p, min_p))

@@ -1,4 +1,4 @@
-"""A step's result: what a graph wrote is not handed on as it lies."""
+"""A step's result is copied out of a graph's own buffers."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import torch
 pytest.importorskip("sglang")
 
 from sglang_dspark.step.commit import result_of
-from sglang_dspark.step.passes import Verified
+from sglang_dspark.step.verify import VerifyOutput
 
 
 @pytest.mark.parametrize("folded", [True, False])
@@ -30,7 +30,7 @@ def test_results_outlive_the_graphs_next_replay(folded: bool) -> None:
     worker = SimpleNamespace(verify_num_draft_tokens=4, _block_accept_lens=lambda **_: None)
     layout = SimpleNamespace(verify_lens=torch.tensor([3, 1]))
     asked: Any = SimpleNamespace(layout=layout, requests=2)
-    found = result_of(worker, asked, Verified(None, None, folded, folded), accepted)
+    found = result_of(worker, asked, VerifyOutput(None, None, folded, folded), accepted)
     assert found.new_seq_lens.tolist() == [11, 7]
     assert found.next_draft_input.new_seq_lens is found.new_seq_lens
     assert (found.cap_lens.tolist(), found.cap_lens.dtype) == ([3, 1], torch.int32)

@@ -25,7 +25,7 @@ from tests.step.penalised import EOS, PROMPT, SETTINGS, VOCAB, WIDTH, plainly, r
 
 
 @dataclass
-class Tenant:
+class Running:
     """A request, all it has put out, and where it sits. `req.output_ids` is what the host knows."""
 
     req: SimpleNamespace
@@ -39,48 +39,48 @@ class World:
 
     generator: torch.Generator = field(default_factory=lambda: torch.Generator().manual_seed(0))
     counts: OutputCounts = field(default_factory=OutputCounts)
-    generations: Tensor = field(default_factory=lambda: torch.zeros(16, dtype=torch.int64))
-    in_flight: list[tuple[Tenant, list[int]]] = field(default_factory=list)
+    generation: Tensor = field(default_factory=lambda: torch.zeros(16, dtype=torch.int64))
+    in_flight: list[tuple[Running, list[int]]] = field(default_factory=list)
 
-    def admitted(self, row: int, put_out: list[int] | None = None, **settings: Any) -> Tenant:
+    def admitted(self, row: int, put_out: list[int] | None = None, **settings: Any) -> Running:
         """Behind a prefill: the first token is out, and not on the host yet."""
-        self.generations[row] += 1
+        self.generation[row] += 1
         known = list(put_out or [])
-        tenant = Tenant(request(known.copy(), **settings), [*known, self.token()], row)
-        self.in_flight.append((tenant, tenant.put_out.copy()))
-        return tenant
+        running = Running(request(known.copy(), **settings), [*known, self.token()], row)
+        self.in_flight.append((running, running.put_out.copy()))
+        return running
 
     def token(self) -> int:
         return int(torch.randint(0, VOCAB, (1,), generator=self.generator))
 
-    def step(self, tenants: list[Tenant]) -> None:
+    def step(self, running: list[Running]) -> None:
         """Verify a window of each, compare all of its rows, emit a part of it."""
-        rows = torch.tensor([each.row for each in tenants])
-        batch = SimpleNamespace(reqs=[each.req for each in tenants], req_pool_indices_cpu=rows)
-        found = penalties_of(self.counts, batch, SimpleNamespace(req_generation=self.generations))
-        window = torch.randint(0, VOCAB, (len(tenants), WIDTH), generator=self.generator)
-        window[:, 0] = torch.tensor([each.put_out[-1] for each in tenants])
-        lens = torch.tensor([len(PROMPT) + len(each.put_out) - 1 for each in tenants])
-        before = torch.randn(len(tenants), WIDTH, VOCAB, generator=self.generator)
+        rows = torch.tensor([each.row for each in running])
+        batch = SimpleNamespace(reqs=[each.req for each in running], req_pool_indices_cpu=rows)
+        found = penalties_of(self.counts, batch, SimpleNamespace(req_generation=self.generation))
+        window = torch.randint(0, VOCAB, (len(running), WIDTH), generator=self.generator)
+        window[:, 0] = torch.tensor([each.put_out[-1] for each in running])
+        lens = torch.tensor([len(PROMPT) + len(each.put_out) - 1 for each in running])
+        before = torch.randn(len(running), WIDTH, VOCAB, generator=self.generator)
         logits = before.clone()
         if found is not None:
             found.apply(logits.view(-1, VOCAB), window, lens)
-        for r, each in enumerate(tenants):
+        for r, each in enumerate(running):
             for j in range(WIDTH):
                 text = each.put_out + window[r, 1 : j + 1].tolist()
                 expected = plainly(before[r, j][None].clone(), [each.req], [text])[0]
                 assert torch.allclose(logits[r, j], expected, atol=1e-5), (r, j)
-        commit = torch.randint(1, WIDTH + 1, (len(tenants),), generator=self.generator)
-        emitted = torch.randint(0, VOCAB, (len(tenants), WIDTH), generator=self.generator)
+        commit = torch.randint(1, WIDTH + 1, (len(running),), generator=self.generator)
+        emitted = torch.randint(0, VOCAB, (len(running), WIDTH), generator=self.generator)
         if found is not None:
             # Behind what is emitted anything may stand.
             behind = torch.arange(WIDTH)[None, :] >= commit[:, None]
             found.count(emitted.masked_fill(behind, 3), commit.to(torch.int32))
-        for each, tokens, kept in zip(tenants, emitted, commit, strict=True):
+        for each, tokens, kept in zip(running, emitted, commit, strict=True):
             each.put_out += tokens[:kept].tolist()
         for each, known in self.in_flight:  # the step before this one is handed out
             each.req.output_ids = known
-        self.in_flight = [(each, each.put_out.copy()) for each in tenants]
+        self.in_flight = [(each, each.put_out.copy()) for each in running]
 
 
 @pytest.fixture
@@ -104,7 +104,7 @@ def out_of_memory(monkeypatch: pytest.MonkeyPatch) -> list[str]:
     monkeypatch.setattr(penalties, "_reserve", short_reserve)
     monkeypatch.setattr(penalties, "_copied", short_copied)
     monkeypatch.setattr(torch.cuda, "empty_cache", lambda: found.append("freed"))
-    penalties._tell.cache_clear()
+    penalties._warn_of_memory.cache_clear()
     return found
 
 
@@ -229,9 +229,9 @@ def test_what_is_reserved_is_four_bytes_a_copy_of_each_logit() -> None:
 @pytest.mark.parametrize("name", sorted(SETTINGS))
 def test_rows_are_penalised_as_plain_decoding_would(name: str) -> None:
     world = World()
-    tenants = [world.admitted(1, **SETTINGS[name]), world.admitted(2)]
+    running = [world.admitted(1, **SETTINGS[name]), world.admitted(2)]
     for _ in range(6):
-        world.step(tenants)
+        world.step(running)
 
 
 def test_requests_that_come_and_go_keep_their_own_counts() -> None:
@@ -242,16 +242,16 @@ def test_requests_that_come_and_go_keep_their_own_counts() -> None:
     world.step([first, plain, second])
     third = world.admitted(4, **SETTINGS["frequency"])
     fourth = world.admitted(5, **SETTINGS["repetition"])
-    world.step([plain])  # nobody is penalised: the counts rest
+    world.step([plain])  # no request is penalised: the counts stay
     world.step([fourth, second, first, third, plain])
     world.step([third, second])
     world.step([second, fourth, third])
-    seats = world.counts.table
-    assert seats is not None
-    assert len(seats) <= 8, "seats of those who left are taken again"
+    slots = world.counts.table
+    assert slots is not None
+    assert len(slots) <= 8, "slots of those who left are taken again"
 
 
-def test_a_row_with_another_tenant_begins_anew() -> None:
+def test_a_row_with_another_generation_begins_anew() -> None:
     world = World()
     gone = world.admitted(1, **SETTINGS["all"])
     for _ in range(3):

@@ -12,26 +12,27 @@ from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.cost_model import Step as Timed
 from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.schedule.planner import SearchPlanner
-from sglang_dspark.step.engine import BATCH, ScheduleEngine, Step, confidence_by
-from tests.step.test_schedule_engine import GAMMA, SEATS, World
+from sglang_dspark.step.engine import BATCH, ScheduleEngine, confidence_by
+from sglang_dspark.step.engine_protocol import Step
+from tests.step.engine_scenario import GAMMA, SLOTS, Scenario
 
 
-class Overlapped(World):
+class Overlapped(Scenario):
     """Plans step t + 1 while t computes; results come one step late. Device time moves by hand."""
 
     def __init__(self, token: float = 1e-3) -> None:
         super().__init__(token=token)
         config = PlannerConfig(lag=2, guard=self.planner.config.guard)
-        self.planner = SearchPlanner(GAMMA, SEATS, self.planner.costs, config)
+        self.planner = SearchPlanner(GAMMA, SLOTS, self.planner.costs, config)
         metrics = self.engine.metrics
         self.engine = ScheduleEngine(self.planner, self.calibration, metrics, self.engine._clock)
         self.flying: deque[tuple[Step, Counts]] = deque()
 
     def launch(self, rows: list[int], seconds: float | None = None) -> Step:
         """Plan a step, launch it behind the one that computes, then hand out that one's result."""
-        seats = torch.tensor(rows)
+        slots = torch.tensor(rows)
         contexts = torch.full((len(rows),), 10)
-        step = self.engine.begin(seats, self.generation, contexts, starts=False)
+        step = self.engine.begin(slots, self.generation, contexts, starts=False)
         self.engine.start(step)
         if step.plan.speculates:
             self.engine.calibrate(step, None)
@@ -58,11 +59,11 @@ def test_a_plan_knows_the_step_before_the_last_and_no_later_one() -> None:
 def test_what_has_not_landed_is_not_known() -> None:
     world = Overlapped()
     for _ in range(2):
-        seats, contexts = torch.tensor([1]), torch.tensor([10])
-        step = world.engine.begin(seats, world.generation, contexts, starts=False)
+        slots, contexts = torch.tensor([1]), torch.tensor([10])
+        step = world.engine.begin(slots, world.generation, contexts, starts=False)
         world.engine.start(step)
     for _ in range(5):
-        step = world.engine.begin(seats, world.generation, contexts, starts=False)
+        step = world.engine.begin(slots, world.generation, contexts, starts=False)
         world.engine.start(step)
         assert step.plan.known == 0
     assert world.planner.costs.steps == 0
@@ -107,15 +108,15 @@ def test_a_step_that_never_lands_is_left_out() -> None:
 
 
 def test_a_device_computes_the_confidence_of_the_host() -> None:
-    world = World()
+    world = Scenario()
     for _ in range(20):
         world.step([1, 2], logit=1.0, good=1)
     rng = np.random.default_rng(3)
     logits: Gains = rng.normal(0, 30, (2, GAMMA)).astype(np.float32)
     logits[1, 1] = np.nan
-    seats = np.array([1, 2]), world.generation.numpy()[[1, 2]].astype(np.int64)
+    slots = np.array([1, 2]), world.generation.numpy()[[1, 2]].astype(np.int64)
     regimes = np.array([0, 1])
-    on_host = world.calibration.confidence(logits, regimes, np.zeros_like(logits), seats)
-    lines = world.calibration.lines(regimes, seats)
+    on_host = world.calibration.confidence(logits, regimes, np.zeros_like(logits), slots)
+    lines = world.calibration.lines(regimes, slots)
     assert np.array_equal(confidence_by(logits, *lines), on_host)  # bit for bit
     assert confidence_by(logits, *lines)[1, 1] == 0.0

@@ -13,7 +13,7 @@ pytest.importorskip("sglang")
 
 from sglang_dspark.step.plan import greedy_requests, plan_ahead
 from sglang_dspark.step.ranks import Ranks
-from tests.step.test_schedule_engine import GAMMA, World
+from tests.step.engine_scenario import GAMMA, Scenario
 
 PROMPTS, ANSWERS = (7, 20, 3), (4, 0, 9)  # tokens of each request
 ALL = 1 << 30  # top_k of a request whose distribution is not cut
@@ -47,7 +47,7 @@ def batch(lens: Tensor | None, top_k: tuple[int, ...] = (1, 1, 1)) -> Any:
 )
 def test_a_plan_counts_the_tokens_of_all_requests(lens: Tensor | None, context: int) -> None:
     """As the scheduler has them; without its count prompts and answers."""
-    world = World()
+    world = Scenario()
     pool = SimpleNamespace(req_generation=world.generation)
     state: Any = SimpleNamespace(
         planned=None,

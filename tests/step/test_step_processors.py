@@ -12,13 +12,14 @@ from sglang.srt.sampling.custom_logit_processor import (
     Qwen3ThinkingBudgetLogitProcessor,
 )
 
-from sglang_dspark.step.processors import check_processor, limits_of
+from sglang_dspark.patches.step.logit_processors import check_processor
+from sglang_dspark.step.rules import limits_of
 from sglang_dspark.step.state import STATE
-from tests.step.test_schedule_engine import GAMMA, World
+from tests.step.engine_scenario import GAMMA, Scenario
 
 
 class Forbidding(DisallowedTokensLogitsProcessor):
-    """What a client has made of it may look at anything."""
+    """A client's own processor may read anything."""
 
 
 ROWS_ALONE = DisallowedTokensLogitsProcessor.to_str()
@@ -26,7 +27,7 @@ READS: list[type[CustomLogitProcessor]] = [Qwen3ThinkingBudgetLogitProcessor, Fo
 
 
 class Asked(SimpleNamespace):
-    """What is read of SGLang's `Req`."""
+    """The fields of SGLang's `Req` that are read."""
 
     def set_finish_with_abort(self, message: str) -> None:
         self.to_finish = message
@@ -47,7 +48,7 @@ def test_only_rows_by_themselves_keep_their_drafts(processor: type[CustomLogitPr
 
 @pytest.mark.parametrize("floor", [0, 1])
 def test_a_request_without_drafts_shares_a_step_with_others(floor: int) -> None:
-    world = World(floor=floor)
+    world = Scenario(floor=floor)
     for _ in range(6):
         plan, lengths = world.step([1, 2], logit=4.0, limits=[0, GAMMA])
         assert lengths[0] == 0
@@ -56,7 +57,7 @@ def test_a_request_without_drafts_shares_a_step_with_others(floor: int) -> None:
 
 
 def test_where_nobody_may_have_a_draft_none_is_made_and_the_guard_keeps_its_mind() -> None:
-    world, other = World(), World()
+    world, other = Scenario(), Scenario()
     for _ in range(40):
         plan, lengths = world.step([1], limits=[0], good=0)
         assert not plan.speculates

@@ -98,7 +98,7 @@ def test_cuts_are_those_of_the_sampled_requests(requests: Any, cuts: Cuts) -> No
 
 def test_no_cut_is_made_unless_named() -> None:
     assert Cuts() == Cuts(top_k=False, top_p=False, min_p=False, most=None)
-    assert not Rules().own_law
+    assert not Rules().own_rule
     assert cuts_of([SimpleNamespace(**GREEDY)]) == Cuts(), "greedy requests have none"
     assert [Cuts().kinds, Cuts(min_p=True).kinds, Cuts(True, True, True).kinds] == [0, 1, 3]
 
@@ -127,7 +127,7 @@ def test_a_top_k_of_up_to_1024_is_listed() -> None:
     ],
 )
 def test_steps_whose_law_is_plain_decodings_are_left_alone(requests: Any) -> None:
-    assert not rules(*requests).own_law
+    assert not rules(*requests).own_rule
 
 
 @pytest.mark.parametrize(
@@ -140,16 +140,16 @@ def test_steps_whose_law_is_plain_decodings_are_left_alone(requests: Any) -> Non
     ],
 )
 def test_steps_whose_law_is_not_are_ours(requests: Any) -> None:
-    assert rules(*requests).own_law
+    assert rules(*requests).own_rule
 
 
 @pytest.mark.parametrize("cut", [P, K])
 def test_a_cut_that_sglang_needs_flashinfer_for_is_ours_without(cut: Any, world: Any) -> None:
     """SGLang would raise in the scheduler."""
-    assert not rules(SAMPLED | cut, SAMPLED).own_law
+    assert not rules(SAMPLED | cut, SAMPLED).own_rule
     world(False)
-    assert rules(SAMPLED | cut, SAMPLED).own_law
-    assert not rules(SAMPLED, GREEDY).own_law
+    assert rules(SAMPLED | cut, SAMPLED).own_rule
+    assert not rules(SAMPLED, GREEDY).own_rule
 
 
 @pytest.mark.parametrize(
@@ -162,8 +162,8 @@ def test_uncut_steps_are_judged_by_block_if_the_file_says_so(
     file = tmp_path / "dspark.yaml"
     file.write_text(said)
     world(True, file)
-    assert rules(SAMPLED, GREEDY).own_law == ours
-    assert not rules(SAMPLED | P).own_law
+    assert rules(SAMPLED, GREEDY).own_rule == ours
+    assert not rules(SAMPLED | P).own_rule
 
 
 def test_seeds_are_those_of_sampled_requests() -> None:
@@ -192,5 +192,5 @@ def test_a_penalised_greedy_step_is_not_accepted_in_the_graph() -> None:
     found = rules(GREEDY, GREEDY | {"presence_penalty": 0.5})
     assert found.penalties is not None
     assert found.penalties.places == [1]
-    assert not found.own_law
+    assert not found.own_rule
     assert not may_fold(worker, free, proposal, found)

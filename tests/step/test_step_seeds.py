@@ -50,9 +50,9 @@ def test_first_tokens_are_the_seeds_choices(cuts: tuple[int, float, float]) -> N
     asked = batch(*cuts)
     info, positions = asked.sampling_info, torch.tensor([9, 8, 4, 6], dtype=torch.int32)
     probs = (torch.randn(4, V, generator=torch.Generator().manual_seed(0)) * 2).softmax(-1)
-    law = truncate(probs, info.top_ks, info.top_ps, info.min_ps)
+    distribution = truncate(probs, info.top_ks, info.top_ps, info.min_ps)
     own = torch.tensor([11, 0, -5, 17])
-    expected = seeded_choice(law, own, positions.long())
+    expected = seeded_choice(distribution, own, positions.long())
     uncut = seeded_choice(probs, own, positions.long())
     assert bool((uncut[[0, 2]] != expected[[0, 2]]).all()) == (cuts == CUTS["all"])
     with seeded_prefill(asked):
@@ -76,12 +76,12 @@ def test_drafts_are_the_same_however_many_rows_are_drawn_together(
         step_seeds, "waits", lambda *rows: (asked.append(len(rows[0])), seeded.waits(*rows))[1]
     )
     values, anchors = torch.tensor([11, -5, 17, 8, 8]), torch.tensor([4, 9, 30, 7, 7, 1])
-    logits, heat = torch.randn(6, V), torch.tensor([0.8, 1.0, 1.3, 0.5, 1.0, 2.0])
+    logits, temperatures = torch.randn(6, V), torch.tensor([0.8, 1.0, 1.3, 0.5, 1.0, 2.0])
     rows = torch.tensor([0, 1, 3, 4, 5])
     drafts = step_seeds.DraftSeeds(Seeds(rows, values), anchors)
-    found = drafts.drawn(torch.full((6,), -1), logits, heat, place=2)
-    laws = torch.softmax(logits[rows].double() / heat[rows, None], -1)
-    assert found[rows].tolist() == seeded_choice(laws, values, anchors[rows] + 2).tolist()
+    found = drafts.drawn(torch.full((6,), -1), logits, temperatures, place=2)
+    distributions = torch.softmax(logits[rows].double() / temperatures[rows, None], -1)
+    assert found[rows].tolist() == seeded_choice(distributions, values, anchors[rows] + 2).tolist()
     assert int(found[2]) == -1
     assert max(asked) == min(max(variates // V, 1), 5)
 

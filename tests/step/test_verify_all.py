@@ -8,7 +8,7 @@ import torch
 
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
-from sglang_dspark.step.verify_all import VerifyAll
+from sglang_dspark.step.engine_protocol import VerifyAll
 
 ROWS, GENERATION = torch.tensor([4, 1]), torch.tensor([0, 7, 0, 0, 9])
 LENGTHS = torch.tensor([10, 33])
@@ -39,7 +39,7 @@ def test_what_requests_allow_is_kept() -> None:
 def test_a_draft_that_failed_verifies_nothing() -> None:
     engine = VerifyAll(3)
     step = engine.begin(ROWS, GENERATION, LENGTHS)
-    engine.leave_out_draft(step, failed=True)
+    engine.skip_draft(step, failed=True)
     assert step.undrafted
     assert engine.admit(step, None, None).tolist() == [0, 0]
 

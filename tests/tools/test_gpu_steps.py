@@ -13,7 +13,7 @@ import torch
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
-from sglang_dspark.step.spans import span
+from sglang_dspark.step.timing import span
 from tools.gpu.kit.steps import by_tier, read_log
 from tools.gpu.kit.trace import read_trace, summary
 

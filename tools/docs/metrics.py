@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 from prometheus_client import CollectorRegistry
 
 from sglang_dspark.schedule.guard import Mode
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import PREFIX, REASONS, Collector
 
 LABELS = ("model_name", "tp_rank")  # of every metric, as SGLang's own have them
@@ -67,7 +67,7 @@ decoding's; [each failure](faults.md) is tested.
 
 | reason | meaning |
 |---|---|
-{falls}
+{fallbacks}
 """
 
 
@@ -103,13 +103,15 @@ def metrics_page() -> str:
         for metric, name in zip(found, short, strict=True)
     )
     head = HEAD.format(labels=_code(LABELS))
-    reasons = dict.fromkeys([*REASONS.values(), Fall.DRAFT_FAILED.value])
-    falls = "\n".join(f"| `{fall.value}` | {fall.told} |" for fall in Fall)
+    reasons = dict.fromkeys([*REASONS.values(), Fallback.DRAFT_FAILED.value])
+    fallbacks = "\n".join(f"| `{fallback.value}` | {fallback.meaning} |" for fallback in Fallback)
     return (
         head
         + "\n".join(rows)
         + "\n"
-        + TAIL.format(modes=_code(mode.value for mode in Mode), reasons=_code(reasons), falls=falls)
+        + TAIL.format(
+            modes=_code(mode.value for mode in Mode), reasons=_code(reasons), fallbacks=fallbacks
+        )
     )
 
 

@@ -20,13 +20,11 @@ from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving import mode, startup, upstream
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.step.broken_weights import refuse_broken
-from sglang_dspark.step.build import build, obstacle, profile_key
-from sglang_dspark.step.clock import HostClock
-from sglang_dspark.step.profile_ranks import engine_for
-from sglang_dspark.step.ranks import Engine, Follower, ranks_of
+from sglang_dspark.step.build import build, obstacle, profile_key, refuse_broken
+from sglang_dspark.step.engine_protocol import Engine, VerifyAll
+from sglang_dspark.step.ranks import Follower, engine_for, ranks_of
 from sglang_dspark.step.state import STATE, StepState
-from sglang_dspark.step.verify_all import VerifyAll
+from sglang_dspark.step.timing import HostClock
 
 logger = logging.getLogger(__name__)
 

@@ -23,14 +23,12 @@ from sglang_dspark.backends.cpu.fast_paths import fits
 from sglang_dspark.backends.cpu.layout import PackedRows, layout_of, rows_in, window_of
 from sglang_dspark.backends.cpu.ragged_ops import rows_of
 from sglang_dspark.backends.cpu.target import VerifyRows, verify_forward
-from sglang_dspark.step.clock import Clock
-from sglang_dspark.step.engine import Step
-from sglang_dspark.step.passes import Pass, Verified
+from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.penalties import OutputCounts
-from sglang_dspark.step.ranks import Engine
 from sglang_dspark.step.rules import Rules, rules_of
 from sglang_dspark.step.seeds import Seeds
-from sglang_dspark.step.verify import adjust
+from sglang_dspark.step.timing import Clock
+from sglang_dspark.step.verify import VerifyInput, VerifyOutput, adjust
 
 
 @dataclass(frozen=True)
@@ -86,7 +84,7 @@ class HostDevice:
         """Without padding."""
         return layout_of(np.diff(indptr.numpy()).astype(np.int64) - 1)
 
-    def run(self, asked: Pass) -> Verified:
+    def run(self, asked: VerifyInput) -> VerifyOutput:
         """The target over packed rows."""
         worker, batch = self._worker, asked.batch
         rows = rows_in(asked.layout, self._width)
@@ -103,9 +101,9 @@ class HostDevice:
         output = verify_forward(worker, batch, packed)
         if plain_step.reads_windows(batch):
             output.next_token_logits = self._spread(asked, rows, output.next_token_logits)
-        return Verified(output, output.hidden_states, rows=_Packed(rows, window))
+        return VerifyOutput(output, output.hidden_states, rows=_Packed(rows, window))
 
-    def _spread(self, asked: Pass, rows: PackedRows, logits: Tensor) -> Tensor:
+    def _spread(self, asked: VerifyInput, rows: PackedRows, logits: Tensor) -> Tensor:
         """Logits [N, V] over whole windows [R * (gamma + 1), V], with all that changes them."""
         spread = logits.new_zeros(asked.requests * self._width, logits.shape[1])
         spread[rows.index] = logits
@@ -114,7 +112,7 @@ class HostDevice:
         adjust(self._worker, asked.batch, spread)
         return spread
 
-    def accept(self, asked: Pass, verified: Verified) -> Any:
+    def accept(self, asked: VerifyInput, verified: VerifyOutput) -> Any:
         """By our rules, over the rows that were verified."""
         logits, block = verified.outputs.next_token_logits, asked.proposal.draft_block
         info, prefix = asked.batch.sampling_info, asked.batch.seq_lens
@@ -123,7 +121,7 @@ class HostDevice:
         ids, seeds, agree = asked.ids, asked.rules.seeds, self._worker._tp_sync
         return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
 
-    def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
+    def commit(self, asked: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
         """Hidden states [N, m * d] of the rows that each request keeps."""
         if asked.rules.penalties is not None:
             asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)

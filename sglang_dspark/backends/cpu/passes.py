@@ -12,7 +12,7 @@ from sglang_dspark.backends.cpu.commit import write_context
 from sglang_dspark.backends.cpu.device import HostDevice
 from sglang_dspark.backends.cpu.layout import layout_of, rows_in, window_of
 from sglang_dspark.backends.cpu.target import VerifyRows, verify_forward
-from sglang_dspark.serving.profile_passes import Seats, ragged_forward
+from sglang_dspark.serving.profile_passes import DummyBatches, ragged_forward
 
 
 class Passes:
@@ -23,10 +23,10 @@ class Passes:
     def __init__(self, worker: Any, device: HostDevice, clock: Callable[[], float]) -> None:
         self._worker, self._device = worker, device
         self._clock = clock
-        self._seats = Seats(worker)
+        self._dummies = DummyBatches(worker)
         self.gamma = int(worker.gamma)
         self.depths = tuple(range(1, self.gamma + 1))
-        self.most_requests, self.longest = self._seats.most_requests, self._seats.longest
+        self.most_requests, self.longest = self._dummies.most_requests, self._dummies.longest
 
     def warm_up(self) -> None:
         """One pass of each kind, for what only a first pass does: compiling, first allocations."""
@@ -38,14 +38,14 @@ class Passes:
 
     def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
         """Seconds of a pass that verifies drafts[r] of each request, injection included."""
-        with self._seats.taken(len(drafts), context) as batch:
+        with self._dummies.batch(len(drafts), context) as batch:
             began = self._clock()
             self._verify(batch, drafts)
             return self._clock() - began
 
     def draft_seconds(self, requests: int, depth: int, context: int) -> float:
         """Seconds of drafting `depth` positions for every request."""
-        with self._seats.taken(requests, context) as batch:
+        with self._dummies.batch(requests, context) as batch:
             began = self._clock()
             self._device.draft(batch, batch.window, depth, None)
             return self._clock() - began

@@ -19,10 +19,9 @@ from torch import Tensor
 from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.draft import of_device
-from sglang_dspark.step.layout import layout_of
-from sglang_dspark.step.passes import Pass, Verified
-from sglang_dspark.step.rules import MOST_LISTED, Rules, cuts_of, own_law
+from sglang_dspark.step.rules import MOST_LISTED, Rules, cuts_of, own_rule
 from sglang_dspark.step.seeds import Seeds
+from sglang_dspark.step.verify import VerifyInput, VerifyOutput, layout_of
 
 logger = logging.getLogger(__name__)
 REQUESTS = (1, 2, 16)  # a kernel's integer is 1, divisible by 16, or neither
@@ -61,24 +60,24 @@ def warm_up(device: GraphDevice, shape: Shape, most_requests: int) -> None:
         )
 
 
-def steps(shape: Shape, requests: int) -> Iterator[tuple[Pass, Verified]]:
+def steps(shape: Shape, requests: int) -> Iterator[tuple[VerifyInput, VerifyOutput]]:
     """Made-up steps of so many requests: each setting, alone and beside a greedy request.
 
     Our own kernels do not depend on the number of requests: their steps are made for one alone.
     """
     rows = shape.logits.new_zeros(requests * (shape.gamma + 1), shape.logits.shape[-1])
-    verified = Verified(SimpleNamespace(next_token_logits=rows), None)
+    verified = VerifyOutput(SimpleNamespace(next_token_logits=rows), None)
     for setting in SETTINGS:
         for greedy in (0, 1) if requests > 1 else (0,):
             for drafted in (True, False):
                 asked = _pass(shape, requests, setting, greedy, drafted=drafted)
-                if requests == 1 or not asked.rules.own_law:
+                if requests == 1 or not asked.rules.own_rule:
                     yield asked, verified
 
 
 def _pass(
     shape: Shape, requests: int, setting: dict[str, Any], greedy: int, *, drafted: bool
-) -> Pass:
+) -> VerifyInput:
     """The first `greedy` requests are greedy, all others have the setting."""
     where, gamma = shape.logits.device, shape.gamma
     usual = {"temperature": 1.0, "top_k": upstream.TOP_K_ALL, "top_p": 1.0, "min_p": 0.0}
@@ -94,18 +93,18 @@ def _pass(
     info = sampling_info(params, where)
     indptr = torch.arange(requests + 1, dtype=torch.int32, device=where)
     top_ks = [each.top_k for each in params]
-    return Pass(
+    return VerifyInput(
         batch=SimpleNamespace(
             sampling_info=info, seq_lens=torch.ones(requests, dtype=torch.int64, device=where)
         ),
-        came=SimpleNamespace(max_top_k=max(top_ks), uniform_top_k_value=None),
+        draft_input=SimpleNamespace(max_top_k=max(top_ks), uniform_top_k_value=None),
         window=None,
         proposal=SimpleNamespace(draft_block=_block(shape, info, drafted=drafted)),
         layout=layout_of(indptr, requests),
         ids=torch.zeros(requests, gamma + 1, dtype=torch.int64, device=where),
         drafted=drafted,
         foldable=False,
-        rules=Rules(seeds, None, cuts, own_law(cuts, seeds)),
+        rules=Rules(seeds, None, cuts, own_rule(cuts, seeds)),
     )
 
 

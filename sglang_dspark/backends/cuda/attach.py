@@ -17,13 +17,11 @@ from sglang_dspark.backends.cuda.passes import GraphPasses
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving import mode, upstream
 from sglang_dspark.serving.profile import Passes
-from sglang_dspark.step.broken_weights import refuse_broken
-from sglang_dspark.step.build import build, obstacle, profile_key, verify_everything
-from sglang_dspark.step.clock import Clock
+from sglang_dspark.step.build import build, obstacle, profile_key, refuse_broken, verify_everything
 from sglang_dspark.step.engine import ScheduleEngine
-from sglang_dspark.step.profile_ranks import engine_for
-from sglang_dspark.step.ranks import ranks_of
+from sglang_dspark.step.ranks import engine_for, ranks_of
 from sglang_dspark.step.state import STATE, StepState
+from sglang_dspark.step.timing import Clock
 
 logger = logging.getLogger(__name__)
 

@@ -19,15 +19,19 @@ from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.step.clock import Clock
-from sglang_dspark.step.engine import Step
-from sglang_dspark.step.layout import admitted_drafts, anchors_alone, layout_of
-from sglang_dspark.step.passes import Pass, Verified
+from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.penalties import OutputCounts
-from sglang_dspark.step.ranks import Engine
 from sglang_dspark.step.rules import Cuts, Rules, rules_of
 from sglang_dspark.step.seeds import Seeds, seeded_draft
-from sglang_dspark.step.verify import adjust
+from sglang_dspark.step.timing import Clock
+from sglang_dspark.step.verify import (
+    VerifyInput,
+    VerifyOutput,
+    adjust,
+    admitted_drafts,
+    anchors_alone,
+    layout_of,
+)
 from sglang_dspark.verify.acceptance import Acceptance
 
 WindowArguments = tuple[Tensor, Tensor, Tensor, Any, Any, Tensor, Seeds | None]
@@ -128,7 +132,7 @@ class GraphDevice:
         admitted = admitted_drafts(step.plan)
         return layout_of(indptr, self.pass_tokens(step.plan.requests, admitted))
 
-    def run(self, asked: Pass) -> Verified:
+    def run(self, asked: VerifyInput) -> VerifyOutput:
         """Upstream's compact pass: in a graph, or eagerly where none was captured."""
         executor, batch, penalties = self._executor, asked.batch, asked.rules.penalties
         verifying = self._worker._observers.segment(upstream.InfoSegment.TARGET_VERIFY)
@@ -149,9 +153,9 @@ class GraphDevice:
             penalties.apply(logits, asked.ids, batch.seq_lens)
             adjust(self._worker, batch, logits)
         in_graph = bool(done.can_run_cuda_graph)
-        return Verified(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
+        return VerifyOutput(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
 
-    def accept(self, asked: Pass, verified: Verified) -> Any:
+    def accept(self, asked: VerifyInput, verified: VerifyOutput) -> Any:
         """`AcceptOuts`, by the fastest way that has plain decoding's distribution.
 
         Greedy: SGLang's, in the graph where one accepted. Each request with a top-k of at most
@@ -165,11 +169,11 @@ class GraphDevice:
             return self._finalized(asked, self._listed(asked, verified, rules.cuts.listed))
         if not asked.drafted and samples_as_plain(batch.sampling_info, rules):
             return self._finalized(asked, self._plain(asked, verified))
-        if rules.own_law or not asked.drafted:
+        if rules.own_rule or not asked.drafted:
             return self._finalized(asked, self._by_our_rule(*self._windows(asked, verified)))
         return self._by_upstream(asked, verified, sampled_alone(batch.sampling_info, rules.cuts))
 
-    def _by_upstream(self, asked: Pass, verified: Verified, sampling_info: Any) -> Any:
+    def _by_upstream(self, asked: VerifyInput, verified: VerifyOutput, sampling_info: Any) -> Any:
         return self._executor.accept_and_finalize(
             folded_accept=verified.folded,
             bs=asked.requests,
@@ -177,13 +181,13 @@ class GraphDevice:
             target_logits=verified.outputs.next_token_logits,
             draft_block=asked.proposal.draft_block,
             sampling_info=sampling_info,
-            draft_input=asked.came,
+            draft_input=asked.draft_input,
             layout=asked.layout,
             prefix_lens=asked.batch.seq_lens,
             draft_tokens=asked.proposal.draft_block.draft_tokens,
         )
 
-    def _listed(self, asked: Pass, verified: Verified, most: int) -> Acceptance:
+    def _listed(self, asked: VerifyInput, verified: VerifyOutput, most: int) -> Acceptance:
         return accept_top_k(
             *self._windows(asked, verified),
             most=most,
@@ -191,12 +195,12 @@ class GraphDevice:
             rule=self._rule,
         )
 
-    def _plain(self, asked: Pass, verified: Verified) -> Acceptance:
+    def _plain(self, asked: VerifyInput, verified: VerifyOutput) -> Acceptance:
         sampler, logits = self._worker.model_runner.sampler, verified.outputs.next_token_logits
         bonus = plain_tokens(sampler, logits, asked.ids.shape[1], asked.batch, asked.rules)
         return Acceptance(accepted=torch.zeros_like(bonus), bonus=bonus)
 
-    def _windows(self, asked: Pass, verified: Verified) -> WindowArguments:
+    def _windows(self, asked: VerifyInput, verified: VerifyOutput) -> WindowArguments:
         """The arguments of `step.accept.accept`."""
         return (
             asked.ids,
@@ -208,7 +212,7 @@ class GraphDevice:
             asked.rules.seeds,
         )
 
-    def _finalized(self, asked: Pass, outcome: Acceptance) -> Any:
+    def _finalized(self, asked: VerifyInput, outcome: Acceptance) -> Any:
         """`AcceptOuts`; ranks agree on our outcome as they do on upstream's."""
         return upstream.build_accept_outs(
             correct_len=outcome.accepted,
@@ -223,7 +227,7 @@ class GraphDevice:
             sync_site=upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE,
         )
 
-    def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
+    def commit(self, asked: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
         """In every step, one that drafted nothing included, unless a graph did it."""
         if asked.rules.penalties is not None:
             asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)

@@ -22,8 +22,8 @@ from sglang_dspark.kernels.admission import admit_triton
 from sglang_dspark.kernels.commit_rows import Packed, pack_triton
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import upstream
-from sglang_dspark.serving.profile_passes import Seats, draft_once, ragged_forward
-from sglang_dspark.step.layout import layout_of
+from sglang_dspark.serving.profile_passes import DummyBatches, draft_once, ragged_forward
+from sglang_dspark.step.verify import layout_of
 
 _EAGER = 64  # requests, where there are no graphs
 
@@ -43,10 +43,10 @@ class GraphPasses:
     def __init__(self, worker: Any, device: GraphDevice) -> None:
         self._worker, self._device = worker, device
         self._overlaps = not upstream.get_schedule().disable_overlap_schedule
-        self._seats = Seats(worker)
+        self._dummies = DummyBatches(worker)
         self._warm = False
         self.gamma = int(worker.gamma)
-        self.most_requests, self.longest = self._seats.most_requests, self._seats.longest
+        self.most_requests, self.longest = self._dummies.most_requests, self._dummies.longest
         self.tiers = tuple(device.tiers)
         self.depths: tuple[int, ...] = (self.gamma,)  # another width runs outside the draft's graph
 
@@ -70,7 +70,7 @@ class GraphPasses:
     def _compile(self, requests: int, context: int) -> None:
         """What is made anew for each power of two of requests, on rows of the types served."""
         device = self._worker.device
-        with self._seats.taken(requests, context) as batch:
+        with self._dummies.batch(requests, context) as batch:
             proposal = draft_once(self._worker, self._worker._proposer, batch)
             hidden = self._verify(batch, self._asked([0] * requests)).hidden_states
             lens = batch.seq_lens
@@ -83,7 +83,7 @@ class GraphPasses:
 
     def _compile_accept(self, most: int, context: int) -> None:
         """The accept rules, whose kernels depend on the sampling settings of the batch."""
-        with self._seats.taken(1, context) as batch:
+        with self._dummies.batch(1, context) as batch:
             block = draft_once(self._worker, self._worker._proposer, batch).draft_block
             logits = self._verify(batch, self._asked([0])).next_token_logits[:1]
             warm_up(self._device, Shape(self.gamma, logits, block), most)
@@ -92,13 +92,13 @@ class GraphPasses:
         """Seconds of a pass that verifies drafts[r] of each request, injection included."""
         requests, asked = len(drafts), self._asked(drafts)
         in_graph = self._device.in_graph(requests, sum(drafts))
-        with self._seats.taken(requests, context) as batch:
+        with self._dummies.batch(requests, context) as batch:
             return self._timed(lambda: self._verify(batch, asked), in_graph=in_graph)
 
     def draft_seconds(self, requests: int, depth: int, context: int) -> float:
         """Seconds of drafting gamma positions for every request, whatever the depth."""
         in_graph = self._device.in_graph(requests, 0)
-        with self._seats.taken(requests, context) as batch:
+        with self._dummies.batch(requests, context) as batch:
             return self._timed(
                 lambda: draft_once(self._worker, self._worker._proposer, batch), in_graph=in_graph
             )

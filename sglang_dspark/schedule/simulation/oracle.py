@@ -1,4 +1,4 @@
-"""The best that could have been done: rates no rule can exceed, as they need the present survivals.
+"""Bound every rule: rates that none can exceed, as they need the present survivals.
 
 Every step offers (depth, K) pairs: expected tokens tau and true seconds T. Two questions:
 
@@ -7,7 +7,7 @@ Every step offers (depth, K) pairs: expected tokens tau and true seconds T. Two 
 
 Both by Dinkelbach's iteration: with rate L in hand each step takes the pair of largest tau - L T,
 and the rate of those is the next L. Regret is measured against the first. The second is an upper
-bound of what a trace allows, but of no use to anybody who is served: as a trace fixes how many
+bound of what a trace allows, but of no use to clients: as a trace fixes how many
 steps each load lasts, it gains by hurrying through light loads, where each step brings few tokens,
 and by lingering at heavy ones, and serves both more slowly than it could. It may even choose to be
 slower than plain decoding (docs/scheduler.md has the numbers). A load that lasts for a time, or
@@ -32,7 +32,7 @@ ROUNDS = 6  # Dinkelbach converges superlinearly; 4 settle the sixth digit
 
 @dataclass(frozen=True)
 class Options:
-    """What step t offers: [pairs] expected tokens, [pairs] true seconds. Entry 0 is plain."""
+    """Options of step t: [pairs] expected tokens, [pairs] true seconds. Entry 0 is plain."""
 
     tokens: Floats
     seconds: Floats

@@ -1,4 +1,4 @@
-"""Loads to try the scheduler on without a model: cost curves, acceptance traces, requests.
+"""Make loads to run the scheduler without a model: cost curves, acceptance traces, requests.
 
 Curves are what serving shows: staircases of captured batch tiers with uneven steps, and curves
 without padding that bend. Traces are requests that come and go, each easy or hard, with conditional
@@ -64,14 +64,14 @@ class Machine:
 
 @dataclass(frozen=True)
 class Trace:
-    """What happens step by step: pool rows in use, their tenants, conditional acceptance.
+    """Events step by step: pool rows in use, their generations, conditional acceptance.
 
-    rows[t], tenants[t]: [R_t] int64; confidence[t]: [R_t, gamma] float32, calibrated: the chance
+    rows[t], generations[t]: [R_t] int64; confidence[t]: [R_t, gamma] float32, calibrated: chance
     that each draft is accepted, those before it being so.
     """
 
     rows: tuple[Counts, ...]
-    tenants: tuple[Counts, ...]
+    generations: tuple[Counts, ...]
     confidence: tuple[Gains, ...]
     pool_rows: int
 
@@ -136,15 +136,15 @@ def trace_from(
     """Requests that live about 100 steps. levels: mean logit of acceptance in either half.
     active: requests at step t, given those of the step before (0 before the first).
     """
-    tenants = np.arange(max_requests) + 1
+    generations = np.arange(max_requests) + 1
     own = levels[0] + rng.standard_normal(max_requests)
     state = np.zeros((max_requests, gamma))
     count = active(-1, 0)
-    rows_of, tenants_of, confidence_of = [], [], []
+    rows_of, generations_of, confidence_of = [], [], []
     for t in range(steps):
         mean = levels[0] if t < steps // 2 else levels[1]
         gone = np.flatnonzero(rng.random(max_requests) < 0.01)
-        tenants[gone] += max_requests
+        generations[gone] += max_requests
         own[gone] = mean + rng.standard_normal(len(gone))
         count = active(t, count)
         state = 0.6 * state + 0.8 * 0.7 * rng.standard_normal(state.shape)
@@ -152,9 +152,9 @@ def trace_from(
         confidence = (1 / (1 + np.exp(-logits))).astype(np.float32)
         rows = np.arange(count)
         rows_of.append(rows)
-        tenants_of.append(tenants[rows].copy())
+        generations_of.append(generations[rows].copy())
         confidence_of.append(np.ascontiguousarray(confidence[rows]))
-    return Trace(tuple(rows_of), tuple(tenants_of), tuple(confidence_of), max_requests)
+    return Trace(tuple(rows_of), tuple(generations_of), tuple(confidence_of), max_requests)
 
 
 def sample_accepted(

@@ -1,10 +1,10 @@
-"""Scheduling rules run against machines and traces, no model involved.
+"""Run scheduling rules against machines and traces, without a model.
 
 Each rule sees what it would see in serving. A step is scored by its expected tokens, given the
 calibrated chances, over its true seconds; a run by the total of one over the total of the other.
 All rules see the same trace, step by step.
 
-The oracle, which no rule is, stands in `schedule/simulation/oracle.py`.
+The oracle, which is no rule, is in `schedule/simulation/oracle.py`.
 
 ours        `SearchPlanner` with a noisy profile, relay lag 2, online correction and the guard.
 algorithm1  early stop on the present step, true costs.
@@ -36,7 +36,7 @@ UPSTREAM_LEAST = 1e-6  # upstream takes no draft of a smaller survival
 
 @dataclass(frozen=True)
 class Run:
-    """What one rule made of one trace: by step, expected tokens, true seconds, K and depth."""
+    """Result of a rule on a trace: by step, expected tokens, true seconds, K and depth."""
 
     tokens: Floats
     seconds: Floats
@@ -109,11 +109,11 @@ def upstream_rule(machine: Machine, trace: Trace, gamma: int, table_seconds: Sec
     certain = np.ones(gamma, np.float32)
 
     def rule(t: int) -> tuple[Counts, int]:
-        rows, tenants = trace.rows[t], trace.tenants[t]
-        lagged = gains(relay.resolve(t, rows, tenants, certain).confidence)
+        rows, generations = trace.rows[t], trace.generations[t]
+        lagged = gains(relay.resolve(t, rows, generations, certain).confidence)
         most = (lagged >= UPSTREAM_LEAST).sum(1)
         drafts = search(lagged, costs, workspace, limits=most, must_draft=True).drafts
-        relay.publish(t, rows, tenants, trace.confidence[t])
+        relay.publish(t, rows, generations, trace.confidence[t])
         present = gains(trace.confidence[t])
         most = (present >= UPSTREAM_LEAST).sum(1)
         return admit(present, drafts, workspace, limits=most), gamma
@@ -131,24 +131,24 @@ def our_rule(
     speed: Floats | None = None,
     config: PlannerConfig | None = None,
 ) -> Rule:
-    """The whole planner, told sampled outcomes and step times that are off by about `noise`.
+    """Run the whole planner on sampled outcomes and step times that are off by about `noise`.
 
-    speed: [steps] factors on the times that it is told, of a machine that is shared with others.
-    The score leaves them out: they come and go whatever a rule does.
+    speed: [steps] factors on the times that it measures, of a machine that is shared with others.
+    The score ignores them: they do not depend on the rule.
     """
     planner = SearchPlanner(model.table.gamma, trace.pool_rows, model, config)
 
     def rule(t: int) -> tuple[Counts, int]:
-        rows, tenants, confidence = trace.rows[t], trace.tenants[t], trace.confidence[t]
-        plan = planner.plan(t, rows, tenants, context=0)
+        rows, generations, confidence = trace.rows[t], trace.generations[t], trace.confidence[t]
+        plan = planner.plan(t, rows, generations, context=0)
         lengths = planner.admit(plan, confidence if plan.speculates else None)
         if plan.speculates:
-            planner.publish(plan, rows, tenants, confidence)
+            planner.publish(plan, rows, generations, confidence)
         accepted = sample_accepted(rng, confidence, lengths)
         true = machine.seconds(len(rows) + int(lengths.sum()), plan.budget.depth, t / trace.steps)
         seconds = true * float(np.exp(noise * rng.standard_normal()))
         seconds *= 1.0 if speed is None else float(speed[t])
-        planner.finished(plan, rows, tenants, accepted, lengths, confidence, seconds)
+        planner.finished(plan, rows, generations, accepted, lengths, confidence, seconds)
         return lengths, plan.budget.depth
 
     return rule

@@ -14,7 +14,7 @@ pytest.importorskip("sglang")
 from sglang_dspark.backends.cpu import device as device_module
 from sglang_dspark.backends.cpu.accept import accept_rows
 from sglang_dspark.backends.cpu.device import HostDevice
-from sglang_dspark.step.clock import HostClock
+from sglang_dspark.step.timing import HostClock
 from tests.backends.cpu.step_world import worker_for
 from tests.step.windows import indptr_of
 

@@ -24,9 +24,9 @@ from sglang_dspark.backends.cpu.device import HostDevice
 from sglang_dspark.backends.cpu.fast_paths import need
 from sglang_dspark.backends.cpu.layout import layout_of
 from sglang_dspark.backends.cpu.target import VerifyRows
-from sglang_dspark.step.clock import HostClock
-from sglang_dspark.step.passes import Pass
 from sglang_dspark.step.rules import Rules
+from sglang_dspark.step.timing import HostClock
+from sglang_dspark.step.verify import VerifyInput
 from tests.backends.cpu.step_world import worker_for
 from tests.backends.cpu.test_context_kv import DIM, FEATURES, KV_HEADS, SLOTS, Draft, draft, pool
 
@@ -143,7 +143,7 @@ def ragged_step(
     )
     block = SimpleNamespace(draft_tokens=drafts)
     proposal = SimpleNamespace(draft_block_ids=blocks, draft_block=block)
-    asked = Pass(batch, None, window, proposal, layout, blocks, True, False, Rules())
+    asked = VerifyInput(batch, None, window, proposal, layout, blocks, True, False, Rules())
     verified = device.run(asked)
     assert spread == (verified.outputs.next_token_logits.shape[0] == REQUESTS * WIDTH)
     outs = device.accept(asked, verified)

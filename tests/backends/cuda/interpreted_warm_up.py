@@ -23,9 +23,9 @@ from sglang.srt import runtime_context
 from sglang_dspark.backends.cuda import accept_warm_up
 from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.kernels import accept_block, accept_sampled
-from sglang_dspark.step.passes import Pass, Verified
-from sglang_dspark.step.rules import Rules, cuts_of, own_law
+from sglang_dspark.step.rules import Rules, cuts_of, own_rule
 from sglang_dspark.step.seeds import Seeds
+from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 from sglang_dspark.verify.acceptance import Acceptance
 
 GAMMA, V = 3, 32
@@ -109,10 +109,10 @@ def served(rng: np.random.Generator, shape: accept_warm_up.Shape) -> Any:
     seeds = Seeds(torch.tensor(rows), torch.tensor(rows)) if rows else None
     cuts = cuts_of(params)
     asked.batch.sampling_info = accept_warm_up.sampling_info(params, torch.device("cpu"))
-    changed = {**vars(asked), "rules": Rules(seeds, None, cuts, own_law(cuts, seeds))}
+    changed = {**vars(asked), "rules": Rules(seeds, None, cuts, own_rule(cuts, seeds))}
     logits = torch.randn(requests * (GAMMA + 1), V)
-    verified = Verified(SimpleNamespace(next_token_logits=logits), None)
-    return Pass(**changed), verified
+    verified = VerifyOutput(SimpleNamespace(next_token_logits=logits), None)
+    return VerifyInput(**changed), verified
 
 
 def variants(rule: str) -> dict[str, Any]:
@@ -141,7 +141,7 @@ def variants(rule: str) -> dict[str, Any]:
     }
 
 
-def _as_it_is(device: GraphDevice, asked: Pass, outcome: Acceptance) -> Acceptance:
+def _as_it_is(device: GraphDevice, asked: VerifyInput, outcome: Acceptance) -> Acceptance:
     return outcome
 
 

@@ -30,13 +30,13 @@ from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.serving.config import current_config
-from sglang_dspark.step.engine import Step, confidence_by
-from sglang_dspark.step.layout import admitted_drafts, layout_of
-from sglang_dspark.step.passes import Pass, Verified
+from sglang_dspark.step.engine import confidence_by
+from sglang_dspark.step.engine_protocol import Step
 from sglang_dspark.step.rules import Cuts, Rules
+from sglang_dspark.step.verify import VerifyInput, VerifyOutput, admitted_drafts, layout_of
 from sglang_dspark.verify.acceptance import Acceptance
 from tests.rehearsal.on_cpu import PlantedClock
-from tests.step.test_schedule_engine import GAMMA, World
+from tests.step.engine_scenario import GAMMA, Scenario
 from tests.step.windows import indptr_of
 
 TIERS, SLOTS = [4, 8, 16, 32], 8
@@ -73,7 +73,7 @@ MIN_P = Cuts(min_p=True)
 
 
 @pytest.mark.parametrize(
-    ("cuts", "own_law", "drafted", "way"),
+    ("cuts", "own_rule", "drafted", "way"),
     [
         (None, False, True, "upstream"),
         (None, False, False, "upstream"),
@@ -95,10 +95,10 @@ MIN_P = Cuts(min_p=True)
     ],
 )
 def test_a_step_is_accepted_by_the_fastest_lossless_way(
-    cuts: Cuts | None, own_law: bool, drafted: bool, way: str, monkeypatch: pytest.MonkeyPatch
+    cuts: Cuts | None, own_rule: bool, drafted: bool, way: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(runtime_context, "get_exec", lambda: backend("flashinfer"))
-    asked = pass_of(Rules(cuts=cuts, own_law=own_law), drafted=drafted)
+    asked = pass_of(Rules(cuts=cuts, own_rule=own_rule), drafted=drafted)
     chosen, infos = device(), []
     for name in ("_listed", "_by_our_rule", "_plain"):
         monkeypatch.setattr(chosen, name, lambda *_, _name=name: _name)
@@ -107,7 +107,7 @@ def test_a_step_is_accepted_by_the_fastest_lossless_way(
     chosen._executor.accept_and_finalize = lambda **given: (
         infos.append(given["sampling_info"]) or ("upstream")
     )
-    assert chosen.accept(asked, Verified(SimpleNamespace(next_token_logits=None), None)) == way
+    assert chosen.accept(asked, VerifyOutput(SimpleNamespace(next_token_logits=None), None)) == way
     for info in infos:  # without the flags of the greedy requests beside them
         assert info.need_top_k_sampling == (cuts is None or cuts.top_k)
         assert info.need_top_p_sampling == (cuts is None or cuts.top_p)
@@ -118,7 +118,7 @@ def backend(name: str) -> Any:
     return SimpleNamespace(kernel=SimpleNamespace(sampling_backend=name))
 
 
-def pass_of(rules: Rules, *, drafted: bool) -> Pass:
+def pass_of(rules: Rules, *, drafted: bool) -> VerifyInput:
     """Of two requests."""
     info = SimpleNamespace(
         sampling_seed=None,
@@ -126,9 +126,9 @@ def pass_of(rules: Rules, *, drafted: bool) -> Pass:
         need_top_k_sampling=True,
         need_top_p_sampling=True,
     )
-    return Pass(
+    return VerifyInput(
         batch=SimpleNamespace(sampling_info=info, seq_lens=torch.tensor([3, 9])),
-        came=None,
+        draft_input=None,
         window=None,
         proposal=SimpleNamespace(draft_block=SimpleNamespace(draft_tokens=None)),
         layout=None,
@@ -232,7 +232,7 @@ def test_windows_are_those_of_the_host(seed: int) -> None:
     assert indptr[-1] == requests + admitted_drafts(step.plan)
     assert step.calibrated_by is not None
     confidence = confidence_by(logits.numpy(), *step.calibrated_by)
-    host = World().planner.admit(step.plan, confidence)
+    host = Scenario().planner.admit(step.plan, confidence)
     assert torch.equal(indptr, indptr_of(host.tolist()))
 
 
@@ -292,7 +292,7 @@ def test_what_our_commit_leaves_is_committed_whole_by_upstream() -> None:
     outputs = object()
     emitted = torch.tensor([1, 2], dtype=torch.int32)
     accepted = SimpleNamespace(commit_lens=emitted, out_tokens=None)
-    chosen.commit(asked, Verified(outputs, hidden), accepted)
+    chosen.commit(asked, VerifyOutput(outputs, hidden), accepted)
     assert {name: value for name, value in called[0].arguments.items() if name != "self"} == {
         "batch": asked.batch,
         "layout": asked.layout,
@@ -374,9 +374,9 @@ def test_upstreams_rule_is_given_the_whole_step() -> None:
     theirs = inspect.signature(TargetVerifyExecutor.accept_and_finalize)
     chosen = device()
     chosen._executor.accept_and_finalize = lambda **given: theirs.bind(None, **given).arguments
-    asked = replace(pass_of(Rules(), drafted=True), layout=object(), came=object())
+    asked = replace(pass_of(Rules(), drafted=True), layout=object(), draft_input=object())
     outputs = SimpleNamespace(next_token_logits=object())
-    given = chosen.accept(asked, Verified(outputs, None, True, True))
+    given = chosen.accept(asked, VerifyOutput(outputs, None, True, True))
     assert {name: value for name, value in given.items() if name != "self"} == {
         "folded_accept": True,
         "bs": 2,
@@ -384,7 +384,7 @@ def test_upstreams_rule_is_given_the_whole_step() -> None:
         "target_logits": outputs.next_token_logits,
         "draft_block": asked.proposal.draft_block,
         "sampling_info": asked.batch.sampling_info,
-        "draft_input": asked.came,
+        "draft_input": asked.draft_input,
         "layout": asked.layout,
         "prefix_lens": asked.batch.seq_lens,
         "draft_tokens": asked.proposal.draft_block.draft_tokens,
@@ -408,7 +408,7 @@ def test_lists_of_tokens_are_judged_by_the_configured_rule(
         pass_of(Rules(cuts=LISTED), drafted=True), layout=layout_of(indptr_of([0, 2]), 8)
     )
     outputs = SimpleNamespace(next_token_logits=object())
-    assert chosen.accept(asked, Verified(outputs, None)) is outcome
+    assert chosen.accept(asked, VerifyOutput(outputs, None)) is outcome
     ((step, options),) = given
     assert options == {"most": 20, "rows": 8, "rule": current_config().verify.rule}
     assert step[0] is asked.ids

@@ -36,7 +36,7 @@ class Clock:
         return 0.25
 
 
-class Seats:
+class DummyBatches:
     """Room for 64 made-up requests."""
 
     most_requests, longest = 64, 100
@@ -44,7 +44,7 @@ class Seats:
     def __init__(self, worker: Any) -> None: ...
 
     @contextmanager
-    def taken(self, requests: int, context: int) -> Any:
+    def batch(self, requests: int, context: int) -> Any:
         yield SimpleNamespace(seq_lens=torch.full((requests,), context))
 
 
@@ -56,7 +56,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Gr
     overlaps = getattr(request, "param", True)
     schedule = SimpleNamespace(disable_overlap_schedule=not overlaps)
     monkeypatch.setattr(runtime_context, "get_schedule", lambda: schedule)
-    monkeypatch.setattr(passes, "Seats", Seats)
+    monkeypatch.setattr(passes, "DummyBatches", DummyBatches)
     monkeypatch.setattr(torch, "get_device_module", lambda device: SimpleNamespace(synchronize=int))
     device = SimpleNamespace(
         clock=Clock(),
@@ -113,7 +113,7 @@ def test_a_graph_is_timed_behind_a_lead_and_nothing_else_is(timed: GraphPasses) 
 def test_operators_of_every_size_with_graphs_compile_at_the_start(
     timed: GraphPasses, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """They are compiled anew for each power of two of requests; `Seats` has 64, the graphs 24."""
+    """They are compiled anew for each power of two of requests: the pool has 64, the graphs 24."""
     made: list[int] = []
     monkeypatch.setattr(timed._device, "slots", 24, raising=False)
     monkeypatch.setattr(timed, "_compile", lambda requests, context: made.append(requests))
@@ -188,14 +188,14 @@ def test_accept_rules_compile_on_a_step_of_one_request(
 ) -> None:
     taken: list[tuple[int, int]] = []
     warmed: list[tuple[Any, Shape, int]] = []
-    seats = timed._seats.taken
+    batch_of = timed._dummies.batch
 
     def noted(requests: int, context: int) -> Any:
         taken.append((requests, context))
-        return seats(requests, context)
+        return batch_of(requests, context)
 
     block, logits = object(), torch.arange(8.0).view(4, 2)
-    monkeypatch.setattr(timed._seats, "taken", noted)
+    monkeypatch.setattr(timed._dummies, "batch", noted)
     monkeypatch.setattr(passes, "draft_once", lambda *_: SimpleNamespace(draft_block=block))
     monkeypatch.setattr(timed, "_verify", lambda *_: SimpleNamespace(next_token_logits=logits))
     monkeypatch.setattr(passes, "warm_up", lambda *given: warmed.append(given))

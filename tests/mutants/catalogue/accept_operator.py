@@ -196,7 +196,7 @@ MUTANTS = (
         GREEDY_PARITY,
     ),
     _mutant(
-        "greedy acceptance reads the rows of an empty seat",
+        "greedy acceptance reads the rows of an empty slot",
         GREEDY,
         "length = tl.minimum(tl.maximum(tl.load(rows + r).to(tl.int32), 1), width)",
         "length = width + 0 * tl.load(rows + r).to(tl.int32)",

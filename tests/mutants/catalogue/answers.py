@@ -40,7 +40,7 @@ MUTANTS = tuple(
         ),
         (
             "a processor that reads the answer gets drafts",
-            "sglang_dspark/step/processors.py",
+            "sglang_dspark/step/rules.py",
             "0 if reads_answer(req) else gamma",
             "gamma",
             PROCESSED,

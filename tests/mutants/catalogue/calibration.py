@@ -8,7 +8,7 @@ ONLINE = "sglang_dspark/schedule/online.py"
 FITTED = "sglang_dspark/schedule/calibration.py"
 SHIFT = "sglang_dspark/schedule/request_shift.py"
 ATTACH = "sglang_dspark/step/build.py"
-LOADED = ("tests/step/test_schedule_build.py",)
+LOADED = ("tests/step/test_engine_build.py",)
 ONLINE_TESTS = ("tests/schedule/test_online.py",)
 FIT_TESTS = "tests/schedule/test_calibration.py"
 
@@ -86,12 +86,12 @@ MUTANTS = (
         tests=ONLINE_TESTS,
     ),
     Mutant(
-        name="a request's own shift inherited with the seat",
+        name="a request's own shift inherited with the slot",
         area="calibration",
         file=SHIFT,
-        old="shift[row] if tenant[row] == tenants[r] else 0.0",
+        old="shift[row] if owner[row] == generations[r] else 0.0",
         new="shift[row]",
-        tests=("tests/schedule/test_request_shift.py::test_a_new_tenant_starts_anew",),
+        tests=("tests/schedule/test_request_shift.py::test_a_new_generation_starts_anew",),
     ),
     Mutant(
         name="a request's own shift never fades",

@@ -7,8 +7,8 @@ from tests.mutants.mutant import Mutant
 ENGINE = "sglang_dspark/step/engine.py"
 ONLINE = "sglang_dspark/schedule/online.py"
 PROFILE = "sglang_dspark/serving/profile.py"
-FALLS = "tests/serving/test_falls.py"
-PROFILED = "tests/serving/test_schedule_profile.py"
+FALLBACKS = "tests/serving/test_fallbacks.py"
+PROFILED = "tests/serving/test_profile.py"
 RECORD, RECORDED = "tests/faults/__main__.py", "tests/faults/test_record.py"
 
 
@@ -22,7 +22,7 @@ MUTANTS = (
         ONLINE,
         "            if not np.isfinite(logits[r, k]):\n                out[",
         "            if np.isnan(logits[r, k]):\n                out[",
-        FALLS,
+        FALLBACKS,
     ),
     _mutant(
         "an infinite confidence teaches",
@@ -36,98 +36,99 @@ MUTANTS = (
         ENGINE,
         "np.where(np.isfinite(logits), values, ",
         "np.where(~np.isnan(logits), values, ",
-        FALLS,
+        FALLBACKS,
     ),
     _mutant(
         "results that never come are awaited for ever",
         ENGINE,
         "if not followed and len(self._steps) <= MOST_AWAITED:",
         "if not followed:",
-        FALLS,
+        FALLBACKS,
     ),
     _mutant(
         "a result is late as soon as another step has begun",
         ENGINE,
         "if overtaken >= PIPELINE:",
         "if overtaken >= 1:",
-        FALLS,
+        FALLBACKS,
     ),
     _mutant(
         "a late result is no fault",
         ENGINE,
         "if overtaken >= PIPELINE:",
         "if overtaken > PIPELINE:",
-        FALLS,
+        FALLBACKS,
     ),
     _mutant(
         "a clock that runs backwards ends the server",
         ENGINE,
         "if seconds is None or (seconds > 0 and math.isfinite(seconds)):",
         "if seconds is None or math.isfinite(seconds):",
-        FALLS,
+        FALLBACKS,
     ),
     _mutant(
-        "a fall is told each time",
+        "a fallback is logged each time",
         ENGINE,
-        "        if fall not in self._told:\n",
-        "        if fall:\n",
-        FALLS,
+        "        if fallback not in self._logged:\n",
+        "        if fallback:\n",
+        FALLBACKS,
     ),
     _mutant(
-        "a fall is counted once",
+        "a fallback is counted once",
         ENGINE,
-        "        self.metrics.fell_back(fall)\n        if fall not in self._told:\n",
-        "        if fall not in self._told:\n            self.metrics.fell_back(fall)\n",
-        FALLS,
+        "        self.metrics.count_fallback(fallback)\n        if fallback not in self._logged:\n",
+        "        if fallback not in self._logged:\n"
+        "            self.metrics.count_fallback(fallback)\n",
+        FALLBACKS,
     ),
     _mutant(
         "refused step times are not counted",
         PROFILE,
-        "        return (Fall.TIMES_REFUSED,)\n",
+        "        return (Fallback.TIMES_REFUSED,)\n",
         "        return ()\n",
         PROFILED,
     ),
     _mutant(
         "step times that cannot be kept are not counted",
         PROFILE,
-        "(*wrong, Fall.TIMES_NOT_KEPT)",
+        "(*wrong, Fallback.TIMES_NOT_KEPT)",
         "wrong",
         PROFILED,
     ),
     _mutant(
         "a refused sts.json is not counted",
         "sglang_dspark/step/build.py",
-        '"sts.json not used", (Fall.STS_REFUSED,)',
+        '"sts.json not used", (Fallback.STS_REFUSED,)',
         '"sts.json not used", ()',
-        "tests/step/test_schedule_build.py",
+        "tests/step/test_engine_build.py",
     ),
     _mutant(
         "results on their way are given up",
         ENGINE,
         "if not followed and len(self._steps) <= MOST_AWAITED:",
         "if not followed and len(self._steps) <= 0:",
-        FALLS,
+        FALLBACKS,
     ),
     _mutant(
         "a result that is given up is not counted",
         ENGINE,
-        "                self._fell_back(\n                    Fall.RESULT_LOST",
-        "                str(\n                    Fall.RESULT_LOST",
-        FALLS,
+        "                self._log_fallback(\n                    Fallback.RESULT_LOST",
+        "                str(\n                    Fallback.RESULT_LOST",
+        FALLBACKS,
     ),
     _mutant(
         "a step that took for ever is learned",
         ENGINE,
         "(seconds > 0 and math.isfinite(seconds))",
         "not seconds <= 0",
-        FALLS,
+        FALLBACKS,
     ),
     _mutant(
         "an infinite confidence is not told",
         ENGINE,
         "        if not np.isfinite(logits).all():\n",
         "        if np.isnan(logits).any():\n",
-        FALLS,
+        FALLBACKS,
     ),
     _mutant(
         "a record of faults mixes commits",

@@ -77,14 +77,14 @@ MUTANTS = (
         "a graph's own tokens are handed on",
         "sglang_dspark/step/commit.py",
         "    if verified.folded:\n",
-        "    if verified.folded and asked.layout is not None:\n",
+        "    if verified.folded and inputs.layout is not None:\n",
         ("tests/step/test_step_commit.py",),
     ),
     _mutant(
         "a sampled step without drafts makes probabilities of its whole windows",
         "sglang_dspark/backends/cuda/device.py",
-        "if rules.own_law or not asked.drafted:",
-        "if rules.own_law:",
+        "if rules.own_rule or not asked.drafted:",
+        "if rules.own_rule:",
         DEVICE,
     ),
     _mutant(

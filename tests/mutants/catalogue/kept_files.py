@@ -38,8 +38,8 @@ MUTANTS = (
     _mutant(
         "a fault of a kept table ends the start",
         "sglang_dspark/serving/profile.py",
-        "    except DSparkError as error:\n        tell(str(error))\n        return (",
-        "    except ZeroDivisionError as error:\n        tell(str(error))\n        return (",
+        "    except DSparkError as error:\n        log(str(error))\n        return (",
+        "    except ZeroDivisionError as error:\n        log(str(error))\n        return (",
         FUZZ,
     ),
     _mutant(
@@ -109,9 +109,9 @@ MUTANTS = (
     ),
     _mutant(
         "a drafter is converted without a server's checks",
-        "sglang_dspark/serving/drafter_conversion.py",
-        "    require_served(files, target)",
-        "    pass",
+        "sglang_dspark/serving/checkpoint.py",
+        "    require_served(files, target)\n    layers",
+        "    layers",
         "tests/drafter/test_one_reader.py",
     ),
     _mutant(

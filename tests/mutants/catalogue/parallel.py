@@ -9,7 +9,7 @@ PROFILE = "sglang_dspark/serving/profile.py"
 BUILD = "sglang_dspark/step/build.py"
 TURNS = "tests/common/test_turns.py"
 SHARES = "tests/backends/cpu/test_parallel.py"
-MEASURING = "tests/serving/test_schedule_profile.py"
+MEASURING = "tests/serving/test_profile.py"
 
 
 def _mutant(name: str, file: str, old: str, new: str, *tests: str) -> Mutant:
@@ -56,7 +56,7 @@ MUTANTS = (
     _mutant(
         "replicas measure at the same time",
         PROFILE,
-        "    with _alone(seconds, tell):\n",
+        "    with _alone(seconds, log):\n",
         "    with ExitStack():\n",
         f"{MEASURING}::test_of_replicas_that_start_together_one_measures",
     ),
@@ -79,7 +79,7 @@ MUTANTS = (
         BUILD,
         '        labels["dp_rank"] = parallel.dp_rank\n',
         "        pass\n",
-        "tests/step/test_schedule_build.py::test_replicas_are_told_apart",
+        "tests/step/test_engine_build.py::test_replicas_are_told_apart",
     ),
     _mutant(
         "the gains of replicas are added up",

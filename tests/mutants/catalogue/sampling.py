@@ -97,14 +97,14 @@ MUTANTS = (
         PENALTY_TESTS,
     ),
     _mutant(
-        "a pool row's counts outlive its tenant",
+        "a pool row's counts outlive its generation",
         PENALTIES,
         "return list(zip(rows.tolist(), pool.req_generation[rows].tolist(), strict=True))",
         "return [(row, 0) for row in rows.tolist()]",
         PENALTY_TESTS,
     ),
     _mutant(
-        "a seat's counts are those of who sat there before",
+        "a slot's counts are those of who sat there before",
         PENALTIES,
         "        table.index_fill_(0, mine, 0)\n",
         "",
@@ -134,7 +134,7 @@ MUTANTS = (
     _mutant(
         "the first token's law is not cut",
         SEEDS,
-        "choice = seeded_choice(law, seeds.values, positions[rows].long())",
+        "choice = seeded_choice(distribution, seeds.values, positions[rows].long())",
         "choice = seeded_choice(probs[rows], seeds.values, positions[rows].long())",
         SEED_TESTS,
     ),

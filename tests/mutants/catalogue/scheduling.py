@@ -11,6 +11,7 @@ ADMISSION = "sglang_dspark/schedule/admission.py"
 PLANNER = "tests/schedule/test_planner.py"
 STEPS = "tests/schedule/test_step_planner.py"
 MEMORY = "tests/schedule/test_memory.py"
+GUARD_TESTS = "tests/schedule/test_guard.py"
 SORTED = (f"{PLANNER}::test_admission_is_the_sorted_order",)
 
 MUTANTS = (
@@ -23,12 +24,12 @@ MUTANTS = (
         tests=(f"{MEMORY}::test_relay_equals_a_list_of_all_writes",),
     ),
     Mutant(
-        name="relay reads another tenant's confidence",
+        name="relay reads another generation's confidence",
         area="relay",
         file=RELAY,
-        old="window[0] <= at <= window[1] and tenant[row, slot] == tenants[r]",
+        old="window[0] <= at <= window[1] and owner[row, slot] == generations[r]",
         new="window[0] <= at <= window[1]",
-        tests=(f"{MEMORY}::test_a_new_tenant_never_reads_the_old_one",),
+        tests=(f"{MEMORY}::test_a_new_generation_never_reads_the_old_one",),
     ),
     Mutant(
         name="relay reads its oldest entry",
@@ -52,7 +53,7 @@ MUTANTS = (
         file="sglang_dspark/step/build.py",
         old="return 1 if upstream.get_schedule().disable_overlap_schedule else 2",
         new="return 1",
-        tests=("tests/step/test_schedule_build.py",),
+        tests=("tests/step/test_engine_build.py",),
     ),
     Mutant(
         name="a plan sees the step it plans",
@@ -68,7 +69,7 @@ MUTANTS = (
         file=GUARD,
         old="state.gain(config, config.doubt) < 1 + config.min_gain - HYSTERESIS",
         new="state.gain(config, config.doubt) > 1 + config.min_gain - HYSTERESIS",
-        tests=(f"{MEMORY}::test_a_real_gain_is_kept_through_noise",),
+        tests=(f"{GUARD_TESTS}::test_a_real_gain_is_kept_through_noise",),
     ),
     Mutant(
         name="a probe never settles",
@@ -76,7 +77,7 @@ MUTANTS = (
         file=GUARD,
         old="return self.age > config.probe and enough",
         new="return False",
-        tests=(f"{MEMORY}::test_it_recovers_when_speculation_pays_again",),
+        tests=(f"{GUARD_TESTS}::test_it_recovers_when_speculation_pays_again",),
     ),
     Mutant(
         name="guard takes plain decoding's experience for speculation's",
@@ -84,7 +85,7 @@ MUTANTS = (
         file=GUARD,
         old="    if speculated:\n        return replace(state, speculating",
         new="    if not speculated:\n        return replace(state, speculating",
-        tests=(MEMORY,),
+        tests=(GUARD_TESTS,),
     ),
     Mutant(
         name="guard divides by the wrong experience",
@@ -92,7 +93,7 @@ MUTANTS = (
         file=GUARD,
         old="math.exp(self.predicted) * favoured / self.plain.quotient(PLAIN_PRIOR)",
         new="math.exp(self.predicted) / favoured * self.plain.quotient(PLAIN_PRIOR)",
-        tests=(f"{MEMORY}::test_a_predicted_gain_that_is_a_loss_falls_back_and_stays_cheap",),
+        tests=(f"{GUARD_TESTS}::test_a_predicted_gain_that_is_a_loss_falls_back_and_stays_cheap",),
     ),
     Mutant(
         name="probes of a loss are not rationed",
@@ -100,7 +101,7 @@ MUTANTS = (
         file=GUARD,
         old="max(config.first_pause, 2 * state.pause, int(due))",
         new="config.first_pause",
-        tests=(f"{MEMORY}::test_probes_of_a_loss_cost_half_a_percent",),
+        tests=(f"{GUARD_TESTS}::test_probes_of_a_loss_cost_half_a_percent",),
     ),
     Mutant(
         name="a short visit decides for itself",
@@ -108,7 +109,7 @@ MUTANTS = (
         file=GUARD,
         old="self._away + 1 >= self.config.visit_steps",
         new="self._away + 1 >= 0",
-        tests=(f"{MEMORY}::test_a_short_visit_of_another_load_changes_nothing",),
+        tests=(f"{GUARD_TESTS}::test_a_short_visit_of_another_load_changes_nothing",),
     ),
     Mutant(
         name="regret of a guard that waits before it asks plain decoding",
@@ -259,7 +260,7 @@ MUTANTS = (
         file="sglang_dspark/step/build.py",
         old="return EarlyStopPlanner(gamma, costs",
         new="return SearchPlanner(gamma, costs",
-        tests=("tests/step/test_schedule_choice.py",),
+        tests=("tests/step/test_planner_choice.py",),
     ),
     Mutant(
         name="Algorithm 1 keeps the plan's K",
@@ -270,20 +271,20 @@ MUTANTS = (
         tests=(f"{STEPS}::test_early_stop_mode_takes_k_from_the_present_step",),
     ),
     Mutant(
-        name="an early exit inherited with the seat",
+        name="an early exit inherited with the slot",
         area="admission",
         file="sglang_dspark/schedule/early_exit.py",
-        old="resting = (self._tenant[rows] == tenants) & (step",
+        old="resting = (self._generation[rows] == generations) & (step",
         new="resting = (step",
         tests=(f"{MEMORY}::test_early_exit_needs_a_broken_promise",),
     ),
     Mutant(
         name="losses of plain steps charged to speculation",
         area="guard",
-        file="sglang_dspark/schedule/delivered.py",
+        file="sglang_dspark/schedule/wasted_tokens.py",
         old="self._lost[speculated] += tokens",
         new="self._lost[True] += tokens",
-        tests=("tests/schedule/test_delivered.py",),
+        tests=("tests/schedule/test_wasted_tokens.py",),
     ),
     Mutant(
         name="drafting less for the same price is considered",

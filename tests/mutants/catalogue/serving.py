@@ -6,7 +6,7 @@ from tests.mutants.mutant import Mutant
 
 LAYOUT = "sglang_dspark/backends/cpu/layout.py"
 ENGINE = "sglang_dspark/step/engine.py"
-REPEATS = "sglang_dspark/step/repeats.py"
+REUSE = "sglang_dspark/step/plan_reuse.py"
 RAGGED = "sglang_dspark/backends/cpu/ragged_ops.py"
 DEVICE = "sglang_dspark/backends/cpu/device.py"
 STEP = "patches/step/worker.py"
@@ -15,9 +15,10 @@ SEAM_TESTS = "tests/patches/test_step.py"
 ROWS = "tests/backends/cpu/test_ragged_ops.py"
 COMMIT = ("tests/backends/cpu/test_ragged_commit.py",)
 SERVED = ("tests/integration/test_ragged_steps.py",)
-ENGINE_TESTS = "tests/step/test_schedule_engine.py"
+ENGINE_TESTS = "tests/step/test_engine_plans.py"
+LEARNING = "tests/step/test_engine_learning.py"
 REST = (
-    "tests/serving/test_schedule_metrics.py::"
+    "tests/serving/test_exported_metrics.py::"
     "test_nothing_is_kept_back_when_the_last_request_has_ended"
 )
 STARTS = "starts = rows.starts if logits.shape[0] == rows.total else rows.strided"
@@ -337,7 +338,7 @@ MUTANTS = (
         name="fairness floor ignored",
         area="admission",
         file=ENGINE,
-        old="np.full(len(seats), self._floor) if self._floor else None",
+        old="np.full(len(slots), self._floor) if self._floor else None",
         new="None",
         tests=(f"{ENGINE_TESTS}::test_a_fairness_floor_gives_every_request_drafts",),
     ),
@@ -347,7 +348,7 @@ MUTANTS = (
         file=ENGINE,
         old="last.ended = None if self._interrupted else now",
         new="last.ended = now",
-        tests=(f"{ENGINE_TESTS}::test_a_step_that_a_prefill_followed_is_not_timed_but_learned",),
+        tests=(f"{LEARNING}::test_a_step_that_a_prefill_followed_is_not_timed_but_learned",),
     ),
     Mutant(
         name="tokens of an ended request count as delivered",
@@ -355,22 +356,22 @@ MUTANTS = (
         file=ENGINE,
         old="lost += drafts + 1",
         new="lost += 0",
-        tests=(f"{ENGINE_TESTS}::test_tokens_behind_an_answers_end_are_lost",),
+        tests=(f"{LEARNING}::test_tokens_behind_an_answers_end_are_lost",),
     ),
     Mutant(
         name="a plain phase never plans again",
         area="engine",
-        file=REPEATS,
+        file=REUSE,
         old="if not same or self._made >= MOST:",
         new="if not same:",
         tests=(f"{ENGINE_TESTS}::test_most_steps_of_a_plain_phase_repeat_its_plan",),
     ),
     Mutant(
-        name="a speed target inherited with the seat",
+        name="a speed target inherited with the slot",
         area="engine",
         file="sglang_dspark/serving/speed_targets.py",
-        old="ours = self._tenant[rows] == tenants",
-        new="ours = self._tenant[rows] >= 0",
+        old="ours = self._generation[rows] == generations",
+        new="ours = self._generation[rows] >= 0",
         tests=("tests/serving/test_speed_targets.py::test_a_row_does_not_inherit",),
     ),
     Mutant(

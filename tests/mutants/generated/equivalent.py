@@ -28,7 +28,7 @@ EQUIVALENT: dict[str, str] = {
         "a table with a number that is not finite is refused when it is made"
     ),
     "sglang_dspark/schedule/estimator.py::AcceptanceEstimator.__init__: constant: 1 -> 2 #1": (
-        "no tenant is negative: any number below 0 stands for none"
+        "no generation is negative: any number below 0 stands for none"
     ),
     "sglang_dspark/schedule/guard.py::_loses: comparison: state.gain(config, config.doubt) < "
     "1 + config.min_gain - HYSTERESIS -> (state.gain(config, config.doubt) <= 1 + "

@@ -1,7 +1,7 @@
 """What a profiler's trace of decode steps says: time of the host by stage, gaps on the device.
 
 A trace is what SGLang writes after /start_profile (torch's profiler, Chrome's format, gzip). The
-stages are those of `step/spans.py`. Recording itself takes time of the host, so its figures
+stages are those of `step/timing.py`. Recording itself takes time of the host, so its figures
 are upper bounds.
 """
 
@@ -18,7 +18,7 @@ from statistics import median
 from typing import Any
 
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.step.spans import PREFIX
+from sglang_dspark.step.timing import PREFIX
 
 STEP = "step"
 THEIRS = ("draft", "verify", "accept", "commit")  # stages whose time is in SGLang's calls

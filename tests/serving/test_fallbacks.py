@@ -1,4 +1,4 @@
-"""What a step falls back from: counted each time, told once, and nothing wrong is learned."""
+"""Fallbacks of a step: counted each time, logged once, and nothing wrong is learned."""
 
 from __future__ import annotations
 
@@ -7,25 +7,26 @@ import pytest
 import torch
 from prometheus_client import CollectorRegistry
 
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import Collector
-from sglang_dspark.step.engine import MOST_AWAITED, PIPELINE, Step, confidence_by
-from tests.step.test_schedule_engine import World
+from sglang_dspark.step.engine import MOST_AWAITED, PIPELINE, confidence_by
+from sglang_dspark.step.engine_protocol import Step
+from tests.step.engine_scenario import Scenario
 
 LIKELY = 2.0
 LAG = 2  # steps between a confidence and a plan that knows it
 
 
-class Counted(World):
-    """A world whose falls are counted."""
+class Counted(Scenario):
+    """A world whose fallbacks are counted."""
 
     def __init__(self) -> None:
         super().__init__()
         self.registry = CollectorRegistry()
         self.engine.metrics._collector = Collector({"model": "m"}, self.registry)
 
-    def falls(self, fall: Fall) -> int:
-        labels = {"model": "m", "reason": fall.value}
+    def fallbacks(self, fallback: Fallback) -> int:
+        labels = {"model": "m", "reason": fallback.value}
         return int(self.registry.get_sample_value("sglang:dspark_fallbacks_total", labels) or 0)
 
     def begun(self) -> tuple[Step, np.ndarray]:
@@ -55,8 +56,8 @@ def test_results_that_are_late_are_learned_when_they_come(
         world.engine.landed(step, lengths, np.minimum(lengths, 1))
     world.step([1])
     world.engine._learn_all()
-    assert world.falls(Fall.RESULT_LATE) == max(0, late - PIPELINE + 1)
-    assert world.falls(Fall.RESULT_LOST) == 0
+    assert world.fallbacks(Fallback.RESULT_LATE) == max(0, late - PIPELINE + 1)
+    assert world.fallbacks(Fallback.RESULT_LOST) == 0
     assert world.planner.costs.steps - learned >= late
     assert caplog.text.count("a step's result came late") == (late >= PIPELINE)
 
@@ -68,11 +69,11 @@ def test_results_that_never_come_are_given_up(
     world.begun()
     world.step([1])
     world.step([1])
-    assert world.falls(Fall.RESULT_LOST) == 1
+    assert world.fallbacks(Fallback.RESULT_LOST) == 1
     for _ in range(MOST_AWAITED + 20):
         world.begun()
     assert len(world.engine._steps) <= MOST_AWAITED + 1
-    assert 15 <= world.falls(Fall.RESULT_LOST) - 1 <= 21
+    assert 15 <= world.fallbacks(Fallback.RESULT_LOST) - 1 <= 21
     assert caplog.text.count("a step's result never came") == 1
 
 
@@ -84,15 +85,15 @@ def test_a_result_is_late_that_three_steps_have_overtaken(
     for _ in range(overtaken):
         world.begun()
     world.engine.landed(first, lengths, lengths)
-    assert world.falls(Fall.RESULT_LATE) == late
+    assert world.fallbacks(Fallback.RESULT_LATE) == late
 
 
 def test_a_result_is_awaited_for_256_steps(world: Counted) -> None:
     for _ in range(257):
         world.begun()
-    assert world.falls(Fall.RESULT_LOST) == 0
+    assert world.fallbacks(Fallback.RESULT_LOST) == 0
     world.begun()
-    assert world.falls(Fall.RESULT_LOST) == 1
+    assert world.fallbacks(Fallback.RESULT_LOST) == 1
 
 
 @pytest.mark.parametrize("jump", [-1.0, -3600.0, float("nan"), float("inf")])
@@ -107,7 +108,7 @@ def test_a_time_that_none_is_teaches_nothing(
     world.now = 10.0 if not np.isfinite(jump) else world.now
     for _ in range(8):
         world.step([1])
-    assert 1 <= world.falls(Fall.NO_TIME) <= 3
+    assert 1 <= world.fallbacks(Fallback.NO_TIME) <= 3
     assert caplog.text.count("by its clock; nothing is learned from it") == 1
     assert world.planner.costs.steps >= known + 4
     assert np.isfinite(world.planner.costs.median_error())
@@ -122,7 +123,7 @@ def test_a_confidence_that_is_not_finite_verifies_and_teaches_nothing(
     slopes, shifts = (each.copy() for each in world.calibration.calibration(0))
     found = [world.step([1], logit=value, good=0)[1] for _ in range(6)]
     assert found[LAG:] == [[0]] * (6 - LAG), "only plans made before the first of them go on"
-    counted = world.falls(Fall.NO_CONFIDENCE)
+    counted = world.fallbacks(Fallback.NO_CONFIDENCE)
     assert 0 < counted <= 7
     assert caplog.text.count("confidence is not a number") == 1
     world.engine._learn_all()
@@ -139,5 +140,9 @@ def test_a_device_gives_such_a_confidence_no_chance_either() -> None:
 
 
 def test_each_has_its_own_name_and_meaning() -> None:
-    assert len({fall.value for fall in Fall}) == len({fall.told for fall in Fall}) == len(Fall)
-    assert all(fall.told and "|" not in fall.told for fall in Fall)
+    assert (
+        len({each.value for each in Fallback})
+        == len({each.meaning for each in Fallback})
+        == len(Fallback)
+    )
+    assert all(fallback.meaning and "|" not in fallback.meaning for fallback in Fallback)

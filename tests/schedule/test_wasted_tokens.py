@@ -1,10 +1,10 @@
-"""What of the emitted tokens is delivered, and that the guard decides by it."""
+"""The delivered share of emitted tokens, and the guard's use of it."""
 
 from __future__ import annotations
 
 import pytest
 
-from sglang_dspark.schedule.delivered import MEMORY, Delivered
+from sglang_dspark.schedule.wasted_tokens import MEMORY, Delivered
 
 
 def test_nothing_lost_is_all_delivered() -> None:

@@ -1,4 +1,4 @@
-"""What /metrics says of finished steps, on prometheus_client itself."""
+"""Finished steps in /metrics, on prometheus_client itself."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ import pytest
 from prometheus_client import REGISTRY
 
 from sglang_dspark.serving.metrics import Collector, Finished, StepMetrics, reached
-from tests.step.test_schedule_engine import GAMMA, Request, World
+from tests.step.engine_scenario import GAMMA, Request, Scenario
 
 LABELS = {"model_name": "target", "tp_rank": "0"}
 
@@ -25,7 +25,7 @@ def value(name: str, **labels: str) -> float:
     return 0.0 if found is None else found
 
 
-def steps_of(world: World, count: int, **step: Any) -> list[Finished]:
+def steps_of(world: Scenario, count: int, **step: Any) -> list[Finished]:
     """`count` steps of the world as its metrics saw them."""
     seen: list[Finished] = []
     keep = world.engine.metrics.step
@@ -44,7 +44,7 @@ def test_positions_are_counted_up_to_each_length() -> None:
 
 
 def test_counts_of_steps(collector: Collector) -> None:
-    world = World()
+    world = Scenario()
     steps = steps_of(world, 12, logit=3.0, good=1)
     names = ("budget_sum", "budget_count", "step_seconds_count", "predicted_step_seconds_sum")
     before = [value(name) for name in names]
@@ -64,7 +64,7 @@ def test_counts_of_steps(collector: Collector) -> None:
 
 
 def test_skips_name_their_reason(collector: Collector) -> None:
-    world = World(token=20e-3)
+    world = Scenario(token=20e-3)
     steps = steps_of(world, 60, logit=-3.0, good=0)
     skipped = sum(not step.plan.speculates for step in steps)
     reason = "drafting does not pay"
@@ -74,7 +74,7 @@ def test_skips_name_their_reason(collector: Collector) -> None:
 
 
 def test_gauges_follow_the_models(collector: Collector) -> None:
-    world = World()
+    world = Scenario()
     for _ in range(30):
         world.step([1], logit=3.0, good=0, seconds=0.050)
     collector.gauges(world.planner, world.calibration)
@@ -96,7 +96,7 @@ class Counting:
 
 
 def test_a_flush_a_second() -> None:
-    world = World()
+    world = Scenario()
     (step,) = steps_of(world, 1)
     counting = Counting()
     metrics = StepMetrics(world.planner, world.calibration, counting)  # type: ignore[arg-type]
@@ -111,8 +111,8 @@ def test_a_flush_a_second() -> None:
 
 @pytest.mark.parametrize("overlap", [False, True])
 def test_nothing_is_kept_back_when_the_last_request_has_ended(overlap: bool) -> None:
-    """Whatever the clock says; under the overlap loop one more step is in flight by then."""
-    world = World()
+    """At any time of the clock; with overlap one more step is in flight by then."""
+    world = Scenario()
     counting = Counting()
     world.engine.metrics = StepMetrics(world.planner, world.calibration, counting)  # type: ignore[arg-type]
     first, second = Request("a", [0] * 40), Request("b", [0] * 40)

@@ -14,7 +14,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.step.verify import explain
+from sglang_dspark.step.verify import fill_logprobs
 
 GAMMA, VOCAB = 2, 5
 OUT = torch.tensor([[3, 1, 0], [4, 4, 2], [0, 2, 1]])  # [R, gamma + 1]
@@ -39,12 +39,15 @@ def explained(masks_of: list[int] | None = None, *, logprobs: bool = False) -> A
     )
     block = SimpleNamespace(greedy_mask=None)
     asked: Any = SimpleNamespace(
-        batch=batch, came=None, requests=requests, proposal=SimpleNamespace(draft_block=block)
+        batch=batch,
+        draft_input=None,
+        requests=requests,
+        proposal=SimpleNamespace(draft_block=block),
     )
     outputs = SimpleNamespace(next_token_logits=LOGITS)
     verified: Any = SimpleNamespace(outputs=outputs)
     accepted = SimpleNamespace(out_tokens=OUT, commit_lens=torch.tensor([1, 3, 2]))
-    explain(SimpleNamespace(verify_num_draft_tokens=GAMMA + 1), asked, verified, accepted)
+    fill_logprobs(SimpleNamespace(verify_num_draft_tokens=GAMMA + 1), asked, verified, accepted)
     return outputs
 
 

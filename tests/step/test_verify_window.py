@@ -10,7 +10,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.step.layout import window_of
+from sglang_dspark.step.verify import window_of
 
 WIDTH = 4
 BOUND, LENS = torch.tensor([9, 20]), torch.tensor([7, 20])

@@ -17,7 +17,7 @@ from sglang_dspark.common.turns import turn
 from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import ProfileKey, cache_path
 from sglang_dspark.serving import profile
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 
 KEY = ProfileKey("target", "drafter", "float32", "a cpu", "tp1", "dspark_cpu", "1", 3)
 PASS, TOKEN, REQUEST, CONTEXT, BLOCK, DRAFT, ROW = 20e-3, 1e-3, 2e-4, 5e-6, 4e-3, 3e-3, 5e-4
@@ -177,7 +177,7 @@ def test_the_second_start_reads_what_the_first_measured(cache: Path) -> None:
     assert machine.calls == 0
     assert second.table == first.table
     assert first.source.startswith("measured in")
-    assert first.falls == second.falls == ()
+    assert first.fallbacks == second.fallbacks == ()
     assert second.source == f"read from {cache_path(KEY)}"
 
 
@@ -194,7 +194,7 @@ def test_another_key_is_measured_and_a_wrong_file_is_replaced(cache: Path) -> No
     assert "was measured elsewhere" in told[0]
     assert "another cpu" in told[0]
     assert again.table.key == KEY
-    assert again.falls == (Fall.TIMES_REFUSED,)
+    assert again.fallbacks == (Fallback.TIMES_REFUSED,)
     assert profile.table_for(KEY, Machine(), 5.0, told.append).source.startswith("read from")
 
 
@@ -204,7 +204,7 @@ def test_a_cache_that_cannot_be_written_does_no_harm(cache: Path) -> None:
     found = profile.table_for(KEY, Machine(), 5.0, told.append)
     assert found.table.knots[0] == 1
     assert any("cannot write" in line for line in told)
-    assert found.falls == (Fall.TIMES_NOT_KEPT,)
+    assert found.fallbacks == (Fallback.TIMES_NOT_KEPT,)
 
 
 def test_a_hurried_table_is_not_kept(cache: Path) -> None:
@@ -246,7 +246,7 @@ def _replica(folder: str, number: int, device: str, start: Any) -> None:
 
 
 def _both_start(folder: Path, *devices: str) -> list[list[str]]:
-    """Where each replica's table comes from, and what it told."""
+    """Return the source of each replica's table, and its lines in the log."""
     spawn = multiprocessing.get_context("spawn")
     start = spawn.Barrier(len(devices))
     both = [

@@ -22,19 +22,19 @@ PLAIN, TOKEN, DRAFT = 20e-3, 0.4e-3, 5.5e-3  # as the demo target takes on two c
 
 def one_user(rng: np.random.Generator) -> Trace:
     """Answers of 10 to 40 steps, two of three easy, whose chances move from step to step."""
-    tenants, confidence = [], []
-    tenant, left, own = 0, 0, 0.0
+    generations, confidence = [], []
+    generation, left, own = 0, 0, 0.0
     state = np.zeros(GAMMA)
     for _ in range(STEPS):
         if left == 0:
-            tenant, left = tenant + 1, int(rng.integers(10, 41))
+            generation, left = generation + 1, int(rng.integers(10, 41))
             own = rng.choice([0.1, -0.1, -1.3]) + 0.7 * rng.standard_normal()
         left -= 1
         state = 0.6 * state + rng.standard_normal(GAMMA)
         logits = own + state - 0.1 * np.arange(GAMMA)
-        tenants.append(np.array([tenant]))
+        generations.append(np.array([generation]))
         confidence.append((1 / (1 + np.exp(-logits))).astype(np.float32)[None])
-    return Trace((np.array([0]),) * STEPS, tuple(tenants), tuple(confidence), 1)
+    return Trace((np.array([0]),) * STEPS, tuple(generations), tuple(confidence), 1)
 
 
 def neighbours(rng: np.random.Generator) -> NDArray[np.float64]:

@@ -1,4 +1,4 @@
-"""What a server believes of its drafter's confidence right after it has read `sts.json`."""
+"""The engine of a server at start: calibration by `sts.json`, labels, fallbacks."""
 
 from __future__ import annotations
 
@@ -15,14 +15,14 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.serving.fallbacks import Fall
+from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.step import build
 from sglang_dspark.step.build import _calibration, _collector, _lag
 from sglang_dspark.step.engine import GREEDY, SAMPLED
 
 LOGITS = (-2.0, -0.5, 0.0, 0.4, 3.0)
 WEIGHTS = b"weights of the drafter"
-HEAT = {"greedy": (0.5, 1.25, 2.0), "sampled": (0.8, 3.0, 0.7)}
+TEMPERATURE = {"greedy": (0.5, 1.25, 2.0), "sampled": (0.8, 3.0, 0.7)}
 SHIFT = {"greedy": 0.3, "sampled": -0.6}
 BY_POSITION = {"greedy": (0.0, 0.2, -0.4), "sampled": (0.1, -0.3, 0.5)}
 
@@ -39,7 +39,7 @@ def table(regime: str) -> dict[str, Any]:
         "ece_before": [0.1, 0.1, 0.1],
         "ece_after": [0.01, 0.01, 0.01],
         "shift": SHIFT[regime],
-        "shifted_temperatures": HEAT[regime],
+        "shifted_temperatures": TEMPERATURE[regime],
         "held_out": {},
         "position_shifts": BY_POSITION[regime],
         "request_spread": 0.2,
@@ -47,7 +47,7 @@ def table(regime: str) -> dict[str, Any]:
 
 
 def worker_with(folder: Path, document: dict[str, Any] | None) -> Any:
-    """What `_calibration` reads of upstream's worker: where the drafter lies."""
+    """The part of upstream's worker that `_calibration` reads: the drafter's path."""
     (folder / "model.safetensors").write_bytes(WEIGHTS)
     if document is not None:
         (folder / "sts.json").write_text(json.dumps(document))
@@ -58,7 +58,7 @@ def worker_with(folder: Path, document: dict[str, Any] | None) -> Any:
 def ours(**changed: Any) -> dict[str, Any]:
     return {
         "format": "sglang-dspark sts 1",
-        "tables": {regime: table(regime) for regime in HEAT},
+        "tables": {regime: table(regime) for regime in TEMPERATURE},
         "drafter_sha256": hashlib.sha256(b"model.safetensors" + WEIGHTS).hexdigest(),
         "target_sha256": "",
         "fit_prompts": [],
@@ -71,9 +71,9 @@ def confidence(worker: Any, regime: int, logit: float) -> list[float]:
     """c_1 .. c_3 of a new request whose head says `logit` everywhere."""
     calibration, _, _ = _calibration(worker, 3, 4)
     logits = np.full((1, 3), logit, np.float32)
-    seats = np.zeros(1, np.int64), np.ones(1, np.int64)
+    slots = np.zeros(1, np.int64), np.ones(1, np.int64)
     out = np.zeros((1, 3), np.float32)
-    return calibration.confidence(logits, np.array([regime]), out, seats)[0].tolist()
+    return calibration.confidence(logits, np.array([regime]), out, slots)[0].tolist()
 
 
 def sigmoid(x: float) -> float:
@@ -86,7 +86,7 @@ def test_confidence_is_the_files(tmp_path: Path, number: int, regime: str, logit
     """sigmoid((logit + shift + shift_k) / T_k), of the regime asked for."""
     expected = [
         sigmoid((logit + SHIFT[regime] + own) / temperature)
-        for temperature, own in zip(HEAT[regime], BY_POSITION[regime], strict=True)
+        for temperature, own in zip(TEMPERATURE[regime], BY_POSITION[regime], strict=True)
     ]
     found = confidence(worker_with(tmp_path, ours()), number, logit)
     assert found == pytest.approx(expected, rel=1e-6)
@@ -105,7 +105,7 @@ def test_without_a_table_that_fits_the_head_is_believed(
     tmp_path: Path, document: dict[str, Any] | None
 ) -> None:
     worker = worker_with(tmp_path, document)
-    assert _calibration(worker, 3, 4)[2] == (() if document is None else (Fall.STS_REFUSED,))
+    assert _calibration(worker, 3, 4)[2] == (() if document is None else (Fallback.STS_REFUSED,))
     for logit in LOGITS:
         expected = [sigmoid(logit)] * 3
         assert confidence(worker, GREEDY, logit) == pytest.approx(expected, rel=1e-6)

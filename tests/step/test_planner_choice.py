@@ -1,4 +1,4 @@
-"""Which planner a server runs: what the configuration asks for, by name."""
+"""The planner of a server is the one that the configuration names."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ pytest.importorskip("sglang")
 from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.step.build import _planner
-from tests.step.test_schedule_engine import GAMMA, World
+from tests.step.engine_scenario import GAMMA, Scenario
 
 
 @pytest.mark.parametrize(
@@ -29,4 +29,4 @@ def test_the_configuration_chooses_the_planner(
     file = tmp_path / "dspark.yaml"
     file.write_text(f"schedule: {asked}\n", encoding="utf-8")
     monkeypatch.setenv(CONFIG_VARIABLE, str(file))
-    assert _planner(GAMMA, World().planner.costs, PlannerConfig()).describe() == said
+    assert _planner(GAMMA, Scenario().planner.costs, PlannerConfig()).describe() == said

@@ -1,4 +1,4 @@
-"""Who decides what is verified: our configuration, SGLang's variable, the drafter's head."""
+"""The choice of verification: by our configuration, SGLang's variable, the drafter's head."""
 
 from __future__ import annotations
 

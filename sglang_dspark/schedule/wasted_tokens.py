@@ -1,10 +1,10 @@
-"""What share of the tokens that steps emit reach somebody: those behind an answer's end do not.
+"""Measure the share of emitted tokens that are delivered: tokens after an answer's end are not.
 
-A step that speculates may emit tokens after the one that ends an answer, and where results are
-read one step late (the overlap loop) an ended request takes part in one more step. With short
-answers that is worth a few percent to plain decoding: its steps lose one token where they lose any,
-and an end by length is seen in time. The guard compares tokens/s, so both ways are weighed by what
-of them is delivered. Only finished steps are counted.
+A step that speculates may emit tokens after the one that ends an answer, and with overlap, where
+results are read one step late, an ended request takes part in one more step. With short answers
+this favours plain decoding by a few percent: its steps lose at most one token, and an end by length
+is seen in time. The guard compares tokens/s, so each way is weighted by its delivered share. Only
+finished steps are counted.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ class Delivered:
         self._lost = {True: 0.0, False: 0.0}
 
     def emitted(self, speculated: bool, tokens: int) -> None:
-        """A finished step emitted so many tokens, lost ones included."""
+        """Count tokens that a finished step emitted, lost ones included."""
         keep = 1.0 - min(tokens / MEMORY, 1.0)
         self._emitted[speculated] = keep * self._emitted[speculated] + tokens
         self._lost[speculated] *= keep
 
     def lost(self, speculated: bool, tokens: int) -> None:
-        """So many tokens of such a step lay behind the end of their answers."""
+        """Count tokens of such a step that came after the end of their answers."""
         self._lost[speculated] += tokens
 
     def share(self, speculated: bool) -> float:
-        """Delivered tokens over emitted ones, in (0, 1]."""
+        """Return delivered tokens over emitted ones, in (0, 1]."""
         lost = min(self._lost[speculated], self._emitted[speculated])
         return 1.0 - lost / (self._emitted[speculated] + PRIOR)

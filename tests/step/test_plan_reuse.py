@@ -9,17 +9,19 @@ import pytest
 
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
-from tests.step.test_schedule_engine import World
+from tests.step.engine_scenario import Scenario
 
 
-def settled(world: World, rows: list[int], steps: int = 40, *, ahead: bool = False) -> list[Plan]:
+def settled(
+    world: Scenario, rows: list[int], steps: int = 40, *, ahead: bool = False
+) -> list[Plan]:
     """Plans of steps of requests whose drafts are sure."""
     return [world.step(rows, logit=3.0, good=3, ahead=ahead)[0] for _ in range(steps)]
 
 
 @pytest.mark.parametrize("rows", [[1], [1, 2]])
 def test_a_plan_of_few_requests_that_draft_serves_four_steps(rows: list[int]) -> None:
-    world = World()
+    world = Scenario()
     plans = settled(world, rows)
     drafting = [plan for plan in plans[12:] if plan.mode is Mode.SPECULATE]
     assert len(drafting) > 20
@@ -37,13 +39,13 @@ def test_a_plan_of_few_requests_that_draft_serves_four_steps(rows: list[int]) ->
 
 
 def test_a_plan_of_more_requests_serves_one_step() -> None:
-    plans = settled(World(), [1, 2, 3])
+    plans = settled(Scenario(), [1, 2, 3])
     assert len({id(plan.budget) for plan in plans}) == len(plans)
 
 
 def test_a_plan_without_confidences_serves_one_step() -> None:
     """Those of a new request come two steps later, and count at once."""
-    world = World()
+    world = Scenario()
     settled(world, [1])
     world.generation[1] += 1
     first, second, *_ = settled(world, [1], 4)
@@ -52,31 +54,31 @@ def test_a_plan_without_confidences_serves_one_step() -> None:
 
 
 def test_a_plan_made_ahead_serves_one_step() -> None:
-    """Under the overlap loop planning costs nobody time."""
-    plans = settled(World(), [1], ahead=True)
+    """With overlap planning delays no step."""
+    plans = settled(Scenario(), [1], ahead=True)
     assert len({id(plan.budget) for plan in plans}) == len(plans)
 
 
 def test_a_plan_without_drafts_serves_one_step() -> None:
     """A request that rests waits for so many steps, not for so many plans."""
-    world = World()
+    world = Scenario()
     settled(world, [1])
-    world.planner.early_exit.limits = lambda step, rows, tenants: np.zeros(len(rows), np.int64)
+    world.planner.early_exit.limits = lambda step, rows, generations: np.zeros(len(rows), np.int64)
     plans = settled(world, [1], 12)[4:]
     assert all(plan.budget.drafts == 0 for plan in plans)
     assert len({id(plan.budget) for plan in plans}) == len(plans)
 
 
-@pytest.mark.parametrize("change", ["tenant", "order", "limits", "prefill", "fewer"])
+@pytest.mark.parametrize("change", ["generation", "order", "limits", "prefill", "fewer"])
 def test_another_step_is_planned_afresh(change: str) -> None:
     """For each, the step that would have been the second of a plan."""
-    world = World()
+    world = Scenario()
     plans = settled(world, [1, 2], 30)
     while world.step([1, 2], logit=3.0, good=3)[0].budget is plans[-1].budget:
         pass  # the newest plan served one step now
     newest = world.engine._steps[-1].plan.budget
     rows, limits = [1, 2], None
-    if change == "tenant":
+    if change == "generation":
         world.generation[2] += 1
     elif change == "order":
         rows = [2, 1]

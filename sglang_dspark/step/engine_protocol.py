@@ -1,0 +1,157 @@
+"""Define what the step asks of its scheduler, and the scheduler of `schedule.mode: static`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import numpy as np
+from torch import Tensor
+
+from sglang_dspark.schedule.budget import Budget, Counts, Gains
+from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.schedule.online import Floats
+from sglang_dspark.schedule.plan import Plan
+from sglang_dspark.step.timing import Mark
+
+
+@dataclass
+class Step:
+    """A step in flight. A field is None until its event has happened or its value has landed."""
+
+    plan: Plan
+    rows: Counts  # [R] of the pool
+    generations: Counts  # [R] generations of the rows
+    repeated: bool = False  # reuses a plan without drafts; nothing is learned from it
+    undrafted: bool = False  # its draft failed or was skipped; nothing is learned from it
+    limited: bool = False  # requests had limits of their own
+    began: Mark | None = None
+    ended: Mark | None = None
+    over: bool = False  # another step has started, or none will soon
+    lengths: Counts | None = None  # l_r [R]
+    accepted: Counts | None = None  # [R]
+    confidence: Gains | None = None  # [R, gamma] calibrated
+    logits: Gains | None = None  # [R, d] of the confidence head
+    regimes: Counts | None = None  # [R]
+    calibrated_by: tuple[Floats, Floats] | None = None  # slopes and shifts given to a device
+    arriving: Tensor | None = None  # [R, gamma] logits, on the host when the step's result is
+
+    @property
+    def has_landed(self) -> bool:
+        """Return whether its outcome is on the host."""
+        return self.accepted is not None and self.lengths is not None
+
+
+class Engine(Protocol):
+    """Plan steps and learn from their results."""
+
+    def begin(
+        self,
+        rows: Tensor,
+        generation: Tensor,
+        seq_lens: Tensor,
+        *,
+        starts: bool = True,
+        limits: Counts | None = None,
+    ) -> Step:
+        """Plan a decode step: rows [R] of the pool, the pool's generations, context lengths [R].
+
+        All are host tensors. starts: whether the step is launched with this call, else by `start`.
+        limits: [R] int64, most drafts of each request; None: gamma.
+        """
+        ...
+
+    def start(self, step: Step) -> None:
+        """Time the newest step from now on: its work is launched."""
+        ...
+
+    def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
+        """Return verify lengths l_r, [R] int64.
+
+        logits: [R, d] float32 confidence logits of the drafted positions, on the host; None for a
+        drafter without a head, or when nothing was drafted. greedy: [R] bool, requests that take
+        the likeliest token; None: every request.
+        """
+        ...
+
+    def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:
+        """Return slopes and shifts [R, gamma] of the logits, by which a device admits.
+
+        greedy: [R] bool on the host; None: every request. c = sigmoid(slope * logit + shift); a NaN
+        logit has confidence 0. Only finished steps are in them.
+        """
+        ...
+
+    def skip_draft(self, step: Step, *, failed: bool) -> None:
+        """Decode a step without its planned draft: it failed, or drafting rests."""
+        ...
+
+    def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
+        """Take a step's result from the host: [R] int64 lengths and accepted drafts."""
+        ...
+
+    def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
+        """Count a step's tokens that were handed out: its requests, accepted drafts of each."""
+        ...
+
+    def interrupted(self) -> None:
+        """Discard the time of the last step: something else than a decode step ran."""
+        ...
+
+
+class VerifyAll:
+    """Draft gamma positions in every step and verify all of them.
+
+    Nothing is measured or learned. Of several ranks the leader has it, and the others follow its
+    plans.
+    """
+
+    def __init__(self, gamma: int) -> None:
+        self.gamma = gamma
+        self._number = 0
+
+    def begin(
+        self,
+        rows: Tensor,
+        generation: Tensor,
+        seq_lens: Tensor,
+        *,
+        starts: bool = True,
+        limits: Counts | None = None,
+    ) -> Step:
+        """Plan a decode step, as `Engine.begin`; limits: [R] int64, or None for gamma."""
+        slots = rows.numpy().astype(np.int64)
+        most = np.full(len(slots), self.gamma, np.int64) if limits is None else limits
+        drafts = int(most.sum())
+        budget = Budget(drafts, self.gamma if drafts else 0, 0.0, 0.0)
+        plan = Plan(
+            self._number, len(slots), int(seq_lens.sum()), budget, most, None,
+            Mode.SPECULATE, settled=True, known=0, gain=1.0,
+        )  # fmt: skip
+        self._number += 1
+        return Step(plan, slots, generation.numpy()[slots], limited=limits is not None)
+
+    def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
+        """Return verify lengths l_r, [R] int64: all that the requests allow; 0 without a draft."""
+        return step.plan.limits if step.plan.speculates else np.zeros_like(step.plan.limits)
+
+    def skip_draft(self, step: Step, *, failed: bool) -> None:
+        """Decode a step without its planned draft."""
+        step.plan, step.undrafted = step.plan.without_drafts(), True
+
+    def start(self, step: Step) -> None:
+        """Do nothing: steps are not timed."""
+
+    def calibrate(self, step: Step, greedy: Tensor | None) -> tuple[Floats, Floats]:
+        """Raise: an accelerator serves this mode by SGLang's own step."""
+        raise AssertionError("only a host admits without a schedule")
+
+    def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
+        """Do nothing: nothing is learned."""
+
+    def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
+        """Do nothing: nothing is counted."""
+
+    def interrupted(self) -> None:
+        """Do nothing: steps are not timed."""

@@ -1,0 +1,71 @@
+"""Reuse a plan for the steps that follow: a step takes milliseconds, and planning adds to it.
+
+Without drafts, one step in `1 + MOST` is planned and learned from. With one or two requests that
+draft, as many steps share a plan, and the engine learns from each: K depends on the confidences of
+one or two blocks, which are old when they are read, so little is lost by reading them less often.
+Losslessness is unchanged: an older plan has less information (docs/losslessness.md). A plan that is
+made ahead, while the previous step computes, delays no step, so each of those steps has its own.
+"""
+
+from __future__ import annotations
+
+from torch import Tensor
+
+from sglang_dspark.schedule.budget import Counts
+from sglang_dspark.schedule.guard import Mode
+from sglang_dspark.step.engine_protocol import Step
+
+MOST = 3  # steps in a row that reuse a plan
+FEW = 2  # most requests of a plan with drafts that is reused
+
+
+class PlanReuse:
+    """Count the steps that reused the newest plan."""
+
+    def __init__(self) -> None:
+        self._made = 0
+
+    def planned(self) -> None:
+        """Reset the count: a step was planned."""
+        self._made = 0
+
+    def again(
+        self,
+        last: Step,
+        rows: Tensor,
+        generation: Tensor,
+        limits: Counts | None,
+        *,
+        starts: bool,
+    ) -> bool:
+        """Return whether the coming step reuses the plan of the newest one; nothing ran since.
+
+        rows [R], generation of the pool's rows, limits [R], starts: as for the coming step's plan.
+        A plan that explores is not reused.
+        """
+        plan = last.plan
+        same = plan.settled and plan.requests == len(rows)
+        if same and plan.mode is not Mode.PLAIN:
+            same = starts and limits is None and _reusable(last)
+            same = same and _same_requests(last, rows, generation)
+        if not same or self._made >= MOST:
+            return False
+        self._made += 1
+        return True
+
+
+def _reusable(step: Step) -> bool:
+    """Return whether a plan with drafts may be reused: few requests with a confidence each, no
+    weights and no limits."""
+    plan = step.plan
+    drafts = plan.mode is Mode.SPECULATE and plan.budget.drafts > 0
+    alike = plan.weights is None and not step.limited
+    return drafts and alike and plan.known == plan.requests <= FEW
+
+
+def _same_requests(last: Step, rows: Tensor, generation: Tensor) -> bool:
+    """Return whether these are the newest step's requests, in its order."""
+    slots = rows.numpy()
+    return bool(
+        (slots == last.rows).all() and (generation.numpy()[slots] == last.generations).all()
+    )
