@@ -1,7 +1,4 @@
-"""Refuses custom logit processors that cannot be loaded, or where every draft is verified.
-
-The hook: `sglang_dspark/step/processors.py`.
-"""
+"""Refuse custom logit processors that cannot be loaded, or where every draft is verified."""
 
 from __future__ import annotations
 
@@ -15,6 +12,6 @@ SEAMS = (
         kind="after",
         hook=processors.check_processor,
         signature="(self, req)",
-        why="a processor that reads the answer sees the anchor's in every row of a window",
+        why="a processor that reads the output sees that of the anchor in every row of a window",
     ),
 )
