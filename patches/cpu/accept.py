@@ -78,7 +78,7 @@ SEAMS = (
         "cpu-chain-sampling-eagle",
         "sglang.srt.speculative.eagle_utils.chain_speculative_sampling_triton",
     ),
-    target_probs("cpu-target-law-dflash", "sglang.srt.speculative.dflash_utils"),
+    target_probs("cpu-target-probs-dflash", "sglang.srt.speculative.dflash_utils"),
     _missing(
         "cpu-tree-sampling-eagle",
         "sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only",

@@ -87,6 +87,8 @@ def _with_stop(frame: str, matched: str) -> str:
 
 _SERVING = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing"
 _WHY = "upstream reports end_turn for an answer that one of its stop_sequences ended"
+_ISSUE = "sgl-project/sglang#33153"
+_DROP_WHEN = "upstream's /v1/messages reports stop_sequence and the sequence that matched"
 
 SEAMS = (
     Seam(
@@ -96,6 +98,8 @@ SEAMS = (
         hook=answer,
         signature="(self, chat_request, anthropic_request, raw_request)",
         why=_WHY,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
     ),
     Seam(
         name="anthropic-stop-stream",
@@ -104,5 +108,7 @@ SEAMS = (
         hook=stream,
         signature="(self, adapted_request, processed_request, anthropic_request, raw_request)",
         why=_WHY,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
     ),
 )

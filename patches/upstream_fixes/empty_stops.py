@@ -29,5 +29,7 @@ SEAMS = (
         hook=drop_empty,
         signature="(self, tokenizer)",
         why="upstream ends an answer with an empty stop string at its first token (sglang#38712)",
+        issue="sgl-project/sglang#38712",
+        drop_when="upstream ignores or refuses empty stop strings and patterns",
     ),
 )

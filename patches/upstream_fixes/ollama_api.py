@@ -124,7 +124,9 @@ SEAMS = (
         kind="after",
         hook=convert_options,
         signature="(self, options=None)",
-        why="upstream answers Ollama's num_predict -1, which is no limit, with 500",
+        why="upstream answers Ollama's num_predict -1, which means no limit, with 500",
+        issue="none found (2026-11-27)",
+        drop_when="upstream reads a negative num_predict as no limit",
     ),
     Seam(
         name="ollama-chat",
@@ -132,7 +134,9 @@ SEAMS = (
         kind="replace",
         hook=answer_chat,
         signature=_ANSWER,
-        why="upstream says done_reason stop of an answer that max_new_tokens cut off",
+        why="upstream reports done_reason stop for an answer that max_new_tokens cut off",
+        issue="none found (2026-11-27)",
+        drop_when="upstream answers done_reason length for a limit, and 400 for a refused request",
     ),
     Seam(
         name="ollama-generate",
@@ -140,7 +144,9 @@ SEAMS = (
         kind="replace",
         hook=answer_generate,
         signature=_ANSWER,
-        why="upstream says done_reason stop of an answer that max_new_tokens cut off",
+        why="upstream reports done_reason stop for an answer that max_new_tokens cut off",
+        issue="none found (2026-11-27)",
+        drop_when="upstream answers done_reason length for a limit, and 400 for a refused request",
     ),
     Seam(
         name="ollama-chat-stream",
@@ -149,6 +155,8 @@ SEAMS = (
         hook=stream_chat,
         signature=_ANSWER,
         why="upstream drops the text of the last chunk, up to gamma + 1 tokens under DSPARK",
+        issue="sgl-project/sglang#17961",
+        drop_when="upstream streams the last chunk's text, its end reason and the counts",
     ),
     Seam(
         name="ollama-generate-stream",
@@ -157,5 +165,7 @@ SEAMS = (
         hook=stream_generate,
         signature=_ANSWER,
         why="upstream drops the text of the last chunk, up to gamma + 1 tokens under DSPARK",
+        issue="sgl-project/sglang#17961",
+        drop_when="upstream streams the last chunk's text, its end reason and the counts",
     ),
 )

@@ -40,5 +40,7 @@ SEAMS = (
         hook=sort_penalizers,
         signature="(self, vocab_size, batch, penalizers)",
         why="upstream applies a set of penalties in its order, which differs between processes",
+        issue="none found (2026-11-27)",
+        drop_when="upstream passes its penalty classes in a list or tuple, not in a set",
     ),
 )
