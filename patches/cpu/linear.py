@@ -29,7 +29,7 @@ def compile_at_load(result: Any, *args: Any, **kwargs: Any) -> Any:
 def apply_linear(
     original: Callable[..., Tensor], method: Any, layer: Any, x: Tensor, bias: Tensor | None = None
 ) -> Tensor:
-    """AROUND hook of `UnquantizedLinearMethod.apply`: x [..., K] -> [..., N]."""
+    """AROUND hook of `UnquantizedLinearMethod.apply`: multiply x [..., K] -> [..., N]."""
     if _packed_for_amx(layer) or not _ours(x, layer.weight):
         return original(method, layer, x, bias)
     return linear.product(x, layer.weight, bias)
@@ -43,7 +43,7 @@ def compute_lm_head(
     embedding_bias: Tensor | None = None,
     **kwargs: Any,
 ) -> Tensor:
-    """AROUND hook of `LogitsProcessor._compute_lm_head`: hidden [T, d] -> logits [T, V].
+    """AROUND hook of `_compute_lm_head`: multiply hidden [T, d] -> logits [T, V].
 
     Upstream's plain branch ignores `embedding_bias`, and a caller that passed `out` copies from
     the result.
@@ -60,7 +60,7 @@ def compute_lm_head(
 def project_through_lm_head(
     original: Callable[..., Tensor], hidden: Tensor, lm_head: Any
 ) -> Tensor:
-    """AROUND hook of `project_through_lm_head`: draft hidden states [R * gamma, d] -> [., V]."""
+    """AROUND hook of `project_through_lm_head`: multiply the draft's [R * gamma, d] -> [., V]."""
     if _plain_head(hidden, lm_head):
         return linear.product(hidden, lm_head.weight)
     return original(hidden, lm_head)
@@ -95,7 +95,7 @@ def _ours(x: Tensor, weight: Tensor) -> bool:
 
 
 def embed(original: Callable[..., Tensor], method: Any, layer: Any, tokens: Tensor) -> Tensor:
-    """AROUND hook of `UnquantizedEmbeddingMethod.embedding`: tokens [...] -> [..., d]."""
+    """AROUND hook of `UnquantizedEmbeddingMethod.embedding`: look up tokens [...] -> [..., d]."""
     if packed_weights.holds(layer):
         return look_up(layer.weight, tokens)
     return original(method, layer, tokens)

@@ -38,7 +38,7 @@ def forward_model(
     input_embeds: Tensor | None = None,
     pp_proxy_tensors: Any = None,
 ) -> Tensor:
-    """AROUND hook of the draft's `LlamaModel.forward`: tokens [n] -> estimated hidden [n, d]."""
+    """AROUND hook of the draft's `LlamaModel.forward`: compute tokens [n] -> hidden [n, d]."""
     from sglang_dspark.backends.cpu.layers import model as layer_model
     from sglang_dspark.backends.cpu.layers import support as layer_support
 
@@ -93,7 +93,7 @@ def sample_greedy(
     watermark_state: Any = None,
     watermark_full_mask: bool = True,
 ) -> Any:
-    """AROUND hook of `eagle_sample`: tokens [R * n], lengths [R], accepted rows [R, n]."""
+    """AROUND hook of `eagle_sample`: return tokens [R * n], lengths [R], accepted rows [R, n]."""
     from sglang_dspark.backends.cpu.chain_ops import verify_chains
 
     logits = logits_output.next_token_logits
@@ -128,7 +128,7 @@ def extend_verified(
     *,
     kv_loc_plan: Any = None,
 ) -> None:
-    """AROUND hook of `_draft_extend_for_decode`: the draft model over the verified windows.
+    """AROUND hook of `_draft_extend_for_decode`: run the draft model over the verified windows.
 
     Same rows, positions and slots as the target's pass just made, so its plan serves again; and
     only the last accepted row of a window goes through the draft's LM head.

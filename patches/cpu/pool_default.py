@@ -22,7 +22,7 @@ SIZES = ("max_total_tokens", "mem_fraction_static")
 
 
 def limit_pool(result: int, self: Any, pre_model_load_memory: float) -> int:
-    """AFTER hook of `KVCacheConfigurator._profile_available_bytes`: bytes for the pools of a rank.
+    """AFTER hook of `_profile_available_bytes`: return the bytes for the pools of a rank.
 
     pre_model_load_memory: GiB free on the rank's memory node before its weights are loaded.
     """

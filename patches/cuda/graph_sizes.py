@@ -19,7 +19,7 @@ logger = logging.getLogger(__name__)
 
 
 def trim_decode_sizes(result: None, server_args: Any) -> None:
-    """AFTER hook of `_handle_dspark`; sizes that the user named stay."""
+    """AFTER hook of `_handle_dspark`: trim the sizes, unless the user named them."""
     args = upstream.resolving_view(server_args)
     decode, running = args.cuda_graph_config.decode, int(args.max_running_requests)
     decode_phase = upstream.Phase.DECODE

@@ -14,7 +14,7 @@ from sglang_dspark.patches.seam import Seam
 
 
 def advance_generation(original: Callable[[Any, Any], bool], sessions: Any, req: Any) -> bool:
-    """AROUND hook of `try_cache_finished_req`: a kept row gets its next generation.
+    """AROUND hook of `try_cache_finished_req`: advance the generation of a kept row.
 
     The row of an aborted turn is freed, which advances its generation.
     """

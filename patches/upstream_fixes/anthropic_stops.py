@@ -23,7 +23,7 @@ async def answer(
     anthropic_request: Any,
     raw_request: Any,
 ) -> Any:
-    """AROUND hook of `_handle_non_streaming`."""
+    """AROUND hook of `_handle_non_streaming`: set the answer's stop reason."""
     stops = anthropic_request.stop_sequences or ()
 
     def convert(response: Any) -> Any:
@@ -60,7 +60,7 @@ async def stream(
 
 
 class _WatchedChat:
-    """The chat handler, whose stream leaves its last `matched_stop` in `matched`."""
+    """Wrap the chat handler: its stream puts its last `matched_stop` into `matched`."""
 
     def __init__(self, chat: Any):
         self._chat = chat

@@ -12,7 +12,7 @@ from sglang_dspark.patches.seam import Seam
 
 
 def drop_empty(self: Any, tokenizer: Any) -> None:
-    """BEFORE hook of `SamplingParams.normalize`, through which every API's requests pass."""
+    """BEFORE hook of `SamplingParams.normalize`: drop the empty ones, for every API."""
     self.stop_strs = _without_empty(self.stop_strs)
     self.stop_regex_strs = _without_empty(self.stop_regex_strs)
 

@@ -18,7 +18,7 @@ NO_LIMIT = (-1, -2)  # Ollama's num_predict: without end; until the context is f
 
 
 def convert_options(result: dict[str, Any], self: Any, options: Any = None) -> dict[str, Any]:
-    """AFTER hook of `_convert_options_to_sampling_params`: a negative num_predict is no limit.
+    """AFTER hook of `_convert_options_to_sampling_params`: read a negative num_predict as no limit.
 
     The scheduler limits the answer to the context and the KV pool.
     """
@@ -28,14 +28,14 @@ def convert_options(result: dict[str, Any], self: Any, options: Any = None) -> d
 
 
 async def answer_chat(self: Any, gen_request: Any, raw_request: Any, model_name: str) -> Any:
-    """REPLACE hook of `_generate_chat_response`."""
+    """REPLACE hook of `_generate_chat_response`: answer with the whole text."""
     answer = await _first(self, gen_request, raw_request)
     message = upstream.OllamaMessage(role="assistant", content=answer["text"])
     return upstream.OllamaChatResponse(message=message, **_end(self, answer, model_name))
 
 
 async def answer_generate(self: Any, gen_request: Any, raw_request: Any, model_name: str) -> Any:
-    """REPLACE hook of `_generate_generate_response`."""
+    """REPLACE hook of `_generate_generate_response`: answer with the whole text."""
     answer = await _first(self, gen_request, raw_request)
     return upstream.OllamaGenerateResponse(
         response=answer["text"], **_end(self, answer, model_name)
@@ -43,7 +43,7 @@ async def answer_generate(self: Any, gen_request: Any, raw_request: Any, model_n
 
 
 async def stream_chat(self: Any, gen_request: Any, raw_request: Any, model_name: str) -> Any:
-    """REPLACE hook of `_stream_chat_response`."""
+    """REPLACE hook of `_stream_chat_response`: stream every chunk's text."""
     chunks = _text_deltas(self, gen_request, raw_request, model_name)
     return await _stream(
         {"message": {"role": "assistant", "content": text}, **fields}
@@ -52,7 +52,7 @@ async def stream_chat(self: Any, gen_request: Any, raw_request: Any, model_name:
 
 
 async def stream_generate(self: Any, gen_request: Any, raw_request: Any, model_name: str) -> Any:
-    """REPLACE hook of `_stream_generate_response`."""
+    """REPLACE hook of `_stream_generate_response`: stream every chunk's text."""
     chunks = _text_deltas(self, gen_request, raw_request, model_name)
     return await _stream({"response": text, **fields} async for text, fields in chunks)
 
@@ -102,7 +102,7 @@ async def _stream(parts: AsyncIterator[dict[str, Any]]) -> Any:
 
 
 def _end(self: Any, chunk: dict[str, Any], model_name: str) -> dict[str, Any]:
-    """Fields of an answer's last chunk. chunk: the tokenizer manager's."""
+    """Return the fields of an answer's last chunk. chunk: the tokenizer manager's."""
     meta = chunk.get("meta_info", {})
     reason = meta.get("finish_reason") or {}
     return {

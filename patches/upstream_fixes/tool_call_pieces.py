@@ -25,7 +25,7 @@ Calls = list[Any]
 def parse_chunk(
     original: Callable[[Any, str], tuple[str, Calls]], self: Any, chunk_text: str
 ) -> tuple[str, Calls]:
-    """AROUND hook of `FunctionCallParser.parse_stream_chunk`: normal text and calls of all pieces.
+    """AROUND hook of `parse_stream_chunk`: return normal text and calls of all pieces.
 
     Other detectors than those of `_parsed_by_state` have parsers of their own.
     """
