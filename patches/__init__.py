@@ -1,9 +1,9 @@
-"""Patches of upstream SGLang: one file per patch, each with its target, signature and reason.
+"""Patch SGLang: one concept a file, each patch with its target, signature and reason.
 
-`step` puts the decode step into SGLang; `cpu` and `cuda` are imported on that device alone;
-`upstream_fixes` mends what is wrong in SGLang without any speculation. `registry.install` checks
-every signature before it touches anything and `registry.verify` proves afterwards that each patch
-took.
+`step` puts the decode step into SGLang. `cpu` and `cuda` are imported only on that device.
+`upstream_fixes` fixes faults of SGLang; `upstream_fixes: false` in the configuration installs none
+of them. `registry.install` checks every signature before it changes anything, and `registry.verify`
+proves afterwards that each patch is in place.
 """
 
 from __future__ import annotations
@@ -16,15 +16,18 @@ from sglang_dspark.patches.seam import Seam
 FOLDERS = ("cpu", "cuda", "step", "upstream_fixes")
 
 
-def all_seams(*, device: str | None = None) -> tuple[Seam, ...]:
+def all_seams(*, device: str | None = None, upstream_fixes: bool = True) -> tuple[Seam, ...]:
     """Return the seams of every patch module, in order of the module's name, then of its `SEAMS`.
 
-    device: `cpu` or `cuda` leaves out the folder of the other, `none` those of both: they are not
-    even imported. None: all of them.
+    device: `cpu` or `cuda` skips the folder of the other, `none` skips both; skipped folders are
+    not imported. None: all folders. upstream_fixes: whether to include that folder.
     """
     seams: list[Seam] = []
+    skipped = set() if upstream_fixes else {"upstream_fixes"}
+    if device is not None:
+        skipped |= {"cpu", "cuda"} - {device}
     for name in patch_modules():
-        if device is not None and name.split(".")[0] in {"cpu", "cuda"} - {device}:
+        if name.split(".")[0] in skipped:
             continue
         seams.extend(importlib.import_module(f"{__name__}.{name}").SEAMS)
     return tuple(seams)

@@ -1,4 +1,4 @@
-"""Checks, installs and proves the seams: all signatures first, then all patches, then a proof.
+"""Check, install and verify the seams: all signatures first, then all patches, then a proof.
 
 SGLang's `HookRegistry` (sglang/srt/plugins/hook_registry.py) applies hooks but only logs
 what fails. Here a seam whose target is missing or has another signature raises `DSparkError`
@@ -33,7 +33,7 @@ _installed: list[Seam] = []
 
 @dataclass(frozen=True)
 class SeamCheck:
-    """What stands at a seam's target: `ok` tells whether `found` is what the seam expects."""
+    """Compare a seam's target with what the seam expects. ok: `found` is `expected`."""
 
     seam: Seam
     ok: bool
@@ -42,7 +42,7 @@ class SeamCheck:
 
 
 def bare_signature(target: Any) -> str:
-    """`str(inspect.signature(target))` without annotations and object addresses.
+    """Return `str(inspect.signature(target))` without annotations and object addresses.
 
     Follows `__wrapped__`, so a target that another plugin hooked still shows its own signature.
     Raises TypeError or ValueError when `target` has none.
@@ -56,12 +56,12 @@ def bare_signature(target: Any) -> str:
 
 
 def bare_repr(value: Any) -> str:
-    """`repr(value)` without object addresses."""
+    """Return `repr(value)` without object addresses."""
     return _ADDRESS.sub("", repr(value))
 
 
 def check_seam(seam: Seam) -> SeamCheck:
-    """Compare what stands at `seam.target` with the seam's signature or representation."""
+    """Compare the object at `seam.target` with the seam's signature or representation."""
     expected = seam.signature if seam.signature is not None else seam.expected_repr
     if expected is None:
         return SeamCheck(seam, False, "a signature or expected_repr", "a seam that states neither")
@@ -80,7 +80,7 @@ def check_seam(seam: Seam) -> SeamCheck:
 
 
 def mismatch(check: SeamCheck) -> str:
-    """One line on a check that failed: the target, what should stand there, what does."""
+    """Describe a failed check in one line: the target, what is expected there, what was found."""
     return (
         f"seam {check.seam.name}: {check.seam.target} should be {check.expected} but is "
         f"{check.found}; {WHAT_TO_DO}"
@@ -88,7 +88,7 @@ def mismatch(check: SeamCheck) -> str:
 
 
 def is_inert(seam: Seam, *, device: str) -> bool:
-    """Whether the seam stays out of this process: it is one for another device."""
+    """Return whether the seam stays out of this process: it is for another device."""
     return seam.device not in ("any", device)
 
 
@@ -126,7 +126,7 @@ def verify() -> None:
 
 
 def took(seam: Seam) -> bool:
-    """Whether the seam's hook stands at its target, or in the chain of wrappers there."""
+    """Return whether the seam's hook is at its target, or in the chain of wrappers there."""
     owner, attribute = _owner(seam.target)
     current = getattr(owner, attribute, None)
     if isinstance(owner, type):
@@ -137,7 +137,7 @@ def took(seam: Seam) -> bool:
 
 
 def state_of(seam: Seam, *, device: str) -> State:
-    """State in this process: `pending` means checked but not installed here."""
+    """Return the state in this process; `pending`: checked but not installed here."""
     if is_inert(seam, device=device):
         return "inert"
     if seam in _installed:
@@ -146,12 +146,12 @@ def state_of(seam: Seam, *, device: str) -> State:
 
 
 def installed() -> tuple[Seam, ...]:
-    """The seams that `install` put in place in this process."""
+    """Return the seams that `install` put in place in this process."""
     return tuple(_installed)
 
 
 def _wrapper_parts(value: Any) -> Iterator[Any]:
-    """Every hook and function in a `functools.wraps` chain, outermost first."""
+    """Yield every hook and function in a `functools.wraps` chain, outermost first."""
     while value is not None:
         if isinstance(value, (classmethod, staticmethod)):
             value = value.__func__
@@ -165,13 +165,13 @@ def _wrapper_parts(value: Any) -> Iterator[Any]:
 
 
 def _owner(target: str) -> tuple[Any, str]:
-    """The object that holds the attribute named by the dotted path, and the attribute's name."""
+    """Return the object that has the attribute of the dotted path, and the attribute's name."""
     path, _, attribute = target.rpartition(".")
     return pkgutil.resolve_name(path), attribute
 
 
 def _require_distinct(seams: list[Seam]) -> None:
-    """Two seams that replace or set one target would silently undo each other."""
+    """Refuse two seams that replace or set one target: one would silently undo the other."""
     seen: dict[str, str] = {}
     for seam in seams:
         if seam.kind not in ("replace", "set"):

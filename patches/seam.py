@@ -1,4 +1,4 @@
-"""What a patch of upstream is: where it bites, what must stand there, and why we need it."""
+"""Describe one patch of SGLang: its target, the expected signature there, and the reason."""
 
 from __future__ import annotations
 
@@ -19,10 +19,15 @@ class Seam:
         itself, for names that are None or a constant on this device and cannot be wrapped.
     hook: the callable or value put there, in the calling convention of `kind`.
     signature: `str(inspect.signature(target))` with annotations removed, in the supported version;
-        None only for `set`, where `expected_repr` says what stands there now.
+        None only for `set`.
+    expected_repr: `repr(target)` without addresses, for `set`.
     why: one sentence on what breaks or is missing without it.
     device: `cpu` seams are installed only where our CPU platform is active, `cuda` seams only where
         SGLang serves on an NVIDIA GPU.
+    issue: public thread on the fault, or on the change that made it: `sgl-project/sglang#N` or a
+        URL; several with a comma; `none found (DATE)` after a search without result. Required in
+        `upstream_fixes`, as is `drop_when`.
+    drop_when: the change of upstream that makes the patch unnecessary.
     """
 
     name: str
@@ -33,3 +38,5 @@ class Seam:
     signature: str | None = None
     expected_repr: str | None = None
     device: Literal["any", "cpu", "cuda"] = "any"
+    issue: str = ""
+    drop_when: str = ""

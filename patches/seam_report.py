@@ -1,7 +1,7 @@
-"""The seams as `dspark doctor` shows them: what stands at each target, and which ones took.
+"""Report the seams to `dspark doctor`: what is at each target, and which patches are in place.
 
-Plugins are really loaded here, in the doctor's own process, so a seam reported as installed is
-one that took.
+Plugins are really loaded here, in the doctor's own process, so a seam reported as installed is in
+place.
 """
 
 from __future__ import annotations
@@ -9,34 +9,41 @@ from __future__ import annotations
 import contextlib
 import io
 
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.patches import all_seams, registry
 from sglang_dspark.patches.registry import SeamCheck
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import startup, upstream, upstream_check
+from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.diagnosis import Diagnosis, SeamReport
 
 
 def look_at_seams(found: Diagnosis) -> None:
-    """Check every seam, then load all plugins as a server does, and see which seams took.
+    """Check every seam, then load all plugins as a server does, and see which seams are in place.
 
     Adds a report of each to `found`, and to its problems what keeps a server from starting.
     """
     device = startup.active_device()
     seams = all_seams()
     off = startup.switched_off() is not None
-    live = [s for s in seams if not off and not registry.is_inert(s, device=device)]
+    wanted = all_seams(upstream_fixes=_fixes_wanted())
+    if len(wanted) < len(seams):
+        count = len(seams) - len(wanted)
+        found.notes.append(f"upstream_fixes is false: {count} fixes of SGLang are not installed")
+    live = [s for s in wanted if not off and not registry.is_inert(s, device=device)]
     checks = {seam.name: registry.check_seam(seam) for seam in live}
     mismatches = [check for check in checks.values() if not check.ok]
     found.problems += [registry.mismatch(check) for check in mismatches]
     if not off and not mismatches and not upstream_check.missing():
         _load_plugins(found)
     for seam in seams:
-        state: str = "not installed" if off else registry.state_of(seam, device=device)
+        absent = off or seam not in wanted
+        state: str = "not installed" if absent else registry.state_of(seam, device=device)
         found.seams.append(_seam_report(seam, checks.get(seam.name), state))
 
 
 def _seam_report(seam: Seam, check: SeamCheck | None, state: str) -> SeamReport:
-    """check: None where the target was not looked at."""
+    """Make the report of one seam. check: None where the target was not checked."""
     if check is not None and not check.ok:
         state = "mismatch"
     return SeamReport(
@@ -49,7 +56,17 @@ def _seam_report(seam: Seam, check: SeamCheck | None, state: str) -> SeamReport:
         signature_ok=check.ok if check else True,
         state="not installed" if state == "pending" else state,
         why=seam.why,
+        issue=seam.issue,
+        drop_when=seam.drop_when,
     )
+
+
+def _fixes_wanted() -> bool:
+    """Return whether the configuration has the fixes on; so they are if it cannot be read."""
+    try:
+        return current_config().upstream_fixes
+    except DSparkError:  # `look_at_config` reports it
+        return True
 
 
 def _load_plugins(found: Diagnosis) -> None:

@@ -43,14 +43,14 @@ def _install() -> None:
     from sglang_dspark.patches import all_seams, registry
     from sglang_dspark.serving.config import load_config
 
-    load_config()
+    fixes = load_config().config.upstream_fixes
     moe_config.register()
     device = startup.active_device()
     if device == "cpu":
         quiet.install()
     else:
         _require_some_platform()
-    registry.install(all_seams(device=device), device=device)
+    registry.install(all_seams(device=device, upstream_fixes=fixes), device=device)
     _verify_after_apply()
 
 

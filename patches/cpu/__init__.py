@@ -1,1 +1,1 @@
-"""Patches of SGLang on a CPU."""
+"""Patch SGLang on a CPU."""

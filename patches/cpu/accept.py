@@ -1,4 +1,4 @@
-"""Sampling verification on a CPU: torch operators where upstream has Triton, CUDA or nothing.
+"""Verify sampled drafts on a CPU: torch operators where upstream has Triton, CUDA or none.
 
 Upstream: sglang/kernels/ops/speculative/dspark/dspark_accept.py and
 sglang/srt/speculative/{eagle_utils,dflash_utils}.py import the operators by value, so the
@@ -29,11 +29,12 @@ def verify_uses_greedy(
     is_xpu: bool,
     use_rejection_sampling: bool,
 ) -> bool:
-    """Greedy only when every request asks for it."""
+    """REPLACE hook: verify greedily only when every request asks for it."""
     return is_all_greedy
 
 
 def chain_sampling(name: str, target: str) -> Seam:
+    """Return a seam that replaces chain rejection sampling at `target`."""
     return Seam(
         name=name,
         target=target,
@@ -46,6 +47,7 @@ def chain_sampling(name: str, target: str) -> Seam:
 
 
 def target_probs(name: str, target: str) -> Seam:
+    """Return a seam that builds the target's distribution in the module `target` as we do."""
     return Seam(
         name=name,
         target=f"{target}.build_speculative_verify_target_probs",
@@ -53,8 +55,8 @@ def target_probs(name: str, target: str) -> Seam:
         hook=target_law.build_target_probs,
         signature="(*, next_token_logits, sampling_info, draft_token_num, bs, max_top_k=None, "
         "uniform_top_k_value=None, use_sparse_topk=True)",
-        why="upstream's distribution leaves out min-p, and with top-k and top-p both set it is "
-        "another one than plain decoding's",
+        why="upstream's distribution ignores min-p, and with top-k and top-p both set it differs "
+        "from plain decoding's",
         device="cpu",
     )
 
@@ -76,7 +78,7 @@ SEAMS = (
         "cpu-chain-sampling-eagle",
         "sglang.srt.speculative.eagle_utils.chain_speculative_sampling_triton",
     ),
-    target_probs("cpu-target-law-dflash", "sglang.srt.speculative.dflash_utils"),
+    target_probs("cpu-target-probs-dflash", "sglang.srt.speculative.dflash_utils"),
     _missing(
         "cpu-tree-sampling-eagle",
         "sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only",

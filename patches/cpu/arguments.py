@@ -1,19 +1,69 @@
-"""Lets the speculative algorithms be asked for on a CPU, with overlap scheduling.
+"""Accept the speculative algorithms on a CPU, keep overlap scheduling, fill free slots at once.
 
-The hooks: `sglang_dspark/backends/cpu/arguments.py`.
+Upstream: sglang/srt/arg_groups/speculative_hook.py. `_handle_dspark` checks the device's name,
+where `_handle_dflash` asks the platform. EAGLE and NGRAM disable the overlap schedule on every CPU.
+
+With DSPARK upstream keeps up to four freed slots of a full server empty and admits requests in
+groups (sglang/srt/managers/min_free_slots_delayer.py), as its draft makes each prefill slow. Our
+prefill of the draft takes a few milliseconds, and an empty slot costs more: with 8 users on 8
+slots, two of three steps had seven requests. So a freed slot is filled at once, unless
+`--min-free-slots-delay` names a number.
 """
 
 from __future__ import annotations
 
-from sglang_dspark.backends.cpu import arguments
+from collections.abc import Callable
+from typing import Any
+
 from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import upstream
+
+
+class _AsAccelerator:
+    """A resolving view whose `device` has a name that `_handle_dspark` accepts."""
+
+    def __init__(self, view: Any):
+        self._view = view
+
+    @property
+    def device(self) -> str:
+        return "xpu"
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._view, name)
+
+
+def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
+    """AROUND hook of `_handle_dspark`: give it a view of the arguments with another device."""
+    resolving_view = upstream.speculative_hook.resolving_view
+    if resolving_view(server_args).device != "cpu":
+        original(server_args)
+        return
+    upstream.speculative_hook.resolving_view = lambda args: _AsAccelerator(resolving_view(args))
+    try:
+        original(server_args)
+    finally:
+        upstream.speculative_hook.resolving_view = resolving_view
+    _fill_slots_at_once(server_args)
+
+
+def _fill_slots_at_once(server_args: Any) -> None:
+    """Admit a request as soon as one slot is free, unless the user set a number of slots."""
+    arguments = upstream.resolving_view(server_args)
+    if arguments.min_free_slots_delay is None and arguments.pp_size == 1:
+        upstream.declare_resolution(server_args, "sglang-dspark", min_free_slots_delay=1)
+
+
+def keep_overlap(server_args: Any) -> None:
+    """REPLACE hook: keep the overlap schedule, as our operators follow the relay's order."""
+
 
 SEAMS = (
     Seam(
         name="cpu-dspark-device",
         target="sglang.srt.arg_groups.speculative_hook._handle_dspark",
         kind="around",
-        hook=arguments.handle_dspark,
+        hook=handle_dspark,
         signature="(server_args)",
         why="upstream rejects DSPARK by the device's name",
         device="cpu",
@@ -22,7 +72,7 @@ SEAMS = (
         name="cpu-spec-overlap",
         target="sglang.srt.arg_groups.speculative_hook._disable_overlap_schedule_for_cpu",
         kind="replace",
-        hook=arguments.keep_overlap,
+        hook=keep_overlap,
         signature="(server_args)",
         why="upstream turns the overlap schedule off for EAGLE and NGRAM on a CPU",
         device="cpu",

@@ -1,7 +1,4 @@
-"""Lets SGLang build our attention backend for target and draft.
-
-The hooks: `sglang_dspark/backends/cpu/backends.py`.
-"""
+"""Register our CPU attention backend with SGLang, for the target and for drafts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,4 @@
-"""Decoder layers of Llama and Qwen3 targets and of DSPARK drafts as a few kernel calls each.
-
-The hooks: `sglang_dspark/backends/cpu/layers/models.py`.
-"""
+"""Compute decoder layers of Llama and Qwen3 targets and of DSPARK drafts by a few kernel calls."""
 
 from __future__ import annotations
 

@@ -1,12 +1,242 @@
-"""The step of an MTP draft (EAGLE, topk 1) in the short forms that DSPARK's step has.
+"""Run the step of an MTP draft (EAGLE, topk 1) by the fast paths of DSPARK's step.
 
-The hooks: `sglang_dspark/backends/cpu/mtp.py`.
+Upstream: sglang/srt/models/llama_eagle.py (`LlamaModel.forward`),
+sglang/srt/speculative/eagle_worker_v2.py (`EagleDraftWorker.draft`, `_draft_extend_for_decode`) and
+eagle_utils.py (`eagle_sample`). DSPARK is compared with MTP-1, so both get the same fast paths on a
+CPU. A pass that is not a plain greedy chain runs upstream's code.
 """
 
 from __future__ import annotations
 
-from sglang_dspark.backends.cpu import mtp
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.backends.cpu.fast_paths import tell
+from sglang_dspark.backends.cpu.layers.models import stack_of_model, step_for
 from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import upstream
+
+
+@dataclass(frozen=True)
+class _Window:
+    """The fields of a pass that `layer_model.step_of` reads."""
+
+    out_cache_loc: Tensor
+    forward_mode: Any
+
+
+def forward_model(
+    original: Callable[..., Tensor],
+    model: Any,
+    input_ids: Tensor,
+    positions: Tensor,
+    forward_batch: Any,
+    input_embeds: Tensor | None = None,
+    pp_proxy_tensors: Any = None,
+) -> Tensor:
+    """AROUND hook of the draft's `LlamaModel.forward`: compute tokens [n] -> hidden [n, d]."""
+    from sglang_dspark.backends.cpu.layers import model as layer_model
+    from sglang_dspark.backends.cpu.layers import support as layer_support
+
+    stack = stack_of_model(model, layer_support.eagle_layer_of, None)
+    if stack is not None:
+        if input_embeds is None:
+            input_embeds = model.embed_tokens(input_ids)
+        hidden = _entered(model, input_embeds, forward_batch.spec_info.hidden_states)
+        step = step_for(stack, positions, hidden, forward_batch)
+        if step is not None:
+            return layer_model.run(stack, step, hidden)[0]
+    return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
+
+
+def draft_one(
+    original: Callable[..., Any], worker: Any, batch: Any, *, with_topology: bool = False
+) -> Any:
+    """AROUND hook of `EagleDraftWorker.draft`: reuse the last step's draft if it has one token.
+
+    Upstream plans a pass of the draft model too, which it then does not run.
+    """
+    known = batch.spec_info
+    if with_topology or worker.speculative_num_steps != 1 or not _plain_chain(worker, batch):
+        return original(worker, batch, with_topology=with_topology)
+    requests, hot = known.topk_index.shape[0], worker.hot_token_id
+    if requests > worker._topk1_parents_prealloc.shape[0]:
+        return original(worker, batch, with_topology=with_topology)
+    return upstream.build_eagle_verify_input(
+        batch,
+        known,
+        worker._topk1_parents_prealloc[:requests],
+        worker._topk1_score_indices_prealloc[:requests],
+        known.topk_index if hot is None else hot[known.topk_index],
+        None,
+        target_worker=worker.target_worker,
+        topk=1,
+        num_steps=1,
+        num_draft_tokens=worker.speculative_num_draft_tokens,
+        tree_mask_mode=worker.tree_mask_mode,
+        device=worker.device,
+    )
+
+
+def sample_greedy(
+    original: Callable[..., Any],
+    verify_input: Any,
+    batch: Any,
+    logits_output: Any,
+    grammar_mask: Any = None,
+    uno_target_max_top_k: int | None = None,
+    *,
+    watermark_state: Any = None,
+    watermark_full_mask: bool = True,
+) -> Any:
+    """AROUND hook of `eagle_sample`: return tokens [R * n], lengths [R], accepted rows [R, n]."""
+    from sglang_dspark.backends.cpu.chain_ops import verify_chains
+
+    logits = logits_output.next_token_logits
+    if (
+        grammar_mask is None
+        and watermark_state is None
+        and verify_input.tree_topk == 1
+        and verify_input.max_tree_depth == verify_input.draft_token_num
+        and _plainly_greedy(batch)
+        and _plain_logits(logits)
+    ):
+        window = verify_input.draft_token.view(-1, verify_input.draft_token_num)
+        if logits.shape[0] == window.numel():
+            predicted, index, lens = verify_chains(window.to(torch.int64), logits)
+            return predicted, lens, index
+    return original(
+        verify_input,
+        batch,
+        logits_output,
+        grammar_mask,
+        uno_target_max_top_k,
+        watermark_state=watermark_state,
+        watermark_full_mask=watermark_full_mask,
+    )
+
+
+def extend_verified(
+    original: Callable[..., None],
+    worker: Any,
+    batch: Any,
+    batch_result: Any,
+    *,
+    kv_loc_plan: Any = None,
+) -> None:
+    """AROUND hook of `_draft_extend_for_decode`: run the draft model over the verified windows.
+
+    Same rows, positions and slots as the target's pass just made, so its plan serves again; and
+    only the last accepted row of a window goes through the draft's LM head.
+    """
+    hidden = None
+    if kv_loc_plan is None and _plain_chain(worker, batch):
+        hidden = _window_states(worker, batch, batch_result)
+    if hidden is None:
+        original(worker, batch, batch_result, kv_loc_plan=kv_loc_plan)
+        return
+    from sglang_dspark.backends.cpu.greedy_ops import row_argmax
+
+    lens, model = batch_result.accept_lens, worker.draft_runner.model
+    starts = torch.arange(0, hidden.shape[0], worker.speculative_num_draft_tokens)
+    chosen = hidden[starts + (lens - 1)]  # [R, d]
+    logits = model.logits_processor._compute_lm_head(chosen, model.lm_head)
+    likeliest = row_argmax(logits) if _plain_logits(logits) else logits.argmax(-1)
+    following = batch_result.next_draft_input
+    following.topk_index = likeliest[:, None]
+    following.topk_p = torch.ones(likeliest.shape[0], 1)
+    following.hidden_states = chosen
+    following.cuda_graph_compatible = True
+
+
+def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
+    """Return the draft's states [R * n, d] after each verified token; None: upstream has to run."""
+    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+    from sglang_dspark.backends.cpu.layers import model as layer_model
+    from sglang_dspark.backends.cpu.layers import support as layer_support
+
+    runner, window = worker.draft_runner, batch.spec_info
+    theirs, ours = worker.target_worker.model_runner.attn_backend, runner.attn_backend
+    why = upstream.other_class("its model", runner.model, upstream.LlamaForCausalLMEagle)
+    if why is not None:
+        tell("draft over the verified windows", why)
+        return None
+    if (
+        not _plain_head(runner.model.logits_processor)
+        or not isinstance(theirs, DsparkCpuAttnBackend)
+        or not isinstance(ours, DsparkCpuAttnBackend)
+        or theirs.req_to_token_pool is not ours.req_to_token_pool
+        or theirs.plan is None
+    ):
+        return None
+    model, mode = runner.model.model, batch.forward_mode
+    stack = stack_of_model(model, layer_support.eagle_layer_of, None)
+    if stack is None or result.logits_output.hidden_states is None:
+        return None
+    tokens = model.embed_tokens(result.next_token_ids.to(torch.int64))
+    hidden = _entered(model, tokens, result.logits_output.hidden_states)
+    ours.plan = theirs.plan
+    pass_ = _Window(batch.out_cache_loc, mode)
+    step = layer_model.step_of(stack, ours, window.positions, hidden, pass_)
+    return None if step is None else layer_model.run(stack, step, hidden)[0]
+
+
+def _entered(model: Any, embeddings: Tensor, hidden: Tensor) -> Tensor:
+    """Compute fc([embedding; hidden]), [n, d] each -> [n, d]."""
+    from sglang_dspark.backends.cpu import linear
+
+    return linear.product(torch.cat((embeddings, hidden), -1), model.fc.weight, model.fc.bias)
+
+
+def _plain_chain(worker: Any, batch: Any) -> bool:
+    """Return whether a step drafts one greedy chain a request, on one rank and without extras."""
+    runner = worker.draft_runner
+    return (
+        worker.topk == 1
+        and worker.speculative_num_draft_tokens == worker.speculative_num_steps + 1
+        and not batch.forward_mode.is_idle()
+        and not upstream.get_spec().speculative_use_rejection_sampling
+        and not worker.seed_dsa_topk_from_draft_extend
+        and not worker.plan_stream
+        and runner.canary_manager is None
+        and not runner.kv_index_translator.is_translating
+        and upstream.get_parallel().pp_size == 1
+        and upstream.get_parallel().tp_size == 1
+    )
+
+
+def _plainly_greedy(batch: Any) -> bool:
+    """Return whether the batch takes the target's most likely tokens, unchanged."""
+    sampling = batch.sampling_info
+    return (
+        not batch.forward_mode.is_idle()
+        and sampling.is_all_greedy
+        and sampling.acc_additive_penalties is None
+        and sampling.acc_scaling_penalties is None
+        and sampling.logit_bias is None
+        and upstream.SIMULATE_ACC_LEN <= 0
+        and not upstream.envs.SGLANG_SANITIZE_NAN_LOGITS.get()
+        and upstream.get_parallel().tp_size == 1
+    )
+
+
+def _plain_logits(logits: Tensor) -> bool:
+    return logits.dtype is torch.float32 and logits.dim() == 2 and logits.is_contiguous()
+
+
+def _plain_head(processor: Any) -> bool:
+    """Return whether logits are the LM head's product and nothing else."""
+    return (
+        processor.logit_scale is None
+        and not processor.final_logit_softcapping
+        and not processor.do_tensor_parallel_all_gather
+        and not processor.do_tensor_parallel_all_gather_dp_attn
+    )
+
 
 _WORKER = "sglang.srt.speculative.eagle_worker_v2.EagleDraftWorker"
 
@@ -15,7 +245,7 @@ SEAMS = (
         name="cpu-mtp-model",
         target="sglang.srt.models.llama_eagle.LlamaModel.forward",
         kind="around",
-        hook=mtp.forward_model,
+        hook=forward_model,
         signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
         "pp_proxy_tensors=None)",
         why="the same as around a DSPARK draft's layers, so that the comparison is fair",
@@ -25,7 +255,7 @@ SEAMS = (
         name="cpu-mtp-draft",
         target=f"{_WORKER}.draft",
         kind="around",
-        hook=mtp.draft_one,
+        hook=draft_one,
         signature="(self, batch, *, with_topology=False)",
         why="upstream prepares a pass of the draft that a single step does not make",
         device="cpu",
@@ -34,7 +264,7 @@ SEAMS = (
         name="cpu-mtp-accept",
         target="sglang.srt.speculative.eagle_worker_common.eagle_sample",
         kind="around",
-        hook=mtp.sample_greedy,
+        hook=sample_greedy,
         signature="(verify_input, batch, logits_output, grammar_mask=None, "
         "uno_target_max_top_k=None, *, watermark_state=None, watermark_full_mask=True)",
         why="upstream reads all logits and walks a tree with some thirty small torch calls",
@@ -44,7 +274,7 @@ SEAMS = (
         name="cpu-mtp-extend",
         target=f"{_WORKER}._draft_extend_for_decode",
         kind="around",
-        hook=mtp.extend_verified,
+        hook=extend_verified,
         signature="(self, batch, batch_result, *, kv_loc_plan=None)",
         why="upstream plans the target's pass again and takes rejected rows through the LM head",
         device="cpu",

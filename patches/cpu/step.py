@@ -1,8 +1,8 @@
-"""A DSPARK worker on a CPU is taken over when it is ready; upstream's relay is not needed then.
+"""Attach our decode step to a ready DSPARK worker on a CPU, without upstream's relay.
 
-Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py, `init_cuda_graphs`,
-the last step of a worker's start (pools and attention backends stand), and
-sglang/srt/managers/overlap_utils.py, `decide_needs_confidence_relay`.
+Upstream: `init_cuda_graphs` in sglang/srt/speculative/dspark_components/dspark_worker_v2.py, the
+last stage of a worker's start (pools and attention backends exist), and
+`decide_needs_confidence_relay` in sglang/srt/managers/overlap_utils.py.
 """
 
 from __future__ import annotations
@@ -14,14 +14,14 @@ from sglang_dspark.patches.seam import Seam
 
 
 def attach_step(result: None, worker: Any) -> None:
-    """AFTER hook of `DSparkWorkerV2.init_cuda_graphs`."""
+    """AFTER hook of `DSparkWorkerV2.init_cuda_graphs`: put our step on the worker."""
     from sglang_dspark.backends.cpu.attach import attach
 
     attach(worker)
 
 
 def needs_confidence_relay(original: Callable[[], bool]) -> bool:
-    """AROUND hook: our planner has a relay of its own, tagged with tenants."""
+    """AROUND hook: disable upstream's relay, as our planner has one, tagged with generations."""
     from sglang_dspark.serving import mode
 
     return original() and not mode.choice().ours
@@ -44,7 +44,7 @@ SEAMS = (
         kind="around",
         hook=needs_confidence_relay,
         signature="()",
-        why="upstream would copy confidences that nobody reads, in every step",
+        why="upstream would copy confidences in every step, which our planner does not read",
         device="cpu",
     ),
 )

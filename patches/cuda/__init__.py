@@ -1,1 +1,1 @@
-"""Patches of SGLang on an NVIDIA GPU."""
+"""Patch SGLang on an NVIDIA GPU."""

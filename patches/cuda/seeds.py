@@ -1,9 +1,9 @@
-"""A request's seed acts under DSPARK on a GPU, from its first token on.
+"""Draw the first token and the drafts of a seeded request by its seed, under DSPARK on a GPU.
 
-Upstream: sglang/srt/layers/sampler.py draws the first token, behind the prefill, and
-sglang/srt/speculative/dspark_components/dspark_draft.py the drafts; neither reads a seed, and
-FlashInfer's sampler refuses batches that carry one. The accept rule's part is
-step/accept.py. Plain decoding keeps upstream's ways.
+Upstream: sglang/srt/layers/sampler.py draws the first token, after the prefill, and
+sglang/srt/speculative/dspark_components/dspark_draft.py the drafts. Neither reads a seed, and
+FlashInfer's sampler refuses batches that carry one. The accept rule reads seeds in step/accept.py.
+Plain decoding keeps upstream's samplers.
 """
 
 from __future__ import annotations
@@ -25,16 +25,16 @@ def sample(
     positions: Tensor,
     simple_sampling_case: bool,
 ) -> tuple[Tensor, Any]:
-    """AROUND hook: one draw a row of probs [R, V], and what was kept of them where asked for."""
+    """AROUND hook of `_sample_from_probs`: draw seeded rows of probs [R, V] by their seeds."""
     tokens, capture = original(sampler, probs, sampling_info, positions, simple_sampling_case)
     drawn = seeds.first_tokens(tokens, probs, sampling_info, positions)
     if drawn is not tokens and capture is not None:
-        capture = capture._replace(selected_weight=None)  # found anew from the tokens
+        capture = capture._replace(selected_weight=None)  # computed again from the tokens
     return drawn, capture
 
 
 def sample_draft_block(original: Callable[..., Any], **block: Any) -> Any:
-    """AROUND hook: the drafts of a step in which some request has a seed are ours."""
+    """AROUND hook: draw the drafts of a step in which a request has a seed."""
     drawn = seeds.draft_seeds(block["sampling_info"])
     if drawn is None or block["greedy_draft"]:
         return original(**block)

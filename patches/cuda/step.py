@@ -1,6 +1,8 @@
-"""A DSPARK worker on a GPU is taken over when its models, pools and graphs stand.
+"""Attach our decode step, draft steps and accept rule to a DSPARK worker on a GPU.
 
-Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py, dspark_verify.py.
+Upstream: sglang/srt/speculative/dspark_components/{dspark_worker_v2,dspark_verify,dspark_draft}.py.
+The tail of the draft's graph (dspark_draft_sampler.py) imports `draft_markov_block` by name. A
+vanilla head's steps in that graph stay SGLang's.
 """
 
 from __future__ import annotations
@@ -12,17 +14,24 @@ from sglang_dspark.patches.seam import Seam
 
 
 def attach_step(result: None, worker: Any) -> None:
-    """AFTER hook of `init_cuda_graphs`."""
+    """AFTER hook of `init_cuda_graphs`: put our step on a worker with models, pools and graphs."""
     from sglang_dspark.backends.cuda.attach import attach
 
     attach(worker)
 
 
 def accept_in_graph(original: Callable[..., Any], epilogue: Any, **given: Any) -> Any:
-    """AROUND hook of the accept rule that graphs of verify passes end with."""
+    """AROUND hook of `_accept`: run our accept rule at the end of a graph of a verify pass."""
     from sglang_dspark.backends.cuda.accept_in_graph import accept
 
     return accept(original, epilogue, **given)
+
+
+def draft_markov_block(original: Callable[..., Any], **block: Any) -> Any:
+    """AROUND hook: draw the tokens of a block in one launch; return them and their logits."""
+    from sglang_dspark.backends.cuda.draft import draft_steps
+
+    return draft_steps(original, **block)
 
 
 SEAMS = (
@@ -43,7 +52,19 @@ SEAMS = (
         kind="around",
         hook=accept_in_graph,
         signature="(self, *, candidates, logits, draft_tokens, seq_lens, cutoff_verify_lens=None)",
-        why="upstream searches rows that nobody verifies and needs a dozen launches for the rest",
+        why="upstream searches rows that are not verified and needs a dozen launches for the rest",
+        device="cuda",
+    ),
+    Seam(
+        name="cuda-draft-steps",
+        target="sglang.srt.speculative.dspark_components.dspark_draft.draft_markov_block",
+        kind="around",
+        hook=draft_markov_block,
+        signature=(
+            "(*, markov_head, base_logits, anchor_tokens, draft_hidden, step_temperatures, noise, "
+            "tp_sync, logits_out=None, greedy_draft=False)"
+        ),
+        why="upstream launches a product and two kernels for every position of a block",
         device="cuda",
     ),
 )

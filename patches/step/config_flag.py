@@ -1,4 +1,4 @@
-"""Adds `--dspark-config FILE` to the server's command line.
+"""Add `--dspark-config FILE` to the server's command line.
 
 Upstream: sglang/srt/server_args.py, `ServerArgs.add_cli_args`. Plugins are loaded before
 the command line is parsed, and `ServerArgs.from_cli_args` reads only its own fields from the
@@ -20,7 +20,7 @@ from sglang_dspark.serving.config import CONFIG_VARIABLE, use_config_file
 
 
 class _ReadConfig(argparse.Action):
-    """Reads the file while the command line is parsed: before any process is spawned."""
+    """Read the file while the command line is parsed: before any process is spawned."""
 
     def __call__(
         self,
@@ -37,7 +37,7 @@ class _ReadConfig(argparse.Action):
 
 
 def add_config_flag(result: None, parser: argparse.ArgumentParser) -> None:
-    """AFTER hook of `ServerArgs.add_cli_args`."""
+    """AFTER hook of `ServerArgs.add_cli_args`: add our option."""
     parser.add_argument(
         "--dspark-config",
         metavar="FILE",

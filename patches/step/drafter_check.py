@@ -1,7 +1,4 @@
-"""Refuses a drafter that does not fit the target, before any process is spawned.
-
-The hooks: `sglang_dspark/backends/drafter_check.py`.
-"""
+"""Refuse a drafter that does not fit the target, before any process is spawned."""
 
 from __future__ import annotations
 

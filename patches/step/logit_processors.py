@@ -50,6 +50,6 @@ SEAMS = (
         kind="after",
         hook=check_processor,
         signature="(self, req)",
-        why="a processor that reads the answer sees the anchor's in every row of a window",
+        why="a processor that reads the output sees that of the anchor in every row of a window",
     ),
 )

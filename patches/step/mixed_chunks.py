@@ -1,9 +1,9 @@
-"""`--enable-mixed-chunk` is off under DSPARK: a mixed step's tokens would ignore penalties.
+"""Disable `--enable-mixed-chunk` under DSPARK: a mixed step's tokens would ignore penalties.
 
-Upstream (sglang/srt/managers/schedule_batch.py, `mix_with_running`) lets running requests
-decode one token beside a chunk of a long prompt, by SGLang's sampler and its counts of output
-tokens. DSPARK's steps leave these counts alone: penalties would see no token that was put out, and
-`min_new_tokens` would forbid the end of an answer for ever.
+Upstream (sglang/srt/managers/schedule_batch.py, `mix_with_running`) lets running requests decode
+one token in the batch of a prompt's chunk, by SGLang's sampler and its counts of output tokens.
+DSPARK's steps do not update these counts: penalties would see no output token, and
+`min_new_tokens` would forbid EOS for ever.
 """
 
 from __future__ import annotations
@@ -17,8 +17,8 @@ from sglang_dspark.serving import upstream
 logger = logging.getLogger(__name__)
 
 
-def leave_out(result: None, server_args: Any) -> None:
-    """AFTER hook of `_handle_dspark`."""
+def disable_mixed_chunk(result: None, server_args: Any) -> None:
+    """AFTER hook of `_handle_dspark`: turn the argument off, and log it."""
     if upstream.resolving_view(server_args).enable_mixed_chunk:
         upstream.declare_resolution(server_args, "sglang-dspark", enable_mixed_chunk=False)
         logger.warning(
@@ -32,7 +32,7 @@ SEAMS = (
         name="mixed-chunks",
         target="sglang.srt.arg_groups.speculative_hook._handle_dspark",
         kind="after",
-        hook=leave_out,
+        hook=disable_mixed_chunk,
         signature="(server_args)",
         why="a mixed step draws tokens by counts of output tokens that DSPARK's steps do not keep",
     ),

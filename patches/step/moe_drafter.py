@@ -1,9 +1,9 @@
-"""Drafters with experts among the models that SGLang can load, in graphs where they may be.
+"""Register drafters with experts as a model of SGLang, and capture graphs only where they can be.
 
-Upstream: sglang/srt/models/registry.py, `_ModelRegistry`, a dict of classes that is asked
-for an architecture before the class is taken. SGLANG_EXTERNAL_MODEL_PACKAGE fills the same dict,
-but there is one such package, and it may be the user's. And sglang/srt/managers/tp_worker.py, which
-captures what a worker's model computes.
+Upstream: sglang/srt/models/registry.py, `_ModelRegistry`, a dict of classes that is asked for an
+architecture before it returns the class. SGLANG_EXTERNAL_MODEL_PACKAGE fills the same dict, but
+there is one such package, and it may be the user's. And sglang/srt/managers/tp_worker.py, which
+captures the graphs of a worker's model.
 """
 
 from __future__ import annotations
@@ -16,17 +16,17 @@ from sglang_dspark.patches.seam import Seam
 
 
 def add_moe_drafter(registry: Any, architecture: str) -> None:
-    """BEFORE hook of `is_arch_supported`: our class is imported when it is asked for."""
+    """BEFORE hook of `is_arch_supported`: import our class when SGLang asks for it."""
     if architecture == MOE_ARCHITECTURE and architecture not in registry.models:
         from sglang_dspark.backends.moe.moe_model import DSparkMoEModel
 
         registry.models[architecture] = DSparkMoEModel
 
 
-def capture_if_it_may_be(
+def capture_if_supported(
     original: Callable[..., None], worker: Any, capture_decode_cuda_graph: bool = True
 ) -> None:
-    """AROUND hook of `init_cuda_graphs`: a draft that no graph may hold is not captured."""
+    """AROUND hook of `init_cuda_graphs`: do not capture a draft that no graph supports."""
     if worker.is_draft_worker:
         capture_decode_cuda_graph &= getattr(worker.model_runner.model, "capturable", True)
     original(worker, capture_decode_cuda_graph=capture_decode_cuda_graph)
@@ -45,7 +45,7 @@ SEAMS = (
         name="moe-draft-graph",
         target="sglang.srt.managers.tp_worker.TpModelWorker.init_cuda_graphs",
         kind="around",
-        hook=capture_if_it_may_be,
+        hook=capture_if_supported,
         signature="(self, capture_decode_cuda_graph=True)",
         why="a capture of grouped products that read the host would end the server",
     ),

@@ -1,7 +1,4 @@
-"""Keeps a drafter's weights in an update of the target's, and renews copies of updated ones.
-
-The hooks: `sglang_dspark/serving/weight_updates.py`.
-"""
+"""Keep a drafter's weights when the target's are updated, and renew copies of updated weights."""
 
 from __future__ import annotations
 

@@ -1,9 +1,8 @@
-"""Decode steps of a DSPARK worker are ours: planned, drafted or not, verified, learned from.
+"""Run our decode step in a DSPARK worker: plan, draft or skip drafting, verify, learn from results.
 
-Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py and
-dspark_planner.py, and sglang/srt/managers/scheduler_components/batch_result_processor.py. Without
-a `StepState` on the worker all of them do what they did; patches/cpu/step.py and cuda_step.py put
-it there.
+Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py and dspark_planner.py, and
+sglang/srt/managers/scheduler_components/batch_result_processor.py. Without a `StepState` on the
+worker all of them run upstream's code; patches/cpu/step.py and patches/cuda/step.py put it there.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from sglang_dspark.step.state import state_of
 
 
 def planner_of(original: Callable[[Any], Any], worker: Any) -> Any:
-    """AROUND hook of `get_confidence_budget_prepare`: what runs before a step is launched."""
+    """AROUND hook of `get_confidence_budget_prepare`: return the function that plans a step."""
     state = state_of(worker)
     if state is None:
         return original(worker)
@@ -33,7 +32,7 @@ def forward_decode(
     grammar_barrier: Any = None,
     coordination_plan: Any = None,
 ) -> Any:
-    """AROUND hook of `_forward_decode`: the step, or upstream's for a rank without requests."""
+    """AROUND hook of `_forward_decode`: run our step, or upstream's on a rank without requests."""
     state = state_of(worker)
     if state is None or batch.spec_info is None or batch.forward_mode.is_idle():
         return original(worker, batch, on_publish, grammar_barrier, coordination_plan)
@@ -43,9 +42,9 @@ def forward_decode(
 
 
 def note_prefill(original: Callable[..., Any], worker: Any, batch: Any, *args: Any) -> Any:
-    """AROUND hook of `_forward_prefill`: its first tokens are drawn by the requests' seeds.
+    """AROUND hook of `_forward_prefill`: draw first tokens by the requests' seeds.
 
-    The decode step before it has no time of its own.
+    The decode step before it gets no step time: it waited for the prefill.
     """
     state = state_of(worker)
     if state is None:
@@ -58,7 +57,7 @@ def note_prefill(original: Callable[..., Any], worker: Any, batch: Any, *args: A
 
 
 def process_decode(result: None, processor: Any, batch: Any, step: Any) -> None:
-    """AFTER hook of `process_batch_result_decode`: a step has come to the host."""
+    """AFTER hook of `process_batch_result_decode`: learn from a step's results on the host."""
     state = state_of(processor.model_worker)
     if state is not None:
         from sglang_dspark.step.plan import learn

@@ -23,7 +23,7 @@ async def answer(
     anthropic_request: Any,
     raw_request: Any,
 ) -> Any:
-    """AROUND hook of `_handle_non_streaming`."""
+    """AROUND hook of `_handle_non_streaming`: set the answer's stop reason."""
     stops = anthropic_request.stop_sequences or ()
 
     def convert(response: Any) -> Any:
@@ -60,7 +60,7 @@ async def stream(
 
 
 class _WatchedChat:
-    """The chat handler, whose stream leaves its last `matched_stop` in `matched`."""
+    """Wrap the chat handler: its stream puts its last `matched_stop` into `matched`."""
 
     def __init__(self, chat: Any):
         self._chat = chat
@@ -87,6 +87,8 @@ def _with_stop(frame: str, matched: str) -> str:
 
 _SERVING = "sglang.srt.entrypoints.anthropic.serving.AnthropicServing"
 _WHY = "upstream reports end_turn for an answer that one of its stop_sequences ended"
+_ISSUE = "sgl-project/sglang#33153"
+_DROP_WHEN = "upstream's /v1/messages reports stop_sequence and the sequence that matched"
 
 SEAMS = (
     Seam(
@@ -96,6 +98,8 @@ SEAMS = (
         hook=answer,
         signature="(self, chat_request, anthropic_request, raw_request)",
         why=_WHY,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
     ),
     Seam(
         name="anthropic-stop-stream",
@@ -104,5 +108,7 @@ SEAMS = (
         hook=stream,
         signature="(self, adapted_request, processed_request, anthropic_request, raw_request)",
         why=_WHY,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
     ),
 )

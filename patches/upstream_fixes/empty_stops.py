@@ -12,7 +12,7 @@ from sglang_dspark.patches.seam import Seam
 
 
 def drop_empty(self: Any, tokenizer: Any) -> None:
-    """BEFORE hook of `SamplingParams.normalize`, through which every API's requests pass."""
+    """BEFORE hook of `SamplingParams.normalize`: drop the empty ones, for every API."""
     self.stop_strs = _without_empty(self.stop_strs)
     self.stop_regex_strs = _without_empty(self.stop_regex_strs)
 
@@ -29,5 +29,7 @@ SEAMS = (
         hook=drop_empty,
         signature="(self, tokenizer)",
         why="upstream ends an answer with an empty stop string at its first token (sglang#38712)",
+        issue="sgl-project/sglang#38712",
+        drop_when="upstream ignores or refuses empty stop strings and patterns",
     ),
 )

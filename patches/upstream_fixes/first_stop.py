@@ -1,9 +1,9 @@
-"""Of two stops in one accepted window the first ends the answer, as in plain decoding.
+"""End an answer at the first of several stops in one accepted window, as plain decoding does.
 
-Upstream (sglang/srt/managers/schedule_batch.py, `Req.update_finish_state`) looks for stop
-strings in all the tokens that a step accepted, one string after the other, and for stop tokens only
-where there is none. With `{"stop": ["user"]}` a window of `<eos>`, `\\n`, `user` ends the answer in
-front of `user`, where plain decoding ends it at `<eos>`; of two strings the one named first wins.
+Upstream (sglang/srt/managers/schedule_batch.py, `Req.update_finish_state`) looks for stop strings
+in all tokens that a step accepted, one string after the other, and for stop tokens only if there is
+none. With `{"stop": ["user"]}` a window of `<eos>`, `\\n`, `user` ends the answer in front of
+`user`, where plain decoding ends it at `<eos>`; of two strings the one named first wins.
 """
 
 from __future__ import annotations
@@ -13,14 +13,14 @@ from typing import Any
 
 from sglang_dspark.patches.seam import Seam
 
-_PART = "\ufffd"  # what a tokenizer writes for bytes that are no whole character
+_PART = "\ufffd"  # a tokenizer's text for bytes of an incomplete character
 
 
 def end_at_the_first(original: Callable[..., None], req: Any, new_accepted_len: int = 1) -> None:
-    """AROUND hook of `update_finish_state`: upstream's own, of one token after the other.
+    """AROUND hook of `update_finish_state`: call upstream's for one token after the other.
 
-    Tokens behind the end stay in `output_ids`, whose slots are taken; `finished_len` leaves them
-    out of the answer. The grammar is further on than the tokens: it has seen the whole window.
+    Tokens after the end stay in `output_ids`, as their slots are in use; `finished_len` excludes
+    them from the answer. The grammar has already accepted the whole window.
     """
     sampling = req.sampling_params
     if new_accepted_len < 2 or not (sampling.stop_strs or sampling.stop_regex_strs):
@@ -43,10 +43,10 @@ def end_at_the_first(original: Callable[..., None], req: Any, new_accepted_len: 
 
 
 def _may_stop(req: Any, fresh: int) -> bool:
-    """Whether a stop string or pattern may end one of the window's prefixes: one decoding tells.
+    """Return whether a stop string or pattern may end a prefix of the window, after one decoding.
 
-    A pattern may match in a prefix alone; so may a string in bytes that the next token makes
-    another character of. A token that is none has to be mended before it is decoded.
+    A pattern may match in a prefix alone; so may a string in bytes that the next token completes to
+    another character. An invalid token has to be replaced before it is decoded.
     """
     strings, window = req.sampling_params.stop_strs, req.output_ids[-fresh:]
     if req.sampling_params.stop_regex_strs or min(window) < 0 or max(window) >= req.vocab_size:
@@ -63,5 +63,7 @@ SEAMS = (
         hook=end_at_the_first,
         signature="(self, new_accepted_len=1)",
         why="of two stops in one accepted window the later one may win, unlike in plain decoding",
+        issue="sgl-project/sglang#28802",
+        drop_when="upstream ends an answer at the earliest stop of the accepted tokens",
     ),
 )

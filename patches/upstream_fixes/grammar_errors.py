@@ -1,11 +1,11 @@
-"""A grammar that allows no token ends its own request with status 400, and not the server.
+"""End a request whose grammar allows no token with status 400, and keep the server running.
 
-`root ::= root "a"` compiles, and allows nothing: neither at the beginning of an answer nor, in a
-rule further on, in its middle. Upstream (sglang/srt/constrained) masks every token then.
-Greedy decoding takes token 0, which the grammar refuses, and the request gets a 500; sampling finds
-a row without probability and raises in the scheduler, which ends the server for everyone. Here such
-a row is left as it is: whatever is sampled, the grammar refuses, and the answer says why. A grammar
-that is at its end before `min_new_tokens` leaves no token either (`cpu/lost_rows.py`).
+`root ::= root "a"` compiles and allows no token, at the beginning of an answer or, in a later rule,
+in its middle. Upstream (sglang/srt/constrained) then masks every token. Greedy decoding takes token
+0, which the grammar refuses, and the request gets a 500. Sampling finds a row without probability
+and raises in the scheduler, which ends the server. Here such a row stays unmasked: the grammar
+refuses any sampled token, and the answer says why. A grammar that is complete before
+`min_new_tokens` allows no token either (backends/cpu/lost_rows.py).
 """
 
 from __future__ import annotations
@@ -23,25 +23,25 @@ _ALL = -1  # of xgrammar's mask of 32 tokens: every bit
 
 
 def open_dead_ends(grammar: Any, logits: Any, vocab_mask: Any) -> None:
-    """BEFORE hook of xgrammar's `apply_vocab_mask`: all tokens where there would be none.
+    """BEFORE hook of xgrammar's `apply_vocab_mask`: allow all tokens where it would allow none.
 
     logits: [rows, V]; vocab_mask: [rows, ceil(V / 32)] int32, a bit a token, changed in place. It
-    is read on its device: nothing waits. Drafts are looked up in it before, as it was.
+    is read on its device without a synchronisation. Drafts are looked up in the unchanged mask.
     """
     vocab_mask.masked_fill_(~(vocab_mask != 0).any(dim=-1, keepdim=True), _ALL)
 
 
 def blame(result: Any, processor: Any, *given: Any, **named: Any) -> Any:
-    """AFTER hook of what advances a request's grammar: a dead end is the request's fault.
+    """AFTER hook of functions that advance a request's grammar: answer a dead end with status 400.
 
-    The request comes first among `given`, or by name; `result` is upstream's own.
+    The request is the first of `given`, or named `req`; `result` is upstream's own.
     """
     req = named["req"] if "req" in named else given[0]
     if not isinstance(req.to_finish, upstream.FINISH_ABORT):
         return result
     if is_dead_end(req.grammar, req.vocab_size):
         message = (
-            "the request's grammar came to a place where it allows no token; mend its ebnf, regex, "
+            "the request's grammar came to a place where it allows no token; fix its ebnf, regex, "
             "json_schema, response_format or structural_tag"
         )
     elif is_too_short(req):
@@ -53,13 +53,13 @@ def blame(result: Any, processor: Any, *given: Any, **named: Any) -> Any:
 
 
 def is_dead_end(grammar: Any, vocab: int) -> bool:
-    """Whether a grammar that has just refused a token would have refused any other."""
+    """Return whether a grammar that has just refused a token would have refused any other."""
     allowed = _allowed(grammar, vocab)
     return allowed is not None and not bool(allowed.any())
 
 
 def is_too_short(req: Any) -> bool:
-    """Whether its grammar allows nothing but the stop tokens that `min_new_tokens` forbids."""
+    """Return whether its grammar allows only the stop tokens that `min_new_tokens` forbids."""
     if len(req.output_ids) >= req.sampling_params.min_new_tokens:
         return False
     allowed = _allowed(req.grammar, req.vocab_size)
@@ -67,9 +67,9 @@ def is_too_short(req: Any) -> bool:
 
 
 def _allowed(grammar: Any, vocab: int) -> torch.Tensor | None:
-    """Which tokens a grammar would take now, [V] bool; None where nobody can say.
+    """Return the tokens that a grammar allows now, [V] bool; None if that is unknown.
 
-    That is at its end, which a request may have reached that is ended for another reason.
+    It is unknown after its end, which a request may have reached that ends for another reason.
     """
     if grammar.is_terminated():
         return None
@@ -84,7 +84,7 @@ def _allowed(grammar: Any, vocab: int) -> torch.Tensor | None:
 _PROCESSOR = (
     "sglang.srt.managers.scheduler_components.batch_result_processor.SchedulerBatchResultProcessor"
 )
-_NO_500 = "upstream tells a grammar that allows no token with 500, as a fault of its own"
+_NO_500 = "upstream answers a grammar that allows no token with 500, as a fault of its own"
 
 SEAMS = (
     Seam(
@@ -94,6 +94,8 @@ SEAMS = (
         hook=open_dead_ends,
         signature="(self, logits, vocab_mask)",
         why="a row without probability raises in the sampler, which ends the server",
+        issue="none found (2026-11-27)",
+        drop_when="upstream's samplers survive a row in which the grammar masks every token",
     ),
     Seam(
         name="grammar-prefill",
@@ -102,6 +104,8 @@ SEAMS = (
         hook=blame,
         signature="(self, *, req, next_token_id, already_advanced=False)",
         why=_NO_500,
+        issue="none found (2026-11-27)",
+        drop_when="upstream answers a grammar without a next token with status 400",
     ),
     Seam(
         name="grammar-decode",
@@ -110,5 +114,7 @@ SEAMS = (
         hook=blame,
         signature="(self, req, tokens)",
         why=_NO_500,
+        issue="none found (2026-11-27)",
+        drop_when="upstream answers a grammar without a next token with status 400",
     ),
 )

@@ -1,9 +1,9 @@
-"""A server's keys, hidden in what it tells of itself.
+"""Redact the server's keys in its log, in `/server_info` and in the launch command.
 
-Upstream, sglang/srt/server_args.py: `ServerArgs.resolved_dict` is what the log's line
-`server_args=…`, `/server_info` and the schedulers' states are made of, and the launch command that
-`prepare_server_args` notes is shown beside it. Both hold the keys as they were given: whoever may
-read the log may use the server, and whoever may use it reads the administrator's key.
+Upstream, sglang/srt/server_args.py: the log's line `server_args=…`, `/server_info` and the
+schedulers' states show `ServerArgs.resolved_dict`, and next to it the launch command that
+`prepare_server_args` saves. Both contain the keys in plain text: a reader of the log can use the
+server, and a client of the server can read the administrator's key.
 """
 
 from __future__ import annotations
@@ -17,14 +17,14 @@ MASK = "<hidden>"
 
 
 def hide_in_settings(result: dict[str, Any], self: Any) -> dict[str, Any]:
-    """AFTER hook of `ServerArgs.resolved_dict`: the same settings, keys masked where one is set."""
+    """AFTER hook of `ServerArgs.resolved_dict`: mask the keys that are set."""
     return {**result, **{name: MASK for name in KEYS if result.get(name)}}
 
 
 def hide_in_command(result: Any, argv: list[str]) -> None:
-    """AFTER hook of `prepare_server_args`: masks the keys in the launch command that it noted.
+    """AFTER hook of `prepare_server_args`: mask the keys in the launch command that it saved.
 
-    By value, as a flag may be shortened, hold its value or stand before it, or come from a file.
+    By value, as a flag may be shortened, have its value in the same word, or come from a file.
     """
     values = {value for name in KEYS if (value := getattr(result, name))}
     for value in sorted(values, key=len, reverse=True):  # one may be a part of another
@@ -39,6 +39,8 @@ SEAMS = (
         hook=hide_in_settings,
         signature="(self)",
         why="upstream writes the API keys into the log and answers them to every client",
+        issue="sgl-project/sglang#37457",
+        drop_when="upstream redacts keys in resolved_dict, which logs and /server_info show",
     ),
     Seam(
         name="hidden-keys-command",
@@ -47,5 +49,7 @@ SEAMS = (
         hook=hide_in_command,
         signature="(argv)",
         why="upstream answers the launch command with the API keys in it",
+        issue="sgl-project/sglang#39449",
+        drop_when="upstream redacts keys in the launch command that it reports",
     ),
 )

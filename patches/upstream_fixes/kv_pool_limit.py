@@ -1,13 +1,13 @@
-"""An answer that grows to the end of the KV pool, or of its row, is as long as plain decoding's.
+"""Let an answer grow to the end of the KV pool, or of its row, as in plain decoding.
 
-Upstream (sglang/srt/managers/scheduler.py, `init_req_max_new_tokens`) cuts `max_new_tokens`
-to what the pool holds. A step of a server that speculates needs room for twice its window besides;
-so a request that is alone in the pool, and near its end, was ended with status 500 ("Out of memory
-even after retracting all other requests") where plain decoding would have reached its limit.
+Upstream (sglang/srt/managers/scheduler.py, `init_req_max_new_tokens`) limits `max_new_tokens` to
+the size of the pool. A step of a server that speculates also reserves twice its window. So a
+request that is alone in the pool, and near its end, got status 500 ("Out of memory even after
+retracting all other requests") where plain decoding would have reached its limit.
 
-A request's row in the table of slots is as long as the context and some: one window and four
-tokens, where a page has one token (sglang/srt/mem_cache/allocation_sizing.py). Two windows are
-reserved in it at the context's end, of which a CPU would write what is over to the next row.
+A request's row in the table of slots is one window and four tokens longer than the context, where a
+page has one token (sglang/srt/mem_cache/allocation_sizing.py). Two windows are reserved in it at
+the context's end; on a CPU the excess would be written to the next row.
 """
 
 from __future__ import annotations
@@ -19,14 +19,14 @@ from sglang_dspark.serving import upstream
 
 
 def keep_room(result: Any, scheduler: Any, req: Any) -> None:
-    """AFTER hook of `init_req_max_new_tokens`: leave the room of a step behind the answer.
+    """AFTER hook of `init_req_max_new_tokens`: keep the slots of one step free after the answer.
 
-    One token there is always: it comes from the prefill, which needs none.
+    One token is always allowed: it is the prefill's, which needs no further slot.
     """
     if scheduler.spec_algorithm.is_none():
         return
     sampling = req.sampling_params
-    # Whole pages alone are given out.
+    # The pool allocates whole pages only.
     pool = scheduler.max_total_num_tokens // scheduler.page_size * scheduler.page_size
     room = pool - upstream.get_alloc_reserve_per_decode() - len(req.origin_input_ids)
     if scheduler.page_size > 1:
@@ -36,7 +36,7 @@ def keep_room(result: Any, scheduler: Any, req: Any) -> None:
 
 
 def widen_row(extra: int) -> int:
-    """AFTER hook of `get_req_to_token_extra_context_len`: room for a step behind the context."""
+    """AFTER hook of `get_req_to_token_extra_context_len`: add room for a step to the context."""
     return max(extra, upstream.get_alloc_reserve_per_decode())
 
 
@@ -48,6 +48,8 @@ SEAMS = (
         hook=keep_room,
         signature="(self, req)",
         why="an answer that reaches the end of the KV pool gets 500 where plain decoding ends it",
+        issue="sgl-project/sglang#19881",
+        drop_when="upstream limits max_new_tokens by the slots that a speculative step reserves",
     ),
     Seam(
         name="row-end",
@@ -56,5 +58,7 @@ SEAMS = (
         hook=widen_row,
         signature="()",
         why="the slots of a long window at the context's end go to the next request's row",
+        issue="sgl-project/sglang#33581",
+        drop_when="upstream sizes a row of req_to_token for the reserve of a step at page size 1",
     ),
 )

@@ -1,9 +1,9 @@
-"""The ranks' meeting point, at the address that they meet at alone.
+"""Bind the TCP store of the ranks' rendezvous to the address of the rendezvous alone.
 
-Upstream: SGLang has its ranks, one too, meet at `tcp://127.0.0.1:…`, or those of several
-machines at `--dist-init-addr`. torch's store behind it (torch/distributed/rendezvous.py,
-`_create_c10d_store`) listens on every interface all the same, asks nobody who they are, and is read
-and written by whoever connects.
+Upstream: SGLang's ranks, also a single one, meet at `tcp://127.0.0.1:…`, or those of several
+machines at `--dist-init-addr`. torch's store there (torch/distributed/rendezvous.py,
+`_create_c10d_store`) listens on every interface, without authentication: any client can read and
+write it.
 """
 
 from __future__ import annotations
@@ -27,11 +27,11 @@ def meet_locally(
     timeout: timedelta,
     use_libuv: bool = True,
 ) -> Any:
-    """AROUND hook of `_create_c10d_store`: the store's listener is bound to `hostname` alone.
+    """AROUND hook of `_create_c10d_store`: bind the store's listener to `hostname` alone.
 
-    What does not host a store is torch's own business; so is a name, which may have several
-    addresses, an address that is not this machine's own (behind a translation of addresses), and a
-    port that cannot be had, which may be this process's store for a second group.
+    torch's own function runs in these cases: this process hosts no store; a name, which may have
+    several addresses; an address of another machine (address translation); a port in use, which may
+    be this process's store for a second group.
     """
     listener = None
     agent = os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == str(True)  # it hosts the store
@@ -61,7 +61,7 @@ def _is_address(hostname: str) -> bool:
 
 
 def _listen(hostname: str, port: int) -> socket.socket | None:
-    """A listening socket, or None where the port is taken or the address another machine's."""
+    """Open a listening socket; None if the port is in use or the address is another machine's."""
     try:
         return socket.create_server(
             (hostname, port), family=socket.AF_INET6 if ":" in hostname else socket.AF_INET
@@ -78,5 +78,7 @@ SEAMS = (
         hook=meet_locally,
         signature="(hostname, port, rank, world_size, timeout, use_libuv=True)",
         why="torch opens an unguarded port on every interface, wherever the ranks meet",
+        issue="https://github.com/pytorch/pytorch/issues/173909",
+        drop_when="torch binds a TCPStore to the address of the rendezvous alone",
     ),
 )

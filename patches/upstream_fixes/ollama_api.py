@@ -18,7 +18,7 @@ NO_LIMIT = (-1, -2)  # Ollama's num_predict: without end; until the context is f
 
 
 def convert_options(result: dict[str, Any], self: Any, options: Any = None) -> dict[str, Any]:
-    """AFTER hook of `_convert_options_to_sampling_params`: a negative num_predict is no limit.
+    """AFTER hook of `_convert_options_to_sampling_params`: read a negative num_predict as no limit.
 
     The scheduler limits the answer to the context and the KV pool.
     """
@@ -28,14 +28,14 @@ def convert_options(result: dict[str, Any], self: Any, options: Any = None) -> d
 
 
 async def answer_chat(self: Any, gen_request: Any, raw_request: Any, model_name: str) -> Any:
-    """REPLACE hook of `_generate_chat_response`."""
+    """REPLACE hook of `_generate_chat_response`: answer with the whole text."""
     answer = await _first(self, gen_request, raw_request)
     message = upstream.OllamaMessage(role="assistant", content=answer["text"])
     return upstream.OllamaChatResponse(message=message, **_end(self, answer, model_name))
 
 
 async def answer_generate(self: Any, gen_request: Any, raw_request: Any, model_name: str) -> Any:
-    """REPLACE hook of `_generate_generate_response`."""
+    """REPLACE hook of `_generate_generate_response`: answer with the whole text."""
     answer = await _first(self, gen_request, raw_request)
     return upstream.OllamaGenerateResponse(
         response=answer["text"], **_end(self, answer, model_name)
@@ -43,7 +43,7 @@ async def answer_generate(self: Any, gen_request: Any, raw_request: Any, model_n
 
 
 async def stream_chat(self: Any, gen_request: Any, raw_request: Any, model_name: str) -> Any:
-    """REPLACE hook of `_stream_chat_response`."""
+    """REPLACE hook of `_stream_chat_response`: stream every chunk's text."""
     chunks = _text_deltas(self, gen_request, raw_request, model_name)
     return await _stream(
         {"message": {"role": "assistant", "content": text}, **fields}
@@ -52,7 +52,7 @@ async def stream_chat(self: Any, gen_request: Any, raw_request: Any, model_name:
 
 
 async def stream_generate(self: Any, gen_request: Any, raw_request: Any, model_name: str) -> Any:
-    """REPLACE hook of `_stream_generate_response`."""
+    """REPLACE hook of `_stream_generate_response`: stream every chunk's text."""
     chunks = _text_deltas(self, gen_request, raw_request, model_name)
     return await _stream({"response": text, **fields} async for text, fields in chunks)
 
@@ -102,7 +102,7 @@ async def _stream(parts: AsyncIterator[dict[str, Any]]) -> Any:
 
 
 def _end(self: Any, chunk: dict[str, Any], model_name: str) -> dict[str, Any]:
-    """Fields of an answer's last chunk. chunk: the tokenizer manager's."""
+    """Return the fields of an answer's last chunk. chunk: the tokenizer manager's."""
     meta = chunk.get("meta_info", {})
     reason = meta.get("finish_reason") or {}
     return {
@@ -124,7 +124,9 @@ SEAMS = (
         kind="after",
         hook=convert_options,
         signature="(self, options=None)",
-        why="upstream answers Ollama's num_predict -1, which is no limit, with 500",
+        why="upstream answers Ollama's num_predict -1, which means no limit, with 500",
+        issue="none found (2026-11-27)",
+        drop_when="upstream reads a negative num_predict as no limit",
     ),
     Seam(
         name="ollama-chat",
@@ -132,7 +134,9 @@ SEAMS = (
         kind="replace",
         hook=answer_chat,
         signature=_ANSWER,
-        why="upstream says done_reason stop of an answer that max_new_tokens cut off",
+        why="upstream reports done_reason stop for an answer that max_new_tokens cut off",
+        issue="none found (2026-11-27)",
+        drop_when="upstream answers done_reason length for a limit, and 400 for a refused request",
     ),
     Seam(
         name="ollama-generate",
@@ -140,7 +144,9 @@ SEAMS = (
         kind="replace",
         hook=answer_generate,
         signature=_ANSWER,
-        why="upstream says done_reason stop of an answer that max_new_tokens cut off",
+        why="upstream reports done_reason stop for an answer that max_new_tokens cut off",
+        issue="none found (2026-11-27)",
+        drop_when="upstream answers done_reason length for a limit, and 400 for a refused request",
     ),
     Seam(
         name="ollama-chat-stream",
@@ -149,6 +155,8 @@ SEAMS = (
         hook=stream_chat,
         signature=_ANSWER,
         why="upstream drops the text of the last chunk, up to gamma + 1 tokens under DSPARK",
+        issue="sgl-project/sglang#17961",
+        drop_when="upstream streams the last chunk's text, its end reason and the counts",
     ),
     Seam(
         name="ollama-generate-stream",
@@ -157,5 +165,7 @@ SEAMS = (
         hook=stream_generate,
         signature=_ANSWER,
         why="upstream drops the text of the last chunk, up to gamma + 1 tokens under DSPARK",
+        issue="sgl-project/sglang#17961",
+        drop_when="upstream streams the last chunk's text, its end reason and the counts",
     ),
 )

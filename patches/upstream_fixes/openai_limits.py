@@ -1,4 +1,4 @@
-"""Give `/v1/responses` all the tokens it asks for, and leave server paths out of error messages.
+"""Give `/v1/responses` all tokens that it requests, and remove server paths from error messages.
 
 Upstream: `ResponsesRequest.to_sampling_params` (sglang/srt/entrypoints/openai/protocol.py)
 subtracts two tokens from `max_output_tokens`. The handler of a body that does not validate answers
@@ -15,7 +15,7 @@ from sglang_dspark.patches.seam import Seam
 def whole_limit(
     result: dict[str, Any], self: Any, default_max_tokens: int | None = None, *_: Any, **__: Any
 ) -> None:
-    """AFTER hook of `ResponsesRequest.to_sampling_params`: set the limit that was asked for.
+    """AFTER hook of `ResponsesRequest.to_sampling_params`: set the requested limit.
 
     A limit beyond the context gets status 400, as from `/v1/chat/completions`.
     """
@@ -25,7 +25,7 @@ def whole_limit(
 
 
 def without_endpoint(self: Any) -> str:
-    """REPLACE hook of FastAPI's `ValidationException._format_endpoint_context`."""
+    """REPLACE hook of FastAPI's `ValidationException._format_endpoint_context`: return no text."""
     return ""
 
 
@@ -38,6 +38,8 @@ SEAMS = (
         signature="(self, default_max_tokens=None, default_params=None, stop=None, "
         "tool_call_constraint=None)",
         why="upstream generates two tokens fewer than max_output_tokens",
+        issue="sgl-project/sglang#26158",
+        drop_when="upstream generates up to max_output_tokens, not two tokens fewer",
     ),
     Seam(
         name="error-paths",
@@ -46,5 +48,7 @@ SEAMS = (
         hook=without_endpoint,
         signature="(self)",
         why="upstream answers an invalid body with a path of the server's files",
+        issue="https://github.com/fastapi/fastapi/pull/14306",
+        drop_when="SGLang's handler of invalid bodies answers without str(error)",
     ),
 )

@@ -24,7 +24,7 @@ ORDER = (
 def sort_penalizers(
     self: Any, vocab_size: int, batch: Any, penalizers: Any
 ) -> tuple[tuple[Any, ...], dict[str, Any]]:
-    """BEFORE hook of `BatchedPenalizerOrchestrator.__init__`; classes not in `ORDER` are last."""
+    """BEFORE hook of the orchestrator's `__init__`: sort by `ORDER`, other classes last."""
     rank = {name: place for place, name in enumerate(ORDER)}
     ordered = sorted(
         penalizers, key=lambda each: (rank.get(each.__name__, len(rank)), each.__name__)
@@ -40,5 +40,7 @@ SEAMS = (
         hook=sort_penalizers,
         signature="(self, vocab_size, batch, penalizers)",
         why="upstream applies a set of penalties in its order, which differs between processes",
+        issue="none found (2026-11-27)",
+        drop_when="upstream passes its penalty classes in a list or tuple, not in a set",
     ),
 )

@@ -44,6 +44,8 @@ _WHY = (
     "upstream counts a step's reasoning tokens before it drops those behind the end, so they "
     "exceed the completion tokens (sglang#39826)"
 )
+_ISSUE = "sgl-project/sglang#39826"
+_DROP_WHEN = "upstream counts reasoning tokens after it knows where the answer ends"
 
 SEAMS = (
     Seam(
@@ -53,6 +55,8 @@ SEAMS = (
         hook=defer,
         signature="(self, req, next_token_id)",
         why=_WHY,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
     ),
     Seam(
         name="reasoning-count",
@@ -61,5 +65,7 @@ SEAMS = (
         hook=count_kept,
         signature="(self, req, batch, result, i, logits_output)",
         why=_WHY,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
     ),
 )

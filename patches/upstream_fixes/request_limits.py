@@ -1,10 +1,10 @@
-"""Refuses requests that would end the scheduler, starve everyone or raise: one request, one error.
+"""Refuse requests that would end the scheduler, starve others or raise: status 400 for each.
 
-Upstream, sglang/srt/managers/tokenizer_manager.py: every API comes through
-`generate_request`, once a request, and `_validate_one_request`, once an answer; both answer a
-ValueError with status 400. Nobody checks what follows them: an empty prompt, a token id outside of
-the vocabulary, top_k beyond 32 bits, more log-probabilities than there are tokens, a value of
-another type than the scheduler's decoder wants raise there, which ends the server for everyone.
+Upstream, sglang/srt/managers/tokenizer_manager.py: every API calls `generate_request`, once a
+request, and `_validate_one_request`, once an answer; both answer a ValueError with status 400.
+Upstream does not check the values that later stages use: an empty prompt, a token id outside of the
+vocabulary, top_k beyond 32 bits, more log-probabilities than there are tokens, a value of another
+type than the scheduler's decoder wants. They raise in the scheduler, which ends the server.
 """
 
 from __future__ import annotations
@@ -80,7 +80,7 @@ class Sampling(BaseModel):
 def check_answers(self: Any, obj: Any, request: Any = None) -> None:
     """BEFORE hook of `generate_request`: raise ValueError for more answers than are served.
 
-    It comes before upstream makes as many requests of it. Null is upstream's default there too.
+    It runs before upstream makes as many requests of it. Null is upstream's default there too.
     """
     several = isinstance(getattr(obj, "rid", None), list)
     obj.is_single = not several  # of a refused stream upstream reads it, without having set it
@@ -99,7 +99,7 @@ def check_answers(self: Any, obj: Any, request: Any = None) -> None:
 
 
 def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
-    """BEFORE hook of `_validate_one_request`: raise ValueError for what would raise behind it."""
+    """BEFORE hook of `_validate_one_request`: raise ValueError for values that raise after it."""
     vocab = int(self.model_config.vocab_size)
     _check_prompt(obj, input_ids, vocab)
     _check_embeds(obj, self.model_config)
@@ -114,7 +114,7 @@ def check_request(self: Any, obj: Any, input_ids: list[int] | None) -> None:
 def abort_by_name(
     original: Callable[..., None], self: Any, rid: str = "", abort_all: bool = False
 ) -> None:
-    """AROUND hook of `abort_request`: nobody but the request of that name ends.
+    """AROUND hook of `abort_request`: end no request but the one of that name.
 
     The scheduler ends every request whose name begins with this one. Where there is such another,
     the request whose client has left runs to its end instead.
@@ -125,10 +125,10 @@ def abort_by_name(
 
 
 def check_decodable(result: Any, self: Any, obj: Any, *given: Any, **named: Any) -> None:
-    """AFTER hook of `_create_tokenized_object`: raise ValueError for what the scheduler's decoder
-    would not take, by the decoder itself.
+    """AFTER hook of `_create_tokenized_object`: raise ValueError if the scheduler cannot decode it.
 
-    Left out is what the server makes and not the client: media that are decoded, time statistics.
+    The decoder itself decides. Skipped are fields that the server makes and not the client: decoded
+    media, time statistics.
     """
     from msgspec import MsgspecError
     from msgspec.structs import replace
@@ -141,7 +141,7 @@ def check_decodable(result: Any, self: Any, obj: Any, *given: Any, **named: Any)
 
 
 def _samplings(obj: Any) -> list[dict[str, Any]]:
-    """The sampling parameters of a request, of each prompt if it has several."""
+    """Return the sampling parameters of a request, of each prompt if it has several."""
     given = getattr(obj, "sampling_params", None)
     several = given if isinstance(given, list) else [given]
     if any(each is not None and not isinstance(each, dict) for each in several):
@@ -177,7 +177,7 @@ def _check_embeds(obj: Any, model: Any) -> None:
 
 
 def _check_places(obj: Any, tokens: int) -> None:
-    """Places of the prompt at which something is asked for."""
+    """Check the positions of the prompt that the request names."""
     for name in ("token_indices_to_pool", "multi_item_delimiter_indices"):
         places = getattr(obj, name, None)
         if places is not None and not (places and all(0 <= each < tokens for each in places)):
@@ -224,7 +224,7 @@ def _check_logprobs(obj: Any, vocab: int) -> None:
 
 
 def _check_hidden_states(obj: Any) -> None:
-    """A step of DSPARK drops them, upstream's as ours: the answer would hold an empty list."""
+    """Refuse them under DSPARK: its steps drop them, and the answer would hold an empty list."""
     if not getattr(obj, "return_hidden_states", False):
         return
     if str(upstream.get_spec().speculative_algorithm).upper() == "DSPARK":
@@ -243,8 +243,10 @@ def _check_session(obj: Any) -> None:
 
 
 def check_pattern(pattern: str) -> None:
-    """Raises ValueError for a text that is no pattern, and for one that repeats what may itself
-    match in several ways: a choice, an option or another repetition.
+    """Raise ValueError for an invalid pattern, and for one that may take exponential time.
+
+    That is one that repeats a part which can match in several ways: a choice, an option or another
+    repetition.
 
     SGLang (sglang/srt/managers/schedule_batch.py, `_check_str_based_finish`) searches the end of an
     answer for `stop_regex` in every step, on the thread that schedules. `(a|a)*b` takes twice as
@@ -271,7 +273,7 @@ def _has_ways(part: tuple[Any, Any]) -> bool:
 
 
 def _parts(parsed: Any) -> Iterator[tuple[Any, Any]]:
-    """A pattern's parts, and theirs."""
+    """Yield a pattern's parts, and their parts."""
     for code, given in parsed:
         yield code, given
         for inner in _inner(given):
@@ -279,7 +281,7 @@ def _parts(parsed: Any) -> Iterator[tuple[Any, Any]]:
 
 
 def _inner(given: Any) -> Iterator[Any]:
-    """The patterns in a part's arguments."""
+    """Yield the patterns in a part's arguments."""
     if isinstance(given, _PARSER.SubPattern):
         yield given
     elif isinstance(given, list | tuple):
@@ -297,6 +299,8 @@ SEAMS = (
         hook=check_answers,
         signature="(self, obj, request=None)",
         why="upstream makes a request of every answer asked for, however many",
+        issue="sgl-project/sglang#36856",
+        drop_when="upstream limits n before it makes a request of each answer",
     ),
     Seam(
         name="request-values",
@@ -305,6 +309,8 @@ SEAMS = (
         hook=check_request,
         signature="(self, obj, input_ids)",
         why="values that upstream does not check raise in the scheduler, which ends the server",
+        issue="sgl-project/sglang#31597, sgl-project/sglang#31908, sgl-project/sglang#28203",
+        drop_when="upstream checks every value that raises in its scheduler, and bounds stop_regex",
     ),
     Seam(
         name="request-abort",
@@ -313,6 +319,8 @@ SEAMS = (
         hook=abort_by_name,
         signature="(self, rid='', abort_all=False)",
         why="upstream's scheduler ends every request whose name begins with the aborted one's",
+        issue="none found (2026-11-27)",
+        drop_when="upstream's scheduler aborts by the whole request id, not by a prefix",
     ),
     Seam(
         name="request-decodable",
@@ -324,5 +332,7 @@ SEAMS = (
             "token_type_ids=None)"
         ),
         why="the scheduler's decoder raises for a value of another type, which ends the server",
+        issue="none found (2026-11-27)",
+        drop_when="upstream's scheduler survives a request that its decoder refuses",
     ),
 )

@@ -1,13 +1,13 @@
-"""An exception while a request is read is the request's fault: status 400, one line, its field.
+"""Answer an exception while a request is read with status 400 and the field at fault, not with 500.
 
-Upstream answers a ValueError with status 400 and every other exception with 500. Of a
-request whose parts do not fit each other (a list shorter than the prompts, `sampling_params: []`,
-`chat_template_kwargs: {"messages": []}`) it raises IndexError, KeyError, TypeError. Every body of
-JSON comes through FastAPI's `request_body_to_args`, every chat and completion through
-`_convert_to_internal_request`, every generation through `normalize_batch_and_arguments`.
+Upstream answers a ValueError with status 400 and every other exception with 500. For a request
+whose parts do not fit each other (a list shorter than the prompts, `sampling_params: []`,
+`chat_template_kwargs: {"messages": []}`) it raises IndexError, KeyError, TypeError. Every JSON body
+passes FastAPI's `request_body_to_args`, every chat and completion `_convert_to_internal_request`,
+every generation `normalize_batch_and_arguments`.
 
-Nothing that upstream accepts is refused here: only what raised already becomes another answer.
-The field at fault is the first one without which the exception is gone.
+Requests that upstream accepts are not refused here: only those that raised get another answer. The
+field at fault is the first one without which the exception does not occur.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ PROMPTS = ("text", "input_ids", "input_embeds", "prompt", "messages")
 
 
 async def read_body(original: Callable[..., Any], *given: Any, **named: Any) -> Any:
-    """AROUND hook of FastAPI's `request_body_to_args`: 400 where a validator raises.
+    """AROUND hook of FastAPI's `request_body_to_args`: answer 400 if a validator raises.
 
-    named: `received_body`, the JSON value, among what upstream's caller gives by name.
+    named: upstream's keyword arguments, with `received_body`, the JSON value.
     """
     from fastapi import HTTPException
 
@@ -58,8 +58,10 @@ async def read_body(original: Callable[..., Any], *given: Any, **named: Any) -> 
 
 
 def convert(original: Callable[..., Any], self: Any, request: Any, raw_request: Any = None) -> Any:
-    """AROUND hook of `_convert_to_internal_request`: raises ValueError, where upstream raises one
-    of `FAULTS`. request: the validated body, a pydantic model."""
+    """AROUND hook of `_convert_to_internal_request`: turn one of `FAULTS` into a ValueError.
+
+    request: the validated body, a pydantic model.
+    """
     try:
         return original(self, request, raw_request)
     except FAULTS as error:
@@ -76,8 +78,10 @@ def convert(original: Callable[..., Any], self: Any, request: Any, raw_request: 
 
 
 def normalize(original: Callable[..., Any], self: Any) -> None:
-    """AROUND hook of `normalize_batch_and_arguments`: raises ValueError, where upstream raises one
-    of `FAULTS` there or when it takes the request of each prompt out of those of several."""
+    """AROUND hook of `normalize_batch_and_arguments`: turn one of `FAULTS` into a ValueError.
+
+    Upstream may also raise it when it makes the request of each prompt of several.
+    """
     given = dict(vars(self))  # before upstream fills in what is missing
     try:
         _normalize(original, self)
@@ -103,7 +107,7 @@ def _normalize(original: Callable[..., Any], request: Any) -> None:
     if not request.is_single:
         for number in range(len(request.rid)):
             request[number]
-        # What upstream sets on the whole request from here on is to be in the parts too.
+        # Fields that upstream sets on the whole request later have to be in the parts too.
         vars(request).pop("_sub_obj_cache", None)
 
 
@@ -112,7 +116,7 @@ def _default(field: Field[Any]) -> Any:
 
 
 def _blamed(given: Mapping[str, Any], again: Callable[[str], None], found: Exception) -> str:
-    """What to say of a request. again: reads it once more without one of its fields."""
+    """Return the message on a request. again: reads it once more without one of its fields."""
     for name in _suspects(given):
         try:
             again(name)
@@ -125,10 +129,8 @@ def _blamed(given: Mapping[str, Any], again: Callable[[str], None], found: Excep
 
 
 def _suspects(given: Mapping[str, Any]) -> Iterable[str]:
-    """Names of fields, those that are at fault most often first: lists and mappings, prompts last.
-
-    At most `MOST_TRIED`.
-    """
+    """Return names of fields to try, at most `MOST_TRIED`: lists and mappings first, prompts
+    last."""
 
     def order(name: str) -> int:
         return 2 if name in PROMPTS else int(not isinstance(given[name], list | dict))
@@ -146,6 +148,8 @@ def _says(name: str | None, value: Any, error: Exception) -> str:
 
 _OPENAI = "sglang.srt.entrypoints.openai"
 _NO_500 = "upstream answers an exception while a request is read with 500, as a fault of its own"
+_ISSUE = "none found (2026-11-27)"
+_DROP_WHEN = "upstream answers exceptions of a request's own values with status 400"
 
 SEAMS = (
     Seam(
@@ -155,6 +159,8 @@ SEAMS = (
         hook=read_body,
         signature="(body_fields, received_body, embed_body_fields)",
         why=_NO_500,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
     ),
     Seam(
         name="request-chat",
@@ -163,6 +169,8 @@ SEAMS = (
         hook=convert,
         signature="(self, request, raw_request=None)",
         why=_NO_500,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
     ),
     Seam(
         name="request-completion",
@@ -171,6 +179,8 @@ SEAMS = (
         hook=convert,
         signature="(self, request, raw_request=None)",
         why=_NO_500,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
     ),
     Seam(
         name="request-parts",
@@ -179,5 +189,7 @@ SEAMS = (
         hook=normalize,
         signature="(self)",
         why=_NO_500,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
     ),
 )

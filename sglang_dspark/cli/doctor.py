@@ -14,7 +14,7 @@ import typer
 if TYPE_CHECKING:
     from rich.console import Console
 
-    from sglang_dspark.serving.diagnosis import Diagnosis
+    from sglang_dspark.serving.diagnosis import Diagnosis, SeamReport
 
 _COLOURS = {"installed": "green", "inert": "dim", "mismatch": "red", "not installed": "yellow"}
 
@@ -124,6 +124,13 @@ def _show_seams(console: Console, found: Diagnosis) -> None:
             Text(f"{seam.target.removeprefix('sglang.srt.')} ({seam.kind})"),
             Text(check),
             Text(seam.state, style=_COLOURS[seam.state]),
-            Text(seam.why),
+            Text(_reason(seam)),
         )
     console.print(table)
+
+
+def _reason(seam: SeamReport) -> str:
+    """Return why a patch is there; of a fix of SGLang also its issue, and when the patch can go."""
+    if not seam.issue:
+        return seam.why
+    return f"{seam.why}\nissue: {seam.issue}\ndrop when: {seam.drop_when}"

@@ -165,6 +165,12 @@ class DSparkConfig(BaseModel):
     schedule: ScheduleConfig = Field(ScheduleConfig(), description="what is verified in a step")
     verify: VerifyConfig = Field(VerifyConfig(), description="how drafts are accepted")
     requests: RequestsConfig = Field(RequestsConfig(), description="what one request may ask for")
+    upstream_fixes: bool = Field(
+        default=True,
+        description="fix faults of SGLang that have nothing to do with speculation "
+        "(patches/upstream_fixes); false installs none of these patches, so that the requests "
+        "limits do not hold either",
+    )
 
 
 @dataclass(frozen=True)

@@ -36,6 +36,8 @@ class SeamReport:
     signature_ok: bool
     state: str
     why: str
+    issue: str = ""
+    drop_when: str = ""
 
 
 @dataclass

@@ -153,17 +153,17 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "BuildRaggedVerifyWindow": ("326e240ea201116e", "backends/cpu/ragged_ops.py"),
     },
     "sglang.kernels.ops.speculative.gather_spec_extras": {
-        "gather_spec_extras": ("1f21ff4acbaaec56", "patches/cpu/triton.py"),
+        "gather_spec_extras": ("1f21ff4acbaaec56", "patches/cpu/gpu_assumptions.py"),
     },
     "sglang.kernels.ops.speculative.row_argmax": {
-        "row_argmax": ("0702a37b721eefcc", "patches/cpu/triton.py"),
+        "row_argmax": ("0702a37b721eefcc", "patches/cpu/gpu_assumptions.py"),
     },
     "sglang.kernels.ops.speculative.spec_tree": {
         "verify_tree_greedy_func": ("da12a3350dc6cbe6", "backends/cpu/chain_ops.py"),
     },
     "sglang.srt.arg_groups.speculative_hook": {
-        "_disable_overlap_schedule_for_cpu": ("82841798f8f8cbfc", "backends/cpu/arguments.py"),
-        "_handle_dspark": ("e6a40832ad6ee7c7", "backends/cpu/arguments.py"),
+        "_disable_overlap_schedule_for_cpu": ("82841798f8f8cbfc", "patches/cpu/arguments.py"),
+        "_handle_dspark": ("e6a40832ad6ee7c7", "patches/cpu/arguments.py"),
     },
     "sglang.srt.entrypoints.ollama.serving": {
         "OllamaServing._generate_chat_response": (
@@ -196,15 +196,15 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "RMSNorm.forward_native": ("a8067ca8e49f9764", "backends/cpu/fused_ops.py"),
     },
     "sglang.srt.layers.logits_processor": {
-        "LogitsProcessor._compute_lm_head": ("6203a48229597a8f", "backends/cpu/linear_layers.py"),
+        "LogitsProcessor._compute_lm_head": ("6203a48229597a8f", "patches/cpu/linear.py"),
         "LogitsProcessor.forward": ("dac1799e713def41", "backends/cpu/layers/forward.py"),
     },
     "sglang.srt.layers.quantization.unquant": {
         "UnquantizedEmbeddingMethod.embedding": (
             "1056ddd6d0692b53",
-            "backends/cpu/linear_layers.py",
+            "patches/cpu/linear.py",
         ),
-        "UnquantizedLinearMethod.apply": ("e4aba7f77328116e", "backends/cpu/linear_layers.py"),
+        "UnquantizedLinearMethod.apply": ("e4aba7f77328116e", "patches/cpu/linear.py"),
     },
     "sglang.srt.layers.radix_attention": {
         "RadixAttention.forward": ("94fc0f16cd1fd495", "backends/moe/block_window.py"),
@@ -214,10 +214,10 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "sglang.srt.layers.sampler": {
         "Sampler._sample_from_probs": ("3b076117aa3f730a", "backends/cuda/accept_plain.py"),
-        "sampling_from_probs_torch": ("e5decb6e2d69cc32", "backends/cpu/seeded_sampling.py"),
+        "sampling_from_probs_torch": ("e5decb6e2d69cc32", "patches/cpu/seeds.py"),
         "top_k_top_p_min_p_sampling_from_probs_torch": (
             "c6529199fdeb47bc",
-            "backends/cpu/seeded_sampling.py",
+            "patches/cpu/seeds.py",
         ),
     },
     "sglang.srt.managers.overlap_utils": {
@@ -276,7 +276,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
             "046590ed2349e410",
             "backends/cpu/context_kv.py",
         ),
-        "project_through_lm_head": ("96906522ae3bd6a9", "backends/cpu/linear_layers.py"),
+        "project_through_lm_head": ("96906522ae3bd6a9", "patches/cpu/linear.py"),
     },
     "sglang.srt.models.llama": {
         "LlamaAttention.forward": ("73a9570a464e01c5", "backends/cpu/layers/kernel.py"),
@@ -286,7 +286,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "LlamaModel.forward": ("c6ff81e33b77038a", "backends/cpu/layers/models.py"),
     },
     "sglang.srt.models.llama_eagle": {
-        "LlamaModel.forward": ("45641cb9d6bf6e89", "backends/cpu/mtp.py"),
+        "LlamaModel.forward": ("45641cb9d6bf6e89", "patches/cpu/mtp.py"),
     },
     "sglang.srt.models.qwen2": {
         "Qwen2MLP.forward": ("bb42571e4587789f", "backends/cpu/layers/kernel.py"),
@@ -338,10 +338,10 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "sglang.srt.speculative.eagle_utils": {
         "_verify_uses_greedy": ("fc0c86adc3afbc5d", "patches/cpu/accept.py"),
-        "eagle_sample": ("b98c0077c73d02c8", "backends/cpu/mtp.py"),
+        "eagle_sample": ("b98c0077c73d02c8", "patches/cpu/mtp.py"),
     },
     "sglang.srt.speculative.eagle_worker_v2": {
-        "EagleDraftWorker._draft_extend_for_decode": ("82127bbce6269647", "backends/cpu/mtp.py"),
-        "EagleDraftWorker.draft": ("db535792da28efd0", "backends/cpu/mtp.py"),
+        "EagleDraftWorker._draft_extend_for_decode": ("82127bbce6269647", "patches/cpu/mtp.py"),
+        "EagleDraftWorker.draft": ("db535792da28efd0", "patches/cpu/mtp.py"),
     },
 }

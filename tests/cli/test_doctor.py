@@ -38,8 +38,10 @@ def test_fit_here(doctor_report: dict[str, Any]) -> None:
     assert doctor_report["install"]["kind"] in ("cpu", "cuda")
     assert all(doctor_report["entry_points"].values())
     assert len(doctor_report["entry_points"]) == 2
-    keys = {"name", "target", "kind", "state", "signature_ok", "why"}
+    keys = {"name", "target", "kind", "state", "signature_ok", "why", "issue", "drop_when"}
     assert all(keys <= set(seam) for seam in doctor_report["seams"])
+    fixes = [seam for seam in doctor_report["seams"] if seam["issue"]]
+    assert {seam["state"] for seam in fixes} == {"installed"}
 
 
 def test_it_is_short_where_all_is_well() -> None:
@@ -55,6 +57,8 @@ def test_the_table_for_humans() -> None:
     done = doctor("--all", COLUMNS="160")
     assert done.returncode == 0
     assert "drafter-check" in done.stdout
+    assert "issue: sgl-project" in done.stdout
+    assert "drop when: upstream" in done.stdout
     assert "cpu.threads" in done.stdout
     assert "fit to serve with DSPARK" in done.stdout
     assert "Traceback" not in done.stderr
@@ -118,6 +122,20 @@ def test_values_of_a_file_name_their_origin(
     values = diagnosis.config["values"]
     assert values["cpu.threads"] == {"value": 1, "origin": f"file {config}"}
     assert values["cpu.matrix_kernel"] == {"value": True, "origin": "default"}
+
+
+def test_fixes_of_sglang_can_be_switched_off(tmp_path: Path) -> None:
+    config = tmp_path / "dspark.yaml"
+    config.write_text("upstream_fixes: false\n")
+    done = doctor("--json", SGLANG_DSPARK_CONFIG=str(config))
+    report = found(done)
+    assert done.returncode == 0, report["problems"]
+    fixes = [seam for seam in report["seams"] if seam["issue"]]
+    assert {seam["state"] for seam in fixes} == {"not installed"}
+    others = {seam["state"] for seam in report["seams"] if not seam["issue"]}
+    assert others == {"installed", "inert"}
+    said = f"upstream_fixes is false: {len(fixes)} fixes of SGLang are not installed"
+    assert said in report["notes"]
 
 
 def test_switched_off_is_said() -> None:

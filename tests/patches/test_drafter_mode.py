@@ -1,4 +1,4 @@
-"""Before the models load: whether SGLang is told to build what scheduling by confidence needs."""
+"""Test that SGLang builds what scheduling by confidence needs, before the models load."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Where an answer ends when several tokens come at once: where it would if they came one by one."""
+"""Test that an answer ends at the same token whether a step yields several tokens or one."""
 
 from __future__ import annotations
 

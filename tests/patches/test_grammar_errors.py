@@ -1,4 +1,4 @@
-"""A grammar that allows no token: no row without probability, and a 400 that says what to mend."""
+"""Test grammars that allow no token: no row without probability; a 400 says what to fix."""
 
 from __future__ import annotations
 
@@ -62,7 +62,7 @@ def test_only_a_row_without_tokens_is_left_unmasked() -> None:
 
 
 def request_of(ebnf: str, *taken: int, least: int = 0, reason: object = None) -> Any:
-    """What of a request is looked at; it has put out the tokens that were taken."""
+    """Make a request with the fields that are read; `taken` are its output tokens."""
     found = grammar(ebnf)
     for token in taken:
         found.accept_token(token)
@@ -88,7 +88,7 @@ ABORT = FINISH_ABORT("Grammar accept_token failed", HTTPStatus.INTERNAL_SERVER_E
 def test_a_dead_end_is_the_requests_fault() -> None:
     reason = told(request_of(DEAD, reason=ABORT))
     assert reason.status_code == HTTPStatus.BAD_REQUEST
-    assert "allows no token; mend" in reason.message
+    assert "allows no token; fix" in reason.message
     # A token that was let through and is not allowed: ours.
     assert told(request_of(FINE, reason=ABORT)) is ABORT
     assert told(request_of(DEAD)) is None

@@ -1,4 +1,4 @@
-"""How long an answer may be in a KV pool: a step's room is left where the server speculates."""
+"""Test the length limit of an answer in a KV pool: speculation keeps the slots of a step free."""
 
 from __future__ import annotations
 

@@ -15,7 +15,7 @@ pytest.importorskip("sglang")
 from sglang_dspark.backends import drafter_check
 from sglang_dspark.backends.cuda.features import SCHEDULED
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.patches.step.moe_drafter import capture_if_it_may_be
+from sglang_dspark.patches.step.moe_drafter import capture_if_supported
 from sglang_dspark.serving.mode import COMPACT, VARIABLE
 from tests.backends.cuda.test_features import USUAL
 from tests.drafter.helpers import tiny_config
@@ -95,7 +95,7 @@ def test_a_draft_that_no_graph_may_hold_is_not_captured(
     def original(worker: Any, capture_decode_cuda_graph: bool = True) -> None:
         asked.append(capture_decode_cuda_graph)
 
-    capture_if_it_may_be(original, worker, capture_decode_cuda_graph=wanted)
+    capture_if_supported(original, worker, capture_decode_cuda_graph=wanted)
     assert asked == [captured]
 
 

@@ -1,4 +1,4 @@
-"""A port in use, or one nobody can listen on, is refused in one line."""
+"""Test that a port in use, or one that cannot be listened on, is refused in one line."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""What the scheduler would not take is refused before it gets there; whom an abort ends."""
+"""Test that values which end the scheduler are refused first, and which requests an abort ends."""
 
 from __future__ import annotations
 

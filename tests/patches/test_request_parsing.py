@@ -1,4 +1,4 @@
-"""What raises while a request is read: one line that names the field; nothing else is refused."""
+"""Test requests that raise while they are read: one line names the field; no other is refused."""
 
 from __future__ import annotations
 
@@ -93,7 +93,7 @@ async def _endpoint(request: ChatCompletionRequest) -> None: ...
 
 
 def read(body: Any) -> Any:
-    """What FastAPI makes of the body of a chat."""
+    """Return what FastAPI makes of the body of a chat."""
     route = APIRoute("/", _endpoint, methods=["POST"])
     original = getattr(request_body_to_args, "__wrapped__", request_body_to_args)
     return asyncio.run(

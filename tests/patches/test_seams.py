@@ -1,7 +1,8 @@
-"""The real seams on the installed SGLang: each target is there as stated, each hook takes."""
+"""Test the real seams on the installed SGLang: each target is as stated, each hook is in place."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -13,6 +14,10 @@ import sglang_dspark.patches as patches
 from sglang_dspark.patches.seam import Seam
 
 SEAMS = patches.all_seams()
+WITHOUT_FIXES = patches.all_seams(upstream_fixes=False)
+FIXES = tuple(seam for seam in SEAMS if seam not in WITHOUT_FIXES)
+THREAD = r"sgl-project/sglang#\d{1,6}|https://github\.com/[\w.-]+/[\w.-]+/(issues|pull)/\d+"
+ISSUE = re.compile(rf"({THREAD})(, ({THREAD}))*|none found \(\d{{4}}-\d\d-\d\d\)")
 
 
 def test_every_patch_module_is_listed() -> None:
@@ -28,11 +33,11 @@ def test_names_are_unique() -> None:
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
-def test_a_seam_says_what_stands_there_and_why(seam: Seam) -> None:
+def test_a_seam_names_its_signature_and_reason(seam: Seam) -> None:
     assert (seam.signature is None) == (seam.expected_repr is not None)
     assert seam.kind == "set" or seam.signature is not None
     assert len(seam.why.split()) >= 5
-    assert seam.target.startswith(("sglang.", "torch.", "fastapi."))  # what SGLang's server is
+    assert seam.target.startswith(("sglang.", "torch.", "fastapi."))  # the parts of a server
 
 
 @pytest.mark.parametrize("seam", SEAMS, ids=lambda seam: seam.name)
@@ -43,6 +48,40 @@ def test_the_hook_takes_on_the_installed_sglang(doctor_report: dict[str, Any], s
     active = doctor_report["device"]["cpu_platform_active"]
     here = "cpu" if active else "cuda"
     assert row["state"] == ("installed" if seam.device in ("any", here) else "inert")
+
+
+@pytest.mark.parametrize("seam", FIXES, ids=lambda seam: seam.name)
+def test_a_fix_of_sglang_names_its_issue_and_its_end(seam: Seam) -> None:
+    assert ISSUE.fullmatch(seam.issue), seam.issue
+    assert len(seam.drop_when.split()) >= 5
+
+
+def test_one_switch_is_for_all_fixes_of_sglang() -> None:
+    folder = Path(patches.__file__).parent / "upstream_fixes"
+    modules = [path for path in folder.glob("*.py") if path.stem != "__init__"]
+    assert len(FIXES) >= len(modules)
+    assert {seam.name for seam in SEAMS if seam.issue or seam.drop_when} == {
+        seam.name for seam in FIXES
+    }
+    code = (
+        "import sys, sglang_dspark.patches as p; p.all_seams(upstream_fixes=False); "
+        "print([m for m in sys.modules if m.startswith('sglang_dspark.patches.upstream_fixes.')])"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=300)
+    assert done.stdout.strip() == "[]", done.stderr[-2000:]
+
+
+def test_the_readme_names_files_that_exist() -> None:
+    root = Path(patches.__file__).resolve().parent
+    text = (root / "README.md").read_text(encoding="utf-8")
+    named = set(re.findall(r"`([\w./-]+(?:\.py|\.md|/))`", text))
+    assert {"seam.py", "registry.py", "step/", "cpu/", "cuda/", "upstream_fixes/"} <= named
+    repository = root.parent
+    assert not [n for n in named if not ((root / n).exists() or (repository / n).exists())]
+    (steps,) = re.findall(r"## Add a patch\n\n(.*?)(?:\n## |\Z)", text, re.DOTALL)
+    assert len(steps.strip().splitlines()) <= 15
+    for field in ("name", "target", "kind", "hook", "signature", "why", "issue", "drop_when"):
+        assert f"`{field}`" in steps
 
 
 def test_without_our_cpu_platform_no_cpu_module_is_imported() -> None:

@@ -1,4 +1,4 @@
-"""The end of a streaming session's turn: what is written counts, and the row has a new tenant."""
+"""Test the end of a streaming session's turn: written slots count, and the row's generation."""
 
 from __future__ import annotations
 
@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 import torch
 
+from sglang_dspark.patches.step import session_generations
 from sglang_dspark.patches.upstream_fixes import session_turns
 
 ROW = 2
@@ -47,12 +48,9 @@ def test_what_is_not_written_is_no_context(
 @pytest.mark.parametrize(
     ("kept", "lent", "generation"), [(True, True, 1), (False, True, 0), (False, False, 0)]
 )
-def test_the_next_turn_is_another_tenant(
-    monkeypatch: pytest.MonkeyPatch, kept: bool, lent: bool, generation: int
-) -> None:
-    """An aborted turn gives its row back, which counts for itself."""
-    monkeypatch.setattr(session_turns, "_in_order", lambda: True)
+def test_the_next_turn_is_another_generation(kept: bool, lent: bool, generation: int) -> None:
+    """An aborted turn frees its row, which advances the generation by itself."""
     sessions, _ = turn(lent=lent)
-    assert session_turns.end_turn(upstream(kept), sessions, None) is kept
+    assert session_generations.advance_generation(upstream(kept), sessions, None) is kept
     found = sessions.cache.req_to_token_pool.req_generation.tolist()
     assert found == [0, 0, generation, 0]

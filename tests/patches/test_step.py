@@ -1,4 +1,4 @@
-"""The seams of a step: where a worker has a state they ask it, elsewhere upstream goes on."""
+"""Test the seams of a step: they use a worker's state if it has one; else upstream's code runs."""
 
 from __future__ import annotations
 
@@ -17,7 +17,7 @@ Calls = list[Any]
 
 
 def worker_with_state() -> tuple[Any, Calls]:
-    """An upstream worker whose engine notes what it is told."""
+    """Make an upstream worker whose engine records its calls."""
     calls: Calls = []
     engine = SimpleNamespace(interrupted=lambda: calls.append("interrupted"))
     worker = SimpleNamespace()
@@ -35,7 +35,7 @@ def theirs(*arguments: Any) -> tuple[str, tuple[Any, ...]]:
 
 
 def test_without_a_state_upstream_goes_on(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(plan, "learn", lambda *_: pytest.fail("there is nobody to learn"))
+    monkeypatch.setattr(plan, "learn", lambda *_: pytest.fail("nothing to learn here"))
     alone, batch = SimpleNamespace(), batch_of()
     assert seams.planner_of(theirs, alone) == ("theirs", (alone,))
     assert seams.note_prefill(theirs, alone, batch, 1) == ("theirs", (alone, batch, 1))

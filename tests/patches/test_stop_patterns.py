@@ -1,4 +1,4 @@
-"""Which stop patterns are let through, and that those which are not would have taken long."""
+"""Test which stop patterns are accepted, and that refused ones would have taken long."""
 
 from __future__ import annotations
 

@@ -22,7 +22,7 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from torch import Tensor
 from transformers import LlamaConfig
 
-from sglang_dspark.backends.cuda.triton_ragged import stage_windows, use_windows
+from sglang_dspark.patches.cuda.triton_ragged import stage_windows, use_windows
 from tests.backends.cpu.attention_world import Case, World, ragged_pass
 from tests.kernels.interpreter import patch_language_once
 
@@ -128,7 +128,7 @@ def eager(world: World, *, hooked: bool = True) -> float:
     batch = verify_batch(world, backend)
     backend.init_forward_metadata(batch)
     if hooked:
-        use_windows(backend, batch)
+        use_windows(None, backend, batch)
     return difference(world, attend(world, backend, batch, batch.batch_size * (GAMMA + 1)))
 
 
@@ -156,7 +156,7 @@ def in_graph(world: World) -> tuple[float, int]:
     )
     backend.init_cuda_graph_state(seats, tokens)
     backend.init_forward_metadata_out_graph(view, in_capture=True)
-    stage_windows(backend, seats, info)
+    stage_windows(None, backend, None, seats, None, info, None)
     out = attend(world, backend, batch, tokens)
     return difference(world, out), int(out.isnan().flatten(1).any(1).sum())
 

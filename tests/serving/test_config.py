@@ -27,6 +27,7 @@ LEAVES = {
     "verify.rule",
     "requests.answers",
     "requests.logprobs",
+    "upstream_fixes",
     "schedule.algorithm",
     "schedule.profile_seconds",
     "schedule.step_log",

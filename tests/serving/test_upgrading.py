@@ -23,7 +23,7 @@ FOUND = {  # the change -> what the doctor says of it
     "a removed module": "SGLang has no module sglang.srt.mem_cache.allocation_sizing any more "
     "(used by patches/upstream_fixes/kv_pool_limit.py)",
     "a renamed constant": "SGLang has no sglang.srt.speculative.spec_utils.SIMULATE_ACC_LEN any "
-    "more (used by backends/cpu/mtp.py)",
+    "more (used by patches/cpu/mtp.py)",
     "a renamed class": "SGLang has no sglang.srt.models.dspark.DSparkConfidenceHead any more "
     "(used by backends/cpu/confidence.py)",
     "a renamed private attribute": "dspark_worker_v2.DSparkWorkerV2 has no _simulate_acc_greedy "
@@ -31,7 +31,7 @@ FOUND = {  # the change -> what the doctor says of it
     "a renamed method": "dspark_worker_v2.DSparkWorkerV2 has no _block_accept_lens any more "
     "(used by step/commit.py)",
     "an attribute set by a module": "sglang.srt.arg_groups.cuda_graph_hook has no "
-    "_cuda_graph_config_locked any more (used by backends/cuda/graph_sizes.py)",
+    "_cuda_graph_config_locked any more (used by patches/cuda/graph_sizes.py)",
     "another signature": "seam empty-stops: sglang.srt.sampling.sampling_params.SamplingParams."
     "normalize should be (self, tokenizer) but is (self, tokenizer, strict=False)",
     "another body": "body changed: read sglang.srt.models.llama.LlamaMLP.forward again, which "

@@ -1,4 +1,4 @@
-"""Prepare a drafter when its weights are loaded: packed layers, heads over its vocabulary only.
+"""Gather the heads of a drafter with a reduced vocabulary when its weights are loaded.
 
 The mathematics of a reduced head is backends/cpu/draft_head.py; any other head keeps upstream's.
 """
@@ -7,19 +7,11 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.backends.cpu import draft_head, linear_layers, packed_weights
+from sglang_dspark.backends.cpu import draft_head, packed_weights
 from sglang_dspark.backends.cpu.fast_paths import fits, need, need_class
 from sglang_dspark.serving import upstream
 
 _REDUCED = "dspark_reduced_head"  # attribute of upstream's markov head
-
-
-def prepare_draft(result: Any, draft_model: Any, *, embed_tokens: Any, lm_head: Any) -> Any:
-    """AFTER hook of `attach_shared_modules`, when both models' weights are loaded."""
-    packed_weights.pack_draft(draft_model)
-    linear_layers.adopt_plain_layers(draft_model)
-    find_reduced_head(draft_model, lm_head)
-    return result
 
 
 def find_reduced_head(draft_model: Any, lm_head: Any) -> None:

@@ -24,7 +24,7 @@ from sglang_dspark.backends.cpu.commit import write_target_hidden_kv
 from sglang_dspark.backends.cpu.fast_paths import UnfitError
 from sglang_dspark.backends.cpu.layers.models import forward_draft
 from sglang_dspark.backends.cpu.weight_formats import FORMATS, dense, pack
-from sglang_dspark.patches.cpu.commit import SEAMS
+from sglang_dspark.patches.cpu.draft import SEAMS
 from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving import config
 

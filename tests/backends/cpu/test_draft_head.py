@@ -275,7 +275,7 @@ class TestAgainstUpstream:
         torch.testing.assert_close(ours.base, upstream.base[:, draft.allowed])
 
     def test_every_target_is_what_we_expect(self) -> None:
-        from sglang_dspark.patches.cpu.draft_vocabulary import SEAMS
+        from sglang_dspark.patches.cpu.draft import SEAMS
         from sglang_dspark.patches.registry import check_seam
 
         assert not [check for seam in SEAMS if not (check := check_seam(seam)).ok]

@@ -191,7 +191,7 @@ class TestUpstream:
     def test_a_linear_layer_goes_through_the_kernel(self) -> None:
         from sglang.srt.layers.quantization.unquant import UnquantizedLinearMethod
 
-        from sglang_dspark.backends.cpu.linear_layers import apply_linear
+        from sglang_dspark.patches.cpu.linear import apply_linear
 
         method, layer = UnquantizedLinearMethod(), torch.nn.Module()
         method.create_weights(layer, 32, [16, 32], 32, 48, torch.float32)
@@ -208,7 +208,7 @@ class TestUpstream:
             assert torch.equal(fallen_back, upstream)
 
     def test_plain_layers_of_a_draft_are_adopted(self) -> None:
-        from sglang_dspark.backends.cpu.linear_layers import adopt_plain_layers
+        from sglang_dspark.patches.cpu.linear import adopt_plain_layers
 
         draft = torch.nn.Module()
         draft.fc = torch.nn.Linear(32, 48)

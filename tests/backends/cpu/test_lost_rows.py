@@ -7,9 +7,9 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-from sglang_dspark.backends.cpu import seeded_sampling
 from sglang_dspark.backends.cpu.lost_rows import settle_lost
 from sglang_dspark.backends.cpu.target_law import target_law
+from sglang_dspark.patches.cpu import seeds
 from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 INF = float("inf")
@@ -49,10 +49,10 @@ def test_prefill_and_plain_decoding_draw_of_it_too() -> None:
     from sglang.srt.layers import sampler
 
     probs = torch.softmax(torch.tensor([[-INF, -INF, -INF], [0.0, -INF, -INF]]), dim=-1)
-    drawn = seeded_sampling.sample(sampler.sampling_from_probs_torch, probs.clone())
+    drawn = seeds.sample(sampler.sampling_from_probs_torch, probs.clone())
     assert drawn.view(-1).tolist() == [0, 0]
     cuts = torch.tensor([2, 2]), torch.tensor([0.9, 0.9]), torch.zeros(2)
-    drawn = seeded_sampling.sample_after_cuts(
+    drawn = seeds.sample_after_cuts(
         sampler.top_k_top_p_min_p_sampling_from_probs_torch,
         probs.clone(),
         *cuts,

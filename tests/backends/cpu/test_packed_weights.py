@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from sglang_dspark.backends.cpu import attach, fast_paths, linear, linear_layers, packed_weights
+from sglang_dspark.backends.cpu import attach, fast_paths, linear, packed_weights
 from sglang_dspark.backends.cpu.narrow_matmul import Processor
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
@@ -27,6 +27,7 @@ from sglang_dspark.backends.cpu.weight_formats import (
     rounded_groups,
     rounded_rows,
 )
+from sglang_dspark.patches.cpu import linear as linear_patch
 from sglang_dspark.serving import config
 
 pytestmark = pytest.mark.skipif(not Processor.host().fuses, reason="no fused multiply-add")
@@ -128,7 +129,7 @@ def test_upstreams_modules_go_on(form: str) -> None:
 
     model, tokens = LlamaForCausalLM(), torch.tensor([[3, 63, 3], [0, 1, 2]])
     packed_weights.pack_target(None, runner_of(model))
-    embed = linear_layers.embed(
+    embed = linear_patch.embed(
         UnquantizedEmbeddingMethod.embedding, UnquantizedEmbeddingMethod(), model.embed, tokens
     )
     assert torch.equal(embed, dense(model.embed.weight)[tokens])
@@ -137,10 +138,10 @@ def test_upstreams_modules_go_on(form: str) -> None:
     with torch.inference_mode():
         for rows in (4, linear.MAX_ROWS + 1):
             x = torch.randn(rows, 128)
-            found = linear_layers.apply_linear(UnquantizedLinearMethod.apply, method, model.proj, x)
+            found = linear_patch.apply_linear(UnquantizedLinearMethod.apply, method, model.proj, x)
             expected = seen_by(form, x) @ dense(model.proj.weight).T
             torch.testing.assert_close(found, expected, rtol=1e-4, atol=1e-4)
-        head = linear_layers.project_through_lm_head(_unexpected, embed[0], model.embed)
+        head = linear_patch.project_through_lm_head(_unexpected, embed[0], model.embed)
     seen = seen_by(form, embed[0])
     torch.testing.assert_close(head, seen @ dense(model.embed.weight).T, rtol=1e-4, atol=1e-3)
 
@@ -162,7 +163,7 @@ def test_a_model_loaded_in_bfloat16_looks_up_bfloat16() -> None:
 
     model = LlamaForCausalLM().bfloat16()
     assert is_packed(model.embed.weight)
-    found = linear_layers.embed(
+    found = linear_patch.embed(
         UnquantizedEmbeddingMethod.embedding,
         UnquantizedEmbeddingMethod(),
         model.embed,
@@ -207,7 +208,7 @@ def test_a_token_map_takes_rows_that_int8_has_not(
         odd, x = taken[:20].clone(), torch.randn(2, 128)  # no format takes twenty rows
         head = SimpleNamespace(weight=odd)
         with torch.inference_mode():
-            found = linear_layers.project_through_lm_head(torch.nn.functional.linear, x, head)
+            found = linear_patch.project_through_lm_head(torch.nn.functional.linear, x, head)
         torch.testing.assert_close(found, x @ odd.float().T)
 
 

@@ -10,7 +10,7 @@ import torch
 from sglang_dspark.backends.cpu import seeded_ops
 from sglang_dspark.backends.cpu.accept import accept
 from sglang_dspark.backends.cpu.draft_heads import seeded_waits
-from sglang_dspark.backends.cpu.seeded_sampling import UNSEEDED, batch_seeds
+from sglang_dspark.patches.cpu.seeds import UNSEEDED, batch_seeds
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify.seeded import seeded_choice, waits
 from tests.backends.cpu.draft_world import Drafting
@@ -144,7 +144,7 @@ def test_seed_zero_alone_is_a_seed() -> None:
 def test_plain_sampler_draws_by_seed(cuts: tuple[int, float, float] | None) -> None:
     from sglang.srt.layers import sampler
 
-    from sglang_dspark.backends.cpu.seeded_sampling import sample, sample_after_cuts
+    from sglang_dspark.patches.cpu.seeds import sample, sample_after_cuts
     from sglang_dspark.verify.sampling import truncate
 
     probs = (torch.randn(3, VOCAB, generator=torch.Generator().manual_seed(4)) * 2).softmax(-1)

@@ -20,7 +20,7 @@ from sglang.srt.speculative.dspark_components.dspark_draft import DraftNoise, dr
 from torch import Tensor
 
 from sglang_dspark.backends.cuda import draft
-from sglang_dspark.patches.cuda import draft as draft_patch
+from sglang_dspark.patches.cuda import step as step_patch
 from sglang_dspark.serving.mode import Choice
 from tests.kernels.interpreter import patch_language_once
 
@@ -82,7 +82,7 @@ def differences(head: VanillaMarkov, way: str, logits: torch.dtype) -> list[str]
     original = mock.Mock(side_effect=draft_markov_block)
     found = []
     for _ in range(2):
-        tokens, kept = draft_patch.draft_markov_block(original, **ours)
+        tokens, kept = step_patch.draft_markov_block(original, **ours)
         expected, theirs_kept = draft_markov_block(**theirs)
         if not torch.equal(tokens, expected):
             found.append("tokens")

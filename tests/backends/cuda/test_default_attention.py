@@ -164,7 +164,7 @@ def test_on_datacenter_blackwell(
 @pytest.mark.parametrize(("is_mla", "encodes"), [(True, False), (False, True)])
 def test_latent_attention_and_encoders_keep_sglangs(is_mla: bool, encodes: bool) -> None:
     """Nothing else is read of them: a GPU that is not faked here would raise."""
-    from sglang_dspark.backends.cuda.default_attention import choose_backend
+    from sglang_dspark.patches.cuda.attention import choose_backend
 
     model = SimpleNamespace(is_encoder_decoder=encodes, has_asymmetric_kv=False)
     assert choose_backend(lambda *given: "flashinfer", None, is_mla, model) == "flashinfer"

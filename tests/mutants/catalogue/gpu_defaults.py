@@ -33,24 +33,23 @@ MUTANTS = (
     ),
     _mutant(
         "attention changes where nothing is scheduled anyway",
-        "sglang_dspark/backends/cuda/default_attention.py",
+        "patches/cuda/attention.py",
         "return backend if why is None else None",
         "return backend",
         f"{_DEFAULTS}::test_what_the_user_names_or_the_gpu_cannot_read_stays",
     ),
     _mutant(
         "graph sizes that the user named are trimmed",
-        "sglang_dspark/backends/cuda/graph_sizes.py",
+        "patches/cuda/graph_sizes.py",
         "if named or not captures",
         "if not captures",
         f"{_DEFAULTS}::test_sizes_that_follow_the_user_stay",
     ),
     _mutant(
         "rows of no window stay unwritten in a full graph",
-        "sglang_dspark/backends/cuda/triton_ragged.py",
-        "    layout = layout.padded_to_bucket(padded_bs=requests)\n",
-        "    if layout.bs != requests:\n"
-        "        layout = layout.padded_to_bucket(padded_bs=requests)\n",
+        "patches/cuda/triton_ragged.py",
+        "    layout = layout.padded_to_bucket(padded_bs=bs)\n",
+        "    if layout.bs != bs:\n        layout = layout.padded_to_bucket(padded_bs=bs)\n",
         "tests/rehearsal/test_triton_ragged.py::test_a_full_graph_leaves_no_row_unwritten",
     ),
     _mutant(

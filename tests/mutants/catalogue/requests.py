@@ -88,17 +88,17 @@ MUTANTS = tuple(
         ),
         (
             "every rank takes the whole share of the memory",
-            "sglang_dspark/backends/cpu/pool_default.py",
+            "patches/cpu/pool_default.py",
             "* SHARE / together",
             "* SHARE",
-            "tests/backends/cpu/test_pool_default.py",
+            "tests/patches/test_pool_default.py",
         ),
         (
             "a size that the user gave is cut",
-            "sglang_dspark/backends/cpu/pool_default.py",
+            "patches/cpu/pool_default.py",
             "is not None for name in SIZES",
             "is None for name in SIZES",
-            "tests/backends/cpu/test_pool_default.py",
+            "tests/patches/test_pool_default.py",
         ),
     )
 )

@@ -1,4 +1,4 @@
-"""Which processes may fork their children, found in processes of its own."""
+"""Test which processes may fork their children, each in a process of its own."""
 
 from __future__ import annotations
 
@@ -8,9 +8,9 @@ import sys
 
 import pytest
 
-from sglang_dspark.backends.cpu import processes
+from sglang_dspark.patches.cpu import processes
 
-ASK = "from sglang_dspark.backends.cpu.processes import why_not; print(why_not())"
+ASK = "from sglang_dspark.patches.cpu.processes import why_not; print(why_not())"
 COMPUTE = "import torch; torch.set_num_threads(2); a = torch.randn(999, 999); a @ a + a; "
 PLAIN_THREAD = (
     "import threading, time; threading.Thread(target=time.sleep, args=(60,), daemon=True)"
@@ -51,9 +51,9 @@ def test_a_child_of_a_fork_computes() -> None:
     child = """
 import multiprocessing as mp
 import numpy, scipy.linalg, torch
-from sglang_dspark.backends.cpu.processes import fork_if_safe
+from sglang_dspark.patches.cpu.processes import fork_if_safe
 numpy.ones((900, 900)) @ numpy.ones((900, 900))
-fork_if_safe()
+fork_if_safe(None, None)
 assert mp.get_start_method() == "fork"
 def work(out):
     torch.set_num_threads(2)

@@ -1,9 +1,10 @@
-"""Torch forms of the small Triton operators on the speculative path, and guards around CUDA calls.
+"""Replace small Triton operators, CUDA calls and GPU dtypes on the speculative path by torch's.
 
-Upstream: sglang/srt/managers/overlap_utils.py and sglang/srt/speculative/spec_utils.py
-import Triton operators by value, so the consumers' names are the targets.
-sglang/srt/speculative/dspark_components/dspark_worker_v2.py calls `record_stream` without asking
-for the device.
+Upstream: sglang/srt/managers/overlap_utils.py and sglang/srt/speculative/spec_utils.py import
+Triton operators by value, so the consumers' names are the targets.
+sglang/srt/speculative/dspark_components/dspark_worker_v2.py calls `record_stream` on any device.
+`ModelRunner._extend_forward_kwargs` (sglang/srt/model_executor/model_runner.py) casts input
+embeddings to bfloat16, so a float32 draft, whose block is fed as embeddings, fails on the mix.
 """
 
 from __future__ import annotations
@@ -22,13 +23,13 @@ def gather_spec_extras(
     output_tokens_buf: Tensor,
     hidden_states_buf: Tensor | None,
 ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
-    """Rows `indices` of each buffer."""
+    """Gather rows `indices` of each buffer."""
     hidden = None if hidden_states_buf is None else hidden_states_buf[indices]
     return topk_p_buf[indices], topk_index_buf[indices], output_tokens_buf[indices], hidden
 
 
 def row_argmax(x: Tensor) -> Tensor:
-    """Argmax of each row; the lowest index wins a tie, as in the Triton operator."""
+    """Return the argmax of each row; the lowest index wins a tie, as in the Triton operator."""
     return x.argmax(dim=-1)
 
 
@@ -36,13 +37,21 @@ _record_stream = Tensor.record_stream
 
 
 def record_stream(self: Tensor, stream: Any) -> None:
-    """`Tensor.record_stream`, silent on CPU tensors, which have no streams."""
+    """Record the stream, except on CPU tensors, which have no streams."""
     if self.device.type != "cpu":
         _record_stream(self, stream)
 
 
-def no_fused_write(self: Any, pool: Any) -> None:
-    """REPLACE hook: no fused write, the draft falls back to plain torch."""
+def keep_embedding_dtype(
+    result: dict[str, Any], self: Any, forward_batch: Any, pp_proxy_tensors: Any
+) -> dict[str, Any]:
+    """AFTER hook of `_extend_forward_kwargs`: cast input embeddings to the model's own dtype.
+
+    Batches with overridden rows are built from the result and stay unchanged.
+    """
+    if "input_embeds" in result and forward_batch.replace_embeds is None:
+        result["input_embeds"] = forward_batch.input_embeds.to(self.dtype)
+    return result
 
 
 SEAMS = (
@@ -74,12 +83,12 @@ SEAMS = (
         device="cpu",
     ),
     Seam(
-        name="cpu-fused-kv-write",
-        target="sglang.srt.models.dspark.DSparkDraftMixin._build_fused_kv_write_bundle",
-        kind="replace",
-        hook=no_fused_write,
-        signature="(self, pool)",
-        why="the draft's fused context write for bfloat16 is a Triton kernel",
+        name="cpu-embedding-dtype",
+        target="sglang.srt.model_executor.model_runner.ModelRunner._extend_forward_kwargs",
+        kind="after",
+        hook=keep_embedding_dtype,
+        signature="(self, forward_batch, pp_proxy_tensors)",
+        why="upstream casts input embeddings to bfloat16, also where the model's dtype is float32",
         device="cpu",
     ),
 )
