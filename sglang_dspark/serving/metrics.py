@@ -140,7 +140,7 @@ class Collector:
 
         self._steps = counter("steps", "Decode steps by the guard's mode.", "mode")
         self._skips = counter("draft_skips", "Decode steps without a draft.", "reason")
-        self._fallbacks = counter(
+        self._fallback = counter(
             "fallbacks", "Fallbacks to a slower or less accurate mode.", "reason"
         )
         self._admitted = counter("admitted_drafts", "Drafts verified.", "position")
@@ -202,7 +202,7 @@ class Collector:
 
     def count_fallback(self, fallback: Fallback, times: int = 1) -> None:
         """Count fallbacks."""
-        self._fallbacks.labels(**self._labels, reason=fallback.value).inc(times)
+        self._fallback.labels(**self._labels, reason=fallback.value).inc(times)
 
     def kernel_compiled(self) -> None:
         """Count a kernel that was compiled while serving."""
