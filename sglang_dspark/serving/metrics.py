@@ -124,23 +124,22 @@ class Collector:
         """registry: where the metrics are registered; None: the one of the process."""
         from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
-        self._labels, names = labels, tuple(labels)
+        self._labels, names, self._counted_fallbacks = labels, tuple(labels), 0
         place: Any = {"registry": REGISTRY if registry is None else registry}
+        latest = {**place, "multiprocess_mode": "mostrecent"}
 
         def counter(name: str, text: str, *more: str) -> Any:
             return Counter(PREFIX + name, text, (*names, *more), **place)
 
         def gauge(name: str, text: str, *more: str) -> Any:
-            return Gauge(
-                PREFIX + name, text, (*names, *more), multiprocess_mode="mostrecent", **place
-            )
+            return Gauge(PREFIX + name, text, (*names, *more), **latest)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
             return Histogram(PREFIX + name, text, names, buckets=buckets, **place).labels(**labels)
 
         self._steps = counter("steps", "Decode steps by the guard's mode.", "mode")
         self._skips = counter("draft_skips", "Decode steps without a draft.", "reason")
-        self._fallback = counter(
+        self._fallbacks = counter(
             "fallbacks", "Fallbacks to a slower or less accurate mode.", "reason"
         )
         self._admitted = counter("admitted_drafts", "Drafts verified.", "position")
@@ -161,7 +160,6 @@ class Collector:
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
         self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
         self._compilations.labels(**labels)  # 0 is shown too
-        self._counted_fallbacks = 0
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
         """Count steps."""
@@ -202,7 +200,7 @@ class Collector:
 
     def count_fallback(self, fallback: Fallback, times: int = 1) -> None:
         """Count fallbacks."""
-        self._fallback.labels(**self._labels, reason=fallback.value).inc(times)
+        self._fallbacks.labels(**self._labels, reason=fallback.value).inc(times)
 
     def kernel_compiled(self) -> None:
         """Count a kernel that was compiled while serving."""
