@@ -124,16 +124,15 @@ class Collector:
         """registry: where the metrics are registered; None: the one of the process."""
         from prometheus_client import REGISTRY, Counter, Gauge, Histogram
 
-        self._labels, names = labels, tuple(labels)
+        self._labels, names, self._counted_fallbacks = labels, tuple(labels), 0
         place: Any = {"registry": REGISTRY if registry is None else registry}
+        latest = {**place, "multiprocess_mode": "mostrecent"}
 
         def counter(name: str, text: str, *more: str) -> Any:
             return Counter(PREFIX + name, text, (*names, *more), **place)
 
         def gauge(name: str, text: str, *more: str) -> Any:
-            return Gauge(
-                PREFIX + name, text, (*names, *more), multiprocess_mode="mostrecent", **place
-            )
+            return Gauge(PREFIX + name, text, (*names, *more), **latest)
 
         def histogram(name: str, text: str, buckets: tuple[float, ...]) -> Any:
             return Histogram(PREFIX + name, text, names, buckets=buckets, **place).labels(**labels)
@@ -161,7 +160,6 @@ class Collector:
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
         self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
         self._compilations.labels(**labels)  # 0 is shown too
-        self._counted_fallbacks = 0
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
         """Count steps."""
