@@ -9,6 +9,7 @@ from numpy.typing import NDArray
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.online import (
     BINS,
+    LONG_MEMORY,
     OnlineCalibration,
     OnlineConfig,
     _bin_survivals,
@@ -213,6 +214,11 @@ def test_survival_error_is_that_of_what_was_said() -> None:
     assert calibration.survival_error() == pytest.approx(0.3)
     calibration.observe(logits, 0 * one, 0 * one, 0 * one, (0 * one, one), said)
     assert calibration.survival_error() == pytest.approx(0.3)  # nothing was verified
+    calibration.observe(logits, 0 * one, 2 * one, 2 * one, (0 * one, one), said)
+    # both accepted now: the gaps of the bins are 0.2 + 0.2 and 0.4 - 0.6, the earlier step faded
+    fade = np.exp(-2 / LONG_MEMORY)
+    gaps = abs(fade * -0.2 - 0.2) + abs(fade * 0.4 - 0.6)
+    assert calibration.survival_error() == pytest.approx(gaps / (2 * fade + 2), rel=1e-6)
 
 
 def test_a_certain_draft_is_of_the_last_bin() -> None:
