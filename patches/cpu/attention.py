@@ -1,11 +1,11 @@
 """Lets SGLang build our attention backend for target and draft.
 
-The hooks: `sglang_dspark/backends/cpu/backends.py`.
+The hooks: `sglang_dspark/backends/cpu/attention_registry.py`.
 """
 
 from __future__ import annotations
 
-from sglang_dspark.backends.cpu import backends
+from sglang_dspark.backends.cpu import attention_registry
 from sglang_dspark.patches.seam import Seam
 
 SEAMS = (
@@ -13,7 +13,7 @@ SEAMS = (
         name="cpu-attention-choice",
         target="sglang.srt.server_args.ServerArgs.add_cli_args",
         kind="before",
-        hook=backends.offer_backend,
+        hook=attention_registry.offer_backend,
         signature="(parser)",
         why="a backend's name must be registered before the command line is parsed",
         device="cpu",
@@ -22,7 +22,7 @@ SEAMS = (
         name="cpu-draft-attention",
         target="sglang.srt.speculative.draft_utils.DraftBackendFactory._create_backend",
         kind="around",
-        hook=backends.create_draft_backend,
+        hook=attention_registry.create_draft_backend,
         signature="(self, backend_name, backend_map, error_template, stamps_children=False)",
         why="EAGLE's draft attention backends come from a closed table of names",
         device="cpu",

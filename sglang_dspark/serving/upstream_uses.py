@@ -299,7 +299,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "Qwen3Model.forward": ("bd6fb4e5ef5c78d2", "backends/cpu/layers/models.py"),
     },
     "sglang.srt.models.registry": {
-        "import_model_classes": ("be239022e87c9b34", "backends/cpu/quiet.py"),
+        "import_model_classes": ("be239022e87c9b34", "backends/cpu/log_filters.py"),
     },
     "sglang.srt.session.streaming_session": {
         "StreamingSession.try_cache_finished_req": (
@@ -321,7 +321,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "TargetHiddenKvInjector.inject_ragged": ("37d7206e13da0c21", "backends/cuda/commit.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_planner": {
-        "DSparkVerifyPlanner.__init__": ("03c17784be272539", "backends/cpu/quiet.py"),
+        "DSparkVerifyPlanner.__init__": ("03c17784be272539", "backends/cpu/log_filters.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_verify": {
         "DsparkVerifyEpilogue._accept": ("51c4ecf9f4576e21", "backends/cuda/accept_in_graph.py"),

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import dense, paged, thread_pool
+from sglang_dspark.backends.cpu import dense, paged, threads
 from sglang_dspark.backends.cpu.fast_paths import fits, need, need_class
 from sglang_dspark.backends.cpu.plan import AttentionPlan, plan_of_batch
 from sglang_dspark.backends.cpu.threads import chosen_threads
@@ -41,7 +41,7 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         self.writes_in_place = fits(
             "keys and values written where they are attended to", lambda: _require_plain_pool(pool)
         )
-        self.sharing = thread_pool.sharing(chosen_threads())
+        self.sharing = threads.sharing(chosen_threads())
         paged.compiled()
         self.plan: AttentionPlan | None = None
 

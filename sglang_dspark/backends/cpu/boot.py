@@ -26,11 +26,11 @@ def activate() -> str | None:
         return None
     if os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1") != "1":
         return None
-    from sglang_dspark.backends.cpu import stand_ins, threads
+    from sglang_dspark.backends.cpu import stub_modules, threads
 
     threads.set_environment_defaults()
     set_step_defaults()
-    stand_ins.install()
+    stub_modules.install()
     return PLATFORM_CLASS
 
 

@@ -33,7 +33,7 @@ from sglang_dspark.backends.cpu.context_rows import (
 from sglang_dspark.backends.cpu.fast_paths import need, need_class, tell
 from sglang_dspark.backends.cpu.fused_ops import rms_norm_heads, rms_norm_rows, rotate_rows
 from sglang_dspark.backends.cpu.jit import floats_at, kernel, multiply_at
-from sglang_dspark.backends.cpu.narrow_matmul import MAX_BLOCK_ROWS
+from sglang_dspark.backends.cpu.linear import MAX_BLOCK_ROWS
 from sglang_dspark.backends.cpu.packed_weights import packed_copy
 from sglang_dspark.serving import upstream
 

@@ -2,7 +2,7 @@
 
 `drafter/moe.py` and `drafter/hyper_connections.py` say the same in some hundred torch calls a layer
 (20 Sinkhorn rounds alone are 240), which cost more than the arithmetic. Products are those of
-narrow_matmul.py, each expert's weights read once for all its rows. Rows of an expert stand in token
+linear.py, each expert's weights read once for all its rows. Rows of an expert stand in token
 order and a token's experts are added in order of rank: with the same routing a token has the same
 bits in every batch.
 
@@ -21,7 +21,7 @@ from sglang_dspark.backends.cpu import linear
 from sglang_dspark.backends.cpu.fused_ops import silu_and_mul_rows
 from sglang_dspark.backends.cpu.jit import kernel, multiply_at
 from sglang_dspark.backends.cpu.lanes import dots
-from sglang_dspark.backends.cpu.narrow_matmul import LANES, MAX_BLOCK_ROWS
+from sglang_dspark.backends.cpu.linear import LANES, MAX_BLOCK_ROWS
 from sglang_dspark.drafter.hyper_connections import SINKHORN_ROUNDS, HyperConnection, StreamRead
 from sglang_dspark.drafter.moe import SharedExperts, permute_tokens
 from sglang_dspark.float_ops import fma

@@ -41,7 +41,7 @@ def kernel(function: Callable[..., Any]) -> Any:
 
 @intrinsic
 def multiply_at(typingctx, entry, x, ldx, rows, block, w, n, k, out, threads):  # type: ignore[no-untyped-def]
-    """`NarrowMatmul.call` (narrow_matmul.py) by its address; all arguments int64."""
+    """`NarrowMatmul.call` (linear.py) by its address; all arguments int64."""
     word, code = ir.IntType(64), ir.IntType(8).as_pointer()
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -85,7 +85,7 @@ def bytes_at(typingctx, address):  # type: ignore[no-untyped-def]
 def in_parts(typingctx, run, threads, work, length, given):  # type: ignore[no-untyped-def]
     """`work(first, end, *given)` for parts of 0 .. length, taken by the threads of the pool.
 
-    run: address of its entry (thread_pool.py), threads: of how many it may take, length: all int64.
+    run: address of its entry (threads.py), threads: of how many it may take, length: all int64.
     given: a tuple. True, or False where a part raised something.
     """
     ours = work.get_call_type(typingctx, (types.int64, types.int64, *given.types), {})

@@ -1,30 +1,34 @@
-"""x W^T + bias for the row counts of serving: our own kernel for few rows, BLAS for many.
+"""Compute x W^T + bias: our kernel for few rows, BLAS for many.
 
-Up to `MAX_ROWS` rows products of float32 rows run in narrow_matmul.py, which reads the weights as
-they lie once for all rows: float32, or packed (weight_formats.py). Beyond that BLAS keeps the work,
-as its own blocking may pay there on processors that were not measured; what it would multiply in
-another way, int8 and rounded rows, is all ours. Six rows of float32 take about the time of one
-(results/products_cpu.json). Measured on one core with AVX2, no count up to 512 was slower than
-`F.linear`.
-Float32 weights are never repacked, so those tied or sliced elsewhere stay what they are.
+A decode step is bound by reading W once; a verify step of 6 rows should cost about the same, but
+BLAS libraries repack or re-read W for so few rows. In csrc/matmul.cpp each row of W meets all rows
+of x while it is in registers, and the next rows are prefetched. W stays in its [N, K] layout, so
+float32 weights that are tied or sliced elsewhere stay as they are. Packed weights
+(weight_formats.py) are widened in registers, or multiplied as they are with rounded rows.
+
+Every output element is one chain over ascending k, of 16-lane fused multiply-adds or of the other
+formats' own instructions, then, except for int8, one fixed pairwise sum of the lanes. The blocking
+depends on the row count, that order does not: the kernel is batch-invariant, so verification and
+plain decoding compute the same.
+
+Above `MAX_ROWS` rows BLAS multiplies, as its blocking may be faster on processors that were not
+measured. Our kernel keeps what BLAS would compute differently: int8 and rounded rows. Six float32
+rows take about the time of one (results/products_cpu.json). On one core with AVX2, no row count up
+to 512 was slower than `F.linear`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu.csrc import HOW_TO, library
-from sglang_dspark.backends.cpu.narrow_matmul import (
-    MAX_BLOCK_ROWS,
-    NarrowMatmul,
-    Processor,
-    find_matmul,
-)
-from sglang_dspark.backends.cpu.thread_pool import process_pool
+from sglang_dspark.backends.cpu.threads import process_pool
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
     BYTES,
@@ -37,6 +41,92 @@ from sglang_dspark.backends.cpu.weight_formats import (
     format_of,
     is_narrow,
 )
+from sglang_dspark.errors import DSparkError
+
+REVISION = 5  # of the code and of what it reads: step times kept under another are measured again
+LANES = 16
+MAX_BLOCK_ROWS = 6
+
+# As csrc/matmul.h numbers them; bfloat16 rows rounded likewise are a format there.
+_FORMATS = {FLOAT32: 0, BFLOAT16: 1, INT8: 3, BYTES: 4}
+_ROUNDED_BFLOAT16 = 2
+# Bits of csrc/library.cpp
+_FUSES, _VNNI, _BF16, _AMD = 1, 4, 8, 16
+
+
+@dataclass(frozen=True)
+class NarrowMatmul:
+    """A product; `call(x, row_stride, rows, block, W, N, K, out, threads)`.
+
+    x, W and out are addresses; row_stride is in floats; block <= MAX_BLOCK_ROWS rows of x are taken
+    together (as many as it likes where it rounds them to bfloat16); N is a multiple of LANES, K of
+    the format's columns; out is [rows, N] without gaps. Without a pool one thread does all.
+    entry: address of the same function, for compiled callers.
+    """
+
+    call: Callable[[int, int, int, int, int, int, int, int, int], None]
+    entry: int
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Choose products by the bits of `dspark_processor`."""
+
+    bits: int
+
+    @classmethod
+    @lru_cache(maxsize=1)  # virtual machines trap the instruction that asks the processor
+    def host(cls) -> Processor:
+        """This machine's; none of the bits where there is no library."""
+        loaded = library()
+        return cls(0 if loaded is None else loaded.processor())
+
+    def multiplies(self, form: WeightFormat) -> bool:
+        """Whether it adds products of bfloat16 numbers (AVX512-BF16) or of bytes (AVX512-VNNI)."""
+        return bool(self.bits & {BFLOAT16: _BF16, BYTES: _VNNI}.get(form, 0))
+
+    @property
+    def level(self) -> int:
+        """The cache that weights are best fetched into. AMD's first level waits for few lines at a
+        time: a Zen 4 reads twice as fast through its second."""
+        return 2 if self.bits & _AMD else 1
+
+    @property
+    def fuses(self) -> bool:
+        """Whether it multiplies and adds in one instruction, without which the code would crawl."""
+        return bool(self.bits & _FUSES)
+
+
+AVX2 = Processor(_FUSES)
+
+
+def find_matmul(
+    processor: Processor,
+    form: WeightFormat = FLOAT32,
+    level: int | None = None,
+    *,
+    rounding: bool = False,
+) -> NarrowMatmul:
+    """The product for a processor and W in a format.
+
+    level: of the cache that weights are fetched into, None for the processor's; those of int8 do
+    not ask. rounding: whether rows of x are rounded to bfloat16 before they meet such weights,
+    where it `multiplies` them. Raises DSparkError where there is none.
+    """
+    loaded, number = library(), _ROUNDED_BFLOAT16 if rounding else _FORMATS[form]
+    level = processor.level if level is None else level
+    entry = None if loaded is None else loaded.matmul(processor.bits, number, level)
+    if entry is None:
+        raise DSparkError(
+            f"there is no product with {form.name} weights for this processor; set cpu.weights to "
+            "bfloat16 in the configuration"
+        )
+    address, size = ctypes.c_void_p, ctypes.c_int64
+    kind = ctypes.CFUNCTYPE(
+        None, address, size, size, size, address, size, size, address, ctypes.c_int32
+    )
+    return NarrowMatmul(kind(entry), entry)
+
 
 MAX_ROWS = 256
 # A thread more for each so many weights; parts of half of that take longer than to hand them over.

@@ -223,7 +223,7 @@ def attend(  # type: ignore[no-untyped-def]
     sharing, q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal,
     window, out,
 ):  # fmt: skip
-    """`paged_attention` of arrays; sharing: as `thread_pool.sharing` gives it."""
+    """`paged_attention` of arrays; sharing: as `threads.sharing` gives it."""
     store_rows(k_cache, row_slots, k_rows)
     store_rows(v_cache, row_slots, v_rows)
     blocks = _blocks(requests, trees, causal, window)
@@ -267,7 +267,7 @@ def paged_attention(
 
     q: [T, H, D]. k_cache: [S, Hkv, D], v_cache: [S, Hkv, Dv], contiguous; H a multiple of Hkv.
     window: tokens behind a position that it sees, NO_WINDOW for all. sharing: the pool's entry and
-    threads, of `thread_pool.sharing`. out: [T, H, Dv], written for
+    threads, of `threads.sharing`. out: [T, H, Dv], written for
     the plan's tokens. new: (k [n, Hkv, D], v [n, Hkv, Dv], cache slots [n] int64). All float32.
     Raises TypeError for other types or strides.
     """

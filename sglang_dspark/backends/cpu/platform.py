@@ -1,24 +1,31 @@
-"""The out-of-tree platform class that SGLang's core asks for defaults and capabilities.
+"""Define the out-of-tree platform class that SGLang asks for defaults and capabilities.
 
-Adapts sglang/srt/platforms/interface.py. It stays an out-of-tree platform, not the
-in-tree CPU one, because only then does the core ask it for the attention backend, the draft's
-attention backend and the speculative algorithms it serves.
+Adapts sglang/srt/platforms/interface.py. It is an out-of-tree platform, not the in-tree CPU one,
+because only then does SGLang ask it for the attention backend, the draft's attention backend and
+the speculative algorithms it supports.
+
+A model process also returns the holes of its heap to the system, twice a minute. A step's tensors
+of varying sizes are allocated between small ones that stay, and glibc keeps the holes: the resident
+set grows for hours while memory in use is constant. A lower mmap threshold stops that too, but then
+every step pays for new pages (dev/LOG.md).
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from sglang_dspark.backends.cpu import parallel
+from sglang_dspark.backends.cpu import rank_resources
+from sglang_dspark.backends.cpu.attention_registry import ATTENTION_BACKEND, register_attention
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 
 logger = logging.getLogger(__name__)
-
-ATTENTION_BACKEND = "dspark_cpu"
 ALGORITHMS = frozenset({"DSPARK", "DFLASH", "EAGLE", "EAGLE3", "STANDALONE", "NGRAM"})
 
 
@@ -46,7 +53,7 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
             # A pass computes on the thread that schedules. Overlapping hides nothing, and every
             # result is read a step late: first tokens, freed seats, ends of answers.
             server_args.disable_overlap_schedule = True
-        parallel.prepare(server_args)
+        rank_resources.prepare(server_args)
         # An idle scheduler would poll without a pause and take a core from the clients.
         server_args.sleep_on_idle = True
 
@@ -83,23 +90,29 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
 
     def post_load_model(self, model: torch.nn.Module) -> None:
         """Weights are in place, in a process that forks no other: threads may begin."""
-        from sglang_dspark.backends.cpu import heap
 
-        heap.keep_small()
-
-
-def register_attention() -> None:
-    """Make the backend's name known to the command line and to the registry; repeatable.
-
-    Upstream: sglang/srt/arg_groups/choices.py and srt/layers/attention/attention_registry.py.
-    """
-    for names in (upstream.ATTENTION_BACKEND_CHOICES, upstream.DRAFT_ATTENTION_BACKEND_CHOICES):
-        if ATTENTION_BACKEND not in names:
-            names.append(ATTENTION_BACKEND)
-    upstream.register_attention_backend(ATTENTION_BACKEND)(_create_attention)
+        trim_heap()
 
 
-def _create_attention(runner: Any) -> Any:
-    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+TRIM_EVERY_S = (
+    30.0  # one call takes a few milliseconds, and the next steps touch what they need again
+)
+TRIM_THREAD = "dspark-heap"
 
-    return DsparkCpuAttnBackend(runner)
+
+def trim_heap() -> None:
+    """Begin in this process; repeatable. Nothing happens where the C library has no such call."""
+    trim = _malloc_trim()
+    if trim is not None and all(thread.name != TRIM_THREAD for thread in threading.enumerate()):
+        threading.Thread(target=_trim_forever, args=(trim,), name=TRIM_THREAD, daemon=True).start()
+
+
+def _malloc_trim() -> Callable[[int], int] | None:
+    """glibc's `malloc_trim`; None with another C library. A call of it does not hold the GIL."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def _trim_forever(trim: Callable[[int], int]) -> None:
+    pause = threading.Event()
+    while not pause.wait(TRIM_EVERY_S):
+        trim(0)

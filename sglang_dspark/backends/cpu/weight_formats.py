@@ -1,28 +1,130 @@
-"""How a served weight lies in memory: float32, bfloat16, or int8 with a scale for 64 columns.
+"""Store served weights as float32, bfloat16, or int8 with a scale for each 64 columns.
 
-A decode step reads every weight once, so bytes are time. A packed weight stands for float32
-numbers, those of `dense`. The matrix kernel (narrow_matmul.py) multiplies bfloat16 with rows that
-are rounded likewise (`half_rows`), or widens it to float32 in registers: then a product has the
-bits of the same product with `dense(weight)`. Where weights are int8 it multiplies integers, with
-activations of eight bits (`BYTES`, `rounded_groups`) or of sixteen (`INT8`, `rounded_rows`). Any
-way a row's product is the same whatever shares the step.
+A decode step reads every weight once, so fewer bytes are faster. A packed weight stands for the
+float32 numbers of `dense`. The matrix kernel (linear.py) multiplies bfloat16 with rows that are
+rounded likewise (`half_rows`), or widens it to float32 in registers: the product is then bitwise
+that with `dense(weight)`. int8 weights are multiplied in integers, with activations of eight bits
+(`BYTES`, `rounded_groups`) or of sixteen (`INT8`, `rounded_rows`). All are batch-invariant.
 
 int8 is symmetric: a weight is its byte times the scale of its group, which is the largest of the
-group over 127. Sixteen rows are one panel, whose bytes lie as the kernel takes them: for each group
-of columns the sixteen scales, then, two or four neighbouring columns at a time, the bytes of each
-row.
-The tensor has the shape of what it stands for all the same, [N, K]: only its first address counts.
+group over 127. Sixteen rows form a panel, in the order that the kernel reads: for each group of
+columns the sixteen scales, then, two or four neighbouring columns at a time, the bytes of each row.
+The tensor has the shape of what it stands for, [N, K]; only its first address is used.
+
+Panels are read as one stream, so they are allocated on huge pages: prefetchers stop at the end of
+each page of 4 KiB (dev/LOG.md). Most weights are smaller than a huge page, so they share large
+pieces, each freed with the last of its weights. bfloat16 rows are read at a stride, and huge pages
+are slower for a single row.
 """
 
 from __future__ import annotations
 
+import logging
+import mmap
+import threading
 from dataclasses import dataclass
 
+import numpy as np
 import torch
+from numba import carray
+from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import huge_pages
-from sglang_dspark.backends.cpu.panel_rows import MOST_ROWS, float_rows
+from sglang_dspark.backends.cpu.jit import bytes_at, floats_at, kernel
+
+logger = logging.getLogger(__name__)
+
+PAGE = 2 << 20
+PIECE = 32 * PAGE
+_LINE = 64  # of a cache
+
+_Memory = NDArray[np.uint8]
+
+
+class _Pieces:
+    """What of the newest piece nobody has."""
+
+    def __init__(self) -> None:
+        self._left: _Memory = np.empty(0, np.uint8)
+        self._lock = threading.Lock()  # two weights in one place would be noticed by nobody
+
+    def take(self, size: int) -> _Memory:
+        """So many bytes from the start of a cache line on. Raises OSError where there are none."""
+        whole = -(-size // _LINE) * _LINE
+        with self._lock:
+            if whole > len(self._left):
+                self._left = _new_piece(max(PIECE, whole))
+            taken, self._left = self._left[:size], self._left[whole:]
+        return taken
+
+
+def _new_piece(size: int) -> _Memory:
+    """New memory from the start of a huge page on; pages come when they are first written."""
+    kind = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+    found = mmap.mmap(-1, size + PAGE, flags=kind)
+    try:
+        found.madvise(mmap.MADV_HUGEPAGE)
+    except (AttributeError, OSError) as error:  # not Linux, or a kernel without huge pages
+        logger.info("sglang-dspark: %d MiB of weights on ordinary pages: %s", size >> 20, error)
+    memory: _Memory = np.frombuffer(found, np.uint8)
+    start = -memory.ctypes.data % PAGE
+    return memory[start : start + size]
+
+
+_pieces = _Pieces()
+
+
+def huge_page_bytes(size: int) -> Tensor:
+    """[size] uint8 of any content, a storage of its own."""
+    return torch.from_numpy(_pieces.take(size))
+
+
+# Beyond so many rows torch's own loops are as fast.
+MOST_ROWS = 256
+
+
+@kernel
+def panel_rows(address, total, layout, flip, rows, out):  # type: ignore[no-untyped-def]
+    """out[i] = row rows[i] of `total`. Whether all of them exist; else nothing is written.
+
+    address: of the first panel. layout: rows of a panel, columns of a group, columns side by side,
+    bytes of a panel's group. flip: of a byte, to stand 128 above its number. rows [n] int64, out
+    [n, K] float32.
+    """
+    for i in range(rows.shape[0]):
+        if rows[i] < 0 or rows[i] >= total:
+            return False
+    lanes, columns, together, step = layout
+    groups = out.shape[1] // columns
+    size = total // lanes * groups * step
+    found, scales = carray(bytes_at(address), (size,)), carray(floats_at(address), (size // 4,))
+    for i in range(rows.shape[0]):
+        panel, lane = rows[i] // lanes, rows[i] % lanes
+        for g in range(groups):
+            first = (panel * groups + g) * step
+            scale = scales[first // 4 + lane]
+            first += 4 * lanes + lane * together
+            for c in range(columns):
+                byte = found[first + c // together * lanes * together + c % together]
+                out[i, g * columns + c] = np.float32(np.int32(byte ^ flip) - 128) * scale
+    return True
+
+
+def float_rows(
+    address: int,
+    total: int,
+    layout: tuple[int, int, int, int],
+    signed: bool,
+    rows: NDArray[np.int64],
+    out: NDArray[np.float32],
+) -> None:
+    """`panel_rows`, of bytes with a sign or of those that lie 128 above what they stand for.
+
+    Raises IndexError for a row that is not there.
+    """
+    if not panel_rows(address, total, layout, np.uint8(128 if signed else 0), rows, out):
+        raise IndexError(f"rows {rows.min()} to {rows.max()} of a weight with {total} rows")
+
 
 GROUP = 64  # columns of a row that share a scale
 PANEL = 16  # rows of int8 that lie together
@@ -174,7 +276,7 @@ def _laid_out(whole: Tensor, scales: Tensor, dtype: torch.dtype) -> Tensor:
     """Panels of rows: whole [N, K / 64, 64] int8, scales [N, K / 64] float32 -> [N, K] dtype."""
     n, groups = scales.shape
     step = groups * GROUP_BYTES // PANEL
-    memory = huge_pages.empty(n * step).view(dtype).view(n, step)
+    memory = huge_page_bytes(n * step).view(dtype).view(n, step)
     weight = memory[:, : groups * GROUP]
     its_scales, its_bytes = _panels(weight)
     its_scales.copy_(scales.view(-1, PANEL, groups).transpose(1, 2))

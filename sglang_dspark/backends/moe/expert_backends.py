@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sglang_dspark import __version__
 from sglang_dspark.backends.cpu import expert_ops, linear
-from sglang_dspark.backends.cpu.narrow_matmul import LANES
+from sglang_dspark.backends.cpu.linear import LANES
 from sglang_dspark.backends.cpu.threads import chosen_threads
 from sglang_dspark.backends.moe import humming_experts
 from sglang_dspark.common.machine import cpu_description

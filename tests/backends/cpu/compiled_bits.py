@@ -19,7 +19,7 @@ from sglang_dspark.backends.cpu import (
     expert_ops,
     fused_ops,
     paged,
-    thread_pool,
+    threads,
 )
 from sglang_dspark.backends.cpu.plan import make_plan
 from sglang_dspark.float_ops import exp32
@@ -70,7 +70,7 @@ def _attended() -> list[np.ndarray]:
             plan = make_plan(table, torch.tensor([0]), [queries], [context])
             paged.paged_attention(
                 q, keys, values, plan, scale=0.125, causal=True, window=paged.NO_WINDOW,
-                sharing=thread_pool.sharing(1), out=out,
+                sharing=threads.sharing(1), out=out,
             )  # fmt: skip
             found.append(out.numpy())
     return found

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import dense, paged, thread_pool
+from sglang_dspark.backends.cpu import dense, paged, threads
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.draft_attention import DsparkCpuMultiStepDraftBackend
 from sglang_dspark.backends.cpu.plan import CACHED, QUERIES, make_plan
@@ -108,7 +108,7 @@ def test_a_wide_tree(window: int) -> None:
     ours, theirs = torch.empty_like(queries), torch.empty_like(queries)
     paged.paged_attention(
         queries, keys, values, plan, scale=0.25, causal=True, window=window,
-        sharing=thread_pool.sharing(1), out=ours,
+        sharing=threads.sharing(1), out=ours,
     )  # fmt: skip
     layer = SimpleNamespace(scaling=0.25, logit_cap=0.0)
     dense.attend(queries, keys, values, plan, layer, True, window, theirs)
@@ -309,11 +309,11 @@ def test_threads_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> No
     """Long enough contexts for three threads; a step of few tokens is one thread's work."""
     case = Case((400, 3, 900), (6, 70, 6), heads=6, kv_heads=2)
     results = []
-    for threads in ("1", "2", "3"):
-        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    for count in ("1", "2", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", count)
         world = World(case)
         backend = DsparkCpuAttnBackend(world.runner())
-        assert backend.sharing[1] == int(threads)
+        assert backend.sharing[1] == int(count)
         results.append(world.forward(backend, extend_pass(world)))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])

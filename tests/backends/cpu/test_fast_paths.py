@@ -8,7 +8,7 @@ import pytest
 
 from sglang_dspark.backends.cpu import fast_paths, linear
 from sglang_dspark.backends.cpu.fast_paths import fits, need, taken
-from sglang_dspark.backends.cpu.narrow_matmul import Processor
+from sglang_dspark.backends.cpu.linear import Processor
 
 
 @pytest.fixture

@@ -39,8 +39,8 @@ from sglang_dspark.backends.cpu.layers.models import (
     forward_target,
     stack_of_model,
 )
+from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.linear_layers import apply_linear
-from sglang_dspark.backends.cpu.narrow_matmul import Processor
 from sglang_dspark.patches.cpu.layers import SEAMS
 from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving.weight_updates import select_runners

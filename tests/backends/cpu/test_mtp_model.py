@@ -22,8 +22,8 @@ from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import UnfitError
 from sglang_dspark.backends.cpu.layers import model as layer_model
 from sglang_dspark.backends.cpu.layers import support as layer_support
+from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.mtp import forward_model
-from sglang_dspark.backends.cpu.narrow_matmul import Processor
 from tests.backends.cpu.attention_world import Case, World, decode_pass, extend_pass
 from tests.backends.cpu.test_layers import one_rank, our_kernels  # noqa: F401
 

@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sglang_dspark.backends.cpu import attach, fast_paths, linear, linear_layers, packed_weights
-from sglang_dspark.backends.cpu.narrow_matmul import Processor
+from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
     BYTES,

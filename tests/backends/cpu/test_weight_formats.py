@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import linear
-from sglang_dspark.backends.cpu.narrow_matmul import NarrowMatmul, Processor, find_matmul
-from sglang_dspark.backends.cpu.panel_rows import MOST_ROWS
+from sglang_dspark.backends.cpu.linear import NarrowMatmul, Processor, find_matmul
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
     BYTES,
@@ -16,6 +15,7 @@ from sglang_dspark.backends.cpu.weight_formats import (
     FORMATS,
     GROUP,
     INT8,
+    MOST_ROWS,
     PANEL,
     PANELS,
     WeightFormat,

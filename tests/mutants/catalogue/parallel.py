@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-PARALLEL = "sglang_dspark/backends/cpu/parallel.py"
+PARALLEL = "sglang_dspark/backends/cpu/rank_resources.py"
 PROFILE = "sglang_dspark/serving/profile.py"
 BUILD = "sglang_dspark/step/build.py"
 TURNS = "tests/common/test_turns.py"
-SHARES = "tests/backends/cpu/test_parallel.py"
+SHARES = "tests/backends/cpu/test_rank_resources.py"
 MEASURING = "tests/serving/test_schedule_profile.py"
 
 
@@ -22,7 +22,7 @@ MUTANTS = (
         "sglang_dspark/backends/cpu/jit.py",
         "builder.store(word(1), ",
         "builder.store(word(0), ",
-        "tests/backends/cpu/test_thread_pool.py::test_a_part_that_fails_is_told",
+        "tests/backends/cpu/test_threads.py::test_a_part_that_fails_is_told",
     ),
     _mutant(
         "attention is shared out by the heads of one request",

@@ -17,7 +17,7 @@ MUTANTS = (
     Mutant(
         name="two weights lie in one place",
         area="packed weights",
-        file="sglang_dspark/backends/cpu/huge_pages.py",
+        file="sglang_dspark/backends/cpu/weight_formats.py",
         old="self._left[whole:]",
         new="self._left[size // 2 :]",
         tests=("tests/backends/cpu/test_huge_pages.py",),
@@ -25,7 +25,7 @@ MUTANTS = (
     Mutant(
         name="an embedding that is not there is read from behind the weight",
         area="packed weights",
-        file="sglang_dspark/backends/cpu/panel_rows.py",
+        file="sglang_dspark/backends/cpu/weight_formats.py",
         old="rows[i] < 0 or rows[i] >= total",
         new="rows[i] < 0",
         tests=FORMAT_TESTS,
@@ -33,7 +33,7 @@ MUTANTS = (
     Mutant(
         name="bytes with a sign are read as those without",
         area="packed weights",
-        file="sglang_dspark/backends/cpu/panel_rows.py",
+        file="sglang_dspark/backends/cpu/weight_formats.py",
         old="128 if signed else 0",
         new="0",
         tests=FORMAT_TESTS,

@@ -2,7 +2,7 @@
 
 The arithmetic of `LlamaDecoderLayer.forward` (sglang/srt/models/llama.py) and
 `DFlashDecoderLayer.forward` (models/dflash.py), which differ in the norms of query and key
-heads: the products of narrow_matmul.py, called by their address, between the row kernels of
+heads: the products of linear.py, called by their address, between the row kernels of
 fused_ops.py and paged.py. Layers come as rows of tables (`Tables`, made by layers/model.py), as
 thirty layers times nine calls from Python cost as much as the arithmetic between the products.
 """
@@ -165,7 +165,7 @@ def _finish(tables, room, epsilon, normed):  # type: ignore[no-untyped-def]
 def layers(  # type: ignore[no-untyped-def]
     tables, sharing, room, now, block, hidden, wanted, captured, epsilon, normed
 ):
-    """(Tables, `thread_pool.sharing`, Buffers, Pass, block, hidden [n, d], wanted [L], captured
+    """(Tables, `threads.sharing`, Buffers, Pass, block, hidden [n, d], wanted [L], captured
     [C, n, d], epsilon, normed [n, d]).
 
     block: rows taken together in products. wanted[l]: place in `captured` of layer l's input with

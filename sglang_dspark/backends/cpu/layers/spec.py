@@ -14,7 +14,7 @@ from torch import Tensor
 
 from sglang_dspark.backends.cpu import linear
 from sglang_dspark.backends.cpu.layers.kernel import Buffers
-from sglang_dspark.backends.cpu.narrow_matmul import NarrowMatmul
+from sglang_dspark.backends.cpu.linear import NarrowMatmul
 
 _FLOAT = torch.float32
 

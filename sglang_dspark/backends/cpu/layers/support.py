@@ -24,7 +24,7 @@ from sglang_dspark.backends.cpu.layers.spec import (
     Product,
     Shape,
 )
-from sglang_dspark.backends.cpu.narrow_matmul import NarrowMatmul
+from sglang_dspark.backends.cpu.linear import NarrowMatmul
 from sglang_dspark.serving import upstream
 
 _FLOAT = torch.float32

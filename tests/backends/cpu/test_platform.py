@@ -11,19 +11,19 @@ HOLES = """
 import os, sys, threading, time
 import torch
 from sglang.srt.platforms import current_platform
-from sglang_dspark.backends.cpu import heap
+from sglang_dspark.backends.cpu import platform
 
 def resident():  # MiB
     with open("/proc/self/statm") as file:
         return int(file.read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 2**20
 
-heap.EVERY_S = 0.05
+platform.TRIM_EVERY_S = 0.05
 if "trim" in sys.argv:
     current_platform.init_backend()
     assert threading.active_count() == 1, "a server forks behind this"
     current_platform.post_load_model(None)
     current_platform.post_load_model(None)  # the target's and the draft's, in one process
-    assert sum(thread.name == heap.THREAD for thread in threading.enumerate()) == 1
+    assert sum(thread.name == platform.TRIM_THREAD for thread in threading.enumerate()) == 1
 tensors = [torch.zeros(16_384) for _ in range(4_096)]  # 64 KiB each: 256 MiB, no mapping of its own
 kept = tensors[::64]
 before = resident()

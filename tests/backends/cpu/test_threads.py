@@ -11,9 +11,9 @@ import numpy as np
 import pytest
 
 from sglang_dspark.backends.cpu.jit import in_parts, kernel
-from sglang_dspark.backends.cpu.thread_pool import ThreadPool, process_pool, sharing, why_not
+from sglang_dspark.backends.cpu.threads import ThreadPool, process_pool, sharing, why_no_pool
 
-pytestmark = pytest.mark.skipif(why_not() is not None, reason="no pool on this machine")
+pytestmark = pytest.mark.skipif(why_no_pool() is not None, reason="no pool on this machine")
 
 
 @kernel

@@ -11,8 +11,14 @@ import pytest
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.backends.cpu import parallel, threads
-from sglang_dspark.backends.cpu.parallel import ADDRESS, CORES, INTERFACE, ranks_of, shares
+from sglang_dspark.backends.cpu import rank_resources, threads
+from sglang_dspark.backends.cpu.rank_resources import (
+    ADDRESS,
+    CORES,
+    INTERFACE,
+    core_shares,
+    ranks_of,
+)
 
 
 @dataclass
@@ -34,14 +40,14 @@ def machine(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in (ADDRESS, CORES, INTERFACE, threads.RANKS, "HOST_IP", "OMP_NUM_THREADS"):
         monkeypatch.setenv(name, "")  # so that what is set below is undone
         os.environ.pop(name)
-    monkeypatch.setattr(parallel, "_ours", {})
-    monkeypatch.setattr(parallel, "memory_nodes", lambda: 1)
+    monkeypatch.setattr(rank_resources, "_ours", {})
+    monkeypatch.setattr(rank_resources, "memory_nodes", lambda: 1)
     monkeypatch.setattr(os, "sched_getaffinity", lambda pid: {*range(8)})
 
 
 def prepared(**changed: object) -> Arguments:
     arguments = replace(Arguments(), **changed)  # type: ignore[arg-type]
-    parallel.prepare(arguments)
+    rank_resources.prepare(arguments)
     return arguments
 
 
@@ -56,7 +62,7 @@ def prepared(**changed: object) -> Arguments:
     ],
 )
 def test_cores_are_shared(cores: list[int], ranks: int, expected: list[str]) -> None:
-    assert shares(cores, ranks) == expected
+    assert core_shares(cores, ranks) == expected
 
 
 def test_replicas_and_stages_are_processes_and_attentions_replicas_are_not() -> None:
@@ -78,22 +84,24 @@ def test_ranks_share_it(kind: str) -> None:
     arguments = prepared(**{kind: 2})
     assert os.environ[CORES] == "0,1,2,3|4,5,6,7"
     assert threads.chosen_threads() == 3
-    assert arguments.mem_fraction_static == pytest.approx(parallel.STATIC_MEMORY / 2)
+    assert arguments.mem_fraction_static == pytest.approx(rank_resources.STATIC_MEMORY / 2)
 
 
 def test_a_rank_of_a_machine_has_all_of_it() -> None:
     arguments = prepared(tp_size=2, nnodes=2, dist_init_addr="127.0.0.1:20000")
     assert os.environ[CORES] == "0,1,2,3,4,5,6,7"
     assert threads.chosen_threads() == 7
-    assert arguments.mem_fraction_static == parallel.STATIC_MEMORY
+    assert arguments.mem_fraction_static == rank_resources.STATIC_MEMORY
 
 
 def test_a_memory_each_is_sglangs_own_business(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(parallel, "memory_nodes", lambda: 2)
+    monkeypatch.setattr(rank_resources, "memory_nodes", lambda: 2)
     arguments = prepared(tp_size=2)
     assert CORES not in os.environ
     assert arguments.mem_fraction_static is None
-    assert prepared(tp_size=4).mem_fraction_static == pytest.approx(parallel.STATIC_MEMORY / 2)
+    assert prepared(tp_size=4).mem_fraction_static == pytest.approx(
+        rank_resources.STATIC_MEMORY / 2
+    )
 
 
 def test_what_the_user_set_stays(monkeypatch: pytest.MonkeyPatch) -> None:

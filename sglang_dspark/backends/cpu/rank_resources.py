@@ -56,13 +56,13 @@ def prepare(server_args: Any) -> None:
     nodes = memory_nodes()
     if ranks.everywhere <= nodes:
         return
-    _set(CORES, "|".join(shares(sorted(os.sched_getaffinity(0)), ranks.here)))
+    _set(CORES, "|".join(core_shares(sorted(os.sched_getaffinity(0)), ranks.here)))
     if server_args.mem_fraction_static is None:
         together = -(-ranks.here // nodes)
         server_args.mem_fraction_static = round(STATIC_MEMORY / together, 3)
 
 
-def shares(cores: Sequence[int], ranks: int) -> list[str]:
+def core_shares(cores: Sequence[int], ranks: int) -> list[str]:
     """Each rank's cores, as `0,1,2`: neighbours, about as many each; with fewer cores than ranks
     some ranks have the same one."""
     count = len(cores)

@@ -6,7 +6,7 @@ import logging
 
 import pytest
 
-from sglang_dspark.backends.cpu import quiet
+from sglang_dspark.backends.cpu import log_filters
 from sglang_dspark.serving import mode
 
 LOADING = "Ignore import error when loading sglang.srt.models."
@@ -15,8 +15,8 @@ FLAT = "DSpark SPS table is uninitialized (flat): the verify budget degenerates 
 
 @pytest.fixture
 def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
-    quiet.install()
-    quiet.install()
+    log_filters.install()
+    log_filters.install()
     caplog.set_level(logging.INFO)
     return caplog
 
@@ -40,17 +40,17 @@ def said(caplog: pytest.LogCaptureFixture) -> pytest.LogCaptureFixture:
 def test_models_without_a_build_here(
     said: pytest.LogCaptureFixture, reason: str, kept: bool
 ) -> None:
-    logging.getLogger(quiet.MODELS).warning(LOADING + reason)
+    logging.getLogger(log_filters.MODELS).warning(LOADING + reason)
     assert bool(said.messages) is kept
 
 
 def test_other_lines_and_other_loggers_stay(said: pytest.LogCaptureFixture) -> None:
     missing = LOADING + "inkling: No module named 'cutlass'"
     for name, line in (
-        (quiet.MODELS, "Model architectures ['Grok1'] are not supported for now."),
-        (quiet.PLANNER, "DSpark ragged-verify scheduler enabled (mode=compact)."),
+        (log_filters.MODELS, "Model architectures ['Grok1'] are not supported for now."),
+        (log_filters.PLANNER, "DSpark ragged-verify scheduler enabled (mode=compact)."),
         ("sglang.srt.multimodal_processor", missing),
-        (f"{quiet.MODELS}.more", missing),
+        (f"{log_filters.MODELS}.more", missing),
     ):
         logging.getLogger(name).warning(line)
         assert said.messages[-1] == line
@@ -62,7 +62,7 @@ def test_upstreams_table_is_its_own_business(
 ) -> None:
     """Where SGLang's own scheduler decides, its line is true."""
     monkeypatch.setattr(mode, "choice", lambda: mode.Choice(ours, ""))
-    logging.getLogger(quiet.PLANNER).warning(FLAT)
+    logging.getLogger(log_filters.PLANNER).warning(FLAT)
     assert bool(said.messages) is not ours
 
 
@@ -71,6 +71,6 @@ def test_debugging_shows_all(
 ) -> None:
     monkeypatch.setattr(mode, "choice", lambda: mode.Choice(True, ""))
     said.set_level(logging.DEBUG)
-    logging.getLogger(quiet.MODELS).warning(LOADING + "inkling: No module named 'cutlass'")
-    logging.getLogger(quiet.PLANNER).warning(FLAT)
+    logging.getLogger(log_filters.MODELS).warning(LOADING + "inkling: No module named 'cutlass'")
+    logging.getLogger(log_filters.PLANNER).warning(FLAT)
     assert len(said.messages) == 2

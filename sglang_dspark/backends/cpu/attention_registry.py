@@ -1,8 +1,9 @@
-"""Lets SGLang build our attention backend for target and draft.
+"""Register our attention backend with SGLang, for target and draft.
 
 Upstream: sglang/srt/server_args.py (names are checked while the command line is parsed),
-sglang/srt/speculative/draft_utils.py, `DraftBackendFactory._create_backend`: EAGLE's
-draft backends are made from closed tables of names.
+sglang/srt/arg_groups/choices.py, srt/layers/attention/attention_registry.py, and
+sglang/srt/speculative/draft_utils.py, `DraftBackendFactory._create_backend`: EAGLE's draft
+backends are made from closed tables of names.
 """
 
 from __future__ import annotations
@@ -10,10 +11,31 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
+from sglang_dspark.serving import upstream
+
+ATTENTION_BACKEND = "dspark_cpu"
+
+
+def register_attention() -> None:
+    """Make the backend's name known to the command line and to the registry; repeatable.
+
+    Upstream: sglang/srt/arg_groups/choices.py and srt/layers/attention/attention_registry.py.
+    """
+    for names in (upstream.ATTENTION_BACKEND_CHOICES, upstream.DRAFT_ATTENTION_BACKEND_CHOICES):
+        if ATTENTION_BACKEND not in names:
+            names.append(ATTENTION_BACKEND)
+    upstream.register_attention_backend(ATTENTION_BACKEND)(_create_attention)
+
+
+def _create_attention(runner: Any) -> Any:
+    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+
+    return DsparkCpuAttnBackend(runner)
+
 
 def offer_backend(*args: Any, **kwargs: Any) -> None:
     """BEFORE hook of `ServerArgs.add_cli_args`."""
-    from sglang_dspark.backends.cpu.platform import register_attention
+    pass
 
     register_attention()
 
@@ -29,7 +51,8 @@ def create_draft_backend(
     """AROUND hook: adds our name to the table; `stamps_children` marks multi-step drafting."""
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
     from sglang_dspark.backends.cpu.draft_attention import DsparkCpuMultiStepDraftBackend
-    from sglang_dspark.backends.cpu.platform import ATTENTION_BACKEND
+
+    pass
 
     def single() -> tuple[str, Any]:
         return ATTENTION_BACKEND, DsparkCpuAttnBackend(self.draft_model_runner)
