@@ -147,10 +147,10 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
 # what it does).
 REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.kernels.ops.speculative.dspark.dspark_accept": {
-        "accept_greedy": ("7ae5ec8b49beaaec", "backends/cpu/ragged_ops.py"),
+        "accept_greedy": ("7ae5ec8b49beaaec", "backends/cpu/greedy_ops.py"),
     },
     "sglang.kernels.ops.speculative.dspark.dspark_verify_window": {
-        "BuildRaggedVerifyWindow": ("326e240ea201116e", "backends/cpu/ragged_ops.py"),
+        "BuildRaggedVerifyWindow": ("326e240ea201116e", "backends/cpu/ragged_layout.py"),
     },
     "sglang.kernels.ops.speculative.gather_spec_extras": {
         "gather_spec_extras": ("1f21ff4acbaaec56", "patches/cpu/triton.py"),
@@ -159,7 +159,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "row_argmax": ("0702a37b721eefcc", "patches/cpu/triton.py"),
     },
     "sglang.kernels.ops.speculative.spec_tree": {
-        "verify_tree_greedy_func": ("da12a3350dc6cbe6", "backends/cpu/chain_ops.py"),
+        "verify_tree_greedy_func": ("da12a3350dc6cbe6", "backends/cpu/greedy_ops.py"),
     },
     "sglang.srt.arg_groups.speculative_hook": {
         "_disable_overlap_schedule_for_cpu": ("82841798f8f8cbfc", "backends/cpu/arguments.py"),
@@ -258,7 +258,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "DFlashMLP.forward": ("09364795e077f9a9", "backends/cpu/layers/kernel.py"),
     },
     "sglang.srt.models.dspark": {
-        "DSparkConfidenceHead.forward": ("ececd1c0ae1d9090", "backends/cpu/confidence_ops.py"),
+        "DSparkConfidenceHead.forward": ("ececd1c0ae1d9090", "backends/cpu/confidence.py"),
         "DSparkDraftMixin._build_fused_kv_write_bundle": (
             "7a879128984ceb59",
             "serving/weight_updates.py",
@@ -269,7 +269,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "DSparkDraftMixin.compute_base_logits": (
             "19de6102944fed3c",
-            "backends/cpu/draft_heads.py",
+            "backends/cpu/draft.py",
         ),
         "DSparkDraftMixin.compute_confidence": ("c22c500a4666410b", "backends/cpu/confidence.py"),
         "DSparkDraftMixin.write_target_hidden_kv": (
@@ -308,7 +308,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "sglang.srt.speculative.dflash_utils": {
-        "build_speculative_verify_target_probs": ("33b0e7c5e2386ee7", "backends/cpu/target_law.py"),
+        "build_speculative_verify_target_probs": ("33b0e7c5e2386ee7", "backends/cpu/accept.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_draft": {
         "DraftBlockProposer._run_forward": ("5e893e1185167a0c", "backends/cpu/draft.py"),
@@ -327,9 +327,9 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "DsparkVerifyEpilogue._accept": ("51c4ecf9f4576e21", "backends/cuda/accept_in_graph.py"),
         "TargetVerifyExecutor._forward_prepared_verify": (
             "9ee141d2be5c34fd",
-            "backends/cpu/target.py",
+            "backends/cpu/verify_forward.py",
         ),
-        "TargetVerifyExecutor._run_ragged": ("4ed471ad3466db9e", "backends/cpu/target.py"),
+        "TargetVerifyExecutor._run_ragged": ("4ed471ad3466db9e", "backends/cpu/verify_forward.py"),
         "TargetVerifyExecutor.accept_and_finalize": ("5c230e047f32b04a", "step/accept.py"),
         "TargetVerifyExecutor.run_compact": ("52ab44e5f7fb7048", "backends/cpu/device.py"),
     },

@@ -19,9 +19,9 @@ from sglang_dspark.backends.cpu import linear, packed_weights
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.commit import write_context
 from sglang_dspark.backends.cpu.device import HostDevice
-from sglang_dspark.backends.cpu.layout import layout_of, rows_in, window_of
 from sglang_dspark.backends.cpu.linear import REVISION
-from sglang_dspark.backends.cpu.target import VerifyRows, verify_forward
+from sglang_dspark.backends.cpu.ragged_layout import layout_of, rows_in, window_of
+from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving import mode, startup, upstream

@@ -20,9 +20,14 @@ from sglang_dspark.backends.cpu.accept import accept_rows
 from sglang_dspark.backends.cpu.commit import write_context
 from sglang_dspark.backends.cpu.draft import Drafter
 from sglang_dspark.backends.cpu.fast_paths import fits
-from sglang_dspark.backends.cpu.layout import PackedRows, layout_of, rows_in, window_of
-from sglang_dspark.backends.cpu.ragged_ops import rows_of
-from sglang_dspark.backends.cpu.target import VerifyRows, verify_forward
+from sglang_dspark.backends.cpu.ragged_layout import (
+    PackedRows,
+    layout_of,
+    rows_in,
+    rows_of,
+    window_of,
+)
+from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.step.clock import Clock
 from sglang_dspark.step.engine import Step
 from sglang_dspark.step.passes import Pass, Verified

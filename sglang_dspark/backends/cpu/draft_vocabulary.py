@@ -1,13 +1,13 @@
 """Prepare a drafter when its weights are loaded: packed layers, heads over its vocabulary only.
 
-The mathematics of a reduced head is backends/cpu/draft_head.py; any other head keeps upstream's.
+The mathematics of a reduced head is backends/cpu/reduced_head.py; any other head keeps upstream's.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.backends.cpu import draft_head, linear_layers, packed_weights
+from sglang_dspark.backends.cpu import linear_layers, packed_weights, reduced_head
 from sglang_dspark.backends.cpu.fast_paths import fits, need, need_class
 from sglang_dspark.serving import upstream
 
@@ -26,7 +26,7 @@ def find_reduced_head(draft_model: Any, lm_head: Any) -> None:
     """Gather the rows that can be drafted, in the formats of the target and of the draft."""
     head, reduced = draft_model.markov_head, None
     if fits("drafting over a part of the vocabulary", lambda: _require_plain(head, lm_head)):
-        reduced = draft_head.reduced_head(
+        reduced = reduced_head.reduced_head(
             head.markov_w1.weight,
             head.markov_w2.weight,
             lm_head.weight,
@@ -48,7 +48,7 @@ def _require_plain(head: Any, lm_head: Any) -> None:
     need(lm_head.weight.shape[0] >= head.vocab_size, "the LM head has fewer tokens than the draft")
 
 
-def reduced_head_of(draft_model: Any) -> draft_head.ReducedHead | None:
+def reduced_head_of(draft_model: Any) -> reduced_head.ReducedHead | None:
     """Return the head over the draft vocabulary; None where it is not reduced."""
-    found: draft_head.ReducedHead | None = getattr(draft_model.markov_head, _REDUCED, None)
+    found: reduced_head.ReducedHead | None = getattr(draft_model.markov_head, _REDUCED, None)
     return found

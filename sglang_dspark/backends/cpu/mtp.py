@@ -94,7 +94,7 @@ def sample_greedy(
     watermark_full_mask: bool = True,
 ) -> Any:
     """AROUND hook of `eagle_sample`: tokens [R * n], lengths [R], accepted rows [R, n]."""
-    from sglang_dspark.backends.cpu.chain_ops import verify_chains
+    from sglang_dspark.backends.cpu.greedy_ops import verify_chains
 
     logits = logits_output.next_token_logits
     if (

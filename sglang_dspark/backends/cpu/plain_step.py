@@ -22,8 +22,8 @@ from torch import Tensor
 from sglang_dspark.backends.cpu.accept import accept, agreed
 from sglang_dspark.backends.cpu.commit import write_context
 from sglang_dspark.backends.cpu.fast_paths import need
-from sglang_dspark.backends.cpu.layout import layout_without_drafts
-from sglang_dspark.backends.cpu.target import VerifyRows, verify_forward
+from sglang_dspark.backends.cpu.ragged_layout import layout_without_drafts
+from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.penalties import is_penalised
 from sglang_dspark.step.seeds import seeds_of

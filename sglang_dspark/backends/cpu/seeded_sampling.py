@@ -6,7 +6,7 @@ alone, which no CPU backend has. Here every batch carries the seeds in upstream'
 a seed has UNSEEDED there and is sampled as ever. The step reads seeds from the requests
 (step/seeds.py). Upstream: sglang/srt/sampling/sampling_batch_info.py and
 sglang/srt/layers/sampler.py. Both draws here are also where a row without probability would raise
-(`lost_rows.py`).
+(`accept.py`).
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import seeded_ops
-from sglang_dspark.backends.cpu.lost_rows import settle_lost
+from sglang_dspark.backends.cpu.accept import replace_nan_rows
 from sglang_dspark.verify.sampling import truncate
 
 UNSEEDED = -(2**63)  # as a request's own seed it means none
@@ -54,7 +54,7 @@ def sample(
     positions: Tensor | None = None,
 ) -> Tensor:
     """AROUND hook: one draw a row of probs [R, V]."""
-    tokens = original(settle_lost(probs))
+    tokens = original(replace_nan_rows(probs))
     if sampling_seed is None or positions is None:
         return tokens
     return seeded_tokens(tokens, probs, sampling_seed, positions)
@@ -72,7 +72,7 @@ def sample_after_cuts(
     **options: Any,
 ) -> Any:
     """AROUND hook: one draw a row of probs [R, V] after top-k, top-p and min-p."""
-    settle_lost(probs)
+    replace_nan_rows(probs)
     drawn = original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, None, positions, **options)
     if sampling_seed is None:
         return drawn

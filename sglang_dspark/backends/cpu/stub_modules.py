@@ -33,9 +33,11 @@ def install() -> None:
     if is_missing("torchvision"):
         _install_torchvision()
     if is_missing("sgl_kernel") or not _can_be_imported("sgl_kernel"):
-        from sglang_dspark.backends.cpu import kernel_ops
+        from sglang_dspark.backends.cpu import sgl_kernel_ops
 
-        add_module("sgl_kernel", {name: getattr(kernel_ops, name) for name in kernel_ops.__all__})
+        add_module(
+            "sgl_kernel", {name: getattr(sgl_kernel_ops, name) for name in sgl_kernel_ops.__all__}
+        )
 
 
 def is_missing(name: str) -> bool:

@@ -23,7 +23,7 @@ from sglang_dspark.backends.cpu.fast_paths import UnfitError
 from sglang_dspark.backends.cpu.layers import forward as layer_forward
 from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.linear_layers import compute_lm_head
-from sglang_dspark.backends.cpu.target import direct_forward
+from sglang_dspark.backends.cpu.verify_forward import direct_forward
 from tests.backends.cpu.attention_world import Case, World, ragged_pass, verify_pass
 from tests.backends.cpu.test_layers import one_rank, our_kernels
 

@@ -22,8 +22,8 @@ from sglang_dspark.backends.cpu import device as device_module
 from sglang_dspark.backends.cpu import plain_step
 from sglang_dspark.backends.cpu.device import HostDevice
 from sglang_dspark.backends.cpu.fast_paths import need
-from sglang_dspark.backends.cpu.layout import layout_of
-from sglang_dspark.backends.cpu.target import VerifyRows
+from sglang_dspark.backends.cpu.ragged_layout import layout_of
+from sglang_dspark.backends.cpu.verify_forward import VerifyRows
 from sglang_dspark.step.clock import HostClock
 from sglang_dspark.step.passes import Pass
 from sglang_dspark.step.rules import Rules

@@ -10,13 +10,15 @@ import pytest
 import torch
 
 from sglang_dspark.backends.cpu.accept import accept
-from sglang_dspark.backends.cpu.layout import (
+from sglang_dspark.backends.cpu.greedy_ops import accept_greedy, committed
+from sglang_dspark.backends.cpu.ragged_layout import (
     PackedRows,
+    first_rows,
     layout_of,
     rows_in,
+    rows_of,
     window_of,
 )
-from sglang_dspark.backends.cpu.ragged_ops import accept_greedy, committed, first_rows, rows_of
 from sglang_dspark.verify.greedy import accept_greedy as reference
 
 GAMMA, VOCAB = 5, 97

@@ -109,10 +109,10 @@ MUTANTS = (
     ),
     _mutant(
         "what does not fill the lanes of the block rule is left out",
-        "sglang_dspark/backends/cpu/block_ops.py",
+        "sglang_dspark/backends/cpu/accept.py",
         "for v in range(whole, len(target)):",
         "for v in range(whole, whole):",
-        "tests/backends/cpu/test_block_ops.py::test_compiled_walk_is_the_references",
+        "tests/backends/cpu/test_accept_block_walk.py::test_compiled_walk_is_the_references",
     ),
     _mutant(
         "streams are read at the last four places alone",

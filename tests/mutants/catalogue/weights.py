@@ -121,7 +121,7 @@ MUTANTS = (
     Mutant(
         name="a packed W2 goes to the float32 kernel",
         area="packed weights",
-        file="sglang_dspark/backends/cpu/greedy_ops.py",
+        file="sglang_dspark/backends/cpu/reduced_head.py",
         old="kernel = linear.kernel_of(w2)",
         new="kernel = linear.prepare()",
         tests=("tests/backends/cpu/test_greedy_ops.py",),
@@ -129,10 +129,10 @@ MUTANTS = (
     Mutant(
         name="W2 stays float32",
         area="packed weights",
-        file="sglang_dspark/backends/cpu/draft_head.py",
+        file="sglang_dspark/backends/cpu/reduced_head.py",
         old="w2=packed(w2.detach()[tokens])",
         new="w2=w2.detach()[tokens]",
-        tests=("tests/backends/cpu/test_draft_head.py",),
+        tests=("tests/backends/cpu/test_reduced_head.py",),
     ),
     Mutant(
         name="both products of the context go to the kernel of the first",

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_dspark.backends.cpu import block_ops
+from sglang_dspark.backends.cpu import accept
 from sglang_dspark.verify import accept_block, block
 
 
@@ -31,7 +31,7 @@ def batch(vocab: int, gamma: int, spread: float) -> tuple[torch.Tensor, ...]:
 def test_compiled_walk_is_the_references(vocab: int, gamma: int, spread: float) -> None:
     given = batch(vocab, gamma, spread)
     wanted, chance = block.walk(*given)
-    found, found_chance = block_ops.walk(*given)
+    found, found_chance = accept.walk(*given)
     assert found.equal(wanted)
     torch.testing.assert_close(found_chance, chance, rtol=1e-12, atol=1e-15)
     assert set(wanted.tolist()) == set(range(gamma + 1))
@@ -44,5 +44,5 @@ def test_equal_laws_keep_every_draft() -> None:
     target = torch.cat([proposal, proposal[:, :1]], 1)
     draft = proposal.argmax(-1)
     given = draft, proposal, target, uniforms
-    found = accept_block(*given, torch.zeros(300), lens, walked=block_ops.walk)
+    found = accept_block(*given, torch.zeros(300), lens, walked=accept.walk)
     assert found.accepted.equal(lens)

@@ -8,8 +8,7 @@ import pytest
 import torch
 
 from sglang_dspark.backends.cpu import seeded_sampling
-from sglang_dspark.backends.cpu.lost_rows import settle_lost
-from sglang_dspark.backends.cpu.target_law import target_law
+from sglang_dspark.backends.cpu.accept import replace_nan_rows, sampling_probs
 from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 INF = float("inf")
@@ -33,16 +32,16 @@ def test_a_lost_row_is_token_0_and_its_neighbours_keep_their_law(lost: str, cut:
         min_ps=torch.full((3,), min_p),
     )
     sound = [0.3, 1.0, -2.0, 0.9]
-    law = target_law(torch.tensor([sound, LOST[lost], sound]), info, 1)
+    law = sampling_probs(torch.tensor([sound, LOST[lost], sound]), info, 1)
     assert law[1].tolist() == [1.0, 0.0, 0.0, 0.0]
-    alone = target_law(torch.tensor([sound, sound, sound]), info, 1)
+    alone = sampling_probs(torch.tensor([sound, sound, sound]), info, 1)
     assert torch.equal(law[[0, 2]], alone[[0, 2]])
     assert sample_inverse_cdf(law, torch.full((3,), 0.99))[1] == 0  # which raised
 
 
 def test_a_sound_row_is_left_as_it_is() -> None:
     probs = torch.tensor([[0.0, 1.0], [0.5, 0.5]])
-    assert settle_lost(probs.clone()).tolist() == probs.tolist()
+    assert replace_nan_rows(probs.clone()).tolist() == probs.tolist()
 
 
 def test_prefill_and_plain_decoding_draw_of_it_too() -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_dspark.backends.cpu import kernel_ops as ops
+from sglang_dspark.backends.cpu import sgl_kernel_ops as ops
 
 
 @pytest.fixture(autouse=True)

@@ -1,12 +1,12 @@
-"""Drafting over a reduced vocabulary: only the heads' rows that can be drafted are multiplied.
+"""Draft over a reduced vocabulary: multiply only the rows of the heads that can be drafted.
 
 The draft's base logits U_k and its transition bias B(x_{k-1}) span the whole vocabulary, for each
 of gamma positions. A drafter trained here may exclude most tokens by its own weights
 (drafter/heads.py, `restrict_vocabulary`: a bias of -30 outside). Upstream
-(sglang/srt/speculative/dspark_components/dspark_draft.py) computes all of them and also
-draws noise for all of them when every request is greedy; here the rows inside are gathered once at
-load. A sampled block returns logits of -inf outside: exact zero probability there, in the very
-distribution the tokens were drawn from, which is all that verification asks of it.
+(sglang/srt/speculative/dspark_components/dspark_draft.py) computes all of them, and draws noise for
+all of them even when every request is greedy. Here the rows inside are gathered once at load. A
+sampled block returns logits of -inf outside: the probability there is exactly 0, in the
+distribution that the tokens were drawn from, as verification requires.
 """
 
 from __future__ import annotations
@@ -21,11 +21,73 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import linear
-from sglang_dspark.backends.cpu.greedy_ops import draft_steps
+from sglang_dspark.backends.cpu.greedy_ops import ARGMAX_BLOCK, order_key
+from sglang_dspark.backends.cpu.jit import kernel, multiply_at
 from sglang_dspark.backends.cpu.linear import product
 from sglang_dspark.backends.cpu.weight_formats import take_rows
 from sglang_dspark.drafter.heads import restricted_tokens
+from sglang_dspark.float_ops import bits_of_float
 from sglang_dspark.verify.rejection import sample_inverse_cdf
+
+
+@kernel
+def _likeliest(base, bias):  # type: ignore[no-untyped-def]
+    """argmax(base + bias) of a row: base, bias [n]."""
+    best, found = order_key(bits_of_float(base[0] + bias[0])), 0
+    for start in range(0, bias.shape[0], ARGMAX_BLOCK):
+        part, more = base[start : start + ARGMAX_BLOCK], bias[start : start + ARGMAX_BLOCK]
+        top = order_key(bits_of_float(part[0] + more[0]))
+        for i in range(more.shape[0]):
+            key = order_key(bits_of_float(part[i] + more[i]))
+            top = key if key > top else top
+        if top > best:
+            best, found = top, start
+    while order_key(bits_of_float(base[found] + bias[found])) != best:
+        found += 1
+    return found
+
+
+@kernel
+def _draft(entry, w2, threads, block, base, anchor, w1, tokens, first, last, out):  # type: ignore[no-untyped-def]
+    """Positions first..last-1 of draft blocks; `anchor` [R] stands before the first of them.
+
+    entry: of the matrix kernel for the format of W2, which lies at the address w2.
+    """
+    requests, n, rank = base.shape[0], base.shape[2], w1.shape[1]
+    latent = np.empty((requests, rank), np.float32)
+    bias = np.empty((requests, n), np.float32)
+    for k in range(first, last):
+        for r in range(requests):
+            latent[r] = w1[anchor[r] if k == first else out[r, k - 1]]
+        multiply_at(
+            entry, latent.ctypes.data, rank, requests, block, w2, n, rank,
+            bias.ctypes.data, threads,
+        )  # fmt: skip
+        for r in range(requests):
+            out[r, k] = tokens[_likeliest(base[r, k], bias[r])]
+
+
+def draft_steps(
+    base: Tensor,
+    anchor: Tensor,
+    weights: tuple[NDArray, Tensor, NDArray],
+    out: Tensor,
+    steps: range,
+) -> None:
+    """Fill out[:, steps], [R, gamma] int64, with the likeliest tokens of U_k + W1[x_{k-1}] W2^T.
+
+    base [R, gamma, n] contiguous float32; anchor [R] int64, the token before the first of `steps`;
+    weights: W1 [V, r] float32, W2 [n, r] in a format of weight_formats.py and token ids [n] int64,
+    contiguous. W2 is `linear.eligible` and `linear.kernel_of` has a kernel for it.
+    """
+    w1, w2, tokens = weights
+    kernel = linear.kernel_of(w2)
+    assert kernel is not None
+    threads = linear.threads_for(*w2.shape)
+    _draft(
+        kernel.entry, w2.data_ptr(), threads, linear.block_rows(base.shape[0]), base.numpy(),
+        anchor.numpy(), w1, tokens, steps.start, steps.stop, out.numpy(),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True)

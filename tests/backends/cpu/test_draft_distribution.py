@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import draft_head
+from sglang_dspark.backends.cpu import reduced_head
 from sglang_dspark.backends.cpu.accept import accept
 from tests.backends.cpu.draft_world import Drafting, settings
 
@@ -47,7 +47,7 @@ def float32_race(monkeypatch: pytest.MonkeyPatch) -> None:
         waits = torch.from_numpy(noise.standard_exponential(tuple(law.shape), dtype=np.float32))
         return (law.log() - waits.log()).argmax(-1)
 
-    monkeypatch.setattr(draft_head, "sample_inverse_cdf", race)
+    monkeypatch.setattr(reduced_head, "sample_inverse_cdf", race)
 
 
 def base_logits(rows: int) -> Tensor:

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import tree_ops
+from sglang_dspark.backends.cpu import sgl_kernel_ops as ops
 
 
 @dataclass(frozen=True)
@@ -27,7 +27,7 @@ def build(
     parents: Tensor, selected: Tensor, lens: list[int], topk: int, depth: int, n: int, mode: int
 ) -> Built:
     rows = len(lens)
-    size = rows * n * n if mode == tree_ops.QLEN_ONLY else sum(n * (length + n) for length in lens)
+    size = rows * n * n if mode == ops.QLEN_ONLY else sum(n * (length + n) for length in lens)
     built = Built(
         mask=torch.ones(size, dtype=torch.bool),
         positions=torch.empty(rows * n, dtype=torch.int64),
@@ -35,7 +35,7 @@ def build(
         child=torch.full((rows, n), -9),
         sibling=torch.full((rows, n), -9),
     )
-    tree_ops.build_tree_kernel_efficient_cpu(
+    ops.build_tree_kernel_efficient_cpu(
         parents, selected, torch.tensor(lens), built.mask, built.positions, built.index,
         built.child, built.sibling, topk, depth, n, mode,
     )  # fmt: skip
@@ -67,7 +67,7 @@ def ancestors(selected: list[int], parents: list[int], topk: int) -> list[list[i
     return paths
 
 
-@pytest.mark.parametrize("mode", [tree_ops.FULL_MASK, tree_ops.QLEN_ONLY])
+@pytest.mark.parametrize("mode", [ops.FULL_MASK, ops.QLEN_ONLY])
 @pytest.mark.parametrize("n", [1, 2, 6])
 def test_chain_layout(n: int, mode: int) -> None:
     lens = [4, 1]
@@ -79,7 +79,7 @@ def test_chain_layout(n: int, mode: int) -> None:
     assert built.sibling.tolist() == [[-1] * n] * 2
     offset = 0
     for length in lens:
-        width = n if mode == tree_ops.QLEN_ONLY else length + n
+        width = n if mode == ops.QLEN_ONLY else length + n
         block = built.mask[offset : offset + n * width].view(n, width)
         assert torch.equal(block[:, width - n :], torch.ones(n, n, dtype=torch.bool).tril())
         assert bool(block[:, : width - n].all())
@@ -94,7 +94,7 @@ def test_wide_tree_layout(seed: int) -> None:
     lens = [5, 0, 17]
     built = build(
         torch.tensor([p for _, p in trees]), torch.tensor([s for s, _ in trees]),
-        lens, topk, steps, n, tree_ops.QLEN_ONLY,
+        lens, topk, steps, n, ops.QLEN_ONLY,
     )  # fmt: skip
     for r, (selected, parents) in enumerate(trees):
         paths = ancestors(selected, parents, topk)
@@ -122,7 +122,7 @@ def test_greedy_acceptance_follows_the_targets_argmax(seed: int) -> None:
     trees = [random_tree(rng, topk, steps, n) for _ in range(rows)]
     built = build(
         torch.tensor([p for _, p in trees]), torch.tensor([s for s, _ in trees]),
-        [3] * rows, topk, steps, n, tree_ops.QLEN_ONLY,
+        [3] * rows, topk, steps, n, ops.QLEN_ONLY,
     )  # fmt: skip
     # Two tokens only, so that paths of every length are accepted; siblings differ, as drafts do.
     tokens = torch.tensor([[rng.randrange(2) for _ in range(n)] for _ in range(rows)])
@@ -130,7 +130,7 @@ def test_greedy_acceptance_follows_the_targets_argmax(seed: int) -> None:
     predicts = torch.full((rows * n,), -1, dtype=torch.int32)
     index = torch.full((rows, steps), -1, dtype=torch.int32)
     count = torch.empty(rows, dtype=torch.int32)
-    tree_ops.verify_tree_greedy_cpu(
+    ops.verify_tree_greedy_cpu(
         predicts, index, count, tokens, built.index, built.child, built.sibling, target
     )
     for r, (selected, parents) in enumerate(trees):

@@ -8,8 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.accept import accept
-from sglang_dspark.backends.cpu.target_law import build_target_probs, target_law
+from sglang_dspark.backends.cpu.accept import accept, build_target_probs, sampling_probs
 from sglang_dspark.verify import sample_inverse_cdf
 
 VOCAB = 12
@@ -70,7 +69,7 @@ def logits(rows: int, seed: int) -> Tensor:
 def test_law_is_the_samplers(name: str) -> None:
     rows = logits(200, seed=0)
     expected = sampler_law(rows, SETTINGS[name])
-    assert torch.allclose(target_law(rows, info(SETTINGS[name]), 200), expected, atol=1e-6)
+    assert torch.allclose(sampling_probs(rows, info(SETTINGS[name]), 200), expected, atol=1e-6)
     windows = build_target_probs(
         next_token_logits=rows,
         sampling_info=info(*[SETTINGS[name]] * 50),
@@ -83,7 +82,9 @@ def test_law_is_the_samplers(name: str) -> None:
 def test_each_request_has_its_own_settings_and_rows() -> None:
     names, lens = sorted(SETTINGS), torch.tensor([3, 1, 2, 4, 1, 2])
     rows = logits(int(lens.sum()), seed=1)
-    found = target_law(rows, info(*[SETTINGS[name] for name in names]), lens).split(lens.tolist())
+    found = sampling_probs(rows, info(*[SETTINGS[name] for name in names]), lens).split(
+        lens.tolist()
+    )
     for name, part, law in zip(names, rows.split(lens.tolist()), found, strict=True):
         assert torch.allclose(law, sampler_law(part, SETTINGS[name]), atol=1e-6)
 

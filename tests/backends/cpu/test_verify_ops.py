@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import accept_ops
+from sglang_dspark.backends.cpu import verify_ops
 from sglang_dspark.verify import accept_sampled
 
 VOCAB = 5
@@ -38,7 +38,7 @@ def test_chain_writes_what_the_accept_rule_says() -> None:
     candidates = torch.randint(0, VOCAB, (rows, n))
     coins, last = torch.rand(rows, gamma), torch.rand(rows)
     predicts, index, count, flat, following, sibling = chain_buffers(rows, n)
-    accept_ops.chain_speculative_sampling(
+    verify_ops.chain_speculative_sampling(
         predicts, index, count, candidates, flat, following, sibling, coins, last, target,
         draft_law, 1.0, 1.0, True,
     )  # fmt: skip
@@ -63,7 +63,7 @@ def test_a_coin_of_zero_keeps_no_improbable_draft() -> None:
     target = torch.tensor([improbable, 1 - improbable]).expand(rows, 2, 2)
     sure = torch.tensor([1.0, 0.0]).expand(rows, 1, 2)  # the drafter's law: always token 0
     predicts, index, count, flat, following, sibling = chain_buffers(rows, 2)
-    accept_ops.chain_speculative_sampling(
+    verify_ops.chain_speculative_sampling(
         predicts, index, count, torch.zeros(rows, 2, dtype=torch.int64), flat, following, sibling,
         torch.zeros(rows, 1), torch.rand(rows), target, sure, 1.0, 1.0, True,
     )  # fmt: skip
@@ -74,7 +74,7 @@ def test_a_coin_of_zero_keeps_no_improbable_draft() -> None:
 def test_block_verification_is_refused() -> None:
     predicts, index, count, flat, following, sibling = chain_buffers(1, 2)
     with pytest.raises(NotImplementedError, match="block verification"):
-        accept_ops.chain_speculative_sampling(
+        verify_ops.chain_speculative_sampling(
             predicts, index, count, torch.zeros(1, 2), flat, following, sibling,
             torch.rand(1, 1), torch.rand(1), laws(1, 2), laws(1, 1), 1.0, 1.0, True,
             block_verification=True,
@@ -92,7 +92,7 @@ def test_tree_rule_keeps_the_targets_law(greedy_like: bool) -> None:
     child, sibling = torch.tensor([[1, -1, -1]]), torch.tensor([[-1, 2, -1]])
     seen = torch.zeros(VOCAB)
     for coins, last in zip(torch.rand(trials, 1, n), torch.rand(trials, 1), strict=True):
-        accept_ops.tree_speculative_sampling_target_only(
+        verify_ops.tree_speculative_sampling_target_only(
             predicts, torch.full((1, 2), -1), torch.empty(1), candidates,
             torch.arange(n)[None], child, sibling, coins, last, law[None], torch.zeros(1, n, VOCAB),
         )  # fmt: skip
@@ -104,7 +104,7 @@ def test_tree_rule_keeps_the_targets_law(greedy_like: bool) -> None:
 def test_tree_rule_stops_at_the_depth_limit() -> None:
     law = torch.eye(VOCAB)[[1, 2, 3]][None]
     predicts, index, count, flat, following, sibling = chain_buffers(1, 3)
-    accept_ops.tree_speculative_sampling_target_only(
+    verify_ops.tree_speculative_sampling_target_only(
         predicts, index[:, :2], count, torch.tensor([[0, 1, 2]]), flat, following, sibling,
         torch.rand(1, 3), torch.rand(1), law, torch.zeros(1, 3, VOCAB),
     )  # fmt: skip
@@ -117,19 +117,19 @@ def test_top_k_keeps_the_largest_and_renormalises() -> None:
     torch.manual_seed(2)
     probs = laws(4, 1)[:, 0]
     limits = torch.tensor([1, 3, VOCAB, 1 << 30])
-    kept = accept_ops.top_k_renorm_prob(probs, limits)
+    kept = verify_ops.top_k_renorm_prob(probs, limits)
     for r, k in enumerate([1, 3, VOCAB, VOCAB]):
         want = torch.zeros(VOCAB)
         best = probs[r].argsort(descending=True)[:k]
         want[best] = probs[r, best] / probs[r, best].sum()
         torch.testing.assert_close(kept[r], want)
-    everything = accept_ops.top_k_renorm_prob(probs, torch.full((4,), VOCAB))
+    everything = verify_ops.top_k_renorm_prob(probs, torch.full((4,), VOCAB))
     torch.testing.assert_close(everything, probs)
 
 
 def test_top_p_keeps_the_leading_mass_and_renormalises() -> None:
     probs = torch.tensor([[0.5, 0.1, 0.3, 0.1, 0.0]] * 3)
-    kept = accept_ops.top_p_renorm_prob(probs, torch.tensor([0.4, 0.7, 1.0]))
+    kept = verify_ops.top_p_renorm_prob(probs, torch.tensor([0.4, 0.7, 1.0]))
     torch.testing.assert_close(kept[0], torch.tensor([1.0, 0, 0, 0, 0]))
     torch.testing.assert_close(kept[1], torch.tensor([0.625, 0, 0.375, 0, 0]))
     torch.testing.assert_close(kept[2], probs[2])

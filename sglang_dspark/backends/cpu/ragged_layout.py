@@ -1,4 +1,4 @@
-"""Verify lengths as SGLang's `RaggedVerifyLayout`, and the rows of such a step.
+"""Build SGLang's `RaggedVerifyLayout` from verify lengths, and the row numbers of such a step.
 
 Upstream: sglang/srt/speculative/ragged_verify.py and kernels/ops/speculative/dspark/
 dspark_verify_window.py. Its `verify_lens` count the anchor as well, ours do not.
@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.ragged_ops import first_rows, rows_of
+from sglang_dspark.backends.cpu.jit import kernel
 from sglang_dspark.schedule.budget import Counts
 from sglang_dspark.serving import upstream
 
@@ -90,3 +90,27 @@ def window_of(
         verify_ids=ids,
         window_index=rows.index,
     )
+
+
+@kernel
+def _fill_rows(starts, lens, out):  # type: ignore[no-untyped-def]
+    taken = 0
+    for r in range(starts.shape[0]):
+        for k in range(lens[r]):
+            out[taken] = starts[r] + k
+            taken += 1
+
+
+def rows_of(starts: Tensor, lens: Tensor, total: int) -> Tensor:
+    """Row numbers starts[r] .. starts[r] + lens[r] - 1 of all requests, [total] int64.
+
+    starts: [R] int64. lens: [R] integers that add up to `total`.
+    """
+    out = torch.empty(total, dtype=torch.int64)
+    _fill_rows(starts.numpy(), lens.numpy(), out.numpy())
+    return out
+
+
+def first_rows(lens: np.ndarray) -> np.ndarray:
+    """Where each request's packed rows begin: lens [R] int64 -> [R] int64."""
+    return np.cumsum(lens) - lens

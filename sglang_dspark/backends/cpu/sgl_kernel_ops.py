@@ -1,21 +1,173 @@
-"""Draft trees of EAGLE: layout for the verify pass and greedy acceptance.
+"""Implement in torch the operators that SGLang imports from the CPU build of `sgl_kernel`.
 
-Semantics of `build_tree_kernel_efficient` and `verify_tree_greedy` (sglang/kernels/ops/
-speculative/spec_tree.py). A chain (topk 1, as in MTP-1) takes a vectorised path; wider
-trees are walked request by request.
+Upstream call sites: sglang/kernels/ops/kvcache/cache_move.py, kernels/ops/speculative/
+{cache_locs,eagle,multi_layer_eagle,spec_tree}.py, srt/mem_cache/allocation.py. Names, argument
+order and in-place results are theirs. R requests, n tokens in a draft tree.
 
-The drafting steps propose candidates numbered 0..topk-1 in the first step and topk + topk**2 * s
-onwards in later ones; `selected_index` [R, n - 1] names those kept, `parent_list` the candidate
-that each group of topk continues.
+Draft trees of EAGLE: a chain (topk 1, as in MTP-1) has a vectorised path; wider trees are walked
+request by request. The drafting steps propose candidates numbered 0..topk-1 in the first step and
+topk + topk**2 * s onwards in later ones; `selected_index` [R, n - 1] names those kept,
+`parent_list` the candidate that each group of topk continues.
 """
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass
 from functools import lru_cache
 
+import numpy as np
 import torch
 from torch import Tensor
+
+from sglang_dspark.backends.cpu.jit import kernel
+
+__all__ = [
+    "assign_draft_cache_locs_contiguous_cpu",
+    "assign_extend_cache_locs_cpu",
+    "assign_req_to_token_pool_cpu",
+    "build_tree_kernel_efficient_cpu",
+    "copy_all_layer_kv_cache_cpu",
+    "fill_accept_out_cache_loc_cpu",
+    "fill_bonus_tokens_cpu",
+    "rotate_input_ids_cpu",
+    "verify_tree_greedy_cpu",
+]
+
+
+def copy_all_layer_kv_cache_cpu(
+    data_ptrs: Tensor, strides: Tensor, tgt_loc: Tensor, src_loc: Tensor
+) -> None:
+    """Move cache rows src_loc -> tgt_loc in every buffer, as if all reads came first.
+
+    data_ptrs: [L] addresses of the buffers. strides: [L] bytes of one row. tgt_loc, src_loc: [n].
+    """
+    if tgt_loc.numel() == 0:
+        return
+    source = src_loc.to(torch.int64).numpy()
+    target = tgt_loc.to(torch.int64).numpy()
+    rows = int(max(source.max(), target.max())) + 1
+    for address, stride in zip(data_ptrs.tolist(), strides.tolist(), strict=True):
+        memory = (ctypes.c_uint8 * (rows * stride)).from_address(address)
+        buffer = np.frombuffer(memory, dtype=np.uint8).reshape(rows, stride)
+        buffer[target] = buffer[source]
+
+
+def assign_req_to_token_pool_cpu(
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    start_offset: Tensor,
+    end_offset: Tensor,
+    out_cache_loc: Tensor,
+    pool_len: int,
+) -> None:
+    """req_to_token[row_r, start_r:end_r] = the next end_r - start_r entries of out_cache_loc."""
+    _assign(
+        req_pool_indices.numpy(),
+        start_offset.numpy(),
+        end_offset.numpy(),
+        req_to_token.numpy(),
+        out_cache_loc.numpy(),
+    )
+
+
+def assign_extend_cache_locs_cpu(
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    start_offset: Tensor,
+    end_offset: Tensor,
+    out_cache_loc: Tensor,
+    pool_len: int,
+) -> None:
+    """The reverse: out_cache_loc = req_to_token[row_r, start_r:end_r] of every r, concatenated."""
+    _collect(
+        req_pool_indices.numpy(),
+        start_offset.numpy(),
+        end_offset.numpy(),
+        req_to_token.numpy(),
+        out_cache_loc.numpy(),
+    )
+
+
+@kernel
+def _assign(rows, start, end, table, slots):  # type: ignore[no-untyped-def]
+    taken = 0
+    for r in range(rows.shape[0]):
+        for column in range(start[r], end[r]):
+            table[rows[r], column] = slots[taken]
+            taken += 1
+
+
+@kernel
+def _collect(rows, start, end, table, slots):  # type: ignore[no-untyped-def]
+    taken = 0
+    for r in range(rows.shape[0]):
+        for column in range(start[r], end[r]):
+            slots[taken] = table[rows[r], column]
+            taken += 1
+
+
+def assign_draft_cache_locs_contiguous_cpu(
+    req_pool_indices: Tensor,
+    req_to_token: Tensor,
+    seq_lens: Tensor,
+    out_cache_loc: Tensor,
+    pool_len: int,
+    topk: int,
+    speculative_num_steps: int,
+) -> None:
+    """out_cache_loc [R * topk * steps] = the slots right after each request's seq_len tokens."""
+    width = int(topk) * int(speculative_num_steps)
+    column = seq_lens.to(torch.int64)[:, None] + torch.arange(width)  # [R, width]
+    slots = req_to_token[req_pool_indices.to(torch.int64)[:, None], column]
+    out_cache_loc.copy_(slots.reshape(-1))
+
+
+def fill_bonus_tokens_cpu(
+    accept_tokens: Tensor, accept_lens: Tensor, bonus_tokens: Tensor, accept_stride: int
+) -> None:
+    """bonus_tokens[r] = the last of accept_lens[r] tokens in row r of accept_tokens [R, stride]."""
+    last = accept_lens.to(torch.int64) - 1
+    last += torch.arange(accept_lens.numel()) * int(accept_stride)
+    bonus_tokens.copy_(accept_tokens.reshape(-1)[last])
+
+
+def fill_accept_out_cache_loc_cpu(
+    accept_index: Tensor, out_cache_loc: Tensor, accept_out_cache_loc: Tensor
+) -> None:
+    """Compact the cache slots of accepted tokens; accept_index holds -1 where none was."""
+    flat = accept_index.reshape(-1)
+    kept = flat[flat >= 0].to(torch.int64)
+    accept_out_cache_loc[: kept.numel()] = out_cache_loc[kept].to(accept_out_cache_loc.dtype)
+
+
+def rotate_input_ids_cpu(
+    input_ids: Tensor,
+    extend_start_loc: Tensor,
+    extend_seq_lens: Tensor,
+    topk_index: Tensor,
+    select_index: Tensor | None = None,
+) -> None:
+    """Shift each request's tokens left by one and put its next token (topk_index) at the end.
+
+    select_index: [R] flat positions for the next tokens instead of each request's last.
+    """
+    lens = extend_seq_lens.to(torch.int64)
+    start = extend_start_loc.to(torch.int64)
+    live = lens > 0
+    position, request = _flat_ranges(start, lens)
+    shift = position < (start + lens - 1)[request]
+    input_ids[position[shift]] = input_ids[position[shift] + 1].clone()
+    last = start + lens - 1 if select_index is None else select_index.to(torch.int64)
+    input_ids[last[live]] = topk_index.reshape(-1)[: lens.numel()][live].to(input_ids.dtype)
+
+
+def _flat_ranges(start: Tensor, lens: Tensor) -> tuple[Tensor, Tensor]:
+    """start_r, start_r + 1, ... for lens_r entries of each r; and r of each entry. int64."""
+    request = torch.repeat_interleave(torch.arange(lens.numel()), lens)
+    before = lens.cumsum(0) - lens
+    return torch.arange(request.numel()) + (start - before)[request], request
+
 
 FULL_MASK = 0
 QLEN_ONLY = 1

@@ -5,8 +5,8 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_dspark.backends.cpu.chain_ops import verify_chains
-from sglang_dspark.backends.cpu.tree_ops import verify_tree_greedy_cpu
+from sglang_dspark.backends.cpu.greedy_ops import verify_chains
+from sglang_dspark.backends.cpu.sgl_kernel_ops import verify_tree_greedy_cpu
 
 VOCAB = 23
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import draft_head, linear, packed_weights
+from sglang_dspark.backends.cpu import linear, packed_weights, reduced_head
 from sglang_dspark.backends.cpu.weight_formats import FORMATS, dense, half_rows, is_packed, pack
 from sglang_dspark.drafter.heads import OUTSIDE_VOCABULARY_BIAS, restricted_tokens
 from sglang_dspark.serving import config
@@ -114,7 +114,7 @@ class Draft:
         """hidden [R * GAMMA, D], anchor [R]; by our heads or by upstream's code alone."""
         from sglang.srt.speculative.dspark_components import dspark_draft, dspark_verify
 
-        from sglang_dspark.backends.cpu.draft_heads import DraftHeads
+        from sglang_dspark.backends.cpu.draft import DraftHeads
 
         base: Tensor
         heads = DraftHeads(self.model, self.noise, self.sync, greedy_only=False)
@@ -304,7 +304,7 @@ class TestReduction:
 
     def test_the_rows_inside_are_taken(self) -> None:
         w1, w2, lm_head = self.weights()
-        head = draft_head.reduced_head(w1, w2, lm_head)
+        head = reduced_head.reduced_head(w1, w2, lm_head)
         assert head is not None
         assert head.vocab_size == V
         assert head.tokens.tolist() == list(range(INSIDE))
@@ -319,12 +319,12 @@ class TestReduction:
         w2[:, -1] = OUTSIDE_VOCABULARY_BIAS
         w2[:inside, -1] = 0.0
         packed = pack(torch.randn(64, 128), FORMATS[form])
-        head = draft_head.reduced_head(w1, w2, packed)
+        head = reduced_head.reduced_head(w1, w2, packed)
         assert head is not None
         assert is_packed(head.lm_head) == (inside == 32)
         x = torch.randn(3, 128)
         with torch.inference_mode():
-            found = draft_head.base_logits(head, x)
+            found = reduced_head.base_logits(head, x)
         halved = is_packed(head.lm_head) and linear.activations_beside(FORMATS[form]) == "bfloat16"
         seen = half_rows(x) if halved else x
         torch.testing.assert_close(found, seen @ dense(packed)[:inside].T, rtol=1e-3, atol=1e-2)
@@ -339,7 +339,7 @@ class TestReduction:
         w1, w2 = torch.ones(64, 64), torch.randn(64, 64)
         w2[:, -1] = OUTSIDE_VOCABULARY_BIAS
         w2[16:48, -1] = 0.0
-        head = draft_head.reduced_head(w1, w2, torch.randn(64, D), packed_weights.packed_copy)
+        head = reduced_head.reduced_head(w1, w2, torch.randn(64, D), packed_weights.packed_copy)
         assert head is not None
         kept = linear.served(FORMATS[form])
         assert head.w2.dtype is kept.dtype
@@ -354,11 +354,11 @@ class TestReduction:
         without scales, as here, is no format."""
         factors = {"w1": torch.randn(V, 32), "w2": torch.randn(INSIDE, 32)}
         tokens, lm_head = torch.arange(INSIDE), torch.randn(INSIDE, D)
-        whole = draft_head.ReducedHead(tokens, lm_head, **factors)
+        whole = reduced_head.ReducedHead(tokens, lm_head, **factors)
         assert whole.fits_kernel == (linear.prepare() is not None)
         for name, dtype in changed.items():
             factors[name] = factors[name].to(dtype)
-        assert not draft_head.ReducedHead(tokens, lm_head, **factors).fits_kernel
+        assert not reduced_head.ReducedHead(tokens, lm_head, **factors).fits_kernel
 
     @pytest.mark.parametrize("change", ["w1", "w2", "none inside", "all inside"])
     def test_other_heads_are_not_reduced(self, change: str) -> None:
@@ -369,6 +369,6 @@ class TestReduction:
             w2[5, -1] = -29.0
         else:
             w2[:, -1] = 0.0 if change == "all inside" else OUTSIDE_VOCABULARY_BIAS
-        assert draft_head.reduced_head(w1, w2, lm_head) is None
+        assert reduced_head.reduced_head(w1, w2, lm_head) is None
         if change != "all inside":
             assert restricted_tokens(w1, w2) is None
