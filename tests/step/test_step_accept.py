@@ -1,6 +1,6 @@
 """The accept rule of the step over whole windows: its law by chi-square, its rules by the CPU's.
 
-The chains, cuts and statistics are those of tests/backends/cpu/test_accept_distribution.py; behind a
+Chains, cuts and statistics are those of tests/backends/cpu/test_accept_distribution.py; behind a
 window's verified rows stands what must not be read.
 """
 

@@ -2,7 +2,7 @@
 
 Only what is missing is installed, so a machine that has the real package keeps it.
 `torchvision` is imported by several configuration modules for one enum; `sgl_kernel`'s CPU build
-needs AVX512 or AMX, its operators are in `kernel_ops`. Its CUDA build may be installed all the
+needs AVX512 or AMX, its operators are in sgl_kernel_ops.py. Its CUDA build may be installed all the
 same, and cannot be imported where there is no GPU: that counts as missing.
 """
 

@@ -119,15 +119,15 @@ def first_token_p_value(name: str, *, upstream: bool) -> float:
         corrected_logits=torch.stack(corrected, 1),
         temperatures=torch.full((STEPS,), setting[0]),
     )
-    kept = module.target_law
+    kept = module.sampling_probs
     if upstream:
-        module.target_law = _upstream_law
+        module.sampling_probs = _upstream_law
     try:
         accepted, bonus = accept(
             window, lens, starts, table[window[inside]], draft_block, info(*[setting] * STEPS), lens
         )
     finally:
-        module.target_law = kept
+        module.sampling_probs = kept
     first = torch.where(accepted > 0, drafts[:, 0], bonus)
     counts = torch.bincount(first, minlength=VOCAB).double()
     expected = sampler_law(table[VOCAB:], setting)[0].double() * STEPS

@@ -20,7 +20,7 @@ SERVES = (
 @pytest.mark.parametrize(
     ("code", "taken"),
     [
-        ("import sgl_kernel.version\nraise ImportError('no common_ops')", "kernel_ops"),
+        ("import sgl_kernel.version\nraise ImportError('no common_ops')", "sgl_kernel_ops"),
         ("def copy_all_layer_kv_cache_cpu(): ...", "sgl_kernel"),
     ],
     ids=["a CUDA build without a GPU", "a CPU build"],
