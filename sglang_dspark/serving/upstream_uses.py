@@ -197,7 +197,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "sglang.srt.layers.logits_processor": {
         "LogitsProcessor._compute_lm_head": ("6203a48229597a8f", "backends/cpu/linear_layers.py"),
-        "LogitsProcessor.forward": ("dac1799e713def41", "backends/cpu/layers/forward.py"),
+        "LogitsProcessor.forward": ("dac1799e713def41", "backends/cpu/layers/direct_forward.py"),
     },
     "sglang.srt.layers.quantization.unquant": {
         "UnquantizedEmbeddingMethod.embedding": (
@@ -246,16 +246,19 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "MHATokenToKVPool.set_kv_buffer": ("7671346c9e2adada", "backends/cpu/attention.py"),
     },
     "sglang.srt.model_executor.model_runner": {
-        "ModelRunner.forward": ("4f20125db00e144f", "backends/cpu/layers/forward.py"),
+        "ModelRunner.forward": ("4f20125db00e144f", "backends/cpu/layers/direct_forward.py"),
     },
     "sglang.srt.model_executor.runner.eager_runner": {
-        "EagerRunner._execute_extend": ("f25086e3ba234be1", "backends/cpu/layers/forward.py"),
+        "EagerRunner._execute_extend": (
+            "f25086e3ba234be1",
+            "backends/cpu/layers/direct_forward.py",
+        ),
     },
     "sglang.srt.models.dflash": {
-        "DFlashAttention.forward": ("d589ccce08f1eb18", "backends/cpu/layers/kernel.py"),
-        "DFlashDecoderLayer.forward": ("67f1af2f09b3cb07", "backends/cpu/layers/kernel.py"),
-        "DFlashDraftModel.forward": ("61d494586964a115", "backends/cpu/layers/models.py"),
-        "DFlashMLP.forward": ("09364795e077f9a9", "backends/cpu/layers/kernel.py"),
+        "DFlashAttention.forward": ("d589ccce08f1eb18", "backends/cpu/layers/layer_kernel.py"),
+        "DFlashDecoderLayer.forward": ("67f1af2f09b3cb07", "backends/cpu/layers/layer_kernel.py"),
+        "DFlashDraftModel.forward": ("61d494586964a115", "backends/cpu/layers/layer_stack.py"),
+        "DFlashMLP.forward": ("09364795e077f9a9", "backends/cpu/layers/layer_kernel.py"),
     },
     "sglang.srt.models.dspark": {
         "DSparkConfidenceHead.forward": ("ececd1c0ae1d9090", "backends/cpu/confidence.py"),
@@ -279,24 +282,24 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "project_through_lm_head": ("96906522ae3bd6a9", "backends/cpu/linear_layers.py"),
     },
     "sglang.srt.models.llama": {
-        "LlamaAttention.forward": ("73a9570a464e01c5", "backends/cpu/layers/kernel.py"),
-        "LlamaDecoderLayer.forward": ("9fd9ce4f58568c83", "backends/cpu/layers/kernel.py"),
-        "LlamaForCausalLM.forward": ("46dc269223e2dea8", "backends/cpu/layers/forward.py"),
-        "LlamaMLP.forward": ("42e89d2bc885ae2f", "backends/cpu/layers/kernel.py"),
-        "LlamaModel.forward": ("c6ff81e33b77038a", "backends/cpu/layers/models.py"),
+        "LlamaAttention.forward": ("73a9570a464e01c5", "backends/cpu/layers/layer_kernel.py"),
+        "LlamaDecoderLayer.forward": ("9fd9ce4f58568c83", "backends/cpu/layers/layer_kernel.py"),
+        "LlamaForCausalLM.forward": ("46dc269223e2dea8", "backends/cpu/layers/direct_forward.py"),
+        "LlamaMLP.forward": ("42e89d2bc885ae2f", "backends/cpu/layers/layer_kernel.py"),
+        "LlamaModel.forward": ("c6ff81e33b77038a", "backends/cpu/layers/layer_stack.py"),
     },
     "sglang.srt.models.llama_eagle": {
         "LlamaModel.forward": ("45641cb9d6bf6e89", "backends/cpu/mtp.py"),
     },
     "sglang.srt.models.qwen2": {
-        "Qwen2MLP.forward": ("bb42571e4587789f", "backends/cpu/layers/kernel.py"),
-        "Qwen2Model.forward": ("53d971b0c20ca032", "backends/cpu/layers/models.py"),
+        "Qwen2MLP.forward": ("bb42571e4587789f", "backends/cpu/layers/layer_kernel.py"),
+        "Qwen2Model.forward": ("53d971b0c20ca032", "backends/cpu/layers/layer_stack.py"),
     },
     "sglang.srt.models.qwen3": {
-        "Qwen3Attention.forward": ("742d812acd8f2582", "backends/cpu/layers/kernel.py"),
-        "Qwen3DecoderLayer.forward": ("59c8bb4bcf69687e", "backends/cpu/layers/kernel.py"),
-        "Qwen3ForCausalLM.forward": ("252fae117f17193b", "backends/cpu/layers/forward.py"),
-        "Qwen3Model.forward": ("bd6fb4e5ef5c78d2", "backends/cpu/layers/models.py"),
+        "Qwen3Attention.forward": ("742d812acd8f2582", "backends/cpu/layers/layer_kernel.py"),
+        "Qwen3DecoderLayer.forward": ("59c8bb4bcf69687e", "backends/cpu/layers/layer_kernel.py"),
+        "Qwen3ForCausalLM.forward": ("252fae117f17193b", "backends/cpu/layers/direct_forward.py"),
+        "Qwen3Model.forward": ("bd6fb4e5ef5c78d2", "backends/cpu/layers/layer_stack.py"),
     },
     "sglang.srt.models.registry": {
         "import_model_classes": ("be239022e87c9b34", "backends/cpu/log_filters.py"),

@@ -88,7 +88,7 @@ def copy_into(static: Any, values: Any) -> None:
 def graph_attention() -> type:
     """Our CPU backend, planned for the seats of a graph: those beyond the batch are padding."""
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-    from sglang_dspark.backends.cpu.plan import plan_of_batch
+    from sglang_dspark.backends.cpu.attention_plan import plan_of_batch
 
     class GraphAttention(DsparkCpuAttnBackend):
         supports_ragged_verify_graph = True

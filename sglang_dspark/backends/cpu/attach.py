@@ -17,7 +17,7 @@ import torch
 
 from sglang_dspark.backends.cpu import linear, packed_weights
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.backends.cpu.commit import write_context
+from sglang_dspark.backends.cpu.context_kv import write_context
 from sglang_dspark.backends.cpu.device import HostDevice
 from sglang_dspark.backends.cpu.linear import REVISION
 from sglang_dspark.backends.cpu.ragged_layout import layout_of, rows_in, window_of

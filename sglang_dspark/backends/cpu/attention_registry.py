@@ -49,8 +49,10 @@ def create_draft_backend(
     stamps_children: bool = False,
 ) -> Any:
     """AROUND hook: adds our name to the table; `stamps_children` marks multi-step drafting."""
-    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-    from sglang_dspark.backends.cpu.draft_attention import DsparkCpuMultiStepDraftBackend
+    from sglang_dspark.backends.cpu.attention import (
+        DsparkCpuAttnBackend,
+        DsparkCpuMultiStepDraftBackend,
+    )
 
     pass
 

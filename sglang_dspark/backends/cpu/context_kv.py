@@ -1,39 +1,40 @@
-"""Target hidden states of accepted tokens into the draft's K/V cache, as one call of compiled code.
+"""Write target hidden states of committed tokens into the draft's K/V cache in one compiled call.
 
-Adapts `DSparkDraftMixin.write_target_hidden_kv` of sglang/srt/models/dspark.py (paper,
-3.1.1: the context is injected as keys and values of every draft layer). Upstream projects every row
-of the verify window and selects the accepted ones when it writes; here the others are left out
-before anything is computed. What does not change between steps is resolved once (`Injector`).
+Adapts `DSparkDraftMixin.write_target_hidden_kv` of sglang/srt/models/dspark.py (paper, 3.1.1: the
+context is injected as keys and values of every draft layer). Upstream projects every row of the
+verify window and selects the accepted ones when it writes; here the others are skipped before
+anything is computed. What does not change between steps is resolved once (`Injector`). Decode steps
+call `write_context`, prefills the hook `write_target_hidden_kv`; passes that the kernels do not
+support keep upstream's code.
 
-Few rows cost little less than many (a decode step's 1 to 32 read 8 MB of weights for themselves),
-and most rows of a phase without drafts are never read. So they wait (`context_rows.py`) until a
-draft is about to read the context of their request. What that draft then has to write first is
-bounded: where requests in a pause have more than `MOST_LIVE` tokens of context, their rows are
-written as they come, some `WAITING` at a time.
+Few rows cost nearly as much as many (a decode step's 1 to 32 read 8 MB of weights for themselves),
+and most rows of a phase without drafts are never read. So they are deferred (context_kernels.py)
+until a draft is about to read the context of their request. The rows that such a draft has to write
+first are bounded: where requests in a pause have more than `MOST_LIVE` tokens of context, their
+rows are written in groups of `WAITING`.
 """
 
 from __future__ import annotations
 
-from typing import Any, NamedTuple
+from collections.abc import Callable
+from typing import Any
 
 import numpy as np
 import torch
-from numba import carray
-from numpy.typing import NDArray
 from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu import linear
-from sglang_dspark.backends.cpu.context_rows import (
+from sglang_dspark.backends.cpu.context_kernels import (
+    ContextTables,
+    committed_rows,
     forget,
+    inject,
     keep,
     take_context,
     take_from,
     waiting_rows,
 )
-from sglang_dspark.backends.cpu.fast_paths import need, need_class, tell
-from sglang_dspark.backends.cpu.fused_ops import rms_norm_heads, rms_norm_rows, rotate_rows
-from sglang_dspark.backends.cpu.jit import floats_at, kernel, multiply_at
-from sglang_dspark.backends.cpu.linear import MAX_BLOCK_ROWS
+from sglang_dspark.backends.cpu.fast_paths import need, need_class, taken, tell
 from sglang_dspark.backends.cpu.packed_weights import packed_copy
 from sglang_dspark.serving import upstream
 
@@ -44,88 +45,6 @@ LONGEST_KEPT = 1024  # tokens of a prefill that wait in a pause
 KEPT_BYTES = 256 << 20  # memory that rows may wait in
 _FLOAT = torch.float32
 _NO_LENS = torch.empty(0, dtype=torch.int32).numpy()
-
-
-class _Tables(NamedTuple):
-    """What the kernel needs to know. L layers, Hkv heads of D, d hidden, m*d features.
-
-    entries, weights, threads: the matrix kernels, addresses and threads of the products with fc
-    [d, m*d] and stacked [L * 2 * Hkv * D, d]. fc_norm [d], head_norms [L, D], cos_sin [positions,
-    rotary]. caches [L, 2]: addresses of each layer's keys and values [slots, Hkv, D]. sizes: m*d,
-    d, Hkv, D, slots.
-    """
-
-    entries: tuple[int, int]
-    weights: tuple[int, int]
-    threads: tuple[int, int]
-    fc_norm: NDArray[np.float32]
-    head_norms: NDArray[np.float32]
-    epsilons: tuple[float, float]
-    cos_sin: NDArray[np.float32]
-    caches: NDArray[np.int64]
-    sizes: tuple[int, int, int, int, int]
-
-
-@kernel
-def _multiply(tables, which, x, out):  # type: ignore[no-untyped-def]
-    blocks = (x.shape[0] + MAX_BLOCK_ROWS - 1) // MAX_BLOCK_ROWS
-    together = (x.shape[0] + blocks - 1) // blocks
-    multiply_at(
-        tables.entries[which], x.ctypes.data, x.shape[1], x.shape[0], together,
-        tables.weights[which], out.shape[1], x.shape[1], out.ctypes.data, tables.threads[which],
-    )  # fmt: skip
-
-
-@kernel
-def _write_layer(tables, layer, stacked, positions, slots):  # type: ignore[no-untyped-def]
-    """A layer's keys, normed and rotated, and values from rows [n, L * 2 * Hkv * D] into its cache;
-    positions, slots [n]. The keys in `stacked` are overwritten."""
-    _, _, heads, width, places = tables.sizes
-    first = layer * 2 * heads
-    middle, end = (first + heads) * width, (first + 2 * heads) * width
-    new = stacked[:, first * width : middle]
-    rms_norm_heads(stacked, first, heads, tables.head_norms[layer], tables.epsilons[1])
-    rotate_rows(positions, tables.cos_sin, new, new[:, :0], width)
-    keys = carray(floats_at(tables.caches[layer, 0]), (places, heads * width))
-    values = carray(floats_at(tables.caches[layer, 1]), (places, heads * width))
-    for i in range(slots.shape[0]):
-        keys[slots[i]] = new[i]
-        values[slots[i]] = stacked[i, middle:end]
-
-
-@kernel
-def _chosen(lens, width, total):  # type: ignore[no-untyped-def]
-    """Indices of the first lens[r] rows of each window of `width`; of all if lens is empty."""
-    if lens.shape[0] == 0:
-        return np.arange(total)
-    found = np.empty(lens.sum(), np.int64)
-    at = 0
-    for r in range(lens.shape[0]):
-        for k in range(lens[r]):
-            found[at] = r * width + k
-            at += 1
-    return found
-
-
-@kernel
-def _inject(tables, hidden, projected, chosen, positions, slots):  # type: ignore[no-untyped-def]
-    """hidden [., m*d], or [., d] if projected, positions and slots, of which rows `chosen` [n]."""
-    features, d, heads, size, _ = tables.sizes
-    taken = chosen.shape[0]
-    rows = np.empty((taken, d if projected else features), np.float32)
-    for i in range(taken):
-        rows[i] = hidden[chosen[i]]
-    context = rows
-    if not projected:
-        context = np.empty((taken, d), np.float32)
-        raw = np.empty((taken, d), np.float32)
-        _multiply(tables, 0, rows, raw)
-        rms_norm_rows(raw, tables.fc_norm, tables.epsilons[0], context)
-    layers = tables.caches.shape[0]
-    stacked = np.empty((taken, layers * 2 * heads * size), np.float32)
-    _multiply(tables, 1, context, stacked)
-    for layer in range(layers):
-        _write_layer(tables, layer, stacked, positions[chosen], slots[chosen])
 
 
 class Injector:
@@ -145,7 +64,7 @@ class Injector:
         self.pool, self._buffers, self._weights = pool, buffers, weights
         self._fc, self._fc_at = model.fc.weight, model.fc.weight.data_ptr()
         self._fc_norm = model.hidden_norm.weight
-        self._tables = _Tables(
+        self._tables = ContextTables(
             (products[0][0], products[1][0]),
             (weights[0].data_ptr(), weights[1].data_ptr()),
             (products[0][1], products[1][1]),
@@ -193,11 +112,11 @@ class Injector:
         """hidden [n, m*d] target features, or [n, d] if projected; positions, slots [n] int64.
 
         lens: [R] int32, tokens of each window of n / R that stay; None: all n stay. False: more
-        rows than the kernel takes; whoever writes them does it now.
+        rows than the kernel supports, and the caller writes them.
         """
         counted = _NO_LENS if lens is None else lens.numpy()
         total = hidden.shape[0]
-        chosen = _chosen(counted, total // max(len(counted), 1), total)
+        chosen = committed_rows(counted, total // max(len(counted), 1), total)
         features, at, places = hidden.numpy(), positions.numpy(), slots.numpy()
         if not projected and self._waits(len(chosen)):
             self._keep(features, chosen, at, places)
@@ -205,7 +124,7 @@ class Injector:
         forget(self._waiting, chosen, places)
         if total > linear.MAX_ROWS:
             return False
-        _inject(self._tables, features, projected, chosen, at, places)
+        inject(self._tables, features, projected, chosen, at, places)
         return True
 
     def _waits(self, rows: int) -> bool:
@@ -223,7 +142,7 @@ class Injector:
         waiting = self._waiting
         for first in range(0, len(places), WAITING):
             some = places[first : first + WAITING]
-            _inject(self._tables, waiting.features, False, some, waiting.positions, waiting.slots)
+            inject(self._tables, waiting.features, False, some, waiting.positions, waiting.slots)
 
     def defer(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
         """A step without drafts begins: table [., context] int32, requests' rows and lengths [R].
@@ -292,7 +211,7 @@ def _injector_in(model: Any) -> Injector | None:
     return injector
 
 
-def takes(hidden: Tensor) -> bool:
+def supports_rows(hidden: Tensor) -> bool:
     """Whether rows [n, m*d or d] are what the kernels read; they compute no gradients."""
     return (
         not torch.is_grad_enabled()
@@ -303,7 +222,7 @@ def takes(hidden: Tensor) -> bool:
     )
 
 
-def injector_of(model: Any, pool: Any) -> Injector:
+def resolve_injector(model: Any, pool: Any) -> Injector:
     """Resolve a draft model and its pool. Raises UnfitError where upstream's code has to write."""
     need(linear.prepare() is not None, str(linear.why_not()))
     inherited = type(model).project_target_hidden is upstream.DFlashDraftModel.project_target_hidden
@@ -333,7 +252,7 @@ def injector_of(model: Any, pool: Any) -> Injector:
 
 
 def _settled_before_drafts(model: Any, pool: Any) -> bool:
-    """Whether `forward_draft` (layers/models.py) stands before all readers of the pool."""
+    """Return whether all readers of the pool run behind `forward_draft` (layers/layer_stack.py)."""
     drafts = getattr(type(model), "forward", None) is upstream.DFlashDraftModel.forward
     if not drafts:
         why = f"{type(model).__name__} has a forward of its own, not DFlashDraftModel's"
@@ -348,8 +267,71 @@ def _plain(weight: Tensor) -> bool:
 
 
 def _product(weight: Tensor) -> tuple[int, int]:
-    """The kernel that multiplies with a weight [N, K], its address, and the threads it takes."""
+    """The kernel that multiplies with a weight [N, K], its address, and the threads it uses."""
     multiply = linear.kernel_of(weight)
     assert multiply is not None
     threads = linear.threads_for(*weight.shape)
     return multiply.entry, threads
+
+
+def write_context(worker: Any, hidden: Tensor, slots: Tensor, positions: Tensor) -> None:
+    """Write target hidden states [n, m * d] of committed tokens into the draft's keys and values.
+
+    slots, positions: [n] int64.
+    """
+    model, pool = worker.draft_model, worker.draft_model_runner.token_to_kv_pool
+    with torch.inference_mode():
+        if supports_rows(hidden):
+            injector = _cached_injector(model, pool)
+            if injector and injector.write(hidden, positions, slots, None, projected=False):
+                return
+        model.write_target_hidden_kv(
+            target_hidden=hidden, pool=pool, positions=positions, cache_loc=slots
+        )
+
+
+def write_target_hidden_kv(
+    original: Callable[..., None],
+    model: Any,
+    *,
+    target_hidden: Tensor,
+    pool: Any,
+    positions: Tensor,
+    cache_loc: Tensor,
+    cache_loc_2d: Tensor | None = None,
+    commit_lens: Tensor | None = None,
+    target_hidden_is_projected: bool = False,
+) -> None:
+    """AROUND hook: target_hidden [n, m*d or d] of tokens at `positions` [n] into the draft's pool.
+
+    With windows, cache_loc_2d [R, w] and commit_lens [R], only each window's first tokens count.
+    """
+    slots, lens = cache_loc, None
+    if cache_loc_2d is not None and commit_lens is not None:
+        slots, lens = cache_loc_2d.reshape(-1), commit_lens
+    if supports_rows(target_hidden):
+        injector, projected = _cached_injector(model, pool), target_hidden_is_projected
+        if injector and injector.write(target_hidden, positions, slots, lens, projected=projected):
+            return
+    else:
+        settle_all(model)
+    original(
+        model,
+        target_hidden=target_hidden,
+        pool=pool,
+        positions=positions,
+        cache_loc=cache_loc,
+        cache_loc_2d=cache_loc_2d,
+        commit_lens=commit_lens,
+        target_hidden_is_projected=target_hidden_is_projected,
+    )
+
+
+def _cached_injector(model: Any, pool: Any) -> Any:
+    """The model's `Injector`, resolved again when weights or cache were exchanged."""
+    found = model.__dict__.get(INJECTOR, ...)
+    if found is ... or (found is not None and not found.holds(model, pool)):
+        name = f"context of {type(model).__name__} written in one call"
+        found = taken(name, lambda: resolve_injector(model, pool))
+        model.__dict__[INJECTOR] = found
+    return found

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from sglang_dspark.backends.cpu import context_kv, plain_step
 from sglang_dspark.backends.cpu.accept import accept_rows
-from sglang_dspark.backends.cpu.commit import write_context
+from sglang_dspark.backends.cpu.context_kv import write_context
 from sglang_dspark.backends.cpu.draft import Drafter
 from sglang_dspark.backends.cpu.fast_paths import fits
 from sglang_dspark.backends.cpu.ragged_layout import (

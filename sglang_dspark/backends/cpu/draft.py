@@ -19,9 +19,9 @@ from sglang_dspark.backends.cpu import context_kv, reduced_head, seeded_ops
 from sglang_dspark.backends.cpu.confidence import confidence_of
 from sglang_dspark.backends.cpu.draft_vocabulary import reduced_head_of
 from sglang_dspark.backends.cpu.fast_paths import fits, need
-from sglang_dspark.backends.cpu.layers import forward as layer_forward
-from sglang_dspark.backends.cpu.layers.models import stack_of_model
-from sglang_dspark.backends.cpu.layers.support import draft_layer_of, ending_of
+from sglang_dspark.backends.cpu.layers import direct_forward
+from sglang_dspark.backends.cpu.layers.layer_spec import draft_layer_of, ending_of
+from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
 from sglang_dspark.backends.cpu.reduced_head import ReducedHead, SeededWaits
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_block
@@ -85,13 +85,13 @@ class Drafter:
         context_kv.settle(model, table, batch.req_pool_indices, batch.seq_lens)
         positions = window.positions_2d[:, :depth].reshape(-1)
         slots = window.verify_cache_loc_2d[:, :depth].reshape(-1)
-        if model is runner.model and layer_forward.serves(runner) and _is_plain(model):
+        if model is runner.model and direct_forward.serves(runner) and _is_plain(model):
             spec = _block_spec(depth, str(self._worker.device))
-            seen = layer_forward.Window(
+            seen = direct_forward.Window(
                 ids.view(-1), positions, slots, batch.req_pool_indices, batch.seq_lens, spec
             )
             stack = stack_of_model(model, draft_layer_of, ending_of)
-            done = stack and layer_forward.run(runner, stack, model.embed_tokens, seen)
+            done = stack and direct_forward.run(runner, stack, model.embed_tokens, seen)
             if done:
                 hidden: Tensor = done[0]
                 return hidden
@@ -171,7 +171,7 @@ def _require_plain(model: Any) -> None:
 
     need(upstream.envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get(), "SGLANG_DSPARK_EMBED_IN_GRAPH is off")
     need(hasattr(model, "forward_embed"), "it embeds no tokens of its own")
-    layer_forward.require_plain_embedding(model.embed_tokens)
+    direct_forward.require_plain_embedding(model.embed_tokens)
 
 
 class DraftHeads:

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu.accept import accept, agreed
-from sglang_dspark.backends.cpu.commit import write_context
+from sglang_dspark.backends.cpu.context_kv import write_context
 from sglang_dspark.backends.cpu.fast_paths import need
 from sglang_dspark.backends.cpu.ragged_layout import layout_without_drafts
 from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward

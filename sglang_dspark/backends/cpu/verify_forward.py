@@ -1,10 +1,10 @@
-"""The target's pass over packed verify windows on a CPU.
+"""Run the target's pass over packed verify windows on a CPU.
 
 Re-implements `TargetVerifyExecutor._run_ragged` and `_forward_prepared_verify`
 (sglang/srt/speculative/dspark_components/dspark_verify.py). SGLang's runner makes a `ForwardBatch`
-of some 90 fields and plans attention twice; its Python, which after a pass over all weights is in
-no cache, takes a millisecond a step. A target, runner or batch that backends/cpu/layers/forward.py
-does not serve goes through the runner.
+of some 90 fields and plans attention twice; its Python, which is in no cache after a pass over all
+weights, costs a millisecond a step. A target, runner or batch that layers/direct_forward.py does
+not support goes through the runner.
 """
 
 from __future__ import annotations
@@ -18,9 +18,9 @@ from torch import Tensor
 
 from sglang_dspark.backends.cpu import linear
 from sglang_dspark.backends.cpu.fast_paths import fits
-from sglang_dspark.backends.cpu.layers import forward as layer_forward
-from sglang_dspark.backends.cpu.layers.models import stack_of_model
-from sglang_dspark.backends.cpu.layers.support import ending_of, target_layer_of
+from sglang_dspark.backends.cpu.layers import direct_forward
+from sglang_dspark.backends.cpu.layers.layer_spec import ending_of, target_layer_of
+from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
 from sglang_dspark.serving import upstream
 
 _PLAIN = "dspark_plain_ends"  # attribute of a model: (embedding, head, the answer)
@@ -52,7 +52,7 @@ def verify_forward(
     is left as it was, except by SGLang's runner.
     """
     verify_input = _verify_input(worker, batch, rows)
-    output = direct_forward(worker.model_runner, batch, verify_input, rows.slots)
+    output = packed_forward(worker.model_runner, batch, verify_input, rows.slots)
     if output is not None:
         return output
     if runner_forward is not None:
@@ -60,13 +60,13 @@ def verify_forward(
     return _through_runner(worker, batch, rows, verify_input)
 
 
-def direct_forward(runner: Any, batch: Any, verify_input: Any, slots: Tensor) -> Any | None:
+def packed_forward(runner: Any, batch: Any, verify_input: Any, slots: Tensor) -> Any | None:
     """Embedding, layers and head without SGLang's runner; None, and nothing changed, where it has
     to run. verify_input: upstream's."""
     model = runner.model
-    if batch.input_embeds is not None or not layer_forward.serves(runner) or not _is_plain(model):
+    if batch.input_embeds is not None or not direct_forward.serves(runner) or not _is_plain(model):
         return None
-    window = layer_forward.Window(
+    window = direct_forward.Window(
         verify_input.draft_token,
         verify_input.positions,
         slots,
@@ -76,7 +76,7 @@ def direct_forward(runner: Any, batch: Any, verify_input: Any, slots: Tensor) ->
     )
     inner = model.model
     stack = stack_of_model(inner, target_layer_of, ending_of)
-    done = stack and layer_forward.run(
+    done = stack and direct_forward.run(
         runner, stack, inner.embed_tokens, window, inner.layers_to_capture
     )
     if not done:
@@ -122,6 +122,6 @@ def _is_plain(model: Any) -> bool:
     found = model.__dict__.get(_PLAIN)
     if found is None or found[0] is not embedding or found[1] is not head:
         name = f"short verify pass of {type(model).__name__}"
-        plain = fits(name, lambda: layer_forward.require_plain_target(model))
+        plain = fits(name, lambda: direct_forward.require_plain_target(model))
         found = model.__dict__[_PLAIN] = (embedding, head, plain)
     return bool(found[2])

@@ -48,7 +48,7 @@ class BlockWindow:
         if self.tokens is None:
             yield
         elif by_plan(batch):
-            from sglang_dspark.backends.cpu.context_window import within_window
+            from sglang_dspark.backends.cpu.attention import within_window
 
             with within_window(self.tokens):
                 yield

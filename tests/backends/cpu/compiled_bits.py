@@ -13,15 +13,22 @@ import numpy as np
 import torch
 from numba import njit
 
-from sglang_dspark.backends.cpu import accept, confidence, expert_ops, fused_ops, paged, threads
-from sglang_dspark.backends.cpu.plan import make_plan
+from sglang_dspark.backends.cpu import (
+    accept,
+    confidence,
+    expert_ops,
+    fused_ops,
+    paged_attention,
+    threads,
+)
+from sglang_dspark.backends.cpu.attention_plan import make_plan
 from sglang_dspark.float_ops import exp32
 
 CONTEXTS = (20, 64, 200, 333)
 HEADS, KV_HEADS, DIM, WIDTH = 9, 3, 64, 576
 DRAFTS = 5
 KERNELS = (
-    paged.attend,
+    paged_attention.attend,
     fused_ops.rms_norm_rows,
     fused_ops.silu_and_mul_rows,
     confidence._confidence,
@@ -61,8 +68,8 @@ def _attended() -> list[np.ndarray]:
             q = torch.randn(queries, HEADS, DIM)
             out = torch.empty_like(q)
             plan = make_plan(table, torch.tensor([0]), [queries], [context])
-            paged.paged_attention(
-                q, keys, values, plan, scale=0.125, causal=True, window=paged.NO_WINDOW,
+            paged_attention.paged_attention(
+                q, keys, values, plan, scale=0.125, causal=True, window=paged_attention.NO_WINDOW,
                 sharing=threads.sharing(1), out=out,
             )  # fmt: skip
             found.append(out.numpy())

@@ -26,14 +26,14 @@ MUTANTS = (
     ),
     _mutant(
         "attention is shared out by the heads of one request",
-        "sglang_dspark/backends/cpu/paged.py",
+        "sglang_dspark/backends/cpu/paged_attention.py",
         "_attend_items, items, given)",
         "_attend_items, k_cache.shape[1], given)",
         "tests/backends/cpu/test_attention.py::test_threads_do_not_change_the_result",
     ),
     _mutant(
         "a thread is woken for every short context",
-        "sglang_dspark/backends/cpu/paged.py",
+        "sglang_dspark/backends/cpu/paged_attention.py",
         "work // _WORK_PER_THREAD, ",
         "",
         "tests/backends/cpu/test_attention.py::test_a_few_tokens_are_one_threads_work",

@@ -208,7 +208,7 @@ MUTANTS = (
     Mutant(
         name="accepted rows of windows taken from the front",
         area="commit",
-        file="sglang_dspark/backends/cpu/context_kv.py",
+        file="sglang_dspark/backends/cpu/context_kernels.py",
         old="found[at] = r * width + k",
         new="found[at] = at",
         tests=("tests/backends/cpu/test_context_kv.py::test_the_cache_is_upstreams",),

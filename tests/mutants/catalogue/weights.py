@@ -137,7 +137,7 @@ MUTANTS = (
     Mutant(
         name="both products of the context go to the kernel of the first",
         area="packed weights",
-        file="sglang_dspark/backends/cpu/context_kv.py",
+        file="sglang_dspark/backends/cpu/context_kernels.py",
         old="tables.entries[which]",
         new="tables.entries[1 - which]",
         tests=("tests/backends/cpu/test_context_kv.py",),

@@ -1,10 +1,10 @@
-"""Every decoder layer of a pass as one call of compiled code.
+"""Compute every decoder layer of a pass in one call of compiled code.
 
 The arithmetic of `LlamaDecoderLayer.forward` (sglang/srt/models/llama.py) and
-`DFlashDecoderLayer.forward` (models/dflash.py), which differ in the norms of query and key
-heads: the products of linear.py, called by their address, between the row kernels of
-fused_ops.py and paged.py. Layers come as rows of tables (`Tables`, made by layers/model.py), as
-thirty layers times nine calls from Python cost as much as the arithmetic between the products.
+`DFlashDecoderLayer.forward` (models/dflash.py), which differ in the norms of query and key heads:
+the products of linear.py, called by their address, between the row kernels of fused_ops.py and
+paged_attention.py. Layers are rows of tables (`Tables`, made by layer_stack.py), as thirty layers
+times nine calls from Python cost as much as the arithmetic between the products.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from sglang_dspark.backends.cpu.fused_ops import (
     silu_and_mul_rows,
 )
 from sglang_dspark.backends.cpu.jit import floats_at, kernel, multiply_at
-from sglang_dspark.backends.cpu.paged import attend
+from sglang_dspark.backends.cpu.paged_attention import attend
 
 # Columns of Tables.addresses. A norm's address is 0 where the model has none: those of the heads,
 # and of layer 0's input.

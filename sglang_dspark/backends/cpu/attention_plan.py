@@ -1,14 +1,17 @@
-"""What one forward pass attends to, worked out once a step and read by every layer.
+"""Plan the attention of one forward pass, once a step, for all its layers.
 
-Adapts the metadata half of sglang/srt/layers/attention/base_attn_backend.py. Cache slots
-stay where SGLang keeps them: row `row` of the table `req_to_token`, read in place by the kernel, so
-a plan is a few small integers per request. What only some passes need (slots as index tensors,
-masks) is made on first use and kept for the other layers.
+Adapts the metadata half of sglang/srt/layers/attention/base_attn_backend.py. Cache slots stay where
+SGLang keeps them: row `row` of the table `req_to_token`, read in place by the kernel, so a plan is
+a few small integers per request. What only some passes need (slots as index tensors, masks) is made
+on first use and cached for the other layers.
+
+The plan of a draft block with a window over its context (backends/moe/block_window.py) has a table
+that begins where the window does, so the ordinary kernels read fewer slots.
 """
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
 
@@ -172,3 +175,21 @@ def _tree_mask(spec_info: Any, rows: int) -> Tensor | None:
     if mask is None or mask.numel() == 0:
         return None
     return mask.reshape(-1)[: rows * n * n].view(rows, n, n).bool()
+
+
+def narrowed(plan: AttentionPlan, window: int) -> AttentionPlan:
+    """The plan without what lies more than `window` tokens before a request's query tokens.
+
+    The same plan where nothing does.
+    """
+    requests = plan.requests
+    left_out = np.maximum(requests[:, CACHED] - requests[:, QUERIES] - window, 0)
+    if not left_out.any():
+        return plan
+    seen = requests[:, CACHED] - left_out
+    columns = left_out[:, None] + np.arange(int(seen.max()))
+    columns = np.minimum(columns, plan.table.shape[1] - 1)  # behind `seen`: not read
+    table = plan.table[requests[:, ROW, None], columns]
+    moved = requests.copy()
+    moved[:, ROW], moved[:, CACHED] = np.arange(len(requests)), seen
+    return replace(plan, table=table, requests=moved, _masks={})

@@ -1,9 +1,10 @@
-"""All layers of a model in the short form: what they share, whether they fit, one call for all.
+"""Run all decoder layers of a model in one compiled call, in the place of upstream's loops.
 
-Adapts the layer loops of `LlamaModel.forward` (sglang/srt/models/llama.py) and
-`DFlashDraftModel.forward` (models/dflash.py). With a handful of rows SGLang's modules,
+Upstream: sglang/srt/models/llama.py, `LlamaModel.forward`, models/qwen3.py, `Qwen3Model.forward`,
+and models/dflash.py, `DFlashDraftModel.forward`. With a handful of rows SGLang's modules,
 boundaries and linear wrappers cost more than a small layer's arithmetic besides the products, so
-whether pass and tensors fit is asked once a pass and layers/kernel.py does the rest.
+a pass and its tensors are checked once and layer_kernel.py does the rest. A model, a pass or a
+tensor that it does not support keeps upstream's forward.
 """
 
 from __future__ import annotations
@@ -17,22 +18,22 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import linear
-from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.backends.cpu.fast_paths import UnfitError, need
-from sglang_dspark.backends.cpu.layers import kernel as layer_kernel
-from sglang_dspark.backends.cpu.layers import spec as layer_spec
-from sglang_dspark.backends.cpu.layers.kernel import Pass, Tables
-from sglang_dspark.backends.cpu.layers.spec import NO_NORM, Ending, LayerSpec, Norm
+from sglang_dspark.backends.cpu import context_kv, linear
+from sglang_dspark.backends.cpu.fast_paths import UnfitError, need, taken
+from sglang_dspark.backends.cpu.layers import layer_kernel, layer_spec
+from sglang_dspark.backends.cpu.layers.layer_kernel import Pass, Tables
+from sglang_dspark.backends.cpu.layers.layer_spec import NO_NORM, Ending, LayerSpec, Norm
+from sglang_dspark.serving import upstream, weight_updates
 
 _FLOAT = torch.float32
+_STACK = "dspark_layer_stack"  # attribute of a model
 
 
 class LayerStack:
     """The layers of a model, all of one shape, and its last norm as the kernel's tables.
 
     New values in the same memory need no notice; where parameters are exchanged the stack is
-    resolved anew (`layers/models.py`).
+    resolved anew (`forget`).
     """
 
     def __init__(self, layers: Sequence[LayerSpec], ending: Ending | None):
@@ -118,7 +119,7 @@ def _tables(layers: Sequence[LayerSpec], last_norm: Norm, pool: Any) -> Tables:
 
 @dataclass(frozen=True)
 class Step:
-    """One pass: who sits where, the tables, and by what attention is shared out."""
+    """One pass: its rows and requests, the tables, and the thread pool that attention uses."""
 
     now: Pass
     tables: Tables
@@ -128,7 +129,10 @@ class Step:
 def step_of(
     stack: LayerStack, backend: Any, positions: Tensor, hidden: Any, forward_batch: Any
 ) -> Step | None:
-    """The pass of positions [n], hidden [n, d] and the batch; None if it does not fit."""
+    """Describe the pass of positions [n], hidden [n, d] and the batch; None if unsupported."""
+    # Patches import this module while plugins load, when the backend's base class cannot be.
+    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+
     slots = forward_batch.out_cache_loc
     if (
         not isinstance(backend, DsparkCpuAttnBackend)
@@ -185,3 +189,107 @@ def _plain_index(index: Any, rows: int) -> bool:
         and index.shape == (rows,)
         and index.is_contiguous()
     )
+
+
+def forward_target(
+    original: Callable[..., Any],
+    model: Any,
+    input_ids: Tensor,
+    positions: Tensor,
+    forward_batch: Any,
+    input_embeds: Tensor | None = None,
+    pp_proxy_tensors: Any = None,
+) -> Any:
+    """AROUND hook of a target's forward: hidden [n, d], with the captured layers' inputs if any.
+
+    Upstream's residual stream is not returned: nothing else of a whole, plain stack touches it.
+    """
+    group = model.pp_group
+    stack = None
+    if group.is_first_rank and group.is_last_rank:
+        stack = stack_of_model(model, layer_spec.target_layer_of, layer_spec.ending_of)
+    if stack is None:
+        return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
+    hidden = model.embed_tokens(input_ids) if input_embeds is None else input_embeds
+    step = step_for(stack, positions, hidden, forward_batch)
+    if step is None:
+        return original(model, input_ids, positions, forward_batch, hidden, pp_proxy_tensors)
+    normed, captured = run(stack, step, hidden, model.layers_to_capture)
+    return (normed, upstream.AuxHiddenStateList(captured)) if captured else normed
+
+
+def forward_draft(
+    original: Callable[..., Any],
+    model: Any,
+    input_ids: Tensor,
+    positions: Tensor,
+    forward_batch: Any,
+    input_embeds: Tensor | None = None,
+    get_embedding: bool = False,
+    pp_proxy_tensors: Any = None,
+) -> Any:
+    """AROUND hook of `DFlashDraftModel.forward`: block tokens or embeddings [n, d] -> h [n, d]."""
+    step = None
+    _settle(model, forward_batch)
+    stack = stack_of_model(model, layer_spec.draft_layer_of, layer_spec.ending_of)
+    if stack is not None:
+        if input_embeds is None and model.embed_tokens is not None:
+            input_embeds = model.embed_tokens(input_ids)
+        step = step_for(stack, positions, input_embeds, forward_batch)
+    if stack is None or step is None:
+        return original(
+            model,
+            input_ids,
+            positions,
+            forward_batch,
+            input_embeds,
+            get_embedding,
+            pp_proxy_tensors,
+        )
+    assert input_embeds is not None
+    hidden, _ = run(stack, step, input_embeds)
+    return upstream.LogitsProcessorOutput(next_token_logits=None, hidden_states=hidden)
+
+
+def _settle(model: Any, forward_batch: Any) -> None:
+    """Have the context written that this pass reads; in a draft block `seq_lens` is its length."""
+    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+
+    backend = upstream.get_attn_backend()
+    if isinstance(backend, DsparkCpuAttnBackend) and forward_batch.forward_mode.is_target_verify():
+        table = backend.req_to_token_pool.req_to_token
+        context_kv.settle(model, table, forward_batch.req_pool_indices, forward_batch.seq_lens)
+    else:
+        context_kv.settle_all(model)
+
+
+def stack_of_model(
+    model: Any, resolve: Callable[[Any], Any], resolve_ending: Callable[[Any], Any] | None
+) -> Any:
+    """The model's `LayerStack`, resolved at its first pass and after `forget`; else None.
+
+    resolve_ending: None for models without a last norm.
+    """
+    found = model.__dict__.get(_STACK, ...)
+    if found is ...:
+        found = taken(
+            f"one call for all layers of {type(model).__name__}",
+            lambda: stack_of(model, resolve, resolve_ending),
+        )
+        model.__dict__[_STACK] = found
+    return found
+
+
+def forget(model: Any) -> None:
+    """Resolve a served model anew at its next pass: its weights are about to be updated."""
+    for module in (model, getattr(model, "model", None)):
+        if module is not None:
+            module.__dict__.pop(_STACK, None)
+
+
+weight_updates.BEFORE_UPDATE.append(forget)
+
+
+def step_for(stack: Any, positions: Tensor, hidden: Any, forward_batch: Any) -> Any:
+    """`step_of` with the attention backend of the pass in progress."""
+    return step_of(stack, upstream.get_attn_backend(), positions, hidden, forward_batch)

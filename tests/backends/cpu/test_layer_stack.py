@@ -30,10 +30,8 @@ from transformers import LlamaConfig, Qwen3Config
 from sglang_dspark.backends.cpu import fused_ops, linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import UnfitError
-from sglang_dspark.backends.cpu.layers import model as layer_model
-from sglang_dspark.backends.cpu.layers import spec as layer_spec
-from sglang_dspark.backends.cpu.layers import support as layer_support
-from sglang_dspark.backends.cpu.layers.models import (
+from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
+from sglang_dspark.backends.cpu.layers.layer_stack import (
     forget,
     forward_draft,
     forward_target,
@@ -238,9 +236,9 @@ def outcome(
         taken += 1
         return short_run(*args, **kwargs)
 
-    short_run = layer_model.run
+    short_run = layer_stack.run
     with monkeypatch.context() as patch, torch.inference_mode():
-        patch.setattr(layer_model, "run", counting)
+        patch.setattr(layer_stack, "run", counting)
         if short:
             hook = forward_draft if isinstance(model, DFlashDraftModel) else forward_target
             patch.setattr(model, "forward", partial(hook, type(model).forward, model))
@@ -410,9 +408,9 @@ def update(model: Any) -> None:
 
 
 def test_an_update_of_another_model_changes_nothing(model: LlamaModel) -> None:
-    stack = stack_of_model(model, layer_support.target_layer_of, layer_support.ending_of)
+    stack = stack_of_model(model, layer_spec.target_layer_of, layer_spec.ending_of)
     update(torch.nn.Linear(2, 2))
-    ending = layer_support.target_layer_of, layer_support.ending_of
+    ending = layer_spec.target_layer_of, layer_spec.ending_of
     assert stack_of_model(model, *ending) is stack
     update(SimpleNamespace(model=model))  # the model inside of a target
     assert stack_of_model(model, *ending) is not stack
@@ -457,10 +455,10 @@ def unfit(model: LlamaModel, case: str, monkeypatch: pytest.MonkeyPatch) -> None
 def test_other_layers_do_not_fit_and_say_why(
     model: LlamaModel, monkeypatch: pytest.MonkeyPatch, case: str, why: str
 ) -> None:
-    layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
+    layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
     unfit(model, case, monkeypatch)
     with pytest.raises(UnfitError, match=f"^layer 0: {why}"):
-        layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
+        layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
 
 
 def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
@@ -477,7 +475,7 @@ def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
 
 
 def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
-    stack = layer_model.stack_of(model, layer_support.target_layer_of, layer_support.ending_of)
+    stack = layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
     pool = World(Case((5,), (1,))).kv_pool
     pool.k_buffer, pool.v_buffer = pool.k_buffer * LAYERS, pool.v_buffer * LAYERS
     tables = stack.tables(pool)

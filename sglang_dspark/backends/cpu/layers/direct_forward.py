@@ -19,8 +19,8 @@ from torch import Tensor, nn
 from sglang_dspark.backends.cpu import linear, packed_weights
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import fits, need, need_class, tell
-from sglang_dspark.backends.cpu.layers import model as layer_model
-from sglang_dspark.backends.cpu.layers.model import LayerStack
+from sglang_dspark.backends.cpu.layers import layer_stack
+from sglang_dspark.backends.cpu.layers.layer_stack import LayerStack
 from sglang_dspark.serving import upstream
 
 _PLAIN = "dspark_plain"  # attribute of a runner: (its model, the answer)
@@ -176,8 +176,8 @@ def run(
     backend = runner.attn_backend
     hidden = packed_weights.embedded(embedding, window.input_ids)  # [n, d]
     backend.init_forward_metadata(window)
-    step = layer_model.step_of(stack, backend, window.positions, hidden, window)
+    step = layer_stack.step_of(stack, backend, window.positions, hidden, window)
     if step is None:
         return None
     runner.forward_pass_id += 1
-    return layer_model.run(stack, step, hidden, captured)
+    return layer_stack.run(stack, step, hidden, captured)

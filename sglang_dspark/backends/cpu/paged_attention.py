@@ -1,14 +1,18 @@
-"""Attention over a paged float32 cache, read in place (Numba).
+"""Attend over a paged cache in place: float32 by a Numba kernel, everything else by torch.
 
 softmax(q k^T scale) v for windows of any length: decode, verify, draft blocks and prefills. torch
-would first gather every request's K and V into one padded tensor; this kernel walks the slot table
-instead, serves all query heads of a group from one read of K and V, and knows no padding.
+would first gather every request's K and V into one padded tensor; this kernel reads the slot table
+instead, computes all query heads of a group from one read of K and V, and pads nothing.
 Sliding window: position p sees p - window .. p, as in sglang's `sliding_window_size`.
 
-A query's result is the same to the last bit whatever window, batch or thread count it comes in:
-hidden positions weigh exactly 0, and sums run over groups of positions that start at multiples of
-`TILE`, in the order of lanes.py. Plain decoding and verification therefore agree exactly as far as
-attention goes, and so do prompts read alone, together, or with a part of them cached.
+A query's result is bitwise the same in every window, batch and thread count: hidden positions weigh
+exactly 0, and sums run over groups of positions that start at multiples of `TILE`, in the order of
+lanes.py. So the attention of plain decoding and of verification agrees exactly, and so does that of
+prompts in one batch, in several, or with a cached prefix.
+
+`attend_by_torch` computes half-precision caches and capped scores by scaled_dot_product_attention:
+one product per request, as prefill lengths differ and the matrix work dominates at these sizes. K
+and V are read as a view where the request's slots are consecutive, as those of new prefills are.
 """
 
 from __future__ import annotations
@@ -17,12 +21,13 @@ from functools import cache
 from typing import Any
 
 import numpy as np
+import torch
 from numba import boolean, float32, int32, int64, types, void
 from torch import Tensor
 
+from sglang_dspark.backends.cpu.attention_plan import CACHED, FIRST, QUERIES, ROW, AttentionPlan
 from sglang_dspark.backends.cpu.jit import in_parts, kernel
 from sglang_dspark.backends.cpu.lanes import add_weighted, dots, lane_max, lane_sum
-from sglang_dspark.backends.cpu.plan import CACHED, FIRST, QUERIES, ROW, AttentionPlan
 from sglang_dspark.float_ops import exp32
 
 NO_WINDOW = -1
@@ -284,3 +289,59 @@ def paged_attention(
 
 
 _NO_SLOTS = np.empty(0, np.int64)
+
+
+def attend_by_torch(
+    queries: Tensor,
+    keys: Tensor,
+    values: Tensor,
+    plan: AttentionPlan,
+    layer: Any,
+    causal: bool,
+    window: int,
+    out: Tensor,
+) -> None:
+    """Attend every query token of `plan`, written to `out` in the queries' type.
+
+    queries: [T, H, D]. keys: [S, Hkv, D], values: [S, Hkv, Dv], any float type. layer:
+    `RadixAttention`, read for `scaling` and `logit_cap`. window < 0 means none. out: [T, H, Dv].
+    """
+    for r, (first, count, cached) in enumerate(plan.requests[:, [FIRST, QUERIES, CACHED]].tolist()):
+        if count == 0:
+            continue
+        slots = plan.slots[r]
+        k = keys[slots].to(queries.dtype).transpose(0, 1)  # [Hkv, L, D]
+        v = values[slots].to(queries.dtype).transpose(0, 1)  # [Hkv, L, Dv]
+        q = queries[first : first + count].transpose(0, 1)  # [H, n, D]
+        square = causal and window < 0 and plan.trees.size == 0 and count == cached
+        if layer.logit_cap:
+            mask = plan.mask(r, causal, window, queries.dtype)
+            mixed = _capped_attention(q, k, v, mask, layer.scaling, layer.logit_cap)
+        else:
+            mask = None if square else plan.mask(r, causal, window, queries.dtype)
+            mixed = _sdpa(q, k, v, mask, square, layer.scaling)
+        out[first : first + count] = mixed.transpose(0, 1)
+
+
+def _sdpa(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, square: bool, scale: float
+) -> Tensor:
+    """q [H, n, D], k [Hkv, L, D], v [Hkv, L, Dv] -> [H, n, Dv]; square: plain causal, n == L."""
+    mixed = torch.nn.functional.scaled_dot_product_attention(
+        q[None], k[None], v[None], attn_mask=mask, is_causal=square, scale=scale, enable_gqa=True
+    )
+    return mixed[0]
+
+
+def _capped_attention(
+    q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float
+) -> Tensor:
+    """As `_sdpa`, with scores squashed to cap * tanh(score / cap) before the softmax."""
+    group = q.shape[0] // k.shape[0]
+    grouped = q.reshape(k.shape[0], group * q.shape[1], q.shape[2])  # heads of a group are rows
+    scores = torch.bmm(grouped, k.transpose(1, 2)) * scale
+    scores = (cap * torch.tanh(scores / cap)).view(k.shape[0], group, q.shape[1], k.shape[1])
+    if mask is not None:
+        scores = scores + mask
+    weights = torch.softmax(scores, dim=-1).view(k.shape[0], group * q.shape[1], k.shape[1])
+    return torch.bmm(weights, v).view(q.shape[0], q.shape[1], v.shape[2])

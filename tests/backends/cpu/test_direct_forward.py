@@ -20,12 +20,12 @@ from transformers import LlamaConfig, Qwen3Config
 
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import UnfitError
-from sglang_dspark.backends.cpu.layers import forward as layer_forward
+from sglang_dspark.backends.cpu.layers import direct_forward
 from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.linear_layers import compute_lm_head
-from sglang_dspark.backends.cpu.verify_forward import direct_forward
+from sglang_dspark.backends.cpu.verify_forward import packed_forward
 from tests.backends.cpu.attention_world import Case, World, ragged_pass, verify_pass
-from tests.backends.cpu.test_layers import one_rank, our_kernels
+from tests.backends.cpu.test_layer_stack import one_rank, our_kernels
 
 __all__ = ["one_rank", "our_kernels"]
 pytestmark = pytest.mark.skipif(
@@ -82,7 +82,7 @@ def runner_of(world: World, model: Any) -> SimpleNamespace:
     for buffer in (*world.kv_pool.k_buffer, *world.kv_pool.v_buffer):
         buffer.normal_()
     return SimpleNamespace(
-        **dict.fromkeys(layer_forward.OPTIONAL_HOOKS),
+        **dict.fromkeys(direct_forward.OPTIONAL_HOOKS),
         model=model,
         attn_backend=DsparkCpuAttnBackend(world.runner()),
         is_generation=True,
@@ -113,7 +113,7 @@ def scheduled(world: World, make_pass: Any) -> tuple[Any, SimpleNamespace]:
 
 def verify(runner: Any, batch: Any, spec: Any) -> Any:
     with torch.inference_mode():
-        return direct_forward(runner, batch, spec, batch.out_cache_loc)
+        return packed_forward(runner, batch, spec, batch.out_cache_loc)
 
 
 @pytest.mark.usefixtures("our_kernels")
@@ -161,7 +161,7 @@ def test_embeddings_as_inputs_keep_the_runner(target: Any) -> None:
     assert runner.forward_pass_id == 0
 
 
-@pytest.mark.parametrize("hook", layer_forward.OPTIONAL_HOOKS)
+@pytest.mark.parametrize("hook", direct_forward.OPTIONAL_HOOKS)
 def test_runners_with_hooks_keep_upstreams_path(target: Any, hook: str) -> None:
     world = World(CASES["whole window"][0])
     runner = runner_of(world, target)
@@ -173,21 +173,21 @@ def test_runners_with_hooks_keep_upstreams_path(target: Any, hook: str) -> None:
 
 
 def test_hooks_and_scales_keep_upstreams_path(target: Any) -> None:
-    layer_forward.require_plain_target(target)
+    direct_forward.require_plain_target(target)
     handle = target.model.register_forward_hook(lambda *seen: None)
     with pytest.raises(UnfitError, match="a module has hooks"):
-        layer_forward.require_plain_target(target)
+        direct_forward.require_plain_target(target)
     handle.remove()
     target.logits_processor.logit_scale = 2.0
     with pytest.raises(UnfitError, match="its logits are scaled"):
-        layer_forward.require_plain_target(target)
+        direct_forward.require_plain_target(target)
     target.logits_processor.logit_scale = None
-    layer_forward.require_plain_target(target)
+    direct_forward.require_plain_target(target)
 
 
 def test_a_profiler_gets_sglangs_spans(target: Any) -> None:
     runner = runner_of(World(CASES["whole window"][0]), target)
     with torch.inference_mode():
-        assert layer_forward.serves(runner)
+        assert direct_forward.serves(runner)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-            assert not layer_forward.serves(runner)
+            assert not direct_forward.serves(runner)
