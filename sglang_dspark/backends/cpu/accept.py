@@ -54,15 +54,15 @@ def accept(
     anchors: Tensor,
     seeds: Seeds | None = None,
 ) -> Outcome:
-    """Accepted drafts [R] int32 and the next token [R] int64 of each request.
+    """Accept drafts: number [R] int32 and next token [R] int64 of each request.
 
     window: [R, gamma + 1] int64, anchor and drafts. lens, starts: [R] int64, tokens verified and
     first row of each request in logits [N, V]. draft_block: upstream's `DraftBlockResult`; its
-    logits, where there are any, cover at least the drafts that were verified. anchors: [R] the
-    anchors' positions, which with a request's seed decide its tokens. seeds: of the sampled
-    requests that have one.
+    logits, if any, cover at least the drafts that were verified. anchors: [R] positions of the
+    anchors, which with a request's seed decide its tokens. seeds: of the sampled requests that
+    have one.
     """
-    logits = logits.float().contiguous()  # nothing is copied where it is already
+    logits = logits.float().contiguous()  # no copy where they are so already
     if sampling_info is None or sampling_info.is_all_greedy:
         return accept_greedy(window, lens, starts, logits)
     probs = _target_probs(lens, starts, logits, sampling_info)
@@ -86,9 +86,9 @@ def accept_rows(
     seeds: Seeds | None,
     tp_sync: Any,
 ) -> Any:
-    """Upstream's `AcceptOuts` of `accept`; ids: [R, gamma + 1], prefix: [R] tokens before them.
+    """Return `accept` as upstream's `AcceptOuts`; ids: [R, gamma + 1], prefix: [R] tokens before.
 
-    tp_sync: upstream's, by which ranks agree on the outcome.
+    tp_sync: upstream's, which makes the outcome rank 0's.
     """
     outcome = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix, seeds)
     accepted, bonus = (agreed(each, tp_sync) for each in outcome)
@@ -104,26 +104,26 @@ def accept_rows(
 
 
 def agreed(outcome: Tensor, tp_sync: Any) -> Tensor:
-    """Rank 0's outcome on every rank, in place: each draws random numbers of its own."""
-    found: Tensor = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
-    return found
+    """Broadcast rank 0's outcome in place: each rank draws random numbers of its own."""
+    outcome_of_rank_0: Tensor = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
+    return outcome_of_rank_0
 
 
 @lru_cache(maxsize=512)
 def _no_trim(requests: int) -> Tensor:
-    """No draft that was admitted is dropped afterwards; nobody writes to it."""
+    """Return zeros, shared and read-only: no admitted draft is dropped afterwards."""
     return torch.zeros(requests, dtype=torch.int32)
 
 
 def _either(chosen: Tensor, ones: Outcome, others: Outcome) -> Outcome:
-    """By request: chosen [R] bool takes from `ones`."""
+    """Select by request: `ones` where chosen [R] bool, else `others`."""
     return torch.where(chosen, ones[0], others[0]), torch.where(chosen, ones[1], others[1])
 
 
 def _seeded(
     outcome: Outcome, drafts: Tensor, lens: Tensor, probs: Tensor, anchors: Tensor, by: Seeds
 ) -> Outcome:
-    """The outcome with what the requests that have a seed draw by it."""
+    """Replace the outcome of requests that have a seed by their seeded draws."""
     rows = by.rows
     drawn = accept_seeded(
         drafts[rows], probs[rows], by.values, anchors[rows].long(), lens[rows] - 1, choose
@@ -135,7 +135,7 @@ def _seeded(
 
 
 def _target_probs(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: Any) -> Tensor:
-    """Plain decoding's law of every verified row: [R, max(lens), V], zero where nothing is."""
+    """Compute the distribution of every verified row: [R, max(lens), V], zero in other places."""
     width = int(lens.max())
     probs = torch.zeros(len(lens), width, logits.shape[1])
     at = torch.arange(width)[None, :] < lens[:, None]  # [R, width]
@@ -146,7 +146,7 @@ def _target_probs(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: A
 
 @cache
 def sampled_rule() -> Rule:
-    """The accept rule of sampled requests without a seed, as configured (`verify.rule`)."""
+    """Return the accept rule of sampled requests without a seed (`verify.rule`)."""
     if current_config().verify.rule == "token":
         return accept_sampled
     return partial(accept_block, walked=walk)
@@ -174,7 +174,7 @@ def _sampled(window: Tensor, lens: Tensor, probs: Tensor, draft_block: Any) -> O
 
 
 def sampling_probs(logits: Tensor, sampling_info: Any, rows: int | Tensor) -> Tensor:
-    """Probabilities of each row's next token: [B, V] -> [B, V] float32.
+    """Compute the probabilities of each row's next token: [B, V] -> [B, V] float32.
 
     sampling_info: SGLang's `SamplingBatchInfo` of R requests; greedy ones have top-k 1 there.
     rows: how many rows belong to each request, one number or [R] int64; requests in order.
@@ -202,9 +202,9 @@ def build_target_probs(
     uniform_top_k_value: int | None = None,
     use_sparse_topk: bool = True,
 ) -> Tensor:
-    """Upstream's function: [bs * draft_token_num, V] logits -> [bs, draft_token_num, V] float32.
+    """Replace upstream's function: [bs * draft_token_num, V] -> [bs, draft_token_num, V] float32.
 
-    The last three arguments are hints for upstream's sort, and not needed.
+    The last three arguments are hints for upstream's sort, and ignored.
     """
     probs = sampling_probs(next_token_logits, sampling_info, draft_token_num)
     return probs.view(bs, draft_token_num, -1).to(torch.float32).contiguous()
@@ -214,30 +214,30 @@ logger = logging.getLogger(__name__)
 
 
 def replace_nan_rows(probs: Tensor) -> Tensor:
-    """probs [N, V], changed in place: rows of NaN become token 0 for certain."""
-    lost = probs[:, 0].isnan()  # a row is NaN as a whole or nowhere: it was divided by its sum
-    if bool(lost.any()):
+    """Give token 0 probability 1 in rows of NaN; probs [N, V] is changed in place."""
+    invalid = probs[:, 0].isnan()  # a row is all NaN or has none: it was divided by its sum
+    if bool(invalid.any()):
         _warn_of_nan()
-        probs[lost] = 0.0
-        probs[lost, 0] = 1.0
+        probs[invalid] = 0.0
+        probs[invalid, 0] = 1.0
     return probs
 
 
 @cache
 def _warn_of_nan() -> None:
-    """Once: a model that overflows would do so in every step."""
+    """Log once: a model that overflows does so in every step."""
     logger.error(
         "sglang-dspark: logits of a request are no distribution (NaN, or every token is masked); "
         "token 0 is taken, here and wherever it happens again"
     )
 
 
-_LANES = 256  # sums at once: enough for a loop over them to use vector registers
+_LANES = 256  # concurrent sums: enough for a loop over them to use vector registers
 
 
 @kernel
 def _residual_mass(target, chance, proposal):  # type: ignore[no-untyped-def]
-    """S_i of one row: sum_x max(chance * target(x) - proposal(x), 0), the sum of _LANES sums."""
+    """Sum max(chance * target(x) - proposal(x), 0) over x (S_i of a row) in _LANES sums."""
     lanes, whole = np.zeros(_LANES), len(target) // _LANES * _LANES
     for start in range(0, whole, _LANES):
         for lane in range(_LANES):
@@ -277,7 +277,7 @@ def _walk(draft, proposals, targets, uniforms, limits, accepted, chances):  # ty
 def walk(
     draft: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, limits: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """`verify.block.walk` on a CPU; float64 sums in another order.
+    """Compute `verify.block.walk` in one compiled loop; float64 sums in another order.
 
     draft: [R, gamma] int64. draft_probs: [R, gamma, V], target_probs: [R, gamma + 1, V] float32.
     uniforms: [R, gamma] float64. limits: [R] int64. Returns accepted [R] int64, p_tau [R] float64.

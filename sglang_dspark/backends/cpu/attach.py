@@ -39,7 +39,7 @@ logger = logging.getLogger(__name__)
 
 
 def attach(worker: Any) -> None:
-    """Profile, calibrate and take over; end the server for what our step does not serve."""
+    """Profile, calibrate and take over; stop the server if our step cannot serve it."""
     refuse_broken(worker)
     reason = _unserved(worker)
     if reason is not None:
@@ -49,7 +49,7 @@ def attach(worker: Any) -> None:
     device = HostDevice(worker, clock)
     if mode.host_verifies_all():
         logger.info("sglang-dspark: mode static (%s)", mode.choice().reason)
-        # Ranks act on one plan here too: a draft that fails on one of them is the server's failure.
+        # Ranks follow one plan here too: a draft that fails on one of them fails the server.
         agreement = ranks.agreement
         engine: Engine = (
             VerifyAll(int(worker.gamma))
@@ -67,7 +67,7 @@ def attach(worker: Any) -> None:
 
 
 def _unserved(worker: Any) -> str | None:
-    """Return why our step cannot serve this worker, and what to do; None: it can."""
+    """Return why our step cannot serve this worker, with a remedy; None if it can."""
     backend = worker.model_runner.attn_backend
     if not isinstance(backend, DsparkCpuAttnBackend):
         name = type(backend).__name__
@@ -79,9 +79,9 @@ def _unserved(worker: Any) -> str | None:
 
 
 def _seconds() -> Callable[[], float]:
-    """With one compute thread its CPU time: what neighbours take is no cost of a choice.
+    """Choose a clock: CPU time for one compute thread, so that other processes do not count.
 
-    Ranks wait for each other, which takes no CPU time.
+    Ranks wait for each other, which uses no CPU time, so they need the wall clock.
     """
     from sglang_dspark.backends.cpu.threads import chosen_threads
 
@@ -100,9 +100,9 @@ def _key(worker: Any) -> ProfileKey:
 
 
 def _backend(*models: Any) -> str:
-    """What runs the passes of target and draft, and how their weights are kept."""
+    """Describe what runs the passes of target and draft, and the formats of their weights."""
     forms = [packed_weights.form_in(each) for each in models]
-    kept = "/".join(f"{form.name} x {linear.activations_beside(form)}" for form in forms)
+    kept = "/".join(f"{form.name} x {linear.activations_for(form)}" for form in forms)
     kernel = f"matrix kernel {REVISION}" if current_config().cpu.matrix_kernel else "BLAS"
     return f"eager, compact, context in batches, {kernel}, weights {kept}"
 
@@ -121,7 +121,7 @@ class Passes:
         self.most_requests, self.longest = self._seats.most_requests, self._seats.longest
 
     def warm_up(self) -> None:
-        """One pass of each kind, for what only a first pass does: compiling, first allocations."""
+        """Run one pass of each kind, to compile and allocate."""
         context = min(8, self.longest)
         self.verify_seconds([0], context)
         self.verify_seconds([self.gamma] * min(2, self.most_requests), context)
@@ -129,14 +129,14 @@ class Passes:
             self.draft_seconds(1, depth, context)
 
     def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
-        """Seconds of a pass that verifies drafts[r] of each request, injection included."""
+        """Time a pass that verifies drafts[r] of each request, injection included."""
         with self._seats.taken(len(drafts), context) as batch:
             began = self._clock()
             self._verify(batch, drafts)
             return self._clock() - began
 
     def draft_seconds(self, requests: int, depth: int, context: int) -> float:
-        """Seconds of drafting `depth` positions for every request."""
+        """Time the drafting of `depth` positions for every request."""
         with self._seats.taken(requests, context) as batch:
             began = self._clock()
             self._device.draft(batch, batch.window, depth, None)

@@ -73,9 +73,9 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> Tensor:
-        """q [T, H * D], k [T, Hkv, D], v [T, Hkv, Dv] -> [T, H * Dv], 0 for padding tokens.
+        """Attend: q [T, H * D], k [T, Hkv, D], v [T, Hkv, Dv] -> [T, H * Dv], 0 for padding.
 
-        Raises `DSparkError` for a layer that wants more than softmax attention.
+        Raises `DSparkError` for a layer that requires more than softmax attention.
         """
         _require_plain(layer, kwargs)
         pool = self.token_to_kv_pool
@@ -108,7 +108,7 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         new: tuple[Tensor, Tensor, Tensor] | None,
         out: Tensor,
     ) -> None:
-        """Fill `out`: in place, which also writes `new`, or by torch."""
+        """Fill `out`: by the kernel in place, which also writes `new`, or by torch."""
         plan = self.plan
         assert plan is not None, "a pass attends once its metadata are there"
         causal = layer.attn_type != upstream.AttentionType.ENCODER_ONLY
@@ -125,7 +125,7 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
 
 
 def _require_served(runner: Any) -> None:
-    """Raise `DSparkError` for caches that hold something else than K and V by `req_to_token`."""
+    """Raise `DSparkError` for caches other than K and V by `req_to_token`."""
     if runner.use_mla_backend:
         raise DSparkError(f"attention on CPU: latent attention (MLA) is not served; {WHAT_TO_DO}")
     if isinstance(runner.token_to_kv_pool, upstream.SWAKVPool):
@@ -136,7 +136,7 @@ def _require_served(runner: Any) -> None:
 
 
 def _require_plain_pool(pool: Any) -> None:
-    """Raise UnfitError for a pool that does more than to copy a row of float32."""
+    """Raise UnfitError for a pool that does more than copy a float32 row."""
     need_class("the cache", pool, upstream.MHATokenToKVPool)
     need(pool.store_dtype == torch.float32, f"the cache is {pool.store_dtype}")
     need(pool.kv_cache_layout == "nhd", f"the cache is laid out as {pool.kv_cache_layout}")
@@ -195,7 +195,7 @@ def branch_table(
     topk: int,
     steps: int,
 ) -> torch.Tensor:
-    """Slots by position for each branch: [R * topk, max seq_len + steps].
+    """Build the slots by position for each branch: [R * topk, max seq_len + steps].
 
     The first seq_lens[r] entries are the request's own, then the branch's drafts follow.
     """
@@ -211,10 +211,9 @@ def branch_table(
 
 @contextmanager
 def within_window(window: int) -> Iterator[None]:
-    """Within, attention of this pass, by our backend, sees `window` tokens before each request's
-    own."""
+    """Limit the attention of this pass to `window` tokens before each request's own."""
     backend = upstream.get_attn_backend()
-    assert isinstance(backend, DsparkCpuAttnBackend)  # as block_window.by_plan has seen
+    assert isinstance(backend, DsparkCpuAttnBackend)  # checked by block_window.by_plan
     kept = backend.plan
     backend.plan = None if kept is None else narrowed(kept, window)
     try:

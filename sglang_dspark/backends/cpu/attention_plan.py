@@ -61,19 +61,19 @@ class AttentionPlan:
 
     @cached_property
     def num_queries(self) -> int:
-        """Query tokens of the whole pass."""
+        """Count the query tokens of the whole pass."""
         return int(self.requests[:, QUERIES].sum())
 
     @cached_property
     def slots(self) -> list[Tensor | slice]:
-        """Cache slots of each request by position: [cached] int64, a slice where consecutive."""
+        """List each request's cache slots by position: [cached] int64, a slice if consecutive."""
         return [
             consecutive(torch.from_numpy(self.table[row, :cached].astype(np.int64)))
             for row, cached in self.requests[:, [ROW, CACHED]].tolist()
         ]
 
     def mask(self, r: int, causal: bool, window: int, dtype: torch.dtype) -> Tensor | None:
-        """[queries, cached] of request r, 0 where a query sees a position, else -inf.
+        """Build the mask [queries, cached] of request r: 0 for visible positions, else -inf.
 
         None where every query sees everything. window: as in `visibility`.
         """
@@ -93,7 +93,7 @@ def make_plan(
     kv_lens: Any,
     tree: Tensor | None = None,
 ) -> AttentionPlan:
-    """An `AttentionPlan` from tensors or sequences of lengths [R]; queries lie in order."""
+    """Make a plan from tensors or sequences of lengths [R]; queries are in request order."""
     queries = np.asarray(query_lens, dtype=np.int64)
     requests = np.empty((queries.size, 4), np.int64)
     requests[:, ROW] = req_rows.numpy()
@@ -105,7 +105,7 @@ def make_plan(
 
 
 def plan_of_batch(forward_batch: Any, table: Tensor) -> AttentionPlan:
-    """Plan of any SGLang pass: decode, extend, draft-extend, target-verify or draft block.
+    """Plan any SGLang pass: decode, extend, draft-extend, target-verify or draft block.
 
     In a target-verify pass (DSPARK's draft block is one, too) `seq_lens` counts the tokens before
     the window; in every other mode it counts the query tokens as well.
@@ -125,7 +125,7 @@ def plan_of_batch(forward_batch: Any, table: Tensor) -> AttentionPlan:
 
 
 def consecutive(slots: Tensor) -> Tensor | slice:
-    """The slots [L] as a slice where each follows the one before: reading K is then a view."""
+    """Return slots [L] as a slice where they are consecutive: reading K is then a view."""
     if slots.numel() > 0:
         first, last = int(slots[0]), int(slots[-1])
         if last - first == slots.numel() - 1 and bool((slots.diff() == 1).all()):
@@ -136,7 +136,7 @@ def consecutive(slots: Tensor) -> Tensor | slice:
 def visibility(
     count: int, total: int, causal: bool, window: int, tree: Tensor | None = None
 ) -> Tensor | None:
-    """Which of `total` positions the last `count` see: [count, total] bool, None for all.
+    """Mark the positions that the last `count` of `total` see: [count, total] bool, None for all.
 
     window: positions behind its own that a query sees; negative for all. tree: [count, count] bool
     among the last `count` positions.
@@ -160,7 +160,7 @@ def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def _verify_windows(spec_info: Any, rows: int) -> Index:
-    """Window lengths 1 + l_r: ragged where a layout says so, else draft_token_num for all."""
+    """Return window lengths 1 + l_r: ragged by the layout, else draft_token_num for all."""
     layout = getattr(spec_info, "ragged_verify_layout", None)
     if layout is not None:
         return np.asarray(layout.verify_lens, dtype=np.int64)
@@ -178,16 +178,16 @@ def _tree_mask(spec_info: Any, rows: int) -> Tensor | None:
 
 
 def narrowed(plan: AttentionPlan, window: int) -> AttentionPlan:
-    """The plan without what lies more than `window` tokens before a request's query tokens.
+    """Drop tokens more than `window` before a request's query tokens from the plan.
 
-    The same plan where nothing does.
+    Returns the same plan where there are none.
     """
     requests = plan.requests
-    left_out = np.maximum(requests[:, CACHED] - requests[:, QUERIES] - window, 0)
-    if not left_out.any():
+    dropped = np.maximum(requests[:, CACHED] - requests[:, QUERIES] - window, 0)
+    if not dropped.any():
         return plan
-    seen = requests[:, CACHED] - left_out
-    columns = left_out[:, None] + np.arange(int(seen.max()))
+    seen = requests[:, CACHED] - dropped
+    columns = dropped[:, None] + np.arange(int(seen.max()))
     columns = np.minimum(columns, plan.table.shape[1] - 1)  # behind `seen`: not read
     table = plan.table[requests[:, ROW, None], columns]
     moved = requests.copy()

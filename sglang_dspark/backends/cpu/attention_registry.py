@@ -17,7 +17,7 @@ ATTENTION_BACKEND = "dspark_cpu"
 
 
 def register_attention() -> None:
-    """Make the backend's name known to the command line and to the registry; repeatable.
+    """Add the backend's name to the command line and to the registry; idempotent.
 
     Upstream: sglang/srt/arg_groups/choices.py and srt/layers/attention/attention_registry.py.
     """
@@ -34,7 +34,7 @@ def _create_attention(runner: Any) -> Any:
 
 
 def offer_backend(*args: Any, **kwargs: Any) -> None:
-    """BEFORE hook of `ServerArgs.add_cli_args`."""
+    """Register the name: BEFORE hook of `ServerArgs.add_cli_args`."""
     pass
 
     register_attention()
@@ -48,7 +48,7 @@ def create_draft_backend(
     error_template: str,
     stamps_children: bool = False,
 ) -> Any:
-    """AROUND hook: adds our name to the table; `stamps_children` marks multi-step drafting."""
+    """Add our name to the table (AROUND hook); `stamps_children` marks multi-step drafting."""
     from sglang_dspark.backends.cpu.attention import (
         DsparkCpuAttnBackend,
         DsparkCpuMultiStepDraftBackend,

@@ -21,14 +21,14 @@ from sglang_dspark.backends.cpu.lanes import dots
 from sglang_dspark.float_ops import exp32
 from sglang_dspark.serving import upstream
 
-_NO_W1 = np.empty((0, 0), np.float32)  # stands for W1 where the head does not read it
+_NO_W1 = np.empty((0, 0), np.float32)  # for a head that does not read W1
 
 
 @dataclass(frozen=True)
 class ConfidenceWeights:
     """weight: [1, d + r]; bias: [1]; w1: [V, r], or None for r = 0; temperature: [1] or [gamma].
 
-    All float32 and contiguous; values exchanged in place are seen at once.
+    All float32 and contiguous; values updated in place are used at once.
     """
 
     weight: Tensor
@@ -37,8 +37,8 @@ class ConfidenceWeights:
     temperature: Tensor
 
     @property
-    def fits(self) -> bool:
-        """Whether the compiled loop reads them."""
+    def supported(self) -> bool:
+        """Return whether the compiled loop supports them."""
         tensors = [
             self.weight,
             self.temperature,
@@ -47,7 +47,7 @@ class ConfidenceWeights:
         return all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
 
     def arrays(self) -> tuple[NDArray, NDArray, NDArray, NDArray]:
-        """W, b, W1 and temperatures, in the tensors' own memory."""
+        """Return W, b, W1 and temperatures as views of the tensors."""
         bias = np.zeros(1, np.float32) if self.bias is None else self.bias.detach().numpy()
         w1 = _NO_W1 if self.w1 is None else self.w1.detach().numpy()
         return self.weight.detach().numpy(), bias, w1, self.temperature.detach().numpy().reshape(-1)
@@ -68,14 +68,14 @@ def _confidence(  # type: ignore[no-untyped-def]
                 before = w1[anchor[r] if k == 0 else drafts[r, k - 1]]
                 total += dots((before,), (weight[0, width:],))[0]
             logits[r, k] = total
-            cooled = total / temperature[k if temperature.shape[0] > 1 else 0]
-            survival[r, k] = np.float32(1.0) / (np.float32(1.0) + exp32(-cooled))
+            scaled = total / temperature[k if temperature.shape[0] > 1 else 0]
+            survival[r, k] = np.float32(1.0) / (np.float32(1.0) + exp32(-scaled))
 
 
 def confidence(
     weights: ConfidenceWeights, features: Tensor, anchor: Tensor, drafts: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Conditional survivals sigmoid(logit / T) and logits of a block, both [R, d] float32.
+    """Compute conditional survivals sigmoid(logit / T) and logits of a block, [R, d] float32.
 
     features: [R * d, width] float32, contiguous; anchor: [R] int64; drafts: [R, d] int64.
     """
@@ -106,7 +106,7 @@ def confidence_of(
 
 
 def _weights(draft_model: Any) -> ConfidenceWeights:
-    """The head's weights. Raises UnfitError where they are not what the compiled loop reads."""
+    """Resolve the head's weights. Raises UnfitError where the compiled loop cannot read them."""
     head, markov = draft_model.confidence_head, draft_model.markov_head
     need_class("its confidence head", head, upstream.DSparkConfidenceHead)
     w1 = None
@@ -115,6 +115,6 @@ def _weights(draft_model: Any) -> ConfidenceWeights:
         need(plain, f"{type(markov).__name__} embeds earlier tokens in a way of its own")
         need(markov.vocab_shard is None, "its vocabulary is split over ranks")
         w1 = markov.markov_w1.weight
-    found = ConfidenceWeights(head.proj.weight, head.proj.bias, w1, head.sts_temperatures)
-    need(found.fits, "its weights are not float32 without gaps")
-    return found
+    weights = ConfidenceWeights(head.proj.weight, head.proj.bias, w1, head.sts_temperatures)
+    need(weights.supported, "its weights are not float32 without gaps")
+    return weights

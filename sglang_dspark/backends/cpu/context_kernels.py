@@ -24,7 +24,7 @@ _Index = NDArray[np.int64]
 class WaitingRows(NamedTuple):
     """features [places, m*d] of the tokens at positions [places], for the cache slots in slots.
 
-    waits [places]: whether a row waits there; what was there before stays readable until the next
+    waits [places]: whether a row waits there; the previous content stays readable until the next
     `keep`. number [1]: rows that wait.
     """
 
@@ -36,7 +36,7 @@ class WaitingRows(NamedTuple):
 
 
 def waiting_rows(places: int, width: int) -> WaitingRows:
-    """No rows yet. Memory is taken as places are used."""
+    """Allocate without any row; the system maps memory as places are used."""
     return WaitingRows(
         np.empty((places, width), np.float32),
         np.empty(places, np.int64),
@@ -48,7 +48,7 @@ def waiting_rows(places: int, width: int) -> WaitingRows:
 
 @kernel
 def keep(waiting, hidden, chosen, start, positions, slots):  # type: ignore[no-untyped-def]
-    """Copy rows hidden[chosen[start:]] to their places, up to one that another slot's row holds.
+    """Copy rows hidden[chosen[start:]] to their places, up to one that another slot's row occupies.
 
     Returns how many of `chosen` are done.
     """
@@ -69,9 +69,9 @@ def keep(waiting, hidden, chosen, start, positions, slots):  # type: ignore[no-u
 
 @kernel
 def take_context(waiting, table, rows, lens):  # type: ignore[no-untyped-def]
-    """Places of rows that waited for the slots table[rows[r], :lens[r]] of requests r, [n] int64.
+    """Take places of rows that wait for slots table[rows[r], :lens[r]] of requests r, [n] int64.
 
-    table: [rows, context] int32. They do not wait any more.
+    table: [rows, context] int32. The rows do not wait any more.
     """
     places = waiting.slots.shape[0]
     found = np.empty(waiting.number[0], np.int64)
@@ -90,7 +90,7 @@ def take_context(waiting, table, rows, lens):  # type: ignore[no-untyped-def]
 
 @kernel
 def take_from(waiting, first, most):  # type: ignore[no-untyped-def]
-    """Up to `most` places with rows that waited, from place `first` on and round, [n] int64."""
+    """Take up to `most` places of waiting rows, from place `first` on and round, [n] int64."""
     places = waiting.slots.shape[0]
     found = np.empty(min(most, waiting.number[0]), np.int64)
     count, place = 0, first
@@ -106,7 +106,7 @@ def take_from(waiting, first, most):  # type: ignore[no-untyped-def]
 
 @kernel
 def forget(waiting, chosen, slots):  # type: ignore[no-untyped-def]
-    """What waits for slots[chosen] is superseded."""
+    """Drop rows that wait for slots[chosen]: newer ones replace them."""
     places = waiting.slots.shape[0]
     if waiting.number[0] == 0:
         return
@@ -118,7 +118,7 @@ def forget(waiting, chosen, slots):  # type: ignore[no-untyped-def]
 
 
 class ContextTables(NamedTuple):
-    """What the kernel needs to know. L layers, Hkv heads of D, d hidden, m*d features.
+    """Addresses and sizes for the kernel. L layers, Hkv heads of D, d hidden, m*d features.
 
     entries, weights, threads: the matrix kernels, addresses and threads of the products with fc
     [d, m*d] and stacked [L * 2 * Hkv * D, d]. fc_norm [d], head_norms [L, D], cos_sin [positions,
@@ -149,8 +149,9 @@ def _multiply(tables, which, x, out):  # type: ignore[no-untyped-def]
 
 @kernel
 def _write_layer(tables, layer, stacked, positions, slots):  # type: ignore[no-untyped-def]
-    """A layer's keys, normed and rotated, and values from rows [n, L * 2 * Hkv * D] into its cache;
-    positions, slots [n]. The keys in `stacked` are overwritten."""
+    """Write a layer's keys, normed and rotated, and values into its cache.
+
+    stacked: rows [n, L * 2 * Hkv * D], whose keys are overwritten; positions, slots [n]."""
     _, _, heads, width, places = tables.sizes
     first = layer * 2 * heads
     middle, end = (first + heads) * width, (first + 2 * heads) * width
@@ -166,7 +167,7 @@ def _write_layer(tables, layer, stacked, positions, slots):  # type: ignore[no-u
 
 @kernel
 def committed_rows(lens, width, total):  # type: ignore[no-untyped-def]
-    """Indices of the first lens[r] rows of each window of `width`; of all if lens is empty."""
+    """List the first lens[r] rows of each window of `width`; all rows if lens is empty."""
     if lens.shape[0] == 0:
         return np.arange(total)
     found = np.empty(lens.sum(), np.int64)
@@ -180,7 +181,7 @@ def committed_rows(lens, width, total):  # type: ignore[no-untyped-def]
 
 @kernel
 def inject(tables, hidden, projected, chosen, positions, slots):  # type: ignore[no-untyped-def]
-    """hidden [., m*d], or [., d] if projected, positions and slots, of which rows `chosen` [n]."""
+    """Project and write rows `chosen` [n] of hidden [., m*d], or [., d] if projected."""
     features, d, heads, size, _ = tables.sizes
     taken = chosen.shape[0]
     rows = np.empty((taken, d if projected else features), np.float32)

@@ -39,10 +39,10 @@ from sglang_dspark.backends.cpu.packed_weights import packed_copy
 from sglang_dspark.serving import upstream
 
 INJECTOR = "dspark_injector"  # attribute of a draft model: its `Injector`, or None
-WAITING = 124  # beyond, a row costs hardly less (42 us at 64 rows, 37 at 128, 96 at 8)
-MOST_LIVE = 4096  # rows a draft may find waiting: they cost what a prefill of some 70 tokens does
+WAITING = 124  # a row costs 96 us at 8 rows, 42 at 64, 37 at 128
+MOST_LIVE = 4096  # rows a draft may have to write first: as long as a prefill of 70 tokens
 LONGEST_KEPT = 1024  # tokens of a prefill that wait in a pause
-KEPT_BYTES = 256 << 20  # memory that rows may wait in
+KEPT_BYTES = 256 << 20  # memory for waiting rows
 _FLOAT = torch.float32
 _NO_LENS = torch.empty(0, dtype=torch.int32).numpy()
 
@@ -53,7 +53,7 @@ class Injector:
     def __init__(self, model: Any, pool: Any, stacked: dict[str, Any], *, waits: bool = False):
         """stacked: the layers' K and V projections as one weight (`_stacked_ctx_kv_params`).
 
-        waits: whether whoever reads the pool calls `settle` before.
+        waits: whether every reader of the pool calls `settle` before.
         """
         attention = model.layers[0].self_attn
         cache = pool.k_buffer[0]
@@ -84,13 +84,13 @@ class Injector:
             self._compile()
 
     def _compile(self) -> None:
-        """What only some steps need is compiled before the first of them."""
+        """Compile the kernels that only some steps use before the first of them."""
         nothing = np.empty(0, np.int64)
         forget(self._waiting, nothing, nothing)
         self.settle_all()
 
     def holds(self, model: Any, pool: Any) -> bool:
-        """Whether model and pool still are what was resolved."""
+        """Return whether model and pool are still those that were resolved."""
         weight = model.fc.weight
         return (
             pool is self.pool
@@ -109,10 +109,10 @@ class Injector:
         *,
         projected: bool,
     ) -> bool:
-        """hidden [n, m*d] target features, or [n, d] if projected; positions, slots [n] int64.
+        """Write or defer hidden [n, m*d], or [n, d] if projected; positions, slots [n] int64.
 
-        lens: [R] int32, tokens of each window of n / R that stay; None: all n stay. False: more
-        rows than the kernel supports, and the caller writes them.
+        lens: [R] int32, tokens of each window of n / R that are committed; None: all n. Returns
+        False for more rows than the kernel supports: the caller writes them.
         """
         counted = _NO_LENS if lens is None else lens.numpy()
         total = hidden.shape[0]
@@ -145,16 +145,16 @@ class Injector:
             inject(self._tables, waiting.features, False, some, waiting.positions, waiting.slots)
 
     def defer(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
-        """A step without drafts begins: table [., context] int32, requests' rows and lengths [R].
+        """Begin a step without drafts: table [., context] int32, requests' rows and lengths [R].
 
-        Prefills may wait from now on.
+        From now on prefills may wait.
         """
         self._deferring = True
         if self._fresh >= WAITING and int(lens.sum()) > MOST_LIVE:
             self._settle_context(table, rows, lens)
 
     def settle(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
-        """Write what waits for the context of these requests, which a draft is about to read."""
+        """Write the waiting rows of these requests, whose context a draft is about to read."""
         self._deferring = False
         self._settle_context(table, rows, lens)
 
@@ -164,18 +164,18 @@ class Injector:
         self._write_out(take_context(self._waiting, *context))
 
     def settle_all(self) -> None:
-        """Write all that waits; call before somebody else writes to the pool."""
+        """Write all waiting rows; call before any other code writes to the pool."""
         self._fresh = 0
         self._write_out(take_from(self._waiting, 0, self.waiting))
 
     @property
     def waiting(self) -> int:
-        """Rows that wait."""
+        """Count the waiting rows."""
         return int(self._waiting.number[0])
 
 
 def settle(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
-    """Write what waits for the context that this draft model is about to read.
+    """Write the waiting rows of the context that this draft model is about to read.
 
     table: [., context] int32 cache slots by position; rows, lens: [R] of the requests.
     """
@@ -185,24 +185,24 @@ def settle(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
 
 
 def settle_all(model: Any) -> None:
-    """Write whatever waits for this draft model."""
+    """Write all waiting rows of this draft model."""
     injector = _injector_in(model)
     if injector is not None:
         injector.settle_all()
 
 
 def defer_context(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
-    """A step begins in which this draft model does not draft; arguments as for `settle`."""
+    """Begin a step in which this draft model does not draft; arguments as for `settle`."""
     injector = _injector_in(model)
     if injector is not None:
         injector.defer(table, rows, lens)
 
 
 def _injector_in(model: Any) -> Injector | None:
-    """The model's injector, if there is one and it still writes with the model's weights.
+    """Return the model's injector, if there is one and it still writes with the model's weights.
 
-    After an exchange of weights or cache what waited is lost with the old ones: those tokens
-    are missing in the draft's context, which costs acceptance and nothing else.
+    After an update of weights or cache the waiting rows are dropped: those tokens are missing in
+    the draft's context, which lowers acceptance and changes no output.
     """
     injector: Injector | None = model.__dict__.get(INJECTOR)
     if injector is not None and not injector.holds(model, injector.pool):
@@ -212,7 +212,7 @@ def _injector_in(model: Any) -> Injector | None:
 
 
 def supports_rows(hidden: Tensor) -> bool:
-    """Whether rows [n, m*d or d] are what the kernels read; they compute no gradients."""
+    """Return whether the kernels can read rows [n, m*d or d]; they compute no gradients."""
     return (
         not torch.is_grad_enabled()
         and hidden.dtype is _FLOAT
@@ -223,7 +223,7 @@ def supports_rows(hidden: Tensor) -> bool:
 
 
 def resolve_injector(model: Any, pool: Any) -> Injector:
-    """Resolve a draft model and its pool. Raises UnfitError where upstream's code has to write."""
+    """Resolve a draft model and its pool. Raises UnfitError where upstream's code must write."""
     need(linear.prepare() is not None, str(linear.why_not()))
     inherited = type(model).project_target_hidden is upstream.DFlashDraftModel.project_target_hidden
     own = f"{type(model).__name__} projects the target's features in a way of its own"
@@ -261,13 +261,13 @@ def _settled_before_drafts(model: Any, pool: Any) -> bool:
 
 
 def _plain(weight: Tensor) -> bool:
-    """Whether our float32 kernel multiplies rows by this weight [N, K], however many they are."""
+    """Return whether our float32 kernel multiplies any number of rows by this weight [N, K]."""
     with torch.no_grad():
         return weight.dtype is _FLOAT and linear.eligible(torch.empty(1, weight.shape[1]), weight)
 
 
 def _product(weight: Tensor) -> tuple[int, int]:
-    """The kernel that multiplies with a weight [N, K], its address, and the threads it uses."""
+    """Return the address of the kernel for a weight [N, K], and the threads it uses."""
     multiply = linear.kernel_of(weight)
     assert multiply is not None
     threads = linear.threads_for(*weight.shape)
@@ -302,9 +302,10 @@ def write_target_hidden_kv(
     commit_lens: Tensor | None = None,
     target_hidden_is_projected: bool = False,
 ) -> None:
-    """AROUND hook: target_hidden [n, m*d or d] of tokens at `positions` [n] into the draft's pool.
+    """Write target_hidden [n, m*d or d] of tokens at `positions` [n] (AROUND hook).
 
-    With windows, cache_loc_2d [R, w] and commit_lens [R], only each window's first tokens count.
+    With windows, cache_loc_2d [R, w] and commit_lens [R], only each window's first tokens are
+    written.
     """
     slots, lens = cache_loc, None
     if cache_loc_2d is not None and commit_lens is not None:
@@ -328,7 +329,7 @@ def write_target_hidden_kv(
 
 
 def _cached_injector(model: Any, pool: Any) -> Any:
-    """The model's `Injector`, resolved again when weights or cache were exchanged."""
+    """Return the model's `Injector`, resolved again after an update of weights or cache."""
     found = model.__dict__.get(INJECTOR, ...)
     if found is ... or (found is not None and not found.holds(model, pool)):
         name = f"context of {type(model).__name__} written in one call"

@@ -1,8 +1,8 @@
-"""`step.device.Device` on a CPU: work is done when its call returns, and passes have any size.
+"""Implement `step.device.Device` on a CPU: calls are synchronous, passes have any size.
 
-A pass keeps its rows packed, row by row as they were computed. Where something reads the logits
-window by window (grammar, log-probabilities, penalties, biases, sampling masks), logits alone are
-spread over whole windows.
+The rows of a pass stay packed. Where a feature reads the logits window by window (grammar,
+log-probabilities, penalties, biases, sampling masks), only the logits are spread over whole
+windows.
 """
 
 from __future__ import annotations
@@ -40,14 +40,14 @@ from sglang_dspark.step.verify import adjust
 
 @dataclass(frozen=True)
 class _Packed:
-    """How the rows of a pass lie in its windows, and upstream's window of them."""
+    """Map packed rows of a pass to windows, with upstream's window of them."""
 
     rows: PackedRows
     window: Any
 
 
 class HostDevice:
-    """Runs the steps of one worker where the host computes."""
+    """Run the steps of one worker on the host."""
 
     def __init__(self, worker: Any, clock: Clock) -> None:
         self.clock = clock
@@ -57,42 +57,42 @@ class HostDevice:
         self._fits = fits("steps without drafts in short", lambda: plain_step.require(worker))
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
-        """One row a request, where nothing else looks at the step."""
+        """Decode one row per request without drafts; None where the batch needs all stages."""
         worker = self._worker
         table = worker.model_runner.req_to_token_pool.req_to_token
         context_kv.defer_context(worker.draft_model, table, batch.req_pool_indices, batch.seq_lens)
-        if not (self._fits and plain_step.takes(batch)):
+        if not (self._fits and plain_step.supports_batch(batch)):
             return None
         return plain_step.run(worker, batch, publish)
 
     def rules(self, counts: OutputCounts, batch: Any) -> Rules:
-        """Of the requests' settings."""
+        """Collect the rules from the requests' settings."""
         return rules_of(self._worker, counts, batch)
 
     def accepts_in_graph(self, requests: int, admitted: int) -> bool:
-        """There are no graphs here."""
+        """Return False: there are no graphs on a CPU."""
         return False
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
-        """By our own forward and heads."""
+        """Draft by our own forward and heads."""
         return self._drafter.propose(batch, window, depth, seeds)
 
     def admit(
         self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
-        """indptr [R + 1] int32, and what it was found by is published."""
-        read = None if logits is None else logits.detach().float()
-        lengths = engine.admit(step, read, greedy)
+        """Let the engine admit drafts; returns indptr [R + 1] int32 of the verify windows."""
+        confidence = None if logits is None else logits.detach().float()
+        lengths = engine.admit(step, confidence, greedy)
         indptr = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths + 1, out=indptr[1:])
         return torch.from_numpy(indptr)
 
     def layout(self, step: Step, indptr: Tensor) -> Any:
-        """Without padding."""
+        """Build the ragged layout, without padding."""
         return layout_of(np.diff(indptr.numpy()).astype(np.int64) - 1)
 
     def run(self, asked: Pass) -> Verified:
-        """The target over packed rows."""
+        """Run the target over packed rows."""
         worker, batch = self._worker, asked.batch
         rows = rows_in(asked.layout, self._width)
         block, tokens = asked.proposal.draft_block_ids, asked.proposal.draft_block.draft_tokens
@@ -111,7 +111,7 @@ class HostDevice:
         return Verified(output, output.hidden_states, rows=_Packed(rows, window))
 
     def _spread(self, asked: Pass, rows: PackedRows, logits: Tensor) -> Tensor:
-        """Logits [N, V] over whole windows [R * (gamma + 1), V], with all that changes them."""
+        """Spread logits [N, V] over windows [R * (gamma + 1), V], and adjust them."""
         spread = logits.new_zeros(asked.requests * self._width, logits.shape[1])
         spread[rows.index] = logits
         if asked.rules.penalties is not None:
@@ -120,7 +120,7 @@ class HostDevice:
         return spread
 
     def accept(self, asked: Pass, verified: Verified) -> Any:
-        """By our rules, over the rows that were verified."""
+        """Accept by our rules over the verified rows."""
         logits, block = verified.outputs.next_token_logits, asked.proposal.draft_block
         info, prefix = asked.batch.sampling_info, asked.batch.seq_lens
         rows: PackedRows = verified.rows.rows
@@ -129,7 +129,7 @@ class HostDevice:
         return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
 
     def commit(self, asked: Pass, verified: Verified, accepted: Any) -> None:
-        """Hidden states [N, m * d] of the rows that each request keeps."""
+        """Write hidden states [N, m * d] of the committed rows into the draft's context."""
         if asked.rules.penalties is not None:
             asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         rows, window = verified.rows.rows, verified.rows.window

@@ -30,7 +30,7 @@ _PLAIN = "dspark_plain_ends"  # attribute of a draft model: (its embedding, the 
 
 
 class Drafter:
-    """Drafts for one worker, to any depth up to gamma."""
+    """Draft for one worker, to any depth up to gamma."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -46,7 +46,7 @@ class Drafter:
         self._ids: dict[int, Tensor] = {}  # by depth
 
     def propose(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
-        """Upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
+        """Return upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
 
         window: upstream's positions and cache slots of all places of each request. seeds: of the
         sampled requests that have one.
@@ -85,7 +85,7 @@ class Drafter:
         context_kv.settle(model, table, batch.req_pool_indices, batch.seq_lens)
         positions = window.positions_2d[:, :depth].reshape(-1)
         slots = window.verify_cache_loc_2d[:, :depth].reshape(-1)
-        if model is runner.model and direct_forward.serves(runner) and _is_plain(model):
+        if model is runner.model and direct_forward.supports_runner(runner) and _is_plain(model):
             spec = _block_spec(depth, str(self._worker.device))
             seen = direct_forward.Window(
                 ids.view(-1), positions, slots, batch.req_pool_indices, batch.seq_lens, spec
@@ -140,7 +140,7 @@ class Drafter:
 
 
 def _widened(block: Any, gamma: int) -> Any:
-    """A shallow block with tokens for gamma places: nothing reads what is added."""
+    """Pad a shallow block to gamma tokens; the padding is not read."""
     import msgspec
 
     missing = gamma - block.draft_tokens.shape[1]
@@ -152,12 +152,12 @@ def _widened(block: Any, gamma: int) -> Any:
 
 @lru_cache(maxsize=64)
 def _block_spec(depth: int, device: str) -> Any:
-    """Upstream's description of blocks of `depth` tokens."""
+    """Build upstream's description of blocks of `depth` tokens."""
     return upstream.make_draft_block_spec_info(draft_token_num=depth, device=device)
 
 
 def _is_plain(model: Any) -> bool:
-    """Return whether a block is embedding and layers; asked again for another embedding."""
+    """Return whether a block is embedding and layers; checked again for another embedding."""
     embedding = model.embed_tokens
     found = model.__dict__.get(_PLAIN)
     if found is None or found[0] is not embedding:
@@ -186,7 +186,7 @@ class DraftHeads:
         self._together = bool(tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_DRAFT))
 
     def base_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
-        """hidden [R * depth, d] -> U [R * depth, n], features of the confidence head."""
+        """Compute U [R * depth, n] of hidden [R * depth, d], and the confidence head's features."""
         reduced = reduced_head_of(self._model)
         if reduced is None:
             base, features = self._model.compute_base_logits(hidden)
@@ -203,7 +203,7 @@ class DraftHeads:
         positions: Tensor,
         seeds: Seeds | None,
     ) -> Any:
-        """Upstream's `DraftBlockResult` of base logits [R, depth, n].
+        """Draft: upstream's `DraftBlockResult` of base logits [R, depth, n].
 
         anchors: [R] tokens, positions: [R] where they are. hidden: [R * depth, d]. info: the
         batch's sampling settings. seeds: of the sampled requests that have one.
@@ -212,9 +212,9 @@ class DraftHeads:
         reduced = reduced_head_of(self._model)
         if reduced is not None:
             if greedy:
-                return self._likeliest(reduced, base, anchors)
+                return self._greedy(reduced, base, anchors)
             waits = seeded_waits(seeds, positions, reduced.tokens, base.shape[1])
-            return self._drawn(reduced, base, anchors, info, waits)
+            return self._sampled(reduced, base, anchors, info, waits)
         options = {
             "base_logits": base,
             "anchor_tokens": anchors,
@@ -227,10 +227,10 @@ class DraftHeads:
         }
         if seeds is not None and not greedy:
             return draft_block(DraftSeeds(seeds, positions.long()), **options)
-        # Upstream keeps and noises the logits of greedy requests too; nothing reads them.
+        # Upstream would keep and noise the logits of greedy requests too, which are not read.
         return upstream.sample_draft_block(**options, greedy_draft=greedy)
 
-    def _likeliest(self, reduced: ReducedHead, base: Tensor, anchors: Tensor) -> Any:
+    def _greedy(self, reduced: ReducedHead, base: Tensor, anchors: Tensor) -> Any:
 
         agree = self._agree if self._together else None
         params = _greedy_params(len(base))
@@ -242,7 +242,7 @@ class DraftHeads:
             greedy_draft=True,
         )
 
-    def _drawn(
+    def _sampled(
         self,
         reduced: ReducedHead,
         base: Tensor,
@@ -275,7 +275,7 @@ class DraftHeads:
 def seeded_waits(
     seeds: Seeds | None, anchors: Tensor, tokens: Tensor, depth: int
 ) -> SeededWaits | None:
-    """The waits of a block's seeded requests; None where no request has a seed.
+    """Compute the waits of a block's seeded requests; None where no request has a seed.
 
     anchors: [R] int64, positions. tokens: [n] int64, the draft vocabulary.
     """
@@ -288,7 +288,7 @@ def seeded_waits(
 
 @lru_cache(maxsize=64)
 def _greedy_params(requests: int) -> Any:
-    """Upstream's parameters of greedy rows, to which nothing writes."""
+    """Build upstream's parameters of greedy rows, shared and read-only."""
     return upstream.resolve_draft_params(
         sampling_info=None, bs=requests, device=torch.device("cpu")
     )

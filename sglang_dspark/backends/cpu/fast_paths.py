@@ -1,9 +1,8 @@
-"""The short forms of a CPU server: each is taken where it fits, and says why where it does not.
+"""Decide once whether a fast path supports a model, runner or worker, and log why not.
 
-A short form asks once, of a model, a runner or a worker, for all that it takes for granted; each
-`need` that does not hold is a reason. The first one goes to the log, once a server process, and
-upstream's code runs. What differs from batch to batch (grammar, log-probabilities, rows) is asked
-anew each time and is not told.
+Each requirement of a fast path is one `need`; the first that fails is logged once a server process,
+and upstream's code runs. Conditions that differ from batch to batch (grammar, log-probabilities,
+rows) are checked each time and not logged.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from sglang_dspark.serving import upstream
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_told: set[tuple[str, str]] = set()
+_logged: set[tuple[str, str]] = set()
 
 
 class UnfitError(Exception):
-    """A short form does not serve this; the text says what it would need."""
+    """A fast path does not support this; the text names the requirement."""
 
 
 def need(holds: object, why: str) -> None:
@@ -40,16 +39,16 @@ def need_class(what: str, value: object, *kinds: type) -> None:
 
 
 def tell(path: str, why: object) -> None:
-    """Log once a server process why a short form is off."""
-    if (path, str(why)) not in _told:
-        _told.add((path, str(why)))
+    """Log once a server process why a fast path is off."""
+    if (path, str(why)) not in _logged:
+        _logged.add((path, str(why)))
         logger.info("sglang-dspark: off: %s: %s", path, why)
 
 
 def taken(path: str, find: Callable[[], T]) -> T | None:
-    """What `find` returns; None where it raises `UnfitError`, and one line in the log.
+    """Return what `find` returns; log and return None where it raises `UnfitError`.
 
-    path: the short form's name, such as `one call for all layers of LlamaModel`.
+    path: the fast path's name, such as `one call for all layers of LlamaModel`.
     """
     try:
         return find()
@@ -59,7 +58,7 @@ def taken(path: str, find: Callable[[], T]) -> T | None:
 
 
 def fits(path: str, require: Callable[[], None]) -> bool:
-    """Whether `require` raises no `UnfitError`; where it does, one line in the log."""
+    """Return whether `require` raises no `UnfitError`; log the reason where it does."""
 
     def found() -> bool:
         require()

@@ -31,7 +31,7 @@ _MINUS_ZERO = np.int32(-(2**31))
 
 @kernel
 def order_key(bits):  # type: ignore[no-untyped-def]
-    """Order of float32 values as integers; both zeros are equal."""
+    """Map the bits of a float32 to an integer of the same order; both zeros are equal."""
     if bits == _MINUS_ZERO:
         bits = np.int32(0)
     return bits ^ ((bits >> np.int32(31)) & _SIGN)
@@ -39,7 +39,7 @@ def order_key(bits):  # type: ignore[no-untyped-def]
 
 @kernel
 def argmax_of(row):  # type: ignore[no-untyped-def]
-    """Index of the largest float32 whose bits are the int32 `row` [V]."""
+    """Return the index of the largest float32 whose bits are the int32 `row` [V]."""
     best, block = order_key(row[0]), 0
     for start in range(0, row.shape[0], ARGMAX_BLOCK):
         part = row[start : start + ARGMAX_BLOCK]
@@ -63,7 +63,7 @@ def _rows(bits, out):  # type: ignore[no-untyped-def]
 
 
 def row_argmax(values: Tensor) -> Tensor:
-    """values [n, V] float32, contiguous -> index of each row's first largest entry, [n] int64."""
+    """Return each row's first largest entry: values [n, V] float32, contiguous -> [n] int64."""
     out = torch.empty(values.shape[0], dtype=torch.int64)
     _rows(values.view(torch.int32).numpy(), out.numpy())
     return out
@@ -85,7 +85,7 @@ def _accept(window, lens, starts, bits, accepted, bonus):  # type: ignore[no-unt
 def accept_greedy(
     window: Tensor, lens: Tensor, starts: Tensor, logits: Tensor
 ) -> tuple[Tensor, Tensor]:
-    """Longest agreeing prefix of each request's verified drafts, and the target's next token.
+    """Accept the longest agreeing prefix of each request's drafts; add the target's next token.
 
     window: [R, n] int64, anchor and drafts; lens: [R] int64 in 1..n, tokens verified; starts: [R]
     int64, each request's first row of logits [N, V] float32, contiguous.
@@ -119,10 +119,10 @@ def _commit(drafts, accepted, bonus, prefix, commit, lens, tokens):  # type: ign
 def committed(
     drafts: Tensor, accepted: Tensor, bonus: Tensor, prefix: Tensor
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """What a step commits: tokens each [R] int32, new lengths [R] int64, tokens [R, gamma + 1].
+    """Return what a step commits: counts [R] int32, lengths [R] int64, tokens [R, gamma + 1].
 
-    drafts: [R, gamma] int64; accepted: [R] int32; bonus: [R] int64, put behind the accepted drafts
-    (what follows it is not read); prefix: [R] int64, lengths before the step.
+    drafts: [R, gamma] int64; accepted: [R] int32; bonus: [R] int64, placed behind the accepted
+    drafts (later entries are not read); prefix: [R] int64, lengths before the step.
     """
     requests, gamma = drafts.shape
     commit = torch.empty(requests, dtype=torch.int32)
@@ -153,7 +153,7 @@ def _verify(window, bits, predicted, index, lens):  # type: ignore[no-untyped-de
 
 
 def verify_chains(window: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-    """The target's tokens along each request's chain, up to the first that is not the draft.
+    """Verify each request's chain up to the first token that differs from the draft.
 
     window: [R, n] int64, root and drafts. logits: [R * n, V] float32, contiguous, row r * n + k
     being the target's after window[r, k].

@@ -1,4 +1,4 @@
-"""Keeps two complaints of upstream out of a CPU server's log that tell its user nothing true.
+"""Suppress two misleading SGLang warnings in a CPU server's log.
 
 Upstream: sglang/srt/models/registry.py, `import_model_classes`, and
 sglang/srt/speculative/dspark_components/dspark_planner.py, `DSparkVerifyPlanner`. Each is dropped
@@ -15,22 +15,22 @@ from sglang_dspark.serving import mode
 MODELS = "sglang.srt.models.registry"
 PLANNER = "sglang.srt.speculative.dspark_components.dspark_planner"
 
-# Every process imports all model classes. Some need what only a GPU's or an AMX build brings. A
-# class that cannot be imported for another reason may be the one to serve: that line stays.
+# Every process imports all model classes. Some require a GPU's or an AMX build. A class that fails
+# to import for another reason may be the one to serve: that line stays.
 _NO_BUILD_HERE = re.compile(
     r"Ignore import error when loading sglang\.srt\.models\.\w+: "
     r"(No module named '(cutlass|torchaudio)'"
     r"|'_OpNamespace' 'sgl_kernel' object has no attribute '\w+_cpu'"
     r"|cannot import name 'causal_conv1d_fn' from 'sglang\.srt\.layers\.attention\.mamba\.mamba')"
 )
-# Of upstream's own table of steps per second: our scheduler measures its own, and upstream's rests.
+# About upstream's own table of steps per second, which our scheduler does not use.
 _UNUSED_TABLE = re.compile(r"DSpark SPS table is uninitialized \(flat\)")
 
 
 def install() -> None:
-    """Put the filters in place, in this process; repeatable."""
-    for name, kept in ((MODELS, _no_missing_build), (PLANNER, _no_unused_table)):
-        logging.getLogger(name).addFilter(kept)
+    """Install the filters in this process; idempotent."""
+    for name, keep in ((MODELS, _no_missing_build), (PLANNER, _no_unused_table)):
+        logging.getLogger(name).addFilter(keep)
 
 
 def _no_missing_build(record: logging.LogRecord) -> bool:

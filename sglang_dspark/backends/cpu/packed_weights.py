@@ -46,38 +46,39 @@ _MARK = "dspark_packed"  # attribute of a module whose weight was packed here
 
 
 def pack_target(result: Any, runner: Any) -> Any:
-    """AFTER hook of `ModelRunner.load_model`: a target, or the layers of an MTP draft."""
+    """Pack a target, or the layers of an MTP draft (AFTER hook of `ModelRunner.load_model`)."""
     model = runner.model
     if not runner.is_draft_worker:
-        _pack_as_told(model, model, lambda: _require_target(runner, TARGETS))
+        _pack_as_configured(model, model, lambda: _require_target(runner, TARGETS))
     elif type(model).__name__ == MTP:
-        _pack_as_told(model, model.model.layers, lambda: _require_target(runner, (MTP,)))
+        _pack_as_configured(model, model.model.layers, lambda: _require_target(runner, (MTP,)))
     return result
 
 
 def pack_draft(draft_model: Any) -> None:
-    """The layers of a draft model. Its other weights upstream multiplies with too: what reads them
-    here takes a copy (`packed_copy`)."""
-    _pack_as_told(draft_model, draft_model.layers, lambda: _require_draft(draft_model))
+    """Pack the layers of a draft model.
+
+    Upstream multiplies with its other weights too, so our code reads copies (`packed_copy`)."""
+    _pack_as_configured(draft_model, draft_model.layers, lambda: _require_draft(draft_model))
 
 
 def packed_copy(weight: Tensor) -> Tensor:
-    """A float32 weight [N, K] as `cpu.weights` says; itself where the format does not take it."""
+    """Pack a copy of a float32 weight [N, K] (`cpu.weights`); itself if the format cannot."""
     form = _wanted([weight])
     linear.prepare_for(form)
-    stays = form is FLOAT32 or not weight_formats.fits(weight, form)
+    stays = form is FLOAT32 or not weight_formats.can_pack(weight, form)
     return weight if stays else pack(weight, form)
 
 
-def _pack_as_told(model: nn.Module, part: nn.Module, require: Callable[[], None]) -> None:
-    """Pack what is plain in a part of a model, if the model fits; else the log says why not."""
+def _pack_as_configured(model: nn.Module, part: nn.Module, require: Callable[[], None]) -> None:
+    """Pack the plain weights in a part of a supported model; log why another is not."""
     form = _wanted([module.weight for module in part.modules() if _plain(module)])  # type: ignore[misc]
     if form is not FLOAT32 and fits(f"{form.name} weights of {type(model).__name__}", require):
         _pack(part, form, type(model).__name__)
 
 
 def form_in(model: nn.Module) -> WeightFormat:
-    """The format that a model's weights are kept in here."""
+    """Return the format of a model's packed weights."""
     packed = next((module for module in model.modules() if holds(module)), None)
     if packed is None:
         return FLOAT32
@@ -87,18 +88,18 @@ def form_in(model: nn.Module) -> WeightFormat:
 
 
 def holds(layer: nn.Module) -> bool:
-    """Whether a module's weight was packed here; one that was loaded in bfloat16 was not."""
+    """Return whether a module's weight was packed here, not loaded in bfloat16."""
     return getattr(layer, _MARK, False)
 
 
 def embedded(embedding: nn.Module, tokens: Tensor) -> Tensor:
-    """Rows of an embedding in float32: tokens [n] int64 -> [n, d]."""
+    """Look up rows of an embedding in float32: tokens [n] int64 -> [n, d]."""
     weight: Tensor = embedding.weight  # type: ignore[assignment]
     return look_up(weight, tokens) if is_packed(weight) else weight.index_select(0, tokens)
 
 
 def _wanted(weights: Sequence[Tensor]) -> WeightFormat:
-    """As configured; by itself bfloat16 where nothing is lost and our kernel reads it."""
+    """Return the configured format; auto: bfloat16 if it is lossless and our kernel reads it."""
     name = _configured()
     if name != "auto":
         return linear.served(FORMATS[name])
@@ -134,7 +135,7 @@ def _require_draft(model: Any) -> None:
 
 
 def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
-    """Every product's and embedding's weight that the format takes. name: of the whole model."""
+    """Pack every product's and embedding's weight that the format supports. name: the model's."""
     before = after = 0
     for module in part.modules():
         if not _plain(module):
@@ -142,7 +143,7 @@ def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
         weight: nn.Parameter = module.weight  # type: ignore[assignment]
         n, k = weight.shape
         before += weight.nbytes
-        if weight_formats.fits(weight, form):
+        if weight_formats.can_pack(weight, form):
             weight.data = pack(weight.data, form)
             setattr(module, _MARK, True)
             if form in PANELS:  # upstream refuses updates of such a model by this text
@@ -151,12 +152,12 @@ def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
     linear.prepare_for(form)
     logger.info(
         "sglang-dspark: weights of %s are kept as %s: %.3g MB instead of %.3g; they meet %s rows",
-        name, form.name, after / 1e6, before / 1e6, linear.activations_beside(form),
+        name, form.name, after / 1e6, before / 1e6, linear.activations_for(form),
     )  # fmt: skip
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether a module multiplies with or looks up in a float32 weight, and nothing else."""
+    """Return whether a module only multiplies with or looks up in a float32 weight."""
     method, weight = getattr(module, "quant_method", None), getattr(module, "weight", None)
     if method is None or not isinstance(weight, nn.Parameter):
         return False

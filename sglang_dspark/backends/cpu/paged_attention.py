@@ -34,7 +34,7 @@ NO_WINDOW = -1
 # Softmax rows are padded to a multiple of this: no processor's vector loop steps further at once.
 TILE = 64
 
-TOGETHER = 32  # queries of a long window, so that their scores stay in the cache
+TOGETHER = 32  # queries of a long window in one block, so that their scores stay in the cache
 _NONE = np.float32(-np.inf)
 _ZERO = np.float32(0.0)
 _WORK_PER_THREAD = 1 << 16  # multiplications, some microseconds
@@ -137,7 +137,7 @@ def _hide(scores, group, request, start, causal, window, tree):  # type: ignore[
 def _attend_head(  # type: ignore[no-untyped-def]
     q, k_cache, v_cache, slots, request, start, kv_head, scale, causal, window, tree, out
 ):
-    """One request and one KV head: every query row of the head's group."""
+    """Attend every query row of a KV head's group for one request."""
     group = q.shape[1] // k_cache.shape[1]
     head, first, query_len = kv_head * group, request[FIRST], request[QUERIES]
     rows = query_len * group
@@ -162,8 +162,9 @@ def _attend_head(  # type: ignore[no-untyped-def]
 
 @kernel
 def _blocks(requests, trees, causal, window):  # type: ignore[no-untyped-def]
-    """Blocks of the longest window; 1 where a query's place in the whole matters: in trees, and
-    where a window is seen both ways."""
+    """Count the blocks of the longest window.
+
+    1 where a query's place in the window matters: in trees, and in bidirectional windows."""
     longest = 1
     if trees.shape[0] == 0 and (causal or window < 0):
         for r in range(requests.shape[0]):
@@ -174,7 +175,7 @@ def _blocks(requests, trees, causal, window):  # type: ignore[no-untyped-def]
 
 @kernel
 def _block_of(request, block, blocks, causal):  # type: ignore[no-untyped-def]
-    """A block of a request's queries as a request of its own; it may have none."""
+    """Return a block of a request's queries as a request of its own; it may be empty."""
     queries, cached = request[QUERIES], request[CACHED]
     if blocks == 1:
         return request[ROW], request[FIRST], queries, cached
@@ -188,7 +189,7 @@ def _block_of(request, block, blocks, causal):  # type: ignore[no-untyped-def]
 def _attend_item(  # type: ignore[no-untyped-def]
     item, blocks, q, k_cache, v_cache, table, requests, trees, scale, causal, window, out
 ):
-    """One block of queries and one KV head, numbered request by request, then head by head."""
+    """Attend one block of queries and one KV head, numbered by request, then by head."""
     heads = k_cache.shape[1]
     r, kv_head = item // (heads * blocks), item // blocks % heads
     block = _block_of(requests[r], item % blocks, blocks, causal)
@@ -215,7 +216,7 @@ def _attend_items(  # type: ignore[no-untyped-def]
 
 @kernel
 def _threads_for(threads, q, k_cache, v_cache, requests, items):  # type: ignore[no-untyped-def]
-    """Fewer than there are where they would wait longer than they compute."""
+    """Limit the threads where they would wait longer than they compute."""
     seen = 0
     for r in range(requests.shape[0]):
         seen += requests[r, QUERIES] * requests[r, CACHED]
@@ -228,7 +229,7 @@ def attend(  # type: ignore[no-untyped-def]
     sharing, q, k_cache, v_cache, k_rows, v_rows, row_slots, table, requests, trees, scale, causal,
     window, out,
 ):  # fmt: skip
-    """`paged_attention` of arrays; sharing: as `threads.sharing` gives it."""
+    """Compute `paged_attention` of arrays; sharing: of `threads.sharing`."""
     store_rows(k_cache, row_slots, k_rows)
     store_rows(v_cache, row_slots, v_rows)
     blocks = _blocks(requests, trees, causal, window)
@@ -243,7 +244,7 @@ def attend(  # type: ignore[no-untyped-def]
 
 @cache
 def compiled() -> Any:
-    """The kernel for exactly the types it serves; compiled here, never while a request waits."""
+    """Compile the kernel for exactly the types it serves, before any request waits."""
     rows, pool = types.Array(float32, 3, "A"), float32[:, :, ::1]
     attend.compile(
         void(
@@ -326,7 +327,7 @@ def attend_by_torch(
 def _sdpa(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, square: bool, scale: float
 ) -> Tensor:
-    """q [H, n, D], k [Hkv, L, D], v [Hkv, L, Dv] -> [H, n, Dv]; square: plain causal, n == L."""
+    """Attend q [H, n, D], k [Hkv, L, D], v [Hkv, L, Dv] -> [H, n, Dv]; square: causal, n == L."""
     mixed = torch.nn.functional.scaled_dot_product_attention(
         q[None], k[None], v[None], attn_mask=mask, is_causal=square, scale=scale, enable_gqa=True
     )
@@ -336,7 +337,7 @@ def _sdpa(
 def _capped_attention(
     q: Tensor, k: Tensor, v: Tensor, mask: Tensor | None, scale: float, cap: float
 ) -> Tensor:
-    """As `_sdpa`, with scores squashed to cap * tanh(score / cap) before the softmax."""
+    """Compute `_sdpa` with scores capped to cap * tanh(score / cap) before the softmax."""
     group = q.shape[0] // k.shape[0]
     grouped = q.reshape(k.shape[0], group * q.shape[1], q.shape[2])  # heads of a group are rows
     scores = torch.bmm(grouped, k.transpose(1, 2)) * scale

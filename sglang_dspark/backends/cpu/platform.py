@@ -41,7 +41,7 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
         return False
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Runs after `handle_cpu_backends`, which names a backend that needs AMX."""
+        """Set CPU defaults, after `handle_cpu_backends` has named a backend that needs AMX."""
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = ATTENTION_BACKEND
         if server_args.dtype == "auto":
@@ -50,11 +50,11 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
             server_args.dtype = "float32"
             logger.info("sglang-dspark: dtype float32, which the CPU kernels compute in")
         if not current_config().cpu.overlap and not server_args.enable_prefill_delayer:
-            # A pass computes on the thread that schedules. Overlapping hides nothing, and every
-            # result is read a step late: first tokens, freed seats, ends of answers.
+            # A pass computes on the thread that schedules. Overlap hides nothing and delays each
+            # result by a step: first tokens, freed slots, EOS.
             server_args.disable_overlap_schedule = True
         rank_resources.prepare(server_args)
-        # An idle scheduler would poll without a pause and take a core from the clients.
+        # An idle scheduler would poll without a pause and occupy a core.
         server_args.sleep_on_idle = True
 
     def get_default_attention_backend(self) -> str:
@@ -73,15 +73,15 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
         return "native"
 
     def get_torch_profiler_activity_str(self) -> str:
-        """What SGLang asks for when /start_profile begins; without it the server would end."""
+        """Name the activity for /start_profile; without this method the server would exit."""
         return torch.profiler.ProfilerActivity.CPU.name
 
     def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
-        """The same as torch knows it."""
+        """Return the same as torch's enum."""
         return torch.profiler.ProfilerActivity.CPU
 
     def init_backend(self) -> None:
-        """Once in each process that builds a model runner, before it does."""
+        """Set up a process, once, before it builds a model runner."""
         from sglang_dspark.backends.cpu import fused_ops, threads
 
         threads.limit_this_process()
@@ -89,26 +89,24 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
         register_attention()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        """Weights are in place, in a process that forks no other: threads may begin."""
+        """Start threads, once weights are loaded: the process forks no other from now on."""
 
         trim_heap()
 
 
-TRIM_EVERY_S = (
-    30.0  # one call takes a few milliseconds, and the next steps touch what they need again
-)
+TRIM_EVERY_S = 30.0  # a call takes a few milliseconds, and the next steps map pages again
 TRIM_THREAD = "dspark-heap"
 
 
 def trim_heap() -> None:
-    """Begin in this process; repeatable. Nothing happens where the C library has no such call."""
+    """Start the trimming thread of this process; idempotent, no-op without `malloc_trim`."""
     trim = _malloc_trim()
     if trim is not None and all(thread.name != TRIM_THREAD for thread in threading.enumerate()):
         threading.Thread(target=_trim_forever, args=(trim,), name=TRIM_THREAD, daemon=True).start()
 
 
 def _malloc_trim() -> Callable[[int], int] | None:
-    """glibc's `malloc_trim`; None with another C library. A call of it does not hold the GIL."""
+    """Return glibc's `malloc_trim`, whose calls release the GIL; None in other C libraries."""
     return getattr(ctypes.CDLL(None), "malloc_trim", None)
 
 

@@ -17,16 +17,17 @@ from sglang_dspark.backends.cpu.jit import kernel
 from sglang_dspark.schedule.budget import Counts
 from sglang_dspark.serving import upstream
 
-KEPT = 1024  # layouts
+CACHED_LAYOUTS = 1024
 
 
 def layout_of(lengths: Counts) -> Any:
-    """Upstream's layout of drafts admitted by request, [R] int64; no padding. Not to be changed:
-    the few layouts of a few requests come again and again."""
+    """Build upstream's layout of admitted drafts by request, [R] int64, without padding.
+
+    Cached and read-only: few requests have few layouts, which recur."""
     return _layout(tuple(lengths.tolist()))
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED_LAYOUTS)
 def _layout(lengths: tuple[int, ...]) -> Any:
     windows = np.asarray(lengths, np.int64) + 1
     ends = np.cumsum(windows)
@@ -55,18 +56,18 @@ class PackedRows:
         self.index = rows_of(self.strided, self.lens, self.total)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED_LAYOUTS)
 def layout_without_drafts(requests: int) -> Any:
-    """The layout of a step that verifies no draft."""
+    """Build the layout of a step that verifies no draft."""
     return layout_of(np.zeros(requests, np.int64))
 
 
 def rows_in(layout: Any, width: int) -> PackedRows:
-    """The rows of a layout in windows of `width`."""
+    """Return the rows of a layout in windows of `width`."""
     return _rows(tuple(layout.verify_lens_cpu), width)
 
 
-@lru_cache(maxsize=KEPT)
+@lru_cache(maxsize=CACHED_LAYOUTS)
 def _rows(windows: tuple[int, ...], width: int) -> PackedRows:
     return PackedRows(np.asarray(windows, np.int64), width)
 
@@ -74,7 +75,7 @@ def _rows(windows: tuple[int, ...], width: int) -> PackedRows:
 def window_of(
     rows: PackedRows, draft_block_ids: Tensor, draft_tokens: Tensor, verify_window: Any
 ) -> Any:
-    """Upstream's `RaggedVerifyWindow` of the packed rows.
+    """Build upstream's `RaggedVerifyWindow` of the packed rows.
 
     draft_block_ids [R, >= 1], the anchor in front; draft_tokens [R, gamma]; verify_window: the
     step's positions and cache slots of all gamma + 1 places.
@@ -102,7 +103,7 @@ def _fill_rows(starts, lens, out):  # type: ignore[no-untyped-def]
 
 
 def rows_of(starts: Tensor, lens: Tensor, total: int) -> Tensor:
-    """Row numbers starts[r] .. starts[r] + lens[r] - 1 of all requests, [total] int64.
+    """List row numbers starts[r] .. starts[r] + lens[r] - 1 of all requests, [total] int64.
 
     starts: [R] int64. lens: [R] integers that add up to `total`.
     """
@@ -112,5 +113,5 @@ def rows_of(starts: Tensor, lens: Tensor, total: int) -> Tensor:
 
 
 def first_rows(lens: np.ndarray) -> np.ndarray:
-    """Where each request's packed rows begin: lens [R] int64 -> [R] int64."""
+    """Return the first packed row of each request: lens [R] int64 -> [R] int64."""
     return np.cumsum(lens) - lens

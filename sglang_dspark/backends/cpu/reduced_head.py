@@ -32,7 +32,7 @@ from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 @kernel
 def _likeliest(base, bias):  # type: ignore[no-untyped-def]
-    """argmax(base + bias) of a row: base, bias [n]."""
+    """Return argmax(base + bias) of a row: base, bias [n]."""
     best, found = order_key(bits_of_float(base[0] + bias[0])), 0
     for start in range(0, bias.shape[0], ARGMAX_BLOCK):
         part, more = base[start : start + ARGMAX_BLOCK], bias[start : start + ARGMAX_BLOCK]
@@ -49,9 +49,9 @@ def _likeliest(base, bias):  # type: ignore[no-untyped-def]
 
 @kernel
 def _draft(entry, w2, threads, block, base, anchor, w1, tokens, first, last, out):  # type: ignore[no-untyped-def]
-    """Positions first..last-1 of draft blocks; `anchor` [R] stands before the first of them.
+    """Draft positions first..last-1 of blocks; `anchor` [R] is the token before the first.
 
-    entry: of the matrix kernel for the format of W2, which lies at the address w2.
+    entry: of the matrix kernel for the format of W2, at the address w2.
     """
     requests, n, rank = base.shape[0], base.shape[2], w1.shape[1]
     latent = np.empty((requests, rank), np.float32)
@@ -94,7 +94,7 @@ def draft_steps(
 class SeededWaits:
     """The e_v of verify/seeded.py for the requests of a draft block that have a seed.
 
-    rows: [S] int64, their places in the batch. waits: [S, gamma, n] float32 > 0.
+    rows: [S] int64, their indices in the batch. waits: [S, gamma, n] float32 > 0.
     """
 
     rows: Tensor
@@ -107,8 +107,8 @@ class ReducedHead:
 
     tokens: [n] ascending token ids. lm_head: [n, d]. w1: [V, r], the drafter's own, for every
     previous token. w2: [n, r], which each of gamma steps reads: in fewer bytes where the draft's
-    layers are (weight_formats.py). Copies, except w1: weights exchanged in a running server show in
-    the draft only after the next start, and the output stays the target's all the same.
+    layers are (weight_formats.py). Copies, except w1: weights updated in a running server
+    reach the draft only after a restart, and the output stays the target's.
     """
 
     tokens: Tensor
@@ -122,12 +122,12 @@ class ReducedHead:
 
     @cached_property
     def arrays(self) -> tuple[NDArray, Tensor, NDArray]:
-        """W1, W2 and tokens as `draft_steps` takes them; they share memory with the tensors."""
+        """Return W1, W2 and tokens for `draft_steps` as views of the tensors."""
         return self.w1.numpy(), self.w2, self.tokens.numpy()
 
     @cached_property
-    def fits_kernel(self) -> bool:
-        """Whether both factors are what the compiled loop multiplies."""
+    def supports_kernel(self) -> bool:
+        """Return whether the compiled loop supports both factors."""
         row = torch.empty(1, self.w2.shape[1])
         return (
             linear.kernel_of(self.w2) is not None
@@ -141,9 +141,9 @@ class ReducedHead:
 def reduced_head(
     w1: Tensor, w2: Tensor, lm_head: Tensor, packed: Callable[[Tensor], Tensor] = lambda w: w
 ) -> ReducedHead | None:
-    """From a vanilla head's weights [V, r] and the LM head [>= V, d]; None when not reduced.
+    """Reduce a vanilla head's weights [V, r] and the LM head [>= V, d]; None if not restricted.
 
-    packed: W2's rows [n, r] in the format that they are to be kept in.
+    packed: converts W2's rows [n, r] to the stored format.
     """
     tokens = restricted_tokens(w1, w2)
     if tokens is None or tokens.numel() == w1.shape[0]:
@@ -158,7 +158,7 @@ def reduced_head(
 
 
 def base_logits(head: ReducedHead, hidden: Tensor) -> Tensor:
-    """hidden [R * gamma, d] -> U [R * gamma, n], the columns being `head.tokens`."""
+    """Compute base logits: hidden [R * gamma, d] -> U [R * gamma, n], columns `head.tokens`."""
     wide = hidden.dtype is torch.float32
     return product(hidden if wide else hidden.to(head.lm_head.dtype), head.lm_head)
 
@@ -169,7 +169,7 @@ def draft_greedy(
     anchor: Tensor,
     agree: Callable[[Tensor], Tensor] | None = None,
 ) -> Tensor:
-    """Most likely block: base [R, gamma, n], anchor [R] int64 -> tokens [R, gamma] int64.
+    """Draft the greedy block: base [R, gamma, n], anchor [R] int64 -> tokens [R, gamma] int64.
 
     agree: makes the ranks of a group draft the same token, [R] -> [R]; None for a single rank.
     """
@@ -192,9 +192,9 @@ def draft_greedy(
 
 
 def _compiled(head: ReducedHead, base: Tensor) -> bool:
-    """Whether the compiled loop serves the head and base logits [R, gamma, n]."""
+    """Return whether the compiled loop supports the head and base logits [R, gamma, n]."""
     return (
-        head.fits_kernel
+        head.supports_kernel
         and base.dtype is torch.float32
         and base.is_contiguous()
         and 0 < base.shape[0] <= linear.MAX_ROWS
@@ -210,15 +210,15 @@ def draft_sampled(
     agree: Callable[[Tensor], Tensor],
     seeded: SeededWaits | None = None,
 ) -> tuple[Tensor, Tensor]:
-    """Block sampled left to right; also its logits, from which the law of each step follows.
+    """Sample a block left to right; also return its logits, which define each distribution.
 
-    base [R, gamma, n], anchor [R], temperatures [R] (0 takes the most likely token), uniforms
+    base [R, gamma, n], anchor [R], temperatures [R] (0: the most likely token), uniforms
     [R, gamma] float64 in [0, 1) (`block_uniforms`), seeded: the waits of requests with a seed,
     which decide instead of the uniforms -> tokens [R, gamma] int64, logits U_k + B [R, gamma, V]
     before the temperature, -inf outside the draft vocabulary.
     """
-    hot = temperatures > 0
-    temperature = torch.where(hot, temperatures, 1.0)[:, None]
+    sampled = temperatures > 0
+    temperature = torch.where(sampled, temperatures, 1.0)[:, None]
     logits = base.new_full((*base.shape[:2], head.vocab_size), -torch.inf)
     previous = anchor.long()
     drafted = []
@@ -229,28 +229,28 @@ def draft_sampled(
         column = sample_inverse_cdf(torch.softmax(scaled, -1), uniforms[:, k])
         if seeded is not None:
             column[seeded.rows] = _first_arrival(scaled[seeded.rows], seeded.waits[:, k])
-        column = torch.where(hot, column, step.argmax(-1))
+        column = torch.where(sampled, column, step.argmax(-1))
         previous = agree(head.tokens[column])
         drafted.append(previous)
     return torch.stack(drafted, 1), logits
 
 
 def block_uniforms(key: int, offset: int, shape: tuple[int, int]) -> Tensor:
-    """Uniforms of one block [R, gamma], the same for the same key and offset on every rank.
+    """Draw the uniforms of one block [R, gamma], the same for a key and offset on every rank.
 
-    float64, so that they tell 2^53 values apart: a token's chance to be drafted is then its
-    probability to within 2^-53. Noise of each token in float32 is not fine enough: an exponential
-    that rounds to 0, as one in 2^23 did, wins whatever the token's probability.
+    float64 has 2^53 values, so a token is drafted with its probability to within 2^-53. Noise of
+    each token in float32 is too coarse: an exponential that rounds to 0, as one in 2^23 did, wins
+    for any probability of the token.
     """
     generator = np.random.Generator(np.random.Philox(key=[key % 2**64, offset % 2**64]))
     return torch.from_numpy(generator.random(shape))
 
 
 def _first_arrival(scaled: Tensor, waits: Tensor) -> Tensor:
-    """The column with the least e / p: logits / T and waits e > 0, both [S, n] -> [S] int64."""
+    """Return the column with the least e / p: logits / T and waits e > 0, [S, n] -> [S] int64."""
     return (scaled - waits.log()).argmax(-1)
 
 
 def _bias(head: ReducedHead, previous: Tensor) -> Tensor:
-    """Transition bias of the draft vocabulary: previous [R] -> [R, n]."""
+    """Compute the transition bias of the draft vocabulary: previous [R] -> [R, n]."""
     return product(head.w1[previous], head.w2)

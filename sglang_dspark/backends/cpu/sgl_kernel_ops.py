@@ -79,7 +79,7 @@ def assign_extend_cache_locs_cpu(
     out_cache_loc: Tensor,
     pool_len: int,
 ) -> None:
-    """The reverse: out_cache_loc = req_to_token[row_r, start_r:end_r] of every r, concatenated."""
+    """Fill out_cache_loc = req_to_token[row_r, start_r:end_r] of every r, concatenated."""
     _collect(
         req_pool_indices.numpy(),
         start_offset.numpy(),

@@ -1,9 +1,9 @@
-"""Modules that SGLang imports but that have no build for a plain CPU: `torchvision`, `sgl_kernel`.
+"""Install stubs of modules that have no build for a plain CPU: `torchvision`, `sgl_kernel`.
 
-Only what is missing is installed, so a machine that has the real package keeps it.
+Only missing modules are installed, so a machine that has the real package keeps it.
 `torchvision` is imported by several configuration modules for one enum; `sgl_kernel`'s CPU build
-needs AVX512 or AMX, its operators are in sgl_kernel_ops.py. Its CUDA build may be installed all the
-same, and cannot be imported where there is no GPU: that counts as missing.
+needs AVX512 or AMX, its operators are in sgl_kernel_ops.py. Its CUDA build may be installed, but
+cannot be imported without a GPU: that counts as missing.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ class InterpolationMode(enum.Enum):
 
 
 def install() -> None:
-    """Put the stand-ins into `sys.modules` where the real modules are not installed."""
+    """Put the stubs into `sys.modules` where the real modules are not installed."""
     if is_missing("torchvision"):
         _install_torchvision()
     if is_missing("sgl_kernel") or not _can_be_imported("sgl_kernel"):
@@ -41,7 +41,7 @@ def install() -> None:
 
 
 def is_missing(name: str) -> bool:
-    """Whether neither a module of this name nor a stand-in can be imported."""
+    """Return whether neither a module of this name nor a stub can be imported."""
     return name not in sys.modules and importlib.util.find_spec(name) is None
 
 
@@ -67,7 +67,7 @@ def add_module(name: str, attributes: dict[str, object]) -> types.ModuleType:
 
 
 def _install_torchvision() -> None:
-    # transformers asks once whether torchvision is there and remembers; the answer must be no.
+    # transformers looks for torchvision once and caches the result, which must be False.
     from transformers.utils import import_utils
 
     import_utils.is_torchvision_available()

@@ -26,16 +26,16 @@ from functools import lru_cache
 
 from sglang_dspark.backends.cpu.csrc import Library, library
 
-RANKS = "_SGLANG_DSPARK_RANKS"  # of this server on this machine, told to its processes
+RANKS = "_SGLANG_DSPARK_RANKS"  # of this server on this machine, read by its processes
 
 
 def available_cores() -> int:
-    """Cores this process may run on."""
+    """Count the cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_threads(cores: int, ranks: int = 1) -> int:
-    """Compute threads of each rank for `cores` available ones: all but one, at least one.
+    """Split `cores` available cores, all but one, among ranks; at least one thread each.
 
     Raises ValueError for a count below 1.
     """
@@ -45,7 +45,7 @@ def default_threads(cores: int, ranks: int = 1) -> int:
 
 
 def chosen_threads() -> int:
-    """The user's choice (`cpu.threads`, then OMP_NUM_THREADS) or the default."""
+    """Return the user's choice (`cpu.threads`, then OMP_NUM_THREADS) or the default."""
     from sglang_dspark.serving.config import current_config
 
     configured = current_config().cpu.threads
@@ -58,7 +58,7 @@ def chosen_threads() -> int:
 
 
 def set_environment_defaults() -> None:
-    """Defaults for the processes SGLang will start; libgomp reads them when it is loaded."""
+    """Set defaults for SGLang's processes; libgomp reads them when it is loaded."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -73,7 +73,7 @@ def limit_this_process() -> int:
 
 @dataclass
 class ThreadPool:
-    """The process's pool. threads: those that take parts, a caller among them."""
+    """The process's pool. threads: those that compute parts, a caller among them."""
 
     library: Library
     threads: int = 1
@@ -81,11 +81,11 @@ class ThreadPool:
 
     @property
     def entry(self) -> int:
-        """Address of `run(work, data, length, threads)`, C integers."""
+        """Return the address of `run(work, data, length, threads)`, C integers."""
         return self.library.pool_run
 
     def grow(self, threads: int) -> None:
-        """Have so many threads, the caller among them; never fewer than there are."""
+        """Grow to so many threads, the caller among them; never shrink."""
         for number in range(self.threads, threads):
             threading.Thread(
                 target=self.library.pool_serve,
@@ -97,15 +97,14 @@ class ThreadPool:
 
 
 def why_no_pool() -> str | None:
-    """Why there is no pool on this machine; None: there is."""
+    """Return why this machine has no pool; None if it has."""
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return f"threads of products wait as Linux on x86-64 can, and this is {platform.platform()}"
     return None
 
 
 def sharing(threads: int) -> tuple[int, int]:
-    """What compiled code shares work out by (`jit.in_parts`): the pool's entry, and the threads
-    that it has then. No more than one where there is no pool."""
+    """Return the pool's entry and threads for `jit.in_parts`; one thread without a pool."""
     pool = process_pool() if threads > 1 else None
     if pool is None:
         return 0, 1
@@ -115,6 +114,6 @@ def sharing(threads: int) -> tuple[int, int]:
 
 @lru_cache(maxsize=1)
 def process_pool() -> ThreadPool | None:
-    """The pool; None where there is a reason not to, or no library (csrc.py)."""
+    """Return the pool; None where `why_no_pool` has a reason or the library is missing."""
     loaded = library() if why_no_pool() is None else None
     return None if loaded is None else ThreadPool(loaded)

@@ -28,7 +28,7 @@ _PLAIN = "dspark_plain_ends"  # attribute of a model: (embedding, head, the answ
 
 @dataclass(frozen=True)
 class VerifyRows:
-    """The rows of one pass, packed: N tokens of R requests.
+    """The packed rows of one pass: N tokens of R requests.
 
     ids, positions, slots: [N] int64; slots: where keys and values go. layout: upstream's
     `RaggedVerifyLayout`. plan, columns: upstream's plan of the cache slots, and which of them these
@@ -61,10 +61,15 @@ def verify_forward(
 
 
 def packed_forward(runner: Any, batch: Any, verify_input: Any, slots: Tensor) -> Any | None:
-    """Embedding, layers and head without SGLang's runner; None, and nothing changed, where it has
-    to run. verify_input: upstream's."""
+    """Run embedding, layers and head without SGLang's runner.
+
+    None, with nothing changed, where the runner has to run. verify_input: upstream's."""
     model = runner.model
-    if batch.input_embeds is not None or not direct_forward.serves(runner) or not _is_plain(model):
+    if (
+        batch.input_embeds is not None
+        or not direct_forward.supports_runner(runner)
+        or not _is_plain(model)
+    ):
         return None
     window = direct_forward.Window(
         verify_input.draft_token,
@@ -102,7 +107,7 @@ def _verify_input(worker: Any, batch: Any, rows: VerifyRows) -> Any:
 
 
 def _through_runner(worker: Any, batch: Any, rows: VerifyRows, verify_input: Any) -> Any:
-    """The same pass by SGLang's runner, which puts the verify input into the batch."""
+    """Run the pass by SGLang's runner, which puts the verify input into the batch."""
     lens, total = batch.seq_lens_cpu, batch.seq_lens_sum
     batch.out_cache_loc = rows.slots
     if lens is not None:
@@ -116,7 +121,7 @@ def _through_runner(worker: Any, batch: Any, rows: VerifyRows, verify_input: Any
 
 
 def _is_plain(model: Any) -> bool:
-    """Return whether a target is embedding, layers and head; asked again for other ones."""
+    """Return whether a target is embedding, layers and head; checked again for other ones."""
     inner, head = getattr(model, "model", None), getattr(model, "lm_head", None)
     embedding = getattr(inner, "embed_tokens", None)
     found = model.__dict__.get(_PLAIN)

@@ -1,6 +1,6 @@
-"""Sampling-verify operators in SGLang's calling convention, on torch.
+"""Implement SGLang's sampling-verify operators in torch.
 
-Stand for the Triton and CUDA operators named in sglang/kernels/ops/speculative/
+Replace the Triton and CUDA operators named in sglang/kernels/ops/speculative/
 {verify_sampling,reject_sampling}.py and kernels/ops/sampling/renorm.py. The chain rule is
 `verify.accept_sampled`; trees follow upstream's target-only rule. R requests, n nodes a tree, the
 first node being the anchor, V tokens.
@@ -39,7 +39,8 @@ def chain_speculative_sampling(
     predicts: [R * n] tokens by flat node number. accept_index: [R, n] flat numbers of the anchor
     and the accepted drafts. accept_token_num: [R] accepted drafts. candidates: [R, n] anchor and
     drafts. uniform_samples: [R, n - 1 or n]. target_probs: [R, n, V]; draft_probs: [R, n - 1 or
-    n, V], the law each draft was sampled from. Thresholds belong to other rules and are not read.
+    n, V], the distribution each draft was sampled from. Thresholds belong to other rules and are
+    not read.
     Raises NotImplementedError for block verification, which SGLang refuses on a CPU itself.
     """
     if block_verification:
@@ -71,10 +72,10 @@ def tree_speculative_sampling_target_only(
     threshold_acc: float = 1.0,
     deterministic: bool = True,
 ) -> None:
-    """Upstream's rule for trees: children are tried in turn against the target's own mass.
+    """Verify trees by upstream's rule: try children in turn against the target's own mass.
 
     draft_probs: [R, n, V] scratch of zeros, receives the mass of refused children. With both
-    thresholds 1 the law of the output is the target's.
+    thresholds 1 the output follows the target's distribution.
     """
     for r in range(candidates.shape[0]):
         _walk_tree(
@@ -95,9 +96,9 @@ def tree_speculative_sampling_target_only(
 
 
 def _finer(uniforms: Tensor) -> Tensor:
-    """Upstream's float32 uniforms, which are multiples of 2^-24, with the bits below filled in.
+    """Fill in the bits below 2^-24 of upstream's float32 uniforms.
 
-    A coin of exactly 0, one in 2^24, would keep a draft of any probability above 0.
+    A uniform of exactly 0, one in 2^24, would keep a draft of any probability above 0.
     """
     return uniforms.double() + torch.rand_like(uniforms, dtype=torch.float64) * 2.0**-24
 
@@ -117,7 +118,7 @@ def _walk_tree(
     refused: Tensor,
     thresholds: tuple[float, float],
 ) -> None:
-    """One request's descent; target and refused are [n, V]."""
+    """Descend the tree of one request; target and refused are [n, V]."""
     node = accepted = 0
     coin = coins[0]
     accept_index[r, 0] = numbers[0]
@@ -149,7 +150,7 @@ def _kept_child(
     refused: Tensor,
     thresholds: tuple[float, float],
 ) -> int:
-    """The first child, from `candidate` on, that is accepted, or -1; target and refused are [V]."""
+    """Return the first accepted child from `candidate` on, or -1; target and refused are [V]."""
     single, accumulated = thresholds
     mass = 0.0
     while candidate != -1:
@@ -166,7 +167,7 @@ def _kept_child(
 def top_k_renorm_prob(probs: Tensor, top_ks: Any) -> Tensor:
     """Keep each row's top_ks [N] largest probabilities and renormalise; probs [N, V] float32.
 
-    Of equal probabilities at the cut the one `topk` returns first stays, as upstream's samplers do.
+    Of equal probabilities at the cut the one `topk` returns first stays, as in upstream's samplers.
     """
     vocab = probs.shape[-1]
     limit = torch.as_tensor(top_ks).reshape(-1).to(torch.int64).clamp(1, vocab)  # [N] or [1]

@@ -127,7 +127,7 @@ class MoEDecoderLayer(nn.Module):
         out = routed(y, routing.experts, routing.weights)
         if self.mlp.shared_experts is None:
             return out
-        short = self.compiled.shared if expert_ops.fits(y) else None
+        short = self.compiled.shared if expert_ops.supports_rows(y) else None
         return out + (self.mlp.shared_experts if short is None else short)(y)
 
 
@@ -146,7 +146,7 @@ def _connected(
     x: Tensor,
     block: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    if compiled is None or not expert_ops.fits(x):
+    if compiled is None or not expert_ops.supports_rows(x):
         return connection(x, block)
     read, kept = compiled.read(x)
     return compiled.write(x, block(read), kept)
@@ -200,7 +200,7 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
         """The streams' last reading: [n, streams, d] -> [n, d]."""
         if self.streams == 1:
             return x
-        if self.compiled_read is None or not expert_ops.fits(x):
+        if self.compiled_read is None or not expert_ops.supports_rows(x):
             return self.stream_read(x)
         return self.compiled_read(x)
 

@@ -188,6 +188,6 @@ def test_hooks_and_scales_keep_upstreams_path(target: Any) -> None:
 def test_a_profiler_gets_sglangs_spans(target: Any) -> None:
     runner = runner_of(World(CASES["whole window"][0]), target)
     with torch.inference_mode():
-        assert direct_forward.serves(runner)
+        assert direct_forward.supports_runner(runner)
         with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CPU]):
-            assert not direct_forward.serves(runner)
+            assert not direct_forward.supports_runner(runner)

@@ -96,8 +96,8 @@ def test_rows_are_as_wide_as_told(form: str, activations: str) -> None:
     wide, narrow = ("16-bit", "8-bit") if form == "int8" else ("float32", "bfloat16")
     kept = linear.served(FORMATS[form])
     asked = activations == "narrow" if form == "int8" else activations != "wide"
-    assert linear.activations_beside(kept) == (narrow if able and asked else wide)
-    assert linear.activations_beside(FORMATS["float32"]) == "float32"
+    assert linear.activations_for(kept) == (narrow if able and asked else wide)
+    assert linear.activations_for(FORMATS["float32"]) == "float32"
 
 
 def test_products_and_embeddings_are_packed(form: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -116,7 +116,7 @@ def test_products_and_embeddings_are_packed(form: str, caplog: pytest.LogCapture
     assert line == (
         f"sglang-dspark: weights of LlamaForCausalLM are kept as {form}: "
         f"{'0.044' if form == 'bfloat16' else '0.0306'} MB instead of 0.0727; "
-        f"they meet {linear.activations_beside(kept)} rows"
+        f"they meet {linear.activations_for(kept)} rows"
     )
 
 
@@ -149,7 +149,7 @@ def seen_by(form: str, x: torch.Tensor) -> torch.Tensor:
     """What rows are in a product with weights of a format, by the log's word."""
     ways = {"float32": lambda x: x, "bfloat16": half_rows}
     ways |= {"16-bit": rounded_rows, "8-bit": rounded_groups}
-    return ways[linear.activations_beside(linear.served(FORMATS[form]))](x)
+    return ways[linear.activations_for(linear.served(FORMATS[form]))](x)
 
 
 def _unexpected(*args: Any) -> Any:
@@ -282,7 +282,7 @@ def test_kept_step_times_are_those_of_kernel_and_formats(
     packed = attach._backend(target, draft)
     monkeypatch.setattr(attach, "REVISION", "another")
     assert len({plain, packed, attach._backend(target, draft)}) == 3
-    assert f"weights {form} x {linear.activations_beside(linear.served(FORMATS[form]))}" in packed
+    assert f"weights {form} x {linear.activations_for(linear.served(FORMATS[form]))}" in packed
 
 
 def test_a_copy_is_packed_as_told(form: str) -> None:

@@ -325,7 +325,7 @@ class TestReduction:
         x = torch.randn(3, 128)
         with torch.inference_mode():
             found = reduced_head.base_logits(head, x)
-        halved = is_packed(head.lm_head) and linear.activations_beside(FORMATS[form]) == "bfloat16"
+        halved = is_packed(head.lm_head) and linear.activations_for(FORMATS[form]) == "bfloat16"
         seen = half_rows(x) if halved else x
         torch.testing.assert_close(found, seen @ dense(packed)[:inside].T, rtol=1e-3, atol=1e-2)
 
@@ -344,7 +344,7 @@ class TestReduction:
         kept = linear.served(FORMATS[form])
         assert head.w2.dtype is kept.dtype
         assert torch.equal(dense(head.w2), dense(pack(w2[16:48], kept)))
-        assert head.fits_kernel == (linear.prepare() is not None)
+        assert head.supports_kernel == (linear.prepare() is not None)
 
     @pytest.mark.parametrize(
         "changed", [{"w1": torch.bfloat16}, {"w2": torch.float16}, {"w2": torch.int8}]
@@ -355,10 +355,10 @@ class TestReduction:
         factors = {"w1": torch.randn(V, 32), "w2": torch.randn(INSIDE, 32)}
         tokens, lm_head = torch.arange(INSIDE), torch.randn(INSIDE, D)
         whole = reduced_head.ReducedHead(tokens, lm_head, **factors)
-        assert whole.fits_kernel == (linear.prepare() is not None)
+        assert whole.supports_kernel == (linear.prepare() is not None)
         for name, dtype in changed.items():
             factors[name] = factors[name].to(dtype)
-        assert not reduced_head.ReducedHead(tokens, lm_head, **factors).fits_kernel
+        assert not reduced_head.ReducedHead(tokens, lm_head, **factors).supports_kernel
 
     @pytest.mark.parametrize("change", ["w1", "w2", "none inside", "all inside"])
     def test_other_heads_are_not_reduced(self, change: str) -> None:

@@ -117,7 +117,7 @@ MUTANTS = tuple(
         (
             "a row that is no distribution stays so",
             NAN_ROWS,
-            "probs[lost, 0] = 1.0",
+            "probs[invalid, 0] = 1.0",
             "pass",
             NAN_TESTS,
         ),

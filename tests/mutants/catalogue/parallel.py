@@ -119,8 +119,8 @@ MUTANTS = (
     _mutant(
         "ranks of several machines meet on loopback",
         PARALLEL,
-        "host = upstream.NetworkAddress.parse(meeting).host",
-        "upstream.NetworkAddress.parse(meeting)",
+        "host = upstream.NetworkAddress.parse(rendezvous).host",
+        "upstream.NetworkAddress.parse(rendezvous)",
         f"{SHARES}::test_ranks_of_several_meet_where_the_meeting_point_is",
     ),
 )

@@ -1,10 +1,10 @@
-"""One short pass of a model outside SGLang's runner: embedding, plan, layers, head.
+"""Run one pass of a model outside SGLang's runner: embedding, plan, layers, head.
 
-Adapts what stands around the layers in `ModelRunner.forward`, `EagerRunner._execute_extend`,
+Adapts the code around the layers in `ModelRunner.forward`, `EagerRunner._execute_extend`,
 `LlamaForCausalLM.forward` and `LogitsProcessor.forward` (sglang/srt/model_executor/model_runner.py,
-runner/eager_runner.py, models/llama.py, layers/logits_processor.py). All of them ask dozens
-of questions whose answers never change in a server; here they are asked once a runner
-(`require_plain_runner`, `require_plain_target`), and what can change is asked in every pass.
+runner/eager_runner.py, models/llama.py, layers/logits_processor.py). They check dozens of
+conditions that never change in a server. Here those are checked once a runner
+(`require_plain_runner`, `require_plain_target`), and only the others in every pass.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ from sglang_dspark.backends.cpu.layers.layer_stack import LayerStack
 from sglang_dspark.serving import upstream
 
 _PLAIN = "dspark_plain"  # attribute of a runner: (its model, the answer)
-OPTIONAL_HOOKS = (  # parts of a runner that take part in a pass where they exist
+OPTIONAL_HOOKS = (  # parts of a runner that act in a pass where they exist
     "canary_manager",
     "decode_cuda_graph_runner",
     "device_timer",
@@ -39,10 +39,10 @@ _optional_hooks = attrgetter(*OPTIONAL_HOOKS)
 
 @dataclass(frozen=True)
 class Window:
-    """What a pass of draft blocks or verify windows reads of SGLang's `ForwardBatch`.
+    """The fields of SGLang's `ForwardBatch` that a draft block or verify pass reads.
 
     input_ids, positions, out_cache_loc: [n] int64. req_pool_indices, seq_lens: [R], the lengths
-    before the windows. spec_info: says how long each window is.
+    before the windows. spec_info: has the length of each window.
     """
 
     input_ids: Tensor
@@ -54,10 +54,10 @@ class Window:
     forward_mode: Any = upstream.ForwardMode.TARGET_VERIFY
 
 
-def serves(runner: Any) -> bool:
-    """Whether this pass of a runner is the model's layers and nothing else.
+def supports_runner(runner: Any) -> bool:
+    """Return whether this pass of a runner is the model's layers and nothing else.
 
-    Profilers that want SGLang's spans and parts attached since the start are asked for each time.
+    Profilers and parts that were attached since the start are checked each time.
     """
     found = runner.__dict__.get(_PLAIN)
     if found is None or found[0] is not runner.model:
@@ -76,12 +76,12 @@ def serves(runner: Any) -> bool:
 
 
 def idle(hook: Any) -> bool:
-    """An `EagerRunner` in the place of a graph runner: it holds no graph."""
+    """Return whether a graph runner's place has an `EagerRunner`, which holds no graph."""
     return type(hook) is upstream.EagerRunner
 
 
 def require_plain_runner(runner: Any) -> None:
-    """A runner's passes are one eager forward of one rank, observed by nobody.
+    """Require that a runner's passes are one unobserved eager forward of one rank.
 
     Raises UnfitError where they are not, as the others here do.
     """
@@ -107,13 +107,13 @@ def require_plain_runner(runner: Any) -> None:
 
 
 def _passes_ids_through(runner: Any) -> bool:
-    """Whether cache slots are used as the scheduler names them."""
+    """Return whether cache slots are used without translation."""
     space = runner.kv_index_translator.space(upstream.IdSpaceKind.FULL)
     return space is not None and space.write is None
 
 
 def require_plain_target(model: Any) -> None:
-    """A target is layers, last norm, product with the LM head, and nothing behind it."""
+    """Require a target of layers, last norm and product with the LM head only."""
     inner = {
         upstream.LlamaForCausalLM: upstream.LlamaModel,
         upstream.Qwen3ForCausalLM: upstream.Qwen3Model,
@@ -135,7 +135,7 @@ def require_plain_target(model: Any) -> None:
 
 
 def _require_plain_head(head: Any, vocab_size: int) -> None:
-    """Logits are one product of ours with the whole LM head."""
+    """Require that logits are one product of ours with the whole LM head."""
     method = getattr(head, "quant_method", None)
     need(not hasattr(head, "set_lora"), "its LM head has LoRA")
     need(not upstream.should_apply_lm_head_quant_method(head, method), "its LM head is quantised")
@@ -148,7 +148,7 @@ def _require_plain_head(head: Any, vocab_size: int) -> None:
 
 
 def require_plain_embedding(embedding: Any) -> None:
-    """Looking tokens up is taking rows of a float32 weight, or of one packed here."""
+    """Require that embeddings are rows of a float32 weight, or of one packed here."""
     kinds = (upstream.VocabParallelEmbedding, upstream.ParallelLMHead)
     need_class("its embedding", embedding, *kinds)
     unquantised = upstream.UnquantizedEmbeddingMethod
@@ -161,17 +161,17 @@ def require_plain_embedding(embedding: Any) -> None:
 
 
 def hooked(module: nn.Module) -> bool:
-    """Whether somebody listens to a module's calls."""
+    """Return whether a module has forward hooks."""
     return bool(module._forward_hooks or module._forward_pre_hooks)
 
 
 def run(
     runner: Any, stack: LayerStack, embedding: Any, window: Window, captured: Any = ()
 ) -> tuple[Tensor, list[Tensor]] | None:
-    """Embedding, layers and last norm of a window: normed [n, d], captures [n, d] each.
+    """Run embedding, layers and last norm of a window: normed [n, d], captures [n, d] each.
 
-    None where the compiled layers do not take the pass; nothing was written then, and the runner's
-    own forward plans attention anew.
+    None where the compiled layers do not support the pass; nothing was written then, and the
+    runner's own forward plans attention anew.
     """
     backend = runner.attn_backend
     hidden = packed_weights.embedded(embedding, window.input_ids)  # [n, d]

@@ -53,7 +53,7 @@ class Tables(NamedTuple):
 
 
 class Buffers(NamedTuple):
-    """Room for n rows between the kernels of a layer; one layer runs at a time.
+    """Buffers of n rows between the kernels of a layer; one layer runs at a time.
 
     All are C-contiguous, so that one compilation serves every n. heads is qkv by head: queries,
     keys, values. mixed is what a layer adds to carried, entered the sum of both before it.
@@ -71,7 +71,7 @@ class Buffers(NamedTuple):
 
 
 class Pass(NamedTuple):
-    """Who sits where: positions, slots [n] int64; table, requests, trees as in AttentionPlan."""
+    """Rows and requests: positions, slots [n] int64; table, requests, trees of AttentionPlan."""
 
     positions: Any
     slots: Any
@@ -96,7 +96,7 @@ def _norm_weight(tables, layer, which, width):  # type: ignore[no-untyped-def]
 
 @kernel
 def _enter(tables, room, now, layer, block, hidden):  # type: ignore[no-untyped-def]
-    """Up to the attention: room.entered and the rotated queries, keys and the values."""
+    """Compute up to the attention: room.entered, rotated queries and keys, values."""
     d, heads, kv_heads, width, _, _ = tables.sizes
     fractions, numbers = tables.fractions[layer], tables.numbers[layer]
     weight = _norm_weight(tables, layer, FIRST, d)
@@ -130,7 +130,7 @@ def _cache(tables, layer, which):  # type: ignore[no-untyped-def]
 
 @kernel
 def _heads(tables, room):  # type: ignore[no-untyped-def]
-    """Queries [n, H, D], keys and values [n, Hkv, D]."""
+    """View queries [n, H, D], keys and values [n, Hkv, D]."""
     _, heads, kv_heads, _, _, _ = tables.sizes
     end = heads + kv_heads
     return room.heads[:, :heads], room.heads[:, heads:end], room.heads[:, end:]
@@ -138,7 +138,7 @@ def _heads(tables, room):  # type: ignore[no-untyped-def]
 
 @kernel
 def _leave(tables, room, layer, block):  # type: ignore[no-untyped-def]
-    """From the attention on: room.mixed and room.carried."""
+    """Compute from the attention on: room.mixed and room.carried."""
     d, heads, _, width, mlp, _ = tables.sizes
     attended = room.attended.reshape(room.attended.shape[0], heads * width)
     _multiply(tables, layer, OUT, attended, block, d, heads * width, room.mixed)
@@ -153,7 +153,7 @@ def _leave(tables, room, layer, block):  # type: ignore[no-untyped-def]
 
 @kernel
 def _finish(tables, room, epsilon, normed):  # type: ignore[no-untyped-def]
-    """The norm of the last output, all additions made; without a norm the output itself."""
+    """Norm the last output with all additions; without a norm copy it."""
     if tables.ending == 0:
         normed[:] = room.mixed + room.carried
         return
@@ -165,11 +165,11 @@ def _finish(tables, room, epsilon, normed):  # type: ignore[no-untyped-def]
 def layers(  # type: ignore[no-untyped-def]
     tables, sharing, room, now, block, hidden, wanted, captured, epsilon, normed
 ):
-    """(Tables, `threads.sharing`, Buffers, Pass, block, hidden [n, d], wanted [L], captured
-    [C, n, d], epsilon, normed [n, d]).
+    """Run all layers: (Tables, `threads.sharing`, Buffers, Pass, block, hidden [n, d], wanted [L],
+    captured [C, n, d], epsilon, normed [n, d]).
 
-    block: rows taken together in products. wanted[l]: place in `captured` of layer l's input with
-    all additions made, -1 for none. epsilon: of the last norm, whose output is `normed`.
+    block: rows computed together in products. wanted[l]: place in `captured` of layer l's input,
+    with all additions, -1 for none. epsilon: of the last norm, whose output is `normed`.
     """
     for layer in range(tables.addresses.shape[0]):
         _enter(tables, room, now, layer, block, hidden)

@@ -38,7 +38,7 @@ class Shape:
 
 @dataclass(frozen=True)
 class Product:
-    """x W^T for one weight [n, k]: its address and the threads that `linear.narrow` would take."""
+    """x W^T for one weight [n, k]: its address and the threads that `linear.narrow` would use."""
 
     address: int
     n: int
@@ -59,7 +59,7 @@ NO_NORM = Norm(0, 0.0)
 
 @dataclass(frozen=True)
 class Ending:
-    """The norm behind the last layer; weight: [d], whose address it has."""
+    """The norm behind the last layer, with the weight [d] at its address."""
 
     norm: Norm
     weight: Tensor
@@ -67,7 +67,7 @@ class Ending:
 
 @dataclass(frozen=True)
 class LayerSpec:
-    """What a layer's passes need and do not change while nothing in it is exchanged.
+    """The constants of a layer's passes, valid until a parameter is replaced.
 
     norms: before attention, before the MLP, of the query and of the key heads. tensors: the
     layer's, whose memory stays allocated as long as addresses in it are used.
@@ -90,7 +90,7 @@ class LayerSpec:
 
 @lru_cache(maxsize=2 * linear.MAX_ROWS)
 def buffers_for(shape: Shape, rows: int) -> Buffers:
-    """The buffers for a number of rows; layers of a shape share them, as one runs at a time."""
+    """Return the buffers for a number of rows; layers of a shape share them."""
     query_width, key_width = shape.heads * shape.head, shape.kv_heads * shape.head
     widths = (
         shape.hidden,
@@ -125,8 +125,9 @@ def _backing(widths: tuple[int, ...]) -> tuple[Tensor, ...]:
 
 
 def target_layer_of(layer: Any) -> LayerSpec:
-    """Resolve a target's layer with its weights in place, Llama's or Qwen3's. Raises UnfitError
-    where it does not fit, as the others here do."""
+    """Resolve a layer of a Llama or Qwen3 target, with its weights in place.
+
+    Raises UnfitError where it is not supported, as the others here do."""
     if type(layer) is not upstream.Qwen3DecoderLayer:
         _require_plain(
             layer, (upstream.LlamaDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP)
@@ -206,7 +207,7 @@ def _shape(layer: Any) -> Shape:
 
 
 def _weights(layer: Any) -> dict[str, Tensor]:
-    """What a layer multiplies with, [N, K] each."""
+    """Return the weights of a layer's products, [N, K] each."""
     attention, mlp = layer.self_attn, layer.mlp
     return {
         "qkv": _plain_weight(attention.qkv_proj, "qkv_proj"),
@@ -217,7 +218,7 @@ def _weights(layer: Any) -> dict[str, Tensor]:
 
 
 def _kernel(weights: Mapping[str, Tensor]) -> NarrowMatmul:
-    """What multiplies with all of them."""
+    """Return the one kernel that multiplies with all of them."""
     kernels = [linear.kernel_of(weight) for weight in weights.values()]
     first = kernels[0]
     if first is None or any(kernel is not first for kernel in kernels):
@@ -230,7 +231,7 @@ def _tensors(layer: nn.Module) -> tuple[Tensor, ...]:
 
 
 def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) -> None:
-    """A target's layer; kinds: of itself, its attention and its MLP."""
+    """Require a plain target layer; kinds: of itself, its attention and its MLP."""
     parts = {"it": layer, "its attention": layer.self_attn, "its MLP": layer.mlp}
     for (what, module), kind in zip(parts.items(), kinds, strict=True):
         need_class(what, module, kind)
@@ -262,7 +263,7 @@ def _require_head_norms(attention: Any) -> None:
 
 
 def _require_modules(layer: Any) -> None:
-    """Upstream's classes with the options our kernels know, and nobody's hooks."""
+    """Require upstream's classes with options that our kernels support, and no hooks."""
     attention, mlp = layer.self_attn, layer.mlp
     radix = attention.attn
     need_class("its attn", radix, upstream.RadixAttention)
@@ -309,7 +310,7 @@ def _require_norm(norm: Any) -> None:
 
 
 def _plain_weight(layer: Any, name: str) -> Tensor:
-    """The weight [N, K] of an unquantised linear layer without bias."""
+    """Return the weight [N, K] of an unquantised linear layer without bias."""
     need_class(f"the method of {name}", layer.quant_method, upstream.UnquantizedLinearMethod)
     need(layer.bias is None, f"{name} has a bias")
     need(not getattr(layer, "use_intel_amx_backend", False), f"{name} is packed for AMX")
@@ -330,7 +331,7 @@ def _norm(norm: Any) -> Norm:
 
 
 def _require_sizes(shape: Shape, weights: Mapping[str, Tensor], layer: Any) -> None:
-    """Weights and norms have the sizes that the buffers assume."""
+    """Require weights and norms of the sizes that the buffers assume."""
     query, key = shape.heads * shape.head, shape.kv_heads * shape.head
     expected = {
         "qkv": (query + 2 * key, shape.hidden),

@@ -50,7 +50,7 @@ class LayerStack:
         self._wanted: dict[tuple[int, ...], tuple[NDArray[np.int64], int]] = {}
 
     def wanted(self, captured: Sequence[int]) -> tuple[NDArray[np.int64], int]:
-        """Place of each layer's input among the captures, [L], -1 for none; number of captures."""
+        """Return each layer's index among the captures, [L], -1 for none, and their number."""
         key = tuple(captured)
         if key not in self._wanted:
             places = [layer for layer in sorted(key) if layer < len(self.layers)]
@@ -60,7 +60,7 @@ class LayerStack:
         return self._wanted[key]
 
     def tables(self, pool: Any) -> Tables:
-        """The kernel's tables for a K/V pool, made anew when its buffers moved."""
+        """Return the kernel's tables for a K/V pool, rebuilt when its buffers moved."""
         key = tuple(map(Tensor.data_ptr, [*pool.k_buffer, *pool.v_buffer]))
         if self._tables is None or self._tables[0] != key:
             self._tables = (key, _tables(self.layers, self.last_norm, pool))
@@ -72,7 +72,7 @@ def stack_of(
     resolve: Callable[[Any], LayerSpec],
     resolve_ending: Callable[[Any], Ending] | None,
 ) -> LayerStack:
-    """The stack of `model.layers` and `model.norm`. Raises UnfitError where one does not fit.
+    """Resolve `model.layers` and `model.norm`. Raises UnfitError where one is not supported.
 
     resolve_ending: None for a model that has no norm behind its layers.
     """
@@ -156,7 +156,7 @@ def step_of(
 def run(
     stack: LayerStack, step: Step, hidden: Tensor, captured: Sequence[int] = ()
 ) -> tuple[Tensor, list[Tensor]]:
-    """All layers and the last norm over the embedding [n, d]: normed output, captures.
+    """Run all layers and the last norm over the embedding [n, d]: normed output, captures.
 
     captured: layers whose input, all additions made, is wanted. All results are [n, d] and the
     caller's own; `hidden` is not modified.
@@ -200,7 +200,7 @@ def forward_target(
     input_embeds: Tensor | None = None,
     pp_proxy_tensors: Any = None,
 ) -> Any:
-    """AROUND hook of a target's forward: hidden [n, d], with the captured layers' inputs if any.
+    """Run a target's layers (AROUND hook): hidden [n, d], with captured layers' inputs if any.
 
     Upstream's residual stream is not returned: nothing else of a whole, plain stack touches it.
     """
@@ -228,7 +228,7 @@ def forward_draft(
     get_embedding: bool = False,
     pp_proxy_tensors: Any = None,
 ) -> Any:
-    """AROUND hook of `DFlashDraftModel.forward`: block tokens or embeddings [n, d] -> h [n, d]."""
+    """Run `DFlashDraftModel.forward` (AROUND hook): block tokens or embeddings [n, d] -> h."""
     step = None
     _settle(model, forward_batch)
     stack = stack_of_model(model, layer_spec.draft_layer_of, layer_spec.ending_of)
@@ -252,7 +252,7 @@ def forward_draft(
 
 
 def _settle(model: Any, forward_batch: Any) -> None:
-    """Have the context written that this pass reads; in a draft block `seq_lens` is its length."""
+    """Write the context that this pass reads; in a draft block `seq_lens` is its length."""
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 
     backend = upstream.get_attn_backend()
@@ -266,7 +266,7 @@ def _settle(model: Any, forward_batch: Any) -> None:
 def stack_of_model(
     model: Any, resolve: Callable[[Any], Any], resolve_ending: Callable[[Any], Any] | None
 ) -> Any:
-    """The model's `LayerStack`, resolved at its first pass and after `forget`; else None.
+    """Return the model's `LayerStack`, resolved at its first pass and after `forget`; or None.
 
     resolve_ending: None for models without a last norm.
     """
