@@ -41,7 +41,7 @@ class Emitted(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What programs leave for the last one: top logits and tokens [R, gamma + 1, parts], and a
+    """Scratch that programs write for the last one: top logits, tokens [R, gamma + 1, parts], and a
     counter [R] int32, zero before and after a launch. Not to be shared by launches that overlap."""
 
     tops: Tensor
@@ -60,7 +60,7 @@ def room_for(requests: int, width: int, device: torch.device) -> Room:
 
 
 def why_not(window: Tensor, rows: Tensor, logits: Tensor, out: Emitted, room: Room) -> str | None:
-    """What does not fit the operator, in one line; None: nothing."""
+    """Return what the operator does not support, in one line; None if it supports all."""
     requests, width = window.shape
     if logits.dtype not in TYPES or logits.dim() != 2 or logits.stride(1) != 1:
         return f"logits must be rows in {', '.join(map(str, TYPES))}: {logits.dtype}"
@@ -82,7 +82,7 @@ def accept_greedy_triton(
     """Write what each request of a greedy step emits.
 
     window: [R, gamma + 1] int64, anchors and drafts. rows: [R] integers, how many of them are
-    verified; a seat without a request has 0. logits: [R (gamma + 1) or more, V] of the target.
+    verified; a slot without a request has 0. logits: [R (gamma + 1) or more, V] of the target.
     lens: [R] integers, lengths before the step. out: written. room: of `room_for`.
     Raises ValueError where `why_not` says so.
     """
@@ -184,7 +184,7 @@ def _searched(row, begin, part, vocab, block: tl.constexpr):
     token = tl.zeros([block], tl.int32) + begin + lane
     for at in range(begin, end, block):
         x = tl.load(row + at + lane, mask=at + lane < end, other=float("-inf")).to(tl.float32)
-        better = x > best  # false for what is no number
+        better = x > best  # false for NaN
         best = tl.where(better, x, best)
         token = tl.where(better, at + lane, token)
     top = tl.max(best, 0)

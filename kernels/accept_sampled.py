@@ -11,7 +11,7 @@ The rules are those of `sglang_dspark.verify`, the reference: `rejection.accept_
 a seed. Outcomes are equal but where a uniform lies within rounding of a boundary: weights are
 float32 and their sums float64 here, where torch rounds probabilities to float32.
 
-Extra memory: 8 float64 a row, 2 int64 and a counter a request, whatever the vocabulary: 140 KiB
+Extra memory: 8 float64 a row, 2 int64 and a counter a request, for any vocabulary: 140 KiB
 at 256 requests of 8 rows. Probabilities in torch take 4 * V bytes a row, several times.
 """
 
@@ -54,7 +54,7 @@ GPU = Tiling()
 
 
 def accept_triton(given: Windows, arrivals: Tensor | None = None, how: Tiling = GPU) -> Outcome:
-    """What each request of a step emits.
+    """Accept the drafts of a step by the token rule.
 
     arrivals: [R or more] int32 zeros on the device, zeros again behind the launch, not to be
     shared by launches that overlap; None: made here.

@@ -99,7 +99,7 @@ def check(given: Windows, arrivals: Tensor | None = None) -> None:
 
 
 def why_not(given: Windows) -> str | None:
-    """What of a step `accept_sampled` refuses; None if nothing."""
+    """Return what `accept_sampled` refuses in a step; None if nothing."""
     try:
         check(given)
     except ValueError as error:

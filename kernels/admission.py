@@ -38,7 +38,7 @@ def terms_of(
     weights: NDArray[np.float32] | None = None,
     floors: NDArray[np.int64] | None = None,
 ) -> Tensor:
-    """What the host knows of a step before it is drafted: [R, 2 gamma + 3] float64, on the host.
+    """Pack the host's inputs of a step before it is drafted: [R, 2 gamma + 3] float64, on the host.
 
     slopes u, shifts v: [R, gamma]. limits, floors: [R], floors <= limits <= gamma. weights: [R]
     >= 0. Without the last two every weight is 1 and every floor 0. A row is u, v, weight, limit,
@@ -55,7 +55,7 @@ def terms_of(
 
 
 def admit_triton(logits: Tensor, terms: Tensor, drafts: int) -> Tensor:
-    """Where windows begin in the pass, [R + 1] int32, of the K drafts of largest survival.
+    """Return window starts in the pass, [R + 1] int32, for the K drafts of largest survival.
 
     logits: [R, gamma] of the confidence head, any floating type, rows of any stride. terms: of
     `terms_of`, on the same device. drafts: K >= 0. Request r verifies indptr[r + 1] - indptr[r]

@@ -3,7 +3,7 @@
 One product gives the keys and values of every layer. What is left is a norm over each key's head,
 its rotation by the row's position, and a row of each layer's two caches. A program does that for
 one row and one layer, all heads at once, in float32. It looks at the slot first: rows without one
-(`commit_rows.NOWHERE`, or below) are left out, so what the step did not emit writes nothing.
+(`commit_rows.NOWHERE`, or below) are skipped, so tokens that the step did not emit are not written.
 
 Upstream (sglang/kernels/ops/speculative/dspark/fused_kv_write.py) has such a launch for
 caches in bfloat16 whose sizes are powers of two; any other cache takes it several calls a layer.

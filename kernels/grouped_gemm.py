@@ -191,7 +191,7 @@ def _layout(operands: Operands) -> tuple[Tensor, Tensor | None, int]:
 
 
 def _programs(device: torch.device, how: Tiling) -> int:
-    """How many programs share the tiles."""
+    """Choose the number of programs that share the tiles."""
     return 3 if device.type == "cpu" else _processors(device) * how.programs
 
 
@@ -304,7 +304,7 @@ def _tile_product(
 
 @triton.jit
 def _finished(acc, up, w_global, expert, swiglu: tl.constexpr, form: tl.constexpr):
-    """What waits for the end of the sums: NVFP4's scale of a matrix, SwiGLU."""
+    """Apply the epilogue of the sums: NVFP4's scale of a matrix, SwiGLU."""
     if form == "nvfp4":
         overall = tl.load(w_global + expert)
         acc, up = acc * overall, up * overall

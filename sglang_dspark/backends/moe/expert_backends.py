@@ -107,7 +107,7 @@ def weights_of(e: Experts, shape: DrafterConfig) -> ExpertWeights:
 
 
 def workload_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> ExpertWorkload:
-    """What a drafter's layers are to be computed on and with."""
+    """Device and backend of a drafter's layers."""
     return ExpertWorkload(
         device,
         shape.expert_format,
@@ -121,7 +121,7 @@ def workload_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> Expert
 
 
 def key_of(workload: ExpertWorkload) -> TimesKey:
-    """What times measured here depend on."""
+    """Describe what times measured here depend on."""
     if workload.device == "cuda":
         device = torch.cuda.get_device_name()
     else:

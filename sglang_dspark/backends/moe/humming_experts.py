@@ -28,7 +28,7 @@ _COLUMNS = 128  # to whose multiples SGLang pads K of a layer, which its buffers
 
 
 class HummingLayer(nn.Module):
-    """What the runner reads of SGLang's FusedMoE layer: shapes, and weights by their names there.
+    """The fields of SGLang's FusedMoE layer that the runner reads: shapes, and weights by name.
 
     w13_weight [E, 2I, d/2] int8, two codes each; w13_weight_scale [E, 2I, d/32] E8M0, gate before
     up; w2_weight [E, d, I/2] and w2_weight_scale [E, d, I/32].

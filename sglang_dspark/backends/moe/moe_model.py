@@ -38,7 +38,7 @@ from sglang_dspark.serving import upstream
 
 
 def split_here() -> Split:
-    """What this rank holds, by SGLang's MoE groups; DSparkError where they are not its TP group."""
+    """Return this rank's share by SGLang's MoE groups; DSparkError if not its TP group."""
     p = upstream.get_parallel()
     if p.moe_ep_size * p.moe_tp_size != p.tp_size:
         raise DSparkError(
@@ -53,7 +53,7 @@ def split_here() -> Split:
 
 
 def in_graphs() -> bool:
-    """Whether SGLang is to capture this server's decode passes, the draft's among them."""
+    """Return whether SGLang will capture this server's decode passes, the draft's included."""
     return (
         upstream.current_platform.capabilities.graph_capture
         and upstream.get_exec().graph.cuda_graph_config.decode.backend != upstream.Backend.DISABLED
@@ -84,7 +84,7 @@ class MoEDecoderLayer(nn.Module):
         self.post_attention_layernorm = upstream.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.attn_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
         self.mlp_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
-        # Routing and mixing are computed in float32, whatever dtype the server loads weights in.
+        # Routing and mixing are computed in float32, for any dtype of the weights.
         self.attn_residual.float()
         self.mlp_residual.float()
         if isinstance(self.mlp, RankMoE):
@@ -119,7 +119,7 @@ class MoEDecoderLayer(nn.Module):
         return upstream.tensor_model_parallel_all_reduce(out) if self.ranks > 1 else out
 
     def _own_part(self, y: Tensor) -> Tensor:
-        """What this rank adds to the layer's output."""
+        """Compute this rank's summand of the layer's output."""
         if not isinstance(self.mlp, RankMoE):
             return self.mlp(y)
         routing = self.mlp.route(y)
