@@ -93,8 +93,8 @@ def write_triton(
     """Write the keys and values of N rows into all layers' caches.
 
     projected: [N, L * 2 * H * D], a layer's keys before its values, rows contiguous. cos_sin:
-    [longest, rotary] of cosines, then sines. positions, slots: [N] int64; a slot of 0 or below is
-    nobody's. Raises ValueError on shapes that do not fit.
+    [longest, rotary] of cosines, then sines. positions, slots: [N] int64; rows with a
+    slot of 0 or below are skipped. Raises ValueError on unsupported shapes.
     """
     _check(layers, projected, cos_sin, positions, slots)
     count, heads, size = layers.sizes

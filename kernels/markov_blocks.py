@@ -14,8 +14,8 @@ _REAL = (torch.float32, torch.bfloat16, torch.float16)
 class Noise:
     """The random words of sampled drafts: Philox4x32-10.
 
-    key: 0 <= key < 2^63. offset: [1] int64 on the device, the block's number; whoever drafts raises
-    it by one behind each block.
+    key: 0 <= key < 2^63. offset: [1] int64 on the device, the block's number; the caller increments
+    it after each block.
     """
 
     key: int
