@@ -242,7 +242,7 @@ def test_what_a_later_token_supersedes_is_never_written(
     count = []
     inject = context_kernels.inject
     monkeypatch.setattr(
-        context_kv, "_inject", lambda *given: [count.append(len(given[3])), inject(*given)]
+        context_kv, "inject", lambda *given: [count.append(len(given[3])), inject(*given)]
     )
     ours = pool()
     with torch.inference_mode():

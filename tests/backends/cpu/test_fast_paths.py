@@ -15,7 +15,7 @@ from sglang_dspark.backends.cpu.linear import Processor
 def log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(fast_paths, "_told", set())
+    monkeypatch.setattr(fast_paths, "_logged", set())
     caplog.set_level(logging.INFO, logger="sglang_dspark")
     return caplog
 

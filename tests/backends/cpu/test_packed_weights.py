@@ -85,7 +85,7 @@ def form(
     file = tmp_path / "dspark.json"
     file.write_text(json.dumps({"cpu": {"weights": request.param, "activations": activations}}))
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
-    monkeypatch.setattr(fast_paths, "_told", set())
+    monkeypatch.setattr(fast_paths, "_logged", set())
     linear.prepare_for.cache_clear()
     yield str(request.param)
     linear.prepare_for.cache_clear()
