@@ -26,7 +26,7 @@ from sglang_dspark.backends.cpu.attention_plan import (
     narrowed,
     plan_of_batch,
 )
-from sglang_dspark.backends.cpu.fast_paths import fits, need, need_class
+from sglang_dspark.backends.cpu.fast_paths import require, require_class, supported
 from sglang_dspark.backends.cpu.threads import chosen_threads
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving import upstream
@@ -50,7 +50,7 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         _require_served(runner)
         pool = self.token_to_kv_pool
         # The kernel may write K and V itself only where the pool adds nothing to a plain row.
-        self.writes_in_place = fits(
+        self.writes_in_place = supported(
             "keys and values written where they are attended to", lambda: _require_plain_pool(pool)
         )
         self.sharing = threads.sharing(chosen_threads())
@@ -136,10 +136,10 @@ def _require_served(runner: Any) -> None:
 
 
 def _require_plain_pool(pool: Any) -> None:
-    """Raise UnfitError for a pool that does more than copy a float32 row."""
-    need_class("the cache", pool, upstream.MHATokenToKVPool)
-    need(pool.store_dtype == torch.float32, f"the cache is {pool.store_dtype}")
-    need(pool.kv_cache_layout == "nhd", f"the cache is laid out as {pool.kv_cache_layout}")
+    """Raise UnsupportedError for a pool that does more than copy a float32 row."""
+    require_class("the cache", pool, upstream.MHATokenToKVPool)
+    require(pool.store_dtype == torch.float32, f"the cache is {pool.store_dtype}")
+    require(pool.kv_cache_layout == "nhd", f"the cache is laid out as {pool.kv_cache_layout}")
 
 
 def _require_plain(layer: Any, extra: dict[str, Any]) -> None:

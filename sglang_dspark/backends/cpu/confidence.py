@@ -15,7 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.fast_paths import need, need_class, taken
+from sglang_dspark.backends.cpu.fast_paths import find_or_log, require, require_class
 from sglang_dspark.backends.cpu.jit import kernel
 from sglang_dspark.backends.cpu.lanes import dots
 from sglang_dspark.float_ops import exp32
@@ -96,7 +96,7 @@ def confidence_of(
     """
     if draft_model.confidence_head is None:
         return None, None
-    weights = taken("confidence of a block in one call", lambda: _weights(draft_model))
+    weights = find_or_log("confidence of a block in one call", lambda: _weights(draft_model))
     if weights is None or features.dtype is not torch.float32 or not features.is_contiguous():
         survivals, logits = draft_model.compute_confidence(
             anchor_tokens=anchors, draft_tokens=drafts, confidence_features=features
@@ -106,15 +106,15 @@ def confidence_of(
 
 
 def _weights(draft_model: Any) -> ConfidenceWeights:
-    """Resolve the head's weights. Raises UnfitError where the compiled loop cannot read them."""
+    """Resolve the head's weights. Raises UnsupportedError if the compiled loop cannot read them."""
     head, markov = draft_model.confidence_head, draft_model.markov_head
-    need_class("its confidence head", head, upstream.DSparkConfidenceHead)
+    require_class("its confidence head", head, upstream.DSparkConfidenceHead)
     w1 = None
     if head.with_markov:
         plain = type(markov).get_prev_embeddings is upstream.VanillaMarkov.get_prev_embeddings
-        need(plain, f"{type(markov).__name__} embeds earlier tokens in a way of its own")
-        need(markov.vocab_shard is None, "its vocabulary is split over ranks")
+        require(plain, f"{type(markov).__name__} embeds earlier tokens in a way of its own")
+        require(markov.vocab_shard is None, "its vocabulary is split over ranks")
         w1 = markov.markov_w1.weight
     weights = ConfidenceWeights(head.proj.weight, head.proj.bias, w1, head.sts_temperatures)
-    need(weights.supported, "its weights are not float32 without gaps")
+    require(weights.supported, "its weights are not float32 without gaps")
     return weights

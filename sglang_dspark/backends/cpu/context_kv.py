@@ -34,7 +34,7 @@ from sglang_dspark.backends.cpu.context_kernels import (
     take_from,
     waiting_rows,
 )
-from sglang_dspark.backends.cpu.fast_paths import need, need_class, taken, tell
+from sglang_dspark.backends.cpu.fast_paths import find_or_log, log_off, require, require_class
 from sglang_dspark.backends.cpu.packed_weights import packed_copy
 from sglang_dspark.serving import upstream
 
@@ -223,31 +223,31 @@ def supports_rows(hidden: Tensor) -> bool:
 
 
 def resolve_injector(model: Any, pool: Any) -> Injector:
-    """Resolve a draft model and its pool. Raises UnfitError where upstream's code must write."""
-    need(linear.prepare() is not None, str(linear.why_not()))
+    """Resolve a draft model and its pool. Raises UnsupportedError if upstream must write."""
+    require(linear.prepare() is not None, str(linear.why_not()))
     inherited = type(model).project_target_hidden is upstream.DFlashDraftModel.project_target_hidden
     own = f"{type(model).__name__} projects the target's features in a way of its own"
-    need(inherited, own)
-    need(type(model.fc) is nn.Linear and _plain(model.fc.weight), "its fc is no plain product")
+    require(inherited, own)
+    require(type(model.fc) is nn.Linear and _plain(model.fc.weight), "its fc is no plain product")
     norm = model.hidden_norm
-    need_class("its hidden_norm", norm, upstream.RMSNorm)
+    require_class("its hidden_norm", norm, upstream.RMSNorm)
     plain = norm.variance_size_override is None and norm.weight.dtype is _FLOAT
-    need(plain, "its hidden_norm is no plain norm in float32")
-    need_class("its cache", pool, upstream.MHATokenToKVPool)
-    need(pool.store_dtype == _FLOAT, f"its cache is {pool.store_dtype}")
-    need(pool.kv_cache_layout == "nhd", f"its cache is laid out as {pool.kv_cache_layout}")
+    require(plain, "its hidden_norm is no plain norm in float32")
+    require_class("its cache", pool, upstream.MHATokenToKVPool)
+    require(pool.store_dtype == _FLOAT, f"its cache is {pool.store_dtype}")
+    require(pool.kv_cache_layout == "nhd", f"its cache is laid out as {pool.kv_cache_layout}")
     attention = [layer.self_attn for layer in model.layers]
     rotary = attention[0].rotary_emb
     kinds = (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
-    need_class("its rotary embedding", rotary, *kinds)
+    require_class("its rotary embedding", rotary, *kinds)
     halves = rotary.is_neox_style and rotary.cos_sin_cache.dtype == _FLOAT
-    need(halves, "its rotary embedding is not Llama's")
+    require(halves, "its rotary embedding is not Llama's")
     for part in attention:
-        need(part.v_scale is None and part.attn.k_scale is None, "its cache is scaled")
-        need_class("the norm of its keys", part.k_norm, upstream.RMSNorm)
+        require(part.v_scale is None and part.attn.k_scale is None, "its cache is scaled")
+        require_class("the norm of its keys", part.k_norm, upstream.RMSNorm)
     stacked = model._stacked_ctx_kv_params()
     joint = stacked is not None and stacked["bias"] is None and _plain(stacked["weight"])
-    need(joint, "keys and values of its layers are not one product without a bias")
+    require(joint, "keys and values of its layers are not one product without a bias")
     return Injector(model, pool, stacked, waits=_settled_before_drafts(model, pool))
 
 
@@ -256,7 +256,7 @@ def _settled_before_drafts(model: Any, pool: Any) -> bool:
     drafts = getattr(type(model), "forward", None) is upstream.DFlashDraftModel.forward
     if not drafts:
         why = f"{type(model).__name__} has a forward of its own, not DFlashDraftModel's"
-        tell("context rows that wait for a draft", why)
+        log_off("context rows that wait for a draft", why)
     return drafts and pool.layer_transfer_counter is None  # a cache in tiers copies it as well
 
 
@@ -333,6 +333,6 @@ def _cached_injector(model: Any, pool: Any) -> Any:
     found = model.__dict__.get(INJECTOR, ...)
     if found is ... or (found is not None and not found.holds(model, pool)):
         name = f"context of {type(model).__name__} written in one call"
-        found = taken(name, lambda: resolve_injector(model, pool))
+        found = find_or_log(name, lambda: resolve_injector(model, pool))
         model.__dict__[INJECTOR] = found
     return found

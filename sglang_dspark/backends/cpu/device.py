@@ -19,7 +19,7 @@ from sglang_dspark.backends.cpu import context_kv, plain_step
 from sglang_dspark.backends.cpu.accept import accept_rows
 from sglang_dspark.backends.cpu.context_kv import write_context
 from sglang_dspark.backends.cpu.draft import Drafter
-from sglang_dspark.backends.cpu.fast_paths import fits
+from sglang_dspark.backends.cpu.fast_paths import supported
 from sglang_dspark.backends.cpu.ragged_layout import (
     PackedRows,
     layout_of,
@@ -54,7 +54,9 @@ class HostDevice:
         self._worker = worker
         self._width = int(worker.verify_num_draft_tokens)  # gamma + 1
         self._drafter = Drafter(worker)
-        self._fits = fits("steps without drafts in short", lambda: plain_step.require(worker))
+        self._fits = supported(
+            "steps without drafts in short", lambda: plain_step.require_worker(worker)
+        )
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
         """Decode one row per request without drafts; None where the batch needs all stages."""

@@ -18,7 +18,7 @@ from torch import Tensor
 from sglang_dspark.backends.cpu import context_kv, reduced_head, seeded_ops
 from sglang_dspark.backends.cpu.confidence import confidence_of
 from sglang_dspark.backends.cpu.draft_vocabulary import reduced_head_of
-from sglang_dspark.backends.cpu.fast_paths import fits, need
+from sglang_dspark.backends.cpu.fast_paths import require, supported
 from sglang_dspark.backends.cpu.layers import direct_forward
 from sglang_dspark.backends.cpu.layers.layer_spec import draft_layer_of, ending_of
 from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
@@ -162,15 +162,15 @@ def _is_plain(model: Any) -> bool:
     found = model.__dict__.get(_PLAIN)
     if found is None or found[0] is not embedding:
         name = f"short draft pass of {type(model).__name__}"
-        plain = fits(name, lambda: _require_plain(model))
+        plain = supported(name, lambda: _require_plain(model))
         found = model.__dict__[_PLAIN] = (embedding, plain)
     return bool(found[1])
 
 
 def _require_plain(model: Any) -> None:
 
-    need(upstream.envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get(), "SGLANG_DSPARK_EMBED_IN_GRAPH is off")
-    need(hasattr(model, "forward_embed"), "it embeds no tokens of its own")
+    require(upstream.envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get(), "SGLANG_DSPARK_EMBED_IN_GRAPH is off")
+    require(hasattr(model, "forward_embed"), "it embeds no tokens of its own")
     direct_forward.require_plain_embedding(model.embed_tokens)
 
 

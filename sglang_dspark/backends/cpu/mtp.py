@@ -16,7 +16,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.fast_paths import tell
+from sglang_dspark.backends.cpu.fast_paths import log_off
 from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model, step_for
 from sglang_dspark.serving import upstream
 
@@ -161,7 +161,7 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     theirs, ours = worker.target_worker.model_runner.attn_backend, runner.attn_backend
     why = upstream.other_class("its model", runner.model, upstream.LlamaForCausalLMEagle)
     if why is not None:
-        tell("draft over the verified windows", why)
+        log_off("draft over the verified windows", why)
         return None
     if (
         not _plain_head(runner.model.logits_processor)

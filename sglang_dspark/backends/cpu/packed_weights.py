@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu import linear, weight_formats
-from sglang_dspark.backends.cpu.fast_paths import UnfitError, fits, need, tell
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, log_off, require, supported
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
     FLOAT32,
@@ -73,7 +73,7 @@ def packed_copy(weight: Tensor) -> Tensor:
 def _pack_as_configured(model: nn.Module, part: nn.Module, require: Callable[[], None]) -> None:
     """Pack the plain weights in a part of a supported model; log why another is not."""
     form = _wanted([module.weight for module in part.modules() if _plain(module)])  # type: ignore[misc]
-    if form is not FLOAT32 and fits(f"{form.name} weights of {type(model).__name__}", require):
+    if form is not FLOAT32 and supported(f"{form.name} weights of {type(model).__name__}", require):
         _pack(part, form, type(model).__name__)
 
 
@@ -115,23 +115,23 @@ def _configured() -> str:
 
 def _require_target(runner: Any, known: Sequence[str]) -> None:
     name = type(runner.model).__name__
-    need(name in known, f"only {', '.join(known)} are packed")
-    need(runner.dtype is torch.float32, f"the server computes in {runner.dtype}")
-    need(runner.server_args.tp_size == 1, "weights are split over ranks")
-    need(not runner.server_args.enable_lora, "LoRA adds to float32 weights")
+    require(name in known, f"only {', '.join(known)} are packed")
+    require(runner.dtype is torch.float32, f"the server computes in {runner.dtype}")
+    require(runner.server_args.tp_size == 1, "weights are split over ranks")
+    require(not runner.server_args.enable_lora, "LoRA adds to float32 weights")
     mapped = runner.server_args.speculative_token_map is not None
-    need(
+    require(
         not (mapped and _configured() == INT8.name),
         "--speculative-token-map takes rows out of the LM head, and int8 rows lie in panels",
     )
 
 
 def _require_draft(model: Any) -> None:
-    need(isinstance(model, upstream.DSparkDraftModel), "only dense drafts are packed")
+    require(isinstance(model, upstream.DSparkDraftModel), "only dense drafts are packed")
     stacked = model._stacked_ctx_kv_params()  # upstream keeps it
     if stacked is None:
-        raise UnfitError("keys and values of its context are not one product")
-    need(stacked["weight"].dtype is torch.float32, f"it is in {stacked['weight'].dtype}")
+        raise UnsupportedError("keys and values of its context are not one product")
+    require(stacked["weight"].dtype is torch.float32, f"it is in {stacked['weight'].dtype}")
 
 
 def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
@@ -164,7 +164,7 @@ def _plain(module: nn.Module) -> bool:
     kinds = (upstream.UnquantizedLinearMethod, upstream.UnquantizedEmbeddingMethod)
     other = upstream.other_class(f"the method of a {type(module).__name__}", method, *kinds)
     if other is not None:
-        tell("packed weights", other)
+        log_off("packed weights", other)
     return (
         other is None
         and not getattr(module, "use_intel_amx_backend", False)

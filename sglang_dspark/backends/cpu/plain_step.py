@@ -6,7 +6,7 @@ after a pass over the model's weights. Here one token of each request goes throu
 verify pass, the accept rule sees one row each, and the features wait with the context rows. Tokens,
 lengths, metrics and the draft's context are the same.
 
-`require` checks a worker once, `supports_batch` every batch. All others use all stages.
+`require_worker` checks a worker once, `supports_batch` every batch. All others use all stages.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from torch import Tensor
 
 from sglang_dspark.backends.cpu.accept import accept, agreed
 from sglang_dspark.backends.cpu.context_kv import write_context
-from sglang_dspark.backends.cpu.fast_paths import need
+from sglang_dspark.backends.cpu.fast_paths import require
 from sglang_dspark.backends.cpu.ragged_layout import layout_without_drafts
 from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.serving import upstream
@@ -29,24 +29,24 @@ from sglang_dspark.step.penalties import is_penalised
 from sglang_dspark.step.seeds import seeds_of
 
 
-def require(worker: Any) -> None:
+def require_worker(worker: Any) -> None:
     """Require that no other feature of this worker observes its decode steps.
 
-    Raises UnfitError where one does.
+    Raises UnsupportedError where one does.
     """
     runner, observers = worker.model_runner, worker._observers
     config = runner.model_config
-    need(runner.lora_manager is None, "LoRA is on")
-    need(not (config.model_is_mrope or config.is_multimodal), "the target is multimodal")
-    need(runner.ngram_embedding_manager.engram_hasher is None, "the target embeds n-grams")
-    need(runner.decode_cuda_graph_runner is None, "decoding runs in graphs")
-    need(not runner.kv_index_translator.reads_are_translated, "cache slots are translated")
-    need(not observers._info_dumper.enabled, "SGLang dumps what its steps do")
-    need(observers._block_accept_recorder is None, "SGLang records what is accepted")
-    need(worker._kv_injector.swa_ring_size is None, "the draft's cache is a ring")
-    need(not worker._prepare_inputs_once, "inputs of a step are prepared ahead")
-    need(not worker._simulate_acc_greedy, "acceptance is simulated")
-    need(worker._deferred_commit() is None, "commits are deferred")
+    require(runner.lora_manager is None, "LoRA is on")
+    require(not (config.model_is_mrope or config.is_multimodal), "the target is multimodal")
+    require(runner.ngram_embedding_manager.engram_hasher is None, "the target embeds n-grams")
+    require(runner.decode_cuda_graph_runner is None, "decoding runs in graphs")
+    require(not runner.kv_index_translator.reads_are_translated, "cache slots are translated")
+    require(not observers._info_dumper.enabled, "SGLang dumps what its steps do")
+    require(observers._block_accept_recorder is None, "SGLang records what is accepted")
+    require(worker._kv_injector.swa_ring_size is None, "the draft's cache is a ring")
+    require(not worker._prepare_inputs_once, "inputs of a step are prepared ahead")
+    require(not worker._simulate_acc_greedy, "acceptance is simulated")
+    require(worker._deferred_commit() is None, "commits are deferred")
 
 
 def supports_batch(batch: Any) -> bool:

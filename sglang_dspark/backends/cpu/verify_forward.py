@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import linear
-from sglang_dspark.backends.cpu.fast_paths import fits
+from sglang_dspark.backends.cpu.fast_paths import supported
 from sglang_dspark.backends.cpu.layers import direct_forward
 from sglang_dspark.backends.cpu.layers.layer_spec import ending_of, target_layer_of
 from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
@@ -127,6 +127,6 @@ def _is_plain(model: Any) -> bool:
     found = model.__dict__.get(_PLAIN)
     if found is None or found[0] is not embedding or found[1] is not head:
         name = f"short verify pass of {type(model).__name__}"
-        plain = fits(name, lambda: direct_forward.require_plain_target(model))
+        plain = supported(name, lambda: direct_forward.require_plain_target(model))
         found = model.__dict__[_PLAIN] = (embedding, head, plain)
     return bool(found[2])

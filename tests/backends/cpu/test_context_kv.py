@@ -21,7 +21,7 @@ from sglang.srt.models.dspark import DSparkDraftMixin
 from sglang_dspark.backends.cpu import context_kernels, context_kv, linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.context_kv import write_target_hidden_kv
-from sglang_dspark.backends.cpu.fast_paths import UnfitError
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers.layer_stack import forward_draft
 from sglang_dspark.backends.cpu.weight_formats import FORMATS, dense, pack
 from sglang_dspark.patches.cpu.commit import SEAMS
@@ -441,7 +441,7 @@ def test_other_drafts_keep_upstreams_path(draft: Draft, case: str, why: str) -> 
     elif case == "adjacent rotary":
         rope = get_rope(DIM, DIM, 128, 10000.0, is_neox_style=False, dtype=torch.float32)
         draft.layers[0].self_attn.rotary_emb = rope
-    with pytest.raises(UnfitError, match=why):
+    with pytest.raises(UnsupportedError, match=why):
         context_kv.resolve_injector(draft, object() if case == "pool" else pool())
 
 

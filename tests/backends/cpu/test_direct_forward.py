@@ -19,7 +19,7 @@ from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from transformers import LlamaConfig, Qwen3Config
 
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.backends.cpu.fast_paths import UnfitError
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers import direct_forward
 from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.linear_layers import compute_lm_head
@@ -175,11 +175,11 @@ def test_runners_with_hooks_keep_upstreams_path(target: Any, hook: str) -> None:
 def test_hooks_and_scales_keep_upstreams_path(target: Any) -> None:
     direct_forward.require_plain_target(target)
     handle = target.model.register_forward_hook(lambda *seen: None)
-    with pytest.raises(UnfitError, match="a module has hooks"):
+    with pytest.raises(UnsupportedError, match="a module has hooks"):
         direct_forward.require_plain_target(target)
     handle.remove()
     target.logits_processor.logit_scale = 2.0
-    with pytest.raises(UnfitError, match="its logits are scaled"):
+    with pytest.raises(UnsupportedError, match="its logits are scaled"):
         direct_forward.require_plain_target(target)
     target.logits_processor.logit_scale = None
     direct_forward.require_plain_target(target)

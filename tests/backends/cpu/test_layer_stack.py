@@ -29,7 +29,7 @@ from transformers import LlamaConfig, Qwen3Config
 
 from sglang_dspark.backends.cpu import fused_ops, linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.backends.cpu.fast_paths import UnfitError
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
 from sglang_dspark.backends.cpu.layers.layer_stack import (
     forget,
@@ -457,7 +457,7 @@ def test_other_layers_do_not_fit_and_say_why(
 ) -> None:
     layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
     unfit(model, case, monkeypatch)
-    with pytest.raises(UnfitError, match=f"^layer 0: {why}"):
+    with pytest.raises(UnsupportedError, match=f"^layer 0: {why}"):
         layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
 
 

@@ -19,7 +19,7 @@ from transformers import LlamaConfig
 
 from sglang_dspark.backends.cpu import linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.backends.cpu.fast_paths import UnfitError
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
 from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.mtp import forward_model
@@ -116,5 +116,5 @@ def test_a_first_layer_with_a_norm_of_its_input_does_not_fit(
     layer = mtp.layers[0]
     layer_spec.eagle_layer_of(layer)
     monkeypatch.setitem(layer._modules, "input_layernorm", layer.post_attention_layernorm)
-    with pytest.raises(UnfitError, match="alone has no norm of its input"):
+    with pytest.raises(UnsupportedError, match="alone has no norm of its input"):
         layer_spec.eagle_layer_of(layer)

@@ -306,7 +306,7 @@ MUTANTS = (
         name="weights under LoRA are packed",
         area="packed weights",
         file=PACKED,
-        old='    need(not runner.server_args.enable_lora, "LoRA adds to float32 weights")\n',
+        old='    require(not runner.server_args.enable_lora, "LoRA adds to float32 weights")\n',
         new="",
         tests=PACKED_TESTS,
     ),

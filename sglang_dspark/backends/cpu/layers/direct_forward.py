@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu import linear, packed_weights
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.backends.cpu.fast_paths import fits, need, need_class, tell
+from sglang_dspark.backends.cpu.fast_paths import log_off, require, require_class, supported
 from sglang_dspark.backends.cpu.layers import layer_stack
 from sglang_dspark.backends.cpu.layers.layer_stack import LayerStack
 from sglang_dspark.serving import upstream
@@ -62,7 +62,7 @@ def supports_runner(runner: Any) -> bool:
     found = runner.__dict__.get(_PLAIN)
     if found is None or found[0] is not runner.model:
         name = f"passes of {type(runner.model).__name__} around SGLang's runner"
-        plain = fits(name, lambda: require_plain_runner(runner))
+        plain = supported(name, lambda: require_plain_runner(runner))
         found = runner.__dict__[_PLAIN] = (runner.model, plain)
     profiled = torch.autograd._profiler_enabled()  # type: ignore[attr-defined]
     if not found[1] or profiled or torch.is_grad_enabled():
@@ -70,7 +70,7 @@ def supports_runner(runner: Any) -> bool:
     for name, hook in zip(OPTIONAL_HOOKS, _optional_hooks(runner), strict=True):
         if hook is not None and not idle(hook):
             why = upstream.other_class(f"its {name}", hook, upstream.EagerRunner)
-            tell(f"passes of {type(runner.model).__name__} around SGLang's runner", why)
+            log_off(f"passes of {type(runner.model).__name__} around SGLang's runner", why)
             return False
     return True
 
@@ -83,7 +83,7 @@ def idle(hook: Any) -> bool:
 def require_plain_runner(runner: Any) -> None:
     """Require that a runner's passes are one unobserved eager forward of one rank.
 
-    Raises UnfitError where they are not, as the others here do.
+    Raises UnsupportedError where they are not, as the others here do.
     """
     parallel, model, backend = upstream.get_parallel(), runner.model, runner.attn_backend
     recorder = upstream.get_global_expert_distribution_recorder()
@@ -92,18 +92,18 @@ def require_plain_runner(runner: Any) -> None:
         upstream.get_global_indexer_capturer(),
         upstream.get_global_dwdp_manager(),
     )
-    need(parallel.tp_size == parallel.pp_size == 1, "several ranks take part in a pass")
-    need(runner.is_generation, "the model generates nothing")
-    need(not runner.enable_elastic_ep, "experts move between ranks")
-    need_class("its eager runner", runner.eager_runner, upstream.EagerRunner)
-    need(not runner.eager_runner.enable_pdmux, "prefill and decode share its passes")
-    need_class("its attention backend", backend, DsparkCpuAttnBackend)
-    need_class("the recorder of experts", recorder, upstream._ExpertDistributionRecorderNoop)
-    need(all(each is None for each in observers), "SGLang captures what its passes compute")
-    need(not upstream.dumper.may_enable, "SGLang's dumper is on")
+    require(parallel.tp_size == parallel.pp_size == 1, "several ranks take part in a pass")
+    require(runner.is_generation, "the model generates nothing")
+    require(not runner.enable_elastic_ep, "experts move between ranks")
+    require_class("its eager runner", runner.eager_runner, upstream.EagerRunner)
+    require(not runner.eager_runner.enable_pdmux, "prefill and decode share its passes")
+    require_class("its attention backend", backend, DsparkCpuAttnBackend)
+    require_class("the recorder of experts", recorder, upstream._ExpertDistributionRecorderNoop)
+    require(all(each is None for each in observers), "SGLang captures what its passes compute")
+    require(not upstream.dumper.may_enable, "SGLang's dumper is on")
     for name in ("prepare_for_forward", "prepare_forward_batch"):
-        need(not hasattr(model, name), f"{type(model).__name__} has a {name}")
-    need(_passes_ids_through(runner), "cache slots are translated")
+        require(not hasattr(model, name), f"{type(model).__name__} has a {name}")
+    require(_passes_ids_through(runner), "cache slots are translated")
 
 
 def _passes_ids_through(runner: Any) -> bool:
@@ -118,46 +118,50 @@ def require_plain_target(model: Any) -> None:
         upstream.LlamaForCausalLM: upstream.LlamaModel,
         upstream.Qwen3ForCausalLM: upstream.Qwen3Model,
     }
-    need_class("the target", model, *inner)
-    need_class("its model", getattr(model, "model", None), inner[type(model)])
+    require_class("the target", model, *inner)
+    require_class("its model", getattr(model, "model", None), inner[type(model)])
     processor = model.logits_processor
-    need_class("its logits processor", processor, upstream.LogitsProcessor)
-    need(not any(hooked(module) for module in (model.model, processor)), "a module has hooks")
+    require_class("its logits processor", processor, upstream.LogitsProcessor)
+    require(not any(hooked(module) for module in (model.model, processor)), "a module has hooks")
     require_plain_embedding(model.model.embed_tokens)
-    need(processor.logit_scale is None, "its logits are scaled")
-    need(not processor.final_logit_softcapping, "its logits are capped")
-    need(processor.rl_on_policy_target is None, "its logits are those of a policy in training")
-    need(processor.expected_aux_hidden_states is None, "its hidden states are asked for")
-    need(not processor.keep_last_hidden_states, "its last hidden states are kept")
+    require(processor.logit_scale is None, "its logits are scaled")
+    require(not processor.final_logit_softcapping, "its logits are capped")
+    require(processor.rl_on_policy_target is None, "its logits are those of a policy in training")
+    require(processor.expected_aux_hidden_states is None, "its hidden states are asked for")
+    require(not processor.keep_last_hidden_states, "its last hidden states are kept")
     gathers = processor.defer_verify_gather or processor.do_tensor_parallel_all_gather
-    need(not gathers, "its logits are gathered from ranks")
+    require(not gathers, "its logits are gathered from ranks")
     _require_plain_head(model.lm_head, processor.vocab_size)
 
 
 def _require_plain_head(head: Any, vocab_size: int) -> None:
     """Require that logits are one product of ours with the whole LM head."""
     method = getattr(head, "quant_method", None)
-    need(not hasattr(head, "set_lora"), "its LM head has LoRA")
-    need(not upstream.should_apply_lm_head_quant_method(head, method), "its LM head is quantised")
-    need(not getattr(head, "use_intel_amx_backend", False), "its LM head is packed for AMX")
-    need(head.weight.shape[0] == vocab_size, "its LM head is not as long as the vocabulary")
-    need(linear.prepare() is not None, str(linear.why_not()))
+    require(not hasattr(head, "set_lora"), "its LM head has LoRA")
+    require(
+        not upstream.should_apply_lm_head_quant_method(head, method), "its LM head is quantised"
+    )
+    require(not getattr(head, "use_intel_amx_backend", False), "its LM head is packed for AMX")
+    require(head.weight.shape[0] == vocab_size, "its LM head is not as long as the vocabulary")
+    require(linear.prepare() is not None, str(linear.why_not()))
     one = torch.empty(1, head.weight.shape[1])
     sizes = f"{head.weight.dtype} {list(head.weight.shape)}"
-    need(linear.eligible(one, head.weight), f"its LM head is {sizes}, which our kernel cannot read")
+    require(
+        linear.eligible(one, head.weight), f"its LM head is {sizes}, which our kernel cannot read"
+    )
 
 
 def require_plain_embedding(embedding: Any) -> None:
     """Require that embeddings are rows of a float32 weight, or of one packed here."""
     kinds = (upstream.VocabParallelEmbedding, upstream.ParallelLMHead)
-    need_class("its embedding", embedding, *kinds)
+    require_class("its embedding", embedding, *kinds)
     unquantised = upstream.UnquantizedEmbeddingMethod
-    need_class("the method of its embedding", embedding.quant_method, unquantised)
-    need(embedding.tp_size == 1, f"its embedding is split over {embedding.tp_size} ranks")
+    require_class("the method of its embedding", embedding.quant_method, unquantised)
+    require(embedding.tp_size == 1, f"its embedding is split over {embedding.tp_size} ranks")
     dtype = embedding.weight.dtype
     known = dtype is torch.float32 or packed_weights.holds(embedding)
-    need(known, f"its embedding is {dtype}, not torch.float32")
-    need(not hooked(embedding), "its embedding has hooks")
+    require(known, f"its embedding is {dtype}, not torch.float32")
+    require(not hooked(embedding), "its embedding has hooks")
 
 
 def hooked(module: nn.Module) -> bool:

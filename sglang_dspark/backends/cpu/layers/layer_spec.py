@@ -17,7 +17,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu import linear, paged_attention
-from sglang_dspark.backends.cpu.fast_paths import UnfitError, need, need_class
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, require, require_class
 from sglang_dspark.backends.cpu.layers.layer_kernel import Buffers
 from sglang_dspark.backends.cpu.linear import NarrowMatmul
 from sglang_dspark.serving import upstream
@@ -127,7 +127,7 @@ def _backing(widths: tuple[int, ...]) -> tuple[Tensor, ...]:
 def target_layer_of(layer: Any) -> LayerSpec:
     """Resolve a layer of a Llama or Qwen3 target, with its weights in place.
 
-    Raises UnfitError where it is not supported, as the others here do."""
+    Raises UnsupportedError where it is not supported, as the others here do."""
     if type(layer) is not upstream.Qwen3DecoderLayer:
         _require_plain(
             layer, (upstream.LlamaDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP)
@@ -136,7 +136,7 @@ def target_layer_of(layer: Any) -> LayerSpec:
     _require_plain(layer, (upstream.Qwen3DecoderLayer, upstream.Qwen3Attention, upstream.Qwen2MLP))
     attention = layer.self_attn
     _require_head_norms(attention)
-    need(
+    require(
         upstream.get_exec().deterministic.rl_on_policy_target is None,
         "a policy in training uses it",
     )
@@ -147,7 +147,7 @@ def eagle_layer_of(layer: Any) -> LayerSpec:
     """Resolve a layer of an MTP (EAGLE) draft, the first of which has no norm of its input."""
     _require_plain(layer, (upstream.EagleDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP))
     first = layer.self_attn.attn.layer_id == 0
-    need(first == (_input_norm(layer) is None), "its first layer alone has no norm of its input")
+    require(first == (_input_norm(layer) is None), "its first layer alone has no norm of its input")
     return _resolve(layer, (None, None))
 
 
@@ -162,14 +162,14 @@ def ending_of(model: Any) -> Ending:
     """Resolve `model.norm`, the norm behind the last layer."""
     norm = model.norm
     _require_norm(norm)
-    need(not (norm._forward_hooks or norm._forward_pre_hooks), "its last norm has hooks")
+    require(not (norm._forward_hooks or norm._forward_pre_hooks), "its last norm has hooks")
     return Ending(_norm(norm), norm.weight)
 
 
 def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
     ranks = upstream.get_parallel().tp_size
-    need(linear.prepare() is not None, str(linear.why_not()))
-    need(ranks == 1, f"its layers are split over {ranks} ranks")
+    require(linear.prepare() is not None, str(linear.why_not()))
+    require(ranks == 1, f"its layers are split over {ranks} ranks")
     shape, weights = _shape(layer), _weights(layer)
     kernel = _kernel(weights)
     products = {name: _product(name, weight) for name, weight in weights.items()}
@@ -222,7 +222,7 @@ def _kernel(weights: Mapping[str, Tensor]) -> NarrowMatmul:
     kernels = [linear.kernel_of(weight) for weight in weights.values()]
     first = kernels[0]
     if first is None or any(kernel is not first for kernel in kernels):
-        raise UnfitError("its weights are not all of one format that our kernel reads")
+        raise UnsupportedError("its weights are not all of one format that our kernel reads")
     return first
 
 
@@ -234,62 +234,64 @@ def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) ->
     """Require a plain target layer; kinds: of itself, its attention and its MLP."""
     parts = {"it": layer, "its attention": layer.self_attn, "its MLP": layer.mlp}
     for (what, module), kind in zip(parts.items(), kinds, strict=True):
-        need_class(what, module, kind)
+        require_class(what, module, kind)
     _require_modules(layer)
-    need(layer.mlp.dual_gemm.mode is None, "its gate and up products are fused by another kernel")
-    need(not layer.mlp.activation_quant.enabled, "its activations are quantised")
+    require(
+        layer.mlp.dual_gemm.mode is None, "its gate and up products are fused by another kernel"
+    )
+    require(not layer.mlp.activation_quant.enabled, "its activations are quantised")
     for boundary in (layer.attn_boundary, layer.ffn_boundary):
         declared = boundary.declaration
-        need(declared.row_transport is None, "its rows travel between ranks")
-        need(declared.update.is_plain_add, "its residual is no plain sum")
+        require(declared.row_transport is None, "its rows travel between ranks")
+        require(declared.update.is_plain_add, "its residual is no plain sum")
 
 
 def _require_draft(layer: Any) -> None:
-    need_class("it", layer, upstream.DFlashDecoderLayer)
+    require_class("it", layer, upstream.DFlashDecoderLayer)
     attention = layer.self_attn
-    need_class("its attention", attention, upstream.DFlashAttention)
-    need_class("its MLP", layer.mlp, upstream.DFlashMLP)
+    require_class("its attention", attention, upstream.DFlashAttention)
+    require_class("its MLP", layer.mlp, upstream.DFlashMLP)
     _require_modules(layer)
-    need(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
-    need(attention.v_scale is None, "its values are scaled")
-    need(attention.attention_sink_bias is None, "its attention has sinks")
+    require(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
+    require(attention.v_scale is None, "its values are scaled")
+    require(attention.attention_sink_bias is None, "its attention has sinks")
     _require_head_norms(attention)
 
 
 def _require_head_norms(attention: Any) -> None:
     for norm in (attention.q_norm, attention.k_norm):
         _require_norm(norm)
-        need(norm.weight.shape == (attention.head_dim,), "its head norms are not one head wide")
+        require(norm.weight.shape == (attention.head_dim,), "its head norms are not one head wide")
 
 
 def _require_modules(layer: Any) -> None:
     """Require upstream's classes with options that our kernels support, and no hooks."""
     attention, mlp = layer.self_attn, layer.mlp
     radix = attention.attn
-    need_class("its attn", radix, upstream.RadixAttention)
-    need_class("its act_fn", mlp.act_fn, upstream.SiluAndMul)
-    need_class("its qkv_proj", attention.qkv_proj, upstream.QKVParallelLinear)
-    need_class("its o_proj", attention.o_proj, upstream.RowParallelLinear)
-    need_class("its gate_up_proj", mlp.gate_up_proj, upstream.MergedColumnParallelLinear)
-    need_class("its down_proj", mlp.down_proj, upstream.RowParallelLinear)
+    require_class("its attn", radix, upstream.RadixAttention)
+    require_class("its act_fn", mlp.act_fn, upstream.SiluAndMul)
+    require_class("its qkv_proj", attention.qkv_proj, upstream.QKVParallelLinear)
+    require_class("its o_proj", attention.o_proj, upstream.RowParallelLinear)
+    require_class("its gate_up_proj", mlp.gate_up_proj, upstream.MergedColumnParallelLinear)
+    require_class("its down_proj", mlp.down_proj, upstream.RowParallelLinear)
     _require_rotary(attention.rotary_emb, radix)
-    need(not radix.is_cross_attention, "its attention is crossed")
-    need(not radix.logit_cap, "its attention's logits are capped")
-    need(radix.quant_method is None, "its K/V cache is quantised")
+    require(not radix.is_cross_attention, "its attention is crossed")
+    require(not radix.logit_cap, "its attention's logits are capped")
+    require(radix.quant_method is None, "its K/V cache is quantised")
     for norm in _norms(layer):
         _require_norm(norm)
     hooked = any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
-    need(not hooked, "a module has hooks")
+    require(not hooked, "a module has hooks")
 
 
 def _require_rotary(rotary: Any, radix: Any) -> None:
     plain = (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
-    need_class("its rotary embedding", rotary, *plain)
-    need(rotary.is_neox_style, "its rotary embedding turns adjacent pairs")
+    require_class("its rotary embedding", rotary, *plain)
+    require(rotary.is_neox_style, "its rotary embedding turns adjacent pairs")
     table = rotary.cos_sin_cache
-    need(table.dtype == _FLOAT and table.is_contiguous(), "its rotary table is not float32")
+    require(table.dtype == _FLOAT and table.is_contiguous(), "its rotary table is not float32")
     sizes = {rotary.head_size, radix.qk_head_dim, radix.v_head_dim}
-    need(len(sizes) == 1, f"its heads have the sizes {sorted(sizes)}")
+    require(len(sizes) == 1, f"its heads have the sizes {sorted(sizes)}")
 
 
 def _input_norm(layer: Any) -> Any:
@@ -302,27 +304,29 @@ def _norms(layer: Any) -> tuple[Any, ...]:
 
 
 def _require_norm(norm: Any) -> None:
-    need_class("a norm", norm, upstream.RMSNorm)
+    require_class("a norm", norm, upstream.RMSNorm)
     weight, over = norm.weight, norm.override_orig_dtype
-    need(weight.dtype == _FLOAT and over in (None, _FLOAT), "a norm does not compute in float32")
-    need(weight.is_contiguous(), "a norm's weight has gaps")
-    need(norm.variance_size_override is None, "a norm covers a part of its row")
+    require(weight.dtype == _FLOAT and over in (None, _FLOAT), "a norm does not compute in float32")
+    require(weight.is_contiguous(), "a norm's weight has gaps")
+    require(norm.variance_size_override is None, "a norm covers a part of its row")
 
 
 def _plain_weight(layer: Any, name: str) -> Tensor:
     """Return the weight [N, K] of an unquantised linear layer without bias."""
-    need_class(f"the method of {name}", layer.quant_method, upstream.UnquantizedLinearMethod)
-    need(layer.bias is None, f"{name} has a bias")
-    need(not getattr(layer, "use_intel_amx_backend", False), f"{name} is packed for AMX")
+    require_class(f"the method of {name}", layer.quant_method, upstream.UnquantizedLinearMethod)
+    require(layer.bias is None, f"{name} has a bias")
+    require(not getattr(layer, "use_intel_amx_backend", False), f"{name} is packed for AMX")
     weight: Tensor = layer.weight
     return weight
 
 
 def _product(name: str, weight: Tensor) -> Product:
-    need(weight.dim() == 2 and not weight.requires_grad, f"{name} is no matrix of a served model")
+    require(
+        weight.dim() == 2 and not weight.requires_grad, f"{name} is no matrix of a served model"
+    )
     n, k = weight.shape
     why = f"{name} {weight.dtype} [{n}, {k}] is in no format that our kernel reads"
-    need(linear.eligible(torch.empty(1, k), weight), why)
+    require(linear.eligible(torch.empty(1, k), weight), why)
     return Product(weight.data_ptr(), n, k, linear.threads_for(n, k))
 
 
@@ -341,6 +345,6 @@ def _require_sizes(shape: Shape, weights: Mapping[str, Tensor], layer: Any) -> N
     }
     for name, weight in weights.items():
         sizes = list(weight.shape)
-        need(tuple(sizes) == expected[name], f"{name} {sizes} is not {list(expected[name])}")
+        require(tuple(sizes) == expected[name], f"{name} {sizes} is not {list(expected[name])}")
     same = all(tuple(norm.weight.shape) == (shape.hidden,) for norm in _norms(layer))
-    need(same, "its norms are not as wide as its rows")
+    require(same, "its norms are not as wide as its rows")

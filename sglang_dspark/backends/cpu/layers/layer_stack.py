@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import context_kv, linear
-from sglang_dspark.backends.cpu.fast_paths import UnfitError, need, taken
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, find_or_log, require
 from sglang_dspark.backends.cpu.layers import layer_kernel, layer_spec
 from sglang_dspark.backends.cpu.layers.layer_kernel import Pass, Tables
 from sglang_dspark.backends.cpu.layers.layer_spec import NO_NORM, Ending, LayerSpec, Norm
@@ -72,7 +72,7 @@ def stack_of(
     resolve: Callable[[Any], LayerSpec],
     resolve_ending: Callable[[Any], Ending] | None,
 ) -> LayerStack:
-    """Resolve `model.layers` and `model.norm`. Raises UnfitError where one is not supported.
+    """Resolve `model.layers` and `model.norm`. Raises UnsupportedError where one is not supported.
 
     resolve_ending: None for a model that has no norm behind its layers.
     """
@@ -80,15 +80,15 @@ def stack_of(
     for index, module in enumerate(model.layers):
         try:
             layers.append(resolve(module))
-        except UnfitError as unfit:
-            raise UnfitError(f"layer {index}: {unfit}") from None
-    need(layers, "it has no layers")
-    need(len({layer.shape for layer in layers}) == 1, "its layers differ in shape")
-    need(len({layer.kernel.entry for layer in layers}) == 1, "its layers differ in format")
+        except UnsupportedError as unfit:
+            raise UnsupportedError(f"layer {index}: {unfit}") from None
+    require(layers, "it has no layers")
+    require(len({layer.shape for layer in layers}) == 1, "its layers differ in shape")
+    require(len({layer.kernel.entry for layer in layers}) == 1, "its layers differ in format")
     if resolve_ending is None:
         return LayerStack(layers, None)
     ending, width = resolve_ending(model), layers[0].shape.hidden
-    need(ending.weight.shape == (width,), "its last norm is not as wide as its rows")
+    require(ending.weight.shape == (width,), "its last norm is not as wide as its rows")
     return LayerStack(layers, ending)
 
 
@@ -272,7 +272,7 @@ def stack_of_model(
     """
     found = model.__dict__.get(_STACK, ...)
     if found is ...:
-        found = taken(
+        found = find_or_log(
             f"one call for all layers of {type(model).__name__}",
             lambda: stack_of(model, resolve, resolve_ending),
         )
