@@ -1,5 +1,6 @@
-"""Sampled verification that judges a window as a whole, without a tensor of probabilities (Sun et
-al. 2024, "Block Verification Accelerates Speculative Decoding").
+"""Verify sampled windows as a whole, without a tensor of probabilities.
+
+Sun et al. 2024, "Block Verification Accelerates Speculative Decoding".
 
 The rule is `sglang_dspark.verify.block.accept_block`, of requests that are neither greedy nor
 seeded and whose drafts were drawn from logits; every other request has the rule of
@@ -10,7 +11,7 @@ p_1 .. p_l along and sums S_i, one pass over both rows; the last to arrive, told
 it resets, walks h_1 .. h_l and draws from max(p_tau p_t - p_d, 0), or from p_t. Where the whole
 window is kept nothing is summed.
 
-Outcomes are the reference's but where a uniform lies within rounding of a boundary: weights are
+Outcomes are the reference's except where a uniform lies within rounding of a boundary: weights are
 float32 and p_i, S_i and all sums float64 here, where torch rounds probabilities to float32.
 
 Extra memory: 8 float64 a row, 3 a draft, 2 int64 and a counter a request, for any vocabulary:

@@ -1,4 +1,4 @@
-"""Greedy verification of whole windows (paper, 3.1, T = 0), captured with the target's pass.
+"""Verify whole windows greedily (paper, 3.1, T = 0), captured with the target's pass.
 
 One launch. A row of logits is searched in parts, a program each; rows behind a request's verified
 ones are not read. The last program of a request to arrive, told by a counter that it resets, joins
@@ -7,8 +7,8 @@ own token behind it, and all that the step hands on. The rule is `sglang_dspark.
 
 Upstream does it in an argmax over all R (gamma + 1) rows and some ten small launches
 (sglang/srt/speculative/dspark_components/dspark_verify.py, `DsparkVerifyEpilogue._accept`); that
-code is what the outcome must equal. Of equal logits the lowest token is chosen; one that is no
-number never is.
+code is what the outcome must equal. Of equal logits the lowest token is chosen; NaN
+never is.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The arguments of `accept_sampled.py` and `accept_block.py`: a step's windows, and what fits."""
+"""Define and check the arguments of accept_sampled.py and accept_block.py: a step's windows."""
 
 from __future__ import annotations
 

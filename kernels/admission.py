@@ -1,4 +1,4 @@
-"""Admission on the device in one launch: confidence logits in, ragged windows out.
+"""Admit drafts on the device in one launch: confidence logits in, ragged windows out.
 
     c = sigmoid(u x + v)     calibrated confidences, 0 of a logit that is not finite (3.2.1)
     a_j = c_1 ... c_j        survivals, left to right in float32, times the request's weight
@@ -7,7 +7,7 @@
     indptr                   where each request's window of l_r + 1 rows begins in the packed pass
 
 These are the paper's 3.2.2 and what `sglang_dspark.schedule` does on the host: the same keys, order
-and lengths, bit for bit. Confidences are computed in float64 and rounded to float32 as there; the
+and lengths, bitwise. Confidences are computed in float64 and rounded to float32 as there; the
 two exponentials may differ in their last of 53 bits.
 
 K is known to the host before anything is drafted, as is all that `terms` holds: one upload a step.

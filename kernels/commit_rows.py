@@ -1,6 +1,6 @@
-"""Rows of emitted tokens, packed for the draft's context (paper, 3.1.1): no other is projected.
+"""Pack the rows of emitted tokens for the draft's context (paper, 3.1.1).
 
-The target's hidden states of a step lie window by window, gamma + 1 rows a request. Only those of
+The target's hidden states of a step are in window order, gamma + 1 rows a request. Only those of
 emitted tokens become keys and values of the draft's layers. How many there are is known on the
 device alone, but there are no more than the pass verified, R + K, which the host fixed before it
 drafted. So one launch packs them, first request first, into R + K rows with their positions and

@@ -1,4 +1,4 @@
-"""Keys and values of packed rows into the caches of all draft layers, in one launch (paper, 3.1.1).
+"""Write keys and values of packed rows into all draft layers' caches in one launch (paper, 3.1.1).
 
 One product gives the keys and values of every layer. What is left is a norm over each key's head,
 its rotation by the row's position, and a row of each layer's two caches. A program does that for
@@ -6,7 +6,7 @@ one row and one layer, all heads at once, in float32. It looks at the slot first
 (`commit_rows.NOWHERE`, or below) are skipped, so tokens that the step did not emit are not written.
 
 Upstream (sglang/kernels/ops/speculative/dspark/fused_kv_write.py) has such a launch for
-caches in bfloat16 whose sizes are powers of two; any other cache takes it several calls a layer.
+caches in bfloat16 whose sizes are powers of two; any other cache requires several calls a layer.
 
 `write_torch` is the reference.
 """

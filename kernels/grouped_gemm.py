@@ -1,12 +1,14 @@
-"""M-grouped GEMM: every token's row times the weights of its own expert, Y[i] = X[i] W[e(i)]^T, in
-one launch over ragged groups.
+"""Multiply each token's row by the weights of its expert, Y[i] = X[i] W[e(i)]^T (M-grouped GEMM).
+
+One launch over ragged groups.
 
 Two layouts, named as DeepGEMM names them. Contiguous: rows sorted by expert, end to end, without
 DeepGEMM's alignment of the groups; the rows may also lie anywhere and be gathered. Masked: a fixed
 number of slots for each expert, of which a count on the device says how many are in use.
 
 Scheduling is persistent: as many programs as the device holds, each of which reads the group sizes,
-cuts the groups into tiles as all others do, and takes every P-th tile. No size travels to the host
+cuts the groups into tiles as all others do, and computes every P-th tile. No size is read on the
+host
 and no launch precedes this one, so it neither synchronises nor depends on the routing, and can be
 captured in a graph. One program makes one output tile and sums over K in order: no atomics, the
 same bits in every run.

@@ -1,4 +1,4 @@
-"""Operands of the grouped GEMMs, and what must hold between them."""
+"""Define the operands of the grouped GEMMs, and check their constraints."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""Reference of the grouped GEMMs, float64, expert by expert; and how far a result is from it."""
+"""Compute the float64 reference of the grouped GEMMs, and the distance of a result from it."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The arguments of `markov_sample.py`: what a batch's draft blocks are made of, and what fits."""
+"""Define and check the arguments of markov_sample.py: the inputs of a batch's draft blocks."""
 
 from __future__ import annotations
 

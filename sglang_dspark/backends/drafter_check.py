@@ -1,10 +1,10 @@
-"""Refuses a drafter that does not fit the target, before any process is spawned.
+"""Refuse a drafter that does not fit the target, before any process is spawned.
 
 Upstream: sglang/srt/arg_groups/speculative_hook.py, `handle_speculative_decoding`, the
-step of argument resolution that first reads the drafter. The comparison itself is pure and lies in
+step of argument resolution that first reads the drafter. The comparison itself is in
 sglang_dspark/serving/checkpoint.py. Drafters bundled in the target's checkpoint, or in an object
-store, are upstream's business. Of a Hub id the configuration is fetched here, as upstream would a
-moment later; its weights are checked only when they lie in the local cache already.
+store, are left to upstream. For a Hub id the configuration is fetched here, as upstream would a
+moment later; its weights are checked only if they are in the local cache already.
 """
 
 from __future__ import annotations

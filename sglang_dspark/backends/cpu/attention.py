@@ -1,4 +1,4 @@
-"""Attention backend `dspark_cpu`: extend, decode, verify windows, draft blocks, EAGLE's steps.
+"""Implement the attention backend `dspark_cpu`, for all passes and EAGLE's drafting steps.
 
 Implements sglang/srt/layers/attention/base_attn_backend.py. paged_attention.py computes: float32
 caches by its Numba kernel, other types and capped scores by torch. The plan is made once a step,

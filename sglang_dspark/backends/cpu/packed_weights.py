@@ -1,11 +1,11 @@
-"""Packs a served model's weights once they are loaded, as `cpu.weights` says.
+"""Pack a served model's weights after loading, in the format of `cpu.weights`.
 
 Upstream: `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) leaves
 float32 weights, which `UnquantizedLinearMethod` and `UnquantizedEmbeddingMethod` multiply with and
 look up. Packed in place they keep their names and shapes; products (linear_layers.py), look-ups and
-the short forms of passes read them by format. Models whose modules read weights in other ways keep
-theirs. Unless told otherwise, weights that are bfloat16 numbers, as those of most checkpoints, are
-kept as such: half the bytes, the same numbers.
+the fast paths of passes read them by format. Models whose modules read weights in other ways keep
+theirs. By default weights that are bfloat16 numbers, as in most checkpoints, are stored as such:
+half the bytes, the same numbers.
 """
 
 from __future__ import annotations

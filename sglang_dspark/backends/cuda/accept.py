@@ -1,7 +1,7 @@
-"""Our accept rule on an accelerator: a Triton operator on a GPU, else torch (`step/accept.py`).
+"""Accept drafts on an accelerator: by a Triton operator on a GPU, else by torch (step/accept.py).
 
-Both judge by block or token by token, as configured (`verify.rule`), take the same uniforms and
-emit the same tokens. The operators need no probabilities of the whole vocabulary: at 256 requests
+Both judge by block or token by token, as configured (`verify.rule`), read the same uniforms and
+emit the same tokens. The operators store no probabilities of the whole vocabulary: at 256 requests
 of 8 rows and 152k tokens torch makes several tensors of 1.2 GB.
 """
 

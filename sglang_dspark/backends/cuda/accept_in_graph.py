@@ -1,4 +1,4 @@
-"""The greedy accept rule that is captured with the target's verify pass, in one launch.
+"""Accept greedily in one launch that is captured with the target's verify pass.
 
 Upstream: `DsparkVerifyEpilogue._accept` in sglang/srt/speculative/dspark_components/
 dspark_verify.py. Ours writes to the same buffers, which the step reads as it read upstream's.

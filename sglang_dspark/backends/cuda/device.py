@@ -1,4 +1,4 @@
-"""`step.device.Device` on an accelerator: nothing comes back to the host before the result does."""
+"""Implement `step.device.Device` on an accelerator: the host reads nothing before the result."""
 
 from __future__ import annotations
 

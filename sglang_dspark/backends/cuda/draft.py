@@ -1,9 +1,9 @@
-"""Drafting on a GPU: the sequential head's steps in one launch, else SGLang's.
+"""Draft on a GPU: the sequential head's steps in one launch, else SGLang's.
 
 Upstream, sglang/srt/speculative/dspark_components/dspark_draft.py (`draft_markov_block`),
 launches a product and two kernels or more for each position, in the draft's graph and outside of
-it. The operator draws the same drafts from the same noise, but where rounding decides, and keeps
-the same logits. Nothing is read back; what a captured launch counts on stays where it is.
+it. The operator draws the same drafts from the same noise, except where rounding decides, and
+saves the same logits. Nothing is read back; counters of a captured launch keep their addresses.
 
 On an H200 (results/gpu_markov_h200.json) the operator takes a quarter to two thirds of the time of
 SGLang's steps outside of graphs. In a graph, where launches cost little, SGLang's steps of sampled

@@ -1,6 +1,6 @@
-"""Passes of the real models at the sizes of the captured graphs, for timing them at start-up.
+"""Time passes of the real models at the sizes of the captured graphs, at start-up.
 
-As `schedule/passes.py` does on a CPU: made-up requests in the first pool rows, a draft block or a
+As backends/cpu/attach.py does on a CPU: made-up requests in the first pool rows, a draft block or a
 ragged verify pass with the injection of one token a request behind it, through the same runners
 (sglang/srt/model_executor/runner/decode_cuda_graph_runner.py), which replay a graph where
 one was captured.

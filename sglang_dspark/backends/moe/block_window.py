@@ -2,7 +2,7 @@
 
 Every row of a block sees the same last tokens before the anchor, and the block itself. SGLang's
 sliding windows (sglang/srt/layers/radix_attention.py) move with each query instead. Our CPU
-backend's plan is narrowed (cpu/context_window.py). With any other backend the layer attends by
+backend's plan is narrowed (cpu/attention_plan.py). With any other backend the layer attends by
 itself, densely over window + gamma slots: shapes depend on the number of requests alone and no
 value is read on the host, so a graph may capture it. It writes no K/V: of a drafted token the
 target's features are the context, which are written when it is committed.

@@ -1,6 +1,6 @@
-"""The experts' backends that need a server: our compiled CPU kernels, SGLang's fused MoE and its
-Humming runner (humming_experts.py); and by what a served drafter's layers choose among all of them.
-Importing this registers them.
+"""Register the experts' backends that require a server, and choose one for a drafter's layers.
+
+Our compiled CPU kernels, SGLang's fused MoE and its Humming runner (humming_experts.py).
 
 SGLang's: sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py, `fused_moe`, BF16
 weights or FP8 ones with 128 x 128 scales. Written after its source; it has not been run on a GPU.

@@ -1,9 +1,9 @@
-"""SGLang's Humming runner as a backend of the experts, where `humming-kernels` is installed.
+"""Use SGLang's Humming runner for experts, where `humming-kernels` is installed.
 
 MXFP4 weights and BF16 rows: sglang/srt/layers/moe/moe_runner/humming.py, whose weights
 `prepare_humming_moe_layer` (layers/quantization/humming_utils.py) lays out, as
 layers/quantization/mxfp4_humming_moe.py does for DeepSeek-V4. Written after these; it has
-not been run on a GPU, so only a measurement, which compares results too, brings it forward.
+not been run on a GPU, so only a measurement, which compares results too, selects it.
 """
 
 from __future__ import annotations

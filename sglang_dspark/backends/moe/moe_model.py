@@ -1,5 +1,7 @@
-"""The drafter with experts in SGLang: attention, K/V injection and heads are those of the dense
-DSPARK drafts, layers have experts (drafter/moe.py) on one or several residual streams.
+"""Run a drafter with experts in SGLang.
+
+Attention, K/V injection and heads are those of the dense DSPARK drafts; layers have experts
+(drafter/moe.py) on one or several residual streams.
 
 Subclasses sglang/srt/models/dspark.py and models/dflash.py; patches/step/moe_drafter.py puts
 the class into SGLang's model registry. Any target serves that DSPARK captures features of.
