@@ -54,7 +54,7 @@ class HostDevice:
         self._worker = worker
         self._width = int(worker.verify_num_draft_tokens)  # gamma + 1
         self._drafter = Drafter(worker)
-        self._fits = supported(
+        self._plain_steps = supported(
             "steps without drafts in short", lambda: plain_step.require_worker(worker)
         )
 
@@ -63,7 +63,7 @@ class HostDevice:
         worker = self._worker
         table = worker.model_runner.req_to_token_pool.req_to_token
         context_kv.defer_context(worker.draft_model, table, batch.req_pool_indices, batch.seq_lens)
-        if not (self._fits and plain_step.supports_batch(batch)):
+        if not (self._plain_steps and plain_step.supports_batch(batch)):
             return None
         return plain_step.run(worker, batch, publish)
 
