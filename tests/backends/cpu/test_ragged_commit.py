@@ -111,7 +111,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
 
 def device_of(worker: Any) -> HostDevice:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_step, "require", lambda worker: require(False, "for this test"))
+        patch.setattr(plain_step, "require_worker", lambda worker: require(False, "for this test"))
         return HostDevice(worker, HostClock(lambda: 0.0))
 
 
