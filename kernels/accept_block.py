@@ -1,5 +1,6 @@
-"""Sampled verification that judges a window as a whole, without a tensor of probabilities (Sun et
-al. 2024, "Block Verification Accelerates Speculative Decoding").
+"""Verify sampled windows as a whole, without a tensor of probabilities.
+
+Sun et al. 2024, "Block Verification Accelerates Speculative Decoding".
 
 The rule is `sglang_dspark.verify.block.accept_block`, of requests that are neither greedy nor
 seeded and whose drafts were drawn from logits; every other request has the rule of
@@ -10,10 +11,10 @@ p_1 .. p_l along and sums S_i, one pass over both rows; the last to arrive, told
 it resets, walks h_1 .. h_l and draws from max(p_tau p_t - p_d, 0), or from p_t. Where the whole
 window is kept nothing is summed.
 
-Outcomes are the reference's but where a uniform lies within rounding of a boundary: weights are
+Outcomes are the reference's except where a uniform lies within rounding of a boundary: weights are
 float32 and p_i, S_i and all sums float64 here, where torch rounds probabilities to float32.
 
-Extra memory: 8 float64 a row, 3 a draft, 2 int64 and a counter a request, whatever the vocabulary:
+Extra memory: 8 float64 a row, 3 a draft, 2 int64 and a counter a request, for any vocabulary:
 175 KiB at 256 requests of 8 rows.
 """
 
@@ -24,14 +25,14 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from sglang_dspark.kernels.accept_rows import law_tile, residual_tile
+from sglang_dspark.kernels.accept_rows import dist_tile, residual_tile
 from sglang_dspark.kernels.accept_sampled import GPU, Outcome, Tiling, accept_triton
 from sglang_dspark.kernels.accept_verdicts import (
     FINDINGS,
+    dist_of,
     emitted,
     found,
     judge,
-    law_of,
     leading,
     rest_of,
     windows_of,
@@ -44,7 +45,7 @@ _CHANCES = 3  # float64 of a draft: its p_t and p_d, and S of the drafts in fron
 def accept_block_triton(
     given: Windows, arrivals: Tensor | None = None, how: Tiling = GPU
 ) -> Outcome:
-    """What each request of a step emits; arguments and errors as of `accept_sampled`."""
+    """Accept the drafts of a step by the block rule; arguments and errors of `accept_sampled`."""
     requests, gamma = given.drafts.shape
     if given.draft_logits is None or gamma == 0 or requests == 0:
         return accept_triton(given, arrivals, how)
@@ -119,9 +120,9 @@ def _keep_kernel(
     chance, whole = _standing(chances, accept_uniforms, r, length, gamma, i, rows)
     summed = drawn & (i < length) & ~whole
     if tl.max(summed.to(tl.int32), 0) > 0:
-        law = law_of(r, i, summed, gamma, target, findings)
+        dist = dist_of(r, i, summed, gamma, target, findings)
         rest = rest_of(r, i, summed, gamma, drafts, draft, findings)
-        left = _left(law, draft_logits, rest, chance, summed, vocab, cut, rows, block)
+        left = _left(dist, draft_logits, rest, chance, summed, vocab, cut, rows, block)
         tl.store(chances + (r * gamma + i) * 3 + 2, left, mask=summed)
     tl.debug_barrier()  # a program's sums are written before it arrives
     if tl.atomic_add(arrivals + group, 1, sem="acq_rel") == tl.num_programs(1) - 1:
@@ -138,7 +139,7 @@ def _keep_kernel(
 
 @triton.jit
 def _carried(chance, at, verified):
-    """p_i of p_{i-1} and of what draft i has of both laws."""
+    """Compute p_i from p_{i-1} and draft i's probabilities in both distributions."""
     mass = chance * found(at, verified)
     proposed = found(at + 1, verified)
     enough = tl.where(mass > 0, 1.0, 0.0).to(tl.float64)  # 0 / 0 keeps nothing
@@ -161,14 +162,14 @@ def _standing(chances, uniforms, r, length, gamma, i, rows: tl.constexpr):
 
 @triton.jit
 def _left(
-    law, logits, rest, share, active, vocab,
+    dist, logits, rest, share, active, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """S_i [rows] float64."""
     left = tl.zeros([rows, block], tl.float64)
     seen = tl.zeros([rows], tl.int32)
     for at in range(0, vocab, block):
-        p, seen = law_tile(law, active, seen, at, vocab, cut, block)
+        p, seen = dist_tile(dist, active, seen, at, vocab, cut, block)
         left += residual_tile(p, logits, rest, share, active, at, vocab, block)
     return tl.sum(left, 1)
 
@@ -176,7 +177,7 @@ def _left(
 @triton.jit
 def _walked(chances, uniforms, r, length, gamma, rows: tl.constexpr):
     """tau, the last i with u_i < h_i, else 0, and p_tau. Walked from the front: where all is kept
-    the end of the window decides, whatever is in the sums, which were not formed then."""
+    the end of the window decides, and the sums, which were not formed then, are not read."""
     chance = tl.full([rows], 1.0, tl.float64)
     share = chance
     taken = tl.zeros([rows], tl.int32)
@@ -188,7 +189,7 @@ def _walked(chances, uniforms, r, length, gamma, rows: tl.constexpr):
         refused = tl.where(last, 1.0, left + (1.0 - chance))
         left = tl.where(last, chance, left)
         uniform = tl.load(uniforms + r * gamma + place, mask=verified, other=1.0)
-        # 0 / 0: the laws agree to rounding, and what follows is kept but for rounding.
+        # 0 / 0: the distributions agree to rounding, and so does the accepted rest.
         kept = verified & ((uniform * refused < left) | (refused == 0))
         taken = tl.where(kept, place + 1, taken)
         share = tl.where(kept, chance, share)

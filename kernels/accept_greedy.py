@@ -1,4 +1,4 @@
-"""Greedy verification of whole windows (paper, 3.1, T = 0), captured with the target's pass.
+"""Verify whole windows greedily (paper, 3.1, T = 0), captured with the target's pass.
 
 One launch. A row of logits is searched in parts, a program each; rows behind a request's verified
 ones are not read. The last program of a request to arrive, told by a counter that it resets, joins
@@ -7,8 +7,8 @@ own token behind it, and all that the step hands on. The rule is `sglang_dspark.
 
 Upstream does it in an argmax over all R (gamma + 1) rows and some ten small launches
 (sglang/srt/speculative/dspark_components/dspark_verify.py, `DsparkVerifyEpilogue._accept`); that
-code is what the outcome must equal. Of equal logits the lowest token is chosen; one that is no
-number never is.
+code is what the outcome must equal. Of equal logits the lowest token is chosen; NaN
+never is.
 """
 
 from __future__ import annotations
@@ -41,7 +41,7 @@ class Emitted(NamedTuple):
 
 
 class Room(NamedTuple):
-    """What programs leave for the last one: top logits and tokens [R, gamma + 1, parts], and a
+    """Scratch that programs write for the last one: top logits, tokens [R, gamma + 1, parts], and a
     counter [R] int32, zero before and after a launch. Not to be shared by launches that overlap."""
 
     tops: Tensor
@@ -60,7 +60,7 @@ def room_for(requests: int, width: int, device: torch.device) -> Room:
 
 
 def why_not(window: Tensor, rows: Tensor, logits: Tensor, out: Emitted, room: Room) -> str | None:
-    """What does not fit the operator, in one line; None: nothing."""
+    """Return what the operator does not support, in one line; None if it supports all."""
     requests, width = window.shape
     if logits.dtype not in TYPES or logits.dim() != 2 or logits.stride(1) != 1:
         return f"logits must be rows in {', '.join(map(str, TYPES))}: {logits.dtype}"
@@ -82,7 +82,7 @@ def accept_greedy_triton(
     """Write what each request of a greedy step emits.
 
     window: [R, gamma + 1] int64, anchors and drafts. rows: [R] integers, how many of them are
-    verified; a seat without a request has 0. logits: [R (gamma + 1) or more, V] of the target.
+    verified; a slot without a request has 0. logits: [R (gamma + 1) or more, V] of the target.
     lens: [R] integers, lengths before the step. out: written. room: of `room_for`.
     Raises ValueError where `why_not` says so.
     """
@@ -184,7 +184,7 @@ def _searched(row, begin, part, vocab, block: tl.constexpr):
     token = tl.zeros([block], tl.int32) + begin + lane
     for at in range(begin, end, block):
         x = tl.load(row + at + lane, mask=at + lane < end, other=float("-inf")).to(tl.float32)
-        better = x > best  # false for what is no number
+        better = x > best  # false for NaN
         best = tl.where(better, x, best)
         token = tl.where(better, at + lane, token)
     top = tl.max(best, 0)

@@ -1,4 +1,4 @@
-"""What `accept_verdicts.py` finds in a row of logits, a tile at a time: softmax, cuts, draws.
+"""Process a row of logits a tile at a time, for accept_verdicts.py: softmax, cuts, draws.
 
 Nothing of the vocabulary's size is kept: each pass reads the logits again and forms the weights
 w = exp(x / T - max), whose bit patterns, as integers, have their order. So top-k and top-p are one
@@ -132,7 +132,7 @@ def weight_of(logits, base, known, temperature, top, token):
 
 @triton.jit
 def room_at(key, above, mass, equal, top_k, limit):
-    """How many tokens that equal the key stay: those with fewer than top_k tokens and at most
+    """Count the tokens equal to the key that stay: with fewer than top_k tokens and at most
     `limit` of weight in front."""
     w = key.to(tl.float32, bitcast=True).to(tl.float64)
     by_mass = tl.where(w > 0, (limit - mass) / tl.where(w > 0, w, 1.0), float("inf"))
@@ -141,12 +141,12 @@ def room_at(key, above, mass, equal, top_k, limit):
 
 
 @triton.jit
-def law_tile(law, active, seen, at, vocab, cut: tl.constexpr, block: tl.constexpr):
+def dist_tile(dist, active, seen, at, vocab, cut: tl.constexpr, block: tl.constexpr):
     """p [rows, block] float64 behind the cuts, and tokens that equalled the key up to here.
 
-    law: logits, base, temperature, max, 1 / sum of the kept weights, key and room of each row.
+    dist: logits, base, temperature, max, 1 / sum of the kept weights, key and room of each row.
     """
-    logits, base, temperature, top, inverse, key, room = law
+    logits, base, temperature, top, inverse, key, room = dist
     w = tl.exp(scaled(logits, base, active, temperature, at, vocab, block) - top[:, None])
     if cut:
         bits = w.to(tl.int32, bitcast=True)
@@ -162,8 +162,8 @@ def law_tile(law, active, seen, at, vocab, cut: tl.constexpr, block: tl.constexp
 def residual_tile(p, logits, rest, share, rejected, at, vocab, block: tl.constexpr):
     """max(share p - p_d, 0) of the rejected rows; of the others p, or share p.
 
-    logits: the draft's; None where each draft is its law's only token, rest[0] then. rest: base,
-    temperature, max and 1 / sum of the draft's law. share: None for 1.
+    logits: the draft's; None where each draft is its distribution's only token, rest[0] then.
+    rest: base, temperature, max and 1 / sum of the draft's distribution. share: None for 1.
     """
     base, temperature, top, inverse = rest
     if logits is None:
@@ -179,7 +179,7 @@ def residual_tile(p, logits, rest, share, rejected, at, vocab, block: tl.constex
 
 @triton.jit
 def draw(
-    law, active, logits, rest, share, rejected, uniform, vocab,
+    dist, active, logits, rest, share, rejected, uniform, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """A token of each row by the inverse CDF in token order: of the residual where the draft was
@@ -188,7 +188,7 @@ def draw(
     left, whole = tl.zeros([rows, block], tl.float64), tl.zeros([rows, block], tl.float64)
     seen = tl.zeros([rows], tl.int32)
     for at in range(0, vocab, block):
-        p, seen = law_tile(law, active, seen, at, vocab, cut, block)
+        p, seen = dist_tile(dist, active, seen, at, vocab, cut, block)
         left += residual_tile(p, logits, rest, share, rejected, at, vocab, block)
         whole += p
     left, whole = tl.sum(left, 1), tl.sum(whole, 1)
@@ -198,7 +198,7 @@ def draw(
     found = tl.full([rows], 2147483647, tl.int32)
     last = tl.zeros([rows, block], tl.int32)
     for at in range(0, vocab, block):
-        p, seen = law_tile(law, active, seen, at, vocab, cut, block)
+        p, seen = dist_tile(dist, active, seen, at, vocab, cut, block)
         other = residual_tile(p, logits, rest, share, rejected, at, vocab, block)
         p = tl.where(rejected[:, None], other, p)
         token = at + tl.arange(0, block)[None, :]
@@ -214,7 +214,7 @@ def draw(
 
 @triton.jit
 def race(
-    law, active, seed, position, vocab,
+    dist, active, seed, position, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """The token of least e_v / p(v): `sglang_dspark.verify.seeded`'s choice at a position."""
@@ -222,7 +222,7 @@ def race(
     choice = tl.zeros([rows], tl.int32)
     seen = tl.zeros([rows], tl.int32)
     for at in range(0, vocab, block):
-        p, seen = law_tile(law, active, seen, at, vocab, cut, block)
+        p, seen = dist_tile(dist, active, seen, at, vocab, cut, block)
         arrival = waits(seed, position, at + tl.arange(0, block)) / tl.where(p > 0, p, 1.0)
         first, place = tl.min(tl.where(p > 0, arrival, float("inf")), 1, return_indices=True)
         choice = tl.where(first < best, at + place, choice)

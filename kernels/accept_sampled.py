@@ -1,4 +1,4 @@
-"""Sampled verification of whole windows without a tensor of probabilities (paper, 3.1, T > 0).
+"""Verify sampled windows without a tensor of probabilities (paper, 3.1, T > 0).
 
 One launch, a program for each request and row of its window. A program reads its row of logits a
 tile at a time (`accept_verdicts.py`): softmax, threshold of the cuts, verdict on the row's draft.
@@ -8,11 +8,11 @@ max(p_t - p_d, 0), or the bonus from p_t. `accept_block.py` judges windows as a 
 
 The rules are those of `sglang_dspark.verify`, the reference: `rejection.accept_sampled` on
 `sampling.sampled_distribution`, `greedy` for greedy requests, `seeded.accept_seeded` for those with
-a seed. Outcomes are equal but where a uniform lies within rounding of a boundary: weights are
+a seed. Outcomes are equal except where a uniform lies within rounding of a boundary: weights are
 float32 and their sums float64 here, where torch rounds probabilities to float32.
 
-Extra memory: 8 float64 a row, 2 int64 and a counter a request, whatever the vocabulary: 140 KiB
-at 256 requests of 8 rows. Probabilities in torch take 4 * V bytes a row, several times.
+Extra memory: 8 float64 a row, 2 int64 and a counter a request, for any vocabulary: 140 KiB
+at 256 requests of 8 rows. Probabilities in torch use 4 * V bytes a row, several times.
 """
 
 from __future__ import annotations
@@ -54,7 +54,7 @@ GPU = Tiling()
 
 
 def accept_triton(given: Windows, arrivals: Tensor | None = None, how: Tiling = GPU) -> Outcome:
-    """What each request of a step emits.
+    """Accept the drafts of a step by the token rule.
 
     arrivals: [R or more] int32 zeros on the device, zeros again behind the launch, not to be
     shared by launches that overlap; None: made here.

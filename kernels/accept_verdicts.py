@@ -1,8 +1,9 @@
-"""What the sampled accept operators find in each row of a window, and what they draw behind the
-drafts that were kept: the common part of `accept_sampled.py` and `accept_block.py`.
+"""Judge each row of a window and draw the token behind the accepted drafts.
+
+The common part of `accept_sampled.py` and `accept_block.py`.
 
 A program has a row of each of its requests' windows. Its findings, 8 float64 a row, are all that a
-later program needs to read the row's logits again as the same law.
+later program needs to read the row's logits again as the same distribution.
 """
 
 from __future__ import annotations
@@ -60,9 +61,9 @@ def judge(
         rows,
         block,
     )
-    law = (logits, base, temperature, top, 1.0 / mass, key, room)
+    dist = (logits, base, temperature, top, 1.0 / mass, key, room)
     choice = tl.where(argmax, likeliest, -1)
-    choice = _raced(law, choice, active & ~argmax, seeds, r, place, vocab, cut, rows, block)
+    choice = _raced(dist, choice, active & ~argmax, seeds, r, place, vocab, cut, rows, block)
     at = findings + (r * (gamma + 1) + place) * 8
     draft_top, draft_inverse, proposed = _proposed(
         draft, r, place, verified & (choice < 0), token, vocab, rows, block
@@ -70,7 +71,7 @@ def judge(
     uniform = tl.load(accept_uniforms + r * gamma + place, mask=verified, other=1.0)
     kept = tl.where(choice < 0, uniform * proposed < own / mass, choice == token)
     _note(at, active, kept, choice, top, 1.0 / mass, key, room, draft_top, draft_inverse)
-    # As the draws weigh it: equal laws are to be equal here.
+    # Weighed as in the draws: equal distributions must be equal here.
     return own * (1.0 / mass), proposed
 
 
@@ -89,7 +90,7 @@ def _note(at, active, kept, choice, top, inverse, key, room, draft_top, draft_in
 
 @triton.jit
 def _flag(flags, r, active):
-    """Whether a request is one of those that flags [R] uint8 or None name."""
+    """Return whether flags [R] uint8 or None mark a request."""
     if flags is None:
         named = active & (r < 0)
     else:
@@ -102,7 +103,7 @@ def _kept(
     row, active, verified, mass, token, cuts, r, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
-    """What top-k, top-p and min-p leave: key, room and weight, and what the draft has of it."""
+    """Cut by top-k, top-p and min-p: key, room and weight, and the draft's share of it."""
     logits, base, temperature, top = row
     if cut:
         most, limit, floor = _settings(cuts, r, active, mass, rows)
@@ -151,7 +152,7 @@ def _settings(cuts, r, active, mass, rows: tl.constexpr):
 
 @triton.jit
 def _raced(
-    law, choice, active, seeds, r, place, vocab,
+    dist, choice, active, seeds, r, place, vocab,
     cut: tl.constexpr, rows: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     """choice, with the tokens of requests that have a seed."""
@@ -161,7 +162,7 @@ def _raced(
         if tl.max(drawn.to(tl.int32), 0) > 0:
             seed = tl.load(values + r, mask=drawn, other=0)
             position = tl.load(anchors + r, mask=drawn, other=0) + place
-            first = race(law, drawn, seed, position, vocab, cut, rows, block)
+            first = race(dist, drawn, seed, position, vocab, cut, rows, block)
             choice = tl.where(drawn, first, choice)
     return choice
 
@@ -205,20 +206,20 @@ def emitted(
     choice = tl.load(at + 1, mask=inside, other=0.0, cache_modifier=".cg").to(tl.int32)
     drawn = inside & (choice < 0)
     if tl.max(drawn.to(tl.int32), 0) > 0:
-        law = law_of(r, taken, drawn, gamma, target, findings)
+        dist = dist_of(r, taken, drawn, gamma, target, findings)
         rejected = drawn & (taken < length)
         rest = rest_of(r, taken, rejected, gamma, drafts, draft, findings)
         uniform = tl.load(bonus_uniforms + r, mask=drawn, other=0.0)
         token = draw(
-            law, drawn, draft[0], rest, share, rejected, uniform, target[3], cut, rows, block
+            dist, drawn, draft[0], rest, share, rejected, uniform, target[3], cut, rows, block
         )
         choice = tl.where(drawn, token, choice)
     return choice
 
 
 @triton.jit
-def law_of(r, place, active, gamma, target, findings):
-    """What `law_tile` is told of row `place` of each window."""
+def dist_of(r, place, active, gamma, target, findings):
+    """Load the arguments of `dist_tile` for row `place` of each window."""
     logits, temperatures, row_stride, _ = target
     base = (r * (gamma + 1) + place) * row_stride
     at = findings + (r * (gamma + 1) + place) * 8
@@ -237,8 +238,9 @@ def law_of(r, place, active, gamma, target, findings):
 
 @triton.jit
 def rest_of(r, place, active, gamma, drafts, draft, findings):
-    """What `residual_tile` is told of row `place` of each window, no None among it: Triton 3.6
-    returns none."""
+    """Load the arguments of `residual_tile` for row `place` of each window.
+
+    None is not among them: a function of Triton 3.6 cannot return it."""
     logits, temperatures, stride, row_stride = draft
     if logits is None:
         token = tl.load(drafts + r * gamma + place, mask=active, other=-1).to(tl.int32)

@@ -1,4 +1,4 @@
-"""The arguments of `accept_sampled.py` and `accept_block.py`: a step's windows, and what fits."""
+"""Define and check the arguments of accept_sampled.py and accept_block.py: a step's windows."""
 
 from __future__ import annotations
 
@@ -99,7 +99,7 @@ def check(given: Windows, arrivals: Tensor | None = None) -> None:
 
 
 def why_not(given: Windows) -> str | None:
-    """What of a step `accept_sampled` refuses; None if nothing."""
+    """Return what `accept_sampled` refuses in a step; None if nothing."""
     try:
         check(given)
     except ValueError as error:

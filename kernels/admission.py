@@ -1,4 +1,4 @@
-"""Admission on the device in one launch: confidence logits in, ragged windows out.
+"""Admit drafts on the device in one launch: confidence logits in, ragged windows out.
 
     c = sigmoid(u x + v)     calibrated confidences, 0 of a logit that is not finite (3.2.1)
     a_j = c_1 ... c_j        survivals, left to right in float32, times the request's weight
@@ -7,7 +7,7 @@
     indptr                   where each request's window of l_r + 1 rows begins in the packed pass
 
 These are the paper's 3.2.2 and what `sglang_dspark.schedule` does on the host: the same keys, order
-and lengths, bit for bit. Confidences are computed in float64 and rounded to float32 as there; the
+and lengths, bitwise. Confidences are computed in float64 and rounded to float32 as there; the
 two exponentials may differ in their last of 53 bits.
 
 K is known to the host before anything is drafted, as is all that `terms` holds: one upload a step.
@@ -38,7 +38,7 @@ def terms_of(
     weights: NDArray[np.float32] | None = None,
     floors: NDArray[np.int64] | None = None,
 ) -> Tensor:
-    """What the host knows of a step before it is drafted: [R, 2 gamma + 3] float64, on the host.
+    """Pack the host's inputs of a step before it is drafted: [R, 2 gamma + 3] float64, on the host.
 
     slopes u, shifts v: [R, gamma]. limits, floors: [R], floors <= limits <= gamma. weights: [R]
     >= 0. Without the last two every weight is 1 and every floor 0. A row is u, v, weight, limit,
@@ -55,7 +55,7 @@ def terms_of(
 
 
 def admit_triton(logits: Tensor, terms: Tensor, drafts: int) -> Tensor:
-    """Where windows begin in the pass, [R + 1] int32, of the K drafts of largest survival.
+    """Return window starts in the pass, [R + 1] int32, for the K drafts of largest survival.
 
     logits: [R, gamma] of the confidence head, any floating type, rows of any stride. terms: of
     `terms_of`, on the same device. drafts: K >= 0. Request r verifies indptr[r + 1] - indptr[r]

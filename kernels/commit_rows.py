@@ -1,6 +1,6 @@
-"""Rows of emitted tokens, packed for the draft's context (paper, 3.1.1): no other is projected.
+"""Pack the rows of emitted tokens for the draft's context (paper, 3.1.1).
 
-The target's hidden states of a step lie window by window, gamma + 1 rows a request. Only those of
+The target's hidden states of a step are in window order, gamma + 1 rows a request. Only those of
 emitted tokens become keys and values of the draft's layers. How many there are is known on the
 device alone, but there are no more than the pass verified, R + K, which the host fixed before it
 drafted. So one launch packs them, first request first, into R + K rows with their positions and
@@ -35,7 +35,7 @@ def pack_triton(hidden: Tensor, emitted: Tensor, lens: Tensor, slots: Tensor, ro
     """The first emitted[r] rows of each window, packed into `rows`.
 
     hidden: [R (gamma + 1), F], rows contiguous. emitted: [R] integers, 0 to gamma + 1, together no
-    more than `rows`: what is more is left out. lens: [R] integers, positions of the windows' first
+    more than `rows`: the others are skipped. lens: [R] integers, positions of the windows' first
     rows. slots: [R, gamma + 1] int64, contiguous.
     Raises ValueError on shapes that do not fit.
     """
@@ -54,7 +54,7 @@ def pack_triton(hidden: Tensor, emitted: Tensor, lens: Tensor, slots: Tensor, ro
         width,
         features,
         hidden.stride(0),
-        seats=triton.next_power_of_2(len(emitted)),
+        lanes=triton.next_power_of_2(len(emitted)),
         block=block,
     )
     return packed
@@ -93,15 +93,15 @@ def _width(hidden: Tensor, emitted: Tensor, lens: Tensor, slots: Tensor) -> int:
 @triton.jit(do_not_specialize=["requests"])  # type: ignore[untyped-decorator]
 def _pack_kernel(
     hidden, emitted, lens, slots, packed, positions, packed_slots,
-    requests, width, features, row_stride, seats: tl.constexpr, block: tl.constexpr,
+    requests, width, features, row_stride, lanes: tl.constexpr, block: tl.constexpr,
 ):  # fmt: skip
     row, part = tl.program_id(0).to(tl.int64), tl.program_id(1)
-    seat = tl.arange(0, seats)
-    counts = tl.load(emitted + seat, mask=seat < requests, other=0).to(tl.int64)
+    lane = tl.arange(0, lanes)
+    counts = tl.load(emitted + lane, mask=lane < requests, other=0).to(tl.int64)
     ends = tl.cumsum(counts, 0)
-    r = tl.sum((ends <= row).to(tl.int64), 0)  # requests that end before this row; seats: all
+    r = tl.sum((ends <= row).to(tl.int64), 0)  # requests that end before this row; lanes: all
     taken = row < tl.sum(counts, 0)
-    place = row - tl.sum(tl.where(seat < r, counts, 0), 0)
+    place = row - tl.sum(tl.where(lane < r, counts, 0), 0)
     column = part * block + tl.arange(0, block)
     source = (r * width + place) * row_stride
     inside = column < features

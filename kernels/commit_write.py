@@ -1,12 +1,12 @@
-"""Keys and values of packed rows into the caches of all draft layers, in one launch (paper, 3.1.1).
+"""Write keys and values of packed rows into all draft layers' caches in one launch (paper, 3.1.1).
 
 One product gives the keys and values of every layer. What is left is a norm over each key's head,
 its rotation by the row's position, and a row of each layer's two caches. A program does that for
 one row and one layer, all heads at once, in float32. It looks at the slot first: rows without one
-(`commit_rows.NOWHERE`, or below) are left out, so what the step did not emit writes nothing.
+(`commit_rows.NOWHERE`, or below) are skipped, so tokens that the step did not emit are not written.
 
 Upstream (sglang/kernels/ops/speculative/dspark/fused_kv_write.py) has such a launch for
-caches in bfloat16 whose sizes are powers of two; any other cache takes it several calls a layer.
+caches in bfloat16 whose sizes are powers of two; any other cache requires several calls a layer.
 
 `write_torch` is the reference.
 """
@@ -93,8 +93,8 @@ def write_triton(
     """Write the keys and values of N rows into all layers' caches.
 
     projected: [N, L * 2 * H * D], a layer's keys before its values, rows contiguous. cos_sin:
-    [longest, rotary] of cosines, then sines. positions, slots: [N] int64; a slot of 0 or below is
-    nobody's. Raises ValueError on shapes that do not fit.
+    [longest, rotary] of cosines, then sines. positions, slots: [N] int64; rows with a
+    slot of 0 or below are skipped. Raises ValueError on unsupported shapes.
     """
     _check(layers, projected, cos_sin, positions, slots)
     count, heads, size = layers.sizes

@@ -1,7 +1,7 @@
-"""Activations to FP8 E4M3 with one float32 scale per 1 x 128, on the fly (DeepSeek-V3, 3.3.2).
+"""Quantise activations to FP8 E4M3, one float32 scale per 1 x 128 (DeepSeek-V3, 3.3.2).
 
-scale = amax / 448, or one for zeros; code = round(x / scale). Bit for bit what
-`sglang_dspark.quantisation.fp8.quantise_activations` gives, but where float32 rounds a quotient
+scale = amax / 448, or one for zeros; code = round(x / scale). Bitwise the same as
+`sglang_dspark.quantisation.fp8.quantise_activations`, except where float32 rounds a quotient
 onto a tie that it misses by less than 2^-24.
 """
 

@@ -1,4 +1,4 @@
-"""Tile shapes and launch parameters of the grouped GEMMs, by the rows of a group and the format.
+"""Choose tile shapes and launch parameters of the grouped GEMMs, by rows of a group and format.
 
 Two regimes. Decoding has few rows a group and reads weights: tiles of 64 columns (more tiles than
 processors from a handful of experts on), as many rows as needed, several programs a processor to

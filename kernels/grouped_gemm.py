@@ -1,12 +1,14 @@
-"""M-grouped GEMM: every token's row times the weights of its own expert, Y[i] = X[i] W[e(i)]^T, in
-one launch over ragged groups.
+"""Multiply each token's row by the weights of its expert, Y[i] = X[i] W[e(i)]^T (M-grouped GEMM).
+
+One launch over ragged groups.
 
 Two layouts, named as DeepGEMM names them. Contiguous: rows sorted by expert, end to end, without
 DeepGEMM's alignment of the groups; the rows may also lie anywhere and be gathered. Masked: a fixed
 number of slots for each expert, of which a count on the device says how many are in use.
 
 Scheduling is persistent: as many programs as the device holds, each of which reads the group sizes,
-cuts the groups into tiles as all others do, and takes every P-th tile. No size travels to the host
+cuts the groups into tiles as all others do, and computes every P-th tile. No size is read on the
+host
 and no launch precedes this one, so it neither synchronises nor depends on the routing, and can be
 captured in a graph. One program makes one output tile and sums over K in order: no atomics, the
 same bits in every run.
@@ -191,7 +193,7 @@ def _layout(operands: Operands) -> tuple[Tensor, Tensor | None, int]:
 
 
 def _programs(device: torch.device, how: Tiling) -> int:
-    """How many programs share the tiles."""
+    """Choose the number of programs that share the tiles."""
     return 3 if device.type == "cpu" else _processors(device) * how.programs
 
 
@@ -304,7 +306,7 @@ def _tile_product(
 
 @triton.jit
 def _finished(acc, up, w_global, expert, swiglu: tl.constexpr, form: tl.constexpr):
-    """What waits for the end of the sums: NVFP4's scale of a matrix, SwiGLU."""
+    """Apply the epilogue of the sums: NVFP4's scale of a matrix, SwiGLU."""
     if form == "nvfp4":
         overall = tl.load(w_global + expert)
         acc, up = acc * overall, up * overall

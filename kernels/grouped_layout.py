@@ -1,4 +1,4 @@
-"""Operands of the grouped GEMMs, and what must hold between them."""
+"""Define the operands of the grouped GEMMs, and check their constraints."""
 
 from __future__ import annotations
 
@@ -156,7 +156,7 @@ def check_routed(pairs: Tensor, weights: Tensor, rows: tuple[int, ...], contiguo
 
 
 def _check_product(given: Operands, places: Tensor) -> None:
-    """What both layouts ask of rows, weights and scales."""
+    """Check the rows, weights and scales, for both layouts."""
     x, weight = given.x, given.weight
     _require(weight.dim() == 3, f"weight is {tuple(weight.shape)}, not [E, N, K]")
     format_ = weight_format(given)

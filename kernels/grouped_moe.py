@@ -1,4 +1,4 @@
-"""A layer's routed experts, Y[t] = sum_j weight[t, j] down(swiglu(gate_up(x[t]))): five launches.
+"""Compute a layer's experts, Y[t] = sum_j weight[t, j] down(swiglu(gate_up(x[t]))): five launches.
 
 Route; gate and up with the rows gathered as they are read, SwiGLU on the way out; down, each row
 weighted and written to its (token, choice) pair; the sum over a token's choices. With FP8

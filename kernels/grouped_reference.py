@@ -1,4 +1,4 @@
-"""Reference of the grouped GEMMs, float64, expert by expert; and how far a result is from it."""
+"""Compute the float64 reference of the grouped GEMMs, and the distance of a result from it."""
 
 from __future__ import annotations
 
@@ -87,7 +87,7 @@ def _spread(scale: Tensor, group: int, width: int) -> Tensor:
 
 def calc_diff(found: Tensor, expected: Tensor) -> float:
     """1 - 2 <a, b> / (|a|^2 + |b|^2): 0 when equal, about half the squared relative error when
-    near; 0 for two zero tensors. It sees wrong rows however many right ones stand beside them."""
+    near; 0 for two zero tensors. It finds wrong rows among any number of right ones."""
     a, b = found.double(), expected.double()
     norm = float((a * a + b * b).sum())
     return 0.0 if norm == 0 else 1 - 2 * float((a * b).sum()) / norm

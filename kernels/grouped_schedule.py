@@ -1,4 +1,4 @@
-"""Which tile a program of a grouped GEMM makes: ragged groups cut into tiles, inside the kernel.
+"""Map the programs of a grouped GEMM to tiles of ragged groups, inside the kernel.
 
 Every program reads all group sizes (E is a few hundred) and comes to the same cut; nothing is
 prepared by a launch before, nothing depends on the host. Rows that belong to no expert form one

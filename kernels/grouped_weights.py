@@ -1,7 +1,7 @@
-"""One step of a grouped GEMM: a tile of weights in any format times a tile of rows.
+"""Multiply a tile of weights in any format by a tile of rows: one step of a grouped GEMM.
 
 Weights come first in the product, so that the accumulator is [columns, rows]: tensor instructions
-want 64 of the first and take as few as 16 of the second, which is what decoding has.
+require 64 of the first and as few as 16 of the second, which is what decoding has.
 
 FP4 codes (E2M1) become numbers by integer operations; code x E8M0 or E4M3 scale has at most six
 significant bits, so it is exact in BF16, as FP8 codes are. A byte holds two neighbours of a row of

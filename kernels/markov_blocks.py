@@ -1,4 +1,4 @@
-"""The arguments of `markov_sample.py`: what a batch's draft blocks are made of, and what fits."""
+"""Define and check the arguments of markov_sample.py: the inputs of a batch's draft blocks."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ _REAL = (torch.float32, torch.bfloat16, torch.float16)
 
 @dataclass(frozen=True)
 class Noise:
-    """What sampled drafts are drawn by: words of Philox4x32-10.
+    """The random words of sampled drafts: Philox4x32-10.
 
-    key: 0 <= key < 2^63. offset: [1] int64 on the device, the block's number; whoever drafts raises
-    it by one behind each block.
+    key: 0 <= key < 2^63. offset: [1] int64 on the device, the block's number; the caller increments
+    it after each block.
     """
 
     key: int
@@ -24,7 +24,7 @@ class Noise:
 
 @dataclass(frozen=True)
 class Mixing:
-    """How a gated or a recurrent head makes the input of W2 (`sglang_dspark.drafter.heads`).
+    """Inputs of W2 in a gated or recurrent head (`sglang_dspark.drafter.heads`).
 
     from_hidden: [R, gamma, r] or [R, gamma, 3r], what the head's projection has of the hidden
     states, its bias included; no draft changes it. weight: [r, r], the projection's columns for
@@ -36,7 +36,7 @@ class Mixing:
 
     @property
     def recurrent(self) -> bool:
-        """Whether a state goes from position to position."""
+        """Return whether a state is carried from position to position."""
         return self.weight.shape[0] != self.weight.shape[1]
 
 
@@ -52,7 +52,7 @@ class Judge:
 
 @dataclass(frozen=True)
 class Blocks:
-    """What the draft blocks of R requests are drawn from. Values are not looked at.
+    """Inputs of the draft blocks of R requests. Values are not checked.
 
     base: [R, gamma, n] float32, bfloat16 or float16, the backbone's logits U_k. anchors: [R] int64
     token ids x_0. w1: [V, r], w2: [n, r], one type of the three. temperatures: [R] float32, 0 where
@@ -164,7 +164,7 @@ def _wanted(given: Blocks) -> dict[str, _Wanted]:
 
 
 def why_not(given: Blocks) -> str | None:
-    """What of a batch `markov_sample` refuses; None if nothing."""
+    """Return what `markov_sample` refuses in a batch; None if nothing."""
     try:
         check(given)
     except ValueError as error:

@@ -1,5 +1,7 @@
-"""What `markov_sample.py` makes of the token in front: products with W1[x_{k-1}], the inputs of W2
-of gated and recurrent heads, and the confidence (`sglang_dspark.drafter.heads`, `confidence`).
+"""Compute the previous token's part of `markov_sample.py`.
+
+Products with W1[x_{k-1}], the inputs of W2 of gated and recurrent heads, and the confidence
+(`sglang_dspark.drafter.heads`, `confidence`).
 
 `drawn` holds what the token in front is read from: the best keys of each step and request, the
 anchors and their stride, the token ids of a reduced vocabulary, the number of requests.

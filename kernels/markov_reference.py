@@ -1,7 +1,7 @@
-"""Reference of `markov_sample.py` in float64, position by position; rounded where that rounds.
+"""Compute the float64 reference of markov_sample.py by position; it rounds where that rounds.
 
-Given drafts it says what each position's tokens would have been with those in front, so that one
-draft that rounding decides does not change what the others are compared with.
+Given drafts it returns each position's tokens for the drafts before it, so one draft that rounding
+decides does not change the comparison of the others.
 """
 
 from __future__ import annotations

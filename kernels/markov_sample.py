@@ -1,4 +1,4 @@
-"""The sequential head's gamma steps over a batch in one launch (paper, 3.1.2).
+"""Run the sequential head's gamma steps over a batch in one launch (paper, 3.1.2).
 
 x_k is drawn from softmax((U_k + B(x_{k-1})) / T), or is the argmax where T is 0. Programs own tiles
 of the vocabulary and, a tile at a time, go through the requests, so W2 is read once a step. Each
@@ -13,8 +13,8 @@ there one does all steps, or many do one phase a launch (`Launch.split`).
 
 Sampling is Gumbel-max over Philox words by key, token, request, position and block, those of
 SGLang's step (sglang/kernels/ops/speculative/dspark/markov_sample.py): the same noise, the
-same draft but where rounding decides. Bias and sum are rounded as there, and what is kept in
-`Blocks.logits` is what was drawn from. The float64 reference is `markov_reference.py`.
+same draft except where rounding decides. Bias and sum are rounded as there, and `Blocks.logits`
+has the logits that were drawn from. The float64 reference is `markov_reference.py`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Where Triton's kernels run."""
+"""Find out whether Triton's kernels run on a device."""
 
 from __future__ import annotations
 
@@ -7,5 +7,5 @@ import triton
 
 
 def runs_on(device: torch.device) -> bool:
-    """Whether Triton runs there: on a GPU, and anywhere in its interpreter."""
+    """Return whether Triton runs on a device: a GPU, or any in its interpreter."""
     return device.type == "cuda" or bool(triton.knobs.runtime.interpret)

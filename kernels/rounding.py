@@ -1,4 +1,4 @@
-"""Narrow floating-point types in kernels, as hardware converts to them: to nearest, ties to even.
+"""Round to narrow floating-point types in kernels as hardware does: to nearest, ties to even.
 
 Triton's interpreter truncates to BF16 and loses a carry on the way to FP8. So a kernel that it runs
 first puts values onto the narrow grid, where conversion has nothing left to do; compiled kernels

@@ -1,9 +1,10 @@
-"""Tokens to experts and back without a host in between: sort (token, choice) pairs by expert, and
-add up what the experts made of them.
+"""Route tokens to experts and back on the device.
+
+Sort (token, choice) pairs by expert, and sum the experts' outputs by token.
 
 The sort is stable and one launch: a program for each expert reads all pairs, counts those of lower
 experts, which is where its own begin, and writes its own behind each other. The sum adds the
-choices of a token in their order. Neither uses atomics: the same bits in every run.
+choices of a token in their order. Neither uses atomics, so results are deterministic.
 """
 
 from __future__ import annotations

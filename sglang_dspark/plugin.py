@@ -39,7 +39,7 @@ def _install() -> None:
 
     upstream_check.require_all()  # before the patches, which use these names as they are imported
 
-    from sglang_dspark.backends.cpu import quiet
+    from sglang_dspark.backends.cpu import log_filters
     from sglang_dspark.patches import all_seams, registry
     from sglang_dspark.serving.config import load_config
 
@@ -47,7 +47,7 @@ def _install() -> None:
     moe_config.register()
     device = startup.active_device()
     if device == "cpu":
-        quiet.install()
+        log_filters.install()
     else:
         _require_some_platform()
     registry.install(all_seams(device=device, upstream_fixes=fixes), device=device)

@@ -4,14 +4,14 @@ Upstream: sglang/kernels/ops/speculative/dspark/dspark_accept.py and
 sglang/srt/speculative/{eagle_utils,dflash_utils}.py import the operators by value, so the
 consumers' names are the targets; on a CPU some of them are None. `eagle_utils._verify_uses_greedy`
 makes EAGLE ignore the temperature on a CPU. `build_speculative_verify_target_probs`, of
-dflash_utils.py too, is not the distribution of plain decoding (backends/cpu/target_law.py).
+dflash_utils.py too, is not the distribution of plain decoding (backends/cpu/accept.py).
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.backends.cpu import accept_ops, target_law
+from sglang_dspark.backends.cpu import accept, verify_ops
 from sglang_dspark.patches.seam import Seam
 
 _CHAIN_SIGNATURE = (
@@ -39,7 +39,7 @@ def chain_sampling(name: str, target: str) -> Seam:
         name=name,
         target=target,
         kind="replace",
-        hook=accept_ops.chain_speculative_sampling,
+        hook=verify_ops.chain_speculative_sampling,
         signature=_CHAIN_SIGNATURE,
         why="upstream's chain rejection sampling is a Triton kernel",
         device="cpu",
@@ -52,7 +52,7 @@ def target_probs(name: str, target: str) -> Seam:
         name=name,
         target=f"{target}.build_speculative_verify_target_probs",
         kind="replace",
-        hook=target_law.build_target_probs,
+        hook=accept.build_target_probs,
         signature="(*, next_token_logits, sampling_info, draft_token_num, bs, max_top_k=None, "
         "uniform_top_k_value=None, use_sparse_topk=True)",
         why="upstream's distribution ignores min-p, and with top-k and top-p both set it differs "
@@ -82,22 +82,22 @@ SEAMS = (
     _missing(
         "cpu-tree-sampling-eagle",
         "sglang.srt.speculative.eagle_utils.tree_speculative_sampling_target_only",
-        accept_ops.tree_speculative_sampling_target_only,
+        verify_ops.tree_speculative_sampling_target_only,
     ),
     _missing(
         "cpu-top-k-eagle",
         "sglang.srt.speculative.eagle_utils.top_k_renorm_prob",
-        accept_ops.top_k_renorm_prob,
+        verify_ops.top_k_renorm_prob,
     ),
     _missing(
         "cpu-top-p-eagle",
         "sglang.srt.speculative.eagle_utils.top_p_renorm_prob",
-        accept_ops.top_p_renorm_prob,
+        verify_ops.top_p_renorm_prob,
     ),
     _missing(
         "cpu-tree-sampling-dflash",
         "sglang.srt.speculative.dflash_utils.tree_speculative_sampling_target_only",
-        accept_ops.tree_speculative_sampling_target_only,
+        verify_ops.tree_speculative_sampling_target_only,
     ),
     Seam(
         name="cpu-dflash-sampling",

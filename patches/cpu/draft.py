@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from sglang_dspark.backends.cpu import commit, draft_vocabulary, packed_weights
+from sglang_dspark.backends.cpu import context_kv, draft_vocabulary, packed_weights
 from sglang_dspark.patches.cpu.linear import adopt_plain_layers
 from sglang_dspark.patches.seam import Seam
 
@@ -46,7 +46,7 @@ SEAMS = (
         name="cpu-context-kv",
         target=f"{_DRAFT}.write_target_hidden_kv",
         kind="around",
-        hook=commit.write_target_hidden_kv,
+        hook=context_kv.write_target_hidden_kv,
         signature="(self, *, target_hidden, pool, positions, cache_loc, cache_loc_2d=None, "
         "commit_lens=None, target_hidden_is_projected=False)",
         why="upstream projects rejected rows too, through F.linear, and writes layer by layer",

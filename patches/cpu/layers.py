@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from sglang_dspark.backends.cpu.layers import models
+from sglang_dspark.backends.cpu.layers import layer_stack
 from sglang_dspark.patches.seam import Seam
 
 SEAMS = (
@@ -10,7 +10,7 @@ SEAMS = (
         name="cpu-layers-target",
         target="sglang.srt.models.llama.LlamaModel.forward",
         kind="around",
-        hook=models.forward_target,
+        hook=layer_stack.forward_target,
         signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
         "pp_proxy_tensors=None)",
         why="SGLang's Python around a small layer's kernels costs as much as their arithmetic",
@@ -20,7 +20,7 @@ SEAMS = (
         name="cpu-layers-qwen3",
         target="sglang.srt.models.qwen3.Qwen3Model.forward",
         kind="around",
-        hook=models.forward_target,
+        hook=layer_stack.forward_target,
         signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
         "pp_proxy_tensors=None)",
         why="the same around the layers of Qwen3",
@@ -30,7 +30,7 @@ SEAMS = (
         name="cpu-layers-draft",
         target="sglang.srt.models.dflash.DFlashDraftModel.forward",
         kind="around",
-        hook=models.forward_draft,
+        hook=layer_stack.forward_draft,
         signature="(self, input_ids, positions, forward_batch, input_embeds=None, "
         "get_embedding=False, pp_proxy_tensors=None)",
         why="the same around the draft's layers",

@@ -15,15 +15,15 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.fast_paths import tell
-from sglang_dspark.backends.cpu.layers.models import stack_of_model, step_for
+from sglang_dspark.backends.cpu.fast_paths import log_off
+from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model, step_for
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving import upstream
 
 
 @dataclass(frozen=True)
 class _Window:
-    """The fields of a pass that `layer_model.step_of` reads."""
+    """The fields of a pass that `layer_stack.step_of` reads."""
 
     out_cache_loc: Tensor
     forward_mode: Any
@@ -39,17 +39,16 @@ def forward_model(
     pp_proxy_tensors: Any = None,
 ) -> Tensor:
     """AROUND hook of the draft's `LlamaModel.forward`: compute tokens [n] -> hidden [n, d]."""
-    from sglang_dspark.backends.cpu.layers import model as layer_model
-    from sglang_dspark.backends.cpu.layers import support as layer_support
+    from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
 
-    stack = stack_of_model(model, layer_support.eagle_layer_of, None)
+    stack = stack_of_model(model, layer_spec.eagle_layer_of, None)
     if stack is not None:
         if input_embeds is None:
             input_embeds = model.embed_tokens(input_ids)
         hidden = _entered(model, input_embeds, forward_batch.spec_info.hidden_states)
         step = step_for(stack, positions, hidden, forward_batch)
         if step is not None:
-            return layer_model.run(stack, step, hidden)[0]
+            return layer_stack.run(stack, step, hidden)[0]
     return original(model, input_ids, positions, forward_batch, input_embeds, pp_proxy_tensors)
 
 
@@ -94,7 +93,7 @@ def sample_greedy(
     watermark_full_mask: bool = True,
 ) -> Any:
     """AROUND hook of `eagle_sample`: return tokens [R * n], lengths [R], accepted rows [R, n]."""
-    from sglang_dspark.backends.cpu.chain_ops import verify_chains
+    from sglang_dspark.backends.cpu.greedy_ops import verify_chains
 
     logits = logits_output.next_token_logits
     if (
@@ -156,14 +155,13 @@ def extend_verified(
 def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     """Return the draft's states [R * n, d] after each verified token; None: upstream has to run."""
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-    from sglang_dspark.backends.cpu.layers import model as layer_model
-    from sglang_dspark.backends.cpu.layers import support as layer_support
+    from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
 
     runner, window = worker.draft_runner, batch.spec_info
     theirs, ours = worker.target_worker.model_runner.attn_backend, runner.attn_backend
     why = upstream.other_class("its model", runner.model, upstream.LlamaForCausalLMEagle)
     if why is not None:
-        tell("draft over the verified windows", why)
+        log_off("draft over the verified windows", why)
         return None
     if (
         not _plain_head(runner.model.logits_processor)
@@ -174,15 +172,15 @@ def _window_states(worker: Any, batch: Any, result: Any) -> Tensor | None:
     ):
         return None
     model, mode = runner.model.model, batch.forward_mode
-    stack = stack_of_model(model, layer_support.eagle_layer_of, None)
+    stack = stack_of_model(model, layer_spec.eagle_layer_of, None)
     if stack is None or result.logits_output.hidden_states is None:
         return None
     tokens = model.embed_tokens(result.next_token_ids.to(torch.int64))
     hidden = _entered(model, tokens, result.logits_output.hidden_states)
     ours.plan = theirs.plan
     pass_ = _Window(batch.out_cache_loc, mode)
-    step = layer_model.step_of(stack, ours, window.positions, hidden, pass_)
-    return None if step is None else layer_model.run(stack, step, hidden)[0]
+    step = layer_stack.step_of(stack, ours, window.positions, hidden, pass_)
+    return None if step is None else layer_stack.run(stack, step, hidden)[0]
 
 
 def _entered(model: Any, embeddings: Tensor, hidden: Tensor) -> Tensor:

@@ -12,7 +12,7 @@ import logging
 import os
 from typing import Any
 
-from sglang_dspark.backends.cpu import parallel, threads
+from sglang_dspark.backends.cpu import rank_resources, threads
 from sglang_dspark.patches.seam import Seam
 
 logger = logging.getLogger(__name__)
@@ -30,7 +30,7 @@ def limit_pool(result: int, self: Any, pre_model_load_memory: float) -> int:
     given = getattr(self.server_args, "_raw_input", None) or {}
     if any(given.get(name) is not None for name in SIZES):
         return result
-    together = -(-int(os.environ.get(threads.RANKS, "1")) // parallel.memory_nodes())
+    together = -(-int(os.environ.get(threads.RANKS, "1")) // rank_resources.memory_nodes())
     most = int(pre_model_load_memory * (1 << 30) * SHARE / together)
     if result <= most:
         return result

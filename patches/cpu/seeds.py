@@ -18,7 +18,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import seeded_ops
-from sglang_dspark.backends.cpu.lost_rows import settle_lost
+from sglang_dspark.backends.cpu.accept import replace_nan_rows
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.verify.sampling import truncate
 
@@ -55,7 +55,7 @@ def sample(
     positions: Tensor | None = None,
 ) -> Tensor:
     """AROUND hook of `sampling_from_probs_torch`: draw one token a row of probs [R, V]."""
-    tokens = original(settle_lost(probs))
+    tokens = original(replace_nan_rows(probs))
     if sampling_seed is None or positions is None:
         return tokens
     return seeded_tokens(tokens, probs, sampling_seed, positions)
@@ -73,7 +73,7 @@ def sample_after_cuts(
     **options: Any,
 ) -> Any:
     """AROUND hook: draw one token a row of probs [R, V] after top-k, top-p and min-p."""
-    settle_lost(probs)
+    replace_nan_rows(probs)
     drawn = original(probs, top_ks, top_ps, min_ps, need_min_p_sampling, None, positions, **options)
     if sampling_seed is None:
         return drawn

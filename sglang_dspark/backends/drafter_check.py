@@ -1,10 +1,10 @@
-"""Refuses a drafter that does not fit the target, before any process is spawned.
+"""Refuse a drafter that does not fit the target, before any process is spawned.
 
 Upstream: sglang/srt/arg_groups/speculative_hook.py, `handle_speculative_decoding`, the
-step of argument resolution that first reads the drafter. The comparison itself is pure and lies in
+step of argument resolution that first reads the drafter. The comparison itself is in
 sglang_dspark/serving/checkpoint.py. Drafters bundled in the target's checkpoint, or in an object
-store, are upstream's business. Of a Hub id the configuration is fetched here, as upstream would a
-moment later; its weights are checked only when they lie in the local cache already.
+store, are left to upstream. For a Hub id the configuration is fetched here, as upstream would a
+moment later; its weights are checked only if they are in the local cache already.
 """
 
 from __future__ import annotations
@@ -147,7 +147,7 @@ def _check_moe(path: Path, args: Any) -> None:
 
 
 def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
-    """What is verified is our choice, and SGLang must know before it loads the heads."""
+    """Set our choice of what is verified before SGLang loads the heads."""
     device = str(args.device)
     if device == "cpu":
         mode.host_verifies_all()  # raises for a mode that only SGLang's step has
@@ -186,7 +186,7 @@ def _start(server_args: Any, args: Any, has_head: bool) -> features.Start:
 
 
 def _reads_confidence() -> bool:
-    """Whether upstream will build the confidence head: in every mode but `static`."""
+    """Return whether upstream will build the confidence head: in every mode but `static`."""
     try:
         return upstream.read_ragged_verify_mode() is not upstream.RaggedVerifyMode.STATIC
     except ValueError as error:

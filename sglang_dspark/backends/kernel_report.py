@@ -1,4 +1,4 @@
-"""Tell `dspark doctor` which kernels serve on this machine."""
+"""Report for `dspark doctor` which kernels serve on this machine."""
 
 from __future__ import annotations
 

@@ -16,7 +16,7 @@ from sglang_dspark.cli._workload import chosen
 if TYPE_CHECKING:
     from torch import Tensor
 
-    from sglang_dspark.backends.cpu.narrow_matmul import NarrowMatmul
+    from sglang_dspark.backends.cpu.linear import NarrowMatmul
     from sglang_dspark.backends.cpu.weight_formats import WeightFormat
 
 RESULTS = Path("results/products_cpu.json")
@@ -38,8 +38,7 @@ def products(
     """Milliseconds of all matrix products of a decode step of SmolLM2-135M, on one thread."""
     from rich.console import Console
 
-    from sglang_dspark.backends.cpu.linear import MAX_ROWS, why_not
-    from sglang_dspark.backends.cpu.narrow_matmul import Processor
+    from sglang_dspark.backends.cpu.linear import MAX_ROWS, Processor, why_not
     from sglang_dspark.backends.cpu.weight_formats import FORMATS
     from sglang_dspark.common.machine import cpu_description
     from sglang_dspark.errors import DSparkError
@@ -84,7 +83,7 @@ class _Way:
 
 def _ways(form: WeightFormat, told: Sequence[str]) -> list[_Way]:
     """How a format is multiplied by; once where this processor has one way."""
-    from sglang_dspark.backends.cpu.narrow_matmul import Processor
+    from sglang_dspark.backends.cpu.linear import Processor
     from sglang_dspark.backends.cpu.weight_formats import BFLOAT16, BYTES, INT8
 
     host, ways = Processor.host(), []
@@ -102,7 +101,7 @@ def _measured(
     way: _Way, counts: Sequence[int], levels: Sequence[int], repeats: int
 ) -> list[dict[str, Any]]:
     """A row for each number of rows and cache level; int8 has its own way to fetch."""
-    from sglang_dspark.backends.cpu.narrow_matmul import Processor, find_matmul
+    from sglang_dspark.backends.cpu.linear import Processor, find_matmul
     from sglang_dspark.backends.cpu.weight_formats import PANELS
 
     form = way.form

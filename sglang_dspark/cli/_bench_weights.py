@@ -112,12 +112,12 @@ def _changes(
 
 def _rounded(folder: Path, form: WeightFormat, activations: str) -> TargetModel:
     """The target with the numbers that weights and activations stand for in a format's products."""
-    from sglang_dspark.backends.cpu.weight_formats import dense, fits, pack
+    from sglang_dspark.backends.cpu.weight_formats import can_pack, dense, pack
     from sglang_dspark.evaluation.target import TargetModel
     from sglang_dspark.evaluation.weight_rounding import round_weights
 
     def rounding(weight: Tensor) -> Tensor:
-        return dense(pack(weight, form)) if fits(weight, form) else weight
+        return dense(pack(weight, form)) if can_pack(weight, form) else weight
 
     target = TargetModel.load(folder)
     round_weights(target, rounding, _activations(form, activations))

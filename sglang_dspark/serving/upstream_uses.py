@@ -147,10 +147,10 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
 # what it does).
 REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.kernels.ops.speculative.dspark.dspark_accept": {
-        "accept_greedy": ("7ae5ec8b49beaaec", "backends/cpu/ragged_ops.py"),
+        "accept_greedy": ("7ae5ec8b49beaaec", "backends/cpu/greedy_ops.py"),
     },
     "sglang.kernels.ops.speculative.dspark.dspark_verify_window": {
-        "BuildRaggedVerifyWindow": ("326e240ea201116e", "backends/cpu/ragged_ops.py"),
+        "BuildRaggedVerifyWindow": ("326e240ea201116e", "backends/cpu/ragged_layout.py"),
     },
     "sglang.kernels.ops.speculative.gather_spec_extras": {
         "gather_spec_extras": ("1f21ff4acbaaec56", "patches/cpu/gpu_assumptions.py"),
@@ -159,7 +159,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "row_argmax": ("0702a37b721eefcc", "patches/cpu/gpu_assumptions.py"),
     },
     "sglang.kernels.ops.speculative.spec_tree": {
-        "verify_tree_greedy_func": ("da12a3350dc6cbe6", "backends/cpu/chain_ops.py"),
+        "verify_tree_greedy_func": ("da12a3350dc6cbe6", "backends/cpu/greedy_ops.py"),
     },
     "sglang.srt.arg_groups.speculative_hook": {
         "_disable_overlap_schedule_for_cpu": ("82841798f8f8cbfc", "patches/cpu/arguments.py"),
@@ -197,7 +197,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "sglang.srt.layers.logits_processor": {
         "LogitsProcessor._compute_lm_head": ("6203a48229597a8f", "patches/cpu/linear.py"),
-        "LogitsProcessor.forward": ("dac1799e713def41", "backends/cpu/layers/forward.py"),
+        "LogitsProcessor.forward": ("dac1799e713def41", "backends/cpu/layers/direct_forward.py"),
     },
     "sglang.srt.layers.quantization.unquant": {
         "UnquantizedEmbeddingMethod.embedding": (
@@ -246,19 +246,22 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "MHATokenToKVPool.set_kv_buffer": ("7671346c9e2adada", "backends/cpu/attention.py"),
     },
     "sglang.srt.model_executor.model_runner": {
-        "ModelRunner.forward": ("4f20125db00e144f", "backends/cpu/layers/forward.py"),
+        "ModelRunner.forward": ("4f20125db00e144f", "backends/cpu/layers/direct_forward.py"),
     },
     "sglang.srt.model_executor.runner.eager_runner": {
-        "EagerRunner._execute_extend": ("f25086e3ba234be1", "backends/cpu/layers/forward.py"),
+        "EagerRunner._execute_extend": (
+            "f25086e3ba234be1",
+            "backends/cpu/layers/direct_forward.py",
+        ),
     },
     "sglang.srt.models.dflash": {
-        "DFlashAttention.forward": ("d589ccce08f1eb18", "backends/cpu/layers/kernel.py"),
-        "DFlashDecoderLayer.forward": ("67f1af2f09b3cb07", "backends/cpu/layers/kernel.py"),
-        "DFlashDraftModel.forward": ("61d494586964a115", "backends/cpu/layers/models.py"),
-        "DFlashMLP.forward": ("09364795e077f9a9", "backends/cpu/layers/kernel.py"),
+        "DFlashAttention.forward": ("d589ccce08f1eb18", "backends/cpu/layers/layer_kernel.py"),
+        "DFlashDecoderLayer.forward": ("67f1af2f09b3cb07", "backends/cpu/layers/layer_kernel.py"),
+        "DFlashDraftModel.forward": ("61d494586964a115", "backends/cpu/layers/layer_stack.py"),
+        "DFlashMLP.forward": ("09364795e077f9a9", "backends/cpu/layers/layer_kernel.py"),
     },
     "sglang.srt.models.dspark": {
-        "DSparkConfidenceHead.forward": ("ececd1c0ae1d9090", "backends/cpu/confidence_ops.py"),
+        "DSparkConfidenceHead.forward": ("ececd1c0ae1d9090", "backends/cpu/confidence.py"),
         "DSparkDraftMixin._build_fused_kv_write_bundle": (
             "7a879128984ceb59",
             "serving/weight_updates.py",
@@ -269,7 +272,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "DSparkDraftMixin.compute_base_logits": (
             "19de6102944fed3c",
-            "backends/cpu/draft_heads.py",
+            "backends/cpu/draft.py",
         ),
         "DSparkDraftMixin.compute_confidence": ("c22c500a4666410b", "backends/cpu/confidence.py"),
         "DSparkDraftMixin.write_target_hidden_kv": (
@@ -279,27 +282,27 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "project_through_lm_head": ("96906522ae3bd6a9", "patches/cpu/linear.py"),
     },
     "sglang.srt.models.llama": {
-        "LlamaAttention.forward": ("73a9570a464e01c5", "backends/cpu/layers/kernel.py"),
-        "LlamaDecoderLayer.forward": ("9fd9ce4f58568c83", "backends/cpu/layers/kernel.py"),
-        "LlamaForCausalLM.forward": ("46dc269223e2dea8", "backends/cpu/layers/forward.py"),
-        "LlamaMLP.forward": ("42e89d2bc885ae2f", "backends/cpu/layers/kernel.py"),
-        "LlamaModel.forward": ("c6ff81e33b77038a", "backends/cpu/layers/models.py"),
+        "LlamaAttention.forward": ("73a9570a464e01c5", "backends/cpu/layers/layer_kernel.py"),
+        "LlamaDecoderLayer.forward": ("9fd9ce4f58568c83", "backends/cpu/layers/layer_kernel.py"),
+        "LlamaForCausalLM.forward": ("46dc269223e2dea8", "backends/cpu/layers/direct_forward.py"),
+        "LlamaMLP.forward": ("42e89d2bc885ae2f", "backends/cpu/layers/layer_kernel.py"),
+        "LlamaModel.forward": ("c6ff81e33b77038a", "backends/cpu/layers/layer_stack.py"),
     },
     "sglang.srt.models.llama_eagle": {
         "LlamaModel.forward": ("45641cb9d6bf6e89", "patches/cpu/mtp.py"),
     },
     "sglang.srt.models.qwen2": {
-        "Qwen2MLP.forward": ("bb42571e4587789f", "backends/cpu/layers/kernel.py"),
-        "Qwen2Model.forward": ("53d971b0c20ca032", "backends/cpu/layers/models.py"),
+        "Qwen2MLP.forward": ("bb42571e4587789f", "backends/cpu/layers/layer_kernel.py"),
+        "Qwen2Model.forward": ("53d971b0c20ca032", "backends/cpu/layers/layer_stack.py"),
     },
     "sglang.srt.models.qwen3": {
-        "Qwen3Attention.forward": ("742d812acd8f2582", "backends/cpu/layers/kernel.py"),
-        "Qwen3DecoderLayer.forward": ("59c8bb4bcf69687e", "backends/cpu/layers/kernel.py"),
-        "Qwen3ForCausalLM.forward": ("252fae117f17193b", "backends/cpu/layers/forward.py"),
-        "Qwen3Model.forward": ("bd6fb4e5ef5c78d2", "backends/cpu/layers/models.py"),
+        "Qwen3Attention.forward": ("742d812acd8f2582", "backends/cpu/layers/layer_kernel.py"),
+        "Qwen3DecoderLayer.forward": ("59c8bb4bcf69687e", "backends/cpu/layers/layer_kernel.py"),
+        "Qwen3ForCausalLM.forward": ("252fae117f17193b", "backends/cpu/layers/direct_forward.py"),
+        "Qwen3Model.forward": ("bd6fb4e5ef5c78d2", "backends/cpu/layers/layer_stack.py"),
     },
     "sglang.srt.models.registry": {
-        "import_model_classes": ("be239022e87c9b34", "backends/cpu/quiet.py"),
+        "import_model_classes": ("be239022e87c9b34", "backends/cpu/log_filters.py"),
     },
     "sglang.srt.session.streaming_session": {
         "StreamingSession.try_cache_finished_req": (
@@ -308,7 +311,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "sglang.srt.speculative.dflash_utils": {
-        "build_speculative_verify_target_probs": ("33b0e7c5e2386ee7", "backends/cpu/target_law.py"),
+        "build_speculative_verify_target_probs": ("33b0e7c5e2386ee7", "backends/cpu/accept.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_draft": {
         "DraftBlockProposer._run_forward": ("5e893e1185167a0c", "backends/cpu/draft.py"),
@@ -321,15 +324,15 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "TargetHiddenKvInjector.inject_ragged": ("37d7206e13da0c21", "backends/cuda/commit.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_planner": {
-        "DSparkVerifyPlanner.__init__": ("03c17784be272539", "backends/cpu/quiet.py"),
+        "DSparkVerifyPlanner.__init__": ("03c17784be272539", "backends/cpu/log_filters.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_verify": {
         "DsparkVerifyEpilogue._accept": ("51c4ecf9f4576e21", "backends/cuda/accept_in_graph.py"),
         "TargetVerifyExecutor._forward_prepared_verify": (
             "9ee141d2be5c34fd",
-            "backends/cpu/target.py",
+            "backends/cpu/verify_forward.py",
         ),
-        "TargetVerifyExecutor._run_ragged": ("4ed471ad3466db9e", "backends/cpu/target.py"),
+        "TargetVerifyExecutor._run_ragged": ("4ed471ad3466db9e", "backends/cpu/verify_forward.py"),
         "TargetVerifyExecutor.accept_and_finalize": ("5c230e047f32b04a", "step/accept.py"),
         "TargetVerifyExecutor.run_compact": ("52ab44e5f7fb7048", "backends/cpu/device.py"),
     },

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
-from sglang_dspark.backends.cpu.narrow_matmul import Processor
+from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.weight_formats import BFLOAT16, BYTES
 from sglang_dspark.cli import _bench_products
 from sglang_dspark.cli.main import app

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 from sglang.srt.mem_cache import kv_cache_configurator as upstream
 
-from sglang_dspark.backends.cpu import parallel, threads
+from sglang_dspark.backends.cpu import rank_resources, threads
 from sglang_dspark.patches.cpu import pool_default
 from tests.patches.hooked import put_in
 
@@ -51,7 +51,7 @@ def test_the_default_is_a_quarter(
     monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture, ranks: int
 ) -> None:
     monkeypatch.setenv(threads.RANKS, str(ranks))
-    monkeypatch.setattr(parallel, "memory_nodes", lambda: 1)
+    monkeypatch.setattr(rank_resources, "memory_nodes", lambda: 1)
     with caplog.at_level("INFO"):
         assert budget(monkeypatch, 18.0) == pytest.approx(5.0 / ranks)
     assert "a quarter of the 20.0 GiB" in caplog.text

@@ -23,7 +23,7 @@ def as_on_a_gpu(registry: Any, architecture: str) -> None:
 
     assert expert_backends, "it registers the CPU's backend, which is to go"
     block_window.by_plan = lambda batch: False
-    expert_ops.fits = lambda x: False
+    expert_ops.supports_rows = lambda x: False
     BACKENDS.pop("compiled", None)
     triton = BACKENDS["triton"]
 

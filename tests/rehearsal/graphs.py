@@ -88,7 +88,7 @@ def copy_into(static: Any, values: Any) -> None:
 def graph_attention() -> type:
     """Our CPU backend, planned for the seats of a graph: those beyond the batch are padding."""
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-    from sglang_dspark.backends.cpu.plan import plan_of_batch
+    from sglang_dspark.backends.cpu.attention_plan import plan_of_batch
 
     class GraphAttention(DsparkCpuAttnBackend):
         supports_ragged_verify_graph = True
@@ -160,13 +160,13 @@ def install() -> None:
     """What is no seam: the platform's answers, and torch's questions about capturing."""
     from sglang.srt.model_executor.forward_batch_info import ForwardMode
 
-    from sglang_dspark.backends.cpu import platform
+    from sglang_dspark.backends.cpu import attention_registry, platform
     from sglang_dspark.serving import upstream
 
     cpu = platform.DsparkCpuPlatform
     cpu.capabilities = upstream.PlatformCapabilities(supports_triton=False, graph_capture=True)
     cpu.get_full_graph_backend_cls = lambda self: rerun_backend()
-    platform._create_attention = lambda runner: graph_attention()(runner)
+    attention_registry._create_attention = lambda runner: graph_attention()(runner)
     ForwardMode.is_cpu_graph = ForwardMode.is_cuda_graph
     for module in (torch.cpu, torch.cuda):
         module.is_current_stream_capturing = lambda: False  # type: ignore[attr-defined]

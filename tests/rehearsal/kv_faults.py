@@ -36,12 +36,14 @@ class Planted:
 
 def install() -> None:
     """Plant what the file names when a verify pass begins."""
-    from sglang_dspark.backends.cpu import attention, paged, plan
+    from sglang_dspark.backends.cpu import attention, attention_plan, paged_attention
     from sglang_dspark.step import commit, verify
 
     now = Planted()
-    plan.plan_of_batch = attention.plan_of_batch = _plans(now, plan.plan_of_batch)
-    paged.paged_attention = _attends(now, paged.paged_attention)
+    attention_plan.plan_of_batch = attention.plan_of_batch = _plans(
+        now, attention_plan.plan_of_batch
+    )
+    paged_attention.paged_attention = _attends(now, paged_attention.paged_attention)
     verify.verify = _verifies(now, verify.verify)
     commit.commit = _commits(now, commit.commit)
 
@@ -64,7 +66,7 @@ def _verifies(now: Planted, verify: Callable[..., Any]) -> Callable[..., Any]:
 
 def _plans(now: Planted, plan_of_batch: Callable[..., Any]) -> Callable[..., Any]:
     """WINDOW: each window's bound is one row too low; empty slots of a graph stay as they are."""
-    from sglang_dspark.backends.cpu.plan import CACHED, QUERIES
+    from sglang_dspark.backends.cpu.attention_plan import CACHED, QUERIES
 
     def plans(batch: Any, table: Any) -> Any:
         made = plan_of_batch(batch, table)

@@ -211,13 +211,15 @@ def test_who_re_implements_a_body_is_one_of_our_files() -> None:
 def test_another_class_is_logged_once_with_what_was_expected(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(fast_paths, "_told", set())
+    monkeypatch.setattr(fast_paths, "_logged", set())
     caplog.set_level(logging.INFO)
     for _ in range(2):
-        assert not fast_paths.fits(
-            "a path", lambda: fast_paths.need_class("its size", 1.5, int, str)
+        assert not fast_paths.supported(
+            "a path", lambda: fast_paths.require_class("its size", 1.5, int, str)
         )
-        assert fast_paths.fits("a path", lambda: fast_paths.need_class("its size", 1, int, str))
+        assert fast_paths.supported(
+            "a path", lambda: fast_paths.require_class("its size", 1, int, str)
+        )
     assert caplog.messages == [
         "sglang-dspark: off: a path: its size is builtins.float, not int or str"
     ]

@@ -1,6 +1,6 @@
 """The step's accept rule over whole windows: distribution by chi-square, rules by the CPU's.
 
-The chains, cuts and statistics are those of tests/backends/cpu/test_accept_law.py; behind a
+Chains, cuts and statistics are those of tests/backends/cpu/test_accept_distribution.py; behind a
 window's verified rows stands what must not be read.
 """
 
@@ -23,7 +23,7 @@ from sglang_dspark.step import accept as step_accept
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify import accept_sampled
 from sglang_dspark.verify.sampling import BatchSampling, sampled_distribution, target_distribution
-from tests.backends.cpu import test_accept_law as packed
+from tests.backends.cpu import test_accept_distribution as packed
 from tests.backends.cpu.draft_world import ALL, settings
 from tests.mutants.catalogue.sampling import STEP_LAW
 from tests.mutants.mutant import Mutant

@@ -1,5 +1,5 @@
-"""SGLang on a machine without an accelerator: platform, attention, kernels.
+"""Run SGLang on a machine without an accelerator: platform, attention, kernels.
 
-`boot.activate` is the entry point of the group `sglang.srt.platforms`; it leaves every machine
-with an accelerator alone. The patches that belong to it are `patches/cpu_*.py`.
+`boot.activate` is the entry point of the group `sglang.srt.platforms`; it does nothing on a machine
+with an accelerator. The patches of this package are in `patches/cpu`.
 """

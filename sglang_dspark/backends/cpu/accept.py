@@ -1,27 +1,40 @@
-"""The accept rules over packed rows (paper, 3.1), with plain decoding's own law for sampling.
+"""Apply the accept rules over packed rows (paper, 3.1), with plain decoding's distribution.
 
 Upstream's rules (kernels/ops/speculative/dspark/dspark_accept.py, 0.5.23) run over windows of
-gamma + 1 whatever was verified and cut afterwards. Here a request's last verified row gives the
-bonus token straight from the target's law, so nothing behind it is read: neither rows that were
-not verified nor drafts that were not made.
+gamma + 1 even for rows that were not verified, and cut afterwards. Here a request's last verified
+row gives the bonus token directly from the target's distribution, so nothing after it is read:
+neither rows that were not verified nor drafts that were not made.
+
+The distribution replaces `build_speculative_verify_target_probs`
+(sglang/srt/speculative/dflash_utils.py), which ignores min-p and normalises between top-k and
+top-p. With both set it keeps other tokens than the sampler of plain decoding
+(srt/layers/sampler.py, `top_k_top_p_min_p_sampling_from_probs_torch`).
+
+A row of invalid logits gets token 0 and a line in the log. Every token is masked where a grammar
+and `min_new_tokens` allow none; a model may overflow. Softmax makes such a row NaN, and drawing
+from it raises in the scheduler, which ends the server. Greedy decoding returns token 0 for a row
+that is masked completely, so this does too: a grammar then refuses it, and ends that request alone
+(serving/grammar_ends.py).
 """
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable
 from functools import cache, lru_cache, partial
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.block_ops import walk
-from sglang_dspark.backends.cpu.ragged_ops import accept_greedy, committed
+from sglang_dspark.backends.cpu.greedy_ops import accept_greedy, committed
+from sglang_dspark.backends.cpu.jit import kernel
 from sglang_dspark.backends.cpu.seeded_ops import choose
-from sglang_dspark.backends.cpu.target_law import target_law
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.step.seeds import Seeds
+from sglang_dspark.verify import BatchSampling, target_distribution
 from sglang_dspark.verify.acceptance import Acceptance
 from sglang_dspark.verify.block import accept_block
 from sglang_dspark.verify.rejection import accept_sampled
@@ -41,18 +54,18 @@ def accept(
     anchors: Tensor,
     seeds: Seeds | None = None,
 ) -> Outcome:
-    """Accepted drafts [R] int32 and the next token [R] int64 of each request.
+    """Accept drafts: number [R] int32 and next token [R] int64 of each request.
 
     window: [R, gamma + 1] int64, anchor and drafts. lens, starts: [R] int64, tokens verified and
     first row of each request in logits [N, V]. draft_block: upstream's `DraftBlockResult`; its
-    logits, where there are any, cover at least the drafts that were verified. anchors: [R] the
-    anchors' positions, which with a request's seed decide its tokens. seeds: of the sampled
-    requests that have one.
+    logits, if any, cover at least the drafts that were verified. anchors: [R] positions of the
+    anchors, which with a request's seed decide its tokens. seeds: of the sampled requests that
+    have one.
     """
-    logits = logits.float().contiguous()  # nothing is copied where it is already
+    logits = logits.float().contiguous()  # no copy where they are so already
     if sampling_info is None or sampling_info.is_all_greedy:
         return accept_greedy(window, lens, starts, logits)
-    probs = _laws(lens, starts, logits, sampling_info)
+    probs = _target_probs(lens, starts, logits, sampling_info)
     sampled = _sampled(window, lens, probs, draft_block)
     if seeds is not None:
         sampled = _seeded(sampled, window[:, 1 : probs.shape[1]], lens, probs, anchors, seeds)
@@ -73,9 +86,9 @@ def accept_rows(
     seeds: Seeds | None,
     tp_sync: Any,
 ) -> Any:
-    """Upstream's `AcceptOuts` of `accept`; ids: [R, gamma + 1], prefix: [R] tokens before them.
+    """Return `accept` as upstream's `AcceptOuts`; ids: [R, gamma + 1], prefix: [R] tokens before.
 
-    tp_sync: upstream's, by which ranks agree on the outcome.
+    tp_sync: upstream's, which makes the outcome rank 0's.
     """
     outcome = accept(ids, lens, starts, logits, draft_block, sampling_info, prefix, seeds)
     accepted, bonus = (agreed(each, tp_sync) for each in outcome)
@@ -91,26 +104,26 @@ def accept_rows(
 
 
 def agreed(outcome: Tensor, tp_sync: Any) -> Tensor:
-    """Rank 0's outcome on every rank, in place: each draws random numbers of its own."""
-    found: Tensor = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
-    return found
+    """Broadcast rank 0's outcome in place: each rank draws random numbers of its own."""
+    outcome_of_rank_0: Tensor = tp_sync.sync(upstream.SpecTpSyncSite.DSPARK_ACCEPT_SAMPLE, outcome)
+    return outcome_of_rank_0
 
 
 @lru_cache(maxsize=512)
 def _no_trim(requests: int) -> Tensor:
-    """No draft that was admitted is dropped afterwards; nobody writes to it."""
+    """Return zeros, shared and read-only: no admitted draft is dropped afterwards."""
     return torch.zeros(requests, dtype=torch.int32)
 
 
 def _either(chosen: Tensor, ones: Outcome, others: Outcome) -> Outcome:
-    """By request: chosen [R] bool takes from `ones`."""
+    """Select by request: `ones` where chosen [R] bool, else `others`."""
     return torch.where(chosen, ones[0], others[0]), torch.where(chosen, ones[1], others[1])
 
 
 def _seeded(
     outcome: Outcome, drafts: Tensor, lens: Tensor, probs: Tensor, anchors: Tensor, by: Seeds
 ) -> Outcome:
-    """The outcome with what the requests that have a seed draw by it."""
+    """Replace the outcome of requests that have a seed by their seeded draws."""
     rows = by.rows
     drawn = accept_seeded(
         drafts[rows], probs[rows], by.values, anchors[rows].long(), lens[rows] - 1, choose
@@ -121,19 +134,19 @@ def _seeded(
     )
 
 
-def _laws(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: Any) -> Tensor:
-    """Plain decoding's law of every verified row: [R, max(lens), V], zero where nothing is."""
+def _target_probs(lens: Tensor, starts: Tensor, logits: Tensor, sampling_info: Any) -> Tensor:
+    """Compute the distribution of every verified row: [R, max(lens), V], zero in other places."""
     width = int(lens.max())
     probs = torch.zeros(len(lens), width, logits.shape[1])
     at = torch.arange(width)[None, :] < lens[:, None]  # [R, width]
     rows = (starts[:, None] + torch.arange(width))[at]  # [B]
-    probs[at] = target_law(logits[rows], sampling_info, lens)
+    probs[at] = sampling_probs(logits[rows], sampling_info, lens)
     return probs
 
 
 @cache
 def sampled_rule() -> Rule:
-    """The accept rule of sampled requests without a seed, as configured (`verify.rule`)."""
+    """Return the accept rule of sampled requests without a seed (`verify.rule`)."""
     if current_config().verify.rule == "token":
         return accept_sampled
     return partial(accept_block, walked=walk)
@@ -158,3 +171,126 @@ def _sampled(window: Tensor, lens: Tensor, probs: Tensor, draft_block: Any) -> O
         verify_lens=lens - 1,
     )
     return outcome.accepted.to(torch.int32), outcome.bonus
+
+
+def sampling_probs(logits: Tensor, sampling_info: Any, rows: int | Tensor) -> Tensor:
+    """Compute the probabilities of each row's next token: [B, V] -> [B, V] float32.
+
+    sampling_info: SGLang's `SamplingBatchInfo` of R requests; greedy ones have top-k 1 there.
+    rows: how many rows belong to each request, one number or [R] int64; requests in order.
+    """
+    settings = BatchSampling(
+        temperature=_by_row(sampling_info.temperatures, rows),
+        top_k=_by_row(sampling_info.top_ks, rows),
+        top_p=_by_row(sampling_info.top_ps, rows),
+        min_p=_by_row(sampling_info.min_ps, rows),
+    )
+    return replace_nan_rows(target_distribution(logits[:, None], settings)[:, 0])
+
+
+def _by_row(values: Tensor, rows: int | Tensor) -> Tensor:
+    return values.reshape(-1).repeat_interleave(rows, 0)
+
+
+def build_target_probs(
+    *,
+    next_token_logits: Tensor,
+    sampling_info: Any,
+    draft_token_num: int,
+    bs: int,
+    max_top_k: int | None = None,
+    uniform_top_k_value: int | None = None,
+    use_sparse_topk: bool = True,
+) -> Tensor:
+    """Replace upstream's function: [bs * draft_token_num, V] -> [bs, draft_token_num, V] float32.
+
+    The last three arguments are hints for upstream's sort, and ignored.
+    """
+    probs = sampling_probs(next_token_logits, sampling_info, draft_token_num)
+    return probs.view(bs, draft_token_num, -1).to(torch.float32).contiguous()
+
+
+logger = logging.getLogger(__name__)
+
+
+def replace_nan_rows(probs: Tensor) -> Tensor:
+    """Give token 0 probability 1 in rows of NaN; probs [N, V] is changed in place."""
+    invalid = probs[:, 0].isnan()  # a row is all NaN or has none: it was divided by its sum
+    if bool(invalid.any()):
+        _warn_of_nan()
+        probs[invalid] = 0.0
+        probs[invalid, 0] = 1.0
+    return probs
+
+
+@cache
+def _warn_of_nan() -> None:
+    """Log once: a model that overflows does so in every step."""
+    logger.error(
+        "sglang-dspark: logits of a request are no distribution (NaN, or every token is masked); "
+        "token 0 is taken, here and wherever it happens again"
+    )
+
+
+_LANES = 256  # concurrent sums: enough for a loop over them to use vector registers
+
+
+@kernel
+def _residual_mass(target, chance, proposal):  # type: ignore[no-untyped-def]
+    """Sum max(chance * target(x) - proposal(x), 0) over x (S_i of a row) in _LANES sums."""
+    lanes, whole = np.zeros(_LANES), len(target) // _LANES * _LANES
+    for start in range(0, whole, _LANES):
+        for lane in range(_LANES):
+            v = start + lane
+            lanes[lane] += max(chance * np.float64(target[v]) - np.float64(proposal[v]), 0.0)
+    for v in range(whole, len(target)):
+        lanes[v - whole] += max(chance * np.float64(target[v]) - np.float64(proposal[v]), 0.0)
+    return lanes.sum()
+
+
+@kernel
+def _walk(draft, proposals, targets, uniforms, limits, accepted, chances):  # type: ignore[no-untyped-def]
+    standing = np.ones(draft.shape[1] + 1)  # p_0 .. p_l
+    for r in range(draft.shape[0]):
+        length = limits[r]
+        for i in range(length):
+            mass = standing[i] * np.float64(targets[r, i, draft[r, i]])
+            proposed = np.float64(proposals[r, i, draft[r, i]])
+            enough = 1.0 if mass > 0 else 0.0
+            standing[i + 1] = mass / proposed if mass < proposed else enough
+        kept = 0
+        for i in range(length, 0, -1):
+            p, u = standing[i], uniforms[r, i - 1]
+            if i == length:
+                stands = u < p
+            else:
+                left = _residual_mass(targets[r, i], p, proposals[r, i])
+                refused = left + (1.0 - p)
+                stands = u * refused < left or refused == 0
+            if stands:
+                kept = i
+                break
+        accepted[r] = kept
+        chances[r] = standing[kept]
+
+
+def walk(
+    draft: Tensor, draft_probs: Tensor, target_probs: Tensor, uniforms: Tensor, limits: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Compute `verify.block.walk` in one compiled loop; float64 sums in another order.
+
+    draft: [R, gamma] int64. draft_probs: [R, gamma, V], target_probs: [R, gamma + 1, V] float32.
+    uniforms: [R, gamma] float64. limits: [R] int64. Returns accepted [R] int64, p_tau [R] float64.
+    """
+    accepted = torch.empty(len(draft), dtype=torch.int64)
+    chances = torch.empty(len(draft), dtype=torch.float64)
+    _walk(
+        draft.contiguous().numpy(),
+        draft_probs.contiguous().numpy(),
+        target_probs.contiguous().numpy(),
+        uniforms.contiguous().numpy(),
+        limits.contiguous().numpy(),
+        accepted.numpy(),
+        chances.numpy(),
+    )
+    return accepted, chances

@@ -1,25 +1,32 @@
-"""Puts the step on a DSPARK worker of a CPU once its models and pools are ready.
+"""Put the step on a DSPARK worker of a CPU once its models and pools are ready.
 
 Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. A worker that our step does
-not serve is refused by name: upstream's step has no operators for a CPU.
+not serve is refused by name: upstream's step has no operators for a CPU. `Passes` times passes of
+the real models at start-up.
 """
 
 from __future__ import annotations
 
 import logging
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
+
+import numpy as np
+import torch
 
 from sglang_dspark.backends.cpu import linear, packed_weights
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+from sglang_dspark.backends.cpu.context_kv import write_context
 from sglang_dspark.backends.cpu.device import HostDevice
-from sglang_dspark.backends.cpu.narrow_matmul import REVISION
-from sglang_dspark.backends.cpu.passes import Passes
+from sglang_dspark.backends.cpu.linear import REVISION
+from sglang_dspark.backends.cpu.ragged_layout import layout_of, rows_in, window_of
+from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.serving import mode, startup, upstream
 from sglang_dspark.serving.config import current_config
+from sglang_dspark.serving.profile_passes import DummyBatches, ragged_forward
 from sglang_dspark.step.build import build, obstacle, profile_key, refuse_broken
 from sglang_dspark.step.engine_protocol import Engine, VerifyAll
 from sglang_dspark.step.ranks import Follower, engine_for, ranks_of
@@ -30,7 +37,7 @@ logger = logging.getLogger(__name__)
 
 
 def attach(worker: Any) -> None:
-    """Profile, calibrate and take over; end the server for what our step does not serve."""
+    """Profile, calibrate and take over; stop the server if our step cannot serve it."""
     refuse_broken(worker)
     reason = _unserved(worker)
     if reason is not None:
@@ -40,7 +47,7 @@ def attach(worker: Any) -> None:
     device = HostDevice(worker, clock)
     if mode.host_verifies_all():
         logger.info("sglang-dspark: mode static (%s)", mode.choice().reason)
-        # Ranks act on one plan here too: a draft that fails on one of them is the server's failure.
+        # Ranks follow one plan here too: a draft that fails on one of them fails the server.
         agreement = ranks.agreement
         engine: Engine = (
             VerifyAll(int(worker.gamma))
@@ -58,7 +65,7 @@ def attach(worker: Any) -> None:
 
 
 def _unserved(worker: Any) -> str | None:
-    """Return why our step cannot serve this worker, and what to do; None: it can."""
+    """Return why our step cannot serve this worker, with a remedy; None if it can."""
     backend = worker.model_runner.attn_backend
     if not isinstance(backend, DsparkCpuAttnBackend):
         name = type(backend).__name__
@@ -70,9 +77,9 @@ def _unserved(worker: Any) -> str | None:
 
 
 def _seconds() -> Callable[[], float]:
-    """With one compute thread its CPU time: what neighbours take is no cost of a choice.
+    """Choose a clock: CPU time for one compute thread, so that other processes do not count.
 
-    Ranks wait for each other, which takes no CPU time.
+    Ranks wait for each other, which uses no CPU time, so they need the wall clock.
     """
     from sglang_dspark.backends.cpu.threads import chosen_threads
 
@@ -91,8 +98,58 @@ def _key(worker: Any) -> ProfileKey:
 
 
 def _backend(*models: Any) -> str:
-    """What runs the passes of target and draft, and how their weights are kept."""
+    """Describe what runs the passes of target and draft, and the formats of their weights."""
     forms = [packed_weights.form_in(each) for each in models]
-    kept = "/".join(f"{form.name} x {linear.activations_beside(form)}" for form in forms)
+    kept = "/".join(f"{form.name} x {linear.activations_for(form)}" for form in forms)
     kernel = f"matrix kernel {REVISION}" if current_config().cpu.matrix_kernel else "BLAS"
     return f"eager, compact, context in batches, {kernel}, weights {kept}"
+
+
+class Passes:
+    """Runs passes of one worker on a CPU."""
+
+    tiers: tuple[int, ...] = ()  # passes are not padded
+
+    def __init__(self, worker: Any, device: HostDevice, clock: Callable[[], float]) -> None:
+        self._worker, self._device = worker, device
+        self._clock = clock
+        self._dummies = DummyBatches(worker)
+        self.gamma = int(worker.gamma)
+        self.depths = tuple(range(1, self.gamma + 1))
+        self.most_requests, self.longest = self._dummies.most_requests, self._dummies.longest
+
+    def warm_up(self) -> None:
+        """Run one pass of each kind, to compile and allocate."""
+        context = min(8, self.longest)
+        self.verify_seconds([0], context)
+        self.verify_seconds([self.gamma] * min(2, self.most_requests), context)
+        for depth in self.depths:
+            self.draft_seconds(1, depth, context)
+
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
+        """Time a pass that verifies drafts[r] of each request, injection included."""
+        with self._dummies.batch(len(drafts), context) as batch:
+            began = self._clock()
+            self._verify(batch, drafts)
+            return self._clock() - began
+
+    def draft_seconds(self, requests: int, depth: int, context: int) -> float:
+        """Time the drafting of `depth` positions for every request."""
+        with self._dummies.batch(requests, context) as batch:
+            began = self._clock()
+            self._device.draft(batch, batch.window, depth, None)
+            return self._clock() - began
+
+    def _verify(self, batch: Any, drafts: Sequence[int]) -> None:
+        layout = layout_of(np.asarray(drafts, np.int64))
+        rows = rows_in(layout, self.gamma + 1)
+        tokens = torch.ones(len(drafts), self.gamma + 1, dtype=torch.int64)
+        window = window_of(rows, tokens[:, :1], tokens[:, 1:], batch.window)
+        slots, positions = window.verify_cache_loc, window.positions
+        packed = VerifyRows(window.verify_ids, positions, slots, layout)
+        output = verify_forward(
+            self._worker, batch, packed,
+            lambda: ragged_forward(self._worker, batch, layout, window),
+        )  # fmt: skip
+        kept = rows.starts
+        write_context(self._worker, output.hidden_states[kept], slots[kept], positions[kept])

@@ -1,20 +1,32 @@
-"""Attention backend `dspark_cpu`: extend, decode, verify windows, draft blocks.
+"""Implement the attention backend `dspark_cpu`, for all passes and EAGLE's drafting steps.
 
-Implements sglang/srt/layers/attention/base_attn_backend.py. Float32 caches are attended by
-the Numba kernel of `paged`, other types and capped scores by torch's scaled_dot_product_attention
-(`dense`). The plan is made once a step, the layers only look it up.
+Implements sglang/srt/layers/attention/base_attn_backend.py. paged_attention.py computes: float32
+caches by its Numba kernel, other types and capped scores by torch. The plan is made once a step,
+the layers only look it up.
+
+EAGLE's drafting steps beyond the first (chains and trees of topk branches) adapt the multi-step
+draft backends of sglang/srt/layers/attention: a container with one backend for each step. Branch t
+of request r keeps its drafts in the slots seq_len + t * steps onwards of the request's row; a table
+per branch lets the ordinary kernel read them.
 """
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import dense, paged, thread_pool
-from sglang_dspark.backends.cpu.fast_paths import fits, need, need_class
-from sglang_dspark.backends.cpu.plan import AttentionPlan, plan_of_batch
+from sglang_dspark.backends.cpu import paged_attention, threads
+from sglang_dspark.backends.cpu.attention_plan import (
+    AttentionPlan,
+    make_plan,
+    narrowed,
+    plan_of_batch,
+)
+from sglang_dspark.backends.cpu.fast_paths import require, require_class, supported
 from sglang_dspark.backends.cpu.threads import chosen_threads
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving import upstream
@@ -38,11 +50,11 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         _require_served(runner)
         pool = self.token_to_kv_pool
         # The kernel may write K and V itself only where the pool adds nothing to a plain row.
-        self.writes_in_place = fits(
+        self.writes_in_place = supported(
             "keys and values written where they are attended to", lambda: _require_plain_pool(pool)
         )
-        self.sharing = thread_pool.sharing(chosen_threads())
-        paged.compiled()
+        self.sharing = threads.sharing(chosen_threads())
+        paged_attention.compiled()
         self.plan: AttentionPlan | None = None
 
     def support_triton(self) -> bool:
@@ -61,9 +73,9 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         save_kv_cache: bool = True,
         **kwargs: Any,
     ) -> Tensor:
-        """q [T, H * D], k [T, Hkv, D], v [T, Hkv, Dv] -> [T, H * Dv], 0 for padding tokens.
+        """Attend: q [T, H * D], k [T, Hkv, D], v [T, Hkv, Dv] -> [T, H * Dv], 0 for padding.
 
-        Raises `DSparkError` for a layer that wants more than softmax attention.
+        Raises `DSparkError` for a layer that requires more than softmax attention.
         """
         _require_plain(layer, kwargs)
         pool = self.token_to_kv_pool
@@ -96,24 +108,24 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         new: tuple[Tensor, Tensor, Tensor] | None,
         out: Tensor,
     ) -> None:
-        """Fill `out`: in place, which also writes `new`, or by torch."""
+        """Fill `out`: by the kernel in place, which also writes `new`, or by torch."""
         plan = self.plan
         assert plan is not None, "a pass attends once its metadata are there"
         causal = layer.attn_type != upstream.AttentionType.ENCODER_ONLY
         window = layer.sliding_window_size
-        window = paged.NO_WINDOW if window is None or window < 0 else int(window)
+        window = paged_attention.NO_WINDOW if window is None or window < 0 else int(window)
         if in_place:
-            paged.paged_attention(
+            paged_attention.paged_attention(
                 queries, keys, values, plan, scale=layer.scaling, causal=causal, window=window,
                 sharing=self.sharing, out=out, new=new,
             )  # fmt: skip
         else:
-            dense.attend(queries, keys, values, plan, layer, causal, window, out)
+            paged_attention.attend_by_torch(queries, keys, values, plan, layer, causal, window, out)
         out[plan.num_queries :] = 0
 
 
 def _require_served(runner: Any) -> None:
-    """Raise `DSparkError` for caches that hold something else than K and V by `req_to_token`."""
+    """Raise `DSparkError` for caches other than K and V by `req_to_token`."""
     if runner.use_mla_backend:
         raise DSparkError(f"attention on CPU: latent attention (MLA) is not served; {WHAT_TO_DO}")
     if isinstance(runner.token_to_kv_pool, upstream.SWAKVPool):
@@ -124,10 +136,10 @@ def _require_served(runner: Any) -> None:
 
 
 def _require_plain_pool(pool: Any) -> None:
-    """Raise UnfitError for a pool that does more than to copy a row of float32."""
-    need_class("the cache", pool, upstream.MHATokenToKVPool)
-    need(pool.store_dtype == torch.float32, f"the cache is {pool.store_dtype}")
-    need(pool.kv_cache_layout == "nhd", f"the cache is laid out as {pool.kv_cache_layout}")
+    """Raise UnsupportedError for a pool that does more than copy a float32 row."""
+    require_class("the cache", pool, upstream.MHATokenToKVPool)
+    require(pool.store_dtype == torch.float32, f"the cache is {pool.store_dtype}")
+    require(pool.kv_cache_layout == "nhd", f"the cache is laid out as {pool.kv_cache_layout}")
 
 
 def _require_plain(layer: Any, extra: dict[str, Any]) -> None:
@@ -140,3 +152,71 @@ def _require_plain(layer: Any, extra: dict[str, Any]) -> None:
             f"attention on CPU: layer {layer.layer_id} wants {', '.join(wanted)}, which is not "
             f"served; {WHAT_TO_DO}"
         )
+
+
+class DsparkCpuDraftStepBackend(DsparkCpuAttnBackend):
+    """One drafting step; the container makes its plan."""
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """The plan of this step is set by `DsparkCpuMultiStepDraftBackend`."""
+
+
+class DsparkCpuMultiStepDraftBackend:
+    """`attn_backends[s]` serves step s; the last of `speculative_num_steps` needs no pass."""
+
+    def __init__(self, runner: Any, topk: int, speculative_num_steps: int):
+        self.topk = topk
+        self.speculative_num_steps = speculative_num_steps
+        self.attn_backends = [
+            DsparkCpuDraftStepBackend(runner) for _ in range(speculative_num_steps - 1)
+        ]
+
+    def init_forward_metadata(self, forward_batch: Any) -> None:
+        """seq_lens [R] count the tokens before the first draft; branches are R * topk queries."""
+        pool = self.attn_backends[0].req_to_token_pool.req_to_token
+        table = branch_table(
+            pool,
+            forward_batch.req_pool_indices.to(torch.int64),
+            forward_batch.seq_lens.to(torch.int64),
+            self.topk,
+            self.speculative_num_steps,
+        )
+        rows = torch.arange(table.shape[0])
+        lens = forward_batch.seq_lens.to(torch.int64).repeat_interleave(self.topk)
+        for step, backend in enumerate(self.attn_backends):
+            ones = torch.ones_like(lens)
+            backend.plan = make_plan(table, rows, ones, lens + step + 1)
+
+
+def branch_table(
+    req_to_token: torch.Tensor,
+    req_rows: torch.Tensor,
+    seq_lens: torch.Tensor,
+    topk: int,
+    steps: int,
+) -> torch.Tensor:
+    """Build the slots by position for each branch: [R * topk, max seq_len + steps].
+
+    The first seq_lens[r] entries are the request's own, then the branch's drafts follow.
+    """
+    width = int(seq_lens.max()) + steps if seq_lens.numel() else steps
+    position = torch.arange(width)[None, None, :]  # [1, 1, width]
+    branch = torch.arange(topk)[None, :, None]  # [1, topk, 1]
+    length = seq_lens[:, None, None]  # [R, 1, 1]
+    source = torch.where(position < length, position, position + branch * steps)
+    source = source.clamp(max=req_to_token.shape[1] - 1)
+    slots = req_to_token[req_rows[:, None, None], source]  # [R, topk, width]
+    return slots.reshape(-1, width)
+
+
+@contextmanager
+def within_window(window: int) -> Iterator[None]:
+    """Limit the attention of this pass to `window` tokens before each request's own."""
+    backend = upstream.get_attn_backend()
+    assert isinstance(backend, DsparkCpuAttnBackend)  # checked by block_window.by_plan
+    kept = backend.plan
+    backend.plan = None if kept is None else narrowed(kept, window)
+    try:
+        yield
+    finally:
+        backend.plan = kept

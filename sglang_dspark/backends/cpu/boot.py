@@ -1,8 +1,9 @@
-"""Entry point of the group `sglang.srt.platforms`: runs inside `import sglang`, in every process.
+"""Prepare a process for CPU serving: entry point of the group `sglang.srt.platforms`.
 
-This is the earliest place a plugin has, so environment defaults and the stand-ins for modules
-without an AVX2 CPU build (`torchvision`, `sgl_kernel`) are set here. On a machine with an
-accelerator, or where the package is switched off, nothing is touched.
+It runs inside `import sglang`, in every process, before any other plugin code. So it sets
+environment defaults and installs stubs of modules without an AVX2 CPU build (`torchvision`,
+`sgl_kernel`). On a machine with an accelerator, or where the package is switched off, it does
+nothing.
 """
 
 from __future__ import annotations
@@ -26,16 +27,16 @@ def activate() -> str | None:
         return None
     if os.environ.setdefault("SGLANG_USE_CPU_ENGINE", "1") != "1":
         return None
-    from sglang_dspark.backends.cpu import stand_ins, threads
+    from sglang_dspark.backends.cpu import stub_modules, threads
 
     threads.set_environment_defaults()
     set_step_defaults()
-    stand_ins.install()
+    stub_modules.install()
     return PLATFORM_CLASS
 
 
 def set_step_defaults() -> None:
-    """Upstream switches whose default costs a CPU step time and gives it nothing."""
+    """Set upstream switches whose defaults only slow a CPU step down."""
     # The generic dense draft has stacked context projections only as an option; one matmul over
     # all draft layers beats one for each.
     os.environ.setdefault("SGLANG_DSPARK_STACKED_CTX_KV", "1")

@@ -67,7 +67,8 @@ class BuildError(Exception):
 class Library:
     """The loaded library; its functions as csrc/library.cpp and csrc/pool.h declare them.
 
-    pool_run: address, for compiled callers. keep: what must outlive the functions.
+    pool_run: address, for compiled callers. keep: the library, which must
+    outlive the functions.
     """
 
     processor: Any  # () -> bits
@@ -79,7 +80,7 @@ class Library:
 
 @cache
 def library() -> Library | None:
-    """Load the library, built first if need be; None where that fails, which is logged once."""
+    """Load the library, built first if missing; None where that fails, which is logged once."""
     try:
         return _loaded(ctypes.CDLL(str(_find())))
     except (BuildError, OSError) as error:
@@ -105,7 +106,7 @@ def _loaded(found: ctypes.CDLL) -> Library:
 
 
 def file_name() -> str:
-    """Name of the library of these sources and flags on this kind of machine."""
+    """Name the library by its sources, flags and kind of machine."""
     digest = hashlib.sha256(repr((FLAGS, _LINK, OBJECTS, sys.platform)).encode())
     for file in sorted((*SOURCES.glob("*.cpp"), *SOURCES.glob("*.h"))):
         digest.update(file.read_bytes())
@@ -113,7 +114,7 @@ def file_name() -> str:
 
 
 def _find() -> Path:
-    """The library: in the package, or in the user's cache, where it is built if need be.
+    """Find the library in the package or in the user's cache; build it there if missing.
 
     Raises BuildError, or OSError where the cache cannot be written.
     """
@@ -137,7 +138,7 @@ def _find() -> Path:
 
 
 def compilers() -> Iterator[list[str]]:
-    """The commands of C++ compilers here, the best first: CXX alone where it is set."""
+    """List the commands of C++ compilers, the best first; only CXX where it is set."""
     if os.environ.get("CXX"):
         yield shlex.split(os.environ["CXX"])
         return
@@ -147,7 +148,7 @@ def compilers() -> Iterator[list[str]]:
 
 
 def build(folder: Path) -> Path:
-    """Build the library into a folder, with the first compiler that can; its file.
+    """Build the library into a folder with the first compiler that succeeds; return its file.
 
     Raises BuildError, or OSError where the folder cannot be written.
     """
@@ -164,7 +165,7 @@ def build(folder: Path) -> Path:
 
 
 def _compile(compiler: list[str], room: Path) -> Path:
-    """Compile all objects at once and link them; the library in `room`."""
+    """Compile all objects in parallel and link them; return the library in `room`."""
     zig = "ziglang" in compiler
     # Zig has a cache of its own, of a hundred megabytes.
     own = {"ZIG_GLOBAL_CACHE_DIR": str(room), "ZIG_LOCAL_CACHE_DIR": str(room)} if zig else {}
@@ -193,7 +194,7 @@ def _compile(compiler: list[str], room: Path) -> Path:
 
 
 def _in_zig(flag: str) -> str:
-    """A flag as Zig writes it: its names of processors have underscores."""
+    """Write a flag for Zig, whose names of processors have underscores."""
     return flag.replace("x86-64-v", "x86_64_v").replace("x86-64", "x86_64")
 
 

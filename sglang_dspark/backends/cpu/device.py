@@ -1,8 +1,8 @@
-"""`step.device.Device` on a CPU: work is done when its call returns, and passes have any size.
+"""Implement `step.device.Device` on a CPU: calls are synchronous, passes have any size.
 
-A pass keeps its rows packed, row by row as they were computed. Where something reads the logits
-window by window (grammar, log-probabilities, penalties, biases, sampling masks), logits alone are
-spread over whole windows.
+The rows of a pass stay packed. Where a feature reads the logits window by window (grammar,
+log-probabilities, penalties, biases, sampling masks), only the logits are spread over whole
+windows.
 """
 
 from __future__ import annotations
@@ -17,12 +17,17 @@ from torch import Tensor
 
 from sglang_dspark.backends.cpu import context_kv, plain_step
 from sglang_dspark.backends.cpu.accept import accept_rows
-from sglang_dspark.backends.cpu.commit import write_context
+from sglang_dspark.backends.cpu.context_kv import write_context
 from sglang_dspark.backends.cpu.draft import Drafter
-from sglang_dspark.backends.cpu.fast_paths import fits
-from sglang_dspark.backends.cpu.layout import PackedRows, layout_of, rows_in, window_of
-from sglang_dspark.backends.cpu.ragged_ops import rows_of
-from sglang_dspark.backends.cpu.target import VerifyRows, verify_forward
+from sglang_dspark.backends.cpu.fast_paths import supported
+from sglang_dspark.backends.cpu.ragged_layout import (
+    PackedRows,
+    layout_of,
+    rows_in,
+    rows_of,
+    window_of,
+)
+from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.penalties import OutputCounts
 from sglang_dspark.step.rules import Rules, rules_of
@@ -33,59 +38,61 @@ from sglang_dspark.step.verify import VerifyInput, VerifyOutput, adjust
 
 @dataclass(frozen=True)
 class _Packed:
-    """How the rows of a pass lie in its windows, and upstream's window of them."""
+    """Map packed rows of a pass to windows, with upstream's window of them."""
 
     rows: PackedRows
     window: Any
 
 
 class HostDevice:
-    """Runs the steps of one worker where the host computes."""
+    """Run the steps of one worker on the host."""
 
     def __init__(self, worker: Any, clock: Clock) -> None:
         self.clock = clock
         self._worker = worker
         self._width = int(worker.verify_num_draft_tokens)  # gamma + 1
         self._drafter = Drafter(worker)
-        self._fits = fits("steps without drafts in short", lambda: plain_step.require(worker))
+        self._plain_steps = supported(
+            "steps without drafts in short", lambda: plain_step.require_worker(worker)
+        )
 
     def plain_step(self, batch: Any, publish: Callable[..., None] | None) -> Any | None:
-        """One row a request, where nothing else looks at the step."""
+        """Decode one row per request without drafts; None where the batch needs all stages."""
         worker = self._worker
         table = worker.model_runner.req_to_token_pool.req_to_token
         context_kv.defer_context(worker.draft_model, table, batch.req_pool_indices, batch.seq_lens)
-        if not (self._fits and plain_step.takes(batch)):
+        if not (self._plain_steps and plain_step.supports_batch(batch)):
             return None
         return plain_step.run(worker, batch, publish)
 
     def rules(self, counts: OutputCounts, batch: Any) -> Rules:
-        """Of the requests' settings."""
+        """Collect the rules from the requests' settings."""
         return rules_of(self._worker, counts, batch)
 
     def accepts_in_graph(self, requests: int, admitted: int) -> bool:
-        """There are no graphs here."""
+        """Return False: there are no graphs on a CPU."""
         return False
 
     def draft(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
-        """By our own forward and heads."""
+        """Draft by our own forward and heads."""
         return self._drafter.propose(batch, window, depth, seeds)
 
     def admit(
         self, engine: Engine, step: Step, logits: Tensor | None, greedy: Tensor | None
     ) -> Tensor:
-        """indptr [R + 1] int32, and what it was found by is published."""
-        read = None if logits is None else logits.detach().float()
-        lengths = engine.admit(step, read, greedy)
+        """Let the engine admit drafts; returns indptr [R + 1] int32 of the verify windows."""
+        confidence = None if logits is None else logits.detach().float()
+        lengths = engine.admit(step, confidence, greedy)
         indptr = np.zeros(len(lengths) + 1, np.int32)
         np.cumsum(lengths + 1, out=indptr[1:])
         return torch.from_numpy(indptr)
 
     def layout(self, step: Step, indptr: Tensor) -> Any:
-        """Without padding."""
+        """Build the ragged layout, without padding."""
         return layout_of(np.diff(indptr.numpy()).astype(np.int64) - 1)
 
     def run(self, asked: VerifyInput) -> VerifyOutput:
-        """The target over packed rows."""
+        """Run the target over packed rows."""
         worker, batch = self._worker, asked.batch
         rows = rows_in(asked.layout, self._width)
         block, tokens = asked.proposal.draft_block_ids, asked.proposal.draft_block.draft_tokens
@@ -104,7 +111,7 @@ class HostDevice:
         return VerifyOutput(output, output.hidden_states, rows=_Packed(rows, window))
 
     def _spread(self, asked: VerifyInput, rows: PackedRows, logits: Tensor) -> Tensor:
-        """Logits [N, V] over whole windows [R * (gamma + 1), V], with all that changes them."""
+        """Spread logits [N, V] over windows [R * (gamma + 1), V], and adjust them."""
         spread = logits.new_zeros(asked.requests * self._width, logits.shape[1])
         spread[rows.index] = logits
         if asked.rules.penalties is not None:
@@ -113,7 +120,7 @@ class HostDevice:
         return spread
 
     def accept(self, asked: VerifyInput, verified: VerifyOutput) -> Any:
-        """By our rules, over the rows that were verified."""
+        """Accept by our rules over the verified rows."""
         logits, block = verified.outputs.next_token_logits, asked.proposal.draft_block
         info, prefix = asked.batch.sampling_info, asked.batch.seq_lens
         rows: PackedRows = verified.rows.rows
@@ -122,7 +129,7 @@ class HostDevice:
         return accept_rows(ids, rows.lens, starts, logits, block, info, prefix, seeds, agree)
 
     def commit(self, asked: VerifyInput, verified: VerifyOutput, accepted: Any) -> None:
-        """Hidden states [N, m * d] of the rows that each request keeps."""
+        """Write hidden states [N, m * d] of the committed rows into the draft's context."""
         if asked.rules.penalties is not None:
             asked.rules.penalties.count(accepted.out_tokens, accepted.commit_lens)
         rows, window = verified.rows.rows, verified.rows.window

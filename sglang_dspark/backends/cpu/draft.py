@@ -1,34 +1,36 @@
-"""Draft a block on a CPU: layers, heads and confidence, called one after the other.
+"""Draft a block on a CPU: layers, heads left to right (paper, 3.1.2), and confidence.
 
-Re-implements `DraftBlockProposer.propose` and `_run_forward`
+Re-implements `DraftBlockProposer.propose`, `_run_forward` and `sample_draft_block`
 (sglang/srt/speculative/dspark_components/dspark_draft.py). Upstream makes a `ForwardBatch` of some
 90 fields and goes through the runner's Python; a draft model that our forward does not serve still
-does.
+does. Heads over a reduced vocabulary are computed by reduced_head.py, any other by upstream, which
+spans the whole vocabulary and draws noise for greedy requests too.
 """
 
 from __future__ import annotations
 
-from functools import lru_cache
+from functools import lru_cache, partial
 from typing import Any
 
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import context_kv
+from sglang_dspark.backends.cpu import context_kv, reduced_head, seeded_ops
 from sglang_dspark.backends.cpu.confidence import confidence_of
-from sglang_dspark.backends.cpu.draft_heads import DraftHeads
-from sglang_dspark.backends.cpu.fast_paths import fits, need
-from sglang_dspark.backends.cpu.layers import forward as layer_forward
-from sglang_dspark.backends.cpu.layers.models import stack_of_model
-from sglang_dspark.backends.cpu.layers.support import draft_layer_of, ending_of
+from sglang_dspark.backends.cpu.draft_vocabulary import reduced_head_of
+from sglang_dspark.backends.cpu.fast_paths import require, supported
+from sglang_dspark.backends.cpu.layers import direct_forward
+from sglang_dspark.backends.cpu.layers.layer_spec import draft_layer_of, ending_of
+from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
+from sglang_dspark.backends.cpu.reduced_head import ReducedHead, SeededWaits
 from sglang_dspark.serving import upstream
-from sglang_dspark.step.seeds import Seeds
+from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_block
 
 _PLAIN = "dspark_plain_ends"  # attribute of a draft model: (its embedding, the answer)
 
 
 class Drafter:
-    """Drafts for one worker, to any depth up to gamma."""
+    """Draft for one worker, to any depth up to gamma."""
 
     def __init__(self, worker: Any) -> None:
         self._worker = worker
@@ -44,7 +46,7 @@ class Drafter:
         self._ids: dict[int, Tensor] = {}  # by depth
 
     def propose(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
-        """Upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
+        """Return upstream's `DraftProposal` of `depth` drafts a request, its tokens gamma wide.
 
         window: upstream's positions and cache slots of all places of each request. seeds: of the
         sampled requests that have one.
@@ -83,13 +85,13 @@ class Drafter:
         context_kv.settle(model, table, batch.req_pool_indices, batch.seq_lens)
         positions = window.positions_2d[:, :depth].reshape(-1)
         slots = window.verify_cache_loc_2d[:, :depth].reshape(-1)
-        if model is runner.model and layer_forward.serves(runner) and _is_plain(model):
+        if model is runner.model and direct_forward.supports_runner(runner) and _is_plain(model):
             spec = _block_spec(depth, str(self._worker.device))
-            seen = layer_forward.Window(
+            seen = direct_forward.Window(
                 ids.view(-1), positions, slots, batch.req_pool_indices, batch.seq_lens, spec
             )
             stack = stack_of_model(model, draft_layer_of, ending_of)
-            done = stack and layer_forward.run(runner, stack, model.embed_tokens, seen)
+            done = stack and direct_forward.run(runner, stack, model.embed_tokens, seen)
             if done:
                 hidden: Tensor = done[0]
                 return hidden
@@ -138,7 +140,7 @@ class Drafter:
 
 
 def _widened(block: Any, gamma: int) -> Any:
-    """A shallow block with tokens for gamma places: nothing reads what is added."""
+    """Pad a shallow block to gamma tokens; the padding is not read."""
     import msgspec
 
     missing = gamma - block.draft_tokens.shape[1]
@@ -150,23 +152,143 @@ def _widened(block: Any, gamma: int) -> Any:
 
 @lru_cache(maxsize=64)
 def _block_spec(depth: int, device: str) -> Any:
-    """Upstream's description of blocks of `depth` tokens."""
+    """Build upstream's description of blocks of `depth` tokens."""
     return upstream.make_draft_block_spec_info(draft_token_num=depth, device=device)
 
 
 def _is_plain(model: Any) -> bool:
-    """Return whether a block is embedding and layers; asked again for another embedding."""
+    """Return whether a block is embedding and layers; checked again for another embedding."""
     embedding = model.embed_tokens
     found = model.__dict__.get(_PLAIN)
     if found is None or found[0] is not embedding:
         name = f"short draft pass of {type(model).__name__}"
-        plain = fits(name, lambda: _require_plain(model))
+        plain = supported(name, lambda: _require_plain(model))
         found = model.__dict__[_PLAIN] = (embedding, plain)
     return bool(found[1])
 
 
 def _require_plain(model: Any) -> None:
 
-    need(upstream.envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get(), "SGLANG_DSPARK_EMBED_IN_GRAPH is off")
-    need(hasattr(model, "forward_embed"), "it embeds no tokens of its own")
-    layer_forward.require_plain_embedding(model.embed_tokens)
+    require(upstream.envs.SGLANG_DSPARK_EMBED_IN_GRAPH.get(), "SGLANG_DSPARK_EMBED_IN_GRAPH is off")
+    require(hasattr(model, "forward_embed"), "it embeds no tokens of its own")
+    direct_forward.require_plain_embedding(model.embed_tokens)
+
+
+class DraftHeads:
+    """The LM head and the sequential head of one draft model."""
+
+    def __init__(self, model: Any, noise: Any, tp_sync: Any, *, greedy_only: bool) -> None:
+        """noise, tp_sync: upstream's `DraftNoise` and `SpecTpSync`. greedy_only: sampled requests
+        have greedy drafts too."""
+        self._model, self._noise, self._tp_sync = model, noise, tp_sync
+        self._greedy_only = greedy_only
+        self._agree = partial(tp_sync.sync, upstream.SpecTpSyncSite.DSPARK_DRAFT)
+        self._together = bool(tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_DRAFT))
+
+    def base_logits(self, hidden: Tensor) -> tuple[Tensor, Tensor]:
+        """Compute U [R * depth, n] of hidden [R * depth, d], and the confidence head's features."""
+        reduced = reduced_head_of(self._model)
+        if reduced is None:
+            base, features = self._model.compute_base_logits(hidden)
+            return base, features
+        scale = self._model.logits_mup_width_multiplier
+        return reduced_head.base_logits(reduced, hidden / scale if scale else hidden), hidden
+
+    def sample(
+        self,
+        base: Tensor,
+        anchors: Tensor,
+        hidden: Tensor,
+        info: Any,
+        positions: Tensor,
+        seeds: Seeds | None,
+    ) -> Any:
+        """Draft: upstream's `DraftBlockResult` of base logits [R, depth, n].
+
+        anchors: [R] tokens, positions: [R] where they are. hidden: [R * depth, d]. info: the
+        batch's sampling settings. seeds: of the sampled requests that have one.
+        """
+        greedy = self._greedy_only or info is None or info.is_all_greedy
+        reduced = reduced_head_of(self._model)
+        if reduced is not None:
+            if greedy:
+                return self._greedy(reduced, base, anchors)
+            waits = seeded_waits(seeds, positions, reduced.tokens, base.shape[1])
+            return self._sampled(reduced, base, anchors, info, waits)
+        options = {
+            "base_logits": base,
+            "anchor_tokens": anchors,
+            "draft_hidden": hidden.view(*base.shape[:2], -1),
+            "sampling_info": info,
+            "markov_head": self._model.markov_head,
+            "noise": self._noise,
+            "device": base.device,
+            "tp_sync": self._tp_sync,
+        }
+        if seeds is not None and not greedy:
+            return draft_block(DraftSeeds(seeds, positions.long()), **options)
+        # Upstream would keep and noise the logits of greedy requests too, which are not read.
+        return upstream.sample_draft_block(**options, greedy_draft=greedy)
+
+    def _greedy(self, reduced: ReducedHead, base: Tensor, anchors: Tensor) -> Any:
+
+        agree = self._agree if self._together else None
+        params = _greedy_params(len(base))
+        return upstream.DraftBlockResult(
+            draft_tokens=reduced_head.draft_greedy(reduced, base, anchors.long(), agree),
+            corrected_logits=None,
+            greedy_mask=params.greedy_mask,
+            temperatures=params.temperatures,
+            greedy_draft=True,
+        )
+
+    def _sampled(
+        self,
+        reduced: ReducedHead,
+        base: Tensor,
+        anchors: Tensor,
+        info: Any,
+        waits: SeededWaits | None,
+    ) -> Any:
+
+        params = upstream.resolve_draft_params(sampling_info=info, bs=len(base), device=base.device)
+        key, offset = self._noise.key, int(self._noise.offset)
+        tokens, logits = reduced_head.draft_sampled(
+            reduced,
+            base,
+            anchors,
+            params.step_temperatures,
+            reduced_head.block_uniforms(key, offset, (base.shape[0], base.shape[1])),
+            self._agree,
+            waits,
+        )
+        self._noise.offset.add_(1)
+        return upstream.DraftBlockResult(
+            draft_tokens=tokens,
+            corrected_logits=logits,
+            greedy_mask=params.greedy_mask,
+            temperatures=params.temperatures,
+            greedy_draft=False,
+        )
+
+
+def seeded_waits(
+    seeds: Seeds | None, anchors: Tensor, tokens: Tensor, depth: int
+) -> SeededWaits | None:
+    """Compute the waits of a block's seeded requests; None where no request has a seed.
+
+    anchors: [R] int64, positions. tokens: [n] int64, the draft vocabulary.
+    """
+    if seeds is None:
+        return None
+    positions = anchors[seeds.rows, None].long() + torch.arange(depth)  # [S, depth]
+    drawn = seeded_ops.waits(seeds.values.repeat_interleave(depth), positions.flatten(), tokens)
+    return SeededWaits(seeds.rows, drawn.view(*positions.shape, len(tokens)))
+
+
+@lru_cache(maxsize=64)
+def _greedy_params(requests: int) -> Any:
+    """Build upstream's parameters of greedy rows, shared and read-only."""
+    return upstream.resolve_draft_params(
+        sampling_info=None, bs=requests, device=torch.device("cpu")
+    )

@@ -1,12 +1,11 @@
-"""A layer's experts and residual streams for the few rows of a draft block, compiled (Numba).
+"""Compute experts and residual streams for the few rows of a draft block (Numba).
 
-`drafter/moe.py` and `drafter/hyper_connections.py` say the same in some hundred torch calls a layer
-(20 Sinkhorn rounds alone are 240), which cost more than the arithmetic. Products are those of
-narrow_matmul.py, each expert's weights read once for all its rows. Rows of an expert stand in token
-order and a token's experts are added in order of rank: with the same routing a token has the same
-bits in every batch.
+`drafter/moe.py` and `drafter/hyper_connections.py` compute the same in some hundred torch calls a
+layer (20 Sinkhorn rounds alone are 240), which cost more than the arithmetic. Products are those of
+linear.py, each expert's weights read once for all its rows. Rows of an expert are in token order
+and a token's experts are added in order of rank: given the routing, a token is batch-invariant.
 
-What these kernels do not cover (other dtypes, many rows, other widths) stays with the modules.
+The modules compute what these kernels do not support: other dtypes, many rows, other widths.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from sglang_dspark.backends.cpu import linear
 from sglang_dspark.backends.cpu.fused_ops import silu_and_mul_rows
 from sglang_dspark.backends.cpu.jit import kernel, multiply_at
 from sglang_dspark.backends.cpu.lanes import dots
-from sglang_dspark.backends.cpu.narrow_matmul import LANES, MAX_BLOCK_ROWS
+from sglang_dspark.backends.cpu.linear import LANES, MAX_BLOCK_ROWS
 from sglang_dspark.drafter.hyper_connections import SINKHORN_ROUNDS, HyperConnection, StreamRead
 from sglang_dspark.drafter.moe import SharedExperts, permute_tokens
 from sglang_dspark.float_ops import fma
@@ -53,7 +52,7 @@ def _swiglu(entry, x, gate_up, down, inner, room, activated, out):  # type: igno
 
 @kernel
 def _experts(entry, x, order, back, counts, weights, gate_up, down, inner, out):  # type: ignore[no-untyped-def]
-    """Adds each token's weighted experts to out [T, d].
+    """Add each token's weighted experts to out [T, d].
 
     order, back [T * k], counts [E]: of `permute_tokens`; weights [T, k]; gate_up, down: addresses
     of the stacked weights [E, 2 I, d] and [E, d, I].
@@ -187,8 +186,8 @@ def _write(streams, projected, alphas, write_bias, mix_bias, rounds, block, out)
                     out[t, i, d] = fma(weight, streams[t, j, d], out[t, i, d])
 
 
-def fits(x: Any) -> bool:
-    """Whether rows [n, ..., d] are what the kernels take; they compute no gradients."""
+def supports_rows(x: Any) -> bool:
+    """Return whether the kernels support rows [n, ..., d]; they compute no gradients."""
     return (
         type(x) is Tensor
         and x.dtype is _FLOAT
@@ -199,9 +198,9 @@ def fits(x: Any) -> bool:
 
 
 class CompiledExperts:
-    """Routed experts of one layer, their gate and up weights stacked; weights are what was given at
-    the time this is made. A backend of experts/backends.py, registered by
-    backends/moe/expert_backends.py."""
+    """Routed experts of one layer, their gate and up weights stacked and copied.
+
+    A backend of experts/backends.py, registered by backends/moe/expert_backends.py."""
 
     def __init__(self, gate: Tensor, up: Tensor, down: Tensor):
         """gate, up: [E, I, d]; down: [E, d, I]; float32, I and d multiples of 16.
@@ -213,8 +212,8 @@ class CompiledExperts:
         self.down = down.detach().contiguous()
 
     def __call__(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
-        """x [T, d], ids [T, k], weights [T, k] -> [T, d]; rows that `fits`, else RuntimeError."""
-        if not fits(x):
+        """Compute x [T, d], ids [T, k], weights [T, k] -> [T, d]; RuntimeError for other rows."""
+        if not supports_rows(x):
             raise RuntimeError(f"rows {tuple(x.shape)} {x.dtype} are not for the compiled experts")
         plan = permute_tokens(ids, len(self.gate_up))
         x, out = x.contiguous(), torch.zeros(x.shape)
@@ -227,15 +226,15 @@ class CompiledExperts:
 
 
 class CompiledShared:
-    """The shared experts of one layer, from the module's weights at the time this is made."""
+    """The shared experts of one layer, with copies of the module's weights."""
 
     @classmethod
     def of(cls, shared: SharedExperts | None) -> CompiledShared | None:
-        """None where there are none, or the matrix kernel does not take their weights."""
+        """Return None where there are none, or the matrix kernel does not support their weights."""
         if shared is None or not _plain(shared) or linear.prepare() is None:
             return None
-        fitting = all(size % LANES == 0 for size in shared.down_proj.weight.shape)
-        return cls(shared) if fitting else None
+        supported = all(size % LANES == 0 for size in shared.down_proj.weight.shape)
+        return cls(shared) if supported else None
 
     def __init__(self, shared: SharedExperts):
         self.entry, down = _entry(), shared.down_proj.weight.detach()
@@ -267,7 +266,7 @@ class CompiledStreams:
 
     @classmethod
     def of(cls, connection: HyperConnection) -> CompiledStreams | None:
-        """None for one stream, which needs nothing, and for weights that are not float32."""
+        """Return None for one stream, which has no mixing, and for weights that are not float32."""
         return cls(connection) if connection.n > 1 and _plain(connection) else None
 
     def __init__(self, connection: HyperConnection):
@@ -279,7 +278,7 @@ class CompiledStreams:
         self.write_bias, self.mix_bias = _array(c.write.bias), _array(c.mix.bias)
 
     def read(self, x: Tensor) -> tuple[Tensor, Any]:
-        """x [T, n, d] -> what the block reads [T, d], and what `write` wants."""
+        """Read streams x [T, n, d] into a block's input [T, d]; and the projection for `write`."""
         streams, projected = x.numpy(), np.empty((len(x), len(self.phi)), np.float32)
         _project(streams.reshape(len(x), -1), self.phi, self.epsilon, projected)
         out = torch.empty(len(x), x.shape[-1])
@@ -287,7 +286,7 @@ class CompiledStreams:
         return out, projected
 
     def write(self, x: Tensor, block: Tensor, projected: Any) -> Tensor:
-        """Streams x [T, n, d] behind a block that gave [T, d] -> [T, n, d]."""
+        """Add a block's output [T, d] to streams x [T, n, d] -> [T, n, d]."""
         out = torch.empty_like(x)
         _write(
             x.numpy(), projected, self.alphas, self.write_bias, self.mix_bias, SINKHORN_ROUNDS,
@@ -297,11 +296,11 @@ class CompiledStreams:
 
 
 class CompiledRead:
-    """`StreamRead`, the last reading."""
+    """`StreamRead` after the last block."""
 
     @classmethod
     def of(cls, read: StreamRead) -> CompiledRead | None:
-        """None for weights that are not float32."""
+        """Return None for weights that are not float32."""
         return cls(read) if _plain(read) else None
 
     def __init__(self, read: StreamRead):

@@ -1,9 +1,8 @@
-"""The short forms of a CPU server: each is taken where it fits, and says why where it does not.
+"""Decide once whether a fast path supports a model, runner or worker, and log why not.
 
-A short form asks once, of a model, a runner or a worker, for all that it takes for granted; each
-`need` that does not hold is a reason. The first one goes to the log, once a server process, and
-upstream's code runs. What differs from batch to batch (grammar, log-probabilities, rows) is asked
-anew each time and is not told.
+Each requirement of a fast path is one `require`; the first that fails is logged once a server
+process, and upstream's code runs. Conditions that differ from batch to batch (grammar,
+log-probabilities, rows) are checked each time and not logged.
 """
 
 from __future__ import annotations
@@ -16,53 +15,53 @@ from sglang_dspark.serving import upstream
 
 logger = logging.getLogger(__name__)
 T = TypeVar("T")
-_told: set[tuple[str, str]] = set()
+_logged: set[tuple[str, str]] = set()
 
 
-class UnfitError(Exception):
-    """A short form does not serve this; the text says what it would need."""
+class UnsupportedError(Exception):
+    """A fast path does not support this; the text names the requirement."""
 
 
-def need(holds: object, why: str) -> None:
-    """Raise `UnfitError(why)` unless it holds."""
+def require(holds: object, why: str) -> None:
+    """Raise `UnsupportedError(why)` unless it holds."""
     if not holds:
-        raise UnfitError(why)
+        raise UnsupportedError(why)
 
 
-def need_class(what: str, value: object, *kinds: type) -> None:
-    """Raise `UnfitError` with the class found unless it is one of `kinds`.
+def require_class(what: str, value: object, *kinds: type) -> None:
+    """Raise `UnsupportedError` with the class found unless it is one of `kinds`.
 
     what: the value's name in the line, such as `its head`.
     """
     why = upstream.other_class(what, value, *kinds)
     if why is not None:
-        raise UnfitError(why)
+        raise UnsupportedError(why)
 
 
-def tell(path: str, why: object) -> None:
-    """Log once a server process why a short form is off."""
-    if (path, str(why)) not in _told:
-        _told.add((path, str(why)))
+def log_off(path: str, why: object) -> None:
+    """Log once a server process why a fast path is off."""
+    if (path, str(why)) not in _logged:
+        _logged.add((path, str(why)))
         logger.info("sglang-dspark: off: %s: %s", path, why)
 
 
-def taken(path: str, find: Callable[[], T]) -> T | None:
-    """What `find` returns; None where it raises `UnfitError`, and one line in the log.
+def find_or_log(path: str, find: Callable[[], T]) -> T | None:
+    """Return what `find` returns; log and return None where it raises `UnsupportedError`.
 
-    path: the short form's name, such as `one call for all layers of LlamaModel`.
+    path: the fast path's name, such as `one call for all layers of LlamaModel`.
     """
     try:
         return find()
-    except UnfitError as unfit:
-        tell(path, unfit)
+    except UnsupportedError as error:
+        log_off(path, error)
         return None
 
 
-def fits(path: str, require: Callable[[], None]) -> bool:
-    """Whether `require` raises no `UnfitError`; where it does, one line in the log."""
+def supported(path: str, check: Callable[[], None]) -> bool:
+    """Return whether `check` raises no `UnsupportedError`; log the reason where it does."""
 
     def found() -> bool:
-        require()
+        check()
         return True
 
-    return taken(path, found) is not None
+    return find_or_log(path, found) is not None

@@ -1,11 +1,11 @@
-"""RMSNorm, rotary embedding and SiLU gate as one pass each over the rows (Numba).
+"""Compute RMSNorm, rotary embedding and SiLU gate in one pass each over the rows (Numba).
 
 SGLang's own `forward_native` of these operators (sglang/srt/layers/{layernorm,activation}.py,
-rotary_embedding/base.py) takes three to fifteen torch calls; with a handful of rows the
-calls cost more than the arithmetic. `register` hands ours to SGLang's dispatch for out-of-tree
-platforms. Whatever they do not cover (other dtypes, options) goes to `forward_native`.
+rotary_embedding/base.py) makes three to fifteen torch calls; for a handful of rows the calls cost
+more than the arithmetic. `register` adds ours to SGLang's dispatch for out-of-tree platforms.
+`forward_native` computes what they do not support: other dtypes and options.
 
-A row's result is the same to the last bit beside any other rows and in any compilation.
+Results are batch-invariant, and bitwise the same in every compilation.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ def _one_over_rms(squares, epsilon):  # type: ignore[no-untyped-def]
 
 @kernel
 def rms_norm_rows(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
-    """out = x / rms(x) * weight; x, out [n, d], weight [d]; out is other memory than x."""
+    """out = x / rms(x) * weight; x, out [n, d], weight [d]; out does not alias x."""
     for i in range(x.shape[0]):
         row, target = x[i], out[i]
         for d in range(row.shape[0]):
@@ -45,8 +45,7 @@ def rms_norm_rows(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
 
 @kernel
 def add_rms_norm_rows(x, residual, weight, epsilon, total, out):  # type: ignore[no-untyped-def]
-    """total = x + residual and out = its norm; all [n, d], out and total other memory than each
-    other."""
+    """total = x + residual and out = its norm; all [n, d], out and total do not alias."""
     for i in range(x.shape[0]):
         row, carried, kept, target = x[i], residual[i], total[i], out[i]
         for d in range(row.shape[0]):
@@ -174,7 +173,7 @@ def rotary(
 
 
 def register(dispatch_key: str) -> None:
-    """Offer the operators to SGLang's dispatch under the platform's key; repeatable.
+    """Add the operators to SGLang's dispatch under the platform's key; idempotent.
 
     Exact classes only: a subclass with a `forward` of its own keeps it. `Llama3RotaryEmbedding`
     differs from its parent in the cosine table alone.

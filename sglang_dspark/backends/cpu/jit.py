@@ -1,10 +1,10 @@
-"""Numba settings and building blocks shared by the CPU kernels.
+"""Compile the CPU kernels with Numba, and provide the intrinsics that they share.
 
-The kernels compile for the processor they run on (AVX2 or wider) at the first start and are cached
-on disk, in a folder named after the source of them all. Division follows numpy (no
-ZeroDivisionError), as a check would forbid vectors. Float operations are done as they are written:
-compiled code differs from that read from disk, as more of it is compiled together, and only so have
-both the same bits.
+The kernels compile for the processor that they run on (AVX2 or wider) at the first start, and are
+cached on disk in a folder named by a hash of their source. Division follows numpy (no
+ZeroDivisionError), as a check would prevent vectorisation. Float operations run as they are
+written: newly compiled code is optimised across more functions than code read from disk, and both
+must give bitwise the same results.
 """
 
 from __future__ import annotations
@@ -25,23 +25,23 @@ from sglang_dspark.common.machine_code import folder_of, kept
 
 @cache
 def cache_folder() -> Path:
-    """Where compiled kernels are kept: depends on the text of this folder and of what it calls."""
+    """Return the cache folder, named by the source of this folder and of what it calls."""
     here = sorted(Path(__file__).parent.glob("*.py"))
     return folder_of("kernels", [*here, Path(float_ops.__file__)])
 
 
 def kernel(function: Callable[..., Any]) -> Any:
-    """Compile for one thread; the caller holds no GIL meanwhile. Sums keep their order (those of
-    lanes.py use vector registers all the same), zeros their signs.
+    """Compile for one thread, without the GIL; sums keep their order and zeros their signs.
 
-    `fastmath` is said and not left out: Numba would hand on that of the first function that calls.
+    The sums of lanes.py use vector registers nevertheless. `fastmath` is explicit, as Numba would
+    otherwise inherit it from the first caller.
     """
     return kept(function, cache_folder, nogil=True, error_model="numpy", fastmath=False)
 
 
 @intrinsic
 def multiply_at(typingctx, entry, x, ldx, rows, block, w, n, k, out, threads):  # type: ignore[no-untyped-def]
-    """`NarrowMatmul.call` (narrow_matmul.py) by its address; all arguments int64."""
+    """Call `NarrowMatmul.call` (linear.py) by its address; all arguments int64."""
     word, code = ir.IntType(64), ir.IntType(8).as_pointer()
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
@@ -61,7 +61,7 @@ def multiply_at(typingctx, entry, x, ldx, rows, block, w, n, k, out, threads):  
 
 
 def _pointer_to(kind: Any) -> Any:
-    """Signature and code of an intrinsic that takes an address (int64) for a pointer."""
+    """Return signature and code of an intrinsic that casts an address (int64) to a pointer."""
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
         return builder.inttoptr(arguments[0], context.get_value_type(signature.return_type))
@@ -71,22 +71,22 @@ def _pointer_to(kind: Any) -> Any:
 
 @intrinsic
 def floats_at(typingctx, address):  # type: ignore[no-untyped-def]
-    """The address (int64) as a pointer to float32."""
+    """Cast an address (int64) to a pointer to float32."""
     return _pointer_to(types.float32)
 
 
 @intrinsic
 def bytes_at(typingctx, address):  # type: ignore[no-untyped-def]
-    """The address (int64) as a pointer to uint8."""
+    """Cast an address (int64) to a pointer to uint8."""
     return _pointer_to(types.uint8)
 
 
 @intrinsic
 def in_parts(typingctx, run, threads, work, length, given):  # type: ignore[no-untyped-def]
-    """`work(first, end, *given)` for parts of 0 .. length, taken by the threads of the pool.
+    """Run `work(first, end, *given)` for parts of 0 .. length in the threads of the pool.
 
-    run: address of its entry (thread_pool.py), threads: of how many it may take, length: all int64.
-    given: a tuple. True, or False where a part raised something.
+    run: address of the pool's entry (threads.py), threads: the most it may use, length: all int64.
+    given: a tuple. Returns False where a part raised an exception, else True.
     """
     ours = work.get_call_type(typingctx, (types.int64, types.int64, *given.types), {})
 
@@ -107,8 +107,9 @@ def in_parts(typingctx, run, threads, work, length, given):  # type: ignore[no-u
 
 
 def _part(context: Any, module: Any, compiled: Any, given: Any) -> Any:
-    """The function (data, first, end) of the module that calls `compiled` with what data holds: the
-    tuple `given`, and a word that it sets where the call raised something."""
+    """Emit the function (data, first, end) that calls `compiled` with the tuple `given` from data.
+
+    data also holds a word that the function sets where the call raised an exception."""
     word = ir.IntType(64)
     kind = ir.FunctionType(ir.VoidType(), [ir.IntType(8).as_pointer(), word, word])
     part = ir.Function(module, kind, module.get_unique_name("part"))

@@ -1,10 +1,9 @@
-"""Sums of float32 numbers in an order that is said here and not chosen by the compiler.
+"""Sum float32 numbers in a fixed order, by explicit vector instructions.
 
-A compiler that may reorder sums does so by what stands around them, and that is not the same in a
-process that compiles a function and in one that reads it from disk: two servers, or one before and
-after its first start, then differ in last bits. These sums are explicit vector instructions without
-such licence. Their bits are the same wherever they are compiled in, whatever the width of the
-processor's vectors.
+A compiler that may reorder sums chooses by the surrounding code, which differs between a process
+that compiles a function and one that reads it from disk. Two servers, or one server before and
+after its first start, would then differ in last bits. These sums are bitwise the same in every
+compilation and for every vector width of the processor.
 
 Each is a Numba intrinsic: it writes the LLVM instructions of a loop into its caller.
 """
@@ -34,14 +33,14 @@ _Chunk = Callable[[Any], Any]  # pointer of a row -> the vector at the loop's pl
 
 @intrinsic
 def lane_sum(typingctx, row):  # type: ignore[no-untyped-def]
-    """Sum of a contiguous row [n] float32: lane i adds i, i + 64, ..., then upper lanes go onto
-    lower ones, half by half."""
+    """Sum a contiguous row [n] float32: lane i adds i, i + 64, ..., then upper halves are added
+    to lower ones."""
     return _reduction(row, 0.0, _added)
 
 
 @intrinsic
 def lane_max(typingctx, row):  # type: ignore[no-untyped-def]
-    """Largest number of a contiguous row [n] float32, NaN passed over; -inf where there is none."""
+    """Return the largest number of a contiguous row [n] float32, ignoring NaN; -inf if none."""
 
     def larger(builder: Any, x: Any, y: Any) -> Any:
         return builder.select(builder.fcmp_ordered(">", y, x), y, x)
@@ -51,10 +50,10 @@ def lane_max(typingctx, row):  # type: ignore[no-untyped-def]
 
 @intrinsic
 def dots(typingctx, keys, queries):  # type: ignore[no-untyped-def]
-    """Products of tuples of contiguous rows [n] float32: query 0 with all keys, then query 1, ...
+    """Multiply tuples of contiguous rows [n] float32: query 0 with all keys, then query 1, ...
 
-    Of 1, 2, 4, ... keys and queries, as their sums share the additions at the end. A product is the
-    same beside any others: 16 lanes, then half by half.
+    1, 2, 4, ... keys and queries, as their sums share the additions at the end. A product does not
+    depend on the others: 16 lanes, then half by half.
     """
     _require_rows(*keys, *queries)
     if any(len(each) & (len(each) - 1) for each in (keys, queries)):
@@ -128,7 +127,7 @@ def _reduction(row: Any, nothing: float, combine: _Combine) -> tuple[Any, Any]:
 
 
 def _dots_of(builder: Any, keys: list[Any], queries: list[Any], length: Any) -> list[list[Any]]:
-    """For each key its product with each query; all by their pointers."""
+    """Emit the product of each key with each query; all by their pointers."""
     nought = _filled(0.0, _DOT_LANES)
     kept = [[_begun(builder, nought) for _ in queries] for _ in keys]
 
@@ -165,13 +164,13 @@ def _add_in_steps(
 
 
 def _pointer(context: Any, builder: Any, kind: Any, array: Any) -> tuple[Any, Any]:
-    """Address and length of a row."""
+    """Return address and length of a row."""
     held = context.make_array(kind)(context, builder, array)
     return held.data, cgutils.unpack_tuple(builder, held.shape)[0]
 
 
 def _pointers(context: Any, builder: Any, kinds: Any, given: Any) -> tuple[list[Any], Any]:
-    """Addresses of a tuple's rows and the length of the first: all are as long."""
+    """Return the addresses of a tuple's rows, and the length, which they share."""
     rows = [
         _pointer(context, builder, kind, array)
         for kind, array in zip(kinds, cgutils.unpack_tuple(builder, given), strict=True)
@@ -188,14 +187,14 @@ def _filled(number: float, lanes: int) -> ir.Constant:
 
 
 def _begun(builder: Any, nothing: ir.Constant) -> Any:
-    """A place for a vector, holding `nothing` each time the code comes by."""
+    """Allocate a vector that is set to `nothing` each time this code runs."""
     room = cgutils.alloca_once(builder, nothing.type)
     builder.store(nothing, room)
     return room
 
 
 def _spread(builder: Any, number: Any, lanes: int) -> Any:
-    """The number in every lane."""
+    """Broadcast the number to every lane."""
     if lanes == 1:
         return number
     one = builder.insert_element(ir.Constant(_vector(lanes), ir.Undefined), number, _PLACE(0))
@@ -215,7 +214,7 @@ def _load(builder: Any, data: Any, start: Any, lanes: int) -> Any:
 
 
 def _load_some(builder: Any, data: Any, start: Any, left: Any, nothing: ir.Constant) -> Any:
-    """The first `left` numbers from `start`, the other lanes as they are in `nothing`."""
+    """Load the first `left` numbers from `start`; the other lanes are those of `nothing`."""
     room = _begun(builder, nothing)
     numbers = builder.bitcast(room, _FLOAT.as_pointer())
     with cgutils.for_range(builder, left) as loop:
@@ -229,7 +228,7 @@ def _chunks(
 ) -> None:
     """Emit each(chunk) for whole chunks of a row and for the rest, filled up with `nothing`.
 
-    chunk(data) is the vector of a row at the place that the loop has come to.
+    chunk(data) is the vector of a row at the current place of the loop.
     """
     lanes = nothing.type.count
     whole = builder.sdiv(length, _WORD(lanes))
@@ -243,7 +242,7 @@ def _chunks(
 
 
 def _folded(builder: Any, vectors: list[Any], combine: _Combine) -> list[Any]:
-    """Each vector's lanes combined: upper halves with lower ones until one lane is left.
+    """Combine each vector's lanes: upper halves with lower ones until one lane remains.
 
     Two vectors become one whose segments are the halves of both, so that few shuffles serve all.
     """
@@ -258,8 +257,8 @@ def _folded(builder: Any, vectors: list[Any], combine: _Combine) -> list[Any]:
 
 
 def _halves(builder: Any, first: Any, second: Any, width: int) -> list[Any]:
-    """Lower and upper halves of all segments of `width` lanes, of one vector (given twice) or of
-    two."""
+    """Return lower and upper halves of all segments of `width` lanes, of one vector (given twice)
+    or of two."""
     lanes = first.type.count * (1 if first is second else 2)
     lower = [start + lane for start in range(0, lanes, width) for lane in range(width // 2)]
     upper = [lane + width // 2 for lane in lower]

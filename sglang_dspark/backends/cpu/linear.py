@@ -1,30 +1,34 @@
-"""x W^T + bias for the row counts of serving: our own kernel for few rows, BLAS for many.
+"""Compute x W^T + bias: our kernel for few rows, BLAS for many.
 
-Up to `MAX_ROWS` rows products of float32 rows run in narrow_matmul.py, which reads the weights as
-they lie once for all rows: float32, or packed (weight_formats.py). Beyond that BLAS keeps the work,
-as its own blocking may pay there on processors that were not measured; what it would multiply in
-another way, int8 and rounded rows, is all ours. Six rows of float32 take about the time of one
-(results/products_cpu.json). Measured on one core with AVX2, no count up to 512 was slower than
-`F.linear`.
-Float32 weights are never repacked, so those tied or sliced elsewhere stay what they are.
+A decode step is bound by reading W once; a verify step of 6 rows should cost about the same, but
+BLAS libraries repack or re-read W for so few rows. In csrc/matmul.cpp each row of W meets all rows
+of x while it is in registers, and the next rows are prefetched. W stays in its [N, K] layout, so
+float32 weights that are tied or sliced elsewhere stay as they are. Packed weights
+(weight_formats.py) are widened in registers, or multiplied as they are with rounded rows.
+
+Every output element is one chain over ascending k, of 16-lane fused multiply-adds or of the other
+formats' own instructions, then, except for int8, one fixed pairwise sum of the lanes. The blocking
+depends on the row count, that order does not: the kernel is batch-invariant, so verification and
+plain decoding compute the same.
+
+Above `MAX_ROWS` rows BLAS multiplies, as its blocking may be faster on processors that were not
+measured. Our kernel keeps what BLAS would compute differently: int8 and rounded rows. Six float32
+rows take about the time of one (results/products_cpu.json). On one core with AVX2, no row count up
+to 512 was slower than `F.linear`.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from dataclasses import dataclass
 from functools import lru_cache
 
 import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu.csrc import HOW_TO, library
-from sglang_dspark.backends.cpu.narrow_matmul import (
-    MAX_BLOCK_ROWS,
-    NarrowMatmul,
-    Processor,
-    find_matmul,
-)
-from sglang_dspark.backends.cpu.thread_pool import process_pool
+from sglang_dspark.backends.cpu.threads import process_pool
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
     BYTES,
@@ -37,14 +41,102 @@ from sglang_dspark.backends.cpu.weight_formats import (
     format_of,
     is_narrow,
 )
+from sglang_dspark.errors import DSparkError
+
+REVISION = 5  # of code and formats: step times saved under another one are measured again
+LANES = 16
+MAX_BLOCK_ROWS = 6
+
+# As csrc/matmul.h numbers them; there, rows rounded to bfloat16 are a format of their own.
+_FORMATS = {FLOAT32: 0, BFLOAT16: 1, INT8: 3, BYTES: 4}
+_ROUNDED_BFLOAT16 = 2
+# Bits of csrc/library.cpp
+_FUSES, _VNNI, _BF16, _AMD = 1, 4, 8, 16
+
+
+@dataclass(frozen=True)
+class NarrowMatmul:
+    """A matrix kernel: `call(x, row_stride, rows, block, W, N, K, out, threads)`.
+
+    x, W and out are addresses; row_stride is in floats; block <= MAX_BLOCK_ROWS rows of x are
+    computed together (where it rounds them to bfloat16, it chooses the number); N is a multiple of
+    LANES, K of the format's columns; out is [rows, N], contiguous. Without a pool one thread
+    computes.
+    entry: address of the same function, for compiled callers.
+    """
+
+    call: Callable[[int, int, int, int, int, int, int, int, int], None]
+    entry: int
+
+
+@dataclass(frozen=True)
+class Processor:
+    """Choose kernels by the bits of `dspark_processor`."""
+
+    bits: int
+
+    @classmethod
+    @lru_cache(maxsize=1)  # virtual machines trap the instruction that asks the processor
+    def host(cls) -> Processor:
+        """Return this machine's processor; without the library all bits are 0."""
+        loaded = library()
+        return cls(0 if loaded is None else loaded.processor())
+
+    def multiplies(self, form: WeightFormat) -> bool:
+        """Return whether it has dot products of bfloat16 (AVX512-BF16) or bytes (AVX512-VNNI)."""
+        return bool(self.bits & {BFLOAT16: _BF16, BYTES: _VNNI}.get(form, 0))
+
+    @property
+    def level(self) -> int:
+        """Return the cache level to prefetch weights into.
+
+        AMD's first level has few outstanding misses: a Zen 4 reads twice as fast by its second."""
+        return 2 if self.bits & _AMD else 1
+
+    @property
+    def fuses(self) -> bool:
+        """Return whether it has fused multiply-add; without it the kernel is slower than BLAS."""
+        return bool(self.bits & _FUSES)
+
+
+AVX2 = Processor(_FUSES)
+
+
+def find_matmul(
+    processor: Processor,
+    form: WeightFormat = FLOAT32,
+    level: int | None = None,
+    *,
+    rounding: bool = False,
+) -> NarrowMatmul:
+    """Return the kernel for a processor and W in a format.
+
+    level: of the cache that weights are prefetched into, None for the processor's; int8 ignores
+    it. rounding: whether rows of x are rounded to bfloat16 for bfloat16 weights, on a processor
+    that `multiplies` them. Raises DSparkError where there is none.
+    """
+    loaded, number = library(), _ROUNDED_BFLOAT16 if rounding else _FORMATS[form]
+    level = processor.level if level is None else level
+    entry = None if loaded is None else loaded.matmul(processor.bits, number, level)
+    if entry is None:
+        raise DSparkError(
+            f"there is no product with {form.name} weights for this processor; set cpu.weights to "
+            "bfloat16 in the configuration"
+        )
+    address, size = ctypes.c_void_p, ctypes.c_int64
+    kind = ctypes.CFUNCTYPE(
+        None, address, size, size, size, address, size, size, address, ctypes.c_int32
+    )
+    return NarrowMatmul(kind(entry), entry)
+
 
 MAX_ROWS = 256
-# A thread more for each so many weights; parts of half of that take longer than to hand them over.
+# One more thread for each so many weights: a part of half of that costs more to hand over.
 _WEIGHTS_PER_THREAD = 1 << 17
 
 
 def why_not() -> str | None:
-    """Why products go to `F.linear` in this process; None where our kernel takes them."""
+    """Return why this process multiplies by `F.linear`; None if our kernel does."""
     from sglang_dspark.serving.config import current_config
 
     if not current_config().cpu.matrix_kernel:
@@ -55,27 +147,28 @@ def why_not() -> str | None:
 
 
 def prepare() -> NarrowMatmul | None:
-    """The kernel for float32 weights, as `prepare_for`."""
+    """Return the kernel for float32 weights, as `prepare_for`."""
     return prepare_for(FLOAT32)
 
 
 def rounds(form: WeightFormat) -> bool:
-    """Whether rows are rounded to as many bits as the weights of a format have, before they meet:
-    to bfloat16 beside `BFLOAT16`, to eight bits beside `BYTES`, as `cpu.activations` says."""
+    """Return whether rows are rounded to the width of a format's weights (`cpu.activations`).
+
+    To bfloat16 for `BFLOAT16`, to eight bits for `BYTES`."""
     from sglang_dspark.serving.config import current_config
 
-    told = current_config().cpu.activations
-    asked = told == "narrow" if form is BYTES else told != "wide"
-    return asked and Processor.host().multiplies(form)
+    activations = current_config().cpu.activations
+    wanted = activations == "narrow" if form is BYTES else activations != "wide"
+    return wanted and Processor.host().multiplies(form)
 
 
 def served(form: WeightFormat) -> WeightFormat:
-    """The format that weights are kept in where one is asked for: int8 as the kernel takes it."""
+    """Return the stored format for a configured one: int8 as the kernel reads it."""
     return BYTES if form is INT8 and rounds(BYTES) else form
 
 
-def activations_beside(form: WeightFormat) -> str:
-    """What rows are in products with a format's weights."""
+def activations_for(form: WeightFormat) -> str:
+    """Name the type of activations in products with a format's weights."""
     if form in PANELS:
         return "8-bit" if form is BYTES else "16-bit"
     return "bfloat16" if rounds(form) else "float32"
@@ -83,10 +176,10 @@ def activations_beside(form: WeightFormat) -> str:
 
 @lru_cache(maxsize=len(FORMATS) + 1)
 def prepare_for(form: WeightFormat) -> NarrowMatmul | None:
-    """The kernel for this processor and a format of weights.
+    """Return the kernel for this processor and a format of weights; start the pool's threads.
 
-    None where there is a reason not to (`why_not`); products then go to `F.linear`. Raises
-    `DSparkError` where the processor cannot multiply such weights.
+    None where `why_not` has a reason; `F.linear` multiplies then. Raises `DSparkError` where the
+    processor cannot multiply such weights.
     """
     if why_not() is not None:
         return None
@@ -97,17 +190,17 @@ def prepare_for(form: WeightFormat) -> NarrowMatmul | None:
 
 
 def kernel_of(weight: Tensor) -> NarrowMatmul | None:
-    """The kernel that reads a weight as it lies; None where there is none."""
+    """Return the kernel that reads a weight in place; None where there is none."""
     form = format_of(weight)
     return None if form is None else prepare_for(form)
 
 
 def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
-    """`F.linear(x, weight, bias)`: x [..., K], weight [N, K], bias [N] or None -> [..., N].
+    """Compute `F.linear`: x [..., K], weight [N, K], bias [N] or None -> [..., N].
 
-    Takes our kernel where `eligible`, else `F.linear`, of a packed weight with the numbers that it
-    stands for. With our kernel a row's result does not depend on the other rows. Call `prepare_for`
-    once at load, or the first call starts the threads.
+    By our kernel where `eligible`, which is batch-invariant, else by `F.linear`, with the float32
+    numbers of a packed weight. Call `prepare_for` once at load, or the first call starts the
+    threads.
     """
     kernel = kernel_of(weight)
     if kernel is None or not eligible(x, weight):
@@ -120,10 +213,10 @@ def product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
 
 
 def eligible(x: Tensor, weight: Tensor) -> bool:
-    """Whether our kernel can and should do this product; it computes no gradients.
+    """Return whether our kernel can and should compute this product; it has no gradients.
 
-    Needs float32 rows on the CPU, 1 to `MAX_ROWS` of them (any number where BLAS would multiply in
-    another way), and a weight whose format the kernel reads where it lies (`format_of`).
+    Requires float32 rows on the CPU, 1 to `MAX_ROWS` of them (any number where BLAS would compute
+    differently), and a weight whose format the kernel reads in place (`format_of`).
     """
     form = format_of(weight)
     if x.dtype is not torch.float32 or form is None:
@@ -140,9 +233,9 @@ def eligible(x: Tensor, weight: Tensor) -> bool:
 
 
 def narrow(kernel: NarrowMatmul, x: Tensor, weight: Tensor, threads: int | None = None) -> Tensor:
-    """The kernel's product: x [M, K] and weight [N, K] as `eligible` says -> [M, N] float32.
+    """Multiply by the kernel: x [M, K] and weight [N, K], `eligible` -> [M, N] float32.
 
-    kernel: of the weight's format. threads: None takes torch's number, fewer for a small weight.
+    kernel: of the weight's format. threads: None for torch's number, fewer for a small weight.
     """
     if x.stride(1) != 1:
         x = x.contiguous()
@@ -166,18 +259,18 @@ def narrow(kernel: NarrowMatmul, x: Tensor, weight: Tensor, threads: int | None 
 
 
 def threads_for(n: int, k: int) -> int:
-    """Threads for a product with a weight [n, k]: torch's number, fewer for a small weight."""
+    """Choose the threads for a weight [n, k]: torch's number, fewer for a small weight."""
     return max(1, min(torch.get_num_threads(), n * k // _WEIGHTS_PER_THREAD))
 
 
 def block_rows(m: int) -> int:
-    """Rows of x taken together: m split evenly into as few blocks as the registers allow."""
+    """Split m rows of x evenly into as few blocks as the registers allow; rows of a block."""
     blocks = -(-m // MAX_BLOCK_ROWS)
     return -(-m // blocks)
 
 
 def forward_of(layer: torch.nn.Linear) -> Callable[[Tensor], Tensor]:
-    """A `forward` for `layer` that multiplies as `product` does; reads its parameters each call."""
+    """Return a `forward` for `layer` by `product`; it reads the parameters on each call."""
 
     def forward(x: Tensor) -> Tensor:
         return product(x, layer.weight, layer.bias)

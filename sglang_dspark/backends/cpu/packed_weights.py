@@ -1,11 +1,11 @@
-"""Packs a served model's weights once they are loaded, as `cpu.weights` says.
+"""Pack a served model's weights after loading, in the format of `cpu.weights`.
 
 Upstream: `ModelRunner.load_model` (sglang/srt/model_executor/model_runner.py) leaves
 float32 weights, which `UnquantizedLinearMethod` and `UnquantizedEmbeddingMethod` multiply with and
-look up. Packed in place they keep their names and shapes; products (cpu/linear.py), look-ups and
-the short forms of passes read them by format. Models whose modules read weights in other ways keep
-theirs. Unless told otherwise, weights that are bfloat16 numbers, as those of most checkpoints, are
-kept as such: half the bytes, the same numbers.
+look up. Packed in place they keep their names and shapes; products (patches/cpu/linear.py),
+look-ups and the fast paths of passes read them by format. Models whose modules read weights in
+other ways keep theirs. By default weights that are bfloat16 numbers, as in most checkpoints, are
+stored as such: half the bytes, the same numbers.
 """
 
 from __future__ import annotations
@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu import linear, weight_formats
-from sglang_dspark.backends.cpu.fast_paths import UnfitError, fits, need, tell
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, log_off, require, supported
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
     FLOAT32,
@@ -46,38 +46,39 @@ _MARK = "dspark_packed"  # attribute of a module whose weight was packed here
 
 
 def pack_target(result: Any, runner: Any) -> Any:
-    """AFTER hook of `ModelRunner.load_model`: a target, or the layers of an MTP draft."""
+    """Pack a target, or the layers of an MTP draft (AFTER hook of `ModelRunner.load_model`)."""
     model = runner.model
     if not runner.is_draft_worker:
-        _pack_as_told(model, model, lambda: _require_target(runner, TARGETS))
+        _pack_as_configured(model, model, lambda: _require_target(runner, TARGETS))
     elif type(model).__name__ == MTP:
-        _pack_as_told(model, model.model.layers, lambda: _require_target(runner, (MTP,)))
+        _pack_as_configured(model, model.model.layers, lambda: _require_target(runner, (MTP,)))
     return result
 
 
 def pack_draft(draft_model: Any) -> None:
-    """The layers of a draft model. Its other weights upstream multiplies with too: what reads them
-    here takes a copy (`packed_copy`)."""
-    _pack_as_told(draft_model, draft_model.layers, lambda: _require_draft(draft_model))
+    """Pack the layers of a draft model.
+
+    Upstream multiplies with its other weights too, so our code reads copies (`packed_copy`)."""
+    _pack_as_configured(draft_model, draft_model.layers, lambda: _require_draft(draft_model))
 
 
 def packed_copy(weight: Tensor) -> Tensor:
-    """A float32 weight [N, K] as `cpu.weights` says; itself where the format does not take it."""
+    """Pack a copy of a float32 weight [N, K] (`cpu.weights`); itself if the format cannot."""
     form = _wanted([weight])
     linear.prepare_for(form)
-    stays = form is FLOAT32 or not weight_formats.fits(weight, form)
+    stays = form is FLOAT32 or not weight_formats.can_pack(weight, form)
     return weight if stays else pack(weight, form)
 
 
-def _pack_as_told(model: nn.Module, part: nn.Module, require: Callable[[], None]) -> None:
-    """Pack what is plain in a part of a model, if the model fits; else the log says why not."""
+def _pack_as_configured(model: nn.Module, part: nn.Module, require: Callable[[], None]) -> None:
+    """Pack the plain weights in a part of a supported model; log why another is not."""
     form = _wanted([module.weight for module in part.modules() if _plain(module)])  # type: ignore[misc]
-    if form is not FLOAT32 and fits(f"{form.name} weights of {type(model).__name__}", require):
+    if form is not FLOAT32 and supported(f"{form.name} weights of {type(model).__name__}", require):
         _pack(part, form, type(model).__name__)
 
 
 def form_in(model: nn.Module) -> WeightFormat:
-    """The format that a model's weights are kept in here."""
+    """Return the format of a model's packed weights."""
     packed = next((module for module in model.modules() if holds(module)), None)
     if packed is None:
         return FLOAT32
@@ -87,18 +88,18 @@ def form_in(model: nn.Module) -> WeightFormat:
 
 
 def holds(layer: nn.Module) -> bool:
-    """Whether a module's weight was packed here; one that was loaded in bfloat16 was not."""
+    """Return whether a module's weight was packed here, not loaded in bfloat16."""
     return getattr(layer, _MARK, False)
 
 
 def embedded(embedding: nn.Module, tokens: Tensor) -> Tensor:
-    """Rows of an embedding in float32: tokens [n] int64 -> [n, d]."""
+    """Look up rows of an embedding in float32: tokens [n] int64 -> [n, d]."""
     weight: Tensor = embedding.weight  # type: ignore[assignment]
     return look_up(weight, tokens) if is_packed(weight) else weight.index_select(0, tokens)
 
 
 def _wanted(weights: Sequence[Tensor]) -> WeightFormat:
-    """As configured; by itself bfloat16 where nothing is lost and our kernel reads it."""
+    """Return the configured format; auto: bfloat16 if it is lossless and our kernel reads it."""
     name = _configured()
     if name != "auto":
         return linear.served(FORMATS[name])
@@ -114,27 +115,27 @@ def _configured() -> str:
 
 def _require_target(runner: Any, known: Sequence[str]) -> None:
     name = type(runner.model).__name__
-    need(name in known, f"only {', '.join(known)} are packed")
-    need(runner.dtype is torch.float32, f"the server computes in {runner.dtype}")
-    need(runner.server_args.tp_size == 1, "weights are split over ranks")
-    need(not runner.server_args.enable_lora, "LoRA adds to float32 weights")
+    require(name in known, f"only {', '.join(known)} are packed")
+    require(runner.dtype is torch.float32, f"the server computes in {runner.dtype}")
+    require(runner.server_args.tp_size == 1, "weights are split over ranks")
+    require(not runner.server_args.enable_lora, "LoRA adds to float32 weights")
     mapped = runner.server_args.speculative_token_map is not None
-    need(
+    require(
         not (mapped and _configured() == INT8.name),
         "--speculative-token-map takes rows out of the LM head, and int8 rows lie in panels",
     )
 
 
 def _require_draft(model: Any) -> None:
-    need(isinstance(model, upstream.DSparkDraftModel), "only dense drafts are packed")
+    require(isinstance(model, upstream.DSparkDraftModel), "only dense drafts are packed")
     stacked = model._stacked_ctx_kv_params()  # upstream keeps it
     if stacked is None:
-        raise UnfitError("keys and values of its context are not one product")
-    need(stacked["weight"].dtype is torch.float32, f"it is in {stacked['weight'].dtype}")
+        raise UnsupportedError("keys and values of its context are not one product")
+    require(stacked["weight"].dtype is torch.float32, f"it is in {stacked['weight'].dtype}")
 
 
 def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
-    """Every product's and embedding's weight that the format takes. name: of the whole model."""
+    """Pack every product's and embedding's weight that the format supports. name: the model's."""
     before = after = 0
     for module in part.modules():
         if not _plain(module):
@@ -142,7 +143,7 @@ def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
         weight: nn.Parameter = module.weight  # type: ignore[assignment]
         n, k = weight.shape
         before += weight.nbytes
-        if weight_formats.fits(weight, form):
+        if weight_formats.can_pack(weight, form):
             weight.data = pack(weight.data, form)
             setattr(module, _MARK, True)
             if form in PANELS:  # upstream refuses updates of such a model by this text
@@ -151,19 +152,19 @@ def _pack(part: nn.Module, form: WeightFormat, name: str) -> None:
     linear.prepare_for(form)
     logger.info(
         "sglang-dspark: weights of %s are kept as %s: %.3g MB instead of %.3g; they meet %s rows",
-        name, form.name, after / 1e6, before / 1e6, linear.activations_beside(form),
+        name, form.name, after / 1e6, before / 1e6, linear.activations_for(form),
     )  # fmt: skip
 
 
 def _plain(module: nn.Module) -> bool:
-    """Whether a module multiplies with or looks up in a float32 weight, and nothing else."""
+    """Return whether a module only multiplies with or looks up in a float32 weight."""
     method, weight = getattr(module, "quant_method", None), getattr(module, "weight", None)
     if method is None or not isinstance(weight, nn.Parameter):
         return False
     kinds = (upstream.UnquantizedLinearMethod, upstream.UnquantizedEmbeddingMethod)
     other = upstream.other_class(f"the method of a {type(module).__name__}", method, *kinds)
     if other is not None:
-        tell("packed weights", other)
+        log_off("packed weights", other)
     return (
         other is None
         and not getattr(module, "use_intel_amx_backend", False)

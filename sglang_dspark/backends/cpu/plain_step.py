@@ -1,12 +1,12 @@
-"""A decode step that drafts nothing, without the speculative worker's way round.
+"""Decode one token per request, in a step that drafts nothing, without upstream's worker.
 
-Stands for `step/decode.py` where a step has no drafts. The way through all stages plans
-windows of gamma + 1 places, makes a proposal, packs it, and spreads what came out; some forty small
-tensor operations, each of them cold after a pass over the model's weights. Here: one token of each
-request through the same ragged verify pass, the accept rule on one row each, and the features to
-where context rows wait. Tokens, lengths, metrics and the draft's context are the same.
+Replaces `step/decode.py` for such a step. All its stages plan windows of gamma + 1 places, make a
+proposal, pack it, and spread the result: some forty small tensor operations, each of them cold
+after a pass over the model's weights. Here one token of each request goes through the same ragged
+verify pass, the accept rule sees one row each, and the features wait with the context rows. Tokens,
+lengths, metrics and the draft's context are the same.
 
-`require` says once which workers may; `takes` which batches. All others go through all stages.
+`require_worker` checks a worker once, `supports_batch` every batch. All others use all stages.
 """
 
 from __future__ import annotations
@@ -20,37 +20,37 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu.accept import accept, agreed
-from sglang_dspark.backends.cpu.commit import write_context
-from sglang_dspark.backends.cpu.fast_paths import need
-from sglang_dspark.backends.cpu.layout import layout_without_drafts
-from sglang_dspark.backends.cpu.target import VerifyRows, verify_forward
+from sglang_dspark.backends.cpu.context_kv import write_context
+from sglang_dspark.backends.cpu.fast_paths import require
+from sglang_dspark.backends.cpu.ragged_layout import layout_without_drafts
+from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.serving import upstream
 from sglang_dspark.step.penalties import is_penalised
 from sglang_dspark.step.seeds import seeds_of
 
 
-def require(worker: Any) -> None:
-    """Nothing of this worker looks at a decode step but what the short form feeds.
+def require_worker(worker: Any) -> None:
+    """Require that no other feature of this worker observes its decode steps.
 
-    Raises UnfitError where something does.
+    Raises UnsupportedError where one does.
     """
     runner, observers = worker.model_runner, worker._observers
     config = runner.model_config
-    need(runner.lora_manager is None, "LoRA is on")
-    need(not (config.model_is_mrope or config.is_multimodal), "the target is multimodal")
-    need(runner.ngram_embedding_manager.engram_hasher is None, "the target embeds n-grams")
-    need(runner.decode_cuda_graph_runner is None, "decoding runs in graphs")
-    need(not runner.kv_index_translator.reads_are_translated, "cache slots are translated")
-    need(not observers._info_dumper.enabled, "SGLang dumps what its steps do")
-    need(observers._block_accept_recorder is None, "SGLang records what is accepted")
-    need(worker._kv_injector.swa_ring_size is None, "the draft's cache is a ring")
-    need(not worker._prepare_inputs_once, "inputs of a step are prepared ahead")
-    need(not worker._simulate_acc_greedy, "acceptance is simulated")
-    need(worker._deferred_commit() is None, "commits are deferred")
+    require(runner.lora_manager is None, "LoRA is on")
+    require(not (config.model_is_mrope or config.is_multimodal), "the target is multimodal")
+    require(runner.ngram_embedding_manager.engram_hasher is None, "the target embeds n-grams")
+    require(runner.decode_cuda_graph_runner is None, "decoding runs in graphs")
+    require(not runner.kv_index_translator.reads_are_translated, "cache slots are translated")
+    require(not observers._info_dumper.enabled, "SGLang dumps what its steps do")
+    require(observers._block_accept_recorder is None, "SGLang records what is accepted")
+    require(worker._kv_injector.swa_ring_size is None, "the draft's cache is a ring")
+    require(not worker._prepare_inputs_once, "inputs of a step are prepared ahead")
+    require(not worker._simulate_acc_greedy, "acceptance is simulated")
+    require(worker._deferred_commit() is None, "commits are deferred")
 
 
-def takes(batch: Any) -> bool:
-    """Whether logits are read as they come, one row a request, and nothing else is asked for."""
+def supports_batch(batch: Any) -> bool:
+    """Return whether a batch reads one unmodified row of logits per request, and nothing else."""
     return (
         batch.forward_mode.is_decode()
         and batch.return_hidden_states_mode is upstream.CaptureHiddenMode.NULL
@@ -59,7 +59,7 @@ def takes(batch: Any) -> bool:
 
 
 def reads_windows(batch: Any) -> bool:
-    """Whether something reads the logits of a pass window by window, gamma + 1 rows a request."""
+    """Return whether a feature reads logits window by window, gamma + 1 rows per request."""
     info = batch.sampling_info
     if batch.has_grammar or batch.return_logprob:
         return True
@@ -101,12 +101,12 @@ def run(worker: Any, batch: Any, publish: Callable[..., None] | None) -> Any:
 
 
 def _slots(batch: Any, table: Tensor) -> Tensor:
-    """Cache slot of each request's next token, [R] int64; table [rows, context] int32."""
+    """Look up the cache slot of each request's next token, [R] int64; table [rows, context]."""
     return table[batch.req_pool_indices, batch.seq_lens].to(torch.int64)
 
 
 def _next_tokens(logits: Tensor, anchors: Tensor, batch: Any) -> Tensor:
-    """The target's next token of each request, [R] int64, from logits [R, V]."""
+    """Choose each request's next token, [R] int64, from the target's logits [R, V]."""
     requests, info = len(anchors), batch.sampling_info
     mask, seeds = None, None
     if info is not None and not info.is_all_greedy:

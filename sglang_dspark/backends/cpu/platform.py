@@ -1,24 +1,31 @@
-"""The out-of-tree platform class that SGLang's core asks for defaults and capabilities.
+"""Define the out-of-tree platform class that SGLang asks for defaults and capabilities.
 
-Adapts sglang/srt/platforms/interface.py. It stays an out-of-tree platform, not the
-in-tree CPU one, because only then does the core ask it for the attention backend, the draft's
-attention backend and the speculative algorithms it serves.
+Adapts sglang/srt/platforms/interface.py. It is an out-of-tree platform, not the in-tree CPU one,
+because only then does SGLang ask it for the attention backend, the draft's attention backend and
+the speculative algorithms it supports.
+
+A model process also returns the holes of its heap to the system, twice a minute. A step's tensors
+of varying sizes are allocated between small ones that stay, and glibc keeps the holes: the resident
+set grows for hours while memory in use is constant. A lower mmap threshold stops that too, but then
+every step pays for new pages (dev/LOG.md).
 """
 
 from __future__ import annotations
 
+import ctypes
 import logging
+import threading
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from sglang_dspark.backends.cpu import parallel
+from sglang_dspark.backends.cpu import rank_resources
+from sglang_dspark.backends.cpu.attention_registry import ATTENTION_BACKEND, register_attention
 from sglang_dspark.serving import upstream
 from sglang_dspark.serving.config import current_config
 
 logger = logging.getLogger(__name__)
-
-ATTENTION_BACKEND = "dspark_cpu"
 ALGORITHMS = frozenset({"DSPARK", "DFLASH", "EAGLE", "EAGLE3", "STANDALONE", "NGRAM"})
 
 
@@ -34,7 +41,7 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
         return False
 
     def apply_server_args_defaults(self, server_args: Any) -> None:
-        """Runs after `handle_cpu_backends`, which names a backend that needs AMX."""
+        """Set CPU defaults, after `handle_cpu_backends` has named a backend that needs AMX."""
         if server_args.attention_backend in (None, "intel_amx"):
             server_args.attention_backend = ATTENTION_BACKEND
         if server_args.dtype == "auto":
@@ -43,11 +50,11 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
             server_args.dtype = "float32"
             logger.info("sglang-dspark: dtype float32, which the CPU kernels compute in")
         if not current_config().cpu.overlap and not server_args.enable_prefill_delayer:
-            # A pass computes on the thread that schedules. Overlapping hides nothing, and every
-            # result is read a step late: first tokens, freed seats, ends of answers.
+            # A pass computes on the thread that schedules. Overlap hides nothing and delays each
+            # result by a step: first tokens, freed slots, EOS.
             server_args.disable_overlap_schedule = True
-        parallel.prepare(server_args)
-        # An idle scheduler would poll without a pause and take a core from the clients.
+        rank_resources.prepare(server_args)
+        # An idle scheduler would poll without a pause and occupy a core.
         server_args.sleep_on_idle = True
 
     def get_default_attention_backend(self) -> str:
@@ -66,15 +73,15 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
         return "native"
 
     def get_torch_profiler_activity_str(self) -> str:
-        """What SGLang asks for when /start_profile begins; without it the server would end."""
+        """Name the activity for /start_profile; without this method the server would exit."""
         return torch.profiler.ProfilerActivity.CPU.name
 
     def get_torch_profiler_activity(self) -> torch.profiler.ProfilerActivity:
-        """The same as torch knows it."""
+        """Return the same as torch's enum."""
         return torch.profiler.ProfilerActivity.CPU
 
     def init_backend(self) -> None:
-        """Once in each process that builds a model runner, before it does."""
+        """Set up a process, once, before it builds a model runner."""
         from sglang_dspark.backends.cpu import fused_ops, threads
 
         threads.limit_this_process()
@@ -82,24 +89,28 @@ class DsparkCpuPlatform(upstream.CpuDeviceMixin, upstream.SRTPlatform):
         register_attention()
 
     def post_load_model(self, model: torch.nn.Module) -> None:
-        """Weights are in place, in a process that forks no other: threads may begin."""
-        from sglang_dspark.backends.cpu import heap
+        """Start threads, once weights are loaded: the process forks no other from now on."""
 
-        heap.keep_small()
-
-
-def register_attention() -> None:
-    """Make the backend's name known to the command line and to the registry; repeatable.
-
-    Upstream: sglang/srt/arg_groups/choices.py and srt/layers/attention/attention_registry.py.
-    """
-    for names in (upstream.ATTENTION_BACKEND_CHOICES, upstream.DRAFT_ATTENTION_BACKEND_CHOICES):
-        if ATTENTION_BACKEND not in names:
-            names.append(ATTENTION_BACKEND)
-    upstream.register_attention_backend(ATTENTION_BACKEND)(_create_attention)
+        trim_heap()
 
 
-def _create_attention(runner: Any) -> Any:
-    from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+TRIM_EVERY_S = 30.0  # a call takes a few milliseconds, and the next steps map pages again
+TRIM_THREAD = "dspark-heap"
 
-    return DsparkCpuAttnBackend(runner)
+
+def trim_heap() -> None:
+    """Start the trimming thread of this process; idempotent, no-op without `malloc_trim`."""
+    trim = _malloc_trim()
+    if trim is not None and all(thread.name != TRIM_THREAD for thread in threading.enumerate()):
+        threading.Thread(target=_trim_forever, args=(trim,), name=TRIM_THREAD, daemon=True).start()
+
+
+def _malloc_trim() -> Callable[[int], int] | None:
+    """Return glibc's `malloc_trim`, whose calls release the GIL; None in other C libraries."""
+    return getattr(ctypes.CDLL(None), "malloc_trim", None)
+
+
+def _trim_forever(trim: Callable[[int], int]) -> None:
+    pause = threading.Event()
+    while not pause.wait(TRIM_EVERY_S):
+        trim(0)

@@ -1,7 +1,7 @@
-"""Seeded draws as one compiled loop each: the mathematics is verify/seeded.py.
+"""Draw with seeds in compiled loops; verify/seeded.py is the reference (Numba).
 
-Only tokens of positive probability are hashed, so a draw after top-k or top-p costs next to
-nothing. A logarithm is taken only where it could win: -log u >= 1 - u.
+Only tokens of positive probability are hashed, so a draw after top-k or top-p is fast. A logarithm
+is computed only where it could win: -log u >= 1 - u.
 """
 
 from __future__ import annotations
@@ -74,9 +74,9 @@ def _fill_waits(seeds, positions, tokens, out):  # type: ignore[no-untyped-def]
 
 
 def choose(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
-    """`verify.seeded.seeded_choice`: probs [N, V] float32 or float64, seeds, positions [N] int64.
+    """Compute `verify.seeded.seeded_choice`: probs [N, V] float32 or float64 -> [N] int64.
 
-    Returns [N] int64.
+    seeds, positions: [N] int64.
     """
     out = torch.empty(len(probs), dtype=torch.int64)
     _choose(
@@ -89,7 +89,7 @@ def choose(probs: Tensor, seeds: Tensor, positions: Tensor) -> Tensor:
 
 
 def waits(seeds: Tensor, positions: Tensor, tokens: Tensor) -> Tensor:
-    """`verify.seeded.waits` in float32: seeds, positions [N] int64, tokens [n] int64 -> [N, n]."""
+    """Compute `verify.seeded.waits`: seeds, positions [N], tokens [n] int64 -> [N, n] float32."""
     out = torch.empty(len(seeds), len(tokens))
     _fill_waits(
         seeds.contiguous().numpy(),

@@ -1,27 +1,41 @@
-"""How many threads compute, and how they wait.
+"""Choose the number of compute threads, and run the pool that shares matrix products.
 
-A step is a chain of short parallel regions; thread_pool.py shares out what is ours of it. OpenMP
-threads, which torch has for the rest, would cost a whole scheduler slice (about 15 ms) per region
-if they spun while a neighbour wants the core. A second compute thread on two cores competes with
-the HTTP server and the detokenizer: 5 to 24% faster where nothing else runs, slower beside other
-work. So the default leaves one core to the rest of the server and lets idle threads sleep. Several
-ranks of one server share the other cores.
+A decode step is a chain of some two hundred products of a few dozen microseconds. OpenMP threads
+either sleep between two products, which costs more than they save, or spin through everything else
+that the machine has to do: a whole scheduler slice (about 15 ms) per region when a neighbour wants
+the core. In our pool (csrc/pool.cpp) a waiting thread spins for some tens of microseconds, about as
+long as the work between two products, and then sleeps. Any free thread, the caller included, takes
+the next part, so the caller waits for parts in progress and never for a thread. The thread that
+computes a part does not change its result. A forked process has no threads; its caller computes all
+parts.
+
+A second compute thread on two cores competes with the HTTP server and the detokenizer: 5 to 24%
+faster on an idle machine, slower next to other work. So the default leaves one core to the rest of
+the server and lets idle threads sleep. Ranks of one server share the other cores.
 """
 
 from __future__ import annotations
 
+import ctypes
 import os
+import platform
+import sys
+import threading
+from dataclasses import dataclass, field
+from functools import lru_cache
 
-RANKS = "_SGLANG_DSPARK_RANKS"  # of this server on this machine, told to its processes
+from sglang_dspark.backends.cpu.csrc import Library, library
+
+RANKS = "_SGLANG_DSPARK_RANKS"  # of this server on this machine, read by its processes
 
 
 def available_cores() -> int:
-    """Cores this process may run on."""
+    """Count the cores that this process may run on."""
     return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
 
 
 def default_threads(cores: int, ranks: int = 1) -> int:
-    """Compute threads of each rank for `cores` available ones: all but one, at least one.
+    """Split `cores` available cores, all but one, among ranks; at least one thread each.
 
     Raises ValueError for a count below 1.
     """
@@ -31,7 +45,7 @@ def default_threads(cores: int, ranks: int = 1) -> int:
 
 
 def chosen_threads() -> int:
-    """The user's choice (`cpu.threads`, then OMP_NUM_THREADS) or the default."""
+    """Return the user's choice (`cpu.threads`, then OMP_NUM_THREADS) or the default."""
     from sglang_dspark.serving.config import current_config
 
     configured = current_config().cpu.threads
@@ -44,7 +58,7 @@ def chosen_threads() -> int:
 
 
 def set_environment_defaults() -> None:
-    """Defaults for the processes SGLang will start; libgomp reads them when it is loaded."""
+    """Set defaults for SGLang's processes; libgomp reads them when it is loaded."""
     os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")
 
 
@@ -55,3 +69,51 @@ def limit_this_process() -> int:
     count = chosen_threads()
     torch.set_num_threads(count)
     return count
+
+
+@dataclass
+class ThreadPool:
+    """The process's pool. threads: those that compute parts, a caller among them."""
+
+    library: Library
+    threads: int = 1
+    _never: ctypes.c_int32 = field(default_factory=ctypes.c_int32)  # 0: threads serve to the end
+
+    @property
+    def entry(self) -> int:
+        """Return the address of `run(work, data, length, threads)`, C integers."""
+        return self.library.pool_run
+
+    def grow(self, threads: int) -> None:
+        """Grow to so many threads, the caller among them; never shrink."""
+        for number in range(self.threads, threads):
+            threading.Thread(
+                target=self.library.pool_serve,
+                args=(ctypes.addressof(self._never),),
+                name=f"products-{number}",
+                daemon=True,
+            ).start()
+        self.threads = max(self.threads, threads)
+
+
+def why_no_pool() -> str | None:
+    """Return why this machine has no pool; None if it has."""
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return f"threads of products wait as Linux on x86-64 can, and this is {platform.platform()}"
+    return None
+
+
+def sharing(threads: int) -> tuple[int, int]:
+    """Return the pool's entry and threads for `jit.in_parts`; one thread without a pool."""
+    pool = process_pool() if threads > 1 else None
+    if pool is None:
+        return 0, 1
+    pool.grow(threads)
+    return pool.entry, threads
+
+
+@lru_cache(maxsize=1)
+def process_pool() -> ThreadPool | None:
+    """Return the pool; None where `why_no_pool` has a reason or the library is missing."""
+    loaded = library() if why_no_pool() is None else None
+    return None if loaded is None else ThreadPool(loaded)

@@ -1,1 +1,1 @@
-"""The device side of a decode step on an accelerator: events, admission, captured graphs."""
+"""Run the decode step on an accelerator: events, admission, captured graphs."""

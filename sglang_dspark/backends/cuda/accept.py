@@ -1,7 +1,7 @@
-"""Our accept rule on an accelerator: a Triton operator on a GPU, else torch (`step/accept.py`).
+"""Accept drafts on an accelerator: by a Triton operator on a GPU, else by torch (step/accept.py).
 
-Both judge by block or token by token, as configured (`verify.rule`), take the same uniforms and
-emit the same tokens. The operators need no probabilities of the whole vocabulary: at 256 requests
+Both judge by block or token by token, as configured (`verify.rule`), read the same uniforms and
+emit the same tokens. The operators store no probabilities of the whole vocabulary: at 256 requests
 of 8 rows and 152k tokens torch makes several tensors of 1.2 GB.
 """
 
@@ -31,7 +31,7 @@ class StepAccept:
 
     def __init__(self) -> None:
         self._arrivals: Tensor | None = None
-        self._told = False
+        self._logged = False
         self._rule = current_config().verify.rule
 
     def __call__(
@@ -44,16 +44,16 @@ class StepAccept:
         anchors: Tensor,
         seeds: Seeds | None,
     ) -> Acceptance:
-        """What each request of a sampled step emits; arguments as of `step.accept.accept`."""
+        """Accept the drafts of a sampled step; arguments of `step.accept.accept`."""
         if runs_on(logits.device):
             given = windows(ids, lens, logits, draft_block, sampling_info, anchors, seeds)
             reason = why_not(given)
             if reason is None:
                 operator = accept_triton if self._rule == "token" else accept_block_triton
                 return Acceptance(*operator(given, self._counters(len(ids), ids.device)))
-            if not self._told:
+            if not self._logged:
                 logger.warning("sampled drafts are accepted in torch: %s", reason)
-                self._told = True
+                self._logged = True
         return accept(ids, lens, logits, draft_block, sampling_info, anchors, seeds)
 
     def _counters(self, requests: int, device: torch.device) -> Tensor:

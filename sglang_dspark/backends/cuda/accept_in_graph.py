@@ -1,4 +1,4 @@
-"""The greedy accept rule that is captured with the target's verify pass, in one launch.
+"""Accept greedily in one launch that is captured with the target's verify pass.
 
 Upstream: `DsparkVerifyEpilogue._accept` in sglang/srt/speculative/dspark_components/
 dspark_verify.py. Ours writes to the same buffers, which the step reads as it read upstream's.
@@ -40,7 +40,7 @@ def accept(
     """Tokens emitted [R] int32 by each request, all else in the epilogue's buffers.
 
     candidates: [R, gamma + 1]. logits: [R (gamma + 1), V]. cutoff_verify_lens: [R], rows verified,
-    0 of a seat without a request; None: upstream's own pass over whole windows.
+    0 of a slot without a request; None: upstream's own pass over whole windows.
     """
     requests = len(candidates)
     if cutoff_verify_lens is not None and runs_on(logits.device):
@@ -68,7 +68,7 @@ def _tell(reason: str) -> None:
 
 
 def _obstacle(epilogue: Any) -> str | None:
-    """What else upstream does in between, in one line; None: nothing."""
+    """Return what else upstream does in between, in one line; None if nothing."""
     if epilogue.simulated_correct_len is not None:
         return "accepted lengths are simulated"
     if epilogue._tp_sync.enabled(upstream.SpecTpSyncSite.DSPARK_ACCEPT_GRAPH):

@@ -1,8 +1,8 @@
-"""Sampled steps without drafts, by plain decoding's own sampler: one row a request.
+"""Sample steps without drafts by plain decoding's own sampler: one row a request.
 
 Upstream: sglang/srt/layers/sampler.py. Only where its distribution is ours: without cuts,
 or with top-k or top-p alone. With min-p FlashInfer normalises between the cuts, and seeds are ours.
-Memory: what plain decoding takes, three rows of float32 a request: 0.47 GB at 256 requests and a
+Memory: that of plain decoding, three rows of float32 a request: 0.47 GB at 256 requests and a
 vocabulary of 151,936.
 """
 

@@ -1,4 +1,4 @@
-"""Accept rules of sampled steps with top-k, on lists of the tokens that the cuts keep.
+"""Accept sampled steps with top-k on lists of the tokens that the cuts keep.
 
 Emits the tokens of `step.accept.accept` for the same uniforms, seeds and greedy requests included;
 the lists are those of `verify/candidates.py`. Only verified rows are read: the host knows a bound

@@ -1,7 +1,7 @@
-"""Puts the step on a DSPARK worker whose models are loaded and whose graphs are captured.
+"""Put the step on a DSPARK worker whose models are loaded and whose graphs are captured.
 
 Upstream: sglang/srt/speculative/dspark_components/dspark_worker_v2.py. Where a worker
-cannot be scheduled it verifies every draft, and the log says why: never a crash.
+cannot be scheduled it verifies every draft, and the reason is logged.
 """
 
 from __future__ import annotations

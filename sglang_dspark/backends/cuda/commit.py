@@ -1,8 +1,8 @@
-"""Hidden states of emitted tokens into the draft's context: packed, projected, written at once.
+"""Write hidden states of emitted tokens into the draft's context: pack, project, store.
 
 Upstream: `TargetHiddenKvInjector.inject_ragged` in sglang/srt/speculative/
-dspark_components/dspark_kv_inject.py, which projects whole windows and leaves rejected rows out
-when it writes.
+dspark_components/dspark_kv_inject.py, which projects whole windows and skips rejected rows when
+it writes.
 """
 
 from __future__ import annotations

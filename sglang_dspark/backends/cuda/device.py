@@ -1,4 +1,4 @@
-"""`step.device.Device` on an accelerator: nothing comes back to the host before the result does."""
+"""Implement `step.device.Device` on an accelerator: the host reads nothing before the result."""
 
 from __future__ import annotations
 
@@ -100,11 +100,11 @@ class GraphDevice:
         )
 
     def accepts_in_graph(self, requests: int, admitted: int) -> bool:
-        """Whether a graph with upstream's accept epilogue was captured for such a pass."""
+        """Return whether a graph with upstream's accept epilogue was captured for such a pass."""
         return self._epilogue and self.in_graph(requests, admitted)
 
     def in_graph(self, requests: int, admitted: int) -> bool:
-        """Whether a graph was captured for such a pass."""
+        """Return whether a graph was captured for such a pass."""
         tokens = requests + admitted
         return bool(self.tiers) and tokens <= self.tiers[-1] and requests <= self.slots
 

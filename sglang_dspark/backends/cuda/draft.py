@@ -1,9 +1,9 @@
-"""Drafting on a GPU: the sequential head's steps in one launch, else SGLang's.
+"""Draft on a GPU: the sequential head's steps in one launch, else SGLang's.
 
 Upstream, sglang/srt/speculative/dspark_components/dspark_draft.py (`draft_markov_block`),
 launches a product and two kernels or more for each position, in the draft's graph and outside of
-it. The operator draws the same drafts from the same noise, but where rounding decides, and keeps
-the same logits. Nothing is read back; what a captured launch counts on stays where it is.
+it. The operator draws the same drafts from the same noise, except where rounding decides, and
+saves the same logits. Nothing is read back; counters of a captured launch keep their addresses.
 
 On an H200 (results/gpu_markov_h200.json) the operator takes a quarter to two thirds of the time of
 SGLang's steps outside of graphs. In a graph, where launches cost little, SGLang's steps of sampled
@@ -36,7 +36,7 @@ class DraftSteps:
     def __init__(self) -> None:
         # By size, never given up: a captured graph has their addresses.
         self._scratch: dict[tuple[torch.device, int], Tensor] = {}
-        self._told: set[str] = set()
+        self._logged: set[str] = set()
         self._fits = True
 
     def __call__(self, original: Callable[..., Drafted], **block: Any) -> Drafted:
@@ -76,9 +76,9 @@ class DraftSteps:
             return None
 
     def _tell(self, reason: str) -> None:
-        if reason not in self._told:
+        if reason not in self._logged:
             logger.warning("drafts are SGLang's steps, not one launch: %s", reason)
-            self._told.add(reason)
+            self._logged.add(reason)
 
     def _counters(self, given: Blocks) -> Tensor:
         requests, gamma, _ = given.base.shape
@@ -92,7 +92,7 @@ draft_steps = DraftSteps()
 
 
 def obstacle(head: Any, tp_sync: Any) -> str | None:
-    """What of an upstream head or of its ranks the operator does not know; None: nothing."""
+    """Return what the operator does not support of a head or its ranks; None if nothing."""
     heads = (upstream.VanillaMarkov, upstream.GatedMarkovHead, upstream.RNNHead)
     other = upstream.other_class("its head", head, *heads)
     if other is not None:
@@ -105,7 +105,7 @@ def obstacle(head: Any, tp_sync: Any) -> str | None:
 
 
 def theirs_is_quicker(markov_head: Any, logits_out: Tensor | None = None, **_block: Any) -> bool:
-    """Whether a block is of a graph that keeps its logits and of a head that was measured.
+    """Return whether a block is of a graph with saved logits and of a measured head.
 
     Upstream gives a buffer for them along there, its warm-up included, and nowhere else.
     """

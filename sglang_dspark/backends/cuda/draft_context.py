@@ -1,5 +1,7 @@
-"""What a commit needs of a draft model and its cache, resolved once: K/V projections of all layers
-as one weight, norms, rotation, and where each layer's keys and values lie.
+"""Resolve a draft model and its cache once for commits.
+
+K/V projections of all layers as one weight, norms, rotation, and addresses of each layer's keys and
+values.
 
 Upstream: `DSparkDraftMixin` in sglang/srt/models/dspark.py, which dense drafts and those
 with experts share. It keeps the stacked weight itself, for prefills; so it is stored once.
@@ -33,7 +35,7 @@ class DraftContext:
     version: int  # of the weights: norms are a copy of them
 
     def holds(self, model: Any, pool: Any) -> bool:
-        """Whether model and pool still are what was resolved."""
+        """Return whether model and pool are still those that were resolved."""
         first = model.layers[0]
         weight, cache = first.self_attn.qkv_proj.weight, pool.k_buffer[_place(first, pool)]
         return (
@@ -86,7 +88,7 @@ def _writes_as_upstream(model: Any) -> bool:
 
 
 def _obstacle_of(pool: Any) -> str | None:
-    """What of a cache the operator does not know; None: nothing."""
+    """Return what the operator does not support of a cache; None if nothing."""
     names = ("set_kv_buffer", "_store_kv_layer")
     own = (getattr(type(pool), name, None) for name in names)
     if any(o is not getattr(upstream.MHATokenToKVPool, n) for o, n in zip(own, names, strict=True)):

@@ -1,4 +1,4 @@
-"""What is scheduled by confidence on a GPU, and what is served with every draft verified instead.
+"""List what is scheduled by confidence on a GPU, and what is served with every draft verified.
 
 Decided from the arguments before any model loads, because SGLang builds the confidence
 head and captures ragged graphs only in the mode `compact`. `SCHEDULED` and `FEATURES` are the table
@@ -13,7 +13,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
-# Their verify passes take windows of unlike lengths, eager and in graphs; Triton by our seams.
+# Their verify passes support ragged windows, eager and in graphs; Triton by our patches.
 RAGGED_BACKENDS = frozenset({"fa3", "fa4", "triton", "trtllm_mha", "trtllm_mla"})
 _XQA = (9, 12)  # generations of GPUs on which trtllm_mha is XQA
 _FLASHINFER = "flashinfer"  # SGLang's default for DSPARK off Hopper
@@ -43,7 +43,7 @@ GPUS = (
 
 @dataclass(frozen=True)
 class Start:
-    """What the rules look at. args: SGLang's resolved arguments; has_head: the drafter's.
+    """Inputs of the rules. args: SGLang's resolved arguments; has_head: the drafter's.
 
     recurrent: whether the target keeps a recurrent state. variables: the environment. by_lengths:
     whether the configuration asks for lengths that add up to no K fixed before drafting.
@@ -60,7 +60,7 @@ class Start:
 
 @dataclass(frozen=True)
 class Feature:
-    """name: as the documentation lists it. why: what stands in the way. holds: whether it does."""
+    """name: as the documentation lists it. why: the obstacle. holds: whether it applies."""
 
     name: str
     why: str

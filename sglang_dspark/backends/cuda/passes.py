@@ -1,6 +1,6 @@
-"""Passes of the real models at the sizes of the captured graphs, for timing them at start-up.
+"""Time passes of the real models at the sizes of the captured graphs, at start-up.
 
-As `schedule/passes.py` does on a CPU: made-up requests in the first pool rows, a draft block or a
+As backends/cpu/attach.py does on a CPU: made-up requests in the first pool rows, a draft block or a
 ragged verify pass with the injection of one token a request behind it, through the same runners
 (sglang/srt/model_executor/runner/decode_cuda_graph_runner.py), which replay a graph where
 one was captured.
@@ -38,7 +38,7 @@ class _Asked:
 
 
 class GraphPasses:
-    """What `schedule.profile` times on an accelerator."""
+    """Passes that `schedule.profile` times on an accelerator."""
 
     def __init__(self, worker: Any, device: GraphDevice) -> None:
         self._worker, self._device = worker, device
@@ -68,7 +68,7 @@ class GraphPasses:
             self._compile_accept(most, context)
 
     def _compile(self, requests: int, context: int) -> None:
-        """What is made anew for each power of two of requests, on rows of the types served."""
+        """Compile what differs by powers of two of requests, on rows of the served types."""
         device = self._worker.device
         with self._dummies.batch(requests, context) as batch:
             proposal = draft_once(self._worker, self._worker._proposer, batch)
@@ -96,7 +96,7 @@ class GraphPasses:
             return self._timed(lambda: self._verify(batch, asked), in_graph=in_graph)
 
     def draft_seconds(self, requests: int, depth: int, context: int) -> float:
-        """Seconds of drafting gamma positions for every request, whatever the depth."""
+        """Time the drafting of gamma positions for every request; the depth is ignored."""
         in_graph = self._device.in_graph(requests, 0)
         with self._dummies.batch(requests, context) as batch:
             return self._timed(

@@ -1,8 +1,8 @@
-"""A draft block's window over its context (drafter/attention.py), on whatever device serves.
+"""Limit a draft block's attention to a window of its context, on any serving device.
 
 Every row of a block sees the same last tokens before the anchor, and the block itself. SGLang's
 sliding windows (sglang/srt/layers/radix_attention.py) move with each query instead. Our CPU
-backend's plan is narrowed (cpu/context_window.py). With any other backend the layer attends by
+backend's plan is narrowed (cpu/attention_plan.py). With any other backend the layer attends by
 itself, densely over window + gamma slots: shapes depend on the number of requests alone and no
 value is read on the host, so a graph may capture it. It writes no K/V: of a drafted token the
 target's features are the context, which are written when it is committed.
@@ -33,7 +33,7 @@ class Context:
 
 
 class BlockWindow:
-    """What the layers of a draft pass see. tokens: of the context; None: all of it."""
+    """The window that the layers of a draft pass see. tokens: of the context; None: all of it."""
 
     def __init__(self, tokens: int | None):
         self.tokens = tokens
@@ -48,7 +48,7 @@ class BlockWindow:
         if self.tokens is None:
             yield
         elif by_plan(batch):
-            from sglang_dspark.backends.cpu.context_window import within_window
+            from sglang_dspark.backends.cpu.attention import within_window
 
             with within_window(self.tokens):
                 yield
@@ -63,7 +63,7 @@ class BlockWindow:
 
 
 def by_plan(batch: Any) -> bool:
-    """Whether our CPU backend attends, which reads a plan of the pass."""
+    """Return whether our CPU backend attends, which reads a plan of the pass."""
     if not batch.seq_lens.is_cpu:
         return False
     from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
@@ -135,7 +135,7 @@ def attend(
     requests = len(seen)
 
     def both(cached: Tensor, own: Tensor) -> Tensor:
-        """[R, Hkv, w + gamma, D]; what is not seen is 0, whatever the cache holds there."""
+        """Gather [R, Hkv, w + gamma, D]; hidden positions are 0, not the cache's content."""
         kept = cached[context.slots].to(own.dtype).masked_fill(~seen[..., None, None], 0)
         return torch.cat([kept, own.unflatten(0, (requests, -1))], 1).transpose(1, 2)
 

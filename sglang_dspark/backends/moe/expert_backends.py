@@ -1,6 +1,6 @@
-"""The experts' backends that need a server: our compiled CPU kernels, SGLang's fused MoE and its
-Humming runner (humming_experts.py); and by what a served drafter's layers choose among all of them.
-Importing this registers them.
+"""Register the experts' backends that require a server, and choose one for a drafter's layers.
+
+Our compiled CPU kernels, SGLang's fused MoE and its Humming runner (humming_experts.py).
 
 SGLang's: sglang/srt/layers/moe/moe_runner/triton_utils/fused_moe.py, `fused_moe`, BF16
 weights or FP8 ones with 128 x 128 scales. Written after its source; it has not been run on a GPU.
@@ -18,7 +18,7 @@ from torch import Tensor
 
 from sglang_dspark import __version__
 from sglang_dspark.backends.cpu import expert_ops, linear
-from sglang_dspark.backends.cpu.narrow_matmul import LANES
+from sglang_dspark.backends.cpu.linear import LANES
 from sglang_dspark.backends.cpu.threads import chosen_threads
 from sglang_dspark.backends.moe import humming_experts
 from sglang_dspark.common.machine import cpu_description
@@ -107,7 +107,7 @@ def weights_of(e: Experts, shape: DrafterConfig) -> ExpertWeights:
 
 
 def workload_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> ExpertWorkload:
-    """What a drafter's layers are to be computed on and with."""
+    """Device and backend of a drafter's layers."""
     return ExpertWorkload(
         device,
         shape.expert_format,
@@ -121,7 +121,7 @@ def workload_of(shape: DrafterConfig, device: str, dtype: torch.dtype) -> Expert
 
 
 def key_of(workload: ExpertWorkload) -> TimesKey:
-    """What times measured here depend on."""
+    """Describe what times measured here depend on."""
     if workload.device == "cuda":
         device = torch.cuda.get_device_name()
     else:

@@ -1,4 +1,4 @@
-"""What `dspark doctor` says of experts: which backend takes each format, and why no other.
+"""Report expert backends for `dspark doctor`: the one for each format, and why no other.
 
 As a server would choose on this device for a layer like the demo drafter's, in captured passes on a
 GPU.

@@ -1,9 +1,9 @@
-"""SGLang's Humming runner as a backend of the experts, where `humming-kernels` is installed.
+"""Use SGLang's Humming runner for experts, where `humming-kernels` is installed.
 
 MXFP4 weights and BF16 rows: sglang/srt/layers/moe/moe_runner/humming.py, whose weights
 `prepare_humming_moe_layer` (layers/quantization/humming_utils.py) lays out, as
 layers/quantization/mxfp4_humming_moe.py does for DeepSeek-V4. Written after these; it has
-not been run on a GPU, so only a measurement, which compares results too, brings it forward.
+not been run on a GPU, so only a measurement, which compares results too, selects it.
 """
 
 from __future__ import annotations
@@ -28,7 +28,7 @@ _COLUMNS = 128  # to whose multiples SGLang pads K of a layer, which its buffers
 
 
 class HummingLayer(nn.Module):
-    """What the runner reads of SGLang's FusedMoE layer: shapes, and weights by their names there.
+    """The fields of SGLang's FusedMoE layer that the runner reads: shapes, and weights by name.
 
     w13_weight [E, 2I, d/2] int8, two codes each; w13_weight_scale [E, 2I, d/32] E8M0, gate before
     up; w2_weight [E, d, I/2] and w2_weight_scale [E, d, I/32].

@@ -1,7 +1,7 @@
-"""The Transformers config of a drafter with experts (drafter/config.py) for SGLang.
+"""Define the Transformers config of a drafter with experts (drafter/config.py) for SGLang.
 
-It is Qwen3's with more keys. `sliding_window` stands under another name in it: SGLang takes that
-one for a K/V cache with windowed layers, which the draft's is not; every token's keys stay there.
+It is Qwen3's with more keys. `sliding_window` has another name in it: SGLang would allocate a K/V
+cache with windowed layers for it, but the draft's keeps every token's keys.
 """
 
 from __future__ import annotations

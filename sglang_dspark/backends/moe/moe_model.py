@@ -1,5 +1,7 @@
-"""The drafter with experts in SGLang: attention, K/V injection and heads are those of the dense
-DSPARK drafts, layers have experts (drafter/moe.py) on one or several residual streams.
+"""Run a drafter with experts in SGLang.
+
+Attention, K/V injection and heads are those of the dense DSPARK drafts; layers have experts
+(drafter/moe.py) on one or several residual streams.
 
 Subclasses sglang/srt/models/dspark.py and models/dflash.py; patches/step/moe_drafter.py puts
 the class into SGLang's model registry. Any target serves that DSPARK captures features of.
@@ -38,7 +40,7 @@ from sglang_dspark.serving import upstream
 
 
 def split_here() -> Split:
-    """What this rank holds, by SGLang's MoE groups; DSparkError where they are not its TP group."""
+    """Return this rank's share by SGLang's MoE groups; DSparkError if not its TP group."""
     p = upstream.get_parallel()
     if p.moe_ep_size * p.moe_tp_size != p.tp_size:
         raise DSparkError(
@@ -53,7 +55,7 @@ def split_here() -> Split:
 
 
 def in_graphs() -> bool:
-    """Whether SGLang is to capture this server's decode passes, the draft's among them."""
+    """Return whether SGLang will capture this server's decode passes, the draft's included."""
     return (
         upstream.current_platform.capabilities.graph_capture
         and upstream.get_exec().graph.cuda_graph_config.decode.backend != upstream.Backend.DISABLED
@@ -84,7 +86,7 @@ class MoEDecoderLayer(nn.Module):
         self.post_attention_layernorm = upstream.RMSNorm(c.hidden_size, eps=c.rms_norm_eps)
         self.attn_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
         self.mlp_residual = HyperConnection(c.residual_streams, c.hidden_size, c.rms_norm_eps)
-        # Routing and mixing are computed in float32, whatever dtype the server loads weights in.
+        # Routing and mixing are computed in float32, for any dtype of the weights.
         self.attn_residual.float()
         self.mlp_residual.float()
         if isinstance(self.mlp, RankMoE):
@@ -119,7 +121,7 @@ class MoEDecoderLayer(nn.Module):
         return upstream.tensor_model_parallel_all_reduce(out) if self.ranks > 1 else out
 
     def _own_part(self, y: Tensor) -> Tensor:
-        """What this rank adds to the layer's output."""
+        """Compute this rank's summand of the layer's output."""
         if not isinstance(self.mlp, RankMoE):
             return self.mlp(y)
         routing = self.mlp.route(y)
@@ -127,7 +129,7 @@ class MoEDecoderLayer(nn.Module):
         out = routed(y, routing.experts, routing.weights)
         if self.mlp.shared_experts is None:
             return out
-        short = self.compiled.shared if expert_ops.fits(y) else None
+        short = self.compiled.shared if expert_ops.supports_rows(y) else None
         return out + (self.mlp.shared_experts if short is None else short)(y)
 
 
@@ -146,7 +148,7 @@ def _connected(
     x: Tensor,
     block: Callable[[Tensor], Tensor],
 ) -> Tensor:
-    if compiled is None or not expert_ops.fits(x):
+    if compiled is None or not expert_ops.supports_rows(x):
         return connection(x, block)
     read, kept = compiled.read(x)
     return compiled.write(x, block(read), kept)
@@ -200,7 +202,7 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
         """The streams' last reading: [n, streams, d] -> [n, d]."""
         if self.streams == 1:
             return x
-        if self.compiled_read is None or not expert_ops.fits(x):
+        if self.compiled_read is None or not expert_ops.supports_rows(x):
             return self.stream_read(x)
         return self.compiled_read(x)
 

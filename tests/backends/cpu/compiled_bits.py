@@ -14,27 +14,27 @@ import torch
 from numba import njit
 
 from sglang_dspark.backends.cpu import (
-    block_ops,
-    confidence_ops,
+    accept,
+    confidence,
     expert_ops,
     fused_ops,
-    paged,
-    thread_pool,
+    paged_attention,
+    threads,
 )
-from sglang_dspark.backends.cpu.plan import make_plan
+from sglang_dspark.backends.cpu.attention_plan import make_plan
 from sglang_dspark.float_ops import exp32
 
 CONTEXTS = (20, 64, 200, 333)
 HEADS, KV_HEADS, DIM, WIDTH = 9, 3, 64, 576
 DRAFTS = 5
 KERNELS = (
-    paged.attend,
+    paged_attention.attend,
     fused_ops.rms_norm_rows,
     fused_ops.silu_and_mul_rows,
-    confidence_ops._confidence,
+    confidence._confidence,
     expert_ops._project,
     expert_ops._read,
-    block_ops._walk,
+    accept._walk,
 )
 
 
@@ -68,9 +68,9 @@ def _attended() -> list[np.ndarray]:
             q = torch.randn(queries, HEADS, DIM)
             out = torch.empty_like(q)
             plan = make_plan(table, torch.tensor([0]), [queries], [context])
-            paged.paged_attention(
-                q, keys, values, plan, scale=0.125, causal=True, window=paged.NO_WINDOW,
-                sharing=thread_pool.sharing(1), out=out,
+            paged_attention.paged_attention(
+                q, keys, values, plan, scale=0.125, causal=True, window=paged_attention.NO_WINDOW,
+                sharing=threads.sharing(1), out=out,
             )  # fmt: skip
             found.append(out.numpy())
     return found
@@ -91,9 +91,9 @@ def _rows() -> list[np.ndarray]:
 
 def _drafted() -> list[np.ndarray]:
     features, weight = torch.randn(2 * DRAFTS, WIDTH), torch.randn(1, WIDTH + 8)
-    weights = confidence_ops.ConfidenceWeights(weight, None, torch.randn(50, 8), torch.ones(1))
+    weights = confidence.ConfidenceWeights(weight, None, torch.randn(50, 8), torch.ones(1))
     anchor, drafts = torch.tensor([3, 40]), torch.randint(0, 50, (2, DRAFTS))
-    survival, logits = confidence_ops.confidence(weights, features, anchor, drafts)
+    survival, logits = confidence.confidence(weights, features, anchor, drafts)
     streams, phi = torch.randn(7, 4, WIDTH).numpy(), torch.randn(24, 4 * WIDTH).numpy()
     projected, read = np.empty((7, 24), np.float32), np.empty((7, WIDTH), np.float32)
     expert_ops._project(streams.reshape(7, -1), phi, 1e-6, projected)
@@ -101,7 +101,7 @@ def _drafted() -> list[np.ndarray]:
     proposals = torch.randn(2, DRAFTS, WIDTH + 7).softmax(-1)
     targets = torch.randn(2, DRAFTS + 1, WIDTH + 7).softmax(-1)
     uniforms = torch.rand(2, DRAFTS, dtype=torch.float64)
-    kept = block_ops.walk(drafts, proposals, targets, uniforms, torch.tensor([DRAFTS, 3]))
+    kept = accept.walk(drafts, proposals, targets, uniforms, torch.tensor([DRAFTS, 3]))
     return [survival.numpy(), logits.numpy(), projected, read, *(each.numpy() for each in kept)]
 
 

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.draft_head import ReducedHead
+from sglang_dspark.backends.cpu.reduced_head import ReducedHead
 from sglang_dspark.step.seeds import Seeds
 
 GREEDY = 1  # SGLang's top-k of a greedy request
@@ -55,7 +55,7 @@ class Drafting:
         seeds: Seeds | None = None,
     ) -> Any:
         """base [R, gamma, n], anchors [R] -> upstream's `DraftBlockResult`."""
-        from sglang_dspark.backends.cpu.draft_heads import DraftHeads
+        from sglang_dspark.backends.cpu.draft import DraftHeads
 
         model = SimpleNamespace(markov_head=self.head)
         tp_sync = SimpleNamespace(sync=lambda site, x: x, enabled=lambda site: False)

@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.narrow_matmul import AVX2, LANES, Processor
+from sglang_dspark.backends.cpu.linear import AVX2, LANES, Processor
 from sglang_dspark.backends.cpu.weight_formats import GROUP, dense, half_rows, int8_rows
 
 PROCESSORS = ("host", "avx512", "avx2")

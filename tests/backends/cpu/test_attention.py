@@ -13,10 +13,12 @@ from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import dense, paged, thread_pool
-from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.backends.cpu.draft_attention import DsparkCpuMultiStepDraftBackend
-from sglang_dspark.backends.cpu.plan import CACHED, QUERIES, make_plan
+from sglang_dspark.backends.cpu import paged_attention, threads
+from sglang_dspark.backends.cpu.attention import (
+    DsparkCpuAttnBackend,
+    DsparkCpuMultiStepDraftBackend,
+)
+from sglang_dspark.backends.cpu.attention_plan import CACHED, QUERIES, make_plan
 from sglang_dspark.errors import DSparkError
 from tests.backends.cpu.attention_world import (
     Case,
@@ -92,11 +94,11 @@ def test_draft_block_sees_itself_both_ways(case: Case) -> None:
     check(replace(case, bidirectional=True), verify_pass)
 
 
-@pytest.mark.parametrize("window", [paged.NO_WINDOW, 20])
+@pytest.mark.parametrize("window", [paged_attention.NO_WINDOW, 20])
 def test_a_wide_tree(window: int) -> None:
     """More nodes than a block has queries, each of which sees its ancestors, against torch's."""
     torch.manual_seed(3)
-    nodes, cached = 2 * paged.TOGETHER + 5, 50
+    nodes, cached = 2 * paged_attention.TOGETHER + 5, 50
     parents = [int(torch.randint(0, node, ())) for node in range(1, nodes)]
     tree = torch.eye(nodes, dtype=torch.bool)
     for node, parent in enumerate(parents, 1):
@@ -106,18 +108,18 @@ def test_a_wide_tree(window: int) -> None:
     keys, values = torch.randn(2, 200, 2, 16).unbind()
     queries = torch.randn(nodes, 6, 16)
     ours, theirs = torch.empty_like(queries), torch.empty_like(queries)
-    paged.paged_attention(
+    paged_attention.paged_attention(
         queries, keys, values, plan, scale=0.25, causal=True, window=window,
-        sharing=thread_pool.sharing(1), out=ours,
+        sharing=threads.sharing(1), out=ours,
     )  # fmt: skip
     layer = SimpleNamespace(scaling=0.25, logit_cap=0.0)
-    dense.attend(queries, keys, values, plan, layer, True, window, theirs)
+    paged_attention.attend_by_torch(queries, keys, values, plan, layer, True, window, theirs)
     torch.testing.assert_close(ours, theirs, rtol=0, atol=2e-6)
 
 
 @pytest.mark.parametrize("sliding", [-1, 20])
 def test_a_long_block_sees_itself_both_ways(sliding: int) -> None:
-    window = (2 * paged.TOGETHER + 5,) * 2
+    window = (2 * paged_attention.TOGETHER + 5,) * 2
     case = Case((70, 3), window, heads=6, kv_heads=2, bidirectional=True, sliding=sliding)
     check(case, verify_pass)
 
@@ -279,7 +281,7 @@ def test_plain_decode_and_verify_agree_to_the_last_bit(case: Case) -> None:
 
 def test_neighbours_do_not_change_a_request() -> None:
     """Not even a neighbour whose window is taken in several blocks."""
-    case = Case((40, 3, 90), (6, 2 * paged.TOGETHER + 1, 2), heads=6, kv_heads=2)
+    case = Case((40, 3, 90), (6, 2 * paged_attention.TOGETHER + 1, 2), heads=6, kv_heads=2)
     batch = World(case)
     out = batch.forward(DsparkCpuAttnBackend(batch.runner()), extend_pass(batch))
     first = 0
@@ -309,11 +311,11 @@ def test_threads_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> No
     """Long enough contexts for three threads; a step of few tokens is one thread's work."""
     case = Case((400, 3, 900), (6, 70, 6), heads=6, kv_heads=2)
     results = []
-    for threads in ("1", "2", "3"):
-        monkeypatch.setenv("OMP_NUM_THREADS", threads)
+    for count in ("1", "2", "3"):
+        monkeypatch.setenv("OMP_NUM_THREADS", count)
         world = World(case)
         backend = DsparkCpuAttnBackend(world.runner())
-        assert backend.sharing[1] == int(threads)
+        assert backend.sharing[1] == int(count)
         results.append(world.forward(backend, extend_pass(world)))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
@@ -329,7 +331,7 @@ def test_a_few_tokens_are_one_threads_work(cached: tuple[int, ...], threads: int
     requests[:, QUERIES], requests[:, CACHED] = 1, cached
     queries, cache = np.zeros((len(cached), 8, 64), np.float32), np.zeros((9, 2, 64), np.float32)
     items = 2 * len(cached)
-    assert paged._threads_for(4, queries, cache, cache, requests, items) == threads
+    assert paged_attention._threads_for(4, queries, cache, cache, requests, items) == threads
 
 
 def test_padding_tokens_return_zeros() -> None:

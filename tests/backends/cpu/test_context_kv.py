@@ -18,11 +18,11 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.dspark import DSparkDraftMixin
 
-from sglang_dspark.backends.cpu import context_kv, linear
+from sglang_dspark.backends.cpu import context_kernels, context_kv, linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.backends.cpu.commit import write_target_hidden_kv
-from sglang_dspark.backends.cpu.fast_paths import UnfitError
-from sglang_dspark.backends.cpu.layers.models import forward_draft
+from sglang_dspark.backends.cpu.context_kv import write_target_hidden_kv
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
+from sglang_dspark.backends.cpu.layers.layer_stack import forward_draft
 from sglang_dspark.backends.cpu.weight_formats import FORMATS, dense, pack
 from sglang_dspark.patches.cpu.draft import SEAMS
 from sglang_dspark.patches.registry import check_seam
@@ -240,9 +240,9 @@ def test_what_a_later_token_supersedes_is_never_written(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = []
-    inject = context_kv._inject
+    inject = context_kernels.inject
     monkeypatch.setattr(
-        context_kv, "_inject", lambda *given: [count.append(len(given[3])), inject(*given)]
+        context_kv, "inject", lambda *given: [count.append(len(given[3])), inject(*given)]
     )
     ours = pool()
     with torch.inference_mode():
@@ -412,11 +412,11 @@ def test_drafting_settles_what_waits(ours: bool, monkeypatch: pytest.MonkeyPatch
 
 def test_other_dtypes_keep_upstreams_path() -> None:
     given = arguments([1, 2], 6)["target_hidden"]
-    assert not context_kv.takes(given)  # gradients may be wanted
+    assert not context_kv.supports_rows(given)  # gradients may be wanted
     with torch.no_grad():
-        assert context_kv.takes(given)
-        assert not context_kv.takes(given.bfloat16())
-        assert not context_kv.takes(given[:0])
+        assert context_kv.supports_rows(given)
+        assert not context_kv.supports_rows(given.bfloat16())
+        assert not context_kv.supports_rows(given[:0])
 
 
 @pytest.mark.parametrize(
@@ -430,7 +430,7 @@ def test_other_dtypes_keep_upstreams_path() -> None:
     ],
 )
 def test_other_drafts_keep_upstreams_path(draft: Draft, case: str, why: str) -> None:
-    context_kv.injector_of(draft, pool())
+    context_kv.resolve_injector(draft, pool())
     kind: Any = type(draft)
     if case == "scale":
         draft.layers[1].self_attn.v_scale = 2.0
@@ -441,14 +441,14 @@ def test_other_drafts_keep_upstreams_path(draft: Draft, case: str, why: str) -> 
     elif case == "adjacent rotary":
         rope = get_rope(DIM, DIM, 128, 10000.0, is_neox_style=False, dtype=torch.float32)
         draft.layers[0].self_attn.rotary_emb = rope
-    with pytest.raises(UnfitError, match=why):
-        context_kv.injector_of(draft, object() if case == "pool" else pool())
+    with pytest.raises(UnsupportedError, match=why):
+        context_kv.resolve_injector(draft, object() if case == "pool" else pool())
 
 
 @pytest.mark.parametrize("change", ["weight", "data", "norm", "pool"])
 def test_exchanged_weights_and_caches_are_noticed(draft: Draft, change: str) -> None:
     ours = pool()
-    found = context_kv.injector_of(draft, ours)
+    found = context_kv.resolve_injector(draft, ours)
     assert found.holds(draft, ours)
     if change == "weight":
         draft.fc.weight = torch.nn.Parameter(torch.zeros(HIDDEN, FEATURES), requires_grad=False)

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_dspark.backends.cpu import csrc, linear, thread_pool
+from sglang_dspark.backends.cpu import csrc, linear, threads
 
 needs_compiler = pytest.mark.skipif(not any(csrc.compilers()), reason="no C++ compiler")
 
@@ -25,7 +25,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     shutil.copytree(csrc.SOURCES, sources, ignore=shutil.ignore_patterns("*.so"))
     monkeypatch.setattr(csrc, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kept = (csrc.library, linear.prepare_for, thread_pool.process_pool)
+    kept = (csrc.library, linear.prepare_for, threads.process_pool)
     for each in kept:
         each.cache_clear()
     yield tmp_path / "cache" / "sglang-dspark" / "csrc"
@@ -64,8 +64,8 @@ def test_without_a_compiler_torch_multiplies_and_one_line_says_so(
     monkeypatch.setattr(csrc, "compilers", lambda: iter(()))
     with caplog.at_level(logging.WARNING):
         assert linear.prepare() is None
-        assert thread_pool.process_pool() is None
-        assert thread_pool.sharing(4) == (0, 1)
+        assert threads.process_pool() is None
+        assert threads.sharing(4) == (0, 1)
     assert caplog.messages == [
         "sglang-dspark: torch multiplies, which is slower: the C++ library of the CPU kernels is "
         f"missing: there is no C++ compiler; {csrc.HOW_TO}"

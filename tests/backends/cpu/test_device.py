@@ -24,7 +24,7 @@ GAMMA = 3
 @pytest.fixture
 def device(monkeypatch: pytest.MonkeyPatch) -> HostDevice:
     """On a worker that nothing but lengths and depth is read of."""
-    monkeypatch.setattr(device_module.plain_step, "require", lambda worker: None)
+    monkeypatch.setattr(device_module.plain_step, "require_worker", lambda worker: None)
     return HostDevice(worker_for(GAMMA), HostClock(lambda: 0.0))
 
 

@@ -6,9 +6,8 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_dspark.backends.cpu import expert_ops, paged
-from sglang_dspark.backends.cpu.context_window import narrowed
-from sglang_dspark.backends.cpu.plan import make_plan
+from sglang_dspark.backends.cpu import expert_ops, paged_attention
+from sglang_dspark.backends.cpu.attention_plan import make_plan, narrowed
 from sglang_dspark.drafter.attention import block_attention
 from sglang_dspark.drafter.hyper_connections import (
     HyperConnection,
@@ -134,8 +133,8 @@ def test_a_narrowed_plan_is_the_drafters_window(window: int) -> None:
     plan = make_plan(table, torch.arange(3), [gamma] * 3, [n + gamma for n in lens])
     plan = narrowed(plan, window)
     out = torch.empty_like(q)
-    paged.paged_attention(
-        q, k_cache, v_cache, plan, scale=8**-0.5, causal=False, window=paged.NO_WINDOW,
+    paged_attention.paged_attention(
+        q, k_cache, v_cache, plan, scale=8**-0.5, causal=False, window=paged_attention.NO_WINDOW,
         sharing=(0, 1), out=out,
     )  # fmt: skip
     for r, length in enumerate(lens):

@@ -7,22 +7,22 @@ import logging
 import pytest
 
 from sglang_dspark.backends.cpu import fast_paths, linear
-from sglang_dspark.backends.cpu.fast_paths import fits, need, taken
-from sglang_dspark.backends.cpu.narrow_matmul import Processor
+from sglang_dspark.backends.cpu.fast_paths import find_or_log, require, supported
+from sglang_dspark.backends.cpu.linear import Processor
 
 
 @pytest.fixture
 def log(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> pytest.LogCaptureFixture:
-    monkeypatch.setattr(fast_paths, "_told", set())
+    monkeypatch.setattr(fast_paths, "_logged", set())
     caplog.set_level(logging.INFO, logger="sglang_dspark")
     return caplog
 
 
 def test_a_reason_is_told_once_and_another_one_too(log: pytest.LogCaptureFixture) -> None:
     def one_rank(ranks: int) -> bool:
-        return fits("short pass", lambda: need(ranks == 1, f"{ranks} ranks"))
+        return supported("short pass", lambda: require(ranks == 1, f"{ranks} ranks"))
 
     assert [one_rank(ranks) for ranks in (1, 2, 2, 3, 1)] == [True, False, False, False, True]
     said = ["sglang-dspark: off: short pass: 2 ranks", "sglang-dspark: off: short pass: 3 ranks"]
@@ -32,9 +32,9 @@ def test_a_reason_is_told_once_and_another_one_too(log: pytest.LogCaptureFixture
 def test_what_was_found_is_handed_on_and_other_errors_are_raised(
     log: pytest.LogCaptureFixture,
 ) -> None:
-    assert taken("path", lambda: 7) == 7
+    assert find_or_log("path", lambda: 7) == 7
     with pytest.raises(ZeroDivisionError):
-        taken("path", lambda: 1 // 0)
+        find_or_log("path", lambda: 1 // 0)
     assert log.messages == []
 
 

@@ -7,7 +7,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from sglang_dspark.backends.cpu import greedy_ops, linear
+from sglang_dspark.backends.cpu import greedy_ops, linear, reduced_head
 from sglang_dspark.backends.cpu.weight_formats import FORMATS, pack
 
 FEW_VALUES = st.sampled_from([0.0, -0.0, 1.5, -1.5, float("inf"), float("-inf"), 1e-40, -1e-40])
@@ -43,10 +43,10 @@ def test_a_draft_block_is_the_argmax_of_each_sum(requests: int, width: int) -> N
     anchor = torch.randint(vocab, (requests,))
     weights = (w1.numpy(), w2, tokens.numpy())
     whole, pieces = (torch.zeros(requests, gamma, dtype=torch.long) for _ in range(2))
-    greedy_ops.draft_steps(base, anchor, weights, whole, range(gamma))
+    reduced_head.draft_steps(base, anchor, weights, whole, range(gamma))
     previous = anchor
     for k in range(gamma):
-        greedy_ops.draft_steps(base, previous, weights, pieces, range(k, k + 1))
+        reduced_head.draft_steps(base, previous, weights, pieces, range(k, k + 1))
         previous = tokens[(base[:, k] + w1[previous] @ w2.T).argmax(-1)]
         assert torch.equal(whole[:, k], previous)
     assert torch.equal(pieces, whole)
@@ -63,7 +63,7 @@ def test_a_draft_block_with_packed_factors(requests: int, form: str) -> None:
     w2 = pack(torch.randn(width, rank), FORMATS[form])
     tokens, anchor = torch.randperm(vocab)[:width], torch.randint(vocab, (requests,))
     out = torch.zeros(requests, gamma, dtype=torch.long)
-    greedy_ops.draft_steps(base, anchor, (w1.numpy(), w2, tokens.numpy()), out, range(gamma))
+    reduced_head.draft_steps(base, anchor, (w1.numpy(), w2, tokens.numpy()), out, range(gamma))
     previous = anchor
     for k in range(gamma):
         bias = linear.product(w1[previous], w2)

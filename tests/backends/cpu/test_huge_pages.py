@@ -14,9 +14,8 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_dspark.backends.cpu import huge_pages
-from sglang_dspark.backends.cpu.huge_pages import PAGE, PIECE, _Pieces
-from sglang_dspark.backends.cpu.weight_formats import BYTES, INT8, pack
+from sglang_dspark.backends.cpu import weight_formats
+from sglang_dspark.backends.cpu.weight_formats import BYTES, INT8, PAGE, PIECE, _Pieces, pack
 
 
 def lines_of(address: int) -> dict[str, str]:
@@ -42,7 +41,7 @@ def mapping_of(memory: Any) -> Any:
 
 @pytest.mark.parametrize("size", [1, 64, 65, 331_776, PAGE, PIECE, PIECE + 1])
 def test_each_has_its_own_bytes(size: int) -> None:
-    taken = [huge_pages.empty(size) for _ in range(3)]
+    taken = [weight_formats.huge_page_bytes(size) for _ in range(3)]
     for number, each in enumerate(taken):
         each.fill_(number)
     for number, each in enumerate(taken):
@@ -53,9 +52,9 @@ def test_each_has_its_own_bytes(size: int) -> None:
 
 
 def test_nothing_is_left_out_between_two() -> None:
-    first = huge_pages.empty(PIECE)  # a piece of its own
+    first = weight_formats.huge_page_bytes(PIECE)  # a piece of its own
     assert first.data_ptr() % PAGE == 0
-    second, third = huge_pages.empty(65), huge_pages.empty(64)
+    second, third = weight_formats.huge_page_bytes(65), weight_formats.huge_page_bytes(64)
     assert third.data_ptr() - second.data_ptr() == 128
 
 

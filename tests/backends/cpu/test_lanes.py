@@ -19,7 +19,7 @@ from sglang_dspark import float_ops
 from sglang_dspark.backends import cpu
 from sglang_dspark.backends.cpu.jit import kernel
 from sglang_dspark.backends.cpu.lanes import add_weighted, dots, lane_max, lane_sum
-from sglang_dspark.backends.cpu.layers.kernel import layers
+from sglang_dspark.backends.cpu.layers.layer_kernel import layers
 from sglang_dspark.float_ops import exp32, fma
 from tests.backends.cpu import compiled_bits
 

@@ -10,14 +10,14 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import linear
-from sglang_dspark.backends.cpu.narrow_matmul import (
+from sglang_dspark.backends.cpu.linear import (
     AVX2,
     MAX_BLOCK_ROWS,
     NarrowMatmul,
     Processor,
     find_matmul,
 )
-from sglang_dspark.backends.cpu.thread_pool import process_pool
+from sglang_dspark.backends.cpu.threads import process_pool
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving import config
 from tests.backends.cpu.product_reference import PROCESSORS, float_product, processor_named

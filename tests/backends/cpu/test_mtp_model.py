@@ -19,13 +19,12 @@ from transformers import LlamaConfig
 
 from sglang_dspark.backends.cpu import linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
-from sglang_dspark.backends.cpu.fast_paths import UnfitError
-from sglang_dspark.backends.cpu.layers import model as layer_model
-from sglang_dspark.backends.cpu.layers import support as layer_support
-from sglang_dspark.backends.cpu.narrow_matmul import Processor
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
+from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
+from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.patches.cpu.mtp import forward_model
 from tests.backends.cpu.attention_world import Case, World, decode_pass, extend_pass
-from tests.backends.cpu.test_layers import one_rank, our_kernels  # noqa: F401
+from tests.backends.cpu.test_layer_stack import one_rank, our_kernels  # noqa: F401
 
 pytestmark = pytest.mark.skipif(
     not Processor.host().fuses, reason="no fused multiply-add: the short form does not apply"
@@ -104,8 +103,8 @@ def test_same_numbers_as_upstreams_forward(
     case, make_pass = CASES[name]
     theirs = one_pass(mtp, case, make_pass, short=False)
     passes = []
-    run = layer_model.run
-    monkeypatch.setattr(layer_model, "run", lambda *given: (passes.append(given), run(*given))[1])
+    run = layer_stack.run
+    monkeypatch.setattr(layer_stack, "run", lambda *given: (passes.append(given), run(*given))[1])
     ours = one_pass(mtp, case, make_pass, short=True)
     assert len(passes) == 1
     torch.testing.assert_close([ours[0], *ours[1]], [theirs[0], *theirs[1]], rtol=2e-5, atol=2e-5)
@@ -115,7 +114,7 @@ def test_a_first_layer_with_a_norm_of_its_input_does_not_fit(
     mtp: LlamaModel, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     layer = mtp.layers[0]
-    layer_support.eagle_layer_of(layer)
+    layer_spec.eagle_layer_of(layer)
     monkeypatch.setitem(layer._modules, "input_layernorm", layer.post_attention_layernorm)
-    with pytest.raises(UnfitError, match="alone has no norm of its input"):
-        layer_support.eagle_layer_of(layer)
+    with pytest.raises(UnsupportedError, match="alone has no norm of its input"):
+        layer_spec.eagle_layer_of(layer)

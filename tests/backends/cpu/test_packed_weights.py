@@ -14,7 +14,7 @@ import torch
 from torch import nn
 
 from sglang_dspark.backends.cpu import attach, fast_paths, linear, packed_weights
-from sglang_dspark.backends.cpu.narrow_matmul import Processor
+from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
     BYTES,
@@ -86,7 +86,7 @@ def form(
     file = tmp_path / "dspark.json"
     file.write_text(json.dumps({"cpu": {"weights": request.param, "activations": activations}}))
     monkeypatch.setenv(config.CONFIG_VARIABLE, str(file))
-    monkeypatch.setattr(fast_paths, "_told", set())
+    monkeypatch.setattr(fast_paths, "_logged", set())
     linear.prepare_for.cache_clear()
     yield str(request.param)
     linear.prepare_for.cache_clear()
@@ -97,8 +97,8 @@ def test_rows_are_as_wide_as_told(form: str, activations: str) -> None:
     wide, narrow = ("16-bit", "8-bit") if form == "int8" else ("float32", "bfloat16")
     kept = linear.served(FORMATS[form])
     asked = activations == "narrow" if form == "int8" else activations != "wide"
-    assert linear.activations_beside(kept) == (narrow if able and asked else wide)
-    assert linear.activations_beside(FORMATS["float32"]) == "float32"
+    assert linear.activations_for(kept) == (narrow if able and asked else wide)
+    assert linear.activations_for(FORMATS["float32"]) == "float32"
 
 
 def test_products_and_embeddings_are_packed(form: str, caplog: pytest.LogCaptureFixture) -> None:
@@ -117,7 +117,7 @@ def test_products_and_embeddings_are_packed(form: str, caplog: pytest.LogCapture
     assert line == (
         f"sglang-dspark: weights of LlamaForCausalLM are kept as {form}: "
         f"{'0.044' if form == 'bfloat16' else '0.0306'} MB instead of 0.0727; "
-        f"they meet {linear.activations_beside(kept)} rows"
+        f"they meet {linear.activations_for(kept)} rows"
     )
 
 
@@ -150,7 +150,7 @@ def seen_by(form: str, x: torch.Tensor) -> torch.Tensor:
     """What rows are in a product with weights of a format, by the log's word."""
     ways = {"float32": lambda x: x, "bfloat16": half_rows}
     ways |= {"16-bit": rounded_rows, "8-bit": rounded_groups}
-    return ways[linear.activations_beside(linear.served(FORMATS[form]))](x)
+    return ways[linear.activations_for(linear.served(FORMATS[form]))](x)
 
 
 def _unexpected(*args: Any) -> Any:
@@ -283,7 +283,7 @@ def test_kept_step_times_are_those_of_kernel_and_formats(
     packed = attach._backend(target, draft)
     monkeypatch.setattr(attach, "REVISION", "another")
     assert len({plain, packed, attach._backend(target, draft)}) == 3
-    assert f"weights {form} x {linear.activations_beside(linear.served(FORMATS[form]))}" in packed
+    assert f"weights {form} x {linear.activations_for(linear.served(FORMATS[form]))}" in packed
 
 
 def test_a_copy_is_packed_as_told(form: str) -> None:

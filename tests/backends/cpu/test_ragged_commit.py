@@ -21,9 +21,9 @@ pytest.importorskip("sglang")
 from sglang_dspark.backends.cpu import device as device_module
 from sglang_dspark.backends.cpu import plain_step
 from sglang_dspark.backends.cpu.device import HostDevice
-from sglang_dspark.backends.cpu.fast_paths import need
-from sglang_dspark.backends.cpu.layout import layout_of
-from sglang_dspark.backends.cpu.target import VerifyRows
+from sglang_dspark.backends.cpu.fast_paths import require
+from sglang_dspark.backends.cpu.ragged_layout import layout_of
+from sglang_dspark.backends.cpu.verify_forward import VerifyRows
 from sglang_dspark.step.rules import Rules
 from sglang_dspark.step.timing import HostClock
 from sglang_dspark.step.verify import VerifyInput
@@ -111,7 +111,7 @@ def target(monkeypatch: pytest.MonkeyPatch) -> Target:
 
 def device_of(worker: Any) -> HostDevice:
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(plain_step, "require", lambda worker: need(False, "for this test"))
+        patch.setattr(plain_step, "require_worker", lambda worker: require(False, "for this test"))
         return HostDevice(worker, HostClock(lambda: 0.0))
 
 

@@ -9,7 +9,7 @@ import torch
 
 from sglang_dspark.backends.cpu import seeded_ops
 from sglang_dspark.backends.cpu.accept import accept
-from sglang_dspark.backends.cpu.draft_heads import seeded_waits
+from sglang_dspark.backends.cpu.draft import seeded_waits
 from sglang_dspark.patches.cpu.seeds import UNSEEDED, batch_seeds
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify.seeded import seeded_choice, waits

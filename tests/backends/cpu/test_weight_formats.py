@@ -7,8 +7,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import linear
-from sglang_dspark.backends.cpu.narrow_matmul import NarrowMatmul, Processor, find_matmul
-from sglang_dspark.backends.cpu.panel_rows import MOST_ROWS
+from sglang_dspark.backends.cpu.linear import NarrowMatmul, Processor, find_matmul
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
     BYTES,
@@ -16,6 +15,7 @@ from sglang_dspark.backends.cpu.weight_formats import (
     FORMATS,
     GROUP,
     INT8,
+    MOST_ROWS,
     PANEL,
     PANELS,
     WeightFormat,
@@ -367,7 +367,7 @@ def test_products_of_any_number_of_rows(form: WeightFormat, rows: int) -> None:
     packed, x = pack(weights(48, 192), form), torch.randn(rows, 192)
     with torch.inference_mode():
         found = linear.product(x, packed, torch.arange(48.0))
-        beside = linear.activations_beside(form)
+        beside = linear.activations_for(form)
         seen = {"16-bit": rounded_rows, "8-bit": rounded_groups, "bfloat16": half_rows}.get(
             beside, lambda x: x
         )(x)

@@ -39,7 +39,7 @@ from tests.drafter.helpers import tiny_config
 def as_on_a_gpu() -> None:
     """Without what serves a CPU."""
     block_window.by_plan = lambda batch: False
-    expert_ops.fits = lambda x: False
+    expert_ops.supports_rows = lambda x: False
 
 
 def windowed(model: DSparkMoEModel, mode: Any = None) -> Tensor:

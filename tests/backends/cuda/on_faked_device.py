@@ -18,7 +18,7 @@ from typing import Any
 
 import torch
 
-from sglang_dspark.backends.cpu import stand_ins
+from sglang_dspark.backends.cpu import stub_modules
 
 PACKAGES = (
     "sglang_dspark.experts",
@@ -76,7 +76,7 @@ def fake_device() -> None:
     torch.cuda.get_device_properties = lambda device=None: H100
     torch.version.cuda = "13.0"
     sys.meta_path.insert(0, Binaries())
-    stand_ins.install()  # of torchvision, which comes with SGLang on a machine with a GPU
+    stub_modules.install()  # of torchvision, which comes with SGLang on a machine with a GPU
 
 
 def ours() -> list[str]:

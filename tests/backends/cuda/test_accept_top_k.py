@@ -20,7 +20,7 @@ from sglang_dspark.step import accept as step_accept
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify import BatchSampling, candidates, target_distribution
 from sglang_dspark.verify.candidates import equal_tokens
-from tests.backends.cpu.test_accept_law import ALARM, chi_square
+from tests.backends.cpu.test_accept_distribution import ALARM, chi_square
 from tests.mutants.catalogue.top_k import DISTRIBUTION
 from tests.mutants.mutant import Mutant
 from tests.rehearsal import reads

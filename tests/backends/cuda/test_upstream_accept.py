@@ -26,7 +26,7 @@ from sglang_dspark.backends.cuda.device import sampled_alone
 from sglang_dspark.step.rules import Cuts, Rules
 from sglang_dspark.verify import BatchSampling, target_distribution
 from tests.backends.cpu.draft_world import settings
-from tests.backends.cpu.test_accept_law import ALARM, chi_square
+from tests.backends.cpu.test_accept_distribution import ALARM, chi_square
 
 V, GAMMA, TEMPERATURE = 12, 2, 0.8
 BATCH, STEPS = 50_000, 150_000

@@ -40,8 +40,8 @@ if os.environ.get("DSPARK_PLANTED_COSTS"):
     def _costs() -> None:
         _installed()
         from sglang_dspark.backends.cpu import attach
+        from sglang_dspark.backends.cpu.attach import Passes
         from sglang_dspark.backends.cpu.device import HostDevice
-        from sglang_dspark.backends.cpu.passes import Passes
         from sglang_dspark.step import verify
 
         now, run, draft, drafting = 0.0, verify.verify, HostDevice.draft, 2e-3

@@ -149,8 +149,8 @@ MUTANTS = (
     _mutant(
         "a refusal of the operator is told at every step",
         STEP,
-        "self._told = True",
-        "self._told = False",
+        "self._logged = True",
+        "self._logged = False",
         IN_A_STEP,
     ),
     _mutant(

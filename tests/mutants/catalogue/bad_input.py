@@ -9,7 +9,10 @@ GRAMMAR = "patches/upstream_fixes/grammar_errors.py"
 LIMITS, LIMITED = "patches/upstream_fixes/request_limits.py", "tests/patches/test_request_limits.py"
 PATTERNS = "patches/upstream_fixes/request_limits.py"
 PATTERNED = "tests/patches/test_stop_patterns.py"
-LOST, SETTLED = "sglang_dspark/backends/cpu/lost_rows.py", "tests/backends/cpu/test_lost_rows.py"
+NAN_ROWS, NAN_TESTS = (
+    "sglang_dspark/backends/cpu/accept.py",
+    "tests/backends/cpu/test_accept_nan_rows.py",
+)
 POOL = "patches/upstream_fixes/kv_pool_limit.py"
 THRESHOLD = "sglang_dspark/schedule/static_threshold.py"
 TRACES = "sglang_dspark/evaluation/traces.py"
@@ -113,10 +116,10 @@ MUTANTS = tuple(
         ),
         (
             "a row that is no distribution stays so",
-            LOST,
-            "probs[lost, 0] = 1.0",
+            NAN_ROWS,
+            "probs[invalid, 0] = 1.0",
             "pass",
-            SETTLED,
+            NAN_TESTS,
         ),
         (
             "no room is left at the end of the pool",

@@ -5,18 +5,18 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 BLOCK = "sglang_dspark/verify/block.py"
-COMPILED = "sglang_dspark/backends/cpu/block_ops.py"
+COMPILED = "sglang_dspark/backends/cpu/accept.py"
 SERVED = "sglang_dspark/backends/cpu/accept.py"
 LAW = ("tests/verify/test_block_law.py::test_every_window_that_does_not_look_ahead_keeps_the_law",)
 UNREAD = ("tests/verify/test_block_law.py::test_unchecked_is_the_same_and_reads_no_unverified_row",)
-WALK = ("tests/backends/cpu/test_block_ops.py::test_compiled_walk_is_the_references",)
-EQUAL = ("tests/backends/cpu/test_block_ops.py::test_equal_laws_keep_every_draft",)
+WALK = ("tests/backends/cpu/test_accept_block_walk.py::test_compiled_walk_is_the_references",)
+EQUAL = ("tests/backends/cpu/test_accept_block_walk.py::test_equal_laws_keep_every_draft",)
 IMPOSSIBLE = ("tests/verify/test_block_law.py::test_a_draft_without_target_mass_is_never_kept",)
 ROUNDED = (
     "tests/verify/test_block_law.py"
     "::test_laws_that_agree_to_rounding_keep_what_the_last_draft_does_not",
 )
-CONFIGURED = ("tests/backends/cpu/test_accept_law.py::test_the_configured_rule_is_served",)
+CONFIGURED = ("tests/backends/cpu/test_accept_distribution.py::test_the_configured_rule_is_served",)
 
 
 def _mutant(name: str, file: str, old: str, new: str, tests: tuple[str, ...]) -> Mutant:
@@ -104,8 +104,8 @@ MUTANTS = (
     _mutant(
         "compiled block walk: S of the row in front",
         COMPILED,
-        "_left(targets[r, i], p, proposals[r, i])",
-        "_left(targets[r, i - 1], p, proposals[r, i - 1])",
+        "_residual_mass(targets[r, i], p, proposals[r, i])",
+        "_residual_mass(targets[r, i - 1], p, proposals[r, i - 1])",
         WALK,
     ),
     _mutant(

@@ -32,8 +32,8 @@ MUTANTS = (
     ),
     _mutant(
         "block operator: S of the row in front",
-        "law = law_of(r, i, summed",
-        "law = law_of(r, i - 1, summed",
+        "dist = dist_of(r, i, summed",
+        "dist = dist_of(r, i - 1, summed",
     ),
     _mutant(
         "block operator: S without p",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 FILE = "sglang_dspark/backends/cpu/accept.py"
-TESTS = ("tests/backends/cpu/test_accept_law.py::test_two_tokens_follow_the_target",)
+TESTS = ("tests/backends/cpu/test_accept_distribution.py::test_two_tokens_follow_the_target",)
 
 
 def _mutant(name: str, old: str, new: str) -> Mutant:
@@ -30,8 +30,8 @@ DRAFT_LAW = (
     ),
     _mutant(
         "target law without its temperature",
-        "target_law(logits[rows], sampling_info, lens)",
-        "target_law(logits[rows] * sampling_info.temperatures.repeat_interleave(lens, 0), "
+        "sampling_probs(logits[rows], sampling_info, lens)",
+        "sampling_probs(logits[rows] * sampling_info.temperatures.repeat_interleave(lens, 0), "
         "sampling_info, lens)",
     ),
     _mutant(

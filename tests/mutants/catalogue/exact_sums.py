@@ -5,8 +5,8 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 LANES = "sglang_dspark/backends/cpu/lanes.py"
-PAGED = "sglang_dspark/backends/cpu/paged.py"
-LAYERS = "sglang_dspark/backends/cpu/layers/kernel.py"
+PAGED = "sglang_dspark/backends/cpu/paged_attention.py"
+LAYERS = "sglang_dspark/backends/cpu/layers/layer_kernel.py"
 SUMS = "tests/backends/cpu/test_lanes.py"
 ATTENTION = "tests/backends/cpu/test_attention.py"
 
@@ -91,28 +91,28 @@ MUTANTS = (
         LAYERS,
         "tables.numbers[layer, WINDOW], room.attended",
         "np.int64(-1), room.attended",
-        "tests/backends/cpu/test_layers.py::test_layers_that_see_a_window",
+        "tests/backends/cpu/test_layer_stack.py::test_layers_that_see_a_window",
     ),
     _mutant(
         "keys are normed with another norm's epsilon",
         LAYERS,
         "key, fractions[3])",
         "key, fractions[0])",
-        "tests/backends/cpu/test_layers.py::test_each_norm_has_its_own_epsilon",
+        "tests/backends/cpu/test_layer_stack.py::test_each_norm_has_its_own_epsilon",
     ),
     _mutant(
         "context values are every layer's first ones",
-        "sglang_dspark/backends/cpu/context_kv.py",
+        "sglang_dspark/backends/cpu/context_kernels.py",
         "stacked[i, middle:end]",
         "stacked[i, : end - middle]",
         "tests/backends/cpu/test_context_kv.py::test_the_cache_is_upstreams",
     ),
     _mutant(
         "what does not fill the lanes of the block rule is left out",
-        "sglang_dspark/backends/cpu/block_ops.py",
+        "sglang_dspark/backends/cpu/accept.py",
         "for v in range(whole, len(target)):",
         "for v in range(whole, whole):",
-        "tests/backends/cpu/test_block_ops.py::test_compiled_walk_is_the_references",
+        "tests/backends/cpu/test_accept_block_walk.py::test_compiled_walk_is_the_references",
     ),
     _mutant(
         "streams are read at the last four places alone",
@@ -130,7 +130,7 @@ MUTANTS = (
     ),
     _mutant(
         "context keys are normed with the features' epsilon",
-        "sglang_dspark/backends/cpu/context_kv.py",
+        "sglang_dspark/backends/cpu/context_kernels.py",
         "tables.head_norms[layer], tables.epsilons[1]",
         "tables.head_norms[layer], tables.epsilons[0]",
         "tests/backends/cpu/test_context_kv.py::test_the_cache_is_upstreams",

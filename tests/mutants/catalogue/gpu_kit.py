@@ -132,10 +132,12 @@ MUTANTS = (
     Mutant(
         name="kernels that cannot be imported are kept",
         area="GPU kit",
-        file="sglang_dspark/backends/cpu/stand_ins.py",
+        file="sglang_dspark/backends/cpu/stub_modules.py",
         old=' or not _can_be_imported("sgl_kernel")',
         new="",
-        tests=("tests/backends/cpu/test_stand_ins.py::test_kernels_that_can_be_imported_are_kept",),
+        tests=(
+            "tests/backends/cpu/test_stub_modules.py::test_kernels_that_can_be_imported_are_kept",
+        ),
     ),
     Mutant(
         name="drafts of the made-up models are never wrong",

@@ -12,10 +12,10 @@ MUTANTS = (
     Mutant(
         name="holes of the heap are kept",
         area="soak",
-        file="sglang_dspark/backends/cpu/heap.py",
+        file="sglang_dspark/backends/cpu/platform.py",
         old="        trim(0)\n",
         new="        del trim\n        return\n",
-        tests=("tests/backends/cpu/test_heap.py",),
+        tests=("tests/backends/cpu/test_platform.py",),
     ),
     Mutant(
         name="an answer that is another's beginning is equal",

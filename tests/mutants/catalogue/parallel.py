@@ -4,11 +4,11 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-PARALLEL = "sglang_dspark/backends/cpu/parallel.py"
+PARALLEL = "sglang_dspark/backends/cpu/rank_resources.py"
 PROFILE = "sglang_dspark/serving/profile.py"
 BUILD = "sglang_dspark/step/build.py"
 TURNS = "tests/common/test_turns.py"
-SHARES = "tests/backends/cpu/test_parallel.py"
+SHARES = "tests/backends/cpu/test_rank_resources.py"
 MEASURING = "tests/serving/test_profile.py"
 
 
@@ -22,18 +22,18 @@ MUTANTS = (
         "sglang_dspark/backends/cpu/jit.py",
         "builder.store(word(1), ",
         "builder.store(word(0), ",
-        "tests/backends/cpu/test_thread_pool.py::test_a_part_that_fails_is_told",
+        "tests/backends/cpu/test_threads.py::test_a_part_that_fails_is_told",
     ),
     _mutant(
         "attention is shared out by the heads of one request",
-        "sglang_dspark/backends/cpu/paged.py",
+        "sglang_dspark/backends/cpu/paged_attention.py",
         "_attend_items, items, given)",
         "_attend_items, k_cache.shape[1], given)",
         "tests/backends/cpu/test_attention.py::test_threads_do_not_change_the_result",
     ),
     _mutant(
         "a thread is woken for every short context",
-        "sglang_dspark/backends/cpu/paged.py",
+        "sglang_dspark/backends/cpu/paged_attention.py",
         "work // _WORK_PER_THREAD, ",
         "",
         "tests/backends/cpu/test_attention.py::test_a_few_tokens_are_one_threads_work",
@@ -119,8 +119,8 @@ MUTANTS = (
     _mutant(
         "ranks of several machines meet on loopback",
         PARALLEL,
-        "host = upstream.NetworkAddress.parse(meeting).host",
-        "upstream.NetworkAddress.parse(meeting)",
+        "host = upstream.NetworkAddress.parse(rendezvous).host",
+        "upstream.NetworkAddress.parse(rendezvous)",
         f"{SHARES}::test_ranks_of_several_meet_where_the_meeting_point_is",
     ),
 )

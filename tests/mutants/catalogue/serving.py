@@ -4,15 +4,15 @@ from __future__ import annotations
 
 from tests.mutants.mutant import Mutant
 
-LAYOUT = "sglang_dspark/backends/cpu/layout.py"
+LAYOUT = "sglang_dspark/backends/cpu/ragged_layout.py"
 ENGINE = "sglang_dspark/step/engine.py"
 REUSE = "sglang_dspark/step/plan_reuse.py"
-RAGGED = "sglang_dspark/backends/cpu/ragged_ops.py"
+GREEDY = "sglang_dspark/backends/cpu/greedy_ops.py"
 DEVICE = "sglang_dspark/backends/cpu/device.py"
 STEP = "patches/step/worker.py"
 DEVICE_TESTS = "tests/backends/cpu/test_device.py"
 SEAM_TESTS = "tests/patches/test_step.py"
-ROWS = "tests/backends/cpu/test_ragged_ops.py"
+ROWS = "tests/backends/cpu/test_ragged_layout.py"
 COMMIT = ("tests/backends/cpu/test_ragged_commit.py",)
 SERVED = ("tests/integration/test_ragged_steps.py",)
 ENGINE_TESTS = "tests/step/test_engine_plans.py"
@@ -52,7 +52,7 @@ MUTANTS = (
     Mutant(
         name="packed rows start where the request before starts",
         area="ragged layout",
-        file=RAGGED,
+        file=LAYOUT,
         old="return np.cumsum(lens) - lens",
         new="return np.cumsum(lens) - lens[0]",
         tests=(f"{ROWS}::test_rows_of_counts_from_each_start",),
@@ -76,7 +76,7 @@ MUTANTS = (
     Mutant(
         name="ragged accept reads behind the window",
         area="accept",
-        file=RAGGED,
+        file=GREEDY,
         old="first, most = starts[r], lens[r] - 1",
         new="first, most = starts[r], min(lens[r], window.shape[1] - 1)",
         tests=(f"{ROWS}::test_greedy_accept_is_the_rule_of_verify",),
@@ -84,7 +84,7 @@ MUTANTS = (
     Mutant(
         name="ragged accept reads the row before",
         area="accept",
-        file=RAGGED,
+        file=GREEDY,
         old="token = argmax_of(bits[first + k])",
         new="token = argmax_of(bits[first + k - 1])",
         tests=(f"{ROWS}::test_greedy_accept_is_the_rule_of_verify",),
@@ -126,7 +126,7 @@ MUTANTS = (
     Mutant(
         name="bonus in the place of the last accepted draft",
         area="commit",
-        file=RAGGED,
+        file=GREEDY,
         old="tokens[r, accepted[r]] = bonus[r]",
         new="tokens[r, max(accepted[r] - 1, 0)] = bonus[r]",
         tests=(f"{ROWS}::test_what_is_committed_is_upstreams_own",),
@@ -134,7 +134,7 @@ MUTANTS = (
     Mutant(
         name="lengths without the bonus",
         area="commit",
-        file=RAGGED,
+        file=GREEDY,
         old="lens[r] = prefix[r] + commit[r]",
         new="lens[r] = prefix[r] + accepted[r]",
         tests=(f"{ROWS}::test_what_is_committed_is_upstreams_own",),
@@ -209,7 +209,7 @@ MUTANTS = (
     Mutant(
         name="accepted rows of windows taken from the front",
         area="commit",
-        file="sglang_dspark/backends/cpu/context_kv.py",
+        file="sglang_dspark/backends/cpu/context_kernels.py",
         old="found[at] = r * width + k",
         new="found[at] = at",
         tests=("tests/backends/cpu/test_context_kv.py::test_the_cache_is_upstreams",),
@@ -226,8 +226,8 @@ MUTANTS = (
         name="a host admits whatever the requests sample by",
         area="admission",
         file=DEVICE,
-        old="engine.admit(step, read, greedy)",
-        new="engine.admit(step, read, None)",
+        old="engine.admit(step, confidence, greedy)",
+        new="engine.admit(step, confidence, None)",
         tests=(DEVICE_TESTS,),
     ),
     Mutant(
@@ -241,25 +241,25 @@ MUTANTS = (
     Mutant(
         name="min-p missing",
         area="target law",
-        file="sglang_dspark/backends/cpu/target_law.py",
+        file="sglang_dspark/backends/cpu/accept.py",
         old="min_p=_by_row(sampling_info.min_ps, rows)",
         new="min_p=torch.zeros_like(_by_row(sampling_info.min_ps, rows))",
-        tests=("tests/backends/cpu/test_target_law.py::test_law_is_the_samplers",),
+        tests=("tests/backends/cpu/test_accept_target_probs.py::test_law_is_the_samplers",),
     ),
     Mutant(
         name="settings of another request",
         area="target law",
-        file="sglang_dspark/backends/cpu/target_law.py",
+        file="sglang_dspark/backends/cpu/accept.py",
         old="return values.reshape(-1).repeat_interleave(rows, 0)",
         new="return values.reshape(-1).flip(0).repeat_interleave(rows, 0)",
         tests=(
-            "tests/backends/cpu/test_target_law.py::test_each_request_has_its_own_settings_and_rows",
+            "tests/backends/cpu/test_accept_target_probs.py::test_each_request_has_its_own_settings_and_rows",
         ),
     ),
     Mutant(
         name="drafts' noise one position late",
         area="seeded sampling",
-        file="sglang_dspark/backends/cpu/draft_heads.py",
+        file="sglang_dspark/backends/cpu/draft.py",
         old="[seeds.rows, None].long() + torch.arange(depth)",
         new="[seeds.rows, None].long() + 1 + torch.arange(depth)",
         tests=("tests/backends/cpu/test_seeded_ops.py::test_waits_of_a_block_are_the_seeded_rows",),
@@ -267,7 +267,7 @@ MUTANTS = (
     Mutant(
         name="seeded drafts all by the first position's waits",
         area="seeded sampling",
-        file="sglang_dspark/backends/cpu/draft_head.py",
+        file="sglang_dspark/backends/cpu/reduced_head.py",
         old="_first_arrival(scaled[seeded.rows], seeded.waits[:, k])",
         new="_first_arrival(scaled[seeded.rows], seeded.waits[:, 0])",
         tests=(
@@ -277,18 +277,20 @@ MUTANTS = (
     Mutant(
         name="a greedy request beside sampled ones drafts by chance",
         area="draft law",
-        file="sglang_dspark/backends/cpu/draft_head.py",
-        old="column = torch.where(hot, column, step.argmax(-1))",
+        file="sglang_dspark/backends/cpu/reduced_head.py",
+        old="column = torch.where(sampled, column, step.argmax(-1))",
         new="pass",
-        tests=("tests/backends/cpu/test_draft_head.py",),
+        tests=("tests/backends/cpu/test_reduced_head.py",),
     ),
     Mutant(
         name="every draft of a block by one uniform",
         area="draft law",
-        file="sglang_dspark/backends/cpu/draft_head.py",
+        file="sglang_dspark/backends/cpu/reduced_head.py",
         old="uniforms[:, k])",
         new="uniforms[:, 0])",
-        tests=("tests/backends/cpu/test_accept_law.py::test_two_tokens_follow_the_target",),
+        tests=(
+            "tests/backends/cpu/test_accept_distribution.py::test_two_tokens_follow_the_target",
+        ),
     ),
     Mutant(
         name="coins in float32",
@@ -296,16 +298,18 @@ MUTANTS = (
         file="sglang_dspark/backends/cpu/accept.py",
         old="accept_uniforms=torch.rand(requests, width - 1, dtype=torch.float64)",
         new="accept_uniforms=torch.rand(requests, width - 1)",
-        tests=("tests/backends/cpu/test_accept_law.py::test_coins_are_finer_than_float32",),
+        tests=(
+            "tests/backends/cpu/test_accept_distribution.py::test_coins_are_finer_than_float32",
+        ),
     ),
     Mutant(
         name="upstream's coins as they come",
         area="accept",
-        file="sglang_dspark/backends/cpu/accept_ops.py",
+        file="sglang_dspark/backends/cpu/verify_ops.py",
         old="return uniforms.double() + torch.rand_like(uniforms, dtype=torch.float64) * 2.0**-24",
         new="return uniforms.double()",
         tests=(
-            "tests/backends/cpu/test_accept_ops.py::test_a_coin_of_zero_keeps_no_improbable_draft",
+            "tests/backends/cpu/test_verify_ops.py::test_a_coin_of_zero_keeps_no_improbable_draft",
         ),
     ),
     Mutant(

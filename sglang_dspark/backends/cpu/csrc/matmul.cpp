@@ -1,4 +1,4 @@
-// out = x W^T with few rows of float32 x, W read once in its own layout (narrow_matmul.py).
+// out = x W^T with few rows of float32 x, W read once in its own layout (linear.py).
 //
 // Compiled once for each instruction set (build flags in csrc.py), named by DSPARK_ISA. Everything
 // is in an unnamed namespace and nothing is taken from the C++ library: the linker would merge an
@@ -7,8 +7,8 @@
 // Order of every sum: 16 lanes, each a chain of fused multiply-adds over ascending k (32 lanes of
 // products for bfloat16 dot products), then lane i + lane i + 8, + 4, + 2, + 1. For int8: exact
 // integer sums over the 64 columns of a group, then one chain over ascending groups. Blocking and
-// threads change which outputs are computed together and never that order, so a row of x has the
-// same bits whatever rows share the product. Compiled with -ffp-contract=off for the same reason.
+// threads change which outputs are computed together and never that order, so the product is
+// batch-invariant. Compiled with -ffp-contract=off for the same reason.
 
 #include "matmul.h"
 
@@ -24,7 +24,7 @@ constexpr int kMaxBlock = 6;     // rows of x in a block
 constexpr int64_t kStrip = 64;   // rows of W in the second-level cache while blocks of x pass
 constexpr int64_t kAhead = 8192; // bytes prefetched ahead into the second-level cache
 
-// What a format needs of the product: the type of a number of x in the kernels, columns per step.
+// Traits of a format in the product: the type of a number of x in the kernels, columns per step.
 template <Format F> struct Traits {
   typedef float X;
   static constexpr int kColumns = 16, kBytesPerWeight = 4;

@@ -2,7 +2,7 @@
 #pragma once
 #include <cstdint>
 
-// Formats of W, and of x where it is rounded; numbered as in narrow_matmul.py.
+// Formats of W, and of x where it is rounded; numbered as in linear.py.
 enum Format { kFloat32, kBfloat16, kBfloat16Dot, kInt8, kBytes, kFormats };
 
 // x [rows, K] float32 with row_stride floats from row to row, W [N, K] in the format, out

@@ -1,4 +1,4 @@
-// Threads that share a job and wait awake for the next one (thread_pool.py).
+// Threads that share a job and spin while they wait for the next one (threads.py).
 //
 // `ticket` holds the job's number in its upper half and the parts not yet taken in its lower half.
 // Taking a part is one compare-exchange of the whole word: a late thread sees another number and

@@ -1,1 +1,1 @@
-"""All layers of a model in the short form: what fits, what it is, its tables, kernel and pass."""
+"""Run all layers of a model in one compiled call: specs, tables, kernel and pass."""

@@ -1,0 +1,195 @@
+"""Plan the attention of one forward pass, once a step, for all its layers.
+
+Adapts the metadata half of sglang/srt/layers/attention/base_attn_backend.py. Cache slots stay where
+SGLang keeps them: row `row` of the table `req_to_token`, read in place by the kernel, so a plan is
+a few small integers per request. What only some passes need (slots as index tensors, masks) is made
+on first use and cached for the other layers.
+
+The plan of a draft block with a window over its context (backends/moe/block_window.py) has a table
+that begins where the window does, so the ordinary kernels read fewer slots.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field, replace
+from functools import cached_property
+from typing import Any
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+
+Index = NDArray[np.int64]
+
+# Columns of `AttentionPlan.requests`.
+ROW, FIRST, QUERIES, CACHED = range(4)
+
+
+@dataclass(frozen=True)
+class AttentionPlan:
+    """R requests of one pass.
+
+    table: [rows, context] int32 cache slots by position. requests: [R, 4] with the request's row
+    of the table, its first query token, its number of query tokens, and the cached tokens it ends
+    with (its query tokens included, also those of a bidirectional block).
+    trees: [R, n, n] bool, which of the last n cached tokens each of n query tokens sees; empty for
+    chains.
+    """
+
+    table: NDArray[np.int32]
+    requests: Index
+    trees: NDArray[np.bool_]
+    _masks: dict[tuple[int, bool, int, torch.dtype], Tensor | None] = field(
+        default_factory=dict, repr=False, compare=False
+    )
+
+    def __post_init__(self) -> None:
+        if self.requests.ndim != 2 or self.requests.shape[1] != 4:
+            raise ValueError(f"requests must be [R, 4], not {self.requests.shape}")
+        queries, cached = self.requests[:, QUERIES], self.requests[:, CACHED]
+        if bool((queries > cached).any()):
+            raise ValueError(
+                f"query lengths {queries.tolist()} exceed the cached lengths {cached.tolist()}; a "
+                "pass writes its own tokens to the cache first"
+            )
+        if cached.size and int(cached.max()) > self.table.shape[1]:
+            raise ValueError(
+                f"{int(cached.max())} cached tokens do not fit a table of {self.table.shape[1]} "
+                "columns"
+            )
+
+    @cached_property
+    def num_queries(self) -> int:
+        """Count the query tokens of the whole pass."""
+        return int(self.requests[:, QUERIES].sum())
+
+    @cached_property
+    def slots(self) -> list[Tensor | slice]:
+        """List each request's cache slots by position: [cached] int64, a slice if consecutive."""
+        return [
+            consecutive(torch.from_numpy(self.table[row, :cached].astype(np.int64)))
+            for row, cached in self.requests[:, [ROW, CACHED]].tolist()
+        ]
+
+    def mask(self, r: int, causal: bool, window: int, dtype: torch.dtype) -> Tensor | None:
+        """Build the mask [queries, cached] of request r: 0 for visible positions, else -inf.
+
+        None where every query sees everything. window: as in `visibility`.
+        """
+        key = (r, causal, window, dtype)
+        if key not in self._masks:
+            tree = torch.from_numpy(self.trees[r]) if self.trees.size else None
+            queries, cached = int(self.requests[r, QUERIES]), int(self.requests[r, CACHED])
+            seen = visibility(queries, cached, causal, window, tree)
+            self._masks[key] = None if seen is None else _additive(seen, dtype)
+        return self._masks[key]
+
+
+def make_plan(
+    table: Tensor,
+    req_rows: Tensor,
+    query_lens: Any,
+    kv_lens: Any,
+    tree: Tensor | None = None,
+) -> AttentionPlan:
+    """Make a plan from tensors or sequences of lengths [R]; queries are in request order."""
+    queries = np.asarray(query_lens, dtype=np.int64)
+    requests = np.empty((queries.size, 4), np.int64)
+    requests[:, ROW] = req_rows.numpy()
+    requests[:, FIRST] = np.cumsum(queries) - queries
+    requests[:, QUERIES] = queries
+    requests[:, CACHED] = np.asarray(kv_lens, dtype=np.int64)
+    trees = np.empty((0, 0, 0), np.bool_) if tree is None else tree.contiguous().numpy()
+    return AttentionPlan(table=table.numpy(), requests=requests, trees=trees)
+
+
+def plan_of_batch(forward_batch: Any, table: Tensor) -> AttentionPlan:
+    """Plan any SGLang pass: decode, extend, draft-extend, target-verify or draft block.
+
+    In a target-verify pass (DSPARK's draft block is one, too) `seq_lens` counts the tokens before
+    the window; in every other mode it counts the query tokens as well.
+    """
+    mode = forward_batch.forward_mode
+    lens = forward_batch.seq_lens.numpy().astype(np.int64)
+    tree = None
+    if mode.is_decode_or_idle():
+        queries = np.ones_like(lens)
+    elif mode.is_target_verify():
+        queries = _verify_windows(forward_batch.spec_info, lens.size)
+        lens = lens + queries
+        tree = _tree_mask(forward_batch.spec_info, lens.size)
+    else:
+        queries = np.asarray(forward_batch.extend_seq_lens, dtype=np.int64)
+    return make_plan(table, forward_batch.req_pool_indices, queries, lens, tree)
+
+
+def consecutive(slots: Tensor) -> Tensor | slice:
+    """Return slots [L] as a slice where they are consecutive: reading K is then a view."""
+    if slots.numel() > 0:
+        first, last = int(slots[0]), int(slots[-1])
+        if last - first == slots.numel() - 1 and bool((slots.diff() == 1).all()):
+            return slice(first, last + 1)
+    return slots
+
+
+def visibility(
+    count: int, total: int, causal: bool, window: int, tree: Tensor | None = None
+) -> Tensor | None:
+    """Mark the positions that the last `count` of `total` see: [count, total] bool, None for all.
+
+    window: positions behind its own that a query sees; negative for all. tree: [count, count] bool
+    among the last `count` positions.
+    """
+    if tree is None and window < 0 and (not causal or count == 1):
+        return None
+    key = torch.arange(total)[None, :]
+    query = torch.arange(total - count, total)[:, None]
+    seen = torch.ones(count, total, dtype=torch.bool)
+    if tree is not None:
+        seen[:, total - count :] = tree
+    elif causal:
+        seen &= key <= query
+    if window >= 0:
+        seen &= key >= query - window
+    return seen
+
+
+def _additive(seen: Tensor, dtype: torch.dtype) -> Tensor:
+    return torch.zeros(seen.shape, dtype=dtype).masked_fill_(~seen, float("-inf"))
+
+
+def _verify_windows(spec_info: Any, rows: int) -> Index:
+    """Return window lengths 1 + l_r: ragged by the layout, else draft_token_num for all."""
+    layout = getattr(spec_info, "ragged_verify_layout", None)
+    if layout is not None:
+        return np.asarray(layout.verify_lens, dtype=np.int64)
+    return np.full(rows, int(spec_info.draft_token_num), dtype=np.int64)
+
+
+def _tree_mask(spec_info: Any, rows: int) -> Tensor | None:
+    """EAGLE's [R, n, n] mask where the draft is wider than a chain (topk > 1)."""
+    if getattr(spec_info, "tree_topk", None) in (None, 1):
+        return None
+    mask, n = spec_info.custom_mask, int(spec_info.draft_token_num)
+    if mask is None or mask.numel() == 0:
+        return None
+    return mask.reshape(-1)[: rows * n * n].view(rows, n, n).bool()
+
+
+def narrowed(plan: AttentionPlan, window: int) -> AttentionPlan:
+    """Drop tokens more than `window` before a request's query tokens from the plan.
+
+    Returns the same plan where there are none.
+    """
+    requests = plan.requests
+    dropped = np.maximum(requests[:, CACHED] - requests[:, QUERIES] - window, 0)
+    if not dropped.any():
+        return plan
+    seen = requests[:, CACHED] - dropped
+    columns = dropped[:, None] + np.arange(int(seen.max()))
+    columns = np.minimum(columns, plan.table.shape[1] - 1)  # behind `seen`: not read
+    table = plan.table[requests[:, ROW, None], columns]
+    moved = requests.copy()
+    moved[:, ROW], moved[:, CACHED] = np.arange(len(requests)), seen
+    return replace(plan, table=table, requests=moved, _masks={})

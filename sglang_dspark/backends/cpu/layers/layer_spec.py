@@ -1,0 +1,350 @@
+"""Resolve decoder layers for the fast path: sizes, and addresses of weights.
+
+Reads upstream's modules (sglang/srt/models/{llama,llama_eagle,qwen3,dflash}.py) once a layer, and
+again when weights are updated (layer_stack.py). Layers with other dtypes, quantisation, LoRA,
+biases, shards or hooks are not supported; they keep upstream's code, and the log names the reason
+(fast_paths.py).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from functools import lru_cache
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from sglang_dspark.backends.cpu import linear, paged_attention
+from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, require, require_class
+from sglang_dspark.backends.cpu.layers.layer_kernel import Buffers
+from sglang_dspark.backends.cpu.linear import NarrowMatmul
+from sglang_dspark.serving import upstream
+
+_FLOAT = torch.float32
+
+
+@dataclass(frozen=True)
+class Shape:
+    """Widths of a layer: d hidden, H heads and Hkv KV heads of D dimensions, f in the MLP."""
+
+    hidden: int
+    heads: int
+    kv_heads: int
+    head: int
+    mlp: int
+
+
+@dataclass(frozen=True)
+class Product:
+    """x W^T for one weight [n, k]: its address and the threads that `linear.narrow` would use."""
+
+    address: int
+    n: int
+    k: int
+    threads: int
+
+
+@dataclass(frozen=True)
+class Norm:
+    """One RMSNorm: address of the weight [d] and epsilon; address 0: no norm."""
+
+    address: int
+    epsilon: float
+
+
+NO_NORM = Norm(0, 0.0)
+
+
+@dataclass(frozen=True)
+class Ending:
+    """The norm behind the last layer, with the weight [d] at its address."""
+
+    norm: Norm
+    weight: Tensor
+
+
+@dataclass(frozen=True)
+class LayerSpec:
+    """The constants of a layer's passes, valid until a parameter is replaced.
+
+    norms: before attention, before the MLP, of the query and of the key heads. tensors: the
+    layer's, whose memory stays allocated as long as addresses in it are used.
+    """
+
+    shape: Shape
+    kernel: NarrowMatmul
+    norms: tuple[Norm, Norm, Norm, Norm]
+    qkv: Product
+    o: Product
+    gate_up: Product
+    down: Product
+    cos_sin: Tensor  # [positions, rotary]
+    index: int  # of the layer in the pool's buffers, from the pool's start_layer
+    scale: float
+    causal: bool
+    window: int
+    tensors: tuple[Tensor, ...]
+
+
+@lru_cache(maxsize=2 * linear.MAX_ROWS)
+def buffers_for(shape: Shape, rows: int) -> Buffers:
+    """Return the buffers for a number of rows; layers of a shape share them."""
+    query_width, key_width = shape.heads * shape.head, shape.kv_heads * shape.head
+    widths = (
+        shape.hidden,
+        query_width + 2 * key_width,
+        query_width,
+        2 * shape.mlp,
+        shape.mlp,
+        shape.hidden,
+        shape.hidden,
+        shape.hidden,
+    )
+    normed, qkv, attended, gate_up, activated, mixed, carried, entered = (
+        whole[: rows * width].view(rows, width)
+        for whole, width in zip(_backing(widths), widths, strict=True)
+    )
+    return Buffers(
+        normed=normed.numpy(),
+        qkv=qkv.numpy(),
+        heads=qkv.view(rows, -1, shape.head).numpy(),
+        attended=attended.view(rows, shape.heads, shape.head).numpy(),
+        gate_up=gate_up.numpy(),
+        activated=activated.numpy(),
+        mixed=mixed.numpy(),
+        carried=carried.numpy(),
+        entered=entered.numpy(),
+    )
+
+
+@lru_cache(maxsize=8)
+def _backing(widths: tuple[int, ...]) -> tuple[Tensor, ...]:
+    return tuple(torch.empty(linear.MAX_ROWS * width, dtype=_FLOAT) for width in widths)
+
+
+def target_layer_of(layer: Any) -> LayerSpec:
+    """Resolve a layer of a Llama or Qwen3 target, with its weights in place.
+
+    Raises UnsupportedError where it is not supported, as the others here do."""
+    if type(layer) is not upstream.Qwen3DecoderLayer:
+        _require_plain(
+            layer, (upstream.LlamaDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP)
+        )
+        return _resolve(layer, (None, None))
+    _require_plain(layer, (upstream.Qwen3DecoderLayer, upstream.Qwen3Attention, upstream.Qwen2MLP))
+    attention = layer.self_attn
+    _require_head_norms(attention)
+    require(
+        upstream.get_exec().deterministic.rl_on_policy_target is None,
+        "a policy in training uses it",
+    )
+    return _resolve(layer, (attention.q_norm, attention.k_norm))
+
+
+def eagle_layer_of(layer: Any) -> LayerSpec:
+    """Resolve a layer of an MTP (EAGLE) draft, the first of which has no norm of its input."""
+    _require_plain(layer, (upstream.EagleDecoderLayer, upstream.LlamaAttention, upstream.LlamaMLP))
+    first = layer.self_attn.attn.layer_id == 0
+    require(first == (_input_norm(layer) is None), "its first layer alone has no norm of its input")
+    return _resolve(layer, (None, None))
+
+
+def draft_layer_of(layer: Any) -> LayerSpec:
+    """Resolve a layer of a DFlash-style draft."""
+    _require_draft(layer)
+    attention = layer.self_attn
+    return _resolve(layer, (attention.q_norm, attention.k_norm))
+
+
+def ending_of(model: Any) -> Ending:
+    """Resolve `model.norm`, the norm behind the last layer."""
+    norm = model.norm
+    _require_norm(norm)
+    require(not (norm._forward_hooks or norm._forward_pre_hooks), "its last norm has hooks")
+    return Ending(_norm(norm), norm.weight)
+
+
+def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
+    ranks = upstream.get_parallel().tp_size
+    require(linear.prepare() is not None, str(linear.why_not()))
+    require(ranks == 1, f"its layers are split over {ranks} ranks")
+    shape, weights = _shape(layer), _weights(layer)
+    kernel = _kernel(weights)
+    products = {name: _product(name, weight) for name, weight in weights.items()}
+    _require_sizes(shape, weights, layer)
+    rotary, radix = layer.self_attn.rotary_emb, layer.self_attn.attn
+    window = radix.sliding_window_size
+    return LayerSpec(
+        shape=shape,
+        kernel=kernel,
+        norms=(
+            _norm(_input_norm(layer)),
+            _norm(layer.post_attention_layernorm),
+            _norm(head_norms[0]),
+            _norm(head_norms[1]),
+        ),
+        **products,
+        cos_sin=rotary.cos_sin_cache,
+        index=radix.layer_id,
+        scale=radix.scaling,
+        causal=radix.attn_type != upstream.AttentionType.ENCODER_ONLY,
+        window=paged_attention.NO_WINDOW if window is None or window < 0 else int(window),
+        tensors=_tensors(layer),
+    )
+
+
+def _shape(layer: Any) -> Shape:
+    radix = layer.self_attn.attn
+    return Shape(
+        layer.self_attn.qkv_proj.input_size,
+        radix.tp_q_head_num,
+        radix.tp_k_head_num,
+        radix.qk_head_dim,
+        layer.mlp.down_proj.input_size,
+    )
+
+
+def _weights(layer: Any) -> dict[str, Tensor]:
+    """Return the weights of a layer's products, [N, K] each."""
+    attention, mlp = layer.self_attn, layer.mlp
+    return {
+        "qkv": _plain_weight(attention.qkv_proj, "qkv_proj"),
+        "o": _plain_weight(attention.o_proj, "o_proj"),
+        "gate_up": _plain_weight(mlp.gate_up_proj, "gate_up_proj"),
+        "down": _plain_weight(mlp.down_proj, "down_proj"),
+    }
+
+
+def _kernel(weights: Mapping[str, Tensor]) -> NarrowMatmul:
+    """Return the one kernel that multiplies with all of them."""
+    kernels = [linear.kernel_of(weight) for weight in weights.values()]
+    first = kernels[0]
+    if first is None or any(kernel is not first for kernel in kernels):
+        raise UnsupportedError("its weights are not all of one format that our kernel reads")
+    return first
+
+
+def _tensors(layer: nn.Module) -> tuple[Tensor, ...]:
+    return (*layer.parameters(), *layer.buffers())
+
+
+def _require_plain(layer: Any, kinds: tuple[type[Any], type[Any], type[Any]]) -> None:
+    """Require a plain target layer; kinds: of itself, its attention and its MLP."""
+    parts = {"it": layer, "its attention": layer.self_attn, "its MLP": layer.mlp}
+    for (what, module), kind in zip(parts.items(), kinds, strict=True):
+        require_class(what, module, kind)
+    _require_modules(layer)
+    require(
+        layer.mlp.dual_gemm.mode is None, "its gate and up products are fused by another kernel"
+    )
+    require(not layer.mlp.activation_quant.enabled, "its activations are quantised")
+    for boundary in (layer.attn_boundary, layer.ffn_boundary):
+        declared = boundary.declaration
+        require(declared.row_transport is None, "its rows travel between ranks")
+        require(declared.update.is_plain_add, "its residual is no plain sum")
+
+
+def _require_draft(layer: Any) -> None:
+    require_class("it", layer, upstream.DFlashDecoderLayer)
+    attention = layer.self_attn
+    require_class("its attention", attention, upstream.DFlashAttention)
+    require_class("its MLP", layer.mlp, upstream.DFlashMLP)
+    _require_modules(layer)
+    require(layer.attention_conv is None and layer.mlp_conv is None, "it has convolutions")
+    require(attention.v_scale is None, "its values are scaled")
+    require(attention.attention_sink_bias is None, "its attention has sinks")
+    _require_head_norms(attention)
+
+
+def _require_head_norms(attention: Any) -> None:
+    for norm in (attention.q_norm, attention.k_norm):
+        _require_norm(norm)
+        require(norm.weight.shape == (attention.head_dim,), "its head norms are not one head wide")
+
+
+def _require_modules(layer: Any) -> None:
+    """Require upstream's classes with options that our kernels support, and no hooks."""
+    attention, mlp = layer.self_attn, layer.mlp
+    radix = attention.attn
+    require_class("its attn", radix, upstream.RadixAttention)
+    require_class("its act_fn", mlp.act_fn, upstream.SiluAndMul)
+    require_class("its qkv_proj", attention.qkv_proj, upstream.QKVParallelLinear)
+    require_class("its o_proj", attention.o_proj, upstream.RowParallelLinear)
+    require_class("its gate_up_proj", mlp.gate_up_proj, upstream.MergedColumnParallelLinear)
+    require_class("its down_proj", mlp.down_proj, upstream.RowParallelLinear)
+    _require_rotary(attention.rotary_emb, radix)
+    require(not radix.is_cross_attention, "its attention is crossed")
+    require(not radix.logit_cap, "its attention's logits are capped")
+    require(radix.quant_method is None, "its K/V cache is quantised")
+    for norm in _norms(layer):
+        _require_norm(norm)
+    hooked = any(m._forward_hooks or m._forward_pre_hooks for m in layer.modules())
+    require(not hooked, "a module has hooks")
+
+
+def _require_rotary(rotary: Any, radix: Any) -> None:
+    plain = (upstream.RotaryEmbedding, upstream.Llama3RotaryEmbedding)
+    require_class("its rotary embedding", rotary, *plain)
+    require(rotary.is_neox_style, "its rotary embedding turns adjacent pairs")
+    table = rotary.cos_sin_cache
+    require(table.dtype == _FLOAT and table.is_contiguous(), "its rotary table is not float32")
+    sizes = {rotary.head_size, radix.qk_head_dim, radix.v_head_dim}
+    require(len(sizes) == 1, f"its heads have the sizes {sorted(sizes)}")
+
+
+def _input_norm(layer: Any) -> Any:
+    return getattr(layer, "input_layernorm", None)
+
+
+def _norms(layer: Any) -> tuple[Any, ...]:
+    found = (_input_norm(layer), layer.post_attention_layernorm)
+    return tuple(norm for norm in found if norm is not None)
+
+
+def _require_norm(norm: Any) -> None:
+    require_class("a norm", norm, upstream.RMSNorm)
+    weight, over = norm.weight, norm.override_orig_dtype
+    require(weight.dtype == _FLOAT and over in (None, _FLOAT), "a norm does not compute in float32")
+    require(weight.is_contiguous(), "a norm's weight has gaps")
+    require(norm.variance_size_override is None, "a norm covers a part of its row")
+
+
+def _plain_weight(layer: Any, name: str) -> Tensor:
+    """Return the weight [N, K] of an unquantised linear layer without bias."""
+    require_class(f"the method of {name}", layer.quant_method, upstream.UnquantizedLinearMethod)
+    require(layer.bias is None, f"{name} has a bias")
+    require(not getattr(layer, "use_intel_amx_backend", False), f"{name} is packed for AMX")
+    weight: Tensor = layer.weight
+    return weight
+
+
+def _product(name: str, weight: Tensor) -> Product:
+    require(
+        weight.dim() == 2 and not weight.requires_grad, f"{name} is no matrix of a served model"
+    )
+    n, k = weight.shape
+    why = f"{name} {weight.dtype} [{n}, {k}] is in no format that our kernel reads"
+    require(linear.eligible(torch.empty(1, k), weight), why)
+    return Product(weight.data_ptr(), n, k, linear.threads_for(n, k))
+
+
+def _norm(norm: Any) -> Norm:
+    return NO_NORM if norm is None else Norm(norm.weight.data_ptr(), norm.variance_epsilon)
+
+
+def _require_sizes(shape: Shape, weights: Mapping[str, Tensor], layer: Any) -> None:
+    """Require weights and norms of the sizes that the buffers assume."""
+    query, key = shape.heads * shape.head, shape.kv_heads * shape.head
+    expected = {
+        "qkv": (query + 2 * key, shape.hidden),
+        "o": (shape.hidden, query),
+        "gate_up": (2 * shape.mlp, shape.hidden),
+        "down": (shape.hidden, shape.mlp),
+    }
+    for name, weight in weights.items():
+        sizes = list(weight.shape)
+        require(tuple(sizes) == expected[name], f"{name} {sizes} is not {list(expected[name])}")
+    same = all(tuple(norm.weight.shape) == (shape.hidden,) for norm in _norms(layer))
+    require(same, "its norms are not as wide as its rows")

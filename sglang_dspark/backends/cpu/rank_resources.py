@@ -1,0 +1,111 @@
+"""Give several CPU ranks the cores, memory and network that SGLang leaves to the user.
+
+Upstream: sglang/srt/utils/numa_utils.py (`init_threads_binding`) refuses more ranks than
+the machine has memory nodes unless a variable gives each one cores; kv_cache_configurator.py gives
+a rank the memory of its whole node; gloo listens where the machine's own name points to, and the
+queue between machines (shm_broadcast.py) at the address on the way to a name server of Google's, or
+otherwise at no address that can be found. Variables that the user has set stay as they are.
+"""
+
+from __future__ import annotations
+
+import os
+import socket
+from collections.abc import Sequence
+from dataclasses import dataclass
+from itertools import pairwise
+from typing import Any
+
+import psutil
+
+from sglang_dspark.backends.cpu import threads
+from sglang_dspark.serving import upstream
+
+CORES = "SGLANG_CPU_OMP_THREADS_BIND"
+INTERFACE = "GLOO_SOCKET_IFNAME"
+ADDRESS = "SGLANG_HOST_IP"
+# Fraction of a node's free memory for weights and caches. SGLang has a rule, but where cores are
+# named it uses 0.95 of the whole node for each rank.
+STATIC_MEMORY = 0.8
+_ours: dict[str, str] = {}  # set by this process: the next engine in it may need other values
+
+
+@dataclass(frozen=True)
+class Ranks:
+    """Number of compute processes: of the whole server, and of this machine."""
+
+    everywhere: int
+    here: int
+
+
+def ranks_of(server_args: Any) -> Ranks:
+    """Count ranks: data-parallel replicas are processes of their own, unless of attention alone."""
+    replicas = 1 if server_args.enable_dp_attention else server_args.dp_size
+    everywhere = replicas * server_args.tp_size * server_args.pp_size
+    return Ranks(everywhere, max(1, everywhere // server_args.nnodes))
+
+
+def prepare(server_args: Any) -> None:
+    """Set variables for the server's processes and its memory share, before they are spawned."""
+    ranks = ranks_of(server_args)
+    os.environ[threads.RANKS] = str(ranks.here)
+    _choose_network(server_args.dist_init_addr if server_args.nnodes > 1 else None)
+    if ranks.everywhere == 1:
+        return
+    nodes = memory_nodes()
+    if ranks.everywhere <= nodes:
+        return
+    _set(CORES, "|".join(core_shares(sorted(os.sched_getaffinity(0)), ranks.here)))
+    if server_args.mem_fraction_static is None:
+        together = -(-ranks.here // nodes)
+        server_args.mem_fraction_static = round(STATIC_MEMORY / together, 3)
+
+
+def core_shares(cores: Sequence[int], ranks: int) -> list[str]:
+    """Split cores among ranks, as `0,1,2`: neighbours, in even shares.
+
+    With fewer cores than ranks some ranks share one."""
+    count = len(cores)
+    bounds = [rank * count // ranks for rank in range(ranks + 1)]
+    parts = [cores[low : max(high, low + 1)] for low, high in pairwise(bounds)]
+    return [",".join(map(str, part)) for part in parts]
+
+
+def _set(name: str, value: str) -> None:
+    """Set a variable, unless the user has."""
+    if os.environ.get(name, "") in ("", _ours.get(name)):
+        os.environ[name] = _ours[name] = value
+
+
+def memory_nodes() -> int:
+    """Count the machine's memory nodes, at least one."""
+    return max(1, len(upstream.get_cpu_ids_by_node()))
+
+
+def _choose_network(rendezvous: str | None) -> None:
+    """Use the network of the rendezvous `HOST:PORT`; loopback without one.
+
+    Where it has no route nothing is set: connecting to it reports the error.
+    """
+    host = "127.0.0.1"
+    if rendezvous is not None:
+        host = upstream.NetworkAddress.parse(rendezvous).host
+    own = _own_address(host)
+    if own is None:
+        return
+    for name, addresses in psutil.net_if_addrs().items():
+        if any(each.address.partition("%")[0] == own for each in addresses):
+            _set(INTERFACE, name)
+    if rendezvous is not None and not os.environ.get("HOST_IP"):
+        _set(ADDRESS, own)
+
+
+def _own_address(host: str) -> str | None:
+    """Return this machine's address on the route to a host. No packet is sent."""
+    try:
+        family, _, _, _, address = socket.getaddrinfo(host, 9, type=socket.SOCK_DGRAM)[0]
+        with socket.socket(family, socket.SOCK_DGRAM) as probe:
+            probe.connect(address)
+            return str(probe.getsockname()[0]).partition("%")[0]
+    except OSError:
+        return None

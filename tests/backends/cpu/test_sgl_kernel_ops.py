@@ -1,0 +1,90 @@
+"""Stand-ins for `sgl_kernel`'s cache and token operators, against loops that say what they do."""
+
+from __future__ import annotations
+
+import pytest
+import torch
+
+from sglang_dspark.backends.cpu import sgl_kernel_ops as ops
+
+
+@pytest.fixture(autouse=True)
+def _seed() -> None:
+    torch.manual_seed(7)
+
+
+def test_cache_rows_move_in_every_buffer_as_if_read_first() -> None:
+    buffers = [torch.randn(20, 3, 4), torch.randn(20, 5), torch.randint(0, 9, (20, 2)).short()]
+    expected = [b.clone() for b in buffers]
+    source, target = torch.tensor([4, 5, 6, 11]), torch.tensor([5, 6, 4, 0])  # overlapping
+    for want, have in zip(expected, buffers, strict=True):
+        want[target] = have[source].clone()
+    pointers = torch.tensor([b.data_ptr() for b in buffers], dtype=torch.int64)
+    strides = torch.tensor([b[0].numel() * b.element_size() for b in buffers])
+    ops.copy_all_layer_kv_cache_cpu(pointers, strides, target, source)
+    for want, have in zip(expected, buffers, strict=True):
+        assert torch.equal(want, have)
+
+
+def test_no_rows_to_move_touches_no_memory() -> None:
+    none = torch.empty(0, dtype=torch.int64)
+    ops.copy_all_layer_kv_cache_cpu(torch.tensor([0]), torch.tensor([8]), none, none)
+
+
+@pytest.mark.parametrize("index_type", [torch.int32, torch.int64])
+def test_slots_are_written_to_and_read_from_the_request_table(index_type: torch.dtype) -> None:
+    rows = torch.tensor([3, 0, 5], dtype=index_type)
+    start = torch.tensor([2, 7, 0], dtype=index_type)
+    end = torch.tensor([5, 7, 4], dtype=index_type)  # the second request gets nothing
+    slots = torch.tensor([10, 11, 12, 40, 41, 42, 43, 99])
+    table = torch.full((6, 8), -1, dtype=torch.int32)
+    expected = table.clone()
+    taken = 0
+    for r, s, e in zip(rows.tolist(), start.tolist(), end.tolist(), strict=True):
+        expected[r, s:e] = slots[taken : taken + e - s].int()
+        taken += e - s
+    ops.assign_req_to_token_pool_cpu(rows, table, start, end, slots, table.shape[1])
+    assert torch.equal(table, expected)
+
+    out = torch.full((9,), -5, dtype=torch.int64)
+    ops.assign_extend_cache_locs_cpu(rows, table, start, end, out, table.shape[1])
+    assert out.tolist() == [10, 11, 12, 40, 41, 42, 43, -5, -5]
+
+
+def test_draft_slots_follow_each_request() -> None:
+    table = torch.arange(40).view(4, 10).int()
+    out = torch.empty(2 * 6, dtype=torch.int64)
+    ops.assign_draft_cache_locs_contiguous_cpu(
+        torch.tensor([3, 1]), table, torch.tensor([1, 4]), out, 10, 2, 3
+    )
+    assert out.tolist() == [31, 32, 33, 34, 35, 36, 14, 15, 16, 17, 18, 19]
+
+
+def test_bonus_token_is_the_last_accepted_one() -> None:
+    tokens = torch.arange(15).view(3, 5)
+    out = torch.empty(3, dtype=torch.int64)
+    ops.fill_bonus_tokens_cpu(tokens, torch.tensor([1, 5, 3], dtype=torch.int32), out, 5)
+    assert out.tolist() == [0, 9, 12]
+
+
+def test_accepted_slots_are_compacted() -> None:
+    index = torch.tensor([[0, 2, -1], [3, -1, -1]], dtype=torch.int32)
+    out = torch.full((6,), -1, dtype=torch.int64)
+    ops.fill_accept_out_cache_loc_cpu(index, torch.tensor([50, 51, 52, 53]), out)
+    assert out.tolist() == [50, 52, 53, -1, -1, -1]
+
+
+@pytest.mark.parametrize("selected", [False, True])
+def test_tokens_rotate_left_within_each_request(selected: bool) -> None:
+    start, lens = torch.tensor([0, 3, 3, 8]), torch.tensor([3, 0, 5, 1])
+    ids, new = torch.arange(100, 109), torch.tensor([[1], [2], [3], [4]])
+    positions = torch.tensor([1, 0, 5, 8]) if selected else None
+    expected = ids.clone()
+    for r in range(4):
+        s, n = int(start[r]), int(lens[r])
+        if n == 0:
+            continue
+        expected[s : s + n - 1] = ids[s + 1 : s + n]
+        expected[int(positions[r]) if positions is not None else s + n - 1] = new[r, 0]
+    ops.rotate_input_ids_cpu(ids, start, lens, new, positions)
+    assert ids.tolist() == expected.tolist()

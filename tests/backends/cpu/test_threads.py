@@ -1,0 +1,147 @@
+"""The pool does every part once, whoever takes it, awake or asleep."""
+
+from __future__ import annotations
+
+import ctypes
+import os
+import threading
+import time
+
+import numpy as np
+import pytest
+
+from sglang_dspark.backends.cpu.jit import in_parts, kernel
+from sglang_dspark.backends.cpu.threads import ThreadPool, process_pool, sharing, why_no_pool
+
+pytestmark = pytest.mark.skipif(why_no_pool() is not None, reason="no pool on this machine")
+
+
+@kernel
+def count(first, end, done, weight, twice):  # type: ignore[no-untyped-def]
+    """Adds to each place; fails at the last one where weight is 0."""
+    for i in range(first, end):
+        if weight == 0.0 and i == done.shape[0] - 1:
+            raise ValueError("a part fails")
+        done[i] += weight * 2.0 if twice else weight
+
+
+@kernel
+def counted(shared, done, weight, twice):  # type: ignore[no-untyped-def]
+    return in_parts(shared[0], shared[1], count, done.shape[0], (done, weight, twice))
+
+
+WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+
+
+@pytest.fixture(scope="module")
+def pool() -> ThreadPool:
+    found = process_pool()
+    assert found is not None
+    found.grow(3)
+    return found
+
+
+def run(pool: ThreadPool, work: object, length: int, threads: int) -> None:
+    kind = ctypes.CFUNCTYPE(None, WORK, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    kind(pool.entry)(work, None, length, threads)
+
+
+@pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 36, 1000])
+@pytest.mark.parametrize("threads", [1, 2, 3, 5])
+def test_every_place_is_done_once(pool: ThreadPool, length: int, threads: int) -> None:
+    done = np.zeros(length, np.int64)
+
+    @WORK
+    def work(data: int, first: int, end: int) -> None:
+        assert 0 <= first < end <= length
+        done[first:end] += 1
+
+    for times in range(1, 30):
+        run(pool, work, length, threads)
+        assert (done == times).all()  # when it returns, not later
+
+
+def test_others_take_parts_and_are_woken_for_it(pool: ThreadPool) -> None:
+    for pause in (0.0, 0.05):  # behind it they sleep
+        seen: set[int] = set()
+        joined = threading.Event()
+
+        @WORK
+        def work(
+            data: int,
+            first: int,
+            end: int,
+            seen: set[int] = seen,
+            joined: threading.Event = joined,
+        ) -> None:
+            seen.add(threading.get_ident())
+            if len(seen) >= 2:
+                joined.set()
+            joined.wait(30.0)
+
+        time.sleep(pause)
+        run(pool, work, 64, 3)
+        assert len(seen) >= 2
+
+
+def test_a_waiting_pool_takes_no_time(pool: ThreadPool) -> None:
+    time.sleep(0.1)
+    before = time.process_time()
+    time.sleep(0.5)
+    assert time.process_time() - before < 0.25
+
+
+def test_a_job_within_a_job_and_one_beside_it_are_done_alone(pool: ThreadPool) -> None:
+    done = np.zeros((16, 8), np.int64)
+
+    @WORK
+    def work(data: int, first: int, end: int) -> None:
+        for row in range(first, end):
+
+            @WORK
+            def inner(data: int, begin: int, stop: int, row: int = row) -> None:
+                done[row, begin:stop] += 1
+
+            run(pool, inner, 8, 3)
+
+    beside = [threading.Thread(target=run, args=(pool, work, 16, 3)) for _ in range(4)]
+    for each in beside:
+        each.start()
+    for each in beside:
+        each.join(30)
+        assert not each.is_alive()
+    assert (done.sum(1) == 4 * 8).all()
+
+
+def test_a_forked_process_does_all_itself(pool: ThreadPool) -> None:
+    done = np.zeros(32, np.int64)
+
+    @WORK
+    def work(data: int, first: int, end: int) -> None:
+        done[first:end] += 1
+
+    child = os.fork()
+    if child == 0:
+        run(pool, work, 32, 3)
+        os._exit(0 if (done == 1).all() else 1)
+    assert os.waitpid(child, 0)[1] == 0
+
+
+@pytest.mark.parametrize("length", [1, 2, 23, 1000])
+def test_compiled_loops_are_shared_out(pool: ThreadPool, length: int) -> None:
+    """Arrays with gaps, numbers and truth values arrive as they were given."""
+    shared, done = sharing(3), np.zeros((length, 3))[:, 1]
+    assert shared == (pool.entry, 3)
+    for times in range(1, 30):
+        assert counted(shared, done, 0.5, True)
+        assert (done == times).all()
+    assert counted(shared, done, 0.5, False)
+    assert (done == 29.5).all()
+    assert sharing(1) == (0, 1)
+
+
+def test_a_part_that_fails_is_told(pool: ThreadPool) -> None:
+    shared, done = sharing(2), np.zeros(100)
+    assert not counted(shared, done, 0.0, False)
+    assert counted(shared, done, 1.0, False)
+    assert (done == 1).all()

@@ -1,0 +1,34 @@
+"""Windows of a captured graph with Triton attention, staged in the graph's own buffer."""
+
+from __future__ import annotations
+
+from types import SimpleNamespace
+from unittest.mock import create_autospec
+
+import pytest
+import torch
+
+pytest.importorskip("sglang")
+
+from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
+from sglang_dspark.patches.cuda.triton_ragged import stage_windows
+from tests.step.windows import indptr_of
+
+
+def test_windows_are_padded_to_the_slots_of_the_graph() -> None:
+    padded = SimpleNamespace(qo_indptr_device=indptr_of([3, 1, 0, 0]))
+    layout = create_autospec(RaggedVerifyLayout, instance=True)
+    layout.padded_to_bucket.return_value = padded
+    buffer = torch.full((9,), -1, dtype=torch.int32)
+    stage_windows(
+        SimpleNamespace(qo_indptr=buffer), 4, SimpleNamespace(ragged_verify_layout=layout)
+    )
+    layout.padded_to_bucket.assert_called_once_with(padded_bs=4)
+    assert buffer.tolist() == [0, 4, 6, 7, 8, -1, -1, -1, -1]
+
+
+def test_a_pass_without_windows_stages_nothing() -> None:
+    buffer = torch.full((3,), -1, dtype=torch.int32)
+    stage_windows(SimpleNamespace(qo_indptr=buffer), 2, SimpleNamespace())
+    assert buffer.tolist() == [-1] * 3
