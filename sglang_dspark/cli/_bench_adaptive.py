@@ -235,7 +235,7 @@ def _measure(
 
 def draw(metrics: dict[str, Any], path: Path) -> None:
     """Write the figure. Raises DSparkError when the place cannot be written."""
-    from sglang_dspark.common.writing import replacing
+    from sglang_dspark.common.atomic_write import replacing
     from sglang_dspark.errors import DSparkError
     from sglang_dspark.loadtest.bench import adaptive_results
 

@@ -62,7 +62,7 @@ def note_unless_served(console: Console, drafter: Path, target: Path) -> None:
 
     It looks at config.json alone.
     """
-    from sglang_dspark.evaluation.proposer import drafter_kind
+    from sglang_dspark.families.registry import drafter_kind
     from sglang_dspark.serving.checkpoint import validate_drafter
 
     if drafter_kind(drafter) != "dspark":

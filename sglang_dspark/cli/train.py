@@ -121,8 +121,8 @@ def _open_target(cfg: RunConfig, layer_ids: tuple[int, ...]) -> TargetModel:
     import torch
 
     from sglang_dspark.evaluation.target import TargetModel
+    from sglang_dspark.families.registry import check_shape
     from sglang_dspark.training.distributed import place_of, started_by_torchrun
-    from sglang_dspark.training.initial import check_shape
 
     if started_by_torchrun():
         raise DSparkError(

@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import brief, fault
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.drafter.config import DrafterConfig, read_config, require_computed
 from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.drafter.model import DSparkDrafter

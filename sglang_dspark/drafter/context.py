@@ -43,7 +43,7 @@ class FeatureContext:
 
 class FeatureState:
     """What a run knows of its requests where the context is all that a drafter keeps: a parallel
-    drafter's half of `evaluation.proposer.DraftState`."""
+    drafter's half of `families.proposer.DraftState`."""
 
     def __init__(self, backbone: Backbone, shape: DrafterConfig, slots: int, max_len: int):
         self.context = FeatureContext(backbone, shape, slots, max_len)

@@ -12,8 +12,8 @@ from sglang_dspark.drafter.attention import ContextKV, PackedLayout
 from sglang_dspark.drafter.backbone import Backbone
 from sglang_dspark.drafter.confidence import ConfidenceHead
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.draft_probs import choose, over_vocabulary
 from sglang_dspark.drafter.heads import HEADS, allowed_vocabulary
-from sglang_dspark.drafter.laws import choose, over_vocabulary
 
 
 @dataclass(frozen=True)

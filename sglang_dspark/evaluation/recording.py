@@ -10,9 +10,9 @@ from typing import Any
 from sglang_dspark.drafter.config import read_config
 from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
 from sglang_dspark.evaluation.prompts import EvalPrompt
-from sglang_dspark.evaluation.proposer import drafter_kind, drafter_layers, open_drafter
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import DrafterFacts, Trace, TracedPrompt, prompt_digest
+from sglang_dspark.families.registry import drafter_kind, drafter_layers, open_drafter
 from sglang_dspark.models.identity import target_sha256 as weights_sha256
 
 _ALL_TOKENS = 1 << 30

@@ -24,22 +24,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sglang_dspark.baselines.vocabulary import columns_of
 from sglang_dspark.drafter import DSparkDrafter
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.open_block import open_block
-from sglang_dspark.evaluation.proposer import (
-    DraftState,
-    Proposer,
-    drafter_layers,
-    open_drafter,
-    proposer_of,
-)
 from sglang_dspark.evaluation.recording import Workload, describe, settings_json
 from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.replay import draw_column, draw_given_answer
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import Trace, prompt_digest
+from sglang_dspark.families.proposer import DraftState, Proposer
+from sglang_dspark.families.registry import drafter_layers, open_drafter, proposer_of
+from sglang_dspark.families.vocabulary import columns_of
 
 _UNCUT = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
 _ROWS = 32  # answers that are redrafted side by side
@@ -349,7 +343,7 @@ def _sampled_block(
 
     tokens [r, gamma + 1]: anchor and answer.
     """
-    block, law = open_block(state, rows, tokens[:, 0], lens), laws.law
+    block, law = state.open(rows, tokens[:, 0], lens), laws.law
     ids, at = block.draft_ids, lens[:, None] + torch.arange(tokens.shape[1] - 1)
     target_laws = laws.window(ids, rows, at)  # [r, gamma, V']
     columns = columns_of(ids, len(law.target.head_weight))

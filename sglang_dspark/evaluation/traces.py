@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import (
     MOST_RECORDED,
     brief,
@@ -23,7 +24,6 @@ from sglang_dspark.common.files import (
     number,
     reading,
 )
-from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.records import Generation, Step
 

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import brief, integer, load_json, number, reading
-from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, ExpertWorkload
 from sglang_dspark.paths import cache_root

@@ -20,8 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import load_json
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.models import source
 from sglang_dspark.models.source import Progress, silent

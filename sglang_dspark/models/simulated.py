@@ -31,11 +31,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from sglang_dspark.baselines.mtp import MTPConfig, MTPDrafter, save_mtp
 from sglang_dspark.drafter.checkpoint import save_drafter
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.heads import restrict_vocabulary
 from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.families.mtp.checkpoint import save_mtp
+from sglang_dspark.families.mtp.model import MTPConfig, MTPDrafter
 
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
 DTYPE = torch.bfloat16  # of the weights

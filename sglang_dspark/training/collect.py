@@ -13,8 +13,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import parse_json, reading
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import stop_token_ids
 from sglang_dspark.evaluation.target import TargetModel

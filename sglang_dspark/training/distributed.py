@@ -18,6 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from sglang_dspark.families.learning.shards import local
+
 _CPU = torch.device("cpu")
 
 
@@ -115,11 +117,6 @@ def started_by_torchrun() -> bool:
 
 def _world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's rows of a sharded tensor; a tensor that is not sharded as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(rows: Tensor, like: Tensor) -> Tensor:

@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from types import TracebackType
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import parse_json, reading
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.training.files import disk_error
 
 

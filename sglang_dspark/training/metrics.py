@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_dspark.training.losses import LossParts
+from sglang_dspark.families.learning.losses import LossParts
 
 SUMS = 8  # of `block_sums`
 _BINS = 10

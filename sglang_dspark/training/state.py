@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sglang_dspark.common.files import brief, parse_json, reading
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.training.config import DrafterShape, ObjectiveConfig, RunConfig
+from sglang_dspark.families.learning.objective import ObjectiveConfig
+from sglang_dspark.training.config import DrafterShape, RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.files import read_metadata, write_tensors
 from sglang_dspark.training.optimiser import Optimiser

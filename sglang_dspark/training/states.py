@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.training.packing import PackedBatch, pack
+from sglang_dspark.families.learning.batch import PackedBatch
+from sglang_dspark.training.packing import pack
 from sglang_dspark.training.sampler import Draw
 from sglang_dspark.training.store import Response, StoreReader
 
