@@ -25,7 +25,8 @@ def test_each_folder_is_a_registered_family() -> None:
 def test_an_entry_is_whole(family: Family) -> None:
     """Its name is its folder's; a training config selects it; nothing of it is another's."""
     assert registry.NAMES[registry.FAMILIES.index(family)] == family.name
-    assert family.architectures and family.recipes
+    assert family.architectures
+    assert family.recipes
     assert issubclass(family.model, nn.Module)
     assert callable(family.config.from_dir)
     for each in family.recipes:
@@ -39,7 +40,7 @@ def test_an_entry_is_whole(family: Family) -> None:
 
 def test_an_unknown_family_is_refused_with_the_known_ones(tmp_path: Path) -> None:
     (tmp_path / "config.json").write_text(json.dumps({"architectures": ["MedusaModel"]}))
-    with pytest.raises(DSparkError, match="MedusaModel.*DFlashDraftModel.*LlamaForCausalLMEagle"):
+    with pytest.raises(DSparkError, match=r"MedusaModel.*DFlashDraftModel.*LlamaForCausalLMEagle"):
         registry.family_of(tmp_path)
     with pytest.raises(DSparkError, match="'medusa' is none of dspark, moe, dflash, eagle3, mtp"):
         registry.recipe("medusa")
