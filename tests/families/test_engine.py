@@ -17,6 +17,7 @@ from sglang_dspark.evaluation.statistics import ConfidencePairs
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.families.chain.model import ChainDrafter
 from sglang_dspark.families.dflash.model import DFlashDrafter
+from sglang_dspark.families.registry import FAMILIES
 from sglang_dspark.training.store import Response
 from sglang_dspark.verify import BatchSampling, target_distribution
 from tests.evaluation.conftest import VOCAB
@@ -111,7 +112,8 @@ def test_target_must_give_the_drafters_features(
 ) -> None:
     other = TargetModel.load(str(target_dir), (1,))
     drafter = lessons[kind].drafter
-    if kind == "mtp":  # reads the last hidden state alone
+    (family,) = (each for each in FAMILIES if each.name == kind)
+    if not family.reads_features:  # the last hidden state alone
         assert ReferenceEngine(other, drafter, GREEDY).run(prompts[:1])
         return
     with pytest.raises(DSparkError, match=r"wants features of target layers \[0, 1\]"):
