@@ -95,7 +95,8 @@ def device_here(device: str) -> str:
 
 
 def target_facts(folder: Path) -> Target:
-    """What of a target's config.json a drafter must fit; of a multimodal model, of its text part.
+    """Read the facts of a target's config.json that a drafter must fit; of a multimodal model, of
+    its text part.
 
     Raises DSparkError when it cannot be read or lacks a field.
     """

@@ -166,7 +166,7 @@ def _require_gamma(drafter: Path, gamma: int | None) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: directories, prompts, and the prompts' token ids."""
+    """Inputs of a measurement: directories, prompts, and the prompts' token ids."""
 
     target: Path
     drafter: Path

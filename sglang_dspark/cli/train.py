@@ -262,7 +262,7 @@ def _calibrate(cfg: RunConfig) -> None:
 
 
 def _made_for(drafter_sha256: str, file: Path) -> bool:
-    """Whether a file is there already and tells that it is of the drafter with these weights."""
+    """Return whether a file is there and names the drafter with these weights."""
     from sglang_dspark.common.files import load_json, reading
 
     if not file.exists():

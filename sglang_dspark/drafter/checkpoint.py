@@ -62,7 +62,7 @@ def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.
     Drafters with experts, a window or residual streams are written in the same way, under an
     architecture of our own (drafter/config.py) that stock SGLang refuses; expert weights are stored
     stacked, `layers.N.mlp.experts.{gate,up,down}_proj` [E, out, in]. They are not quantised here,
-    whatever they were read from: `dspark quantize` does that.
+    in any format they were read from: `dspark quantize` does that.
     Raises DSparkError for a family of layers that it does not serve.
     """
     if drafter.config.family != "qwen3":

@@ -1,4 +1,4 @@
-"""From draft logits to a token and the exact law it was drawn from.
+"""From draft logits to a token and the exact distribution it was drawn from.
 
 Rejection sampling is lossless only towards the distribution a draft really came from (paper, 3.1),
 so every drafter picks its tokens here.
@@ -10,35 +10,36 @@ import torch
 from torch import Tensor
 
 
-def draft_law(logits: Tensor, greedy: Tensor, temperature: Tensor) -> Tensor:
+def draft_distribution(logits: Tensor, greedy: Tensor, temperature: Tensor) -> Tensor:
     """softmax(logits / T) [R, V'], one-hot at `greedy` [R] where temperature [R] is 0."""
     hot = temperature > 0
     scale = torch.where(hot, temperature, torch.ones_like(temperature))
-    law = torch.softmax(logits.float() / scale[:, None], -1)
-    one_hot = torch.nn.functional.one_hot(greedy, logits.shape[-1]).to(law.dtype)
-    return torch.where(hot[:, None], law, one_hot)
+    distribution = torch.softmax(logits.float() / scale[:, None], -1)
+    one_hot = torch.nn.functional.one_hot(greedy, logits.shape[-1]).to(distribution.dtype)
+    return torch.where(hot[:, None], distribution, one_hot)
 
 
 def choose(
     logits: Tensor, temperature: Tensor | None, generator: torch.Generator | None
 ) -> tuple[Tensor, Tensor | None]:
-    """One column a row of logits [R, V'], and the law [R, V'] it was drawn from.
+    """One column a row of logits [R, V'], and the distribution [R, V'] it was drawn from.
 
-    temperature [R]: rows at 0 take the argmax; None: all do, and there is no law.
+    temperature [R]: rows at 0 take the argmax; None: all do, and there is no distribution.
     """
     chosen = logits.argmax(-1)
     if temperature is None:
         return chosen, None
-    law = draft_law(logits, chosen, temperature)
-    return torch.multinomial(law, 1, generator=generator)[:, 0], law
+    distribution = draft_distribution(logits, chosen, temperature)
+    return torch.multinomial(distribution, 1, generator=generator)[:, 0], distribution
 
 
-def over_vocabulary(law: Tensor, draft_ids: Tensor | None, vocab_size: int) -> Tensor:
-    """A law over a reduced draft vocabulary [..., V'] -> over all tokens [..., V], 0 outside.
+def over_vocabulary(distribution: Tensor, draft_ids: Tensor | None, vocab_size: int) -> Tensor:
+    """A distribution over a reduced draft vocabulary [..., V'] -> over all tokens [..., V], 0
+    outside.
 
     draft_ids [V']: token id of each column; None when the columns are the token ids.
     """
     if draft_ids is None:
-        return law
-    full = law.new_zeros(*law.shape[:-1], vocab_size)
-    return full.index_copy_(-1, draft_ids, law)
+        return distribution
+    full = distribution.new_zeros(*distribution.shape[:-1], vocab_size)
+    return full.index_copy_(-1, draft_ids, distribution)

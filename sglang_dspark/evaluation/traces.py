@@ -40,7 +40,7 @@ MOST = 1 << 40  # of a position, a token, a count
 
 @dataclass(frozen=True)
 class DrafterFacts:
-    """What a drafter is: directory name, kind and head, decoder layers, gamma, weight hash."""
+    """Facts of a drafter: directory name, kind and head, decoder layers, gamma, weight hash."""
 
     name: str
     kind: str
@@ -92,7 +92,7 @@ class Trace:
         return float(self.settings["temperature"])
 
     def has_confidence(self) -> bool:
-        """Whether the drafter tells a confidence; without a head it is 1 for every draft."""
+        """Return whether the drafter has a confidence head; without one confidence is 1."""
         steps = (step for generation in self.generations for step in generation.steps)
         return any(c != 1.0 for step in steps for c in step.confidence)
 

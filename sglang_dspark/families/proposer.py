@@ -32,7 +32,7 @@ class DraftState(Protocol):
         temperature: Tensor | None,
         generator: torch.Generator,
     ) -> DraftBlock:
-        """gamma drafts after anchor [R], which stands at position lens [R]; None: all slots.
+        """gamma drafts after anchor [R], at position lens [R]; None: all slots.
 
         temperature [R], None: all greedy. `DraftBlock.probs` must be the exact distributions drawn
         from.

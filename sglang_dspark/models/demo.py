@@ -78,7 +78,7 @@ def ensure_demo_target(
 
 
 def damage(path: Path, progress: Progress = silent) -> str | None:
-    """What is wrong with a built target, in words; None when all files match the manifest."""
+    """Describe what is wrong with a built target; None when all files match the manifest."""
     manifest = _read_json(path / MANIFEST)
     if manifest is None or manifest.get("format") != _FORMAT:
         return f"no usable {MANIFEST}"

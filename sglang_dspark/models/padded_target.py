@@ -37,7 +37,7 @@ _FIX = "name another target, or leave `deeper` out"
 
 @dataclass(frozen=True)
 class Weights:
-    """Where a model's tensors lie: file and bytes of each, and the layers' part of their names."""
+    """Locate a model's tensors: file and bytes of each, and the layers' part of their names."""
 
     file_of: dict[str, Path]
     bytes_of: dict[str, int]

@@ -1,6 +1,6 @@
 """Traces for calibration: the target answers, batched and without a drafter, and the drafter's part
-is replayed on the answers (`evaluation/replay.py`): the same law as decoding with it, at a third of
-the target's work and with as many requests in flight as one likes.
+is replayed on the answers (`evaluation/replay.py`): the same distribution as decoding with it, at
+a third of the target's work and with as many requests in flight as one likes.
 """
 
 from __future__ import annotations

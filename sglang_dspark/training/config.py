@@ -25,7 +25,7 @@ from sglang_dspark.families.shape import BaseShape, FrozenModel
 
 
 class DataConfig(FrozenModel):
-    """Where prompts come from and how the target answers them."""
+    """Prompts, and how the target answers them."""
 
     target: Path = Field(description="directory of the target, Hugging Face files")
     prompts: tuple[Path, ...] = Field((), description="files of user prompts or chat rows")
@@ -95,7 +95,7 @@ class ScheduleConfig(FrozenModel):
 
 
 class CalibrationConfig(FrozenModel):
-    """What the drafter's confidence is calibrated on after training (paper, 3.2.1)."""
+    """Calibration of the drafter's confidence after training (paper, 3.2.1)."""
 
     prompts: tuple[str, ...] = Field((), description="as --prompts of `dspark calibrate`")
     held_out: tuple[str, ...] = Field((), description="as --held-out of `dspark calibrate`")
@@ -104,7 +104,7 @@ class CalibrationConfig(FrozenModel):
 
 
 class ServingConfig(FrozenModel):
-    """Whether and how the trained drafter is tried in a server on 127.0.0.1, DSpark drafters only.
+    """A trial of the trained drafter in a server on 127.0.0.1, DSpark drafters only.
 
     The server is stopped again; the run says how to start it.
     """

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` of a run: one line a report, for one history whatever was killed and resumed."""
+"""`metrics.jsonl` of a run: one line per report; one history also after a kill and a resume."""
 
 from __future__ import annotations
 

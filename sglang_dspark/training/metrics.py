@@ -1,4 +1,4 @@
-"""What a step says of the drafter: loss, expected tau, and how far confidence is from acceptance.
+"""Metrics of a training step: loss, expected tau, distance of confidence from acceptance.
 Everything is kept as sums, which add up over batches and processes.
 """
 

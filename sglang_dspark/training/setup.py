@@ -110,7 +110,7 @@ def _target(cfg: RunConfig, world: World) -> TargetModel:
 def _vocabulary(cfg: RunConfig, counts: Tensor, world: World, *, fresh: bool) -> Tensor | None:
     """Ids of the reduced draft vocabulary, kept in the run directory beside the state.
 
-    fresh: there is no state yet, so they are chosen, whatever a run that had none left there.
+    fresh: there is no state yet, so they are chosen anew, even where an earlier run left a file.
     """
     size, wanted = len(counts), cfg.drafter.draft_vocab
     if wanted is None or wanted >= size:
@@ -152,7 +152,7 @@ def _note(sequences: int, counts: Tensor, vocabulary: Tensor | None) -> str:
 def _record(
     cfg: RunConfig, expected: dict[str, object], sequences: int, commit: str, world: World
 ) -> dict[str, object]:
-    """What `run.json` keeps of how a drafter was made."""
+    """Content of `run.json`: how a drafter was made."""
     return {
         "argv": sys.argv,
         "commit": commit,

@@ -1,4 +1,4 @@
-"""Where the target's states of a step come from: the store, or the target itself, run over the
+"""Sources of the target's states of a step: the store, or the target itself, run over the
 stored tokens in the training step (no cache on disk at all; paper, 5.1).
 """
 

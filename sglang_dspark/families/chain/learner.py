@@ -1,6 +1,6 @@
-"""What the learners of Eagle3 and MTP share: the layer is unrolled for gamma steps over its own
-outputs, with the true tokens as inputs (Eagle3's training-time test with horizon gamma; paper, 5.1;
-objective of 3.3 without the confidence term).
+"""Losses that the learners of Eagle3 and MTP share: the layer is unrolled for gamma steps over its
+own outputs, with the true tokens as inputs (Eagle3's training-time test with horizon gamma; paper,
+5.1; objective of 3.3 without the confidence term).
 """
 
 from __future__ import annotations
@@ -53,7 +53,7 @@ class ChainLosses:
 
     def _attend(self, batch: PackedBatch, states: Tensor) -> Attend:
         """Context entries (token at j, state at j - 1), j >= 1, of every sequence; a block whose
-        anchor stands at p sees those with j < p."""
+        anchor is at p sees those with j < p."""
         at = (batch.context_positions > 0).nonzero()[:, 0]
         positions = batch.context_positions[at] - 1
         context = self.drafter.context_kv(batch.tokens[at], states[at - 1], positions)

@@ -3,7 +3,7 @@
 Step k reads the token x_{k-1} and a state: the target's for the anchor, the drafter's own output
 of the step before for later drafts. The layer is a Llama one, as SGLang's llama_eagle3.py
 and llama_eagle.py have it. An entry of its context is the pair (token at j, target's state at
-j - 1) and stands at rotary position j - 1, the position of the state.
+j - 1) and has rotary position j - 1, the position of the state.
 """
 
 from __future__ import annotations

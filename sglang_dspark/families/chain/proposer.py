@@ -33,7 +33,7 @@ def attend_with(context: ContextKV, visible: Tensor) -> Attend:
 class ChainState:
     """Context of the requests in flight; see `evaluation.proposer`.
 
-    Entry j of a slot lies at index j - 1, so a request whose anchor stands at p has p - 1 entries
+    Entry j of a slot is at index j - 1, so a request whose anchor is at p has p - 1 entries
     and waits with the target's state at p - 1 for the anchor's own.
     """
 
@@ -62,17 +62,19 @@ class ChainState:
         drafter, picked = self.drafter, slice(None) if rows is None else rows
         length = int(lens.max()) - 1
         context = self.keys[picked, :length], self.values[picked, :length]
-        tokens, laws = [anchor], []
+        tokens, distributions = [anchor], []
         attend = attend_with(context, lens - 1)
         states = self.waiting[picked]
         steps = drafter.unroll(states, lens - 1, lambda k: tokens[k - 1], attend)
         for out in (next(steps) for _ in range(self.gamma)):
-            column, law = choose(drafter.logits(out), temperature, generator)
+            column, distribution = choose(drafter.logits(out), temperature, generator)
             tokens.append(column if drafter.draft_ids is None else drafter.draft_ids[column])
-            if law is not None:
-                laws.append(over_vocabulary(law, drafter.draft_ids, drafter.config.vocab_size))
+            if distribution is not None:
+                distributions.append(
+                    over_vocabulary(distribution, drafter.draft_ids, drafter.config.vocab_size)
+                )
         nothing = states.new_empty(len(anchor), 0)
-        probs = torch.stack(laws, 1) if laws else None
+        probs = torch.stack(distributions, 1) if distributions else None
         return DraftBlock(torch.stack(tokens[1:], 1), probs, nothing, nothing)
 
     def commit(

@@ -1,6 +1,6 @@
 """Learner of DFlash: the parallel backbone over packed blocks, each position taught the target's
-law after the true tokens before it, which it does not see (paper, 5.1; objective of 3.3 without the
-confidence term).
+distribution after the true tokens before it, which it does not see (paper, 5.1; objective of 3.3
+without the confidence term).
 
 With a reduced vocabulary its softmax runs over that alone, in training as in the engine; SGLang's
 DFLASH has no reduced vocabulary and drafts over all tokens.

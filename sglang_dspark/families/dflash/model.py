@@ -142,11 +142,13 @@ class DFlashDrafter(nn.Module):
         """
         rows, gamma, _ = h.shape
         temperature = None if temperature is None else temperature.repeat_interleave(gamma)
-        columns, law = choose(self.logits(h).flatten(0, 1), temperature, generator)
+        columns, distribution = choose(self.logits(h).flatten(0, 1), temperature, generator)
         tokens = columns if self.draft_ids is None else self.draft_ids[columns]
         probs = None
-        if law is not None:
-            law = over_vocabulary(law, self.draft_ids, self.config.shape.vocab_size)
-            probs = law.view(rows, gamma, -1)
+        if distribution is not None:
+            distribution = over_vocabulary(
+                distribution, self.draft_ids, self.config.shape.vocab_size
+            )
+            probs = distribution.view(rows, gamma, -1)
         nothing = h.new_empty(rows, 0)
         return DraftBlock(tokens.view(rows, gamma), probs, nothing, nothing)

@@ -11,7 +11,7 @@ from sglang_dspark.families.shape import BaseShape
 
 
 class _WithHeads(BaseShape):
-    """What drafters with a parallel backbone, a sequential and a confidence head have in common
+    """Options of drafters with a parallel backbone, a sequential and a confidence head
     (paper, 3.1, 3.2.1)."""
 
     layers: int = Field(3, ge=1, description="draft layers")

@@ -12,16 +12,18 @@ from torch import Tensor
 class PackedBatch:
     """S sequences' contexts end to end (N tokens) and their P blocks of gamma positions.
 
-    A context is cut after its last anchor: tokens behind it are seen by nobody.
+    A context is cut after its last anchor: no block sees tokens behind it.
 
     tokens            [N] int64       context tokens of all sequences end to end
     features          [N, m*d]        target features of those tokens, in the dtype they are kept in
     last_hidden       [N, d]          target's last hidden state (after the final norm) of the same
     context_positions [N] int64       position of each within its sequence
     starts            [S+1] int64     cumulative context lengths
-    hidden            [P, gamma, d]   target's last hidden state at p+k-1: the law of token p+k
-    log_partition     [P, gamma]      logsumexp of the logits of that law, over the vocabulary
-    anchors           [P] int64       anchor token x_0, which stands at position p
+    hidden            [P, gamma, d]   target's last hidden state at p+k-1: the distribution of
+    token p+k
+    log_partition     [P, gamma]      logsumexp of the logits of that distribution, over the
+    vocabulary
+    anchors           [P] int64       anchor token x_0, at position p
     sequence          [P] int64       which sequence a block belongs to, ascending
     positions         [P] int64       p >= 1; a block sees its sequence's context positions < p
     inputs, labels    [P, gamma]      tokens at p+k-1 and p+k

@@ -28,7 +28,7 @@ def position_weights(gamma: int) -> Tensor:
     return torch.exp(-torch.arange(gamma, dtype=torch.float32) / gamma)
 
 
-class _DraftLaw(torch.autograd.Function):
+class _DraftDistribution(torch.autograd.Function):
     """Weighted CE and L1 of N positions. Rows are worked through in chunks that stay in cache, and
     the gradient is made on the way: it is the only tensor of vocabulary size that is kept."""
 
@@ -51,11 +51,11 @@ class _DraftLaw(torch.autograd.Function):
         for start in range(0, len(logits), chunk):
             rows = slice(start, start + chunk)
             draft = torch.softmax(logits[rows].float(), -1)
-            law = (target[rows].float() - log_partition[rows, None]).exp_()
-            overlap[rows] = torch.minimum(draft, law).sum(-1)  # acceptance rate, 1 - TV
+            distribution = (target[rows].float() - log_partition[rows, None]).exp_()
+            overlap[rows] = torch.minimum(draft, distribution).sum(-1)  # acceptance rate, 1 - TV
             nll[rows] = -draft.gather(-1, column[rows])[:, 0].clamp(min=1e-12).log()
             # d L1 / d p_d is 2 [p_d > p_t] - 1; the softmax's Jacobian removes the constant
-            above = torch.gt(draft, law, out=law)
+            above = torch.gt(draft, distribution, out=distribution)
             slope = (draft * above).sum(-1, keepdim=True)
             ce_weight = (weight[rows] * inside[rows] * ce)[:, None]
             above.sub_(slope).mul_((2 * tv * weight[rows])[:, None]).add_(ce_weight).mul_(draft)
@@ -105,7 +105,7 @@ def dspark_loss(
     """
     total_weight = weight.sum().clamp(min=1e-9)
     weight = weight / total_weight
-    drafted, accept, nll = _DraftLaw.apply(
+    drafted, accept, nll = _DraftDistribution.apply(
         logits, target, log_partition, label, weight, objective.ce, objective.tv
     )
     terms = torch.stack([weight @ nll, 2 * weight @ (1 - accept), torch.zeros_like(weight.sum())])

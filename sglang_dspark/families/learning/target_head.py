@@ -37,7 +37,7 @@ def headless_losses(
     logits: Tensor, batch: PackedBatch, head: TargetHead, objective: ObjectiveConfig
 ) -> LossParts:
     """The objective for drafters without a confidence head: logits [P, gamma, V'] over the draft
-    vocabulary of `head`, against the target's law at every position."""
+    vocabulary of `head`, against the target's distribution at every position."""
     with torch.no_grad():
         target = head.logits(batch.hidden)
     weight = position_weights(batch.gamma).to(logits.device) * batch.valid

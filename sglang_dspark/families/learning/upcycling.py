@@ -4,7 +4,7 @@ upcycling", Komatsuzaki et al., 2023; here its neurons are divided, not copied w
 The shared experts take the MLP's largest neurons. Routed experts come in groups of k = experts per
 token; each group deals out the rest anew, and its experts have one router row in common. So a token
 starts with the k experts of one group: all of the MLP's neurons, with weights that sum to k and are
-equal. Training then tells the experts apart.
+equal. Training then makes the experts differ.
 """
 
 from __future__ import annotations
