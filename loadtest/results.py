@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 from sglang_dspark import __version__
+from sglang_dspark.common.atomic_write import replace_text, require_file_or_nothing
 from sglang_dspark.common.machine import with_speed
-from sglang_dspark.common.writing import replace_text, require_file_or_nothing
 from sglang_dspark.errors import DSparkError
 
 ROOT = Path(__file__).resolve().parents[1]

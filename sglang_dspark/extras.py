@@ -1,4 +1,4 @@
-"""What may be missing beside the package: SGLang, and libraries that only some commands need.
+"""Check for dependencies that may be missing: SGLang, and libraries that only some commands need.
 
 The extras are declared in `pyproject.toml`; here they are read from the installed metadata.
 """

@@ -1,4 +1,4 @@
-"""Where the package keeps files of its own."""
+"""Folders of the package's own files."""
 
 from __future__ import annotations
 

@@ -82,7 +82,7 @@ def _or_stop(step: Callable[[], None]) -> None:
 
 
 def _require_some_platform() -> None:
-    """Where there is no accelerator and no other plugin's platform, ours must have started.
+    """Require our platform where there is no accelerator and no other plugin's platform.
 
     SGLang only logs a platform entry point that fails, and then serves on without it.
     """

@@ -1,4 +1,4 @@
-"""Whether a server could listen where it is told to, and a port where one could."""
+"""Check whether a server can listen at an address, and find a free port."""
 
 from __future__ import annotations
 

@@ -28,7 +28,7 @@ PURE = {
     "common",
     "models",
     "drafter",
-    "baselines",
+    "families",
     "verify",
     "schedule",
     "quantisation",

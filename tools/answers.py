@@ -28,8 +28,8 @@ from torch import Tensor
 from transformers import AutoConfig
 
 from sglang_dspark.cli._workload import target_dir
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import fault, parse_json
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.training.collect import plan_answers
 from sglang_dspark.training.config import RunConfig, load_config

@@ -18,7 +18,7 @@ from importlib import import_module
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 
-from sglang_dspark.common.writing import replacing
+from sglang_dspark.common.atomic_write import replacing
 
 FOLDER = Path(__file__).resolve().parents[1] / "runs" / "narrow"
 VERSION = "0.1.25"  # another one may write other questions from the same seed

@@ -21,7 +21,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_dspark.common.writing import replace_text
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.drafter.config import read_config
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bench.journal import Head, keep_row, open_journal

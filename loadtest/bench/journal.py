@@ -12,9 +12,9 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, TypeVar
 
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import FAULTS, fault, parse_json
 from sglang_dspark.common.hashes import file_sha256
-from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.results import commit
 from sglang_dspark.loadtest.servers.workload import drafter_gamma

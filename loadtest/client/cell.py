@@ -12,8 +12,8 @@ from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Literal
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import MOST_RECORDED, load_json, reading
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.bodies import PATHS, Api, Prompt, Sampling, request_body
 from sglang_dspark.loadtest.client.schedule import Arrival, Schedule

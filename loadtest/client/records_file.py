@@ -16,8 +16,8 @@ from typing import Any
 import pyarrow as pa
 import pyarrow.parquet as pq
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import FAULTS, fault, parse_json
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.metrics import SpecStats
 from sglang_dspark.loadtest.client.records import Header, Record

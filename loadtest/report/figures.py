@@ -17,7 +17,7 @@ from matplotlib.axes import Axes
 from matplotlib.figure import Figure
 from matplotlib.ticker import NullFormatter, ScalarFormatter
 
-from sglang_dspark.common.writing import replacing
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.report.data import Run, pooled, survival, verified_drafts
 from sglang_dspark.loadtest.report.svg import GRID, INK, inline, label_points, tip

@@ -14,8 +14,8 @@ from typing import Annotated, Any, Literal
 
 from pydantic import AfterValidator, BaseModel, ConfigDict, Field, ValidationError, model_validator
 
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import fault, load_yaml, wrong_fields
-from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.servers.server import ServerSpec
 from sglang_dspark.loadtest.servers.workload import device_flags
@@ -137,7 +137,7 @@ def find_arms(names: Sequence[str], folder: Path) -> list[Arm]:
 
 
 def _drafter_flags(arm: str, kind: str, drafters: Mapping[str, Path]) -> list[str]:
-    from sglang_dspark.baselines.mtp import TOKEN_MAP  # imports torch
+    from sglang_dspark.families.mtp.checkpoint import TOKEN_MAP  # imports torch
 
     if kind not in drafters:
         known = ", ".join(drafters) or "none"

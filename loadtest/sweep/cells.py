@@ -15,7 +15,7 @@ from typing import Literal, Protocol
 
 import httpx
 
-from sglang_dspark.common.writing import replacing
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.client.bodies import PATHS, Sampling, request_body
 from sglang_dspark.loadtest.client.cell import CellPlan

@@ -21,8 +21,8 @@ from typing import Any, Literal, TypeVar
 
 from pydantic import BaseModel, ConfigDict
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import MOST_RECORDED, load_json, reading
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.sweep.parts import BurstSummary, HoldSummary, Phase, Within
 

@@ -63,8 +63,8 @@ def rules(
 def _engines(subject: Subject) -> Callable[[DecodeSettings, Judge], ReferenceEngine]:
     """Engines of one target and drafter by settings and rule."""
     from sglang_dspark.evaluation.engine import ReferenceEngine
-    from sglang_dspark.evaluation.proposer import drafter_layers, open_drafter
     from sglang_dspark.evaluation.target import TargetModel
+    from sglang_dspark.families.registry import drafter_layers, open_drafter
 
     model = TargetModel.load(subject.target, drafter_layers(subject.drafter))
     module = open_drafter(subject.drafter, model)

@@ -1,4 +1,4 @@
-"""What the commands of `dspark eval` share: drafters and their traces, tables, result files."""
+"""Parts that the commands of `dspark eval` share: drafters, traces, tables, result files."""
 
 from __future__ import annotations
 
@@ -48,7 +48,7 @@ class Session:
 
 
 def open_session(drafters: Sequence[str], options: WorkloadOptions) -> Session:
-    """What the options of a command describe; nothing is loaded yet."""
+    """Inputs that a command's options describe; nothing is loaded yet."""
     console = Console()
     workload = cache(lambda: open_workload(options, console))
     return Session(tuple(parse_drafter(each) for each in drafters), workload, console)

@@ -86,7 +86,7 @@ def adaptive(
 
 
 class _Served(NamedTuple):
-    """What all arms serve: target, drafter and where."""
+    """Target, drafter and device that all arms serve."""
 
     target: Path
     drafter: Path
@@ -111,7 +111,7 @@ def _specs(
 
 
 def _head(served: _Served, plan: Plan, arms: list[Arm]) -> dict[str, Any]:
-    """What the figures in a journal depend on."""
+    """Facts that the figures in a journal depend on."""
     from sglang_dspark.cli.demo import hardware
     from sglang_dspark.loadtest.bench.journal import served_head
 
@@ -235,7 +235,7 @@ def _measure(
 
 def draw(metrics: dict[str, Any], path: Path) -> None:
     """Write the figure. Raises DSparkError when the place cannot be written."""
-    from sglang_dspark.common.writing import replacing
+    from sglang_dspark.common.atomic_write import replacing
     from sglang_dspark.errors import DSparkError
     from sglang_dspark.loadtest.bench import adaptive_results
 

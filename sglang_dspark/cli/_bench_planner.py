@@ -51,7 +51,7 @@ def planner(
 
 
 def _contestants(requests: int, gamma: int) -> dict[str, Callable[[], object]]:
-    """What is timed: each takes confidences [R, gamma] to K, or to verify lengths.
+    """Functions that are timed: each maps confidences [R, gamma] to K, or to verify lengths.
 
     Our budget twice: where drafting deeper costs the same, as upstream takes it, and where each
     position costs more, so that all gamma depths are compared.

@@ -82,7 +82,7 @@ class _Way:
 
 
 def _ways(form: WeightFormat, told: Sequence[str]) -> list[_Way]:
-    """How a format is multiplied by; once where this processor has one way."""
+    """Implementations of a format's product; one where this processor has one."""
     from sglang_dspark.backends.cpu.linear import Processor
     from sglang_dspark.backends.cpu.weight_formats import BFLOAT16, BYTES, INT8
 

@@ -48,7 +48,7 @@ PoolOption = Annotated[
 
 
 class _Pair(NamedTuple):
-    """What is screened, and with which servers' flags. configured: what the file `config` says."""
+    """Models to screen, and the servers' flags. configured: content of the file `config`."""
 
     target: Path
     drafter: Path
@@ -128,7 +128,7 @@ def _screened(
 
 
 def _head(pair: _Pair, plan: Plan) -> dict[str, Any]:
-    """What the answers in a journal depend on."""
+    """Facts that the answers in a journal depend on."""
     from sglang_dspark.cli.demo import hardware
     from sglang_dspark.loadtest.bench.journal import served_head
 
@@ -141,7 +141,7 @@ def _head(pair: _Pair, plan: Plan) -> dict[str, Any]:
 
 
 def _configured(config: Path | None) -> str:
-    """What a server's configuration file says. Raises DSparkError when it cannot be read."""
+    """Read a server's configuration file. Raises DSparkError when it cannot be read."""
     from sglang_dspark.common.files import reading
 
     if config is None:
@@ -163,7 +163,7 @@ def _rendered(target: Path, tasks: list[Task]) -> list[Task]:
 
 
 def _flags(users: int, pool_tokens: int, chunk: int) -> tuple[str, ...]:
-    """What both servers are told, so that the edges are met."""
+    """Settings of both servers, chosen so that edge cases occur."""
     return (
         "--max-running-requests",
         str(users),
@@ -197,7 +197,7 @@ def _compared(
     run_dir: Path,
     near_tie: float,
 ) -> list[Difference]:
-    """What differs. One server runs at a time; one whose answers are all kept does not start."""
+    """Compare answers. One server runs at a time; one without missing answers does not start."""
     from sglang_dspark.cli.demo import launch
     from sglang_dspark.loadtest.bench.screen import compare, explain
 

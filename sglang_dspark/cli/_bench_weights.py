@@ -125,7 +125,7 @@ def _rounded(folder: Path, form: WeightFormat, activations: str) -> TargetModel:
 
 
 def _activations(form: WeightFormat, told: str) -> Callable[[Tensor], Tensor] | None:
-    """What rows are rounded to beside a format; None: they are not."""
+    """Rounding of rows besides a format; None: none."""
     from sglang_dspark.backends.cpu.weight_formats import (
         BFLOAT16,
         INT8,

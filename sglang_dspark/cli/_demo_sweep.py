@@ -43,7 +43,7 @@ def why_no_sweep(device: str) -> str:
 def demo_config(port: int, target: Path | None, drafter: Path) -> SweepConfig:
     """The sweep on what the demo serves. target: None for the demo's own.
 
-    The shipped MTP drafter belongs to the demo's target: on another one that arm is left out.
+    The shipped MTP drafter belongs to the demo's target: on another one that arm is skipped.
     """
     from sglang_dspark.loadtest.sweep.config import Comparison, load_sweep
 
@@ -58,13 +58,13 @@ def demo_config(port: int, target: Path | None, drafter: Path) -> SweepConfig:
 
 
 def measured(config: SweepConfig) -> str:
-    """What the sweep measures, in words."""
+    """Describe what the sweep measures."""
     loads = ", ".join(str(users) for users in config.concurrency)
     return f"{', '.join(config.names)} with {loads} users"
 
 
 def sweep_extent(target: Path | None) -> tuple[str, float]:
-    """What the demo's sweep measures, in words, and about how long it takes, in seconds.
+    """Describe what the demo's sweep measures, and about how long it takes, in seconds.
 
     target: as of `demo_config`; two of its servers run by then.
     """

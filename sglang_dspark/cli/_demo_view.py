@@ -1,4 +1,4 @@
-"""What `dspark demo` shows: answers as they come, accepted drafts marked, and the final tables."""
+"""Output of `dspark demo`: streamed answers, accepted drafts marked, and the final tables."""
 
 from __future__ import annotations
 
@@ -129,7 +129,7 @@ def answers(console: Console, target: Path, label: str, count: int) -> Iterator[
 
 
 def legend(console: Console) -> Text:
-    """How accepted drafts look here."""
+    """Describe how accepted drafts are marked here."""
     if console.is_terminal:
         return Text.assemble(("Marked like this", ACCEPTED), ": drafted and accepted.")
     return Text(f"Between {_OPEN} and {_CLOSE}: drafted and accepted.")
@@ -157,7 +157,7 @@ def speed_table(pairs: Sequence[Pair], gamma: int) -> Table:
 
 
 def acceptance_table(pairs: Sequence[Pair], gamma: int) -> Table:
-    """How often the first k drafts of a step were all accepted."""
+    """Count how often the first k drafts of a step were all accepted."""
     table = Table(title="Steps whose first k drafts were accepted", box=box.SIMPLE_HEAD)
     table.add_column("domain")
     for k in range(1, gamma + 1):
@@ -168,7 +168,7 @@ def acceptance_table(pairs: Sequence[Pair], gamma: int) -> Table:
 
 
 def remarks(pairs: Sequence[Pair]) -> list[str]:
-    """What a reader of the tables must know: where outputs part, and steps that came merged."""
+    """Notes on the tables: where outputs part, and merged steps."""
     lines = [
         f"{pair.prompt.id}: outputs part at token {pair.first_difference()}"
         for pair in pairs

@@ -1,4 +1,4 @@
-"""What `dspark demo` says in words: what comes and how long, what the columns mean, the result.
+"""Texts of `dspark demo`: its steps and their time, the meaning of columns, the result.
 
 A ratio is called faster or slower only where its 95% interval says so. One trial has none: then it
 must be off by more than `NOISE`.
@@ -62,7 +62,7 @@ class Versus:
 
 @dataclass(frozen=True)
 class Crowd:
-    """What a load test found at its most users, against plain decoding. verified: mean drafts that
+    """Result of a load test at its most users, against plain decoding. verified: mean drafts that
     the target checked in a step for each request, None where that is not known."""
 
     users: int
@@ -83,7 +83,7 @@ class Crowd:
 
 
 def forecast(prompts: int, tokens: int, build_mb: int, sweep: tuple[str, float] | None) -> str:
-    """What comes, line by line, and how long on 2 idle cores.
+    """List the steps, line by line, and their time on 2 idle cores.
 
     build_mb: download of the demo target, 0 where it is there; sweep: what the load test measures,
     and its seconds with the start of its servers; None without one.
@@ -117,7 +117,7 @@ def one_user(pairs: Sequence[Pair]) -> Versus:
 
 
 def identical(pairs: Sequence[Pair]) -> str:
-    """How many answers are plain decoding's, token for token."""
+    """Count the answers that equal plain decoding's, token for token."""
     same = sum(pair.first_difference() is None for pair in pairs)
     word = "identical" if same == len(pairs) else "not all identical"
     return f"{word}, {same} of {len(pairs)}"

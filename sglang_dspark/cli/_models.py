@@ -62,7 +62,7 @@ def note_unless_served(console: Console, drafter: Path, target: Path) -> None:
 
     It looks at config.json alone.
     """
-    from sglang_dspark.evaluation.proposer import drafter_kind
+    from sglang_dspark.families.registry import drafter_kind
     from sglang_dspark.serving.checkpoint import validate_drafter
 
     if drafter_kind(drafter) != "dspark":
@@ -95,7 +95,8 @@ def device_here(device: str) -> str:
 
 
 def target_facts(folder: Path) -> Target:
-    """What of a target's config.json a drafter must fit; of a multimodal model, of its text part.
+    """Read the facts of a target's config.json that a drafter must fit; of a multimodal model, of
+    its text part.
 
     Raises DSparkError when it cannot be read or lacks a field.
     """

@@ -30,7 +30,7 @@ _READY_S = 600.0
 
 @dataclass(frozen=True)
 class ServedCheck:
-    """What was served. equal, near_ties: answers like the target's own, and those that leave it
+    """Result of serving. equal, near_ties: answers like the target's own, and those that leave it
     at a near tie; tau: tokens a verify step, bonus included; tokens_per_s: one user's speed."""
 
     prompts: int

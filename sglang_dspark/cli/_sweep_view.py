@@ -1,4 +1,4 @@
-"""What `dspark sweep` shows: the plan, a line for each cell with the time left, the results."""
+"""Output of `dspark sweep`: the plan, a line for each cell with the time left, the results."""
 
 from __future__ import annotations
 
@@ -54,7 +54,7 @@ class SweepView:
     def planned(
         self, loads: Sequence[Load], cells: Sequence[PlannedCell], kept: Sequence[str]
     ) -> None:
-        """What is to be measured; `kept` is there already."""
+        """Print the cells to measure; `kept` are there already."""
         from sglang_dspark.loadtest.sweep.plan import CELL_OVERHEAD_S
 
         self._expected = {cell.name: cell.load.expected_s + CELL_OVERHEAD_S for cell in cells}
@@ -145,7 +145,7 @@ def duration(seconds: float) -> str:
 
 
 def show_config(console: Console, config: SweepConfig, cells: int, seconds: float) -> None:
-    """What will be measured, and how long it takes at the most, before anything starts."""
+    """Print the plan and its longest time, before anything starts."""
     from sglang_dspark.loadtest.sweep.holding import said_limits
 
     loads = [f"{users} users" for users in config.concurrency]

@@ -114,7 +114,7 @@ def _session(plan: TracePlan, each: TraceSet, places: Mapping[Path, PlannedDraft
 
 
 def _is_kept(path: Path, drafter: DrafterArgument, work: Workload) -> bool:
-    """Whether a trace of this drafter, target, prompts and settings lies there."""
+    """Return whether there is a trace of this drafter, target, prompts and settings."""
     from sglang_dspark.errors import DSparkError
     from sglang_dspark.evaluation.recording import describe, settings_json
     from sglang_dspark.evaluation.traces import prompt_digest, read_trace

@@ -65,7 +65,7 @@ SAMPLING = ("top_p", "top_k", "min_p")  # of `WorkloadOptions`: what few command
 
 @dataclass(frozen=True)
 class WorkloadOptions:
-    """What is decoded and how, as the options of a command say."""
+    """Workload and settings of decoding, as a command's options give them."""
 
     target: TargetOption = "demo"
     prompts: Annotated[
@@ -85,7 +85,7 @@ class WorkloadOptions:
     seed: Annotated[int, typer.Option(help="Of the engine's random numbers.")] = 0
 
     def decoding(self, gamma: int | None = None) -> DecodeSettings:
-        """How the reference engine decodes. Raises DSparkError for a value out of bounds."""
+        """Make settings of the reference engine. Raises DSparkError for a value out of bounds."""
         from sglang_dspark.evaluation.engine import DecodeSettings
 
         return DecodeSettings(
@@ -107,7 +107,7 @@ def takes_workload(
 
     without: fields that the command does not offer, which keep their default. defaults: of fields,
     where the command has others. Typer reads a command's signature, so that is what is made here:
-    the fields stand in the place of `options`, by keyword.
+    the fields replace `options`, by keyword.
     """
     base = replace(WorkloadOptions(), **defaults)
     hints = get_type_hints(WorkloadOptions, include_extras=True)
@@ -163,7 +163,7 @@ class DrafterArgument:
 
     @property
     def is_trace(self) -> bool:
-        """Whether the path is a file, which must then be a trace."""
+        """Return whether the path is a file, which must then be a trace."""
         return self.path.is_file()
 
 

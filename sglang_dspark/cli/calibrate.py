@@ -80,7 +80,7 @@ TableOption = Annotated[
 
 @dataclass(frozen=True)
 class _Decode:
-    """How prompts are answered where no record is given."""
+    """Settings of answering prompts where no record is given."""
 
     options: WorkloadOptions
     half_products: bool
@@ -88,7 +88,7 @@ class _Decode:
 
 @dataclass(frozen=True)
 class _Records:
-    """Whose records are read: a drafter's, on a target, the default one unless it is named."""
+    """Drafter and target of the records that are read; the default ones unless named."""
 
     target: str
     target_is_named: bool
@@ -98,7 +98,7 @@ class _Records:
 
 @dataclass(frozen=True)
 class _Case:
-    """What one table is fitted to and judged on: traces of one sampling regime."""
+    """Traces of one sampling regime that a table is fitted to and tested on."""
 
     fit: Trace
     held: Trace
@@ -284,7 +284,7 @@ def _read_traces(files: Sequence[Path], records: _Records) -> list[Trace]:
 
 
 def _say_if_trained_on(drafter: Path, store: Path, console: Console) -> None:
-    """As far as the training run tells, in whose folder the drafter lies."""
+    """Facts from the training run in whose folder the drafter is."""
     from sglang_dspark.common.files import FAULTS, load_json
 
     with suppress(OSError, *FAULTS):

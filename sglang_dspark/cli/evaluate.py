@@ -139,7 +139,7 @@ def _refuse_options_before(context: typer.Context, command: str) -> None:
 
 
 def _require_dspark(drafter: Path) -> None:
-    from sglang_dspark.evaluation.proposer import drafter_kind
+    from sglang_dspark.families.registry import drafter_kind
 
     kind = drafter_kind(drafter)
     if kind != "dspark":
@@ -152,7 +152,7 @@ def _require_dspark(drafter: Path) -> None:
 def _require_gamma(drafter: Path, gamma: int | None) -> None:
     """Before the target is loaded, for the kinds whose block is trained whole."""
     from sglang_dspark.drafter.config import DrafterConfig
-    from sglang_dspark.evaluation.proposer import drafter_kind
+    from sglang_dspark.families.registry import drafter_kind
 
     if drafter_kind(drafter) != "dspark" or gamma is None:
         return
@@ -166,7 +166,7 @@ def _require_gamma(drafter: Path, gamma: int | None) -> None:
 
 @dataclass(frozen=True)
 class Subject:
-    """What is measured: directories, prompts, and the prompts' token ids."""
+    """Inputs of a measurement: directories, prompts, and the prompts' token ids."""
 
     target: Path
     drafter: Path
@@ -214,8 +214,8 @@ def _measure_engine(subject: Subject, settings: DecodeSettings, console: Console
     from sglang_dspark.cli._progress import stages
     from sglang_dspark.evaluation import report as reports
     from sglang_dspark.evaluation.engine import ReferenceEngine
-    from sglang_dspark.evaluation.proposer import drafter_layers, open_drafter
     from sglang_dspark.evaluation.target import TargetModel
+    from sglang_dspark.families.registry import drafter_layers, open_drafter
 
     transformers_logging.disable_progress_bar()
     model = TargetModel.load(subject.target, drafter_layers(subject.drafter))

@@ -85,7 +85,7 @@ app.command("demo")(demo.demo)
 def main() -> None:
     """Run the command line. What is not a bug is one line on stderr, never a traceback.
 
-    Exit status 1: a `DSparkError`, a full disk, or output that nobody reads any more (then without
+    Exit status 1: a `DSparkError`, a full disk, or output whose reader has gone (then without
     a line, as `| head` asked for it); 2: usage; 130: Ctrl-C.
     """
     try:
@@ -112,7 +112,7 @@ def main() -> None:
 
 
 def _drop_output() -> None:
-    """What stdout still holds would fail once more when Python ends."""
+    """Discard stdout's buffer, which would fail once more when Python ends."""
     os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
 
 

@@ -69,7 +69,7 @@ def _say(out: Path, name: str, before: float, after: float, *, calibrated: bool)
 def _record(
     source: Path, name: str, tensors: dict[str, Tensor], quantised: dict[str, Tensor]
 ) -> dict[str, Any]:
-    """What was quantised, from what, and how far each kind of weight is off."""
+    """Print what was quantised, its source, and the error of each kind of weight."""
     from sglang_dspark.models.identity import target_sha256
     from sglang_dspark.quantisation.checkpoint import expert_names, relative_error, restore_tensors
     from sglang_dspark.training.provenance import environment

@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from sglang_dspark.common.writing import replace_text
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.errors import DSparkError
 
 IntervalsOption = Annotated[

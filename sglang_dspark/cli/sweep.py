@@ -264,7 +264,7 @@ def _deepened(
 ) -> tuple[Path, dict[str, Path]]:
     """The target at `times` its cost, and its drafters as they fit it; both in the user's cache."""
     from sglang_dspark.cli._progress import stages
-    from sglang_dspark.models.deeper import ensure_deeper, ensure_fitted
+    from sglang_dspark.models.padded_target import ensure_deeper, ensure_fitted
 
     with stages(console) as progress:
         target = ensure_deeper(target, times, progress)

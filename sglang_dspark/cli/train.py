@@ -121,8 +121,8 @@ def _open_target(cfg: RunConfig, layer_ids: tuple[int, ...]) -> TargetModel:
     import torch
 
     from sglang_dspark.evaluation.target import TargetModel
+    from sglang_dspark.families.registry import check_shape
     from sglang_dspark.training.distributed import place_of, started_by_torchrun
-    from sglang_dspark.training.initial import check_shape
 
     if started_by_torchrun():
         raise DSparkError(
@@ -262,7 +262,7 @@ def _calibrate(cfg: RunConfig) -> None:
 
 
 def _made_for(drafter_sha256: str, file: Path) -> bool:
-    """Whether a file is there already and tells that it is of the drafter with these weights."""
+    """Return whether a file is there and names the drafter with these weights."""
     from sglang_dspark.common.files import load_json, reading
 
     if not file.exists():

@@ -1,1 +1,1 @@
-"""What any program needs and nothing of DSpark: files, hashes, kept machine code, the machine."""
+"""Helpers of any program, nothing of DSpark: files, hashes, cached machine code, the machine."""

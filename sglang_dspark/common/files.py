@@ -52,7 +52,7 @@ def brief(what: object, most: int = MOST_QUOTED) -> str:
 
 
 def fault(error: Exception) -> str:
-    """What an error of `FAULTS` or an OSError says, briefly."""
+    """Format an error of `FAULTS` or an OSError briefly."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     if isinstance(error, RecursionError):
@@ -72,7 +72,7 @@ def wrong_fields(error: ValidationError, model: type[BaseModel] | None = None) -
     """The fields that a pydantic model refused and why, briefly, the first ones first.
 
     model: what was validated; then an unknown field comes with the known one that is nearest, and
-    the names of alternatives, which no file contains, are left out of the path.
+    the names of alternatives, which no file contains, are not part of the path.
     """
     return brief("; ".join(_wrong_field(e, model) for e in error.errors()[:20]), 2 * MOST_QUOTED)
 
@@ -96,7 +96,7 @@ def _wrong_field(error: Mapping[str, Any], model: type[BaseModel] | None) -> str
 def _known_beside(
     location: tuple[str | int, ...], model: type[BaseModel] | None
 ) -> tuple[tuple[str | int, ...], list[str]]:
-    """The path as it stands in the file, and the fields that are known where it ends.
+    """Return the path as the file has it, and the fields that are known where it ends.
 
     Pydantic puts the tag of a union's member, the value of its field `kind`, into the path.
     """

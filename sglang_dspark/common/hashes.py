@@ -1,4 +1,4 @@
-"""SHA-256 of files, by which the makers of a file are told from others of the same name."""
+"""SHA-256 of files, which identify a file among others of the same name."""
 
 from __future__ import annotations
 

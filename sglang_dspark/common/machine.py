@@ -1,6 +1,6 @@
 """This machine in words: what step times depend on, and how fast it is.
 
-A cloud's model name may say no more than "AMD EPYC", so family, model and stepping stand beside it.
+A cloud's model name may say no more than "AMD EPYC", so family, model and stepping are next to it.
 `cpu_description` is the same at every start, and part of the keys of kept measurements. Machines of
 one description can still differ in speed: result files therefore add `speed`, taken anew.
 """

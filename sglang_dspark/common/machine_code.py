@@ -1,6 +1,6 @@
 """Functions compiled by Numba and kept on disk, so that the next start need not compile them.
 
-Numba's own cache (numba/core/caching.py, `FunctionCache`) lets whatever is wrong with its files end
+Numba's own cache (numba/core/caching.py, `FunctionCache`) lets any fault of its files end
 the process: a start that was cut off or a full disk would forbid all later ones. Here such a file
 is written anew, and where nothing can be kept the function is compiled at each start.
 """
@@ -31,7 +31,7 @@ class _Cache(FunctionCache):  # type: ignore[misc]
     def load_overload(self, sig: Any, target_context: Any) -> Any:
         try:
             return super().load_overload(sig, target_context)
-        except Exception as error:  # unpickling raises whatever the file makes it raise
+        except Exception as error:  # unpickling can raise any exception
             logger.warning(
                 "sglang-dspark: %s in %s is compiled again: what was kept cannot be read (%s)",
                 self._py_func.__name__,
@@ -48,9 +48,10 @@ class _Cache(FunctionCache):  # type: ignore[misc]
 
 
 def folder_of(name: str, sources: Iterable[Path]) -> Path:
-    """Where the machine code of these files is kept: another folder for every text of theirs.
+    """Return the folder of these files' machine code: another folder for every text of theirs.
 
-    Numba itself watches only the file a function stands in, and would keep the old code of what it
+    Numba itself watches only the file that defines a function, and would keep the old code of what
+    it
     calls from another one. Raises DSparkError for a user without a home.
     """
     digest = hashlib.sha256()

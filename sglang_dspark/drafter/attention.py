@@ -49,7 +49,7 @@ def rope(x: Tensor, positions: Tensor, theta: float, share: float = 1.0) -> Tens
 
 
 class PackedLayout:
-    """Which context tokens each of P packed blocks may see.
+    """Mask of the context tokens that each of P packed blocks may see.
 
     starts [S+1] int64: cumulative context lengths of S sequences; sequence [P] int64, ascending:
     whose block it is; positions [P] int64: it sees the positions before this one of its sequence.
@@ -70,7 +70,7 @@ class PackedLayout:
 
     @cached_property
     def padded_context(self) -> Tensor:
-        """Rows of the packed context, padded with rows nobody sees: [S, T]."""
+        """Rows of the packed context, padded with rows that no block sees: [S, T]."""
         steps = torch.arange(max(self.context_lengths), device=self.starts.device)
         return (self.starts[:-1, None] + steps).clamp(max=int(self.starts[-1]) - 1)
 

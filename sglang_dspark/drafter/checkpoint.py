@@ -17,8 +17,8 @@ from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import Tensor, nn
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import brief, fault
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.drafter.config import DrafterConfig, read_config, require_computed
 from sglang_dspark.drafter.fields import reading_config
 from sglang_dspark.drafter.model import DSparkDrafter
@@ -62,7 +62,7 @@ def save_drafter(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch.
     Drafters with experts, a window or residual streams are written in the same way, under an
     architecture of our own (drafter/config.py) that stock SGLang refuses; expert weights are stored
     stacked, `layers.N.mlp.experts.{gate,up,down}_proj` [E, out, in]. They are not quantised here,
-    whatever they were read from: `dspark quantize` does that.
+    in any format they were read from: `dspark quantize` does that.
     Raises DSparkError for a family of layers that it does not serve.
     """
     if drafter.config.family != "qwen3":

@@ -102,7 +102,7 @@ class DrafterConfig:
     """A drafter: `num_layers` layers of width `hidden_size`, block of `gamma` positions.
 
     target_layer_ids: target layers whose outputs, concatenated, are the context features.
-    mask_token_id: id whose embedding stands at the gamma-1 positions after the anchor.
+    mask_token_id: id whose embedding is used at the gamma-1 positions after the anchor.
     markov_rank: rank of the transition bias B = W1 W2^T (paper, 3.1.2).
     family: whose layers it has; the three fields behind it are gemma4's alone (drafter/gemma4.py).
     num_experts: routed experts of every layer, 0 for a dense MLP (drafter/moe.py).
@@ -205,7 +205,7 @@ class DrafterConfig:
 
     @property
     def extended(self) -> bool:
-        """Whether it has what the served dense drafters lack: experts, window, streams."""
+        """Return whether it has experts, a window or streams, which served dense drafters lack."""
         return bool(self.num_experts) or self.window is not None or self.residual_streams != 1
 
     @classmethod

@@ -1,4 +1,4 @@
-"""What the parallel drafters keep of a sequence: the target's features as keys and values of every
+"""Context of the parallel drafters: the target's features as keys and values of every
 draft layer (paper, 3.1.1), in slots that requests come to and leave.
 """
 
@@ -42,8 +42,8 @@ class FeatureContext:
 
 
 class FeatureState:
-    """What a run knows of its requests where the context is all that a drafter keeps: a parallel
-    drafter's half of `evaluation.proposer.DraftState`."""
+    """State of a run's requests where a drafter keeps the context alone: a parallel
+    drafter's half of `families.proposer.DraftState`."""
 
     def __init__(self, backbone: Backbone, shape: DrafterConfig, slots: int, max_len: int):
         self.context = FeatureContext(backbone, shape, slots, max_len)

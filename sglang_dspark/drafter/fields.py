@@ -74,7 +74,7 @@ def _require(value: Any, kind: str, of_layers: bool) -> None:
 
 
 def raw_config(path: Path) -> dict[str, Any]:
-    """`config.json` of a drafter's directory, as it stands there.
+    """`config.json` of a drafter's directory, unchanged.
 
     Raises DSparkError where there is no directory or file, or it holds no JSON object.
     """

@@ -77,7 +77,7 @@ def restrict_vocabulary(head: MarkovHead, allowed: Tensor) -> None:
     The last column of W1 is 1 for every token and that of W2 is OUTSIDE_VOCABULARY_BIAS for tokens
     not in `allowed` [n] and 0 for the others: the reduction is part of the weights, so every server
     that loads them drafts from the same distribution. Gate and recurrence are saturated there, so
-    that W2 sees the same constant, exactly, whatever the head. The other columns of W2 are 0 for
+    that W2 sees the same constant, exactly, with any head. The other columns of W2 are 0 for
     tokens not in `allowed`: who knows the reduction never reads them, and zeros compress.
     """
     with torch.no_grad():

@@ -76,7 +76,7 @@ def _projected(streams: Tensor, parts: Sequence[_Coefficients], eps: float) -> S
 
 
 def _mixed(weight: Tensor, streams: Tensor) -> Tensor:
-    """[..., m, n] x [..., n, d] in the weights' dtype, whatever the trainer's products run in."""
+    """[..., m, n] x [..., n, d] in the weights' dtype; the trainer's products may have another."""
     with torch.autocast(streams.device.type, enabled=False):
         return weight @ streams.to(weight.dtype)
 

@@ -12,15 +12,16 @@ from sglang_dspark.drafter.attention import ContextKV, PackedLayout
 from sglang_dspark.drafter.backbone import Backbone
 from sglang_dspark.drafter.confidence import ConfidenceHead
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.draft_probs import choose, over_vocabulary
 from sglang_dspark.drafter.heads import HEADS, allowed_vocabulary
-from sglang_dspark.drafter.laws import choose, over_vocabulary
 
 
 @dataclass(frozen=True)
 class DraftBlock:
-    """What one draft pass proposes for R requests.
+    """Proposals of one draft pass for R requests.
 
-    tokens: [R, gamma] int64; probs: [R, gamma, V] float32, the law each token was drawn from, or
+    tokens: [R, gamma] int64; probs: [R, gamma, V] float32, the distribution each token was drawn
+    from, or
     None when drafting greedily; confidence: [R, gamma] conditional survival c_k in (0, 1), not
     calibrated; confidence_logits: [R, gamma]. Drafters without a confidence head give [R, 0].
     """
@@ -118,19 +119,21 @@ class DSparkDrafter(nn.Module):
         """
         base, transition = self.base_logits(h), self._transition()
         state = self.markov_head.start(len(anchor))
-        previous, tokens, laws, embedded = anchor, [], [], []
+        previous, tokens, distributions, embedded = anchor, [], [], []
         for k in range(h.shape[1]):
             embedded.append(self.markov_head.embed(previous))
             latent, state = self.markov_head.latent(embedded[-1], h[:, k], state)
             logits = base[:, k] + nn.functional.linear(latent, transition)
-            chosen, law = choose(logits, temperature, generator)
-            if law is not None:
-                laws.append(law)
+            chosen, distribution = choose(logits, temperature, generator)
+            if distribution is not None:
+                distributions.append(distribution)
             previous = chosen if self.draft_ids is None else self.draft_ids[chosen]
             tokens.append(previous)
         probs = None
-        if laws:
-            probs = over_vocabulary(torch.stack(laws, 1), self.draft_ids, self.config.vocab_size)
+        if distributions:
+            probs = over_vocabulary(
+                torch.stack(distributions, 1), self.draft_ids, self.config.vocab_size
+            )
         logits = self.confidence(h, torch.stack(embedded, 1))
         return DraftBlock(torch.stack(tokens, 1), probs, torch.sigmoid(logits), logits)
 

@@ -24,7 +24,7 @@ from sglang_dspark.errors import DSparkError
 
 @dataclass(frozen=True)
 class Routing:
-    """Where T tokens go. experts: [T, k] int64; weights: [T, k] float32, scaling included."""
+    """Experts of T tokens. experts: [T, k] int64; weights: [T, k] float32, scaling included."""
 
     experts: Tensor
     weights: Tensor
@@ -67,7 +67,7 @@ class Router(nn.Module):
 class Permutation:
     """Token copies sorted by expert, ties in token order. No value is read by the host.
 
-    order: [T*k] int64, which copy (token * k + rank) stands at each place; back: its inverse;
+    order: [T*k] int64, which copy (token * k + rank) is at each place; back: its inverse;
     counts: [E] int64, copies of each expert.
     """
 

@@ -1,8 +1,8 @@
 """The layout of the `speculators` library (its models/dspark/config.py): a drafter's shape nested
 in `transformer_layer_config`, target layers counted as Transformers' hidden states, from 1.
 
-The weights have the names of SGLang's DSPARK. A drafter over the whole vocabulary leaves out the
-LM head, which is the target's. What of the layout we do not compute is refused by its field.
+The weights have the names of SGLang's DSPARK. A drafter over the whole vocabulary does not store
+the LM head, which is the target's. What of the layout we do not compute is refused by its field.
 """
 
 from __future__ import annotations

@@ -71,7 +71,7 @@ class Judge:
         return 1 + self.kept / self.steps
 
     def expected_tau(self, rule: RuleName) -> float:
-        """What the rule would have had on these drafts, on average over its uniforms."""
+        """Expected result of the rule on these drafts, over its uniforms."""
         return 1 + float(self.chances[rule].sum()) / self.steps
 
 

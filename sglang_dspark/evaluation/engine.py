@@ -1,10 +1,10 @@
 """Reference decoding: batched speculative decoding in plain torch, and plain decoding beside it.
 
 A round drafts a block per request, verifies anchor and drafts in one target pass, applies an
-accept rule of `verify` and tells the drafter what the target made of the accepted rows (paper,
-3.1). Drafters of any kind come in through `proposer`. Without a drafter the same loop decodes
-plainly: its window is the anchor alone. The engine is the yardstick for served results: slow,
-exact, and it records every step.
+accept rule of `verify` and gives the drafter the target's outputs of the accepted rows (paper,
+3.1). Drafters of any family come in through `families.registry`. Without a drafter the same loop
+decodes plainly: its window is the anchor alone. The engine is the yardstick for served results:
+slow, exact, and it records every step.
 """
 
 from __future__ import annotations
@@ -15,13 +15,13 @@ from dataclasses import dataclass, field
 from typing import Literal
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from sglang_dspark.drafter import DraftBlock
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.proposer import Drafter, proposer_of
 from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.target import SlotCache, TargetModel
+from sglang_dspark.families.registry import proposer_of
 from sglang_dspark.verify import (
     Acceptance,
     BatchSampling,
@@ -39,7 +39,7 @@ SampledRule = Callable[[Tensor, Tensor | None, Tensor, Tensor, Tensor], Acceptan
 
 @dataclass(frozen=True)
 class DecodeSettings:
-    """How to decode; the same for every request of a run.
+    """Settings of decoding; the same for every request of a run.
 
     max_new_tokens: output tokens at most, the prefill's token included. temperature 0 is greedy;
     top_k, top_p, min_p cut the target's distribution as in `verify.sampling`. stop_ids: tokens
@@ -91,7 +91,7 @@ class ReferenceEngine:
     def __init__(
         self,
         target: TargetModel,
-        drafter: Drafter | None,
+        drafter: nn.Module | None,
         settings: DecodeSettings,
         rule: SampledRule | None = None,
     ):

@@ -1,4 +1,4 @@
-"""What the figures share: colours and markers, rows of panels, legends, error bars.
+"""Parts that the figures share: colours and markers, rows of panels, legends, error bars.
 
 matplotlib is imported where a figure is begun. Colours are the Okabe-Ito set, which colour-blind
 readers tell apart; every series also has a marker of its own.

@@ -10,7 +10,7 @@ from pathlib import Path
 import matplotlib as mpl
 from matplotlib.figure import Figure
 
-from sglang_dspark.common.writing import replacing
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.analyses import registry
 from sglang_dspark.evaluation.analyses.analysis import Result

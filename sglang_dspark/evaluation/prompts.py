@@ -2,7 +2,7 @@
 
 A row is a JSON object with `prompt`, or `turns` (user and assistant texts in turn, ending with
 the user's, whose answer is measured), and optionally `id` and `domain`. Chat data (`messages`,
-`conversations`) is read as `conversations.py` tells, up to the user's last words. Other common
+`conversations`) is read by `conversations.py`, up to the user's last words. Other common
 files work through `--prompt-field`; the names in `PROMPT_FIELDS` and `ID_FIELDS` are found by
 themselves.
 """

@@ -1,4 +1,4 @@
-"""Run the reference engine over prompts and keep what it did as a trace."""
+"""Run the reference engine over prompts and save a trace."""
 
 from __future__ import annotations
 
@@ -10,9 +10,9 @@ from typing import Any
 from sglang_dspark.drafter.config import read_config
 from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
 from sglang_dspark.evaluation.prompts import EvalPrompt
-from sglang_dspark.evaluation.proposer import drafter_kind, drafter_layers, open_drafter
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import DrafterFacts, Trace, TracedPrompt, prompt_digest
+from sglang_dspark.families.registry import drafter_kind, drafter_layers, open_drafter
 from sglang_dspark.models.identity import target_sha256 as weights_sha256
 
 _ALL_TOKENS = 1 << 30
@@ -20,7 +20,7 @@ _ALL_TOKENS = 1 << 30
 
 @dataclass(frozen=True)
 class Workload:
-    """What is decoded: a target, prompts with their token ids, how to decode.
+    """A target, prompts with their token ids, and settings of decoding.
 
     target_sha256: over its weight files.
     """
@@ -62,7 +62,7 @@ def record(
 
 
 def describe(path: Path, gamma: int) -> DrafterFacts:
-    """Facts of the drafter in a directory, as its config.json tells them."""
+    """Facts of the drafter in a directory, by its config.json."""
     raw = read_config(path)
     head = str(raw.get("markov_head_type", "vanilla")) if raw.get("markov_rank") else "none"
     return DrafterFacts(

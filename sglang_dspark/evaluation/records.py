@@ -1,4 +1,4 @@
-"""What the reference engine keeps of a run: one record a verify step, one a finished request."""
+"""Records of the reference engine: one per verify step, one per finished request."""
 
 from __future__ import annotations
 

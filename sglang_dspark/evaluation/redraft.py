@@ -1,17 +1,17 @@
 """Decoding redrafted: a drafter's steps on answers that a run of the engine has recorded.
 
-A greedy answer is the target's alone, whatever drafts for it. One pass of the target over prompt
+A greedy answer depends on the target alone, not on the drafter. One pass of the target over prompt
 and answer therefore gives all that its verify passes would have shown a drafter (features, last
 hidden states, the token behind every draft), and what is left is the drafting: the steps are
 the reference engine's, at a fraction of its work. The last step of an answer counts in full (see
 `statistics`), so each answer is continued by gamma tokens.
 
-A sampled answer has the target's law, whatever drafted for it, since the accept rule loses
+A sampled answer has the target's distribution, whatever drafted for it, since the accept rule loses
 nothing. What this drafter would have drafted, given that the answer came out as it did, has the
-law of `replay.draw_given_answer`, position by position up to the first rejection; drafts behind
-that are drawn from the drafter alone. So drafts, acceptance and answer together have the law of
-decoding with this drafter, and tau over redrafted steps has the same expectation, while two
-drafters on the same answers are compared on equal ground.
+distribution of `replay.draw_given_answer`, position by position up to the first rejection; drafts
+behind that are drawn from the drafter alone. So drafts, acceptance and answer together have the
+distribution of decoding with this drafter, and tau over redrafted steps has the same expectation,
+while two drafters on the same answers are compared on equal ground.
 """
 
 from __future__ import annotations
@@ -24,22 +24,16 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
-from sglang_dspark.baselines.vocabulary import columns_of
 from sglang_dspark.drafter import DSparkDrafter
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.open_block import open_block
-from sglang_dspark.evaluation.proposer import (
-    DraftState,
-    Proposer,
-    drafter_layers,
-    open_drafter,
-    proposer_of,
-)
 from sglang_dspark.evaluation.recording import Workload, describe, settings_json
 from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.replay import draw_column, draw_given_answer
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import Trace, prompt_digest
+from sglang_dspark.families.proposer import DraftState, Proposer
+from sglang_dspark.families.registry import drafter_layers, open_drafter, proposer_of
+from sglang_dspark.families.vocabulary import columns_of
 
 _UNCUT = {"top_k": None, "top_p": 1.0, "min_p": 0.0}
 _ROWS = 32  # answers that are redrafted side by side
@@ -47,7 +41,7 @@ _ROWS = 32  # answers that are redrafted side by side
 
 @dataclass
 class _Walk:
-    """Where in an answer the drafter stands. tokens [n]: prompt and answer."""
+    """Position of the drafter in an answer. tokens [n]: prompt and answer."""
 
     tokens: Tensor
     prompt_len: int
@@ -114,15 +108,17 @@ def redraft(
     walks = [_walks(workload, answers) for _ in subjects]
     by_length = sorted(range(len(workload.ids)), key=lambda i: len(walks[0][i].tokens))
     ahead = max(proposer.gamma for proposer in proposers)
-    law = _Law(target, answers.temperature, torch.Generator().manual_seed(workload.settings.seed))
+    distribution = _TargetDistribution(
+        target, answers.temperature, torch.Generator().manual_seed(workload.settings.seed)
+    )
     for start in range(0, len(by_length), _ROWS):
         chosen = by_length[start : start + _ROWS]
         group = [walks[0][i] for i in chosen]
-        text = _read(group, law, ahead)
+        text = _read(group, distribution, ahead)
         longest = max(len(walk.tokens) - walk.prompt_len for walk in group)
-        laws = _AnswerLaws(text, law, longest + ahead)
+        distributions = _AnswerDistributions(text, distribution, longest + ahead)
         for proposer, own in zip(proposers, walks, strict=True):
-            _redraft_group([own[i] for i in chosen], text, proposer, laws)
+            _redraft_group([own[i] for i in chosen], text, proposer, distributions)
         for _ in chosen:
             on_finish()
     return [
@@ -209,8 +205,8 @@ def _of_these_prompts(workload: Workload, answers: Trace) -> Trace:
 
 
 @dataclass(frozen=True)
-class _Law:
-    """How the answers were drawn: from the target at a temperature, 0 for its likeliest token."""
+class _TargetDistribution:
+    """The target's distribution at a temperature, 0 for its likeliest token."""
 
     target: TargetModel
     temperature: float
@@ -221,15 +217,16 @@ class _Law:
         logits = self.target.logits(hidden)
         if self.temperature == 0:
             return logits.argmax(-1)
-        law = torch.softmax(logits / self.temperature, -1)
-        return torch.multinomial(law, 1, generator=self.generator)[:, 0]
+        distribution = torch.softmax(logits / self.temperature, -1)
+        return torch.multinomial(distribution, 1, generator=self.generator)[:, 0]
 
     def log_partition(self, hidden: Tensor) -> Tensor:
         """logsumexp of the logits / temperature: hidden [n, d] -> [n]."""
         return torch.logsumexp(self.target.logits(hidden) / self.temperature, -1)
 
     def over(self, draft_ids: Tensor | None, hidden: Tensor, log_partition: Tensor) -> Tensor:
-        """The law over the draft vocabulary, which sums to less than 1 where that is reduced.
+        """The distribution over the draft vocabulary, which sums to less than 1 where that is
+        reduced.
 
         hidden [R, g, d], log_partition [R, g] -> [R, g, V'].
         """
@@ -238,12 +235,12 @@ class _Law:
         return (logits / self.temperature - log_partition[..., None]).exp().clamp(max=1.0)
 
 
-class _AnswerLaws:
-    """The target's laws along a group's sampled answers, made once for all drafters of it."""
+class _AnswerDistributions:
+    """The target's distributions along a group's sampled answers, shared by its drafters."""
 
-    def __init__(self, text: _Text, law: _Law, answer_len: int):
+    def __init__(self, text: _Text, distribution: _TargetDistribution, answer_len: int):
         """answer_len: of the longest answer with what was decoded behind it."""
-        self.law, self.prompt_lens = law, text.prompt_lens
+        self.distribution, self.prompt_lens = distribution, text.prompt_lens
         self._made: list[tuple[Tensor | None, Tensor]] = []
         if text.log_partition is not None:
             at = self.prompt_lens[:, None] + torch.arange(answer_len)
@@ -251,24 +248,25 @@ class _AnswerLaws:
             self.hidden, self.log_partition = text.hidden[picked], text.log_partition[picked]
 
     def window(self, draft_ids: Tensor | None, rows: Tensor, at: Tensor) -> Tensor:
-        """Laws after the positions at [r, gamma] of `rows` [r] over a draft vocabulary: [r, gamma,
+        """Distributions after positions at [r, gamma] of `rows` [r] over a draft vocabulary: [r,
+        gamma,
         V'], summing to less than 1 where it is reduced."""
-        laws = self._over(draft_ids)  # [R, answer, V']
-        return laws[rows[:, None], at - self.prompt_lens[rows, None]]
+        distributions = self._over(draft_ids)  # [R, answer, V']
+        return distributions[rows[:, None], at - self.prompt_lens[rows, None]]
 
     def _over(self, draft_ids: Tensor | None) -> Tensor:
-        for known, laws in self._made:
+        for known, distributions in self._made:
             same = known is draft_ids
             if same or (known is not None and draft_ids is not None and known.equal(draft_ids)):
-                return laws
-        laws = self.law.over(draft_ids, self.hidden, self.log_partition)
-        self._made.append((draft_ids, laws))
-        return laws
+                return distributions
+        distributions = self.distribution.over(draft_ids, self.hidden, self.log_partition)
+        self._made.append((draft_ids, distributions))
+        return distributions
 
 
 @torch.no_grad()
 def _redraft_group(
-    walks: Sequence[_Walk], text: _Text, proposer: Proposer, laws: _AnswerLaws
+    walks: Sequence[_Walk], text: _Text, proposer: Proposer, distributions: _AnswerDistributions
 ) -> None:
     state = proposer.start(len(walks), text.tokens.shape[1])
     for r, walk in enumerate(walks):
@@ -276,33 +274,33 @@ def _redraft_group(
         read = (part[row, :length] for part in (text.tokens, text.features, text.hidden))
         state.prefill(row, *read)
     while rows := [r for r, walk in enumerate(walks) if walk.left > 0]:
-        _step(walks, torch.tensor(rows), text, state, proposer.gamma, laws)
+        _step(walks, torch.tensor(rows), text, state, proposer.gamma, distributions)
 
 
 @torch.no_grad()
-def _read(walks: Sequence[_Walk], law: _Law, more: int) -> _Text:
+def _read(walks: Sequence[_Walk], distribution: _TargetDistribution, more: int) -> _Text:
     """One pass over all texts, then `more` tokens of plain decoding behind each."""
     lens = torch.tensor([len(walk.tokens) for walk in walks])  # [R]
     rows, longest = len(walks), int(lens.max())
     tokens = torch.zeros(rows, longest + more, dtype=torch.long)
     for r, walk in enumerate(walks):
         tokens[r, : len(walk.tokens)] = walk.tokens
-    cache = law.target.new_cache(rows, longest + more)
-    out = law.target.forward(tokens[:, :longest], torch.zeros_like(lens), cache)
+    cache = distribution.target.new_cache(rows, longest + more)
+    out = distribution.target.forward(tokens[:, :longest], torch.zeros_like(lens), cache)
     features, hidden = (_padded(part, more) for part in (out.features, out.hidden))
     every = torch.arange(rows)
     for ahead in range(more):
         at = lens + ahead  # [R] position of the token that is decoded now
-        tokens[every, at] = law.draw(hidden[every, at - 1])
-        out = law.target.forward(tokens[every, at][:, None], at, cache)
+        tokens[every, at] = distribution.draw(hidden[every, at - 1])
+        out = distribution.target.forward(tokens[every, at][:, None], at, cache)
         features[every, at], hidden[every, at] = out.features[:, 0], out.hidden[:, 0]
     prompt_lens = torch.tensor([walk.prompt_len for walk in walks])
-    if law.temperature == 0:
+    if distribution.temperature == 0:
         return _Text(tokens, features, hidden, prompt_lens)
     partition = torch.full(tokens.shape, float("inf"))
     for r, walk in enumerate(walks):
         answer = slice(walk.prompt_len, len(walk.tokens) + more)
-        partition[r, answer] = law.log_partition(hidden[r, answer])
+        partition[r, answer] = distribution.log_partition(hidden[r, answer])
     return _Text(tokens, features, hidden, prompt_lens, partition)
 
 
@@ -317,17 +315,17 @@ def _step(
     text: _Text,
     state: DraftState,
     gamma: int,
-    laws: _AnswerLaws,
+    distributions: _AnswerDistributions,
 ) -> None:
     """One block for each walk of `rows` [r] that is not over."""
     lens = torch.tensor([walks[r].anchor for r in rows.tolist()])
     tokens, features, hidden = text.window(rows, lens, gamma + 1)
     if text.log_partition is None:
-        block = state.propose(rows, tokens[:, 0], lens, None, laws.law.generator)
+        block = state.propose(rows, tokens[:, 0], lens, None, distributions.distribution.generator)
         drafts, predicted = block.tokens, block.confidence
         accepted = (drafts == tokens[:, 1:]).long().cumprod(1).sum(1)  # [r]
     else:
-        drafts, accepted, predicted = _sampled_block(state, rows, lens, tokens, laws)
+        drafts, accepted, predicted = _sampled_block(state, rows, lens, tokens, distributions)
     state.commit(rows, lens, tokens, features, hidden, accepted)
     confidence = predicted.tolist()
     for i, r in enumerate(rows.tolist()):
@@ -343,24 +341,27 @@ def _sampled_block(
     rows: Tensor,
     lens: Tensor,
     tokens: Tensor,
-    laws: _AnswerLaws,
+    distributions: _AnswerDistributions,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Drafts [r, gamma] given the answer, accepted [r] and confidence [r, gamma] or [r, 0].
 
     tokens [r, gamma + 1]: anchor and answer.
     """
-    block, law = open_block(state, rows, tokens[:, 0], lens), laws.law
+    block, distribution = state.open(rows, tokens[:, 0], lens), distributions.distribution
     ids, at = block.draft_ids, lens[:, None] + torch.arange(tokens.shape[1] - 1)
-    target_laws = laws.window(ids, rows, at)  # [r, gamma, V']
-    columns = columns_of(ids, len(law.target.head_weight))
+    target_distributions = distributions.window(ids, rows, at)  # [r, gamma, V']
+    columns = columns_of(ids, len(distribution.target.head_weight))
     previous, accepted = tokens[:, 0], torch.zeros_like(lens)
     alive, drafted = torch.ones_like(lens, dtype=torch.bool), []
-    for k in range(target_laws.shape[1]):
-        draft_law = torch.softmax(block.logits(previous) / law.temperature, -1)
+    for k in range(target_distributions.shape[1]):
+        draft_distribution = torch.softmax(block.logits(previous) / distribution.temperature, -1)
         drawn, kept = draw_given_answer(
-            draft_law, target_laws[:, k], columns[tokens[:, k + 1]], law.generator
+            draft_distribution,
+            target_distributions[:, k],
+            columns[tokens[:, k + 1]],
+            distribution.generator,
         )
-        free = draw_column(draft_law, law.generator)
+        free = draw_column(draft_distribution, distribution.generator)
         chosen = torch.where(alive, drawn, free)
         alive = alive & kept
         accepted = accepted + alive

@@ -1,8 +1,9 @@
 """Speculative decoding replayed on answers that the target has already given.
 
-What calibration wants is the joint law of confidences and acceptance. Where the target's answer y
-and its hidden states are kept (training/store.py), no target pass is needed to draw from it: the
-drafter drafts at every anchor that decoding would have reached, and acceptance follows from y.
+What calibration wants is the joint distribution of confidences and acceptance. Where the target's
+answer y and its hidden states are kept (training/store.py), no target pass is needed to draw from
+it: the drafter drafts at every anchor that decoding would have reached, and acceptance follows
+from y.
 
 Greedy: draft k is accepted if it is y_k. Sampled (paper, 3.1): decoding draws x ~ q, keeps it with
 chance min(1, p(x) / q(x)) and emits y ~ p in the end. Given the y that was emitted, draft k was
@@ -10,7 +11,7 @@ chance min(1, p(x) / q(x)) and emits y ~ p in the end. Given the y that was emit
     else drawn from the residual         max(q - p, 0), normalised, and rejected
 because q(y) min(1, p(y) / q(y)) / p(y) = min(1, q(y) / p(y)), and a rejected x and the y put in its
 place are independent. Drafts behind a rejected one are drawn from q, as in decoding. Drafts beyond
-the end of the answer are censored, whatever became of those before them.
+the end of the answer are censored, whether or not those before them were accepted.
 """
 
 from __future__ import annotations
@@ -48,7 +49,7 @@ class Answer:
 
 @dataclass
 class _Walk:
-    """Where in an answer the replay stands."""
+    """Position of the replay in an answer."""
 
     answer: Answer
     anchor: int  # position of the anchor
@@ -56,7 +57,7 @@ class _Walk:
 
     @property
     def over(self) -> bool:
-        """Whether nothing is known behind the anchor."""
+        """Return whether the answer ends at the anchor."""
         return self.anchor >= len(self.answer.tokens) - 1
 
 
@@ -125,8 +126,8 @@ class Replay:
         room = torch.tensor([len(walk.answer.tokens) - 1 - walk.anchor for walk in walks])
         truth = torch.stack([_behind(walk, gamma) for walk in walks])  # [R, gamma]
         h = self.drafter.forward_block(anchor, at, context, at)  # [R, gamma, d]
-        laws = None if self.temperature == 0 else self._target_laws(walks, gamma)
-        drafted, accepted, logits = self._block(anchor, h, truth, laws)
+        distributions = None if self.temperature == 0 else self._target_distributions(walks, gamma)
+        drafted, accepted, logits = self._block(anchor, h, truth, distributions)
         verified = room.clamp(max=gamma)
         accepted = torch.minimum(accepted, verified)
         confidence = torch.sigmoid(logits)
@@ -144,7 +145,7 @@ class Replay:
             walk.anchor += step.kept
 
     def _block(
-        self, anchor: Tensor, h: Tensor, truth: Tensor, laws: Tensor | None
+        self, anchor: Tensor, h: Tensor, truth: Tensor, distributions: Tensor | None
     ) -> tuple[Tensor, Tensor, Tensor]:
         """Drafted tokens [R, gamma], accepted [R] and confidence logits [R, gamma]."""
         head, base = self.drafter.markov_head, self.drafter.base_logits(h)  # [R, gamma, V']
@@ -156,15 +157,15 @@ class Replay:
             embedded.append(head.embed(previous))
             latent, state = head.latent(embedded[-1], h[:, k], state)
             logits = base[:, k] + nn.functional.linear(latent, self.transition)
-            if laws is None:
+            if distributions is None:
                 chosen = logits.argmax(-1)
                 kept = self.ids[chosen] == truth[:, k]
             else:
-                law = torch.softmax(logits / self.temperature, -1)
+                distribution = torch.softmax(logits / self.temperature, -1)
                 chosen, kept = draw_given_answer(
-                    law, laws[:, k], self.column[truth[:, k]], self.generator
+                    distribution, distributions[:, k], self.column[truth[:, k]], self.generator
                 )
-                free = draw_column(law, self.generator)
+                free = draw_column(distribution, self.generator)
                 chosen = torch.where(alive, chosen, free)
             alive = alive & kept
             accepted += alive
@@ -173,8 +174,8 @@ class Replay:
         confidence = self.drafter.confidence(h, torch.stack(embedded, 1))
         return torch.stack(tokens, 1), accepted, confidence
 
-    def _target_laws(self, walks: list[_Walk], gamma: int) -> Tensor:
-        """The target's law over the draft vocabulary, [R, gamma, V']; sums to less than 1."""
+    def _target_distributions(self, walks: list[_Walk], gamma: int) -> Tensor:
+        """The target's probabilities of the draft vocabulary, [R, gamma, V']; sums are below 1."""
         before = [_places(walk, gamma) - 1 for walk in walks]
         hidden = torch.stack(
             [walk.answer.hidden[at].float() for walk, at in zip(walks, before, strict=True)]
@@ -188,20 +189,24 @@ class Replay:
 
 
 def draw_given_answer(
-    draft_law: Tensor, target_law: Tensor, column: Tensor, rng: torch.Generator
+    draft_distribution: Tensor, target_distribution: Tensor, column: Tensor, rng: torch.Generator
 ) -> tuple[Tensor, Tensor]:
     """The draft of a sampled step and whether it was accepted, given the token y emitted there.
 
-    draft_law, target_law: q and p over the draft vocabulary, [R, V']. column: [R] column of y, -1
+    draft_distribution, target_distribution: q and p over the draft vocabulary, [R, V']. column:
+    [R] column of y, -1
     outside, where q is 0. Returns columns [R] int64 and accepted [R] bool.
     """
     rows, inside = torch.arange(len(column)), column.clamp(min=0)
-    proposed, chance = draft_law[rows, inside], target_law[rows, inside]  # [R] q(y), p(y)
+    proposed, chance = (
+        draft_distribution[rows, inside],
+        target_distribution[rows, inside],
+    )  # [R] q(y), p(y)
     uniforms = torch.rand(len(column), dtype=torch.float64, generator=rng)
     kept = (column >= 0) & (uniforms * chance < proposed)
-    residual = (draft_law - target_law).clamp(min=0)
+    residual = (draft_distribution - target_distribution).clamp(min=0)
     empty = residual.sum(-1, keepdim=True) <= 0  # q = p to rounding: there is no rejection then
-    rejected = draw_column(torch.where(empty, draft_law, residual), rng)
+    rejected = draw_column(torch.where(empty, draft_distribution, residual), rng)
     return torch.where(kept, column, rejected), kept
 
 

@@ -20,7 +20,7 @@ OVERALL = "overall"
 
 @dataclass(frozen=True)
 class Confidence:
-    """How well raw survival predicts acceptance: ROC-AUC and expected calibration error."""
+    """Raw survival as a prediction of acceptance: ROC-AUC, expected calibration error."""
 
     auc: float
     ece: float
@@ -41,7 +41,7 @@ Report = dict[str, DomainReport]  # domain -> numbers; OVERALL last
 def engine_report(domains: Sequence[str], generations: Sequence[Generation], gamma: int) -> Report:
     """Numbers of an engine run; domains[i] belongs to generations[i].
 
-    A domain without a verify step (every answer ended in the prefill) is left out.
+    A domain without a verify step (every answer ended in the prefill) is skipped.
     """
     counts = [RequestCounts.from_generation(generation, gamma) for generation in generations]
     report: Report = {}

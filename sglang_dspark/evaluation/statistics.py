@@ -4,7 +4,7 @@ tau: tokens per verify step, bonus included: 1 + accepted drafts, averaged over 
 (paper, 4.1). The last step of a request counts in full, also when a stop token or the token limit
 discards some of its tokens, for the target did verify them.
 accept_length: completion tokens / verify steps, which is the server's `spec_accept_length`. It
-also counts the prefill's token and leaves out what the last step had discarded.
+also counts the prefill's token and not the tokens that the last step discarded.
 Requests without a verify step (finished by the prefill) enter neither.
 """
 
@@ -23,7 +23,7 @@ Floats = NDArray[np.float64]
 
 @dataclass(frozen=True)
 class RequestCounts:
-    """What one request tells, from the engine or from a server's `meta_info`.
+    """Counts of one request, from the engine or from a server's `meta_info`.
 
     completion_tokens: output tokens. histogram[n]: verify steps that accepted exactly n of their
     drafts, whole windows of gamma = len(histogram) - 1 drafts.

@@ -75,7 +75,7 @@ class SlotCache:
         self._visible = 0
 
     def plan(self, rows: Tensor | None, positions: Tensor, visible: int) -> None:
-        """Where the next pass writes: `positions` [R, q] of `rows` [R] (None: all, in order)."""
+        """Prepare to write `positions` [R, q] of `rows` [R] (None: all, in order)."""
         self._rows, self._positions, self._visible = rows, positions, visible
 
     def update(
@@ -186,7 +186,7 @@ class TargetModel:
 
     @property
     def device(self) -> torch.device:
-        """Where the weights lie, and inputs are expected."""
+        """Device of the weights and of inputs."""
         return self.embed_weight.device
 
     @property

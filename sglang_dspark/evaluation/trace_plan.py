@@ -1,4 +1,4 @@
-"""Which traces lie behind published results, and how each drafter of them is had: one YAML file.
+"""Plan of the traces behind published results, and how to get each drafter: one YAML file.
 
 `dspark eval traces` makes them. Within a set the engine decodes the prompts once, and every drafter
 drafts on its answers (`redraft`), so that a comparison is made on equal ground.
@@ -28,7 +28,7 @@ class PlannedDrafter(_Frozen):
 
     @property
     def is_here(self) -> bool:
-        """Whether the directory holds a drafter."""
+        """Return whether the directory holds a drafter."""
         return (self.path / "config.json").is_file()
 
     @property

@@ -15,6 +15,7 @@ from typing import Any
 
 import numpy as np
 
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import (
     MOST_RECORDED,
     brief,
@@ -23,7 +24,6 @@ from sglang_dspark.common.files import (
     number,
     reading,
 )
-from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.records import Generation, Step
 
@@ -40,7 +40,7 @@ MOST = 1 << 40  # of a position, a token, a count
 
 @dataclass(frozen=True)
 class DrafterFacts:
-    """What a drafter is: directory name, kind and head, decoder layers, gamma, weight hash."""
+    """Facts of a drafter: directory name, kind and head, decoder layers, gamma, weight hash."""
 
     name: str
     kind: str
@@ -92,7 +92,7 @@ class Trace:
         return float(self.settings["temperature"])
 
     def has_confidence(self) -> bool:
-        """Whether the drafter tells a confidence; without a head it is 1 for every draft."""
+        """Return whether the drafter has a confidence head; without one confidence is 1."""
         steps = (step for generation in self.generations for step in generation.steps)
         return any(c != 1.0 for step in steps for c in step.confidence)
 

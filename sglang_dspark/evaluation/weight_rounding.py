@@ -1,4 +1,5 @@
-"""What weights in fewer bits change: logits behind the same tokens, and the answers themselves.
+"""Measure what weights in fewer bits change: logits behind the same tokens, and the answers
+themselves.
 
 The served formats round weights, and a product's activations too
 (`backends/cpu/weight_formats.py`), so a target with the rounded numbers in float32 computes what

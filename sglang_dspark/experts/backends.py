@@ -2,7 +2,7 @@
 
 A backend takes weights once (`prepare`) and gives a call: x [T, d], ids [T, k], weights [T, k]
 float32 -> [T, d] in x's dtype, the weighted sum of each token's experts (DeepSeek-V3, 2.1.2),
-shared ones left out. On one of several ranks ids of -1 are other ranks' experts and count as zero
+without shared ones. On one of several ranks ids of -1 are other ranks' experts and count as zero
 (sharding.py). `BACKENDS` holds them in the order of preference where nothing was measured.
 Ours come first. Others' stand behind them: their calls follow the sources and have not been run, so
 only a measurement, which also compares results, brings one forward.
@@ -107,7 +107,7 @@ def _check_finite(what: str, bad: Tensor) -> None:
 
 @dataclass(frozen=True)
 class ExpertWorkload:
-    """What is to be computed where.
+    """Experts to compute, and the device.
 
     device: torch's device type; capability: of a CUDA device. experts, inner, width: E, I, d of a
     layer; top_k: experts of a token. tokens: of a pass. dtype: of the rows. graph: the pass is
@@ -143,14 +143,14 @@ class ExpertWorkload:
         return self.tokens * self.top_k / (self.experts + self.absent)
 
     def of_pairs(self) -> ExpertWorkload:
-        """What a call behind `held_pairs` may see: a row for each of a token's experts."""
+        """Input of a call behind `held_pairs`: a row for each of a token's experts."""
         return replace(self, tokens=self.tokens * self.top_k, top_k=1, absent=0)
 
 
 @dataclass(frozen=True)
 class Backend:
     """missing: what is not installed here, or None. refusal: why it cannot serve a workload, or
-    None. prepare: weights to a call. skips: whether that call leaves out ids of -1 by itself."""
+    None. prepare: weights to a call. skips: whether that call skips ids of -1 by itself."""
 
     name: str
     missing: Callable[[], str | None]

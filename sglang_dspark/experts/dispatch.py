@@ -1,5 +1,5 @@
-"""Which implementation computes a layer's experts, and why: by device, format, shape, tokens and
-graph capture, and by measured times where there are any (times.py).
+"""Choose the implementation of a layer's experts and give the reason: by device, format, shape,
+tokens and graph capture, and by measured times where there are any (times.py).
 
 `Chooser` decides, once for each power of two of tokens, for all layers of a model; `RoutedExperts`
 is what a layer calls. A backend that fails is logged in one line, is not asked again, and the next

@@ -195,7 +195,7 @@ def _flashinfer_refusal(s: ExpertWorkload) -> str | None:
 def _prepare_flashinfer(weights: ExpertWeights) -> Call:
     fused = import_module("flashinfer.fused_moe").cutlass_fused_moe
     gate, up, down = weights.coded()
-    first = joined(up, gate).payload  # up stands in front there
+    first = joined(up, gate).payload  # up comes first there
 
     def call(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
         out = torch.empty(x.shape, dtype=torch.bfloat16, device=x.device)

@@ -38,7 +38,7 @@ class Part:
     count: int = 1
 
     def of(self, size: int) -> int:
-        """How much of `size` it is."""
+        """Return its part of `size`."""
         return size // self.count
 
     def cut(self, tensor: Tensor, axis: int) -> Tensor:
@@ -51,7 +51,7 @@ class Part:
 
 @dataclass(frozen=True)
 class Split:
-    """What a rank holds. experts: which routed experts; inner: which part of their intermediate
+    """Shard of a rank. experts: which routed experts; inner: which part of their intermediate
     width; joint: which part of the width of shared experts, or of a dense MLP."""
 
     experts: Part = Part()
@@ -72,7 +72,7 @@ class Split:
 
     @property
     def ranks(self) -> int:
-        """How many hold the layer together."""
+        """Number of ranks that hold the layer together."""
         return self.joint.count
 
 
@@ -118,7 +118,7 @@ def _divisors(size: int) -> str:
 
 
 def tensors_of_rank(tensors: Mapping[str, Tensor], split: Split) -> dict[str, Tensor]:
-    """What a rank takes of a checkpoint's tensors, codes and scales of any format alike; tensors
+    """Select a rank's part of a checkpoint's tensors, codes and scales of any format alike; tensors
     that every rank has whole are the same. DSparkError, naming the tensor, where parts are unequal.
     """
     return {name: _cut(name, tensor, split) for name, tensor in tensors.items()}
@@ -142,7 +142,7 @@ def _cut(name: str, tensor: Tensor, split: Split) -> Tensor:
 
 
 class RankMoE(nn.Module):
-    """What a rank holds of `drafter.moe.MoE`, under the same names."""
+    """A rank's part of `drafter.moe.MoE`, under the same names."""
 
     def __init__(self, c: DrafterConfig, split: Split):
         super().__init__()
@@ -175,7 +175,7 @@ class RankMoE(nn.Module):
 
 
 def mlp_of_rank(c: DrafterConfig, split: Split) -> RankMoE | SharedExperts:
-    """What a rank holds of a layer's MLP: of experts, or where there are none, of a dense one."""
+    """Select a rank's part of a layer's MLP: of experts, or of a dense one."""
     if c.num_experts:
         return RankMoE(c, split)
     return SharedExperts(c.hidden_size, split.joint.of(c.intermediate_size))

@@ -22,8 +22,8 @@ from pathlib import Path
 import torch
 from torch import Tensor
 
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import brief, integer, load_json, number, reading
-from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.backends import BACKENDS, Call, ExpertWeights, ExpertWorkload
 from sglang_dspark.paths import cache_root
@@ -32,7 +32,7 @@ logger = logging.getLogger(__name__)
 
 
 def _triton_errors() -> tuple[type[Exception], ...]:
-    """What a kernel that does not compile, or needs more memory than a GPU has, fails with."""
+    """Return the errors of a kernel that does not compile, or needs more memory than a GPU has."""
     try:
         from triton.errors import TritonError
     except ImportError:
@@ -44,7 +44,7 @@ FORMAT = 1
 TOKENS = (1, 8, 64)
 REPEATS = 5
 _UNFIT = ("failed:", "its result differs")
-LEAST_US, MOST_US = 1e-3, 3.6e9  # what a clock can tell; an hour for one layer serves nobody
+LEAST_US, MOST_US = 1e-3, 3.6e9  # a clock's resolution; an hour for one layer is useless
 MOST_TOKENS = 1 << 24
 MOST_DIFFERENCE = 1e-2  # from the reference, see `_difference`; rows rounded to FP8 have 1e-3
 FAILURES: tuple[type[Exception], ...] = (
@@ -73,7 +73,7 @@ class TimesKey:
 
     @classmethod
     def of(cls, workload: ExpertWorkload, device: str, versions: str) -> TimesKey:
-        """device: the processor's or GPU's name, with whatever else its speed depends on."""
+        """device: the processor's or GPU's name, and all else that its speed depends on."""
         s = workload
         shape = f"{s.experts} experts of {s.width} x {s.inner}, top {s.top_k}"
         shape += f", {s.absent} elsewhere" if s.absent else ""
@@ -169,7 +169,7 @@ def measure(
 
 
 def first_line(error: Exception) -> str:
-    """What an error says, on one line."""
+    """Format an error on one line."""
     text = str(error).strip()
     return text.splitlines()[0] if text else type(error).__name__
 
@@ -223,12 +223,12 @@ def _least_us(run: Callable[[], Tensor], device: str, repeats: int) -> float:
 
 
 def folder() -> Path:
-    """Where tables are kept."""
+    """Return the folder of the tables."""
     return cache_root() / "sglang-dspark" / "experts"
 
 
 def cache_path(key: TimesKey) -> Path:
-    """Where the table of this key is kept."""
+    """Return the file of this key's table."""
     digest = hashlib.sha256(json.dumps(asdict(key), sort_keys=True).encode()).hexdigest()[:16]
     return folder() / f"{digest}.json"
 
@@ -240,7 +240,7 @@ def save(table: TimesTable, path: Path) -> None:
 
 
 def read(path: Path) -> TimesTable:
-    """A table, whatever it was measured on. Raises DSparkError for what is no such table."""
+    """Read a table measured on any device. Raises DSparkError for what is no such table."""
     with reading(path, "table of expert times", "a new measurement replaces it"):
         document = load_json(path)
         if document.pop("format_of_table") != FORMAT:

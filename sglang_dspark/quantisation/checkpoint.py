@@ -1,6 +1,6 @@
 """Expert weights of a drafter's checkpoint in a low-precision format, and back.
 
-A quantised weight W [..., N, K] stands in the file as up to three tensors (quantisation/layout.py):
+A quantised weight W [..., N, K] is stored as up to three tensors (quantisation/layout.py):
 
     W                   codes, in the format's own dtype, two to a byte for 4-bit codes
     W_scale             a scale for each block

@@ -1,4 +1,4 @@
-"""What every format of expert weights shares: the quantised tensor, and the checks of its parts."""
+"""The quantised tensor that all formats of expert weights share, and checks of its parts."""
 
 from __future__ import annotations
 

@@ -19,8 +19,8 @@ from typing import Any
 
 import numpy as np
 
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import brief, integer, load_json, number, reading
-from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.paths import cache_root
 from sglang_dspark.schedule.budget import Seconds

@@ -16,8 +16,8 @@ from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import brief, integer, load_json, number, reading
-from sglang_dspark.common.writing import replace_text
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.schedule.calibration import Calibration
 

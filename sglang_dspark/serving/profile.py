@@ -23,7 +23,7 @@ from typing import Protocol
 
 import numpy as np
 
-from sglang_dspark.common.turns import turn
+from sglang_dspark.common.file_lock import turn
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.paths import cache_root
 from sglang_dspark.schedule.budget import Seconds

@@ -1,6 +1,6 @@
 """Traces for calibration: the target answers, batched and without a drafter, and the drafter's part
-is replayed on the answers (`evaluation/replay.py`): the same law as decoding with it, at a third of
-the target's work and with as many requests in flight as one likes.
+is replayed on the answers (`evaluation/replay.py`): the same distribution as decoding with it, at
+a third of the target's work and with as many requests in flight as one likes.
 """
 
 from __future__ import annotations
@@ -15,11 +15,11 @@ from sglang_dspark.drafter import DSparkDrafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import DecodeSettings
 from sglang_dspark.evaluation.prompts import stop_token_ids
-from sglang_dspark.evaluation.proposer import drafter_layers, open_drafter
 from sglang_dspark.evaluation.recording import Workload, describe, settings_json
 from sglang_dspark.evaluation.replay import Answer, Replay
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.evaluation.traces import Trace, TracedPrompt, prompt_digest
+from sglang_dspark.families.registry import drafter_layers, open_drafter
 from sglang_dspark.models.identity import target_sha256 as weights_sha256
 from sglang_dspark.training.prompts import Prompt
 from sglang_dspark.training.responses import ResponseGenerator

@@ -40,7 +40,7 @@ _CLIP = 1.0
 
 @dataclass(frozen=True)
 class TrainerShape:
-    """What is trained, and on how much a step; the demo drafter's by default."""
+    """Drafter that is trained, and the size of a step; the demo drafter's by default."""
 
     sequences: int = 6
     anchors: int = 24  # of each sequence

@@ -13,8 +13,8 @@ from typing import Any
 
 from transformers import AutoTokenizer
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import parse_json, reading
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import stop_token_ids
 from sglang_dspark.evaluation.target import TargetModel
@@ -108,7 +108,7 @@ def _different(tried: dict[int, list[str]], count: int) -> dict[str, int]:
 
 @dataclass(frozen=True)
 class Answering:
-    """What is left to answer, and what the whole plan takes on disk at most."""
+    """Prompts left to answer, and the most that the whole plan needs on disk."""
 
     todo: list[Prompt]
     writer: StoreWriter
@@ -119,7 +119,7 @@ class Answering:
 def plan_answers(cfg: RunConfig, config: Any, skipped: Skipped) -> Answering:
     """Read the prompts and open the store; `config` is the target's (Transformers).
 
-    skipped: told of every prompt left out. Raises DSparkError when the store is another target's,
+    skipped: called for every skipped prompt. Raises DSparkError when the store is another target's,
     or a layer is not one of the target's.
     """
     data, layer_ids = cfg.data, cfg.drafter.target_layer_ids

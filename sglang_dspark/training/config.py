@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+from functools import reduce
+from operator import or_
 from pathlib import Path
-from typing import Annotated, Any, Literal
+from typing import TYPE_CHECKING, Annotated, Any, Literal
 
 from pydantic import (
-    BaseModel,
-    ConfigDict,
     Discriminator,
     Field,
     StrictBool,
@@ -18,14 +18,14 @@ from pydantic import (
 
 from sglang_dspark.common.files import load_yaml, reading, wrong_fields
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.families.dspark import FAMILY as DSPARK
+from sglang_dspark.families.learning.objective import ObjectiveConfig
+from sglang_dspark.families.registry import RECIPES
+from sglang_dspark.families.shape import BaseShape, FrozenModel
 
 
-class _Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class DataConfig(_Frozen):
-    """Where prompts come from and how the target answers them."""
+class DataConfig(FrozenModel):
+    """Prompts, and how the target answers them."""
 
     target: Path = Field(description="directory of the target, Hugging Face files")
     prompts: tuple[Path, ...] = Field((), description="files of user prompts or chat rows")
@@ -59,112 +59,20 @@ class DataConfig(_Frozen):
     )
 
 
-class _Shape(_Frozen):
-    """What every kind of drafter has; everything else follows from the target's config."""
-
-    gamma: int = Field(5, ge=1, description="drafts of a step")
-    layers: int = Field(1, ge=1, description="draft layers")
-    target_layer_ids: tuple[int, ...] = Field(
-        min_length=1, description="target layers whose outputs the draft reads, from 0"
-    )
-    draft_vocab: int | None = Field(
-        8192, ge=1, description="tokens the draft can propose; null: all"
-    )
-    init_from_target: bool = Field(
-        True, description="begin with weights of the target's layers; false: random ones"
-    )
-
-
-class _WithHeads(_Shape):
-    """What drafters with a parallel backbone, a sequential and a confidence head have in common
-    (paper, 3.1, 3.2.1)."""
-
-    layers: int = Field(3, ge=1, description="draft layers")
-    markov_rank: int = Field(64, ge=1, description="rank of the transition bias")
-    markov_head_type: Literal["vanilla", "gated", "rnn"] = Field(
-        "vanilla", description="what the sequential head sees: the last token, or a state"
-    )
-    confidence_head: bool = Field(True, description="train one; the scheduler reads it")
-    mask_token_id: int = Field(
-        ge=0, description="token whose embedding is used at positions that are not known yet"
-    )
-    start_from: Path | None = Field(
-        None, description="drafter directory of the same shape to go on from, e.g. with more data"
-    )
-
-
-class DSparkShape(_WithHeads):
-    """Dense layers on the plain residual."""
-
-    kind: Literal["dspark"] = Field("dspark", description="which drafter this is")
-
-
-class MoEShape(_WithHeads):
-    """Layers with experts, on several residual streams, over a window of the context."""
-
-    kind: Literal["moe"] = Field(description="which drafter this is")
-    experts: int = Field(8, ge=1, description="routed experts of a layer")
-    experts_per_token: int = Field(2, ge=1, description="routed experts a token goes through")
-    shared_experts: int = Field(1, ge=0, description="experts that every token goes through")
-    expert_width: int | None = Field(
-        None, ge=1, description="null: a token's experts are together as wide as the target's MLP"
-    )
-    router_scores: Literal["sigmoid", "softmax"] = Field(
-        "sigmoid", description="how a router scores experts"
-    )
-    balance_rate: float = Field(1e-3, ge=0, description="step of the routers' biases; 0: none")
-    residual_streams: int = Field(4, ge=1, description="mHC; 1: the plain residual")
-    window: int | None = Field(128, ge=1, description="context tokens a block sees; null: all")
-
-
-class DFlashShape(_Shape):
-    """Parallel backbone alone: block diffusion without a sequential head."""
-
-    kind: Literal["dflash"] = Field(description="which drafter this is")
-    layers: int = Field(5, ge=1, description="draft layers")
-    mask_token_id: int = Field(
-        ge=0, description="token whose embedding is used at positions that are not known yet"
-    )
-
-
-class Eagle3Shape(_Shape):
-    """One autoregressive layer over fused features, trained with its own outputs as inputs."""
-
-    kind: Literal["eagle3"] = Field(description="which drafter this is")
-
-
-class MTPShape(_Shape):
-    """One layer chained over its own hidden state, as DeepSeek's multi-token prediction."""
-
-    kind: Literal["mtp"] = Field(description="which drafter this is")
-
-
 def _kind(raw: Any) -> str:
     return raw.get("kind", "dspark") if isinstance(raw, dict) else getattr(raw, "kind", "")
 
 
-DrafterShape = Annotated[
-    Annotated[DSparkShape, Tag("dspark")]
-    | Annotated[MoEShape, Tag("moe")]
-    | Annotated[DFlashShape, Tag("dflash")]
-    | Annotated[Eagle3Shape, Tag("eagle3")]
-    | Annotated[MTPShape, Tag("mtp")],
-    Discriminator(_kind),
-]
+if TYPE_CHECKING:
+    DrafterShape = BaseShape
+else:  # one of the registered recipes' options, chosen by `kind`
+    DrafterShape = Annotated[
+        reduce(or_, (Annotated[each.shape, Tag(kind)] for kind, each in RECIPES.items())),
+        Discriminator(_kind),
+    ]
 
 
-class ObjectiveConfig(_Frozen):
-    """Weights of the three losses (paper, eqs. 8-12), the paper's by default."""
-
-    ce: float = Field(0.1, description="of the cross entropy")
-    tv: float = Field(
-        0.9,
-        description="of L_tv = sum_v |p_t - p_d| (eq. 10): 0.45 is 0.9 times the total variation",
-    )
-    confidence: float = Field(1.0, description="of the confidence head's loss")
-
-
-class ScheduleConfig(_Frozen):
+class ScheduleConfig(FrozenModel):
     """Optimiser and how long to train."""
 
     steps: int = Field(10000, ge=1, description="training steps")
@@ -186,8 +94,8 @@ class ScheduleConfig(_Frozen):
     validation_sequences: int = Field(48, ge=0, description="held-out answers of a validation")
 
 
-class CalibrationConfig(_Frozen):
-    """What the drafter's confidence is calibrated on after training (paper, 3.2.1)."""
+class CalibrationConfig(FrozenModel):
+    """Calibration of the drafter's confidence after training (paper, 3.2.1)."""
 
     prompts: tuple[str, ...] = Field((), description="as --prompts of `dspark calibrate`")
     held_out: tuple[str, ...] = Field((), description="as --held-out of `dspark calibrate`")
@@ -195,8 +103,8 @@ class CalibrationConfig(_Frozen):
     max_new_tokens: int = Field(96, ge=8, description="of an answer")
 
 
-class ServingConfig(_Frozen):
-    """Whether and how the trained drafter is tried in a server on 127.0.0.1, DSpark drafters only.
+class ServingConfig(FrozenModel):
+    """A trial of the trained drafter in a server on 127.0.0.1, DSpark drafters only.
 
     The server is stopped again; the run says how to start it.
     """
@@ -207,7 +115,7 @@ class ServingConfig(_Frozen):
     max_new_tokens: int = Field(64, ge=8, description="of an answer")
 
 
-class RunConfig(_Frozen):
+class RunConfig(FrozenModel):
     """The whole file."""
 
     run_dir: Path = Field(description="folder for states, the log and the drafter")
@@ -230,7 +138,7 @@ class RunConfig(_Frozen):
 
     @model_validator(mode="after")
     def _served_kind(self) -> RunConfig:
-        if self.serving.check and self.drafter.kind not in ("dspark", "moe"):
+        if self.serving.check and self.drafter.kind not in {each.kind for each in DSPARK.recipes}:
             raise ValueError(
                 f"serving.check is for DSpark drafters, drafter.kind is {self.drafter.kind}"
             )

@@ -18,6 +18,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import FSDPModule, fully_shard
 from torch.distributed.tensor import DTensor, distribute_tensor
 
+from sglang_dspark.families.learning.shards import local
+
 _CPU = torch.device("cpu")
 
 
@@ -46,7 +48,7 @@ class World:
 
     @property
     def leads(self) -> bool:
-        """Whether this process writes files and speaks."""
+        """Return whether this process writes files and prints."""
         return self.rank == 0
 
     def sum(self, values: Tensor) -> Tensor:
@@ -102,24 +104,19 @@ class World:
 
 
 def place_of(device: str) -> torch.device:
-    """Where this process computes; device as in `World.join`."""
+    """Return the device that this process computes on; device as in `World.join`."""
     if device == "cuda" or (device == "auto" and torch.cuda.is_available()):
         return torch.device("cuda", int(os.environ.get("LOCAL_RANK", "0")))
     return torch.device("cpu")
 
 
 def started_by_torchrun() -> bool:
-    """Whether torchrun, or whoever sets its variables, started this process."""
+    """Return whether torchrun, or a program that sets its variables, started this process."""
     return _world_size() > 1 or bool(dist.is_torchelastic_launched())
 
 
 def _world_size() -> int:
     return int(os.environ.get("WORLD_SIZE", "1"))
-
-
-def local(tensor: Tensor) -> Tensor:
-    """This process's rows of a sharded tensor; a tensor that is not sharded as it is."""
-    return tensor.to_local() if isinstance(tensor, DTensor) else tensor
 
 
 def whole(rows: Tensor, like: Tensor) -> Tensor:

@@ -1,4 +1,4 @@
-"""`metrics.jsonl` of a run: one line a report, for one history whatever was killed and resumed."""
+"""`metrics.jsonl` of a run: one line per report; one history also after a kill and a resume."""
 
 from __future__ import annotations
 
@@ -6,8 +6,8 @@ import json
 from pathlib import Path
 from types import TracebackType
 
+from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import parse_json, reading
-from sglang_dspark.common.writing import replacing
 from sglang_dspark.training.files import disk_error
 
 

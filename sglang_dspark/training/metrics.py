@@ -1,4 +1,4 @@
-"""What a step says of the drafter: loss, expected tau, and how far confidence is from acceptance.
+"""Metrics of a training step: loss, expected tau, distance of confidence from acceptance.
 Everything is kept as sums, which add up over batches and processes.
 """
 
@@ -7,7 +7,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from sglang_dspark.training.losses import LossParts
+from sglang_dspark.families.learning.losses import LossParts
 
 SUMS = 8  # of `block_sums`
 _BINS = 10

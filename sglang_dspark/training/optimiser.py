@@ -11,8 +11,9 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
+from sglang_dspark.families.learning.shards import local
 from sglang_dspark.training.config import ScheduleConfig
-from sglang_dspark.training.distributed import World, local, rows_of, whole
+from sglang_dspark.training.distributed import World, rows_of, whole
 
 EMA_EVERY = 8
 _NOT_DECAYED = ("norm", "bias", "embed", "markov_head")  # tables, gains: decay is for projections

@@ -71,7 +71,7 @@ def _plain(text: str) -> str:
 
 
 def prompt_token_counts(data: DataConfig, vocab_size: int) -> Tensor:
-    """How often each token occurs in the prompts' own words: [V] int64."""
+    """Count each token in the prompts' own words: [V] int64."""
     tokenizer = AutoTokenizer.from_pretrained(str(data.target))
     counts = torch.zeros(vocab_size, dtype=torch.long)
     for row in _rows(data, None):
@@ -86,7 +86,8 @@ def planned_prompts(
 ) -> list[Prompt]:
     """Every prompt of the config's files once, in a seeded order with the domains' shares.
 
-    skipped: is told of every row left out, and why. Raises DSparkError at the first that cannot be
+    skipped: called with every skipped row and the reason. Raises DSparkError at the first that
+    cannot be
     written by the chat template when the config is strict.
     """
     ordered = _ordered(data, skipped)

@@ -1,4 +1,4 @@
-"""What a run's results depend on beside its configuration: versions and machine."""
+"""Record versions and machine, on which a run's results depend besides its configuration."""
 
 from __future__ import annotations
 

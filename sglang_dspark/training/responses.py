@@ -3,8 +3,8 @@ as they pass by, so that no second pass over the data is made (paper, 5.1). In a
 target answers each user turn and later turns see the answers before them. An answer that is given
 is read instead, all at once.
 
-A prompt's answers are sampled with numbers of its own, whatever else is in flight: a run that goes
-on makes the answers of one that was never stopped, rounding aside.
+A prompt's answers are sampled with numbers of its own, independent of other requests: a run that
+goes on makes the answers of one that was never stopped, rounding aside.
 """
 
 from __future__ import annotations
@@ -66,7 +66,7 @@ class ResponseGenerator:
         self.log_partition = torch.zeros(size, device=self.device)
 
     def run(self, prompts: Iterable[Prompt], tick: Callable[[int], None]) -> Iterator[Response]:
-        """Yield finished sequences; `tick(n)` is told how many tokens each step made."""
+        """Yield finished sequences; `tick(n)` is called with each step's number of tokens."""
         queue = iter(prompts)
         while True:
             self._admit(queue)
@@ -132,7 +132,7 @@ class ResponseGenerator:
         return self._sample(logits, self.temperature[rows], self.uniforms[rows, self.lens[rows]])
 
     def _keep_partition(self, row: Tensor, start: int, hidden: Tensor) -> None:
-        """logsumexp of the logits after hidden [n, d], which stands at `start` on in the row."""
+        """logsumexp of the logits after hidden [n, d], the row's positions from `start` on."""
         for offset in range(0, len(hidden) - 1, _ROWS):  # the last one is kept already
             logits = self.target.logits(hidden[offset : offset + _ROWS])
             at = start + offset

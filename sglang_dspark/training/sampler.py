@@ -24,7 +24,7 @@ class Draw:
 
 
 def usable(reader: StoreReader, index: int) -> bool:
-    """Whether some answer of the sequence is long enough to learn from."""
+    """Return whether an answer of the sequence is long enough to learn from."""
     return any(b - a >= _LEAST_ANSWER for a, b in reader.answers(index))
 
 

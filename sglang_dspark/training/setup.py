@@ -11,12 +11,13 @@ from torch import Tensor
 from sglang_dspark.common.files import load_json, reading
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.families.learning.learner import Ingredients
+from sglang_dspark.families.registry import build_learner
 from sglang_dspark.models.identity import target_sha256, tokenizer_sha256
 from sglang_dspark.training.config import RunConfig
 from sglang_dspark.training.distributed import World
+from sglang_dspark.training.draft_vocabulary import draft_vocabulary, token_counts, vocabulary_of
 from sglang_dspark.training.files import write_json
-from sglang_dspark.training.initial import draft_vocabulary, token_counts, vocabulary_of
-from sglang_dspark.training.learner import Ingredients, build_learner
 from sglang_dspark.training.packing import anchor_positions
 from sglang_dspark.training.plan import prompt_token_counts
 from sglang_dspark.training.provenance import environment
@@ -48,7 +49,9 @@ def prepare(cfg: RunConfig, *, world: World | None = None, commit: str = "") -> 
     vocabulary = _vocabulary(cfg, counts, world, fresh=done is None)
     learner = build_learner(
         Ingredients(
-            cfg=cfg,
+            shape=cfg.drafter,
+            objective=cfg.objective,
+            target_dir=cfg.data.target,
             target=target.config,
             embed_weight=target.embed_weight.detach().float().to(world.device),
             head_weight=target.head_weight.detach().float().to(world.device),
@@ -107,7 +110,7 @@ def _target(cfg: RunConfig, world: World) -> TargetModel:
 def _vocabulary(cfg: RunConfig, counts: Tensor, world: World, *, fresh: bool) -> Tensor | None:
     """Ids of the reduced draft vocabulary, kept in the run directory beside the state.
 
-    fresh: there is no state yet, so they are chosen, whatever a run that had none left there.
+    fresh: there is no state yet, so they are chosen anew, even where an earlier run left a file.
     """
     size, wanted = len(counts), cfg.drafter.draft_vocab
     if wanted is None or wanted >= size:
@@ -149,7 +152,7 @@ def _note(sequences: int, counts: Tensor, vocabulary: Tensor | None) -> str:
 def _record(
     cfg: RunConfig, expected: dict[str, object], sequences: int, commit: str, world: World
 ) -> dict[str, object]:
-    """What `run.json` keeps of how a drafter was made."""
+    """Content of `run.json`: how a drafter was made."""
     return {
         "argv": sys.argv,
         "commit": commit,

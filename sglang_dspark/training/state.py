@@ -12,7 +12,8 @@ from torch import Tensor
 
 from sglang_dspark.common.files import brief, parse_json, reading
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.training.config import DrafterShape, ObjectiveConfig, RunConfig
+from sglang_dspark.families.learning.objective import ObjectiveConfig
+from sglang_dspark.training.config import DrafterShape, RunConfig
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.files import read_metadata, write_tensors
 from sglang_dspark.training.optimiser import Optimiser
@@ -24,7 +25,7 @@ _FORMAT = "2"
 
 
 def state_file(cfg: RunConfig) -> Path:
-    """Where a run keeps its state."""
+    """Return the file of a run's state."""
     return cfg.run_dir / "state.safetensors"
 
 
@@ -86,7 +87,7 @@ def _differing(then: DrafterShape, now: DrafterShape) -> str:
 
 
 def _require_same(file: Path, name: str, then: Mapping[str, Any], now: Mapping[str, Any]) -> None:
-    """What files of earlier versions do not tell is not held against them."""
+    """Compare a field that both have; files of earlier versions may lack it."""
     if name in then and name in now and then[name] != now[name]:
         raise DSparkError(
             f"{file} was trained with {name} {brief(then[name])}, here it is {brief(now[name])}: "

@@ -1,4 +1,4 @@
-"""Where the target's states of a step come from: the store, or the target itself, run over the
+"""Sources of the target's states of a step: the store, or the target itself, run over the
 stored tokens in the training step (no cache on disk at all; paper, 5.1).
 """
 
@@ -11,7 +11,8 @@ from typing import Protocol
 import torch
 
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.training.packing import PackedBatch, pack
+from sglang_dspark.families.learning.batch import PackedBatch
+from sglang_dspark.training.packing import pack
 from sglang_dspark.training.sampler import Draw
 from sglang_dspark.training.store import Response, StoreReader
 

@@ -12,11 +12,12 @@ from safetensors import SafetensorError
 from torch import Tensor, nn
 
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.families.learning.batch import PackedBatch
+from sglang_dspark.families.learning.learner import Learner
+from sglang_dspark.families.learning.losses import LossParts
 from sglang_dspark.training.config import RunConfig
 from sglang_dspark.training.distributed import World, gathered
 from sglang_dspark.training.files import disk_error
-from sglang_dspark.training.learner import Learner
-from sglang_dspark.training.losses import LossParts
 from sglang_dspark.training.metrics import (
     SUMS,
     block_sums,
@@ -25,7 +26,6 @@ from sglang_dspark.training.metrics import (
     survival_sums,
 )
 from sglang_dspark.training.optimiser import Optimiser, learning_rate
-from sglang_dspark.training.packing import PackedBatch
 from sglang_dspark.training.sampler import Draw, Sampler
 from sglang_dspark.training.state import check_state, load_state, save_state
 from sglang_dspark.training.states import StateSource

@@ -3,7 +3,7 @@
 `greedy` is the accept rule of greedy requests, `rejection` and `block` are those of sampled ones,
 `sampling` builds the distribution that plain decoding would sample from, `ragged` is the layout of
 a pass whose windows differ in length.
-`docs/losslessness.md` has the proof that the rules change nothing in the output law.
+`docs/losslessness.md` has the proof that the rules change nothing in the output distribution.
 """
 
 from sglang_dspark.verify.acceptance import Acceptance

@@ -10,7 +10,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class Acceptance:
-    """What a verify step emits for each request: `accepted` drafts, then one bonus token.
+    """Tokens that a verify step emits for each request: `accepted` drafts, then one bonus token.
 
     accepted: [R] int64, number of accepted drafts, 0 <= accepted_r <= l_r.
     bonus:    [R] int64, the target's own token behind them: the correction after a rejection,

@@ -1,11 +1,12 @@
 """Sampled accept rule that judges a window as a whole (Sun et al. 2024, "Block Verification
-Accelerates Speculative Decoding"): the law of `rejection.py`, never fewer drafts kept.
+Accelerates Speculative Decoding"): the distribution of `rejection.py`, never fewer drafts kept.
 
 The chance that drafts 1..i stand is carried along, p_0 = 1, p_i = min(1, p_{i-1} p_t(x_i) /
 p_d(x_i)): a draft that the target likes better than the drafter did makes up for one before it that
 it liked less, where the rule token by token multiplies min(1, p_t / p_d). With S_i = sum_x
-max(p_i p_t(x) - p_d(x), 0), both laws behind draft i, and l the verify length, the last i with
-u_i < h_i is kept: h_l = p_l, h_i = S_i / (S_i + 1 - p_i) before it. Behind i < l follows a draw
+max(p_i p_t(x) - p_d(x), 0), both distributions behind draft i, and l the verify length, the last i
+with u_i < h_i is kept: h_l = p_l, h_i = S_i / (S_i + 1 - p_i) before it. Behind i < l follows a
+draw
 from max(p_i p_t - p_d, 0), normalised; behind l one from p_t. docs/losslessness.md has the proof.
 """
 
@@ -39,10 +40,11 @@ def accept_block(
     checked: bool = True,
     walked: Walk | None = None,
 ) -> Acceptance:
-    """Accept drafts so that the emitted tokens follow the target's law exactly.
+    """Accept drafts so that the emitted tokens follow the target's distribution exactly.
 
     Arguments, errors and arithmetic are those of `rejection.accept_sampled`. Drafts that are argmax
-    choices (draft_probs None) go through that rule: of them both rules are one law, since p_t / p_d
+    choices (draft_probs None) go through that rule: of them both rules are one distribution, since
+    p_t / p_d
     never exceeds 1. walked: a faster `walk`.
     """
     gamma = draft.shape[1]
@@ -57,7 +59,8 @@ def accept_block(
     weights = target_probs[row, accepted].double()  # [R, V]
     proposal = draft_probs[row, accepted.clamp(max=gamma - 1)]
     residual = _residual(weights, chance, proposal)
-    # Nothing is left where rounding alone told the laws apart: the target's law then.
+    # Nothing is left where rounding alone told the distributions apart: the target's distribution
+    # then.
     drawn_from_rest = (accepted < limits) & (residual.sum(1) > 0)
     weights = torch.where(drawn_from_rest[:, None], residual, weights)
     bonus = sample_inverse_cdf(weights, bonus_uniforms, checked=checked)
@@ -106,7 +109,7 @@ def walk(
         chance = chances[rows, i]
         left = _residual(target_probs[rows, i].double(), chance, draft_probs[rows, i]).sum(1)  # S_i
         refused = left + (1.0 - chance)
-        # 0 / 0: the laws agree to rounding, and what follows is kept but for rounding.
+        # 0 / 0: the distributions agree to rounding, and what follows is kept but for rounding.
         kept = (uniforms[rows, i - 1] * refused < left) | (refused == 0)
         accepted[rows] = torch.where(kept & open_[rows], i, accepted[rows])
     return accepted, chances[every, accepted]

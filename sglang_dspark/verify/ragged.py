@@ -14,7 +14,7 @@ from torch import Tensor
 
 @dataclass(frozen=True)
 class RaggedLayout:
-    """Where each token of a ragged verify pass sits; made by `from_verify_lens`.
+    """Layout of the tokens of a ragged verify pass; made by `from_verify_lens`.
 
     gamma: block size. verify_lens: [R] int64, l_r in 0..gamma.
     cu_seqlens: [R + 1] int64, window r is flat[cu_seqlens[r] : cu_seqlens[r + 1]].

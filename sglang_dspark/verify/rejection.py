@@ -24,7 +24,7 @@ def accept_sampled(
     *,
     checked: bool = True,
 ) -> Acceptance:
-    """Accept drafts so that the emitted tokens follow the target's law exactly.
+    """Accept drafts so that the emitted tokens follow the target's distribution exactly.
 
     draft: [R, gamma] token ids, row r sampled from draft_probs[r, 0], draft_probs[r, 1], ...
     draft_probs: [R, gamma, V], the distribution each draft was really sampled from. None says
@@ -60,7 +60,7 @@ def sample_inverse_cdf(weights: Tensor, uniforms: Tensor, *, checked: bool = Tru
 
     weights: [R, V] non-negative, not all zero in a row, any scale. uniforms: [R] in [0, 1).
     Returns [R] int64: the first index whose cumulative weight exceeds uniform * total. An index
-    of weight zero is never drawn, whatever the rounding. Raises ValueError if a row has no mass;
+    of weight zero is never drawn, under any rounding. Raises ValueError if a row has no mass;
     unless `checked`, for which an accelerator would be waited: any index comes of such a row then.
     """
     cumulative = weights.double().cumsum(dim=1)  # [R, V]

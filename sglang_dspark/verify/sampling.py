@@ -143,7 +143,7 @@ def _truncate(probs: Tensor, top_k: Tensor, top_p: Tensor, min_p: Tensor, width:
     mass = ordered.cumsum(dim=1)
     keep = kept_prefix(ordered, mass, top_k, top_p, min_p)
     count = keep.sum(dim=1, keepdim=True)  # [N, 1]; the kept set is a prefix of the order
-    # A row that is no number keeps nothing, and must not be a bad index: none is read of it.
+    # A NaN row keeps nothing and must not give a bad index: none is read from it.
     smallest = ordered.gather(1, (count - 1).clamp_min(0))  # [N, 1]
     above = probs > smallest
     equal = probs == smallest

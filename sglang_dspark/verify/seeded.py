@@ -1,12 +1,13 @@
-"""Seeded sampling: a token is a function of its law, a seed and a position, drafted or not.
+"""Seeded sampling: a token is a function of its distribution, a seed and a position, drafted or
+not.
 
 Gumbel's trick: of independent e_v ~ Exp(1), the token with the least e_v / p(v) is a draw from p.
 Here e_v = -log u(seed, position, v), with u from MurmurHash3 over the four words of seed, position
 and token, as in SGLang's seeded sampler (sglang/srt/layers/sampler.py, `multinomial_with_seed`).
 So the target's choice at a position is fixed before anything is drafted, and verification
 is the greedy rule with these choices in the argmax's place: the output is that of plain seeded
-decoding, token for token, whatever was drafted or admitted. Drafts drawn with the same e_v agree
-with it with probability at least (1 - TV) / (1 + TV), TV the distance of the two laws.
+decoding, token for token, independent of drafts and admission. Drafts drawn with the same e_v agree
+with it with probability at least (1 - TV) / (1 + TV), TV the distance of the two distributions.
 """
 
 from __future__ import annotations

@@ -11,15 +11,14 @@ from typing import Any
 import pytest
 import torch
 
-from sglang_dspark.baselines.dflash import save_dflash
 from sglang_dspark.cli.main import main
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.proposer import drafter_layers, open_drafter
 from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.families.dflash.checkpoint import save_dflash
+from sglang_dspark.families.registry import drafter_layers, open_drafter
 from sglang_dspark.serving.checkpoint import convert_drafter, validate_drafter
 from sglang_dspark.training.answering import open_calibrated
-from tests.baselines.helpers import random_drafter
 from tests.drafter.variants import (
     CONVERT,
     REFUSED,
@@ -32,6 +31,7 @@ from tests.drafter.variants import (
     weights_of,
 )
 from tests.evaluation.conftest import LAYERS, build_drafter, build_target
+from tests.families.helpers import random_drafter
 
 NAN = torch.full((64,), float("nan"))
 DSPARK_HEAD = {"markov_head.markov_w1.weight": torch.zeros(61, 8)}

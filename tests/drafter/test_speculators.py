@@ -17,7 +17,7 @@ from sglang_dspark.drafter import DrafterConfig, DSparkDrafter, load_drafter, sa
 from sglang_dspark.drafter.speculators import QWEN3_DEFAULTS
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.evaluation.proposer import drafter_kind
+from sglang_dspark.families.registry import drafter_kind
 from sglang_dspark.serving.checkpoint import validate_drafter
 from tests.drafter.helpers import tiny_drafter
 

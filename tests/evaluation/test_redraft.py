@@ -11,21 +11,20 @@ import numpy as np
 import pytest
 import torch
 
-from sglang_dspark.baselines.dflash import save_dflash
-from sglang_dspark.baselines.eagle3 import save_eagle3
-from sglang_dspark.baselines.mtp import save_mtp
-from sglang_dspark.drafter.laws import over_vocabulary
+from sglang_dspark.drafter.draft_probs import over_vocabulary
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import DecodeSettings
-from sglang_dspark.evaluation.open_block import open_block
 from sglang_dspark.evaluation.prompts import EvalPrompt
-from sglang_dspark.evaluation.proposer import open_drafter, proposer_of
 from sglang_dspark.evaluation.recording import Workload, record
 from sglang_dspark.evaluation.redraft import Subject, redraft
 from sglang_dspark.evaluation.traces import Trace
+from sglang_dspark.families.dflash.checkpoint import save_dflash
+from sglang_dspark.families.eagle3.checkpoint import save_eagle3
+from sglang_dspark.families.mtp.checkpoint import save_mtp
+from sglang_dspark.families.registry import open_drafter, proposer_of
 from sglang_dspark.models.identity import target_sha256
-from tests.baselines.helpers import random_drafter
 from tests.evaluation.conftest import EOS, GAMMA, VOCAB, Pair
+from tests.families.helpers import random_drafter
 
 SAVE = {"dflash": save_dflash, "eagle3": save_eagle3, "mtp": save_mtp}
 
@@ -155,7 +154,7 @@ def test_an_open_block_has_the_laws_of_a_whole_one(pair: Pair, kinds: dict[str, 
         state = proposer_of(open_drafter(path, pair.target)).start(2, 16)
         state.prefill(rows, tokens[:, :8], out.features[:, :8], out.hidden[:, :8])
         whole = state.propose(None, tokens[:, 8], lens, temperature, rng)
-        block = open_block(state, rows, tokens[:, 8], lens)
+        block = state.open(rows, tokens[:, 8], lens)
         seen = torch.cat([tokens[:, 8:], whole.tokens], 1)
         assert whole.probs is not None
         for k in range(GAMMA):

@@ -22,16 +22,16 @@ from hypothesis import strategies as st
 from torch import Tensor
 
 from sglang_dspark.backends.drafter_check import _check_moe
-from sglang_dspark.baselines.dflash import save_dflash
-from sglang_dspark.baselines.eagle3 import save_eagle3
-from sglang_dspark.baselines.mtp import save_mtp
 from sglang_dspark.drafter import save_drafter
 from sglang_dspark.drafter.target_fit import Target
-from sglang_dspark.evaluation.proposer import drafter_layers, open_drafter
+from sglang_dspark.families.dflash.checkpoint import save_dflash
+from sglang_dspark.families.eagle3.checkpoint import save_eagle3
+from sglang_dspark.families.mtp.checkpoint import save_mtp
+from sglang_dspark.families.registry import drafter_layers, open_drafter
 from sglang_dspark.serving.checkpoint import validate_drafter
-from tests.baselines.helpers import random_drafter
 from tests.drafter.helpers import tiny_config, tiny_drafter
 from tests.drafter.test_speculators import written
+from tests.families.helpers import random_drafter
 from tests.fuzz.documents import JSON, Draw, broken, damaged
 from tests.fuzz.explore import Family
 from tests.fuzz.files import SENTINEL, accepts

@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from hypothesis import strategies as st
 
-from sglang_dspark.common.writing import replace_text
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.drafter import save_drafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.traces import Trace, write_trace

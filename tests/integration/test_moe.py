@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
-from sglang_dspark.evaluation.proposer import open_drafter
 from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.families.registry import open_drafter
 from tests.integration import tiny_models
 from tests.integration.serving import Served
 

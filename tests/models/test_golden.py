@@ -102,8 +102,8 @@ def test_prompts_of_a_sweep_have_different_answers(
 
 def test_a_reduced_vocabulary_is_the_drafters(tmp_path: Path) -> None:
     """By upstream's reading of it: ours gathers rows by `restricted_tokens`, MTP by a token map."""
-    from sglang_dspark.baselines.mtp import TOKEN_MAP
     from sglang_dspark.drafter.heads import restricted_tokens
+    from sglang_dspark.families.mtp.checkpoint import TOKEN_MAP
 
     asked = simulated.Acceptance(doubtful=0.3, right=0.6, otherwise=0.95)
     shape = simulated.SHAPES["tiny"]

@@ -15,8 +15,8 @@ from pathlib import Path
 import numpy as np
 import pytest
 
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import MOST_DEPTH, brief, load_json, load_yaml
-from sglang_dspark.common.writing import replace_text
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.paths import cache_root

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from sglang_dspark.common.turns import turn
+from sglang_dspark.common.file_lock import turn
 from sglang_dspark.schedule.cost_model import CostModel, Step
 from sglang_dspark.schedule.cost_table import ProfileKey, cache_path
 from sglang_dspark.serving import profile

@@ -10,8 +10,8 @@ import torch
 from torch import Tensor
 from transformers import AutoTokenizer, Qwen3ForCausalLM
 
-from sglang_dspark.baselines.mtp import load_mtp
 from sglang_dspark.drafter.checkpoint import load_drafter
+from sglang_dspark.families.mtp.checkpoint import load_mtp
 from sglang_dspark.models.simulated import SPECIALS, Table, table
 from tools.gpu.kit.models import ATTENDING, ATTENDS, FAIR, TINY, ready
 

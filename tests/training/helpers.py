@@ -3,9 +3,9 @@
 import torch
 
 from sglang_dspark.drafter.heads import restrict_vocabulary
-from sglang_dspark.training.config import ObjectiveConfig
-from sglang_dspark.training.learner import TargetHead
-from sglang_dspark.training.learners.dspark import DSparkLearner
+from sglang_dspark.families.dspark.learner import DSparkLearner
+from sglang_dspark.families.learning.objective import ObjectiveConfig
+from sglang_dspark.families.learning.target_head import TargetHead
 from sglang_dspark.training.packing import anchor_positions, pack
 from sglang_dspark.training.store import Response
 from tests.drafter.helpers import tiny_config, tiny_drafter

@@ -1,8 +1,8 @@
 import pytest
 import torch
 
-from sglang_dspark.training.config import ObjectiveConfig
-from sglang_dspark.training.losses import dspark_loss, position_weights
+from sglang_dspark.families.learning.losses import dspark_loss, position_weights
+from sglang_dspark.families.learning.objective import ObjectiveConfig
 
 VOCABULARY, CHOSEN = 23, torch.tensor([0, 2, 3, 5, 8, 9, 11, 14, 15, 17, 20, 22])
 

@@ -10,12 +10,13 @@ from pydantic import TypeAdapter
 from sglang_dspark.drafter.moe import MoE, Router
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.engine import DecodeSettings, ReferenceEngine
-from sglang_dspark.evaluation.proposer import drafter_kind, open_drafter
 from sglang_dspark.evaluation.target import TargetModel
-from sglang_dspark.training.config import DrafterShape, MoEShape, RunConfig
-from sglang_dspark.training.initial import drafter_config
+from sglang_dspark.families.dspark.initial import drafter_config
+from sglang_dspark.families.dspark.shape import MoEShape
+from sglang_dspark.families.learning.upcycling import split_mlp
+from sglang_dspark.families.registry import drafter_kind, open_drafter
+from sglang_dspark.training.config import DrafterShape, RunConfig
 from sglang_dspark.training.setup import prepare
-from sglang_dspark.training.upcycling import split_mlp
 from tests.drafter.helpers import tiny_config
 from tests.training.test_run import _same_files
 

@@ -5,7 +5,9 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_dspark.training.config import DFlashShape, Eagle3Shape, MTPShape
+from sglang_dspark.families.dflash.shape import DFlashShape
+from sglang_dspark.families.eagle3.shape import Eagle3Shape
+from sglang_dspark.families.mtp.shape import MTPShape
 from sglang_dspark.training.distributed import World
 from sglang_dspark.training.setup import prepare
 from tests.training import pretended

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from sglang_dspark.drafter.attention import PackedLayout, block_attention, packed_attention
-from sglang_dspark.training.losses import position_weights
+from sglang_dspark.families.learning.losses import position_weights
 from sglang_dspark.training.packing import anchor_positions
 from tests.training.helpers import drawn, learner, packed, sequences
 

@@ -14,8 +14,9 @@ from safetensors.torch import load_file, save_file
 from sglang_dspark.drafter import load_drafter
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
+from sglang_dspark.families.learning.objective import ObjectiveConfig
 from sglang_dspark.models.identity import target_sha256
-from sglang_dspark.training.config import ObjectiveConfig, load_config
+from sglang_dspark.training.config import load_config
 from sglang_dspark.training.distributed import gathered
 from sglang_dspark.training.journal import Journal
 from sglang_dspark.training.setup import prepare

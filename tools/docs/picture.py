@@ -18,7 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.text import Text
 
-from sglang_dspark.common.writing import replace_text
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.errors import DSparkError
 
 WIDTH = 100

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from pathlib import Path
 
-from sglang_dspark.common.writing import replacing
+from sglang_dspark.common.atomic_write import replacing
 from tools.docs.faults import faults_page
 from tools.docs.features import gpu_page, results_page
 from tools.docs.metrics import metrics_page

@@ -10,8 +10,8 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.common.files import load_json, reading
-from sglang_dspark.common.writing import replace_text
 from tools.docs.sweep import rewritten, wrapped
 
 ROOT = Path(__file__).resolve().parents[2]

@@ -15,7 +15,7 @@ from pathlib import Path
 
 import numpy as np
 
-from sglang_dspark.common.writing import replacing
+from sglang_dspark.common.atomic_write import replacing
 
 FOLDER = Path(__file__).resolve().parents[2] / "configs" / "sweep" / "traces"
 REQUESTS = 40

@@ -118,7 +118,7 @@ def _find() -> Path:
 
     Raises BuildError, or OSError where the cache cannot be written.
     """
-    from sglang_dspark.common.turns import turn
+    from sglang_dspark.common.file_lock import turn
     from sglang_dspark.errors import DSparkError
     from sglang_dspark.paths import cache_root
 

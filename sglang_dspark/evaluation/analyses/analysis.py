@@ -1,4 +1,4 @@
-"""What an analysis of drafters consists of, and the JSON form that all results share."""
+"""Parts of an analysis of drafters, and the JSON form that all results share."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class Result:
-    """What every analysis tells: the target, and how it decoded (`Trace.settings`)."""
+    """Facts in every analysis: the target, and how it decoded (`Trace.settings`)."""
 
     analysis: ClassVar[str]  # its name in commands and files
     target: str
@@ -26,11 +26,11 @@ class Result:
 
     @property
     def sampled(self) -> bool:
-        """Whether answers were sampled; teacher forcing has temperature 1 and samples none."""
+        """Return whether answers were sampled; teacher forcing samples none at temperature 1."""
         return self.settings["temperature"] > 0 and not self.settings.get("teacher_forced", False)
 
     def remarks(self) -> list[str]:
-        """What the figure's title says beyond target and decoding."""
+        """Text of the figure's title besides target and decoding."""
         return []
 
     def to_json(self) -> dict[str, Any]:

@@ -30,7 +30,7 @@ def share_interval(found: Estimate) -> str:
 
 
 def gain(found: Estimate) -> str:
-    """What a ratio is above 1, in percent, with its interval."""
+    """Format a ratio's excess over 1 in percent, with its interval."""
     value, low, high = (100 * (x - 1) for x in (found.value, found.low, found.high))
     return f"{value:+.1f}% ({low:+.1f} to {high:+.1f})"
 

@@ -1,8 +1,8 @@
-"""What keeps drafters from more, read off greedy traces of one target and set of prompts.
+"""Find what limits drafters, from greedy traces of one target and set of prompts.
 
 Vocabulary: answer tokens outside a reduced draft vocabulary end every draft; `ceiling` is the tau
 of a drafter that guesses all others.
-Same anchors: a better drafter stands at other anchors than a worse one, and at harder ones where
+Same anchors: a better drafter has other anchors than a worse one, and at harder ones where
 both reached far, so shares by position of two traces do not compare. Greedy answers are equal, so
 many anchors are common to both; on those each is asked the same question.
 First draft: what comes behind the first draft counts only where that was right. The arithmetic
@@ -89,7 +89,7 @@ class Needed:
 
 @dataclass(frozen=True)
 class FirstDraft:
-    """What the first draft's chance does to a ratio of taus; needed: by gain."""
+    """Effect of the first draft's chance on a ratio of taus; needed: by gain."""
 
     tau: Taus
     ratio: tuple[Ratio, ...]
@@ -150,7 +150,7 @@ def tau_of(conditional: Floats) -> float:
 
 
 def first_draft(ours: Floats, theirs: Floats) -> FirstDraft:
-    """What the first draft's chance does to the ratio of two taus, by arithmetic.
+    """Compute the effect of the first draft's chance on the ratio of two taus.
 
     ours, theirs: `chances`, [gamma] each. "scaled" multiplies both drafters' chances (at most 1) by
     the one factor that brings our first to `first`; "alone" changes our first one only.

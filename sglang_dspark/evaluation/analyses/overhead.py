@@ -1,4 +1,5 @@
-"""What the sequential head costs (paper, Fig. 4b): its share of a round, measured in two ways.
+"""Measure the cost of the sequential head (paper, Fig. 4b): its share of a round, measured in two
+ways.
 
 A parallel drafter takes all gamma tokens from the base logits at once; DSpark goes through them
 left to right, adding a transition bias and choosing a token at each position. That loop is timed

@@ -1,7 +1,7 @@
 """Survival as a prediction of acceptance: bins, ECE with its floor, three readings of ROC-AUC.
 
 Survival a_k is compared with whether drafts 1..k were all accepted, for every verified draft.
-Three readings of ROC-AUC, because the usual one flatters: survival falls along the block and so
+Three readings of ROC-AUC, because the usual one flatters: survival decreases along the block and so
 does acceptance, so a pooled AUC also rewards knowing k.
     pooled       all positions together
     within       only pairs of the same position are compared, all positions counted by their pairs
@@ -64,7 +64,7 @@ class Predictions:
 
     @classmethod
     def of(cls, data: Observations, calibration: Calibration) -> Predictions:
-        """Calibrated survival against what happened; unverified left out."""
+        """Calibrated survival against outcomes of verified drafts."""
         survival = predicted(data, calibration)  # [N, gamma]
         column = np.arange(1, data.gamma + 1)
         known = column <= data.verified[:, None]  # [N, gamma]
@@ -128,7 +128,8 @@ def ece_floor(data: Observations, calibration: Calibration, seed: int = 0) -> fl
     known = column <= data.verified[:, None]
     found = []
     for _ in range(_FLOOR_DRAWS):
-        # One uniform a step: a_k falls along the block, so u < a_k is a chain with these marginals.
+        # One uniform a step: a_k decreases along the block, so u < a_k is a chain with these
+        # marginals.
         label = generator.uniform(size=(len(survival), 1)) < survival
         found.append(ece(survival[known], label[known].astype(np.float64), bins=BINS))
     return float(np.mean(found))

@@ -1,4 +1,4 @@
-"""How far confidence can be trusted (paper, Fig. 6): reliability, ECE and ROC-AUC of a trace.
+"""Measure how reliable confidence is (paper, Fig. 6): reliability, ECE and ROC-AUC of a trace.
 
 What is compared, and the readings of ROC-AUC, are those of `predictions`.
 """
@@ -101,7 +101,7 @@ class ReliabilityResult(Result):
 def compute(label: str, trace: Trace, sts: StsFile | None) -> ReliabilityResult:
     """Reliability of a trace before and after each step of a table.
 
-    Prompts that the table was fitted on are left out. Raises DSparkError when none is left.
+    Prompts that the table was fitted on are skipped. Raises DSparkError when none is left.
     """
     calibrations: dict[str, Calibration] = {}
     if sts is not None:
@@ -242,7 +242,7 @@ def page_tables(result: ReliabilityResult) -> list[Table]:
 
 
 def table(result: ReliabilityResult) -> list[RenderableType]:
-    """What `lines` shows of this drafter."""
+    """Values of this drafter for `lines`."""
     return lines(f"{result.label}: {result.prompts} held-out prompts", result.groups)
 
 

@@ -1,4 +1,4 @@
-"""ROC of confidence: how well raw survival a_k tells drafts that are accepted from others.
+"""ROC of confidence: how well raw survival a_k separates accepted drafts from others.
 
 A point is (share of the rejected drafts above a threshold, share of the accepted ones above it).
 The areas are those of `predictions`: pooled over positions, within positions, and of each position.

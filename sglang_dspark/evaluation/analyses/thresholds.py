@@ -69,7 +69,7 @@ def compute(
 
     rule "survival" admits draft k while a_k > t, "conditional" while c_k > t. calibrations:
     for some of the labels. Admission shortens a chain and cannot change which drafts before
-    the cut are accepted, so a trace that verified everything tells exactly what each of its steps
+    the cut are accepted, so a trace that verified everything shows exactly what each of its steps
     would have yielded; that a shorter window moves later anchors is not followed.
     Raises DSparkError for a trace with shortened windows or without a confidence.
     """

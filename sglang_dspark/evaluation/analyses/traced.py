@@ -1,4 +1,4 @@
-"""What the analyses of traces share: origin, tau by domain, groups of verify steps."""
+"""Parts that the analyses of traces share: origin, tau by domain, groups of verify steps."""
 
 from __future__ import annotations
 
@@ -41,7 +41,7 @@ def origin(
 def counts_by_prompt(trace: Trace) -> tuple[Floats, Floats]:
     """Tokens that the verify steps yielded, and the number of steps: [prompts] each.
 
-    A replayed answer ends its last windows early (`replay`). Those steps are left out: where the
+    A replayed answer ends its last windows early (`replay`). Those steps are skipped: where the
     anchor stands decides it, never what was accepted there.
     """
     full = [[s for s in g.steps if s.verify_len == trace.gamma] for g in trace.generations]

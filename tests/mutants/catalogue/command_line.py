@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 RESOLVE = "sglang_dspark/models/resolve.py"
 LAYOUT = "sglang_dspark/drafter/speculators.py"
 FILES = "sglang_dspark/common/files.py"
-WRITING = "sglang_dspark/common/writing.py"
+WRITING = "sglang_dspark/common/atomic_write.py"
 MAIN = "sglang_dspark/cli/main.py"
 BY_NAME = "tests/models/test_resolve.py"
 READ = "tests/drafter/test_speculators.py"

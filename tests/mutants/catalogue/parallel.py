@@ -7,7 +7,7 @@ from tests.mutants.mutant import Mutant
 PARALLEL = "sglang_dspark/backends/cpu/rank_resources.py"
 PROFILE = "sglang_dspark/serving/profile.py"
 BUILD = "sglang_dspark/step/build.py"
-TURNS = "tests/common/test_turns.py"
+TURNS = "tests/common/test_file_lock.py"
 SHARES = "tests/backends/cpu/test_rank_resources.py"
 MEASURING = "tests/serving/test_profile.py"
 
@@ -40,7 +40,7 @@ MUTANTS = (
     ),
     _mutant(
         "two processes may take one turn",
-        "sglang_dspark/common/turns.py",
+        "sglang_dspark/common/file_lock.py",
         "fcntl.LOCK_EX | fcntl.LOCK_NB",
         "fcntl.LOCK_SH | fcntl.LOCK_NB",
         f"{TURNS}::test_patience_ends",
@@ -48,7 +48,7 @@ MUTANTS = (
     ),
     _mutant(
         "a turn is waited for without end",
-        "sglang_dspark/common/turns.py",
+        "sglang_dspark/common/file_lock.py",
         "if time.monotonic() >= deadline:",
         "if time.monotonic() >= deadline + 60:",
         f"{TURNS}::test_patience_ends",

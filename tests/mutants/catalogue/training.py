@@ -5,7 +5,7 @@ from __future__ import annotations
 from tests.mutants.mutant import Mutant
 
 PACKING = "sglang_dspark/training/packing.py"
-LOSSES = "sglang_dspark/training/losses.py"
+LOSSES = "sglang_dspark/families/learning/losses.py"
 SMALL = "sglang_dspark/quantisation/minifloat.py"
 FIELDS = ("tests/training/test_packing.py::test_fields_are_what_they_say",)
 LOSS_TESTS = "tests/training/test_losses.py"
@@ -68,7 +68,7 @@ MUTANTS = (
     Mutant(
         name="a block sees its anchor's own features",
         area="packing",
-        file="sglang_dspark/training/learners/dspark.py",
+        file="sglang_dspark/families/dspark/learner.py",
         old="PackedLayout(batch.starts, batch.sequence, batch.positions)",
         new="PackedLayout(batch.starts, batch.sequence, batch.positions + 1)",
         tests=(

@@ -170,7 +170,7 @@ MUTANTS = (
     Mutant(
         name="the reported part L_tv is the total variation, half of it",
         area="curves",
-        file="sglang_dspark/training/losses.py",
+        file="sglang_dspark/families/learning/losses.py",
         old="2 * weight @ (1 - accept)",
         new="weight @ (1 - accept)",
         tests=("tests/training/test_losses.py::test_fused_loss_and_gradient_equal_the_papers",),

@@ -22,7 +22,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
-from sglang_dspark.common.writing import replace_text
+from sglang_dspark.common.atomic_write import replace_text
 from sglang_dspark.errors import DSparkError
 from tests.mutants.generated.equivalent import EQUIVALENT
 from tests.mutants.generated.judge import Judge, Verdict

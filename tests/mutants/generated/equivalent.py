@@ -48,10 +48,10 @@ EQUIVALENT: dict[str, str] = {
     "sglang_dspark/step/penalties.py::settings_of: constant: 1 -> 2 #1": (
         "a stop id stands twice and is forbidden once; a request without one has a minimum of 0"
     ),
-    "sglang_dspark/training/losses.py::<module>: constant: 32 -> 31 #1": (
+    "sglang_dspark/families/learning/losses.py::<module>: constant: 32 -> 31 #1": (
         "rows at a time, each by itself: 31 fill a cache as well as 32"
     ),
-    "sglang_dspark/training/losses.py::_DraftLaw.forward: sign: -1 -> (1) #2": (
+    "sglang_dspark/families/learning/losses.py::_DraftDistribution.forward: sign: -1 -> (1) #2": (
         "a table of rows has two dimensions: 1 is the last one"
     ),
     "sglang_dspark/training/optimiser.py::_kept_buffers: constant: True -> False #1": (

@@ -30,11 +30,11 @@ AREAS: dict[str, tuple[str, ...]] = {
         "sglang_dspark/intervals.py",
     ),
     "training": (
-        "sglang_dspark/training/losses.py",
+        "sglang_dspark/families/learning/losses.py",
         "sglang_dspark/training/packing.py",
         "sglang_dspark/training/sampler.py",
         "sglang_dspark/training/optimiser.py",
-        "sglang_dspark/training/learner.py",
+        "sglang_dspark/families/learning/target_head.py",
     ),
 }
 

@@ -24,7 +24,7 @@ FOLDERS = tuple(
     f"tests/{each}"
     for each in (
         *("verify", "schedule", "serving", "step", "backends", "loadtest"),
-        *("evaluation", "training", "drafter", "models", "baselines", "cli", "experts"),
+        *("evaluation", "training", "drafter", "models", "families", "cli", "experts"),
         *("parallel", "patches", "test_intervals.py", "test_broken_inputs.py"),
     )
 )

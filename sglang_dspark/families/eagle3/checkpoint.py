@@ -1,0 +1,47 @@
+"""Read and write Eagle3 checkpoints in the format that SGLang serves as EAGLE3."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.drafter.checkpoint import built, write_checkpoint
+from sglang_dspark.drafter.target_fit import require_sizes, target_with
+from sglang_dspark.drafter.weight_files import bare_name, stored_tensors
+from sglang_dspark.families.eagle3.model import Eagle3Config, Eagle3Drafter
+from sglang_dspark.families.vocabulary import stored_draft_ids, to_d2t, to_t2d
+
+_LAYER = ("self_attn.", "mlp.", "input_layernorm.", "hidden_norm.", "post_attention_layernorm.")
+
+
+def _stored(name: str) -> str:
+    """Name in the file: the layer's modules stand below `midlayer`."""
+    return f"midlayer.{name}" if name.startswith(_LAYER) else name
+
+
+def save_eagle3(drafter: Eagle3Drafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write what SGLang serves as EAGLE3."""
+    tensors = {_stored(k): v.to(dtype) for k, v in drafter.state_dict().items()}
+    if drafter.draft_ids is not None:
+        tensors["d2t"] = to_d2t(drafter.draft_ids)
+        tensors["t2d"] = to_t2d(drafter.draft_ids, drafter.config.vocab_size)
+    write_checkpoint(path, tensors, drafter.config.to_json())
+
+
+def load_eagle3(
+    path: Path, embed_tokens: Tensor, lm_head: Tensor, num_layers: int | None = None
+) -> Eagle3Drafter:
+    """Load in float32 and attach to the target's embedding and LM head [V, d].
+
+    num_layers: of the target; not checked. Raises DSparkError for a missing, damaged or foreign
+    checkpoint and for another target.
+    """
+    config = Eagle3Config.from_dir(path)
+    require_sizes(path, config.hidden_size, config.vocab_size, target_with(embed_tokens))
+    stored = stored_tensors(path, lambda name: bare_name(name).replace("layers.0.", "midlayer."))
+    ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
+    drafter = built(lambda: Eagle3Drafter(config, ids), stored, _stored, path)
+    drafter.attach(embed_tokens, lm_head)
+    return drafter.eval()

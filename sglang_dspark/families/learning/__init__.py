@@ -1,0 +1,1 @@
+"""Losses, batches and initial weights that the learners of all families share."""

@@ -1,0 +1,54 @@
+"""Read and write MTP checkpoints in the format that SGLang serves as EAGLE."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.common.atomic_write import replacing
+from sglang_dspark.drafter.checkpoint import built, write_checkpoint
+from sglang_dspark.drafter.target_fit import require_sizes, target_with
+from sglang_dspark.drafter.weight_files import stored_tensors
+from sglang_dspark.families.mtp.model import MTPConfig, MTPDrafter
+from sglang_dspark.families.vocabulary import stored_draft_ids, to_d2t
+
+TOKEN_MAP = "token_map.pt"
+
+
+def _stored(name: str) -> str:
+    """Name in the file: the layer's modules stand below `layers.0`."""
+    return name if name.startswith("fc.") else f"layers.0.{name}"
+
+
+def save_mtp(drafter: MTPDrafter, path: Path, dtype: torch.dtype = torch.float32) -> None:
+    """Write what SGLang serves as EAGLE.
+
+    With a reduced draft vocabulary, `token_map.pt` beside it is for `--speculative-token-map`
+    (SGLang reads no other format there); without that option SGLang drafts over all tokens.
+    """
+    tensors = {_stored(k): v.to(dtype) for k, v in drafter.state_dict().items()}
+    if drafter.draft_ids is not None:
+        tensors["d2t"] = to_d2t(drafter.draft_ids)
+    write_checkpoint(path, tensors, drafter.config.to_json())
+    if drafter.draft_ids is not None:
+        with replacing(Path(path) / TOKEN_MAP, alone=True) as temporary:
+            torch.save(drafter.draft_ids.tolist(), temporary)
+
+
+def load_mtp(
+    path: Path, embed_tokens: Tensor, lm_head: Tensor, num_layers: int | None = None
+) -> MTPDrafter:
+    """Load in float32 and attach to the target's embedding and LM head [V, d].
+
+    num_layers: of the target; not checked. Raises DSparkError for a missing, damaged or foreign
+    checkpoint and for another target.
+    """
+    config = MTPConfig.from_dir(path)
+    require_sizes(path, config.hidden_size, config.vocab_size, target_with(embed_tokens))
+    stored = stored_tensors(path)
+    ids = stored_draft_ids(stored, config.vocab_size, path, config.draft_vocab_size)
+    drafter = built(lambda: MTPDrafter(config, ids), stored, _stored, path)
+    drafter.attach(embed_tokens, lm_head)
+    return drafter.eval()

@@ -1,0 +1,70 @@
+"""Learner of MTP: see `chain`. The layer's output is read by the target's own head."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.families.chain.learner import ChainLosses, chain_shape
+from sglang_dspark.families.learning.batch import PackedBatch
+from sglang_dspark.families.learning.initial import target_weights
+from sglang_dspark.families.learning.learner import Ingredients
+from sglang_dspark.families.learning.losses import LossParts
+from sglang_dspark.families.learning.objective import ObjectiveConfig
+from sglang_dspark.families.learning.target_head import TargetHead
+from sglang_dspark.families.mtp.checkpoint import save_mtp
+from sglang_dspark.families.mtp.model import MTPConfig, MTPDrafter
+from sglang_dspark.families.mtp.shape import MTPShape
+
+START = 0.3  # root mean square of the projection's output when training starts
+
+
+class MTPLearner:
+    """See `families.learning.learner.Learner`."""
+
+    def __init__(self, drafter: MTPDrafter, head: TargetHead, objective: ObjectiveConfig):
+        """drafter: attached to its target. head: the target's, over its draft vocabulary."""
+        self.module, self.gamma = drafter, drafter.config.gamma
+        self.chain = ChainLosses(drafter, head, objective, head.logits)
+
+    def losses(self, batch: PackedBatch) -> LossParts:
+        """CE and L_tv over P * gamma positions."""
+        return self.chain.losses(batch)
+
+    def after_backward(self) -> None:
+        """No weight is held."""
+
+    def export(self, path: Path) -> None:
+        """A checkpoint that SGLang serves as EAGLE."""
+        save_mtp(self.module, path, torch.bfloat16)
+
+
+@torch.no_grad()
+def start_projection(drafter: MTPDrafter, gain: Tensor) -> None:
+    """Random projection that weighs embedding and hidden state alike and starts small.
+
+    gain [d]: weight of the target's final norm, the size of its hidden states. The target's own
+    last layer is no start here: without an input norm and a final norm its copied weights meet
+    inputs of another size, and gradients explode in the first steps.
+    """
+    d = drafter.config.hidden_size
+    sizes = (drafter.embed_weight.pow(2).mean().sqrt(), gain.pow(2).mean().sqrt())
+    for part, size in zip(drafter.fc.weight.split(d, 1), sizes, strict=True):
+        part.normal_(std=START / (2 * d) ** 0.5 / float(size))
+    drafter.fc.bias.zero_()
+
+
+def build(ingredients: Ingredients) -> MTPLearner:
+    """An MTP drafter with random weights, its projection fitted to the target's sizes."""
+    ids, target = ingredients.vocabulary, ingredients.target
+    shape = ingredients.shape
+    assert isinstance(shape, MTPShape)
+    drafter = MTPDrafter(MTPConfig(**chain_shape(shape, target, ids)), ids)
+    drafter.to(ingredients.embed_weight.device)
+    drafter.attach(ingredients.embed_weight, ingredients.head_weight)
+    if ingredients.fresh and shape.init_from_target:
+        start_projection(drafter, target_weights(ingredients.target_dir)["model.norm.weight"])
+    head = TargetHead(ingredients.head_weight, ids, half=ingredients.half)
+    return MTPLearner(drafter, head, ingredients.objective)

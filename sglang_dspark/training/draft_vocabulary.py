@@ -1,0 +1,51 @@
+"""Choose the tokens that a drafter with a reduced vocabulary can propose."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.drafter.heads import restricted_tokens
+from sglang_dspark.drafter.weight_files import read_tensors
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.training.store import StoreReader
+
+
+def token_counts(reader: StoreReader, vocab_size: int) -> tuple[Tensor, Tensor]:
+    """Unigram counts [V] of the answers and their bigrams as ids [2, n]."""
+    counts = torch.zeros(vocab_size, dtype=torch.long)
+    pairs = []
+    for i in range(len(reader)):
+        tokens, _ = reader.tokens(i)
+        for start, end in reader.answers(i):
+            answer = tokens[max(start - 1, 0) : end]
+            counts += torch.bincount(tokens[start:end], minlength=vocab_size)
+            pairs.append(torch.stack([answer[:-1], answer[1:]]))
+    return counts, torch.cat(pairs, 1)
+
+
+def draft_vocabulary(counts: Tensor, size: int) -> tuple[Tensor, float]:
+    """The `size` most frequent tokens, ascending ids [n], and the share of text they cover."""
+    ids = counts.topk(min(size, len(counts))).indices
+    coverage = float(counts[ids].sum() / counts.sum().clamp(min=1))
+    return ids.sort().values, coverage
+
+
+def vocabulary_of(path: Path, size: int) -> Tensor:
+    """Draft vocabulary [size] of the drafter in a directory, which its Markov weights hold.
+
+    Raises DSparkError when it has another size or none.
+    """
+    tensors = read_tensors(path)
+    names = ("markov_head.markov_w1.weight", "markov_head.markov_w2.weight")
+    if any(name not in tensors for name in names):
+        raise DSparkError(f"{path} holds no DSpark drafter with a Markov head")
+    ids = restricted_tokens(*(tensors[name].float() for name in names))
+    found = tensors[names[0]].shape[0] if ids is None else len(ids)
+    if ids is None or found != size:
+        raise DSparkError(
+            f"{path} drafts from {found} tokens, drafter.draft_vocab says {size}: set it to {found}"
+        )
+    return ids

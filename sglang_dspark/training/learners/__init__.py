@@ -1,1 +1,0 @@
-"""One learner per kind of drafter; each module has `build(ingredients) -> Learner`."""
