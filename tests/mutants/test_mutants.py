@@ -44,12 +44,12 @@ def test_the_test_named_is_defined(test: str) -> None:
 def test_the_list_covers_its_areas() -> None:
     names = Counter(mutant.name for mutant in ALL)
     assert max(names.values()) == 1, "two mutants of one name"
-    assert len(ALL) >= 40
+    assert 100 <= len(ALL) <= 150, "one that generated mutants would draw needs no entry"
     areas = {mutant.area for mutant in ALL if not mutant.equivalent}
     assert areas >= {
-        "SLA", "accept", "admission", "budget", "calibration", "commit", "draft law", "formats",
-        "guard", "losses", "metrics", "packing", "ragged layout", "relay", "seeded sampling",
-        "target law",
+        "SLA", "accept", "admission", "block rule", "budget", "calibration", "commit", "guard",
+        "listed distribution", "metrics", "ranks", "relay", "seeded sampling",
+        "served draft distribution", "step distribution", "target distribution",
     }  # fmt: skip
 
 
@@ -61,7 +61,7 @@ def test_two_mutants_end_to_end(tree: Tree) -> None:
     verdict = judged(tree, greedy)
     assert verdict.what == "killed"
     assert verdict.why == TEST.removeprefix("tests/")
-    idle = Mutant("idle", "", greedy.file, "Accept the leading", "Take the leading", (TEST,))
+    idle = Mutant("idle", "", greedy.file, "accept_greedy", "draft.shape", "(draft.shape)", (TEST,))
     assert judged(tree, idle).what == "survived"
     before = (ROOT / greedy.file).read_bytes()
     assert (tree.folder / greedy.file).read_bytes() == before
@@ -70,15 +70,17 @@ def test_two_mutants_end_to_end(tree: Tree) -> None:
 @in_a_clone
 def test_a_mutant_that_no_test_could_run_with_proves_nothing(tree: Tree) -> None:
     file = "sglang_dspark/verify/greedy.py"
-    broken = Mutant("broken", "", file, "def accept_greedy(", "def accept_greedily(", (TEST,))
+    broken = Mutant("broken", "", file, "", "from torch import Tensor", "import no_such", (TEST,))
     assert judged(tree, broken).what == "unfit"
-    gone = Mutant("gone", "", file, "[:, :gamma]", "", ("tests/verify/test_none.py",))
+    gone = Mutant(
+        "gone", "", file, "accept_greedy", "draft.shape", "()", ("tests/verify/test_none.py",)
+    )
     assert judged(tree, gone).what == "survived"
 
 
 def test_moved_code_is_one_line() -> None:
-    mutant = Mutant("moved", "", "sglang_dspark/errors.py", "no such text", "", (TEST,))
-    with pytest.raises(DSparkError, match=r"stands 0 times in .*errors\.py") as caught:
+    mutant = Mutant("moved", "", "sglang_dspark/errors.py", "", "no_such_name", "1", (TEST,))
+    with pytest.raises(DSparkError, match=r"occurs 0 times in .*errors\.py") as caught:
         mutant.check(ROOT)
     assert "\n" not in str(caught.value)
 
@@ -92,3 +94,53 @@ def test_an_unknown_name_is_one_line() -> None:
     )
     assert done.returncode == 2
     assert done.stderr == "mutants: no mutant's name or area holds 'no such mutant'\n"
+
+
+SOURCE = """
+def f(a):
+    b = g(a)  # one
+    b = g(a)
+    return b + a
+
+
+class C:
+    def f(self):
+        if True:
+            h()
+            return 1
+"""
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "new", "changed"),
+    [
+        ("f", "b + a", "b - a", ("return b + a", "return (b - a)")),
+        (
+            "f",
+            "b = g(a)\nreturn b + a",
+            "return a",
+            ("    b = g(a)\n    return b + a", "    return a"),
+        ),
+        ("C.f", "h( )", "pass", ("h()", "pass")),
+        (
+            "C.f",
+            "h()\nreturn 1",
+            "k()\nreturn 2",
+            ("h()\n            return 1", "k()\n            return 2"),
+        ),
+    ],
+)
+def test_code_is_found_in_any_layout(
+    function: str, old: str, new: str, changed: tuple[str, str]
+) -> None:
+    mutant = Mutant("one", "", "a.py", function, old, new, (TEST,))
+    before, after = changed
+    assert mutant.applied(SOURCE) == SOURCE.replace(before, after)
+
+
+@pytest.mark.parametrize(
+    ("function", "old", "times"), [("f", "g(a)", 2), ("g", "a", 0), ("C.f", "b + a", 0)]
+)
+def test_code_that_does_not_occur_once_is_refused(function: str, old: str, times: int) -> None:
+    with pytest.raises(DSparkError, match=f"its code occurs {times} times in a.py::{function}"):
+        Mutant("one", "", "a.py", function, old, "1", (TEST,)).applied(SOURCE)

@@ -80,10 +80,10 @@ class Tree:
         for file in CANARIES:
             text = (self.folder / file).read_text(encoding="utf-8")
             line = FIRST_LINE if FIRST_LINE in text else text
-            canary = Mutant("canary", "", file, line, f"{line}\nraise RuntimeError('canary')\n", ())
+            canary = text.replace(line, f"{line}\nraise RuntimeError('canary')\n")
             parts = Path(file).with_suffix("").parts
             module = ".".join(parts if parts[0] == "sglang_dspark" else ("sglang_dspark", *parts))
-            with self.with_fault(canary):
+            with self.with_text(file, canary):
                 done = subprocess.run(
                     [sys.executable, "-c", f"import {module.removesuffix('.__init__')}"],
                     cwd=self.folder.parent,
@@ -98,11 +98,11 @@ class Tree:
                 )
 
     @contextlib.contextmanager
-    def with_fault(self, mutant: Mutant) -> Iterator[None]:
-        """The mutant in force; afterwards the file is as it was, its time of change too."""
-        file = self.folder / mutant.file
+    def with_text(self, name: str, text: str) -> Iterator[None]:
+        """Exchange a file's text; afterwards it is as it was, its time of change too."""
+        file = self.folder / name
         before, times = file.read_bytes(), file.stat()
-        file.write_text(mutant.applied(before.decode()), encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
         # Byte code is told apart by seconds and size: no fault may look like the original.
         os.utime(file, (times.st_atime, times.st_mtime + 10))
         try:
@@ -110,6 +110,11 @@ class Tree:
         finally:
             file.write_bytes(before)
             os.utime(file, ns=(times.st_atime_ns, times.st_mtime_ns))
+
+    def with_fault(self, mutant: Mutant) -> contextlib.AbstractContextManager[None]:
+        """Put a mutant in force."""
+        text = (self.folder / mutant.file).read_text(encoding="utf-8")
+        return self.with_text(mutant.file, mutant.applied(text))
 
     def pytest(self, tests: Sequence[str], *options: str, timeout_s: float = TIMEOUT_S) -> Ran:
         """Run tests of the copy. Raises DSparkError if anything but the copy was imported."""

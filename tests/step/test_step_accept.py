@@ -25,8 +25,8 @@ from sglang_dspark.verify import accept_sampled
 from sglang_dspark.verify.sampling import BatchSampling, sampled_distribution, target_distribution
 from tests.backends.cpu import test_accept_distribution as packed
 from tests.backends.cpu.draft_world import ALL, settings
-from tests.mutants.catalogue.sampling import STEP_LAW
-from tests.mutants.mutant import Mutant
+from tests.mutants.catalogue import of_area
+from tests.mutants.mutant import NAME, Mutant
 from tests.rehearsal import reads
 from tests.step.accept_rule import configured
 
@@ -87,12 +87,11 @@ def test_two_tokens_follow_the_target(temperature: float, rule: str) -> None:
     assert min(found.values()) > packed.ALARM, found
 
 
-@pytest.mark.parametrize("mutant", STEP_LAW, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", of_area("step distribution"), ids=NAME)
 def test_a_wrong_step_is_caught(mutant: Mutant) -> None:
-    source = inspect.getsource(step_accept)
-    assert source.count(mutant.old) == 1, f"the source no longer says: {mutant.old}"
+    source = mutant.applied(inspect.getsource(step_accept))
     module = ModuleType("mutated")
-    exec(compile(source.replace(mutant.old, mutant.new), "mutated", "exec"), module.__dict__)
+    exec(compile(source, "mutated", "exec"), module.__dict__)
     caught = [
         min(packed.p_values(in_windows(module), temperature, seed=6, steps=STEPS // 2).values())
         for temperature in packed.TEMPERATURES

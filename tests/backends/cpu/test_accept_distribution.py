@@ -27,8 +27,8 @@ from sglang_dspark.verify import (
     target_distribution,
 )
 from tests.backends.cpu.draft_world import ALL, Drafting, settings
-from tests.mutants.catalogue.draft_law import DRAFT_LAW
-from tests.mutants.mutant import Mutant
+from tests.mutants.catalogue import of_area
+from tests.mutants.mutant import NAME, Mutant
 from tests.step.accept_rule import configured
 
 V, INSIDE, GAMMA, RANK = 12, 9, 2, 3
@@ -136,10 +136,9 @@ def chi_square(counts: Tensor, expected: Tensor) -> float:
 
 def mutated(mutant: Mutant) -> ModuleType:
     """The served module with one piece of its source exchanged."""
-    source = inspect.getsource(served)
-    assert source.count(mutant.old) == 1, f"the served source no longer says: {mutant.old}"
+    source = mutant.applied(inspect.getsource(served))
     module = ModuleType("mutated")
-    exec(compile(source.replace(mutant.old, mutant.new), "mutated", "exec"), module.__dict__)
+    exec(compile(source, "mutated", "exec"), module.__dict__)
     return module
 
 
@@ -165,7 +164,7 @@ def test_two_tokens_follow_the_target(temperature: float, rule: str) -> None:
     assert min(found.values()) > ALARM
 
 
-@pytest.mark.parametrize("mutant", DRAFT_LAW, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", of_area("served draft distribution"), ids=NAME)
 def test_a_wrong_step_is_caught(mutant: Mutant) -> None:
     """At each temperature and cut, with a fifth of the steps."""
     module = mutated(mutant)

@@ -21,8 +21,8 @@ from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.verify import BatchSampling, candidates, target_distribution
 from sglang_dspark.verify.candidates import equal_tokens
 from tests.backends.cpu.test_accept_distribution import ALARM, chi_square
-from tests.mutants.catalogue.top_k import DISTRIBUTION
-from tests.mutants.mutant import Mutant
+from tests.mutants.catalogue import of_area
+from tests.mutants.mutant import NAME, Mutant
 from tests.rehearsal import reads
 from tests.step.accept_rule import configured
 
@@ -254,7 +254,7 @@ def test_two_tokens_follow_plain_decoding(judged: str) -> None:
 
 
 @pytest.mark.parametrize("judged", ["block", "token"])
-@pytest.mark.parametrize("mutant", DISTRIBUTION, ids=lambda mutant: mutant.name)
+@pytest.mark.parametrize("mutant", of_area("listed distribution"), ids=NAME)
 def test_a_wrong_rule_is_caught(mutant: Mutant, judged: str) -> None:
     wrong = mutated(mutant)
     assert p_value(wrong, judged, seed=2, steps=STEPS) < ALARM

@@ -1,76 +1,31 @@
-"""The list of all mutants, by area; `mutant.py` says what an entry means."""
+"""The mutants of the catalogue: one YAML file a theme; `mutant.py` says what an entry means."""
 
 from __future__ import annotations
 
-from tests.mutants.catalogue import (
-    accept_operator,
-    answers,
-    bad_input,
-    block,
-    block_operator,
-    calibration,
-    command_line,
-    commit_operator,
-    evaluation,
-    exact_sums,
-    experts,
-    faults,
-    gpu_defaults,
-    gpu_kit,
-    gpu_start,
-    holding,
-    kept_files,
-    loads,
-    loadtest,
-    markov_operator,
-    parallel,
-    plan_reuse,
-    requests,
-    rules,
-    sampling,
-    scheduling,
-    serving,
-    step,
-    top_k,
-    training,
-    training_data,
-    weights,
-)
-from tests.mutants.catalogue.draft_law import DRAFT_LAW
+from pathlib import Path
+
+import yaml
+from pydantic import TypeAdapter
+
 from tests.mutants.mutant import Mutant
 
-ALL: tuple[Mutant, ...] = (
-    *rules.MUTANTS,
-    *block.MUTANTS,
-    *serving.MUTANTS,
-    *step.MUTANTS,
-    *experts.MUTANTS,
-    *DRAFT_LAW,
-    *sampling.MUTANTS,
-    *top_k.MUTANTS,
-    *accept_operator.MUTANTS,
-    *block_operator.MUTANTS,
-    *markov_operator.MUTANTS,
-    *commit_operator.MUTANTS,
-    *scheduling.MUTANTS,
-    *calibration.MUTANTS,
-    *training.MUTANTS,
-    *training_data.MUTANTS,
-    *kept_files.MUTANTS,
-    *plan_reuse.MUTANTS,
-    *bad_input.MUTANTS,
-    *answers.MUTANTS,
-    *requests.MUTANTS,
-    *faults.MUTANTS,
-    *loadtest.MUTANTS,
-    *loads.MUTANTS,
-    *command_line.MUTANTS,
-    *evaluation.MUTANTS,
-    *gpu_kit.MUTANTS,
-    *gpu_start.MUTANTS,
-    *gpu_defaults.MUTANTS,
-    *weights.MUTANTS,
-    *parallel.MUTANTS,
-    *holding.MUTANTS,
-    *exact_sums.MUTANTS,
-)
+
+def read(folder: Path) -> tuple[Mutant, ...]:
+    """Read the entries of all files in a folder. Raises pydantic's error for a wrong entry."""
+    entries = TypeAdapter(tuple[Mutant, ...])
+    return tuple(
+        mutant
+        for file in sorted(folder.glob("*.yaml"))
+        for mutant in entries.validate_python(yaml.safe_load(file.read_text(encoding="utf-8")))
+    )
+
+
+ALL = read(Path(__file__).parent)
+
+
+def of_area(area: str) -> tuple[Mutant, ...]:
+    """Return the mutants of an area. Raises ValueError where there are none."""
+    found = tuple(mutant for mutant in ALL if mutant.area == area)
+    if not found:
+        raise ValueError(f"the catalogue has no area {area!r}")
+    return found

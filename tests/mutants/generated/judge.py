@@ -16,7 +16,6 @@ from typing import Literal
 from sglang_dspark.errors import DSparkError
 from tests.mutants.generated.operators import Site
 from tests.mutants.generated.tests_of import FOLDERS, Recorded
-from tests.mutants.mutant import Mutant
 from tests.mutants.report import REPORT_VARIABLE
 from tests.mutants.tree import ROOT, Tree
 
@@ -139,9 +138,8 @@ class Judge:
         return Verdict(site.name, "survived", f"{passed} tests passed")
 
     def _with_fault(self, site: Site) -> AbstractContextManager[None]:
-        before = (ROOT / site.file).read_bytes()
-        text, changed = before.decode(), site.applied(before).decode()
-        return self._tree.with_fault(Mutant(site.name, "", site.file, text, changed, ()))
+        source = (ROOT / site.file).read_bytes()
+        return self._tree.with_text(site.file, site.applied(source).decode())
 
     def _is_clean(self, test: str) -> bool:
         """Return whether a test passes without any mutant; a whole file counts as passing."""
