@@ -6,13 +6,15 @@ What ranks do with plans is tested through the engine, in tests/step/test_ranks.
 from __future__ import annotations
 
 from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
+import torch.distributed as dist
 from hypothesis import given
 from hypothesis import strategies as st
 
-from sglang_dspark.schedule.agreement import HEADER, decode, encode
+from sglang_dspark.schedule.agreement import HEADER, Agreement, decode, encode
 from sglang_dspark.schedule.budget import Budget
 from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.plan import Plan
@@ -73,3 +75,19 @@ def test_mistakes_are_named() -> None:
     plan = Plan(0, 3, 0, Budget(0, 0, 1.0, 1.0), np.ones(3, np.int64), None, Mode.PLAIN, True, 0, 1)
     with pytest.raises(ValueError, match="does not fit a message for 2"):
         encode(plan, np.zeros(HEADER + 6, np.int64))
+
+
+def test_messages_stay_in_their_group(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Groups of data-parallel replicas decide apart: the default group would mix them."""
+    sent = []
+    monkeypatch.setattr(dist, "get_rank", lambda: 4)
+    monkeypatch.setattr(
+        dist, "broadcast", lambda tensor, src, group=None: sent.append((src, group))
+    )
+    group: Any = object()
+    agreement = Agreement(3, group, leader=4)
+    assert agreement.leads
+    budget, limits = Budget(1, 2, 1.0, 1.0), np.ones(2, np.int64)
+    plan = Plan(0, 2, 0, budget, limits, None, Mode.SPECULATE, True, 0, 1.0)
+    agreement.send(plan, np.arange(2))
+    assert sent == [(4, group)]

@@ -2,12 +2,20 @@
 
 from __future__ import annotations
 
+import math
 from dataclasses import replace
 from typing import Any
 
 import pytest
 
-from sglang_dspark.schedule.guard import LONGEST_PAUSE, SERVING_GUARD, SETTLE, LoadState
+from sglang_dspark.schedule.guard import (
+    LONGEST_PAUSE,
+    SERVING_GUARD,
+    SETTLE,
+    LoadState,
+    Mode,
+    advance,
+)
 from sglang_dspark.schedule.plan import PlannerConfig
 
 
@@ -45,3 +53,12 @@ def test_the_planner_serves_by_the_settings_of_the_published_figures() -> None:
     assert (config.lag, config.max_age, config.has_head) == (2, 16, True)
     assert (config.look_deep, config.deep_share) == (16, 0.005)
     assert config.guard is SERVING_GUARD
+
+
+@pytest.mark.parametrize(("gain", "mode"), [(1.25, Mode.SPECULATE), (1.24, Mode.PROBE_PLAIN)])
+def test_plain_decoding_is_not_probed_from_the_configured_gain_on(gain: float, mode: Mode) -> None:
+    """Exactly at the limit it is not: 1.25 is the quotient of 10 and 8."""
+    config = replace(SERVING_GUARD, plain_every=1, plain_probe_below=1.25)
+    state = LoadState(0, age=5)
+    assert math.exp(math.log(10 / 8)) >= 1.25
+    assert advance(state, 8 * gain, 8.0, config).mode is mode

@@ -181,3 +181,17 @@ def test_a_requests_counts_fade_by_what_was_reached() -> None:
     towards = estimator.prior().astype(np.float64)
     expected = (accepted + config.strength * towards) / (reached + config.strength)
     assert estimator.confidence(row, generation)[0] == pytest.approx(expected, abs=1e-6)
+
+
+def test_each_rest_is_twice_the_one_before_up_to_the_longest() -> None:
+    exit_ = EarlyExit(1, 2, ExitConfig(surprise=0.5, first_rest=3, longest_rest=20))
+    row, generation, one = np.array([0]), np.array([5]), np.ones(1, np.int64)
+    step, rests = 0, []
+    for _ in range(5):
+        exit_.observe(step, row, generation, 0 * one, one, np.array([0.9], np.float32))
+        begin = step + 1
+        while exit_.limits(begin, row, generation)[0] == 0:
+            begin += 1
+        rests.append(begin - step - 1)
+        step = begin
+    assert rests == [3, 6, 12, 20, 20]

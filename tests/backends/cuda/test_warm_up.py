@@ -40,6 +40,7 @@ def test_served_steps_launch_variants_that_the_start_compiled() -> None:
         ({"top_p": 0.95}, (False, True, False, False)),
         ({"min_p": 0.05}, (False, False, True, False)),
         ({"top_k": 1}, (True, False, False, True)),
+        ({"top_k": 2}, (True, False, False, False)),
     ],
 )
 def test_made_up_steps_have_the_flags_of_their_settings(
