@@ -360,3 +360,18 @@ def test_the_regression_ends_where_its_slope_is_zero(observations: int) -> None:
     pull, centre = np.array([1.0, 1e-3, 1.0]), np.array([1.0, 0.0, 0.0])
     slope = design.T @ (label - fitted) - pull * (weights - centre)
     assert np.abs(slope).max() < 1e-6
+
+
+def test_the_error_before_fitting_is_that_of_the_raw_survival() -> None:
+    """The ECE of a_k = c_1 c_2 as the drafter said it, position by position."""
+    rng = np.random.default_rng(5)
+    logits = rng.normal(1.0, 1.0, (4000, 2))
+    hits = rng.random((4000, 2)) < 1 / (1 + np.exp(-logits / 1.7))
+    accepted = np.cumprod(hits, axis=1).sum(axis=1)
+    data = Observations(logits, accepted, np.full(4000, 2), np.arange(4000))
+    said = np.cumprod(1 / (1 + np.exp(-logits)), axis=1)
+    found = fit(data)
+    for k in range(2):
+        label = (accepted > k).astype(np.float64)
+        assert found.ece_before[k] == pytest.approx(ece(said[:, k], label))
+        assert found.ece_after[k] < found.ece_before[k]
