@@ -181,6 +181,29 @@ def test_a_mutant_is_killed_by_a_test_that_passes_without_it(
     assert judge.judge(site) == Verdict(site.name, what, why)
 
 
+class Missing(Scripted):
+    """A judge in whose copy a mutant changes the parameters of one test."""
+
+    def __init__(self, folder: Path, recorded: Recorded) -> None:
+        super().__init__(recorded, {"t/b.py::second"}, set())
+        self._output = folder / "output"
+
+    def _run(
+        self, tests: Sequence[str], timeout_s: float | None = None
+    ) -> tuple[int | None, str, int]:
+        if self._in_force and "t/a.py::first[40]" in tests:
+            self._output.write_text("ERROR: not found: /copy/t/a.py::first\n(no match)\n")
+            return 4, "", 0
+        return super()._run(tests, timeout_s)
+
+
+def test_a_test_that_the_mutant_renames_is_passed_over(tmp_path: Path) -> None:
+    [site, *_] = generate("a.py", "def f():\n    g()\n")
+    seconds = {"t/a.py::first[40]": 1.0, "t/b.py::second": 2.0}
+    judge = Missing(tmp_path, Recorded({"a.py": {2: set(seconds)}}, seconds))
+    assert judge.judge(site) == Verdict(site.name, "killed", "t/b.py::second")
+
+
 @pytest.mark.parametrize(
     ("fails", "what", "why"),
     [
