@@ -14,7 +14,7 @@ A row of invalid logits gets token 0 and a line in the log. Every token is maske
 and `min_new_tokens` allow none; a model may overflow. Softmax makes such a row NaN, and drawing
 from it raises in the scheduler, which ends the server. Greedy decoding returns token 0 for a row
 that is masked completely, so this does too: a grammar then refuses it, and ends that request alone
-(serving/grammar_ends.py).
+(patches/upstream_fixes/grammar_errors.py).
 """
 
 from __future__ import annotations
