@@ -21,14 +21,15 @@ def test_windows_are_padded_to_the_slots_of_the_graph() -> None:
     layout = create_autospec(RaggedVerifyLayout, instance=True)
     layout.padded_to_bucket.return_value = padded
     buffer = torch.full((9,), -1, dtype=torch.int32)
-    stage_windows(
-        SimpleNamespace(qo_indptr=buffer), 4, SimpleNamespace(ragged_verify_layout=layout)
-    )
+    backend = SimpleNamespace(qo_indptr=buffer)
+    info = SimpleNamespace(ragged_verify_layout=layout)
+    stage_windows(None, backend, None, 4, None, info, None)
     layout.padded_to_bucket.assert_called_once_with(padded_bs=4)
     assert buffer.tolist() == [0, 4, 6, 7, 8, -1, -1, -1, -1]
 
 
 def test_a_pass_without_windows_stages_nothing() -> None:
     buffer = torch.full((3,), -1, dtype=torch.int32)
-    stage_windows(SimpleNamespace(qo_indptr=buffer), 2, SimpleNamespace())
+    backend = SimpleNamespace(qo_indptr=buffer)
+    stage_windows(None, backend, None, 2, None, SimpleNamespace(), None)
     assert buffer.tolist() == [-1] * 3
