@@ -55,7 +55,7 @@ demo: setup
 serve: setup
 	@exec $(BIN)/dspark demo --serve $(ARGS)
 
-# Both halves, whatever the first says. Two processes of one compute thread each; tests that share
+# Both halves run, even if the first fails. Two processes of one compute thread each; tests that share
 # servers stay in one of them.
 test: setup
 ifeq ($(ARGS),)

@@ -41,11 +41,11 @@ def ask(words: Sequence[str]) -> list[str]:
     except (ValueError, KeyError, TypeError):
         said = done.stderr.strip().splitlines() or [f"status {done.returncode}"]
         return [f"nothing was audited: the advisory service was not reached ({said[-1][:200]})"]
-    return list(told(dependencies))
+    return list(findings(dependencies))
 
 
-def told(dependencies: Sequence[dict[str, Any]]) -> Iterator[str]:
-    """What pip-audit found, package by package, as lines."""
+def findings(dependencies: Sequence[dict[str, Any]]) -> Iterator[str]:
+    """List pip-audit's findings, package by package, as lines."""
     known = [each for each in dependencies if "vulns" in each]
     if not known:
         count = len(dependencies)

@@ -6,7 +6,7 @@
 Writes `runs/narrow/train.jsonl` and `test.jsonl`: word problems of reasoning-gym's gsm_symbolic, a
 hundred templates of GSM8K with other names and numbers
 (https://github.com/open-thought/reasoning-gym). Both files use the same templates, so the test has
-known wordings, which makes the domain narrow; no question stands in both.
+known wordings, which makes the domain narrow; no question is in both.
 """
 
 from __future__ import annotations

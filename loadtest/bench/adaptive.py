@@ -3,7 +3,7 @@
 All servers are up the whole time and exactly one may run; the others are frozen (SIGSTOP), because
 an idle SGLang scheduler polls. A trial measures every arm once at every concurrency, next to each
 other and in changing order (`verdict.arm_order`), on the same requests; other trials bring other
-prompts. Answers have unlike lengths, as in real traffic: answers of one length end together, and
+prompts. Answers vary in length, as in real traffic: answers of one length end together, and
 plain decoding alone would prefill in waves. Throughput is counted while all users are busy
 (`measure.measure_cell`).
 
@@ -34,17 +34,19 @@ from sglang_dspark.loadtest.sweep.verdict import arm_order
 
 PLAIN, SCHEDULED, FIXED = "plain", "scheduled", "fixed-"
 LEAST_REQUESTS, ROUNDS_OF_USERS = 6, 2
-CONTEXT = 384  # tokens of cache for each seat: prompts of this set, answers and windows
+CONTEXT = 384  # KV cache tokens per request slot: prompts of this set, answers and windows
 _WARM_UP = Sampling(max_new_tokens=8)
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured. prompts: rendered; mean_tokens: mean length of an answer; least: requests
-    of a round, where two for each user are not more. Short rounds follow each other closely, so
-    that a slow minute of the machine meets all arms alike.
+    """Describe the measurement.
 
-    Raises DSparkError on numbers that make no run.
+    prompts: rendered; mean_tokens: mean length of an answer; least: minimum number of requests in a
+    round, which otherwise has two for each user. Rounds are short and follow each other closely, so
+    that a slow minute of the machine affects all arms alike.
+
+    Raises DSparkError on invalid numbers.
     """
 
     prompts: tuple[str, ...]
@@ -94,8 +96,8 @@ class Plan:
 class Figure:
     """One round's outcome. tokens_per_s while all users were busy.
 
-    lag_ms: p99 by which the client was late. It shares the cores with the servers' other processes,
-    and arrival times move by as much; tokens of a whole round hardly do, so it voids nothing.
+    lag_ms: p99 by which the client was late. The client shares the cores with the servers' other
+    processes. The lag shifts arrival times, not the token count of a round, so no round is voided.
     """
 
     trial: int
@@ -116,19 +118,19 @@ class Journal:
         self.figures = open_journal(path, head, lambda row: Figure(**row))
 
     def has(self, trial: int, users: int, arm: str) -> bool:
-        """Whether that round is done."""
+        """Return whether this round is measured."""
         return any((f.trial, f.users, f.arm) == (trial, users, arm) for f in self.figures)
 
     def add(self, figure: Figure) -> None:
-        """Keep a round's figure."""
+        """Save a round's figure."""
         self.figures.append(figure)
         keep_row(self.path, asdict(figure))
 
 
-def arms_of(gammas: Sequence[int], seats: int) -> list[Arm]:
-    """Plain, each fixed gamma, and the scheduler's defaults. seats: requests at once."""
+def arms_of(gammas: Sequence[int], slots: int) -> list[Arm]:
+    """List plain, each fixed gamma, and the scheduler's defaults. slots: of running requests."""
     speculation = "--speculative-algorithm=DSPARK"
-    pools = [f"--max-running-requests={seats}", f"--max-total-tokens={CONTEXT * max(seats, 8)}"]
+    pools = [f"--max-running-requests={slots}", f"--max-total-tokens={CONTEXT * max(slots, 8)}"]
     fixed = [
         Arm(
             name=f"{FIXED}{gamma}",

@@ -1,7 +1,7 @@
-"""What `dspark bench adaptive` found: ratios with intervals, sentences, and the figure.
+"""Summarize `dspark bench adaptive`: ratios with intervals, sentences, and the figure.
 
-The best fixed gamma is the one of largest mean throughput in the very trials that it is compared
-in: a choice that nobody could make beforehand, and one that favours it.
+The best fixed gamma has the largest mean throughput in the same trials that it is compared in. An
+operator cannot make this choice beforehand, so the comparison favours the fixed gamma.
 """
 
 from __future__ import annotations

@@ -1,9 +1,9 @@
 """Tasks whose answer is a copy: identifiers, hashes, UUIDs, paths, JSON, each among its likes.
 
 A prompt lists lines that differ from each other in a character or two and asks for one of them.
-Its answer is known to nobody but the model, which here may be any: what counts is that a server
-that drafts gives the plain server's tokens, and such text shows a wrong one where prose would hide
-it. Several questions share a list, so that they share a prefix, and some are asked again.
+No reference answer is needed, and any model can serve: a server that drafts must return the plain
+server's tokens, and such text reveals a wrong token that prose would hide. Several questions share
+a list, so that they share a prefix, and some are asked again.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ _Row = TypeVar("_Row")
 
 
 def served_head(target: Path, drafter: Path, device: str) -> dict[str, Any]:
-    """What all figures depend on, whatever is asked. device: in words.
+    """Collect the checksums and versions that all figures depend on. device: in words.
 
     Raises DSparkError for a folder without weights.
     """

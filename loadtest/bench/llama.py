@@ -50,7 +50,7 @@ class Answered:
 
 
 class Arm(Protocol):
-    """What answers prompts one at a time."""
+    """A server that answers prompts one at a time."""
 
     name: str
 

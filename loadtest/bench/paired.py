@@ -3,8 +3,8 @@
 Both servers are up the whole time and exactly one may run: the other is frozen (SIGSTOP), because
 an idle SGLang scheduler polls and would take CPU time from the one that is measured. A repeat
 measures each of them once, next to each other, at every concurrency; who goes first alternates.
-The prefix cache is emptied and a request thrown away before each round. Throughput counts while all
-users are busy; what a whole round takes, drain included, stands beside it (`load`).
+Before each round the prefix cache is emptied and one request is discarded. Throughput counts while
+all users are busy; the time of a whole round, drain included, is reported next to it (`load`).
 """
 
 from __future__ import annotations
@@ -31,8 +31,8 @@ _WARM_UP = Sampling(max_new_tokens=8)
 
 @dataclass(frozen=True)
 class Plan:
-    """What is measured: rendered prompts or token ids, concurrencies, repeats, length of an
-    answer."""
+    """Describe the measurement: rendered prompts or token ids, concurrencies, repeats, length of
+    an answer."""
 
     prompts: tuple[str | tuple[int, ...], ...]
     concurrency: tuple[int, ...]
@@ -52,7 +52,7 @@ class Plan:
 
     @property
     def rounds(self) -> int:
-        """How many rounds there will be."""
+        """Count the rounds of the run."""
         return 2 * self.repeats * len(self.concurrency)
 
 
@@ -117,8 +117,7 @@ async def fresh_round(
 def as_metrics(results: dict[int, list[PairedRound]], plan: Plan, gamma: int) -> dict[str, Any]:
     """JSON-ready: medians over the repeats, and geometric means of paired ratios with intervals.
 
-    Every repeat's own figures stand beside them, so that the ratios can be taken again
-    (`republish`).
+    Every repeat's own figures are included, so that the ratios can be recomputed (`republish`).
     """
     rows = [_row(users, pairs) for users, pairs in results.items()]
     metrics: dict[str, Any] = {

@@ -54,7 +54,7 @@ class Wave:
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked of both servers. seed: of arrival times."""
+    """List the waves that both servers get. seed: of arrival times."""
 
     waves: tuple[Wave, ...]
     seed: int
@@ -159,8 +159,8 @@ class Difference:
 
 @dataclass(frozen=True)
 class Coverage:
-    """What happened to the requests of one server. chunked: prompts of which more than a chunk was
-    prefilled; cached: requests that found a prefix; retracted: by SGLang's counter; cold: waves
+    """Count the features that one server's requests used. chunked: prompts prefilled in several
+    chunks; cached: requests that found a prefix; retracted: by SGLang's counter; cold: waves
     that began with an empty cache; steps, accepted: verify steps and accepted drafts."""
 
     requests: int
@@ -188,7 +188,7 @@ class Coverage:
         )
 
     def missing(self) -> list[str]:
-        """What did not happen although it was to be screened."""
+        """List the features that should have been screened and were not used."""
         wanted = {
             "no prompt was prefilled in chunks": self.chunked,
             "no request found its prefix in the cache": self.cached,

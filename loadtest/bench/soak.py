@@ -51,7 +51,7 @@ class Memory:
 
     @property
     def grows(self) -> bool:
-        """Whether it is shown to grow."""
+        """Return whether memory growth is significant."""
         return self.judged and self.low > GROWTH
 
 
@@ -68,12 +68,12 @@ class Drift:
 
     @property
     def slower(self) -> bool:
-        """Whether the last third is shown to be slower than allowed."""
+        """Return whether the last third is significantly slower than allowed."""
         return self.low > 1 + DRIFT
 
     @property
     def held(self) -> bool:
-        """Whether it is shown to be no slower than allowed; neither is "not settled"."""
+        """Return whether the last third is no slower than allowed; neither is "not settled"."""
         return self.high <= 1 + DRIFT
 
 
@@ -95,7 +95,7 @@ class Books:
     alive: bool
 
     def faults(self) -> list[str]:
-        """What does not add up."""
+        """List the counts that disagree."""
         found = []
         if not self.alive:
             found.append("the server does not answer")
@@ -130,7 +130,7 @@ class Soak:
     books: Books
 
     def faults(self) -> list[str]:
-        """What is wrong, a line each; empty when nothing is shown to be."""
+        """List the faults found, one line each."""
         failed = {k: n for k, n in self.outcomes.items() if k not in ("ok", *INTENDED)}
         found = [f"{count} requests ended as {name}" for name, count in failed.items()]
         found += [
@@ -192,8 +192,8 @@ def memory_of(process: str, at: Sequence[float], mib: Sequence[float]) -> Memory
 
 
 def drift_of(load: SoakLoad, records: Sequence[Record], seed: int = 0) -> list[Drift]:
-    """How each latency's p99 changed from the first third to the last one. Thirds without a
-    latency in each of their blocks have none."""
+    """Compare each latency's p99 in the first third with the last one. A latency that is missing
+    from a block of either third has no drift."""
     found = []
     for name, latency in LATENCIES.items():
         first, last = (_blocks(load, records, third, latency) for third in (0, THIRDS - 1))

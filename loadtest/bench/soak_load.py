@@ -1,4 +1,4 @@
-"""What a soak sends: prompts of all kinds, asked for in all ways, some of them broken off.
+"""Build the load of a soak: prompts of all kinds, all request options, some requests aborted.
 
 Math, code and chat; greedy, sampled, seeded, with stop strings, several answers, a grammar. Some
 requests are aborted and some clients go away. Arrivals do not wait for answers: independent ones,

@@ -76,7 +76,7 @@ class MemoryWatch:
 
 @dataclass(frozen=True)
 class Asked:
-    """What a soak is told. share: of the capacity, which is measured with so many `users`."""
+    """Options of a soak. share: of the capacity, which is measured with so many `users`."""
 
     minutes: float
     share: float

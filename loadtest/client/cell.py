@@ -37,7 +37,7 @@ class CellPrompt:
 
 @dataclass(frozen=True)
 class CellPlan:
-    """What is sent. silence_s: longest wait for the next byte; limit_s: end of the cell."""
+    """Requests of one cell. silence_s: longest wait for the next byte; limit_s: end of the cell."""
 
     api: Api
     prompts: tuple[CellPrompt, ...]

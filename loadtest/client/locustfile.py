@@ -1,4 +1,4 @@
-"""What `locust -f` is given: with `--plan` it runs one cell and ends, without it the UI's users.
+"""Define the locust users: `--plan` runs one cell and ends; without it they serve locust's UI.
 
     locust -f loadtest/client/locustfile.py --host http://127.0.0.1:30000
 
@@ -94,7 +94,7 @@ def _write(environment: Environment, **_: Any) -> None:
 
 
 def _workers(environment: Environment) -> int:
-    """Load-generating processes. A worker is told by `--expect-workers` or `--processes`."""
+    """Count load-generating processes. A worker reads `--expect-workers` or `--processes`."""
     options = environment.parsed_options
     if not isinstance(environment.runner, WorkerRunner) or options is None:
         return 1

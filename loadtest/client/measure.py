@@ -34,7 +34,7 @@ class Spread:
 
     @classmethod
     def of(cls, values: Sequence[float]) -> Spread:
-        """Percentiles with linear interpolation; NaN values are left out."""
+        """Compute percentiles with linear interpolation; NaN values are skipped."""
         known = np.array([value for value in values if not np.isnan(value)], dtype=np.float64)
         if not len(known):
             return cls(NAN, NAN, NAN, NAN, NAN, NAN)

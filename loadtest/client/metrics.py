@@ -1,4 +1,4 @@
-"""What a served request tells: latency, speed per user, and the acceptance of drafts.
+"""Measure a served request: latency, speed per user, and the acceptance of drafts.
 
 tau is the mean number of tokens a verify step yields, the bonus token included: 1 + accepted drafts
 per step. It is taken from the server's counts, not from the number of output tokens: those also
@@ -128,8 +128,8 @@ class Completion:
         """Of each chunk, how many of its leading tokens were accepted drafts.
 
         The first chunk is the prefill's. Any other holds its step's accepted drafts and then the
-        bonus token. A stop may fall on a draft, so the last chunk's share follows from the server's
-        total. Empty counts without speculation.
+        bonus token. A stop may occur at a draft, so the last chunk's share is computed from the
+        server's total. Empty counts without speculation.
         """
         counts = [0] * len(self.chunks)
         if self.spec is None or len(self.chunks) < 2:

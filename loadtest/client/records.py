@@ -1,4 +1,4 @@
-"""What became of every request of a cell: exact times, nothing dropped.
+"""Record the outcome of every request of a cell: exact times, nothing dropped.
 
 One `Record` per scheduled request, failed and never-sent ones included; `records_file` keeps them
 on disk.
@@ -61,12 +61,12 @@ class Record:
 
     @property
     def ok(self) -> bool:
-        """Whether the answer came whole."""
+        """Return whether the answer is complete."""
         return self.outcome == "ok"
 
     @property
     def due(self) -> float:
-        """Where latency begins: the scheduled time, in a closed loop the sending."""
+        """Return the start of latency: the scheduled time, or in a closed loop the send time."""
         begin = self.sent if self.scheduled is None else self.scheduled
         if begin is None:
             raise ValueError(f"request {self.index} was never sent")

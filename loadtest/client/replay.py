@@ -24,7 +24,7 @@ DOMAIN = "trace"
 
 @dataclass(frozen=True)
 class Material:
-    """What prompts are made of. pieces: token ids of the mix's texts, without special tokens."""
+    """Source text of prompts. pieces: token ids of the mix's texts, without special tokens."""
 
     pieces: tuple[tuple[int, ...], ...]
 
@@ -66,7 +66,7 @@ class Replay:
 
     @property
     def requests(self) -> int:
-        """How many are sent."""
+        """Count the requests sent."""
         return len(self.recorded.rows)
 
     @property
@@ -102,7 +102,7 @@ class Replay:
 
 
 def _blocks(row: Traced) -> Sequence[tuple[tuple[str, int], int]]:
-    """A prompt's blocks as (key, length); one of its own where the trace tells none."""
+    """List a prompt's blocks as (key, length): one unique block where the trace has none."""
     if not row.blocks:
         return [(("line", row.line), row.prompt_tokens)]
     lengths = [min(BLOCK, row.prompt_tokens - BLOCK * n) for n in range(len(row.blocks))]

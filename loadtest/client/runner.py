@@ -1,7 +1,7 @@
 """Run one cell: start locust headless as a child process, wait, read its records.
 
-Locust lives in a process of its own because importing it patches sockets and threads for good. The
-child has its own process group and is ended whatever happens here, Ctrl-C included.
+Locust runs in a process of its own because importing it patches sockets and threads for good. The
+child has its own process group and is ended on every exit of this process, Ctrl-C included.
 """
 
 from __future__ import annotations

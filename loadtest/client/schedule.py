@@ -1,4 +1,4 @@
-"""When each request of a cell is sent, and which prompt it carries: seeded, equal for every arm.
+"""Schedule the requests of a cell, time and prompt of each: seeded, equal for every arm.
 
 Closed loop: a fixed number of users, each sending when its last answer is there. Open loop: times
 fixed beforehand, so that a slow server meets the same load as a fast one and latency can be counted
@@ -199,7 +199,7 @@ class Schedule:
         return hashlib.sha256(text.encode()).hexdigest()[:16]
 
     def share(self, worker: int, workers: int) -> tuple[Arrival, ...]:
-        """What one of several load-generating processes sends: every `workers`-th request."""
+        """Select the requests of one of several load-generating processes: every `workers`-th."""
         if not 0 <= worker < workers:
             raise ValueError(f"worker {worker} of {workers}")
         return self.arrivals[worker::workers]

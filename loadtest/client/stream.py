@@ -70,7 +70,7 @@ class SseDecoder:
 
 
 class Answer:
-    """What has come of one streamed answer so far."""
+    """The part of one streamed answer received so far."""
 
     def __init__(self, on_chunk: OnChunk | None = None) -> None:
         self.chunks: list[Chunk] = []

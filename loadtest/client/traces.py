@@ -3,7 +3,7 @@
 Mooncake: JSON lines with `timestamp` in ms, `input_length`, `output_length` and `hash_ids`, a
 number for each block of 512 prompt tokens, the last one perhaps in part; equal numbers are equal
 blocks. BurstGPT: CSV, with `Timestamp` in s, `Request tokens` and `Response tokens` among its
-columns. Rows without an answer, as requests that failed have, are left out in both.
+columns. Both readers skip rows without an answer, which failed requests have.
 """
 
 from __future__ import annotations
@@ -60,9 +60,9 @@ class RecordedLoad:
 def read_trace(
     path: Path, kind: TraceFormat, *, first: int | None = None, longest: int | None = None
 ) -> RecordedLoad:
-    """The first `first` requests of a trace; those of more than `longest` tokens are left out.
+    """Read the first `first` requests of a trace; skip those of more than `longest` tokens.
 
-    Raises DSparkError naming file, line, what is wrong there and how to mend it.
+    Raises DSparkError naming file, line, the fault and its fix.
     """
     reader = _mooncake if kind == "mooncake" else _burstgpt
     rows: list[Traced] = []
@@ -123,7 +123,7 @@ def _burstgpt(path: Path, file: TextIO) -> Iterator[Traced]:
         try:
             at = _seconds(float(_text(row, _TIME)))
             answer = integer(int(_text(row, _ANSWER)), 0, _MOST_TOKENS)
-            # A request that failed may be written with no token at all; it is left out.
+            # A trace may give a failed request no token at all; it is skipped.
             prompt = integer(int(_text(row, _PROMPT)), min(answer, 1), _MOST_TOKENS)
         except FAULTS as error:
             raise _wrong(path, number, fault(error), _CSV_ROW) from None

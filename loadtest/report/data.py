@@ -1,7 +1,7 @@
-"""What a sweep's report shows, derived from the files of its run: pooled counts, model, colours.
+"""Derive a report's data from the files of a sweep's run: pooled counts, model, colours.
 
 Pooling over trials adds counts and never averages shares. Growth of the server's counters over a
-cell is `after - before`. Void cells are left out of everything but their own list.
+cell is `after - before`. Void cells appear in their own list only.
 """
 
 from __future__ import annotations
@@ -72,7 +72,7 @@ class Run:
 
     @property
     def label(self) -> str:
-        """What every picture and table must say, "" if nothing."""
+        """Return the label that every picture and table must carry, "" if none."""
         return self.summary.label
 
     @classmethod
@@ -119,7 +119,7 @@ class Run:
 
 
 def pooled(histograms: Iterable[Sequence[int]]) -> list[int]:
-    """Sum of histograms of unlike lengths."""
+    """Sum histograms of different lengths."""
     total: list[int] = []
     for histogram in histograms:
         total += [0] * (len(histogram) - len(total))
@@ -311,7 +311,7 @@ def _with_spread(run: Run, model: LoadModel) -> LoadModel:
 
 
 def _selections(run: Run, arm: str) -> list[Selection]:
-    """What the scheduler chose at each closed level."""
+    """Read the scheduler's choice at each closed level."""
     found = []
     for level in run.levels(arm, "closed"):
         grown = Growth.of([c for c in run.good(arm, "closed") if c.level == level.level])

@@ -74,7 +74,7 @@ def draw_all(run: Run) -> list[Drawn]:
 
 
 def _headed(figure: Figure, run: Run) -> None:
-    """What every picture of the run must say, above all else; before a figure is laid out."""
+    """Put the run's label above the figure; call this before the layout."""
     if run.label:
         figure.suptitle(run.label, fontsize=9)
 
@@ -173,7 +173,7 @@ def _matched(run: Run) -> Drawn | None:
 
 
 def _matched_panel(axes: Axes, run: Run, pair: MatchedSummary) -> None:
-    """One pair of arms; the ratios stand in a column on the right, where nothing crosses them."""
+    """Draw one pair of arms; the ratios form a column on the right, where nothing crosses them."""
     points = [(f"{p.tokens_per_s:.0f} tok/s", p.low, p.mid, p.high) for p in pair.levels]
     if pair.mid is not None:
         points.append(("all levels", pair.low, pair.mid, pair.high))

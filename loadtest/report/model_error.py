@@ -1,4 +1,4 @@
-"""How far the interactive section's model is off where the sweep measured the same."""
+"""Compare the interactive section's model with the sweep's measurements."""
 
 from __future__ import annotations
 
@@ -31,12 +31,12 @@ class ModelError:
 
     @property
     def missed(self) -> bool:
-        """Whether the model is not to be read here."""
+        """Return whether the error is too large to use the model here."""
         return abs(self.error) > MISSED
 
 
 def model_errors(run: Run, model: LoadModel) -> list[ModelError]:
-    """At every load of every arm whose policy the page models."""
+    """Compare at every load of every arm whose policy the page models."""
     found = []
     for name in run.arms:
         policy = policy_of(run.arm(name))

@@ -77,8 +77,8 @@ def save_figures(report: Report, folder: Path) -> list[Path]:
 
 
 def page_data(run: Run, model: LoadModel, errors: Sequence[ModelError]) -> dict[str, Any]:
-    """What the page's scripts read: model, what to draw, the measured points, and where the model
-    misses them: by policy and users, its throughput over the measured one, less 1."""
+    """Collect the data of the page's scripts: model, choices, measured points, and model errors by
+    policy and users. An error is the modelled throughput over the measured one, less 1."""
     by_policy: dict[str, dict[int, float]] = {each.policy: {} for each in errors}
     for each in errors:
         by_policy[each.policy][each.users] = each.error

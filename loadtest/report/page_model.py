@@ -10,10 +10,10 @@ from fixed sequences (no random numbers), as logits around each position's mean:
 
     c_k = sigmoid(mu_k + spread (sqrt(BETWEEN) z_request + sqrt(1 - BETWEEN) z_step))
 
-mu_k is chosen so that the mean survival of the population is the measured one, whatever the
-spread; spread says how much the confidence head can tell apart, 0 being nothing but the position.
-Confidence is taken to be calibrated: c_k is the chance that draft k is accepted, those before it
-being so.
+mu_k is chosen so that the mean survival of the population equals the measured one at any spread.
+spread is the variation that the confidence head can predict; at 0 it predicts by position alone.
+Confidence is assumed to be calibrated: c_k is the probability that draft k is accepted, given that
+all drafts before it are.
 """
 
 from __future__ import annotations
@@ -84,7 +84,7 @@ class LoadModel:
             raise ValueError(f"spread {self.spread}, scale {self.scale}")
 
     def as_json(self) -> dict[str, Any]:
-        """What the page embeds; the constants of this module with it."""
+        """Return the model as the page embeds it, with the constants of this module."""
         constants = {
             "ages": AGES,
             "population": POPULATION,
@@ -147,7 +147,7 @@ def domain_of(requests: NDArray[np.int64], shares: Sequence[float]) -> NDArray[n
 
 
 def deviation(requests: NDArray[np.int64], ages: NDArray[np.int64], spread: float) -> Floats:
-    """What a request's logits add to the mean at each step: [requests, ages]."""
+    """Compute the offset of a request's logits from the mean at each step: [requests, ages]."""
     who = requests.astype(np.float64)
     level = standard((who + 0.5) * _LEVEL % 1)[:, None]
     step = standard((who[:, None] * AGES + ages + 0.5) * _STEP % 1)

@@ -73,7 +73,7 @@ class Outcome:
 
 
 def outcome(model: LoadModel, choice: Choice) -> Outcome:
-    """What the policy makes of the load. Raises DSparkError for an unknown workload or policy."""
+    """Model the policy under the load. Raises DSparkError for an unknown workload or policy."""
     if choice.policy not in POLICIES:
         raise DSparkError(f"no policy {choice.policy!r}; known: {', '.join(POLICIES)}")
     requests = choice.requests
@@ -120,7 +120,7 @@ def _means(survival: tuple[float, ...], spread: float) -> NDArray[np.float64]:
 
 @dataclass(frozen=True)
 class Selection:
-    """What the served scheduler chose with so many users: drafts verified, and accepted of them."""
+    """The served scheduler's choice with so many users: drafts verified, and accepted of them."""
 
     requests: int
     verified: float

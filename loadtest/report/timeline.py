@@ -1,7 +1,7 @@
 """The timeline of a cell: budget, skipped drafts and queue, from counters read while it ran.
 
 Counters only grow; between two readings their growth is what happened in that time. The scheduler
-hands its counts over about once a second, so single points are rough and the course is what tells.
+hands its counts over about once a second, so single points are rough; read the trend instead.
 """
 
 from __future__ import annotations

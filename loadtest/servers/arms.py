@@ -84,7 +84,7 @@ class Arm(BaseModel):
         run_dir: Path,
         shared: Sequence[str] = (),
     ) -> ServerSpec:
-        """What to launch. drafters: directories by kind; shared: flags of every arm.
+        """Build the server's launch. drafters: directories by kind; shared: flags of every arm.
 
         Our configuration is written to `run_dir`. Raises DSparkError when the device or the
         drafter is not there.

@@ -1,4 +1,4 @@
-"""What a running SGLang server says of itself: model, tokenizer, drafting, device.
+"""Query a running SGLang server: model, tokenizer, drafting, device.
 
 Fields as of SGLang 0.5.23's `/server_info`, its arguments as they were resolved; older servers
 answer the same under `/get_server_info`.
@@ -22,7 +22,7 @@ _MOST_DRAFTS = 4096
 
 @dataclass(frozen=True)
 class Served:
-    """A server. model, tokenizer: as it was told; algorithm: "" without speculation; drafts:
+    """A server. model, tokenizer: its arguments; algorithm: "" without speculation; drafts:
     proposed a step; device: `cpu`, `cuda`, ...; metrics: whether it has a `/metrics` page."""
 
     url: str

@@ -1,4 +1,4 @@
-"""Who may use which cores, so that the load generator keeps time and every arm has the same ones.
+"""Assign cores so that the load generator keeps time and every arm has the same ones.
 
 Four cores or more: the generator has the last one for itself and the servers have the others.
 Fewer: a core of its own would take half of a small machine from the server, so all are shared and
@@ -52,7 +52,7 @@ def assign_cores(policy: Literal["auto", "shared", "split"]) -> Cores:
 
 
 def _permitted(cores: Cores) -> bool:
-    """Whether a child may be put there; tried on one that does nothing."""
+    """Return whether a child may be pinned there; tried on an idle child."""
     child = subprocess.Popen(
         [sys.executable, "-S", "-c", "input()"], stdin=subprocess.PIPE, start_new_session=True
     )

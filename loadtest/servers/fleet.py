@@ -27,7 +27,7 @@ Tick = Callable[[str, float], None]
 
 @dataclass(frozen=True)
 class Place:
-    """Where one arm is served: launched from `spec`, or running at `url` already."""
+    """The server of one arm: launched from `spec`, or running at `url` already."""
 
     arm: Arm
     url: str
@@ -95,7 +95,7 @@ class Fleet:
         server.pause()
 
     def alive(self, name: str) -> bool:
-        """Whether its first process runs; for an arm by URL, whether it answers."""
+        """Return whether its first process runs, or for an arm by URL, whether it answers."""
         if name in self._running:
             return self._running[name].alive()
         return self.places[name].spec is None and _answers(self.places[name].url)
@@ -141,7 +141,7 @@ class Fleet:
         return f"see {self.log_path(name)}"
 
     def _keep_log(self, name: str) -> None:
-        """A server that is started again writes a new log; the old one tells why."""
+        """Keep the old log of a restarted server, which shows why the server died."""
         log = self.log_path(name)
         if log.exists():
             number = len(list(self._logs.glob(f"{name}.log.*"))) + 1

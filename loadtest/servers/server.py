@@ -41,7 +41,7 @@ _live: set[ServerProcess] = set()
 
 @dataclass(frozen=True)
 class ServerSpec:
-    """What to launch: `arguments` go to `python -m <module>` after model, host and port."""
+    """The launch of a server: `arguments` go to `python -m <module>` after model, host and port."""
 
     name: str
     model: Path
@@ -144,7 +144,7 @@ class ServerProcess:
         return self._popen.pid
 
     def alive(self) -> bool:
-        """Whether the server's first process runs."""
+        """Return whether the server's first process runs."""
         return self._process is not None and self._process.poll() is None
 
     def pause(self) -> None:

@@ -1,4 +1,4 @@
-"""What is sent and to whom: prompts in the target's chat template, and the servers' flags."""
+"""Build the workload: prompts in the target's chat template, and the servers' flags."""
 
 from __future__ import annotations
 

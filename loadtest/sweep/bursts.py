@@ -1,4 +1,4 @@
-"""What a burst of arrivals does to each arm: latencies before, in and after it, over all trials."""
+"""Summarize each arm's latencies before, in and after a burst of arrivals, over all trials."""
 
 from __future__ import annotations
 

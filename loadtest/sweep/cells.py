@@ -1,7 +1,7 @@
 """The sweep itself: every planned cell once, in order, each kept as soon as it is measured.
 
-What is on disk already is not measured again. A server that dies within a cell makes the cell void
-and is told with the end of its log; the sweep then stops, or starts the server anew and goes on.
+Cells on disk are not measured again. A server that dies within a cell makes the cell void, and the
+end of its log is reported; the sweep then stops, or restarts the server and continues.
 """
 
 from __future__ import annotations
@@ -47,7 +47,7 @@ _SETTLE_S = 0.3  # until SGLang's processes have written their counters
 
 
 class Observer(Protocol):
-    """Who shows the progress."""
+    """Receiver of progress."""
 
     def starting(self, arm: str, seconds: float) -> None:
         """A server is coming up, for so long already."""
@@ -67,7 +67,7 @@ class Observer(Protocol):
 
 @dataclass(frozen=True)
 class Work:
-    """What all cells share. profiled: arms whose servers time their own steps as they start."""
+    """State shared by all cells. profiled: arms whose servers time their own steps at the start."""
 
     config: SweepConfig
     run: Path
@@ -78,11 +78,11 @@ class Work:
 
 
 class ServerDiedError(DSparkError):
-    """A server ended within a cell and the sweep was told to stop then."""
+    """A server ended within a cell, in a sweep set to stop on that."""
 
 
 class Sweep:
-    """Runs cells on a fleet. `observer` is told what happens."""
+    """Run cells on a fleet and report progress to `observer`."""
 
     def __init__(self, work: Work, fleet: Fleet, observer: Observer):
         self._work, self._fleet, self._observer = work, fleet, observer
@@ -90,9 +90,11 @@ class Sweep:
         self._warm: dict[str, int] = {}  # by arm, the start since which it has been warmed up
 
     def prepare(self, arms: Sequence[str], on_death: OnDeath) -> None:
-        """Have servers up that will be needed. Those that time their own steps as they start have
-        the machine to themselves then. Raises DSparkError unless `on_death` is to go on: an arm
-        whose server does not come up is tried again at its turn, and then left out.
+        """Start the servers of these arms.
+
+        Servers that time their own steps at the start have the machine to themselves then. A server
+        that fails to start raises DSparkError; if `on_death` is to go on, its arm is tried again at
+        its turn, and skipped if that fails too.
         """
         if self._work.config.servers == "in-turn":
             return
@@ -222,7 +224,7 @@ class Sweep:
         return make_cell(planned, sent, gamma, attempt, result, watched)
 
     def _survived(self, arm: str, result: CellResult) -> bool:
-        """Whether the server still runs. One that closed its connections gets time to end."""
+        """Return whether the server still runs; let one that closed its connections end first."""
         suspect = result.measurement.failures.keys() & {"cut", "connection"}
         deadline = time.monotonic() + (_DYING_S if suspect else 0.0)
         while (alive := self._fleet.alive(arm)) and time.monotonic() < deadline:

@@ -1,4 +1,4 @@
-"""What `dspark sweep` is told: arms, loads, prompts, service level, time. One YAML file.
+"""Read the YAML file of `dspark sweep`: arms, loads, prompts, service level, time.
 
 `smoke:` holds fields that `--smoke` puts in place of the others. Unknown fields are errors.
 """
@@ -259,7 +259,7 @@ class SweepConfig(_Section):
 
     @property
     def label(self) -> str:
-        """What every picture and table of this sweep must say; "" where all is measured."""
+        """Return the label of every picture and table of this sweep; "" where all is measured."""
         return "" if self.golden is None else SIMULATED
 
     @property

@@ -45,7 +45,7 @@ def read_counters(client: httpx.Client, url: str, began: float, now: float) -> C
 
 
 def totals_of(counters: Counters) -> ServerTotals:
-    """What `reconcile.disagreements` compares."""
+    """Select the totals that `reconcile.disagreements` compares."""
     return ServerTotals(counters.requests, counters.generated, counters.prompt)
 
 

@@ -1,8 +1,8 @@
-"""Which arrival rate to try next, so that few tries find the highest that holds the limits.
+"""Choose the next arrival rate to try, to find the highest that holds the limits in few tries.
 
 Double until a rate misses, halve until one holds, then take the geometric middle of the two. A
-measured rate may mislead by its noise: nothing at or above a rate that missed counts as held, so
-that what is found errs to the low side.
+measured rate may mislead by its noise: no rate at or above one that missed counts as held, so the
+result errs to the low side.
 """
 
 from __future__ import annotations
@@ -39,7 +39,7 @@ class Bracket:
 
 
 def bracket(probes: Sequence[Probe]) -> Bracket:
-    """What the probes tell, in whatever order they were measured."""
+    """Bracket the held rate by the probes, in any order."""
     missed = min((probe.rate for probe in probes if not probe.held), default=None)
     below = [p.rate for p in probes if p.held and (missed is None or p.rate < missed)]
     return Bracket(max(below, default=None), missed)

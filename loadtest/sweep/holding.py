@@ -1,7 +1,7 @@
-"""How much each arm holds within limits of latency: its probes, and what they tell.
+"""Plan each arm's probes for the load it holds within limits of latency, and summarize them.
 
-A probe is a cell like any other, so a sweep that was stopped goes on with the probes that are
-missing. Open loops of the sweep itself tell as much and are not measured again.
+A probe is a cell like any other, so a sweep that was stopped continues with the missing probes.
+Open loops of the sweep itself count as probes and are not measured again.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ def next_probes(
 
 
 def held(config: SweepConfig, cells: Sequence[Cell]) -> HoldSummary:
-    """What each arm holds. Raises DSparkError where the sweep has no limits."""
+    """Summarize the load that each arm holds. Raises DSparkError where the sweep has no limits."""
     if config.hold is None:
         raise DSparkError("the sweep has no limits to hold")
     limits = config.hold

@@ -26,7 +26,7 @@ _AT_P95 = 0.95
 
 @dataclass(frozen=True)
 class Watched:
-    """What the server said around a cell. log_tail: its last lines where it died within it."""
+    """The server's reports around a cell. log_tail: its last lines where it died within it."""
 
     before: Counters | None
     after: Counters | None
@@ -37,7 +37,7 @@ class Watched:
 
 @dataclass(frozen=True)
 class Sent:
-    """What was sent: the mix's name, and of how many requests the prompt was sent before; hold:
+    """The requests sent: the mix's name, and how many requests repeat an earlier prompt; hold:
     limits that are looked for, None if none are; whole: answers were to go on to their full length
     (`ignore_eos`)."""
 
@@ -102,7 +102,7 @@ def _speeds(found: Measurement, done: Sequence[Record]) -> dict[str, Any]:
 
 
 def _server(watched: Watched) -> dict[str, Any]:
-    """The fields of a cell that its server told."""
+    """Return the fields of a cell that its server reported."""
     return {
         "before": watched.before,
         "after": watched.after,
@@ -138,7 +138,7 @@ def phases_of(arrivals: Arrivals | Replay, records: Sequence[Record]) -> list[Ph
 
 
 def within(limits: Hold, arrivals: Arrivals | Replay, result: CellResult) -> Within | None:
-    """What kept the limits; None of a load that is no steady rate."""
+    """Count the requests within the limits; None for a load without a steady rate."""
     if not isinstance(arrivals, Poisson | Gamma):
         return None
     records = result.records

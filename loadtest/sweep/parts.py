@@ -1,4 +1,4 @@
-"""What open loops add to a sweep's files: phases of a burst, and what was held within limits."""
+"""Define the records of open loops: phases of a burst, and loads held within limits."""
 
 from __future__ import annotations
 

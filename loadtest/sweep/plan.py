@@ -1,4 +1,4 @@
-"""Which cells a sweep measures, in which order, with which requests: fixed before it begins.
+"""Plan the cells of a sweep, their order and their requests before it begins.
 
 A trial measures all arms at a load next to each other, then goes to the next load; the arms' order
 rotates and turns round from one such block to the next, the loads' from trial to trial. Arms of a
@@ -53,8 +53,8 @@ class Load:
 
 @dataclass(frozen=True)
 class Supply:
-    """What cells are filled with: the mix, its prompts as they are sent, and, for traces, its text
-    as token ids."""
+    """Source of requests: the mix, its prompts as they are sent, and, for traces, its text as
+    token ids."""
 
     mix: Mix
     prompts: tuple[CellPrompt, ...]
@@ -149,7 +149,7 @@ def trace_load(config: SweepConfig, trace: TraceReplay) -> Load:
 
 
 def cell_plan(config: SweepConfig, cell: PlannedCell, supply: Supply) -> CellPlan:
-    """What one cell sends; equal for all arms."""
+    """Plan the requests of one cell; equal for all arms."""
     load, prompts = cell.load, supply.prompts
     seed = int(
         np.random.SeedSequence(
@@ -242,7 +242,7 @@ def _burst_load(pilot: Pilot, burst: Burst) -> Load:
 
 
 def rate_of(pilot: Pilot, share: float) -> float:
-    """That share of the baseline's throughput, in requests/s."""
+    """Convert a share of the baseline's throughput to requests/s."""
     return float(f"{share * _capacity(pilot)[0]:.3g}")
 
 

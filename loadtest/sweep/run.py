@@ -39,7 +39,7 @@ from sglang_dspark.loadtest.sweep.summary import (
 
 
 class Planner(Observer, Protocol):
-    """Who shows the progress, and what is to come."""
+    """Receiver of progress and of the plan."""
 
     def planned(
         self, loads: Sequence[Load], cells: Sequence[PlannedCell], kept: Sequence[str]
@@ -49,7 +49,7 @@ class Planner(Observer, Protocol):
 
 @dataclass(frozen=True)
 class Outcome:
-    """How a sweep ended. died: what to say of a server that died and stopped it, "" if none."""
+    """The end of a sweep. died: report on the server that died and stopped it, "" if none."""
 
     info: RunInfo
     cells: tuple[Cell, ...]
@@ -106,7 +106,7 @@ def _with_pilot(work: Work, info: RunInfo, running: Sweep, on_death: OnDeath) ->
 def _measure(
     work: Work, info: RunInfo, running: Sweep, observer: Planner, on_death: OnDeath
 ) -> None:
-    """All cells that were asked for, then more trials until it is told apart, then the search."""
+    """Measure the configured cells, then trials until the comparison is tight, then the search."""
     config, pilot = work.config, info.pilot
     assert pilot is not None
     loads = all_loads(config, pilot)
@@ -142,7 +142,7 @@ def _kept(run: Path) -> list[str]:
 
 
 def _is_tight(config: SweepConfig, cells: Sequence[Cell]) -> bool:
-    """Whether the comparison that was asked for needs no more trials, or can use none."""
+    """Return whether the configured comparison needs no more trials, or can use none."""
     if config.compare is None:
         return True
     found = matched_summary(Cells.of(cells), config.compare.over, config.compare.under)
@@ -156,7 +156,7 @@ def _is_tight(config: SweepConfig, cells: Sequence[Cell]) -> bool:
 def searched(
     config: SweepConfig, pilot: Pilot, measured: Sequence[Cell], trials: int, first: int
 ) -> list[PlannedCell]:
-    """The load that tells most about each arm's capacity under each SLA, in all trials.
+    """Plan the most informative load for each arm's capacity under each SLA, in all trials.
 
     first: place of the first of these cells. Empty when every bracket is narrow enough.
     """
@@ -176,7 +176,7 @@ def searched(
 
 
 def _keep_arms(run: Path, info: RunInfo, arms: list[run_dir.ArmRecord]) -> RunInfo:
-    """Add what the servers have told; one that was not started now keeps what it told before."""
+    """Add the servers' reports; an arm that was not started now keeps its earlier report."""
     before = {arm.name: arm for arm in info.arms}
     kept = [arm if arm.ready_s is not None else before.get(arm.name, arm) for arm in arms]
     info = info.model_copy(update={"arms": kept})

@@ -66,7 +66,7 @@ class ArmRecord(_File):
 
 
 class Cores(_File):
-    """Which cores the servers and the load generator may use, how the latter is scheduled, and why.
+    """Cores of the servers and the load generator, the latter's scheduling, and the reason.
 
     Empty lists: all cores, no pinning. realtime: before every ordinary process (SCHED_RR); nice:
     its nice value otherwise.
@@ -92,7 +92,7 @@ class Cores(_File):
 
 
 class Pilot(_File):
-    """What sized the cells: tokens/s of the baseline arm and tokens of an answer, by users."""
+    """Figures that size the cells: tokens/s of the baseline arm, tokens of an answer, by users."""
 
     arm: str
     tokens_per_s: dict[int, float]

@@ -115,8 +115,8 @@ def _place(name: str) -> str:
 
 
 def _has_template(served: Served) -> bool:
-    """Whether prompts can be rendered here (`workload.render`). Otherwise the server does it, in
-    its chat interface, which streams no token ids."""
+    """Return whether prompts can be rendered here (`workload.render`). Otherwise the server
+    renders them in its chat interface, which streams no token ids."""
     return (Path(served.tokenizer) / "chat_template.jinja").is_file()
 
 

@@ -86,7 +86,7 @@ def place_arms(
     device: str,
     run: Path,
 ) -> list[Place]:
-    """How each arm is served. Raises DSparkError when its drafter or device is not there."""
+    """Place each arm's server. Raises DSparkError when its drafter or device is missing."""
     found = []
     for number, arm in enumerate(arms):
         if arm.name in config.urls:
@@ -101,7 +101,7 @@ def place_arms(
 
 
 def new_run(config: SweepConfig, arms: list[ArmRecord], device: str) -> RunInfo:
-    """What `run.json` begins with. device: in words."""
+    """Create the first `run.json`. device: in words."""
     return RunInfo(
         name=config.name,
         config=_plain(config),
@@ -140,7 +140,7 @@ def open_run(run: Path, fresh: RunInfo) -> RunInfo:
 def arm_records(
     places: Sequence[Place], drafters: Mapping[str, Path], fleet: Fleet | None = None
 ) -> list[ArmRecord]:
-    """What is known of the arms; with a fleet, also what their servers have read or measured."""
+    """Describe the arms; with a fleet, also the files and measurements of their servers."""
     records = []
     for place in places:
         arm = place.arm
@@ -184,19 +184,19 @@ def portable(text: str) -> str:
 
 
 def _origin(info: RunInfo) -> dict[str, Any]:
-    """What cells must share to be compared, by the words that name it; JSON-ready."""
+    """Name the settings that cells must share to be compared; JSON-ready."""
     found = {**info.config, "commit": info.commit, "device": info.device}
     found |= {f"version of {name}": version for name, version in info.versions.items()}
     for arm in info.model_dump(mode="json")["arms"]:
-        told = {"command": _told(arm["command"])}
-        told |= {field: arm[field] for field in ("config", "environment", "drafter_sha256")}
-        found |= {f"{field} of arm {arm['name']}": value for field, value in told.items()}
+        fields = {"command": _portable_words(arm["command"])}
+        fields |= {field: arm[field] for field in ("config", "environment", "drafter_sha256")}
+        found |= {f"{field} of arm {arm['name']}": value for field, value in fields.items()}
     return found
 
 
-def _told(command: str) -> list[str]:
-    """Words of an arm's command but those that say where something is, which may move between two
-    starts: its port, folders, and the variables before it, of which one is a folder."""
+def _portable_words(command: str) -> list[str]:
+    """Return an arm's command without its port, folders and leading variables, which may change
+    between two starts."""
     _, launched, rest = command.partition("python -m ")
     words = shlex.split(rest) if launched else command.split()
     return [

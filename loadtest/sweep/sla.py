@@ -1,8 +1,8 @@
 """The highest throughput that holds a service level, found from measured points.
 
 A level is a floor under the speed per user (median, slowest tenth) and a ceiling on the time to
-first token (p95). Speed can only fall and waiting only grow with load, so each criterion is fitted
-monotonically over load before it is judged; the capacity lies where the first of them is crossed.
+first token (p95). Speed can only drop and waiting only grow with load, so each criterion is fitted
+monotonically over load before it is judged; the first limit to be crossed gives the capacity.
 It is interpolated only where the arm bends; where it breaks (a cliff) the last load that held is
 given, and so is "at least" or "infeasible" where the crossing lies outside of the measured loads.
 """
@@ -136,8 +136,8 @@ def _headroom(ordered: Sequence[Point], sla: Sla) -> dict[str, Floats]:
 
 
 def _best_so_far(ordered: Sequence[Point]) -> Floats:
-    """Throughput to be had at each load or below: [loads]. Nobody has to run an arm hotter than
-    it is fastest."""
+    """Compute the best throughput at each load or below: [loads]. An operator can run an arm at
+    less than this load."""
     return np.maximum.accumulate([point.throughput for point in ordered])
 
 

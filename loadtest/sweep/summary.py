@@ -1,8 +1,8 @@
 """All cells of a sweep compared: levels with intervals, paired ratios, frontiers, SLAs, a verdict.
 
 Void cells never enter. A comparison at a load takes the trials in which both arms have a valid cell
-there; the one at matched throughput needs whole trials and says what it leaves out. No sentence
-calls a winner whose interval contains 1.
+there; the one at matched throughput needs whole trials and reports what it skips. No sentence
+names a winner if the interval contains 1.
 """
 
 from __future__ import annotations
@@ -158,9 +158,9 @@ def _matched_level(matched: Matched) -> MatchedLevel:
 def _comparable(
     good: Cells, over: str, under: str
 ) -> tuple[list[int], dict[str, list[float]], list[str]]:
-    """Trials and each arm's loads without a gap between them, and a line for what was left out.
+    """Select trials and loads for which each arm has every cell, with a line for each skip.
 
-    Incomplete trials go while enough others are left; else the loads that are not in all of them.
+    Skip incomplete trials while enough others remain, else the loads that are not in all of them.
     """
     arms = (over, under)
     levels = {arm: good.levels(arm, "closed") for arm in arms}

@@ -1,4 +1,4 @@
-"""Which arm is faster: a verdict that may be "no one", and the order of arms.
+"""Name the faster arm, or "no one", and order the arms of a trial.
 
 A trial measures every arm once, next to each other, so that a slow minute of the machine hits all
 of them; only ratios within a trial are compared (`intervals.paired_ratio`).

@@ -150,7 +150,7 @@ def small_server(name: str, run_dir: Path) -> ServerProcess:
 
 
 def test_arms_differ_in_what_they_verify_alone(tmp_path: Path) -> None:
-    plain, fixed, ours = arms_of((3,), seats=8)
+    plain, fixed, ours = arms_of((3,), slots=8)
     assert [arm.name for arm in (plain, fixed, ours)] == ["plain", "fixed-3", "scheduled"]
     assert plain.arguments == fixed.arguments[1:] == ours.arguments[1:]
     assert (fixed.config, ours.config) == ({"schedule": {"mode": "static"}}, {})

@@ -1,8 +1,8 @@
 """mkdocs hook: files of the repository that pages link to are part of the site.
 
-Pages link to result files and model cards as `../results/NAME.json`, which is right for whoever
-reads them in the repository. In the site they lie under `repository/`, and a link to a file that is
-not there fails the strict build.
+Pages link to result files and model cards as `../results/NAME.json`, which is right for readers of
+the repository. The site has them under `repository/`, and a link to a missing file fails the strict
+build.
 """
 
 from __future__ import annotations

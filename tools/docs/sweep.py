@@ -80,7 +80,7 @@ def _steps(drafter: Path) -> int:
 
 
 def load_section(document: Mapping[str, Any]) -> str:
-    """What docs/results-load.md says of the same result file: all arms, goodput, open loop."""
+    """Write docs/results-load.md's section on the same file: all arms, goodput, open loop."""
     metrics = document["metrics"]
     over = " | ".join(f"over {ARMS[arm]}" for arm in UNDER)
     lines = [
@@ -98,12 +98,12 @@ def load_section(document: Mapping[str, Any]) -> str:
 
 
 def deeper_section(document: Mapping[str, Any]) -> str:
-    """What the same page says of the target made deeper: closed loop alone."""
+    """Write the same page's section on the deeper target: closed loop alone."""
     return "\n".join(_closed_loop(document, DEEPER))
 
 
 def golden_section(document: Mapping[str, Any]) -> str:
-    """The same of a sweep at a real shape, each table saying that its acceptance is simulated.
+    """Write the section on a sweep at a real shape; each table says its acceptance is simulated.
 
     Raises LookupError on a sweep whose acceptance is not.
     """
@@ -113,7 +113,7 @@ def golden_section(document: Mapping[str, Any]) -> str:
 
 
 def burst_section(document: Mapping[str, Any]) -> str:
-    """What the same page says of a burst: latencies at p99 before, in and after it."""
+    """Write the same page's section on a burst: latencies at p99 before, in and after it."""
     (burst,) = document["metrics"]["bursts"]
     return "\n".join(
         [

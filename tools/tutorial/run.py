@@ -84,7 +84,7 @@ def steps(page: str) -> list[Step]:
 
 
 def health_url(found: list[Step]) -> str:
-    """Where the servers of the page tell that they are up; empty when nothing is asked of one."""
+    """Return the health URL of the page's servers; empty when no step calls a server."""
     asked = re.search(rf"http://{re.escape(HOST)}:\d+", "".join(step.text for step in found))
     return f"{asked[0]}/health_generate" if asked else ""
 

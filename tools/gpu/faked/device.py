@@ -64,7 +64,7 @@ class Event:
 
 
 class Graph:
-    """What is captured ran once."""
+    """A graph whose work ran once, at capture; a replay does nothing."""
 
     def __init__(self, *_: Any, **__: Any) -> None: ...
     def __getattr__(self, _name: str) -> Any:

@@ -32,7 +32,7 @@ class _Driver:
     """Of an H200 on which nothing is launched."""
 
     class utils:  # noqa: N801
-        """What Triton asks of a device."""
+        """Device properties that Triton reads."""
 
         @staticmethod
         def get_device_properties(_index: int) -> dict[str, int]:
@@ -139,7 +139,7 @@ def fake_ours() -> None:
             out, accept_greedy.accept_greedy_torch(window, rows, logits, lens), strict=True
         ):
             each.copy_(right)
-        out.accepted.zero_()  # of seats that a captured step has no requests for
+        out.accepted.zero_()  # of slots that a captured step has no requests for
         out.emitted.fill_(1)
 
     def admitted(logits: Any, terms: Any, drafts: int) -> Any:

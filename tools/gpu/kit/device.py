@@ -41,7 +41,7 @@ def seconds_left() -> Callable[[], float]:
 
 
 def say(**found: Any) -> None:
-    """A line of a stage's result; at once, so that it is kept whatever comes."""
+    """Print a line of a stage's result, flushed so that a later crash does not lose it."""
     print(json.dumps(found), flush=True)
 
 

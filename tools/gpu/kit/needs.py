@@ -1,4 +1,4 @@
-"""Whether what a stage needs has come. Standard library only."""
+"""Check that a stage's parcels have arrived. Standard library only."""
 
 from __future__ import annotations
 
@@ -13,9 +13,9 @@ ROOT = Path(__file__).resolve().parents[3]
 
 
 def waiting(needs: Sequence[str], home: Path) -> str | None:
-    """What a stage waits for, in words; None: it can run.
+    """Name the parcels that a stage waits for; None: it can run.
 
-    A parcel may come in pieces, or what it holds may be here already: SGLang installed, the demo's
+    A parcel may arrive in pieces. Its contents may be present already: SGLang installed, the demo's
     drafter in a checkout that is not slim.
     """
     absent = [name for name in needs if not (has(name, home) or _here(name))]

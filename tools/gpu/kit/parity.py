@@ -135,7 +135,7 @@ def merged(one: dict[str, Any], other: dict[str, Any]) -> dict[str, Any]:
 
 
 def wrong(name: str, found: dict[str, Any]) -> list[str]:
-    """What is off in a part's findings."""
+    """List the mismatches in a part's findings."""
     if name in MOST:
         diffs = {each: diff for each, diff in found.items() if each != "failed"}
         return [f"{each}: {diff}" for each, diff in diffs.items() if not diff <= MOST[name]]

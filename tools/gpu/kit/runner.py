@@ -96,7 +96,7 @@ def _gpus() -> str:
 
 
 def _stamped(path: Path, code: str) -> bool:
-    """Whether the stage ended well with this code; a damaged file counts as none."""
+    """Return whether the stage succeeded with this code; a damaged file counts as none."""
     try:
         return bool(json.loads(path.read_text(encoding="utf-8"))["fingerprint"] == code)
     except (OSError, ValueError, KeyError, TypeError):
@@ -110,7 +110,7 @@ def _failed_before(stage: Stage, places: Places) -> bool:
 
 @dataclass(frozen=True)
 class Ended:
-    """What a stage printed, and why that is not all; None: it is. seconds: what it took."""
+    """Output of a stage. why: the reason it is incomplete, None if it is complete."""
 
     said: str
     why: str | None
@@ -118,19 +118,19 @@ class Ended:
 
     @property
     def well(self) -> bool:
-        """Whether nothing failed."""
+        """Return whether nothing failed."""
         return self.why in (None, _GOES_ON)
 
 
 def _done(
     stage: Stage, places: Places, origin: Mapping[str, str], left: float, say: TextIO
 ) -> bool:
-    """Run a stage and write what it found; whether it ended well, if for now."""
+    """Run a stage and write its findings; return whether it succeeded, if only so far."""
     limit = min(stage.limit_s, left)
     print(f"kit: {stage.name}: {stage.about}, {limit:.0f} s at most", file=say, flush=True)
     lines = places.out / f"{stage.name}.lines"
-    told = {"KIT_SECONDS": f"{limit:.0f}", "KIT_FILES": str((places.out / stage.name).absolute())}
-    variables = {**environment(places.home), **cache_variables(places.home), **told}
+    limits = {"KIT_SECONDS": f"{limit:.0f}", "KIT_FILES": str((places.out / stage.name).absolute())}
+    variables = {**environment(places.home), **cache_variables(places.home), **limits}
     done = _run(stage, lines, limit, variables)
     text = json.dumps(_document(stage, done, origin), indent=2) + "\n"
     if done.why is None:

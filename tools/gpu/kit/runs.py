@@ -81,6 +81,6 @@ def demo_target(home: Path) -> Path:
 
 
 def made_up_prompts(count: int = 48) -> list[dict[str, str]]:
-    """Rows of a prompt file for a target that says the same whatever is asked."""
+    """Make rows of a prompt file for a target whose answer ignores the prompt."""
     domains = ("math", "code", "chat")
     return [{"domain": domains[i % 3], "prompt": f"{i} {chr(97 + i % 26)}?"} for i in range(count)]

@@ -39,8 +39,8 @@ MOST_Z = 5.0  # by chance in one of 200,000 runs of all kinds
 
 
 def sampled(plain: ServerProcess, scheduled: ServerProcess, plan: Plan, follows: Any) -> bool:
-    """Print a row for each kind; whether all were answered by the same law. One that was not
-    answered has the reason."""
+    """Print a row for each kind; return whether both servers sample the same distribution in all.
+    The row of a kind that failed has the reason."""
     whole = True
     for kind in (*KINDS, MIXED):
         row: dict[str, Any] = {"sampled": kind}
@@ -91,8 +91,8 @@ def deviation(one: list[int], other: list[int]) -> float:
 
 
 def obeys(kind: str, plain: list[int], drafted: list[int]) -> bool:
-    """Whether both servers' shares are what they must be, a line on stderr where they are not:
-    greedy tokens all that follow, others as often as chance explains."""
+    """Return whether both servers' shares are right; print a line on stderr if not. Greedy tokens
+    must all follow the table, others within `MOST_Z` standard errors of plain decoding."""
     z = deviation(plain, drafted)
     wrong = None
     if kind == "greedy" and not plain[0] == drafted[0] == REQUESTS * TOKENS:

@@ -32,7 +32,7 @@ COUNTERS_S = 1.5  # the scheduler's counters come up to a second late
 
 @dataclass(frozen=True)
 class Load:
-    """What is sent: users at once, rounds of each, lengths of prompts and answers in tokens."""
+    """The load: users at once, rounds of each, lengths of prompts and answers in tokens."""
 
     users: tuple[int, ...]
     repeats: int
@@ -88,8 +88,8 @@ def figures(round_: Round, admitted_drafts: float) -> dict[str, Any]:
 
 
 def right(round_: Round, plan: Plan, follows: np.ndarray[Any, Any]) -> dict[str, list[int]]:
-    """How many tokens of all answers are what the table names behind the one before, of how many
-    were asked for: one that is missing is wrong."""
+    """Count the tokens of all answers that the table names after the one before, and the tokens
+    requested: a missing token is wrong."""
     prompts, asked = plan.batch(round_.users), plan.max_new_tokens
     agreed = [
         named(follows, int(prompt[-1]), done.ids)
@@ -99,7 +99,7 @@ def right(round_: Round, plan: Plan, follows: np.ndarray[Any, Any]) -> dict[str,
 
 
 def named(follows: np.ndarray[Any, Any], last: int, ids: Sequence[int]) -> int:
-    """How many of an answer's tokens the table names behind the one before, `last` the first's."""
+    """Count an answer's tokens that the table names after the one before; `last` precedes all."""
     if not ids:
         return 0
     tokens = np.array([last, *ids])
@@ -114,7 +114,7 @@ def admitted(server: ServerProcess) -> float:
 
 
 def counters(server: ServerProcess) -> Counters:
-    """What /metrics of the server counts."""
+    """Read the counters of the server's /metrics."""
     now = time.monotonic()
     with httpx.Client(trust_env=False, timeout=30.0) as client:
         return read_counters(client, server.spec.url, now, now)

@@ -21,8 +21,8 @@ class Stage:
     of a stage that fits itself into the time that is left: so much it needs; None: all of limit_s.
     archives: whether logs and kernel caches come back behind it (`archive.py`).
 
-    A stage is told of its time and of a folder for files in $KIT_SECONDS and $KIT_FILES. One that
-    ends with status `GOES_ON` has more to do, and goes on in the next call."""
+    A stage reads its time and its folder for files from $KIT_SECONDS and $KIT_FILES. One that ends
+    with status `GOES_ON` has more to do, and continues in the next call."""
 
     name: str
     module: str

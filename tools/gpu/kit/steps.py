@@ -146,7 +146,7 @@ def by_tier(lines: Sequence[dict[str, Any]], table: CostTable) -> list[dict[str,
 
 
 def tier_of(tokens: int, table: CostTable) -> int:
-    """What a pass of so many tokens is padded to, or the next power of two."""
+    """Return the size a pass of so many tokens is padded to, or the next power of two."""
     if table.padded and tokens <= table.knots[-1]:
         return table.knots[bisect_left(table.knots, tokens)]
     return 1 << (tokens - 1).bit_length()

@@ -1,4 +1,4 @@
-"""What a profiler's trace of decode steps says: time of the host by stage, gaps on the device.
+"""Analyze a profiler's trace of decode steps: time of the host by stage, gaps on the device.
 
 A trace is what SGLang writes after /start_profile (torch's profiler, Chrome's format, gzip). The
 stages are those of `step/timing.py`. Recording itself takes time of the host, so its figures
@@ -37,7 +37,7 @@ class Event:
 
     @property
     def us(self) -> float:
-        """How long it took."""
+        """Compute the duration in us."""
         return self.end - self.begin
 
 
@@ -95,7 +95,7 @@ def ours(trace: Trace) -> float:
 
 
 def within(event: Event, step: Event) -> bool:
-    """Whether an event lies within a step's launch."""
+    """Return whether an event is within a step's launch."""
     return step.begin <= event.begin and event.end <= step.end
 
 
@@ -126,7 +126,7 @@ def device_figures(events: Sequence[Event], steps: int) -> dict[str, Any]:
 
 
 def busy(events: Sequence[Event]) -> list[tuple[float, float]]:
-    """Times when at least one event ran, in order; whatever stream it ran on."""
+    """Merge the times when at least one event ran on any stream, in order."""
     merged: list[tuple[float, float]] = []
     for event in events:
         if merged and event.begin <= merged[-1][1]:

@@ -56,7 +56,7 @@ _MOST_STEPS = {"cuda": 60_000, "cpu": 60}
 
 @dataclass(frozen=True)
 class Course:
-    """What was planned in the first call. compiled: parts of the drafter by torch.compile;
+    """The plan of the first call. compiled: parts of the drafter by torch.compile;
     step_s: seconds of a step so; eager_s, compiled_s: as they were measured."""
 
     steps: int
@@ -157,7 +157,7 @@ def planned(cfg: RunConfig, device: str, seconds: float) -> Course:
 
 
 def step_seconds(trainer: Trainer) -> float:
-    """Median seconds of PROBE training steps, the first third left out."""
+    """Measure the median seconds of PROBE training steps without the first third."""
     taken = []
     for _ in range(PROBE):
         began = time.monotonic()

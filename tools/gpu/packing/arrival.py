@@ -38,7 +38,7 @@ _ROOT = Path(__file__).resolve().parents[3]
 
 
 def kit_home() -> Path:
-    """Where parcels are installed and models made."""
+    """Return the folder where parcels are installed and models made."""
     named = os.environ.get("KIT_HOME")
     return Path(named) if named else Path.home() / ".cache" / "sglang-dspark-kit"
 
@@ -73,13 +73,13 @@ def take_in(folder: Path, home: Path, say: Callable[[str], None]) -> list[str]:
 
 
 def installed(parcel: Parcel, home: Path) -> bool:
-    """Whether this very parcel is installed."""
+    """Return whether this exact parcel is installed."""
     stamp = home / parcel.name / _DIGEST
     return stamp.is_file() and stamp.read_text() == parcel.sha256
 
 
 def has(name: str, home: Path) -> bool:
-    """Whether a parcel of that name, as the manifest has it, is installed."""
+    """Return whether a parcel of that name, as the manifest has it, is installed."""
     return any(installed(each, home) for each in read_manifest(home) if each.name == name)
 
 

@@ -1,5 +1,5 @@
-"""What is sent: SGLang with all it imports, the demo's models, and prompts to train on, if any; in
-the order of their use.
+"""List the parcels in the order of their use: SGLang with all it imports, the demo's models, and
+prompts to train on, if any.
 """
 
 from __future__ import annotations

@@ -43,8 +43,8 @@ class Parcel:
 
 @dataclass(frozen=True)
 class Contents:
-    """What goes into a parcel. recipe: says it all, in any words: the same recipe, the same files.
-    fill: puts them into an empty folder."""
+    """Contents of a parcel. recipe: a text that determines the files completely.
+    fill: puts the files into an empty folder."""
 
     name: str
     recipe: str
@@ -85,7 +85,7 @@ def missing(parcel: Parcel, folder: Path) -> list[str]:
 
 
 def intact(piece: Piece, folder: Path) -> bool:
-    """Whether the folder has the piece, byte for byte."""
+    """Return whether the folder has the piece, byte for byte."""
     file = folder / piece.name
     if not file.is_file() or file.stat().st_size != piece.bytes:
         return False

@@ -2,7 +2,7 @@
 
 They are those of `requirements/cpu.lock` that a machine for CUDA work lacks, for its Python. Of
 SGLang and its kernels only what serves a text model on an H100 is kept: without image and video
-generation, what is in Rust (its Python stands in), operators of attention backends that are not
+generation, what is in Rust (its Python replaces it), operators of attention backends that are not
 used here (FlashAttention 3, FlashMLA, InfLLM) and those of other chips. Where a server imports what
 it does not use and other wheels would bring, a file of `stand_ins` is sent instead.
 """

@@ -1,4 +1,4 @@
-"""Every Python of a server is told of the faked GPU, its children too."""
+"""Install the faked GPU in every Python process of a server, its children too."""
 
 import sys
 

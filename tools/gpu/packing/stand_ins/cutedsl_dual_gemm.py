@@ -1,4 +1,4 @@
-"""Stands in for SGLang's fused gate and up product, which is for Blackwell alone.
+"""Replace SGLang's fused gate and up product, which is for Blackwell alone, by a stub.
 
 Every CUDA server asks that module whether its kernel fits, and to import it takes CuTe DSL, 92 MB
 of wheels. On a Hopper GPU the answer is no: it is given here, without them.
@@ -12,7 +12,7 @@ MAX_DUAL_GEMM_DECODE_TOKENS = 16
 
 
 class DualGemmQuantMode(IntEnum):
-    """How activations are quantised behind the product."""
+    """Quantisation of the activations behind the product."""
 
     STATIC_PER_TENSOR = 0
     STATIC_PER_TOKEN = 1

@@ -1,4 +1,4 @@
-"""Stands in for SGLang's FlashMLA, attention over a latent cache, whose wheel is not sent.
+"""Replace SGLang's FlashMLA, attention over a latent cache, by a stub: its wheel is not sent.
 
 An EAGLE worker asks on every CUDA device whether its attention is of that kind; with the Triton
 backend it is not, and nothing here is called.
