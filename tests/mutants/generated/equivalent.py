@@ -122,4 +122,21 @@ EQUIVALENT: dict[str, str] = {
     "sglang_dspark/schedule/relay.py::<module>: constant: 62 -> 61 #1": (
         "a step number that no server reaches either"
     ),
+    "sglang_dspark/schedule/calibration.py::_logistic: constant: 30 -> 29 #1": (
+        "Newton's steps end long before: 29 are enough for float64"
+    ),
+    "sglang_dspark/step/penalties.py::StepPenalties.count: constant: 0 -> 1 #2": (
+        "what is not emitted adds 0, to cell 1 as to cell 0"
+    ),
+    "sglang_dspark/training/optimiser.py::Optimiser._exchange: argument: "
+    "zip(self.shards, self.average or (), strict=bool(self.average)) -> zip(self.shards, "
+    "self.average or ()) #1": ("one average is made for each shard"),
+    "sglang_dspark/schedule/budget.py::_early_stop: comparison: count > 0 -> (count >= 0) #1": (
+        "sorting no key changes nothing"
+    ),
+    "sglang_dspark/verify/sampling.py::target_distribution: comparison: sampling.top_k < "
+    "vocab -> (sampling.top_k <= vocab) #1": ("a top-k of the whole vocabulary cuts nothing"),
+    "sglang_dspark/step/penalties.py::settings_of: constant: True -> False #1": (
+        "both lists have one entry a request"
+    ),
 }
