@@ -6,8 +6,8 @@ hidden states, the token behind every draft), and what is left is the drafting: 
 the reference engine's, at a fraction of its work. The last step of an answer counts in full (see
 `statistics`), so each answer is continued by gamma tokens.
 
-A sampled answer has the target's distribution, whatever drafted for it, since the accept rule loses
-nothing. What this drafter would have drafted, given that the answer came out as it did, has the
+A sampled answer has the target's distribution with every drafter, since the accept rule is
+lossless. What this drafter would have drafted, given that the answer came out as it did, has the
 distribution of `replay.draw_given_answer`, position by position up to the first rejection; drafts
 behind that are drawn from the drafter alone. So drafts, acceptance and answer together have the
 distribution of decoding with this drafter, and tau over redrafted steps has the same expectation,

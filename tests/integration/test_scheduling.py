@@ -99,7 +99,7 @@ def test_windows_of_unlike_lengths_are_verified(dspark_ragged: Served) -> None:
 
 
 def test_a_speed_target_changes_no_token(dspark: Served) -> None:
-    """What it does to the schedule is the business of tests/step/test_engine_plans.py."""
+    """Leave its effect on the schedule to tests/step/test_engine_plans.py."""
     asks = [{"ignore_eos": True}] * 3 + [
         {"ignore_eos": True, "custom_params": {"dspark_speed": 1e4}}
     ]

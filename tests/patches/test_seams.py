@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import importlib
 import re
 import subprocess
 import sys
@@ -25,6 +26,30 @@ def test_every_patch_module_is_listed() -> None:
     files = {path.relative_to(root) for path in root.glob("*/*.py") if path.stem != "__init__"}
     assert set(patches.patch_modules()) == {".".join(path.with_suffix("").parts) for path in files}
     assert len(SEAMS) >= len(patches.patch_modules())
+
+
+@pytest.mark.parametrize(
+    ("chosen", "folders"),
+    [
+        ({}, {"cpu", "cuda", "step", "upstream_fixes"}),
+        ({"device": "cpu"}, {"cpu", "step", "upstream_fixes"}),
+        ({"device": "cuda"}, {"cuda", "step", "upstream_fixes"}),
+        ({"device": "none"}, {"step", "upstream_fixes"}),
+        ({"device": "cpu", "upstream_fixes": False}, {"cpu", "step"}),
+    ],
+)
+def test_each_server_gets_all_seams_of_its_folders(
+    chosen: dict[str, Any], folders: set[str]
+) -> None:
+    """Read from the modules themselves: a folder that is skipped would leave SGLang's own step."""
+    expected = [
+        seam.name
+        for module in patches.patch_modules()
+        if module.split(".")[0] in folders
+        for seam in importlib.import_module(f"{patches.__name__}.{module}").SEAMS
+    ]
+    assert len(expected) > 10
+    assert [seam.name for seam in patches.all_seams(**chosen)] == expected
 
 
 def test_names_are_unique() -> None:

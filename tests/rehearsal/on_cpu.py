@@ -24,7 +24,7 @@ from tests.rehearsal import experts, graphs, kv_faults, reads
 
 GAMMA = 5
 TIER = GAMMA + 1  # tokens: what a captured graph of one more request adds
-# Modules that stand in for operators which a CPU lacks; the other ones of `cpu` make it faster.
+# Modules that replace operators which a CPU lacks; the other ones of `cpu` make it faster.
 NEEDED = ("accept", "arguments", "attention", "draft", "gpu_assumptions", "linear")
 FASTER = {"cpu-context-kv", "cpu-draft-weights"}  # and these of theirs
 

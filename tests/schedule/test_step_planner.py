@@ -164,6 +164,13 @@ def test_weights_count_for_the_tokens_that_need_no_draft() -> None:
         plan = planner.plan(0, rows, generations, context=0, weights=array, limits=none)
         assert plan.budget.drafts == 0
         assert plan.budget.theta * plan.budget.seconds == pytest.approx(sum(weights))
+    free = planner_of(slope=0.0, draft=0.0)
+    one, three = (
+        free.plan(0, rows, generations, context=0, weights=weights)
+        for weights in (np.full(4, 1, np.float32), np.full(4, 3, np.float32))
+    )
+    assert one.budget.drafts == three.budget.drafts == 4 * GAMMA
+    assert three.budget.theta == pytest.approx(3 * one.budget.theta)
 
 
 def test_the_first_draft_to_the_end_comes_after_look_deep_steps() -> None:

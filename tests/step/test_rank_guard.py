@@ -1,4 +1,4 @@
-"""The leader tells the others that its admission failed, where they wait for its windows."""
+"""The leader reports a failed admission to the ranks that wait for its windows."""
 
 from __future__ import annotations
 

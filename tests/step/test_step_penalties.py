@@ -284,12 +284,14 @@ def test_lists_of_stops_are_padded_with_their_last_token() -> None:
         request([], min_new_tokens=4, stop_token_ids={7, 9}),
         request([], min_new_tokens=2, stop_token_ids=set()),
         request([], min_new_tokens=0, stop_token_ids={7, 8, 9}),
+        request([], min_new_tokens=3, stop_token_ids={7}),
     ]
-    found = penalties.settings_of(reqs, torch.zeros(3, 16))
+    found = penalties.settings_of(reqs, torch.zeros(4, 16))
     assert sorted(found.stops[0].tolist()) == sorted({7, 9, EOS})
     assert found.stops[1].tolist() == [EOS] * 3
     assert found.stops[2].tolist() == [0] * 3
-    assert found.minimum.tolist() == [[4], [2], [0]]
+    assert found.stops[3].tolist() == [EOS, 7, 7]
+    assert found.minimum.tolist() == [[4], [2], [0], [3]]
 
 
 def test_memory_is_reserved_on_the_device_of_the_logits(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -32,11 +32,11 @@ def test_a_lost_row_is_token_0_and_its_neighbours_keep_their_law(lost: str, cut:
         min_ps=torch.full((3,), min_p),
     )
     sound = [0.3, 1.0, -2.0, 0.9]
-    law = sampling_probs(torch.tensor([sound, LOST[lost], sound]), info, 1)
-    assert law[1].tolist() == [1.0, 0.0, 0.0, 0.0]
+    probs = sampling_probs(torch.tensor([sound, LOST[lost], sound]), info, 1)
+    assert probs[1].tolist() == [1.0, 0.0, 0.0, 0.0]
     alone = sampling_probs(torch.tensor([sound, sound, sound]), info, 1)
-    assert torch.equal(law[[0, 2]], alone[[0, 2]])
-    assert sample_inverse_cdf(law, torch.full((3,), 0.99))[1] == 0  # which raised
+    assert torch.equal(probs[[0, 2]], alone[[0, 2]])
+    assert sample_inverse_cdf(probs, torch.full((3,), 0.99))[1] == 0  # which raised
 
 
 def test_a_sound_row_is_left_as_it_is() -> None:

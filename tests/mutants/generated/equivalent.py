@@ -85,7 +85,7 @@ EQUIVALENT: dict[str, str] = {
     ),
     "sglang_dspark/training/packing.py::<module>: argument: torch.empty(0, "
     "dtype=torch.long) -> torch.empty(0) #1": (
-        "an empty list of places is refused on the next line, whatever its type"
+        "an empty list of places is refused on the next line, for every type"
     ),
     "sglang_dspark/schedule/calibration.py::conditional: argument: np.empty(len(order), "
     "dtype=np.int64) -> np.empty(len(order)) #1": (
@@ -109,7 +109,7 @@ EQUIVALENT: dict[str, str] = {
     ),
     "sglang_dspark/backends/cuda/accept_top_k.py::_windows: arithmetic: len(flat) - "
     "requests -> (len(flat) + requests) #1": (
-        "a larger bound on the drafts: rows behind the last one are computed and read by nobody"
+        "a larger bound on the drafts: rows after the last one are computed and never read"
     ),
     "sglang_dspark/families/learning/losses.py::position_weights: argument: "
     "torch.arange(gamma, dtype=torch.float32) -> torch.arange(gamma) #1": (
@@ -138,5 +138,12 @@ EQUIVALENT: dict[str, str] = {
     "vocab -> (sampling.top_k <= vocab) #1": ("a top-k of the whole vocabulary cuts nothing"),
     "sglang_dspark/step/penalties.py::settings_of: constant: True -> False #1": (
         "both lists have one entry a request"
+    ),
+    "sglang_dspark/backends/cuda/commit.py::_write_by_upstream: argument: "
+    "injector.inject_target_hidden( target_hidden=packed.hidden, cache_loc=packed.slots, "
+    "cache_loc_2d=None, positions=packed.positions, commit_lens=None, ) -> "
+    "injector.inject_target_hidden(target_hidden=packed.hidden, cache_loc=packed.slots, "
+    "positions=packed.positions, commit_lens=None) #1": (
+        "None is the argument's default in SGLang"
     ),
 }
