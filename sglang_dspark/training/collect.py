@@ -8,6 +8,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.prompts import stop_token_ids
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.models.identity import target_sha256, tokenizer_sha256
+from sglang_dspark.training.answer_processes import answer_in_processes, processes_for
 from sglang_dspark.training.config import DataConfig, RunConfig
 from sglang_dspark.training.files import disk_error
 from sglang_dspark.training.plan import Skipped, StoreSize, longest, planned_prompts, store_size
@@ -142,25 +144,32 @@ def plan_answers(cfg: RunConfig, config: Any, skipped: Skipped) -> Answering:
 def answer(
     plan: Answering, data: DataConfig, target: TargetModel, minutes: float, show: Progress
 ) -> int:
-    """Answer what is left, for `minutes` at most; tokens made. Kept shard by shard."""
+    """Answer what is left, for `minutes` at most; tokens made. Kept shard by shard.
+
+    On a CPU `data.threads` are processes (answer_processes.py).
+    """
     made, deadline = 0, time.monotonic() + 60 * minutes
-    queue = (p for p in plan.todo if time.monotonic() < deadline)
     stop = stop_token_ids(data.target, plan.tokenizer)
-    generator = ResponseGenerator(
-        target,
-        data.rows,
-        longest(data),
-        stop,
-        keep_states=data.cache,
-        seed=data.seed,
-    )
+
+    def start(rows: int) -> ResponseGenerator:
+        return ResponseGenerator(
+            target, rows, longest(data), stop, keep_states=data.cache, seed=data.seed
+        )
 
     def tick(n: int) -> None:
         nonlocal made
         made += n
 
+    def more() -> bool:
+        return time.monotonic() < deadline
+
+    processes = min(processes_for(target.device, data.threads), data.rows)
+    if processes > 1:
+        answers = answer_in_processes(start, plan.todo, more, data.rows, processes, tick)
+    else:
+        answers = start(data.rows).run(takewhile(lambda _: more(), plan.todo), tick)
     try:
-        for number, response in enumerate(generator.run(queue, tick), 1):
+        for number, response in enumerate(answers, 1):
             plan.writer.add(response)
             show(number, len(plan.todo))
     finally:

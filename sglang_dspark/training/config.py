@@ -51,7 +51,9 @@ class DataConfig(FrozenModel):
     half_products: bool = Field(
         False, description="bfloat16 products; CPUs with AVX512-BF16 or AMX"
     )
-    threads: int = Field(2, ge=1, description="compute threads")
+    threads: int = Field(
+        2, ge=1, description="compute threads; on a CPU, processes of one thread answer"
+    )
     seed: int = Field(0, description="of the order of prompts and of sampled answers")
     shares: dict[str, float] = Field(
         {"math": 1.0, "code": 1.0, "chat": 1.0},

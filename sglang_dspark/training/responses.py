@@ -91,6 +91,7 @@ class ResponseGenerator:
         self.temperature[rows] = torch.tensor(temperatures, device=self.device)
         self.uniforms[rows] = torch.stack([self._draws(p.id) for _, p in batch]).to(self.device)
         self.lens[rows] = 0
+        self.log_partition[rows] = 0  # of the last conversation, and of steps without any
         # of an answer that is given all but the last token: nothing is predicted from it
         texts = [[*p.ids, *p.answer[:-1]] for _, p in batch]
         chosen = self._read(rows, texts, [len(p.ids) - 1 for _, p in batch])
