@@ -2,11 +2,13 @@
 
     python -m tools.answers pack   --config configs/train/answers.yaml FILE
     python -m tools.answers unpack --config configs/train/answers.yaml FILE
+    python -m tools.answers states --config configs/train/answers.yaml STORE
 
 The file has the answers' token ids alone, each with its prompt's id and digest; prompts stay in
 their own files, under their own licences. Only stores without states (`data.cache: false`) are
 packed. `unpack` adds the answers whose prompts are there and unchanged; `dspark train data` then
-answers what is left.
+answers what is left. `states` computes the states that training reads into another store, once
+instead of in each step: 7 KB a token for the demo target. It adds what that store lacks.
 """
 
 from __future__ import annotations
@@ -31,10 +33,15 @@ from sglang_dspark.cli._workload import target_dir
 from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import fault, parse_json
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.training.collect import plan_answers
 from sglang_dspark.training.config import RunConfig, load_config
-from sglang_dspark.training.store import Response, StoreReader, check_meta
+from sglang_dspark.training.plan import longest
+from sglang_dspark.training.prompts import Prompt
+from sglang_dspark.training.responses import ResponseGenerator
+from sglang_dspark.training.store import Response, StoreReader, StoreWriter, check_meta
 
+_TOGETHER = 16  # answers that the target reads at a time
 _META = ("target_sha256", "tokenizer_sha256", "answers")
 
 
@@ -92,11 +99,44 @@ def unpack(cfg: RunConfig, file: Path) -> tuple[int, int]:
     return added, unknown
 
 
+def add_states(cfg: RunConfig, folder: Path) -> int:
+    """Write a store's answers with the target's states into another store; how many were added.
+
+    Raises DSparkError where the other store is another target's, or has other layers' states.
+    """
+    reader, data = StoreReader(cfg.data.store), cfg.data
+    layers = cfg.drafter.target_layer_ids
+    writer = StoreWriter(folder, {**reader.meta, "cached": True, "layer_ids": list(layers)})
+    left = [i for i, row in enumerate(reader.rows) if row["id"] not in writer.done]
+    left.sort(key=lambda i: int(reader.rows[i]["n"]))  # texts read together are of similar length
+    torch.set_num_threads(data.threads)
+    target = TargetModel.load(data.target, layers, half_products=data.half_products)
+    generator = ResponseGenerator(target, _TOGETHER, longest(data), frozenset())
+    for response in generator.run(map(_given, map(reader.bare, left)), lambda n: None):
+        writer.add(response)
+    writer.flush()
+    return len(left)
+
+
+def _given(response: Response) -> Prompt:
+    """Return a prompt whose answer is read instead of made."""
+    tokens = response.tokens.tolist()
+    asked, answer = tokens[: response.prompt_len], tokens[response.prompt_len :]
+    return Prompt(
+        response.id,
+        response.domain,
+        tuple(asked),
+        response.temperature,
+        len(answer),
+        answer=tuple(answer),
+    )
+
+
 def _read(file: Path) -> tuple[Sequence[Tensor], list[list[Any]], dict[str, Any]]:
     try:
         found = load(lzma.decompress(file.read_bytes()))
         lengths = found["lengths"].tolist()
-        rows, meta = (parse_json(bytes(found[key].tolist())) for key in ("rows", "meta"))
+        rows, meta = (parse_json(bytes(found[key].tolist()).decode()) for key in ("rows", "meta"))
         return found["tokens"].split(lengths), rows, meta
     except (OSError, lzma.LZMAError, SafetensorError, KeyError, ValueError, RuntimeError) as error:
         raise DSparkError(f"{file} is no file of answers ({fault(error)}); pack it again") from None
@@ -120,7 +160,7 @@ def open_config(path: Path) -> RunConfig:
 def main() -> int:
     """Status 0 when all was written, 1 after one line of what was wrong."""
     parser = argparse.ArgumentParser(prog="python -m tools.answers", description=__doc__)
-    parser.add_argument("verb", choices=("pack", "unpack"))
+    parser.add_argument("verb", choices=("pack", "unpack", "states"))
     parser.add_argument("--config", type=Path, required=True)
     parser.add_argument("file", type=Path)
     options = parser.parse_args()
@@ -128,6 +168,8 @@ def main() -> int:
         cfg = open_config(options.config)
         if options.verb == "pack":
             print(f"{pack(cfg, options.file)} answers in {options.file}")
+        elif options.verb == "states":
+            print(f"{add_states(cfg, options.file)} answers added to {options.file}")
         else:
             added, unknown = unpack(cfg, options.file)
             print(f"{added} answers added to {cfg.data.store}; {unknown} have no such prompt here")

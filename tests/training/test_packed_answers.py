@@ -4,12 +4,13 @@ import json
 import lzma
 
 import pytest
+import torch
 
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.training.collect import answer, plan_answers
 from sglang_dspark.training.store import StoreReader
-from tools.answers import pack, unpack
+from tools.answers import add_states, pack, unpack
 
 
 @pytest.fixture
@@ -60,6 +61,30 @@ def test_an_answer_to_a_changed_prompt_is_left_out(bare, tmp_path):
     other = elsewhere(bare, tmp_path)
     assert unpack(other, tmp_path / "a.xz") == (7, 2)
     assert set(rows_of(other)) == {f"q{i}" for i in range(9)} - {"q3", "q5"}
+
+
+def test_added_states_are_those_of_a_store_that_kept_them(bare, tmp_path):
+    answered(bare)
+    changes = {"store": tmp_path / "cached", "cache": True}
+    kept = bare.model_copy(update={"data": bare.data.model_copy(update=changes)})
+    target = TargetModel.load(kept.data.target, kept.drafter.target_layer_ids)
+    answer(plan_answers(kept, target.config, print), kept.data, target, 9, lambda *_: None)
+    assert add_states(bare, tmp_path / "states") == 9
+    assert add_states(bare, tmp_path / "states") == 0, "what is there is not added again"
+    first, second = StoreReader(tmp_path / "cached"), StoreReader(tmp_path / "states")
+    assert second.meta["cached"]
+    found = {second[i].id: second[i] for i in range(len(second))}
+    for i in range(len(first)):
+        expected, got = first[i], found[first[i].id]
+        assert torch.equal(got.tokens, expected.tokens)
+        assert got.answers == expected.answers
+        for name in ("features", "hidden", "log_partition"):
+            torch.testing.assert_close(
+                getattr(got, name), getattr(expected, name), rtol=0.02, atol=0.02
+            )
+    foreign = bare.drafter.model_copy(update={"target_layer_ids": (1,)})
+    with pytest.raises(DSparkError, match="states of other layers"):
+        add_states(bare.model_copy(update={"drafter": foreign}), tmp_path / "states")
 
 
 def test_what_cannot_be_packed_or_read_is_one_line(config, bare, tmp_path):
