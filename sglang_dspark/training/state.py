@@ -104,7 +104,7 @@ def _objective(meta: dict[str, str], config: dict[str, Any]) -> ObjectiveConfig:
 
 
 def _weights(objective: ObjectiveConfig) -> str:
-    return ", ".join(f"{name} {value:g}" for name, value in objective)
+    return ", ".join(f"{name} {value}" for name, value in objective)
 
 
 def load_state(cfg: RunConfig, step: int, optimiser: Optimiser, sampler: Sampler) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -137,25 +138,19 @@ def test_loss_is_the_objective(kind: str, target: TargetModel, batch: PackedBatc
     assert all(g is not None and bool(g.any()) for g in grads.values()), "every weight is trained"
 
 
-@pytest.mark.parametrize("kind", KINDS)
-@pytest.mark.parametrize("reduced", [False, True])
-def test_factory_starts_from_the_target(
-    kind: str, reduced: bool, target: TargetModel, target_dir: Path, batch: PackedBatch
-) -> None:
-    """What `dspark train` builds: right shapes, and a start from which the loss falls at once."""
-    shape: dict[str, object] = {"kind": kind, "gamma": GAMMA, "target_layer_ids": LAYERS}
-    if kind == "dflash":
-        shape |= {"layers": 1, "mask_token_id": 3}
+def ingredients_of(
+    shape: dict[str, object], target: TargetModel, target_dir: Path, ids: Tensor | None
+) -> Ingredients:
+    """What `dspark train drafter` gives a recipe at the start of a run."""
     cfg = RunConfig.model_validate(
         {
             "run_dir": "unused",
             "data": {"target": target_dir, "store": "unused"},
-            "drafter": shape,
+            "drafter": {"gamma": GAMMA, "target_layer_ids": LAYERS, **shape},
             "schedule": {"steps": 1},
         }
     )
-    ids = DRAFT_IDS if reduced else None
-    ingredients = Ingredients(
+    return Ingredients(
         shape=cfg.drafter,
         objective=cfg.objective,
         target_dir=target_dir,
@@ -168,7 +163,36 @@ def test_factory_starts_from_the_target(
         half=False,
         fresh=True,
     )
-    learner = build_learner(ingredients)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("reduced", [False, True])
+def test_factory_starts_from_the_target(
+    kind: str, reduced: bool, target: TargetModel, target_dir: Path, batch: PackedBatch
+) -> None:
+    """What `dspark train` builds: right shapes, and a start from which the loss falls at once."""
+    shape: dict[str, object] = {"kind": kind}
+    if kind == "dflash":
+        shape |= {"layers": 1, "mask_token_id": 3}
+    ids = DRAFT_IDS if reduced else None
+    learner = build_learner(ingredients_of(shape, target, target_dir, ids))
     assert learner.gamma == GAMMA
     losses = teach(learner, batch, 4)
     assert losses[-1] < losses[0]
+
+
+def test_a_frozen_head_stays_the_targets(
+    target: TargetModel, target_dir: Path, batch: PackedBatch, tmp_path: Path
+) -> None:
+    """Also in a run that goes on, whose state has the trained weights alone."""
+    shape: dict[str, object] = {"kind": "eagle3", "train_head": False, "init_from_target": False}
+    fresh = ingredients_of(shape, target, target_dir, DRAFT_IDS)
+    for ingredients in (fresh, replace(fresh, fresh=False)):
+        learner = build_learner(ingredients)
+        before = {n: p.detach().clone() for n, p in learner.module.named_parameters()}
+        losses = teach(learner, batch, 4)
+        assert losses[-1] < losses[0]
+        after = dict(learner.module.named_parameters())
+        changed = {n for n, p in after.items() if not torch.equal(p, before[n])}
+        assert changed == after.keys() - {"lm_head.weight"}
+        assert torch.equal(after["lm_head.weight"], target.head_weight[DRAFT_IDS])

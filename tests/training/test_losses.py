@@ -16,6 +16,8 @@ def _naive(logits, law, token, confidence, weight, o):
     chance = draft.gather(-1, token[:, None])[:, 0]
     possible = chance > 0
     l_ce = -torch.where(possible, chance, 1.0).log()  # a token outside teaches nothing
+    if o.soft_labels:
+        l_ce = -(law[:, CHOSEN] * logits.log_softmax(-1)).sum(-1)
     c = torch.sigmoid(confidence)
     accept = torch.minimum(law, draft).sum(-1).detach()
     bce = -(accept * c.log() + (1 - accept) * (1 - c).log())
@@ -23,8 +25,9 @@ def _naive(logits, law, token, confidence, weight, o):
 
 
 @pytest.mark.parametrize("seed", range(4))
-@pytest.mark.parametrize("weights", [(0.3, 0.9, 1.1), (0.0, 1.0, 0.0)])
-def test_fused_loss_and_gradient_equal_the_papers(seed, weights):
+@pytest.mark.parametrize("soft", [False, True])
+@pytest.mark.parametrize("weights", [(0.3, 0.9, 1.1), (0.0, 1.0, 0.0), (1.0, 0.0, 0.0)])
+def test_fused_loss_and_gradient_equal_the_papers(seed, weights, soft):
     torch.manual_seed(seed)
     n = 71
     logits = torch.randn(n, len(CHOSEN), requires_grad=True)
@@ -34,7 +37,7 @@ def test_fused_loss_and_gradient_equal_the_papers(seed, weights):
     confidence = torch.randn(n, requires_grad=True)
     weight = torch.rand(n) * (torch.rand(n) > 0.2)
     ce, tv, conf = weights
-    objective = ObjectiveConfig(ce=ce, tv=tv, confidence=conf)
+    objective = ObjectiveConfig(ce=ce, tv=tv, confidence=conf, soft_labels=soft)
     parts = dspark_loss(
         logits,
         target[:, CHOSEN],
@@ -72,6 +75,7 @@ def test_drafts_that_never_meet_the_target_lose_two():
 
 
 def test_position_weights_are_the_papers():
-    w = position_weights(5)
-    assert w[0] == 1
-    torch.testing.assert_close(w[1:] / w[:-1], torch.full((4,), 0.8187307), atol=1e-6, rtol=1e-6)
+    for weights in (position_weights(5, None), position_weights(7, 5.0)):
+        assert weights[0] == 1
+        ratios = weights[1:] / weights[:-1]
+        torch.testing.assert_close(ratios, torch.full_like(ratios, 0.8187307), atol=1e-6, rtol=1e-6)

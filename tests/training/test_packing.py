@@ -105,7 +105,7 @@ def test_fields_are_what_they_say():
         assert torch.equal(b.last_hidden[rows], r.hidden[:n])
         assert torch.equal(b.context_positions[rows], torch.arange(n))
     parts = learner().losses(b)
-    assert float(parts.weight) == pytest.approx(float((position_weights(4) * b.valid).sum()))
+    assert float(parts.weight) == pytest.approx(float((position_weights(4, None) * b.valid).sum()))
 
 
 @pytest.mark.parametrize("causal", [False, True])

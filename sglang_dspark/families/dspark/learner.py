@@ -51,7 +51,7 @@ class DSparkLearner:
         confidence = drafter.confidence(h, embedded).flatten() if has_confidence else None
         with torch.no_grad():
             target = self.head.logits(batch.hidden.flatten(0, 1))
-        weight = position_weights(self.gamma).to(h.device) * batch.valid
+        weight = position_weights(self.gamma, self.objective.decay).to(h.device) * batch.valid
         return dspark_loss(
             logits,
             target,

@@ -1,5 +1,5 @@
-"""Learner of Eagle3: see `chain`. Its head over the draft vocabulary starts as the target's rows
-and is trained.
+"""Learner of Eagle3: see `chain`. Its head over the draft vocabulary starts as the target's rows;
+`train_head` says whether it is trained.
 """
 
 from __future__ import annotations
@@ -57,7 +57,7 @@ def start_from_target(drafter: Eagle3Drafter, weights: dict[str, Tensor], last: 
 
 
 def build(ingredients: Ingredients) -> Eagle3Learner:
-    """An Eagle3 drafter that starts from the target's last layer."""
+    """Build an Eagle3 drafter that starts from the target's last layer, or from random weights."""
     ids, target = ingredients.vocabulary, ingredients.target
     shape = ingredients.shape
     assert isinstance(shape, Eagle3Shape)
@@ -65,11 +65,12 @@ def build(ingredients: Ingredients) -> Eagle3Learner:
     config = Eagle3Config(**fields, target_layer_ids=tuple(shape.target_layer_ids))
     drafter = Eagle3Drafter(config, ids)
     drafter.to(ingredients.embed_weight.device)
-    if ingredients.fresh:
+    drafter.lm_head.requires_grad_(shape.train_head)
+    if ingredients.fresh or not shape.train_head:  # a run's state has the trained weights alone
         drafter.start_head(ingredients.head_weight)
-        if shape.init_from_target:
-            last = target.num_hidden_layers - 1
-            start_from_target(drafter, target_weights(ingredients.target_dir), last)
+    if ingredients.fresh and shape.init_from_target:
+        last = target.num_hidden_layers - 1
+        start_from_target(drafter, target_weights(ingredients.target_dir), last)
     drafter.attach(ingredients.embed_weight, ingredients.head_weight)
     head = TargetHead(ingredients.head_weight, ids, half=ingredients.half)
     return Eagle3Learner(drafter, head, ingredients.objective)

@@ -12,4 +12,7 @@ from sglang_dspark.families.shape import BaseShape
 class Eagle3Shape(BaseShape):
     """One autoregressive layer over fused features, trained with its own outputs as inputs."""
 
+    train_head: bool = Field(
+        True, description="train the LM head of the draft too; false: it stays the target's"
+    )
     kind: Literal["eagle3"] = Field(description="which drafter this is")

@@ -2,7 +2,8 @@
 
     L = sum_k w_k (a_ce CE_k + a_tv L1_k + a_conf BCE_k) / sum_k w_k,   w_k = exp(-(k-1)/gamma)
 
-CE against the target's token. L1 = sum_v |p_t - p_d| (eq. 10) is the whole L1 norm, twice the
+CE against the target's token, or against its distribution as Eagle3 is trained (`soft_labels`);
+`decay` replaces gamma in w_k. L1 = sum_v |p_t - p_d| (eq. 10) is the whole L1 norm, twice the
 total variation distance TV; the confidence is taught the exact acceptance rate of its position,
 1 - TV = sum_v min(p_t, p_d). v runs over the target's whole vocabulary: outside a reduced draft
 vocabulary p_d is 0, so the target's mass there is a part of L1 that no draft can lower, and p_t is
@@ -23,9 +24,9 @@ _CHUNK = {"cpu": 32}  # rows at a time: few enough to stay in cache
 _CHUNK_ELSEWHERE = 1024
 
 
-def position_weights(gamma: int) -> Tensor:
-    """w_k = exp(-(k-1)/gamma), k = 1..gamma: [gamma]."""
-    return torch.exp(-torch.arange(gamma, dtype=torch.float32) / gamma)
+def position_weights(gamma: int, decay: float | None) -> Tensor:
+    """Return w_k = exp(-(k-1)/decay), k = 1..gamma: [gamma]. decay: None for gamma."""
+    return torch.exp(-torch.arange(gamma, dtype=torch.float32) / (decay or gamma))
 
 
 class _DraftDistribution(torch.autograd.Function):
@@ -40,29 +41,28 @@ class _DraftDistribution(torch.autograd.Function):
         log_partition: Tensor,  # [N] of the target, over its whole vocabulary
         label: Tensor,  # [N] column of the target's token, -1 outside the draft vocabulary
         weight: Tensor,  # [N]
-        ce: float,
-        tv: float,
+        objective: ObjectiveConfig,
     ) -> tuple[Tensor, Tensor, Tensor]:
+        ce, tv = objective.ce, objective.tv
         overlap, nll = torch.empty_like(weight), torch.empty_like(weight)
         grad = torch.empty_like(logits)
-        inside = label >= 0
-        column = label.clamp(min=0)[:, None]
         chunk = _CHUNK.get(logits.device.type, _CHUNK_ELSEWHERE)
         for start in range(0, len(logits), chunk):
             rows = slice(start, start + chunk)
             draft = torch.softmax(logits[rows].float(), -1)
             distribution = (target[rows].float() - log_partition[rows, None]).exp_()
             overlap[rows] = torch.minimum(draft, distribution).sum(-1)  # acceptance rate, 1 - TV
-            nll[rows] = -draft.gather(-1, column[rows])[:, 0].clamp(min=1e-12).log()
+            if objective.soft_labels:
+                nll[rows], pull = _soft_cross_entropy(logits[rows], draft, distribution)
+            else:
+                nll[rows], pull = _cross_entropy(draft, label[rows])
             # d L1 / d p_d is 2 [p_d > p_t] - 1; the softmax's Jacobian removes the constant
             above = torch.gt(draft, distribution, out=distribution)
             slope = (draft * above).sum(-1, keepdim=True)
-            ce_weight = (weight[rows] * inside[rows] * ce)[:, None]
-            above.sub_(slope).mul_((2 * tv * weight[rows])[:, None]).add_(ce_weight).mul_(draft)
-            above.scatter_add_(-1, column[rows], -ce_weight)
+            above.sub_(slope).mul_((2 * tv * weight[rows])[:, None]).mul_(draft)
+            above.addcmul_(pull, (ce * weight[rows])[:, None])
             grad[rows] = above.to(grad.dtype)
         ctx.save_for_backward(grad)
-        nll.mul_(inside)
         loss = (weight * (ce * nll + 2 * tv * (1 - overlap))).sum()
         ctx.mark_non_differentiable(overlap, nll)
         return loss, overlap, nll
@@ -70,7 +70,26 @@ class _DraftDistribution(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, scale: Tensor, *_: Tensor) -> tuple[Tensor | None, ...]:
         (grad,) = ctx.saved_tensors
-        return grad * scale, None, None, None, None, None, None
+        return grad * scale, None, None, None, None, None
+
+
+def _cross_entropy(draft: Tensor, label: Tensor) -> tuple[Tensor, Tensor]:
+    """Return -log draft[label], [n], and its gradient in the logits, [n, V']; 0 for label -1."""
+    inside, column = label >= 0, label.clamp(min=0)[:, None]
+    nll = -draft.gather(-1, column)[:, 0].clamp(min=1e-12).log()
+    pull = draft * inside[:, None]
+    return nll * inside, pull.scatter_add_(-1, column, -inside[:, None].to(pull.dtype))
+
+
+def _soft_cross_entropy(
+    logits: Tensor, draft: Tensor, distribution: Tensor
+) -> tuple[Tensor, Tensor]:
+    """Return -sum_v p_t(v) log p_d(v), [n], and its gradient in the logits, [n, V'].
+
+    v runs over the draft vocabulary, on which the target's mass may be below 1.
+    """
+    nll = -(distribution * torch.log_softmax(logits.float(), -1)).sum(-1)
+    return nll, draft * distribution.sum(-1, keepdim=True) - distribution
 
 
 @dataclass(frozen=True)
@@ -106,7 +125,7 @@ def dspark_loss(
     total_weight = weight.sum().clamp(min=1e-9)
     weight = weight / total_weight
     drafted, accept, nll = _DraftDistribution.apply(
-        logits, target, log_partition, label, weight, objective.ce, objective.tv
+        logits, target, log_partition, label, weight, objective
     )
     terms = torch.stack([weight @ nll, 2 * weight @ (1 - accept), torch.zeros_like(weight.sum())])
     if confidence is None:

@@ -16,3 +16,11 @@ class ObjectiveConfig(FrozenModel):
         description="of L_tv = sum_v |p_t - p_d| (eq. 10): 0.45 is 0.9 times the total variation",
     )
     confidence: float = Field(1.0, description="of the confidence head's loss")
+    soft_labels: bool = Field(
+        False,
+        description="cross entropy with the target's distribution, as Eagle3 is trained; false: "
+        "with its token",
+    )
+    decay: float | None = Field(
+        None, gt=0, description="position k weighs exp(-(k - 1) / decay); null: gamma"
+    )

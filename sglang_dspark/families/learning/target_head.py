@@ -40,7 +40,7 @@ def headless_losses(
     vocabulary of `head`, against the target's distribution at every position."""
     with torch.no_grad():
         target = head.logits(batch.hidden)
-    weight = position_weights(batch.gamma).to(logits.device) * batch.valid
+    weight = position_weights(batch.gamma, objective.decay).to(logits.device) * batch.valid
     return dspark_loss(
         logits.flatten(0, 1),
         target.flatten(0, 1),
