@@ -42,7 +42,7 @@ def pack(responses: Sequence[Response], anchors: Sequence[Tensor], gamma: int) -
         k: [] for k in ("tokens", "features", "last_hidden", "context_positions")
     }
     blocks: dict[str, list[Tensor]] = {
-        k: [] for k in ("hidden", "log_partition", "inputs", "labels", "valid", "previous_hidden")
+        k: [] for k in ("hidden", "log_partition", "inputs", "labels", "valid")
     }
     for r, p in zip(responses, anchors, strict=True):
         n = int(p.max()) + 1
@@ -77,5 +77,4 @@ def _blocks(r: Response, p: Tensor, gamma: int) -> dict[str, Tensor]:
         "inputs": r.tokens[at],
         "labels": r.tokens[at + 1],
         "valid": valid,
-        "previous_hidden": r.hidden[p - 1],
     }

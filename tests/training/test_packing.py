@@ -89,7 +89,6 @@ def test_fields_are_what_they_say():
         r = responses[s]
         end = next(e for a, e in r.answers if a <= p < e)
         assert b.anchors[i] == r.tokens[p]
-        assert torch.equal(b.previous_hidden[i], r.hidden[p - 1])
         for k in range(1, GAMMA + 1):
             assert bool(b.valid[i, k - 1]) == (p + k < end)
             if p + k < end:

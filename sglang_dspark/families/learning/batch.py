@@ -28,7 +28,6 @@ class PackedBatch:
     positions         [P] int64       p >= 1; a block sees its sequence's context positions < p
     inputs, labels    [P, gamma]      tokens at p+k-1 and p+k
     valid             [P, gamma] bool False where p+k is past the end of the answer
-    previous_hidden   [P, d]          target's last hidden state at p-1
     """
 
     tokens: Tensor
@@ -44,7 +43,6 @@ class PackedBatch:
     inputs: Tensor
     labels: Tensor
     valid: Tensor
-    previous_hidden: Tensor
 
     @property
     def gamma(self) -> int:
