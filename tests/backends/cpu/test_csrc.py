@@ -25,7 +25,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     shutil.copytree(csrc.SOURCES, sources, ignore=shutil.ignore_patterns("*.so"))
     monkeypatch.setattr(csrc, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kept = (csrc.library, linear.prepare_for, threads.process_pool)
+    kept = (csrc.library, csrc.operator, linear.prepare_for, threads.process_pool)
     for each in kept:
         each.cache_clear()
     yield tmp_path / "cache" / "sglang-dspark" / "csrc"
@@ -66,6 +66,7 @@ def test_without_a_compiler_torch_multiplies_and_one_line_says_so(
         assert linear.prepare() is None
         assert threads.process_pool() is None
         assert threads.sharing(4) == (0, 1)
+        assert csrc.operator("rms_norm_rows") is None
     assert caplog.messages == [
         "sglang-dspark: torch multiplies, which is slower: the C++ library of the CPU kernels is "
         f"missing: there is no C++ compiler; {csrc.HOW_TO}"
