@@ -65,7 +65,7 @@ def test_without_a_compiler_torch_multiplies_and_one_line_says_so(
     with caplog.at_level(logging.WARNING):
         assert linear.prepare() is None
         assert threads.process_pool() is None
-        assert threads.sharing(4) == (0, 1)
+        assert threads.pool_threads(4) == 1
         assert csrc.operator("rms_norm_rows") is None
     assert caplog.messages == [
         "sglang-dspark: torch multiplies, which is slower: the C++ library of the CPU kernels is "
