@@ -115,3 +115,4 @@ def test_a_forked_process_does_all_itself(pool: ThreadPool) -> None:
 def test_a_kernel_gets_the_pools_threads(pool: ThreadPool) -> None:
     assert pool_threads(3) == 3
     assert pool.threads >= 3
+    assert pool_threads(1) == 1
