@@ -31,7 +31,6 @@ KERNELS = (
     paged_attention.attend,
     fused_ops.rms_norm_rows,
     fused_ops.silu_and_mul_rows,
-    confidence._confidence,
     expert_ops._project,
     expert_ops._read,
     accept._walk,
