@@ -159,8 +159,8 @@ class Injector:
         room, n = torch.empty(len(hidden) * self._room), len(hidden)
         if n:
             self._inject(
-                ctypes.addressof(self._tables), hidden.data_ptr(), n, projected,
-                positions.data_ptr(), slots.data_ptr(), room.data_ptr(),
+                ctypes.addressof(self._tables), hidden.data_ptr(), n, linear.block_rows(n),
+                projected, positions.data_ptr(), slots.data_ptr(), room.data_ptr(),
             )  # fmt: skip
 
     def defer(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
@@ -285,7 +285,7 @@ def _plain(weight: Tensor) -> bool:
 
 
 def _operator() -> Callable[..., None]:
-    kinds = (c_void_p, c_void_p, c_int64, c_int32, c_void_p, c_void_p, c_void_p)
+    kinds = (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p, c_void_p)
     found = operator("inject_context", *kinds)
     assert found is not None  # `resolve_injector` requires the products' library
     return found

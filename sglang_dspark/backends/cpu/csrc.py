@@ -57,7 +57,7 @@ OBJECTS = (
     ),
     *(
         (source, (f"-DDSPARK_ISA={name}", *_LEVELS.get(name, ())))
-        for source in ("rows.cpp", "context.cpp", "heads.cpp")
+        for source in ("rows.cpp", "context.cpp", "heads.cpp", "experts.cpp")
         for name in OPERATOR_LEVELS
     ),
 )

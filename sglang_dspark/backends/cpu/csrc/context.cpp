@@ -8,8 +8,6 @@
 
 namespace {
 
-constexpr int64_t kMaxBlock = 6; // as in matmul.cpp
-
 // `ContextTables` of context_kv.py: L layers, heads of `size`.
 struct Tables {
   Matmul multiply[2]; // with fc [d, features] and stacked [L * 2 * heads * size, d]
@@ -20,14 +18,6 @@ struct Tables {
   int64_t layers, features, d, heads, size, rotary;
   float fc_epsilon, head_epsilon;
 };
-
-// out [n, columns] = x W^T; x [n, width].
-void multiply(const Tables &t, int which, const float *x, int64_t n, int64_t width,
-              int64_t columns, float *out) {
-  const int64_t blocks = (n + kMaxBlock - 1) / kMaxBlock, block = (n + blocks - 1) / blocks;
-  t.multiply[which](x, width, n, block, t.weights[which], columns, width, out,
-                    static_cast<int32_t>(t.threads[which]));
-}
 
 // `_Rows` of waiting_rows.py: features [places, width], the others [places].
 struct Waiting {
@@ -41,19 +31,24 @@ struct Waiting {
 
 extern "C" {
 
-// Project rows x [n, features], or [n, d] if projected, and write them into the caches. n > 0;
-// positions, slots [n]; room: n * (2 * d + stacked) floats.
+// Project rows x [n, features], or [n, d] if projected, and write them into the caches. n > 0,
+// `block` rows together in products; positions, slots [n]; room: n * (2 * d + stacked) floats.
 DSPARK_EXPORT void NAMED(inject_context)(const Tables *tables, const float *x, int64_t n,
-                                         int32_t projected, const int64_t *positions,
-                                         const int64_t *slots, float *room) {
+                                         int64_t block, int32_t projected,
+                                         const int64_t *positions, const int64_t *slots,
+                                         float *room) {
   const Tables &t = *tables;
+  const auto multiply = [&](int which, const float *rows, int64_t k, int64_t width, float *out) {
+    const int32_t threads = static_cast<int32_t>(t.threads[which]);
+    t.multiply[which](rows, k, n, block, t.weights[which], width, k, out, threads);
+  };
   const int64_t width = t.heads * t.size, stride = t.layers * 2 * width;
   float *context = room + n * t.d, *stacked = context + n * t.d;
   if (!projected) {
-    multiply(t, 0, x, n, t.features, t.d, room);
+    multiply(0, x, t.features, t.d, room);
     NAMED(rms_norm_rows)(room, t.d, n, t.d, t.fc_norm, t.fc_epsilon, context);
   }
-  multiply(t, 1, projected ? x : context, n, t.d, stride, stacked);
+  multiply(1, projected ? x : context, t.d, stride, stacked);
   for (int64_t layer = 0; layer < t.layers; ++layer) {
     float *keys = stacked + layer * 2 * width, *const *cache = t.caches + 2 * layer;
     const float *norm = t.head_norms + layer * t.size;
