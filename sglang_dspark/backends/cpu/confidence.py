@@ -15,7 +15,12 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu.csrc import operator
-from sglang_dspark.backends.cpu.fast_paths import find_or_log, require, require_class
+from sglang_dspark.backends.cpu.fast_paths import (
+    find_or_log,
+    require,
+    require_class,
+    require_library,
+)
 from sglang_dspark.serving import upstream
 
 _P, _N = c_void_p, c_int64
@@ -86,7 +91,7 @@ def confidence_of(
 
 def _weights(draft_model: Any) -> ConfidenceWeights:
     """Resolve the head's weights. Raises UnsupportedError if the operator cannot read them."""
-    require(operator(*_CONFIDENCE) is not None, "there is no C++ operator for this processor")
+    require_library()
     head, markov = draft_model.confidence_head, draft_model.markov_head
     require_class("its confidence head", head, upstream.DSparkConfidenceHead)
     w1 = None

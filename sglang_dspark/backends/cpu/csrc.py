@@ -57,7 +57,10 @@ OBJECTS = (
     ),
     *(
         (source, (f"-DDSPARK_ISA={name}", *_LEVELS.get(name, ())))
-        for source in ("rows.cpp", "context.cpp", "heads.cpp", "experts.cpp")
+        for source in (
+            *("rows.cpp", "attention.cpp", "layers.cpp"),
+            *("context.cpp", "heads.cpp", "experts.cpp"),
+        )
         for name in OPERATOR_LEVELS
     ),
 )
@@ -113,14 +116,23 @@ def _loaded(found: ctypes.CDLL) -> Library:
     return Library(found.dspark_processor, found.dspark_matmul, run, found.dspark_pool_serve, found)
 
 
+def why_not() -> str | None:
+    """Return why torch computes in the place of the library; None if the library can."""
+    loaded = library()
+    if loaded is None:
+        return f"the C++ library of the CPU kernels is missing; {HOW_TO}"
+    fuses = loaded.processor() & 1
+    return None if fuses else "this processor has no AVX2 and fused multiply-add"
+
+
 @cache
 def operator(
     name: str, *argtypes: Any, returns: Any = None, level: str | None = None
 ) -> Callable[..., Any] | None:
     """Bind an operator of csrc/ for this processor, or for one of `OPERATOR_LEVELS`.
 
-    argtypes, returns: types of ctypes; c_void_p takes `Tensor.data_ptr()`. The function runs without
-    the GIL. None without the library, and on a processor without AVX2 and fused multiply-add.
+    argtypes, returns: types of ctypes; c_void_p takes `Tensor.data_ptr()`. A call releases the GIL.
+    None where `why_not` has a reason.
     """
     loaded = library()
     level = level or _operator_level(0 if loaded is None else loaded.processor())

@@ -27,7 +27,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.csrc import HOW_TO, library
+from sglang_dspark.backends.cpu import csrc
+from sglang_dspark.backends.cpu.csrc import library
 from sglang_dspark.backends.cpu.threads import process_pool
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
@@ -141,9 +142,7 @@ def why_not() -> str | None:
 
     if not current_config().cpu.matrix_kernel:
         return "cpu.matrix_kernel is false in the configuration"
-    if library() is None:
-        return f"the C++ library of the CPU kernels is missing; {HOW_TO}"
-    return None if Processor.host().fuses else "this processor has no AVX2 and fused multiply-add"
+    return csrc.why_not()
 
 
 def prepare() -> NarrowMatmul | None:

@@ -103,13 +103,13 @@ def why_no_pool() -> str | None:
     return None
 
 
-def sharing(threads: int) -> tuple[int, int]:
-    """Return the pool's entry and threads for `jit.in_parts`; one thread without a pool."""
+def pool_threads(threads: int) -> int:
+    """Grow the pool to so many threads and return their number; 1 without a pool."""
     pool = process_pool() if threads > 1 else None
     if pool is None:
-        return 0, 1
+        return 1
     pool.grow(threads)
-    return pool.entry, threads
+    return threads
 
 
 @lru_cache(maxsize=1)

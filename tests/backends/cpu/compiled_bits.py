@@ -19,7 +19,6 @@ from sglang_dspark.backends.cpu import (
     expert_ops,
     fused_ops,
     paged_attention,
-    threads,
 )
 from sglang_dspark.backends.cpu.attention_plan import make_plan
 from sglang_dspark.drafter.hyper_connections import StreamRead
@@ -29,7 +28,6 @@ CONTEXTS = (20, 64, 200, 333)
 HEADS, KV_HEADS, DIM, WIDTH = 9, 3, 64, 576
 DRAFTS = 5
 KERNELS = (
-    paged_attention.attend,
     fused_ops.rms_norm_rows,
     fused_ops.silu_and_mul_rows,
     accept._walk,
@@ -68,7 +66,7 @@ def _attended() -> list[np.ndarray]:
             plan = make_plan(table, torch.tensor([0]), [queries], [context])
             paged_attention.paged_attention(
                 q, keys, values, plan, scale=0.125, causal=True, window=paged_attention.NO_WINDOW,
-                sharing=threads.sharing(1), out=out,
+                threads=1, out=out,
             )  # fmt: skip
             found.append(out.numpy())
     return found

@@ -169,7 +169,7 @@ def test_a_narrowed_plan_is_the_drafters_window(window: int) -> None:
     out = torch.empty_like(q)
     paged_attention.paged_attention(
         q, k_cache, v_cache, plan, scale=8**-0.5, causal=False, window=paged_attention.NO_WINDOW,
-        sharing=(0, 1), out=out,
+        threads=1, out=out,
     )  # fmt: skip
     for r, length in enumerate(lens):
         slots = table[r].long()

@@ -19,7 +19,6 @@ from sglang_dspark import float_ops
 from sglang_dspark.backends import cpu
 from sglang_dspark.backends.cpu.jit import kernel
 from sglang_dspark.backends.cpu.lanes import add_weighted, dots, lane_max, lane_sum
-from sglang_dspark.backends.cpu.layers.layer_kernel import layers
 from sglang_dspark.float_ops import exp32, fma
 from tests.backends.cpu import compiled_bits
 
@@ -189,7 +188,7 @@ def test_no_kernel_may_reorder_sums() -> None:
     names = [each.name for each in walk_packages(cpu.__path__, f"{cpu.__name__}.")]
     modules = [float_ops, *(import_module(name) for name in names)]
     found = {each for module in modules for each in vars(module).values() if compiled(each)}
-    assert {exp32, layers, *compiled_bits.KERNELS} <= found
+    assert {exp32, *compiled_bits.KERNELS} <= found
     assert [
         each.__name__ for each in found if each.targetoptions.get("fastmath") is not False
     ] == []

@@ -461,27 +461,16 @@ def test_other_layers_do_not_fit_and_say_why(
         layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
 
 
-def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
-    shape = layer_spec.Shape(hidden=48, heads=3, kv_heads=1, head=16, mlp=80)
-    buffers = layer_spec.buffers_for(shape, 5)
-    assert layer_spec.buffers_for(shape, 5) is buffers
-    assert layer_spec.buffers_for(shape, 7).normed.ctypes.data == buffers.normed.ctypes.data
-    apart = sorted(set(buffers._fields) - {"qkv"})  # which is `heads` in another shape
-    assert buffers.heads.ctypes.data == buffers.qkv.ctypes.data
-    for number, name in enumerate(apart):
-        getattr(buffers, name)[:] = number
-    for number, name in enumerate(apart):
-        assert (getattr(buffers, name) == number).all()
-
-
 def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
     stack = layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
     pool = World(Case((5,), (1,))).kv_pool
     pool.k_buffer, pool.v_buffer = pool.k_buffer * LAYERS, pool.v_buffer * LAYERS
-    tables = stack.tables(pool)
-    assert stack.tables(pool) is tables
+    found = stack.for_pool(pool)
+    assert stack.for_pool(pool) is found
     pool.v_buffer[1] = pool.v_buffer[1].clone()
-    assert stack.tables(pool) is not tables
+    moved = stack.for_pool(pool)
+    assert moved is not found
+    assert moved.layers[1].attention.values == pool.v_buffer[1].data_ptr()
 
 
 def test_the_target_is_what_we_expect() -> None:

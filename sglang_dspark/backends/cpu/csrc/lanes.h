@@ -119,7 +119,8 @@ inline void dots(const float *const (&keys)[K], const float *const (&queries)[Q]
         add_products<together, Q>(sums, keys + first, queries, i + p * kNative, p, Whole{});
       }
     }
-    for (int p = 0; i < n; ++p, i += kNative) {
+    UNROLL for (int p = 0; p < kParts; ++p, i += kNative) {
+      if (i >= n) break;
       const Rest rest = {least(n - i, kNative)};
       add_products<together, Q>(sums, keys + first, queries, i, p, rest);
     }

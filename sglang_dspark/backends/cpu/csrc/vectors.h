@@ -34,6 +34,7 @@ constexpr int kParts = kLanes / kNative;
 constexpr bool kWide = kNative == 16;
 
 typedef float Floats __attribute__((vector_size(4 * kNative)));
+typedef float Quarter __attribute__((vector_size(16)));
 typedef int32_t Ints __attribute__((vector_size(4 * kNative)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kNative)));
 typedef uint32_t Words __attribute__((vector_size(4 * kNative)));
