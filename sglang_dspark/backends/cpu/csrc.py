@@ -57,7 +57,10 @@ OBJECTS = (
     ),
     *(
         (source, (f"-DDSPARK_ISA={name}", *_LEVELS.get(name, ())))
-        for source in ("rows.cpp", "attention.cpp", "layers.cpp")
+        for source in (
+            *("rows.cpp", "attention.cpp", "layers.cpp"),
+            *("context.cpp", "heads.cpp", "experts.cpp"),
+        )
         for name in OPERATOR_LEVELS
     ),
 )

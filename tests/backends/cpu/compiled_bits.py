@@ -21,6 +21,7 @@ from sglang_dspark.backends.cpu import (
     paged_attention,
 )
 from sglang_dspark.backends.cpu.attention_plan import make_plan
+from sglang_dspark.drafter.hyper_connections import StreamRead
 from sglang_dspark.float_ops import exp32
 
 CONTEXTS = (20, 64, 200, 333)
@@ -29,9 +30,6 @@ DRAFTS = 5
 KERNELS = (
     fused_ops.rms_norm_rows,
     fused_ops.silu_and_mul_rows,
-    confidence._confidence,
-    expert_ops._project,
-    expert_ops._read,
     accept._walk,
 )
 
@@ -92,15 +90,15 @@ def _drafted() -> list[np.ndarray]:
     weights = confidence.ConfidenceWeights(weight, None, torch.randn(50, 8), torch.ones(1))
     anchor, drafts = torch.tensor([3, 40]), torch.randint(0, 50, (2, DRAFTS))
     survival, logits = confidence.confidence(weights, features, anchor, drafts)
-    streams, phi = torch.randn(7, 4, WIDTH).numpy(), torch.randn(24, 4 * WIDTH).numpy()
-    projected, read = np.empty((7, 24), np.float32), np.empty((7, WIDTH), np.float32)
-    expert_ops._project(streams.reshape(7, -1), phi, 1e-6, projected)
-    expert_ops._read(streams, projected, np.float32(0.5), torch.randn(4).numpy(), read)
+    with torch.no_grad():
+        read, projected = expert_ops.CompiledRead(StreamRead(4, WIDTH)).project(
+            torch.randn(7, 4, WIDTH)
+        )
     proposals = torch.randn(2, DRAFTS, WIDTH + 7).softmax(-1)
     targets = torch.randn(2, DRAFTS + 1, WIDTH + 7).softmax(-1)
     uniforms = torch.rand(2, DRAFTS, dtype=torch.float64)
     kept = accept.walk(drafts, proposals, targets, uniforms, torch.tensor([DRAFTS, 3]))
-    return [survival.numpy(), logits.numpy(), projected, read, *(each.numpy() for each in kept)]
+    return [each.numpy() for each in (survival, logits, projected, read, *kept)]
 
 
 if __name__ == "__main__":
