@@ -17,7 +17,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from sglang_dspark.backends.cpu import linear
+from sglang_dspark.backends.cpu import csrc, linear
 from sglang_dspark.backends.cpu.csrc import operator
 from sglang_dspark.backends.cpu.linear import LANES
 from sglang_dspark.drafter.hyper_connections import SINKHORN_ROUNDS, HyperConnection, StreamRead
@@ -52,7 +52,7 @@ class CompiledExperts:
 
         Raises RuntimeError where this processor has no matrix kernel.
         """
-        self.entry, self.inner = _entry(), int(gate.shape[1])
+        self.entry, self._run, self.inner = _entry(), _bound(_EXPERTS), int(gate.shape[1])
         self.gate_up = torch.cat([gate.detach(), up.detach()], 1).contiguous()  # [E, 2 I, d]
         self.down = down.detach().contiguous()
 
@@ -62,8 +62,8 @@ class CompiledExperts:
             raise RuntimeError(f"rows {tuple(x.shape)} {x.dtype} are not for the compiled experts")
         plan = permute_tokens(ids, len(self.gate_up))
         x, weights, (rows, width), top = x.contiguous(), weights.contiguous(), x.shape, ids.shape[1]
-        room, out = torch.empty(rows * top, 2 * width + 3 * self.inner), torch.zeros(x.shape)
-        _bound(_EXPERTS)(
+        room, out = torch.empty(rows * top, 2 * width + 3 * self.inner), torch.empty(x.shape)
+        self._run(
             self.entry, x.data_ptr(), rows, width, plan.order.data_ptr(), plan.back.data_ptr(),
             plan.counts.data_ptr(), len(plan.counts), weights.data_ptr(), top,
             self.gate_up.data_ptr(), self.down.data_ptr(), self.inner, room.data_ptr(),
@@ -84,7 +84,8 @@ class CompiledShared:
         return cls(shared) if supported else None
 
     def __init__(self, shared: SharedExperts):
-        self.entry, down = _entry(), shared.down_proj.weight.detach()
+        self.entry, self._run = _entry(), _bound(_SWIGLU)
+        down = shared.down_proj.weight.detach()
         with torch.no_grad():
             both = torch.cat([shared.gate_proj.weight, shared.up_proj.weight])
         self.gate_up, self.down = both.contiguous(), down.contiguous()
@@ -93,24 +94,11 @@ class CompiledShared:
         """[T, d] -> [T, d]."""
         inner = self.down.shape[1]
         x, room, out = x.contiguous(), torch.empty(len(x), 3 * inner), torch.empty(x.shape)
-        _bound(_SWIGLU)(
+        self._run(
             self.entry, x.data_ptr(), *x.shape, self.gate_up.data_ptr(), self.down.data_ptr(),
             inner, room.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
-
-
-def _entry() -> int:
-    multiply = linear.prepare()
-    if multiply is None:
-        raise RuntimeError("this processor has no matrix kernel")
-    return multiply.entry
-
-
-def _bound(what: Any) -> Callable[..., None]:
-    found = operator(*what)
-    assert found is not None  # else nothing is compiled
-    return found
 
 
 class CompiledRead:
@@ -123,7 +111,7 @@ class CompiledRead:
 
     def __init__(self, read: StreamRead, *others: Tensor):
         """others: further rows of phi, which `project` multiplies too."""
-        weights = read.weights
+        weights, self._run = read.weights, _bound(_READ)
         self.phi, self.bias = _copied(torch.cat([weights.phi, *others])), _copied(weights.bias)
         self.alpha, self.epsilon = weights.alpha.item(), read.eps
 
@@ -135,8 +123,8 @@ class CompiledRead:
         """Read streams x [T, n, d] into [T, d]; and return their projection [T, size]."""
         x, (rows, n, width) = x.contiguous(), x.shape
         room, projected = torch.empty(n), torch.empty(rows, len(self.phi))
-        out = torch.zeros(rows, width)
-        _bound(_READ)(
+        out = torch.empty(rows, width)
+        self._run(
             x.data_ptr(), rows, n, width, self.phi.data_ptr(), len(self.phi), self.epsilon,
             self.alpha, self.bias.data_ptr(), room.data_ptr(), projected.data_ptr(),
             out.data_ptr(),
@@ -154,7 +142,7 @@ class CompiledStreams:
         return cls(connection) if supported else None
 
     def __init__(self, connection: HyperConnection):
-        c = connection
+        c, self._run = connection, _bound(_WRITE)
         self.read = CompiledRead(c.read, c.write.phi, c.mix.phi).project
         self.alphas = _copied(torch.stack([c.write.alpha, c.mix.alpha]))
         self.write_bias, self.mix_bias = _copied(c.write.bias), _copied(c.mix.bias)
@@ -162,13 +150,31 @@ class CompiledStreams:
     def write(self, x: Tensor, block: Tensor, projected: Tensor) -> Tensor:
         """Add a block's output [T, d] to streams x [T, n, d] -> [T, n, d]; see `read`."""
         x, block, n = x.contiguous(), block.contiguous(), x.shape[1]
-        room, out = torch.empty(n, 2 * n + 3), torch.empty(x.shape)
-        _bound(_WRITE)(
+        room, out = torch.empty(2 * _padded(n * n) + 3 * _padded(n)), torch.empty(x.shape)
+        self._run(
             x.data_ptr(), *x.shape, projected.data_ptr(), self.alphas.data_ptr(),
             self.write_bias.data_ptr(), self.mix_bias.data_ptr(), SINKHORN_ROUNDS,
             block.data_ptr(), room.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
+
+
+def _entry() -> int:
+    multiply = linear.prepare()
+    if multiply is None:
+        raise RuntimeError("this processor has no matrix kernel")
+    return multiply.entry
+
+
+def _bound(what: Any) -> Callable[..., None]:
+    found = operator(*what)
+    if found is None:
+        raise RuntimeError(str(csrc.why_not()))
+    return found
+
+
+def _padded(n: int) -> int:
+    return -(-n // LANES) * LANES
 
 
 def _plain(module: nn.Module) -> bool:

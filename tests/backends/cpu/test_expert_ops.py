@@ -137,10 +137,10 @@ def test_every_instruction_set_computes_the_same_bits(monkeypatch: pytest.Monkey
     module, connection = moe(), HyperConnection(5, 50)
     x, streams = torch.randn(13, 64), torch.randn(13, 5, 50)
     routing, found = module.gate(x), []
-    shared = expert_ops.CompiledShared.of(module.shared_experts)
-    assert shared is not None
     for level in LEVELS:
         force_level(monkeypatch, expert_ops, level)
+        shared = expert_ops.CompiledShared.of(module.shared_experts)
+        assert shared is not None
         own = expert_ops.CompiledStreams(connection)
         read, projected = own.read(streams)
         experts = routed(module)(x, routing.experts, routing.weights)
