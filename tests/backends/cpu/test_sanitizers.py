@@ -79,6 +79,20 @@ def test_jobs_and_products_are_clean(kind: str, tmp_path: Path) -> None:
             "aligned_alloc(kLine, (rows - 1) * stride)",
             "heap-buffer-overflow",
         ),
+        (
+            "address,undefined",
+            "attention.cpp",
+            "item.rows() * (item.padded + 1)",
+            "item.rows() * item.padded",
+            "heap-buffer-overflow",
+        ),
+        (
+            "thread",
+            "attention.cpp",
+            "  float *scratch = nullptr;",
+            "  static float *scratch = nullptr;",
+            "data race",
+        ),
     ],
 )
 def test_a_fault_is_found(
