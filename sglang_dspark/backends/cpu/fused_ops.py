@@ -13,96 +13,15 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cpu.csrc import operator
 from sglang_dspark.backends.cpu.fast_paths import require_library, supported
-from sglang_dspark.backends.cpu.jit import kernel
-from sglang_dspark.backends.cpu.lanes import lane_sum
-from sglang_dspark.float_ops import exp32, fma
 from sglang_dspark.serving import upstream
 
 _FLOAT = torch.float32
 _ADDRESS, _SIZE, _FRACTION = ctypes.c_void_p, ctypes.c_int64, ctypes.c_float
-
-
-@kernel
-def _one_over_rms(squares, epsilon):  # type: ignore[no-untyped-def]
-    """1 / sqrt(mean + epsilon) of squares [d]."""
-    mean = lane_sum(squares) / np.float32(squares.shape[0])
-    return np.float32(1.0) / np.sqrt(mean + np.float32(epsilon))
-
-
-@kernel
-def rms_norm_rows(x, weight, epsilon, out):  # type: ignore[no-untyped-def]
-    """out = x / rms(x) * weight; x, out [n, d], weight [d]; out does not alias x."""
-    for i in range(x.shape[0]):
-        row, target = x[i], out[i]
-        for d in range(row.shape[0]):
-            target[d] = row[d] * row[d]
-        scale = _one_over_rms(target, epsilon)
-        for d in range(row.shape[0]):
-            target[d] = (row[d] * scale) * weight[d]
-
-
-@kernel
-def add_rms_norm_rows(x, residual, weight, epsilon, total, out):  # type: ignore[no-untyped-def]
-    """total = x + residual and out = its norm; all [n, d], out and total do not alias."""
-    for i in range(x.shape[0]):
-        row, carried, kept, target = x[i], residual[i], total[i], out[i]
-        for d in range(row.shape[0]):
-            value = row[d] + carried[d]
-            kept[d] = value
-            target[d] = value * value
-        scale = _one_over_rms(target, epsilon)
-        for d in range(row.shape[0]):
-            target[d] = (kept[d] * scale) * weight[d]
-
-
-@kernel
-def rms_norm_heads(x, first, heads, weight, epsilon):  # type: ignore[no-untyped-def]
-    """Heads first..first+heads-1 of x [n, all heads * d] normed in place; weight [d]."""
-    width = weight.shape[0]
-    squares = np.empty(width, np.float32)
-    for i in range(x.shape[0]):
-        for h in range(first, first + heads):
-            row = x[i, h * width : (h + 1) * width]
-            for d in range(width):
-                squares[d] = row[d] * row[d]
-            scale = _one_over_rms(squares, epsilon)
-            for d in range(width):
-                row[d] = (row[d] * scale) * weight[d]
-
-
-@kernel
-def silu_and_mul_rows(x, out):  # type: ignore[no-untyped-def]
-    """out = silu(x[:, :d]) * x[:, d:]; x [n, 2d], out [n, d]."""
-    width = out.shape[1]
-    for i in range(x.shape[0]):
-        gate, up, target = x[i, :width], x[i, width:], out[i]
-        for d in range(width):
-            target[d] = gate[d] / (np.float32(1.0) + exp32(-gate[d])) * up[d]
-
-
-@kernel
-def rotate_rows(positions, cos_sin, query, key, width):  # type: ignore[no-untyped-def]
-    """Rotate the first cos_sin.shape[1] dimensions of every head in place, halves paired.
-
-    positions [n], cos_sin [positions, rotary] (cosines, then sines), query and key [n, heads * d],
-    width: d.
-    """
-    half = cos_sin.shape[1] // 2
-    for i in range(positions.shape[0]):
-        cosine, sine = cos_sin[positions[i], :half], cos_sin[positions[i], half:]
-        for x in (query[i], key[i]):
-            for start in range(0, x.shape[0], width):
-                first, second = x[start : start + half], x[start + half : start + 2 * half]
-                for d in range(half):
-                    a, b = first[d], second[d]
-                    first[d] = fma(a, cosine[d], -(b * sine[d]))
-                    second[d] = fma(b, cosine[d], a * sine[d])
 
 
 def _norm_rows() -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import ctypes
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
 
@@ -17,26 +17,23 @@ from torch import Tensor
 
 from sglang_dspark.backends.cpu import csrc, fused_ops, paged_attention
 from sglang_dspark.backends.cpu.attention_plan import CACHED, make_plan
+from tests.backends.cpu.operator_levels import LEVELS, force_level
 
 pytestmark = pytest.mark.skipif(csrc.why_not() is not None, reason="no operators here")
 WIDTHS = [1, 3, 16, 17, 48, 63, 64, 65, 130, 576, 601]
 
 
 @pytest.fixture
-def levels(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Yield a function that sets the level of the operators, for each level in turn."""
-    loaded = csrc.library()
-    assert loaded is not None
-    count = 2 if loaded.processor() & 2 else 1
+def levels(monkeypatch: pytest.MonkeyPatch) -> Callable[[], Iterator[str]]:
+    """Return an iterator over instruction sets that sets each one in turn."""
 
     def each() -> Iterator[str]:
-        for level in csrc.OPERATOR_LEVELS[:count]:
-            csrc.operator.cache_clear()
-            monkeypatch.setattr(csrc, "_operator_level", lambda bits, level=level: level)
+        for level in LEVELS:
+            force_level(monkeypatch, fused_ops, level)
+            force_level(monkeypatch, paged_attention, level)
             yield level
 
-    yield each
-    csrc.operator.cache_clear()
+    return each
 
 
 def assert_same(levels: Any, compute: Any) -> None:
@@ -68,7 +65,7 @@ def rows(width: int, spoilt: bool) -> list[Tensor]:
     heads = torch.randn(3, 4 * width)
     size, address = ctypes.c_int64, ctypes.c_void_p
     kinds = (address, size, size, size, size, address, ctypes.c_float)
-    norm_heads = csrc.operator("rms_norm_heads", *kinds)
+    norm_heads = fused_ops.operator("rms_norm_heads", *kinds)
     assert norm_heads is not None
     weight = norm.weight.data_ptr()
     norm_heads(heads[:, width:].data_ptr(), 4 * width, 3, 2, width, weight, 1e-6)
