@@ -13,8 +13,8 @@
 #include "../../../sglang_dspark/backends/cpu/csrc/heads.cpp"
 
 #define EACH(of, isa)                                                                            \
-  of(isa, inject_context) of(isa, keep_context) of(isa, take_context) of(isa, row_argmax)        \
-  of(isa, accept_greedy) of(isa, verify_chains) of(isa, draft_block) of(isa, confidence)         \
+  of(isa, inject_context) of(isa, keep_context) of(isa, take_context) of(isa, accept_greedy)     \
+  of(isa, draft_block) of(isa, confidence)                                                       \
   of(isa, swiglu) of(isa, experts) of(isa, read_streams) of(isa, write_streams)
 #define MEMBER(isa, name) decltype(&dspark_##name##_any) name;
 #define DECLARED(isa, name) decltype(dspark_##name##_any) dspark_##name##_##isa;
@@ -86,19 +86,16 @@ void context(const Level &level, Matmul matmul, Numbers &found) {
 void heads(const Level &level, Matmul matmul, Numbers &found) {
   for (int64_t n : {1, 37, 2048, 2049}) {
     Numbers values = numbers(12 * n, 6);
-    Words64 best(12);
-    level.row_argmax(values.data(), 12, n, best.data());
-    append(found, best);
-    const Words64 window = {0, best[0], best[1], 0, best[8], best[9]}, lens = {3, 2},
-                  starts = {0, 8};
-    std::vector<int32_t> accepted(2), predicted(6), index(6), gained(2);
-    Words64 bonus(2);
+    Words64 window(12), lens(12, 1), starts(12), bonus(12);
+    for (int64_t i = 0; i < 12; ++i) starts[i] = i;
+    std::vector<int32_t> accepted(12);
+    level.accept_greedy(window.data(), 12, 1, lens.data(), starts.data(), values.data(), n,
+                        accepted.data(), bonus.data());
+    append(found, bonus);
+    window = {0, bonus[0], bonus[1], 0, bonus[10], bonus[11]}, lens = {3, 2}, starts = {0, 10};
     level.accept_greedy(window.data(), 2, 3, lens.data(), starts.data(), values.data(), n,
                         accepted.data(), bonus.data());
-    level.verify_chains(window.data(), 2, 3, values.data(), n, predicted.data(), index.data(),
-                        gained.data());
-    append(found, accepted), append(found, bonus), append(found, predicted);
-    append(found, index), append(found, gained);
+    append(found, accepted), append(found, bonus);
   }
   const int64_t requests = 3, gamma = 4, n = 48, rank = 16, vocabulary = 50, width = 21;
   const Numbers w1 = numbers(vocabulary * rank, 7), w2 = numbers(n * rank, 8);
@@ -130,14 +127,14 @@ void experts(const Level &level, Matmul matmul, Numbers &found) {
                 weights.data(), top, gate_up.data(), down.data(), inner, room.data(), out.data());
   append(found, out);
   for (int64_t n : {2, 5}) {
-    const int64_t width = 19, size = n * (n + 2), lines = padded(n);
+    const int64_t width = 16, size = padded(n * (n + 2)), lines = padded(n);
     const Numbers streams = numbers(tokens * n * width, 16), phi = numbers(size * n * width, 17);
     const Numbers bias = numbers(n * n, 18), alphas = {0.5f, 2.0f}, block = numbers(tokens * width, 19);
     Numbers projected(tokens * size), read(tokens * width), written(tokens * n * width);
     Numbers scratch(2 * padded(n * n) + 3 * lines);
-    level.read_streams(streams.data(), tokens, n, width, phi.data(), size, 1e-6f, 0.5f, bias.data(),
+    level.read_streams(matmul, streams.data(), tokens, tokens, n, width, phi.data(), size, 1e-6f, 0.5f, bias.data(),
                        scratch.data(), projected.data(), read.data());
-    level.write_streams(streams.data(), tokens, n, width, projected.data(), alphas.data(),
+    level.write_streams(streams.data(), tokens, n, width, projected.data(), size, alphas.data(),
                         bias.data(), bias.data(), 20, block.data(), scratch.data(), written.data());
     append(found, projected), append(found, read), append(found, written);
   }

@@ -20,7 +20,8 @@ inline void exponentials(float *x, int64_t n) {
 
 // log of numbers in [1, 2^127) to within 2e-7 (Cephes' logf).
 inline Floats log32(Floats x) {
-  const Ints raised = (Ints)x - 0x3f3504f3; // the fraction becomes that of a number >= sqrt(1/2)
+  // The fraction becomes that of a number >= sqrt(1/2).
+  const Ints raised = (Ints)((Words)x - 0x3f3504f3u);
   const Floats e = __builtin_convertvector(raised >> 23, Floats);
   const Floats z = (Floats)((raised & 0x7fffff) + 0x3f3504f3) - spread(1.0f);
   Floats p = spread(7.0376836292e-2f);
@@ -117,42 +118,6 @@ void balance(float *x, int64_t n, int64_t rounds, float *room) {
   }
 }
 
-// out [rows, size] = x phi^T for Q rows of x [rows, width] at once, from row t on; phi [size, width].
-// Returns the next row.
-template <int Q>
-inline int64_t multiply_rows(const float *x, int64_t t, int64_t rows, int64_t width,
-                             const float *phi, int64_t size, float *out) {
-  for (; t + Q <= rows; t += Q) {
-    const float *own[Q];
-    float found[4 * Q + kNative], *to = out + t * size;
-    for (int64_t q = 0; q < Q; ++q) own[q] = x + (t + q) * width;
-    int64_t s = 0;
-    for (; s + 4 <= size; s += 4) {
-      const float *at = phi + s * width;
-      dots<4, Q>({at, at + width, at + 2 * width, at + 3 * width}, own, width, found);
-      for (int64_t i = 0; i < 4 * Q; ++i) to[i / 4 * size + s + i % 4] = found[i];
-    }
-    for (; s < size; ++s) {
-      dots<1, Q>({phi + s * width}, own, width, found);
-      for (int64_t q = 0; q < Q; ++q) to[q * size + s] = found[q];
-    }
-  }
-  return t;
-}
-
-// out [rows, size] = rmsnorm(x [rows, width]) phi^T.
-void project(const float *x, int64_t rows, int64_t width, const float *phi, int64_t size,
-             float epsilon, float *out) {
-  const int64_t t = multiply_rows<4>(x, 0, rows, width, phi, size, out);
-  multiply_rows<1>(x, t, rows, width, phi, size, out);
-  for (int64_t r = 0; r < rows; ++r) {
-    float squares[1 + kNative];
-    dots<1, 1>({x + r * width}, {x + r * width}, width, squares);
-    const float scale = 1.0f / __builtin_sqrtf(squares[0] / static_cast<float>(width) + epsilon);
-    for (int64_t s = 0; s < size; ++s) out[r * size + s] *= scale;
-  }
-}
-
 } // namespace
 
 extern "C" {
@@ -192,30 +157,35 @@ DSPARK_EXPORT void NAMED(experts)(Matmul multiply, const float *x, int64_t token
 }
 
 // projected [rows, size] = rmsnorm(streams [rows, n * d]) phi^T, of which the first n with alpha and
-// bias [n] weight the streams in out [rows, d].
-DSPARK_EXPORT void NAMED(read_streams)(const float *streams, int64_t rows, int64_t n, int64_t d,
-                                       const float *phi, int64_t size, float epsilon, float alpha,
-                                       const float *bias, float *room, float *projected,
-                                       float *out) {
-  project(streams, rows, n * d, phi, size, epsilon, projected);
+// bias [n] weight the streams in out [rows, d]. block: rows that the product computes together.
+DSPARK_EXPORT void NAMED(read_streams)(Matmul multiply, const float *streams, int64_t rows,
+                                       int64_t block, int64_t n, int64_t d, const float *phi,
+                                       int64_t size, float epsilon, float alpha, const float *bias,
+                                       float *room, float *projected, float *out) {
+  const int64_t width = n * d;
+  multiply(streams, width, rows, block, phi, size, width, projected, 1);
   for (int64_t t = 0; t < rows; ++t) {
-    const float *own = streams + t * n * d;
-    gates(projected + t * size, alpha, bias, n, 1.0f, room);
+    const float *own = streams + t * width;
+    float squares[1 + kNative], *seen = projected + t * size;
+    dots<1, 1>({own}, {own}, width, squares);
+    const float scale = 1.0f / __builtin_sqrtf(squares[0] / static_cast<float>(width) + epsilon);
+    for (int64_t s = 0; s < size; ++s) seen[s] *= scale;
+    gates(seen, alpha, bias, n, 1.0f, room);
     const auto stream = [=](int64_t s) { return own + s * d; };
     add_rows(0.0f, nullptr, room, n, d, stream, out + t * d);
   }
 }
 
-// out [rows, n, d] = mixing streams + share block [rows, d]: both of projected [rows, n + n + n * n]
-// by alphas [2] and biases. room: 2 * padded(n * n) + 3 * padded(n) floats.
+// out [rows, n, d] = mixing streams + share block [rows, d]: both of projected [rows, size], from
+// column n on, by alphas [2] and biases. room: 2 * padded(n * n) + 3 * padded(n) floats.
 DSPARK_EXPORT void NAMED(write_streams)(const float *streams, int64_t rows, int64_t n, int64_t d,
-                                        const float *projected, const float *alphas,
-                                        const float *write_bias, const float *mix_bias,
-                                        int64_t rounds, const float *block, float *room,
-                                        float *out) {
+                                        const float *projected, int64_t size,
+                                        const float *alphas, const float *write_bias,
+                                        const float *mix_bias, int64_t rounds,
+                                        const float *block, float *room, float *out) {
   float *mixing = room + padded(n), *free = mixing + padded(n * n);
   for (int64_t t = 0; t < rows; ++t) {
-    const float *own = streams + t * n * d, *seen = projected + t * n * (n + 2);
+    const float *own = streams + t * n * d, *seen = projected + t * size;
     gates(seen + n, alphas[0], write_bias, n, 2.0f, room);
     for (int64_t i = 0; i < n * n; ++i) mixing[i] = alphas[1] * seen[2 * n + i] + mix_bias[i];
     balance(mixing, n, rounds, free);
