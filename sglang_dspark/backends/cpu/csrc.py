@@ -76,15 +76,11 @@ class BuildError(Exception):
 class Library:
     """The loaded library; its functions as csrc/library.cpp and csrc/pool.h declare them.
 
-    Operators are bound by `operator`.
-
-    pool_run: address, for compiled callers. keep: the library, which must
-    outlive the functions.
+    keep: the library, which must outlive the functions; `operator` binds those of operators.
     """
 
     processor: Any  # () -> bits
     matmul: Any  # (processor's bits, format, cache level) -> address or None
-    pool_run: int
     pool_serve: Any  # (address of an int32) -> None
     keep: ctypes.CDLL
 
@@ -111,9 +107,7 @@ def _loaded(found: ctypes.CDLL) -> Library:
     found.dspark_matmul.restype = ctypes.c_void_p
     found.dspark_pool_serve.argtypes = [ctypes.c_void_p]
     found.dspark_pool_serve.restype = None
-    run = ctypes.cast(found.dspark_pool_run, ctypes.c_void_p).value
-    assert run is not None
-    return Library(found.dspark_processor, found.dspark_matmul, run, found.dspark_pool_serve, found)
+    return Library(found.dspark_processor, found.dspark_matmul, found.dspark_pool_serve, found)
 
 
 def why_not() -> str | None:

@@ -94,11 +94,6 @@ class Processor:
         AMD's first level has few outstanding misses: a Zen 4 reads twice as fast by its second."""
         return 2 if self.bits & _AMD else 1
 
-    @property
-    def fuses(self) -> bool:
-        """Return whether it has fused multiply-add; without it the kernel is slower than BLAS."""
-        return bool(self.bits & _FUSES)
-
 
 AVX2 = Processor(_FUSES)
 

@@ -79,11 +79,6 @@ class ThreadPool:
     threads: int = 1
     _never: ctypes.c_int32 = field(default_factory=ctypes.c_int32)  # 0: threads serve to the end
 
-    @property
-    def entry(self) -> int:
-        """Return the address of `run(work, data, length, threads)`, C integers."""
-        return self.library.pool_run
-
     def grow(self, threads: int) -> None:
         """Grow to so many threads, the caller among them; never shrink."""
         for number in range(self.threads, threads):

@@ -27,7 +27,7 @@ from sglang.srt.models.llama import LlamaModel
 from sglang.srt.models.qwen3 import Qwen3Model
 from transformers import LlamaConfig, Qwen3Config
 
-from sglang_dspark.backends.cpu import fused_ops, linear
+from sglang_dspark.backends.cpu import csrc, fused_ops, linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
@@ -37,7 +37,6 @@ from sglang_dspark.backends.cpu.layers.layer_stack import (
     forward_target,
     stack_of_model,
 )
-from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.patches.cpu.layers import SEAMS
 from sglang_dspark.patches.cpu.linear import apply_linear
 from sglang_dspark.patches.registry import check_seam
@@ -52,7 +51,7 @@ from tests.backends.cpu.attention_world import (
 )
 
 pytestmark = pytest.mark.skipif(
-    not Processor.host().fuses, reason="no fused multiply-add: the short form does not apply"
+    csrc.why_not() is not None, reason="no fused multiply-add: the short form does not apply"
 )
 Model = LlamaModel | Qwen3Model | DFlashDraftModel
 LAYERS = 3

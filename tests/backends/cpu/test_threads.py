@@ -27,8 +27,9 @@ def pool() -> ThreadPool:
 
 
 def run(pool: ThreadPool, work: object, length: int, threads: int) -> None:
-    kind = ctypes.CFUNCTYPE(None, WORK, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-    kind(pool.entry)(work, None, length, threads)
+    start = pool.library.keep["dspark_pool_run"]
+    start.argtypes = (WORK, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    start(work, None, length, threads)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 36, 1000])

@@ -148,9 +148,27 @@ void hide(const Item &item, int64_t i, float *scores) {
   }
 }
 
+// The largest score, ignoring NaN; n is a multiple of kTile.
+float largest(const float *scores, int64_t n) {
+  constexpr int parts = 4; // so that none waits for the comparison before
+  Floats tops[parts];
+  UNROLL for (int p = 0; p < parts; ++p) tops[p] = spread(-__builtin_inff());
+  for (int64_t j = 0; j < n; j += parts * kNative) {
+    UNROLL for (int p = 0; p < parts; ++p) {
+      const Floats v = load<Floats>(scores + j + p * kNative);
+      tops[p] = v > tops[p] ? v : tops[p];
+    }
+  }
+  float top = tops[0][0];
+  for (const Floats &each : tops) {
+    for (int lane = 0; lane < kNative; ++lane) top = each[lane] > top ? each[lane] : top;
+  }
+  return top;
+}
+
 // Turn scores into numerators of the softmax in place and return their sum.
 float exp_row(float *scores, int64_t n) {
-  const Floats top = spread(max_row(scores, n));
+  const Floats top = spread(largest(scores, n));
   return sum_of(n, [=](int64_t j, auto lanes) {
     const Floats gap = lanes.load(scores + j) - top;
     const Floats weight = gap < spread(kNegligible) ? Floats{} : exp32(gap);

@@ -31,65 +31,25 @@ template <typename Body> inline void each_vector(int64_t n, Body body) {
   if (i < n) body(i, Rest{n - i});
 }
 
-inline Floats added(Floats a, Floats b) { return a + b; }
-inline Floats larger(Floats a, Floats b) { return b > a ? b : a; } // passes NaN in b over
-
-template <int HALF, int... I> inline Floats upper(Floats v, Sequence<I...>) {
-  return SHUFFLE(v, v, (I + HALF) % kNative...);
-}
-
-// Combine the lanes of a vector: upper halves with lower ones until one lane remains.
-template <int HALF, typename Combine> inline float folded(Floats v, Combine combine) {
-  if constexpr (HALF == 0) {
-    return v[0];
-  } else {
-    const Floats second = upper<HALF>(v, typename Upto<kNative>::type());
-    return folded<HALF / 2>(combine(v, second), combine);
-  }
-}
-
-// Combine vector(i, lanes) of a row of n: lane l takes places l, l + 64, ..., then lane l and
-// lane l + 32, + 16, ... + 1.
-template <typename Vector, typename Combine>
-inline float reduced(int64_t n, float nothing, Vector vector, Combine combine) {
+// Sum vector(i, lanes) over a row of n: lane l adds places l, l + 64, ..., then lane l and lane
+// l + 32, + 16, ... + 1.
+template <typename Vector> inline float sum_of(int64_t n, Vector vector) {
   constexpr int parts = kRowLanes / kNative;
-  Floats kept[parts];
-  UNROLL for (int p = 0; p < parts; ++p) kept[p] = spread(nothing);
+  Floats sums[parts] = {};
   int64_t i = 0;
   for (; i + kRowLanes <= n; i += kRowLanes) {
-    UNROLL for (int p = 0; p < parts; ++p) {
-      kept[p] = combine(kept[p], vector(i + p * kNative, Whole{}));
-    }
+    UNROLL for (int p = 0; p < parts; ++p) sums[p] += vector(i + p * kNative, Whole{});
   }
-  for (int p = 0; i < n; ++p, i += kNative) {
-    if (n - i >= kNative) {
-      kept[p] = combine(kept[p], vector(i, Whole{}));
-    } else { // lanes behind the end keep theirs
-      const Floats last = vector(i, Rest{n - i});
-      for (int64_t lane = 0; lane < n - i; ++lane) {
-        kept[p][lane] = combine(spread(kept[p][lane]), spread(last[lane]))[0];
-      }
-    }
+  UNROLL for (int p = 0; p < parts; ++p, i += kNative) {
+    if (i >= n) break;
+    sums[p] += i + kNative <= n ? vector(i, Whole{}) : vector(i, Rest{n - i});
   }
   UNROLL for (int half = parts / 2; half > 0; half /= 2) {
-    UNROLL for (int p = 0; p < half; ++p) kept[p] = combine(kept[p], kept[p + half]);
+    UNROLL for (int p = 0; p < half; ++p) sums[p] += sums[p + half];
   }
-  return folded<kNative / 2>(kept[0], combine);
-}
-
-// Sum vector(i, lanes) over a row of n; see `reduced` for the order.
-template <typename Vector> inline float sum_of(int64_t n, Vector vector) {
-  return reduced(n, 0.0f, vector, added);
-}
-
-inline float sum_row(const float *row, int64_t n) {
-  return sum_of(n, [=](int64_t i, auto lanes) { return lanes.load(row + i); });
-}
-
-// The largest number of a row, ignoring NaN; -inf if there is none.
-inline float max_row(const float *row, int64_t n) {
-  return reduced(
-      n, -__builtin_inff(), [=](int64_t i, auto lanes) { return lanes.load(row + i); }, larger);
+  float found[1 + kNative];
+  sum_lanes<kNative, 1>(sums, found);
+  return found[0];
 }
 
 template <int K, int Q, typename Lanes>
