@@ -105,9 +105,8 @@ def sample_greedy(
         and _plain_logits(logits)
     ):
         window = verify_input.draft_token.view(-1, verify_input.draft_token_num)
-        rows = logits.shape[0] == window.numel()
-        if rows and (verified := verify_chains(window.to(torch.int64), logits)) is not None:
-            predicted, index, lens = verified
+        if logits.shape[0] == window.numel():
+            predicted, index, lens = verify_chains(window.to(torch.int64), logits)
             return predicted, lens, index
     return original(
         verify_input,

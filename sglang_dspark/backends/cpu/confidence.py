@@ -42,11 +42,8 @@ class ConfidenceWeights:
     @property
     def supported(self) -> bool:
         """Return whether the operator supports them."""
-        tensors = [
-            self.weight,
-            self.temperature,
-            *(t for t in (self.bias, self.w1) if t is not None),
-        ]
+        given = (self.weight, self.bias, self.w1, self.temperature)
+        tensors = [t for t in given if t is not None]
         return all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
 
 

@@ -90,7 +90,8 @@ class Injector:
             (model.hidden_norm.variance_epsilon, stacked["eps"]),
         )
         self._room = 2 * d + columns  # floats a row
-        self._inject = _operator()
+        kinds = (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p, c_void_p)
+        self._inject: Any = operator("inject_context", *kinds)
         places = min(cache.shape[0], max(KEPT_BYTES // (4 * width), 2 * WAITING)) if waits else 0
         self._waiting = WaitingRows(places, width)
         self._fresh = 0  # rows kept since a draft last read
@@ -282,13 +283,6 @@ def _plain(weight: Tensor) -> bool:
     """Return whether our float32 kernel multiplies any number of rows by this weight [N, K]."""
     with torch.no_grad():
         return weight.dtype is _FLOAT and linear.eligible(torch.empty(1, weight.shape[1]), weight)
-
-
-def _operator() -> Callable[..., None]:
-    kinds = (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p, c_void_p)
-    found = operator("inject_context", *kinds)
-    assert found is not None  # `resolve_injector` requires the products' library
-    return found
 
 
 def _product(weight: Tensor) -> tuple[int, int]:

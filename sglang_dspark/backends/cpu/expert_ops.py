@@ -12,7 +12,8 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from ctypes import c_float, c_int64, c_void_p
-from typing import Any
+from functools import partial
+from typing import Any, cast
 
 import torch
 from torch import Tensor, nn
@@ -27,8 +28,8 @@ _FLOAT = torch.float32
 _P, _N = c_void_p, c_int64
 _SWIGLU = ("swiglu", _P, _P, _N, _N, _P, _P, _N, _P, _P)
 _EXPERTS = ("experts", _P, _P, _N, _N, _P, _P, _P, _N, _P, _N, _P, _P, _N, _P, _P)
-_READ = ("read_streams", _P, _N, _N, _N, _P, _N, c_float, c_float, _P, _P, _P, _P)
-_WRITE = ("write_streams", _P, _N, _N, _N, _P, _P, _P, _P, _N, _P, _P, _P)
+_READ = ("read_streams", _P, _P, *(_N,) * 4, _P, _N, c_float, c_float, _P, _P, _P, _P)
+_WRITE = ("write_streams", _P, _N, _N, _N, _P, _N, _P, _P, _P, _N, _P, _P, _P)
 
 
 def supports_rows(x: Any) -> bool:
@@ -52,7 +53,7 @@ class CompiledExperts:
 
         Raises RuntimeError where this processor has no matrix kernel.
         """
-        self.entry, self.inner = _entry(), int(gate.shape[1])
+        self._run, self.inner = _bound(_EXPERTS), int(gate.shape[1])
         self.gate_up = torch.cat([gate.detach(), up.detach()], 1).contiguous()  # [E, 2 I, d]
         self.down = down.detach().contiguous()
 
@@ -62,9 +63,9 @@ class CompiledExperts:
             raise RuntimeError(f"rows {tuple(x.shape)} {x.dtype} are not for the compiled experts")
         plan = permute_tokens(ids, len(self.gate_up))
         x, weights, (rows, width), top = x.contiguous(), weights.contiguous(), x.shape, ids.shape[1]
-        room, out = torch.empty(rows * top, 2 * width + 3 * self.inner), torch.zeros(x.shape)
-        _bound(_EXPERTS)(
-            self.entry, x.data_ptr(), rows, width, plan.order.data_ptr(), plan.back.data_ptr(),
+        room, out = torch.empty(rows * top, 2 * width + 3 * self.inner), torch.empty(x.shape)
+        self._run(
+            x.data_ptr(), rows, width, plan.order.data_ptr(), plan.back.data_ptr(),
             plan.counts.data_ptr(), len(plan.counts), weights.data_ptr(), top,
             self.gate_up.data_ptr(), self.down.data_ptr(), self.inner, room.data_ptr(),
             out.data_ptr(),
@@ -78,13 +79,12 @@ class CompiledShared:
     @classmethod
     def of(cls, shared: SharedExperts | None) -> CompiledShared | None:
         """Return None where there are none, or the matrix kernel does not support their weights."""
-        if shared is None or not _plain(shared) or linear.prepare() is None:
+        if shared is None or not _multiplied(shared, shared.down_proj.weight):
             return None
-        supported = all(size % LANES == 0 for size in shared.down_proj.weight.shape)
-        return cls(shared) if supported else None
+        return cls(shared) if shared.down_proj.weight.shape[0] % LANES == 0 else None
 
     def __init__(self, shared: SharedExperts):
-        self.entry, down = _entry(), shared.down_proj.weight.detach()
+        self._run, down = _bound(_SWIGLU), shared.down_proj.weight.detach()
         with torch.no_grad():
             both = torch.cat([shared.gate_proj.weight, shared.up_proj.weight])
         self.gate_up, self.down = both.contiguous(), down.contiguous()
@@ -93,24 +93,11 @@ class CompiledShared:
         """[T, d] -> [T, d]."""
         inner = self.down.shape[1]
         x, room, out = x.contiguous(), torch.empty(len(x), 3 * inner), torch.empty(x.shape)
-        _bound(_SWIGLU)(
-            self.entry, x.data_ptr(), *x.shape, self.gate_up.data_ptr(), self.down.data_ptr(),
-            inner, room.data_ptr(), out.data_ptr(),
+        self._run(
+            x.data_ptr(), *x.shape, self.gate_up.data_ptr(), self.down.data_ptr(), inner,
+            room.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
-
-
-def _entry() -> int:
-    multiply = linear.prepare()
-    if multiply is None:
-        raise RuntimeError("this processor has no matrix kernel")
-    return multiply.entry
-
-
-def _bound(what: Any) -> Callable[..., None]:
-    found = operator(*what)
-    assert found is not None  # else nothing is compiled
-    return found
 
 
 class CompiledRead:
@@ -118,13 +105,15 @@ class CompiledRead:
 
     @classmethod
     def of(cls, read: StreamRead) -> CompiledRead | None:
-        """Return None for weights that are not float32, and without the C++ library."""
-        return cls(read) if _plain(read) and operator(*_READ) is not None else None
+        """Return None for weights that the matrix kernel does not support."""
+        return cls(read) if _multiplied(read, read.weights.phi) else None
 
     def __init__(self, read: StreamRead, *others: Tensor):
         """others: further rows of phi, which `project` multiplies too."""
-        weights = read.weights
-        self.phi, self.bias = _copied(torch.cat([weights.phi, *others])), _copied(weights.bias)
+        weights, self._run = read.weights, _bound(_READ)
+        phi = torch.cat([weights.phi, *others]).detach()
+        rows = _padded(len(phi)) - len(phi)  # the matrix kernel multiplies whole vectors of rows
+        self.phi, self.bias = nn.functional.pad(phi, (0, 0, 0, rows)), _copied(weights.bias)
         self.alpha, self.epsilon = weights.alpha.item(), read.eps
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -135,11 +124,11 @@ class CompiledRead:
         """Read streams x [T, n, d] into [T, d]; and return their projection [T, size]."""
         x, (rows, n, width) = x.contiguous(), x.shape
         room, projected = torch.empty(n), torch.empty(rows, len(self.phi))
-        out = torch.zeros(rows, width)
-        _bound(_READ)(
-            x.data_ptr(), rows, n, width, self.phi.data_ptr(), len(self.phi), self.epsilon,
-            self.alpha, self.bias.data_ptr(), room.data_ptr(), projected.data_ptr(),
-            out.data_ptr(),
+        out = torch.empty(rows, width)
+        self._run(
+            x.data_ptr(), rows, linear.block_rows(rows), n, width, self.phi.data_ptr(),
+            len(self.phi), self.epsilon, self.alpha, self.bias.data_ptr(), room.data_ptr(),
+            projected.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out, projected
 
@@ -150,11 +139,11 @@ class CompiledStreams:
     @classmethod
     def of(cls, connection: HyperConnection) -> CompiledStreams | None:
         """Return None for one stream, which has no mixing, and where `CompiledRead.of` does."""
-        supported = connection.n > 1 and _plain(connection) and operator(*_WRITE) is not None
-        return cls(connection) if supported else None
+        mixes = connection.n > 1 and _multiplied(connection, connection.write.phi)
+        return cls(connection) if mixes else None
 
     def __init__(self, connection: HyperConnection):
-        c = connection
+        c, self._run = connection, cast(Callable[..., None], operator(*_WRITE))
         self.read = CompiledRead(c.read, c.write.phi, c.mix.phi).project
         self.alphas = _copied(torch.stack([c.write.alpha, c.mix.alpha]))
         self.write_bias, self.mix_bias = _copied(c.write.bias), _copied(c.mix.bias)
@@ -162,17 +151,31 @@ class CompiledStreams:
     def write(self, x: Tensor, block: Tensor, projected: Tensor) -> Tensor:
         """Add a block's output [T, d] to streams x [T, n, d] -> [T, n, d]; see `read`."""
         x, block, n = x.contiguous(), block.contiguous(), x.shape[1]
-        room, out = torch.empty(n, 2 * n + 3), torch.empty(x.shape)
-        _bound(_WRITE)(
-            x.data_ptr(), *x.shape, projected.data_ptr(), self.alphas.data_ptr(),
-            self.write_bias.data_ptr(), self.mix_bias.data_ptr(), SINKHORN_ROUNDS,
-            block.data_ptr(), room.data_ptr(), out.data_ptr(),
+        room, out = torch.empty(2 * _padded(n * n) + 3 * _padded(n)), torch.empty(x.shape)
+        self._run(
+            x.data_ptr(), *x.shape, projected.data_ptr(), projected.shape[1],
+            self.alphas.data_ptr(), self.write_bias.data_ptr(), self.mix_bias.data_ptr(),
+            SINKHORN_ROUNDS, block.data_ptr(), room.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
 
 
-def _plain(module: nn.Module) -> bool:
-    return all(w.dtype is _FLOAT and w.is_cpu for w in module.parameters())
+def _bound(what: Any) -> Callable[..., None]:
+    """Bind an operator whose first argument is the matrix kernel."""
+    multiply, run = linear.prepare(), operator(*what)
+    if multiply is None or run is None:
+        raise RuntimeError("this processor has no matrix kernel")
+    return partial(run, multiply.entry)
+
+
+def _padded(n: int) -> int:
+    return -(-n // LANES) * LANES
+
+
+def _multiplied(module: nn.Module, weight: Tensor) -> bool:
+    """Return whether the matrix kernel supports a module's weights, one of them [., K]."""
+    plain = all(w.dtype is _FLOAT and w.is_cpu for w in module.parameters())
+    return plain and weight.shape[1] % LANES == 0 and linear.prepare() is not None
 
 
 def _copied(tensor: Tensor) -> Tensor:

@@ -26,19 +26,13 @@ from torch import Tensor
 from sglang_dspark.backends.cpu.csrc import operator
 
 _P, _N = c_void_p, c_int64
-_ARGMAX = ("row_argmax", _P, _N, _N, _P)
 _ACCEPT = ("accept_greedy", _P, _N, _N, _P, _P, _P, _N, _P, _P)
-_VERIFY = ("verify_chains", _P, _N, _N, _P, _N, _P, _P, _P)
 
 
 def row_argmax(values: Tensor) -> Tensor:
     """Return each row's first largest entry: values [n, V] float32, contiguous -> [n] int64."""
-    run = operator(*_ARGMAX)
-    if run is None:
-        return values.argmax(-1)
-    out = torch.empty(values.shape[0], dtype=torch.int64)
-    run(values.data_ptr(), *values.shape, out.data_ptr())
-    return out
+    windows = torch.ones(len(values), 1, dtype=torch.int64)  # without drafts
+    return accept_greedy(windows, windows[:, 0], torch.arange(len(values)), values)[1]
 
 
 def accept_greedy(
@@ -88,24 +82,19 @@ def committed(
     return commit, prefix + commit, tokens
 
 
-def verify_chains(window: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor] | None:
+def verify_chains(window: Tensor, logits: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     """Verify each request's chain up to the first token that differs from the draft.
 
     window: [R, n] int64, root and drafts. logits: [R * n, V] float32, contiguous, row r * n + k
     being the target's after window[r, k].
     Returns the most likely token of each row read, 0 in the others, [R * n] int32; the rows read,
-    -1 behind them, [R, n] int32; tokens a request gains, the bonus token included, [R] int32. None
-    without the C++ library.
+    -1 behind them, [R, n] int32; tokens a request gains, the bonus token included, [R] int32.
     """
-    run, (requests, n) = operator(*_VERIFY), window.shape
-    if run is None:
-        return None
-    window = window.contiguous()
-    predicted = torch.empty(requests * n, dtype=torch.int32)
-    index = torch.empty(requests, n, dtype=torch.int32)
-    lens = torch.empty(requests, dtype=torch.int32)
-    run(
-        window.data_ptr(), requests, n, logits.data_ptr(), logits.shape[1], predicted.data_ptr(),
-        index.data_ptr(), lens.data_ptr(),
-    )  # fmt: skip
-    return predicted, index, lens
+    requests, n = window.shape
+    rows = torch.arange(requests * n, dtype=torch.int32).view(requests, n)
+    accepted, bonus = accept_greedy(
+        window, torch.full((requests,), n), torch.arange(0, requests * n, n), logits
+    )
+    gained, _, tokens = committed(window[:, 1:], accepted, bonus, accepted)
+    read = torch.arange(n) < gained[:, None]
+    return torch.where(read, tokens, 0).int().view(-1), torch.where(read, rows, -1), gained

@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import confidence
+from sglang_dspark.backends.cpu import confidence, csrc
 from sglang_dspark.backends.cpu.confidence import confidence_of
 from tests.backends.cpu.operator_levels import LEVELS, force_level
 
@@ -79,8 +79,8 @@ def test_every_instruction_set_computes_the_same_bits(monkeypatch: pytest.Monkey
         assert all(torch.equal(mine, first) for mine, first in zip(each, found[0], strict=True))
 
 
-def test_without_operators_upstreams_path_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
-    force_level(monkeypatch, confidence, None)
+def test_without_the_library_upstreams_path_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csrc, "why_not", lambda: "it is missing")
     drafter, given = model(), block(2)
     drafter.compute_confidence = lambda **block: upstreams(drafter, **block)
     assert torch.equal(ours_of(drafter, given)[1], upstreams(drafter, **given)[1])

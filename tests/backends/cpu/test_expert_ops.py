@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from sglang_dspark.backends.cpu import expert_ops, paged_attention
+from sglang_dspark.backends.cpu import expert_ops, linear, paged_attention
 from sglang_dspark.backends.cpu.attention_plan import make_plan, narrowed
 from sglang_dspark.drafter.attention import block_attention
 from sglang_dspark.drafter.hyper_connections import (
@@ -134,13 +134,13 @@ def test_streams_are_the_modules(n: int, level: str, monkeypatch: pytest.MonkeyP
 
 @torch.no_grad()
 def test_every_instruction_set_computes_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
-    module, connection = moe(), HyperConnection(5, 50)
-    x, streams = torch.randn(13, 64), torch.randn(13, 5, 50)
+    module, connection = moe(), HyperConnection(5, 48)
+    x, streams = torch.randn(13, 64), torch.randn(13, 5, 48)
     routing, found = module.gate(x), []
-    shared = expert_ops.CompiledShared.of(module.shared_experts)
-    assert shared is not None
     for level in LEVELS:
         force_level(monkeypatch, expert_ops, level)
+        shared = expert_ops.CompiledShared.of(module.shared_experts)
+        assert shared is not None
         own = expert_ops.CompiledStreams(connection)
         read, projected = own.read(streams)
         experts = routed(module)(x, routing.experts, routing.weights)
@@ -151,7 +151,8 @@ def test_every_instruction_set_computes_the_same_bits(monkeypatch: pytest.Monkey
 
 def test_without_operators_the_modules_compute(monkeypatch: pytest.MonkeyPatch) -> None:
     assert expert_ops.CompiledStreams.of(HyperConnection(2, 64)) is not None
-    force_level(monkeypatch, expert_ops, None)
+    assert expert_ops.CompiledStreams.of(HyperConnection(2, 60)) is None  # no whole vectors
+    monkeypatch.setattr(linear, "prepare", lambda: None)
     assert expert_ops.CompiledStreams.of(HyperConnection(2, 64)) is None
     assert expert_ops.CompiledRead.of(StreamRead(2, 64)) is None
 

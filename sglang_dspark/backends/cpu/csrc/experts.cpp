@@ -11,13 +11,17 @@ constexpr float kRounding = 0x1p-23f;
 
 inline float larger(float a, float b) { return b > a ? b : a; }
 
-void exponentials(float *x, int64_t n) {
-  each_vector(n, [=](int64_t i, auto lanes) { lanes.store(x + i, exp32(lanes.load(x + i))); });
+constexpr int64_t padded(int64_t n) { return (n + kLanes - 1) / kLanes * kLanes; }
+
+// x [padded(n)]: whole vectors, as parts of one are slow.
+inline void exponentials(float *x, int64_t n) {
+  for (int64_t i = 0; i < n; i += kNative) Whole{}.store(x + i, exp32(load<Floats>(x + i)));
 }
 
 // log of numbers in [1, 2^127) to within 2e-7 (Cephes' logf).
 inline Floats log32(Floats x) {
-  const Ints raised = (Ints)x - 0x3f3504f3; // the fraction becomes that of a number >= sqrt(1/2)
+  // The fraction becomes that of a number >= sqrt(1/2).
+  const Ints raised = (Ints)((Words)x - 0x3f3504f3u);
   const Floats e = __builtin_convertvector(raised >> 23, Floats);
   const Floats z = (Floats)((raised & 0x7fffff) + 0x3f3504f3) - spread(1.0f);
   Floats p = spread(7.0376836292e-2f);
@@ -41,11 +45,13 @@ void gates(const float *x, float alpha, const float *bias, int64_t n, float scal
   });
 }
 
-// out [n] += sum_r weights[r] row(r), one row after the other.
+// out [n] = first x + sum_r weights[r] row(r), one row after the other; x null: 0.
 template <typename Row>
-inline void add_rows(const float *weights, int64_t rows, int64_t n, Row row, float *out) {
+inline void add_rows(float first, const float *x, const float *weights, int64_t rows, int64_t n,
+                     Row row, float *out) {
   each_vector(n, [=](int64_t i, auto lanes) {
-    Floats total = lanes.load(out + i);
+    Floats total = {};
+    if (x != nullptr) total = spread(first) * lanes.load(x + i);
     for (int64_t r = 0; r < rows; ++r) {
       total = fma(spread(weights[r]), lanes.load(row(r) + i), total);
     }
@@ -54,9 +60,9 @@ inline void add_rows(const float *weights, int64_t rows, int64_t n, Row row, flo
 }
 
 // Subtract log sum exp of each line from the logs [n, n]: of rows (across n, along 1) or of columns
-// (1, n). room: n * (n + 2) floats.
+// (1, n). room: padded(n * n) + 2 * padded(n) floats.
 void normalise(float *logs, int64_t n, int64_t across, int64_t along, float *room) {
-  float *sums = room + n * n, *totals = sums + n;
+  float *sums = room + padded(n * n), *totals = sums + padded(n);
   for (int64_t i = 0; i < n; ++i) {
     const float *line = logs + i * across;
     float top = line[0];
@@ -69,9 +75,9 @@ void normalise(float *logs, int64_t n, int64_t across, int64_t along, float *roo
     totals[i] = 0.0f;
     for (int64_t j = 0; j < n; ++j) totals[i] += room[i * n + j];
   }
-  each_vector(n, [=](int64_t i, auto lanes) {
-    lanes.store(sums + i, lanes.load(sums + i) + log32(lanes.load(totals + i)));
-  });
+  for (int64_t i = 0; i < n; i += kNative) {
+    Whole{}.store(sums + i, load<Floats>(sums + i) + log32(load<Floats>(totals + i)));
+  }
   for (int64_t i = 0; i < n; ++i) {
     for (int64_t j = 0; j < n; ++j) logs[i * across + j * along] -= sums[i];
   }
@@ -86,7 +92,7 @@ void limit(float *x, int64_t n, int64_t across, int64_t along) {
   }
 }
 
-// `doubly_stochastic` of drafter/hyper_connections.py: x [n, n] in place.
+// `doubly_stochastic` of drafter/hyper_connections.py: x [n, n], padded, in place.
 void balance(float *x, int64_t n, int64_t rounds, float *room) {
   for (int64_t round = 0; round < rounds; ++round) {
     normalise(x, n, n, 1, room);
@@ -112,24 +118,6 @@ void balance(float *x, int64_t n, int64_t rounds, float *room) {
   }
 }
 
-// out [size] = rmsnorm(row [width]) phi^T; phi [size, width].
-void project(const float *row, int64_t width, const float *phi, int64_t size, float epsilon,
-             float *out) {
-  float found[4 + kNative];
-  dots<1, 1>({row}, {row}, width, found);
-  const float scale = 1.0f / __builtin_sqrtf(found[0] / static_cast<float>(width) + epsilon);
-  int64_t s = 0;
-  for (; s + 4 <= size; s += 4) {
-    const float *own = phi + s * width;
-    dots<4, 1>({own, own + width, own + 2 * width, own + 3 * width}, {row}, width, found);
-    for (int64_t i = 0; i < 4; ++i) out[s + i] = found[i] * scale;
-  }
-  for (; s < size; ++s) {
-    dots<1, 1>({phi + s * width}, {row}, width, found);
-    out[s] = found[0] * scale;
-  }
-}
-
 } // namespace
 
 extern "C" {
@@ -147,7 +135,7 @@ DSPARK_EXPORT void NAMED(swiglu)(Matmul multiply, const float *x, int64_t rows, 
   multiply(activated, inner, rows, block, down, d, inner, out, 1);
 }
 
-// Add the weighted experts of each token to out [tokens, d]; x [tokens, d]. order, back
+// out [tokens, d]: the weighted experts of each token; x [tokens, d]. order, back
 // [tokens * top], counts [experts]: of `permute_tokens`; weights [tokens, top]; gate_up
 // [experts, 2 * inner, d], down [experts, d, inner]. room: tokens * top * (2 * d + 3 * inner).
 DSPARK_EXPORT void NAMED(experts)(Matmul multiply, const float *x, int64_t tokens, int64_t d,
@@ -164,41 +152,46 @@ DSPARK_EXPORT void NAMED(experts)(Matmul multiply, const float *x, int64_t token
   }
   for (int64_t t = 0; t < tokens; ++t) {
     const auto row = [=](int64_t rank) { return made + back[t * top + rank] * d; };
-    add_rows(weights + t * top, top, d, row, out + t * d);
+    add_rows(0.0f, nullptr, weights + t * top, top, d, row, out + t * d);
   }
 }
 
 // projected [rows, size] = rmsnorm(streams [rows, n * d]) phi^T, of which the first n with alpha and
-// bias [n] weight the streams: added to out [rows, d].
-DSPARK_EXPORT void NAMED(read_streams)(const float *streams, int64_t rows, int64_t n, int64_t d,
-                                       const float *phi, int64_t size, float epsilon, float alpha,
-                                       const float *bias, float *room, float *projected,
-                                       float *out) {
+// bias [n] weight the streams in out [rows, d]. block: rows that the product computes together.
+DSPARK_EXPORT void NAMED(read_streams)(Matmul multiply, const float *streams, int64_t rows,
+                                       int64_t block, int64_t n, int64_t d, const float *phi,
+                                       int64_t size, float epsilon, float alpha, const float *bias,
+                                       float *room, float *projected, float *out) {
+  const int64_t width = n * d;
+  multiply(streams, width, rows, block, phi, size, width, projected, 1);
   for (int64_t t = 0; t < rows; ++t) {
-    const float *own = streams + t * n * d;
-    project(own, n * d, phi, size, epsilon, projected + t * size);
-    gates(projected + t * size, alpha, bias, n, 1.0f, room);
-    add_rows(room, n, d, [=](int64_t s) { return own + s * d; }, out + t * d);
+    const float *own = streams + t * width;
+    float squares[1 + kNative], *seen = projected + t * size;
+    dots<1, 1>({own}, {own}, width, squares);
+    const float scale = 1.0f / __builtin_sqrtf(squares[0] / static_cast<float>(width) + epsilon);
+    for (int64_t s = 0; s < size; ++s) seen[s] *= scale;
+    gates(seen, alpha, bias, n, 1.0f, room);
+    const auto stream = [=](int64_t s) { return own + s * d; };
+    add_rows(0.0f, nullptr, room, n, d, stream, out + t * d);
   }
 }
 
-// out [rows, n, d] = mixing streams + share block [rows, d]: both of projected [rows, n + n + n * n]
-// by alphas [2] and biases. room: n * (2 * n + 3) floats.
+// out [rows, n, d] = mixing streams + share block [rows, d]: both of projected [rows, size], from
+// column n on, by alphas [2] and biases. room: 2 * padded(n * n) + 3 * padded(n) floats.
 DSPARK_EXPORT void NAMED(write_streams)(const float *streams, int64_t rows, int64_t n, int64_t d,
-                                        const float *projected, const float *alphas,
-                                        const float *write_bias, const float *mix_bias,
-                                        int64_t rounds, const float *block, float *room,
-                                        float *out) {
-  float *mixing = room + n, *free = mixing + n * n;
+                                        const float *projected, int64_t size,
+                                        const float *alphas, const float *write_bias,
+                                        const float *mix_bias, int64_t rounds,
+                                        const float *block, float *room, float *out) {
+  float *mixing = room + padded(n), *free = mixing + padded(n * n);
   for (int64_t t = 0; t < rows; ++t) {
-    const float *own = streams + t * n * d, *seen = projected + t * n * (n + 2);
+    const float *own = streams + t * n * d, *seen = projected + t * size;
     gates(seen + n, alphas[0], write_bias, n, 2.0f, room);
     for (int64_t i = 0; i < n * n; ++i) mixing[i] = alphas[1] * seen[2 * n + i] + mix_bias[i];
     balance(mixing, n, rounds, free);
+    const auto stream = [=](int64_t s) { return own + s * d; };
     for (int64_t i = 0; i < n; ++i) {
-      float *to = out + (t * n + i) * d;
-      for (int64_t at = 0; at < d; ++at) to[at] = room[i] * block[t * d + at];
-      add_rows(mixing + i * n, n, d, [=](int64_t s) { return own + s * d; }, to);
+      add_rows(room[i], block + t * d, mixing + i * n, n, d, stream, out + (t * n + i) * d);
     }
   }
 }

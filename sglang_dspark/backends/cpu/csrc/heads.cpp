@@ -36,21 +36,6 @@ int64_t argmax(const float *row, int64_t n) {
   return found;
 }
 
-struct Accepted {
-  int64_t drafts, bonus; // accepted drafts, and the target's token after them
-};
-
-// Compare up to `most` drafts with the target's tokens, rows of logits [., n]; later rows are not
-// read.
-Accepted accept(const int64_t *drafts, int64_t most, const float *logits, int64_t n) {
-  int64_t k = 0, token = argmax(logits, n);
-  while (k < most && token == drafts[k]) {
-    ++k;
-    token = argmax(logits + k * n, n);
-  }
-  return {k, token};
-}
-
 inline float dot(const float *a, const float *b, int64_t n) {
   float found[1 + kNative];
   dots<1, 1>({a}, {b}, n, found);
@@ -61,37 +46,18 @@ inline float dot(const float *a, const float *b, int64_t n) {
 
 extern "C" {
 
-// out [rows]: the first largest entry of each row of values [rows, n].
-DSPARK_EXPORT void NAMED(row_argmax)(const float *values, int64_t rows, int64_t n, int64_t *out) {
-  for (int64_t i = 0; i < rows; ++i) out[i] = argmax(values + i * n, n);
-}
-
-// `accept_greedy` of greedy_ops.py: window [R, width], logits [., n].
+// `accept_greedy` of greedy_ops.py: window [R, width], logits [., n]. Later rows are not read.
 DSPARK_EXPORT void NAMED(accept_greedy)(const int64_t *window, int64_t requests, int64_t width,
                                         const int64_t *lens, const int64_t *starts,
                                         const float *logits, int64_t n, int32_t *accepted,
                                         int64_t *bonus) {
   for (int64_t r = 0; r < requests; ++r) {
-    const float *rows = logits + starts[r] * n;
-    const Accepted found = accept(window + r * width + 1, lens[r] - 1, rows, n);
-    accepted[r] = static_cast<int32_t>(found.drafts);
-    bonus[r] = found.bonus;
-  }
-}
-
-// `verify_chains` of greedy_ops.py: window [R, width], logits [R * width, n].
-DSPARK_EXPORT void NAMED(verify_chains)(const int64_t *window, int64_t requests, int64_t width,
-                                        const float *logits, int64_t n, int32_t *predicted,
-                                        int32_t *index, int32_t *lens) {
-  for (int64_t r = 0; r < requests; ++r) {
-    const int64_t *drafts = window + r * width + 1, first = r * width;
-    const Accepted found = accept(drafts, width - 1, logits + first * n, n);
-    for (int64_t k = 0; k < width; ++k) {
-      const int64_t token = k < found.drafts ? drafts[k] : k == found.drafts ? found.bonus : 0;
-      predicted[first + k] = static_cast<int32_t>(token);
-      index[first + k] = k <= found.drafts ? static_cast<int32_t>(first + k) : -1;
-    }
-    lens[r] = static_cast<int32_t>(found.drafts + 1);
+    const int64_t *drafts = window + r * width + 1;
+    const float *row = logits + starts[r] * n;
+    int64_t k = 0, token = argmax(row, n);
+    while (k < lens[r] - 1 && token == drafts[k]) token = argmax(row + ++k * n, n);
+    accepted[r] = static_cast<int32_t>(k);
+    bonus[r] = token;
   }
 }
 
