@@ -76,14 +76,15 @@ class Injector:
         self.pool, self._buffers, self._weights = pool, buffers, weights
         self._fc, self._fc_at = model.fc.weight, model.fc.weight.data_ptr()
         self._fc_norm, cos_sin = model.hidden_norm.weight, attention.rotary_emb.cos_sin_cache
+        norms = (self._fc_norm.detach(), stacked["k_norm_weight"])
         caches = torch.tensor([[k.data_ptr(), v.data_ptr()] for k, v in buffers])
-        self._held = (stacked["k_norm_weight"], cos_sin, caches)  # the tables have addresses only
+        self._held = (*norms, cos_sin, caches)  # the tables have addresses only
         (d, width), (columns, _) = weights[0].shape, weights[1].shape
         self._tables = ContextTables(
             tuple(entry for entry, _ in products),
             tuple(weight.data_ptr() for weight in weights),
             tuple(threads for _, threads in products),
-            (self._fc_norm.data_ptr(), stacked["k_norm_weight"].data_ptr()),
+            tuple(norm.data_ptr() for norm in norms),
             cos_sin.data_ptr(),
             caches.data_ptr(),
             (len(buffers), width, d, *cache.shape[1:], cos_sin.shape[1]),
@@ -264,6 +265,7 @@ def resolve_injector(model: Any, pool: Any) -> Injector:
     for part in attention:
         require(part.v_scale is None and part.attn.k_scale is None, "its cache is scaled")
         require_class("the norm of its keys", part.k_norm, upstream.RMSNorm)
+        require(part.k_norm.weight.dtype is _FLOAT, "the norm of its keys is not float32")
     stacked = model._stacked_ctx_kv_params()
     joint = stacked is not None and stacked["bias"] is None and _plain(stacked["weight"])
     require(joint, "keys and values of its layers are not one product without a bias")
