@@ -44,7 +44,7 @@ from sglang_dspark.backends.cpu.weight_formats import (
 )
 from sglang_dspark.errors import DSparkError
 
-REVISION = 5  # of code and formats: step times saved under another one are measured again
+REVISION = 6  # of kernels and formats: step times saved under another one are measured again
 LANES = 16
 MAX_BLOCK_ROWS = 6
 
