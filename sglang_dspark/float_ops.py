@@ -1,16 +1,13 @@
-"""Float32 building blocks of functions that Numba compiles: bits, x y + z, an exp that vectorises.
+"""Compute exp of float32 in a form that vectorises, for functions that Numba compiles.
 
-Each gives the same bits wherever it is compiled in."""
+`exp32` of csrc/lanes.h has the same bits."""
 
 from __future__ import annotations
-
-from typing import Any
 
 import llvmlite.binding as llvm  # type: ignore[import-untyped]
 import numpy as np
 from llvmlite import ir
 from numba import njit, types
-from numba.core import cgutils
 from numba.extending import intrinsic
 
 _LOG2E = np.float32(1.4426950408889634)
@@ -32,35 +29,15 @@ def float_from_bits(typingctx, bits):  # type: ignore[no-untyped-def]
 
 
 @intrinsic
-def bits_of_float(typingctx, value):  # type: ignore[no-untyped-def]
-    """The bit pattern of a float32 as int32."""
-
-    def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return builder.bitcast(arguments[0], ir.IntType(32))
-
-    return types.int32(types.float32), codegen
-
-
-def fused(builder: Any, x: Any, y: Any, z: Any) -> Any:
-    """The instruction of `fma` for LLVM values of one type: float or a vector of them."""
-    if not _FUSES:
-        return builder.fadd(builder.fmul(x, y), z)
-    kind = x.type
-    name = f"v{kind.count}f32" if isinstance(kind, ir.VectorType) else "f32"
-    function = ir.FunctionType(kind, [kind] * 3)
-    called = cgutils.get_or_insert_function(builder.module, function, f"llvm.fma.{name}")
-    return builder.call(called, [x, y, z])
-
-
-@intrinsic
 def fma(typingctx, x, y, z):  # type: ignore[no-untyped-def]
     """x y + z of float32, rounded once (twice on processors without such an instruction).
 
-    Said here and not left to the compiler, which fuses or not by what stands around it.
+    Explicit, as the compiler fuses or not by the surrounding code.
     """
 
     def codegen(context, builder, signature, arguments):  # type: ignore[no-untyped-def]
-        return fused(builder, *arguments)
+        x, y, z = arguments
+        return builder.fma(x, y, z) if _FUSES else builder.fadd(builder.fmul(x, y), z)
 
     return types.float32(types.float32, types.float32, types.float32), codegen
 

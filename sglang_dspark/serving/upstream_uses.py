@@ -255,10 +255,10 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         ),
     },
     "sglang.srt.models.dflash": {
-        "DFlashAttention.forward": ("d589ccce08f1eb18", "backends/cpu/layers/layer_kernel.py"),
-        "DFlashDecoderLayer.forward": ("67f1af2f09b3cb07", "backends/cpu/layers/layer_kernel.py"),
+        "DFlashAttention.forward": ("d589ccce08f1eb18", "backends/cpu/csrc/layers.cpp"),
+        "DFlashDecoderLayer.forward": ("67f1af2f09b3cb07", "backends/cpu/csrc/layers.cpp"),
         "DFlashDraftModel.forward": ("61d494586964a115", "backends/cpu/layers/layer_stack.py"),
-        "DFlashMLP.forward": ("09364795e077f9a9", "backends/cpu/layers/layer_kernel.py"),
+        "DFlashMLP.forward": ("09364795e077f9a9", "backends/cpu/csrc/layers.cpp"),
     },
     "sglang.srt.models.dspark": {
         "DSparkConfidenceHead.forward": ("ececd1c0ae1d9090", "backends/cpu/confidence.py"),
@@ -282,22 +282,22 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         "project_through_lm_head": ("96906522ae3bd6a9", "patches/cpu/linear.py"),
     },
     "sglang.srt.models.llama": {
-        "LlamaAttention.forward": ("73a9570a464e01c5", "backends/cpu/layers/layer_kernel.py"),
-        "LlamaDecoderLayer.forward": ("9fd9ce4f58568c83", "backends/cpu/layers/layer_kernel.py"),
+        "LlamaAttention.forward": ("73a9570a464e01c5", "backends/cpu/csrc/layers.cpp"),
+        "LlamaDecoderLayer.forward": ("9fd9ce4f58568c83", "backends/cpu/csrc/layers.cpp"),
         "LlamaForCausalLM.forward": ("46dc269223e2dea8", "backends/cpu/layers/direct_forward.py"),
-        "LlamaMLP.forward": ("42e89d2bc885ae2f", "backends/cpu/layers/layer_kernel.py"),
+        "LlamaMLP.forward": ("42e89d2bc885ae2f", "backends/cpu/csrc/layers.cpp"),
         "LlamaModel.forward": ("c6ff81e33b77038a", "backends/cpu/layers/layer_stack.py"),
     },
     "sglang.srt.models.llama_eagle": {
         "LlamaModel.forward": ("45641cb9d6bf6e89", "patches/cpu/mtp.py"),
     },
     "sglang.srt.models.qwen2": {
-        "Qwen2MLP.forward": ("bb42571e4587789f", "backends/cpu/layers/layer_kernel.py"),
+        "Qwen2MLP.forward": ("bb42571e4587789f", "backends/cpu/csrc/layers.cpp"),
         "Qwen2Model.forward": ("53d971b0c20ca032", "backends/cpu/layers/layer_stack.py"),
     },
     "sglang.srt.models.qwen3": {
-        "Qwen3Attention.forward": ("742d812acd8f2582", "backends/cpu/layers/layer_kernel.py"),
-        "Qwen3DecoderLayer.forward": ("59c8bb4bcf69687e", "backends/cpu/layers/layer_kernel.py"),
+        "Qwen3Attention.forward": ("742d812acd8f2582", "backends/cpu/csrc/layers.cpp"),
+        "Qwen3DecoderLayer.forward": ("59c8bb4bcf69687e", "backends/cpu/csrc/layers.cpp"),
         "Qwen3ForCausalLM.forward": ("252fae117f17193b", "backends/cpu/layers/direct_forward.py"),
         "Qwen3Model.forward": ("bd6fb4e5ef5c78d2", "backends/cpu/layers/layer_stack.py"),
     },

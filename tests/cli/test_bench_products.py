@@ -8,6 +8,7 @@ from pathlib import Path
 import pytest
 from typer.testing import CliRunner
 
+from sglang_dspark.backends.cpu import csrc
 from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.weight_formats import BFLOAT16, BYTES
 from sglang_dspark.cli import _bench_products
@@ -34,7 +35,7 @@ def test_what_cannot_be_measured_is_refused(options: list[str], said: str, tmp_p
     assert not result.exists()
 
 
-@pytest.mark.skipif(not Processor.host().fuses, reason="no fused multiply-add")
+@pytest.mark.skipif(csrc.why_not() is not None, reason="no fused multiply-add")
 def test_each_way_has_its_row(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     small = ((48, 64), (32, 128))
     monkeypatch.setattr(_bench_products, "_LAYER", small)

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F
+from numba import njit
 
 from sglang_dspark.evaluation.decode_attention import decode_attention
+from sglang_dspark.float_ops import exp32, fma
 
 
 @pytest.mark.parametrize(
@@ -35,3 +38,14 @@ def test_each_row_sees_its_own_keys(
             scale=0.3,
         )[:, 0]
         torch.testing.assert_close(out[r].double(), exact, atol=2e-6, rtol=2e-6)
+
+
+def test_exp_is_within_two_in_ten_million() -> None:
+    x = np.linspace(-87, 88, 5001).astype(np.float32)
+    found = np.array([exp32(each) for each in x], np.float64)
+    np.testing.assert_allclose(found, np.exp(x.astype(np.float64)), rtol=2e-7)
+
+
+def test_a_product_and_a_sum_are_rounded_once() -> None:
+    fused, x = njit(lambda x, y, z: fma(x, y, z)), np.float32(1 + 2.0**-12)
+    assert fused(x, x, np.float32(-1 - 2.0**-11)) == np.float32(2.0**-24)

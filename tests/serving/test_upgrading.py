@@ -35,7 +35,7 @@ FOUND = {  # the change -> what the doctor says of it
     "another signature": "seam empty-stops: sglang.srt.sampling.sampling_params.SamplingParams."
     "normalize should be (self, tokenizer) but is (self, tokenizer, strict=False)",
     "another body": "body changed: read sglang.srt.models.llama.LlamaMLP.forward again, which "
-    "backends/cpu/layers/layer_kernel.py re-implements",
+    "backends/cpu/csrc/layers.cpp re-implements",
 }
 RENAMED = {
     "make_next_draft_input": "make_following_input",

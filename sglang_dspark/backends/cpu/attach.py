@@ -101,8 +101,9 @@ def _backend(*models: Any) -> str:
     """Describe what runs the passes of target and draft, and the formats of their weights."""
     forms = [packed_weights.form_in(each) for each in models]
     kept = "/".join(f"{form.name} x {linear.activations_for(form)}" for form in forms)
-    kernel = f"matrix kernel {REVISION}" if current_config().cpu.matrix_kernel else "BLAS"
-    return f"eager, compact, context in batches, {kernel}, weights {kept}"
+    products = "our products" if current_config().cpu.matrix_kernel else "BLAS"
+    kernels = f"kernels {REVISION}, {products}"
+    return f"eager, compact, context in batches, {kernels}, weights {kept}"
 
 
 class Passes:

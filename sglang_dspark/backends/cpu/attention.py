@@ -1,7 +1,7 @@
 """Implement the attention backend `dspark_cpu`, for all passes and EAGLE's drafting steps.
 
 Implements sglang/srt/layers/attention/base_attn_backend.py. paged_attention.py computes: float32
-caches by its Numba kernel, other types and capped scores by torch. The plan is made once a step,
+caches by csrc/attention.cpp, other types and capped scores by torch. The plan is made once a step,
 the layers only look it up.
 
 EAGLE's drafting steps beyond the first (chains and trees of topk branches) adapt the multi-step
@@ -19,15 +19,20 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import paged_attention, threads
+from sglang_dspark.backends.cpu import paged_attention
 from sglang_dspark.backends.cpu.attention_plan import (
     AttentionPlan,
     make_plan,
     narrowed,
     plan_of_batch,
 )
-from sglang_dspark.backends.cpu.fast_paths import require, require_class, supported
-from sglang_dspark.backends.cpu.threads import chosen_threads
+from sglang_dspark.backends.cpu.fast_paths import (
+    require,
+    require_class,
+    require_library,
+    supported,
+)
+from sglang_dspark.backends.cpu.threads import chosen_threads, pool_threads
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving import upstream
 
@@ -49,12 +54,12 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         self.token_to_kv_pool = runner.token_to_kv_pool
         _require_served(runner)
         pool = self.token_to_kv_pool
+        self.in_place = supported("attention over float32 caches in place", require_library)
         # The kernel may write K and V itself only where the pool adds nothing to a plain row.
-        self.writes_in_place = supported(
+        self.writes_in_place = self.in_place and supported(
             "keys and values written where they are attended to", lambda: _require_plain_pool(pool)
         )
-        self.sharing = threads.sharing(chosen_threads())
-        paged_attention.compiled()
+        self.threads = pool_threads(chosen_threads())
         self.plan: AttentionPlan | None = None
 
     def support_triton(self) -> bool:
@@ -81,7 +86,7 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         pool = self.token_to_kv_pool
         keys = pool.get_key_buffer(layer.layer_id)  # [S, Hkv, D]
         values = pool.get_value_buffer(layer.layer_id)  # [S, Hkv, Dv]
-        in_place = not layer.logit_cap
+        in_place = self.in_place and not layer.logit_cap
         in_place = in_place and q.dtype == keys.dtype == values.dtype == torch.float32
         new = None
         if save_kv_cache and k is not None and v is not None:
@@ -117,7 +122,7 @@ class DsparkCpuAttnBackend(upstream.AttentionBackend):
         if in_place:
             paged_attention.paged_attention(
                 queries, keys, values, plan, scale=layer.scaling, causal=causal, window=window,
-                sharing=self.sharing, out=out, new=new,
+                threads=self.threads, out=out, new=new,
             )  # fmt: skip
         else:
             paged_attention.attend_by_torch(queries, keys, values, plan, layer, causal, window, out)

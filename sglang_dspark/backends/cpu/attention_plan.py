@@ -11,6 +11,7 @@ that begins where the window does, so the ordinary kernels read fewer slots.
 
 from __future__ import annotations
 
+import ctypes
 from dataclasses import dataclass, field, replace
 from functools import cached_property
 from typing import Any
@@ -24,6 +25,19 @@ Index = NDArray[np.int64]
 
 # Columns of `AttentionPlan.requests`.
 ROW, FIRST, QUERIES, CACHED = range(4)
+
+
+class PlanAddresses(ctypes.Structure):
+    """A plan as the kernel reads it: `Plan` of csrc/attention.h."""
+
+    _fields_ = (
+        ("table", ctypes.c_void_p),
+        ("columns", ctypes.c_int64),
+        ("requests", ctypes.c_void_p),
+        ("count", ctypes.c_int64),
+        ("trees", ctypes.c_void_p),
+        ("nodes", ctypes.c_int64),
+    )
 
 
 @dataclass(frozen=True)
@@ -63,6 +77,29 @@ class AttentionPlan:
     def num_queries(self) -> int:
         """Count the query tokens of the whole pass."""
         return int(self.requests[:, QUERIES].sum())
+
+    @cached_property
+    def seen(self) -> int:
+        """Count pairs of a query and a cached token of its request."""
+        return int((self.requests[:, QUERIES] * self.requests[:, CACHED]).sum())
+
+    @cached_property
+    def addresses(self) -> PlanAddresses:
+        """Return the plan for the kernel, valid as long as the plan.
+
+        Raises TypeError for arrays of other types or strides."""
+        arrays = (self.table, np.int32), (self.requests, np.int64), (self.trees, np.bool_)
+        for array, dtype in arrays:
+            if array.dtype != dtype or not array.flags.c_contiguous:
+                raise TypeError(f"a plan of {array.dtype}, which is not contiguous {dtype}")
+        return PlanAddresses(
+            self.table.ctypes.data,
+            self.table.shape[1],
+            self.requests.ctypes.data,
+            len(self.requests),
+            self.trees.ctypes.data,
+            self.trees.shape[-1],
+        )
 
     @cached_property
     def slots(self) -> list[Tensor | slice]:

@@ -1,27 +1,30 @@
 """Compute the confidence of a drafted block in one call: logit_k = w [h_k; W1[x_{k-1}]] + b.
 
 Paper, 3.2.1. Replaces `DSparkConfidenceHead.predict` (sglang/srt/models/dspark.py), a dozen small
-tensor operations around some thousand multiplications. A head or a tensor that the compiled loop
-does not support keeps the model's own `DSparkDraftMixin.compute_confidence`.
+tensor operations around some thousand multiplications. A head or a tensor that csrc/heads.cpp does
+not support keeps the model's own `DSparkDraftMixin.compute_confidence`.
 """
 
 from __future__ import annotations
 
+from ctypes import c_int64, c_void_p
 from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.fast_paths import find_or_log, require, require_class
-from sglang_dspark.backends.cpu.jit import kernel
-from sglang_dspark.backends.cpu.lanes import dots
-from sglang_dspark.float_ops import exp32
+from sglang_dspark.backends.cpu.csrc import operator
+from sglang_dspark.backends.cpu.fast_paths import (
+    find_or_log,
+    require,
+    require_class,
+    require_library,
+)
 from sglang_dspark.serving import upstream
 
-_NO_W1 = np.empty((0, 0), np.float32)  # for a head that does not read W1
+_P, _N = c_void_p, c_int64
+_CONFIDENCE = ("confidence", _P, _N, _N, _N, _P, _P, _P, _P, _P, _N, _P, _N, _P, _P)
 
 
 @dataclass(frozen=True)
@@ -38,38 +41,10 @@ class ConfidenceWeights:
 
     @property
     def supported(self) -> bool:
-        """Return whether the compiled loop supports them."""
-        tensors = [
-            self.weight,
-            self.temperature,
-            *(t for t in (self.bias, self.w1) if t is not None),
-        ]
+        """Return whether the operator supports them."""
+        given = (self.weight, self.bias, self.w1, self.temperature)
+        tensors = [t for t in given if t is not None]
         return all(t.is_cpu and t.dtype is torch.float32 and t.is_contiguous() for t in tensors)
-
-    def arrays(self) -> tuple[NDArray, NDArray, NDArray, NDArray]:
-        """Return W, b, W1 and temperatures as views of the tensors."""
-        bias = np.zeros(1, np.float32) if self.bias is None else self.bias.detach().numpy()
-        w1 = _NO_W1 if self.w1 is None else self.w1.detach().numpy()
-        return self.weight.detach().numpy(), bias, w1, self.temperature.detach().numpy().reshape(-1)
-
-
-@kernel
-def _confidence(  # type: ignore[no-untyped-def]
-    features, anchor, drafts, weight, bias, w1, temperature, survival, logits
-):
-    requests, depth = drafts.shape
-    width = features.shape[1]
-    rank = weight.shape[1] - width
-    for r in range(requests):
-        for k in range(depth):
-            row = features[r * depth + k]
-            total = bias[0] + dots((row,), (weight[0, :width],))[0]
-            if rank > 0:
-                before = w1[anchor[r] if k == 0 else drafts[r, k - 1]]
-                total += dots((before,), (weight[0, width:],))[0]
-            logits[r, k] = total
-            scaled = total / temperature[k if temperature.shape[0] > 1 else 0]
-            survival[r, k] = np.float32(1.0) / (np.float32(1.0) + exp32(-scaled))
 
 
 def confidence(
@@ -79,10 +54,16 @@ def confidence(
 
     features: [R * d, width] float32, contiguous; anchor: [R] int64; drafts: [R, d] int64.
     """
+    run, width = operator(*_CONFIDENCE), features.shape[1]
+    assert run is not None
+    anchor, drafts = anchor.contiguous(), drafts.contiguous()
+    bias, w1, temperature = weights.bias, weights.w1, weights.temperature
     survival, logits = torch.empty(2, *drafts.shape).unbind()
-    _confidence(
-        features.numpy(), np.ascontiguousarray(anchor.numpy()), drafts.numpy(), *weights.arrays(),
-        survival.numpy(), logits.numpy(),
+    run(
+        features.data_ptr(), *drafts.shape, width, anchor.data_ptr(), drafts.data_ptr(),
+        weights.weight.data_ptr(), None if bias is None else bias.data_ptr(),
+        None if w1 is None else w1.data_ptr(), weights.weight.shape[1] - width,
+        temperature.data_ptr(), temperature.numel(), survival.data_ptr(), logits.data_ptr(),
     )  # fmt: skip
     return survival, logits
 
@@ -106,7 +87,8 @@ def confidence_of(
 
 
 def _weights(draft_model: Any) -> ConfidenceWeights:
-    """Resolve the head's weights. Raises UnsupportedError if the compiled loop cannot read them."""
+    """Resolve the head's weights. Raises UnsupportedError if the operator cannot read them."""
+    require_library()
     head, markov = draft_model.confidence_head, draft_model.markov_head
     require_class("its confidence head", head, upstream.DSparkConfidenceHead)
     w1 = None

@@ -8,7 +8,7 @@ call `write_context`, prefills the hook `write_target_hidden_kv`; passes that th
 support keep upstream's code.
 
 Few rows cost nearly as much as many (a decode step's 1 to 32 read 8 MB of weights for themselves),
-and most rows of a phase without drafts are never read. So they are deferred (context_kernels.py)
+and most rows of a phase without drafts are never read. So they are deferred (waiting_rows.py)
 until a draft is about to read the context of their request. The rows that such a draft has to write
 first are bounded: where requests in a pause have more than `MOST_LIVE` tokens of context, their
 rows are written in groups of `WAITING`.
@@ -16,26 +16,19 @@ rows are written in groups of `WAITING`.
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable
+from ctypes import c_float, c_int32, c_int64, c_void_p
 from typing import Any
 
-import numpy as np
 import torch
 from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu import linear
-from sglang_dspark.backends.cpu.context_kernels import (
-    ContextTables,
-    committed_rows,
-    forget,
-    inject,
-    keep,
-    take_context,
-    take_from,
-    waiting_rows,
-)
+from sglang_dspark.backends.cpu.csrc import operator
 from sglang_dspark.backends.cpu.fast_paths import find_or_log, log_off, require, require_class
 from sglang_dspark.backends.cpu.packed_weights import packed_copy
+from sglang_dspark.backends.cpu.waiting_rows import WaitingRows
 from sglang_dspark.serving import upstream
 
 INJECTOR = "dspark_injector"  # attribute of a draft model: its `Injector`, or None
@@ -44,7 +37,26 @@ MOST_LIVE = 4096  # rows a draft may have to write first: as long as a prefill o
 LONGEST_KEPT = 1024  # tokens of a prefill that wait in a pause
 KEPT_BYTES = 256 << 20  # memory for waiting rows
 _FLOAT = torch.float32
-_NO_LENS = torch.empty(0, dtype=torch.int32).numpy()
+
+
+class ContextTables(ctypes.Structure):
+    """`Tables` of csrc/context.cpp: addresses and sizes of L layers, Hkv heads of D.
+
+    multiply, weights, threads: of the products with fc [d, m*d] and with stacked
+    [L * 2 * Hkv * D, d]. norms: fc's [d] and those of keys [L, D]. caches [L, 2]: addresses of each
+    layer's keys and values [slots, Hkv, D]. sizes: L, m*d, d, Hkv, D, rotary dimensions.
+    """
+
+    _fields_ = (
+        ("multiply", c_void_p * 2),
+        ("weights", c_void_p * 2),
+        ("threads", c_int64 * 2),
+        ("norms", c_void_p * 2),
+        ("cos_sin", c_void_p),
+        ("caches", c_void_p),
+        ("sizes", c_int64 * 6),
+        ("epsilons", c_float * 2),
+    )
 
 
 class Injector:
@@ -63,31 +75,28 @@ class Injector:
         products = [_product(weight) for weight in weights]
         self.pool, self._buffers, self._weights = pool, buffers, weights
         self._fc, self._fc_at = model.fc.weight, model.fc.weight.data_ptr()
-        self._fc_norm = model.hidden_norm.weight
+        self._fc_norm, cos_sin = model.hidden_norm.weight, attention.rotary_emb.cos_sin_cache
+        norms = (self._fc_norm.detach(), stacked["k_norm_weight"])
+        caches = torch.tensor([[k.data_ptr(), v.data_ptr()] for k, v in buffers])
+        self._held = (*norms, cos_sin, caches)  # the tables have addresses only
+        (d, width), (columns, _) = weights[0].shape, weights[1].shape
         self._tables = ContextTables(
-            (products[0][0], products[1][0]),
-            (weights[0].data_ptr(), weights[1].data_ptr()),
-            (products[0][1], products[1][1]),
-            self._fc_norm.detach().numpy(),
-            stacked["k_norm_weight"].detach().numpy(),
+            tuple(entry for entry, _ in products),
+            tuple(weight.data_ptr() for weight in weights),
+            tuple(threads for _, threads in products),
+            tuple(norm.data_ptr() for norm in norms),
+            cos_sin.data_ptr(),
+            caches.data_ptr(),
+            (len(buffers), width, d, *cache.shape[1:], cos_sin.shape[1]),
             (model.hidden_norm.variance_epsilon, stacked["eps"]),
-            attention.rotary_emb.cos_sin_cache.numpy(),
-            np.array([[k.data_ptr(), v.data_ptr()] for k, v in buffers], dtype=np.int64),
-            (*reversed(weights[0].shape), *cache.shape[1:], cache.shape[0]),
         )
-        width = weights[0].shape[1]
+        self._room = 2 * d + columns  # floats a row
+        kinds = (c_void_p, c_void_p, c_int64, c_int64, c_int32, c_void_p, c_void_p, c_void_p)
+        self._inject: Any = operator("inject_context", *kinds)
         places = min(cache.shape[0], max(KEPT_BYTES // (4 * width), 2 * WAITING)) if waits else 0
-        self._waiting = waiting_rows(places, width)
+        self._waiting = WaitingRows(places, width)
         self._fresh = 0  # rows kept since a draft last read
         self._deferring = False  # no draft reads for now
-        if waits:
-            self._compile()
-
-    def _compile(self) -> None:
-        """Compile the kernels that only some steps use before the first of them."""
-        nothing = np.empty(0, np.int64)
-        forget(self._waiting, nothing, nothing)
-        self.settle_all()
 
     def holds(self, model: Any, pool: Any) -> bool:
         """Return whether model and pool are still those that were resolved."""
@@ -114,35 +123,47 @@ class Injector:
         lens: [R] int32, tokens of each window of n / R that are committed; None: all n. Returns
         False for more rows than the kernel supports: the caller writes them.
         """
-        counted = _NO_LENS if lens is None else lens.numpy()
-        total = hidden.shape[0]
-        chosen = committed_rows(counted, total // max(len(counted), 1), total)
-        features, at, places = hidden.numpy(), positions.numpy(), slots.numpy()
-        if not projected and self._waits(len(chosen)):
-            self._keep(features, chosen, at, places)
+        if lens is not None:
+            windows = torch.arange(len(hidden) // len(lens)) < lens[:, None]
+            chosen = windows.flatten().nonzero().flatten()
+            hidden, positions, slots = hidden[chosen], positions[chosen], slots[chosen]
+        positions, slots = positions.long().contiguous(), slots.long().contiguous()
+        if not projected and self._waits(len(hidden)):
+            self._keep(hidden, positions, slots)
             return True
-        forget(self._waiting, chosen, places)
-        if total > linear.MAX_ROWS:
+        self._waiting.forget(slots)
+        if len(hidden) > linear.MAX_ROWS:
             return False
-        inject(self._tables, features, projected, chosen, at, places)
+        self._write(hidden, positions, slots, projected=projected)
         return True
 
     def _waits(self, rows: int) -> bool:
         most = LONGEST_KEPT if self._deferring else WAITING // 2
         return rows <= min(most, len(self._waiting.slots) // 2)
 
-    def _keep(self, features: Any, chosen: Any, positions: Any, slots: Any) -> None:
+    def _keep(self, hidden: Tensor, positions: Tensor, slots: Tensor) -> None:
         waiting, done = self._waiting, 0
-        self._fresh += len(chosen)
-        while (done := keep(waiting, features, chosen, done, positions, slots)) < len(chosen):
-            held = int(slots[chosen[done]]) % len(waiting.slots)
-            self._write_out(take_from(waiting, held, WAITING))
+        self._fresh += len(slots)
+        while (done := waiting.keep(hidden, positions, slots, done)) < len(slots):
+            held = int(slots[done]) % len(waiting.slots)
+            self._write_out(waiting.take_from(held, WAITING))
 
-    def _write_out(self, places: Any) -> None:
-        waiting = self._waiting
+    def _write_out(self, places: Tensor) -> None:
+        rows = self._waiting
         for first in range(0, len(places), WAITING):
             some = places[first : first + WAITING]
-            inject(self._tables, waiting.features, False, some, waiting.positions, waiting.slots)
+            self._write(rows.features[some], rows.positions[some], rows.slots[some])
+
+    def _write(
+        self, hidden: Tensor, positions: Tensor, slots: Tensor, *, projected: bool = False
+    ) -> None:
+        """Write rows as `write`; all contiguous."""
+        room, n = torch.empty(len(hidden) * self._room), len(hidden)
+        if n:
+            self._inject(
+                ctypes.addressof(self._tables), hidden.data_ptr(), n, linear.block_rows(n),
+                projected, positions.data_ptr(), slots.data_ptr(), room.data_ptr(),
+            )  # fmt: skip
 
     def defer(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
         """Begin a step without drafts: table [., context] int32, requests' rows and lengths [R].
@@ -160,18 +181,17 @@ class Injector:
 
     def _settle_context(self, table: Tensor, rows: Tensor, lens: Tensor) -> None:
         self._fresh = 0
-        context = (table.numpy(), rows.numpy(), lens.numpy())
-        self._write_out(take_context(self._waiting, *context))
+        self._write_out(self._waiting.take_context(table, rows, lens))
 
     def settle_all(self) -> None:
         """Write all waiting rows; call before any other code writes to the pool."""
         self._fresh = 0
-        self._write_out(take_from(self._waiting, 0, self.waiting))
+        self._write_out(self._waiting.take_from(0, len(self._waiting.slots)))
 
     @property
     def waiting(self) -> int:
         """Count the waiting rows."""
-        return int(self._waiting.number[0])
+        return self._waiting.number
 
 
 def settle(model: Any, table: Tensor, rows: Tensor, lens: Tensor) -> None:
@@ -245,6 +265,7 @@ def resolve_injector(model: Any, pool: Any) -> Injector:
     for part in attention:
         require(part.v_scale is None and part.attn.k_scale is None, "its cache is scaled")
         require_class("the norm of its keys", part.k_norm, upstream.RMSNorm)
+        require(part.k_norm.weight.dtype is _FLOAT, "the norm of its keys is not float32")
     stacked = model._stacked_ctx_kv_params()
     joint = stacked is not None and stacked["bias"] is None and _plain(stacked["weight"])
     require(joint, "keys and values of its layers are not one product without a bias")

@@ -1,6 +1,6 @@
-"""Build and load the C++ library of csrc/: the matrix products and their thread pool.
+"""Build and load the C++ library of csrc/: matrix products, their thread pool, and operators.
 
-One library holds the products of all x86-64 levels and chooses by the processor. It is built once:
+One library holds the kernels of all x86-64 levels and chooses by the processor. It is built once:
 by `make setup` or into the wheel, else at the first start into the user's cache, with the system's
 compiler or the one in the `ziglang` wheel. Its name holds a hash of sources and flags, so a library
 of other sources is never loaded. Without library and compiler, torch multiplies.
@@ -21,7 +21,7 @@ import shlex
 import shutil
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -37,7 +37,7 @@ _X86 = platform.machine() in ("x86_64", "AMD64")
 # -ffp-contract=off: multiplications and additions are fused where the source says so, nowhere else.
 FLAGS = (
     *("-std=c++17", "-O3", "-fPIC", "-fno-exceptions", "-fno-rtti", "-fvisibility=hidden"),
-    "-ffp-contract=off",
+    *("-ffp-contract=off", "-fno-math-errno"),  # the latter: sqrt is an instruction
 )
 _LINK = ("-shared", *(("-Wl,--as-needed",) if _LINUX else ()))  # nothing is used of libstdc++
 _BASELINE = ("-march=x86-64",) if _X86 else ()
@@ -47,12 +47,21 @@ _LEVELS = {  # instruction set -> flags
     "avx512": (_V4,),
     "avx512_dot": (_V4, "-mavx512vnni", "-mavx512bf16"),
 }
+OPERATOR_LEVELS = ("avx2", "avx512") if _X86 else ("generic",)  # of the functions of operator()
 OBJECTS = (
     ("pool.cpp", _BASELINE),
     ("library.cpp", _BASELINE),
     *(
         ("matmul.cpp", (f"-DDSPARK_ISA={name}", *flags))
         for name, flags in (_LEVELS if _X86 else {"generic": ()}).items()
+    ),
+    *(
+        (source, (f"-DDSPARK_ISA={name}", *_LEVELS.get(name, ())))
+        for source in (
+            *("rows.cpp", "attention.cpp", "layers.cpp"),
+            *("context.cpp", "heads.cpp", "experts.cpp"),
+        )
+        for name in OPERATOR_LEVELS
     ),
 )
 ZIG = "ziglang==0.17.1"  # a C++ compiler as a wheel, for machines without one
@@ -67,13 +76,11 @@ class BuildError(Exception):
 class Library:
     """The loaded library; its functions as csrc/library.cpp and csrc/pool.h declare them.
 
-    pool_run: address, for compiled callers. keep: the library, which must
-    outlive the functions.
+    keep: the library, which must outlive the functions; `operator` binds those of operators.
     """
 
     processor: Any  # () -> bits
     matmul: Any  # (processor's bits, format, cache level) -> address or None
-    pool_run: int
     pool_serve: Any  # (address of an int32) -> None
     keep: ctypes.CDLL
 
@@ -100,9 +107,41 @@ def _loaded(found: ctypes.CDLL) -> Library:
     found.dspark_matmul.restype = ctypes.c_void_p
     found.dspark_pool_serve.argtypes = [ctypes.c_void_p]
     found.dspark_pool_serve.restype = None
-    run = ctypes.cast(found.dspark_pool_run, ctypes.c_void_p).value
-    assert run is not None
-    return Library(found.dspark_processor, found.dspark_matmul, run, found.dspark_pool_serve, found)
+    return Library(found.dspark_processor, found.dspark_matmul, found.dspark_pool_serve, found)
+
+
+def why_not() -> str | None:
+    """Return why torch computes in the place of the library; None if the library can."""
+    loaded = library()
+    if loaded is None:
+        return f"the C++ library of the CPU kernels is missing; {HOW_TO}"
+    fuses = loaded.processor() & 1
+    return None if fuses else "this processor has no AVX2 and fused multiply-add"
+
+
+@cache
+def operator(
+    name: str, *argtypes: Any, returns: Any = None, level: str | None = None
+) -> Callable[..., Any] | None:
+    """Bind an operator of csrc/ for this processor, or for one of `OPERATOR_LEVELS`.
+
+    argtypes, returns: types of ctypes; c_void_p takes `Tensor.data_ptr()`. A call releases the GIL.
+    None where `why_not` has a reason.
+    """
+    loaded = library()
+    level = level or _operator_level(0 if loaded is None else loaded.processor())
+    if loaded is None or level is None:
+        return None
+    function = loaded.keep[f"dspark_{name}_{level}"]
+    function.argtypes, function.restype = argtypes, returns
+    return function
+
+
+def _operator_level(bits: int) -> str | None:
+    """Choose one of OPERATOR_LEVELS by the bits of `dspark_processor`."""
+    if not bits & 1:
+        return None
+    return OPERATOR_LEVELS[-1] if bits & 2 else OPERATOR_LEVELS[0]
 
 
 def file_name() -> str:

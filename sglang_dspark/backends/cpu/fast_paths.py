@@ -11,6 +11,7 @@ import logging
 from collections.abc import Callable
 from typing import TypeVar
 
+from sglang_dspark.backends.cpu import csrc
 from sglang_dspark.serving import upstream
 
 logger = logging.getLogger(__name__)
@@ -36,6 +37,12 @@ def require_class(what: str, value: object, *kinds: type) -> None:
     why = upstream.other_class(what, value, *kinds)
     if why is not None:
         raise UnsupportedError(why)
+
+
+def require_library() -> None:
+    """Require the C++ library and a processor that it has kernels for."""
+    why = csrc.why_not()
+    require(why is None, str(why))
 
 
 def log_off(path: str, why: object) -> None:

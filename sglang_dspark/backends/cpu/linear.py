@@ -27,7 +27,8 @@ from functools import lru_cache
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.csrc import HOW_TO, library
+from sglang_dspark.backends.cpu import csrc
+from sglang_dspark.backends.cpu.csrc import library
 from sglang_dspark.backends.cpu.threads import process_pool
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
@@ -43,7 +44,7 @@ from sglang_dspark.backends.cpu.weight_formats import (
 )
 from sglang_dspark.errors import DSparkError
 
-REVISION = 5  # of code and formats: step times saved under another one are measured again
+REVISION = 6  # of kernels and formats: step times saved under another one are measured again
 LANES = 16
 MAX_BLOCK_ROWS = 6
 
@@ -93,11 +94,6 @@ class Processor:
         AMD's first level has few outstanding misses: a Zen 4 reads twice as fast by its second."""
         return 2 if self.bits & _AMD else 1
 
-    @property
-    def fuses(self) -> bool:
-        """Return whether it has fused multiply-add; without it the kernel is slower than BLAS."""
-        return bool(self.bits & _FUSES)
-
 
 AVX2 = Processor(_FUSES)
 
@@ -141,9 +137,7 @@ def why_not() -> str | None:
 
     if not current_config().cpu.matrix_kernel:
         return "cpu.matrix_kernel is false in the configuration"
-    if library() is None:
-        return f"the C++ library of the CPU kernels is missing; {HOW_TO}"
-    return None if Processor.host().fuses else "this processor has no AVX2 and fused multiply-add"
+    return csrc.why_not()
 
 
 def prepare() -> NarrowMatmul | None:

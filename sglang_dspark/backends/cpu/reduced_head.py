@@ -12,65 +12,29 @@ distribution that the tokens were drawn from, as verification requires.
 from __future__ import annotations
 
 from collections.abc import Callable
+from ctypes import c_int32, c_int64, c_void_p
 from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from sglang_dspark.backends.cpu import linear
-from sglang_dspark.backends.cpu.greedy_ops import ARGMAX_BLOCK, order_key
-from sglang_dspark.backends.cpu.jit import kernel, multiply_at
+from sglang_dspark.backends.cpu.csrc import operator
 from sglang_dspark.backends.cpu.linear import product
 from sglang_dspark.backends.cpu.weight_formats import take_rows
 from sglang_dspark.drafter.heads import restricted_tokens
-from sglang_dspark.float_ops import bits_of_float
 from sglang_dspark.verify.rejection import sample_inverse_cdf
 
-
-@kernel
-def _likeliest(base, bias):  # type: ignore[no-untyped-def]
-    """Return argmax(base + bias) of a row: base, bias [n]."""
-    best, found = order_key(bits_of_float(base[0] + bias[0])), 0
-    for start in range(0, bias.shape[0], ARGMAX_BLOCK):
-        part, more = base[start : start + ARGMAX_BLOCK], bias[start : start + ARGMAX_BLOCK]
-        top = order_key(bits_of_float(part[0] + more[0]))
-        for i in range(more.shape[0]):
-            key = order_key(bits_of_float(part[i] + more[i]))
-            top = key if key > top else top
-        if top > best:
-            best, found = top, start
-    while order_key(bits_of_float(base[found] + bias[found])) != best:
-        found += 1
-    return found
-
-
-@kernel
-def _draft(entry, w2, threads, block, base, anchor, w1, tokens, first, last, out):  # type: ignore[no-untyped-def]
-    """Draft positions first..last-1 of blocks; `anchor` [R] is the token before the first.
-
-    entry: of the matrix kernel for the format of W2, at the address w2.
-    """
-    requests, n, rank = base.shape[0], base.shape[2], w1.shape[1]
-    latent = np.empty((requests, rank), np.float32)
-    bias = np.empty((requests, n), np.float32)
-    for k in range(first, last):
-        for r in range(requests):
-            latent[r] = w1[anchor[r] if k == first else out[r, k - 1]]
-        multiply_at(
-            entry, latent.ctypes.data, rank, requests, block, w2, n, rank,
-            bias.ctypes.data, threads,
-        )  # fmt: skip
-        for r in range(requests):
-            out[r, k] = tokens[_likeliest(base[r, k], bias[r])]
+_P, _N = c_void_p, c_int64
+_DRAFT = ("draft_block", _P, _P, c_int32, _N, _P, _N, _N, _N, _P, _N, _P, _P, _N, _N, _P, _P)
 
 
 def draft_steps(
     base: Tensor,
     anchor: Tensor,
-    weights: tuple[NDArray, Tensor, NDArray],
+    weights: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     steps: range,
 ) -> None:
@@ -80,13 +44,15 @@ def draft_steps(
     weights: W1 [V, r] float32, W2 [n, r] in a format of weight_formats.py and token ids [n] int64,
     contiguous. W2 is `linear.eligible` and `linear.kernel_of` has a kernel for it.
     """
-    w1, w2, tokens = weights
-    kernel = linear.kernel_of(w2)
-    assert kernel is not None
-    threads = linear.threads_for(*w2.shape)
-    _draft(
-        kernel.entry, w2.data_ptr(), threads, linear.block_rows(base.shape[0]), base.numpy(),
-        anchor.numpy(), w1, tokens, steps.start, steps.stop, out.numpy(),
+    (w1, w2, tokens), (requests, gamma, n) = weights, base.shape
+    multiply, run, rank = linear.kernel_of(w2), operator(*_DRAFT), w1.shape[1]
+    assert multiply is not None
+    assert run is not None
+    room = torch.empty(requests * (rank + n))
+    run(
+        multiply.entry, w2.data_ptr(), linear.threads_for(n, rank), linear.block_rows(requests),
+        base.data_ptr(), requests, gamma, n, w1.data_ptr(), rank, tokens.data_ptr(),
+        anchor.data_ptr(), steps.start, steps.stop, out.data_ptr(), room.data_ptr(),
     )  # fmt: skip
 
 
@@ -119,11 +85,6 @@ class ReducedHead:
     @property
     def vocab_size(self) -> int:
         return self.w1.shape[0]
-
-    @cached_property
-    def arrays(self) -> tuple[NDArray, Tensor, NDArray]:
-        """Return W1, W2 and tokens for `draft_steps` as views of the tensors."""
-        return self.w1.numpy(), self.w2, self.tokens.numpy()
 
     @cached_property
     def supports_kernel(self) -> bool:
@@ -175,6 +136,7 @@ def draft_greedy(
     """
     gamma = base.shape[1]
     out = torch.empty(base.shape[0], gamma, dtype=torch.int64)
+    weights = (head.w1, head.w2, head.tokens)
     if not _compiled(head, base):
         previous = anchor
         for k in range(gamma):
@@ -182,11 +144,11 @@ def draft_greedy(
             previous = likeliest if agree is None else agree(likeliest)
             out[:, k] = previous
     elif agree is None:
-        draft_steps(base, anchor, head.arrays, out, range(gamma))
+        draft_steps(base, anchor, weights, out, range(gamma))
     else:
         for k in range(gamma):
             previous = anchor if k == 0 else out[:, k - 1].contiguous()
-            draft_steps(base, previous, head.arrays, out, range(k, k + 1))
+            draft_steps(base, previous, weights, out, range(k, k + 1))
             out[:, k] = agree(out[:, k].contiguous())
     return out
 

@@ -79,11 +79,6 @@ class ThreadPool:
     threads: int = 1
     _never: ctypes.c_int32 = field(default_factory=ctypes.c_int32)  # 0: threads serve to the end
 
-    @property
-    def entry(self) -> int:
-        """Return the address of `run(work, data, length, threads)`, C integers."""
-        return self.library.pool_run
-
     def grow(self, threads: int) -> None:
         """Grow to so many threads, the caller among them; never shrink."""
         for number in range(self.threads, threads):
@@ -103,13 +98,13 @@ def why_no_pool() -> str | None:
     return None
 
 
-def sharing(threads: int) -> tuple[int, int]:
-    """Return the pool's entry and threads for `jit.in_parts`; one thread without a pool."""
+def pool_threads(threads: int) -> int:
+    """Grow the pool to so many threads and return their number; 1 without a pool."""
     pool = process_pool() if threads > 1 else None
     if pool is None:
-        return 0, 1
+        return 1
     pool.grow(threads)
-    return pool.entry, threads
+    return threads
 
 
 @lru_cache(maxsize=1)

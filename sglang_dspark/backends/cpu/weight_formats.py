@@ -26,11 +26,10 @@ from dataclasses import dataclass
 
 import numpy as np
 import torch
-from numba import carray
 from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_dspark.backends.cpu.jit import bytes_at, floats_at, kernel
+from sglang_dspark.backends.cpu.jit import kernel
 
 logger = logging.getLogger(__name__)
 
@@ -84,20 +83,19 @@ MOST_ROWS = 256
 
 
 @kernel
-def panel_rows(address, total, layout, flip, rows, out):  # type: ignore[no-untyped-def]
+def panel_rows(found, scales, total, layout, flip, rows, out):  # type: ignore[no-untyped-def]
     """Write rows[i] of `total` to out[i]; return False, and write nothing, if a row is missing.
 
-    address: of the first panel. layout: rows of a panel, columns of a group, neighbouring columns,
-    bytes of a panel's group. flip: xor for a byte that makes it its number plus 128. rows [n]
-    int64, out [n, K] float32. torch makes a dozen calls for this, some 50 us of a step.
+    found, scales: all panels as uint8 and as float32. layout: rows of a panel, columns of a group,
+    neighbouring columns, bytes of a panel's group. flip: xor for a byte that makes it its number
+    plus 128. rows [n] int64, out [n, K] float32. torch makes a dozen calls for this, some 50 us of
+    a step.
     """
     for i in range(rows.shape[0]):
         if rows[i] < 0 or rows[i] >= total:
             return False
     lanes, columns, together, step = layout
     groups = out.shape[1] // columns
-    size = total // lanes * groups * step
-    found, scales = carray(bytes_at(address), (size,)), carray(floats_at(address), (size // 4,))
     for i in range(rows.shape[0]):
         panel, lane = rows[i] // lanes, rows[i] % lanes
         for g in range(groups):
@@ -108,22 +106,6 @@ def panel_rows(address, total, layout, flip, rows, out):  # type: ignore[no-unty
                 byte = found[first + c // together * lanes * together + c % together]
                 out[i, g * columns + c] = np.float32(np.int32(byte ^ flip) - 128) * scale
     return True
-
-
-def float_rows(
-    address: int,
-    total: int,
-    layout: tuple[int, int, int, int],
-    signed: bool,
-    rows: NDArray[np.int64],
-    out: NDArray[np.float32],
-) -> None:
-    """Read `panel_rows` of signed bytes, or of unsigned ones with an offset of 128.
-
-    Raises IndexError for a missing row.
-    """
-    if not panel_rows(address, total, layout, np.uint8(128 if signed else 0), rows, out):
-        raise IndexError(f"rows {rows.min()} to {rows.max()} of a weight with {total} rows")
 
 
 GROUP = 64  # columns of a row that share a scale
@@ -269,9 +251,15 @@ def look_up(weight: Tensor, tokens: Tensor) -> Tensor:
         total, k = weight.shape
         found = torch.empty(len(rows), k)
         layout = (PANEL, GROUP, _NEIGHBOURS[weight.dtype], GROUP_BYTES)
-        signed = weight.dtype is torch.int8
+        size = total // PANEL * (weight.shape[1] // GROUP) * GROUP_BYTES
+        panels = weight.as_strided((size,), (1,)).numpy()
+        flip = np.uint8(128 if weight.dtype is torch.int8 else 0)  # uint8 is offset by 128
         rows = rows.to(torch.int64).contiguous()
-        float_rows(weight.data_ptr(), total, layout, signed, rows.numpy(), found.numpy())
+        if not panel_rows(
+            panels.view(np.uint8), panels.view(np.float32), total, layout, flip, rows.numpy(),
+            found.numpy(),
+        ):  # fmt: skip
+            raise IndexError(f"rows {rows.min()} to {rows.max()} of a weight with {total} rows")
     return found.view(*tokens.shape, weight.shape[1])
 
 

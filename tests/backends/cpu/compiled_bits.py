@@ -1,7 +1,7 @@
-"""A digest of what kernels compute, to compare compilations by.
+"""Print a digest of what Numba kernels compute, to compare compilations.
 
 python -m tests.backends.cpu.compiled_bits prints it, and how many kernels were read from disk; with
-an argument, after a function that may reorder sums has called them.
+an argument, after a function that may reorder sums has called one.
 """
 
 from __future__ import annotations
@@ -13,96 +13,31 @@ import numpy as np
 import torch
 from numba import njit
 
-from sglang_dspark.backends.cpu import (
-    accept,
-    confidence,
-    expert_ops,
-    fused_ops,
-    paged_attention,
-    threads,
-)
-from sglang_dspark.backends.cpu.attention_plan import make_plan
-from sglang_dspark.float_ops import exp32
+from sglang_dspark.backends.cpu import accept
 
-CONTEXTS = (20, 64, 200, 333)
-HEADS, KV_HEADS, DIM, WIDTH = 9, 3, 64, 576
-DRAFTS = 5
-KERNELS = (
-    paged_attention.attend,
-    fused_ops.rms_norm_rows,
-    fused_ops.silu_and_mul_rows,
-    confidence._confidence,
-    expert_ops._project,
-    expert_ops._read,
-    accept._walk,
-)
+DRAFTS, VOCABULARY = 5, 583
+KERNELS = (accept._walk,)
 
 
 @njit(fastmath=True)
-def _free(x, weight, gated, halved, out):  # type: ignore[no-untyped-def]
-    fused_ops.rms_norm_rows(x, weight, 1e-5, out)
-    fused_ops.silu_and_mul_rows(gated, halved)
-    return exp32(out[0, 0])
+def _free(target, proposal):  # type: ignore[no-untyped-def]
+    return accept._residual_mass(target, 1.0, proposal)
 
 
 def call_from_a_free_kernel() -> None:
-    """The first call of all: what is compiled for it is what later callers get."""
-    rows = np.ones((2, 2, WIDTH), np.float32)
-    _free(rows[0], rows[0, 0], rows[1], rows[1, :, : WIDTH // 2].copy(), np.empty_like(rows[0]))
+    """Make the first call of all: what is compiled for it is what later callers get."""
+    _free(*np.ones((2, VOCABULARY), np.float32))
 
 
 def digest() -> str:
-    """Of attention in contexts of several lengths, norms, gates and rotations; of confidences,
-    residual streams and the block rule."""
+    """Accept drafts by the block rule, whose sums run over the vocabulary."""
     torch.manual_seed(0)
-    found = [*_attended(), *_rows(), *_drafted()]
-    return hashlib.sha256(b"".join(each.tobytes() for each in found)).hexdigest()[:16]
-
-
-def _attended() -> list[np.ndarray]:
-    found = []
-    table = torch.randperm(512).to(torch.int32)[None]
-    keys, values = torch.randn(2, 512, KV_HEADS, DIM).unbind()
-    for context in CONTEXTS:
-        for queries in (1, 6):
-            q = torch.randn(queries, HEADS, DIM)
-            out = torch.empty_like(q)
-            plan = make_plan(table, torch.tensor([0]), [queries], [context])
-            paged_attention.paged_attention(
-                q, keys, values, plan, scale=0.125, causal=True, window=paged_attention.NO_WINDOW,
-                sharing=threads.sharing(1), out=out,
-            )  # fmt: skip
-            found.append(out.numpy())
-    return found
-
-
-def _rows() -> list[np.ndarray]:
-    x, residual, normed, total, gated = torch.randn(5, 7, WIDTH).numpy()
-    weight, cos_sin = torch.randn(WIDTH).numpy(), torch.randn(40, DIM).numpy()
-    halved, heads, query = gated[:, : WIDTH // 2].copy(), x.copy(), x.copy()
-    fused_ops.rms_norm_rows(x, weight, 1e-5, normed)
-    second = np.empty_like(normed)
-    fused_ops.add_rms_norm_rows(x, residual, weight, 1e-5, total, second)
-    fused_ops.rms_norm_heads(heads, 1, 5, weight[:DIM], 1e-5)
-    fused_ops.silu_and_mul_rows(gated, halved)
-    fused_ops.rotate_rows(np.arange(7), cos_sin, query, residual.copy(), DIM)
-    return [normed, total, second, heads, halved, query]
-
-
-def _drafted() -> list[np.ndarray]:
-    features, weight = torch.randn(2 * DRAFTS, WIDTH), torch.randn(1, WIDTH + 8)
-    weights = confidence.ConfidenceWeights(weight, None, torch.randn(50, 8), torch.ones(1))
-    anchor, drafts = torch.tensor([3, 40]), torch.randint(0, 50, (2, DRAFTS))
-    survival, logits = confidence.confidence(weights, features, anchor, drafts)
-    streams, phi = torch.randn(7, 4, WIDTH).numpy(), torch.randn(24, 4 * WIDTH).numpy()
-    projected, read = np.empty((7, 24), np.float32), np.empty((7, WIDTH), np.float32)
-    expert_ops._project(streams.reshape(7, -1), phi, 1e-6, projected)
-    expert_ops._read(streams, projected, np.float32(0.5), torch.randn(4).numpy(), read)
-    proposals = torch.randn(2, DRAFTS, WIDTH + 7).softmax(-1)
-    targets = torch.randn(2, DRAFTS + 1, WIDTH + 7).softmax(-1)
+    drafts = torch.randint(0, 50, (2, DRAFTS))
+    proposals = torch.randn(2, DRAFTS, VOCABULARY).softmax(-1)
+    targets = torch.randn(2, DRAFTS + 1, VOCABULARY).softmax(-1)
     uniforms = torch.rand(2, DRAFTS, dtype=torch.float64)
-    kept = accept.walk(drafts, proposals, targets, uniforms, torch.tensor([DRAFTS, 3]))
-    return [survival.numpy(), logits.numpy(), projected, read, *(each.numpy() for each in kept)]
+    found = accept.walk(drafts, proposals, targets, uniforms, torch.tensor([DRAFTS, 3]))
+    return hashlib.sha256(b"".join(each.numpy().tobytes() for each in found)).hexdigest()[:16]
 
 
 if __name__ == "__main__":

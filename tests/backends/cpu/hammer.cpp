@@ -1,6 +1,7 @@
-// Hammers the pool and the products for a sanitizer (test_sanitizers.py): jobs from two callers at
-// once, pauses after which threads sleep, products shared out, every format this processor has.
-// Exits with 1 where a place is not done exactly once or a product depends on the threads.
+// Hammers the library for a sanitizer (test_sanitizers.py): jobs from two callers at once, pauses
+// after which threads sleep, products shared out in every format this processor has, and layers.
+// Exits with 1 where a place is not done exactly once, or where a result depends on the threads or
+// on the instruction set.
 
 #include <atomic>
 #include <chrono>
@@ -9,10 +10,19 @@
 #include <thread>
 #include <vector>
 
+#ifdef __x86_64__
+#define DSPARK_ISA avx2
+#else
+#define DSPARK_ISA generic
+#endif
+#include "../../../sglang_dspark/backends/cpu/csrc/layers.h"
 #include "../../../sglang_dspark/backends/cpu/csrc/matmul.h"
 #include "../../../sglang_dspark/backends/cpu/csrc/pool.h"
 
 extern "C" {
+#ifdef __x86_64__
+decltype(dspark_layers_avx2) dspark_layers_avx512;
+#endif
 int32_t dspark_processor();
 Matmul dspark_matmul(int32_t processor, int32_t format, int32_t level);
 }
@@ -59,6 +69,72 @@ bool products(int32_t processor) {
   return true;
 }
 
+std::vector<float> numbers(int64_t count, int seed) {
+  std::vector<float> found(count);
+  for (int64_t i = 0; i < count; ++i) found[i] = (i * 7919 + seed * 104729) % 1013 / 500.0f - 1.0f;
+  return found;
+}
+
+// Run three layers over two requests; odd heads, windows or a tree. All memory is as large as
+// needed and no larger.
+std::vector<float> layers(decltype(&NAMED(layers)) all, Matmul matmul, int64_t threads, bool tree) {
+  const int64_t d = 48, heads = 4, kv_heads = 2, width = 24, f = 32, rotary = 10, slots = 700;
+  const int64_t qkv = (heads + 2 * kv_heads) * width, lens[] = {5, 40}, n = 45, cached = 300;
+  const std::vector<float> w = numbers(qkv * d + d * heads * width + 3 * f * d, 1);
+  const std::vector<float> norms = numbers(d, 2), cos_sin = numbers(cached * rotary, 3);
+  const float *out = w.data() + qkv * d, *up = out + d * heads * width, *down = up + 2 * f * d;
+  std::vector<Layer> stack;
+  std::vector<std::vector<float>> caches;
+  for (int64_t window : {-1, 70, 0}) {
+    caches.push_back(numbers(slots * kv_heads * width, 4));
+    caches.push_back(numbers(slots * kv_heads * width, 5));
+    const Norm norm = {norms.data(), 1e-5f}, head = {window < 0 ? nullptr : norms.data(), 1e-5f};
+    const Attention attention = {heads, kv_heads, width, width, caches.end()[-2].data(),
+                                 caches.back().data(), window, 0.2f, window != 0};
+    stack.push_back({{w.data(), threads}, {out, threads}, {up, threads}, {down, threads}, norm,
+                     norm, head, head, cos_sin.data(), rotary, attention});
+  }
+  std::vector<int32_t> table(2 * cached);
+  for (size_t i = 0; i < table.size(); ++i) table[i] = i * 7 % slots;
+  std::vector<int64_t> requests, positions, places;
+  for (int64_t r = 0; r < 2; ++r) {
+    requests.insert(requests.end(), {r, r * lens[0], lens[r], cached});
+    for (int64_t i = cached - lens[r]; i < cached; ++i) {
+      positions.push_back(i);
+      places.push_back(table[r * cached + i]);
+    }
+  }
+  bool seen[2 * 5 * 5];
+  for (int i = 0; i < 50; ++i) seen[i] = i % 5 == i / 5 % 5 || i % 3 == 0;
+  if (tree) requests[6] = 5; // 35 rows have no request
+  const Plan plan = {table.data(), cached, requests.data(), 2, seen, tree ? 5 : 0};
+  const std::vector<float> hidden = numbers(n * d, 6);
+  std::vector<float> scratch(n * (4 * d + 2 * (heads + kv_heads) * width + 3 * f));
+  std::vector<float> normed(n * d), capture(n * d);
+  float *captures[] = {nullptr, capture.data(), nullptr};
+  const Rows rows = {n, 6, positions.data(), places.data(), hidden.data(), scratch.data(),
+                     normed.data(), captures};
+  const Stack whole = {stack.data(), 3, d, f, matmul, {norms.data(), 1e-5f}};
+  if (all(&whole, &plan, &rows, threads) != 0) return {};
+  normed.insert(normed.end(), capture.begin(), capture.end());
+  return normed;
+}
+
+bool operators(int32_t processor) {
+  for (bool tree : {false, true}) {
+    const Matmul first = dspark_matmul(processor & 1, kFloat32, 1);
+    if (first == nullptr) return true;
+    const std::vector<float> one = layers(NAMED(layers), first, 1, tree);
+    if (one.empty() || layers(NAMED(layers), first, 3, tree) != one) return false;
+#ifdef __x86_64__
+    if (!(processor & 2)) continue;
+    const Matmul wide = dspark_matmul(processor & 3, kFloat32, 1);
+    if (layers(dspark_layers_avx512, wide, 3, tree) != one) return false;
+#endif
+  }
+  return true;
+}
+
 } // namespace
 
 int main() {
@@ -75,6 +151,7 @@ int main() {
   for (int32_t processor : {dspark_processor(), dspark_processor() & 3, dspark_processor() & 1}) {
     good = products(processor) && good;
   }
+  good = operators(dspark_processor()) && good;
   __atomic_store_n(&stop, 1, __ATOMIC_RELEASE);
   for (int i = 0; i < 50; ++i) { // wakes those that sleep, until all have seen it
     jobs(1);

@@ -5,7 +5,6 @@ from __future__ import annotations
 from dataclasses import replace
 from types import SimpleNamespace
 
-import numpy as np
 import pytest
 import torch
 from hypothesis import given, settings
@@ -13,12 +12,12 @@ from hypothesis import strategies as st
 from sglang.srt.model_executor.forward_batch_info import ForwardMode
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import paged_attention, threads
+from sglang_dspark.backends.cpu import paged_attention
 from sglang_dspark.backends.cpu.attention import (
     DsparkCpuAttnBackend,
     DsparkCpuMultiStepDraftBackend,
 )
-from sglang_dspark.backends.cpu.attention_plan import CACHED, QUERIES, make_plan
+from sglang_dspark.backends.cpu.attention_plan import make_plan
 from sglang_dspark.errors import DSparkError
 from tests.backends.cpu.attention_world import (
     Case,
@@ -29,6 +28,7 @@ from tests.backends.cpu.attention_world import (
     verify_pass,
 )
 
+TOGETHER = 32  # queries of a block: kTogether of attention.cpp
 TOLERANCE = {torch.float32: 2e-6, torch.bfloat16: 2e-2}
 
 
@@ -98,7 +98,7 @@ def test_draft_block_sees_itself_both_ways(case: Case) -> None:
 def test_a_wide_tree(window: int) -> None:
     """More nodes than a block has queries, each of which sees its ancestors, against torch's."""
     torch.manual_seed(3)
-    nodes, cached = 2 * paged_attention.TOGETHER + 5, 50
+    nodes, cached = 2 * TOGETHER + 5, 50
     parents = [int(torch.randint(0, node, ())) for node in range(1, nodes)]
     tree = torch.eye(nodes, dtype=torch.bool)
     for node, parent in enumerate(parents, 1):
@@ -110,7 +110,7 @@ def test_a_wide_tree(window: int) -> None:
     ours, theirs = torch.empty_like(queries), torch.empty_like(queries)
     paged_attention.paged_attention(
         queries, keys, values, plan, scale=0.25, causal=True, window=window,
-        sharing=threads.sharing(1), out=ours,
+        threads=1, out=ours,
     )  # fmt: skip
     layer = SimpleNamespace(scaling=0.25, logit_cap=0.0)
     paged_attention.attend_by_torch(queries, keys, values, plan, layer, True, window, theirs)
@@ -119,7 +119,7 @@ def test_a_wide_tree(window: int) -> None:
 
 @pytest.mark.parametrize("sliding", [-1, 20])
 def test_a_long_block_sees_itself_both_ways(sliding: int) -> None:
-    window = (2 * paged_attention.TOGETHER + 5,) * 2
+    window = (2 * TOGETHER + 5,) * 2
     case = Case((70, 3), window, heads=6, kv_heads=2, bidirectional=True, sliding=sliding)
     check(case, verify_pass)
 
@@ -281,7 +281,7 @@ def test_plain_decode_and_verify_agree_to_the_last_bit(case: Case) -> None:
 
 def test_neighbours_do_not_change_a_request() -> None:
     """Not even a neighbour whose window is taken in several blocks."""
-    case = Case((40, 3, 90), (6, 2 * paged_attention.TOGETHER + 1, 2), heads=6, kv_heads=2)
+    case = Case((40, 3, 90), (6, 2 * TOGETHER + 1, 2), heads=6, kv_heads=2)
     batch = World(case)
     out = batch.forward(DsparkCpuAttnBackend(batch.runner()), extend_pass(batch))
     first = 0
@@ -315,23 +315,20 @@ def test_threads_do_not_change_the_result(monkeypatch: pytest.MonkeyPatch) -> No
         monkeypatch.setenv("OMP_NUM_THREADS", count)
         world = World(case)
         backend = DsparkCpuAttnBackend(world.runner())
-        assert backend.sharing[1] == int(count)
+        assert backend.threads == int(count)
         results.append(world.forward(backend, extend_pass(world)))
     assert torch.equal(results[0], results[1])
     assert torch.equal(results[0], results[2])
 
 
 @pytest.mark.parametrize(
-    ("cached", "threads"), [((60,), 0), ((120,), 1), ((900,), 2), ((400, 900), 4), ((6,) * 9, 0)]
+    ("cached", "threads"), [((60,), 1), ((120,), 1), ((900,), 4), ((128, 127), 3), ((6,) * 9, 1)]
 )
 def test_a_few_tokens_are_one_threads_work(cached: tuple[int, ...], threads: int) -> None:
-    """One query each, eight heads on two: a context of 64 tokens is a thread's work, and no more
-    than two threads find work in a single request."""
-    requests = np.zeros((len(cached), 4), np.int64)
-    requests[:, QUERIES], requests[:, CACHED] = 1, cached
-    queries, cache = np.zeros((len(cached), 8, 64), np.float32), np.zeros((9, 2, 64), np.float32)
-    items = 2 * len(cached)
-    assert paged_attention._threads_for(4, queries, cache, cache, requests, items) == threads
+    """One query each, eight heads of 64: a context of 64 tokens is a thread's work."""
+    table = torch.zeros(1, 900, dtype=torch.int32)
+    plan = make_plan(table, torch.zeros(len(cached)), (1,) * len(cached), cached)
+    assert paged_attention.threads_for(4, plan, 8, 2 * 64) == threads
 
 
 def test_padding_tokens_return_zeros() -> None:

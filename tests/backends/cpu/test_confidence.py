@@ -9,7 +9,9 @@ import pytest
 import torch
 from torch import Tensor
 
+from sglang_dspark.backends.cpu import confidence, csrc
 from sglang_dspark.backends.cpu.confidence import confidence_of
+from tests.backends.cpu.operator_levels import LEVELS, force_level
 
 V, D, RANK, GAMMA = 60, 40, 16, 5
 
@@ -39,13 +41,13 @@ def block(rows: int) -> dict[str, Tensor]:
 
 def upstreams(draft_model: Any, **given: Tensor) -> tuple[Tensor, Tensor]:
     with torch.no_grad():
-        confidence: tuple[Tensor, Tensor] = draft_model.confidence_head.predict(
+        found: tuple[Tensor, Tensor] = draft_model.confidence_head.predict(
             given["confidence_features"],
             anchor_tokens=given["anchor_tokens"],
             draft_tokens=given["draft_tokens"],
             markov_head=draft_model.markov_head,
         )
-    return confidence
+    return found
 
 
 def ours_of(draft_model: Any, given: dict[str, Tensor]) -> tuple[Tensor, Tensor]:
@@ -65,6 +67,23 @@ def test_survivals_and_logits_are_upstreams(rows: int, with_markov: bool, bias: 
     for mine, other in zip(ours, theirs, strict=True):
         assert mine.shape == other.shape == (rows, GAMMA)
         assert (mine - other).abs().max() < 1e-5
+
+
+def test_every_instruction_set_computes_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    drafter, given = model(), block(3)
+    found = []
+    for level in LEVELS:
+        force_level(monkeypatch, confidence, level)
+        found.append(ours_of(drafter, given))
+    for each in found:
+        assert all(torch.equal(mine, first) for mine, first in zip(each, found[0], strict=True))
+
+
+def test_without_the_library_upstreams_path_is_kept(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(csrc, "why_not", lambda: "it is missing")
+    drafter, given = model(), block(2)
+    drafter.compute_confidence = lambda **block: upstreams(drafter, **block)
+    assert torch.equal(ours_of(drafter, given)[1], upstreams(drafter, **given)[1])
 
 
 def test_weights_written_in_place_are_seen() -> None:

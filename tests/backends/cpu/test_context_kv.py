@@ -18,15 +18,17 @@ from sglang.srt.mem_cache.memory_pool import MHATokenToKVPool
 from sglang.srt.models.dflash import DFlashDraftModel
 from sglang.srt.models.dspark import DSparkDraftMixin
 
-from sglang_dspark.backends.cpu import context_kernels, context_kv, linear
+from sglang_dspark.backends.cpu import context_kv, linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.context_kv import write_target_hidden_kv
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers.layer_stack import forward_draft
+from sglang_dspark.backends.cpu.waiting_rows import WaitingRows
 from sglang_dspark.backends.cpu.weight_formats import FORMATS, dense, pack
 from sglang_dspark.patches.cpu.draft import SEAMS
 from sglang_dspark.patches.registry import check_seam
 from sglang_dspark.serving import config
+from tests.backends.cpu.operator_levels import LEVELS, force_level
 
 upstreams = DSparkDraftMixin.write_target_hidden_kv
 LAYERS, HIDDEN, HEADS, KV_HEADS, DIM, FEATURES = 3, 64, 4, 2, 16, 128
@@ -174,6 +176,27 @@ def test_packed_weights_write_what_they_stand_for(
         assert all(torch.equal(mine, same) for mine, same in pairs)
 
 
+@pytest.mark.parametrize("projected", [False, True])
+def test_every_instruction_set_writes_the_same_bits(
+    draft: Draft, projected: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """In odd numbers of rows, not multiples of a block of the product."""
+    found = []
+    for level in LEVELS:
+        force_level(monkeypatch, context_kv, level)
+        found.append(pool())
+        with torch.inference_mode():
+            injector = context_kv.resolve_injector(draft, found[-1])
+            for rows in (1, 7, 29):
+                torch.manual_seed(rows)
+                hidden = torch.randn(rows, HIDDEN if projected else FEATURES)
+                positions, slots = torch.randint(128, (rows,)), torch.randperm(SLOTS)[:rows] + 1
+                assert injector.write(hidden, positions, slots, None, projected=projected)
+    for each in found:
+        assert all(map(torch.equal, each.k_buffer, found[0].k_buffer))
+        assert all(map(torch.equal, each.v_buffer, found[0].v_buffer))
+
+
 def _must_not_run(*args: Any, **kwargs: Any) -> None:
     raise AssertionError("upstream's path ran")
 
@@ -240,9 +263,11 @@ def test_what_a_later_token_supersedes_is_never_written(
     waiting: Waiting, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     count = []
-    inject = context_kernels.inject
+    write = context_kv.Injector._write
     monkeypatch.setattr(
-        context_kv, "inject", lambda *given: [count.append(len(given[3])), inject(*given)]
+        context_kv.Injector,
+        "_write",
+        lambda self, hidden, *given: [count.append(len(hidden)), write(self, hidden, *given)],
     )
     ours = pool()
     with torch.inference_mode():
@@ -289,9 +314,9 @@ def test_a_draft_reads_what_upstream_would_have_written(
     monkeypatch.setattr(context_kv, "KEPT_BYTES", places * 4 * FEATURES)
     monkeypatch.setattr(context_kv, "WAITING", 20)
     displaced = []
-    take = context_kv.take_from
+    take = WaitingRows.take_from
     monkeypatch.setattr(
-        context_kv, "take_from", lambda *given: (displaced.append(given[2]), take(*given))[1]
+        WaitingRows, "take_from", lambda *given: (displaced.append(given[2]), take(*given))[1]
     )
     ours, theirs, random = pool(), pool(), torch.Generator().manual_seed(places)
     free, live = list(range(1, SLOTS + 1)), []  # type: tuple[list[int], list[list[int]]]

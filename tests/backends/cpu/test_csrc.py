@@ -13,7 +13,13 @@ from pathlib import Path
 import pytest
 import torch
 
-from sglang_dspark.backends.cpu import csrc, linear, threads
+pytest.importorskip("sglang")
+
+from sglang.kernels.fused_op import BaseFusedOp
+
+from sglang_dspark.backends.cpu import csrc, fast_paths, fused_ops, linear, threads
+from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
+from tests.backends.cpu.attention_world import Case, World, ragged_pass
 
 needs_compiler = pytest.mark.skipif(not any(csrc.compilers()), reason="no C++ compiler")
 
@@ -25,7 +31,7 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     shutil.copytree(csrc.SOURCES, sources, ignore=shutil.ignore_patterns("*.so"))
     monkeypatch.setattr(csrc, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
-    kept = (csrc.library, linear.prepare_for, threads.process_pool)
+    kept = (csrc.library, csrc.operator, linear.prepare_for, threads.process_pool)
     for each in kept:
         each.cache_clear()
     yield tmp_path / "cache" / "sglang-dspark" / "csrc"
@@ -65,7 +71,8 @@ def test_without_a_compiler_torch_multiplies_and_one_line_says_so(
     with caplog.at_level(logging.WARNING):
         assert linear.prepare() is None
         assert threads.process_pool() is None
-        assert threads.sharing(4) == (0, 1)
+        assert threads.pool_threads(4) == 1
+        assert csrc.operator("rms_norm_rows") is None
     assert caplog.messages == [
         "sglang-dspark: torch multiplies, which is slower: the C++ library of the CPU kernels is "
         f"missing: there is no C++ compiler; {csrc.HOW_TO}"
@@ -73,6 +80,30 @@ def test_without_a_compiler_torch_multiplies_and_one_line_says_so(
     assert linear.why_not() == f"the C++ library of the CPU kernels is missing; {csrc.HOW_TO}"
     x, weight = torch.randn(3, 32), torch.randn(48, 32)
     assert torch.equal(linear.product(x, weight), torch.nn.functional.linear(x, weight))
+
+
+def test_without_a_library_sglang_norms_and_torch_attends(
+    elsewhere: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(csrc, "compilers", lambda: iter(()))
+    monkeypatch.setattr(fast_paths, "_logged", set())
+    monkeypatch.setattr(BaseFusedOp, "_oot_forward_registry", {})
+    world = World(Case((40, 3), (6, 2), heads=6, kv_heads=2, sliding=20))
+    with caplog.at_level(logging.INFO):
+        fused_ops.register("dspark")
+        backend = DsparkCpuAttnBackend(world.runner())
+    assert BaseFusedOp._oot_forward_registry == {}
+    assert not backend.in_place
+    assert not backend.writes_in_place
+    out = world.forward(backend, ragged_pass(world))
+    torch.testing.assert_close(out.double(), world.expected(), rtol=0, atol=2e-6)
+    assert [line for line in caplog.messages if ": off: " in line] == [
+        f"sglang-dspark: off: {path}: {csrc.why_not()}"
+        for path in (
+            "norms, rotary embedding and SiLU gate by one kernel each",
+            "attention over float32 caches in place",
+        )
+    ]
 
 
 @needs_compiler

@@ -18,10 +18,10 @@ from sglang.srt.models.llama import LlamaForCausalLM
 from sglang.srt.models.qwen3 import Qwen3ForCausalLM
 from transformers import LlamaConfig, Qwen3Config
 
+from sglang_dspark.backends.cpu import csrc
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers import direct_forward
-from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.verify_forward import packed_forward
 from sglang_dspark.patches.cpu.linear import compute_lm_head
 from tests.backends.cpu.attention_world import Case, World, ragged_pass, verify_pass
@@ -29,7 +29,7 @@ from tests.backends.cpu.test_layer_stack import one_rank, our_kernels
 
 __all__ = ["one_rank", "our_kernels"]
 pytestmark = pytest.mark.skipif(
-    not Processor.host().fuses, reason="no fused multiply-add: the short form does not apply"
+    csrc.why_not() is not None, reason="no fused multiply-add: the short form does not apply"
 )
 CASES = {
     "whole window": (Case((70,), (6,)), verify_pass),

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import numpy as np
 import pytest
 import torch
 
-from sglang_dspark.backends.cpu import expert_ops, paged_attention
+from sglang_dspark.backends.cpu import expert_ops, linear, paged_attention
 from sglang_dspark.backends.cpu.attention_plan import make_plan, narrowed
 from sglang_dspark.drafter.attention import block_attention
 from sglang_dspark.drafter.hyper_connections import (
@@ -15,6 +14,7 @@ from sglang_dspark.drafter.hyper_connections import (
     doubly_stochastic,
 )
 from sglang_dspark.drafter.moe import MoE
+from tests.backends.cpu.operator_levels import LEVELS, force_level
 from tests.drafter.helpers import tiny_config
 
 SIZES = {
@@ -95,21 +95,31 @@ def test_rows_that_do_not_fit_are_refused() -> None:
         routed(module)(x.double(), routing.experts, routing.weights)
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("scale", [0.1, 1.0, 10.0, 1e3])
 @pytest.mark.parametrize("n", [2, 4, 7])
-def test_mixing_is_the_modules(n: int, scale: float) -> None:
+@torch.no_grad()
+def test_mixing_is_the_modules(
+    n: int, scale: float, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Streams that are the unit vectors, and a block of zeros: the result is the mixing."""
+    force_level(monkeypatch, expert_ops, level)
     logits = torch.randn(20, n, n, generator=torch.Generator().manual_seed(n)) * scale
-    for matrix, expected in zip(logits, doubly_stochastic(logits), strict=True):
-        found = matrix.numpy().copy()
-        expert_ops._doubly_stochastic(found, 20)
-        assert np.abs(found.sum(0) - 1).max() < 1e-5
-        assert np.abs(found.sum(1) - 1).max() < 1e-5
-        torch.testing.assert_close(torch.from_numpy(found), expected, atol=1e-4, rtol=1e-3)
+    compiled = expert_ops.CompiledStreams(HyperConnection(n, n))
+    compiled.alphas.fill_(1.0)
+    compiled.mix_bias.zero_()
+    projected = torch.cat([torch.zeros(20, 2 * n), logits.flatten(1)], 1)
+    found = compiled.write(torch.eye(n).expand(20, n, n), torch.zeros(20, n), projected)
+    assert (found.sum(1) - 1).abs().max() < 1e-5
+    assert (found.sum(2) - 1).abs().max() < 1e-5
+    torch.testing.assert_close(found, doubly_stochastic(logits), atol=1e-4, rtol=1e-3)
 
 
 @torch.no_grad()
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("n", [2, 3, 4, 5])  # as many rows of phi that make no four
-def test_streams_are_the_modules(n: int) -> None:
+def test_streams_are_the_modules(n: int, level: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    force_level(monkeypatch, expert_ops, level)
     torch.manual_seed(0)
     connection, last, block = HyperConnection(n, 64), StreamRead(n, 64), torch.nn.Linear(64, 64)
     for parameter in [*connection.parameters(), *last.parameters()]:
@@ -120,6 +130,31 @@ def test_streams_are_the_modules(n: int) -> None:
     found = compiled.write(x, block(read), kept)
     torch.testing.assert_close(found, connection(x, block), atol=1e-5, rtol=1e-4)
     torch.testing.assert_close(expert_ops.CompiledRead(last)(x), last(x), atol=1e-5, rtol=1e-4)
+
+
+@torch.no_grad()
+def test_every_instruction_set_computes_the_same_bits(monkeypatch: pytest.MonkeyPatch) -> None:
+    module, connection = moe(), HyperConnection(5, 48)
+    x, streams = torch.randn(13, 64), torch.randn(13, 5, 48)
+    routing, found = module.gate(x), []
+    for level in LEVELS:
+        force_level(monkeypatch, expert_ops, level)
+        shared = expert_ops.CompiledShared.of(module.shared_experts)
+        assert shared is not None
+        own = expert_ops.CompiledStreams(connection)
+        read, projected = own.read(streams)
+        experts = routed(module)(x, routing.experts, routing.weights)
+        found.append([experts, shared(x), read, projected, own.write(streams, read, projected)])
+    for each in found:
+        assert all(map(torch.equal, each, found[0]))
+
+
+def test_without_operators_the_modules_compute(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert expert_ops.CompiledStreams.of(HyperConnection(2, 64)) is not None
+    assert expert_ops.CompiledStreams.of(HyperConnection(2, 60)) is None  # no whole vectors
+    monkeypatch.setattr(linear, "prepare", lambda: None)
+    assert expert_ops.CompiledStreams.of(HyperConnection(2, 64)) is None
+    assert expert_ops.CompiledRead.of(StreamRead(2, 64)) is None
 
 
 @pytest.mark.parametrize("window", [1, 4, 9, 128])
@@ -135,7 +170,7 @@ def test_a_narrowed_plan_is_the_drafters_window(window: int) -> None:
     out = torch.empty_like(q)
     paged_attention.paged_attention(
         q, k_cache, v_cache, plan, scale=8**-0.5, causal=False, window=paged_attention.NO_WINDOW,
-        sharing=(0, 1), out=out,
+        threads=1, out=out,
     )  # fmt: skip
     for r, length in enumerate(lens):
         slots = table[r].long()

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import logging
+from types import SimpleNamespace
 
 import pytest
 
-from sglang_dspark.backends.cpu import fast_paths, linear
+from sglang_dspark.backends.cpu import csrc, fast_paths, linear
 from sglang_dspark.backends.cpu.fast_paths import find_or_log, require, supported
-from sglang_dspark.backends.cpu.linear import Processor
 
 
 @pytest.fixture
@@ -39,5 +39,5 @@ def test_what_was_found_is_handed_on_and_other_errors_are_raised(
 
 
 def test_a_processor_without_fused_multiply_add_is_named(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Processor, "host", lambda: Processor(0))
+    monkeypatch.setattr(csrc, "library", lambda: SimpleNamespace(processor=lambda: 0))
     assert linear.why_not() == "this processor has no AVX2 and fused multiply-add"

@@ -5,14 +5,20 @@ from __future__ import annotations
 import pytest
 import torch
 
+from sglang_dspark.backends.cpu import greedy_ops
 from sglang_dspark.backends.cpu.greedy_ops import verify_chains
 from sglang_dspark.backends.cpu.sgl_kernel_ops import verify_tree_greedy_cpu
+from tests.backends.cpu.operator_levels import LEVELS, force_level
 
 VOCAB = 23
 
 
+@pytest.mark.parametrize("level", [*LEVELS, None])
 @pytest.mark.parametrize(("requests", "n"), [(1, 2), (5, 2), (7, 4), (3, 1)])
-def test_accepts_what_the_walk_over_trees_accepts(requests: int, n: int) -> None:
+def test_accepts_what_the_walk_over_trees_accepts(
+    requests: int, n: int, level: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_level(monkeypatch, greedy_ops, level)
     generator = torch.Generator().manual_seed(requests * n)
     seen = set()
     for _ in range(20):

@@ -9,21 +9,29 @@ from hypothesis import strategies as st
 
 from sglang_dspark.backends.cpu import greedy_ops, linear, reduced_head
 from sglang_dspark.backends.cpu.weight_formats import FORMATS, pack
+from tests.backends.cpu.operator_levels import LEVELS, force_level
 
 FEW_VALUES = st.sampled_from([0.0, -0.0, 1.5, -1.5, float("inf"), float("-inf"), 1e-40, -1e-40])
 
 
-@settings(deadline=None)  # the first call compiles
+@pytest.mark.parametrize("level", [*LEVELS, None])
+@settings(deadline=None)  # the first call builds
 @given(rows=st.lists(st.lists(FEW_VALUES, min_size=1, max_size=9), min_size=1, max_size=4))
-def test_the_first_of_equal_entries_is_found(rows: list[list[float]]) -> None:
+def test_the_first_of_equal_entries_is_found(level: str | None, rows: list[list[float]]) -> None:
     width = min(map(len, rows))
     values = torch.tensor([row[:width] for row in rows])
-    assert greedy_ops.row_argmax(values).tolist() == values.argmax(-1).tolist()
+    with pytest.MonkeyPatch.context() as patch:
+        force_level(patch, greedy_ops, level)
+        assert greedy_ops.row_argmax(values).tolist() == values.argmax(-1).tolist()
 
 
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("width", [1, 2047, 2048, 2049, 4096, 10_000])
 @pytest.mark.parametrize("place", ["first", "last", "middle", "random"])
-def test_rows_longer_than_a_block(width: int, place: str) -> None:
+def test_rows_longer_than_a_block(
+    width: int, place: str, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_level(monkeypatch, greedy_ops, level)
     torch.manual_seed(width)
     values = torch.randn(3, width)
     if place != "random":
@@ -32,16 +40,20 @@ def test_rows_longer_than_a_block(width: int, place: str) -> None:
 
 
 @pytest.mark.skipif(linear.prepare() is None, reason="no fused multiply-add")
+@pytest.mark.parametrize("level", LEVELS)
 @pytest.mark.parametrize("width", [16, 2512])
 @pytest.mark.parametrize("requests", [1, 4, 7])
-def test_a_draft_block_is_the_argmax_of_each_sum(requests: int, width: int) -> None:
+def test_a_draft_block_is_the_argmax_of_each_sum(
+    requests: int, width: int, level: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_level(monkeypatch, reduced_head, level)
     torch.manual_seed(width)
     vocab, rank, gamma = 3 * width, 32, 5
     base = torch.randn(requests, gamma, width).round(decimals=1)  # ties, taken by the first
     w1, w2 = (torch.randint(-1, 2, (n, rank)).float() for n in (vocab, width))
     tokens = torch.randperm(vocab)[:width]
     anchor = torch.randint(vocab, (requests,))
-    weights = (w1.numpy(), w2, tokens.numpy())
+    weights = (w1, w2, tokens)
     whole, pieces = (torch.zeros(requests, gamma, dtype=torch.long) for _ in range(2))
     reduced_head.draft_steps(base, anchor, weights, whole, range(gamma))
     previous = anchor
@@ -63,7 +75,7 @@ def test_a_draft_block_with_packed_factors(requests: int, form: str) -> None:
     w2 = pack(torch.randn(width, rank), FORMATS[form])
     tokens, anchor = torch.randperm(vocab)[:width], torch.randint(vocab, (requests,))
     out = torch.zeros(requests, gamma, dtype=torch.long)
-    reduced_head.draft_steps(base, anchor, (w1.numpy(), w2, tokens.numpy()), out, range(gamma))
+    reduced_head.draft_steps(base, anchor, (w1, w2, tokens), out, range(gamma))
     previous = anchor
     for k in range(gamma):
         bias = linear.product(w1[previous], w2)

@@ -27,7 +27,7 @@ from sglang.srt.models.llama import LlamaModel
 from sglang.srt.models.qwen3 import Qwen3Model
 from transformers import LlamaConfig, Qwen3Config
 
-from sglang_dspark.backends.cpu import fused_ops, linear
+from sglang_dspark.backends.cpu import csrc, fused_ops, linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
@@ -37,7 +37,6 @@ from sglang_dspark.backends.cpu.layers.layer_stack import (
     forward_target,
     stack_of_model,
 )
-from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.patches.cpu.layers import SEAMS
 from sglang_dspark.patches.cpu.linear import apply_linear
 from sglang_dspark.patches.registry import check_seam
@@ -52,7 +51,7 @@ from tests.backends.cpu.attention_world import (
 )
 
 pytestmark = pytest.mark.skipif(
-    not Processor.host().fuses, reason="no fused multiply-add: the short form does not apply"
+    csrc.why_not() is not None, reason="no fused multiply-add: the short form does not apply"
 )
 Model = LlamaModel | Qwen3Model | DFlashDraftModel
 LAYERS = 3
@@ -461,27 +460,16 @@ def test_other_layers_do_not_fit_and_say_why(
         layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
 
 
-def test_buffers_of_one_shape_are_shared_and_do_not_overlap() -> None:
-    shape = layer_spec.Shape(hidden=48, heads=3, kv_heads=1, head=16, mlp=80)
-    buffers = layer_spec.buffers_for(shape, 5)
-    assert layer_spec.buffers_for(shape, 5) is buffers
-    assert layer_spec.buffers_for(shape, 7).normed.ctypes.data == buffers.normed.ctypes.data
-    apart = sorted(set(buffers._fields) - {"qkv"})  # which is `heads` in another shape
-    assert buffers.heads.ctypes.data == buffers.qkv.ctypes.data
-    for number, name in enumerate(apart):
-        getattr(buffers, name)[:] = number
-    for number, name in enumerate(apart):
-        assert (getattr(buffers, name) == number).all()
-
-
 def test_a_moved_cache_is_noticed(model: LlamaModel) -> None:
     stack = layer_stack.stack_of(model, layer_spec.target_layer_of, layer_spec.ending_of)
     pool = World(Case((5,), (1,))).kv_pool
     pool.k_buffer, pool.v_buffer = pool.k_buffer * LAYERS, pool.v_buffer * LAYERS
-    tables = stack.tables(pool)
-    assert stack.tables(pool) is tables
+    found = stack.for_pool(pool)
+    assert stack.for_pool(pool) is found
     pool.v_buffer[1] = pool.v_buffer[1].clone()
-    assert stack.tables(pool) is not tables
+    moved = stack.for_pool(pool)
+    assert moved is not found
+    assert moved.layers[1].attention.values == pool.v_buffer[1].data_ptr()
 
 
 def test_the_target_is_what_we_expect() -> None:

@@ -17,17 +17,16 @@ from sglang.srt.model_executor.forward_context import ForwardContext, set_forwar
 from sglang.srt.models.llama_eagle import LlamaModel
 from transformers import LlamaConfig
 
-from sglang_dspark.backends.cpu import linear
+from sglang_dspark.backends.cpu import csrc, linear
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError
 from sglang_dspark.backends.cpu.layers import layer_spec, layer_stack
-from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.patches.cpu.mtp import forward_model
 from tests.backends.cpu.attention_world import Case, World, decode_pass, extend_pass
 from tests.backends.cpu.test_layer_stack import one_rank, our_kernels  # noqa: F401
 
 pytestmark = pytest.mark.skipif(
-    not Processor.host().fuses, reason="no fused multiply-add: the short form does not apply"
+    csrc.why_not() is not None, reason="no fused multiply-add: the short form does not apply"
 )
 WIDTH = 48
 CASES = {

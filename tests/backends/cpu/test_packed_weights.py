@@ -13,7 +13,7 @@ import pytest
 import torch
 from torch import nn
 
-from sglang_dspark.backends.cpu import attach, fast_paths, linear, packed_weights
+from sglang_dspark.backends.cpu import attach, csrc, fast_paths, linear, packed_weights
 from sglang_dspark.backends.cpu.linear import Processor
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
@@ -30,7 +30,7 @@ from sglang_dspark.backends.cpu.weight_formats import (
 from sglang_dspark.patches.cpu import linear as linear_patch
 from sglang_dspark.serving import config
 
-pytestmark = pytest.mark.skipif(not Processor.host().fuses, reason="no fused multiply-add")
+pytestmark = pytest.mark.skipif(csrc.why_not() is not None, reason="no fused multiply-add")
 
 
 class LlamaForCausalLM(nn.Module):

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 import torch
 
+from sglang_dspark.backends.cpu import greedy_ops
 from sglang_dspark.backends.cpu.accept import accept
 from sglang_dspark.backends.cpu.greedy_ops import accept_greedy, committed
 from sglang_dspark.backends.cpu.ragged_layout import (
@@ -20,6 +21,7 @@ from sglang_dspark.backends.cpu.ragged_layout import (
     window_of,
 )
 from sglang_dspark.verify.greedy import accept_greedy as reference
+from tests.backends.cpu.operator_levels import LEVELS, force_level
 
 GAMMA, VOCAB = 5, 97
 
@@ -96,7 +98,11 @@ def test_rows_of_counts_from_each_start() -> None:
 
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("spread", [False, True])
-def test_greedy_accept_is_the_rule_of_verify(seed: int, spread: bool) -> None:
+@pytest.mark.parametrize("level", [*LEVELS, None])
+def test_greedy_accept_is_the_rule_of_verify(
+    seed: int, spread: bool, level: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    force_level(monkeypatch, greedy_ops, level)
     generator = torch.Generator().manual_seed(seed)
     requests = 6
     lens = torch.randint(0, GAMMA + 1, (requests,), generator=generator) + 1

@@ -10,24 +10,9 @@ import time
 import numpy as np
 import pytest
 
-from sglang_dspark.backends.cpu.jit import in_parts, kernel
-from sglang_dspark.backends.cpu.threads import ThreadPool, process_pool, sharing, why_no_pool
+from sglang_dspark.backends.cpu.threads import ThreadPool, pool_threads, process_pool, why_no_pool
 
 pytestmark = pytest.mark.skipif(why_no_pool() is not None, reason="no pool on this machine")
-
-
-@kernel
-def count(first, end, done, weight, twice):  # type: ignore[no-untyped-def]
-    """Adds to each place; fails at the last one where weight is 0."""
-    for i in range(first, end):
-        if weight == 0.0 and i == done.shape[0] - 1:
-            raise ValueError("a part fails")
-        done[i] += weight * 2.0 if twice else weight
-
-
-@kernel
-def counted(shared, done, weight, twice):  # type: ignore[no-untyped-def]
-    return in_parts(shared[0], shared[1], count, done.shape[0], (done, weight, twice))
 
 
 WORK = ctypes.CFUNCTYPE(None, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
@@ -42,8 +27,9 @@ def pool() -> ThreadPool:
 
 
 def run(pool: ThreadPool, work: object, length: int, threads: int) -> None:
-    kind = ctypes.CFUNCTYPE(None, WORK, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
-    kind(pool.entry)(work, None, length, threads)
+    start = pool.library.keep["dspark_pool_run"]
+    start.argtypes = (WORK, ctypes.c_void_p, ctypes.c_int64, ctypes.c_int64)
+    start(work, None, length, threads)
 
 
 @pytest.mark.parametrize("length", [1, 2, 7, 8, 9, 36, 1000])
@@ -127,21 +113,7 @@ def test_a_forked_process_does_all_itself(pool: ThreadPool) -> None:
     assert os.waitpid(child, 0)[1] == 0
 
 
-@pytest.mark.parametrize("length", [1, 2, 23, 1000])
-def test_compiled_loops_are_shared_out(pool: ThreadPool, length: int) -> None:
-    """Arrays with gaps, numbers and truth values arrive as they were given."""
-    shared, done = sharing(3), np.zeros((length, 3))[:, 1]
-    assert shared == (pool.entry, 3)
-    for times in range(1, 30):
-        assert counted(shared, done, 0.5, True)
-        assert (done == times).all()
-    assert counted(shared, done, 0.5, False)
-    assert (done == 29.5).all()
-    assert sharing(1) == (0, 1)
-
-
-def test_a_part_that_fails_is_told(pool: ThreadPool) -> None:
-    shared, done = sharing(2), np.zeros(100)
-    assert not counted(shared, done, 0.0, False)
-    assert counted(shared, done, 1.0, False)
-    assert (done == 1).all()
+def test_a_kernel_gets_the_pools_threads(pool: ThreadPool) -> None:
+    assert pool_threads(3) == 3
+    assert pool.threads >= 3
+    assert pool_threads(1) == 1

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import linear
+from sglang_dspark.backends.cpu import csrc, linear
 from sglang_dspark.backends.cpu.linear import NarrowMatmul, Processor, find_matmul
 from sglang_dspark.backends.cpu.weight_formats import (
     BFLOAT16,
@@ -41,7 +41,7 @@ from tests.backends.cpu.product_reference import (
 
 SHAPES = ((16, 64), (48, 192), (208, 576), (64, 1536))
 PACKED = (BFLOAT16, INT8, BYTES)
-needs_kernel = pytest.mark.skipif(not Processor.host().fuses, reason="no fused multiply-add")
+needs_kernel = pytest.mark.skipif(csrc.why_not() is not None, reason="no fused multiply-add")
 
 
 def weights(n: int, k: int, seed: int = 0) -> Tensor:

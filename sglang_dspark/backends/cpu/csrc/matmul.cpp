@@ -115,13 +115,7 @@ void block(const void *xs, int64_t ldx, const char *w, int64_t k, float *out, in
     Floats folded[M * R];
     UNROLL for (int q = 0; q < M; ++q) {
       UNROLL for (int p = 0; p < R; ++p) {
-        if constexpr (kParts == 1) {
-          folded[q * R + p] = sum[q][p][0];
-        } else if constexpr (kParts == 2) {
-          folded[q * R + p] = sum[q][p][0] + sum[q][p][1];
-        } else {
-          folded[q * R + p] = (sum[q][p][0] + sum[q][p][2]) + (sum[q][p][1] + sum[q][p][3]);
-        }
+        folded[q * R + p] = in_one(sum[q][p]);
       }
     }
     float sums[M * R + kNative];

@@ -17,11 +17,9 @@ constexpr int kPadding = 32; // numbers after a rounded row: its scale, and whol
 
 #ifdef __AVX512F__
 inline Ints spread(int32_t number) { return (Ints)_mm512_set1_epi32(number); }
-inline Floats spread(float number) { return _mm512_set1_ps(number); }
 inline Ints nearest(Floats v) { return (Ints)_mm512_cvtps_epi32(v); } // ties to even
 #else
 inline Ints spread(int32_t number) { return (Ints)_mm256_set1_epi32(number); }
-inline Floats spread(float number) { return _mm256_set1_ps(number); }
 inline Ints nearest(Floats v) { return (Ints)_mm256_cvtps_epi32(v); }
 #endif
 

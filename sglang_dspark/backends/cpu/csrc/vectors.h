@@ -1,5 +1,6 @@
-// Vectors of one register, and sums over their lanes. Included once, by matmul.cpp: its comment
-// says why all of this is in an unnamed namespace and nothing is taken from the C++ library.
+// Vectors of one register, and sums over their lanes. Included once by a source that is compiled
+// for several instruction sets: the comment of matmul.cpp says why all of this is in an unnamed
+// namespace and nothing is taken from the C++ library.
 #pragma once
 #include <stdint.h>
 #include <string.h>
@@ -33,6 +34,7 @@ constexpr int kParts = kLanes / kNative;
 constexpr bool kWide = kNative == 16;
 
 typedef float Floats __attribute__((vector_size(4 * kNative)));
+typedef float Quarter __attribute__((vector_size(16)));
 typedef int32_t Ints __attribute__((vector_size(4 * kNative)));
 typedef uint16_t Halves __attribute__((vector_size(2 * kNative)));
 typedef uint32_t Words __attribute__((vector_size(4 * kNative)));
@@ -49,6 +51,16 @@ template <typename V> inline void hold(V &v) {
   asm("" : "+v"(v));
 #else
   (void)v;
+#endif
+}
+
+inline Floats spread(float number) {
+#if defined(__AVX512F__)
+  return _mm512_set1_ps(number);
+#elif defined(__AVX2__)
+  return _mm256_set1_ps(number);
+#else
+  return Floats{number, number, number, number};
 #endif
 }
 
@@ -70,6 +82,17 @@ template <int N, int... I> struct Upto : Upto<N - 1, N - 1, I...> {};
 template <int... I> struct Upto<0, I...> {
   typedef Sequence<I...> type;
 };
+
+// Add the registers of 16 lanes: lane i + lane i + 8, then + 4, as far as they are in several.
+inline Floats in_one(const Floats (&parts)[kParts]) {
+  if constexpr (kParts == 1) {
+    return parts[0];
+  } else if constexpr (kParts == 2) {
+    return parts[0] + parts[1];
+  } else {
+    return (parts[0] + parts[2]) + (parts[1] + parts[3]);
+  }
+}
 
 // Lane i of the lower halves of all segments of `size` lanes, of two vectors side by side.
 constexpr int lower(int size, int i) { return i / (size / 2) * size + i % (size / 2); }

@@ -8,9 +8,9 @@ biases, shards or hooks are not supported; they keep upstream's code, and the lo
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Mapping
 from dataclasses import dataclass
-from functools import lru_cache
 from typing import Any
 
 import torch
@@ -18,8 +18,8 @@ from torch import Tensor, nn
 
 from sglang_dspark.backends.cpu import linear, paged_attention
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, require, require_class
-from sglang_dspark.backends.cpu.layers.layer_kernel import Buffers
 from sglang_dspark.backends.cpu.linear import NarrowMatmul
+from sglang_dspark.backends.cpu.paged_attention import Attention
 from sglang_dspark.serving import upstream
 
 _FLOAT = torch.float32
@@ -35,93 +35,59 @@ class Shape:
     head: int
     mlp: int
 
-
-@dataclass(frozen=True)
-class Product:
-    """x W^T for one weight [n, k]: its address and the threads that `linear.narrow` would use."""
-
-    address: int
-    n: int
-    k: int
-    threads: int
+    @property
+    def scratch_width(self) -> int:
+        """Count the floats that csrc/layers.cpp needs for the rows between its operators."""
+        heads, kv_heads = self.heads * self.head, self.kv_heads * self.head
+        return 4 * self.hidden + 2 * heads + 2 * kv_heads + 3 * self.mlp
 
 
-@dataclass(frozen=True)
-class Norm:
-    """One RMSNorm: address of the weight [d] and epsilon; address 0: no norm."""
+class Product(ctypes.Structure):
+    """The address of a weight [n, k], and the threads that `linear.narrow` would use."""
 
-    address: int
-    epsilon: float
+    _fields_ = (("weight", ctypes.c_void_p), ("threads", ctypes.c_int64))
 
 
-NO_NORM = Norm(0, 0.0)
+class Norm(ctypes.Structure):
+    """One RMSNorm: address of the weight [d], None for no norm, and epsilon."""
+
+    _fields_ = (("weight", ctypes.c_void_p), ("epsilon", ctypes.c_float))
+
+
+class Layer(ctypes.Structure):
+    """A layer as csrc/layers.h declares it. input, mlp: norms before attention and MLP."""
+
+    _fields_ = (
+        *((name, Product) for name in ("qkv", "out", "gate_up", "down")),
+        *((name, Norm) for name in ("input", "mlp", "query", "key")),
+        ("cos_sin", ctypes.c_void_p),
+        ("rotary", ctypes.c_int64),
+        ("attention", Attention),
+    )
 
 
 @dataclass(frozen=True)
 class Ending:
-    """The norm behind the last layer, with the weight [d] at its address."""
+    """The norm behind the last layer: its weight [d] and epsilon."""
 
-    norm: Norm
     weight: Tensor
+    epsilon: float
 
 
 @dataclass(frozen=True)
 class LayerSpec:
     """The constants of a layer's passes, valid until a parameter is replaced.
 
-    norms: before attention, before the MLP, of the query and of the key heads. tensors: the
-    layer's, whose memory stays allocated as long as addresses in it are used.
+    layer: without the addresses of keys and values. index: of the layer in the pool's buffers, from
+    the pool's start_layer. tensors: the layer's, whose memory stays allocated as long as addresses
+    in it are used.
     """
 
     shape: Shape
     kernel: NarrowMatmul
-    norms: tuple[Norm, Norm, Norm, Norm]
-    qkv: Product
-    o: Product
-    gate_up: Product
-    down: Product
-    cos_sin: Tensor  # [positions, rotary]
-    index: int  # of the layer in the pool's buffers, from the pool's start_layer
-    scale: float
-    causal: bool
-    window: int
+    layer: Layer
+    index: int
     tensors: tuple[Tensor, ...]
-
-
-@lru_cache(maxsize=2 * linear.MAX_ROWS)
-def buffers_for(shape: Shape, rows: int) -> Buffers:
-    """Return the buffers for a number of rows; layers of a shape share them."""
-    query_width, key_width = shape.heads * shape.head, shape.kv_heads * shape.head
-    widths = (
-        shape.hidden,
-        query_width + 2 * key_width,
-        query_width,
-        2 * shape.mlp,
-        shape.mlp,
-        shape.hidden,
-        shape.hidden,
-        shape.hidden,
-    )
-    normed, qkv, attended, gate_up, activated, mixed, carried, entered = (
-        whole[: rows * width].view(rows, width)
-        for whole, width in zip(_backing(widths), widths, strict=True)
-    )
-    return Buffers(
-        normed=normed.numpy(),
-        qkv=qkv.numpy(),
-        heads=qkv.view(rows, -1, shape.head).numpy(),
-        attended=attended.view(rows, shape.heads, shape.head).numpy(),
-        gate_up=gate_up.numpy(),
-        activated=activated.numpy(),
-        mixed=mixed.numpy(),
-        carried=carried.numpy(),
-        entered=entered.numpy(),
-    )
-
-
-@lru_cache(maxsize=8)
-def _backing(widths: tuple[int, ...]) -> tuple[Tensor, ...]:
-    return tuple(torch.empty(linear.MAX_ROWS * width, dtype=_FLOAT) for width in widths)
 
 
 def target_layer_of(layer: Any) -> LayerSpec:
@@ -163,7 +129,7 @@ def ending_of(model: Any) -> Ending:
     norm = model.norm
     _require_norm(norm)
     require(not (norm._forward_hooks or norm._forward_pre_hooks), "its last norm has hooks")
-    return Ending(_norm(norm), norm.weight)
+    return Ending(norm.weight, norm.variance_epsilon)
 
 
 def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
@@ -172,26 +138,27 @@ def _resolve(layer: Any, head_norms: tuple[Any, Any]) -> LayerSpec:
     require(ranks == 1, f"its layers are split over {ranks} ranks")
     shape, weights = _shape(layer), _weights(layer)
     kernel = _kernel(weights)
-    products = {name: _product(name, weight) for name, weight in weights.items()}
+    products = [_product(name, weight) for name, weight in weights.items()]
     _require_sizes(shape, weights, layer)
-    rotary, radix = layer.self_attn.rotary_emb, layer.self_attn.attn
+    table, radix = layer.self_attn.rotary_emb.cos_sin_cache, layer.self_attn.attn
+    norms = (_input_norm(layer), layer.post_attention_layernorm, *head_norms)
+    found = Layer(
+        *products, *map(_norm, norms), table.data_ptr(), table.shape[1], _attention(shape, radix)
+    )
+    return LayerSpec(shape, kernel, found, radix.layer_id, _tensors(layer))
+
+
+def _attention(shape: Shape, radix: Any) -> Attention:
+    """Return the attention of a `RadixAttention`, without a cache."""
     window = radix.sliding_window_size
-    return LayerSpec(
-        shape=shape,
-        kernel=kernel,
-        norms=(
-            _norm(_input_norm(layer)),
-            _norm(layer.post_attention_layernorm),
-            _norm(head_norms[0]),
-            _norm(head_norms[1]),
-        ),
-        **products,
-        cos_sin=rotary.cos_sin_cache,
-        index=radix.layer_id,
+    return Attention(
+        heads=shape.heads,
+        kv_heads=shape.kv_heads,
+        width=shape.head,
+        value_width=shape.head,
+        window=paged_attention.NO_WINDOW if window is None or window < 0 else int(window),
         scale=radix.scaling,
         causal=radix.attn_type != upstream.AttentionType.ENCODER_ONLY,
-        window=paged_attention.NO_WINDOW if window is None or window < 0 else int(window),
-        tensors=_tensors(layer),
     )
 
 
@@ -207,7 +174,7 @@ def _shape(layer: Any) -> Shape:
 
 
 def _weights(layer: Any) -> dict[str, Tensor]:
-    """Return the weights of a layer's products, [N, K] each."""
+    """Return the weights of a layer's products, [N, K] each, in the order of `Layer`."""
     attention, mlp = layer.self_attn, layer.mlp
     return {
         "qkv": _plain_weight(attention.qkv_proj, "qkv_proj"),
@@ -327,11 +294,11 @@ def _product(name: str, weight: Tensor) -> Product:
     n, k = weight.shape
     why = f"{name} {weight.dtype} [{n}, {k}] is in no format that our kernel reads"
     require(linear.eligible(torch.empty(1, k), weight), why)
-    return Product(weight.data_ptr(), n, k, linear.threads_for(n, k))
+    return Product(weight.data_ptr(), linear.threads_for(n, k))
 
 
 def _norm(norm: Any) -> Norm:
-    return NO_NORM if norm is None else Norm(norm.weight.data_ptr(), norm.variance_epsilon)
+    return Norm() if norm is None else Norm(norm.weight.data_ptr(), norm.variance_epsilon)
 
 
 def _require_sizes(shape: Shape, weights: Mapping[str, Tensor], layer: Any) -> None:

@@ -3,34 +3,63 @@
 Upstream: sglang/srt/models/llama.py, `LlamaModel.forward`, models/qwen3.py, `Qwen3Model.forward`,
 and models/dflash.py, `DFlashDraftModel.forward`. With a handful of rows SGLang's modules,
 boundaries and linear wrappers cost more than a small layer's arithmetic besides the products, so
-a pass and its tensors are checked once and layer_kernel.py does the rest. A model, a pass or a
+a pass and its tensors are checked once and csrc/layers.cpp does the rest. A model, a pass or a
 tensor that it does not support keeps upstream's forward.
 """
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from typing import Any
 
-import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
-from sglang_dspark.backends.cpu import context_kv, linear
+from sglang_dspark.backends.cpu import context_kv, linear, paged_attention
+from sglang_dspark.backends.cpu.attention_plan import AttentionPlan, PlanAddresses
+from sglang_dspark.backends.cpu.csrc import operator
 from sglang_dspark.backends.cpu.fast_paths import UnsupportedError, find_or_log, require
-from sglang_dspark.backends.cpu.layers import layer_kernel, layer_spec
-from sglang_dspark.backends.cpu.layers.layer_kernel import Pass, Tables
-from sglang_dspark.backends.cpu.layers.layer_spec import NO_NORM, Ending, LayerSpec, Norm
+from sglang_dspark.backends.cpu.layers import layer_spec
+from sglang_dspark.backends.cpu.layers.layer_spec import Ending, Layer, LayerSpec, Norm
 from sglang_dspark.serving import upstream, weight_updates
 
 _FLOAT = torch.float32
 _STACK = "dspark_layer_stack"  # attribute of a model
 
 
+class _Stack(ctypes.Structure):
+    """All layers as csrc/layers.h declares them."""
+
+    _fields_ = (
+        ("layers", ctypes.POINTER(Layer)),
+        *((name, ctypes.c_int64) for name in ("count", "hidden", "mlp")),
+        ("matmul", ctypes.c_void_p),
+        ("last", Norm),
+    )
+
+
+class _Rows(ctypes.Structure):
+    """The rows of a pass as csrc/layers.h declares them."""
+
+    _fields_ = (
+        *((name, ctypes.c_int64) for name in ("n", "block")),
+        *((name, ctypes.c_void_p) for name in ("positions", "slots", "hidden", "scratch")),
+        ("normed", ctypes.c_void_p),
+        ("captures", ctypes.POINTER(ctypes.c_void_p)),
+    )
+
+
+_ARGUMENTS = (
+    *(ctypes.POINTER(each) for each in (_Stack, PlanAddresses, _Rows)),
+    ctypes.c_int64,
+)
+
+
 class LayerStack:
-    """The layers of a model, all of one shape, and its last norm as the kernel's tables.
+    """The layers of a model, all of one shape, and its last norm, by address.
 
     New values in the same memory need no notice; where parameters are exchanged the stack is
     resolved anew (`forget`).
@@ -40,31 +69,35 @@ class LayerStack:
         """ending: None for a model without a norm behind its layers."""
         self.layers = tuple(layers)
         self.shape = layers[0].shape
-        self.last_norm = NO_NORM if ending is None else ending.norm
         weights = [each for layer in layers for each in layer.tensors]
+        self._last_norm = Norm()
         if ending is not None:
+            self._last_norm = Norm(ending.weight.data_ptr(), ending.epsilon)
             weights.append(ending.weight)
         # The kernel reads by address: this memory stays allocated as long as the stack.
         self._storages = [each.untyped_storage() for each in weights]
-        self._tables: tuple[tuple[int, ...], Tables] | None = None
-        self._wanted: dict[tuple[int, ...], tuple[NDArray[np.int64], int]] = {}
+        self._found: tuple[tuple[int, ...], _Stack] | None = None
 
-    def wanted(self, captured: Sequence[int]) -> tuple[NDArray[np.int64], int]:
-        """Return each layer's index among the captures, [L], -1 for none, and their number."""
-        key = tuple(captured)
-        if key not in self._wanted:
-            places = [layer for layer in sorted(key) if layer < len(self.layers)]
-            found = np.full(len(self.layers), -1)
-            found[places] = np.arange(len(places))
-            self._wanted[key] = found, len(places)
-        return self._wanted[key]
-
-    def tables(self, pool: Any) -> Tables:
-        """Return the kernel's tables for a K/V pool, rebuilt when its buffers moved."""
+    def for_pool(self, pool: Any) -> _Stack:
+        """Return the layers with the buffers of a K/V pool, rebuilt when these moved."""
         key = tuple(map(Tensor.data_ptr, [*pool.k_buffer, *pool.v_buffer]))
-        if self._tables is None or self._tables[0] != key:
-            self._tables = (key, _tables(self.layers, self.last_norm, pool))
-        return self._tables[1]
+        if self._found is None or self._found[0] != key:
+            layers = (Layer * len(self.layers))(*(each.layer for each in self.layers))
+            for layer, spec in zip(layers, self.layers, strict=True):
+                index = spec.index - pool.start_layer
+                layer.attention.keys = pool.k_buffer[index].data_ptr()
+                layer.attention.values = pool.v_buffer[index].data_ptr()
+            entry = self.layers[0].kernel.entry
+            hidden, mlp = self.shape.hidden, self.shape.mlp
+            found = _Stack(layers, len(layers), hidden, mlp, entry, self._last_norm)
+            self._found = key, found
+        return self._found[1]
+
+
+@lru_cache(maxsize=8)
+def _scratch(width: int) -> Tensor:
+    """Return memory for the most rows of a pass; one pass runs at a time."""
+    return torch.empty(linear.MAX_ROWS * width, dtype=_FLOAT)
 
 
 def stack_of(
@@ -92,38 +125,15 @@ def stack_of(
     return LayerStack(layers, ending)
 
 
-def _tables(layers: Sequence[LayerSpec], last_norm: Norm, pool: Any) -> Tables:
-    addresses, numbers, fractions = [], [], []
-    for layer in layers:
-        products = (layer.qkv, layer.o, layer.gate_up, layer.down)
-        index = layer.index - pool.start_layer
-        buffers = (layer.cos_sin, pool.k_buffer[index], pool.v_buffer[index])
-        addresses.append(
-            [product.address for product in products]
-            + [norm.address for norm in layer.norms]
-            + [buffer.data_ptr() for buffer in buffers]
-        )
-        threads = [product.threads for product in products]
-        numbers.append([*threads, int(layer.causal), layer.window, *layer.cos_sin.shape])
-        fractions.append([*(norm.epsilon for norm in layer.norms), layer.scale])
-    shape, slots = layers[0].shape, pool.k_buffer[0].shape[0]
-    return Tables(
-        np.array(addresses, dtype=np.int64),
-        np.array(numbers, dtype=np.int64),
-        np.array(fractions, dtype=np.float64),
-        (shape.hidden, shape.heads, shape.kv_heads, shape.head, shape.mlp, slots),
-        layers[0].kernel.entry,
-        last_norm.address,
-    )
-
-
 @dataclass(frozen=True)
 class Step:
-    """One pass: its rows and requests, the tables, and the thread pool that attention uses."""
+    """One pass: its positions and cache slots [n], the layers, and the threads of attention."""
 
-    now: Pass
-    tables: Tables
-    sharing: tuple[int, int]
+    positions: Tensor
+    slots: Tensor
+    plan: AttentionPlan
+    stack: _Stack
+    threads: int
 
 
 def step_of(
@@ -149,8 +159,9 @@ def step_of(
     ):
         return None
     plan = backend.plan
-    now = Pass(positions.numpy(), slots.numpy(), plan.table, plan.requests, plan.trees)
-    return Step(now, stack.tables(backend.token_to_kv_pool), backend.sharing)
+    heads, widths = stack.shape.heads, 2 * stack.shape.head
+    threads = paged_attention.threads_for(backend.threads, plan, heads, widths)
+    return Step(positions, slots, plan, stack.for_pool(backend.token_to_kv_pool), threads)
 
 
 def run(
@@ -161,14 +172,20 @@ def run(
     captured: layers whose input, all additions made, is wanted. All results are [n, d] and the
     caller's own; `hidden` is not modified.
     """
-    rows, width = hidden.shape
-    buffers = layer_spec.buffers_for(stack.shape, rows)
-    wanted, count = stack.wanted(captured)
-    kept, normed = torch.empty(count, rows, width), torch.empty(rows, width)
-    layer_kernel.layers(
-        step.tables, step.sharing, buffers, step.now, linear.block_rows(rows), hidden.numpy(),
-        wanted, kept.numpy(), stack.last_norm.epsilon, normed.numpy(),
+    layers = operator("layers", *_ARGUMENTS, returns=ctypes.c_int32)
+    assert layers is not None, "a stack is resolved where `linear.prepare` finds a kernel"
+    n, width = hidden.shape
+    wanted = [layer for layer in sorted(captured) if layer < len(stack.layers)]
+    kept, normed = torch.empty(len(wanted), n, width), torch.empty(n, width)
+    captures = (ctypes.c_void_p * len(stack.layers))()
+    for layer, place in zip(wanted, kept, strict=True):
+        captures[layer] = place.data_ptr()
+    rows = _Rows(
+        n, linear.block_rows(n), step.positions.data_ptr(), step.slots.data_ptr(),
+        hidden.data_ptr(), _scratch(stack.shape.scratch_width).data_ptr(), normed.data_ptr(),
+        captures,
     )  # fmt: skip
+    paged_attention.require_memory(layers(step.stack, step.plan.addresses, rows, step.threads))
     return normed, list(kept.unbind())
 
 

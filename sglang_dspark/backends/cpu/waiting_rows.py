@@ -1,0 +1,91 @@
+"""Defer context rows of the draft by cache slot.
+
+While nothing is drafted the draft's cache is not read, and most of what decoding and prefills would
+write to it is never read: its requests end before the next draft. A deferred row is at place
+`slot % places`. So a row of the slot's next generation replaces that of the last one, which no
+request can see any more, and rows of slots that the prefix cache hands on are still there.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from ctypes import c_int64, c_void_p
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.backends.cpu.csrc import operator
+
+
+class _Rows(ctypes.Structure):
+    """`Waiting` of csrc/context.cpp."""
+
+    _fields_ = (
+        *((name, c_void_p) for name in ("features", "positions", "slots", "waits")),
+        *((name, c_int64) for name in ("places", "width")),
+    )
+
+
+class WaitingRows:
+    """features [places, m*d] of the tokens at positions [places], for the cache slots in slots.
+
+    waits [places]: whether a row waits there; the previous content stays readable until the next
+    `keep`.
+    """
+
+    def __init__(self, places: int, width: int):
+        """Allocate without any row; the system maps memory as places are used."""
+        self.features = torch.empty(places, width)
+        self.positions, self.slots = torch.empty(2, places, dtype=torch.int64).unbind()
+        self.waits = torch.zeros(places, dtype=torch.bool)
+        held = (self.features, self.positions, self.slots, self.waits)
+        self._rows = _Rows(*(each.data_ptr() for each in held), places, width)
+        self._at = ctypes.addressof(self._rows)
+        pointers, sizes = (c_void_p,) * 4, (c_int64,) * 2
+        self._keep = operator("keep_context", *pointers, *sizes, returns=c_int64)
+        taken = (c_void_p, c_void_p, c_int64, c_void_p, c_void_p, c_int64, c_void_p)
+        self._take = operator("take_context", *taken, returns=c_int64)
+
+    @property
+    def number(self) -> int:
+        """Count the waiting rows."""
+        return int(torch.count_nonzero(self.waits))
+
+    def keep(self, hidden: Tensor, positions: Tensor, slots: Tensor, first: int) -> int:
+        """Copy rows `first` and later of hidden [n, m*d] to their places.
+
+        positions, slots: [n] int64. Stops at a row whose place another slot's row occupies, and
+        returns its number; n if all are copied.
+        """
+        assert self._keep is not None
+        rows = (hidden.data_ptr(), positions.data_ptr(), slots.data_ptr())
+        return int(self._keep(self._at, *rows, first, len(hidden)))
+
+    def take_context(self, table: Tensor, rows: Tensor, lens: Tensor) -> Tensor:
+        """Take places of rows that wait for slots table[rows[r], :lens[r]] of requests r, [n].
+
+        table: [., context] int32; rows, lens: [R] int64. The rows do not wait any more.
+        """
+        assert self._take is not None
+        found = torch.empty(self.number, dtype=torch.int64)
+        if not len(found):
+            return found
+        rows, lens = rows.long().contiguous(), lens.long().contiguous()
+        count = self._take(
+            self._at, table.data_ptr(), table.stride(0), rows.data_ptr(), lens.data_ptr(),
+            len(rows), found.data_ptr(),
+        )  # fmt: skip
+        return found[:count]
+
+    def take_from(self, first: int, most: int) -> Tensor:
+        """Take up to `most` places of waiting rows, from place `first` on and round, [n] int64."""
+        places = self.waits.nonzero().flatten()
+        found = places.roll(-int((places < first).sum()))[:most]
+        self.waits[found] = False
+        return found
+
+    def forget(self, slots: Tensor) -> None:
+        """Drop rows that wait for slots [n]: newer ones replace them."""
+        if len(self.slots):
+            places = slots % len(self.slots)
+            self.waits[places[self.slots[places] == slots]] = False
