@@ -17,7 +17,6 @@ from safetensors.torch import save_file
 from torch import Tensor
 from torch.nn.functional import linear, silu, softmax
 
-FEATURES = (1, 3)  # aux_hidden_state_layer_ids: outputs of the target's layers 0 and 2
 THETA = 1e4
 
 
@@ -42,6 +41,7 @@ class Published:
     from_anchor: bool = True
     with_markov: bool = True
     mask_id: int = 3
+    features: tuple[int, ...] = (1, 3)  # aux_hidden_state_layer_ids: the target's layers 0 and 2
     seed: int = 0
     embed: Tensor | None = None
     target_head: Tensor | None = None
@@ -59,7 +59,7 @@ class Published:
         self.target_head = head
         ids = torch.randperm(self.vocab, generator=gen)[: self.columns].sort().values
         small, t = d**-0.5, self.tensors
-        t["fc.weight"] = normal(d, len(FEATURES) * d, scale=small)
+        t["fc.weight"] = normal(d, len(self.features) * d, scale=small)
         for name in ("hidden_norm", "norm"):
             t[f"{name}.weight"] = 1 + normal(d, scale=0.1)
         for i in range(self.layers):
@@ -110,7 +110,7 @@ class Published:
         }
         return {
             "architectures": ["DSparkSpeculator"],
-            "aux_hidden_state_layer_ids": list(FEATURES),
+            "aux_hidden_state_layer_ids": list(self.features),
             "block_size": self.block,
             "confidence_head_with_markov": self.with_markov,
             "draft_vocab_size": self.columns,
