@@ -238,3 +238,11 @@ def test_fixes_are_named(tmp_path: Path) -> None:
     rnn = Published(from_anchor=False, markov="rnn")
     with pytest.raises(DSparkError, match="sample_from_anchor false with markov_head_type 'rnn'"):
         opened(rnn, rnn.write(tmp_path / "rnn"))
+
+
+def test_layers_with_a_window_are_listed(tmp_path: Path) -> None:
+    p = Published(columns=61, window=2, sliding=(1,))
+    config = DrafterConfig.from_dir(p.write(tmp_path / "d"))
+    assert [config.has_window(i) for i in range(2)] == [False, True]
+    whole = DrafterConfig.from_dir(Published(columns=61).write(tmp_path / "whole"))
+    assert (whole.window, whole.has_window(0)) == (None, False)
