@@ -171,12 +171,17 @@ class BlockAttention(nn.Module):
     def __init__(self, c: DrafterConfig):
         super().__init__()
         self.c = c
+        self.window, self.causal = c.window, c.causal_window
         self.q_proj = nn.Linear(c.hidden_size, c.num_heads * c.head_dim, bias=False)
         self.k_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
         self.v_proj = nn.Linear(c.hidden_size, c.num_kv_heads * c.head_dim, bias=False)
         self.o_proj = nn.Linear(c.num_heads * c.head_dim, c.hidden_size, bias=False)
         self.q_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
+
+    def see_everything(self) -> None:
+        """Attend to all of the context and of the block, whatever the drafter's window is."""
+        self.window, self.causal = None, False
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [..., d], positions [...] -> normed and rotated queries [..., Hq, D]."""
@@ -199,7 +204,9 @@ class BlockAttention(nn.Module):
         q = self.queries(x, positions)
         k, v = self.keys_values(x, positions)  # [..., gamma, Hkv, D]
         if isinstance(visible, PackedLayout):
-            out = packed_attention(q, k, v, context, visible, window=self.c.window)
+            out = packed_attention(
+                q, k, v, context, visible, causal=self.causal, window=self.window
+            )
         else:
-            out = block_attention(q, k, v, context, visible, window=self.c.window)
+            out = block_attention(q, k, v, context, visible, causal=self.causal, window=self.window)
         return self.o_proj(out.flatten(-2))

@@ -1,4 +1,4 @@
-"""The parallel backbone: a stack of layers over [anchor, mask x (gamma-1)], one pass for the whole
+"""The parallel backbone: a stack of layers over [anchor, mask, mask, ..], one pass for the whole
 block, with the target's hidden states injected as keys and values of every layer (paper, 3.1.1).
 Layers are dense or have experts (drafter/moe.py), on one residual stream or on several.
 """
@@ -64,6 +64,8 @@ class Backbone(nn.Module):
         self.layers: Sequence[DraftLayer] = nn.ModuleList(  # type: ignore[assignment]
             kind(c) for _ in range(c.num_layers)
         )
+        for index in c.full_layers or ():
+            self.layers[index].self_attn.see_everything()
         self.norm = RMSNorm(c.hidden_size, c.rms_norm_eps)
         self.streams = c.residual_streams
         if self.streams > 1:

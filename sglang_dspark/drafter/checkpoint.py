@@ -19,9 +19,19 @@ from torch import Tensor, nn
 
 from sglang_dspark.common.atomic_write import replacing
 from sglang_dspark.common.files import brief, fault
+from sglang_dspark.drafter import speculators
 from sglang_dspark.drafter.config import DrafterConfig, read_config, require_computed
-from sglang_dspark.drafter.fields import reading_config
+from sglang_dspark.drafter.fields import raw_config, reading_config
 from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.drafter.reduced_vocabulary import (
+    D2T,
+    T2D,
+    read_draft_ids,
+    require_target_head,
+    stored_shapes,
+    widen,
+)
+from sglang_dspark.drafter.speculators import Reduction
 from sglang_dspark.drafter.target_fit import Target, require_depth, require_sizes, target_with
 from sglang_dspark.drafter.weight_files import (
     INDEX,
@@ -89,19 +99,29 @@ class DrafterFiles:
     """A drafter's directory that passed `check_drafter`.
 
     raw: its config.json in SGLang's layout. stored: the tensors of its files; empty where they were
-    not looked at.
+    not looked at. reduction: of a Speculators drafter that is stored over a part of the vocabulary.
     """
 
     path: Path
     raw: dict[str, Any]
     config: DrafterConfig
     stored: dict[str, StoredTensor]
+    reduction: Reduction | None = None
 
-    def load(self) -> dict[str, Tensor]:
-        """Read the drafter's own weights; quantised experts are restored to float32."""
+    def load(self, lm_head: Tensor | None = None) -> dict[str, Tensor]:
+        """Read the drafter's own weights; quantised experts are restored to float32.
+
+        lm_head: the target's [V, d], with which a stored part of it is compared. Raises DSparkError
+        where they differ.
+        """
         own = own_shapes(self.config, self.path)
         tensors = load_tensors({name: self.stored[name] for name in own})
-        return restore_tensors(tensors, self.config.expert_format)
+        if self.reduction is None:
+            return restore_tensors(tensors, self.config.expert_format)
+        ids = read_draft_ids(self.path, self.stored, self.config.vocab_size)
+        if lm_head is not None:
+            require_target_head(self.path, self.stored, ids, lm_head)
+        return widen(tensors, ids, self.reduction)
 
 
 def check_drafter(
@@ -121,9 +141,15 @@ def check_drafter(
         require_sizes(path, config.hidden_size, config.vocab_size, target)
         require_depth(path, raw, target)
     stored = stored_tensors(path) if weights else {}
+    reduced = _reduction(path)
     if weights:
-        _require_weights(path, config, stored)
-    return DrafterFiles(path, raw, config, stored)
+        _require_weights(path, config, stored, reduced)
+    return DrafterFiles(path, raw, config, stored, reduced)
+
+
+def _reduction(path: Path) -> Reduction | None:
+    raw = raw_config(path)
+    return speculators.reduction(raw) if speculators.MARK in raw else None
 
 
 def own_shapes(config: DrafterConfig, path: Path) -> dict[str, Shape]:
@@ -139,11 +165,18 @@ def own_shapes(config: DrafterConfig, path: Path) -> dict[str, Shape]:
     return dict(sorted(shapes.items(), key=lambda each: "_head." not in each[0]))
 
 
-def _require_weights(path: Path, config: DrafterConfig, stored: Stored) -> None:
+def _require_weights(
+    path: Path, config: DrafterConfig, stored: Stored, reduced: Reduction | None
+) -> None:
     """Raise DSparkError for the first fault of a DSpark drafter's tensors."""
     own = own_shapes(config, path)
+    if reduced is not None:
+        narrow = own_shapes(replace(config, markov_rank=reduced.rank), path)
+        own = stored_shapes(reduced, narrow, config.hidden_size, stored)
     require_shapes(path, own, stored)
-    codes = set(_expert_parts(config, own))
+    if reduced is not None:
+        read_draft_ids(path, stored, config.vocab_size)
+    codes = {*_expert_parts(config, own), D2T, T2D}
     floats = [name for name in own if name not in codes]
     require_floats(path, floats, stored)
     skipped = [] if config.confidence_head else [n for n in stored if n.startswith("confidence_")]
@@ -175,7 +208,7 @@ def load_drafter(
     """
     files = check_drafter(path, target_with(embed_tokens, num_layers))
     drafter = DSparkDrafter(files.config)
-    fill_parameters(drafter, files.load(), stored_name)
+    fill_parameters(drafter, files.load(lm_head), stored_name)
     drafter.attach(embed_tokens, lm_head)
     return drafter.eval()
 

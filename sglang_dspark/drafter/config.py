@@ -5,13 +5,15 @@ which stock SGLang refuses, and these keys besides the dense ones (DeepSeek's na
 any): `n_routed_experts`, `num_experts_per_tok`, `moe_intermediate_size`, `n_shared_experts`,
 `scoring_func` (sigmoid | softmax), `norm_topk_prob`, `routed_scaling_factor`, `sliding_window`
 (context tokens that a block sees, or null) and `hc_mult` (residual streams). Where expert weights
-are quantised, `expert_format` says how (quantisation/checkpoint.py).
+are quantised, `expert_format` says how (quantisation/checkpoint.py). `window_is_causal` and
+`window_exempt_layers` are written only for a drafter with a window that needs them.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from dataclasses import fields as fields_of
 from pathlib import Path
 from typing import Any
 
@@ -52,6 +54,10 @@ _MOE_KEYS = {  # field -> key of config.json
     "window": "sliding_window",
     "residual_streams": "hc_mult",
 }
+_WINDOW_KEYS = {  # absent where the field has its default
+    "causal_window": "window_is_causal",
+    "full_layers": "window_exempt_layers",
+}
 
 
 def read_config(path: Path) -> dict[str, Any]:
@@ -60,9 +66,19 @@ def read_config(path: Path) -> dict[str, Any]:
     Raises DSparkError when there is none, it is no JSON, or it is not read.
     """
     raw = raw_config(path)
-    file = Path(path) / "config.json"
+    if speculators.MARK not in raw:
+        return raw
     with reading_config(path):
-        return speculators.plain_config(raw, file) if speculators.MARK in raw else raw
+        plain = speculators.plain_config(raw, Path(path) / "config.json")
+    return plain if plain["sliding_window"] is None else _with_window(plain)
+
+
+def _with_window(plain: Mapping[str, Any]) -> dict[str, Any]:
+    """Describe a dense drafter with a window by our own architecture, which has no experts then."""
+    dense = {field.name: field.default for field in fields_of(DrafterConfig)}
+    keys = {key: dense[field] for field, key in _MOE_KEYS.items()}
+    kind = {"architectures": [MOE_ARCHITECTURE], "model_type": MOE_MODEL_TYPE}
+    return {**keys, **plain, **kind}
 
 
 def architecture_of(raw: Mapping[str, Any], path: Path) -> str:
@@ -106,7 +122,11 @@ class DrafterConfig:
     markov_rank: rank of the transition bias B = W1 W2^T (paper, 3.1.2).
     family: whose layers it has; the three fields behind it are gemma4's alone (drafter/gemma4.py).
     num_experts: routed experts of every layer, 0 for a dense MLP (drafter/moe.py).
+    sample_from_anchor: True: the block is [anchor, mask x (gamma-1)] and each row drafts. False: it
+        is [anchor, mask x gamma], and row 0, which training ignores, drafts nothing ("1+N").
     window: how many context tokens before its anchor a block sees; None: all.
+    causal_window: a row of the block sees only rows up to its own, in the layers with a window.
+    full_layers: layers of a drafter with a window that see all of the context; None: no layer.
     residual_streams: n of drafter/hyper_connections.py; 1 is the plain residual.
     expert_format: how the file keeps expert weights (quantisation/formats.py); computed with in
         float32.
@@ -144,6 +164,9 @@ class DrafterConfig:
     window: int | None = None
     residual_streams: int = 1
     expert_format: str = UNQUANTISED
+    sample_from_anchor: bool = True
+    causal_window: bool = False
+    full_layers: tuple[int, ...] | None = None
 
     def __post_init__(self) -> None:
         def require(ok: bool, what: str) -> None:
@@ -175,10 +198,25 @@ class DrafterConfig:
             f"mask_token_id {self.mask_token_id} lies outside the vocabulary of {self.vocab_size}; "
             "use a drafter trained for this target",
         )
-        require(self.window is None or self.window >= 1, f"window {self.window} shows no context")
+        self._check_window(require)
         streams = self.residual_streams
         require(streams >= 1, f"residual_streams must be at least 1, found {streams}")
         self._check_experts(require)
+
+    def _check_window(self, require: Callable[[bool, str], None]) -> None:
+        require(self.window is None or self.window >= 1, f"window {self.window} shows no context")
+        whole = self.full_layers or ()
+        require(
+            self.window is not None or not (self.causal_window or whole),
+            "window_is_causal or window_exempt_layers without sliding_window",
+        )
+        last = self.num_layers - 1
+        require(all(i <= last for i in whole), f"window_exempt_layers {whole} exceed layer {last}")
+        require(
+            self.sample_from_anchor or self.markov_head_type != "rnn",
+            "sample_from_anchor false with markov_head_type 'rnn', whose state begins at the "
+            "anchor's row, is not computed; use a drafter with another Markov head",
+        )
 
     def _check_experts(self, require: Callable[[bool, str], None]) -> None:
         require(
@@ -208,6 +246,10 @@ class DrafterConfig:
         """Return whether it has experts, a window or streams, which served dense drafters lack."""
         return bool(self.num_experts) or self.window is not None or self.residual_streams != 1
 
+    def has_window(self, layer: int) -> bool:
+        """Return whether a layer sees only a window of the context."""
+        return self.window is not None and layer not in (self.full_layers or ())
+
     @classmethod
     def from_dir(cls, path: Path) -> DrafterConfig:
         """Read `config.json` of a checkpoint directory; DSparkError says what is missing."""
@@ -233,6 +275,9 @@ class DrafterConfig:
         extension = {field: raw[key] for field, key in _MOE_KEYS.items()} if ours else {}
         if ours:
             extension["expert_format"] = raw.get(CONFIG_KEY, UNQUANTISED)
+            extension |= {f: raw[key] for f, key in _WINDOW_KEYS.items() if raw.get(key)}
+        if extension.get("full_layers"):
+            extension["full_layers"] = tuple(extension["full_layers"])
         layers = fields.layer_ids()
         return cls(
             **shape_fields(raw, fields),
@@ -249,6 +294,7 @@ class DrafterConfig:
             mask_token_id=fields.integer("mask_token_id", least=0),
             markov_rank=fields.integer("markov_rank"),
             markov_head_type=fields.markov_head(),
+            sample_from_anchor=fields.flag("sample_from_anchor", True),
             confidence_head=fields.flag("enable_confidence_head", True),
             confidence_head_with_markov=fields.flag("confidence_head_with_markov", True),
             rms_norm_eps=fields.number("rms_norm_eps", 1.0, 1e-6),
@@ -258,9 +304,14 @@ class DrafterConfig:
     def to_json(self) -> dict[str, Any]:
         """The `config.json` that this class and, unless `extended`, stock SGLang read."""
         plain = self._plain_json()
+        if not self.sample_from_anchor:
+            plain["sample_from_anchor"] = False
         if not self.extended:
             return plain
         extension = {key: getattr(self, field) for field, key in _MOE_KEYS.items()}
+        extension |= {
+            key: getattr(self, field) for field, key in _WINDOW_KEYS.items() if getattr(self, field)
+        }
         if self.expert_format != UNQUANTISED:
             extension[CONFIG_KEY] = self.expert_format
         return (

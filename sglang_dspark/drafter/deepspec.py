@@ -24,13 +24,19 @@ def save_deepspec(drafter: DSparkDrafter, path: Path, dtype: torch.dtype = torch
     """Write a DeepSpec checkpoint of a drafter attached to its target.
 
     Raises DSparkError when only a reduced part of the target's LM head is attached, and for a
-    drafter with experts, a window or residual streams, which DeepSpec does not have.
+    drafter with experts, a window, residual streams or an anchor's row that drafts nothing, which
+    DeepSpec does not have.
     """
     config = drafter.config
     if config.extended:
         raise DSparkError(
             "DeepSpec's format holds dense drafters with full attention and one residual stream "
             "only; this one is saved by `save_drafter`"
+        )
+    if not config.sample_from_anchor:
+        raise DSparkError(
+            "in DeepSpec's format the anchor's row drafts; this drafter (sample_from_anchor false) "
+            "is saved by `save_drafter`"
         )
     if drafter.draft_ids is not None:
         raise DSparkError(

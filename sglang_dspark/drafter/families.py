@@ -32,7 +32,6 @@ _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     "partial_rotary_factor": (1,),
     "projector_type": (),
     "rope_is_neox_style": (True,),
-    "sample_from_anchor": (True,),
     "selector_rank": (0,),
     "text_config": (),
     "use_gemma_norm": (False,),

@@ -80,14 +80,17 @@ class DSparkDrafter(nn.Module):
         anchors, positions: [S, A] or [P], token id and position of each anchor. context: per layer
         keys, values [S, T, Hkv, D], or [N, Hkv, D] end to end. visible: [S, A], how many context
         tokens each block sees (those before its anchor), or the packed blocks' layout.
-        Returns h [S, A, gamma, d], or [P, gamma, d].
+        Returns h [S, A, gamma, d], or [P, gamma, d]: of the rows that draft. A drafter that does
+        not sample from its anchor has one row more, the first, which no loss trained.
         """
-        ids = anchors.new_full((*anchors.shape, self.config.gamma), self.config.mask_token_id)
+        skipped = 0 if self.config.sample_from_anchor else 1
+        rows = self.config.gamma + skipped
+        ids = anchors.new_full((*anchors.shape, rows), self.config.mask_token_id)
         ids[..., 0] = anchors
         x = self.embed_weight[ids]
         if self.config.family == "gemma4":
             x = x * self.config.hidden_size**0.5
-        return self.backbone(x, positions, context, visible)
+        return self.backbone(x, positions, context, visible)[..., skipped:, :]
 
     def forward_block(
         self, anchor: Tensor, positions: Tensor, context: Sequence[ContextKV], context_lens: Tensor

@@ -30,7 +30,7 @@ _ALIASES = {  # names of SGLang's native export (models/dflash.py, `load_weights
     "encoder.fc.weight": "fc.weight",
     "encoder.output_norm_enc.weight": "hidden_norm.weight",
 }
-_FLOATS = ("F64", "F32", "BF16", "F16")
+FLOATS = ("F64", "F32", "BF16", "F16")
 # First parts of names that belong to some kind of drafter: a file with such a tensor that nothing
 # reads is of another drafter than its config.json. Other names are ignored, as copies of the
 # target's weights.
@@ -201,7 +201,7 @@ def require_floats(path: Path, names: Iterable[str], stored: Stored) -> None:
     Codes of a quantised weight would be read as the weight itself.
     """
     for name in names:
-        if stored[name].dtype not in _FLOATS:
+        if stored[name].dtype not in FLOATS:
             raise DSparkError(
                 f"drafter {path}: the weight {name} is stored as {stored[name].dtype}, quantised "
                 "without a format that config.json names; export the drafter in float32, bfloat16 "

@@ -38,9 +38,12 @@ from sglang_dspark.drafter.config import (
 from sglang_dspark.drafter.families import has_rope_by_layer_type
 from sglang_dspark.drafter.fields import raw_config
 from sglang_dspark.drafter.model import DSparkDrafter
+from sglang_dspark.drafter.reduced_vocabulary import HEAD
 from sglang_dspark.drafter.target_fit import Target, require_depth, require_sizes
 from sglang_dspark.drafter.weight_files import (
+    FLOATS,
     Stored,
+    load_tensors,
     require_shapes,
     stored_tensors,
     wrapper_prefix,
@@ -80,6 +83,7 @@ _TOP_LEVEL_IF_NESTED = (
     "confidence_head_with_markov",
     "max_position_embeddings",
     "rms_norm_eps",
+    "sample_from_anchor",
 )
 _DFLASH_ALONE = ("block_size", "target_layer_ids", "num_target_layers")  # not in dspark_config
 _QUANTISED_KNOWN = (  # tensors of a quantised dense drafter whose shapes are known
@@ -230,16 +234,39 @@ def convert_drafter(source: Path, out: Path, target: Target) -> None:
     """Write the drafter in `source` into `out`, in the widest of its weights' types up to float32.
 
     target: what it is to draft for. Nothing is written for a drafter that a server would refuse;
-    quantised experts are written restored.
+    quantised experts are written restored. A reduced vocabulary becomes a part of the Markov
+    weights (drafter/heads.py).
     Raises DSparkError for such a drafter, and when `out` cannot be written.
     """
     files = check_drafter(source, target)
     require_served(files, target)
     layers = files.config.num_target_layers if target.num_layers is None else target.num_layers
     drafter = DSparkDrafter(replace(files.config, num_target_layers=layers))
-    tensors = files.load()
+    own_head = files.reduction is not None and HEAD in files.stored
+    tensors = files.load(_target_head(target) if own_head else None)
     fill_parameters(drafter, tensors, stored_name)
     save_drafter(drafter, out, _common_dtype(tensors))
+
+
+def _target_head(target: Target) -> Tensor:
+    """Read the target's LM head [V, d], which may be its embedding.
+
+    Raises DSparkError where its files hold neither in floats.
+    """
+    path = Path(target.path)
+    try:
+        stored = stored_tensors(path)
+    except DSparkError as error:
+        raise DSparkError(f"target {path}: its LM head cannot be read ({error})") from None
+    shape = (target.vocab_size, target.hidden_size)
+    for name in (HEAD, "embed_tokens.weight", "language_model.embed_tokens.weight"):
+        if name in stored and stored[name].shape == shape and stored[name].dtype in FLOATS:
+            return load_tensors({name: stored[name]})[name]
+    raise DSparkError(
+        f"target {path}: its files hold no LM head {list(shape)} in floats to compare the "
+        f"drafter's {HEAD} with; name the target's folder with weights in float32, bfloat16 or "
+        "float16"
+    )
 
 
 def _common_dtype(tensors: Mapping[str, Tensor]) -> torch.dtype:

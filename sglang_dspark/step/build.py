@@ -57,7 +57,6 @@ def obstacle(worker: Any) -> str | None:
         "the target keeps a history of n-grams": (
             runner.ngram_embedding_manager.engram_hasher is not None
         ),
-        "the drafter does not predict from its anchor": not worker.sample_from_anchor,
         "the drafter is built into the target (DeepSeek-V4)": worker._draft_is_moe,
         "SGLANG_DSPARK_DEFER_CONTEXT_KV is set": (
             epilogue is not None and epilogue.deferred_commit is not None

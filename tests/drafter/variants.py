@@ -27,6 +27,7 @@ WEIGHTS, CONFIG = "model.safetensors", "config.json"
 Change = Callable[[Path], None]
 Tensors = dict[str, Tensor]
 ABSENT = "(absent)"
+ROW = {"sample_from_anchor": False}
 
 
 @dataclass(frozen=True)
@@ -171,7 +172,6 @@ def _computed() -> Iterator[Variant]:
         ("attention_value_scale", 2.0),
         ("conv_kernel_size", 3),
         ("projector_type", "domino"),
-        ("sample_from_anchor", False),
         ("use_sliding_window", True),
         ("dspark_block_size", 3),
         ("text_config", {}),
@@ -179,6 +179,9 @@ def _computed() -> Iterator[Variant]:
         says = f"{name} {value!r} is not supported"
         yield Variant(f"{name} {value!r}", field(name, value), REFUSED, says)
     yield Variant("layers", field("layer_types", ["full_attention"]), REFUSED, "names 1 layers and")
+    yield Variant("1 + N", field("sample_from_anchor", False), TAKEN)
+    says = "sample_from_anchor in config.json must be true or false"
+    yield Variant("1 + N, null", field("sample_from_anchor", None), REFUSED, says)
     yield Variant("neutral", field("attention_bias", None), TAKEN)
     yield Variant("full", field("layer_types", ["full_attention"] * 2), TAKEN)
     quantised = field("quantization_config", {"quant_algo": "W4A16_NVFP4"})
@@ -230,6 +233,8 @@ def _layout() -> Iterator[Variant]:
     yield Variant("nested rank", nest("markov_rank", "dflash_config"), CONVERT, "markov_rank at")
     yield Variant("rank elsewhere", nest("markov_rank", "dspark_config"), CONVERT, "markov_rank at")
     yield Variant("block elsewhere", nest("block_size", "dspark_config"), CONVERT, "block_size in")
+    row = after(lambda path: config_of(path, lambda raw: raw["dflash_config"].update(ROW)))
+    yield Variant("nested anchor", row, CONVERT, "sample_from_anchor below the top level")
     head = nest("enable_confidence_head", "dflash_config")
     yield Variant("nested head", head, CONVERT, "enable_confidence_head below the top level")
 
@@ -237,21 +242,34 @@ def _layout() -> Iterator[Variant]:
 def _speculators() -> Iterator[Variant]:
     mark = "has the layout of Speculators"
     window = {"use_sliding_window": True, "sliding_window": 16, "max_window_layers": 0}
+    sliding = {**window, "layer_types": ["sliding_attention"] * 2}
     yield Variant("Speculators", speculators(), CONVERT, mark)
     by_type = {"full_attention": {"rope_type": "default", "rope_theta": 5e4}}
     nested = speculators(layers={"rope_parameters": by_type})
     yield Variant("Speculators by type", nested, CONVERT, mark)
+    unused = speculators(layers=window)  # its layer_types name full attention
+    yield Variant("Speculators, window of no layer", unused, CONVERT, mark)
+    for name, layers in (("types", sliding), ("derived", {**window, "layer_types": None})):
+        yield Variant(f"Speculators, window, {name}", speculators(layers=layers), CONVERT, mark)
+    row = speculators(sample_from_anchor=False)
+    yield Variant("Speculators, 1 + N", row, CONVERT, mark)
     for name, changes, says in (
-        ("window", {"layers": window}, "use_sliding_window True is not supported"),
-        ("window, types", {"layers": {**window, "layer_types": None}}, "use_sliding_window True"),
+        ("window 0", {"layers": {**sliding, "sliding_window": 0}}, ".sliding_window is 0; of"),
+        ("window null", {"layers": {**sliding, "sliding_window": None}}, ".sliding_window is None"),
+        ("window off", {"layers": {**sliding, "use_sliding_window": False}}, ".use_sliding_window"),
+        ("one type", {"layers": {**sliding, "layer_types": ["full_attention"]}}, ".layer_types is"),
+        ("other type", {"layers": {**sliding, "layer_types": ["x", "x"]}}, ".layer_types is ['x'"),
+        ("order", {"layers": sliding, "sliding_window_non_causal": 1}, "window_non_causal is 1"),
         ("window at the top", {"sliding_window": 16}, "sliding_window is 16; of the Speculators"),
         ("no rope", {"layers": {"rope_parameters": None}}, "rope_theta is missing"),
         ("yarn", {"layers": {"rope_parameters": {"rope_type": "yarn"}}}, "rope_parameters {'rope"),
         ("gelu", {"layers": {"hidden_act": "gelu"}}, "hidden_act 'gelu' is not supported"),
         ("biases", {"layers": {"attention_bias": True}}, "attention_bias True is not supported"),
-        ("1 + N", {"sample_from_anchor": False}, "sample_from_anchor is False"),
         ("no anchor", {"sample_from_anchor": None}, "sample_from_anchor is None"),
-        ("vocabulary", {"draft_vocab_size": 32}, "draft_vocab_size is 32"),
+        ("anchor alone", {"sample_from_anchor": False, "block_size": 1}, "block_size is 1; of"),
+        ("no mask", {"mask_token_id": -1}, "mask_token_id is -1"),
+        ("vocabulary", {"draft_vocab_size": 62}, "draft_vocab_size is 62"),
+        ("whole head", {"draft_vocab_size": 32}, "markov_head.markov_w2.weight has shape [61, 8]"),
         ("depth", {"aux_hidden_state_layer_ids": [1, 9]}, "target_layer_ids [8] lie outside"),
         ("quantised", {"quantization_config": {"bits": 8}}, "quantization_config is {'bits': 8}"),
     ):

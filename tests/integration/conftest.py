@@ -137,6 +137,38 @@ def tiny_moe_drafter(noisy: tiny_models.TinyPair, tmp_path_factory: pytest.TempP
 
 
 @pytest.fixture(scope="session")
+def published_drafter(
+    noisy: tiny_models.TinyPair, tmp_path_factory: pytest.TempPathFactory
+) -> Path:
+    """For the tiny target: published by the library `speculators`, and converted."""
+    folder = tmp_path_factory.mktemp("published")
+    published = tiny_models.build_published(folder / "published", noisy)
+    arguments = ["models", "convert", str(published), "--target", str(noisy.target)]
+    ended = CliRunner().invoke(app, [*arguments, "--out", str(folder / "converted")])
+    assert ended.exit_code == 0, ended.output
+    return folder / "converted"
+
+
+@pytest.fixture(scope="session")
+def tiny_published(
+    pool: ServerPool, noisy: tiny_models.TinyPair, published_drafter: Path
+) -> Served:
+    """The tiny target with that drafter, all drafts verified."""
+    config = pool.folder / "static-published.yaml"
+    config.write_text("schedule: {mode: static}\n")
+    return pool.start(
+        "tiny-published",
+        noisy.target,
+        *DSPARK_FLAGS,
+        str(published_drafter),
+        "--max-running-requests",
+        "16",
+        "--dspark-config",
+        str(config),
+    )
+
+
+@pytest.fixture(scope="session")
 def tiny_moe(pool: ServerPool, noisy: tiny_models.TinyPair, tiny_moe_drafter: Path) -> Served:
     """The tiny target with that drafter, all drafts verified."""
     config = pool.folder / "static-moe.yaml"

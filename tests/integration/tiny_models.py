@@ -20,6 +20,7 @@ from sglang_dspark.drafter.checkpoint import save_drafter
 from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.model import DSparkDrafter
 from sglang_dspark.drafter.weight_files import read_tensors
+from tests.drafter.published import Published
 
 GAMMA = 5
 HIDDEN = 64
@@ -77,6 +78,38 @@ def build_moe(folder: Path, pair: TinyPair) -> Path:
         weights["backbone.norm.weight"].fill_(0.1)
     save_drafter(drafter, folder)
     return folder
+
+
+def build_published(folder: Path, pair: TinyPair) -> Path:
+    """Write a published drafter for the pair's target, in the layout of `speculators`.
+
+    It drafts over 180 of 260 tokens and not in the anchor's row. Two of its three layers have a
+    causal window of 16. Its Markov head knows the target's table, as that of the pair's drafter.
+    """
+    target, heads = read_tensors(pair.target), read_tensors(pair.drafter)
+    embedding = target["embed_tokens.weight"]
+    published = Published(
+        hidden=HIDDEN,
+        vocab=len(embedding),
+        columns=180,
+        layers=3,
+        head_dim=16,
+        inner=2 * HIDDEN,
+        block=GAMMA + 1,
+        rank=HIDDEN,
+        window=16,
+        sliding=(0, 2),
+        from_anchor=False,
+        features=(1, 2),
+        mask_id=SPECIALS.index("<mask>"),
+        embed=embedding,
+        target_head=target["lm_head.weight"],
+    )
+    w1, w2 = "markov_head.markov_w1.weight", "markov_head.markov_w2.weight"
+    published.tensors[w1] = heads[w1]
+    published.tensors[w2] = heads[w2][published.token_ids()].contiguous()
+    published.tensors["norm.weight"] = torch.full((HIDDEN,), 0.1)
+    return published.write(folder)
 
 
 def build_listening(folder: Path, pair: TinyPair) -> Path:

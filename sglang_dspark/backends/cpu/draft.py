@@ -36,6 +36,7 @@ class Drafter:
         self._worker = worker
         self._runner, self._model = worker.draft_model_runner, worker.draft_model
         self._gamma = int(worker.gamma)
+        self._skipped = 0 if worker.sample_from_anchor else 1  # rows before the first that drafts
         # One counter of noise for all depths.
         self._heads = DraftHeads(
             self._model,
@@ -52,9 +53,9 @@ class Drafter:
         sampled requests that have one.
         """
         anchors = batch.spec_info.bonus_tokens.view(-1)  # [R]
-        ids = self._block_ids(anchors, depth)  # [R, depth]
+        ids = self._block_ids(anchors, depth + self._skipped)  # [R, rows]
         with self._worker._draft_context():
-            hidden = self._hidden(batch, ids, window)  # [R * depth, d]
+            hidden = self._drafting(self._hidden(batch, ids, window), depth)  # [R * depth, d]
             base, features = self._heads.base_logits(hidden)
             base = base.view(len(ids), depth, -1)  # [R, depth, n]
             block = self._heads.sample(
@@ -68,25 +69,31 @@ class Drafter:
             confidence_raw=confidence[1],
         )
 
-    def _block_ids(self, anchors: Tensor, depth: int) -> Tensor:
-        """The draft's input ids [R, depth]: anchors, then mask tokens."""
-        ids = self._ids.get(depth)
+    def _drafting(self, hidden: Tensor, depth: int) -> Tensor:
+        """Drop the rows that draft nothing: [R * rows, d] -> [R * depth, d]."""
+        if not self._skipped:
+            return hidden
+        return hidden.unflatten(0, (-1, depth + self._skipped))[:, self._skipped :].flatten(0, 1)
+
+    def _block_ids(self, anchors: Tensor, rows: int) -> Tensor:
+        """The draft's input ids [R, rows]: anchors, then mask tokens."""
+        ids = self._ids.get(rows)
         if ids is None or len(ids) < len(anchors):
             mask = int(self._worker._mask_token_id)
-            ids = self._ids[depth] = torch.full((len(anchors), depth), mask, dtype=torch.int64)
+            ids = self._ids[rows] = torch.full((len(anchors), rows), mask, dtype=torch.int64)
         ids = ids[: len(anchors)]
         ids[:, 0].copy_(anchors)
         return ids
 
     def _hidden(self, batch: Any, ids: Tensor, window: Any) -> Tensor:
-        """Hidden states [R * depth, d] of the block, its context written first."""
-        runner, model, depth = self._runner, self._model, ids.shape[1]
+        """Hidden states [R * rows, d] of the block's ids [R, rows], its context written first."""
+        runner, model, rows = self._runner, self._model, ids.shape[1]
         table = runner.req_to_token_pool.req_to_token
         context_kv.settle(model, table, batch.req_pool_indices, batch.seq_lens)
-        positions = window.positions_2d[:, :depth].reshape(-1)
-        slots = window.verify_cache_loc_2d[:, :depth].reshape(-1)
+        positions = window.positions_2d[:, :rows].reshape(-1)
+        slots = window.verify_cache_loc_2d[:, :rows].reshape(-1)
         if model is runner.model and direct_forward.supports_runner(runner) and _is_plain(model):
-            spec = _block_spec(depth, str(self._worker.device))
+            spec = _block_spec(rows, str(self._worker.device))
             seen = direct_forward.Window(
                 ids.view(-1), positions, slots, batch.req_pool_indices, batch.seq_lens, spec
             )

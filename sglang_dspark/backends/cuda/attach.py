@@ -104,6 +104,8 @@ def _obstacle(worker: Any) -> str | None:
             "host in every step, the target's does not; give the draft the target's by "
             "--speculative-draft-attention-backend"
         )
+    if not worker.sample_from_anchor:
+        return "the drafter does not predict from its anchor"
     return obstacle(worker)
 
 

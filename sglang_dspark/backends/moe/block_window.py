@@ -1,6 +1,7 @@
 """Limit a draft block's attention to a window of its context, on any serving device.
 
-Every row of a block sees the same last tokens before the anchor, and the block itself. SGLang's
+Every row of a block sees the same last tokens before the anchor, and the block itself; where the
+window is causal, only the block's rows up to its own. SGLang's
 sliding windows (sglang/srt/layers/radix_attention.py) move with each query instead. Our CPU
 backend's plan is narrowed (cpu/attention_plan.py). With any other backend the layer attends by
 itself, densely over window + gamma slots: shapes depend on the number of requests alone and no
@@ -96,17 +97,17 @@ def context_of(table: Tensor, rows: Tensor, lens: Tensor, window: int) -> Contex
 class WindowedAttention(upstream.RadixAttention):
     """A draft layer's attention in a `BlockWindow`."""
 
-    def __init__(self, whole: Any, window: BlockWindow):
-        """whole: the same attention over all of the context."""
+    def __init__(self, whole: Any, window: BlockWindow, causal: bool = False):
+        """whole: the same attention over all of the context. causal: within the block."""
         super().__init__(
             num_heads=whole.tp_q_head_num,
             head_dim=whole.head_dim,
             scaling=whole.scaling,
             num_kv_heads=whole.tp_k_head_num,
             layer_id=whole.layer_id,
-            attn_type=whole.attn_type,
+            attn_type=upstream.AttentionType.DECODER if causal else whole.attn_type,
         )
-        self.window = window
+        self.window, self.causal = window, causal
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, forward_batch: Any, **extra: Any) -> Tensor:
         """q [R gamma, H * D], k and v [R gamma, Hkv * D] -> [R gamma, H * D]."""
@@ -121,15 +122,24 @@ class WindowedAttention(upstream.RadixAttention):
             (pool.get_key_buffer(self.layer_id), pool.get_value_buffer(self.layer_id)),
             context,
             self.scaling,
+            causal=self.causal,
         )
 
 
 def attend(
-    q: Tensor, k: Tensor, v: Tensor, cache: tuple[Tensor, Tensor], context: Context, scale: float
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    cache: tuple[Tensor, Tensor],
+    context: Context,
+    scale: float,
+    *,
+    causal: bool = False,
 ) -> Tensor:
     """Blocks q [R gamma, H, D], k, v [R gamma, Hkv, D] -> [R gamma, H * D].
 
-    cache: keys and values [S, Hkv, D] by slot. Each row sees `context` and its whole block.
+    cache: keys and values [S, Hkv, D] by slot. Each row sees `context` and its whole block, or if
+    `causal` the block's rows up to its own.
     """
     seen = context.seen  # [R, w]
     requests = len(seen)
@@ -140,12 +150,15 @@ def attend(
         return torch.cat([kept, own.unflatten(0, (requests, -1))], 1).transpose(1, 2)
 
     block = q.unflatten(0, (requests, -1)).transpose(1, 2)  # [R, H, gamma, D]
-    own = seen.new_ones(requests, block.shape[2])
+    rows = block.shape[2]
+    own = seen.new_ones(rows, rows)
+    own = (own.tril() if causal else own).expand(requests, -1, -1)
+    context_seen = seen[:, None].expand(-1, rows, -1)
     out = scaled_dot_product_attention(
         block,
         both(cache[0], k),
         both(cache[1], v),
-        attn_mask=torch.cat([seen, own], 1)[:, None, None],
+        attn_mask=torch.cat([context_seen, own], 2)[:, None],  # [R, 1, gamma, w + gamma]
         scale=scale,
         enable_gqa=True,
     )

@@ -15,6 +15,8 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
+from itertools import groupby
+from operator import itemgetter
 from typing import Any
 
 import torch
@@ -165,10 +167,13 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
         check_split(shape, split, f"drafter {config.name_or_path}")
         super().__init__(config=config, quant_config=quant_config, prefix=prefix)
         self.shape, self.split = shape, split
-        self.window = BlockWindow(shape.window)
-        if shape.window is not None:
-            for layer in self.layers:
-                layer.self_attn.attn = WindowedAttention(layer.self_attn.attn, self.window)
+        window, whole = BlockWindow(shape.window), BlockWindow(None)
+        self.windows = [window if shape.has_window(i) else whole for i in range(shape.num_layers)]
+        for layer, seen in zip(self.layers, self.windows, strict=True):
+            if seen.tokens is not None:
+                layer.self_attn.attn = WindowedAttention(
+                    layer.self_attn.attn, seen, causal=shape.causal_window
+                )
         self.capturable = True
         self.streams = self.shape.residual_streams
         if self.streams > 1:
@@ -192,9 +197,11 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
         if x.numel():
             if self.streams > 1:
                 x = open_streams(x, self.streams).contiguous()
-            with self.window.over(forward_batch):
-                for layer in self.layers:
-                    x = layer(x, positions, forward_batch)
+            pairs = zip(self.windows, self.layers, strict=True)
+            for window, run in groupby(pairs, key=itemgetter(0)):
+                with window.over(forward_batch):
+                    for _, layer in run:
+                        x = layer(x, positions, forward_batch)
             x = self.norm(self._one(x))
         return upstream.LogitsProcessorOutput(next_token_logits=None, hidden_states=x)
 

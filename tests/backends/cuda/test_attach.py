@@ -27,12 +27,19 @@ class Attention:
         self.needs_cpu_seq_lens = waits
 
 
-def worker_of(*, target_waits: bool = False, draft_waits: bool = False, backed: bool = True) -> Any:
+def worker_of(
+    *,
+    target_waits: bool = False,
+    draft_waits: bool = False,
+    backed: bool = True,
+    samples: bool = True,
+) -> Any:
     """Loaded for compact verification, its graphs captured."""
     pool = SimpleNamespace(post_capture_active=not backed)
     runner = SimpleNamespace(attn_backend=Attention(target_waits), token_to_kv_pool=pool)
     return SimpleNamespace(
         _verify_planner=SimpleNamespace(is_compact_mode=True),
+        sample_from_anchor=samples,
         model_runner=runner,
         draft_model_runner=SimpleNamespace(attn_backend=Attention(draft_waits)),
     )
@@ -78,6 +85,10 @@ def test_a_cache_without_memory_is_not_written_to() -> None:
     why = attach._obstacle(worker_of(backed=False))
     assert why is not None
     assert "SGLANG_ENABLE_POST_CAPTURE_KV_SIZING" in why
+
+
+def test_a_draft_that_skips_its_anchors_row_is_not_scheduled() -> None:
+    assert "predict from its anchor" in str(attach._obstacle(worker_of(samples=False)))
 
 
 @pytest.mark.parametrize(("device", "freed"), [("cuda", ["profiled", "freed"]), ("cpu", [])])

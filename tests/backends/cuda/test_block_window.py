@@ -45,10 +45,10 @@ def whole_attention() -> RadixAttention:
     )
 
 
-def windowed_pass(world: World, tokens: int, **pool: Any) -> Tensor:
+def windowed_pass(world: World, tokens: int, causal: bool = False, **pool: Any) -> Tensor:
     """One layer over the world's draft blocks."""
     window = BlockWindow(tokens)
-    layer = WindowedAttention(whole_attention(), window)
+    layer = WindowedAttention(whole_attention(), window, causal)
     batch = verify_pass(world)
     k, v = (world.new_rows(rows).flatten(1) for rows in (world.keys, world.values))
     for name, value in pool.items():
@@ -57,11 +57,12 @@ def windowed_pass(world: World, tokens: int, **pool: Any) -> Tensor:
         return layer(world.queries, k, v, batch)
 
 
+@pytest.mark.parametrize("causal", [False, True])
 @pytest.mark.parametrize("tokens", [1, 4, 9, 128])
-def test_the_window_is_the_drafters(tokens: int) -> None:
+def test_the_window_is_the_drafters(tokens: int, causal: bool) -> None:
     """Contexts of none, less and more than the window; what no request wrote is NaN."""
     world = World(CASE)
-    found = windowed_pass(world, tokens).view(-1, CASE.heads, CASE.dim)
+    found = windowed_pass(world, tokens, causal).view(-1, CASE.heads, CASE.dim)
     queries = world.queries.view(-1, CASE.heads, CASE.dim)
     for r, length in enumerate(CASE.prefix):
         block = slice(r * GAMMA, (r + 1) * GAMMA)
@@ -73,6 +74,7 @@ def test_the_window_is_the_drafters(tokens: int) -> None:
             (keys[:length][None], values[:length][None]),
             torch.tensor([[length]]),
             window=tokens,
+            causal=causal,
         )
         torch.testing.assert_close(found[block], expected[0, 0], atol=1e-5, rtol=1e-4)
 
