@@ -11,6 +11,7 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_dspark.drafter import DrafterConfig, DSparkDrafter, load_drafter
+from sglang_dspark.drafter.deepspec import save_deepspec
 from sglang_dspark.drafter.heads import allowed_vocabulary
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
@@ -307,3 +308,10 @@ def test_layers_with_a_window_are_listed(tmp_path: Path) -> None:
     assert [config.has_window(i) for i in range(2)] == [False, True]
     whole = DrafterConfig.from_dir(Published(columns=61).write(tmp_path / "whole"))
     assert (whole.window, whole.has_window(0)) == (None, False)
+
+
+def test_deepspecs_format_has_no_such_drafter(tmp_path: Path) -> None:
+    p = Published(columns=61, from_anchor=False)
+    drafter = opened(p, p.write(tmp_path / "d"))
+    with pytest.raises(DSparkError, match="in DeepSpec's format the anchor's row drafts"):
+        save_deepspec(drafter, tmp_path / "out")
