@@ -15,6 +15,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.rotary import Llama3Scaling
 
 ContextKV = tuple[Tensor, Tensor]
 
@@ -32,7 +33,13 @@ class RMSNorm(nn.Module):
         return y * torch.rsqrt(y.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight
 
 
-def rope(x: Tensor, positions: Tensor, theta: float, share: float = 1.0) -> Tensor:
+def rope(
+    x: Tensor,
+    positions: Tensor,
+    theta: float,
+    share: float = 1.0,
+    scaling: Llama3Scaling | None = None,
+) -> Tensor:
     """Rotary embedding, half-split layout. x [..., H, D], positions [...] broadcast over H.
 
     share: part of the D/2 planes that turn, the quickest ones; the others stand still.
@@ -40,6 +47,8 @@ def rope(x: Tensor, positions: Tensor, theta: float, share: float = 1.0) -> Tens
     half = x.shape[-1] // 2
     plane = torch.arange(half, device=x.device, dtype=torch.float32)
     frequency = theta ** (-plane / half)
+    if scaling is not None:
+        frequency = scaling.scale(frequency)
     if share < 1:
         frequency = frequency * (plane < int(share * half))
     angle = positions[..., None, None].float() * frequency  # [..., 1, D/2]
@@ -186,13 +195,14 @@ class BlockAttention(nn.Module):
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:
         """x [..., d], positions [...] -> normed and rotated queries [..., Hq, D]."""
         q = self.q_norm(self.q_proj(x).view(*x.shape[:-1], self.c.num_heads, self.c.head_dim))
-        return rope(q, positions, self.c.rope_theta)
+        return rope(q, positions, self.c.rope_theta, scaling=self.c.rope_scaling)
 
     def keys_values(self, x: Tensor, positions: Tensor) -> ContextKV:
         """x [..., d], positions [...] -> normed and rotated keys, values [..., Hkv, D]."""
         shape = (*x.shape[:-1], self.c.num_kv_heads, self.c.head_dim)
         k = self.k_norm(self.k_proj(x).view(shape))
-        return rope(k, positions, self.c.rope_theta), self.v_proj(x).view(shape)
+        k = rope(k, positions, self.c.rope_theta, scaling=self.c.rope_scaling)
+        return k, self.v_proj(x).view(shape)
 
     def forward(
         self,

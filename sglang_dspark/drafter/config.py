@@ -27,6 +27,7 @@ from sglang_dspark.drafter.fields import (
     reading_config,
     require_declared,
 )
+from sglang_dspark.drafter.rotary import Llama3Scaling
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.quantisation.checkpoint import CONFIG_KEY, UNQUANTISED
 from sglang_dspark.quantisation.formats import expert_format
@@ -126,6 +127,7 @@ class DrafterConfig:
         is [anchor, mask x gamma], and row 0, which training ignores, drafts nothing ("1+N").
     window: how many context tokens before its anchor a block sees; None: all.
     causal_window: a row of the block sees only rows up to its own, in the layers with a window.
+    rope_scaling: of the rotary embedding; None: it is not scaled.
     full_layers: layers of a drafter with a window that see all of the context; None: no layer.
     residual_streams: n of drafter/hyper_connections.py; 1 is the plain residual.
     expert_format: how the file keeps expert weights (quantisation/formats.py); computed with in
@@ -167,6 +169,7 @@ class DrafterConfig:
     sample_from_anchor: bool = True
     causal_window: bool = False
     full_layers: tuple[int, ...] | None = None
+    rope_scaling: Llama3Scaling | None = None
 
     def __post_init__(self) -> None:
         def require(ok: bool, what: str) -> None:
@@ -306,6 +309,8 @@ class DrafterConfig:
         plain = self._plain_json()
         if not self.sample_from_anchor:
             plain["sample_from_anchor"] = False
+        if self.rope_scaling is not None:
+            plain["rope_parameters"] = self.rope_scaling.to_json(self.rope_theta)
         if not self.extended:
             return plain
         extension = {key: getattr(self, field) for field, key in _MOE_KEYS.items()}

@@ -62,7 +62,7 @@ def deepspec_json(config: DrafterConfig) -> dict[str, Any]:
     plain.pop("dflash_config")
     if config.family == "gemma4":
         plain |= _gemma4_json(config)
-    else:
+    elif config.rope_scaling is None:
         plain["rope_parameters"] = {"rope_type": "default", "rope_theta": config.rope_theta}
     return plain | options
 

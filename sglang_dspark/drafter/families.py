@@ -15,6 +15,7 @@ from typing import Any
 
 from sglang_dspark.common.files import brief, number
 from sglang_dspark.drafter.fields import Fields
+from sglang_dspark.drafter.rotary import LLAMA3, Llama3Scaling, read_llama3
 from sglang_dspark.errors import DSparkError
 
 FULL_ATTENTION = "full_attention"
@@ -103,8 +104,8 @@ def _require_full_attention(fields: Fields) -> None:
         )
 
 
-def rope_theta(raw: Mapping[str, Any]) -> float:
-    """Read the base of a plain rotary embedding.
+def rope_theta(raw: Mapping[str, Any], known: tuple[str, ...] = ("default",)) -> float:
+    """Read the base of a rotary embedding of the `known` types.
 
     It may be written as `rope_theta`, in `rope_parameters` or `rope_scaling`, or in one of these
     for each layer type; the places that name it must agree. There is no default: SGLang and
@@ -113,7 +114,7 @@ def rope_theta(raw: Mapping[str, Any]) -> float:
     values = {"rope_theta": raw.get("rope_theta")}
     for place in ("rope_parameters", "rope_scaling"):
         rotary = _rotary(raw, place)
-        _require_plain(place, rotary, ("default",))
+        _require_plain(place, rotary, known)
         values[f"{place}.rope_theta"] = rotary.get("rope_theta")
     found = {place: value for place, value in values.items() if value is not None}
     if not found:
@@ -164,14 +165,25 @@ def _rotary(raw: Mapping[str, Any], place: str) -> Mapping[str, Any]:
 
 
 def _require_plain(place: str, rotary: Mapping[str, Any], known: tuple[str, ...]) -> None:
-    """Raise DSparkError unless a rotary embedding is of a known type and not scaled."""
+    """Raise DSparkError unless a rotary embedding is of a known type and scaled by no other."""
     kinds = [rotary[key] for key in ("rope_type", "type") if rotary.get(key) is not None]
     neutral = dict(_ROTARY_NEUTRAL)
     if "proportional" in known:
         del neutral["partial_rotary_factor"]
+    if LLAMA3 in known and LLAMA3 in kinds:
+        del neutral["factor"]
     plain = all(_is_neutral(rotary.get(key), allowed) for key, allowed in neutral.items())
     if not plain or any(kind not in known for kind in kinds):
         raise _unsupported(place, dict(rotary))
+
+
+def _llama3(raw: Mapping[str, Any]) -> Llama3Scaling | None:
+    """Read the scaling of the rotary embedding; the places that describe it must agree."""
+    places = ("rope_parameters", "rope_scaling")
+    found = {place: read_llama3(place, _rotary(raw, place)) for place in places if raw.get(place)}
+    if len(set(found.values())) > 1:
+        raise DSparkError("rope_parameters and rope_scaling differ; remove the wrong one")
+    return next(iter(found.values()), None)
 
 
 def _positive(place: str, value: object) -> float:
@@ -192,7 +204,8 @@ def _qwen3(raw: Mapping[str, Any], fields: Fields) -> dict[str, Any]:
     return {
         "num_kv_heads": fields.integer("num_key_value_heads", default=heads),
         "head_dim": fields.integer("head_dim", default=hidden // heads),
-        "rope_theta": rope_theta(raw),
+        "rope_theta": rope_theta(raw, ("default", LLAMA3)),
+        "rope_scaling": _llama3(raw),
     }
 
 

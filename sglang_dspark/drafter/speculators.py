@@ -84,7 +84,9 @@ def plain_config(raw: Mapping[str, Any], file: Path) -> dict[str, Any]:
     reduced = reduction(raw)
     if reduced is not None:
         heads["markov_rank"] = reduced.widened_rank
-    anchor = raw["sample_from_anchor"]
+    anchor, rotary = raw["sample_from_anchor"], shape.get("rope_parameters")
+    if isinstance(rotary, dict) and isinstance(rotary.get(_SLIDING), dict):
+        shape["rope_parameters"] = rotary[_SLIDING]  # of all layers, as the library computes it
     return {
         **{name: value for name, value in shape.items() if name not in _WINDOW_FIELDS},
         **_window(raw, shape),

@@ -8,6 +8,7 @@ with the reader or the engine.
 from __future__ import annotations
 
 import json
+import math
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -43,6 +44,7 @@ class Published:
     mask_id: int = 3
     features: tuple[int, ...] = (1, 3)  # aux_hidden_state_layer_ids: the target's layers 0 and 2
     seed: int = 0
+    rotary: dict[str, Any] = field(default_factory=lambda: {"rope_type": "default"})
     embed: Tensor | None = None
     target_head: Tensor | None = None
     tensors: dict[str, Tensor] = field(default_factory=dict)
@@ -104,7 +106,7 @@ class Published:
             "head_dim": self.head_dim,
             "vocab_size": self.vocab,
             "layer_types": kinds[: self.layers],
-            "rope_parameters": {"rope_theta": THETA, "rope_type": "default"},
+            "rope_parameters": {"rope_theta": THETA, **self.rotary},
             "use_sliding_window": bool(self.sliding),
             "sliding_window": self.window,
         }
@@ -143,9 +145,20 @@ def _norm(x: Tensor, weight: Tensor) -> Tensor:
     return x / (x.pow(2).mean(-1, keepdim=True) + 1e-6).sqrt() * weight
 
 
-def _rotate(x: Tensor, positions: Tensor) -> Tensor:
-    half = x.shape[-1] // 2
-    angle = positions[:, None] * THETA ** (-torch.arange(half) / half)  # [n, half]
+def _rotate(x: Tensor, positions: Tensor, p: Published) -> Tensor:
+    half, angles = x.shape[-1] // 2, []
+    for plane in range(half):
+        turn, by = THETA ** (-plane / half), p.rotary
+        if by["rope_type"] == "llama3":
+            most, wave = by["original_max_position_embeddings"], 2 * math.pi / turn
+            low, high = by["low_freq_factor"], by["high_freq_factor"]
+            if wave > most / low:
+                turn = turn / by["factor"]
+            elif wave >= most / high:
+                smooth = (most / wave - low) / (high - low)
+                turn = (1 - smooth) * turn / by["factor"] + smooth * turn
+        angles.append(turn)
+    angle = positions[:, None] * torch.tensor(angles)  # [n, half]
     cos, sin = angle.cos()[:, None], angle.sin()[:, None]
     a, b = x[..., :half], x[..., half:]
     return torch.cat([a * cos - b * sin, a * sin + b * cos], -1)
@@ -168,7 +181,7 @@ def hidden_rows(p: Published, features: Tensor, anchor: int) -> Tensor:
         q = _norm(heads("q_proj", y), t[f"{at}self_attn.q_norm.weight"])
         both = torch.cat([base, y])
         k = _norm(heads("k_proj", both), t[f"{at}self_attn.k_norm.weight"])
-        q, k = _rotate(q, positions[n:]), _rotate(k, positions)
+        q, k = _rotate(q, positions[n:], p), _rotate(k, positions, p)
         v = heads("v_proj", both)
         seen = torch.ones(b, n + b, dtype=torch.bool)
         if i in p.sliding and p.window is not None:

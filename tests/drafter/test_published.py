@@ -11,12 +11,20 @@ from safetensors.torch import save_file
 from torch import Tensor
 
 from sglang_dspark.drafter import DrafterConfig, DSparkDrafter, load_drafter
+from sglang_dspark.drafter.deepspec import save_deepspec
 from sglang_dspark.drafter.heads import allowed_vocabulary
 from sglang_dspark.drafter.target_fit import Target
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.checkpoint import convert_drafter, validate_drafter
 from tests.drafter.published import Published, drafts
 
+LLAMA3 = {
+    "rope_type": "llama3",
+    "factor": 8.0,
+    "low_freq_factor": 1.0,
+    "high_freq_factor": 4.0,
+    "original_max_position_embeddings": 100,
+}
 WINDOWED = {"window": 6, "sliding": (0, 1)}
 SHAPES: dict[str, dict[str, Any]] = {
     "whole vocabulary": {"columns": 61},
@@ -30,7 +38,8 @@ SHAPES: dict[str, dict[str, Any]] = {
     "window in the last layer": {"columns": 61, "window": 2, "sliding": (1,)},
     "1 + N": {"columns": 61, "from_anchor": False},
     "1 + N, gated": {"columns": 61, "from_anchor": False, "markov": "gated"},
-    "all": {"from_anchor": False, **WINDOWED},
+    "llama3 rotation": {"columns": 61, "rotary": LLAMA3, "head_dim": 16},
+    "all": {"rotary": LLAMA3, "from_anchor": False, **WINDOWED},
     "all, one layer full": {"from_anchor": False, "layers": 3, "window": 6, "sliding": (0, 2)},
 }
 
@@ -97,14 +106,67 @@ def test_what_verification_divides_by_is_what_drafted(name: str, tmp_path: Path)
     assert len(probs) == len(tokens) == p.block - (0 if p.from_anchor else 1)
 
 
-def test_the_windows_matter(tmp_path: Path) -> None:
+def test_windows_and_rotation_matter(tmp_path: Path) -> None:
     """The shapes above would pass with another window if the context behind it had no effect."""
     features = torch.randn(11, 64, generator=torch.Generator().manual_seed(9))
-    variants = [{}, WINDOWED, {**WINDOWED, "window": 5}, {**WINDOWED, "non_causal": True}]
+    variants = [
+        {},
+        {"rotary": LLAMA3},
+        WINDOWED,
+        {**WINDOWED, "window": 5},
+        {**WINDOWED, "non_causal": True},
+    ]
     confidence = [drafts(Published(**v), features, 7).confidence for v in variants]  # type: ignore[arg-type]
     for i, one in enumerate(confidence):
         for other in confidence[:i]:
             assert (one - other).abs().max() > 1e-2
+
+
+def test_the_scaling_is_transformers() -> None:
+    from transformers import Qwen3Config
+    from transformers.modeling_rope_utils import ROPE_INIT_FUNCTIONS
+
+    from sglang_dspark.drafter.rotary import read_llama3
+
+    published = {**LLAMA3, "factor": 32.0, "original_max_position_embeddings": 8192}
+    config = Qwen3Config(head_dim=64, rope_parameters={**published, "rope_theta": 5e5})
+    expected, attention = ROPE_INIT_FUNCTIONS["llama3"](config)
+    scaling = read_llama3("rope_parameters", published)
+    assert scaling is not None
+    assert attention == 1.0
+    plain = 5e5 ** (-torch.arange(32) / 32)
+    torch.testing.assert_close(scaling.scale(plain), expected, rtol=1e-5, atol=0)
+
+
+@pytest.mark.parametrize(
+    ("change", "says"),
+    [
+        ({"factor": None}, "rope_parameters.factor must be a number above 0, not None"),
+        ({"factor": 0.5}, "rope_parameters needs a factor from 1"),
+        ({"low_freq_factor": 4.0}, "low_freq_factor below high_freq_factor"),
+        ({"original_max_position_embeddings": "8192"}, "original_max_position_embeddings must be"),
+        ({"rope_type": "yarn"}, "rope_parameters {.*yarn.* is not supported"),
+    ],
+)
+def test_an_impossible_rotation_is_refused(
+    change: dict[str, Any], says: str, tmp_path: Path
+) -> None:
+    p = Published(rotary={**LLAMA3, **change})
+    with pytest.raises(DSparkError, match=says):
+        DrafterConfig.from_dir(p.write(tmp_path / "d"))
+
+
+def test_rotation_by_layer_type_is_the_windows(tmp_path: Path) -> None:
+    """The library rotates all layers by the one of `sliding_attention` where there is one."""
+    p = Published(rotary={"rope_type": "default"}, **WINDOWED)  # type: ignore[arg-type]
+    layers = p.config()["transformer_layer_config"]
+    by_type = {
+        "full_attention": {"rope_type": "default", "rope_theta": 5.0},
+        "sliding_attention": {"rope_type": "default", "rope_theta": 7e4},
+    }
+    changed = {**layers, "rope_parameters": by_type}
+    path = p.write(tmp_path / "d", transformer_layer_config=changed)
+    assert DrafterConfig.from_dir(path).rope_theta == 7e4
 
 
 def test_the_converted_drafter_is_served(tmp_path: Path) -> None:
@@ -246,3 +308,10 @@ def test_layers_with_a_window_are_listed(tmp_path: Path) -> None:
     assert [config.has_window(i) for i in range(2)] == [False, True]
     whole = DrafterConfig.from_dir(Published(columns=61).write(tmp_path / "whole"))
     assert (whole.window, whole.has_window(0)) == (None, False)
+
+
+def test_deepspecs_format_has_no_such_drafter(tmp_path: Path) -> None:
+    p = Published(columns=61, from_anchor=False)
+    drafter = opened(p, p.write(tmp_path / "d"))
+    with pytest.raises(DSparkError, match="in DeepSpec's format the anchor's row drafts"):
+        save_deepspec(drafter, tmp_path / "out")

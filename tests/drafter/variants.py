@@ -204,7 +204,12 @@ def _rope() -> Iterator[Variant]:
         other = field(place, {"sliding_attention": inside}, bare)
         yield Variant(f"another type in {place}", other, REFUSED, "without full_attention")
         yield Variant(f"{place} no mapping", field(place, "default"), REFUSED, "must be a mapping")
-        for kind in ("linear", "llama3", "yarn", "dynamic"):
+        llama3 = {"rope_type": "llama3", "factor": 4.0, "low_freq_factor": 1.0}
+        says = f"{place}.high_freq_factor must be a number above 0, not None"
+        yield Variant(f"part of llama3 in {place}", field(place, llama3), REFUSED, says)
+        llama3 = llama3 | {"high_freq_factor": 4.0, "original_max_position_embeddings": 32}
+        yield Variant(f"llama3 in {place}", field(place, llama3), TAKEN)
+        for kind in ("linear", "yarn", "dynamic"):
             scaled = {"rope_type": kind, "factor": 4.0}
             says = f"{place} {{'rope_type': '{kind}'"
             yield Variant(f"{kind} in {place}", field(place, scaled), REFUSED, says)

@@ -86,7 +86,11 @@ def drafter_logits(pair: TinyPair) -> torch.Tensor:
 
 @pytest.mark.parametrize(
     ("server", "requests"),
-    [("tiny_dspark", 256), pytest.param("tiny_moe", 256, marks=pytest.mark.slow)],
+    [
+        ("tiny_dspark", 256),
+        pytest.param("tiny_moe", 256, marks=pytest.mark.slow),
+        pytest.param("tiny_published", 256, marks=pytest.mark.slow),
+    ],
 )
 def test_sampled_tokens_follow_the_target(
     server: str, requests: int, noisy: TinyPair, request: pytest.FixtureRequest

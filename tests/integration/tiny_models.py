@@ -84,7 +84,8 @@ def build_published(folder: Path, pair: TinyPair) -> Path:
     """Write a published drafter for the pair's target, in the layout of `speculators`.
 
     It drafts over 180 of 260 tokens and not in the anchor's row. Two of its three layers have a
-    causal window of 16. Its Markov head knows the target's table, as that of the pair's drafter.
+    causal window of 16, and all have Llama 3's rotation. Its Markov head knows the target's table,
+    as that of the pair's drafter.
     """
     target, heads = read_tensors(pair.target), read_tensors(pair.drafter)
     embedding = target["embed_tokens.weight"]
@@ -100,6 +101,13 @@ def build_published(folder: Path, pair: TinyPair) -> Path:
         window=16,
         sliding=(0, 2),
         from_anchor=False,
+        rotary={
+            "rope_type": "llama3",
+            "factor": 8.0,
+            "low_freq_factor": 1.0,
+            "high_freq_factor": 4.0,
+            "original_max_position_embeddings": 64,
+        },
         features=(1, 2),
         mask_id=SPECIALS.index("<mask>"),
         embed=embedding,
