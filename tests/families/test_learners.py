@@ -141,7 +141,7 @@ def test_loss_is_the_objective(kind: str, target: TargetModel, batch: PackedBatc
 def ingredients_of(
     shape: dict[str, object], target: TargetModel, target_dir: Path, ids: Tensor | None
 ) -> Ingredients:
-    """What `dspark train drafter` gives a recipe at the start of a run."""
+    """Return the ingredients of a recipe at the start of a run."""
     cfg = RunConfig.model_validate(
         {
             "run_dir": "unused",
@@ -170,7 +170,7 @@ def ingredients_of(
 def test_factory_starts_from_the_target(
     kind: str, reduced: bool, target: TargetModel, target_dir: Path, batch: PackedBatch
 ) -> None:
-    """What `dspark train` builds: right shapes, and a start from which the loss falls at once."""
+    """A recipe builds the right shapes, and its loss decreases from the first step."""
     shape: dict[str, object] = {"kind": kind}
     if kind == "dflash":
         shape |= {"layers": 1, "mask_token_id": 3}
