@@ -16,6 +16,7 @@ from collections.abc import Callable
 from typing import Any
 
 from sglang_dspark.patches.seam import Seam
+from sglang_dspark.schedule import rehearsal
 from sglang_dspark.serving import upstream
 
 
@@ -45,6 +46,7 @@ def handle_dspark(original: Callable[[Any], None], server_args: Any) -> None:
     finally:
         upstream.speculative_hook.resolving_view = resolving_view
     _fill_slots_at_once(server_args)
+    rehearsal.compile_early()  # here, as seconds of imports follow before the scheduler starts
 
 
 def _fill_slots_at_once(server_args: Any) -> None:

@@ -9,19 +9,16 @@ from __future__ import annotations
 
 import hashlib
 import logging
-from dataclasses import replace
 from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from torch import nn
 
 from sglang_dspark import __version__
 from sglang_dspark.drafter.weight_files import is_finite
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.schedule.early_stop import EarlyStopPlanner
@@ -30,8 +27,9 @@ from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.schedule.planner_protocol import Planner
+from sglang_dspark.schedule.rehearsal import rehearse, uncalibrated
 from sglang_dspark.schedule.static_threshold import ThresholdPlanner
-from sglang_dspark.schedule.sts_file import FILE_NAME, REGIMES, read_sts
+from sglang_dspark.schedule.sts_file import FILE_NAME, read_sts
 from sglang_dspark.serving import profile, startup, upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.fallbacks import Fallback
@@ -43,7 +41,6 @@ from sglang_dspark.step.timing import Clock
 
 logger = logging.getLogger(__name__)
 
-SPREAD = 0.1  # variance of logits between requests without a table: the demo's
 _CHECKED = (torch.float32, torch.float16, torch.bfloat16, torch.float64)  # not packed formats
 
 
@@ -121,7 +118,7 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
     pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
     calibration, calibrated, refused = _calibration(worker, gamma, pool_rows)
     config = PlannerConfig(lag=_lag(), has_head=has_head, guard=SERVING_GUARD)
-    _rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
+    rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
     planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
     log = None if chosen.step_log is None else StepLog(Path(chosen.step_log).expanduser())
     metrics = StepMetrics(planner, calibration, _collector(), log)
@@ -171,9 +168,7 @@ def _calibration(
     worker: Any, gamma: int, pool_rows: int
 ) -> tuple[OnlineCalibration, str, tuple[Fallback, ...]]:
     """Return the calibration, by the drafter's table if any, a phrase to log, and fallbacks."""
-    identity = OnlineCalibration(
-        [replace(Calibration.identity(gamma), spread=SPREAD)] * len(REGIMES), pool_rows=pool_rows
-    )
+    identity = uncalibrated(gamma, pool_rows)
     folder = Path(str(worker.draft_model_runner.model_config.model_path))
     path = folder / FILE_NAME
     if not path.is_file():
@@ -233,17 +228,3 @@ def _named(path: str) -> str:
     file = Path(path) / "config.json"
     content = file.read_bytes() if file.is_file() else b""
     return f"{path} {hashlib.sha256(content).hexdigest()[:12]}"
-
-
-def _rehearse(planner: Planner, calibration: OnlineCalibration) -> None:
-    """Run some steps of one request: compile everything before the first request."""
-    rows, generations = np.zeros(1, np.int64), np.ones(1, np.int64)
-    confidence = np.full((1, planner.gamma), 0.5, np.float32)
-    logits, none = np.zeros((1, planner.gamma), np.float32), np.zeros(1, np.int64)
-    for step in range(4):
-        plan = planner.plan(step, rows, generations, context=0)
-        calibration.confidence(logits, none, confidence, (rows, generations))
-        lengths = planner.admit(plan, confidence)
-        planner.publish(plan, rows, generations, confidence)
-        planner.finished(plan, rows, generations, none, lengths, confidence, plan.budget.seconds)
-        calibration.observe(logits, none, none, none, (rows, generations), confidence)

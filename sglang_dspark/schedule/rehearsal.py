@@ -1,0 +1,93 @@
+"""Compile the scheduler's functions before the first request.
+
+A first start would compile them for some 7 s after all models are loaded. So the process that
+starts a server runs `python -m sglang_dspark.schedule.rehearsal`, which compiles them into the
+cache on disk while the server imports and loads.
+"""
+
+from __future__ import annotations
+
+import multiprocessing
+import subprocess
+import sys
+from dataclasses import replace
+
+import numpy as np
+
+from sglang_dspark.errors import DSparkError
+from sglang_dspark.schedule.calibration import Calibration
+from sglang_dspark.schedule.compiled import cache_folder
+from sglang_dspark.schedule.cost_model import CostModel
+from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
+from sglang_dspark.schedule.guard import SERVING_GUARD
+from sglang_dspark.schedule.online import OnlineCalibration
+from sglang_dspark.schedule.plan import PlannerConfig
+from sglang_dspark.schedule.planner import SearchPlanner
+from sglang_dspark.schedule.planner_protocol import Planner
+from sglang_dspark.schedule.sts_file import REGIMES
+
+SPREAD = 0.1  # variance of logits between requests without a table: the demo's
+_GAMMA, _REQUESTS = 5, 8  # any: compiled code serves all sizes
+
+
+def rehearse(planner: Planner, calibration: OnlineCalibration) -> None:
+    """Run some steps of one request, which compiles everything that a step calls."""
+    rows, generations = np.zeros(1, np.int64), np.ones(1, np.int64)
+    confidence = np.full((1, planner.gamma), 0.5, np.float32)
+    logits, none = np.zeros((1, planner.gamma), np.float32), np.zeros(1, np.int64)
+    for step in range(4):
+        plan = planner.plan(step, rows, generations, context=0)
+        calibration.confidence(logits, none, confidence, (rows, generations))
+        lengths = planner.admit(plan, confidence)
+        planner.publish(plan, rows, generations, confidence)
+        planner.finished(plan, rows, generations, none, lengths, confidence, plan.budget.seconds)
+        calibration.observe(logits, none, none, none, (rows, generations), confidence)
+
+
+def uncalibrated(gamma: int, pool_rows: int) -> OnlineCalibration:
+    """Make a calibration for a drafter without a table."""
+    table = replace(Calibration.identity(gamma), spread=SPREAD)
+    return OnlineCalibration([table] * len(REGIMES), pool_rows=pool_rows)
+
+
+def compile_early() -> None:
+    """Start a process that compiles them, once, where no server of this version has done so.
+
+    It is a help alone: what it has not compiled in time, the server compiles itself.
+    """
+    if multiprocessing.parent_process() is not None:  # one of the server's own processes
+        return
+    try:
+        if cache_folder().is_dir():
+            return
+        subprocess.Popen(
+            [sys.executable, "-m", __name__],
+            stdout=subprocess.DEVNULL,
+            stderr=subprocess.DEVNULL,
+        )
+    except (OSError, DSparkError):
+        return  # no home for a cache, or no second process
+
+
+def main() -> None:
+    """Compile the functions of the default planner, with made-up step times."""
+    names = ("model", "drafter", "dtype", "device", "parallel", "backend", "versions")
+    key = ProfileKey(**dict.fromkeys(names, "rehearsal"), gamma=_GAMMA)
+    drafts = tuple(0.001 * depth for depth in range(_GAMMA + 1))
+    table = CostTable(
+        key=key,
+        knots=(1, 48),
+        seconds=(0.01, 0.05),
+        padded=False,
+        per_request=0.0,
+        per_context=0.0,
+        draft_requests=(1,),
+        draft_seconds=(drafts,),
+    )
+    config = PlannerConfig(lag=2, has_head=True, guard=SERVING_GUARD)
+    planner = SearchPlanner(_GAMMA, _REQUESTS, CostModel(table, _REQUESTS), config)
+    rehearse(planner, uncalibrated(_GAMMA, _REQUESTS))
+
+
+if __name__ == "__main__":
+    main()
