@@ -17,6 +17,7 @@ def worker_for(gamma: int, **parts: Any) -> Any:
         "draft_model_runner": None,
         "model_runner": None,
         "_proposer": SimpleNamespace(noise=None),
+        "sample_from_anchor": True,
         "_greedy_draft": False,
         "_tp_sync": tp_sync,
     }
