@@ -58,7 +58,7 @@ def compile_early() -> None:
     if multiprocessing.parent_process() is not None:  # one of the server's own processes
         return
     try:
-        if cache_folder().is_dir():
+        if any(cache_folder().rglob("*.nbi")):  # Numba makes the folder when a module is imported
             return
         subprocess.Popen(
             [sys.executable, "-m", __name__],
