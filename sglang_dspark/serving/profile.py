@@ -4,10 +4,10 @@ Measured at start in rounds. The first goes from small batches to large ones, sm
 because that is where decisions are close, until all tiers are done or its time is up; larger
 batches follow the measured slope. Passes and drafts take turns as they do in serving: a draft
 right behind another one finds its weights in the cache and takes half as long. Further rounds
-repeat the first while there is time, and the least of each figure counts: a disturbance only adds
-to a pass. A machine that slows down for a second then affects one round of all passes and not all
-repeats of one, whose figure is compared with its neighbours'. Steps under load correct the
-table later (`schedule/cost_model.py`).
+repeat the first while there is time and a round still lowers what was measured. The least of each
+figure counts, as a disturbance only adds to a pass. A machine that slows down for a second then
+affects one round of all passes and not all repeats of one, whose figure is compared with its
+neighbours'. Steps under load correct the table later (`schedule/cost_model.py`).
 """
 
 from __future__ import annotations
@@ -42,6 +42,7 @@ LONG = 1024  # and once, to learn what context costs
 APART = 24  # requests of one token, to learn what a request costs beside its tokens
 ROUNDS, ROUNDS_OF_LARGE = 5, 2
 SMALL = 48  # tokens of a pass that is measured in every round
+SETTLED = 0.99  # a round that leaves more of the small passes' seconds is the last one
 TOKENS = (*range(1, 25), 27, 30, 36, 42, 48, 60, 72, 96, 128, 192, 256)
 REQUESTS = (1, 2, 4, 8, 16, 32)
 FIRST_ROUND = 0.6  # of the time at most
@@ -176,7 +177,10 @@ def measure(key: ProfileKey, passes: Passes, seconds: float, log: Log) -> CostTa
             fastest.time(draft)
     log(f"{len(fastest.seconds)} passes and drafts timed, again for less noise")
     for number in range(1, ROUNDS):
+        before = fastest.total(SMALL)
         fastest.again(None if number < ROUNDS_OF_LARGE else SMALL, began + seconds)
+        if number >= ROUNDS_OF_LARGE and fastest.total(SMALL) > SETTLED * before:
+            break
     return _table(key, fastest)
 
 
@@ -264,6 +268,10 @@ class FastestTimes:
                 return
             if most is None or cell.tokens <= most:
                 self.time(cell)
+
+    def total(self, most: int) -> float:
+        """Return the least seconds of all that was timed of up to `most` tokens, together."""
+        return sum(taken for cell, taken in self.seconds.items() if cell.tokens <= most)
 
     def of(self, drafts: Sequence[int], context: int | None = None) -> float | None:
         """Seconds of a pass; None if it was not timed."""

@@ -161,6 +161,26 @@ def test_a_slow_second_is_in_no_figure() -> None:
     assert unsteady.draft_seconds == pytest.approx(np.array(steady.draft_seconds))
 
 
+class Settling(Machine):
+    """A machine whose passes take `factor` times as long in each round."""
+
+    def __init__(self, factor: float) -> None:
+        super().__init__()
+        self.factor, self.repeats = factor, 0
+
+    def verify_seconds(self, drafts: Sequence[int], context: int) -> float:
+        if list(drafts) == [2]:
+            self.repeats += 1
+        return super().verify_seconds(drafts, context) * self.factor**self.repeats
+
+
+@pytest.mark.parametrize(("factor", "repeats"), [(1.0, 3), (0.9, 5)])
+def test_rounds_end_once_they_change_nothing(factor: float, repeats: int) -> None:
+    machine = Settling(factor)
+    profile.measure(KEY, machine, 60.0, lambda line: None)
+    assert machine.repeats == repeats
+
+
 def test_windows_hold_the_tokens_in_as_few_requests_as_can_be() -> None:
     for tokens in range(1, 30):
         drafts = profile.windows(tokens, 3)
