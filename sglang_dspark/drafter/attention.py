@@ -189,7 +189,7 @@ class BlockAttention(nn.Module):
         self.k_norm = RMSNorm(c.head_dim, c.rms_norm_eps)
 
     def see_everything(self) -> None:
-        """Attend to all of the context and of the block, whatever the drafter's window is."""
+        """Attend to all of the context and of the block, also in a layer with a window."""
         self.window, self.causal = None, False
 
     def queries(self, x: Tensor, positions: Tensor) -> Tensor:

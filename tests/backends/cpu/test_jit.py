@@ -32,7 +32,7 @@ def test_a_function_that_may_reorder_sums_hands_nothing_on(tmp_path: Path) -> No
 
 
 def test_no_kernel_may_reorder_sums() -> None:
-    """Whether a compiler makes use of such leave cannot be told from one machine's results."""
+    """Compilers use such freedom only sometimes, so one machine's results prove nothing."""
     names = [each.name for each in walk_packages(cpu.__path__, f"{cpu.__name__}.")]
     modules = [import_module(name) for name in names]
     found = {each for module in modules for each in vars(module).values() if compiled(each)}
@@ -47,7 +47,7 @@ def compiled(value: Any) -> bool:
 
 
 def bits(cache: Path, *words: str) -> tuple[str, int]:
-    """What another process with this cache computes; how many kernels it read there."""
+    """Return what another process computes with this cache, and how many kernels it read."""
     done = subprocess.run(
         [sys.executable, "-m", "tests.backends.cpu.compiled_bits", *words],
         cwd=ROOT,
