@@ -41,7 +41,7 @@ def blame(result: Any, processor: Any, *given: Any, **named: Any) -> Any:
         return result
     if is_dead_end(req.grammar, req.vocab_size):
         message = (
-            "the request's grammar came to a place where it allows no token; mend its ebnf, regex, "
+            "the request's grammar came to a place where it allows no token; fix its ebnf, regex, "
             "json_schema, response_format or structural_tag"
         )
     elif is_too_short(req):

@@ -149,37 +149,23 @@ def published_drafter(
     return folder / "converted"
 
 
+def _all_verified(pool: ServerPool, name: str, target: Path, drafter: Path) -> Served:
+    """Start a server of the drafter that verifies all drafts."""
+    config = pool.folder / f"{name}.yaml"
+    config.write_text("schedule: {mode: static}\n")
+    flags = ("--max-running-requests", "16", "--dspark-config", str(config))
+    return pool.start(name, target, *DSPARK_FLAGS, str(drafter), *flags)
+
+
 @pytest.fixture(scope="session")
 def tiny_published(
     pool: ServerPool, noisy: tiny_models.TinyPair, published_drafter: Path
 ) -> Served:
     """The tiny target with that drafter, all drafts verified."""
-    config = pool.folder / "static-published.yaml"
-    config.write_text("schedule: {mode: static}\n")
-    return pool.start(
-        "tiny-published",
-        noisy.target,
-        *DSPARK_FLAGS,
-        str(published_drafter),
-        "--max-running-requests",
-        "16",
-        "--dspark-config",
-        str(config),
-    )
+    return _all_verified(pool, "tiny-published", noisy.target, published_drafter)
 
 
 @pytest.fixture(scope="session")
 def tiny_moe(pool: ServerPool, noisy: tiny_models.TinyPair, tiny_moe_drafter: Path) -> Served:
     """The tiny target with that drafter, all drafts verified."""
-    config = pool.folder / "static-moe.yaml"
-    config.write_text("schedule: {mode: static}\n")
-    return pool.start(
-        "tiny-moe",
-        noisy.target,
-        *DSPARK_FLAGS,
-        str(tiny_moe_drafter),
-        "--max-running-requests",
-        "16",
-        "--dspark-config",
-        str(config),
-    )
+    return _all_verified(pool, "tiny-moe", noisy.target, tiny_moe_drafter)

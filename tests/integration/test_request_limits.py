@@ -78,15 +78,15 @@ MALFORMED: dict[str, tuple[dict[str, Any], str]] = {
     ),
     "a grammar that allows nothing, sampled": (
         with_sampling(ebnf='root ::= root "a"', temperature=1.0),
-        "allows no token; mend",
+        "allows no token; fix",
     ),
     "a grammar that allows nothing, greedy": (
         with_sampling(ebnf='root ::= root "a"', temperature=0.0),
-        "allows no token; mend",
+        "allows no token; fix",
     ),
     "a grammar that ends nowhere, sampled": (
         with_sampling(ebnf='root ::= "a" x\nx ::= x "b"', temperature=1.0),
-        "allows no token; mend",
+        "allows no token; fix",
     ),
     "a grammar that ends before min_new_tokens, sampled": (
         with_sampling(ebnf='root ::= "a"', min_new_tokens=3, temperature=1.0),
@@ -129,7 +129,7 @@ OPENAI: dict[str, tuple[str, dict[str, Any], str]] = {
                 "json_schema": {"name": "x", "schema": {"$ref": "#"}},
             },
         },
-        "allows no token; mend",
+        "allows no token; fix",
     ),
     "chat, a format of another type": (
         "/v1/chat/completions",

@@ -88,7 +88,7 @@ ABORT = FINISH_ABORT("Grammar accept_token failed", HTTPStatus.INTERNAL_SERVER_E
 def test_a_dead_end_is_the_requests_fault() -> None:
     reason = told(request_of(DEAD, reason=ABORT))
     assert reason.status_code == HTTPStatus.BAD_REQUEST
-    assert "allows no token; mend" in reason.message
+    assert "allows no token; fix" in reason.message
     # A token that was let through and is not allowed: ours.
     assert told(request_of(FINE, reason=ABORT)) is ABORT
     assert told(request_of(DEAD)) is None

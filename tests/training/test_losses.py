@@ -7,19 +7,19 @@ from sglang_dspark.families.learning.objective import ObjectiveConfig
 VOCABULARY, CHOSEN = 23, torch.tensor([0, 2, 3, 5, 8, 9, 11, 14, 15, 17, 20, 22])
 
 
-def _naive(logits, law, token, confidence, weight, o):
+def _naive(logits, distribution, token, confidence, weight, o):
     """The paper's eqs. 8-12 over the target's whole vocabulary: logits [N, V'] over the tokens
-    CHOSEN, law [N, V] of the target, token [N]; the draft gives the others probability 0."""
+    CHOSEN, distribution [N, V] of the target, token [N]; other tokens' draft probability is 0."""
     weight = weight / weight.sum()
-    draft = torch.zeros_like(law).index_copy(1, CHOSEN, logits.softmax(-1))
-    l_tv = (law - draft).abs().sum(-1)
+    draft = torch.zeros_like(distribution).index_copy(1, CHOSEN, logits.softmax(-1))
+    l_tv = (distribution - draft).abs().sum(-1)
     chance = draft.gather(-1, token[:, None])[:, 0]
     possible = chance > 0
     l_ce = -torch.where(possible, chance, 1.0).log()  # a token outside teaches nothing
     if o.soft_labels:
-        l_ce = -(law[:, CHOSEN] * logits.log_softmax(-1)).sum(-1)
+        l_ce = -(distribution[:, CHOSEN] * logits.log_softmax(-1)).sum(-1)
     c = torch.sigmoid(confidence)
-    accept = torch.minimum(law, draft).sum(-1).detach()
+    accept = torch.minimum(distribution, draft).sum(-1).detach()
     bce = -(accept * c.log() + (1 - accept) * (1 - c).log())
     return (weight * (o.ce * l_ce + o.tv * l_tv + o.confidence * bce)).sum(), accept
 
