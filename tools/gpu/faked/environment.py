@@ -130,7 +130,7 @@ def _options() -> argparse.Namespace:
     )
     parser.add_argument(
         "--python",
-        default="python3.12" if shutil.which("python3.12") else sys.executable,
+        default=_default_python(),
         help=f"an interpreter of {' or '.join(PYTHONS)}; default: %(default)s",
     )
     toolkit = Path(os.environ.get("CUDA_HOME", "/usr/local/cuda"))
@@ -141,6 +141,16 @@ def _options() -> argparse.Namespace:
         "--models", action="store_true", help="the demo's models too, for stages that need them"
     )
     return parser.parse_args()
+
+
+def _default_python() -> str:
+    """Return python3.12 where it runs (a version manager's command may only say why it does not),
+    else this interpreter."""
+    try:
+        done = subprocess.run(["python3.12", "--version"], capture_output=True)
+    except FileNotFoundError:
+        return sys.executable
+    return "python3.12" if done.returncode == 0 else sys.executable
 
 
 def _require_compiler() -> None:

@@ -9,6 +9,7 @@ otherwise (a start, a request without an answer, a trace without steps) would fa
 
 from __future__ import annotations
 
+import os
 import sys
 from dataclasses import replace
 
@@ -16,12 +17,13 @@ from sglang_dspark.loadtest.servers.server import ServerSpec
 from tools.gpu.kit import first, ladder, rounds, sampled, steps
 from tools.gpu.kit.servers import Load
 
-_START_S, _ROUND_S, _ANSWER_S = 900.0, 300.0, 600.0
+_STAGE_S, _START_S, _ROUND_S, _ANSWER_S = 3600.0, 900.0, 300.0, 600.0
 _POOL = "--max-total-tokens=4096"  # it is this machine's memory
 
 
 def main() -> int:
     """Return the stage's status."""
+    os.environ.setdefault("KIT_SECONDS", f"{_STAGE_S:.0f}")
     ladder.READY_S = ladder.AGAIN_S = first.READY_S = first.AGAIN_S = _START_S
     rounds.ROUND_S = _ROUND_S
     sampled.ANSWER_S = steps.ANSWER_S = _ANSWER_S
