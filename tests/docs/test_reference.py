@@ -12,7 +12,7 @@ import pytest
 import yaml
 
 from tests.docs.pages import DOCS, ROOT
-from tools.docs import features, reference, settings
+from tools.docs import gpu_results, reference, settings
 
 HOW = "stale: run `make docs-reference`"
 SHIPPED = {
@@ -79,12 +79,11 @@ def test_a_gpu_run_in_graphs_is_a_table_of_the_page(
     """Files of earlier runs stay readable next to it; none is needed."""
     results = tmp_path / "results"
     results.mkdir()
-    for file in features._RESULTS.glob("gpu_*.json"):
-        if "operators" not in file.name:
-            shutil.copy(file, results)
-    monkeypatch.setattr(features, "_RESULTS", results)
-    before = features.measured()
-    assert "In captured graphs" not in before
+    for file in gpu_results._RESULTS.glob("gpu_*.json"):
+        shutil.copy(file, results)
+    monkeypatch.setattr(gpu_results, "_RESULTS", results)
+    before = gpu_results.in_graphs()
+    assert before.count("In captured graphs") == 1
     ours = {"op": "accept", "shape": [16, 7, 151936], "case": "none", "implementation": "ours"}
     rows = [
         {**ours, "eager_us": 99.6, "us": 61.4},
@@ -93,8 +92,8 @@ def test_a_gpu_run_in_graphs_is_a_table_of_the_page(
     ]
     document = {"device": "NVIDIA H100", "commit": "abc1234", "metrics": {"rows": rows}}
     (results / "gpu_operators_h100.json").write_text(json.dumps(document))
-    after = features.measured()
-    assert after.startswith(before)
+    after = gpu_results.in_graphs()
+    assert after.endswith(before)
     assert "on an NVIDIA H100, float32 logits" in after
     assert "| sampled acceptance, without cuts | 16 | ours | 61 | 100 |" in after
     assert "| sampled acceptance, without cuts | 16 | SGLang | none: ValueError: no |  |" in after

@@ -9,7 +9,8 @@ from pathlib import Path
 
 from sglang_dspark.common.atomic_write import replacing
 from tools.docs.faults import faults_page
-from tools.docs.features import gpu_page, results_page
+from tools.docs.features import gpu_page
+from tools.docs.gpu_results import results_page
 from tools.docs.metrics import metrics_page
 from tools.docs.settings import DOCUMENTS, configuration_page, schema_text
 

@@ -1,0 +1,264 @@
+"""Write docs/results-gpu.md from the files of results/ that came from a GPU."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+_SHOWN = (1, 16, 64, 256)  # requests
+_NAMES = {
+    "markov": "sequential head",
+    "accept_greedy": "greedy acceptance",
+    "accept": "sampled acceptance",
+    "none": "without cuts",
+}
+_ARMS = {
+    "plain": "plain",
+    "mtp1": "MTP-1",
+    "upstream-dspark-static": "SGLang's DSPARK",
+    "dspark": "ours",
+}
+_FORMATS = ("bf16 x bf16", "fp8 x fp8", "bf16 x mxfp4", "bf16 x nvfp4")
+_RESULTS = Path(__file__).resolve().parents[2] / "results"
+
+HEAD = """\
+<!-- written by `make docs-reference`; change tools/docs/gpu_results.py -->
+# On a GPU, measured
+
+For reviewers. After this page you know what servers and kernels did on an H200, what differs from
+a real deployment, and what is still slow.
+
+"""
+SERVERS = """\
+## Servers
+
+What differs from a deployment, before any figure: the target has Qwen3-4B's shape, bfloat16, and
+made-up weights whose next token follows a table, and drafters know that table and err as often as
+set, so the accepted length is set, not found. All arms use SGLang's Triton attention, because
+FlashAttention 3 did not fit into what could be sent, and no prefill graphs. Prompts have 128 tokens
+and answers 96. **Answers of one length flatter plain decoding**: its requests end in the same step,
+so that a round of three answers a user has three prefills. With drafts requests end one by one, and
+each prefill, some 40 ms of launches from the host, stops all others. Each cell is one round, so
+there is no interval. Kernels were compiled while serving in the first sampled round.
+
+Greedy tokens/s with every token right ({right} of {total} in all arms), sampled ones below:
+
+"""
+STEPS = """
+**What a decode step takes** in the scheduled server (medians, ms), and what its start had measured
+with the device alone:
+
+| rows of the pass, up to | steps | at the start | predicted before the step | measured |
+|---|---|---|---|---|
+"""
+FINDINGS = """
+What these figures say:
+
+- The step is bound by the host: one greedy request takes 6.3 ms, of which the device computes 4.8
+  (the profiler's trace), where SGLang's own DSPARK takes 5.0. Its ragged pass needs some fifty
+  small launches before the graph, and the host of that machine was slow and uneven.
+- At 64 requests 7.6 of 16.5 ms on the device are SGLang's Triton attention over the windows, which
+  serves one query head a program and pads eight rows to its block.
+- A step without drafts pays for the same attention, so at 128 users the scheduled server cannot
+  fall back to what plain decoding costs, and is below it.
+- Sampled steps take some 5 ms more than greedy ones at 8 users, in launches outside of graphs.
+- Drafts, acceptance and the cache are right: a second target of Qwen3-0.6B's shape, whose layers
+  matter, gave {equal} of {requests} greedy answers as plain decoding gave them, and the others
+  parted at near ties of bfloat16 logits (margins up to {margin:.2g}).
+"""
+EXPERTS = """
+## Expert layers
+
+One layer of DeepSeek-V4-Flash's shape, uniform routing, in a graph (commit {commit},
+[{name}](../results/{name})); compared with float64 first. The card moves {bandwidth:.1f} TB/s by a
+kernel and multiplies {bf16:.0f} TFLOP/s in bfloat16 and {fp8:.0f} in FP8 ({machine}):
+
+| rows and weights | tokens | us | TB/s | of what the card reaches | torch's grouped product, us |
+|---|---|---|---|---|---|
+"""
+EXPERTS_REST = """
+FP8 is 1.4 to 1.7 times as fast as bfloat16. **FP4 is slower than bfloat16**: its kernel spends its
+time on converting codes, at 0.4 to 0.6 TB/s, so on a Hopper card FP4 weights save memory alone.
+SGLang's fused layer and DeepGEMM were not there to compare with.
+"""
+OPERATORS = """
+## Operators of the step
+
+| operator in `kernels/` | content, one launch each but for `accept_block.py` |
+|---|---|
+| `markov_sample.py` | the sequential head's gamma steps, greedy or sampled; a cooperative launch, \
+as its programs wait for each other between positions |
+| `admission.py` | confidence logits to ragged windows: calibration, survival, the K largest |
+| `accept_greedy.py` | in a greedy pass's graph: the target's choices, kept drafts, lengths |
+| `accept_sampled.py` | the same for sampled requests, with cuts and seeds, token by token |
+| `accept_block.py` | the same by block, in two launches |
+| `commit_rows.py` | packs the rows of emitted tokens before their projection |
+| `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
+
+Each runs in Triton's interpreter in the tests and is compiled for sm_80, sm_90 and sm_100. The
+accept operators allocate no tensor of probabilities. `markov_sample.py` has SGLang's noise, logits
+and drafts up to rounding; a vanilla head in the draft's graph keeps SGLang's steps, whose sampled
+ones were faster there. A commit projects emitted rows only, for all draft layers in one product.
+
+`python -m sglang_dspark.benchmarks.operators` (one of them: `.admission`, `.markov`, `.greedy`,
+`.accept`, `.commit`) times them in captured graphs next to SGLang's and torch's.
+
+"""
+REST = """
+Times are medians of CUDA events. In the first table, outside of graphs they include the host's
+launches, greedy logits are bfloat16, where a server's are float32, and the commit is 25ce16b.
+Slower than SGLang's or torch's are our sampled acceptance, which a server uses only for what those
+cannot do ([which](gpu.md)), the commit up to 64 requests, and the sampled head in a graph. Not
+measured: SGLang's acceptance with top-p, which needs FlashInfer.
+"""
+
+
+def results_page() -> str:
+    """Return docs/results-gpu.md: what was measured on a GPU, for reviewers."""
+    return HEAD + servers() + experts() + OPERATORS + measured() + REST
+
+
+def servers() -> str:
+    """Write what served targets showed: tokens/s by arm and load, step times, equal answers."""
+    found = _read("first")
+    rows = found["metrics"]["rows"]
+    cells = [row for row in rows if "server" in row and "users" in row and row["repeat"]]
+    greedy = [row for row in cells if row["sampling"] == "greedy"]
+    right, total = (sum(row["right"][each] for row in greedy) for each in (0, 1))
+    tiers = [row for row in rows if "tier" in row]
+    attended = [row for row in rows if "attending" in row]
+    about = (
+        f"`{found['command']}`, commit {found['commit']}, {found['device']}, {found['date'][:10]}, "
+        f"{found['seconds']:.0f} s; [results/gpu_first_h200.json](../results/gpu_first_h200.json)."
+    )
+    findings = FINDINGS.format(
+        equal=sum(row["equal"] for row in attended),
+        requests=sum(row["requests"] for row in attended),
+        margin=max(row["largest_margin"] for row in attended),
+    )
+    table = SERVERS.format(right=f"{right:,}", total=f"{total:,}") + "\n".join(_speeds(cells))
+    steps = STEPS + "\n".join(map(_tier, tiers))
+    return f"{table}\n\n{about}\n{steps}\n{findings}"
+
+
+def _speeds(cells: Sequence[Mapping[str, Any]]) -> Iterable[str]:
+    """Yield a table: a line for each load and kind of sampling, a column for each arm."""
+    yield f"| users | sampling | {' | '.join(_ARMS.values())} | ours over plain | tau |"
+    yield "|---" * (4 + len(_ARMS)) + "|"
+    loads = dict.fromkeys((row["sampling"], row["users"]) for row in cells)
+    for sampling, users in loads:
+        of = {
+            row["server"]: row
+            for row in cells
+            if (row["sampling"], row["users"]) == (sampling, users)
+        }
+        speeds = {arm: of[arm]["whole_tokens_per_s"] if arm in of else None for arm in _ARMS}
+        shown = ["" if speed is None else f"{speed:,.0f}" for speed in speeds.values()]
+        ratio = f"{speeds['dspark'] / speeds['plain']:.2f}"
+        tau = f"{of['dspark']['tau']:.2f}"
+        yield f"| {users} | {sampling} | {' | '.join(shown)} | {ratio} | {tau} |"
+
+
+def _tier(row: Mapping[str, Any]) -> str:
+    times = " | ".join(f"{row[each]:.1f}" for each in ("startup_ms", "corrected_ms", "measured_ms"))
+    return f"| {row['tier']} | {row['steps']} | {times} |"
+
+
+def experts() -> str:
+    """Write the times of expert layers by format."""
+    found = _read("experts")
+    reached = found["metrics"]["ceilings"]
+    head = EXPERTS.format(
+        commit=found["commit"],
+        name="gpu_experts_h200.json",
+        bandwidth=reached["bandwidth"] / 1e12,
+        bf16=reached["bf16"] / 1e12,
+        fp8=reached["fp8"] / 1e12,
+        machine=found["device"],
+    )
+    layers = [
+        row
+        for row in found["metrics"]["rows"]
+        if row["op"] == "experts layer" and row["peer"] == "torch grouped_mm"
+    ]
+    lines = []
+    for row in sorted(layers, key=lambda row: (_FORMATS.index(row["format"]), row["shape"][1])):
+        peer = "" if row["peer_us"] is None else f"{row['peer_us']:.0f}"
+        lines.append(
+            f"| {row['format']} | {row['shape'][1]} | {row['ours_us']:.0f} | "
+            f"{row['gb_per_s'] / 1e3:.2f} | {row['fraction_of_ceiling']:.2f} | {peer} |"
+        )
+    return head + "\n".join(lines) + "\n" + EXPERTS_REST
+
+
+def measured() -> str:
+    """Write what was compared, and times next to SGLang's, from the files of results/."""
+    parity, again = _read("parity"), _read("operators")
+    found, now = parity["metrics"], again["metrics"]
+    compared = [
+        f"{found['admission']['batches']} batches admitted and {found['greedy']['requests']} "
+        "requests accepted greedily, bit for bit",
+        f"{found['commit']['rows']} rows packed and {found['commit_write']['rows']} written",
+        f"{len(found['products'])} grouped products within {max(found['products'].values()):.0e} "
+        "of float64",
+        f"{now['markov']['drafts']} drafts and "
+        f"{now['accept']['requests'] + now['accept_block']['requests']} sampled outcomes, of "
+        f"commit {again['commit']}",
+    ]
+    lines = [
+        f"Compiled kernels compared with their references (commit {parity['commit']},\n"
+        "[results/gpu_parity_h200.json](../results/gpu_parity_h200.json)), without a difference:",
+        "",
+        *(f"- {each}" for each in compared),
+        "",
+        "| operator (vocabulary 151,936; gamma 7) | requests | ours, us | SGLang's, us | file |",
+        "|---|---|---|---|---|",
+        *(line for name in ("markov", "admission", "greedy", "commit") for line in _of(name)),
+    ]
+    return "\n".join(lines) + "\n" + in_graphs()
+
+
+def in_graphs() -> str:
+    """Write a table of each published file of the kit's stage `operators`, one a device."""
+    parts = []
+    for file in sorted(_RESULTS.glob("gpu_operators_*.json")):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        lines = [
+            "",
+            f"In captured graphs on an {found['device']}, float32 logits, the cache flushed "
+            f"(commit {found['commit']}, [{file.name}](../results/{file.name})); eagerly, host "
+            "launches included, where a server launches outside of graphs:",
+            "",
+            "| operator | requests | implementation | us | eagerly, us |",
+            "|---|---|---|---|---|",
+            *(_in_graph(row) for row in found["metrics"]["rows"]),
+        ]
+        parts.append("\n".join(lines) + "\n")
+    return "".join(parts)
+
+
+def _in_graph(row: Mapping[str, Any]) -> str:
+    words = [_NAMES.get(row["op"], row["op"]), _NAMES.get(row["case"], row["case"])]
+    about = ", ".join(word for word in words if word)
+    us = f"{row['us']:.0f}" if row["us"] is not None else f"none: {row['reason']}"
+    eager = f"{row['eager_us']:.0f}" if "eager_us" in row else ""
+    return f"| {about} | {row['shape'][0]} | {row['implementation']} | {us} | {eager} |"
+
+
+def _of(name: str) -> Iterable[str]:
+    link = f"[{name}](../results/gpu_{name}_h200.json)"
+    for row in _read(name)["metrics"]["rows"]:
+        requests, gamma = row["shape"][:2]
+        if gamma != 7 or requests not in _SHOWN or not str(row["peer"]).startswith("SGLang"):
+            continue
+        words = [row["op"], *(row[key] for key in ("way", "cut") if key in row)]
+        about = ", ".join(_NAMES.get(word, word) for word in words)
+        about += ", in a graph" if row.get("graph") else ""
+        theirs = "" if row["peer_us"] is None else f"{row['peer_us']:.0f}"
+        yield f"| {about} | {requests} | {row['ours_us']:.0f} | {theirs} | {link} |"
+
+
+def _read(name: str) -> Any:
+    return json.loads((_RESULTS / f"gpu_{name}_h200.json").read_text(encoding="utf-8"))
