@@ -16,8 +16,8 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     "sglang.kernels.ops.speculative.dspark.blockwise_rejection": ("make_rejection_noise",),
     "sglang.kernels.ops.speculative.dspark.dspark_schedule": ("ScheduleVerifyLensTopk",),
     "sglang.kernels.ops.speculative.dspark.dspark_verify_window": (
-        "BuildRaggedVerifyWindow",
         "RaggedVerifyWindow",
+        "ScatterCompactToStrided",
     ),
     "sglang.srt.arg_groups.choices": (
         "ATTENTION_BACKEND_CHOICES",

@@ -94,11 +94,11 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
     },
     "sglang.srt.speculative.dspark_components.dspark_verify": {
         "TargetVerifyExecutor": (
+            "_run_ragged",
             "_rejection_noise",
             "_tp_sync",
             "accept_and_finalize",
             "commit_hidden",
-            "run_compact",
             "target_worker",
             "verify_epilogue",
         ),
@@ -334,7 +334,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
         ),
         "TargetVerifyExecutor._run_ragged": ("4ed471ad3466db9e", "backends/cpu/verify_forward.py"),
         "TargetVerifyExecutor.accept_and_finalize": ("5c230e047f32b04a", "step/accept.py"),
-        "TargetVerifyExecutor.run_compact": ("52ab44e5f7fb7048", "backends/cpu/device.py"),
+        "TargetVerifyExecutor.run_compact": ("52ab44e5f7fb7048", "backends/cuda/compact_pass.py"),
     },
     "sglang.srt.speculative.dspark_components.dspark_worker_v2": {
         "DSparkWorkerV2._forward_decode": ("3aa4eacc539469c4", "step/decode.py"),

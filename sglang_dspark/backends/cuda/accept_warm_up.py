@@ -24,7 +24,9 @@ from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput, layout_of
 
 logger = logging.getLogger(__name__)
-REQUESTS = (1, 2, 16)  # a kernel's integer is 1, divisible by 16, or neither
+# A kernel's integer is 1, divisible by 16, or neither; and rows of an int32 tensor [3, R] begin at
+# multiples of 16 bytes, of 8 or of 4 (`blockwise_rejection_triton`).
+REQUESTS = (1, 2, 3, 4, 16)
 _TOP_K = {"top_k": 20}
 _WIDE = {"top_k": 2 * MOST_LISTED}
 _TOP_P = {"top_p": 0.95}

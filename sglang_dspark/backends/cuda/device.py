@@ -15,6 +15,7 @@ from sglang_dspark.backends.cuda.accept import StepAccept
 from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_plain
 from sglang_dspark.backends.cuda.accept_top_k import accept_top_k
 from sglang_dspark.backends.cuda.commit import StepCommit
+from sglang_dspark.backends.cuda.compact_pass import compact_pass
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
 from sglang_dspark.kernels.platform import runs_on
 from sglang_dspark.serving import upstream
@@ -137,23 +138,15 @@ class GraphDevice:
         executor, batch, penalties = self._executor, asked.batch, asked.rules.penalties
         verifying = self._worker._observers.segment(upstream.InfoSegment.TARGET_VERIFY)
         with verifying, _seated(executor, asked.requests):
-            done, hidden = executor.run_compact(
-                batch=batch,
-                layout=asked.layout,
-                draft_block_ids=asked.proposal.draft_block_ids,
-                draft_tokens=asked.proposal.draft_block.draft_tokens,
-                bs=asked.requests,
-                device=self._worker.device,
-                sampling_info=batch.sampling_info if penalties is None else None,
-                verify_window=asked.window,
-                inject_gate=asked.foldable,
-            )
-        logits = done.logits_output.next_token_logits
+            adjusted = batch.sampling_info if penalties is None else None
+            done = compact_pass(self._worker, asked, self.slots, adjusted)
+        outputs = done.logits_output
+        logits = outputs.next_token_logits
         if penalties is not None:
             penalties.apply(logits, asked.ids, batch.seq_lens)
             adjust(self._worker, batch, logits)
         in_graph = bool(done.can_run_cuda_graph)
-        return VerifyOutput(done.logits_output, hidden, in_graph, asked.foldable and in_graph)
+        return VerifyOutput(outputs, outputs.hidden_states, in_graph, asked.foldable and in_graph)
 
     def accept(self, asked: VerifyInput, verified: VerifyOutput) -> Any:
         """`AcceptOuts`, by the fastest way that has plain decoding's distribution.

@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.backends.cuda.accept_warm_up import Shape, warm_up
+from sglang_dspark.backends.cuda.compact_pass import index_rows, padded_layout, window_of
 from sglang_dspark.backends.cuda.device import GraphDevice
 from sglang_dspark.kernels.admission import admit_triton
 from sglang_dspark.kernels.commit_rows import Packed, pack_triton
@@ -30,10 +31,10 @@ _EAGER = 64  # requests, where there are no graphs
 
 @dataclass(frozen=True)
 class _Asked:
-    """A made-up pass. layout: upstream's. tokens: [R, gamma] int64, anchors and drafts alike."""
+    """A made-up pass. layout: upstream's. ids: [R, gamma + 1] int64, anchors and drafts."""
 
     layout: Any
-    tokens: Tensor
+    ids: Tensor
     accepts_in_graph: bool
 
 
@@ -123,28 +124,19 @@ class GraphPasses:
         rows = np.cumsum([0, *(each + 1 for each in drafts)], dtype=np.int32)
         indptr = torch.from_numpy(rows).to(worker.device)
         layout = layout_of(indptr, self._device.pass_tokens(requests, admitted))
-        tokens = torch.ones(requests, self.gamma, dtype=torch.int64, device=worker.device)
-        return _Asked(layout, tokens, self._device.accepts_in_graph(requests, admitted))
+        ids = torch.ones(requests, self.gamma + 1, dtype=torch.int64, device=worker.device)
+        return _Asked(layout, ids, self._device.accepts_in_graph(requests, admitted))
 
     def _verify(self, batch: Any, asked: _Asked) -> Any:
         """The target's `LogitsProcessorOutput`, its hidden states a row a token of the pass."""
         worker, layout = self._worker, asked.layout
-        window = upstream.BuildRaggedVerifyWindow.execute(
-            batch=batch,
-            layout=layout,
-            # Upstream's kernel reads anchors out of rows that are gamma wide, its torch any.
-            draft_block_ids=asked.tokens,
-            draft_tokens=asked.tokens,
-            bs=len(asked.tokens),
-            device=worker.device,
-            verify_num_draft_tokens=self.gamma + 1,
-            model_runner=worker.model_runner,
-        )
+        rows = index_rows(worker, batch, layout, asked.ids, self._device.slots)
         if asked.accepts_in_graph:
             worker._verify_executor.verify_epilogue.begin_step(layout.verify_lens, armed=False)
-        outputs = ragged_forward(worker, batch, layout, window)
+        padded = padded_layout(layout, rows, self.gamma + 1)
+        outputs = ragged_forward(worker, batch, padded, window_of(rows))
         hidden = outputs.hidden_states
         first = layout.qo_indptr_device[:-1].long()  # a request's first row in the pass
-        slots = window.verify_cache_loc[first].long()
-        self._device.committer.write(worker, Packed(hidden[first], window.positions[first], slots))
+        packed = Packed(hidden[first], rows.positions[first], rows.slots[first])
+        self._device.committer.write(worker, packed)
         return outputs

@@ -340,34 +340,28 @@ def test_a_pass_is_folded_where_a_graph_that_accepts_was_replayed(
     """SGLang adjusts logits itself, unless penalties come first."""
     called: list[dict[str, Any]] = []
     applied: list[str] = []
-    theirs = inspect.signature(TargetVerifyExecutor.run_compact)
-    logits, hidden = torch.zeros(2 * (GAMMA + 1), 4), torch.ones(2, 3)
+    done = SimpleNamespace(logits_output=SimpleNamespace(), can_run_cuda_graph=replayed)
+    done.logits_output.next_token_logits = torch.zeros(2 * (GAMMA + 1), 4)
+    done.logits_output.hidden_states = torch.ones(2, 3)
 
-    def run_compact(**given: Any) -> tuple[Any, Tensor]:
-        called.append(theirs.bind(None, **given).arguments)
-        outputs = SimpleNamespace(next_token_logits=logits)
-        return SimpleNamespace(logits_output=outputs, can_run_cuda_graph=replayed), hidden
+    def compact_pass(worker: Any, asked: Any, slots: int, sampling_info: Any) -> Any:
+        called.append({"asked": asked, "slots": slots, "sampling_info": sampling_info})
+        return done
 
     chosen = device(epilogue=False)
-    chosen._executor.run_compact = run_compact
+    monkeypatch.setattr(cuda_device, "compact_pass", compact_pass)
     chosen._worker._observers = SimpleNamespace(segment=lambda _: contextlib.nullcontext())
     monkeypatch.setattr(cuda_device, "adjust", lambda *_: applied.append("adjusted"))
     penalties: Any = SimpleNamespace(apply=lambda *_: applied.append("penalised"))
     asked = pass_of(Rules(penalties=penalties if penalised else None), drafted=True)
-    proposal = SimpleNamespace(
-        draft_block_ids=object(), draft_block=SimpleNamespace(draft_tokens=object())
-    )
-    asked = replace(asked, layout=object(), window=object(), proposal=proposal, foldable=foldable)
+    asked = replace(asked, foldable=foldable)
     verified = chosen.run(asked)
     (given,) = called
-    assert given["draft_block_ids"] is proposal.draft_block_ids
-    assert given["draft_tokens"] is proposal.draft_block.draft_tokens
-    assert (given["layout"], given["verify_window"]) == (asked.layout, asked.window)
-    assert (given["bs"], given["device"], given["inject_gate"]) == (2, "cpu", foldable)
+    assert (given["asked"], given["slots"]) == (asked, chosen.slots)
     assert given["sampling_info"] is (None if penalised else asked.batch.sampling_info)
     assert applied == (["penalised", "adjusted"] if penalised else [])
     assert (verified.in_graph, verified.folded) == (replayed, folded)
-    assert verified.hidden is hidden
+    assert verified.hidden is done.logits_output.hidden_states
 
 
 def test_upstreams_rule_is_given_the_whole_step() -> None:

@@ -63,7 +63,7 @@ def test_made_up_steps_have_the_flags_of_their_settings(
 
 
 @pytest.mark.parametrize(
-    ("most", "sizes"), [(1, {1}), (2, {1, 2}), (4, {1, 2, 4}), (48, {1, 2, 16})]
+    ("most", "sizes"), [(1, {1}), (2, {1, 2}), (6, {1, 2, 3, 4, 6}), (48, {1, 2, 3, 4, 16})]
 )
 def test_sizes_of_made_up_steps_are_those_that_kernels_tell_apart(
     most: int, sizes: set[int]
@@ -75,6 +75,18 @@ def test_sizes_of_made_up_steps_are_those_that_kernels_tell_apart(
     accept_warm_up.warm_up(device, accept_warm_up.Shape(2, torch.zeros(1, 8), block), most)
     assert {each.requests for each in asked} == sizes
     assert {each.ids.shape[1] for each in asked} == {3}
+
+
+@pytest.mark.parametrize("requests", range(1, 130))
+def test_every_number_of_requests_is_like_one_that_was_made_up(requests: int) -> None:
+    """To Triton: whether it is 1 or divisible by 16, and where rows of [3, R] int32 begin."""
+
+    def kind(size: int) -> tuple[bool, ...]:
+        rows = torch.empty(3, size, dtype=torch.int32)
+        aligned = (row.data_ptr() % 16 == 0 for row in rows)
+        return (size == 1, size % 16 == 0, *aligned)
+
+    assert kind(requests) in {kind(each) for each in accept_warm_up.REQUESTS}
 
 
 def test_made_up_steps_are_on_the_device_of_the_logits() -> None:

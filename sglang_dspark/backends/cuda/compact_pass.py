@@ -1,0 +1,126 @@
+"""Run upstream's compact verify pass over rows that one launch has indexed.
+
+Re-implements `TargetVerifyExecutor.run_compact` (sglang/srt/speculative/dspark_components/
+dspark_verify.py) up to the pass itself: upstream indexes the rows, and pads the windows to the
+graph's slots three times, by launches from the host that take longer than a small pass computes.
+"""
+
+from __future__ import annotations
+
+from functools import cache
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from sglang_dspark.kernels.pass_rows import PassRows, rows_torch, rows_triton
+from sglang_dspark.kernels.platform import runs_on
+from sglang_dspark.serving import upstream
+from sglang_dspark.step.verify import VerifyInput
+
+
+def compact_pass(worker: Any, asked: VerifyInput, slots: int, sampling_info: Any) -> Any:
+    """Run the target over the windows; upstream's `TargetVerifyResult`, its logits and hidden
+    states in window order: [R (gamma + 1), V] and [R (gamma + 1), F].
+
+    slots: of the captured graphs. sampling_info: whose logit adjustments are applied, or None.
+    """
+    executor, width = worker._verify_executor, asked.ids.shape[1]
+    epilogue, layout = executor.verify_epilogue, asked.layout
+    rows = index_rows(worker, asked.batch, layout, asked.ids, slots)
+    if epilogue is not None:
+        epilogue.begin_step(layout.verify_lens, armed=asked.foldable)
+    done = executor._run_ragged(
+        batch=asked.batch,
+        layout=padded_layout(layout, rows, width),
+        ragged_window=window_of(rows),
+        sampling_info=sampling_info,
+        kv_loc_plan=asked.window.kv_loc_plan,
+    )
+    outputs = done.logits_output
+    if epilogue is not None and done.can_run_cuda_graph:
+        count = asked.requests * width
+        outputs.next_token_logits = epilogue.strided_logits[:count]
+        outputs.hidden_states = epilogue.strided_hidden[:count]
+    else:
+        outputs.next_token_logits = _strided(outputs.next_token_logits, layout, width)
+        outputs.hidden_states = _strided(outputs.hidden_states, layout, width)
+    upstream.apply_logits_adjustments_strided(
+        next_token_logits=outputs.next_token_logits,
+        sampling_info=sampling_info,
+        verify_num_draft_tokens=width,
+    )
+    return done
+
+
+def index_rows(worker: Any, batch: Any, layout: Any, ids: Tensor, slots: int) -> PassRows:
+    """Return the rows of a pass of `layout.graph_num_tokens`; ids: [R, gamma + 1] int64."""
+    index = rows_triton if runs_on(torch.device(worker.device)) else rows_torch
+    tokens, requests = layout.graph_num_tokens, len(ids)
+    return index(
+        layout.qo_indptr_device,
+        ids.contiguous(),
+        batch.seq_lens,
+        batch.req_pool_indices,
+        worker.model_runner.req_to_token_pool.req_to_token,
+        tokens,
+        max(min(tokens, slots), requests),
+    )
+
+
+def window_of(rows: PassRows) -> Any:
+    """Return upstream's `RaggedVerifyWindow` of the rows."""
+    return upstream.RaggedVerifyWindow(
+        positions=rows.positions,
+        verify_cache_loc=rows.slots,
+        verify_ids=rows.ids,
+        window_index=rows.places,
+    )
+
+
+def padded_layout(layout: Any, rows: PassRows, width: int) -> Any:
+    """Return the layout with its windows for the graph's slots, which upstream asks it for."""
+    return _layout_type()(
+        verify_lens=layout.verify_lens,
+        graph_num_tokens=layout.graph_num_tokens,
+        extend_start_loc=layout.extend_start_loc,
+        qo_indptr_device=layout.qo_indptr_device,
+        rows=rows,
+        width=width,
+    )
+
+
+@cache
+def _layout_type() -> Any:
+    """Return the type of `padded_layout`, made at its first use, when SGLang is loaded."""
+
+    class PaddedLayout(upstream.RaggedVerifyLayout, frozen=True):  # type: ignore[misc]
+        """Upstream's layout that knows its windows for a graph's slots. width: gamma + 1."""
+
+        rows: Any = None
+        width: int = 0
+
+        def padded_to_bucket(self, *, padded_bs: int, cap: int | None = None) -> Any:
+            """Return the layout of `padded_bs` slots; cap: the most rows of a slot."""
+            windows = self.rows.whole if cap is None else self.rows.capped
+            if len(windows.lens) != padded_bs or cap not in (None, self.width):
+                return upstream.RaggedVerifyLayout.padded_to_bucket(
+                    self, padded_bs=padded_bs, cap=cap
+                )
+            return upstream.RaggedVerifyLayout(
+                verify_lens=windows.lens,
+                graph_num_tokens=self.graph_num_tokens,
+                extend_start_loc=windows.indptr[:-1],
+                qo_indptr_device=windows.indptr,
+                total_verify_tokens=self.graph_num_tokens if cap is None else None,
+                cap=cap,
+            )
+
+    return PaddedLayout
+
+
+def _strided(compact: Tensor, layout: Any, width: int) -> Tensor:
+    """Return rows of the pass in window order, [R width, features]; zeros behind a window's end."""
+    return upstream.ScatterCompactToStrided.execute(  # type: ignore[no-any-return]
+        compact=compact, layout=layout, fill_value=0.0, verify_num_draft_tokens=width
+    )

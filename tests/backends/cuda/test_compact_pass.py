@@ -1,0 +1,124 @@
+"""The compact pass on a CPU: what upstream's executor is given, and what it gives back."""
+
+from __future__ import annotations
+
+import inspect
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+import torch
+from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
+from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
+
+from sglang_dspark.backends.cuda import compact_pass as module
+from sglang_dspark.backends.cuda.compact_pass import compact_pass, padded_layout
+from sglang_dspark.kernels.pass_rows import rows_torch
+from sglang_dspark.step.rules import Rules
+from sglang_dspark.step.verify import VerifyInput, layout_of
+from tests.kernels.pass_row_shapes import Pass, passes
+from tests.step.windows import indptr_of
+
+LENS, WIDTH, SLOTS, TOKENS = (2, 0), 4, 3, 8
+
+
+def asked_of() -> VerifyInput:
+    """A step of two requests, one with two admitted drafts and one with none."""
+    batch = SimpleNamespace(
+        seq_lens=torch.tensor([5, 7]), req_pool_indices=torch.tensor([1, 2]), sampling_info=None
+    )
+    return VerifyInput(
+        batch=batch,
+        draft_input=None,
+        window=SimpleNamespace(kv_loc_plan=object()),
+        proposal=None,
+        layout=layout_of(indptr_of(list(LENS)), TOKENS),
+        ids=torch.arange(2 * WIDTH).view(2, WIDTH),
+        drafted=True,
+        foldable=True,
+        rules=Rules(),
+    )
+
+
+def worker_of(replayed: bool, epilogue: Any, called: list[dict[str, Any]]) -> Any:
+    """A worker whose executor runs no model: its logits are the rows' token ids."""
+
+    def run_ragged(**given: Any) -> Any:
+        called.append(given)
+        compact = given["ragged_window"].verify_ids[:, None].float()
+        outputs = SimpleNamespace(next_token_logits=compact, hidden_states=-compact)
+        return SimpleNamespace(logits_output=outputs, can_run_cuda_graph=replayed)
+
+    pool = SimpleNamespace(req_to_token=torch.arange(60).view(3, 20))
+    return SimpleNamespace(
+        device="cpu",
+        _verify_executor=SimpleNamespace(verify_epilogue=epilogue, _run_ragged=run_ragged),
+        model_runner=SimpleNamespace(req_to_token_pool=pool),
+    )
+
+
+@pytest.mark.parametrize("replayed", [True, False])
+def test_results_are_in_window_order(replayed: bool) -> None:
+    """Of a replayed graph in the epilogue's buffers, else scattered from the packed rows."""
+    begun: list[Any] = []
+    written = torch.arange(99.0).view(-1, 1)
+    epilogue = SimpleNamespace(
+        strided_logits=written,
+        strided_hidden=2 * written,
+        begin_step=lambda lens, armed: begun.append((lens.tolist(), armed)),
+    )
+    called: list[dict[str, Any]] = []
+    asked = asked_of()
+    done = compact_pass(worker_of(replayed, epilogue, called), asked, SLOTS, None)
+    (given,) = called
+    assert begun == [([3, 1], True)]
+    assert given["kv_loc_plan"] is asked.window.kv_loc_plan
+    assert given["ragged_window"].positions.tolist() == [5, 6, 7, 7, 0, 0, 0, 0]
+    outputs = done.logits_output
+    rows = [[0.0], [1.0], [2.0], [0.0], [4.0], [0.0], [0.0], [0.0]]
+    if replayed:
+        assert outputs.next_token_logits.tolist() == written[: 2 * WIDTH].tolist()
+        assert outputs.hidden_states.tolist() == (2 * written[: 2 * WIDTH]).tolist()
+    else:
+        assert outputs.next_token_logits.tolist() == rows
+        assert outputs.hidden_states.tolist() == [[-each[0]] for each in rows]
+
+
+def test_logits_are_adjusted_by_the_settings_that_are_given(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    seen: list[Any] = []
+    adjust = SimpleNamespace(
+        **{name: getattr(module.upstream, name) for name in (
+            "RaggedVerifyWindow", "RaggedVerifyLayout", "ScatterCompactToStrided",
+        )},
+        apply_logits_adjustments_strided=lambda **given: seen.append(given["sampling_info"]),
+    )  # fmt: skip
+    monkeypatch.setattr(module, "upstream", adjust)
+    info = object()
+    compact_pass(worker_of(False, None, []), replace(asked_of(), foldable=False), SLOTS, info)
+    assert seen == [info]
+
+
+@pytest.mark.parametrize("given", list(passes(20)))
+def test_the_layout_pads_as_upstreams_does(given: Pass) -> None:
+    """Also to numbers of slots and to widths that were not prepared."""
+    width = given.ids.shape[1]
+    plain = layout_of(given.indptr, given.tokens)
+    padded = padded_layout(plain, rows_torch(*given), width)
+    assert isinstance(padded, RaggedVerifyLayout)
+    for slots in (given.slots, given.slots + 3):
+        for cap in (None, width, width + 1):
+            mine = padded.padded_to_bucket(padded_bs=slots, cap=cap)
+            theirs = plain.padded_to_bucket(padded_bs=slots, cap=cap)
+            for name in ("verify_lens", "extend_start_loc", "qo_indptr_device"):
+                assert torch.equal(getattr(mine, name), getattr(theirs, name))
+            for name in ("graph_num_tokens", "total_verify_tokens", "cap", "bs"):
+                assert getattr(mine, name) == getattr(theirs, name)
+
+
+def test_upstreams_executor_takes_these_arguments() -> None:
+    called: list[dict[str, Any]] = []
+    compact_pass(worker_of(False, None, called), asked_of(), SLOTS, None)
+    inspect.signature(TargetVerifyExecutor._run_ragged).bind(None, **called[0])
