@@ -27,17 +27,20 @@ from sglang_dspark.loadtest.client.metrics import (
 from sglang_dspark.loadtest.servers.server import ServerProcess
 
 _WARM_UP = Sampling(max_new_tokens=8)
+_GOLDEN = (5**0.5 - 1) / 2  # its multiples are spread evenly from 0 to 1, any number of them
 
 
 @dataclass(frozen=True)
 class Plan:
     """Describe the measurement: rendered prompts or token ids, concurrencies, repeats, length of
-    an answer."""
+    an answer. spread: share of it by which lengths differ, up and down; 0: all are equal, and plain
+    decoding ends all of a round's requests in the same step."""
 
     prompts: tuple[str | tuple[int, ...], ...]
     concurrency: tuple[int, ...]
     repeats: int
     max_new_tokens: int
+    spread: float = 0.0
 
     def __post_init__(self) -> None:
         if not self.concurrency or min(self.concurrency) < 1:
@@ -49,6 +52,11 @@ class Plan:
         """Prompts of one round: a dozen, or three per user where that is more, from the top."""
         count = max(12, 3 * users)
         return [self.prompts[i % len(self.prompts)] for i in range(count)]
+
+    def lengths(self, users: int) -> list[int]:
+        """Answer tokens of each prompt of `batch`: evenly spread, in a fixed mixed order."""
+        places = [(i * _GOLDEN) % 1.0 for i in range(len(self.batch(users)))]
+        return [round(self.max_new_tokens * (1 + self.spread * (2 * at - 1))) for at in places]
 
     @property
     def rounds(self) -> int:
@@ -109,8 +117,10 @@ async def fresh_round(
     async with SGLangClient(url) as client:
         await client.complete(plan.prompts[-1], _WARM_UP)
         await client.flush_cache()
-        sampling = Sampling(plan.max_new_tokens, extra=settings or {})
-        requests = [(prompt, sampling) for prompt in plan.batch(users)]
+        requests = [
+            (prompt, Sampling(length, extra=settings or {}))
+            for prompt, length in zip(plan.batch(users), plan.lengths(users), strict=True)
+        ]
         return await closed_loop(client, requests, users)
 
 

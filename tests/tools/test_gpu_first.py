@@ -248,13 +248,18 @@ def test_a_round_that_hangs_is_a_lost_server(monkeypatch: pytest.MonkeyPatch) ->
 
     monkeypatch.setattr(rounds, "ROUND_S", 0.05)
     monkeypatch.setattr(rounds, "fresh_round", endless)
+    monkeypatch.setattr(
+        rounds, "post", lambda url, body: sent.append((url, len(body["input_ids"])))
+    )
     monkeypatch.setattr(rounds, "admitted", lambda server: 0.0)
-    server = SimpleNamespace(spec=SimpleNamespace(name="mtp1", url=""), resume=int, pause=int)
+    sent: list[tuple[str, int]] = []
+    server = SimpleNamespace(spec=SimpleNamespace(name="mtp1", url="u"), resume=int, pause=int)
     comparison = Comparison({"mtp1": server}, Plan(((1,),), (1,), 1, 8), np.arange(9), "cpu")  # type: ignore[dict-item]
     [(name, error)] = comparison.measure([Cell(8, "greedy")], 0)
     assert name == "mtp1"
     assert str(error) == "mtp1: 8 users were not answered within 0 s"
     assert (comparison.up, comparison.passed) == ({}, False)
+    assert sent == [("u/generate", 8)], "the cell's requests once before, unmeasured"
 
 
 def test_a_failed_check_is_a_row(capsys: pytest.CaptureFixture[str]) -> None:
@@ -272,7 +277,7 @@ def judge_rounds(found: dict[str, Any]) -> None:
     assert {(row["server"], row["users"], row["repeat"]) for row in greedy} == {
         *product(("dspark", "plain"), (1, 2), (0, 1)), ("mtp1", 1, 1), ("mtp1", 2, 1)
     }  # fmt: skip
-    assert all(row["right"] == [288, 288] for row in greedy)
+    assert {tuple(row["right"]) for row in greedy} == {(282, 282)}  # 12 answers of 24 tokens +- 50%
     sampled = {(row["server"], row["sampling"]) for row in each_round} - {
         (row["server"], "greedy") for row in greedy
     }

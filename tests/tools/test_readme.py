@@ -100,17 +100,24 @@ def test_an_interval_below_one_is_stated(tool: ModuleType) -> None:
 
 def test_unequal_training_is_stated(tool: ModuleType, tmp_path: Path) -> None:
     """A page may call two drafters alike only when their cards say so."""
-    for kind, steps in (("mtp", 2000), ("dspark", 8000)):
+
+    def card(kind: str, *stages: dict[str, Any]) -> None:
         folder = tmp_path / f"smollm2-135m-{kind}"
-        folder.mkdir()
-        stage = {"config": {"schedule": {"steps": steps}}}
-        stages = [stage, stage] if kind == "dspark" else [stage]
+        folder.mkdir(exist_ok=True)
         (folder / "training.json").write_text(json.dumps({"stages": stages}))
+
+    def stage(steps: int, answers: int, **more: Any) -> dict[str, Any]:
+        return {"config": {"schedule": {"steps": steps}}, "sequences": answers, **more}
+
+    card("mtp1", stage(2000, 6000))
+    card("dspark", stage(8000, 6000), stage(8000, 7000, sequences_at_end=9000))
     said = tool.trained_alike(tmp_path)
-    assert "not trained alike**: MTP-1's for 2,000 steps, DSpark's for 16,000;" in said
-    stage["config"]["schedule"]["steps"] = 2000
-    (tmp_path / "smollm2-135m-dspark" / "training.json").write_text(json.dumps({"stages": [stage]}))
-    assert "not trained alike" not in tool.trained_alike(tmp_path)
+    facts = "MTP-1's for 2,000 steps on 6,000 answers, DSpark's for 16,000 on 9,000;"
+    assert f"not trained alike**: {facts}" in said
+    card("dspark", stage(2000, 6000, sequences_at_end=6001))
+    assert "not trained alike" in tool.trained_alike(tmp_path), "as many steps, other answers"
+    card("dspark", stage(1000, 6000), stage(1000, 6000))
+    assert "were trained alike" in tool.trained_alike(tmp_path)
 
 
 def test_a_readme_without_its_marks_is_refused(tool: ModuleType, readme: str) -> None:

@@ -66,17 +66,25 @@ def section(document: Mapping[str, Any]) -> str:
 
 
 def trained_alike(folder: Path = ROOT / "drafters") -> str:
-    """State how long both served drafters were trained, from their `training.json`."""
-    mtp1, dspark = (_steps(folder / f"smollm2-135m-{kind}") for kind in ("mtp", "dspark"))
-    steps = f"MTP-1's for {mtp1:,} steps, DSpark's for {dspark:,}"
+    """State how long both served drafters were trained, and on how much, from `training.json`.
+
+    Alike are only drafters of as many steps on as many answers.
+    """
+    mtp1, dspark = (_training(folder / f"smollm2-135m-{kind}") for kind in ("mtp1", "dspark"))
+    said = "MTP-1's for {:,} steps on {:,} answers, DSpark's for {:,} on {:,}".format(
+        *mtp1, *dspark
+    )
     if mtp1 == dspark:
-        return f"The drafters were trained alike: {steps}."
-    return f"**The drafters were not trained alike**: {steps}; part of these ratios is training."
+        return f"The drafters were trained alike: {said}."
+    return f"**The drafters were not trained alike**: {said}; part of these ratios is training."
 
 
-def _steps(drafter: Path) -> int:
+def _training(drafter: Path) -> tuple[int, int]:
+    """Return the steps of all stages, and the answers at the end of the last one."""
     stages = load_json(drafter / "training.json")["stages"]
-    return sum(int(stage["config"]["schedule"]["steps"]) for stage in stages)
+    last = stages[-1]
+    steps = sum(int(stage["config"]["schedule"]["steps"]) for stage in stages)
+    return steps, int(last.get("sequences_at_end", last["sequences"]))
 
 
 def load_section(document: Mapping[str, Any]) -> str:

@@ -30,7 +30,8 @@ def main() -> int:
     first._COMPILE_S = _START_S
     shape = first.LOADS["cuda"][0]
     first.LOADS["cuda"] = (shape, Load((1, 2), 1, 16, 12), (2,))
-    first.TRACES["cuda"] = ((1,), steps.Traced(prompt=16, answer=48, steps=4))
+    cells = (rounds.Cell(1, "greedy"), rounds.Cell(2, "T=1"))
+    first.TRACES["cuda"] = (cells, steps.Traced(prompt=16, answer=48, steps=4))
     first.ATTENDED = (1, 2)
     shared = first._shared
 

@@ -30,7 +30,7 @@ from tools.gpu.kit.device import device_name, say, seconds_left
 from tools.gpu.kit.ladder import AGAIN_S, READY_S, Ladder
 from tools.gpu.kit.models import ATTENDING, ATTENDS, QWEN3_4B, TINY, ready
 from tools.gpu.kit.preflight import preflight
-from tools.gpu.kit.rounds import SCHEDULED, Cell, Comparison
+from tools.gpu.kit.rounds import SCHEDULED, SETTINGS, Cell, Comparison
 from tools.gpu.kit.sampled import sampled
 from tools.gpu.kit.servers import Load, prompts, server_of
 from tools.gpu.kit.steps import Traced, step_rows, table_of, traced
@@ -44,8 +44,11 @@ LOADS = {
     "cpu": (TINY, Load((1, 2), 1, 16, 24), (2,)),
 }
 TRACES = {
-    "cuda": ((1, 64), Traced(prompt=32, answer=400, steps=40)),
-    "cpu": ((2,), Traced(prompt=16, answer=200, steps=8)),
+    "cuda": (
+        (Cell(1, "greedy"), Cell(64, "greedy"), Cell(8, "T=1")),
+        Traced(prompt=32, answer=400, steps=40),
+    ),
+    "cpu": ((Cell(2, "greedy"),), Traced(prompt=16, answer=200, steps=8)),
 }
 ATTENDED = (1, 8, 48)
 # For several servers on one device; the most that 128 requests of 224 tokens need.
@@ -121,7 +124,8 @@ def serve_all(stage: Stage, models: Path, sampled_users: Sequence[int]) -> bool:
     }
     follows = np.load(models / "follows.npy")
     load = stage.load
-    plan = Plan(prompts(load, stage.shape), load.users, load.repeats, load.answer_tokens)
+    asked = prompts(load, stage.shape)
+    plan = Plan(asked, load.users, load.repeats, load.answer_tokens, load.spread)
     try:
         up = start_two(ladder, servers[PLAIN])
         comparison = Comparison(up, plan, follows, stage.device)
@@ -221,14 +225,15 @@ def steps(stage: Stage, server: ServerProcess, ladder: Ladder, drafter: Path) ->
     if not ladder.step_log.is_file():
         say(row={"steps": "none", "why": f"no step log by the rung {ladder.rung!r}"})
         return True
-    users, how = TRACES[stage.device]
+    cells, how = TRACES[stage.device]
     server.resume()
     try:
         for row in step_rows(ladder.step_log, table_of(drafter)):
             say(row=row)
-        for count in users:
-            say(**{f"traced_{count}": traced(server, stage.shape, how, count,
-                                             stage.logs / "traces", stage.device)})  # fmt: skip
+        for cell in cells:
+            name = f"traced_{cell.users}" + ("" if cell.sampling == "greedy" else "_sampled")
+            say(**{name: traced(server, stage.shape, how, cell.users, SETTINGS[cell.sampling],
+                                stage.logs / "traces", stage.device)})  # fmt: skip
     except DSparkError as error:
         say(row={"steps": "failed", "why": str(error)})
         return False

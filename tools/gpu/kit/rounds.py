@@ -22,10 +22,12 @@ from sglang_dspark.loadtest.bench.paired import Plan, fresh_round
 from sglang_dspark.loadtest.client.load import Round
 from sglang_dspark.loadtest.servers.server import ServerProcess
 from tools.gpu.kit.device import say
+from tools.gpu.kit.sampled import post
 from tools.gpu.kit.servers import COUNTERS_S, admitted, figures, right
 
 SCHEDULED = "dspark"
 ROUND_S = 60.0  # a server that hangs must not take the call with it
+WARM_TOKENS = 24
 # Qwen3's generation_config, which SGLang applies to requests that ask for nothing else.
 SETTINGS: Mapping[str, Mapping[str, Any]] = {
     "greedy": {},
@@ -60,10 +62,11 @@ class Comparison:
         self._speeds: dict[str, dict[Cell, list[float]]] = {}
         self._lacks_flashinfer = device == "cuda" and find_spec("flashinfer") is None
         self._refused: list[dict[str, str]] = []
+        self._warm: set[tuple[str, Cell]] = set()
 
     def restart(self) -> None:
         """Forget earlier rounds: a server was replaced, and pairs must be of the same servers."""
-        self._speeds = {}
+        self._speeds, self._warm = {}, set()
 
     def measure(self, cells: Sequence[Cell], repeat: int) -> Iterator[tuple[str, DSparkError]]:
         """Run every cell on every server; yields each server that was lost, removed from `up`."""
@@ -100,6 +103,7 @@ class Comparison:
         server = self.up[name]
         server.resume()
         try:
+            self._warm_up(name, cell)
             before = admitted(server)
             round_ = asyncio.run(self._round(server, cell))
             if name == SCHEDULED:
@@ -108,6 +112,18 @@ class Comparison:
         finally:
             server.pause()
         return {**figures(round_, drafts), **right(round_, self._plan, self._follows)}
+
+    def _warm_up(self, name: str, cell: Cell) -> None:
+        """Send the cell's first requests once, unmeasured: kernels compile for what they bring."""
+        if (name, cell) in self._warm:
+            return
+        self._warm.add((name, cell))
+        settings = {"temperature": 0.0, "max_new_tokens": WARM_TOKENS, "ignore_eos": True}
+        body = {
+            "input_ids": [list(each) for each in self._plan.batch(cell.users)[: cell.users]],
+            "sampling_params": {**settings, **SETTINGS[cell.sampling]},
+        }
+        post(f"{self.up[name].spec.url}/generate", body)
 
     async def _round(self, server: ServerProcess, cell: Cell) -> Round:
         try:

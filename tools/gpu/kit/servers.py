@@ -32,12 +32,14 @@ COUNTERS_S = 1.5  # the scheduler's counters come up to a second late
 
 @dataclass(frozen=True)
 class Load:
-    """The load: users at once, rounds of each, lengths of prompts and answers in tokens."""
+    """The load: users at once, rounds of each, lengths of prompts and answers in tokens, and the
+    share by which answers are longer and shorter."""
 
     users: tuple[int, ...]
     repeats: int
     prompt_tokens: int
     answer_tokens: int
+    spread: float = 0.5
 
 
 def server_of(
@@ -90,12 +92,12 @@ def figures(round_: Round, admitted_drafts: float) -> dict[str, Any]:
 def right(round_: Round, plan: Plan, follows: np.ndarray[Any, Any]) -> dict[str, list[int]]:
     """Count the tokens of all answers that the table names after the one before, and the tokens
     requested: a missing token is wrong."""
-    prompts, asked = plan.batch(round_.users), plan.max_new_tokens
+    prompts = plan.batch(round_.users)
     agreed = [
         named(follows, int(prompt[-1]), done.ids)
         for prompt, done in zip(prompts, round_.completions, strict=True)
     ]
-    return {"right": [sum(agreed), len(prompts) * asked]}
+    return {"right": [sum(agreed), sum(plan.lengths(round_.users))]}
 
 
 def named(follows: np.ndarray[Any, Any], last: int, ids: Sequence[int]) -> int:

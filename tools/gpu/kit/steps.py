@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import json
 from bisect import bisect_left
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from statistics import median
@@ -39,13 +39,21 @@ class Traced:
     steps: int
 
 
-def requests(shape: Shape, users: int, prompt: int, answer: int) -> dict[str, Any]:
-    """Return the body of a /generate request: prompts and answers of one length each."""
+def requests(
+    shape: Shape, users: int, prompt: int, answer: int, settings: Mapping[str, Any]
+) -> dict[str, Any]:
+    """Return the body of a /generate request: prompts and answers of one length each, greedy unless
+    `settings` say otherwise."""
     draws = np.random.default_rng(users)
     ids = draws.integers(len(SPECIALS), shape.vocab, (users, prompt)).tolist()
     return {
         "input_ids": ids,
-        "sampling_params": {"temperature": 0, "max_new_tokens": answer, "ignore_eos": True},
+        "sampling_params": {
+            "temperature": 0,
+            "max_new_tokens": answer,
+            "ignore_eos": True,
+            **settings,
+        },
     }
 
 
@@ -62,21 +70,30 @@ def post(server: ServerProcess, path: str, body: dict[str, Any]) -> httpx.Respon
 
 
 def traced(
-    server: ServerProcess, shape: Shape, how: Traced, users: int, folder: Path, device: str
+    server: ServerProcess,
+    shape: Shape,
+    how: Traced,
+    users: int,
+    settings: Mapping[str, Any],
+    folder: Path,
+    device: str,
 ) -> dict[str, Any]:
-    """Trace decode steps of so many users and return the figures.
+    """Trace decode steps of so many users with these sampling settings and return the figures.
 
     Raises DSparkError when the answers end too early or the trace cannot be read.
     """
-    path = _recorded(server, shape, how, users, folder, device)
+    body = requests(shape, users, how.prompt, how.answer, settings)
+    path = _recorded(server, how, body, folder, device)
     return {"users": users, **summary(read_trace(path))}
 
 
 def _recorded(
-    server: ServerProcess, shape: Shape, how: Traced, users: int, folder: Path, device: str
+    server: ServerProcess, how: Traced, body: Mapping[str, Any], folder: Path, device: str
 ) -> Path:
     """Start the profiler, then the load: the server records its next `how.steps` passes."""
-    name = f"users-{users}"
+    users = len(body["input_ids"])
+    greedy = body["sampling_params"]["temperature"] == 0
+    name = f"users-{users}" + ("" if greedy else "-sampled")
     asked = {
         "output_dir": str(folder),
         "num_steps": how.steps,
@@ -85,7 +102,7 @@ def _recorded(
         "profile_id": name,
     }
     post(server, "/start_profile", asked)
-    post(server, "/generate", requests(shape, users, how.prompt, how.answer))
+    post(server, "/generate", dict(body))
     traces = sorted(folder.glob(f"{name}-*.trace.json.gz"))
     if not traces:
         raise DSparkError(f"answers of {users} users ended before {how.steps} passes were traced")
