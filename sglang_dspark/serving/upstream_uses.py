@@ -186,7 +186,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.srt.function_call.base_format_detector": {
         "BaseFormatDetector.parse_streaming_increment": (
             "1384eafe849de9df",
-            "patches/upstream_fixes/tool_call_pieces.py",
+            "patches/upstream_fixes/stream_pieces.py",
         ),
     },
     "sglang.srt.layers.activation": {

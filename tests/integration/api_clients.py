@@ -142,7 +142,7 @@ def responses(server: Served, asked: Asked, stream: bool) -> Answer:
             {"type": "function", "name": name, "parameters": schema}
             for name, schema in asked.tools.items()
         ]
-    else:  # upstream refuses logprobs beside tools
+    if not stream:  # upstream refuses logprobs in streams
         body |= {"include": ["message.output_text.logprobs"], "top_logprobs": TOP}
     if not stream:
         return _response(whole(server, "/v1/responses", body))
