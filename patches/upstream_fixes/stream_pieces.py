@@ -86,7 +86,7 @@ async def _split(chunks: Stream) -> Stream:
         unfinished = {**(chunk.get("meta_info") or {}), "finish_reason": None}
         for part in parts[:-1]:
             yield {**chunk, "text": part, "meta_info": unfinished}
-        yield chunk
+        yield {**chunk, "text": parts[-1]}
 
 
 def _texts(text: str, sent: int) -> list[str]:

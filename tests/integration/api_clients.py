@@ -5,23 +5,26 @@ from __future__ import annotations
 import json
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
+from itertools import pairwise
 from typing import Any
 
 from tests.integration.serving import Served
 
-# Fields that differ from answer to answer.
-VOLATILE = {"id", "created", "created_at", "call_id", "item_id", "sequence_number", "index"}
 TOP = 2  # logprobs of so many tokens a position, where the API has them
 
 
 @dataclass
 class Asked:
-    """A question: prompt, token limit, stop strings and tools ({name: JSON schema})."""
+    """A question.
+
+    tools: JSON schema of the arguments by name. thinks: whether the answer begins with reasoning.
+    """
 
     prompt: str
     limit: int = 256
     stop: list[str] = field(default_factory=list)
     tools: dict[str, Any] = field(default_factory=dict)
+    thinks: bool = False
 
 
 @dataclass
@@ -54,17 +57,15 @@ def events(server: Served, path: str, body: dict[str, Any]) -> Iterator[dict[str
 
 
 def whole(server: Served, path: str, body: dict[str, Any]) -> dict[str, Any]:
+    """Return the JSON value of an answer."""
     answer = server.request("POST", path, json=body)
     assert answer.status_code == 200, answer.text[:500]
     return answer.json()
 
 
 def model_name(server: Served) -> str:
-    return str(whole_get(server, "/v1/models")["data"][0]["id"])
-
-
-def whole_get(server: Served, path: str) -> dict[str, Any]:
-    return server.request("GET", path).json()
+    """Return the served model's name, which `/v1/responses` requires."""
+    return str(server.request("GET", "/v1/models").json()["data"][0]["id"])
 
 
 def chat(server: Served, asked: Asked, stream: bool) -> Answer:
@@ -77,6 +78,7 @@ def chat(server: Served, asked: Asked, stream: bool) -> Answer:
         "logprobs": True,
         "top_logprobs": TOP,
         "stream": stream,
+        "chat_template_kwargs": {"enable_thinking": asked.thinks},
     }
     if asked.stop:
         body["stop"] = asked.stop
@@ -134,6 +136,7 @@ def responses(server: Served, asked: Asked, stream: bool) -> Answer:
         "temperature": 0,
         "stream": stream,
         "store": False,
+        "chat_template_kwargs": {"enable_thinking": asked.thinks},
     }
     if asked.stop:
         body["stop"] = asked.stop
@@ -198,6 +201,7 @@ def messages(server: Served, asked: Asked, stream: bool) -> Answer:
         "max_tokens": asked.limit,
         "temperature": 0,
         "stream": stream,
+        "thinking": {"type": "adaptive" if asked.thinks else "disabled"},
     }
     if asked.stop:
         body["stop_sequences"] = asked.stop
@@ -305,7 +309,7 @@ def generate(server: Served, asked: Asked, stream: bool) -> Answer:
     }
     chunks = list(events(server, "/generate", body)) if stream else []
     last = chunks[-1] if stream else whole(server, "/generate", body)
-    for earlier, later in zip(chunks, chunks[1:], strict=False):
+    for earlier, later in pairwise(chunks):
         assert later["text"].startswith(earlier["text"]), "a chunk takes text back"
     meta = last["meta_info"]
     return Answer(
