@@ -18,6 +18,7 @@ class Asked:
     """A question.
 
     tools: JSON schema of the arguments by name. thinks: whether the answer begins with reasoning.
+    schema: JSON schema of the answer, for APIs that accept one; {} is none.
     """
 
     prompt: str
@@ -25,6 +26,7 @@ class Asked:
     stop: list[str] = field(default_factory=list)
     tools: dict[str, Any] = field(default_factory=dict)
     thinks: bool = False
+    schema: dict[str, Any] = field(default_factory=dict)
 
 
 @dataclass
@@ -82,6 +84,9 @@ def chat(server: Served, asked: Asked, stream: bool) -> Answer:
     }
     if asked.stop:
         body["stop"] = asked.stop
+    if asked.schema:
+        form = {"name": "answer", "schema": asked.schema}
+        body["response_format"] = {"type": "json_schema", "json_schema": form}
     if asked.tools:
         body["tools"] = [
             {"type": "function", "function": {"name": name, "parameters": schema}}
@@ -140,6 +145,9 @@ def responses(server: Served, asked: Asked, stream: bool) -> Answer:
     }
     if asked.stop:
         body["stop"] = asked.stop
+    if asked.schema:
+        form = {"type": "json_schema", "name": "answer", "schema": asked.schema}
+        body["text"] = {"format": form}
     if asked.tools:
         body["tools"] = [
             {"type": "function", "name": name, "parameters": schema}
@@ -205,6 +213,8 @@ def messages(server: Served, asked: Asked, stream: bool) -> Answer:
     }
     if asked.stop:
         body["stop_sequences"] = asked.stop
+    if asked.schema:
+        body["output_config"] = {"format": {"type": "json_schema", "schema": asked.schema}}
     if asked.tools:
         body["tools"] = [
             {"name": name, "input_schema": schema} for name, schema in asked.tools.items()
@@ -300,6 +310,8 @@ def generate(server: Served, asked: Asked, stream: bool) -> Answer:
     sampling: dict[str, Any] = {"temperature": 0, "max_new_tokens": asked.limit}
     if asked.stop:
         sampling["stop"] = asked.stop
+    if asked.schema:
+        sampling["json_schema"] = json.dumps(asked.schema)
     body = {
         "text": asked.prompt,
         "sampling_params": sampling,

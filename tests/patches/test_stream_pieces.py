@@ -105,9 +105,15 @@ def test_every_parser_gets_all_calls_of_a_window(parser: str) -> None:
         assert parsed(parser, chunks) == (calls, normal), chunks
 
 
-@pytest.mark.parametrize("parser", ["qwen3", "glm45", "deepseek-v3", "nemotron_3", "interns1"])
-def test_a_call_in_reasoning_does_not_depend_on_the_chunks(parser: str) -> None:
-    text = "<think>\nA tag <tool_call>x</tool_call> here.\n</think>\n\nYes."
+_CALLING = "<think>\nA tag <tool_call>x</tool_call> here.\n</think>\n\nYes."
+REASONING = dict.fromkeys(("qwen3", "glm45", "deepseek-v3", "nemotron_3", "interns1"), _CALLING) | {
+    "cohere_command4": "<|START_THINKING|>So.<|END_THINKING|><|START_TEXT|>Yes.<|END_TEXT|>",
+}
+
+
+@pytest.mark.parametrize("parser", REASONING)
+def test_reasoning_does_not_depend_on_the_chunks(parser: str) -> None:
+    text = REASONING[parser]
 
     def thought(chunks: Sequence[str]) -> tuple[str, str]:
         server = ReasoningParser(parser, True, True)

@@ -88,7 +88,4 @@ ONE_CALL = {
     '<|open|>argument key="city" type="string"<|sep|>Paris x<|close|>argument<|sep|>'
     '<|open|>argument key="days" type="number"<|sep|>3<|close|>argument<|sep|>'
     "<|close|>call<|sep|><|close|>tools<|sep|>",
-    "muse": 'Hi <atem:function_calls>\n<atem:invoke name="weather">\n'
-    '<atem:parameter name="city">Paris x</atem:parameter>\n'
-    '<atem:parameter name="days">3</atem:parameter>\n</atem:invoke>\n</atem:function_calls>',
 }

@@ -1,0 +1,57 @@
+"""Texts forced by grammar on the demo pair: APIs that accept one answer as plain decoding does."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.integration.api_clients import APIS, Answer, Asked
+from tests.integration.serving import Served
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
+
+FORCED: dict[str, Any] = {
+    "calls": [{"name": "ping", "arguments": {}}, {"name": "add", "arguments": {"a": 1}}],
+    "emoji": {"text": "Café 😀👩‍👧 ok 東京 👍🏽."},
+    "markers": {"text": "</think> <tool_call> [TOOL_CALLS] a < b"},
+}
+STREAMED = (False, True)
+WITH_SCHEMA = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
+
+
+class Case(NamedTuple):
+    """An API, whether it streams, and a text of `FORCED`."""
+
+    api: str
+    stream: bool
+    text: str
+
+    def ask(self, server: Served) -> Answer:
+        """Ask for the one value that the schema admits, whose text the prompt repeats."""
+        value = FORCED[self.text]
+        prompt = f"Repeat this JSON: {json.dumps(value, ensure_ascii=False)}"
+        asked = Asked(prompt, limit=160, schema={"const": value})
+        return APIS[self.api](server, asked, self.stream)
+
+
+CASES = [Case(*cell) for cell in product(WITH_SCHEMA, STREAMED, FORCED)]
+
+
+@pytest.fixture(scope="module")
+def wanted(plain: Served) -> dict[Case, Answer]:
+    return {case: case.ask(plain) for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_forced_answers_are_the_plain_servers(
+    wanted: dict[Case, Answer], dspark_ragged: Served, case: Case
+) -> None:
+    got, plain = case.ask(dspark_ragged), wanted[case]
+    assert json.loads(got.text) == FORCED[case.text]
+    assert got.text == plain.text
+    assert got.end == plain.end
+    assert got.usage == plain.usage
+    assert (got.logprobs is None) == (plain.logprobs is None)
