@@ -31,7 +31,7 @@ class Asked:
 
 @dataclass
 class Answer:
-    """What a client has in the end.
+    """A client's view of an answer.
 
     calls: names and arguments of tool calls, arguments as their text. end: finish reason and what
     stopped the answer. events: parts that the stream had, 0 if it was none.

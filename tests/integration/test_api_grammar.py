@@ -37,6 +37,18 @@ class Case(NamedTuple):
         return APIS[self.api](server, asked, self.stream)
 
 
+def chosen(logprobs: Any) -> list[tuple[Any, float]]:
+    """Return the answer's tokens with their logprobs, from either form of the APIs.
+
+    Top logprobs are skipped: all tokens but one are masked, and their order is arbitrary.
+    """
+    if not logprobs:
+        return []
+    if isinstance(logprobs[0], dict):
+        return [(each["token"], each["logprob"]) for each in logprobs]
+    return [(token, value) for value, token, _ in logprobs[0]]
+
+
 CASES = [Case(*cell) for cell in product(WITH_SCHEMA, STREAMED, FORCED)]
 
 
@@ -54,4 +66,7 @@ def test_forced_answers_are_the_plain_servers(
     assert got.text == plain.text
     assert got.end == plain.end
     assert got.usage == plain.usage
-    assert (got.logprobs is None) == (plain.logprobs is None)
+    theirs = chosen(plain.logprobs)
+    assert [token for token, _ in chosen(got.logprobs)] == [token for token, _ in theirs]
+    for (_, ours), (_, wanted_value) in zip(chosen(got.logprobs), theirs, strict=True):
+        assert ours == pytest.approx(wanted_value, abs=1e-3)

@@ -53,7 +53,7 @@ SCRIPTS = {
     "think_calls": Script(f"<think>\nI call both.\n</think>\n\n{WEATHER}\n{PING}", tools=True),
     "think_marker": Script(f"<think>\nThe tag {PING} is it.\n</think>\n\nYes.", tools=True),
     "think_cut": Script("<think>\nThis goes on for longer than the limit says", limit=9),
-    "stop_middle": Script("One, two, three, four, five, six.", stop=(" fo", "x.")),
+    "stop_middle": Script("One, two, three, four, five, six.", stop=("x.", " fo")),
     "stop_in_think": Script("<think>\nWait, stop here.\n</think>\n\nNo.", stop=("stop",)),
     "emoji": Script("Café 😀👩‍👧 ok 東京 👍🏽."),
     "emoji_cut": Script("Yes 😀👩‍👧.", limit=4),

@@ -137,7 +137,7 @@ def test_pieces_keep_markers_and_lose_nothing() -> None:
 
 
 class Handler(SimpleNamespace):
-    """What the hooks ask of upstream's handlers."""
+    """The part of upstream's handlers that the hooks call."""
 
     reasoning_parser = "qwen3"
     encoding: Any = None
@@ -161,7 +161,7 @@ NEW = ["\n", "<a>", "b"]
 
 @pytest.fixture(params=[False, True], ids=["all text", "new text"])
 def incremental(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
-    """Whether a chunk of upstream's has the new text alone (a server argument)."""
+    """Set if a chunk of upstream's has only the new text, which is a server argument."""
     serving = SimpleNamespace(incremental_streaming_output=request.param)
     monkeypatch.setattr(stream_pieces.upstream, "get_serving", lambda: serving)
     return bool(request.param)
