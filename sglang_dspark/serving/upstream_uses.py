@@ -21,8 +21,18 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang.srt.entrypoints.ollama.serving": {
         "OllamaServing": ("_get_timestamp",),
     },
+    "sglang.srt.entrypoints.openai.protocol": {
+        "ChatCompletionRequest": (
+            "_response_parser_grammar_start",
+            "_response_parser_tool_grammar",
+        ),
+    },
     "sglang.srt.entrypoints.openai.serving_chat": {
-        "OpenAIServingChat": ("_generate_chat_stream",),
+        "OpenAIServingChat": (
+            "_encoding_output",
+            "_generate_chat_stream",
+            "_tool_call_parsing_active",
+        ),
     },
     "sglang.srt.layers.logits_processor": {
         "LogitsProcessor": ("_compute_lm_head",),
@@ -186,7 +196,7 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     "sglang.srt.function_call.base_format_detector": {
         "BaseFormatDetector.parse_streaming_increment": (
             "1384eafe849de9df",
-            "patches/upstream_fixes/tool_call_pieces.py",
+            "patches/upstream_fixes/stream_pieces.py",
         ),
     },
     "sglang.srt.layers.activation": {

@@ -47,9 +47,10 @@ def build(folder: Path, *, noise: float = 0.0, seed: int = 0, attends: float = 0
     """
     target, drafter = folder / "target", folder / "drafter"
     vocabulary = _save_tokenizer(target)
-    model = _save_target(target, vocabulary, seed, attends)
+    model = build_target(vocabulary, seed, attends)
+    model.save_pretrained(target, safe_serialization=True)
     logits = _next_token_logits(model)
-    _save_drafter(drafter, model, noise, seed)
+    write_drafter(drafter, model, noise, seed)
     return TinyPair(target, drafter, logits)
 
 
@@ -157,12 +158,15 @@ def _save_tokenizer(folder: Path) -> int:
     return len(vocabulary)
 
 
-def _save_target(folder: Path, vocabulary: int, seed: int, attends: float) -> LlamaForCausalLM:
+def build_target(
+    vocabulary: int, seed: int = 0, attends: float = 0.0, hidden: int = HIDDEN
+) -> LlamaForCausalLM:
+    """Return a target whose logits follow from the last token, with random weights."""
     torch.manual_seed(seed)
     config = LlamaConfig(
         vocab_size=vocabulary,
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_hidden_layers=LAYERS,
         num_attention_heads=4,
         num_key_value_heads=2,
@@ -182,34 +186,38 @@ def _save_target(folder: Path, vocabulary: int, seed: int, attends: float) -> Ll
             layer.self_attn.o_proj.weight.mul_(attends)
             layer.mlp.down_proj.weight.mul_(attends)
         model.lm_head.weight[: len(SPECIALS)] = 0.0  # specials are rare, so texts stay long
-    model.save_pretrained(folder, safe_serialization=True)
     return model
 
 
-def _normed_embedding(model: LlamaForCausalLM) -> torch.Tensor:
+def normed_embedding(model: LlamaForCausalLM) -> torch.Tensor:
+    """Return what the LM head reads behind each token, [V, d]."""
     with torch.no_grad():
         return model.model.norm(model.model.embed_tokens.weight)  # [V, d]
 
 
 def _next_token_logits(model: LlamaForCausalLM) -> torch.Tensor:
     with torch.no_grad():
-        return _normed_embedding(model) @ model.lm_head.weight.T  # [V, V]
+        return normed_embedding(model) @ model.lm_head.weight.T  # [V, V]
 
 
-def _save_drafter(folder: Path, model: LlamaForCausalLM, noise: float, seed: int) -> None:
+def write_drafter(
+    folder: Path, model: LlamaForCausalLM, noise: float = 0.0, seed: int = 0, gamma: int = GAMMA
+) -> None:
+    """Write a drafter whose Markov head holds the target's table."""
+    hidden = model.config.hidden_size
     config = DrafterConfig(
-        hidden_size=HIDDEN,
-        intermediate_size=2 * HIDDEN,
+        hidden_size=hidden,
+        intermediate_size=2 * hidden,
         num_layers=1,
         num_heads=4,
         num_kv_heads=2,
         head_dim=16,
         vocab_size=model.config.vocab_size,
-        gamma=GAMMA,
+        gamma=gamma,
         target_layer_ids=(0, 1),
         num_target_layers=LAYERS,
         mask_token_id=SPECIALS.index("<mask>"),
-        markov_rank=HIDDEN,
+        markov_rank=hidden,
         max_position_embeddings=4096,
     )
     torch.manual_seed(seed + 1)
@@ -218,7 +226,7 @@ def _save_drafter(folder: Path, model: LlamaForCausalLM, noise: float, seed: int
     table = model.lm_head.weight.detach()
     with torch.no_grad():
         weights["backbone.norm.weight"].zero_()  # base logits are zero: the Markov head decides
-        weights["markov_head.markov_w1.weight"].copy_(_normed_embedding(model))
+        weights["markov_head.markov_w1.weight"].copy_(normed_embedding(model))
         weights["markov_head.markov_w2.weight"].copy_(
             table + noise * table.std() * torch.randn_like(table)
         )

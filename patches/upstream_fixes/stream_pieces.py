@@ -1,0 +1,151 @@
+"""Feed streamed text to tool-call and reasoning parsers in pieces no longer than a token.
+
+Upstream's parsers handle one state a call: a chunk that holds the end of one tool call and
+another, or text next to one, loses calls, arguments or text. Those of DeepSeek, GLM, Hermes, Llama,
+MiMo, Mistral and Qwen do. What they return of a chunk, text and calls, has no order: the chat
+handler (sglang/srt/entrypoints/openai/serving_chat.py) sends text first, and `/v1/messages` then
+drops the arguments behind it. A `<tool_call>` in reasoning ends it unless `</think>` is in the same
+chunk. One token a chunk is handled right; a step under DSPARK emits up to gamma + 1.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import AsyncIterator, Callable
+from typing import Any
+
+from sglang_dspark.patches.seam import Seam
+from sglang_dspark.serving import upstream
+
+# Markers of formats in whole (`<tool_call>`, `<|python_tag|>`, `[TOOL_CALLS]`), which parsers wait
+# for and vocabularies have as one token; then words with their space, then single characters.
+PIECE = re.compile(r"</?[^<>\s]{1,40}>|\[/?[A-Z_]{2,}\]| ?\w+|.", re.DOTALL)
+# A chunk without these changes no parser's state, and most chunks of an answer are such.
+_STRUCTURE = re.compile(r"[<>\[\]{}()|\"`;\n]")
+
+Stream = AsyncIterator[Any]
+
+
+def pieces(text: str) -> list[str]:
+    """Split a chunk; an empty one, which asks for what is buffered, is one piece."""
+    return (PIECE.findall(text) if _STRUCTURE.search(text) else None) or [text]
+
+
+async def chat_content(original: Callable[..., Stream], self: Any, **named: Any) -> Stream:
+    """AROUND hook of `_generate_stream_content`: call upstream's for each piece of a chunk.
+
+    named: upstream's keyword arguments. The first piece has the chunk's logprobs, the last one its
+    finish reason.
+    """
+    content, request = named["content"], named["request"]
+    parsed = self._tool_call_parsing_active(request) or (
+        self.reasoning_parser and request.separate_reasoning
+    )
+    if not parsed or _parses_whole_chunks(self, request):
+        parts = [content["text"]]
+    else:
+        parts = _texts(content["text"], named["stream_offsets"].get(named["index"], 0))
+    logprobs, end = named["choice_logprobs"], named["finish_reason_type"]
+    for number, text in enumerate(parts, 1):
+        named["content"] = {**content, "text": text}
+        named["choice_logprobs"] = logprobs if number == 1 else None
+        named["finish_reason_type"] = end if number == len(parts) else None
+        async for event in original(self, **named):
+            yield event
+
+
+async def response_events(
+    original: Callable[..., Stream],
+    self: Any,
+    request: Any,
+    sampling_params: Any,
+    result_generator: Stream,
+    *given: Any,
+    **named: Any,
+) -> Stream:
+    """AROUND hook of `_responses_stream_generator_non_harmony`: hand it a chunk in pieces."""
+    if (self.reasoning_parser or request.tools) and not _parses_whole_chunks(self, request):
+        result_generator = _split(result_generator)
+    async for event in original(self, request, sampling_params, result_generator, *given, **named):
+        yield event
+
+
+async def _split(chunks: Stream) -> Stream:
+    """Yield the pieces of each chunk as chunks, all but the last without finish reason.
+
+    chunks: the tokenizer manager's, or contexts of upstream that hold one as `last_output`.
+    """
+    sent = 0
+    async for context in chunks:
+        chunk = context if isinstance(context, dict) else getattr(context, "last_output", None)
+        if not isinstance(chunk, dict):
+            continue
+        text = chunk.get("text") or ""
+        parts = _texts(text, sent)
+        sent = len(text)
+        unfinished = {**(chunk.get("meta_info") or {}), "finish_reason": None}
+        for part in parts[:-1]:
+            yield {**chunk, "text": part, "meta_info": unfinished}
+        yield {**chunk, "text": parts[-1]}
+
+
+def _texts(text: str, sent: int) -> list[str]:
+    """Return the text that each piece has in upstream's form: its own, or all up to its end.
+
+    sent: characters of `text` that were in earlier chunks, where a chunk has the whole text.
+    """
+    if upstream.get_serving().incremental_streaming_output:
+        return pieces(text)
+    found = pieces(text[sent:])
+    ends = [sent]
+    for piece in found:
+        ends.append(ends[-1] + len(piece))
+    return [text[:end] for end in ends[1:]]
+
+
+def _parses_whole_chunks(self: Any, request: Any) -> bool:
+    """Return whether the output is parsed by token ids or by a grammar of the chat template.
+
+    Those parsers handle several states a chunk, and a stop token is cut off a whole chunk's text.
+    """
+    return bool(
+        self._encoding_output() is not None
+        or request._response_parser_grammar_start is not None
+        or request._response_parser_tool_grammar
+    )
+
+
+_OPENAI = "sglang.srt.entrypoints.openai"
+_WHY = (
+    "upstream's streaming parsers lose calls, arguments and text of a chunk of several tokens, "
+    "which every speculative step sends (sglang#37634, sglang#35564)"
+)
+_ISSUE = "sgl-project/sglang#31915, sgl-project/sglang#37634, sgl-project/sglang#35564"
+_DROP_WHEN = "upstream's parsers return the parts of a chunk in order, in any number of states"
+
+SEAMS = (
+    Seam(
+        name="chat-pieces",
+        target=f"{_OPENAI}.serving_chat.OpenAIServingChat._generate_stream_content",
+        kind="around",
+        hook=chat_content,
+        signature="(self, content, index, request, created, stream_offsets, "
+        "reasoning_parser_dict, parser_dict, has_tool_calls, choice_logprobs, finish_reason_type, "
+        "continuous_usage_stats, prompt_tokens, reasoning_tokens, completion_tokens)",
+        why=_WHY,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
+    ),
+    Seam(
+        name="response-pieces",
+        target=f"{_OPENAI}.serving_responses.OpenAIServingResponses"
+        "._responses_stream_generator_non_harmony",
+        kind="around",
+        hook=response_events,
+        signature="(self, request, sampling_params, result_generator, model_name, tokenizer, "
+        "request_metadata, created_time=None, *, require_reasoning, tool_adapter=None)",
+        why=_WHY,
+        issue=_ISSUE,
+        drop_when=_DROP_WHEN,
+    ),
+)

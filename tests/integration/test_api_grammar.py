@@ -1,0 +1,77 @@
+"""Texts forced by grammar on the demo pair: APIs that accept one answer as plain decoding does."""
+
+from __future__ import annotations
+
+import json
+from itertools import product
+from typing import Any, NamedTuple
+
+import pytest
+
+from tests.integration.api_clients import APIS, Answer, Asked
+from tests.integration.serving import Served
+
+pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
+
+FORCED: dict[str, Any] = {
+    "calls": [{"name": "ping", "arguments": {}}, {"name": "add", "arguments": {"a": 1}}],
+    "emoji": {"text": "Café 😀👩‍👧 ok 東京 👍🏽."},
+    "markers": {"text": "</think> <tool_call> [TOOL_CALLS] a < b"},
+}
+STREAMED = (False, True)
+WITH_SCHEMA = ("/v1/chat/completions", "/v1/responses", "/v1/messages", "/generate")
+
+
+class Case(NamedTuple):
+    """An API, whether it streams, and a text of `FORCED`."""
+
+    api: str
+    stream: bool
+    text: str
+
+    def ask(self, server: Served) -> Answer:
+        """Ask for the one value that the schema admits, whose text the prompt repeats."""
+        value = FORCED[self.text]
+        prompt = f"Repeat this JSON: {json.dumps(value, ensure_ascii=False)}"
+        asked = Asked(prompt, limit=160, schema={"const": value})
+        return APIS[self.api](server, asked, self.stream)
+
+
+def chosen(logprobs: Any) -> list[tuple[Any, float]]:
+    """Return the answer's tokens with their logprobs, from either form of the APIs.
+
+    Top logprobs are skipped: all tokens but one are masked, and their order is arbitrary.
+    """
+    if not logprobs:
+        return []
+    if isinstance(logprobs[0], dict):
+        return [(each["token"], each["logprob"]) for each in logprobs]
+    return [(token, value) for value, token, _ in logprobs[0]]
+
+
+CASES = [Case(*cell) for cell in product(WITH_SCHEMA, STREAMED, FORCED)]
+
+
+@pytest.fixture(scope="module")
+def wanted(plain: Served) -> dict[Case, Answer]:
+    return {case: case.ask(plain) for case in CASES}
+
+
+@pytest.mark.parametrize("case", CASES, ids=lambda case: "-".join(map(str, case)))
+def test_forced_answers_are_the_plain_servers(
+    wanted: dict[Case, Answer], dspark_ragged: Served, case: Case
+) -> None:
+    got, plain = case.ask(dspark_ragged), wanted[case]
+    assert json.loads(got.text) == FORCED[case.text]
+    assert got.text == plain.text
+    assert got.end == plain.end
+    assert got.usage == plain.usage
+    if case == Case("/v1/chat/completions", True, "emoji"):
+        # Upstream sends no logprobs of a chunk that ends inside a character: one token a chunk
+        # loses more of them than a window.
+        assert len(got.logprobs) >= len(plain.logprobs)
+        return
+    theirs = chosen(plain.logprobs)
+    assert [token for token, _ in chosen(got.logprobs)] == [token for token, _ in theirs]
+    for (_, ours), (_, wanted_value) in zip(chosen(got.logprobs), theirs, strict=True):
+        assert ours == pytest.approx(wanted_value, abs=1e-3)
