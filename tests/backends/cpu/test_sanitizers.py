@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import shlex
 import shutil
 import subprocess
 from collections.abc import Callable, Sequence
@@ -13,6 +14,7 @@ from pathlib import Path
 import pytest
 
 from sglang_dspark.backends.cpu import csrc
+from tests.cached_compiler import cached_compiler, user_objects
 
 HERE = Path(__file__).parent
 JOBS, DRAFTING = "hammer.cpp", "draft_operators.cpp"  # programs that drive the library
@@ -62,8 +64,8 @@ def copy_of_sources(place: Path) -> Path:
 
 def built(kind: str, place: Path) -> Build:
     """Build the library as it is; skip the test where the compiler has no such sanitizer."""
-    compiler = next(csrc.compilers(), None)
-    if compiler is None:
+    compiler = shlex.split(cached_compiler(user_objects()).get("CXX", ""))
+    if not compiler:
         pytest.skip("no C++ compiler")
     options = [f"-fsanitize={kind}", "-fno-sanitize-recover=all", "-O1", "-g", "-pthread"]
     empty = place / "empty.cpp"
@@ -80,7 +82,8 @@ def built(kind: str, place: Path) -> Build:
         driver.parent.mkdir(parents=True, exist_ok=True)
         shutil.copy(HERE / name, driver)
         drivers[name] = place / f"{name}.o"
-        line = [*compiler, *csrc.FLAGS, *options, "-c", driver, "-o", drivers[name]]
+        # Not from the cache, which knows the headers next to a source only.
+        line = [*next(csrc.compilers()), *csrc.FLAGS, *options, "-c", driver, "-o", drivers[name]]
         subprocess.run(line, check=True)
     return Build(compiler, options, objects, drivers)
 
