@@ -225,7 +225,7 @@ def unpickled(tree: ast.Module) -> list[str]:
 
 
 def test_nothing_unpickles() -> None:
-    """Weights and data are safetensors, JSON or arrays: a pickle runs code of whoever wrote it."""
+    """Weights and data are safetensors, JSON or arrays: a pickle runs its code when it is read."""
     pickles = ("pickle", "dill", "joblib")
     assert not broken(
         {

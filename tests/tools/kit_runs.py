@@ -17,7 +17,7 @@ ALONE = [stage.name for stage in STAGES if not stage.needs]  # without a server
 
 
 def kit(out: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """tools/gpu/run; its stamps, pieces and what was made of them lie beside `out`."""
+    """tools/gpu/run; its stamps, pieces and what was made of them are written next to `out`."""
     beside = out.parent
     return subprocess.run(
         [KIT / "run", "--out", out, "--stamps", beside, "--pieces", beside / "pieces", *words],
