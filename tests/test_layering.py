@@ -4,11 +4,9 @@ from __future__ import annotations
 
 import ast
 import sys
-from collections.abc import Iterator
+from functools import cache
 from graphlib import TopologicalSorter
 from pathlib import Path
-
-import pytest
 
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = {  # import name -> folder; three of them stand at the top of the repository
@@ -57,20 +55,33 @@ def sources() -> list[tuple[str, Path]]:
 
 
 SOURCES = sources()
-IDS = [name for name, _ in SOURCES]
+Offenders = dict[str, list[str]]  # module -> what breaks the rule in it; an empty list: nothing
 
 
-def imports(name: str, file: Path) -> Iterator[str]:
+def broken(offenders: Offenders) -> Offenders:
+    """Return only the modules that break a rule."""
+    return {name: found for name, found in offenders.items() if found}
+
+
+@cache
+def tree_of(file: Path) -> ast.Module:
+    """Parse a source file; once for all rules."""
+    return ast.parse(file.read_text(encoding="utf-8"))
+
+
+@cache
+def imports(name: str, file: Path) -> tuple[str, ...]:
     """Dotted names that a module imports anywhere in it; relative ones are resolved."""
     package = name.split(".") if file.name == "__init__.py" else name.split(".")[:-1]
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+    found = []
+    for node in ast.walk(tree_of(file)):
         if isinstance(node, ast.Import):
-            yield from (alias.name for alias in node.names)
+            found += [alias.name for alias in node.names]
         elif isinstance(node, ast.ImportFrom):
             base = package[: len(package) - node.level + 1] if node.level else []
             module = ".".join([*base, *([node.module] if node.module else [])])
-            yield module
-            yield from (f"{module}.{alias.name}" for alias in node.names)
+            found += [module, *(f"{module}.{alias.name}" for alias in node.names)]
+    return tuple(found)
 
 
 def within(name: str, package: str) -> bool:
@@ -89,53 +100,73 @@ def rooms_taken(name: str, file: Path) -> set[str]:
 
 
 def test_all_folders_are_seen() -> None:
-    rooms = {room(name) for name in IDS}
+    rooms = {room(name) for name, _ in SOURCES}
     assert {"drafter", "verify", "serving", "patches", "kernels", "loadtest", "cli"} <= rooms
 
 
-@pytest.mark.parametrize(
-    ("name", "file"), [each for each in SOURCES if within(each[0], "sglang_dspark.step")]
-)
-def test_the_step_knows_no_device(name: str, file: Path) -> None:
+def test_the_step_knows_no_device() -> None:
     """Devices implement what the step asks for; the step never asks which one it is on."""
     devices = ("sglang_dspark.backends", "sglang_dspark.kernels")
-    taken = [each for each in imports(name, file) if any(within(each, d) for d in devices)]
-    assert taken == []
+    modules = [each for each in SOURCES if within(each[0], "sglang_dspark.step")]
+    assert modules
+    assert not broken(
+        {
+            name: [i for i in imports(name, file) if any(within(i, d) for d in devices)]
+            for name, file in modules
+        }
+    )
 
 
-@pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_only_the_adapter_imports_sglang(name: str, file: Path) -> None:
-    if any(within(name, allowed) for allowed in SGLANG_MAY_BE_IMPORTED_IN):
-        return
-    assert [i for i in imports(name, file) if within(i, "sglang")] == []
+def test_only_the_adapter_imports_sglang() -> None:
+    assert not broken(
+        {
+            name: [i for i in imports(name, file) if within(i, "sglang")]
+            for name, file in SOURCES
+            if not any(within(name, allowed) for allowed in SGLANG_MAY_BE_IMPORTED_IN)
+        }
+    )
 
 
-@pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_nothing_imports_the_command_line(name: str, file: Path) -> None:
-    if within(name, "sglang_dspark.cli"):
-        return
-    assert [i for i in imports(name, file) if within(i, "sglang_dspark.cli")] == []
+def test_nothing_imports_the_command_line() -> None:
+    assert not broken(
+        {
+            name: [i for i in imports(name, file) if within(i, "sglang_dspark.cli")]
+            for name, file in SOURCES
+            if not within(name, "sglang_dspark.cli")
+        }
+    )
 
 
-@pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_the_core_does_not_lean_on_the_adapters(name: str, file: Path) -> None:
-    if room(name) not in PURE:
-        return
-    assert rooms_taken(name, file) & ADAPTERS == set()
+def test_the_core_does_not_lean_on_the_adapters() -> None:
+    assert not broken(
+        {
+            name: sorted(rooms_taken(name, file) & ADAPTERS)
+            for name, file in SOURCES
+            if room(name) in PURE
+        }
+    )
 
 
-@pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_backends_know_neither_the_patches_nor_the_load_tester(name: str, file: Path) -> None:
+def test_backends_know_neither_the_patches_nor_the_load_tester() -> None:
     """The patches call what serves, never the other way; who must know both is an entry point."""
-    if room(name) in ("serving", "step", "backends"):
-        assert rooms_taken(name, file) & ABOVE_BACKENDS == set()
+    assert not broken(
+        {
+            name: sorted(rooms_taken(name, file) & ABOVE_BACKENDS)
+            for name, file in SOURCES
+            if room(name) in ("serving", "step", "backends")
+        }
+    )
 
 
-@pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_what_is_common_needs_no_other_room(name: str, file: Path) -> None:
-    if room(name) == "common":
-        modules = {module.stem for module in PACKAGES["sglang_dspark"].glob("*.py")}
-        assert rooms_taken(name, file) - modules == set()
+def test_what_is_common_needs_no_other_room() -> None:
+    modules = {module.stem for module in PACKAGES["sglang_dspark"].glob("*.py")}
+    assert not broken(
+        {
+            name: sorted(rooms_taken(name, file) - modules)
+            for name, file in SOURCES
+            if room(name) == "common"
+        }
+    )
 
 
 def test_rooms_form_no_circle() -> None:
@@ -145,63 +176,88 @@ def test_rooms_form_no_circle() -> None:
     tuple(TopologicalSorter(below).static_order())  # a CycleError names the rooms
 
 
-@pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_rooms_use_only_public_names_of_each_other(name: str, file: Path) -> None:
-    private = [
+def private_names(name: str, file: Path) -> list[str]:
+    """Private names that a module imports from other rooms."""
+    return [
         i
         for i in imports(name, file)
         if within(i, "sglang_dspark")
         and room(i) != room(name)
         and any(part.startswith("_") and not part.startswith("__") for part in i.split("."))
     ]
-    assert private == []
 
 
-@pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_kernels_import_torch_triton_and_numpy_only(name: str, file: Path) -> None:
+def test_rooms_use_only_public_names_of_each_other() -> None:
+    assert not broken({name: private_names(name, file) for name, file in SOURCES})
+
+
+def test_kernels_import_torch_triton_and_numpy_only() -> None:
     """Their benchmarks too: a folder to copy to a machine that has nothing else."""
     ours = ("sglang_dspark.kernels", "sglang_dspark.benchmarks")
-    if not any(within(name, each) for each in ours):
-        return
-    outside = {
-        i.split(".")[0]
-        for i in imports(name, file)
-        if not any(within(i, each) for each in ours)
-        and i.split(".")[0] not in sys.stdlib_module_names
-    }
-    assert outside - KERNEL_IMPORTS == set()
+    assert not broken(
+        {
+            name: [
+                i
+                for i in imports(name, file)
+                if not any(within(i, each) for each in ours)
+                and i.split(".")[0] not in sys.stdlib_module_names | KERNEL_IMPORTS
+            ]
+            for name, file in SOURCES
+            if any(within(name, each) for each in ours)
+        }
+    )
 
 
-@pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_nothing_unpickles(name: str, file: Path) -> None:
-    """Weights and data are safetensors, JSON or arrays: a pickle runs code of whoever wrote it."""
-    assert [i for i in imports(name, file) if i.split(".")[0] in ("pickle", "dill", "joblib")] == []
-    for node in ast.walk(ast.parse(file.read_text(encoding="utf-8"))):
+def unpickled(tree: ast.Module) -> list[str]:
+    """Calls that may read a pickle."""
+    found = []
+    for node in ast.walk(tree):
         if not isinstance(node, ast.Call) or not isinstance(node.func, ast.Attribute):
             continue
         owner = ast.unparse(node.func.value)
-        assert (owner, node.func.attr) != ("torch", "load"), f"torch.load in line {node.lineno}"
+        if (owner, node.func.attr) == ("torch", "load"):
+            found.append(f"torch.load in line {node.lineno}")
         if node.func.attr == "load" and owner in ("np", "numpy"):
             allow = [k for k in node.keywords if k.arg == "allow_pickle"]
-            assert all(ast.literal_eval(k.value) is False for k in allow), f"line {node.lineno}"
+            if not all(ast.literal_eval(k.value) is False for k in allow):
+                found.append(f"allow_pickle in line {node.lineno}")
+    return found
 
 
-@pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_every_file_says_what_it_is_and_stays_small(name: str, file: Path) -> None:
-    text = file.read_text(encoding="utf-8")
-    assert ast.get_docstring(ast.parse(text)), f"{file} has no module docstring"
-    assert len(text.splitlines()) < MAX_LINES, f"{file} is too long: split it by role"
+def test_nothing_unpickles() -> None:
+    """Weights and data are safetensors, JSON or arrays: a pickle runs its code when it is read."""
+    pickles = ("pickle", "dill", "joblib")
+    assert not broken(
+        {
+            name: [
+                *(i for i in imports(name, file) if i.split(".")[0] in pickles),
+                *unpickled(tree_of(file)),
+            ]
+            for name, file in SOURCES
+        }
+    )
 
 
-@pytest.mark.parametrize(("name", "file"), SOURCES, ids=IDS)
-def test_every_function_stays_small(name: str, file: Path) -> None:
-    long = {
-        node.name: lines
-        for node in ast.walk(ast.parse(file.read_text(encoding="utf-8")))
+def test_every_file_says_what_it_is_and_stays_small() -> None:
+    assert [name for name, file in SOURCES if not ast.get_docstring(tree_of(file))] == []
+    lengths = {name: len(file.read_text("utf-8").splitlines()) for name, file in SOURCES}
+    long = {name: lines for name, lines in lengths.items() if lines >= MAX_LINES}
+    assert long == {}, "split them by role"
+
+
+def long_functions(tree: ast.Module) -> list[str]:
+    """Functions over the limit, with their lines."""
+    return [
+        f"{node.name}: {lines} lines"
+        for node in ast.walk(tree)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef)
         and (lines := (node.end_lineno or 0) - node.lineno + 1) > MAX_FUNCTION_LINES
-    }
-    assert long == {}, f"{file}: split by meaning what is over {MAX_FUNCTION_LINES} lines"
+    ]
+
+
+def test_every_function_stays_small() -> None:
+    long = broken({name: long_functions(tree_of(file)) for name, file in SOURCES})
+    assert long == {}, f"split by meaning what is over {MAX_FUNCTION_LINES} lines"
 
 
 def test_the_guards_see_what_they_forbid(tmp_path: Path) -> None:
@@ -211,6 +267,13 @@ def test_the_guards_see_what_they_forbid(tmp_path: Path) -> None:
     seen = list(imports("sglang_dspark.drafter.bad", bad))
     assert "sglang.srt.x" in seen
     assert "sglang_dspark.cli.main.app" in seen
+    assert (
+        len(unpickled(ast.parse("torch.load(f)\nnp.load(f, allow_pickle=True)\nnp.load(f)"))) == 2
+    )
+    assert long_functions(ast.parse("def f():\n" + "    x = 1\n" * MAX_FUNCTION_LINES))
+    private = tmp_path / "private.py"
+    private.write_text("from sglang_dspark.verify import _hidden\n")
+    assert private_names("sglang_dspark.cli.private", private) == ["sglang_dspark.verify._hidden"]
 
 
 def test_every_folder_of_modules_is_installed() -> None:

@@ -103,6 +103,7 @@ def tiny_dspark(pool: ServerPool, noisy: tiny_models.TinyPair) -> Served:
         str(noisy.drafter),
         "--max-running-requests",
         "32",
+        "--enable-custom-logit-processor",
         "--dspark-config",
         str(config),
     )

@@ -98,7 +98,7 @@ def check_equal(
 @pytest.mark.parametrize(
     ("server", "concurrency", "every"),
     [
-        ("dspark", 1, 2),
+        ("dspark", 1, 4),
         pytest.param("dspark_ragged", 8, 1, marks=pytest.mark.slow),
         pytest.param("dspark_moe", 8, 1, marks=pytest.mark.slow),
     ],

@@ -50,17 +50,13 @@ def counted(behind: int = 0) -> dict[str, Any]:
     }
 
 
-def start(pool: ServerPool, pair: TinyPair, name: str, schedule: str, *more: str) -> Served:
-    config = pool.folder / f"{name}.yaml"
-    config.write_text(schedule)
-    flags = ("--enable-custom-logit-processor", "--dspark-config", str(config), *more)
-    return pool.start(name, pair.target, *DSPARK_FLAGS, str(pair.drafter), *flags)
-
-
 @pytest.fixture(scope="module")
 def processing(pool: ServerPool, noisy: TinyPair) -> Iterator[Served]:
     """It drafts in every step, whatever that costs."""
-    yield start(pool, noisy, "processing", "schedule: {threshold: 0.1}\n")
+    config = pool.folder / "processing.yaml"
+    config.write_text("schedule: {threshold: 0.1}\n")
+    flags = ("--enable-custom-logit-processor", "--dspark-config", str(config))
+    yield pool.start("processing", noisy.target, *DSPARK_FLAGS, str(noisy.drafter), *flags)
     pool.stop("processing")
 
 
@@ -115,13 +111,9 @@ def test_one_that_cannot_be_loaded_is_refused(processing: Served) -> None:
     assert processing.healthy()
 
 
-def test_it_acts_so_where_every_draft_is_verified(pool: ServerPool, noisy: TinyPair) -> None:
-    server = start(pool, noisy, "unscheduled", "schedule: {mode: static}\n")
-    try:
-        counts = server.generate([20], TOKENS, **counted())
-        beside = server.generate([20], TOKENS, sampling_params={"ignore_eos": True})
-    finally:
-        pool.stop("unscheduled")
+def test_it_acts_so_where_every_draft_is_verified(tiny_dspark: Served, noisy: TinyPair) -> None:
+    counts = tiny_dspark.generate([20], TOKENS, **counted())
+    beside = tiny_dspark.generate([20], TOKENS, sampling_params={"ignore_eos": True})
     assert counts["output_ids"] == greedy(noisy, 20, forced=True)
     assert beside["output_ids"] == greedy(noisy, 20)
     assert (accepted_drafts([counts])[0], accepted_drafts([beside])[0] > 0) == (0, True)

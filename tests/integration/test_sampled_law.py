@@ -18,7 +18,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from tests.integration.serving import Served
+from tests.integration.serving import Served, ServerPool
 from tests.integration.tiny_models import TinyPair
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("tiny-pair")]
@@ -93,8 +93,9 @@ def drafter_logits(pair: TinyPair) -> torch.Tensor:
     ],
 )
 def test_sampled_tokens_follow_the_target(
-    server: str, requests: int, noisy: TinyPair, request: pytest.FixtureRequest
+    pool: ServerPool, server: str, requests: int, noisy: TinyPair, request: pytest.FixtureRequest
 ) -> None:
+    """pool: named, so that its servers stay up for this test."""
     check_law(request.getfixturevalue(server), noisy, requests)
 
 

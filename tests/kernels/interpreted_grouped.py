@@ -41,9 +41,12 @@ AGAIN = ("decode, top-2 of 8", "unaligned everything", "padding behind")
 
 
 def layouts() -> Iterator[tuple[str, GroupedShape, Operands, Tensor]]:
-    """Every shape in every format, in both layouts; which rows are used."""
+    """Every shape in both layouts, those of AGAIN in every format and the others in every second
+    one; which rows are used."""
     for i, shape in enumerate(grouped_shapes()):
         for j, kind in enumerate(KINDS):
+            if shape.name not in AGAIN and (i // 2 + j) % 2:
+                continue
             out = (torch.bfloat16, torch.float32)[(i + j) % 2]
             rows = grouped_operands(shape, kind, out)
             used = torch.arange(shape.rows) < sum(shape.counts)

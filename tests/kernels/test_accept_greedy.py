@@ -23,7 +23,7 @@ pytestmark = pytest.mark.xdist_group("accept-greedy")
 
 pytest.importorskip("sglang")
 
-STEPS = 480  # of 5 requests on average
+STEPS = 160  # of 5 requests on average
 
 
 @pytest.fixture(scope="module")
@@ -37,8 +37,8 @@ def report() -> dict[str, Any]:
 def test_interpreted_kernel_equals_torch_and_upstream(report: dict[str, Any]) -> None:
     parity = report["parity"]
     assert parity["wrong"] == []
-    assert parity["requests"] >= 2000
-    assert min(parity["kept"], parity["cut"]) > 500
+    assert parity["requests"] >= 700
+    assert min(parity["kept"], parity["cut"]) > 150
     assert parity["parts"] == [1, 2, 4], "rows are searched whole and in parts"
     assert parity["arrivals"] == 0  # the counters are ready for the next launch
 

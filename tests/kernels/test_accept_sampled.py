@@ -22,7 +22,7 @@ from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.processes import ROOT, output_of
 
 ALARM = 1e-4
-FEW, MANY = 32, 250  # steps of parity; each takes about a second
+FEW, MANY = 16, 250  # steps of parity; each takes about a second
 
 
 def asked(*arguments: str) -> dict:

@@ -11,13 +11,13 @@ from sglang_dspark.benchmarks.commit_shapes import windows
 from sglang_dspark.kernels.commit_rows import pack_torch, pack_triton
 from tests.kernels.processes import output_of
 
-CASES = 200
+CASES = 80
 
 
 def test_interpreted_kernel_equals_torch() -> None:
     report = json.loads(output_of("tests.kernels.interpreted_commit", str(CASES)))
     assert report["wrong"] == []
-    assert report["requests"] >= 2000
+    assert report["requests"] >= 800
     assert min(report["exact"], report["spare"], report["cut"]) > CASES // 8
 
 

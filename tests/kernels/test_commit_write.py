@@ -16,7 +16,7 @@ from tests.kernels.processes import output_of
 # One process: what its module works out once is dear.
 pytestmark = pytest.mark.xdist_group("commit-write")
 
-CASES = 700
+CASES = 200
 
 
 @pytest.fixture(scope="module")
@@ -29,7 +29,7 @@ def interpreted() -> dict[str, Any]:
 
 def test_interpreted_kernel_equals_torch(interpreted: dict[str, Any]) -> None:
     assert interpreted["wrong"] == []
-    assert interpreted["rows"] >= 2000
+    assert interpreted["rows"] >= 600
     assert interpreted["left"] >= 500
     assert set(interpreted["worst"]) == {"float32", "bfloat16", "float16", "float8_e4m3fn"}
 

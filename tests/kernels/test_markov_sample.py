@@ -28,7 +28,7 @@ from tests.kernels.processes import ROOT, output_of
 
 ALARM = 1e-4
 ONE = torch.ones(1)
-FEW, MANY = 64, 800  # odd batches of parity, beside a dozen large ones
+FEW, MANY = 24, 800  # odd batches of parity, beside a dozen large ones
 
 
 def asked(*arguments: str) -> dict:

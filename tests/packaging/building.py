@@ -15,6 +15,8 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from pathlib import Path
 
+from tests.cached_compiler import cached_compiler, user_objects
+
 ROOT = Path(__file__).resolve().parents[2]
 _NOT_SOURCE = (
     *(".git", ".venv", "runs", "build", "dist", "site", "*.egg-info", "__pycache__"),
@@ -29,7 +31,8 @@ _BUILD = (
 def build(kind: str, source: Path, out: Path) -> Path:
     """Build the `wheel` or `sdist` of a source folder as pip does; the file."""
     command = [sys.executable, "-c", _BUILD, kind, str(out)]
-    done = subprocess.run(command, cwd=source, capture_output=True, text=True)
+    environment = {**os.environ, **cached_compiler(user_objects())}
+    done = subprocess.run(command, cwd=source, env=environment, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
     return out / done.stdout.splitlines()[-1]
 

@@ -16,7 +16,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.loadtest.bench.paired import Plan
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from sglang_dspark.ports import free_port
-from tests.tools.test_gpu_kit import ROOT, dry_run, kit
+from tests.tools.kit_runs import ROOT, dry_run, kit
 from tools.gpu.kit import rounds
 from tools.gpu.kit.first import add, measured, start_two
 from tools.gpu.kit.ladder import RUNGS, Ladder

@@ -16,6 +16,7 @@ from typing import Any
 import pytest
 
 from sglang_dspark.models.drafters import shipped_drafter_path
+from tests.tools.kit_runs import ALONE, KIT, ROOT, dry_run, kit
 from tools.gpu.kit import runner
 from tools.gpu.kit.first import LATER, PLAIN
 from tools.gpu.kit.rounds import SCHEDULED
@@ -26,35 +27,6 @@ from tools.gpu.packing.arrival import environment, take_in
 from tools.gpu.packing.pieces import Contents, pack
 
 pytestmark = pytest.mark.xdist_group("gpu-kit")  # one dry run for all
-ROOT = Path(__file__).resolve().parents[2]
-KIT = ROOT / "tools" / "gpu"
-ALONE = [stage.name for stage in STAGES if not stage.needs]  # without a server
-
-
-def kit(out: Path, *words: str | Path) -> subprocess.CompletedProcess[str]:
-    """tools/gpu/run; its stamps, pieces and what was made of them lie beside `out`."""
-    beside = out.parent
-    return subprocess.run(
-        [KIT / "run", "--out", out, "--stamps", beside, "--pieces", beside / "pieces", *words],
-        cwd=beside,
-        env={**os.environ, "PYTHON": sys.executable, "KIT_HOME": str(beside / "home")},
-        capture_output=True,
-        text=True,
-        timeout=1800,
-    )
-
-
-def dry_run(out: Path, *stages: str) -> dict[str, dict[str, Any]]:
-    """Results of these stages by name, run on this machine."""
-    done = kit(out, "--commit", "abc1234", *stages)
-    assert done.returncode == 0, done.stderr
-    return {file.stem: json.loads(file.read_text()) for file in out.glob("*.json")}
-
-
-@pytest.fixture(scope="module")
-def results(tmp_path_factory: pytest.TempPathFactory) -> dict[str, dict[str, Any]]:
-    """A dry run of all stages that start no server."""
-    return dry_run(tmp_path_factory.mktemp("kit") / "out", *ALONE)
 
 
 def test_every_stage_leaves_a_result_file(results: dict[str, dict[str, Any]]) -> None:
@@ -191,14 +163,14 @@ def test_what_a_stage_said_is_left_when_the_call_is_cut_off(modules: Path, place
 
 def test_a_fault_ends_one_stage_and_what_it_said_is_kept(modules: Path, places: Places) -> None:
     broken = stage(modules, "broken", f"{FINE}; sys.stdout.flush(); sys.exit(3)")
-    slow = stage(modules, "slow", f"{FINE}; sys.stdout.flush(); time.sleep(60)", limit_s=10)
+    slow = stage(modules, "slow", f"{FINE}; sys.stdout.flush(); time.sleep(60)", limit_s=5)
     stages, said = [broken, slow, stage(modules, "fine", FINE)], io.StringIO()
     out = places.out
     for _ in range(2):  # neither is taken for done
         assert run_stages(stages, places, "c", said) == ["broken", "slow"]
     assert (modules / "broken.runs").read_text() == (modules / "slow.runs").read_text() == "xx"
     assert (modules / "fine.runs").read_text() == "x"
-    for name, why in (("broken", "it ended with status 3"), ("slow", "not done within 10 s")):
+    for name, why in (("broken", "it ended with status 3"), ("slow", "not done within 5 s")):
         found = json.loads((out / f"{name}.partial.json").read_text())
         assert (found["incomplete"], found["metrics"]["rows"]) == (why, [5])
         assert f"kit: {name}: failed: {why}" in said.getvalue()

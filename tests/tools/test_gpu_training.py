@@ -24,7 +24,8 @@ from sglang_dspark.training.collect import answer, plan_answers
 from sglang_dspark.training.config import RunConfig
 from sglang_dspark.training.store import StoreReader
 from sglang_dspark.training.trainer import Trainer
-from tests.tools.test_gpu_kit import FINE, KIT, kit, stage
+from tests.tools.kit_runs import KIT, kit
+from tests.tools.test_gpu_kit import FINE, stage
 from tools.gpu.files import write_whole
 from tools.gpu.kit import answers, runner, runs, training
 from tools.gpu.kit.carry import MOST, join, send

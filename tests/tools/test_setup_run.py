@@ -13,6 +13,7 @@ from pathlib import Path
 import pytest
 from packaging.requirements import Requirement
 
+from tests.cached_compiler import cached_compiler, user_objects
 from tests.tools import indexes
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -71,6 +72,8 @@ def make(checkout: Path, *arguments: str, **environment: str) -> subprocess.Comp
     foreign = ("PIP_", "UV_", "MAKE", "PYTHON", "VIRTUAL_ENV")
     kept = {k: v for k, v in os.environ.items() if not k.startswith(foreign)}
     own = {"HOME": str(checkout.parent), "PIP_CONFIG_FILE": os.devnull, "UV_NO_CONFIG": "1"}
+    if "CC" not in environment:  # a test that names one has no C++ compiler on PATH
+        own |= cached_compiler(user_objects())
     return subprocess.run(
         ["make", *arguments],
         cwd=checkout,

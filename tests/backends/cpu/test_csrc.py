@@ -20,6 +20,7 @@ from sglang.kernels.fused_op import BaseFusedOp
 from sglang_dspark.backends.cpu import csrc, fast_paths, fused_ops, linear, threads
 from sglang_dspark.backends.cpu.attention import DsparkCpuAttnBackend
 from tests.backends.cpu.attention_world import Case, World, ragged_pass
+from tests.cached_compiler import cached_compiler, user_objects
 
 needs_compiler = pytest.mark.skipif(not any(csrc.compilers()), reason="no C++ compiler")
 
@@ -29,6 +30,8 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Path]
     """Sources without a library next to them, and an empty cache."""
     sources = tmp_path / "csrc"
     shutil.copytree(csrc.SOURCES, sources, ignore=shutil.ignore_patterns("*.so"))
+    for name, value in cached_compiler(user_objects()).items():
+        monkeypatch.setenv(name, value)
     monkeypatch.setattr(csrc, "SOURCES", sources)
     monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "cache"))
     kept = (csrc.library, csrc.operator, linear.prepare_for, threads.process_pool)
@@ -110,7 +113,6 @@ def test_without_a_library_sglang_norms_and_torch_attends(
 def test_a_compiler_that_fails_is_passed_over(
     elsewhere: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.delenv("CXX", raising=False)
     good = list(csrc.compilers())
     too_old = [sys.executable, "-c", "import sys; sys.exit('error: bad value for -march=')"]
     monkeypatch.setattr(csrc, "compilers", lambda: iter([["no-such-compiler"], too_old, *good]))
