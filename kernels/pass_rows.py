@@ -1,9 +1,9 @@
 """Index the rows of a ragged verify pass in one launch (paper, 3.2.2).
 
 Request r verifies the rows indptr[r] to indptr[r + 1]: its anchor and its admitted drafts. A graph
-also needs the windows of all its slots, requests or not. Upstream makes both out of verify lengths
+also needs the windows of all its slots, requests or not. Upstream makes both of verify lengths
 by some thirty launches a step (`build_ragged_verify_window_triton` and `padded_to_bucket`,
-sglang/kernels/ops/speculative/), which at one request take the host longer than the device computes.
+sglang/kernels/ops/speculative/), which at one request keep a device waiting for the host.
 
 `rows_torch` is the reference.
 """
@@ -45,7 +45,13 @@ class PassRows(NamedTuple):
 
 
 def rows_triton(
-    indptr: Tensor, ids: Tensor, lens: Tensor, owners: Tensor, table: Tensor, tokens: int, slots: int
+    indptr: Tensor,
+    ids: Tensor,
+    lens: Tensor,
+    owners: Tensor,
+    table: Tensor,
+    tokens: int,
+    slots: int,
 ) -> PassRows:
     """Index a pass of `tokens` rows, T >= indptr[R], in a graph of `slots` >= R requests.
 
@@ -78,7 +84,13 @@ def rows_triton(
 
 
 def rows_torch(
-    indptr: Tensor, ids: Tensor, lens: Tensor, owners: Tensor, table: Tensor, tokens: int, slots: int
+    indptr: Tensor,
+    ids: Tensor,
+    lens: Tensor,
+    owners: Tensor,
+    table: Tensor,
+    tokens: int,
+    slots: int,
 ) -> PassRows:
     """The reference of `rows_triton`; same arguments, same result, on any device."""
     requests, width = _sizes(indptr, ids, lens, owners, slots)
@@ -103,14 +115,18 @@ def rows_torch(
         whole[requests:] = left // others + (at < left % others)
     else:
         whole[-1] += left
-    ends = [torch.nn.functional.pad(each.cumsum(0), (1, 0)) for each in (whole, whole.clamp(max=width))]
+    ends = [
+        torch.nn.functional.pad(each.cumsum(0), (1, 0)) for each in (whole, whole.clamp(max=width))
+    ]
     windows = torch.cat([whole, ends[0], whole.clamp(max=width), ends[1]]).int()
     return _split(rows, windows, slots)
 
 
 def _split(rows: Tensor, windows: Tensor, slots: int) -> PassRows:
     lens, indptr, capped, ends = windows.split([slots, slots + 1, slots, slots + 1])
-    return PassRows(*rows.unbind(), Windows(lens, indptr), Windows(capped, ends))
+    positions, cache, ids, places = rows.unbind()
+    whole, most = Windows(lens, indptr), Windows(capped, ends)
+    return PassRows(positions, cache, ids, places, whole, most)
 
 
 def _sizes(

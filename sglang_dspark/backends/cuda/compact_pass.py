@@ -94,7 +94,7 @@ def padded_layout(layout: Any, rows: PassRows, width: int) -> Any:
 def _layout_type() -> Any:
     """Return the type of `padded_layout`, made at its first use, when SGLang is loaded."""
 
-    class PaddedLayout(upstream.RaggedVerifyLayout, frozen=True):  # type: ignore[misc]
+    class PaddedLayout(upstream.RaggedVerifyLayout, frozen=True):  # type: ignore[misc,call-arg]
         """Upstream's layout that knows its windows for a graph's slots. width: gamma + 1."""
 
         rows: Any = None
