@@ -120,7 +120,7 @@ def test_a_shipped_configuration_is_found_by_name(installed: Installed) -> None:
     *shipped, own = map(Path, done.stdout.splitlines())
     assert [path.name for path in shipped] == [
         "smollm2-135m-dspark",
-        "smollm2-135m-mtp",
+        "smollm2-135m-mtp1",
         "full.yaml",
     ], done.stderr
     assert all(path.exists() for path in shipped)

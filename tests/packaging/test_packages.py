@@ -22,6 +22,7 @@ PLACES = {
     "configs": "sglang_dspark/configs_data",
     "drafters/smollm2-135m-dspark": "sglang_dspark/drafters_data/smollm2-135m-dspark",
     "drafters/smollm2-135m-mtp": "sglang_dspark/drafters_data/smollm2-135m-mtp",
+    "drafters/smollm2-135m-mtp1": "sglang_dspark/drafters_data/smollm2-135m-mtp1",
 }
 MOST_WHEEL_BYTES = 60_000_000
 MOST_SDIST_BYTES = 100_000_000  # what package indexes take
