@@ -159,14 +159,14 @@ since.
 
 ## Operators of the step
 
-| operator in `kernels/` | content, one launch each but for `accept_block.py` |
+| operator in `kernels/` | content, one launch each but for sampled acceptance |
 |---|---|
 | `markov_sample.py` | the sequential head's gamma steps, greedy or sampled; a cooperative launch, \
 as its programs wait for each other between positions |
 | `admission.py` | confidence logits to ragged windows: calibration, survival, the K largest |
 | `accept_greedy.py` | in a greedy pass's graph: the target's choices, kept drafts, lengths |
-| `accept_sampled.py` | the same for sampled requests, with cuts and seeds, token by token |
-| `accept_block.py` | the same by block, in two launches |
+| `accept_sampled.py` | the same for sampled requests, token by token; three to six launches |
+| `accept_block.py` | the same by block, by the same launches |
 | `commit_rows.py` | packs the rows of emitted tokens before their projection |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
 
@@ -189,7 +189,7 @@ of efb8cb6. Not measured: SGLang's acceptance with top-p, which needs FlashInfer
 `BlockwiseRejection`.
 
 Three operators changed since and were neither compared nor timed there again: `accept_sampled.py`
-and `accept_block.py` (each lane keeps its own sums) and `markov_sample.py` (larger tiles, in
+and `accept_block.py` (rows are split among programs) and `markov_sample.py` (larger tiles, in
 results/gpu_markov_tiles_h200.json). Slower than SGLang's are sampled acceptance (without cuts up to
 64 requests), the commit up to 64 requests, and the sampled head in a graph.
 
