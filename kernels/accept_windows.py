@@ -7,7 +7,6 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-TOP_K, TOP_P, MIN_P, DENSE, GREEDY, SEEDED = (1 << bit for bit in range(6))  # of `Windows.flags`
 _LOGITS = (torch.float32, torch.bfloat16, torch.float16)
 
 
@@ -41,13 +40,9 @@ class Windows:
     seeds: Tensor | None = None
     anchors: Tensor | None = None
 
-    def operands(self) -> tuple[Tensor, ...]:
-        """Return all of them in the order of the kernels' parameters; flags as bytes.
-
-        In place of one that is None stands another of its type, which the kernels do not read:
-        `flags` says so. Each pattern of None would be compiled by itself.
-        """
-        byte = self.drafts.view(torch.uint8)
+    def operands(self) -> tuple[Tensor | None, ...]:
+        """All of them in the order of the kernels' parameters; flags as bytes."""
+        flags = (None if f is None else f.view(torch.uint8) for f in (self.greedy, self.seeded))
         return (
             self.drafts,
             self.lengths,
@@ -55,29 +50,15 @@ class Windows:
             self.temperatures,
             self.accept_uniforms,
             self.bonus_uniforms,
-            self.lengths if self.top_k is None else self.top_k,
-            self.temperatures if self.top_p is None else self.top_p,
-            self.temperatures if self.min_p is None else self.min_p,
-            self.logits if self.draft_logits is None else self.draft_logits,
-            self.temperatures if self.draft_temperatures is None else self.draft_temperatures,
-            byte if self.greedy is None else self.greedy.view(torch.uint8),
-            byte if self.seeded is None else self.seeded.view(torch.uint8),
-            self.drafts if self.seeds is None else self.seeds,
-            self.drafts if self.anchors is None else self.anchors,
+            self.top_k,
+            self.top_p,
+            self.min_p,
+            self.draft_logits,
+            self.draft_temperatures,
+            *flags,
+            self.seeds,
+            self.anchors,
         )
-
-    @property
-    def flags(self) -> int:
-        """Bits of the settings that are given."""
-        bits = {
-            TOP_K: self.top_k,
-            TOP_P: self.top_p,
-            MIN_P: self.min_p,
-            DENSE: self.draft_logits,
-            GREEDY: self.greedy,
-            SEEDED: self.seeded,
-        }
-        return sum(bit for bit, part in bits.items() if part is not None)
 
 
 def check(given: Windows, arrivals: Tensor | None = None) -> None:

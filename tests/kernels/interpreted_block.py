@@ -1,6 +1,6 @@
 """Runs the block accept kernels in Triton's interpreter, in a process of its own as
 `interpreted_accept`. Prints JSON: parity with the pure rules, outcomes known by hand, p-values of
-whole strings.
+whole strings, bytes allocated.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import sys
 from collections.abc import Iterator
 
 # First: it has Triton interpreted.
-from tests.kernels.interpreted_accept import CUTS, chi_square  # isort: skip
+from tests.kernels.interpreted_accept import CUTS, allocated, chi_square  # isort: skip
 
 from dataclasses import replace
 
@@ -181,7 +181,7 @@ def p_value(cuts: dict[str, Tensor], seed: int) -> float:
         draft_temperatures=torch.full((STRINGS,), 0.9),
         **{name: value.expand(STRINGS).contiguous() for name, value in cuts.items()},
     )
-    found = accept_block_triton(given, how=Tiling(8192, 8))
+    found = accept_block_triton(given, how=Tiling(32768, 8))
     assert bool((found.accepted <= given.lengths).all())
     token, cell = path[0], torch.zeros_like(path[0])
     for place in range(GAMMA + 1):
@@ -221,7 +221,11 @@ def main() -> None:
     elif asked == "law":
         print(json.dumps({name: p_value(cuts, 3) for name, cuts in CUTS.items()}))
     else:
-        print(json.dumps({"wrong": known()}))
+        print(
+            json.dumps(
+                {"wrong": known(), "bytes": [allocated(v, accept_block_triton) for v in (16, 1024)]}
+            )
+        )
 
 
 if __name__ == "__main__":

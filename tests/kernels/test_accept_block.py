@@ -1,7 +1,7 @@
-"""The Triton block rule: tokens of the pure rules of `verify/`, plain decoding's distribution
-of whole strings.
+"""The Triton block rule: tokens of the pure rules of `verify/`, plain decoding's law of whole
+strings, no memory that grows with the vocabulary.
 
-Parity skips what `test_accept_sampled.py` skips; kernels and memory are tested there.
+Parity leaves out what `test_accept_sampled.py` leaves out.
 """
 
 from __future__ import annotations
@@ -40,14 +40,29 @@ def test_interpreted_kernels_emit_the_tokens_of_the_pure_rules(count: int) -> No
     assert report["arrivals"] == 0  # the counters are ready for the next launch
 
 
-def test_outcomes_known_by_hand() -> None:
-    assert asked("known")["wrong"] == []
+def test_outcomes_known_by_hand_and_bytes() -> None:
+    report = asked("known")
+    assert report["wrong"] == []
+    narrow, wide = report["bytes"]
+    # 8 float64 a row, 3 a draft; 2 int64 and a counter.
+    assert narrow == wide == 4 * (8 * 8 * 8 + 7 * 3 * 8 + 2 * 8 + 4)
 
 
 def test_strings_follow_plain_decodings_law() -> None:
     found = asked("law")
     assert set(found) == {"uncut", "cut"}
     assert min(found.values()) > ALARM, found
+
+
+def test_kernels_compile_for_ampere_hopper_and_blackwell_without_one() -> None:
+    report = json.loads(output_of("tests.kernels.compiled_block"))
+    assert {name.split(":")[0] for name in report} == {"80", "90", "100"}
+    assert all(each["code"] > 0 for each in report.values())
+    assert all(
+        each["atomics"] == ("keep" in name)  # a program of the second launch arrives once
+        for name, each in report.items()
+    )
+    assert max(each["shared"] for each in report.values()) <= 48 * 1024
 
 
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="needs a CUDA device")

@@ -1,5 +1,5 @@
-"""The Triton accept rule: tokens of the pure rules of `verify/`, the target's distribution, the
-memory it takes.
+"""The Triton accept rule: tokens of the pure rules of `verify/`, the target's exact law, no memory
+that grows with the vocabulary.
 
 Parity leaves out requests whose outcome changes in the reference itself when uniforms, top-p or
 min-p move by 1e-5, or temperatures by 1e-6 of themselves: rounding may decide there.
@@ -16,7 +16,7 @@ import pytest
 import torch
 
 from sglang_dspark.benchmarks.accept_shapes import step, steps
-from sglang_dspark.kernels.accept_sampled import GPU, accept_triton, scratch_for
+from sglang_dspark.kernels.accept_sampled import accept_triton
 from sglang_dspark.kernels.accept_windows import Windows
 from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.processes import ROOT, output_of
@@ -45,34 +45,14 @@ def test_interpreted_kernel_emits_the_tokens_of_the_pure_rules(count: int) -> No
     assert report["requests"] >= 2000
     assert report["undecided"] < report["requests"] / 100
     assert min(report["kept"], report["rejected"]) > 500
-    assert report["whole"] >= 10  # judged without a list
     assert report["arrivals"] == 0  # the counters are ready for the next launch
 
 
 def test_exact_boundaries_and_bytes() -> None:
     report = asked("known")
     assert report["wrong"] == []
-    one, seven = report["bytes"]
-    # A row's findings, plan and list; its chunks' fields, bins and places. Outcome and counters.
-    row, chunk = 11 * 8 + 2 * 4 + 64 * 8, 9 * 8 + 128 * 2 + 4
-    assert one == 32 * (row + chunk) + 4 * (2 * 8 + 4)
-    assert seven - one == 6 * 32 * chunk
-
-
-@pytest.mark.parametrize(("cut", "megabytes"), [(True, 94), (False, 7)])
-def test_memory_of_a_large_step(cut: bool, megabytes: int) -> None:
-    """256 requests of 8 rows, 151,936 tokens; probabilities in float32 are 1,245 MB."""
-    where = torch.device("meta")
-    given = Windows(
-        drafts=torch.empty(256, 7, dtype=torch.int64, device=where),
-        lengths=torch.empty(256, dtype=torch.int32, device=where),
-        logits=torch.empty(256 * 8, 151_936, device=where),
-        temperatures=torch.empty(256, device=where),
-        accept_uniforms=torch.empty(256, 7, dtype=torch.float64, device=where),
-        bonus_uniforms=torch.empty(256, dtype=torch.float64, device=where),
-        top_p=torch.empty(256, device=where) if cut else None,
-    )
-    assert sum(part.nbytes for part in scratch_for(given, GPU)) < megabytes * 10**6
+    narrow, wide = report["bytes"]
+    assert narrow == wide == 4 * (8 * 8 * 8 + 2 * 8 + 4)  # 8 float64 a row; 2 int64 and a counter
 
 
 def test_emitted_tokens_follow_the_target() -> None:
@@ -81,12 +61,11 @@ def test_emitted_tokens_follow_the_target() -> None:
     assert min(min(each.values()) for each in found.values()) > ALARM, found
 
 
-def test_kernels_compile_for_ampere_hopper_and_blackwell_without_one() -> None:
+def test_kernel_compiles_for_ampere_hopper_and_blackwell_without_one() -> None:
     report = json.loads(output_of("tests.kernels.compiled_accept"))
     assert {name.split(":")[0] for name in report} == {"80", "90", "100"}
     assert all(each["code"] > 0 for each in report.values())
-    # A program of the last launch arrives once.
-    assert all(each["atomics"] == ("draw" in name) for name, each in report.items())
+    assert all(each["atomics"] == 1 for each in report.values())  # a program arrives once
     assert max(each["shared"] for each in report.values()) <= 48 * 1024
 
 

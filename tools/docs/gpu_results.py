@@ -86,15 +86,14 @@ SGLang's fused layer and DeepGEMM were not there to compare with.
 OPERATORS = """
 ## Operators of the step
 
-| operator in `kernels/` | content, one launch each but for sampled acceptance |
+| operator in `kernels/` | content, one launch each but for `accept_block.py` |
 |---|---|
 | `markov_sample.py` | the sequential head's gamma steps, greedy or sampled; a cooperative launch, \
 as its programs wait for each other between positions |
 | `admission.py` | confidence logits to ragged windows: calibration, survival, the K largest |
 | `accept_greedy.py` | in a greedy pass's graph: the target's choices, kept drafts, lengths |
-| `accept_sampled.py` | the same for sampled requests, token by token; three to six launches |
-| `accept_block.py` | the same by block, by the same launches |
-| `pass_rows.py` | the rows of a ragged pass and the windows of a graph's slots |
+| `accept_sampled.py` | the same for sampled requests, with cuts and seeds, token by token |
+| `accept_block.py` | the same by block, in two launches |
 | `commit_rows.py` | packs the rows of emitted tokens before their projection |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
 
@@ -111,9 +110,8 @@ REST = """
 Times are medians of CUDA events. In the first table, outside of graphs they include the host's
 launches, greedy logits are bfloat16, where a server's are float32, and the commit is 25ce16b.
 Slower than SGLang's or torch's are our sampled acceptance, which a server uses only for what those
-cannot do ([which](gpu.md)), the commit up to 64 requests, and the sampled head in a graph. Sampled
-acceptance was rewritten since, one row split among programs, and `pass_rows.py` is new: neither has
-run on a GPU. Not measured: SGLang's acceptance with top-p, which needs FlashInfer.
+cannot do ([which](gpu.md)), the commit up to 64 requests, and the sampled head in a graph. Not
+measured: SGLang's acceptance with top-p, which needs FlashInfer.
 """
 
 

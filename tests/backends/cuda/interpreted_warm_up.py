@@ -22,17 +22,19 @@ from sglang.srt import runtime_context
 
 from sglang_dspark.backends.cuda import accept_warm_up
 from sglang_dspark.backends.cuda.device import GraphDevice
-from sglang_dspark.kernels import accept_sampled
+from sglang_dspark.kernels import accept_block, accept_sampled
 from sglang_dspark.step.rules import Rules, cuts_of, own_rule
 from sglang_dspark.step.seeds import Seeds
 from sglang_dspark.step.verify import VerifyInput, VerifyOutput
 from sglang_dspark.verify.acceptance import Acceptance
 
 GAMMA, V = 3, 32
+REQUESTS_AT = 19  # place of `requests` among the arguments of `_accept_kernel`
 KERNELS = (
-    "softmax_kernel", "bins_kernel", "edge_kernel", "list_kernel", "judge_kernel", "draw_kernel",
-)  # fmt: skip
-UNSPECIALIZED = ("requests", "flags")
+    (accept_sampled, "_accept_kernel"),
+    (accept_block, "_judge_kernel"),
+    (accept_block, "_keep_kernel"),
+)
 
 
 class Noting:
@@ -43,8 +45,12 @@ class Noting:
 
     def __getitem__(self, grid: Any) -> Any:
         def launch(*args: Any, **options: Any) -> None:
+            # Of both operators `requests` is not specialised; one of them gives it by position.
             told = [_kind(each) for each in args]
-            constants = [f"{k}={v}" for k, v in sorted(options.items()) if k not in UNSPECIALIZED]
+            if self._name == "_accept_kernel":
+                del told[REQUESTS_AT]
+            options.pop("requests", None)
+            constants = [f"{name}={options[name]}" for name in sorted(options)]
             self._seen.add(f"{self._name}({', '.join(told + constants)})")
 
         return launch
@@ -119,9 +125,8 @@ def variants(rule: str) -> dict[str, Any]:
     ours = 0
     for name, seen in found.items():
         with ExitStack() as patched:
-            for kernel in KERNELS:
-                noting = Noting(kernel, seen)
-                patched.enter_context(mock.patch.object(accept_sampled, kernel, noting))
+            for module, kernel in KERNELS:
+                patched.enter_context(mock.patch.object(module, kernel, Noting(kernel, seen)))
             patched.enter_context(mock.patch.object(GraphDevice, "_finalized", _as_it_is))
             if name == "warmed":
                 accept_warm_up.warm_up(chosen, shape, 16)

@@ -24,10 +24,10 @@ from tests.kernels.processes import output_of
 def test_served_steps_launch_variants_that_the_start_compiled() -> None:
     """Random batches of all settings; what Triton compiles anew for."""
     report = json.loads(output_of("tests.backends.cuda.interpreted_warm_up").splitlines()[-1])
-    for rule, kernels in (("block", 7), ("token", 6)):
+    for rule, kernels in (("block", 6), ("token", 4)):
         found = report[rule]
         assert found["missing"] == []
-        # One variant of each kernel; by block the last one has another for drafted steps.
+        # Cut or not, drafted or not; by block a drafted step has two kernels.
         assert found["warmed"] == found["served"] == kernels
         assert found["ours"] > 20
 
