@@ -154,37 +154,12 @@ def _rows_kernel(
     program = tl.program_id(0)
     total = tl.load(indptr + requests)
     if program == 0:
-        slot = tl.arange(0, lanes)
-        start = tl.load(indptr + slot, mask=slot < requests, other=0)
-        own = tl.load(indptr + slot + 1, mask=slot < requests, other=0) - start
-        left, others = tokens - total, slots - requests
-        share = left // tl.maximum(others, 1)
-        more = left - share * tl.maximum(others, 1)
-        own = tl.where(slot < requests, own, share + (slot - requests < more).to(tl.int32))
-        own += tl.where((others == 0) & (slot == requests - 1), left, 0)
-        own = tl.where(slot < slots, own, 0)
-        capped = tl.minimum(own, width)
-        real = slot < slots
-        tl.store(windows + slot, own, mask=real)
-        tl.store(windows + slots, 0)
-        tl.store(windows + slots + 1 + slot, tl.cumsum(own, 0), mask=real)
-        rest = windows + 2 * slots + 1
-        tl.store(rest + slot, capped, mask=real)
-        tl.store(rest + slots, 0)
-        tl.store(rest + slots + 1 + slot, tl.cumsum(capped, 0), mask=real)
+        _pad(indptr, windows, requests, tokens, slots, total, width, lanes)
     else:
         row = (program - 1) * block + tl.arange(0, block)
         inside = row < tokens
         taken = row < total
-        low = tl.zeros([block], dtype=tl.int32)  # the first request that ends behind the row
-        high = low + requests
-        for _ in range(steps):
-            middle = (low + high) // 2
-            end = tl.load(indptr + tl.minimum(middle, requests - 1) + 1)
-            goes_on = (low < high) & (end <= row)
-            high = tl.where((low < high) & (end > row), middle, high)
-            low = tl.where(goes_on, middle + 1, low)
-        r = tl.minimum(low, requests - 1).to(tl.int64)
+        r = _request_of(indptr, row, requests, block, steps)
         i = row - tl.load(indptr + r)
         position = tl.load(lens + r).to(tl.int64) + i
         owner = tl.load(owners + r).to(tl.int64)
@@ -194,3 +169,40 @@ def _rows_kernel(
         tl.store(rows + tokens + row, cache, mask=inside)
         tl.store(rows + 2 * tokens + row, token, mask=inside)
         tl.store(rows + 3 * tokens + row, tl.where(taken, r * width + i, -1), mask=inside)
+
+
+@triton.jit
+def _request_of(indptr, row, requests, block: tl.constexpr, steps: tl.constexpr):
+    """Return the request of each row [block]; of a row behind the last, the last."""
+    low = tl.zeros([block], dtype=tl.int32)  # the first request that ends behind the row
+    high = low + requests
+    for _ in range(steps):
+        middle = (low + high) // 2
+        end = tl.load(indptr + tl.minimum(middle, requests - 1) + 1)
+        goes_on = (low < high) & (end <= row)
+        high = tl.where((low < high) & (end > row), middle, high)
+        low = tl.where(goes_on, middle + 1, low)
+    return tl.minimum(low, requests - 1).to(tl.int64)
+
+
+@triton.jit
+def _pad(indptr, windows, requests, tokens, slots, total, width, lanes: tl.constexpr):
+    """Write the windows of all slots, whole and capped."""
+    slot = tl.arange(0, lanes)
+    real = slot < slots
+    start = tl.load(indptr + slot, mask=slot < requests, other=0)
+    own = tl.load(indptr + slot + 1, mask=slot < requests, other=0) - start
+    left, others = tokens - total, slots - requests
+    share = left // tl.maximum(others, 1)
+    more = left - share * tl.maximum(others, 1)
+    own = tl.where(slot < requests, own, share + (slot - requests < more).to(tl.int32))
+    own += tl.where((others == 0) & (slot == requests - 1), left, 0)
+    own = tl.where(real, own, 0)
+    capped = tl.minimum(own, width)
+    tl.store(windows + slot, own, mask=real)
+    tl.store(windows + slots, 0)
+    tl.store(windows + slots + 1 + slot, tl.cumsum(own, 0), mask=real)
+    rest = windows + 2 * slots + 1
+    tl.store(rest + slot, capped, mask=real)
+    tl.store(rest + slots, 0)
+    tl.store(rest + slots + 1 + slot, tl.cumsum(capped, 0), mask=real)

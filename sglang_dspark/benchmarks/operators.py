@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from sglang_dspark.benchmarks import accept, admission, commit, greedy, markov
+from sglang_dspark.benchmarks import accept, admission, commit, greedy, markov, pass_rows
 from sglang_dspark.benchmarks.timing import Candidate, print_rows
 
 # By name: a process that is started anew imports them.
@@ -20,6 +20,7 @@ OPERATORS: dict[str, Callable[..., Iterator[Candidate]]] = {
     "markov": markov.candidates,
     "greedy": greedy.candidates,
     "admission": admission.candidates,
+    "pass_rows": pass_rows.candidates,
 }
 # Triton compiles integers of 1 and multiples of 16 on their own, so these have every variant.
 COMPILED = (1, 16)

@@ -28,6 +28,7 @@ from sglang_dspark.benchmarks import (
     greedy,
     markov,
     operators,
+    pass_rows,
     timing,
 )
 from sglang_dspark.benchmarks.layers import NOMINAL_H100, Layer
@@ -48,6 +49,7 @@ def rows() -> list[dict[str, Any]]:
         markov.candidates((2,), vocab=1024),
         greedy.candidates((2,), vocab=1024),
         admission.candidates((2,)),
+        pass_rows.candidates((2,)),
         broken(),
     ):
         found += timing.timed_all(candidates)

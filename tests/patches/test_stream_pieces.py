@@ -2,14 +2,15 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from collections.abc import AsyncIterator, Iterator, Sequence
 from itertools import chain, combinations, pairwise
 from types import SimpleNamespace
 from typing import Any
 
-import anyio
 import pytest
+from sglang.srt import runtime_context
 from sglang.srt.entrypoints.openai.protocol import Function, Tool
 from sglang.srt.function_call.function_call_parser import FunctionCallParser
 from sglang.srt.parser.reasoning_parser import ReasoningParser
@@ -163,7 +164,7 @@ NEW = ["\n", "<a>", "b"]
 def incremental(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bool:
     """Set if a chunk of upstream's has only the new text, which is a server argument."""
     serving = SimpleNamespace(incremental_streaming_output=request.param)
-    monkeypatch.setattr(stream_pieces.upstream, "get_serving", lambda: serving)
+    monkeypatch.setattr(runtime_context, "get_serving", lambda: serving)
     return bool(request.param)
 
 
@@ -171,7 +172,7 @@ def collected(stream: AsyncIterator[Any]) -> list[Any]:
     async def collect() -> list[Any]:
         return [each async for each in stream]
 
-    return anyio.run(collect)
+    return asyncio.run(collect())
 
 
 def chat_calls(handler: Any, text: str) -> list[dict[str, Any]]:

@@ -94,6 +94,7 @@ as its programs wait for each other between positions |
 | `accept_greedy.py` | in a greedy pass's graph: the target's choices, kept drafts, lengths |
 | `accept_sampled.py` | the same for sampled requests, with cuts and seeds, token by token |
 | `accept_block.py` | the same by block, in two launches |
+| `pass_rows.py` | the rows of a ragged pass and the windows of its graph's slots |
 | `commit_rows.py` | packs the rows of emitted tokens before their projection |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
 
@@ -103,15 +104,16 @@ and drafts up to rounding; a vanilla head in the draft's graph keeps SGLang's st
 ones were faster there. A commit projects emitted rows only, for all draft layers in one product.
 
 `python -m sglang_dspark.benchmarks.operators` (one of them: `.admission`, `.markov`, `.greedy`,
-`.accept`, `.commit`) times them in captured graphs next to SGLang's and torch's.
+`.accept`, `.commit`, `.pass_rows`) times them in captured graphs next to SGLang's and torch's.
 
 """
 REST = """
 Times are medians of CUDA events. In the first table, outside of graphs they include the host's
 launches, greedy logits are bfloat16, where a server's are float32, and the commit is 25ce16b.
 Slower than SGLang's or torch's are our sampled acceptance, which a server uses only for what those
-cannot do ([which](gpu.md)), the commit up to 64 requests, and the sampled head in a graph. Not
-measured: SGLang's acceptance with top-p, which needs FlashInfer.
+cannot do ([which](gpu.md)), the commit up to 64 requests, and the sampled head in a graph.
+`pass_rows.py` is newer than these runs and has not run on a GPU. Not measured: SGLang's acceptance
+with top-p, which needs FlashInfer.
 """
 
 

@@ -31,7 +31,10 @@ from tools.gpu.kit.stages import GOES_ON
 # Changed since results/gpu_parity_h200.json; `python -m tools.gpu.kit.parity` compares all.
 CHANGED = ("accept", "accept_block", "markov")
 PREPARING_S = 40.0  # comparing and compiling; what is not compiled by then is compiled when timed
-COMPILED_IN = {"accept": 8, "markov": 2, "commit": 1, "greedy": 1, "admission": 1}  # processes
+# processes
+COMPILED_IN = {
+    "accept": 8, "markov": 2, "commit": 1, "greedy": 1, "admission": 1, "pass_rows": 1,
+}  # fmt: skip
 ENDING_S = 2.0
 
 
