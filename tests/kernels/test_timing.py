@@ -18,6 +18,7 @@ OURS_OF = {
     "markov": {"ours"},
     "accept_greedy": {"ours"},
     "admission": {"ours"},
+    "window_attention": {"ours"},
 }
 
 
