@@ -66,7 +66,7 @@ class Context:
 
 @dataclass(frozen=True)
 class Rule:
-    """What a row sees, and how scores become weights.
+    """Decide what a row sees and how scores become weights.
 
     scale: of the product of query and key. causal: a row sees the window up to itself, else all of
     it. sliding: tokens back that a row sees, -1: all; without causal also ahead. logit_cap: c of

@@ -114,7 +114,11 @@ def one(
     source = ASTSource(kernel, signature, constants, aligned)
     target = GPUTarget("cuda", capability, 32)
     made = compile_kernel(source, target, {"num_warps": warps, "num_stages": stages})
-    return {"shared": made.metadata.shared, **resources(made.asm["cubin"])}
+    return {
+        "shared": made.metadata.shared,
+        "prefetched": made.asm["ptx"].count("cp.async.c"),  # copies that run during a step before
+        **resources(made.asm["cubin"]),
+    }
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ SPLITS = ((1, 256), (2, 16), (4, 32), (8, 16), (8, 48))  # and the least tokens 
 
 
 def peers() -> dict[str, float]:
-    """How far the benchmark's two implementations differ; its slots, and windows with rows."""
+    """Compare the benchmark's two implementations; count its slots, and windows with rows."""
     made = layer(2, 3, 20, (4, 2, 16), "cpu")
     found, other = made.output(), made.output()
     attend_triton(*made, found)

@@ -51,6 +51,13 @@ page size or a cache that trtllm_mha does not read. The log says which backend w
 trtllm_mha sets the page size to 64. The drafter uses the target's backend. None of the four has
 served on a GPU yet.
 
+With triton, this package's kernel attends from verify windows and from blocks of the drafter. It
+reads a context once for all query heads of a KV head, where SGLang's kernel reads it once a query
+head, and splits long contexts where requests are few. Prefills stay SGLang's. So do heads wider
+than 256 and layers that scale scores by position or add a term to them, which is logged in one
+line. `verify: {window_kernel: false}` leaves all passes to SGLang's kernel. Ours has never run on a
+GPU.
+
 ## What is scheduled
 
 | with | result |
@@ -159,7 +166,7 @@ since.
 
 ## Operators of the step
 
-| operator in `kernels/` | content, one launch each but for `accept_block.py` |
+| operator in `kernels/` | content, one launch each but for two |
 |---|---|
 | `markov_sample.py` | the sequential head's gamma steps, greedy or sampled; a cooperative launch, \
 as its programs wait for each other between positions |
@@ -169,6 +176,8 @@ as its programs wait for each other between positions |
 | `accept_block.py` | the same by block, in two launches |
 | `commit_rows.py` | packs the rows of emitted tokens before their projection |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
+| `window_attention.py` | attends from ragged verify windows to cached contexts; in two launches \
+where contexts are split |
 
 Each runs in Triton's interpreter in the tests and is compiled for sm_80, sm_90 and sm_100. The
 accept operators allocate no tensor of probabilities. `markov_sample.py` has SGLang's noise, logits
@@ -176,8 +185,8 @@ and drafts up to rounding; a vanilla head in the draft's graph keeps SGLang's st
 ones were faster there. A commit projects emitted rows only, for all draft layers in one product.
 
 `python -m sglang_dspark.benchmarks.operators` (one of them: `.admission`, `.markov`, `.greedy`,
-`.accept`, `.commit`) times them in captured graphs next to SGLang's and torch's. It has never run
-on a GPU; the table below comes from an earlier benchmark.
+`.accept`, `.commit`, `.window_attention`) times them in captured graphs next to SGLang's and
+torch's. It has never run on a GPU; the table below comes from an earlier benchmark.
 
 ## Measured on an H200
 
@@ -188,10 +197,11 @@ are bfloat16, where a server's are float32. Times are of commit 25ce16b, those o
 of efb8cb6. Not measured: SGLang's acceptance with top-p, which needs FlashInfer, and its
 `BlockwiseRejection`.
 
-Three operators changed since and were neither compared nor timed there again: `accept_sampled.py`
-and `accept_block.py` (each lane keeps its own sums) and `markov_sample.py` (larger tiles, in
-results/gpu_markov_tiles_h200.json). Slower than SGLang's are sampled acceptance (without cuts up to
-64 requests), the commit up to 64 requests, and the sampled head in a graph.
+`window_attention.py` is newer than these runs. Three operators changed since and were neither
+compared nor timed there again: `accept_sampled.py` and `accept_block.py` (each lane keeps its own
+sums) and `markov_sample.py` (larger tiles, in results/gpu_markov_tiles_h200.json). Slower than
+SGLang's are sampled acceptance (without cuts up to 64 requests), the commit up to 64 requests, and
+the sampled head in a graph.
 
 The bandwidth of 2.7 TB/s in [device](../results/gpu_device_h200.json) is that of the copy engine,
 which runs a captured `copy_`. It is no upper limit of a kernel: a plain copy on such a card moves
