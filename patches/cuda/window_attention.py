@@ -20,13 +20,8 @@ from typing import Any
 
 from torch import Tensor
 
-from sglang_dspark.kernels.window_attention import (
-    Context,
-    Rule,
-    Windows,
-    attend_triton,
-    why_not,
-)
+from sglang_dspark.kernels.window_attention import attend_triton
+from sglang_dspark.kernels.window_inputs import Context, Rule, Windows, why_not
 from sglang_dspark.patches.seam import Seam
 from sglang_dspark.serving.config import current_config
 
@@ -46,30 +41,12 @@ def attend_windows(
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    o: Tensor,
-    k_buffer: Tensor,
-    v_buffer: Tensor,
-    qo_indptr: Tensor,
-    kv_indptr: Tensor,
-    kv_indices: Tensor,
-    custom_mask: Tensor | None,
-    is_causal: bool,
-    mask_indptr: Tensor,
-    max_len_extend: int,
-    k_scale: float,
-    v_scale: float,
-    sm_scale: float,
-    *,
-    logit_cap: float,
-    sliding_window_size: int,
-    sinks: Tensor | None,
-    xai_temperature_len: int,
-    score_mod: Any,
-    **ignored: Any,
-) -> bool:
+    q: Tensor, k: Tensor, v: Tensor, o: Tensor, k_buffer: Tensor, v_buffer: Tensor,
+    qo_indptr: Tensor, kv_indptr: Tensor, kv_indices: Tensor, custom_mask: Tensor | None,
+    is_causal: bool, mask_indptr: Tensor, max_len_extend: int, k_scale: float, v_scale: float,
+    sm_scale: float, *, logit_cap: float, sliding_window_size: int, sinks: Tensor | None,
+    xai_temperature_len: int, score_mod: Any, **ignored: Any,
+) -> bool:  # fmt: skip
     """Write `o` [T, H, Dv]; return False where SGLang's kernel has to.
 
     Arguments are those of upstream's `extend_attention_fwd`. ignored: page_size and
@@ -79,9 +56,7 @@ def _attend(
     if custom_mask is not None:
         return False  # a tree of another algorithm's drafts
     windows = Windows(q, k, v, qo_indptr, max_len_extend)
-    requests = len(qo_indptr) - 1
-    # Without graphs the window rail's starts are those of the whole request pool.
-    context = Context(k_buffer, v_buffer, kv_indptr[: requests + 1], kv_indices, k_scale, v_scale)
+    context = Context(k_buffer, v_buffer, kv_indptr, kv_indices, k_scale, v_scale)
     why = _unsupported(xai_temperature_len, score_mod) or why_not(windows, context)
     if why is not None:
         _report(why)

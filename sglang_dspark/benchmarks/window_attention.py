@@ -17,7 +17,8 @@ from torch import Tensor
 
 from sglang_dspark.benchmarks.timing import Call, Candidate, print_rows
 from sglang_dspark.benchmarks.window_shapes import Attention
-from sglang_dspark.kernels.window_attention import Context, Rule, Windows, attend_triton
+from sglang_dspark.kernels.window_attention import attend_triton
+from sglang_dspark.kernels.window_inputs import Context, Rule, Windows
 
 REQUESTS = (64, 1, 8, 128)
 ROWS = (8, 1)  # of a window: a step with all drafts, a step without

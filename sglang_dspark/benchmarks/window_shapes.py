@@ -9,7 +9,8 @@ from typing import Any, NamedTuple
 import torch
 from torch import Tensor
 
-from sglang_dspark.kernels.window_attention import Context, Rule, Windows, attend_torch
+from sglang_dspark.kernels.window_attention import attend_torch
+from sglang_dspark.kernels.window_inputs import Context, Rule, Windows
 
 # Query heads, KV heads, width of keys, of values.
 HEADS = (
@@ -81,11 +82,12 @@ def attention(
         return torch.randn(shape, generator=generator)
 
     slots = 1 + torch.randperm(cached + 5, generator=generator)[:cached]
-    stored = []
-    for width in (size, value_size):
+
+    def pool(width: int) -> Tensor:
         whole = torch.full((cached + 6, kv_heads, width), torch.nan)
         whole[slots] = random(cached, kv_heads, width)
-        stored.append(whole.to(cache))
+        return whole.to(cache)
+
     # Queries, keys and values are views of one product's rows, as in a server.
     widths = (query_heads * size, kv_heads * size, kv_heads * value_size)
     queries, keys, values = random(tokens, sum(widths)).to(given).split(widths, -1)
@@ -98,13 +100,17 @@ def attention(
     )
     # The page table of a graph is longer than its contexts.
     indices = torch.cat((slots, torch.full((3,), 10**9)))
-    return Attention(windows, Context(*stored, _starts(lens).int(), indices), Rule(size**-0.5))
+    context = Context(pool(size), pool(value_size), _starts(lens).int(), indices)
+    return Attention(windows, context, Rule(size**-0.5))
 
 
 def on(made: Attention, device: str) -> Attention:
     """Return the case with all tensors on a device."""
-    windows, context, rule = (replace(each, **_moved(each, device)) for each in made)
-    return Attention(windows, context, rule)
+    return Attention(
+        replace(made.windows, **_moved(made.windows, device)),
+        replace(made.context, **_moved(made.context, device)),
+        replace(made.rule, **_moved(made.rule, device)),
+    )
 
 
 def difference(found: Tensor, expected: Tensor) -> float:

@@ -8,6 +8,7 @@ import json
 import os
 import sys
 from dataclasses import replace
+from typing import Any
 
 os.environ["TRITON_INTERPRET"] = "1"
 
@@ -15,7 +16,7 @@ import numpy as np
 import torch
 
 from sglang_dspark.benchmarks.window_attention import layer, upstream
-from sglang_dspark.benchmarks.window_shapes import MOST, cases, difference
+from sglang_dspark.benchmarks.window_shapes import MOST, Attention, cases, difference
 from sglang_dspark.kernels.window_attention import attend_triton
 from sglang_dspark.kernels.window_tiling import window_tiling
 from tests.kernels.interpreter import patch_language_once
@@ -23,9 +24,17 @@ from tests.kernels.interpreter import patch_language_once
 SPLITS = ((1, 256), (2, 16), (4, 32), (8, 16), (8, 48))  # and the least tokens of a part
 
 
+def wide(record: Any) -> Any:
+    """The record with its tensors of BF16 in float32."""
+    held = {k: v for k, v in vars(record).items() if isinstance(v, torch.Tensor)}
+    return replace(record, **{k: v.float() for k, v in held.items() if v.is_floating_point()})
+
+
 def peers() -> dict[str, float]:
     """Compare the benchmark's two implementations; count its slots, and windows with rows."""
     made = layer(2, 3, 20, (4, 2, 16), "cpu")
+    # SGLang's kernel would multiply the bits of BF16 here.
+    made = Attention(wide(made.windows), wide(made.context), made.rule)
     found, other = made.output(), made.output()
     attend_triton(*made, found)
     upstream(made, other)()

@@ -18,20 +18,14 @@ from sglang_dspark.benchmarks.window_shapes import (
     cases,
     difference,
 )
-from sglang_dspark.kernels.window_attention import (
-    Context,
-    Rule,
-    Windows,
-    attend_torch,
-    attend_triton,
-    why_not,
-)
+from sglang_dspark.kernels.window_attention import attend_torch, attend_triton
+from sglang_dspark.kernels.window_inputs import Context, Rule, Windows, why_not
 from sglang_dspark.kernels.window_tiling import window_tiling
 from tests.kernels.processes import output_of
 
 pytestmark = pytest.mark.xdist_group("window-attention")
 
-CASES = 120
+CASES = 60
 
 
 @pytest.fixture(scope="module")
@@ -45,13 +39,13 @@ def interpreted() -> dict[str, Any]:
 def test_interpreted_kernel_equals_torch(interpreted: dict[str, Any]) -> None:
     assert interpreted["wrong"] == []
     assert set(interpreted["worst"]) == {"float32", "bfloat16", "float16"}
-    assert interpreted["merged"] >= 30
+    assert interpreted["merged"] >= 20
     assert interpreted["blocks"] > 1
 
 
 def test_the_benchmark_compares_the_same_work(interpreted: dict[str, Any]) -> None:
-    """SGLang's kernel on the benchmark's pass, within the rounding of bfloat16."""
-    assert interpreted["peer"] <= MOST[torch.bfloat16]
+    """SGLang's kernel on the benchmark's pass, in float32."""
+    assert interpreted["peer"] <= MOST[torch.float32]
     assert interpreted["slots"] > interpreted["windows"]
 
 
@@ -156,8 +150,10 @@ def test_what_is_not_supported() -> None:
     assert why_not(mixed, made.context) == "rows of torch.float32, torch.float16 and torch.float32"
     bytes_ = replace(made.context, keys=made.context.keys.to(torch.uint8))
     assert why_not(made.windows, bytes_) == "a cache of torch.uint8 and torch.float32"
-    paged = replace(made.context, keys=made.context.keys[None], values=made.context.values)
-    assert why_not(made.windows, paged) == "a cache of 4 dimensions"
+    paged = replace(made.context, keys=made.context.keys[None])
+    assert why_not(made.windows, paged) == "a cache [1, 3, 1, 1] of 1 heads of 1"
+    apart = replace(made.context, values=torch.ones(3, 1, 2)[..., ::2])
+    assert why_not(made.windows, apart) == "a cache [3, 1, 1] of 1 heads of 1"
 
 
 def test_mistakes_are_named() -> None:
@@ -167,7 +163,7 @@ def test_mistakes_are_named() -> None:
         attend_torch(windows, context, rule, out[1:])
     with pytest.raises(ValueError, match=r"need keys \[3, KV, 1\]"):
         attend_triton(replace(windows, keys=windows.keys[1:]), context, rule, out)
-    with pytest.raises(ValueError, match="the cache's rows are"):
+    with pytest.raises(ValueError, match=r"a cache \[3, 2, 1\] of 1 heads of 1"):
         attend_torch(windows, replace(context, keys=torch.ones(3, 2, 1)), rule, out)
     with pytest.raises(ValueError, match="3 starts of windows of at most 2 rows, 2 of contexts"):
         attend_torch(windows, replace(context, starts=context.starts[1:]), rule, out)

@@ -11,7 +11,7 @@ import torch
 
 pytest.importorskip("sglang")
 
-from sglang_dspark.kernels.window_attention import Context, Rule, Windows
+from sglang_dspark.kernels.window_inputs import Context, Rule, Windows
 from sglang_dspark.patches.cuda import window_attention
 from sglang_dspark.serving.config import DSparkConfig, VerifyConfig
 
@@ -44,7 +44,7 @@ class Passes:
         backend = SimpleNamespace(forward_metadata=metadata, dllm_attention=dllm)
         rows = torch.ones(4, 2, 8), torch.ones(4, 1, 8), torch.ones(4, 1, 8), torch.zeros(4, 2, 8)
         cache = torch.ones(9, 1, 8), torch.ones(9, 1, 8)
-        starts = torch.tensor([0, 1, 4]), torch.tensor([0, 5, 7, 0, 0]), torch.arange(1, 9)
+        starts = torch.tensor([0, 1, 4]), torch.tensor([0, 5, 7]), torch.arange(1, 9)
         after = mask, True, metadata.mask_indptr, 3, 0.5, 2.0, 8**-0.5
         window_attention.attend_windows(
             self._upstream, backend, "layer", *rows, *cache, *starts, *after, **OPTIONS | options
@@ -71,7 +71,7 @@ def test_a_verify_pass_is_ours(passes: Passes) -> None:
     windows, context, rule, out = passes.given
     assert windows.longest == 3
     assert windows.starts.tolist() == [0, 1, 4]
-    assert context.starts.tolist() == [0, 5, 7]  # not those of the whole request pool
+    assert context.starts.tolist() == [0, 5, 7]
     assert (context.key_scale, context.value_scale) == (0.5, 2.0)
     assert rule == Rule(8**-0.5, causal=True, sliding=-1, logit_cap=5.0)
     assert out.shape == (4, 2, 8)

@@ -54,7 +54,7 @@ from sglang_dspark.kernels.grouped_reference import (
     m_grouped_gemm_nt_contiguous_reference,
 )
 from sglang_dspark.kernels.window_attention import attend_triton
-from sglang_dspark.kernels.window_attention import why_not as unsupported
+from sglang_dspark.kernels.window_inputs import why_not as unsupported
 from sglang_dspark.verify import accept_block, accept_sampled
 from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.greedy_reference import different
