@@ -158,8 +158,7 @@ def _window_kernel(
     window_n: tl.constexpr, size_block: tl.constexpr, value_block: tl.constexpr,
     interpreted: tl.constexpr,
 ):  # fmt: skip
-    split, kv_head = tl.program_id(2), tl.program_id(1) // blocks
-    block = tl.program_id(1) % blocks
+    split, kv_head, block = tl.program_id(2), tl.program_id(1) // blocks, tl.program_id(1) % blocks
     first, rows = _bounds(window_starts, tl.program_id(0))
     context, length = _bounds(context_starts, tl.program_id(0))
     step, live = _parts_of(length, splits, least, block_n)
