@@ -165,28 +165,28 @@ def _window_kernel(
     if (rows * group <= block * block_m) | (split >= live):
         return
     if (split == 0) & (block == 0):  # a graph's padding must be finite, and costs no attention
-        _clear(out, first, rows, longest, kv_head, out_step, out_head, group, value_size)
+        _clear(out, first, rows, longest, kv_head, out_step, out_head, group, value_size,
+               value_block)  # fmt: skip
     pair = block * block_m + tl.arange(0, block_m)
     row, head = pair // group, kv_head * group + pair % group
     attended = tl.minimum(rows, longest)
-    q = _rows(queries, (first + row) * query_step + head * query_head, row < attended, size,
-              size_block)  # fmt: skip
+    token = first + row
+    q = _rows(queries, token * query_step + head * query_head, row < attended, size, size_block)
     acc, most, total = _over_context(
         q, row, cached_keys + kv_head * cached_key_head,
         cached_values + kv_head * cached_value_head, indices + context, cached_key_step,
         cached_value_step, split * step, tl.minimum(split * step + step, length), length,
         cached_scale, logit_cap, sliding, capped, size, value_size, block_n, size_block,
         value_block, interpreted)  # fmt: skip
-    own_end = tl.where(split == live - 1, attended, 0)  # the last part has the window's own keys
     acc, most, total = _over_window(
         q, row, keys + first * key_step + kv_head * key_head,
-        values + first * value_step + kv_head * value_head, key_step, value_step, own_end, scale,
-        logit_cap, acc * value_scale, most, total, causal, sliding, capped, size, value_size,
-        window_n, size_block, value_block, interpreted)  # fmt: skip
-    _store(out, (first + row) * out_step + head * out_head, parts, part_sums,
-           (split.to(tl.int64) * tokens + first + row) * heads + head, sinks, head, live == 1,
-           row < attended, acc, most, total, value_size, splits, has_sinks,
-           interpreted)  # fmt: skip
+        values + first * value_step + kv_head * value_head, key_step, value_step,
+        tl.where(split == live - 1, attended, 0), scale, logit_cap, acc * value_scale, most, total,
+        causal, sliding, capped, size, value_size, window_n, size_block, value_block,
+        interpreted)  # fmt: skip
+    _store(out, token * out_step + head * out_head, parts, part_sums,
+        (split.to(tl.int64) * tokens + token) * heads + head, sinks, head, live == 1,
+        row < attended, acc, most, total, value_size, splits, has_sinks, interpreted)  # fmt: skip
 
 
 @triton.jit  # type: ignore[untyped-decorator]
@@ -330,10 +330,10 @@ def _parts_of(length, splits: tl.constexpr, least: tl.constexpr, block_n: tl.con
 @triton.jit  # type: ignore[untyped-decorator]
 def _clear(
     out, first, rows, longest: tl.constexpr, kv_head, out_step, out_head, group: tl.constexpr,
-    value_size: tl.constexpr,
+    value_size: tl.constexpr, value_block: tl.constexpr,
 ):  # fmt: skip
     """Write zeros to the rows of a window behind the `longest` first ones."""
-    dv = tl.arange(0, triton.next_power_of_2(value_size))
+    dv = tl.arange(0, value_block)
     zeros = tl.zeros_like(dv).to(out.dtype.element_ty)
     for row in range(longest, rows):
         for head in range(kv_head * group, kv_head * group + group):
