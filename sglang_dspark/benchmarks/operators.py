@@ -10,11 +10,20 @@ from collections.abc import Callable, Iterator
 
 import torch
 
-from sglang_dspark.benchmarks import accept, admission, commit, greedy, markov, pass_rows
+from sglang_dspark.benchmarks import (
+    accept,
+    admission,
+    commit,
+    greedy,
+    markov,
+    pass_rows,
+    window_attention,
+)
 from sglang_dspark.benchmarks.timing import Candidate, print_rows
 
 # By name: a process that is started anew imports them.
 OPERATORS: dict[str, Callable[..., Iterator[Candidate]]] = {
+    "window_attention": window_attention.candidates,
     "accept": accept.candidates,
     "commit": commit.candidates,
     "markov": markov.candidates,

@@ -143,6 +143,11 @@ class VerifyConfig(BaseModel):
         "(docs/gpu.md). SGLang's rule judges one by one; of requests without top-k, top-p and "
         "min-p it judges unless the file itself says block",
     )
+    window_kernel: bool = Field(
+        default=True,
+        description="our attention kernel for verify windows where SGLang's Triton backend serves "
+        "on a GPU (docs/gpu.md); false leaves them to SGLang's extend kernel",
+    )
 
 
 class RequestsConfig(BaseModel):

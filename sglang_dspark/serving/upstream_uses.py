@@ -156,6 +156,10 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
 # Module -> function or class -> (hash of its syntax, our file that re-implements it or counts on
 # what it does).
 REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
+    "sglang.kernels.ops.attention.extend_attention": {
+        "_fwd_kernel": ("603a31d7604f5cb9", "kernels/window_attention.py"),
+        "extend_attention_fwd": ("1bea11a001b69790", "patches/cuda/window_attention.py"),
+    },
     "sglang.kernels.ops.speculative.dspark.dspark_accept": {
         "accept_greedy": ("7ae5ec8b49beaaec", "backends/cpu/greedy_ops.py"),
     },
@@ -201,6 +205,12 @@ REIMPLEMENTED: dict[str, dict[str, tuple[str, str]]] = {
     },
     "sglang.srt.layers.activation": {
         "SiluAndMul.forward_native": ("e1cd2a1181187d92", "backends/cpu/fused_ops.py"),
+    },
+    "sglang.srt.layers.attention.triton_backend": {
+        "TritonAttnBackend.forward_extend": (
+            "29c67645418a148c",
+            "patches/cuda/window_attention.py",
+        ),
     },
     "sglang.srt.layers.layernorm": {
         "RMSNorm.forward_native": ("a8067ca8e49f9764", "backends/cpu/fused_ops.py"),

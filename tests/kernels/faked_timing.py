@@ -30,6 +30,7 @@ from sglang_dspark.benchmarks import (
     operators,
     pass_rows,
     timing,
+    window_attention,
 )
 from sglang_dspark.benchmarks.layers import NOMINAL_H100, Layer
 from sglang_dspark.benchmarks.timing import Call, Candidate
@@ -50,6 +51,7 @@ def rows() -> list[dict[str, Any]]:
         greedy.candidates((2,), vocab=1024),
         admission.candidates((2,)),
         pass_rows.candidates((2,)),
+        window_attention.candidates((2,), sizes=(4, 2, 16), contexts=(20,)),
         broken(),
     ):
         found += timing.timed_all(candidates)

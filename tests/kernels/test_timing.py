@@ -19,6 +19,7 @@ OURS_OF = {
     "accept_greedy": {"ours"},
     "admission": {"ours"},
     "pass_rows": {"ours"},
+    "window_attention": {"ours"},
 }
 
 

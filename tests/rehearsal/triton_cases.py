@@ -2,8 +2,9 @@
 
 Run as a program with TRITON_INTERPRET=1 and a number of cases: one line of JSON a case. `eager`,
 `graph`: largest difference of what our hooks make of a pass's metadata, and of a graph's buffers
-with empty slots beside the batch's. `unwritten`: rows of a graph without empty slots that the
-kernel left as they were, NaN. `upstream`: the first cases without our hooks.
+with empty slots beside the batch's, on our kernel. `unwritten`: rows of a graph without empty slots
+that the kernel left as they were, NaN. `extend`: the first cases on SGLang's kernel. `upstream`:
+the same without our hooks.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from __future__ import annotations
 import json
 import random
 import sys
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -23,6 +25,7 @@ from torch import Tensor
 from transformers import LlamaConfig
 
 from sglang_dspark.patches.cuda.triton_ragged import stage_windows, use_windows
+from sglang_dspark.patches.cuda.window_attention import attend_windows
 from tests.backends.cpu.attention_world import Case, World, ragged_pass
 from tests.kernels.interpreter import patch_language_once
 
@@ -57,8 +60,11 @@ def tier(tokens: int) -> int:
     return (GAMMA + 1) * -(-tokens // (GAMMA + 1))
 
 
-def backend_of(world: World) -> TritonAttnBackend:
-    """Upstream's backend over the world's pools, sized as a target's runner sizes it."""
+def backend_of(world: World, *, ours: bool = True) -> TritonAttnBackend:
+    """Upstream's backend over the world's pools, sized as a target's runner sizes it.
+
+    ours: verify passes use our kernel.
+    """
     case = world.case
     config = SimpleNamespace(
         attention_arch=None,
@@ -90,7 +96,11 @@ def backend_of(world: World) -> TritonAttnBackend:
             device="cpu",
         ),
     )
-    return TritonAttnBackend(runner)
+    backend = TritonAttnBackend(runner)
+    if ours:
+        original = TritonAttnBackend._forward_extend_kernel
+        backend._forward_extend_kernel = partial(attend_windows, original, backend)
+    return backend
 
 
 def difference(world: World, out: Tensor) -> float:
@@ -122,9 +132,9 @@ def attend(world: World, backend: TritonAttnBackend, batch: Any, tokens: int) ->
     return out
 
 
-def eager(world: World, *, hooked: bool = True) -> float:
+def eager(world: World, *, hooked: bool = True, ours: bool = True) -> float:
     """A pass without a graph; unhooked, it takes each window for gamma + 1 rows wide."""
-    backend = backend_of(world)
+    backend = backend_of(world, ours=ours)
     batch = verify_batch(world, backend)
     backend.init_forward_metadata(batch)
     if hooked:
@@ -180,7 +190,8 @@ def main(count: int) -> None:
             if said["empty_seats"] == 0:  # an empty slot reads a cache that holds NaN
                 said |= {"spare": tier(sum(case.window)) - sum(case.window), "unwritten": unwritten}
             if seed < UNHOOKED:
-                said["upstream"] = eager(World(case), hooked=False)
+                said["upstream"] = eager(World(case), hooked=False, ours=False)
+                said["extend"] = eager(World(case), ours=False)
             print(json.dumps(said), flush=True)
 
 

@@ -25,6 +25,7 @@ LEAVES = {
     "cpu.overlap",
     "schedule.mode",
     "verify.rule",
+    "verify.window_kernel",
     "requests.answers",
     "requests.logprobs",
     "upstream_fixes",

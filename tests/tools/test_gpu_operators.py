@@ -171,4 +171,4 @@ def test_all_kernels_can_be_compared() -> None:
     assert (len(found["products"]) >= 70, len(found["layers"])) == (True, 7)
     done = subprocess.run([*command, "greedly"], cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 2
-    assert "no kernel greedly; there are admission, accept," in done.stderr
+    assert "no kernel greedly; there are window_attention, admission," in done.stderr

@@ -39,6 +39,13 @@ page size or a cache that trtllm_mha does not read. The log says which backend w
 trtllm_mha sets the page size to 64. The drafter uses the target's backend. Triton alone has served
 on a GPU, an H200 where it was chosen by name.
 
+With triton, this package's kernel attends from verify windows and from blocks of the drafter. It
+reads a context once for all query heads of a KV head, where SGLang's kernel reads it once a query
+head, and splits long contexts where requests are few. Prefills stay SGLang's. So do heads wider
+than 256 and layers that scale scores by position or add a term to them, which is logged in one
+line. `verify: {window_kernel: false}` leaves all passes to SGLang's kernel. Ours has never run on a
+GPU.
+
 ## What is scheduled
 
 | with | result |

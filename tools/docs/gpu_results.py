@@ -86,7 +86,7 @@ SGLang's fused layer and DeepGEMM were not there to compare with.
 OPERATORS = """
 ## Operators of the step
 
-| operator in `kernels/` | content, one launch each but for `accept_block.py` |
+| operator in `kernels/` | content, one launch each but for two |
 |---|---|
 | `markov_sample.py` | the sequential head's gamma steps, greedy or sampled; a cooperative launch, \
 as its programs wait for each other between positions |
@@ -97,6 +97,8 @@ as its programs wait for each other between positions |
 | `pass_rows.py` | the rows of a ragged pass and the windows of its graph's slots |
 | `commit_rows.py` | packs the rows of emitted tokens before their projection |
 | `commit_write.py` | norms and rotates the keys of all draft layers, writes keys and values |
+| `window_attention.py` | attends from ragged verify windows to cached contexts; in two launches \
+where contexts are split |
 
 Each runs in Triton's interpreter in the tests and is compiled for sm_80, sm_90 and sm_100. The
 accept operators allocate no tensor of probabilities. `markov_sample.py` has SGLang's noise, logits
@@ -104,7 +106,7 @@ and drafts up to rounding; a vanilla head in the draft's graph keeps SGLang's st
 ones were faster there. A commit projects emitted rows only, for all draft layers in one product.
 
 `python -m sglang_dspark.benchmarks.operators` (one of them: `.admission`, `.markov`, `.greedy`,
-`.accept`, `.commit`, `.pass_rows`) times them in captured graphs next to SGLang's and torch's.
+`.accept`, `.commit`, `.pass_rows`, `.window_attention`) times them in captured graphs next to SGLang's and torch's.
 
 """
 REST = """
@@ -112,7 +114,7 @@ Times are medians of CUDA events. In the first table, outside of graphs they inc
 launches, greedy logits are bfloat16, where a server's are float32, and the commit is 25ce16b.
 Slower than SGLang's or torch's are our sampled acceptance, which a server uses only for what those
 cannot do ([which](gpu.md)), the commit up to 64 requests, and the sampled head in a graph.
-`pass_rows.py` is newer than these runs and has not run on a GPU. Not measured: SGLang's acceptance
+X
 with top-p, which needs FlashInfer.
 """
 

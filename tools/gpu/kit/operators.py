@@ -29,12 +29,12 @@ from tools.gpu.kit.processes import run_together
 from tools.gpu.kit.stages import GOES_ON
 
 # Changed since results/gpu_parity_h200.json; `python -m tools.gpu.kit.parity` compares all.
-CHANGED = ("accept", "accept_block", "markov")
+CHANGED = ("window_attention", "accept", "accept_block", "markov")
 PREPARING_S = 40.0  # comparing and compiling; what is not compiled by then is compiled when timed
-# processes
-COMPILED_IN = {
-    "accept": 8, "markov": 2, "commit": 1, "greedy": 1, "admission": 1, "pass_rows": 1,
-}  # fmt: skip
+COMPILED_IN = {  # processes
+    **{"window_attention": 2, "accept": 8, "markov": 2},
+    **{"commit": 1, "greedy": 1, "admission": 1, "pass_rows": 1},
+}
 ENDING_S = 2.0
 
 

@@ -2,7 +2,8 @@
 
 `python -m tools.gpu.kit.parity [KERNEL...]`, all of them unless named. Admission, greedy acceptance
 and packing must be equal bitwise, drafts and sampled acceptance where rounding does not decide;
-keys and values that a commit writes to a unit in the last place; grouped products and expert layers
+keys and values that a commit writes to a unit in the last place, attention of verify windows to a
+tolerance of each type; grouped products and expert layers
 with float64 by `calc_diff`. Comparisons run in processes of their own (`processes.py`), on a device
 the long ones in shares, as most of the time goes into compiling.
 Ends with status 1, after all comparisons, where one is off or could not be made.
@@ -30,6 +31,7 @@ from sglang_dspark.benchmarks import (
     commit_write_shapes,
     greedy_shapes,
     markov_shapes,
+    window_shapes,
 )
 from sglang_dspark.benchmarks.accept_shapes import on, steps
 from sglang_dspark.benchmarks.experts import correctness
@@ -51,6 +53,8 @@ from sglang_dspark.kernels.grouped_reference import (
     calc_diff,
     m_grouped_gemm_nt_contiguous_reference,
 )
+from sglang_dspark.kernels.window_attention import attend_triton
+from sglang_dspark.kernels.window_inputs import why_not as unsupported
 from sglang_dspark.verify import accept_block, accept_sampled
 from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.greedy_reference import different
@@ -61,7 +65,7 @@ from tools.gpu.kit.processes import run_together
 # takes seconds to compile; interpreted each step takes one.
 STEPS = {"cuda": 16, "cpu": 12}
 DRAFTED = {"cuda": 16, "cpu": 24}  # batches of drafts, for the same reason
-ODD = {"cuda": 48, "cpu": 24}  # of greedy acceptance, of packing and of writing
+ODD = {"cuda": 48, "cpu": 24}  # of attention, greedy acceptance, packing and writing
 SAMPLED: dict[str, tuple[Any, Any]] = {
     "accept": (accept_triton, accept_sampled),
     "accept_block": (accept_block_triton, accept_block),
@@ -69,7 +73,12 @@ SAMPLED: dict[str, tuple[Any, Any]] = {
 # `calc_diff` at most; in layers activations are rounded to FP8 on both sides, in another order.
 MOST = {"products": 1e-3, "layers": 5e-3}
 PROCESSES = {"cuda": 16, "cpu": 2}
-SHARES = {"accept": 4, "accept_block": 4, "markov": 4}  # on a device; others are compared in one
+SHARES = {
+    "window_attention": 4,
+    "accept": 4,
+    "accept_block": 4,
+    "markov": 4,
+}  # on a device; others are compared in one
 MOST_S = 1800.0  # a stage that compares has a limit of its own
 
 Job = Callable[[], dict[str, Any]]
@@ -213,6 +222,21 @@ def writings(device: str, share: tuple[int, int]) -> dict[str, Any]:
     return {"rows": rows, "wrong": wrong}
 
 
+def attended(device: str, share: tuple[int, int]) -> dict[str, Any]:
+    """Rows of odd verify windows, and passes beyond their type's tolerance."""
+    rows, wrong = 0, []
+    for number, given in shared(window_shapes.cases(ODD[device], 0, device), share):
+        if unsupported(given.windows, given.context) is not None:
+            continue  # FP8 on a device that has none
+        found = given.output()
+        attend_triton(*given, found)
+        rows += len(found)
+        off = window_shapes.difference(found, given.expected())
+        if not off <= window_shapes.MOST[found.dtype]:
+            wrong.append(f"pass {number}, {found.dtype}: {off}")
+    return {"rows": rows, "wrong": wrong}
+
+
 def grouped(device: str, share: tuple[int, int]) -> dict[str, float]:
     """calc_diff of a product of every kind and odd shape against float64."""
     report = {}
@@ -243,6 +267,7 @@ def moved(given: GroupedOperands, device: str) -> GroupedOperands:
 
 
 PARTS: dict[str, Callable[[str, tuple[int, int]], dict[str, Any]]] = {
+    "window_attention": attended,
     "admission": admissions,
     "accept": partial(accepted, "accept"),
     "accept_block": partial(accepted, "accept_block"),
