@@ -106,7 +106,8 @@ and drafts up to rounding; a vanilla head in the draft's graph keeps SGLang's st
 ones were faster there. A commit projects emitted rows only, for all draft layers in one product.
 
 `python -m sglang_dspark.benchmarks.operators` (one of them: `.admission`, `.markov`, `.greedy`,
-`.accept`, `.commit`, `.pass_rows`, `.window_attention`) times them in captured graphs next to SGLang's and torch's.
+`.accept`, `.commit`, `.pass_rows`, `.window_attention`) times them in captured graphs next to
+SGLang's and torch's.
 
 """
 REST = """
@@ -114,8 +115,8 @@ Times are medians of CUDA events. In the first table, outside of graphs they inc
 launches, greedy logits are bfloat16, where a server's are float32, and the commit is 25ce16b.
 Slower than SGLang's or torch's are our sampled acceptance, which a server uses only for what those
 cannot do ([which](gpu.md)), the commit up to 64 requests, and the sampled head in a graph.
-X
-with top-p, which needs FlashInfer.
+`pass_rows.py` and `window_attention.py` are newer than these runs and have not run on a GPU. Not
+measured: SGLang's acceptance with top-p, which needs FlashInfer.
 """
 
 
