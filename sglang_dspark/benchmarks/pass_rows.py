@@ -24,7 +24,7 @@ GAMMA, CONTEXT = 7, 512
 
 
 class Pass(NamedTuple):
-    """Arguments of `kernels.pass_rows`, for windows of gamma + 1 rows."""
+    """Arguments of `kernels.pass_rows`."""
 
     indptr: Tensor
     ids: Tensor

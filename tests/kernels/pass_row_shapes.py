@@ -3,24 +3,13 @@
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 
+from sglang_dspark.benchmarks.pass_rows import Pass
+
 _LONGEST, _OWNERS = 70, 300
-
-
-class Pass(NamedTuple):
-    """Arguments of `kernels.pass_rows`."""
-
-    indptr: Tensor
-    ids: Tensor
-    lens: Tensor
-    owners: Tensor
-    table: Tensor
-    tokens: int
-    slots: int
 
 
 def passes(count: int) -> Iterator[Pass]:

@@ -10,8 +10,9 @@ import torch
 from sglang.kernels.ops.speculative.dspark.dspark_verify_window import BuildRaggedVerifyWindow
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
+from sglang_dspark.benchmarks.pass_rows import Pass
 from sglang_dspark.kernels.pass_rows import rows_torch
-from tests.kernels.pass_row_shapes import Pass, passes
+from tests.kernels.pass_row_shapes import passes
 from tests.kernels.processes import output_of
 
 CASES = 200

@@ -40,7 +40,7 @@ def test_windows_are_those_of_dense_attention(cases: list[dict[str, Any]]) -> No
 
 
 def test_sglangs_kernel_reads_the_same_windows(cases: list[dict[str, Any]]) -> None:
-    """What our kernel does not support stays with it."""
+    """Keep the passes right that our kernel leaves to it."""
     tried = [case["extend"] for case in cases if "extend" in case]
     assert len(tried) >= 10
     assert max(tried) <= TOLERANCE

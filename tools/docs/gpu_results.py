@@ -63,7 +63,8 @@ What these figures say:
   serves one query head a program and pads eight rows to its block.
 - A step without drafts pays for the same attention, so at 128 users the scheduled server cannot
   fall back to what plain decoding costs, and is below it.
-- Sampled steps take some 5 ms more than greedy ones at 8 users, in launches outside of graphs.
+- Sampled steps take some 5 ms more than greedy ones at 8 users. Why is not known: no trace of them
+  was taken.
 - Drafts, acceptance and the cache are right: a second target of Qwen3-0.6B's shape, whose layers
   matter, gave {equal} of {requests} greedy answers as plain decoding gave them, and the others
   parted at near ties of bfloat16 logits (margins up to {margin:.2g}).

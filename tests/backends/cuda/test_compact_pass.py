@@ -14,10 +14,11 @@ from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 
 from sglang_dspark.backends.cuda import compact_pass as module
 from sglang_dspark.backends.cuda.compact_pass import compact_pass, padded_layout
+from sglang_dspark.benchmarks.pass_rows import Pass
 from sglang_dspark.kernels.pass_rows import rows_torch
 from sglang_dspark.step.rules import Rules
 from sglang_dspark.step.verify import VerifyInput, layout_of
-from tests.kernels.pass_row_shapes import Pass, passes
+from tests.kernels.pass_row_shapes import passes
 from tests.step.windows import indptr_of
 
 LENS, WIDTH, SLOTS, TOKENS = (2, 0), 4, 3, 8
