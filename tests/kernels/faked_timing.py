@@ -114,7 +114,7 @@ def timed_until() -> dict[str, Any]:
         ("ours fails", ("ours, broken",), 60.0),
         ("no time", ("SGLang missing",), 1.0),
     ):
-        stage.candidates = lambda names=names: of(*names)  # type: ignore[attr-defined]
+        stage.candidates = lambda _, names=names: of(*names)  # type: ignore[attr-defined]
         statuses[case] = stage.time_all(True, lambda left=left: left)
     return statuses
 

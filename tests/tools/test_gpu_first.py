@@ -37,6 +37,9 @@ config = json.load(open(named)) if named else {}
 way = "as it comes"
 for flag in ("--disable-overlap-schedule", "--disable-cuda-graph"):
     way = flag if flag in sys.argv else way
+if config.get("verify", {}).get("window_kernel") is False:
+    assert "--disable-prefill-cuda-graph" in sys.argv
+    way = "no prefill graphs, verify: {window_kernel: false}"
 if config.get("schedule", {}).get("mode") == "static":
     way = "schedule: {mode: static}"
 if os.environ.get("DSPARK_DISABLE") == "1":
@@ -113,11 +116,12 @@ def test_a_configuration_in_force_is_kept_beside_the_step_log(
 ) -> None:
     (tmp_path / "own.yaml").write_text("schedule: {lag: 1}\ncpu: {overlap: true}\n")
     monkeypatch.setenv("SGLANG_DSPARK_CONFIG", str(tmp_path / "own.yaml"))
-    monkeypatch.setenv("FAILING", "|".join(NAMES[:3]))
+    static = NAMES.index("schedule: {mode: static}")
+    monkeypatch.setenv("FAILING", "|".join(NAMES[:static]))
     ladder = Ladder(stub, tmp_path / "logs", lambda: 60.0)
     try:
         assert ladder.ready() is not None
-        written = json.loads((tmp_path / "logs" / "rung-3" / "dspark.json").read_text())
+        written = json.loads((tmp_path / "logs" / f"rung-{static}" / "dspark.json").read_text())
     finally:
         ladder.stop()
     step_log = str(tmp_path / "logs" / "steps.jsonl")
@@ -161,6 +165,16 @@ def test_ratios_are_of_the_scheduled_server_over_each_other_in_pairs() -> None:
     assert plain["ratio"] == pytest.approx((3 * 2.5 * 2) ** (1 / 3))
     assert plain["interval"][0] < plain["ratio"] < plain["interval"][1]
     assert (mtp1["over"], mtp1["ratio"]) == ("mtp1", pytest.approx(1.5))
+
+
+def test_a_server_that_started_later_is_paired_with_the_rounds_it_was_in() -> None:
+    up: dict[str, Any] = {"dspark": None}
+    comparison = Given(up, {"dspark": [row(10.0), row(30.0)], "mtp1": [row(20.0)]})
+    list(comparison.measure([CELL], 0))
+    comparison.up["mtp1"] = None  # type: ignore[assignment]
+    list(comparison.measure([CELL], 1))
+    [mtp1] = comparison.ratios()
+    assert (mtp1["ratio"], mtp1["trials"]) == (1.5, 1)
 
 
 @pytest.mark.parametrize(
@@ -328,8 +342,9 @@ def test_a_stage_whose_default_start_fails_measures_by_the_next(
     found = json.loads((tmp_path / "out" / "first.partial.json").read_text())
     ladder = [row for row in found["metrics"]["rows"] if "ladder" in row]
     names = [(row["ladder"], "injected" in row.get("failed", "")) for row in ladder]
-    assert names == [(NAMES[0], True), (NAMES[1], False)] * 2  # of both targets
-    assert found["metrics"]["rung"] == NAMES[1]
+    fails = [(NAMES[0], True), (NAMES[1], True)]  # neither turns the overlap loop off
+    assert names == [*fails, (NAMES[2], False)] * 2  # of both targets
+    assert found["metrics"]["rung"] == NAMES[2]
     judge_rounds(found)
 
 

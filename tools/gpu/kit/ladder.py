@@ -26,16 +26,22 @@ LOG_LINES = 40
 
 @dataclass(frozen=True)
 class Rung:
-    """One way to start. arguments, environment: added; schedule: of our configuration file."""
+    """One way to start. arguments, environment: added; schedule, verify: of our configuration."""
 
     name: str
     arguments: tuple[str, ...] = ()
     environment: Mapping[str, str] = field(default_factory=dict)
     schedule: Mapping[str, Any] = field(default_factory=dict)
+    verify: Mapping[str, Any] = field(default_factory=dict)
 
 
 RUNGS = (
     Rung("as it comes"),
+    Rung(
+        "no prefill graphs, verify: {window_kernel: false}",
+        ("--disable-prefill-cuda-graph",),
+        verify={"window_kernel": False},
+    ),
     Rung("--disable-overlap-schedule", ("--disable-overlap-schedule",)),
     Rung("--disable-cuda-graph", ("--disable-cuda-graph",)),
     Rung("schedule: {mode: static}", schedule={"mode": "static"}),
@@ -70,8 +76,9 @@ class Ladder:
         """Launch the server by the current rung, without waiting."""
         rung, folder = RUNGS[self._place], self._logs / f"rung-{self._place}"
         if rung.name != "DSPARK_DISABLE=1":
-            self._spec = with_schedule(
-                self._spec, {**rung.schedule, "step_log": str(self.step_log)}, folder
+            schedule = {**rung.schedule, "step_log": str(self.step_log)}
+            self._spec = configured(
+                self._spec, {"schedule": schedule, "verify": rung.verify}, folder
             )
         spec = replace(
             self._spec,
@@ -117,11 +124,15 @@ class Ladder:
         self._server = None
 
 
-def with_schedule(spec: ServerSpec, schedule: Mapping[str, Any], folder: Path) -> ServerSpec:
-    """Return the server with these `schedule` settings on top of the configuration in force."""
+def configured(
+    spec: ServerSpec, settings: Mapping[str, Mapping[str, Any]], folder: Path
+) -> ServerSpec:
+    """Return the server with these settings, by section, on top of the configuration in force."""
     named = os.environ.get(CONFIG)
     config = dict(load_yaml(Path(named))) if named else {}
-    config["schedule"] = {**config.get("schedule", {}), **schedule}
+    for section, values in settings.items():
+        if values:
+            config[section] = {**config.get(section, {}), **values}
     path = folder.absolute() / "dspark.json"
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(json.dumps(config))

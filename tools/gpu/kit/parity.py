@@ -53,11 +53,13 @@ from sglang_dspark.kernels.grouped_reference import (
     calc_diff,
     m_grouped_gemm_nt_contiguous_reference,
 )
+from sglang_dspark.kernels.pass_rows import PassRows, rows_torch, rows_triton
 from sglang_dspark.kernels.window_attention import attend_triton
 from sglang_dspark.kernels.window_inputs import why_not as unsupported
 from sglang_dspark.verify import accept_block, accept_sampled
 from tests.kernels.accept_reference import reference, undecided
 from tests.kernels.greedy_reference import different
+from tests.kernels.pass_row_shapes import passes
 from tools.gpu.kit.device import device_name, say
 from tools.gpu.kit.processes import run_together
 
@@ -74,7 +76,7 @@ SAMPLED: dict[str, tuple[Any, Any]] = {
 MOST = {"products": 1e-3, "layers": 5e-3}
 PROCESSES = {"cuda": 16, "cpu": 2}
 SHARES = {
-    "window_attention": 4,
+    "window_attention": 12,
     "accept": 4,
     "accept_block": 4,
     "markov": 4,
@@ -207,6 +209,24 @@ def packings(device: str, share: tuple[int, int]) -> dict[str, Any]:
     return {"rows": rows, "wrong": wrong}
 
 
+def indexed(device: str, share: tuple[int, int]) -> dict[str, Any]:
+    """Rows of odd ragged passes, and the passes that are indexed otherwise."""
+    rows, wrong = 0, []
+    for number, given in shared(passes(ODD[device]), share):
+        tensors = [each.to(device) for each in given[:5]]
+        found = rows_triton(*tensors, *given[5:])
+        expected = rows_torch(*tensors, *given[5:])
+        rows += given.tokens
+        if not all(torch.equal(*pair) for pair in zip(flat(found), flat(expected), strict=True)):
+            wrong.append(f"pass {number}")
+    return {"rows": rows, "wrong": wrong}
+
+
+def flat(rows: PassRows) -> list[torch.Tensor]:
+    """List all tensors of an indexed pass."""
+    return [*rows[:4], *rows.whole, *rows.capped]
+
+
 def writings(device: str, share: tuple[int, int]) -> dict[str, Any]:
     """Rows that odd launches write, and those whose caches are others."""
     rows, wrong = 0, []
@@ -268,6 +288,7 @@ def moved(given: GroupedOperands, device: str) -> GroupedOperands:
 
 PARTS: dict[str, Callable[[str, tuple[int, int]], dict[str, Any]]] = {
     "window_attention": attended,
+    "pass_rows": indexed,
     "admission": admissions,
     "accept": partial(accepted, "accept"),
     "accept_block": partial(accepted, "accept_block"),

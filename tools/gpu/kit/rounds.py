@@ -153,7 +153,8 @@ class Comparison:
                 pairs = min(len(ours), len(theirs))
                 if name == SCHEDULED or not pairs:
                     continue
-                ratio = paired_ratio(ours[:pairs], theirs[:pairs])
+                # An arm that started later lacks the first rounds.
+                ratio = paired_ratio(ours[-pairs:], theirs[-pairs:])
                 about = {"users": cell.users, "sampling": cell.sampling, "over": name}
                 found.append(
                     {**about, "ratio": ratio.mid, "interval": ratio.bounds, "trials": ratio.trials}

@@ -27,6 +27,7 @@ from sglang_dspark.ports import free_port
 from sglang_dspark.shipped import shipped
 
 _GRAPHS = (1, 2, 4, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_PREFILL_GRAPHS = ("128", "256", "512", "1024")  # tokens; a deployment captures some forty sizes
 COUNTERS_S = 1.5  # the scheduler's counters come up to a second late
 
 
@@ -57,7 +58,8 @@ def server_of(
         flags += ["--max-total-tokens=16384"]
     else:
         sizes = [str(size) for size in _GRAPHS if size < max(users)]
-        flags += ["--dtype=bfloat16", "--attention-backend=triton", "--disable-prefill-cuda-graph"]
+        flags += ["--dtype=bfloat16", "--attention-backend=triton"]
+        flags += ["--cuda-graph-bs-prefill", *_PREFILL_GRAPHS]
         flags += ["--cuda-graph-bs-decode", *sizes, str(max(users))]
         if found.drafter is not None:
             flags += ["--speculative-draft-attention-backend=triton"]
