@@ -40,9 +40,10 @@ def tiling(group: int, form: str, x_scaled: bool, swiglu: bool, fp8_out: bool) -
     """For groups of about so many rows, weights of a format, FP8 rows in, SwiGLU, FP8 rows out.
 
     A step is 128 deep, one group of FP8 scales; BF16 has none and takes half of that where tiles
-    are large. FP4 takes 256 at few BF16 rows: scales of fewer are no 4 bytes in a thread, and
-    could not be copied ahead of time; with 16 rows three programs have registers. FP8 rows out need all 128 columns of a scale in one tile. SwiGLU has two accumulators
-    and scaled formats a partial sum beside each: 128 rows of those would spill registers.
+    are large. FP4 with few BF16 rows takes 256, so that each thread has 4 bytes of scales: fewer
+    cannot be copied ahead of time. With 16 rows, registers are limited to what three programs have.
+    FP8 rows out need all 128 columns of a scale in one tile. SwiGLU has two accumulators and scaled
+    formats a partial sum beside each: 128 rows of those would spill registers.
     """
     block_m = min(128, max(16, triton.next_power_of_2(max(group, 1))))
     if block_m <= 32:

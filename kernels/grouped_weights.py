@@ -4,13 +4,15 @@ Weights come first in the product, so that the accumulator is [columns, rows]: t
 require 64 of the first and as few as 16 of the second, which is what decoding has.
 
 FP4 weights are read four codes (16 bits) at a time: code j of all fours meets the columns j,
-j + 4, ... of the rows, so nothing is interleaved (but on Blackwell, for whose tensor memory Triton
-compiles four chained products wrongly: there the four tiles are joined). Two fours are converted at once, as packed BF16:
-the sign moves to bit 15 of each half and the magnitude to bits 8..6, which is the code's value
-times 2^-126 (0.5 is a subnormal number, which BF16 products keep). One multiplication by 2^126 and
-one by the scale follow. A single one by their product would overflow where the scale is above 2.
-Code x E8M0 or E4M3 scale has at most six significant bits, so it is exact in BF16, as FP8 codes
-are. NVFP4's scale of a matrix waits for the end.
+j + 4, ... of the rows, so nothing is interleaved. On Blackwell, for whose tensor memory Triton
+compiles four chained products wrongly, the four tiles are joined before one product.
+
+Two fours are converted at once, as packed BF16: the sign moves to bit 15 of each half and the
+magnitude to bits 8..6, which is the code's value times 2^-126. (0.5 is a subnormal number, which
+BF16 products keep.) One multiplication by 2^126 and one by the scale follow; a single one by their
+product would overflow where the scale is above 2. Code x E8M0 or E4M3 scale has at most six
+significant bits, so it is exact in BF16, as FP8 codes are. NVFP4's scale of a matrix waits for the
+end.
 """
 
 from __future__ import annotations
@@ -32,13 +34,13 @@ _CODES_TO_BF16 = tl.constexpr(
     and.b32 b, $4, 0x00F000F0;
     mul.lo.u32 b, b, 0x104;
     and.b32 b, b, 0x81C081C0;
-    shr.b32 c, $4, 8;
-    and.b32 c, c, 0x000F000F;
+    shr.b32 d, $4, 8;
+    and.b32 c, d, 0x000F000F;
     mul.lo.u32 c, c, 0x1040;
     and.b32 c, c, 0x81C081C0;
-    and.b32 d, $4, 0x70007000;
-    shr.b32 d, d, 6;
-    lop3.b32 d, $4, 0x80008000, d, 0xEA;
+    and.b32 d, d, 0x00F000F0;
+    mul.lo.u32 d, d, 0x104;
+    and.b32 d, d, 0x81C081C0;
     fma.rn.bf16x2 a, a, wide, none;
     fma.rn.bf16x2 b, b, wide, none;
     fma.rn.bf16x2 c, c, wide, none;
@@ -91,10 +93,10 @@ _E8M0_TO_BF16 = tl.constexpr(
     .reg .b32 low, high, least, zero;
     mov.b32 least, 0x00400040;
     mov.b32 zero, 0;
-    prmt.b32 low, $2, 0, 0x1404;
-    prmt.b32 high, $2, 0, 0x3424;
-    shr.b32 low, low, 1;
-    shr.b32 high, high, 1;
+    prmt.b32 low, $2, 0, 0x4140;
+    prmt.b32 high, $2, 0, 0x4342;
+    shl.b32 low, low, 7;
+    shl.b32 high, high, 7;
     max.bf16x2 low, low, least;
     max.bf16x2 high, high, least;
     fma.rn.bf16x2 $0, low, zero, low;

@@ -37,18 +37,12 @@ def _result(instruction: str, values: list[np.ndarray]) -> np.ndarray:
             return values[0]
         case "and.b32":
             return values[0] & values[1]
+        case "shl.b32":
+            return values[0] << values[1]
         case "shr.b32":
             return values[0] >> values[1]
         case "mul.lo.u32":
             return values[0] * values[1]
-        case "lop3.b32":
-            a, b, c, table = values
-            terms = (
-                (a if i & 4 else ~a) & (b if i & 2 else ~b) & (c if i & 1 else ~c)
-                for i in range(8)
-                if int(table.flat[0]) >> i & 1
-            )
-            return np.bitwise_or.reduce(list(terms))
         case "prmt.b32":
             return _permuted(*values)
         case "max.bf16x2":
