@@ -12,13 +12,13 @@ from dataclasses import asdict, dataclass
 
 import triton
 
-from sglang_dspark.kernels.grouped_layout import SCALE_BLOCK
+from sglang_dspark.kernels.grouped_layout import FP4_GROUPS, SCALE_BLOCK
 
 
 @dataclass(frozen=True)
 class Tiling:
     """Rows, columns and depth of a tile's step, tiles of rows in a band, warps, pipeline stages,
-    and programs a processor."""
+    programs a processor, and registers of a thread at most (None: as many as the kernel needs)."""
 
     block_m: int
     block_n: int
@@ -27,10 +27,11 @@ class Tiling:
     num_warps: int
     num_stages: int
     programs: int
+    maxnreg: int | None = None
 
     def as_options(self) -> dict[str, int]:
         """By keyword of the kernel."""
-        options = asdict(self)
+        options = {name: value for name, value in asdict(self).items() if value is not None}
         del options["programs"]
         return options
 
@@ -39,14 +40,20 @@ def tiling(group: int, form: str, x_scaled: bool, swiglu: bool, fp8_out: bool) -
     """For groups of about so many rows, weights of a format, FP8 rows in, SwiGLU, FP8 rows out.
 
     A step is 128 deep, one group of FP8 scales; BF16 has none and takes half of that where tiles
-    are large. FP8 rows out need all 128 columns of a scale in one tile. SwiGLU has two accumulators
-    and scaled formats a partial sum beside each: 128 rows of those would spill registers.
+    are large. FP4 with few BF16 rows takes 256, so that each thread has 4 bytes of scales: fewer
+    cannot be copied ahead of time. With 16 rows, registers are limited to what three programs have.
+    FP8 rows out need all 128 columns of a scale in one tile. SwiGLU has two accumulators and scaled
+    formats a partial sum beside each: 128 rows of those would spill registers.
     """
     block_m = min(128, max(16, triton.next_power_of_2(max(group, 1))))
     if block_m <= 32:
         columns, warps = (SCALE_BLOCK, 8) if fp8_out else (64, 4)
         # Four stages of a scale's 128 columns are more than the 99 KiB of an L4 or a 4090.
         stages, programs = 3 if form == "bf16" or fp8_out else 4, 8 // warps
+        if form in FP4_GROUPS and not x_scaled:
+            three = block_m == 16 and warps == 4
+            programs, registers = (3, 65536 // (3 * 128) // 8 * 8) if three else (programs, None)
+            return Tiling(block_m, columns, 2 * SCALE_BLOCK, 8, warps, 3, programs, registers)
         return Tiling(block_m, columns, SCALE_BLOCK, 8, warps, stages, programs)
     if form == "bf16":
         return Tiling(block_m, SCALE_BLOCK, SCALE_BLOCK // 2, 8, 8, 3, 1)

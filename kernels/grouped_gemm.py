@@ -35,6 +35,7 @@ from torch import Tensor
 
 from sglang_dspark.kernels.grouped_config import Tiling, tiling
 from sglang_dspark.kernels.grouped_layout import (
+    FP4_GROUPS,
     FP8,
     SCALE_BLOCK,
     GroupedOperands,
@@ -159,9 +160,11 @@ def _launch(
     tiles = (rows // how.block_m + experts + 1) * triton.cdiv(columns, how.block_n)
     places, gather, top_k = _layout(operands)
     scales = (operands.x_scale, operands.weight_scale, operands.weight_global, out_scale)
+    # Four FP4 codes at a time; a tensor of bytes that starts at an odd one cannot be viewed.
+    weight = operands.weight.view(torch.int16) if form in FP4_GROUPS else operands.weight
     _grouped_kernel[(min(tiles, _programs(x.device, how)),)](
         x,
-        operands.weight,
+        weight,
         out,
         *(x if part is None else part for part in (*scales, gather, pairs, weights)),
         places,
@@ -169,6 +172,8 @@ def _launch(
         experts,
         n,
         x.shape[-1],
+        weight.shape[-1],
+        1 if operands.weight_scale is None else operands.weight_scale.shape[-1],
         masked=isinstance(operands, MaskedOperands),
         top_k=top_k,
         scatter=pairs is not None,
@@ -176,6 +181,7 @@ def _launch(
         fp8_out=fp8_out,
         form=form,
         x_scaled=operands.x_scale is not None,
+        joined=form in FP4_GROUPS and _joins(x.device),
         # The interpreter multiplies the bit patterns of BF16; their products are exact in float32.
         upcast=not x.is_cuda,
         groups_block=triton.next_power_of_2(experts + 1),
@@ -198,6 +204,12 @@ def _programs(device: torch.device, how: Tiling) -> int:
 
 
 @lru_cache
+def _joins(device: torch.device) -> bool:
+    """Return whether FP4 weights are joined before one product: on Blackwell."""
+    return device.type == "cuda" and torch.cuda.get_device_capability(device) >= (10, 0)
+
+
+@lru_cache
 def _processors(device: torch.device) -> int:
     return torch.cuda.get_device_properties(device).multi_processor_count
 
@@ -205,7 +217,7 @@ def _processors(device: torch.device) -> int:
 @triton.jit
 def _grouped_kernel(
     x,  # [M, K], [E, C, K], or [T, K] to gather from
-    w,  # [E, N, K] or [E, N, K / 2]
+    w,  # [E, N, K], or FP4 codes as int16 [E, N, K / 4]
     out,  # [M, N], N / 2 with swiglu, [T, top_k, N] with scatter
     x_scale,  # [M, ceil(K / 128)]
     w_scale,
@@ -216,10 +228,10 @@ def _grouped_kernel(
     weights,  # [T, top_k]
     places,  # offsets [E + 1] or counts [E]
     size,  # rows of the contiguous layout, slots of an expert of the masked one
-    experts, n, k,
+    experts, n, k, w_width, scale_width,  # the last two: of a row of w and of w_scale
     masked: tl.constexpr, top_k: tl.constexpr,  # top_k 0: rows are not gathered
     scatter: tl.constexpr, swiglu: tl.constexpr, fp8_out: tl.constexpr,
-    form: tl.constexpr, x_scaled: tl.constexpr, upcast: tl.constexpr,
+    form: tl.constexpr, x_scaled: tl.constexpr, joined: tl.constexpr, upcast: tl.constexpr,
     groups_block: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
     row_tiles: tl.constexpr,
 ):  # fmt: skip
@@ -236,7 +248,7 @@ def _grouped_kernel(
         columns = column_tile * block_n + tl.arange(0, block_n)
         acc = _tile_product(
             x, x_scale, source, row_ok, w, w_scale, w_global, expert, columns, width, depth, n, k,
-            swiglu, form, x_scaled, upcast, block_m, block_n, block_k,
+            w_width, scale_width, swiglu, form, x_scaled, joined, upcast, block_m, block_n, block_k,
         )  # fmt: skip
         keep = row_ok if scatter and masked else within
         _store_tile(
@@ -277,9 +289,12 @@ def _tile_product(
     depth,  # K, or 0 where there is nothing to add
     n,
     k,
+    w_width,
+    scale_width,
     swiglu: tl.constexpr,
     form: tl.constexpr,
     x_scaled: tl.constexpr,
+    joined: tl.constexpr,
     upcast: tl.constexpr,
     block_m: tl.constexpr,
     block_n: tl.constexpr,
@@ -290,16 +305,16 @@ def _tile_product(
     up = acc
     column_ok = columns < width
     for step in range(0, depth, block_k):
-        even, odd = load_rows(x, rows, row_ok, step, k, form, upcast, block_k)
+        parts = load_rows(x, rows, row_ok, step, k, form, joined, upcast, block_k)
         own = load_scales(x_scale, rows, row_ok, step, k, x_scaled)
         acc = add_product(
-            acc, even, odd, own, w, w_scale, expert, columns, column_ok, step, n, k,
-            form, x_scaled, block_k,
+            acc, parts, own, w, w_scale, expert, columns, column_ok, step, n,
+            w_width, scale_width, form, x_scaled, joined, upcast, block_k,
         )  # fmt: skip
         if swiglu:
             up = add_product(
-                up, even, odd, own, w, w_scale, expert, columns + width, column_ok, step, n, k,
-                form, x_scaled, block_k,
+                up, parts, own, w, w_scale, expert, columns + width, column_ok, step, n,
+                w_width, scale_width, form, x_scaled, joined, upcast, block_k,
             )  # fmt: skip
     return _finished(acc, up, w_global, expert, swiglu, form)
 

@@ -3,10 +3,16 @@
 Weights come first in the product, so that the accumulator is [columns, rows]: tensor instructions
 require 64 of the first and as few as 16 of the second, which is what decoding has.
 
-FP4 codes (E2M1) become numbers by integer operations; code x E8M0 or E4M3 scale has at most six
-significant bits, so it is exact in BF16, as FP8 codes are. A byte holds two neighbours of a row of
-K; instead of interleaving them, the even columns of the rows meet the low halves and the odd
-columns the high ones. NVFP4's scale of a matrix waits for the end.
+FP4 weights are read four codes (16 bits) at a time: code j of all fours meets the columns j,
+j + 4, ... of the rows, so nothing is interleaved. On Blackwell, for whose tensor memory Triton
+compiles four chained products wrongly, the four tiles are joined before one product.
+
+Two fours are converted at once, as packed BF16: the sign moves to bit 15 of each half and the
+magnitude to bits 8..6, which is the code's value times 2^-126. (0.5 is a subnormal number, which
+BF16 products keep.) One multiplication by 2^126 and one by the scale follow; a single one by their
+product would overflow where the scale is above 2. Code x E8M0 or E4M3 scale has at most six
+significant bits, so it is exact in BF16, as FP8 codes are. NVFP4's scale of a matrix waits for the
+end.
 """
 
 from __future__ import annotations
@@ -14,21 +20,104 @@ from __future__ import annotations
 import triton
 import triton.language as tl
 
+# Registers $0..$3: code j of two fours, times its scale, as packed BF16; $4: the fours; $5: their
+# scales. The integer products copy a code to where its sign and where its magnitude belong, 6 bits
+# apart. `fma` and not `mul`, which needs sm_90; adding -0 keeps the sign of a zero.
+_CODES_TO_BF16 = tl.constexpr(
+    """{
+    .reg .b32 wide, none, a, b, c, d;
+    mov.b32 wide, 0x7E807E80;
+    mov.b32 none, 0x80008000;
+    and.b32 a, $4, 0x000F000F;
+    mul.lo.u32 a, a, 0x1040;
+    and.b32 a, a, 0x81C081C0;
+    and.b32 b, $4, 0x00F000F0;
+    mul.lo.u32 b, b, 0x104;
+    and.b32 b, b, 0x81C081C0;
+    shr.b32 d, $4, 8;
+    and.b32 c, d, 0x000F000F;
+    mul.lo.u32 c, c, 0x1040;
+    and.b32 c, c, 0x81C081C0;
+    and.b32 d, d, 0x00F000F0;
+    mul.lo.u32 d, d, 0x104;
+    and.b32 d, d, 0x81C081C0;
+    fma.rn.bf16x2 a, a, wide, none;
+    fma.rn.bf16x2 b, b, wide, none;
+    fma.rn.bf16x2 c, c, wide, none;
+    fma.rn.bf16x2 d, d, wide, none;
+    fma.rn.bf16x2 $0, a, $5, none;
+    fma.rn.bf16x2 $1, b, $5, none;
+    fma.rn.bf16x2 $2, c, $5, none;
+    fma.rn.bf16x2 $3, d, $5, none;
+    }"""
+)
+
 
 @triton.jit
-def e2m1(code):
-    """Codes 0..15 (int32) -> float32: 0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives."""
-    size = code & 7
-    bits = tl.where(size < 2, size * 0x3F000000, (size << 22) + 0x3F000000)
-    return (bits | ((code & 8) << 28)).to(tl.float32, bitcast=True)
+def scaled_codes(fours, scale, upcast: tl.constexpr):
+    """Values of the codes 0, 1, 2 and 3 of fours (int16) times their scales, four tiles.
+
+    Scales and values are BF16; with upcast float32, made of the same bits, for the interpreter,
+    which runs no assembly.
+    """
+    if upcast:
+        bits = fours.to(tl.int32)
+        a = _code_value(bits << 12, bits << 6) * scale
+        b = _code_value(bits << 8, bits << 2) * scale
+        c = _code_value(bits << 4, bits >> 2) * scale
+        d = _code_value(bits, bits >> 6) * scale
+    else:
+        a, b, c, d = tl.inline_asm_elementwise(
+            _CODES_TO_BF16,
+            "=&r,=&r,=&r,=&r,r,r",
+            [fours, scale],
+            (tl.bfloat16, tl.bfloat16, tl.bfloat16, tl.bfloat16),
+            is_pure=True,
+            pack=2,
+        )
+    return a, b, c, d
 
 
 @triton.jit
-def e8m0(code):
-    """Codes (uint8) -> float32 powers of two 2^(code - 127); 255 -> NaN."""
-    bits = code.to(tl.int32)
-    special = tl.where(bits == 0, 0x00400000, 0x7FC00000)
-    return tl.where((bits > 0) & (bits < 255), bits << 23, special).to(tl.float32, bitcast=True)
+def _code_value(sign, size):
+    """float32 of codes whose sign is bit 15 of one int32 and whose magnitude bits 8..6 of another:
+    0, 0.5, 1, 1.5, 2, 3, 4, 6 and their negatives."""
+    bits = ((sign & 0x8000) | (size & 0x01C0)) << 16
+    return bits.to(tl.float32, bitcast=True) * 8.507059173023462e37  # 2^126
+
+
+# Four E8M0 codes in $2 -> packed BF16 in $0 and $1: the code is the exponent, but 0 is 2^-127 and
+# 255 is NaN, made of infinity times zero.
+_E8M0_TO_BF16 = tl.constexpr(
+    """{
+    .reg .b32 low, high, least, zero;
+    mov.b32 least, 0x00400040;
+    mov.b32 zero, 0;
+    prmt.b32 low, $2, 0, 0x4140;
+    prmt.b32 high, $2, 0, 0x4342;
+    shl.b32 low, low, 7;
+    shl.b32 high, high, 7;
+    max.bf16x2 low, low, least;
+    max.bf16x2 high, high, least;
+    fma.rn.bf16x2 $0, low, zero, low;
+    fma.rn.bf16x2 $1, high, zero, high;
+    }"""
+)
+
+
+@triton.jit
+def e8m0(code, upcast: tl.constexpr):
+    """Codes (uint8) -> powers of two 2^(code - 127); 255 -> NaN. BF16, or with upcast float32."""
+    if upcast:
+        bits = code.to(tl.int32)
+        special = tl.where(bits == 0, 0x00400000, 0x7FC00000)
+        bits = tl.where((bits > 0) & (bits < 255), bits << 23, special)
+        scale = bits.to(tl.float32, bitcast=True)
+    else:
+        scale = tl.inline_asm_elementwise(
+            _E8M0_TO_BF16, "=&r,=&r,r", [code], tl.bfloat16, is_pure=True, pack=4
+        )
+    return scale
 
 
 @triton.jit
@@ -39,11 +128,13 @@ def load_rows(
     step,
     k,
     form: tl.constexpr,
+    joined: tl.constexpr,
     upcast: tl.constexpr,
     block_k: tl.constexpr,
 ):
-    """Columns step.. of some rows of x [*, K], transposed: all [block_k, rows] twice, or for FP4
-    the even and the odd ones [block_k / 2, rows]. FP8 rows stay FP8, but BF16 beside FP4."""
+    """Columns step.. of some rows of x [*, K], transposed: [block_k, rows], or for FP4 four tiles
+    [block_k / 4, rows] of every fourth column, from 0, 1, 2 and 3, unless joined. FP8 rows
+    stay FP8, but BF16 beside FP4."""
     inner = step + tl.arange(0, block_k)
     tile = tl.load(
         x + rows[:, None] * k + inner[None, :],
@@ -52,13 +143,17 @@ def load_rows(
     )
     if upcast:
         tile = tile.to(tl.float32)
-    if form == "mxfp4" or form == "nvfp4":
-        if not upcast:
-            tile = tile.to(tl.bfloat16)
-        even, odd = tl.split(tl.reshape(tile, (rows.shape[0], block_k // 2, 2)))
+    fp4: tl.constexpr = form == "mxfp4" or form == "nvfp4"
+    if fp4 and not upcast:
+        tile = tile.to(tl.bfloat16)
+    if fp4 and not joined:
+        even, odd = tl.split(tl.reshape(tile, (rows.shape[0], block_k // 4, 2, 2)))
+        a, c = tl.split(even)
+        b, d = tl.split(odd)
+        parts = (tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d))
     else:
-        even, odd = tile, tile
-    return tl.trans(even), tl.trans(odd)
+        parts = (tl.trans(tile),)
+    return parts
 
 
 @triton.jit
@@ -76,49 +171,56 @@ def load_scales(x_scale, rows, row_ok, step, k, x_scaled: tl.constexpr):
 @triton.jit
 def add_product(
     acc,  # [columns, rows] float32
-    even,  # [block_k or block_k / 2, rows], as `load_rows` gives them
-    odd,
+    parts,  # of the rows, as `load_rows` gives them
     own,  # [rows] float32, scales of the rows
-    w,  # weights, any format
+    w,  # weights, any format, FP4 as int16
     w_scale,
     expert,
     columns,
     column_ok,
     step,
     n,
-    k,
+    w_width,  # elements of a row of w
+    scale_width,  # and of w_scale
     form: tl.constexpr,
     x_scaled: tl.constexpr,
+    joined: tl.constexpr,
+    upcast: tl.constexpr,
     block_k: tl.constexpr,
 ):
     """acc + W[columns, step..] X[rows, step..]^T."""
     if form == "mxfp4" or form == "nvfp4":
-        low, high = _fp4(w, w_scale, expert, columns, column_ok, step, n, k, form, block_k)
-        low, high = low.to(even.dtype), high.to(even.dtype)
+        tiles = _fp4(
+            w, w_scale, expert, columns, column_ok, step, n, w_width, scale_width,
+            form, upcast, block_k,
+        )  # fmt: skip
+        if joined:
+            even, odd = tl.interleave(tiles[0], tiles[2]), tl.interleave(tiles[1], tiles[3])
+            tiles = (tl.interleave(even, odd),)
         if x_scaled:
-            part = tl.dot(low, even, input_precision="ieee")
-            part = tl.dot(high, odd, part, input_precision="ieee")
+            part = tl.dot(tiles[0], parts[0], input_precision="ieee")
+            for j in tl.static_range(1, len(tiles)):
+                part = tl.dot(tiles[j], parts[j], part, input_precision="ieee")
             acc += part * own[None, :]
         else:
-            acc = tl.dot(low, even, acc, input_precision="ieee")
-            acc = tl.dot(high, odd, acc, input_precision="ieee")
+            for j in tl.static_range(len(tiles)):
+                acc = tl.dot(tiles[j], parts[j], acc, input_precision="ieee")
     else:
-        tile = _whole(w, expert, columns, column_ok, step, n, k, block_k).to(even.dtype)
+        tile = _whole(w, expert, columns, column_ok, step, n, w_width, block_k).to(parts[0].dtype)
         if form == "fp8":
-            scale = _block_scales(w_scale, expert, columns, column_ok, step, n, k)
-            part = tl.dot(tile, even, input_precision="ieee") * scale[:, None]
+            scale = _block_scales(w_scale, expert, columns, column_ok, step, n, scale_width)
+            part = tl.dot(tile, parts[0], input_precision="ieee") * scale[:, None]
             if x_scaled:
                 part = part * own[None, :]
             acc += part
         else:
-            acc = tl.dot(tile, even, acc, input_precision="ieee")
+            acc = tl.dot(tile, parts[0], acc, input_precision="ieee")
     return acc
 
 
 @triton.jit
-def _block_scales(w_scale, expert, columns, column_ok, step, n, k):
+def _block_scales(w_scale, expert, columns, column_ok, step, n, deep):
     """Scales [columns] of the blocks of 128 x 128 that the columns step.. lie in."""
-    deep = (k + 127) // 128
     place = (expert * ((n + 127) // 128) + columns // 128) * deep + step // 128
     return tl.load(w_scale + place, mask=column_ok, other=0.0)
 
@@ -143,27 +245,38 @@ def _fp4(
     column_ok,
     step,
     n,
-    k,
+    w_width,
+    scale_width,
     form: tl.constexpr,
+    upcast: tl.constexpr,
     block_k: tl.constexpr,
 ):
-    """Scaled weights of the even and of the odd columns step.., [columns, block_k / 2] float32."""
+    """Scaled weights of every fourth column from step, step + 1, + 2 and + 3, four tiles
+    [columns, block_k / 4].
+
+    Widths are arguments, which Triton knows to be multiples of 16 where they are: then 16 bytes of
+    codes and all scales of a step are copied at once, ahead of time.
+    """
     group: tl.constexpr = 32 if form == "mxfp4" else 16
-    half: tl.constexpr = block_k // 2
     line = expert * n + columns
-    inner = step // 2 + tl.arange(0, half)
-    packed = tl.load(
-        w + line[:, None] * (k // 2) + inner[None, :],
-        mask=column_ok[:, None] & (inner < k // 2)[None, :],
+    inner = step // 4 + tl.arange(0, block_k // 4)
+    fours = tl.load(
+        w + line[:, None] * w_width + inner[None, :],
+        mask=column_ok[:, None] & (inner < w_width)[None, :],
         other=0,
-    ).to(tl.int32)
+    )
     at = step // group + tl.arange(0, block_k // group)
     scale = tl.load(
-        w_scale + line[:, None] * (k // group) + at[None, :],
-        mask=column_ok[:, None] & (at < k // group)[None, :],
-    )  # of columns that are not there anything may be the scale: their codes are zero
-    scale = e8m0(scale) if form == "mxfp4" else scale.to(tl.float32)
-    scale = tl.where(column_ok[:, None] & (at < k // group)[None, :], scale, 0.0)
-    shape: tl.constexpr = (columns.shape[0], block_k // group, group // 2)
-    scale = tl.reshape(tl.broadcast_to(scale[:, :, None], shape), (columns.shape[0], half))
-    return e2m1(packed & 15) * scale, e2m1(packed >> 4) * scale
+        w_scale + line[:, None] * scale_width + at[None, :],
+        mask=column_ok[:, None] & (at < scale_width)[None, :],
+        other=0.0,
+    )  # none of an absent column may be NaN, whose codes are zero
+    if form == "mxfp4":
+        scale = e8m0(scale, upcast)
+    else:
+        scale = scale.to(tl.float32)
+        if not upcast:
+            scale = scale.to(tl.bfloat16)  # exact
+    shape: tl.constexpr = (columns.shape[0], block_k // group, group // 4)
+    scale = tl.reshape(tl.broadcast_to(scale[:, :, None], shape), fours.shape)
+    return scaled_codes(fours, scale, upcast)

@@ -19,8 +19,11 @@ from sglang_dspark.kernels.grouped_config import tiling
 from sglang_dspark.kernels.grouped_gemm import _grouped_kernel
 from sglang_dspark.kernels.routing import _route_kernel, _sum_kernel
 
-DTYPES = {"bf16": "*bf16", "fp8": "*fp8e4nv", "mxfp4": "*u8", "nvfp4": "*u8"}
+DTYPES = {"bf16": "*bf16", "fp8": "*fp8e4nv", "mxfp4": "*i16", "nvfp4": "*i16"}
 SCALES = {"bf16": "*bf16", "fp8": "*fp32", "mxfp4": "*u8", "nvfp4": "*fp8e4nv"}
+OPTIONS = ("num_warps", "num_stages", "maxnreg")
+WIDTHS = ("n", "k", "w_width", "scale_width", "columns")  # multiples of 16
+INTEGERS = ("size", "experts", "n", "k", "w_width", "scale_width")
 PLAIN = {"swiglu": False, "scatter": False, "fp8_out": False, "masked": False, "top_k": 0}
 GATE_UP = {**PLAIN, "swiglu": True, "top_k": 6}
 DOWN = {**PLAIN, "scatter": True}
@@ -28,20 +31,25 @@ DOWN = {**PLAIN, "scatter": True}
 
 def compiled(kernel, signature, constants, options, capability) -> dict[str, int | bool]:
     names = list(signature)
-    aligned = [n for n in names if signature[n].startswith("*") or n in ("n", "k", "columns")]
+    aligned = [n for n in names if signature[n].startswith("*") or n in WIDTHS]
     attributes = {(names.index(n),): [["tt.divisibility", 16]] for n in aligned}
     signature = {**signature, **dict.fromkeys(constants, "constexpr")}
     source = ASTSource(kernel, signature, constexprs=constants, attrs=attributes)
     made = compile_kernel(source, target=GPUTarget("cuda", capability, 32), options=options)
     ptx = made.asm["ptx"]
     tensor = "wgmma" in ptx or "tcgen05.mma" in ptx
-    return {"shared": made.metadata.shared, "warp_group": tensor, "code": len(made.asm["cubin"])}
+    return {
+        "shared": made.metadata.shared,
+        "warp_group": tensor,
+        "code": len(made.asm["cubin"]),
+        "packed": ptx.count("fma.rn.bf16x2"),
+    }
 
 
 def grouped(kind: str, group: int, way: dict, capability: int) -> dict[str, int | bool]:
     rows, form = kind.split(" x ")
     how = tiling(group, form, rows == "fp8", way["swiglu"], way["fp8_out"]).as_options()
-    options = {name: how.pop(name) for name in ("num_warps", "num_stages")}
+    options = {name: how.pop(name) for name in OPTIONS if name in how}
     pointers = {
         "x": DTYPES[rows],
         "w": DTYPES[form],
@@ -53,12 +61,13 @@ def grouped(kind: str, group: int, way: dict, capability: int) -> dict[str, int 
         "weights": "*fp32",
         "places": "*i32",
     }
-    signature = {**pointers, **dict.fromkeys(("size", "experts", "n", "k"), "i32")}
+    signature = {**pointers, **dict.fromkeys(INTEGERS, "i32")}
     constants = {
         **way,
         **how,
         "form": form,
         "x_scaled": rows == "fp8",
+        "joined": form.endswith("fp4") and capability >= 100,
         "upcast": False,
         "groups_block": 512,
     }

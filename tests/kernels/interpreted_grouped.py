@@ -15,6 +15,8 @@ from dataclasses import replace
 os.environ["TRITON_INTERPRET"] = "1"
 
 import torch
+import triton
+import triton.language as tl
 from torch import Tensor
 
 from sglang_dspark.benchmarks.grouped_shapes import (
@@ -32,6 +34,7 @@ from sglang_dspark.kernels.fp8_rows import fp8_rows
 from sglang_dspark.kernels.grouped_layout import Operands
 from sglang_dspark.kernels.grouped_moe import fused_experts, fused_experts_reference
 from sglang_dspark.kernels.grouped_reference import calc_diff
+from sglang_dspark.kernels.grouped_weights import e8m0, scaled_codes
 from sglang_dspark.kernels.routing import route, route_torch, sum_pairs, sum_pairs_torch
 from sglang_dspark.quantisation.fp8 import quantise_activations
 from tests.kernels.interpreter import patch_language_once
@@ -196,8 +199,58 @@ def layers() -> dict[str, float]:
     return report
 
 
+@triton.jit
+def _codes_kernel(fours, scales, out, count: tl.constexpr, groups: tl.constexpr):
+    codes = tl.load(fours + tl.arange(0, count))[:, None]
+    scale = e8m0(tl.load(scales + tl.arange(0, groups)), True)[None, :]
+    codes, scale = tl.broadcast(codes, scale)
+    parts = scaled_codes(codes, scale, True)
+    place = tl.arange(0, count)[:, None] * groups + tl.arange(0, groups)[None, :]
+    for j in tl.static_range(4):
+        tl.store(out + j * count * groups + place, parts[j])
+
+
+def codes() -> dict[str, bool]:
+    """All 65536 fours of FP4 codes by 39 E8M0 scales, the extreme ones and NaN included, bit for
+    bit."""
+    fours = torch.arange(-(1 << 15), 1 << 15, dtype=torch.int32).short()
+    scales = torch.tensor(
+        [*range(2, 250, 8), 0, 1, 127, 128, 129, 253, 254, 255], dtype=torch.uint8
+    )
+    scales = torch.cat([scales, scales[-(64 - len(scales)) :]])
+    report = {}
+    for first in range(0, 64, 16):
+        some = scales[first : first + 16].contiguous()
+        out = torch.empty(4, len(fours), 16)
+        _codes_kernel[(1,)](fours, some, out, len(fours), 16)
+        table = torch.tensor(reference.E2M1, dtype=torch.float64)
+        factor = torch.ldexp(torch.ones(16).double(), some.int() - 127)
+        factor = factor.masked_fill(some == 255, float("nan"))
+        for j in range(4):
+            wanted = (table[fours.int() >> 4 * j & 15][:, None] * factor).float()
+            number = ~wanted.isnan()
+            same = torch.equal(out[j].isnan(), ~number)
+            same &= torch.equal(out[j][number].view(torch.int32), wanted[number].view(torch.int32))
+            report[f"code {j}, scales from {first}"] = same
+    return report
+
+
+def joined() -> dict[str, Row]:
+    """FP4 weights joined before the product, as Blackwell has them."""
+    before = gemm._joins
+    gemm._joins = lambda device: True
+    try:
+        return {
+            name: judged(out := product(given), out, expected_product(given), used, given.out_dtype)
+            for name, shape, given, used in layouts()
+            if shape.name == "unaligned everything" and "fp4" in name
+        }
+    finally:
+        gemm._joins = before
+
+
 def main() -> None:
-    parts = (products, swiglus, scatters, routes, layers)
+    parts = (codes, joined, products, swiglus, scatters, routes, layers)
     json.dump({part.__name__: part() for part in parts}, sys.stdout)
 
 

@@ -79,6 +79,17 @@ def test_interpreted_products_equal_float64(report: dict[str, Any]) -> None:
     assert sum(row["control"] > 0.1 for row in rows.values()) > 60  # rows of others are seen
 
 
+def test_interpreted_codes_are_exact(report: dict[str, Any]) -> None:
+    assert len(report["codes"]) == 16
+    assert [name for name, same in report["codes"].items() if not same] == []
+
+
+def test_interpreted_joined_products_equal_float64(report: dict[str, Any]) -> None:
+    rows = report["joined"]
+    assert len(rows) == 2 * 4
+    check(rows)
+
+
 def test_interpreted_swiglu_equals_float64(report: dict[str, Any]) -> None:
     rows = report["swiglus"]
     assert len(rows) == 3 * len(KINDS)
@@ -128,6 +139,8 @@ def test_kernels_compile_for_hopper_and_blackwell_without_one() -> None:
     for name, row in report.items():
         assert 0 <= row["shared"] <= 227 * 1024, (name, row)
         assert row["warp_group"] == (":" in name), (name, row)
+        # FP4 codes are converted in pairs: two products a pair and some for E8M0 scales.
+        assert (row["packed"] >= 64) == ("fp4" in name), (name, row)
 
 
 @pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
