@@ -159,21 +159,16 @@ def _launch(
     columns = n // 2 if swiglu else n
     tiles = (rows // how.block_m + experts + 1) * triton.cdiv(columns, how.block_n)
     places, gather, top_k = _layout(operands)
+    weight, *widths = _weight_rows(operands, form)
+    sizes = (operands.rows[-1], experts, n, x.shape[-1], *widths)
     scales = (operands.x_scale, operands.weight_scale, operands.weight_global, out_scale)
-    # Four FP4 codes at a time; a tensor of bytes that starts at an odd one cannot be viewed.
-    weight = operands.weight.view(torch.int16) if form in FP4_GROUPS else operands.weight
     _grouped_kernel[(min(tiles, _programs(x.device, how)),)](
         x,
         weight,
         out,
         *(x if part is None else part for part in (*scales, gather, pairs, weights)),
         places,
-        operands.rows[-1],
-        experts,
-        n,
-        x.shape[-1],
-        weight.shape[-1],
-        1 if operands.weight_scale is None else operands.weight_scale.shape[-1],
+        *sizes,
         masked=isinstance(operands, MaskedOperands),
         top_k=top_k,
         scatter=pairs is not None,
@@ -188,6 +183,14 @@ def _launch(
         **how.as_options(),
     )
     return out
+
+
+def _weight_rows(operands: Operands, form: str) -> tuple[Tensor, int, int]:
+    """Weights, FP4 codes four to an int16; elements of a row of them and of their scales."""
+    weight, scale = operands.weight, operands.weight_scale
+    if form in FP4_GROUPS:
+        weight = weight.view(torch.int16)
+    return weight, weight.shape[-1], 1 if scale is None else scale.shape[-1]
 
 
 def _layout(operands: Operands) -> tuple[Tensor, Tensor | None, int]:
@@ -287,19 +290,10 @@ def _tile_product(
     columns,  # of the output, [block_n]
     width,  # columns of the output
     depth,  # K, or 0 where there is nothing to add
-    n,
-    k,
-    w_width,
-    scale_width,
-    swiglu: tl.constexpr,
-    form: tl.constexpr,
-    x_scaled: tl.constexpr,
-    joined: tl.constexpr,
-    upcast: tl.constexpr,
-    block_m: tl.constexpr,
-    block_n: tl.constexpr,
-    block_k: tl.constexpr,
-):
+    n, k, w_width, scale_width,
+    swiglu: tl.constexpr, form: tl.constexpr, x_scaled: tl.constexpr, joined: tl.constexpr,
+    upcast: tl.constexpr, block_m: tl.constexpr, block_n: tl.constexpr, block_k: tl.constexpr,
+):  # fmt: skip
     """W[columns] X[rows]^T of an expert, [block_n, block_m] float32, or SwiGLU of its halves."""
     acc = tl.zeros((block_n, block_m), tl.float32)
     up = acc

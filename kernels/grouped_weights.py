@@ -175,19 +175,12 @@ def add_product(
     own,  # [rows] float32, scales of the rows
     w,  # weights, any format, FP4 as int16
     w_scale,
-    expert,
-    columns,
-    column_ok,
-    step,
-    n,
+    expert, columns, column_ok, step, n,
     w_width,  # elements of a row of w
     scale_width,  # and of w_scale
-    form: tl.constexpr,
-    x_scaled: tl.constexpr,
-    joined: tl.constexpr,
-    upcast: tl.constexpr,
+    form: tl.constexpr, x_scaled: tl.constexpr, joined: tl.constexpr, upcast: tl.constexpr,
     block_k: tl.constexpr,
-):
+):  # fmt: skip
     """acc + W[columns, step..] X[rows, step..]^T."""
     if form == "mxfp4" or form == "nvfp4":
         tiles = _fp4(
@@ -238,19 +231,9 @@ def _whole(w, expert, columns, column_ok, step, n, k, block_k: tl.constexpr):
 
 @triton.jit
 def _fp4(
-    w,
-    w_scale,
-    expert,
-    columns,
-    column_ok,
-    step,
-    n,
-    w_width,
-    scale_width,
-    form: tl.constexpr,
-    upcast: tl.constexpr,
-    block_k: tl.constexpr,
-):
+    w, w_scale, expert, columns, column_ok, step, n, w_width, scale_width,
+    form: tl.constexpr, upcast: tl.constexpr, block_k: tl.constexpr,
+):  # fmt: skip
     """Scaled weights of every fourth column from step, step + 1, + 2 and + 3, four tiles
     [columns, block_k / 4].
 
