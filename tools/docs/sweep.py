@@ -20,6 +20,7 @@ from sglang_dspark.errors import DSparkError
 ROOT = Path(__file__).resolve().parents[2]
 README, LOAD = ROOT / "README.md", ROOT / "docs" / "results-load.md"
 RESULTS = ROOT / "results" / "sweep_cpu.json"
+SAMPLED = ROOT / "results" / "sweep_sampled_cpu.json"
 DEEPER = ROOT / "results" / "sweep_deeper_cpu.json"
 BURST = ROOT / "results" / "sweep_burst_cpu.json"
 GOLDEN = ROOT / "results" / "sweep_golden_reduced_cpu.json"
@@ -35,6 +36,7 @@ SHOWN = (1, 4, 16)  # users of the README's rows; the page has all
 FEW = 4  # users up to which the README states the speed at MTP-1's throughput
 UNDER = ("plain", "mtp1", "dspark-fixed-gamma")
 BEGIN, END = "<!-- results: begin -->", "<!-- results: end -->"
+SAMPLED_MARKS = ("<!-- sampled: begin -->", "<!-- sampled: end -->")
 DEEPER_MARKS = ("<!-- deeper: begin -->", "<!-- deeper: end -->")
 BURST_MARKS = ("<!-- burst: begin -->", "<!-- burst: end -->")
 GOLDEN_MARKS = ("<!-- golden: begin -->", "<!-- golden: end -->")
@@ -94,15 +96,18 @@ def load_section(document: Mapping[str, Any]) -> str:
     lines = [
         *_closed_loop(document, RESULTS),
         "",
-        "| service level | arm | goodput, tok/s | users | what gives way first |",
-        "|---|---|---|---|---|",
-        *(row for level in metrics["slas"] for row in _goodput_rows(level)),
+        *_goodput(metrics),
         "",
         f"| arrivals a second | speed per user, {over.replace(' | ', ' | speed per user, ')} |",
         "|---|---|---|---|",
         *(_open_row(metrics, row["rate"]) for row in metrics["by_rate"]),
     ]
     return "\n".join(lines)
+
+
+def sampled_section(document: Mapping[str, Any]) -> str:
+    """Write the same page's section on sampled answers: closed loop and goodput."""
+    return "\n".join([*_closed_loop(document, SAMPLED), "", *_goodput(document["metrics"])])
 
 
 def deeper_section(document: Mapping[str, Any]) -> str:
@@ -182,6 +187,14 @@ def _closed_loop(document: Mapping[str, Any], source: Path, note: str = "") -> l
         "| speed per user there, over MTP-1 |",
         "|---|---|---|",
         *(_matched_row(each) for each in metrics["matched_speed_ratio_vs_mtp1"]["levels"]),
+    ]
+
+
+def _goodput(metrics: Mapping[str, Any]) -> list[str]:
+    return [
+        "| service level | arm | goodput, tok/s | users | what gives way first |",
+        "|---|---|---|---|---|",
+        *(row for level in metrics["slas"] for row in _goodput_rows(level)),
     ]
 
 
@@ -274,6 +287,8 @@ def main() -> None:
         document = load_json(RESULTS)
         readme = rewritten(README.read_text(), section(document))
         load = rewritten(LOAD.read_text(), load_section(document))
+    with reading(SAMPLED, "result of a sampled sweep", "dspark sweep --config cpu-demo-sampled"):
+        load = rewritten(load, sampled_section(load_json(SAMPLED)), SAMPLED_MARKS)
     with reading(DEEPER, "result of `dspark sweep --config deeper`", "make it with that command"):
         load = rewritten(load, deeper_section(load_json(DEEPER)), DEEPER_MARKS)
     with reading(BURST, "result of `dspark sweep --config cpu-burst`", "make it with that command"):

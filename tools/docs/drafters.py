@@ -1,0 +1,223 @@
+"""Write the tables of docs/results-drafters.md from the JSON files of results/.
+
+`python -m tools.docs.drafters` rewrites the text between the page's marks, so that the page and its
+files cannot differ.
+"""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Any
+
+from sglang_dspark.common.atomic_write import replace_text
+from sglang_dspark.common.files import load_json, load_yaml, reading
+from sglang_dspark.errors import DSparkError
+from tools.docs.sweep import rewritten, wrapped
+
+ROOT = Path(__file__).resolve().parents[2]
+PAGE = ROOT / "docs" / "results-drafters.md"
+RESULTS = ROOT / "results"
+RECIPES = ROOT / "configs" / "train" / "paper"
+DOMAINS = ("math", "code", "chat", "macro")
+ALIKE = {
+    "dspark": "DSpark, 3 layers",
+    "dspark-2-layers": "DSpark, 2 layers",
+    "eagle3": "Eagle3, 1 layer",
+    "dflash": "DFlash, 3 layers",
+    "dflash-5-layers": "DFlash, 5 layers",
+    "mtp5": "MTP-5, 1 layer chained",
+    "mtp1": "the same, one draft",
+}
+PAPER = {"dspark": "DSpark, 5 layers", "dflash": "DFlash, 5 layers", "eagle3": "Eagle3, 1 layer"}
+SHIPPED = "dspark-20000-steps"
+POSITIONS = ("dspark", "eagle3", "dflash", "mtp5", SHIPPED)
+# What recipes must share before their drafters are compared.
+_SCHEDULE = ("steps", "sequences_per_step", "anchors_per_sequence", "learning_rate")
+_DRAFTER = ("gamma", "target_layer_ids", "draft_vocab", "init_from_target")
+STAGES = {
+    "before": "as predicted",
+    "after": "the paper's temperatures",
+    "shifted": "with a shift a position",
+    "followed": "with each request's own shift",
+}
+
+
+def paper() -> list[str]:
+    """Tabulate the drafters of the paper's recipes, sampled first, then greedy."""
+    sampled, greedy = _metrics("drafters_paper_sampled"), _metrics("drafters_paper")
+    return [
+        *wrapped(trained_alike(RECIPES)),
+        "",
+        *_taus({"T=1": sampled, "T=0": greedy}, PAPER),
+        "",
+        *_ratios({"T=1": sampled, "T=0": greedy}, PAPER),
+        "",
+        *_sources("drafters_paper_sampled", "drafters_paper"),
+    ]
+
+
+def alike() -> list[str]:
+    """Tabulate the drafters trained with one loss."""
+    sampled, greedy = _metrics("drafters_tau_sampled"), _metrics("drafters_tau")
+    return [
+        *_taus({"T=1": sampled, "T=0": greedy}, ALIKE),
+        "",
+        *_ratios({"T=1": sampled, "T=0": greedy}, ALIKE),
+        "",
+        *_sources("drafters_tau_sampled", "drafters_tau"),
+    ]
+
+
+def positions() -> list[str]:
+    """Tabulate how often draft k is accepted when all drafts before it were."""
+    curves = _metrics("drafters_positions")["curves"]
+    names = {**ALIKE, SHIPPED: "shipped: DSpark, 3 layers"}
+    rows = [
+        f"| {names[each]} | "
+        + " | ".join(f"{position['value']:.3f}" for position in curves[each]["overall"])
+        + " |"
+        for each in POSITIONS
+    ]
+    head = ["| accepted given drafts 1 to k-1, T=0 | k=1 | 2 | 3 | 4 | 5 |", "|---" * 6 + "|"]
+    return [*head, *rows, "", *_sources("drafters_positions")]
+
+
+def shipped() -> list[str]:
+    """Tabulate tau and calibration of the shipped drafter."""
+    head = ["| tau | math | code | chat | macro |", "|---|---|---|---|---|"]
+    files = {
+        "192 evaluation prompts, T=0": "drafters_tau",
+        "the same, T=1": "drafters_tau_sampled",
+        "GSM8K, MBPP, IFEval, 64 prompts each, T=0": "drafters_benchmarks",
+    }
+    taus = [_tau_row(name, _metrics(file), SHIPPED) for name, file in files.items()]
+    groups = {
+        "T=0": _metrics("drafters_reliability")["groups"],
+        "T=1": _metrics("drafters_reliability_sampled")["groups"],
+    }
+    errors = [
+        f"| {name} | "
+        + " | ".join(
+            f"{100 * group['overall'][stage]['ece']['value']:.1f}%" for group in groups.values()
+        )
+        + " |"
+        for stage, name in STAGES.items()
+    ]
+    return [
+        *head,
+        *taus,
+        "",
+        "| ECE of survival, all domains | T=0 | T=1 |",
+        "|---|---|---|",
+        *errors,
+        "",
+        *_sources(*files.values(), "drafters_reliability", "drafters_reliability_sampled"),
+    ]
+
+
+def trained_alike(recipes: Path) -> str:
+    """Say in one sentence on what the recipes' drafters were trained.
+
+    Raises DSparkError where two recipes differ in data, steps, blocks a step or features: their
+    figures must not be called a comparison of methods.
+    """
+    found = {name: load_yaml(recipes / f"{name}.yaml") for name in PAPER}
+    facts = {
+        name: {
+            "data": raw["data"],
+            **{key: raw["schedule"][key] for key in _SCHEDULE},
+            **{key: raw["drafter"][key] for key in _DRAFTER},
+        }
+        for name, raw in found.items()
+    }
+    first, *others = facts.items()
+    for name, other in others:
+        if different := [key for key, value in other.items() if value != first[1][key]]:
+            raise DSparkError(
+                f"configs/train/paper/{name}.yaml differs from {first[0]}.yaml in "
+                f"{', '.join(different)}: they were not trained alike"
+            )
+    each = first[1]
+    blocks = each["sequences_per_step"] * each["anchors_per_sequence"]
+    return (
+        f"All three by the recipes in `configs/train/paper/`: the same answers, "
+        f"{each['steps']:,} steps of {blocks} blocks of {each['gamma']}, random weights, the same "
+        f"features and learning rate."
+    )
+
+
+def _taus(of: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> Iterable[str]:
+    yield "| tau | math | code | chat | macro |"
+    yield "|---|---|---|---|---|"
+    for about, metrics in of.items():
+        for label, name in names.items():
+            yield _tau_row(f"{name}, {about}", metrics, label)
+
+
+def _tau_row(name: str, metrics: Mapping[str, Any], label: str) -> str:
+    cells = []
+    for domain in DOMAINS:
+        low, high = metrics["interval"][label][domain]
+        cells.append(f"{metrics['tau'][label][domain]:.3f} ({low:.2f}-{high:.2f})")
+    return f"| {name} | {' | '.join(cells)} |"
+
+
+def _ratios(of: Mapping[str, Mapping[str, Any]], names: Mapping[str, str]) -> Iterable[str]:
+    """Yield the first drafter's tau over each other's, paired by prompt."""
+    first = next(iter(names))
+    yield f"| {names[first].split(',')[0]} over | " + " | ".join(of) + " |"
+    yield "|---" * (1 + len(of)) + "|"
+    for label, name in names.items():
+        if label == first:
+            continue
+        cells = [_percent(metrics["ratio"][f"{first}/{label}"]["macro"]) for metrics in of.values()]
+        yield f"| {name} | {' | '.join(cells)} |"
+
+
+def _percent(ratio: Mapping[str, float]) -> str:
+    mid, low, high = (100 * (ratio[key] - 1) for key in ("value", "low", "high"))
+    return f"{mid:+.1f}% ({low:+.1f} to {high:+.1f})"
+
+
+def _sources(*names: str) -> list[str]:
+    each = dict.fromkeys(names)
+    links = [
+        f"[{name}.json](../results/{name}.json) (commit {_document(name)['commit'][:7]})"
+        for name in each
+    ]
+    return wrapped("Files: " + ", ".join(links) + ".")
+
+
+def _document(name: str) -> Any:
+    path = RESULTS / f"{name}.json"
+    with reading(path, "result of `dspark eval`", "its `command` in the history makes it"):
+        return load_json(path)
+
+
+def _metrics(name: str) -> Any:
+    return _document(name)["metrics"]
+
+
+BLOCKS: Mapping[str, Callable[[], Sequence[str]]] = {
+    "paper": paper,
+    "alike": alike,
+    "positions": positions,
+    "shipped": shipped,
+}
+
+
+def page(text: str) -> str:
+    """Return the page with every generated block written anew."""
+    for name, make in BLOCKS.items():
+        marks = (f"<!-- {name}: begin -->", f"<!-- {name}: end -->")
+        text = rewritten(text, "\n".join(make()), marks)
+    return text
+
+
+if __name__ == "__main__":
+    try:
+        replace_text(PAGE, page(PAGE.read_text()), PAGE.name)
+    except DSparkError as error:
+        sys.exit(f"drafters: {error}")
