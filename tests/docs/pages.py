@@ -19,7 +19,7 @@ GUIDES = sorted(  # of folders, for readers of the code
     for guide in (ROOT / name).rglob("README.md")
 )
 FOR_USERS = (  # written pages of the site's first part; gpu.md is generated
-    *("index", "getting-started", "serving", "apis", "drafters", "parallel"),
+    *("index", "getting-started", "serving", "apis", "drafters", "parallel", "gpu-quickstart"),
     *("operations", "troubleshooting", "load-testing", "correctness", "training"),
 )
 FOR_OTHERS = (  # for reviewers, or generated

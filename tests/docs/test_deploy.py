@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 import yaml
 
+from sglang_dspark.extras import SUPPORTED_SGLANG
 from sglang_dspark.schedule.guard import Mode
 from tests.docs.deployed import (
     DEPLOY,
@@ -196,6 +197,46 @@ def test_the_server_exports_metrics_by_flags_that_exist() -> None:
     flags = {flag.partition("=")[0] for flag in service("dspark")["command"]}
     assert flags <= server_flags()
     assert "--enable-metrics" in flags
+
+
+def on_gpus() -> dict[str, Any]:
+    """Return the server's settings of compose.cuda.yaml, which replace those of compose.yaml."""
+    parsed = yaml.safe_load((DEPLOY / "compose.cuda.yaml").read_text())
+    assert list(parsed["services"]) == ["dspark"]
+    return parsed["services"]["dspark"]  # type: ignore[no-any-return]
+
+
+def test_the_gpu_file_changes_the_device_alone() -> None:
+    """Ports, volumes and restrictions stay those of compose.yaml."""
+    own = on_gpus()
+    assert not {"ports", "volumes", "cap_drop", "security_opt", "privileged", "network_mode"} & set(
+        own
+    )
+    flags = {flag.partition("=")[0] for flag in own["command"]}
+    assert flags <= server_flags()
+    shared = {flag for flag in service("dspark")["command"] if not flag.startswith("--device")}
+    assert shared <= set(own["command"])
+    [device] = own["deploy"]["resources"]["reservations"]["devices"]
+    assert (device["driver"], device["capabilities"]) == ("nvidia", ["gpu"])
+    assert f"--tp-size={device['count']}" in own["command"]
+
+
+def test_the_gpu_image_is_of_the_supported_sglang() -> None:
+    lines = (DEPLOY / "Dockerfile.cuda").read_text()
+    assert (ROOT / on_gpus()["build"]["dockerfile"]) == DEPLOY / "Dockerfile.cuda"
+    [version] = re.findall(r"^FROM lmsysorg/sglang:v(.+)$", lines, re.MULTILINE)
+    assert version == SUPPORTED_SGLANG == re.findall(r"== '([\d.]+)'", lines)[0]
+    assert f"lmsysorg/sglang:v{version}" in (ROOT / "docs" / "gpu-quickstart.md").read_text()
+    sent = DEPLOY / "Dockerfile.cuda.dockerignore"
+    assert sent.read_text() == (DEPLOY / "Dockerfile.dockerignore").read_text()
+
+
+def test_variables_of_the_gpu_file_are_on_its_page() -> None:
+    text = (DEPLOY / "compose.cuda.yaml").read_text()
+    page = (ROOT / "docs" / "gpu-quickstart.md").read_text()
+    asked = set(re.findall(r"\$\{(\w+):-", text)) - {"MODEL_NAME"}
+    assert asked == {"TP_SIZE", "MAX_RUNNING_REQUESTS"}
+    assert [name for name in asked if name not in page] == []
 
 
 def test_each_finds_the_other() -> None:
