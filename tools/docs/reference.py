@@ -13,6 +13,7 @@ from tools.docs.features import gpu_page
 from tools.docs.gpu_results import results_page
 from tools.docs.metrics import metrics_page
 from tools.docs.settings import DOCUMENTS, configuration_page, schema_text
+from tools.docs.support import support_page
 
 DOCS = Path(__file__).resolve().parents[2] / "docs"
 
@@ -26,6 +27,7 @@ def generated() -> dict[str, str]:
         "gpu.md": gpu_page(),
         "metrics.md": metrics_page(),
         "results-gpu.md": results_page(),
+        "support.md": support_page(),
     }
     return pages | schemas
 

@@ -1,0 +1,119 @@
+"""Write docs/support.md: states of targets, drafters, devices and features, and faults fixed."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+
+from sglang_dspark.patches import all_seams
+
+_NUMBER = re.compile(r"^([\w.-]+/[\w.-]+)#(\d+)$")
+PAGE = """<!-- written by `make docs-reference`; change tools/docs/support.py -->
+# What works and what does not
+
+For readers who decide whether to use this package. After this page you know how far your target,
+drafter, device and features have been shown.
+
+| state | meaning |
+|---|---|
+| served | a test starts real servers on a CPU and compares the answers with plain decoding's |
+| ran | served on one H200, Triton attention, weights made there ([figures](results-gpu.md)) |
+| rehearsed | a GPU's code ran on a CPU: all of it but the device |
+| unscheduled | served, but every draft is verified; the log has the reason |
+| refused | the start, or the request, ends with the reason in one line |
+| untried | nobody has run it; it may work |
+
+## Targets
+
+| target | CPU | NVIDIA GPU |
+|---|---|---|
+| Llama (SmolLM2-135M-Instruct) | served | untried |
+| Llama, small with random weights | served | rehearsed |
+| Qwen3 | served with random weights | ran with the shapes of 4B and 0.6B |
+| other classes of SGLang that return the features of layers | untried | untried |
+| Qwen2 and other classes that do not | impossible: SGLang lacks the hook | impossible |
+| latent attention (MLA) | refused | unscheduled |
+| recurrent state (Mamba, GDN) | refused | unscheduled |
+| DeepSeek-V4 with its own drafter | untried | untried; `mode: auto` leaves it to SGLang |
+| FP8 checkpoints | untried | untried |
+
+## Drafters
+
+| drafter | CPU | NVIDIA GPU |
+|---|---|---|
+| DSpark, dense, vanilla head | served | ran |
+| DSpark, gated or RNN head | untried; read, trained and judged | untried; its kernel ran |
+| DSpark with experts, residual streams or a window | served | rehearsed |
+| reduced vocabulary, 1+N block, window in Speculators' format | served after conversion | untried |
+| DSpark without a confidence head | {headless_cpu} | {headless_gpu} |
+| MTP as SGLang's EAGLE, DFlash, Eagle3 | served, unscheduled | ran: MTP, greedily |
+| checkpoints published by others | untried; read by [format](drafters.md) | untried |
+
+## Devices
+
+| device | state |
+|---|---|
+| x86-64 CPU with AVX2 or AVX-512 | served |
+| arm64 CPU | untried; the kernels build in their portable form |
+| H200 (sm_90) | ran |
+| A100, L4, RTX 4090, H100, B200, RTX 5090 | untried; kernels compile |
+| AMD, Intel and Apple GPUs | untried; our GPU code is for NVIDIA |
+
+## Features
+
+| feature | CPU | NVIDIA GPU |
+|---|---|---|
+| greedy, temperature, top-k with top-p | served | ran |
+| min-p, seeds, penalties, top-k or top-p alone | served | rehearsed |
+| grammars, logit bias, stop strings, log probabilities | served | untried |
+| prefix cache, chunked prefill, retraction | served | rehearsed |
+| overlap scheduling | served with `cpu.overlap` | ran |
+| CUDA graphs of decode and draft | | ran |
+| CUDA graphs of prefills | | rehearsed |
+| tensor-parallel ranks | served | rehearsed |
+| data-parallel replicas | served | untried |
+| pipeline, data-parallel attention, disaggregation, two-batch overlap | untried | unscheduled |
+| LoRA | untried; without the compiled fast path | unscheduled |
+| int8 and bfloat16 weights of ours | served, one rank | |
+| custom logit processors | served, those requests without drafts | rehearsed |
+| `return_hidden_states` | refused | untried |
+| weight updates of a running server | served | untried |
+| [six APIs](apis.md), tool calls, reasoning | served | untried |
+
+On a GPU the exact conditions are in [On a GPU](gpu.md#what-is-scheduled).
+
+## Faults of SGLang 0.5.23 that are fixed here
+
+`upstream_fixes: false` leaves them as they are. Known limits that stay are in
+[APIs](apis.md#known-limits-of-sglang-0523) and [troubleshooting](troubleshooting.md).
+
+| fault | public thread |
+|---|---|
+"""
+
+
+def support_page() -> str:
+    """Return the page, faults from the patches themselves."""
+    head = PAGE.format(
+        headless_cpu="served, scheduled by past acceptance", headless_gpu="unscheduled"
+    )
+    return head + "\n".join(_fixes()) + "\n"
+
+
+def _fixes() -> Iterator[str]:
+    """Yield a row for each fault, which several patches may fix."""
+    threads: dict[str, str] = {}
+    own = {id(seam) for seam in all_seams(upstream_fixes=False)}
+    for seam in all_seams():
+        if seam.issue and seam.drop_when and id(seam) not in own:
+            threads[seam.why] = seam.issue
+    for why, issue in threads.items():
+        yield f"| {why} | {', '.join(map(_link, issue.split(', ')))} |"
+
+
+def _link(issue: str) -> str:
+    """Link a thread; a search without result stays as it is."""
+    if found := _NUMBER.match(issue):
+        repository, number = found.groups()
+        return f"[{issue}](https://github.com/{repository}/issues/{number})"
+    return f"[thread]({issue})" if issue.startswith("http") else issue
