@@ -21,7 +21,7 @@ drafter, device and features have been shown.
 | rehearsed | a GPU's code ran on a CPU: all of it but the device |
 | unscheduled | served, but every draft is verified; the log has the reason |
 | refused | the start, or the request, ends with the reason in one line |
-| untried | nobody has run it; it may work |
+| untried | it has not been run and may work |
 
 ## Targets
 
