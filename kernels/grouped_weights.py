@@ -177,7 +177,7 @@ def add_product(
     w_scale,
     expert, columns, column_ok, step, n,
     w_width,  # elements of a row of w
-    scale_width,  # and of w_scale
+    scale_width,  # and of FP4's w_scale
     form: tl.constexpr, x_scaled: tl.constexpr, joined: tl.constexpr, upcast: tl.constexpr,
     block_k: tl.constexpr,
 ):  # fmt: skip
@@ -201,7 +201,7 @@ def add_product(
     else:
         tile = _whole(w, expert, columns, column_ok, step, n, w_width, block_k).to(parts[0].dtype)
         if form == "fp8":
-            scale = _block_scales(w_scale, expert, columns, column_ok, step, n, scale_width)
+            scale = _block_scales(w_scale, expert, columns, column_ok, step, n, w_width)
             part = tl.dot(tile, parts[0], input_precision="ieee") * scale[:, None]
             if x_scaled:
                 part = part * own[None, :]
@@ -212,8 +212,9 @@ def add_product(
 
 
 @triton.jit
-def _block_scales(w_scale, expert, columns, column_ok, step, n, deep):
+def _block_scales(w_scale, expert, columns, column_ok, step, n, k):
     """Scales [columns] of the blocks of 128 x 128 that the columns step.. lie in."""
+    deep = (k + 127) // 128
     place = (expert * ((n + 127) // 128) + columns // 128) * deep + step // 128
     return tl.load(w_scale + place, mask=column_ok, other=0.0)
 
