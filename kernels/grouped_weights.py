@@ -183,13 +183,15 @@ def add_product(
 ):  # fmt: skip
     """acc + W[columns, step..] X[rows, step..]^T."""
     if form == "mxfp4" or form == "nvfp4":
-        tiles = _fp4(
+        fours = _fp4(
             w, w_scale, expert, columns, column_ok, step, n, w_width, scale_width,
             form, upcast, block_k,
         )  # fmt: skip
         if joined:
-            even, odd = tl.interleave(tiles[0], tiles[2]), tl.interleave(tiles[1], tiles[3])
+            even, odd = tl.interleave(fours[0], fours[2]), tl.interleave(fours[1], fours[3])
             tiles = (tl.interleave(even, odd),)
+        else:
+            tiles = fours
         if x_scaled:
             part = tl.dot(tiles[0], parts[0], input_precision="ieee")
             for j in tl.static_range(1, len(tiles)):
