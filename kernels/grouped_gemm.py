@@ -186,11 +186,12 @@ def _launch(
 
 
 def _weight_rows(operands: Operands, form: str) -> tuple[Tensor, int, int]:
-    """Weights, FP4 codes four to an int16; elements of a row of them and of their scales."""
+    """Weights, FP4 codes four to an int16; elements of a row of them and of FP4's scales."""
     weight, scale = operands.weight, operands.weight_scale
-    if form in FP4_GROUPS:
-        weight = weight.view(torch.int16)
-    return weight, weight.shape[-1], 1 if scale is None else scale.shape[-1]
+    if form not in FP4_GROUPS or scale is None:
+        return weight, weight.shape[-1], 1
+    weight = weight.view(torch.int16)
+    return weight, weight.shape[-1], scale.shape[-1]
 
 
 def _layout(operands: Operands) -> tuple[Tensor, Tensor | None, int]:
@@ -231,7 +232,7 @@ def _grouped_kernel(
     weights,  # [T, top_k]
     places,  # offsets [E + 1] or counts [E]
     size,  # rows of the contiguous layout, slots of an expert of the masked one
-    experts, n, k, w_width, scale_width,  # the last two: of a row of w and of w_scale
+    experts, n, k, w_width, scale_width,  # the last two: of a row of w, of FP4's w_scale
     masked: tl.constexpr, top_k: tl.constexpr,  # top_k 0: rows are not gathered
     scatter: tl.constexpr, swiglu: tl.constexpr, fp8_out: tl.constexpr,
     form: tl.constexpr, x_scaled: tl.constexpr, joined: tl.constexpr, upcast: tl.constexpr,

@@ -150,10 +150,9 @@ def load_rows(
         even, odd = tl.split(tl.reshape(tile, (rows.shape[0], block_k // 4, 2, 2)))
         a, c = tl.split(even)
         b, d = tl.split(odd)
-        parts = (tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d))
+        return tl.trans(a), tl.trans(b), tl.trans(c), tl.trans(d)
     else:
-        parts = (tl.trans(tile),)
-    return parts
+        return (tl.trans(tile),)
 
 
 @triton.jit
@@ -177,7 +176,7 @@ def add_product(
     w_scale,
     expert, columns, column_ok, step, n,
     w_width,  # elements of a row of w
-    scale_width,  # and of w_scale
+    scale_width,  # and of FP4's w_scale
     form: tl.constexpr, x_scaled: tl.constexpr, joined: tl.constexpr, upcast: tl.constexpr,
     block_k: tl.constexpr,
 ):  # fmt: skip
@@ -185,11 +184,8 @@ def add_product(
     if form == "mxfp4" or form == "nvfp4":
         tiles = _fp4(
             w, w_scale, expert, columns, column_ok, step, n, w_width, scale_width,
-            form, upcast, block_k,
+            form, joined, upcast, block_k,
         )  # fmt: skip
-        if joined:
-            even, odd = tl.interleave(tiles[0], tiles[2]), tl.interleave(tiles[1], tiles[3])
-            tiles = (tl.interleave(even, odd),)
         if x_scaled:
             part = tl.dot(tiles[0], parts[0], input_precision="ieee")
             for j in tl.static_range(1, len(tiles)):
@@ -201,7 +197,7 @@ def add_product(
     else:
         tile = _whole(w, expert, columns, column_ok, step, n, w_width, block_k).to(parts[0].dtype)
         if form == "fp8":
-            scale = _block_scales(w_scale, expert, columns, column_ok, step, n, scale_width)
+            scale = _block_scales(w_scale, expert, columns, column_ok, step, n, w_width)
             part = tl.dot(tile, parts[0], input_precision="ieee") * scale[:, None]
             if x_scaled:
                 part = part * own[None, :]
@@ -212,8 +208,9 @@ def add_product(
 
 
 @triton.jit
-def _block_scales(w_scale, expert, columns, column_ok, step, n, deep):
+def _block_scales(w_scale, expert, columns, column_ok, step, n, k):
     """Scales [columns] of the blocks of 128 x 128 that the columns step.. lie in."""
+    deep = (k + 127) // 128
     place = (expert * ((n + 127) // 128) + columns // 128) * deep + step // 128
     return tl.load(w_scale + place, mask=column_ok, other=0.0)
 
@@ -232,10 +229,10 @@ def _whole(w, expert, columns, column_ok, step, n, k, block_k: tl.constexpr):
 @triton.jit
 def _fp4(
     w, w_scale, expert, columns, column_ok, step, n, w_width, scale_width,
-    form: tl.constexpr, upcast: tl.constexpr, block_k: tl.constexpr,
+    form: tl.constexpr, joined: tl.constexpr, upcast: tl.constexpr, block_k: tl.constexpr,
 ):  # fmt: skip
     """Scaled weights of every fourth column from step, step + 1, + 2 and + 3, four tiles
-    [columns, block_k / 4].
+    [columns, block_k / 4]; joined, one tile [columns, block_k].
 
     Widths are arguments, which Triton knows to be multiples of 16 where they are: then 16 bytes of
     codes and all scales of a step are copied at once, ahead of time.
@@ -262,4 +259,8 @@ def _fp4(
             scale = scale.to(tl.bfloat16)  # exact
     shape: tl.constexpr = (columns.shape[0], block_k // group, group // 4)
     scale = tl.reshape(tl.broadcast_to(scale[:, :, None], shape), fours.shape)
-    return scaled_codes(fours, scale, upcast)
+    a, b, c, d = scaled_codes(fours, scale, upcast)
+    if joined:
+        return (tl.interleave(tl.interleave(a, c), tl.interleave(b, d)),)
+    else:
+        return a, b, c, d

@@ -166,9 +166,10 @@ def _cases(layer: Layer, kind: str, matrix: Matrix) -> Iterator[tuple[str, Case]
 def narrow(layer: Layer) -> Layer:
     """Return the layer with small matrices, for which Triton compiles the same kernels.
 
-    Their variants hang on experts and rows; widths only have to be multiples of 16.
+    Their variants hang on experts and rows; widths, and scales of a row, only have to be multiples
+    of 16.
     """
-    return replace(layer, width=512, inner=256)
+    return replace(layer, width=512, inner=512)
 
 
 def compile_kernels(matrix: Matrix) -> int:

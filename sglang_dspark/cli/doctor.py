@@ -79,7 +79,10 @@ def _show_verdict(console: Console, found: Diagnosis) -> None:
 
 
 def _placed(model: dict[str, Any]) -> str:
-    return f"{model['state']} ({model['path']})" if model else "not looked at"
+    if not model:
+        return "not looked at"
+    sizes = "".join(f", {kind} {size} MB" for kind, size in model.get("megabytes", {}).items())
+    return f"{model['state']} ({model['path']}{sizes})"
 
 
 def _show_facts(console: Console, found: Diagnosis) -> None:

@@ -1,6 +1,7 @@
 """`dspark quantize`: a drafter with experts whose expert weights are FP8, MXFP4 or NVFP4.
 
-The result loads wherever the drafter does: on a CPU its experts are restored when they are loaded.
+The result loads wherever the drafter does. A server keeps codes and scales; on a CPU its kernels
+multiply float32 values, which are restored from them.
 `quantised.json` beside it says from what it was made and how far the weights are off.
 """
 

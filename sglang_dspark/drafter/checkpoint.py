@@ -50,6 +50,7 @@ from sglang_dspark.drafter.weight_files import (
 )
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.quantisation.checkpoint import (
+    CONFIG_KEY,
     GLOBAL_SCALE,
     SCALE,
     UNQUANTISED,
@@ -163,6 +164,22 @@ def own_shapes(config: DrafterConfig, path: Path) -> dict[str, Shape]:
     for name in expert_names(tensors) if config.expert_format != UNQUANTISED else ():
         shapes |= quantised_shapes(name, shapes[name], config.expert_format)
     return dict(sorted(shapes.items(), key=lambda each: "_head." not in each[0]))
+
+
+def stored_bytes(path: Path) -> dict[str, int]:
+    """Add up the bytes of a drafter's tensors by type, in lower case; quantised experts by format.
+
+    Raises DSparkError where config.json or the files cannot be read.
+    """
+    form, stored = raw_config(path).get(CONFIG_KEY, UNQUANTISED), stored_tensors(path)
+    coded: set[str] = set()
+    if form != UNQUANTISED:
+        coded = {n + part for n in expert_names(stored) for part in ("", SCALE, GLOBAL_SCALE)}
+    found: dict[str, int] = {}
+    for name, tensor in stored.items():
+        kind = f"{form} experts" if name in coded else tensor.dtype.lower()
+        found[kind] = found.get(kind, 0) + tensor.nbytes
+    return found
 
 
 def _require_weights(

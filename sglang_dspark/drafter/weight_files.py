@@ -7,6 +7,8 @@ file where there is no index. Headers are read first; values are read one tensor
 
 from __future__ import annotations
 
+import math
+import re
 from collections.abc import Callable, Collection, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -59,6 +61,12 @@ class StoredTensor:
     name: str
     shape: Shape
     dtype: str
+
+    @property
+    def nbytes(self) -> int:
+        """Bytes of its values."""
+        bits = re.search(r"\d+", self.dtype)  # BOOL has no number and takes a byte
+        return math.prod(self.shape) * (8 if bits is None else int(bits[0])) // 8
 
 
 Stored = Mapping[str, StoredTensor]  # by the name without prefixes

@@ -60,6 +60,8 @@ class ExpertWeights:
         for name, code in zip(("gate", "up", "down"), self.codes or (), strict=False):
             if code.format != self.format:
                 raise DSparkError(f"experts: {name} is {code.format}, not {self.format}")
+            if code.payload.dtype == torch.float8_e4m3fn:  # 0x7F and 0xFF are NaN
+                _check_finite(f"{name} codes", (code.payload.view(torch.uint8) & 127) == 127)
             for scale in (code.scales, code.global_scale):
                 if scale is not None:
                     whole = scale.dtype == torch.uint8  # E8M0, whose 255 is NaN
@@ -73,6 +75,11 @@ class ExpertWeights:
         assert parts is not None  # as __post_init__ has seen
         experts, inner, width = parts[0].shape
         return experts, inner, width
+
+    @property
+    def device(self) -> str:
+        """Torch's device type."""
+        return (self.values[0] if self.values else self.codes[0].payload).device.type  # type: ignore[index]
 
     def restored(self) -> GateUpDown:
         """gate, up, down in floating point."""
@@ -234,10 +241,25 @@ def joined(first: Quantised, second: Quantised) -> Quantised:
         raise DSparkError(f"fp8: {rows} rows are no whole number of blocks of 128")
     scales = None
     if first.scales is not None and second.scales is not None:
-        scales = torch.cat([first.scales, second.scales], 1)
-    parts = [first.payload.view(torch.uint8), second.payload.view(torch.uint8)]
-    payload = torch.cat(parts, 1).view(first.payload.dtype)
+        scales = _stacked(first.scales, second.scales)
+    payload = _stacked(first.payload, second.payload)
     return Quantised(first.format, (experts, 2 * rows, width), payload, scales)
+
+
+def _stacked(first: Tensor, second: Tensor) -> Tensor:
+    """[E, N, K] twice as [E, 2N, K]; without a copy where they are the halves of such a tensor."""
+    experts, rows, width = first.shape
+    shape, size = (experts, 2 * rows, width), rows * width
+    halves = (
+        first.untyped_storage().data_ptr() == second.untyped_storage().data_ptr()
+        and second.storage_offset() == first.storage_offset() + size
+        and first.stride()[1:] == second.stride()[1:] == (width, 1)
+        and (experts == 1 or first.stride(0) == second.stride(0) == 2 * size)
+    )
+    if halves:
+        return first.as_strided(shape, (2 * size, width, 1))
+    parts = [first.view(torch.uint8), second.view(torch.uint8)]  # `cat` has no FP8
+    return torch.cat(parts, 1).view(first.dtype)
 
 
 register(Backend("torch", lambda: None, _torch_refusal, _prepare_torch))

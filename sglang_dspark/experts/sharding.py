@@ -21,8 +21,9 @@ from sglang_dspark.drafter.config import DrafterConfig
 from sglang_dspark.drafter.moe import Experts, Router, Routing, SharedExperts, weighted_experts
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.backends import held_pairs
+from sglang_dspark.experts.coded import CodedExperts, CodedShared
 from sglang_dspark.quantisation import fp8, mxfp4, nvfp4
-from sglang_dspark.quantisation.checkpoint import GLOBAL_SCALE, SCALE
+from sglang_dspark.quantisation.checkpoint import GLOBAL_SCALE, SCALE, UNQUANTISED
 
 _SUFFIX = f"({GLOBAL_SCALE}|{SCALE})?"
 _ROUTED = re.compile(rf"layers\.\d+\.mlp\.experts\.(gate|up|down)_proj{_SUFFIX}")
@@ -142,18 +143,31 @@ def _cut(name: str, tensor: Tensor, split: Split) -> Tensor:
 
 
 class RankMoE(nn.Module):
-    """A rank's part of `drafter.moe.MoE`, under the same names."""
+    """A rank's part of `drafter.moe.MoE`, under the same names; experts in a quantised format are
+    codes and scales, as in the checkpoint."""
+
+    experts: Experts | CodedExperts
+    shared_experts: SharedExperts | CodedShared | None
 
     def __init__(self, c: DrafterConfig, split: Split):
         super().__init__()
         self.held, inner = split.experts.of(c.num_experts), split.inner.of(c.moe_intermediate_size)
         self.first = split.experts.index * self.held
         self.gate = Router(c)
-        self.experts = Experts(self.held, inner, c.hidden_size)
+        coded = c.expert_format != UNQUANTISED
+        self.experts = (
+            CodedExperts(c.expert_format, self.held, inner, c.hidden_size)
+            if coded
+            else Experts(self.held, inner, c.hidden_size)
+        )
         self.shared_experts = None
         if c.num_shared_experts:
             joint = split.joint.of(c.num_shared_experts * c.moe_intermediate_size)
-            self.shared_experts = SharedExperts(c.hidden_size, joint)
+            self.shared_experts = (
+                CodedShared(c.expert_format, c.hidden_size, joint)
+                if coded
+                else SharedExperts(c.hidden_size, joint)
+            )
 
     def route(self, x: Tensor) -> Routing:
         """x [T, d] -> routing among the experts of this rank; others' have the id -1."""
@@ -167,9 +181,14 @@ class RankMoE(nn.Module):
     def routed(self, x: Tensor, ids: Tensor, weights: Tensor) -> Tensor:
         """x [T, d], of `route` ids [T, k] and weights [T, k] -> [T, d]: the reference."""
         e = self.experts
+        parts: tuple[Tensor, Tensor, Tensor] = (
+            e.weights().restored()
+            if isinstance(e, CodedExperts)
+            else (e.gate_proj, e.up_proj, e.down_proj)
+        )
 
         def call(x: Tensor, ids: Tensor, own: Tensor) -> Tensor:
-            return weighted_experts(x, Routing(ids, own), e.gate_proj, e.up_proj, e.down_proj)
+            return weighted_experts(x, Routing(ids, own), *(part.to(x.dtype) for part in parts))
 
         return held_pairs(call)(x, ids, weights)
 

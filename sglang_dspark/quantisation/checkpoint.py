@@ -22,13 +22,18 @@ from torch import Tensor
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.quantisation import bf16, fp8, mxfp4, nvfp4
 from sglang_dspark.quantisation.formats import dequantise, expert_format, quantise
-from sglang_dspark.quantisation.layout import Quantised
+from sglang_dspark.quantisation.layout import Quantised, check_columns
 
 CONFIG_KEY = "expert_format"
 UNQUANTISED = bf16.NAME
 SCALE, GLOBAL_SCALE = "_scale", "_global_scale"
 _EXPERT = re.compile(r"layers\.\d+\.mlp\.(experts\.\w+_proj|shared_experts\.\w+_proj\.weight)")
 _PACKED = (mxfp4.NAME, nvfp4.NAME)  # two codes to a byte
+_TYPES = {  # of codes and scales
+    fp8.NAME: (fp8.CODES, torch.float32),
+    mxfp4.NAME: (torch.uint8, torch.uint8),
+    nvfp4.NAME: (torch.uint8, fp8.CODES),
+}
 
 
 def expert_names(names: Iterable[str]) -> list[str]:
@@ -105,6 +110,24 @@ def quantised_shapes(
         yield key + SCALE, (*rows, columns // block)
     if name == nvfp4.NAME:
         yield key + GLOBAL_SCALE, shape[:-2]
+
+
+def empty_codes(shape: tuple[int, ...], name: str) -> Quantised:
+    """Allocate codes and scales of weights [..., N, K] in a quantised format, all zero.
+
+    Raises DSparkError where K is no multiple of the format's block.
+    """
+    codes, scales = _TYPES[name]
+    if name in _PACKED:
+        check_columns(shape[-1], mxfp4.BLOCK if name == mxfp4.NAME else nvfp4.BLOCK, name)
+    found = dict(quantised_shapes("", shape, name))
+    return Quantised(
+        name,
+        shape,
+        torch.zeros(found[""], dtype=codes),
+        torch.zeros(found[SCALE], dtype=scales),
+        torch.zeros(found[GLOBAL_SCALE], dtype=torch.float32) if GLOBAL_SCALE in found else None,
+    )
 
 
 def relative_error(weight: Tensor, restored: Tensor) -> float:

@@ -193,6 +193,7 @@ def _target(found: Diagnosis) -> None:
 
 
 def _drafter(found: Diagnosis) -> None:
+    from sglang_dspark.drafter.checkpoint import stored_bytes
     from sglang_dspark.drafter.fields import raw_config
     from sglang_dspark.drafter.target_fit import Target
     from sglang_dspark.models.drafters import shipped_drafter_path
@@ -218,6 +219,9 @@ def _drafter(found: Diagnosis) -> None:
             place, sizes["hidden_size"], sizes["vocab_size"], layers, sizes["architectures"][0]
         )
         validate_drafter(path, fits)
+        found.drafter["megabytes"] = {
+            kind: round(size / 1e6, 1) for kind, size in stored_bytes(path).items()
+        }
     except DSparkError as error:
         found.drafter["state"] = "invalid"
         found.problems.append(str(error))

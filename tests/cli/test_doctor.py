@@ -38,6 +38,8 @@ def test_fit_here(doctor_report: dict[str, Any]) -> None:
     assert doctor_report["install"]["kind"] in ("cpu", "cuda")
     assert all(doctor_report["entry_points"].values())
     assert len(doctor_report["entry_points"]) == 2
+    assert doctor_report["drafter"]["megabytes"] == {"bf16": 49.7}
+    assert "mxfp4 3.8 MB" in doctor_report["device"]["experts"]
     keys = {"name", "target", "kind", "state", "signature_ok", "why", "issue", "drop_when"}
     assert all(keys <= set(seam) for seam in doctor_report["seams"])
     fixes = [seam for seam in doctor_report["seams"] if seam["issue"]]

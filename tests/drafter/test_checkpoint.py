@@ -1,10 +1,14 @@
 import json
+from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 from sglang_dspark.drafter import DrafterConfig, load_drafter, save_drafter
+from sglang_dspark.drafter.checkpoint import own_tensors, stored_bytes, write_checkpoint
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.quantisation.checkpoint import bytes_of, expert_names, quantise_tensors
 from tests.drafter.helpers import tiny_config, tiny_drafter
 
 
@@ -73,3 +77,22 @@ def test_wrong_target_missing_weight_and_bad_config(tmp_path):
 def test_config_is_validated(change, message):
     with pytest.raises(DSparkError, match=message):
         tiny_config(**change)
+
+
+@pytest.mark.parametrize("form", ["bf16", "fp8", "mxfp4", "nvfp4"])
+def test_bytes_are_counted_by_format(tmp_path: Path, form: str) -> None:
+    """Together they are the file but for its header; experts of a format are codes and scales."""
+    drafter = tiny_drafter(num_experts=2, experts_per_token=1, moe_intermediate_size=64,
+                           num_shared_experts=1, num_layers=1)  # fmt: skip
+    tensors = own_tensors(drafter, torch.bfloat16)
+    experts = expert_names(tensors)
+    config = replace(drafter.config, expert_format=form)
+    stored = tensors if form == "bf16" else quantise_tensors(tensors, form)
+    write_checkpoint(tmp_path, stored, config.to_json())
+    found = stored_bytes(tmp_path)
+    header = int.from_bytes((tmp_path / "model.safetensors").read_bytes()[:8], "little")
+    assert sum(found.values()) == (tmp_path / "model.safetensors").stat().st_size - 8 - header
+    assert ("bf16 experts" in found) is False
+    if form != "bf16":
+        parts = [n for n in stored if n.startswith(tuple(experts))]
+        assert found[f"{form} experts"] == bytes_of({n: stored[n] for n in parts})

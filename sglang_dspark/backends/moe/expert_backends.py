@@ -23,7 +23,7 @@ from sglang_dspark.backends.cpu.threads import chosen_threads
 from sglang_dspark.backends.moe import humming_experts
 from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.drafter.config import DrafterConfig
-from sglang_dspark.drafter.moe import Experts
+from sglang_dspark.drafter.moe import Experts, SharedExperts
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.experts.backends import (
     Backend,
@@ -34,6 +34,7 @@ from sglang_dspark.experts.backends import (
     needs,
     register,
 )
+from sglang_dspark.experts.coded import CodedExperts, CodedShared
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
 from sglang_dspark.experts.gpu_backends import on_cuda
 from sglang_dspark.experts.times import TimesKey, load_or_measure
@@ -100,8 +101,10 @@ register(Backend("sglang", needs("sglang"), _sglang_refusal, _prepare_sglang), b
 register(humming_experts.BACKEND, before="flashinfer")
 
 
-def weights_of(e: Experts, shape: DrafterConfig) -> ExpertWeights:
+def weights_of(e: Experts | CodedExperts, shape: DrafterConfig) -> ExpertWeights:
     """A loaded layer's routed experts; DSparkError where they have NaN or infinite weights."""
+    if isinstance(e, CodedExperts):
+        return e.weights()
     values = (e.gate_proj.detach(), e.up_proj.detach(), e.down_proj.detach())
     return ExpertWeights(shape.expert_format, values)
 
@@ -140,14 +143,19 @@ class RoutedLayers:
 
 
 def routed_layers(
-    found: Sequence[ExpertWeights], shape: DrafterConfig, ranks: int = 1, in_graphs: bool = False
+    found: Sequence[ExpertWeights],
+    shape: DrafterConfig,
+    ranks: int = 1,
+    in_graphs: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> RoutedLayers:
     """Experts of each layer's weights, by what `chooser_for` chooses.
 
-    in_graphs: draft passes are to be captured. Where no backend can be, that is said in one line
-    and the result is for passes that are not. DSparkError where none serves those either.
+    dtype: of the rows. in_graphs: draft passes are to be captured. Where no backend can be, that is
+    said in one line and the result is for passes that are not. DSparkError where none serves those
+    either.
     """
-    chooser = chooser_for(found[0], shape, ranks, in_graphs)
+    chooser = chooser_for(found[0], shape, ranks, in_graphs, dtype)
     layers = tuple(RoutedExperts(weights, chooser) for weights in found)
     try:
         for layer in layers:
@@ -156,23 +164,30 @@ def routed_layers(
         if not in_graphs:
             raise
         logger.warning("sglang-dspark: draft passes run outside graphs: %s", error)
-        return routed_layers(found, shape, ranks)
+        return routed_layers(found, shape, ranks, dtype=dtype)
     return RoutedLayers(layers, in_graphs)
 
 
 def chooser_for(
-    weights: ExpertWeights, shape: DrafterConfig, ranks: int = 1, in_graphs: bool = False
+    weights: ExpertWeights,
+    shape: DrafterConfig,
+    ranks: int = 1,
+    in_graphs: bool = False,
+    dtype: torch.dtype | None = None,
 ) -> Chooser:
     """By times of this machine, measured on one layer's weights at the first start; where those
     cannot be had, by the order of preference, which is logged.
 
+    dtype: of the rows; None: that of the values, float32 where there are only codes.
+
     One of several ranks goes by the order of preference: ranks that measure beside each other
     disturb each other, and all are to do the same.
     """
-    given = weights.restored()[0]
+    if dtype is None:
+        dtype = weights.values[0].dtype if weights.values else torch.float32
     held, inner, _ = weights.shape
     workload = replace(
-        workload_of(shape, given.device.type, given.dtype),
+        workload_of(shape, weights.device, dtype),
         experts=held,
         inner=inner,
         absent=shape.num_experts - held,
@@ -188,3 +203,63 @@ def chooser_for(
     if times.timings:
         logger.info("sglang-dspark: times of experts: %s", times)
     return Chooser(workload, times)
+
+
+class SharedByCodes:
+    """Shared experts as one routed expert of every token, by a backend that reads codes."""
+
+    def __init__(self, routed: RoutedExperts):
+        self.routed = routed
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, d] -> [T, d]."""
+        ids = torch.zeros(len(x), 1, dtype=torch.int64, device=x.device)
+        return self.routed(x, ids, torch.ones(len(x), 1, device=x.device))
+
+
+class SharedRestored:
+    """Shared experts whose values are restored when they are first called, and kept."""
+
+    def __init__(self, shared: CodedShared, dtype: torch.dtype):
+        self.shared, self.dtype = shared, dtype
+        self.module: SharedExperts | None = None
+
+    def __call__(self, x: Tensor) -> Tensor:
+        """[T, d] -> [T, d]."""
+        if self.module is None:
+            self.module = self.shared.restored(self.dtype)
+        return self.module(x)
+
+
+def shared_layers(
+    found: Sequence[CodedShared], shape: DrafterConfig, in_graphs: bool, dtype: torch.dtype
+) -> list[SharedByCodes | SharedRestored]:
+    """Shared experts of each layer, by the first backend that reads codes on this device; where
+    there is none, restored, on a GPU at once.
+
+    in_graphs: the passes are captured. dtype: of the rows.
+    """
+    weights = [shared.weights() for shared in found]
+    _, inner, _ = weights[0].shape
+    workload = replace(
+        workload_of(shape, weights[0].device, dtype),
+        experts=1,
+        inner=inner,
+        top_k=1,
+        graph=in_graphs,
+    )
+    restored: list[SharedByCodes | SharedRestored] = [SharedRestored(s, dtype) for s in found]
+    if workload.device == "cpu":
+        return restored
+    chooser = Chooser(workload)
+    try:
+        if chooser.name(1) != "torch":
+            routed = [RoutedExperts(each, chooser) for each in weights]
+            for layer in routed:
+                layer.warm_up()
+            return [SharedByCodes(layer) for layer in routed]
+    except DSparkError as error:
+        logger.warning("sglang-dspark: shared experts are restored: %s", error)
+    for each in restored:
+        each(torch.zeros(1, shape.hidden_size, dtype=dtype, device=workload.device))
+    return restored

@@ -19,8 +19,8 @@ from sglang_dspark.quantisation.formats import FORMATS
 
 
 def experts_here() -> tuple[str, list[str]]:
-    """Backends by format, with the times that were measured here before; and what is wrong with
-    kept times."""
+    """Backends and bytes of a layer by format, with the times that were measured here before; and
+    what is wrong with kept times."""
     said: dict[str, list[str]] = {}  # text -> formats of which it is true
     measured, broken = [], []
     for name in FORMATS:
@@ -36,7 +36,17 @@ def experts_here() -> tuple[str, list[str]]:
         said.setdefault(_chosen(workload, times), []).append(name)
     parts = [f"{', '.join(names)} {text}" for text, names in said.items()]
     kept = " | ".join(measured) or "none of this layer shape yet"
-    return "; ".join([*parts, f"measured times in {folder()}: {kept}"]), broken
+    parts += [_sizes(), f"measured times in {folder()}: {kept}"]
+    return "; ".join(parts), broken
+
+
+def _sizes() -> str:
+    """Memory of a layer's routed experts; codes stay codes, but CPU kernels multiply float32."""
+    layer = _workload(next(iter(FORMATS)))
+    weights = 3 * layer.experts * layer.inner * layer.width
+    sizes = [f"{f.name} {weights * f.bits_per_weight / 8e6:.1f} MB" for f in FORMATS.values()]
+    restored = f" and {weights * 4 / 1e6:.1f} MB restored" if layer.device == "cpu" else ""
+    return f"a layer's experts take {', '.join(sizes)}{restored}"
 
 
 def _workload(name: str) -> ExpertWorkload:

@@ -28,6 +28,7 @@ from sglang_dspark.backends.moe.block_window import BlockWindow, WindowedAttenti
 from sglang_dspark.backends.moe.moe_config import drafter_shape
 from sglang_dspark.drafter.hyper_connections import HyperConnection, StreamRead, open_streams
 from sglang_dspark.errors import DSparkError
+from sglang_dspark.experts.coded import CodedShared, require_parts
 from sglang_dspark.experts.dispatch import RoutedExperts
 from sglang_dspark.experts.sharding import (
     Part,
@@ -37,7 +38,6 @@ from sglang_dspark.experts.sharding import (
     mlp_of_rank,
     tensors_of_rank,
 )
-from sglang_dspark.quantisation.checkpoint import restore_tensors
 from sglang_dspark.serving import upstream
 
 
@@ -95,10 +95,19 @@ class MoEDecoderLayer(nn.Module):
             self.mlp.gate.float()
         self.compiled = _CompiledLayer()
         self.routed: RoutedExperts | None = None
+        self.shared: Callable[[Tensor], Tensor] | None = None
+
+    @property
+    def dtype(self) -> torch.dtype:
+        """Of the rows."""
+        return self.input_layernorm.weight.dtype
 
     def use_compiled(self) -> None:
         """Take the short form for the weights that are there now, where it serves them."""
         shared = self.mlp.shared_experts if isinstance(self.mlp, RankMoE) else None
+        if isinstance(shared, CodedShared):
+            on_cpu = self.input_layernorm.weight.is_cpu and self.dtype == torch.float32
+            shared = shared.restored(self.dtype) if on_cpu else None
         self.compiled = _CompiledLayer(
             expert_ops.CompiledShared.of(shared),
             expert_ops.CompiledStreams.of(self.attn_residual),
@@ -131,8 +140,9 @@ class MoEDecoderLayer(nn.Module):
         out = routed(y, routing.experts, routing.weights)
         if self.mlp.shared_experts is None:
             return out
+        shared = self.mlp.shared_experts if self.shared is None else self.shared
         short = self.compiled.shared if expert_ops.supports_rows(y) else None
-        return out + (self.mlp.shared_experts if short is None else short)(y)
+        return out + (shared if short is None else short)(y)
 
 
 @dataclass(frozen=True)
@@ -214,12 +224,18 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
         return self.compiled_read(x)
 
     def load_weights(self, weights: Iterable[tuple[str, Tensor]]) -> None:
-        """Take this rank's of a checkpoint's tensors; quantised experts are restored."""
+        """Take this rank's of a checkpoint's tensors; quantised experts stay codes and scales.
+
+        Raises DSparkError where these do not fit config.json or each other.
+        """
         given = {name.removeprefix("model."): tensor for name, tensor in weights}
-        tensors = restore_tensors(tensors_of_rank(given, self.split), self.shape.expert_format)
-        super().load_weights(tensors.items())
-        for name, buffer in self.named_buffers():
-            if name in tensors:  # the routers' biases; upstream's loader knows parameters alone
+        tensors = tensors_of_rank(given, self.split)
+        require_parts(tensors, self, self.shape.expert_format)
+        # The routers' biases, codes and scales: upstream's loader knows parameters alone.
+        buffers = dict(self.named_buffers())
+        super().load_weights((n, tensor) for n, tensor in tensors.items() if n not in buffers)
+        for name, buffer in buffers.items():
+            if name in tensors:
                 buffer.copy_(tensors[name])
         for layer in self.layers:
             layer.use_compiled()
@@ -230,15 +246,24 @@ class DSparkMoEModel(upstream.DSparkDraftMixin, upstream.DFlashDraftModel):
 
     def _choose_backends(self) -> None:
         """Let each layer's experts be computed by what experts/dispatch.py chooses."""
-        found = [expert_backends.weights_of(layer.mlp.experts, self.shape) for layer in self.layers]
-        routed = expert_backends.routed_layers(found, self.shape, self.split.ranks, in_graphs())
-        self.capturable = routed.in_graphs or not in_graphs()
-        for layer, experts in zip(self.layers, routed.layers, strict=True):
+        layers, dtype, graphs = list(self.layers), self.layers[0].dtype, in_graphs()
+        found = [expert_backends.weights_of(layer.mlp.experts, self.shape) for layer in layers]
+        ranks = self.split.ranks
+        routed = expert_backends.routed_layers(found, self.shape, ranks, graphs, dtype)
+        self.capturable = routed.in_graphs or not graphs
+        for layer, experts in zip(layers, routed.layers, strict=True):
             layer.routed = experts
+        coded = [layer for layer in layers if isinstance(layer.mlp.shared_experts, CodedShared)]
+        if coded:
+            parts = [layer.mlp.shared_experts for layer in coded]
+            made = expert_backends.shared_layers(parts, self.shape, routed.in_graphs, dtype)
+            for layer, shared in zip(coded, made, strict=True):
+                layer.shared = shared
 
     def prune_to_ctx_kv_injection(self) -> None:
         """Keep what writes the context, as upstream's dense class does."""
         self.markov_head = self.confidence_head = None
         for layer in self.layers:
             layer.mlp, layer.compiled, layer.routed = None, _CompiledLayer(), None
+            layer.shared = None
             layer.self_attn.o_proj = None

@@ -91,10 +91,12 @@ def weights_of(c: DrafterConfig) -> dict[str, Tensor]:
     return tensors if c.expert_format == UNQUANTISED else quantise_tensors(tensors, c.expert_format)
 
 
-def built(c: DrafterConfig) -> DSparkMoEModel:
-    """The served model with the weights of this rank, and the target's embedding and LM head."""
+def built(c: DrafterConfig, file: dict[str, Tensor] | None = None) -> DSparkMoEModel:
+    """The served model with the weights of this rank, and the target's embedding and LM head.
+
+    file: by default `weights_of`."""
     model = DSparkMoEModel(DSparkMoEConfig(**c.to_json()))
-    model.load_weights(iter(weights_of(c).items()))
+    model.load_weights(iter((weights_of(c) if file is None else file).items()))
     shared = {"embed_tokens": VocabParallelEmbedding, "lm_head": ParallelLMHead}
     made = {}
     for name, kind in shared.items():
