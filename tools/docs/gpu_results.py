@@ -80,8 +80,9 @@ kernel and multiplies {bf16:.0f} TFLOP/s in bfloat16 and {fp8:.0f} in FP8 ({mach
 |---|---|---|---|---|---|
 """
 EXPERTS_REST = """
-FP8 is 1.4 to 1.7 times as fast as bfloat16. **FP4 is slower than bfloat16**: its kernel spends its
-time on converting codes, at 0.4 to 0.6 TB/s, so on a Hopper card FP4 weights save memory alone.
+FP8 is 1.4 to 1.7 times as fast as bfloat16. **FP4 is slower than bfloat16**: that commit's kernel
+spends its time on converting codes, at 0.4 to 0.6 TB/s, so FP4 weights save memory alone. The
+conversion has been rewritten since, with a third of the instructions, and has not been timed.
 SGLang's fused layer and DeepGEMM were not there to compare with.
 """
 OPERATORS = """
