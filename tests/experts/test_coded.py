@@ -9,7 +9,7 @@ from torch import Tensor, nn
 from sglang_dspark.backends.moe import expert_backends
 from sglang_dspark.backends.moe.expert_backends import SharedByCodes, SharedRestored, shared_layers
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.backends import BACKENDS, ExpertWorkload, joined
+from sglang_dspark.experts.backends import BACKENDS, ExpertWorkload, _stacked, joined
 from sglang_dspark.experts.coded import CodedExperts, CodedShared
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
 from sglang_dspark.quantisation.checkpoint import (
@@ -82,6 +82,18 @@ def test_gate_and_up_are_joined_without_a_copy(form: str, inner: int) -> None:
     assert torch.equal(dequantise(whole), dequantise(copied))
     swapped = joined(codes[1], codes[0])  # no halves in this order
     assert torch.equal(dequantise(swapped), dequantise(joined(up, gate)))
+
+
+def test_halves_of_two_tensors_are_copied() -> None:
+    """Places in storage alone do not make them one."""
+    first, second = (empty_codes((2, 64, 64), "mxfp4").payload for _ in range(2))
+    first.fill_(1)
+    second.fill_(2)
+    gate, up = first[:, :32], second[:, 32:]
+    made = _stacked(gate, up)
+    assert torch.equal(made, torch.cat([gate, up], 1))
+    other = torch.cat([first, second], 0)
+    assert torch.equal(_stacked(other[:1, :32], other[2:3, 32:])[0, 32:], other[2, 32:])
 
 
 @pytest.mark.parametrize("form", FORMATS)
