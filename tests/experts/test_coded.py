@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from sglang_dspark.backends.moe import expert_backends
 from sglang_dspark.backends.moe.expert_backends import SharedByCodes, SharedRestored, shared_layers
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.backends import BACKENDS, ExpertWorkload, _stacked, joined
+from sglang_dspark.experts.backends import (
+    BACKENDS,
+    ExpertWeights,
+    ExpertWorkload,
+    _stacked,
+    joined,
+)
 from sglang_dspark.experts.coded import CodedExperts, CodedShared
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
 from sglang_dspark.quantisation.checkpoint import (
@@ -134,6 +140,10 @@ def test_backends_compute_with_codes(form: str) -> None:
     chooser = expert_backends.chooser_for(weights, shape, ranks=2, dtype=torch.bfloat16)
     assert chooser.workload.dtype == torch.bfloat16
     assert chooser.workload.device == "cpu"
+    assert expert_backends.chooser_for(weights, shape, ranks=2).workload.dtype == torch.float32
+    gate, up, down = (part.bfloat16() for part in weights.restored())
+    values = ExpertWeights(form, (gate, up, down))
+    assert expert_backends.chooser_for(values, shape, ranks=2).workload.dtype == torch.bfloat16
     x, ids, own = torch.randn(9, 64), torch.randint(0, 4, (9, 2)), torch.rand(9, 2)
     with torch.no_grad():
         first, second = (BACKENDS[name].prepare(weights) for name in ("compiled", "torch"))
