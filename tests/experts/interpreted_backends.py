@@ -11,6 +11,7 @@ os.environ["TRITON_INTERPRET"] = "1"  # read when triton is imported
 import torch
 
 from sglang_dspark.experts.backends import BACKENDS, ExpertWeights, held_pairs
+from sglang_dspark.experts.coded import CodedShared
 from sglang_dspark.experts.gpu_backends import prepare_triton
 from sglang_dspark.quantisation.formats import FORMATS, quantise
 from tests.kernels.interpreter import patch_language_once
@@ -41,7 +42,27 @@ def main() -> None:
                 limit = 2e-3 if rows_in_fp8 else 1e-4
                 assert difference(found, expected) < limit, (name, rows_in_fp8)
             agreed += 1
-    print(agreed, "agree")
+    print(agreed + shared_experts(generator), "agree")
+
+
+def shared_experts(generator: torch.Generator) -> int:
+    """Shared experts by codes, gate and up being halves of one tensor, in every format of codes."""
+    for name in (form for form in FORMATS if form != "bf16"):
+        module, x = CodedShared(name, 96, 128), torch.randn(7, 96, generator=generator)
+        for part, shape in (
+            (module.gate_proj, (128, 96)),
+            (module.up_proj, (128, 96)),
+            (module.down_proj, (96, 128)),
+        ):
+            made = quantise(torch.randn(shape, generator=generator) / 8, name)
+            own = (made.payload, made.scales, made.global_scale)
+            for buffer, values in zip(part.buffers(), own, strict=False):
+                buffer.copy_(values)
+        call, ids = prepare_triton(module.weights()), torch.zeros(7, 1, dtype=torch.int64)
+        found = call(x, ids, torch.ones(7, 1))
+        expected = module.restored(torch.float32)(x.bfloat16().float())
+        assert difference(found, expected) < 1e-4, name
+    return 3
 
 
 if __name__ == "__main__":

@@ -9,7 +9,13 @@ from torch import Tensor, nn
 from sglang_dspark.backends.moe import expert_backends
 from sglang_dspark.backends.moe.expert_backends import SharedByCodes, SharedRestored, shared_layers
 from sglang_dspark.errors import DSparkError
-from sglang_dspark.experts.backends import BACKENDS, ExpertWorkload, joined
+from sglang_dspark.experts.backends import (
+    BACKENDS,
+    ExpertWeights,
+    ExpertWorkload,
+    _stacked,
+    joined,
+)
 from sglang_dspark.experts.coded import CodedExperts, CodedShared
 from sglang_dspark.experts.dispatch import Chooser, RoutedExperts
 from sglang_dspark.quantisation.checkpoint import (
@@ -84,6 +90,18 @@ def test_gate_and_up_are_joined_without_a_copy(form: str, inner: int) -> None:
     assert torch.equal(dequantise(swapped), dequantise(joined(up, gate)))
 
 
+def test_halves_of_two_tensors_are_copied() -> None:
+    """Places in storage alone do not make them one."""
+    first, second = (empty_codes((2, 64, 64), "mxfp4").payload for _ in range(2))
+    first.fill_(1)
+    second.fill_(2)
+    gate, up = first[:, :32], second[:, 32:]
+    made = _stacked(gate, up)
+    assert torch.equal(made, torch.cat([gate, up], 1))
+    other = torch.cat([first, second], 0)
+    assert torch.equal(_stacked(other[:1, :32], other[2:3, 32:])[0, 32:], other[2, 32:])
+
+
 @pytest.mark.parametrize("form", FORMATS)
 def test_shared_experts_are_one_expert(form: str) -> None:
     """Restored, as a module and by a backend that is given codes: bitwise the same."""
@@ -122,6 +140,10 @@ def test_backends_compute_with_codes(form: str) -> None:
     chooser = expert_backends.chooser_for(weights, shape, ranks=2, dtype=torch.bfloat16)
     assert chooser.workload.dtype == torch.bfloat16
     assert chooser.workload.device == "cpu"
+    assert expert_backends.chooser_for(weights, shape, ranks=2).workload.dtype == torch.float32
+    gate, up, down = (part.bfloat16() for part in weights.restored())
+    values = ExpertWeights(form, (gate, up, down))
+    assert expert_backends.chooser_for(values, shape, ranks=2).workload.dtype == torch.bfloat16
     x, ids, own = torch.randn(9, 64), torch.randint(0, 4, (9, 2)), torch.rand(9, 2)
     with torch.no_grad():
         first, second = (BACKENDS[name].prepare(weights) for name in ("compiled", "torch"))

@@ -7,6 +7,7 @@ A process of its own, so that no other test can have triton interpreted.
 from __future__ import annotations
 
 import json
+import re
 import sys
 
 from triton import compile as compile_kernel
@@ -25,6 +26,7 @@ OPTIONS = ("num_warps", "num_stages", "maxnreg")
 WIDTHS = ("n", "k", "w_width", "scale_width", "columns")  # multiples of 16
 INTEGERS = ("size", "experts", "n", "k", "w_width", "scale_width")
 PLAIN = {"swiglu": False, "scatter": False, "fp8_out": False, "masked": False, "top_k": 0}
+_COMPUTES = re.compile(r"\s+(?:@!?%p\d+ )?(?!mov)[a-z][\w.:]+\s")
 GATE_UP = {**PLAIN, "swiglu": True, "top_k": 6}
 DOWN = {**PLAIN, "scatter": True}
 
@@ -43,7 +45,22 @@ def compiled(kernel, signature, constants, options, capability) -> dict[str, int
         "warp_group": tensor,
         "code": len(made.asm["cubin"]),
         "packed": ptx.count("fma.rn.bf16x2"),
+        "loop": _in_the_loop(ptx),
     }
+
+
+def _in_the_loop(ptx: str) -> int:
+    """Instructions of the innermost loop with tensor instructions, without moves; 0 for none."""
+    lines = ptx.splitlines()
+    labels = {line.split(":")[0]: i for i, line in enumerate(lines) if line.startswith("$L")}
+    sizes = []
+    for end, line in enumerate(lines):
+        back = re.search(r"\bbra(?:\.uni)?\s+(\$L\w+);", line)
+        first = end if back is None else labels[back[1]]
+        body = lines[first:end]
+        if any("wgmma.mma_async" in each for each in body):
+            sizes.append(sum(_COMPUTES.match(each) is not None for each in body))
+    return min(sizes, default=0)
 
 
 def grouped(kind: str, group: int, way: dict, capability: int) -> dict[str, int | bool]:
@@ -93,7 +110,8 @@ def cases(capability: int, every: bool) -> dict[str, tuple[str, int, dict]]:
     for i, kind in enumerate(kinds):
         for turn, group in enumerate((16, 128)):
             way = {**GATE_UP, "fp8_out": kind.startswith("fp8")}
-            if every or (i % 2 == turn and (capability == 90 or i in (0, 3))):
+            decode = kind in ("bf16 x mxfp4", "bf16 x nvfp4") and (capability, group) == (90, 16)
+            if every or decode or (i % 2 == turn and (capability == 90 or i in (0, 3))):
                 found[f"{kind}, gate-up, {group}"] = (kind, group, way)
             if every or (i % 2 != turn and capability == 90 and not kind.startswith("bf16")):
                 found[f"{kind}, down, {group}"] = (kind, group, DOWN)

@@ -134,13 +134,29 @@ def test_kernels_compile_for_hopper_and_blackwell_without_one() -> None:
     """Machine code within the shared memory of a block, all products on warp-group tensor
     instructions."""
     report = json.loads(output_of("tests.kernels.compiled_grouped"))
-    assert sum(name.startswith("90: ") for name in report) == 10
+    assert sum(name.startswith("90: ") for name in report) == 12
     assert sum(name.startswith("100: ") for name in report) == 2
     for name, row in report.items():
         assert 0 <= row["shared"] <= 227 * 1024, (name, row)
         assert row["warp_group"] == (":" in name), (name, row)
         # FP4 codes are converted in pairs: two products a pair and some for E8M0 scales.
         assert (row["packed"] >= 64) == ("fp4" in name), (name, row)
+    for form in ("mxfp4", "nvfp4"):
+        how = tiling(16, form, False, True, False)
+        codes = 2 * how.block_n * how.block_k // (32 * how.num_warps)  # of a thread in a step
+        assert 0 < report[f"90: bf16 x {form}, gate-up, 16"]["loop"] <= 4 * codes, form
+
+
+@pytest.mark.parametrize("swiglu", [False, True])
+@pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])
+def test_programs_of_fp4_have_registers(form: str, swiglu: bool) -> None:
+    """As many as are started on a processor, which has 65536."""
+    how = tiling(12, form, False, swiglu, False)
+    assert how.maxnreg is not None
+    assert how.programs == 3
+    assert how.programs * how.num_warps * 32 * how.maxnreg <= 65536
+    assert "programs" not in how.as_options()
+    assert "maxnreg" not in tiling(12, "bf16", False, swiglu, False).as_options()
 
 
 @pytest.mark.parametrize("form", ["mxfp4", "nvfp4"])

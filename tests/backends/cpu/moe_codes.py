@@ -84,6 +84,8 @@ def main(folder: Path) -> None:
                 "updated": not torch.equal(before, many(model)),
                 "refused": {name: refusal(c, fault(stored)) for name, fault in FAULTS.items()},
                 "codes in an unquantised drafter": refusal(plain, stored),
+                "codes alone": refusal(plain, {GATE: stored[GATE]}),
+                "shared": type(model.layers[0].shared).__name__,
             }
     print(json.dumps(said))
 

@@ -47,6 +47,7 @@ def test_passes_are_those_of_the_restored_values(found: dict[str, Any], form: st
     """Bitwise, for draft blocks and for more rows than the compiled kernels support."""
     assert found[form]["same"]
     assert found[form]["same_for_many"]
+    assert found[form]["shared"] == "SharedRestored", "restored in every call"
 
 
 @pytest.mark.parametrize("form", FORMATS)
@@ -62,5 +63,6 @@ def test_tensors_that_do_not_fit_are_named(found: dict[str, Any], form: str) -> 
     assert refused["scales of others"].startswith(name + "scales are (4, 1, ")
     assert refused["codes of others"].startswith(name + "codes are (4, 254, ")
     assert refused["no codes"].startswith(name + "codes are (4, 256, 64) torch.float32, ")
-    assert "names no expert_format" in found[form]["codes in an unquantised drafter"]
+    for fault in ("codes in an unquantised drafter", "codes alone"):
+        assert "names no expert_format" in found[form][fault]
     assert not any("\n" in line for line in refused.values())
