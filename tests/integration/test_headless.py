@@ -68,7 +68,7 @@ def test_drafts_are_fewer_under_load_and_windows_have_many_lengths(headless: Ser
     crowded = headless.generate_all(PROMPTS[:32], 16, **fields)
     assert mean_window(crowded) < 0.8 * mean_window(alone)
     assert sum(steps > 0 for steps in windows(crowded)) >= 3, windows(crowded)
-    assert 0 <= metric(headless, "sglang:dspark_calibration_error") < 0.1
+    assert 0 <= metric(headless, "sglang:dspark_calibration_error") < 0.25  # from no calibration
 
 
 @pytest.mark.slow

@@ -220,14 +220,13 @@ class DraftHeads:
 
         anchors: [R] tokens, positions: [R] where they are. hidden: [R * depth, d]. info: the
         batch's sampling settings. seeds: of the sampled requests that have one. confidence:
-        [R, depth] float32, filled with `draft_confidence` of each position; None: the model has a
-        confidence head.
+        [R, depth] float32, filled with `draft_confidence`; None: the model has a confidence head.
         """
         greedy = self._greedy_only or info is None or info.is_all_greedy
         reduced = reduced_head_of(self._model)
+        if reduced is not None and greedy:
+            return self._greedy(reduced, base, anchors, confidence)
         if reduced is not None:
-            if greedy:
-                return self._greedy(reduced, base, anchors, confidence)
             waits = seeded_waits(seeds, positions, reduced.tokens, base.shape[1])
             return self._sampled(reduced, base, anchors, info, waits, confidence)
         options = {
@@ -241,8 +240,8 @@ class DraftHeads:
             "tp_sync": self._tp_sync,
         }
         if seeds is not None and not greedy:
-            block = draft_block(DraftSeeds(seeds, positions.long()), **options)
-            return _estimated(block, confidence)
+            drawn = DraftSeeds(seeds, positions.long())
+            return _estimated(draft_block(drawn, **options), confidence)
         if confidence is not None:
             return self._with_logits(options, greedy, confidence)
         # Upstream would keep and noise the logits of greedy requests too, which are not read.
