@@ -32,10 +32,11 @@ def draft_confidence(logits: Tensor, temperature: Tensor | None = None) -> Tenso
     [R] of the requests, 0 for greedy ones, which count as 1; None: all greedy. NaN where a position
     has NaN logits or no token.
     """
-    heat = logits.new_ones(len(logits), dtype=torch.float32) if temperature is None else temperature
-    heat = heat.where(heat > 0, 1.0)[:, None, None]
+    if temperature is None:
+        temperature = logits.new_zeros(len(logits), dtype=torch.float32)
+    scale = temperature.where(temperature > 0, 1.0)[:, None, None]
     rows = max(_AT_ONCE // logits[0].numel(), 1)
-    parts = zip(logits.split(rows), heat.split(rows), strict=True)
+    parts = zip(logits.split(rows), scale.split(rows), strict=True)
     return torch.cat([certainty(torch.softmax(part.float() / t, -1)) for part, t in parts])
 
 

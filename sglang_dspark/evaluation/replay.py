@@ -153,14 +153,14 @@ class Replay:
         state, previous = head.start(len(anchor)), anchor
         alive = torch.ones(len(anchor), dtype=torch.bool)
         accepted = torch.zeros(len(anchor), dtype=torch.long)
-        heat = torch.full((len(anchor),), float(self.temperature))  # [R]
+        temperature = torch.full((len(anchor),), float(self.temperature))  # [R]
         tokens, embedded, estimates = [], [], []
         for k in range(h.shape[1]):
             embedded.append(head.embed(previous))
             latent, state = head.latent(embedded[-1], h[:, k], state)
             logits = base[:, k] + nn.functional.linear(latent, self.transition)
             if self.drafter.confidence_head is None:
-                estimates.append(draft_confidence(logits[:, None], heat))
+                estimates.append(draft_confidence(logits[:, None], temperature))
             if distributions is None:
                 chosen = logits.argmax(-1)
                 kept = self.ids[chosen] == truth[:, k]

@@ -48,7 +48,7 @@ def test_it_is_float32_of_any_logits(dtype: torch.dtype) -> None:
 def test_many_requests_are_estimated_in_parts(monkeypatch: pytest.MonkeyPatch) -> None:
     generator = torch.Generator().manual_seed(1)
     logits = torch.randn(7, 2, 9, generator=generator)
-    heat = torch.rand(7, generator=generator) + 0.3
-    whole = draft_confidence(logits, heat)
+    temperature = torch.rand(7, generator=generator) + 0.3
+    whole = draft_confidence(logits, temperature)
     monkeypatch.setattr(module, "_AT_ONCE", 3 * 2 * 9)
-    assert torch.equal(draft_confidence(logits, heat), whole)
+    assert torch.equal(draft_confidence(logits, temperature), whole)

@@ -20,7 +20,7 @@ from tests.families.helpers import GAMMA, LAYERS, WIDTH, random_drafter
 
 VOCAB, ROWS, CONTEXT = 41, 4, 6
 TARGET = Target("TARGET", WIDTH, VOCAB, 3, "LlamaForCausalLM")
-HEAT = torch.tensor([1.0, 0.5, 2.0, 0.0])
+TEMPERATURE = torch.tensor([1.0, 0.5, 2.0, 0.0])
 
 
 def shared() -> tuple[Tensor, Tensor]:
@@ -31,7 +31,7 @@ def shared() -> tuple[Tensor, Tensor]:
 
 
 def drafted(drafter: Any, *, sequential: bool) -> Any:
-    """The drafter's `DraftBlock` of ROWS requests, at HEAT."""
+    """The drafter's `DraftBlock` of ROWS requests, at TEMPERATURE."""
     generator = torch.Generator().manual_seed(2)
     features = torch.randn(ROWS, CONTEXT, len(LAYERS) * WIDTH, generator=generator)
     positions = torch.arange(CONTEXT).expand(ROWS, -1)
@@ -41,8 +41,8 @@ def drafted(drafter: Any, *, sequential: bool) -> Any:
     h = drafter.forward_blocks(anchor[:, None], at, context, at)[:, 0]
     assert h.shape == (ROWS, GAMMA, WIDTH)
     if sequential:
-        return drafter.draft(anchor, h, HEAT, generator)
-    return drafter.draft(h, HEAT, generator)
+        return drafter.draft(anchor, h, TEMPERATURE, generator)
+    return drafter.draft(h, TEMPERATURE, generator)
 
 
 @torch.no_grad()

@@ -39,7 +39,7 @@ def headless(pool: ServerPool, demo_target: Path, demo_drafter: Path) -> Iterato
         "--enable-metrics",
         PYTHONPATH=os.pathsep.join([str(PLANTED), *filter(None, [os.environ.get("PYTHONPATH")])]),
         DSPARK_PLANTED_COSTS="1",
-        XDG_CACHE_HOME=str(pool.folder / "planted-headless"),  # the planted costs are nobody else's
+        XDG_CACHE_HOME=str(pool.folder / "planted-headless"),  # a cache for planted costs
     )
     pool.stop("headless")
 

@@ -319,8 +319,8 @@ class DraftHeads:
 def _estimated(block: Any, confidence: Tensor | None) -> Any:
     """Fill confidence [R, depth] by the logits of upstream's block; returns the block."""
     if confidence is not None:
-        heat = torch.where(block.greedy_mask, 0.0, block.temperatures)  # [R]
-        confidence.copy_(draft_confidence(block.corrected_logits, heat))
+        temperatures = torch.where(block.greedy_mask, 0.0, block.temperatures)  # [R]
+        confidence.copy_(draft_confidence(block.corrected_logits, temperatures))
     return block
 
 

@@ -143,8 +143,8 @@ class GraphDevice:
         if not self._estimates:
             return proposal
         block = proposal.draft_block
-        heat = block.temperatures.reshape(-1).where(~block.greedy_mask, 0.0)  # [R]
-        estimated = draft_confidence(block.corrected_logits, heat)
+        temperatures = block.temperatures.reshape(-1).where(~block.greedy_mask, 0.0)  # [R]
+        estimated = draft_confidence(block.corrected_logits, temperatures)
         return msgspec.structs.replace(proposal, confidence_raw=estimated)
 
     def layout(self, step: Step, indptr: Tensor) -> Any:

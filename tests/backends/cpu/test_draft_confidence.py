@@ -102,8 +102,8 @@ def test_estimates_are_those_of_the_drafted_distributions(
     bias = head.markov_w1(previous) @ head.markov_w2.weight.T  # [R, GAMMA, V]
     if restricted:
         bias = bias[..., draft.allowed]
-    heat = torch.tensor([t or 1.0 for t in temperatures])
-    expected = exactly((base + bias).detach(), heat)
+    temperature = torch.tensor([t or 1.0 for t in temperatures])
+    expected = exactly((base + bias).detach(), temperature)
     torch.testing.assert_close(found.double().sigmoid(), expected.sigmoid(), atol=1e-5, rtol=1e-4)
 
 
@@ -144,8 +144,8 @@ def honest(estimates: Tensor, block: Any, temperatures: Tensor) -> Tensor:
 
 def peeking(estimates: Tensor, block: Any, temperatures: Tensor) -> Tensor:
     """The mistake: the probability of the drafted token itself."""
-    law = torch.softmax(block.corrected_logits / temperatures[:, None, None], -1)
-    return law.gather(2, block.draft_tokens[:, :, None])[..., 0].logit(1e-6)
+    probs = torch.softmax(block.corrected_logits / temperatures[:, None, None], -1)
+    return probs.gather(2, block.draft_tokens[:, :, None])[..., 0].logit(1e-6)
 
 
 def argmax_alone(estimates: Tensor, block: Any, temperatures: Tensor) -> Tensor:
@@ -170,12 +170,12 @@ def lengths_of(logits: Tensor) -> Tensor:
 
 def two_tokens(source: Source, temperature: float, generator: torch.Generator) -> Tensor:
     """The first two tokens of BATCH requests, [BATCH, 2]; the second by the target if need be."""
-    estimates, heat = torch.empty(BATCH, GAMMA), torch.full((BATCH,), temperature)
+    estimates, given = torch.empty(BATCH, GAMMA), torch.full((BATCH,), temperature)
     # Odd requests are surer of everything: neighbours compete for the places.
     block = block_of(BATCH, estimates, temperature)
-    logits = source(estimates, block, heat) + (torch.arange(BATCH) % 2)[:, None] * 0.3
+    logits = source(estimates, block, given) + (torch.arange(BATCH) % 2)[:, None] * 0.3
     lens = 1 + lengths_of(logits)
-    info, anchors = settings(heat), torch.full((BATCH,), ANCHOR)
+    info, anchors = settings(given), torch.full((BATCH,), ANCHOR)
     window = torch.cat([anchors[:, None], block.draft_tokens], 1)
     inside = torch.arange(GAMMA + 1)[None, :] < lens[:, None]
     starts = lens.cumsum(0) - lens
@@ -198,8 +198,9 @@ def p_value(source: Source, temperature: float, rounds: int = ROUNDS, seed: int 
     for _ in range(rounds):
         pair = two_tokens(source, temperature, generator)
         counts += torch.bincount(pair[:, 0] * V + pair[:, 1], minlength=V * V)
-    law = chain(temperature, UNCUT)
-    return chi_square(counts.double(), (law[ANCHOR][:, None] * law).flatten() * counts.sum())
+    target = chain(temperature, UNCUT)
+    expected = (target[ANCHOR][:, None] * target).flatten() * counts.sum()
+    return chi_square(counts.double(), expected)
 
 
 @pytest.mark.parametrize("temperature", [0.6, 1.0])

@@ -431,8 +431,8 @@ def test_confidence_is_estimated_from_the_logits_that_were_drafted_from() -> Non
     proposal = DraftProposal(draft_block_ids=block.draft_tokens, draft_block=block, folded=True)
     assert device().with_confidence(proposal) is proposal
     found = device(head=False).with_confidence(proposal)
-    heat = torch.tensor([0.5, 1.0, 1.0])[:, None, None]
-    expected = torch.softmax(logits.float() / heat, -1).amax(-1)
+    scale = torch.tensor([0.5, 1.0, 1.0])[:, None, None]
+    expected = torch.softmax(logits.float() / scale, -1).amax(-1)
     torch.testing.assert_close(found.confidence_raw.sigmoid(), expected)
     assert found.folded
     assert found.draft_block is block
