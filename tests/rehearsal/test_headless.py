@@ -56,7 +56,8 @@ def test_greedy_answers_are_the_plain_servers(
     accepted = sum(TOKENS - 1 - each["meta_info"]["spec_verify_ct"] for each in got)
     assert accepted > TOKENS, "too few drafts were accepted"
     lengths = {n for each in headless.passes()[passes:] for n in each["lengths"]}
-    assert len(lengths & set(range(GAMMA + 1))) >= 3, "windows must be ragged"
+    if users > 1:  # a single user's tier holds whole windows
+        assert len(lengths & set(range(GAMMA + 1))) >= 3, "windows must be ragged"
     assert [each for each in headless.launches()[launches:] if each["reads"]] == []
 
 
