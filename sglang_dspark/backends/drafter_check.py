@@ -60,7 +60,7 @@ def _check(server_args: Any, args: Any) -> None:
         _target(server_args, args),
         block_size=args.speculative_dspark_block_size,
         draft_tokens=args.speculative_num_draft_tokens,
-        needs_confidence=_reads_confidence(),
+        needs_confidence=_reads_confidence(path),
         weights=not fetched or any(path.glob("*.safetensors")),
     )
 
@@ -170,23 +170,30 @@ def obstacle(server_args: Any, args: Any, path: Path) -> str | None:
 
     server_args: SGLang's record. args: a view of it. path: the drafter's folder.
     """
-    return features.obstacle(_start(server_args, args, _has_head(path)))
+    has_head = _has_head(path)
+    known = has_head or mode.estimates_confidence(has_head=has_head)
+    return features.obstacle(_start(server_args, args, known))
 
 
 def _has_head(path: Path) -> bool:
     return bool(read_config(path).get("enable_confidence_head"))
 
 
-def _start(server_args: Any, args: Any, has_head: bool) -> features.Start:
+def _start(server_args: Any, args: Any, has_confidence: bool) -> features.Start:
     recurrent = upstream.mambaish_config(upstream.model_config_of(server_args)) is not None
     chosen = current_config().schedule
     by_lengths = chosen.threshold is not None or chosen.algorithm == "early-stop"
     generation = torch.cuda.get_device_capability()[0] if torch.cuda.is_available() else 0
-    return features.Start(args, has_head, recurrent, dict(os.environ), by_lengths, generation)
+    return features.Start(args, has_confidence, recurrent, dict(os.environ), by_lengths, generation)
 
 
-def _reads_confidence() -> bool:
-    """Return whether upstream will build the confidence head: in every mode but `static`."""
+def _reads_confidence(path: Path) -> bool:
+    """Return whether upstream will build the confidence head: in every mode but `static`.
+
+    Not for a drafter that has none and is scheduled all the same (patches/step/headless.py).
+    """
+    if mode.estimates_confidence(has_head=_has_head(path)):
+        return False
     try:
         return upstream.read_ragged_verify_mode() is not upstream.RaggedVerifyMode.STATIC
     except ValueError as error:

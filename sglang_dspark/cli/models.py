@@ -54,7 +54,7 @@ def convert(
     out: Annotated[Path, typer.Option(help="Directory to write.")],
     target: TargetOption = "demo",
 ) -> None:
-    """Write a drafter of DeepSpec or Speculators in the layout that SGLang's DSPARK reads."""
+    """Write a drafter of DeepSpec, Speculators or DFlash as SGLang's DSPARK reads it."""
     from rich.console import Console
 
     from sglang_dspark.cli._models import target_facts

@@ -35,6 +35,7 @@ from sglang_dspark.quantisation.formats import expert_format
 FAMILIES = ("qwen3", "gemma4")
 DENSE_ARCHITECTURES = ("DSparkDraftModel", "LingDSparkModel", "Qwen3DSparkModel")
 GEMMA4_ARCHITECTURE = "Gemma4DSparkModel"
+DFLASH_ARCHITECTURE = "DFlashDraftModel"  # families/dflash; can be converted
 # SGLang's own other families, which a server hands to it and the reference engine does not compute.
 OTHER_ARCHITECTURES = (
     "DSparkMiniMaxDraftModel",
@@ -91,6 +92,12 @@ def architecture_of(raw: Mapping[str, Any], path: Path) -> str:
     known = (*DENSE_ARCHITECTURES, *OTHER_ARCHITECTURES, GEMMA4_ARCHITECTURE, MOE_ARCHITECTURE)
     if isinstance(names, list) and len(names) == 1 and names[0] in known:
         return str(names[0])
+    if names == [DFLASH_ARCHITECTURE]:
+        raise DSparkError(
+            f"drafter {path}: architectures {names} in config.json is no DSpark drafter; write one "
+            f"that is scheduled: dspark models convert {path} --target TARGET --out FOLDER, or "
+            "serve it with --speculative-algorithm DFLASH"
+        )
     raise DSparkError(
         f"drafter {path}: architectures {brief(names, 60)} in config.json is no DSpark drafter "
         f"(known: {', '.join(sorted(known))}); name another drafter (--drafter; of a server "

@@ -12,6 +12,7 @@ from sglang_dspark.drafter.attention import ContextKV, PackedLayout
 from sglang_dspark.drafter.backbone import Backbone
 from sglang_dspark.drafter.confidence import ConfidenceHead
 from sglang_dspark.drafter.config import DrafterConfig
+from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.drafter.draft_probs import choose, over_vocabulary
 from sglang_dspark.drafter.heads import HEADS, allowed_vocabulary
 
@@ -23,7 +24,8 @@ class DraftBlock:
     tokens: [R, gamma] int64; probs: [R, gamma, V] float32, the distribution each token was drawn
     from, or
     None when drafting greedily; confidence: [R, gamma] conditional survival c_k in (0, 1), not
-    calibrated; confidence_logits: [R, gamma]. Drafters without a confidence head give [R, 0].
+    calibrated; confidence_logits: [R, gamma], of a head, or of a DSpark drafter without one by
+    `draft_confidence`. Drafters of other families give [R, 0].
     """
 
     tokens: Tensor
@@ -122,11 +124,13 @@ class DSparkDrafter(nn.Module):
         """
         base, transition = self.base_logits(h), self._transition()
         state = self.markov_head.start(len(anchor))
-        previous, tokens, distributions, embedded = anchor, [], [], []
+        previous, tokens, distributions, embedded, estimates = anchor, [], [], [], []
         for k in range(h.shape[1]):
             embedded.append(self.markov_head.embed(previous))
             latent, state = self.markov_head.latent(embedded[-1], h[:, k], state)
             logits = base[:, k] + nn.functional.linear(latent, transition)
+            if self.confidence_head is None:
+                estimates.append(draft_confidence(logits[:, None], temperature))
             chosen, distribution = choose(logits, temperature, generator)
             if distribution is not None:
                 distributions.append(distribution)
@@ -137,7 +141,10 @@ class DSparkDrafter(nn.Module):
             probs = over_vocabulary(
                 torch.stack(distributions, 1), self.draft_ids, self.config.vocab_size
             )
-        logits = self.confidence(h, torch.stack(embedded, 1))
+        if estimates:
+            logits = torch.cat(estimates, 1)  # [R, gamma]
+        else:
+            logits = self.confidence(h, torch.stack(embedded, 1))
         return DraftBlock(torch.stack(tokens, 1), probs, torch.sigmoid(logits), logits)
 
     def _transition(self) -> Tensor:

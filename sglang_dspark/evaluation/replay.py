@@ -24,6 +24,7 @@ import torch
 from torch import Tensor, nn
 
 from sglang_dspark.drafter import DSparkDrafter
+from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.evaluation.records import Generation, Step
 from sglang_dspark.evaluation.target import TargetModel
 from sglang_dspark.verify import sample_inverse_cdf
@@ -152,11 +153,14 @@ class Replay:
         state, previous = head.start(len(anchor)), anchor
         alive = torch.ones(len(anchor), dtype=torch.bool)
         accepted = torch.zeros(len(anchor), dtype=torch.long)
-        tokens, embedded = [], []
+        temperature = torch.full((len(anchor),), float(self.temperature))  # [R]
+        tokens, embedded, estimates = [], [], []
         for k in range(h.shape[1]):
             embedded.append(head.embed(previous))
             latent, state = head.latent(embedded[-1], h[:, k], state)
             logits = base[:, k] + nn.functional.linear(latent, self.transition)
+            if self.drafter.confidence_head is None:
+                estimates.append(draft_confidence(logits[:, None], temperature))
             if distributions is None:
                 chosen = logits.argmax(-1)
                 kept = self.ids[chosen] == truth[:, k]
@@ -171,6 +175,8 @@ class Replay:
             accepted += alive
             previous = self.ids[chosen]
             tokens.append(previous)
+        if estimates:
+            return torch.stack(tokens, 1), accepted, torch.cat(estimates, 1)
         confidence = self.drafter.confidence(h, torch.stack(embedded, 1))
         return torch.stack(tokens, 1), accepted, confidence
 

@@ -1,7 +1,7 @@
 """Estimate acceptance by position from outcomes.
 
-The estimate is the prior of new requests, and replaces confidence for drafters without a confidence
-head (DFlash, Eagle3, MTP).
+The estimate is the prior of new requests. With `schedule.without_head: past-acceptance` it also
+replaces confidence for drafters without a confidence head.
 
 For each position the share of drafts accepted among those that were reached, that is verified with
 all drafts before them accepted. A shortened window has no evidence about later positions, so the

@@ -24,22 +24,17 @@ class Experience:
                 f"step times are for gamma {costs.table.gamma}, the drafter has {gamma}"
             )
         self.gamma = gamma
-        self.has_head = config.has_head
+        self.signal = config.signal  # by which drafts are admitted
         self.costs = costs
         self.relay = Relay(pool_rows, gamma, lag=config.lag, max_age=config.max_age)
         self.estimator = AcceptanceEstimator(pool_rows, gamma, config.estimator)
         self.delivered = Delivered()
 
-    @property
-    def signal(self) -> str:
-        """Name the signal by which drafts are admitted."""
-        return "confidence" if self.has_head else "past acceptance"
-
     def confidence(
         self, step: int, rows: Counts, generations: Counts, relay_arrived: bool
     ) -> tuple[Gains, int]:
         """Return confidences for step `step` [R, gamma] float32, and how many are known."""
-        if not self.has_head:
+        if self.signal == "past acceptance":
             return self.estimator.confidence(rows, generations), len(rows)
         prior = self.estimator.prior()
         if not relay_arrived:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from typing import Literal
 
 import numpy as np
 
@@ -11,13 +12,16 @@ from sglang_dspark.schedule.early_exit import ExitConfig
 from sglang_dspark.schedule.estimator import EstimatorConfig
 from sglang_dspark.schedule.guard import SERVING_GUARD, GuardConfig, Mode
 
+Signal = Literal["confidence", "draft probability", "past acceptance"]
+
 
 @dataclass(frozen=True)
 class PlannerConfig:
     """lag: steps between a confidence and the first plan that may use it (at least 1).
 
-    max_age: older confidences than this many steps give way to the prior. has_head: False for
-    drafters without a confidence head, scheduled by past acceptance.
+    max_age: older confidences than this many steps give way to the prior. signal: what drafts are
+    admitted by: the confidence of a head, an estimate of it from the draft's distribution
+    (`drafter/draft_confidence.py`), or rates of past acceptance, which need no relay.
     look_deep: after this many steps of shallow drafts one is drafted to the end, for confidences
     of the skipped positions; otherwise nothing could show that depth pays again.
     deep_share: drafts go to the end anyway where that adds no more than this part of a step.
@@ -25,7 +29,7 @@ class PlannerConfig:
 
     lag: int = 2
     max_age: int = 16
-    has_head: bool = True
+    signal: Signal = "confidence"
     look_deep: int = 16
     deep_share: float = 0.005
     guard: GuardConfig = SERVING_GUARD

@@ -54,7 +54,7 @@ class Planner(Protocol):
         """Verify lengths l_r, [R] int64, of a planned step whose drafts are there.
 
         confidence: [R, gamma] float32 of this step, calibrated; entries behind the planned depth
-        are not read. None if the step did not draft. Headless: what `expected` gave before.
+        are not read. None if the step did not draft. By past acceptance: what `expected` gave.
         """
         ...
 
@@ -104,5 +104,5 @@ class Planner(Protocol):
         self.experience.publish(plan, rows, generations, confidence)
 
     def expected(self, rows: Counts, generations: Counts) -> Gains:
-        """Conditional acceptance from past outcomes, [R, gamma]: confidence without a head."""
+        """Conditional acceptance from past outcomes, [R, gamma], in place of confidences."""
         return self.experience.estimator.confidence(rows, generations)

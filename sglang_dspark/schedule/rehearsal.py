@@ -84,7 +84,7 @@ def main() -> None:
         draft_requests=(1,),
         draft_seconds=(drafts,),
     )
-    config = PlannerConfig(lag=2, has_head=True, guard=SERVING_GUARD)
+    config = PlannerConfig(lag=2, guard=SERVING_GUARD)
     planner = SearchPlanner(_GAMMA, _REQUESTS, CostModel(table, _REQUESTS), config)
     rehearse(planner, uncalibrated(_GAMMA, _REQUESTS))
 

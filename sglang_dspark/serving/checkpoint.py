@@ -29,6 +29,7 @@ from sglang_dspark.drafter.checkpoint import (
 )
 from sglang_dspark.drafter.config import (
     DENSE_ARCHITECTURES,
+    DFLASH_ARCHITECTURE,
     GEMMA4_ARCHITECTURE,
     OTHER_ARCHITECTURES,
     DrafterConfig,
@@ -235,17 +236,36 @@ def convert_drafter(source: Path, out: Path, target: Target) -> None:
 
     target: what it is to draft for. Nothing is written for a drafter that a server would refuse;
     quantised experts are written restored. A reduced vocabulary becomes a part of the Markov
-    weights (drafter/heads.py).
+    weights (drafter/heads.py). A DFlash drafter becomes one without a sequential and a confidence
+    head (families/dflash/as_dspark.py).
     Raises DSparkError for such a drafter, and when `out` cannot be written.
     """
+    if DFLASH_ARCHITECTURE in (raw_config(source).get("architectures") or ()):
+        _convert_dflash(source, out, target)
+        return
     files = check_drafter(source, target)
     require_served(files, target)
-    layers = files.config.num_target_layers if target.num_layers is None else target.num_layers
-    drafter = DSparkDrafter(replace(files.config, num_target_layers=layers))
+    drafter = DSparkDrafter(_of_target(files.config, target))
     own_head = files.reduction is not None and HEAD in files.stored
     tensors = files.load(_target_head(target) if own_head else None)
     fill_parameters(drafter, tensors, stored_name)
     save_drafter(drafter, out, _common_dtype(tensors))
+
+
+def _convert_dflash(source: Path, out: Path, target: Target) -> None:
+    from sglang_dspark.families.dflash.as_dspark import as_dspark
+    from sglang_dspark.families.dflash.checkpoint import read_dflash
+
+    drafter = as_dspark(read_dflash(source, target))
+    drafter.config = _of_target(drafter.config, target)
+    require_served(DrafterFiles(source, raw_config(source), drafter.config, {}), target)
+    save_drafter(drafter, out, _common_dtype(load_tensors(stored_tensors(source))))
+
+
+def _of_target(config: DrafterConfig, target: Target) -> DrafterConfig:
+    """The drafter's configuration with the target's depth, where that is known."""
+    layers = config.num_target_layers if target.num_layers is None else target.num_layers
+    return replace(config, num_target_layers=layers)
 
 
 def _target_head(target: Target) -> Tensor:

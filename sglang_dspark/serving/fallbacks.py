@@ -40,7 +40,8 @@ class Fallback(Enum):
     RESULT_LOST = "result lost", "a step's result never came: nothing is learned from it"
     NO_HEAD = (
         "no confidence head",
-        "a start with a drafter that has none: it is scheduled by past acceptance",
+        "a start with a drafter that has none: confidence is estimated from its draft "
+        "probabilities, or from past acceptance (`schedule.without_head`)",
     )
     STS_REFUSED = (
         "sts.json refused",

@@ -41,6 +41,12 @@ def choice() -> Choice:
     return Choice(True, "schedule.mode is auto")
 
 
+def estimates_confidence(*, has_head: bool) -> bool:
+    """Return whether drafts are scheduled by their draft probabilities, without a head."""
+    estimated = current_config().schedule.without_head == "draft-probability"
+    return estimated and not has_head and choice().ours
+
+
 def host_verifies_all() -> bool:
     """Return whether a CPU server verifies every draft instead of scheduling.
 
@@ -61,7 +67,8 @@ def host_verifies_all() -> bool:
 def prepare(*, confidence_head: bool) -> None:
     """Set SGLang's variable for the processes to come; call before models load.
 
-    A drafter without a head is scheduled by past acceptance: nothing has to be built for it.
+    confidence_head: whether SGLang builds what the mode `compact` adds. On a CPU a drafter without
+    a head needs nothing of it.
     """
     if current_config().schedule.mode == "static":
         os.environ[VARIABLE] = STATIC

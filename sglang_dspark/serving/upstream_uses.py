@@ -96,8 +96,10 @@ ATTRIBUTES: dict[str, dict[str, tuple[str, ...]]] = {
     "sglang.srt.speculative.dspark_components.dspark_planner": {
         "DSparkVerifyPlanner": (
             "_budget_planner",
+            "_confidence_head",
             "_is_verify_all",
             "_ragged_verify_mode",
+            "draft_model",
             "is_compact_mode",
             "mode_value",
         ),

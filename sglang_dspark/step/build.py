@@ -24,13 +24,13 @@ from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.schedule.early_stop import EarlyStopPlanner
 from sglang_dspark.schedule.guard import SERVING_GUARD
 from sglang_dspark.schedule.online import OnlineCalibration
-from sglang_dspark.schedule.plan import PlannerConfig
+from sglang_dspark.schedule.plan import PlannerConfig, Signal
 from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.schedule.rehearsal import rehearse, uncalibrated
 from sglang_dspark.schedule.static_threshold import ThresholdPlanner
 from sglang_dspark.schedule.sts_file import FILE_NAME, read_sts
-from sglang_dspark.serving import profile, startup, upstream
+from sglang_dspark.serving import mode, profile, startup, upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import Collector, StepMetrics
@@ -114,19 +114,33 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
     gamma = int(worker.gamma)
     chosen = current_config().schedule
     profiled = profile.table_for(key, passes, chosen.profile_seconds, _log)
-    has_head = worker.draft_model.confidence_head is not None
+    signal = _signal(worker)
     pool_rows = int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
     calibration, calibrated, refused = _calibration(worker, gamma, pool_rows)
-    config = PlannerConfig(lag=_lag(), has_head=has_head, guard=SERVING_GUARD)
+    config = PlannerConfig(lag=_lag(), signal=signal, guard=SERVING_GUARD)
     rehearse(_planner(gamma, CostModel(profiled.table, pool_rows), config), calibration)
     planner = _planner(gamma, CostModel(profiled.table, pool_rows), config)
     log = None if chosen.step_log is None else StepLog(Path(chosen.step_log).expanduser())
     metrics = StepMetrics(planner, calibration, _collector(), log)
-    for fallback in (*profiled.fallbacks, *refused, *(() if has_head else (Fallback.NO_HEAD,))):
+    headless = () if signal == "confidence" else (Fallback.NO_HEAD,)
+    for fallback in (*profiled.fallbacks, *refused, *headless):
         metrics.count_fallback(fallback)
     speeds = SpeedTargets(pool_rows, chosen.speed_target)
     _announce(planner, profiled, calibrated)
     return ScheduleEngine(planner, calibration, metrics, clock, chosen.fairness_floor, speeds)
+
+
+def _signal(worker: Any) -> Signal:
+    """Return by what this worker's drafts are admitted; logs one line for one without a head."""
+    if worker.draft_model.confidence_head is not None:
+        return "confidence"
+    if not mode.estimates_confidence(has_head=False):
+        return "past acceptance"
+    _log(
+        "the drafter has no confidence head (enable_confidence_head): confidence is estimated from "
+        "the largest probability of each draft position"
+    )
+    return "draft probability"
 
 
 def _lag() -> int:

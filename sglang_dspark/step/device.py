@@ -51,7 +51,7 @@ class Device(Protocol):
         """Return indptr [R + 1] int32 on the device: R + `verify.admitted_drafts` rows to verify.
 
         logits: [R, d] confidence logits of this step's drafts; None where nothing was drafted or
-        the drafter has no head. greedy: [R] bool on the host; None: every request.
+        drafts are scheduled by past acceptance. greedy: [R] bool on the host; None: every request.
         """
         ...
 

@@ -32,7 +32,7 @@ class Step:
     lengths: Counts | None = None  # l_r [R]
     accepted: Counts | None = None  # [R]
     confidence: Gains | None = None  # [R, gamma] calibrated
-    logits: Gains | None = None  # [R, d] of the confidence head
+    logits: Gains | None = None  # [R, d] of confidence: of a head, or estimated
     regimes: Counts | None = None  # [R]
     calibrated_by: tuple[Floats, Floats] | None = None  # slopes and shifts given to a device
     arriving: Tensor | None = None  # [R, gamma] logits, on the host when the step's result is
@@ -69,9 +69,9 @@ class Engine(Protocol):
     def admit(self, step: Step, logits: Tensor | None, greedy: Tensor | None) -> Counts:
         """Return verify lengths l_r, [R] int64.
 
-        logits: [R, d] float32 confidence logits of the drafted positions, on the host; None for a
-        drafter without a head, or when nothing was drafted. greedy: [R] bool, requests that take
-        the likeliest token; None: every request.
+        logits: [R, d] float32 confidence logits of the drafted positions, of a head or estimated,
+        on the host; None by past acceptance, or when nothing was drafted. greedy: [R] bool,
+        requests that take the likeliest token; None: every request.
         """
         ...
 

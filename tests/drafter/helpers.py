@@ -1,6 +1,11 @@
-"""Small drafters of every kind, with random weights."""
+"""Small drafters of every kind, with random weights, and drafters that have lost their head."""
+
+import json
+import shutil
+from pathlib import Path
 
 import torch
+from safetensors.torch import load_file, save_file
 
 from sglang_dspark.drafter import DrafterConfig, DSparkDrafter
 
@@ -31,3 +36,22 @@ def tiny_drafter(seed: int = 0, **changes: object) -> DSparkDrafter:
         torch.randn(c.vocab_size, c.hidden_size), torch.randn(c.vocab_size, c.hidden_size)
     )
     return drafter.eval()
+
+
+def strip_head(drafter: Path) -> None:
+    """Take the confidence head out of a drafter's folder, and the calibration of it."""
+    config = drafter / "config.json"
+    config.write_text(
+        json.dumps(json.loads(config.read_text()) | {"enable_confidence_head": False})
+    )
+    file = drafter / "model.safetensors"
+    tensors = {k: v for k, v in load_file(file).items() if not k.startswith("confidence_head.")}
+    save_file(tensors, file, {"format": "pt"})
+    (drafter / "sts.json").unlink(missing_ok=True)
+
+
+def copy_without_head(source: Path, out: Path) -> Path:
+    """Write the drafter in `source` into `out`, without its confidence head."""
+    shutil.copytree(source, out)
+    strip_head(out)
+    return out

@@ -16,6 +16,7 @@ from safetensors.torch import load_file, save_file
 
 from sglang_dspark.loadtest.servers.server import ServerSpec
 from sglang_dspark.serving.fallbacks import Fallback
+from tests.drafter.helpers import strip_head
 from tests.faults.conftest import Note, start_live
 from tests.faults.live import FLAGS, Live, Outcome
 from tests.integration import tiny_models
@@ -77,16 +78,6 @@ def foreign_sts(drafter: Path) -> None:
     shutil.copyfile(SHIPPED / "sts.json", drafter / "sts.json")
 
 
-def without_head(drafter: Path) -> None:
-    config = drafter / "config.json"
-    config.write_text(
-        json.dumps(json.loads(config.read_text()) | {"enable_confidence_head": False})
-    )
-    file = drafter / "model.safetensors"
-    tensors = {k: v for k, v in load_file(file).items() if not k.startswith("confidence_head.")}
-    save_file(tensors, file, {"format": "pt"})
-
-
 AGAIN = "they are measured again"
 BAD = {
     "device": BadStart(
@@ -134,10 +125,10 @@ BAD = {
     ),
     "no head": BadStart(
         "a drafter without a confidence head",
-        without_head,
-        "it is scheduled by past acceptance",
+        strip_head,
+        "confidence is estimated from its draft probabilities",
         Fallback.NO_HEAD,
-        "on past acceptance alone",
+        "the drafter has no confidence head",
         cache=False,
     ),
 }

@@ -14,6 +14,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import Workspace
 from sglang_dspark.schedule.gains import gains
@@ -35,7 +36,8 @@ class Case:
     """gamma; the request's sampling; argmax: greedy drafts, claimed to be `claim_sampled`.
 
     share: part of all drafts that is admitted, or None for windows of random length. peek: the
-    mistake of taking the draft probability of x_k itself for its confidence.
+    mistake of taking the draft probability of x_k itself for its confidence. estimate: admit by
+    what a drafter without a confidence head says, else by the chance of acceptance itself.
     """
 
     gamma: int
@@ -44,6 +46,7 @@ class Case:
     claim_sampled: bool = False
     share: float | None = 0.5
     peek: bool = False
+    estimate: bool = False
     rule: AcceptRule = accept_sampled
 
 
@@ -114,13 +117,15 @@ def _lengths(
     before: Tensor,
     generator: torch.Generator,
 ) -> Tensor:
-    """Verify lengths [N]: top-K admission in batches of R, by the chance of acceptance itself."""
+    """Verify lengths [N]: top-K admission in batches of R."""
     steps = len(draft)
     if case.share is None:
         return torch.randint(0, case.gamma + 1, (steps,), generator=generator)
     here = target[before[:, :-1]]  # [N, gamma, V]
     if case.peek:
         confidence = draft_probs.gather(2, draft[:, :, None])[:, :, 0]
+    elif case.estimate:
+        confidence = draft_confidence(draft_probs.log()).sigmoid()
     elif case.argmax:
         confidence = here.gather(2, draft_probs.argmax(2, keepdim=True))[:, :, 0]
     else:

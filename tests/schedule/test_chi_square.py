@@ -42,6 +42,9 @@ CASES: dict[str, Case] = {
     "block, gamma 3, top-k 3": Case(3, uniform(top_k=3), rule=accept_block),
     "block, gamma 5, top-p 0.8": Case(5, uniform(1.2, top_p=0.8), rule=accept_block),
     "block, gamma 4, min-p 0.1": Case(4, uniform(min_p=0.1), rule=accept_block),
+    **{f"estimated, gamma {g}": Case(g, uniform(0.8), estimate=True) for g in (1, 3, 7)},
+    "estimated, greedy drafts": Case(4, uniform(), argmax=True, estimate=True),
+    "estimated, block, gamma 4": Case(4, uniform(), estimate=True, rule=accept_block),
     "block, gamma 6, all cuts": Case(
         6, uniform(top_k=4, top_p=0.9, min_p=0.05), share=0.8, rule=accept_block
     ),

@@ -50,7 +50,7 @@ def test_a_load_without_experience_gains_nothing() -> None:
 
 def test_the_planner_serves_by_the_settings_of_the_published_figures() -> None:
     config = PlannerConfig()
-    assert (config.lag, config.max_age, config.has_head) == (2, 16, True)
+    assert (config.lag, config.max_age, config.signal) == (2, 16, "confidence")
     assert (config.look_deep, config.deep_share) == (16, 0.005)
     assert config.guard is SERVING_GUARD
 

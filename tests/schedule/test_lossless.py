@@ -13,6 +13,7 @@ import numpy as np
 import pytest
 import torch
 
+from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.schedule.admission import admit
 from sglang_dspark.schedule.budget import Costs, Workspace, early_stop, search
 from sglang_dspark.schedule.gains import gains
@@ -201,15 +202,34 @@ def test_future_peeking_admission_is_caught() -> None:
     assert batch_probs(accept_sampled, requests, lagged(1)) != plain_probs(requests)
 
 
-def largest_probability(drafts: Prefix) -> float:
-    return float(max(DRAFTER(drafts[:-1])))
+def estimated(drafter: Chain) -> Confidence:
+    """The confidence of a drafter without a head, by the distribution that x_k is drawn from."""
+
+    def confidence(drafts: Prefix) -> float:
+        logits = torch.tensor([float(share) for share in drafter(drafts[:-1])]).log()
+        return float(draft_confidence(logits[None, None]).sigmoid())
+
+    return confidence
 
 
-def test_largest_draft_probability_is_exact() -> None:
+ESTIMATED = (estimated(DRAFTER), estimated(OTHER_DRAFTER))
+
+
+@pytest.mark.parametrize("argmax", [False, True])
+def test_confidence_estimated_from_the_draft_is_exact(argmax: bool) -> None:
     """The positive control of the one above: max of p_d(. | x_<k) does not look at x_k."""
-    requests = pair((largest_probability, largest_probability))
+    requests = pair(ESTIMATED, argmax=argmax)
+    schedules = [lagged(drafts) for drafts in range(5)] + [stopping(SMOOTH), stopping(STAIRS)]
+    for schedule in schedules:
+        assert batch_probs(accept_sampled, requests, schedule) == plain_probs(requests)
+
+
+def test_confidence_estimated_from_the_draft_is_exact_for_windows_judged_as_a_whole() -> None:
+    requests = pair(ESTIMATED)
     for drafts in range(5):
-        assert batch_probs(accept_sampled, requests, lagged(drafts)) == plain_probs(requests)
+        assert batch_probs(accept_block, requests, lagged(drafts), block_cells_of) == plain_probs(
+            requests
+        )
 
 
 def test_trimming_at_a_drafted_stop_token_is_caught() -> None:

@@ -187,8 +187,8 @@ def test_the_first_draft_to_the_end_comes_after_look_deep_steps() -> None:
     assert depths == [1, 1, 1, 1, GAMMA, 1, 1, 1, 1, GAMMA, 1, 1]
 
 
-def test_headless_drafters_are_scheduled_by_past_acceptance() -> None:
-    planner = planner_of(slope=0.1, draft=0.02, config=PlannerConfig(has_head=False))
+def test_past_acceptance_schedules_without_confidences() -> None:
+    planner = planner_of(slope=0.1, draft=0.02, config=PlannerConfig(signal="past acceptance"))
     rows, generations = np.arange(4), np.arange(4) + 1
     rng = np.random.default_rng(0)
     chance = np.array([[0.95], [0.95], [0.1], [0.1]], np.float32) * np.ones((1, GAMMA), np.float32)
@@ -246,7 +246,7 @@ def test_early_stop_counts_limits_floors_weights_and_the_depth_drafted() -> None
 
 def test_each_planner_says_what_it_schedules_by() -> None:
     costs = planner_of(0.1, 0.1).costs
-    headless = PlannerConfig(has_head=False)
+    headless = PlannerConfig(signal="past acceptance")
     rules: list[tuple[Planner, str]] = [
         (SearchPlanner(GAMMA, 8, costs), "confidence, algorithm search"),
         (EarlyStopPlanner(GAMMA, 8, costs, headless), "past acceptance, algorithm early-stop"),

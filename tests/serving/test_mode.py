@@ -58,6 +58,34 @@ def test_without_a_head_sglang_builds_none_and_we_schedule_all_the_same(asked) -
     assert mode.choice().ours
 
 
+@pytest.mark.parametrize(
+    ("configured", "named", "estimated"),
+    [
+        (None, None, True),
+        (None, "compact", True),
+        (None, "static", False),
+        ("static", None, False),
+        ("off", None, False),
+        ("off", "compact", False),
+    ],
+)
+def test_confidence_is_estimated_where_we_schedule_and_there_is_no_head(
+    asked, configured, named, estimated: bool
+) -> None:
+    asked(configured, named)
+    assert mode.estimates_confidence(has_head=False) is estimated
+    assert not mode.estimates_confidence(has_head=True)
+
+
+def test_past_acceptance_estimates_no_confidence(asked, tmp_path: Path, monkeypatch) -> None:
+    asked(None)
+    file = tmp_path / "past.yaml"
+    file.write_text("schedule: {without_head: past-acceptance}\n")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+    assert mode.choice().ours
+    assert not mode.estimates_confidence(has_head=False)
+
+
 def test_the_reason_names_what_the_user_set(asked) -> None:
     asked("static")
     assert "schedule.mode is static" in mode.choice().reason

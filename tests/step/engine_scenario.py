@@ -14,7 +14,7 @@ from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
 from sglang_dspark.schedule.guard import SERVING_GUARD
 from sglang_dspark.schedule.online import OnlineCalibration
-from sglang_dspark.schedule.plan import Plan, PlannerConfig
+from sglang_dspark.schedule.plan import Plan, PlannerConfig, Signal
 from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
@@ -31,7 +31,7 @@ class Scenario:
     def __init__(
         self,
         token: float = 1e-3,
-        has_head: bool = True,
+        signal: Signal = "confidence",
         floor: int = 0,
         speeds: SpeedTargets | None = None,
     ) -> None:
@@ -45,7 +45,7 @@ class Scenario:
             draft_requests=(1,),
             draft_seconds=((0.0, 2e-3, 3e-3, 4e-3),),
         )
-        config = PlannerConfig(has_head=has_head, guard=replace(SERVING_GUARD, probe=4))
+        config = PlannerConfig(signal=signal, guard=replace(SERVING_GUARD, probe=4))
         self.planner = SearchPlanner(GAMMA, SLOTS, CostModel(table, SLOTS), config)
         table = Calibration((1.0,) * GAMMA, spread=0.3)
         self.calibration = OnlineCalibration([table] * 2, pool_rows=SLOTS)

@@ -80,7 +80,7 @@ def test_another_batch_is_planned_afresh_in_a_plain_phase() -> None:
 
 
 def test_without_a_head_past_acceptance_schedules() -> None:
-    good, bad = Scenario(has_head=False), Scenario(has_head=False)
+    good, bad = Scenario(signal="past acceptance"), Scenario(signal="past acceptance")
     for _ in range(60):
         _, many = good.step([1], logit=None, good=3)
         _, few = bad.step([1], logit=None, good=0)

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import logging
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +12,8 @@ pytest.importorskip("sglang")
 
 from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.serving.config import CONFIG_VARIABLE
-from sglang_dspark.step.build import _planner
+from sglang_dspark.serving.mode import VARIABLE
+from sglang_dspark.step.build import _planner, _signal
 from tests.step.engine_scenario import GAMMA, Scenario
 
 
@@ -30,3 +33,35 @@ def test_the_configuration_chooses_the_planner(
     file.write_text(f"schedule: {asked}\n", encoding="utf-8")
     monkeypatch.setenv(CONFIG_VARIABLE, str(file))
     assert _planner(GAMMA, Scenario().planner.costs, PlannerConfig()).describe() == said
+
+
+@pytest.mark.parametrize(
+    ("asked", "head", "signal", "logged"),
+    [
+        ("{}", True, "confidence", 0),
+        ("{}", False, "draft probability", 1),
+        ("{without_head: past-acceptance}", True, "confidence", 0),
+        ("{without_head: past-acceptance}", False, "past acceptance", 0),
+    ],
+)
+def test_a_drafter_without_a_head_is_scheduled_as_configured(
+    asked: str,
+    head: bool,
+    signal: str,
+    logged: int,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    file = tmp_path / "dspark.yaml"
+    file.write_text(f"schedule: {asked}\n", encoding="utf-8")
+    monkeypatch.setenv(CONFIG_VARIABLE, str(file))
+    monkeypatch.setenv(VARIABLE, "")
+    worker = SimpleNamespace(
+        draft_model=SimpleNamespace(confidence_head=object() if head else None)
+    )
+    with caplog.at_level(logging.INFO):
+        assert _signal(worker) == signal
+    lines = [record.message for record in caplog.records]
+    assert len(lines) == logged
+    assert all("enable_confidence_head" in line for line in lines)

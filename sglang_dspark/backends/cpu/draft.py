@@ -23,7 +23,8 @@ from sglang_dspark.backends.cpu.layers import direct_forward
 from sglang_dspark.backends.cpu.layers.layer_spec import draft_layer_of, ending_of
 from sglang_dspark.backends.cpu.layers.layer_stack import stack_of_model
 from sglang_dspark.backends.cpu.reduced_head import ReducedHead, SeededWaits
-from sglang_dspark.serving import upstream
+from sglang_dspark.drafter.draft_confidence import draft_confidence
+from sglang_dspark.serving import mode, upstream
 from sglang_dspark.step.seeds import DraftSeeds, Seeds, draft_block
 
 _PLAIN = "dspark_plain_ends"  # attribute of a draft model: (its embedding, the answer)
@@ -44,6 +45,9 @@ class Drafter:
             worker._tp_sync,
             greedy_only=bool(worker._greedy_draft),
         )
+        self._estimates = mode.estimates_confidence(
+            has_head=self._model.confidence_head is not None
+        )
         self._ids: dict[int, Tensor] = {}  # by depth
 
     def propose(self, batch: Any, window: Any, depth: int, seeds: Seeds | None) -> Any:
@@ -58,15 +62,16 @@ class Drafter:
             hidden = self._drafting(self._hidden(batch, ids, window), depth)  # [R * depth, d]
             base, features = self._heads.base_logits(hidden)
             base = base.view(len(ids), depth, -1)  # [R, depth, n]
+            estimated = torch.empty(base.shape[:2]) if self._estimates else None  # [R, depth]
             block = self._heads.sample(
-                base, anchors, hidden, batch.sampling_info, batch.seq_lens, seeds
+                base, anchors, hidden, batch.sampling_info, batch.seq_lens, seeds, estimated
             )
             confidence = confidence_of(self._model, anchors, block.draft_tokens, features)
         return upstream.DraftProposal(
             draft_block_ids=ids,
             draft_block=_widened(block, self._gamma),
             confidence=confidence[0],
-            confidence_raw=confidence[1],
+            confidence_raw=confidence[1] if estimated is None else estimated,
         )
 
     def _drafting(self, hidden: Tensor, depth: int) -> Tensor:
@@ -209,19 +214,21 @@ class DraftHeads:
         info: Any,
         positions: Tensor,
         seeds: Seeds | None,
+        confidence: Tensor | None = None,
     ) -> Any:
         """Draft: upstream's `DraftBlockResult` of base logits [R, depth, n].
 
         anchors: [R] tokens, positions: [R] where they are. hidden: [R * depth, d]. info: the
-        batch's sampling settings. seeds: of the sampled requests that have one.
+        batch's sampling settings. seeds: of the sampled requests that have one. confidence:
+        [R, depth] float32, filled with `draft_confidence`; None: the model has a confidence head.
         """
         greedy = self._greedy_only or info is None or info.is_all_greedy
         reduced = reduced_head_of(self._model)
+        if reduced is not None and greedy:
+            return self._greedy(reduced, base, anchors, confidence)
         if reduced is not None:
-            if greedy:
-                return self._greedy(reduced, base, anchors)
             waits = seeded_waits(seeds, positions, reduced.tokens, base.shape[1])
-            return self._sampled(reduced, base, anchors, info, waits)
+            return self._sampled(reduced, base, anchors, info, waits, confidence)
         options = {
             "base_logits": base,
             "anchor_tokens": anchors,
@@ -233,16 +240,44 @@ class DraftHeads:
             "tp_sync": self._tp_sync,
         }
         if seeds is not None and not greedy:
-            return draft_block(DraftSeeds(seeds, positions.long()), **options)
+            drawn = DraftSeeds(seeds, positions.long())
+            return _estimated(draft_block(drawn, **options), confidence)
+        if confidence is not None:
+            return self._with_logits(options, greedy, confidence)
         # Upstream would keep and noise the logits of greedy requests too, which are not read.
         return upstream.sample_draft_block(**options, greedy_draft=greedy)
 
-    def _greedy(self, reduced: ReducedHead, base: Tensor, anchors: Tensor) -> Any:
+    def _with_logits(self, options: dict[str, Any], greedy: bool, confidence: Tensor) -> Any:
+        """Draft by upstream's steps with the logits kept, which a greedy block of it has not.
+
+        options: the arguments of `sample_draft_block`.
+        """
+        if not greedy:
+            return _estimated(
+                upstream.sample_draft_block(**options, greedy_draft=False), confidence
+            )
+        info, base = options["sampling_info"], options["base_logits"]
+        block = upstream.sample_draft_block(**options | {"sampling_info": None}, greedy_draft=False)
+        _estimated(block, confidence)
+        params = upstream.resolve_draft_params(sampling_info=info, bs=len(base), device=base.device)
+        return upstream.DraftBlockResult(
+            draft_tokens=block.draft_tokens,
+            corrected_logits=None,
+            greedy_mask=params.greedy_mask,
+            temperatures=params.temperatures,
+            greedy_draft=True,
+        )
+
+    def _greedy(
+        self, reduced: ReducedHead, base: Tensor, anchors: Tensor, confidence: Tensor | None
+    ) -> Any:
 
         agree = self._agree if self._together else None
         params = _greedy_params(len(base))
         return upstream.DraftBlockResult(
-            draft_tokens=reduced_head.draft_greedy(reduced, base, anchors.long(), agree),
+            draft_tokens=reduced_head.draft_greedy(
+                reduced, base, anchors.long(), agree, confidence
+            ),
             corrected_logits=None,
             greedy_mask=params.greedy_mask,
             temperatures=params.temperatures,
@@ -256,6 +291,7 @@ class DraftHeads:
         anchors: Tensor,
         info: Any,
         waits: SeededWaits | None,
+        confidence: Tensor | None,
     ) -> Any:
 
         params = upstream.resolve_draft_params(sampling_info=info, bs=len(base), device=base.device)
@@ -268,6 +304,7 @@ class DraftHeads:
             reduced_head.block_uniforms(key, offset, (base.shape[0], base.shape[1])),
             self._agree,
             waits,
+            confidence,
         )
         self._noise.offset.add_(1)
         return upstream.DraftBlockResult(
@@ -277,6 +314,14 @@ class DraftHeads:
             temperatures=params.temperatures,
             greedy_draft=False,
         )
+
+
+def _estimated(block: Any, confidence: Tensor | None) -> Any:
+    """Fill confidence [R, depth] by the logits of upstream's block; returns the block."""
+    if confidence is not None:
+        temperatures = torch.where(block.greedy_mask, 0.0, block.temperatures)  # [R]
+        confidence.copy_(draft_confidence(block.corrected_logits, temperatures))
+    return block
 
 
 def seeded_waits(

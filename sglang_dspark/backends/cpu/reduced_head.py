@@ -24,11 +24,12 @@ from sglang_dspark.backends.cpu import linear
 from sglang_dspark.backends.cpu.csrc import operator
 from sglang_dspark.backends.cpu.linear import product
 from sglang_dspark.backends.cpu.weight_formats import take_rows
+from sglang_dspark.drafter.draft_confidence import LEAST_REST, certainty, draft_confidence
 from sglang_dspark.drafter.heads import restricted_tokens
 from sglang_dspark.verify.rejection import sample_inverse_cdf
 
 _P, _N = c_void_p, c_int64
-_DRAFT = ("draft_block", _P, _P, c_int32, _N, _P, _N, _N, _N, _P, _N, _P, _P, _N, _N, _P, _P)
+_DRAFT = ("draft_block", _P, _P, c_int32, _N, _P, _N, _N, _N, _P, _N, _P, _P, _N, _N, _P, _P, _P)
 
 
 def draft_steps(
@@ -37,12 +38,14 @@ def draft_steps(
     weights: tuple[Tensor, Tensor, Tensor],
     out: Tensor,
     steps: range,
+    rest: Tensor | None = None,
 ) -> None:
     """Fill out[:, steps], [R, gamma] int64, with the likeliest tokens of U_k + W1[x_{k-1}] W2^T.
 
     base [R, gamma, n] contiguous float32; anchor [R] int64, the token before the first of `steps`;
     weights: W1 [V, r] float32, W2 [n, r] in a format of weight_formats.py and token ids [n] int64,
-    contiguous. W2 is `linear.eligible` and `linear.kernel_of` has a kernel for it.
+    contiguous. W2 is `linear.eligible` and `linear.kernel_of` has a kernel for it. rest: [R, gamma]
+    float32, filled at `steps` with (1 - p) / p of the likeliest token's probability p.
     """
     (w1, w2, tokens), (requests, gamma, n) = weights, base.shape
     multiply, run, rank = linear.kernel_of(w2), operator(*_DRAFT), w1.shape[1]
@@ -53,6 +56,7 @@ def draft_steps(
         multiply.entry, w2.data_ptr(), linear.threads_for(n, rank), linear.block_rows(requests),
         base.data_ptr(), requests, gamma, n, w1.data_ptr(), rank, tokens.data_ptr(),
         anchor.data_ptr(), steps.start, steps.stop, out.data_ptr(), room.data_ptr(),
+        None if rest is None else rest.data_ptr(),
     )  # fmt: skip
 
 
@@ -129,10 +133,13 @@ def draft_greedy(
     base: Tensor,
     anchor: Tensor,
     agree: Callable[[Tensor], Tensor] | None = None,
+    confidence: Tensor | None = None,
 ) -> Tensor:
     """Draft the greedy block: base [R, gamma, n], anchor [R] int64 -> tokens [R, gamma] int64.
 
     agree: makes the ranks of a group draft the same token, [R] -> [R]; None for a single rank.
+    confidence: [R, gamma] float32, filled with `draft_confidence` of each position; None: a
+    confidence head computes it.
     """
     gamma = base.shape[1]
     out = torch.empty(base.shape[0], gamma, dtype=torch.int64)
@@ -140,16 +147,22 @@ def draft_greedy(
     if not _compiled(head, base):
         previous = anchor
         for k in range(gamma):
-            likeliest = head.tokens[(base[:, k] + _bias(head, previous)).argmax(-1)]
+            step = base[:, k] + _bias(head, previous)
+            if confidence is not None:
+                confidence[:, k] = draft_confidence(step[:, None])[:, 0]
+            likeliest = head.tokens[step.argmax(-1)]
             previous = likeliest if agree is None else agree(likeliest)
             out[:, k] = previous
-    elif agree is None:
-        draft_steps(base, anchor, weights, out, range(gamma))
+        return out
+    if agree is None:
+        draft_steps(base, anchor, weights, out, range(gamma), confidence)
     else:
         for k in range(gamma):
             previous = anchor if k == 0 else out[:, k - 1].contiguous()
-            draft_steps(base, previous, weights, out, range(k, k + 1))
+            draft_steps(base, previous, weights, out, range(k, k + 1), confidence)
             out[:, k] = agree(out[:, k].contiguous())
+    if confidence is not None:  # the loop wrote (1 - p) / p
+        confidence.clamp_min_(LEAST_REST).log_().neg_()
     return out
 
 
@@ -171,13 +184,15 @@ def draft_sampled(
     uniforms: Tensor,
     agree: Callable[[Tensor], Tensor],
     seeded: SeededWaits | None = None,
+    confidence: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """Sample a block left to right; also return its logits, which define each distribution.
 
     base [R, gamma, n], anchor [R], temperatures [R] (0: the most likely token), uniforms
     [R, gamma] float64 in [0, 1) (`block_uniforms`), seeded: the waits of requests with a seed,
     which decide instead of the uniforms -> tokens [R, gamma] int64, logits U_k + B [R, gamma, V]
-    before the temperature, -inf outside the draft vocabulary.
+    before the temperature, -inf outside the draft vocabulary. confidence: as for `draft_greedy`,
+    at the requests' temperatures.
     """
     sampled = temperatures > 0
     temperature = torch.where(sampled, temperatures, 1.0)[:, None]
@@ -188,7 +203,10 @@ def draft_sampled(
         step = base[:, k] + _bias(head, previous)
         logits[:, k].index_copy_(1, head.tokens, step)
         scaled = step / temperature  # [R, n]
-        column = sample_inverse_cdf(torch.softmax(scaled, -1), uniforms[:, k])
+        distribution = torch.softmax(scaled, -1)
+        if confidence is not None:  # of the distribution: the token is drawn below
+            confidence[:, k] = certainty(distribution)
+        column = sample_inverse_cdf(distribution, uniforms[:, k])
         if seeded is not None:
             column[seeded.rows] = _first_arrival(scaled[seeded.rows], seeded.waits[:, k])
         column = torch.where(sampled, column, step.argmax(-1))

@@ -104,6 +104,11 @@ def _obstacle(worker: Any) -> str | None:
             "host in every step, the target's does not; give the draft the target's by "
             "--speculative-draft-attention-backend"
         )
+    if worker.draft_model.confidence_head is None and worker._greedy_draft:
+        return (
+            "the drafter has no confidence head, and greedy drafts (SGLANG_DSPARK_USE_GREEDY_DRAFT)"
+            " keep no probabilities to estimate confidence from"
+        )
     if not worker.sample_from_anchor:
         return "the drafter does not predict from its anchor"
     return obstacle(worker)

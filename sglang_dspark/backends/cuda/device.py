@@ -8,6 +8,7 @@ from contextlib import contextmanager
 from copy import copy
 from typing import Any
 
+import msgspec
 import torch
 from torch import Tensor
 
@@ -16,9 +17,10 @@ from sglang_dspark.backends.cuda.accept_plain import plain_tokens, samples_as_pl
 from sglang_dspark.backends.cuda.accept_top_k import accept_top_k
 from sglang_dspark.backends.cuda.commit import StepCommit
 from sglang_dspark.backends.cuda.compact_pass import compact_pass
+from sglang_dspark.drafter.draft_confidence import draft_confidence
 from sglang_dspark.kernels.admission import admit_torch, admit_triton, terms_of
 from sglang_dspark.kernels.platform import runs_on
-from sglang_dspark.serving import upstream
+from sglang_dspark.serving import mode, upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.step.engine_protocol import Engine, Step
 from sglang_dspark.step.penalties import OutputCounts
@@ -70,6 +72,9 @@ class GraphDevice:
         self.slots = upstream.ragged_capture_max_slots(model_runner=worker.model_runner) or 0
         self._worker, self._executor = worker, worker._verify_executor
         self._epilogue = self._executor.verify_epilogue is not None
+        self._estimates = mode.estimates_confidence(
+            has_head=worker.draft_model.confidence_head is not None
+        )
         self._by_our_rule = StepAccept()
         self._rule = current_config().verify.rule
         self.committer = StepCommit()
@@ -118,7 +123,7 @@ class GraphDevice:
         worker, proposer = self._worker, self._worker._proposer
         segment = worker._observers.segment(upstream.InfoSegment.DRAFT)
         with worker._draft_context(), segment, seeded_draft(proposer, batch, seeds):
-            return proposer.propose(
+            proposal = proposer.propose(
                 batch=batch,
                 draft_input=batch.spec_info,
                 verify_window=window,
@@ -127,6 +132,20 @@ class GraphDevice:
                 target_model=worker.target_worker.model_runner.model,
                 sampling_info=batch.sampling_info,
             )
+            return self.with_confidence(proposal)
+
+    def with_confidence(self, proposal: Any) -> Any:
+        """Return upstream's `DraftProposal` with estimated confidence if the drafter has no head.
+
+        From the logits that the drafts were drawn from. A graph writes to them again in the next
+        step, so this runs behind the graph on the same stream.
+        """
+        if not self._estimates:
+            return proposal
+        block = proposal.draft_block
+        temperatures = block.temperatures.reshape(-1).where(~block.greedy_mask, 0.0)  # [R]
+        estimated = draft_confidence(block.corrected_logits, temperatures)
+        return msgspec.structs.replace(proposal, confidence_raw=estimated)
 
     def layout(self, step: Step, indptr: Tensor) -> Any:
         """Padded to a tier; its lengths stay on the device."""

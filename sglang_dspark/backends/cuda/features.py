@@ -43,7 +43,8 @@ GPUS = (
 
 @dataclass(frozen=True)
 class Start:
-    """Inputs of the rules. args: SGLang's resolved arguments; has_head: the drafter's.
+    """Inputs of the rules. args: SGLang's resolved arguments. has_confidence: whether the drafter
+    has a head, or its confidence is estimated.
 
     recurrent: whether the target keeps a recurrent state. variables: the environment. by_lengths:
     whether the configuration asks for lengths that add up to no K fixed before drafting.
@@ -51,7 +52,7 @@ class Start:
     """
 
     args: Any
-    has_head: bool
+    has_confidence: bool
     recurrent: bool
     variables: dict[str, str]
     by_lengths: bool = False
@@ -116,9 +117,10 @@ FEATURES = (
         lambda start: int(start.args.dcp_size) > 1,
     ),
     Feature(
-        "a drafter without a confidence head",
-        "the drafter has no confidence head",
-        lambda start: not start.has_head,
+        "a drafter without a confidence head, schedule.without_head past-acceptance",
+        "the drafter has no confidence head, and lengths by past acceptance are found on a CPU "
+        "alone; leave schedule.without_head at draft-probability",
+        lambda start: not start.has_confidence,
     ),
     Feature(
         "pipeline parallelism",
@@ -178,6 +180,10 @@ SCHEDULED = (
         "scheduled; SGLang waits for the lengths of each step",
     ),
     ("`--tp-size`", "scheduled; the first rank decides K and lengths for all"),
+    (
+        "a drafter without a confidence head",
+        "scheduled; confidence is estimated from the largest probability of each draft position",
+    ),
     (
         "a drafter with experts, residual streams or a window (`DSparkMoEModel`)",
         "scheduled; the draft's graph holds it where a backend of its experts may be captured, "

@@ -72,7 +72,7 @@ class GraphPasses:
         """Compile what differs by powers of two of requests, on rows of the served types."""
         device = self._worker.device
         with self._dummies.batch(requests, context) as batch:
-            proposal = draft_once(self._worker, self._worker._proposer, batch)
+            proposal = self._draft(batch)
             hidden = self._verify(batch, self._asked([0] * requests)).hidden_states
             lens = batch.seq_lens
         terms = torch.zeros(requests, 2 * self.gamma + 3, dtype=torch.float64, device=device)
@@ -100,9 +100,12 @@ class GraphPasses:
         """Time the drafting of gamma positions for every request; the depth is ignored."""
         in_graph = self._device.in_graph(requests, 0)
         with self._dummies.batch(requests, context) as batch:
-            return self._timed(
-                lambda: draft_once(self._worker, self._worker._proposer, batch), in_graph=in_graph
-            )
+            return self._timed(lambda: self._draft(batch), in_graph=in_graph)
+
+    def _draft(self, batch: Any) -> Any:
+        """Upstream's `DraftProposal`, with the confidence that a step admits by."""
+        proposal = draft_once(self._worker, self._worker._proposer, batch)
+        return self._device.with_confidence(proposal)
 
     def _timed(self, run: Callable[[], Any], *, in_graph: bool) -> float:
         """Seconds on the device. What launches a graph is hidden where steps overlap, so then the

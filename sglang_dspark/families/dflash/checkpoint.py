@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from sglang_dspark.drafter.checkpoint import built, write_checkpoint
-from sglang_dspark.drafter.target_fit import require_sizes, target_with
+from sglang_dspark.drafter.target_fit import Target, require_sizes, target_with
 from sglang_dspark.drafter.weight_files import stored_tensors
 from sglang_dspark.families.dflash.model import DFlashConfig, DFlashDrafter
 from sglang_dspark.families.vocabulary import stored_draft_ids, to_d2t
@@ -30,16 +30,21 @@ def load_dflash(
     num_layers: of the target; not checked. Raises DSparkError for a missing, damaged or foreign
     checkpoint and for another target.
     """
+    drafter = read_dflash(path, target_with(embed_tokens))
+    drafter.attach(embed_tokens, lm_head)
+    return drafter.eval()
+
+
+def read_dflash(path: Path, target: Target) -> DFlashDrafter:
+    """Read in float32, not attached to the target. Raises DSparkError as `load_dflash` does."""
     config = DFlashConfig.from_dir(path)
     vocab_size = config.shape.vocab_size
-    require_sizes(path, config.shape.hidden_size, vocab_size, target_with(embed_tokens))
+    require_sizes(path, config.shape.hidden_size, vocab_size, target)
     stored = stored_tensors(path)
     ids = stored_draft_ids(stored, vocab_size, path)
-    drafter = built(
+    return built(
         lambda: DFlashDrafter(config, ids),
         stored,
         lambda name: name.removeprefix("backbone."),
         path,
     )
-    drafter.attach(embed_tokens, lm_head)
-    return drafter.eval()

@@ -20,14 +20,14 @@ from torch import Tensor, nn
 from sglang_dspark.common.files import brief
 from sglang_dspark.drafter.attention import ContextKV, PackedLayout
 from sglang_dspark.drafter.backbone import Backbone
-from sglang_dspark.drafter.config import DrafterConfig, read_config
+from sglang_dspark.drafter.config import DFLASH_ARCHITECTURE, DrafterConfig, read_config
 from sglang_dspark.drafter.draft_probs import choose, over_vocabulary
 from sglang_dspark.drafter.fields import Fields, reading_config
 from sglang_dspark.drafter.model import DraftBlock
 from sglang_dspark.errors import DSparkError
 from sglang_dspark.families.vocabulary import check_draft_ids
 
-ARCHITECTURE = "DFlashDraftModel"
+ARCHITECTURE = DFLASH_ARCHITECTURE
 
 
 @dataclass(frozen=True)

@@ -53,12 +53,16 @@ class Drafting:
         info: Any,
         positions: Tensor | None = None,
         seeds: Seeds | None = None,
+        confidence: Tensor | None = None,
     ) -> Any:
-        """base [R, gamma, n], anchors [R] -> upstream's `DraftBlockResult`."""
+        """base [R, gamma, n], anchors [R] -> upstream's `DraftBlockResult`.
+
+        confidence: [R, gamma] float32 to fill, as a drafter without a head does.
+        """
         from sglang_dspark.backends.cpu.draft import DraftHeads
 
         model = SimpleNamespace(markov_head=self.head)
         tp_sync = SimpleNamespace(sync=lambda site, x: x, enabled=lambda site: False)
         heads = DraftHeads(model, self.noise, tp_sync, greedy_only=False)
         where = torch.zeros_like(anchors) if positions is None else positions
-        return heads.sample(base, anchors, torch.empty(0), info, where, seeds)
+        return heads.sample(base, anchors, torch.empty(0), info, where, seeds, confidence)

@@ -13,7 +13,7 @@ def worker_for(gamma: int, **parts: Any) -> Any:
         "gamma": gamma,
         "verify_num_draft_tokens": gamma + 1,
         "device": "cpu",
-        "draft_model": None,
+        "draft_model": SimpleNamespace(confidence_head=object()),
         "draft_model_runner": None,
         "model_runner": None,
         "_proposer": SimpleNamespace(noise=None),

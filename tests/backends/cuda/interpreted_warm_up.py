@@ -76,6 +76,7 @@ def device() -> GraphDevice:
         device="cpu",
         gamma=GAMMA,
         verify_num_draft_tokens=GAMMA + 1,
+        draft_model=SimpleNamespace(confidence_head=object()),
         model_runner=SimpleNamespace(
             decode_cuda_graph_runner=None,
             sampler=SimpleNamespace(

@@ -33,6 +33,8 @@ def worker_of(
     draft_waits: bool = False,
     backed: bool = True,
     samples: bool = True,
+    head: bool = True,
+    greedy_draft: bool = False,
 ) -> Any:
     """Loaded for compact verification, its graphs captured."""
     pool = SimpleNamespace(post_capture_active=not backed)
@@ -40,6 +42,8 @@ def worker_of(
     return SimpleNamespace(
         _verify_planner=SimpleNamespace(is_compact_mode=True),
         sample_from_anchor=samples,
+        draft_model=SimpleNamespace(confidence_head=object() if head else None),
+        _greedy_draft=greedy_draft,
         model_runner=runner,
         draft_model_runner=SimpleNamespace(attn_backend=Attention(draft_waits)),
     )
@@ -89,6 +93,13 @@ def test_a_cache_without_memory_is_not_written_to() -> None:
 
 def test_a_draft_that_skips_its_anchors_row_is_not_scheduled() -> None:
     assert "predict from its anchor" in str(attach._obstacle(worker_of(samples=False)))
+
+
+def test_greedy_drafts_leave_nothing_to_estimate_confidence_from() -> None:
+    assert attach._obstacle(worker_of(head=False)) is None
+    assert attach._obstacle(worker_of(greedy_draft=True)) is None
+    why = attach._obstacle(worker_of(head=False, greedy_draft=True))
+    assert "SGLANG_DSPARK_USE_GREEDY_DRAFT" in str(why)
 
 
 @pytest.mark.parametrize(("device", "freed"), [("cuda", ["profiled", "freed"]), ("cpu", [])])

@@ -18,7 +18,11 @@ pytest.importorskip("sglang")
 
 from sglang.srt import runtime_context
 from sglang.srt.speculative.dspark_components import dspark_verify
-from sglang.srt.speculative.dspark_components.dspark_draft import DraftBlockProposer
+from sglang.srt.speculative.dspark_components.dspark_draft import (
+    DraftBlockProposer,
+    DraftBlockResult,
+    DraftProposal,
+)
 from sglang.srt.speculative.dspark_components.dspark_verify import TargetVerifyExecutor
 from sglang.srt.speculative.ragged_verify import RaggedVerifyLayout
 from sglang.srt.speculative.spec_tp_sync import SpecTpSyncSite
@@ -42,11 +46,12 @@ from tests.step.windows import indptr_of
 TIERS, SLOTS = [4, 8, 16, 32], 8
 
 
-def device(*, graphs: bool = True, epilogue: bool = True) -> GraphDevice:
-    """Of a worker whose decode runner captured `TIERS`."""
+def device(*, graphs: bool = True, epilogue: bool = True, head: bool = True) -> GraphDevice:
+    """Of a worker whose decode runner captured `TIERS`; head: whether its drafter has one."""
     runner = SimpleNamespace(ragged_verify_mode=True, capture_num_tokens=TIERS, max_bs=SLOTS)
     worker = SimpleNamespace(
         device="cpu",
+        draft_model=SimpleNamespace(confidence_head=object() if head else None),
         model_runner=SimpleNamespace(decode_cuda_graph_runner=runner if graphs else None),
         _verify_executor=SimpleNamespace(verify_epilogue=object() if epilogue else None),
     )
@@ -411,3 +416,24 @@ def test_lists_of_tokens_are_judged_by_the_configured_rule(
     assert step[3:] == (
         asked.proposal.draft_block, asked.batch.sampling_info, asked.batch.seq_lens, None,
     )  # fmt: skip
+
+
+def test_confidence_is_estimated_from_the_logits_that_were_drafted_from() -> None:
+    """At the requests' temperatures, of greedy ones at 1; a head's confidence is left alone."""
+    logits = torch.randn(3, GAMMA, 40, generator=torch.Generator().manual_seed(4)).bfloat16()
+    block = DraftBlockResult(
+        draft_tokens=torch.zeros(3, GAMMA, dtype=torch.int64),
+        corrected_logits=logits,
+        greedy_mask=torch.tensor([False, True, False]),
+        temperatures=torch.tensor([0.5, 0.01, 1.0]),
+        greedy_draft=False,
+    )
+    proposal = DraftProposal(draft_block_ids=block.draft_tokens, draft_block=block, folded=True)
+    assert device().with_confidence(proposal) is proposal
+    found = device(head=False).with_confidence(proposal)
+    scale = torch.tensor([0.5, 1.0, 1.0])[:, None, None]
+    expected = torch.softmax(logits.float() / scale, -1).amax(-1)
+    torch.testing.assert_close(found.confidence_raw.sigmoid(), expected)
+    assert found.folded
+    assert found.draft_block is block
+    assert found.confidence is None

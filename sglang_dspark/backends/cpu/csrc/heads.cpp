@@ -36,6 +36,22 @@ int64_t argmax(const float *row, int64_t n) {
   return found;
 }
 
+// Sum exp(row - top) less its largest term, which is 1: (1 - p) / p of the likeliest entry. NaN where
+// the row has one.
+float rest_of(const float *row, int64_t n, float top) {
+  const auto numerators = [=](const float *from) {
+    return [=](int64_t i, auto lanes) {
+      const Floats gap = lanes.load(from + i) - spread(top);
+      return gap < spread(-87.0f) ? Floats{} : exp32(gap);
+    };
+  };
+  const int64_t whole = n / kRowLanes * kRowLanes;
+  float last[kRowLanes]; // the rest of the row, then nothing: exp of 0 would count
+  for (float &each : last) each = -__builtin_inff();
+  memcpy(last, row + whole, (n - whole) * sizeof *row);
+  return sum_of(whole, numerators(row)) + sum_of(kRowLanes, numerators(last)) - 1.0f;
+}
+
 inline float dot(const float *a, const float *b, int64_t n) {
   float found[1 + kNative];
   dots<1, 1>({a}, {b}, n, found);
@@ -63,12 +79,13 @@ DSPARK_EXPORT void NAMED(accept_greedy)(const int64_t *window, int64_t requests,
 
 // Draft positions first .. last of blocks by the largest of base [R, gamma, n] + W1[previous] W2^T,
 // as tokens [n], into out [R, gamma]. anchor [R]: the token before the first. multiply: of the
-// format of w2 [n, rank], `block` rows together. room: R * (rank + n) floats.
+// format of w2 [n, rank], `block` rows together. room: R * (rank + n) floats. rest [R, gamma], or
+// null: (1 - p) / p of each draft's probability p.
 DSPARK_EXPORT void NAMED(draft_block)(Matmul multiply, const void *w2, int32_t threads,
                                       int64_t block, const float *base, int64_t requests,
                                       int64_t gamma, int64_t n, const float *w1, int64_t rank,
                                       const int64_t *tokens, const int64_t *anchor, int64_t first,
-                                      int64_t last, int64_t *out, float *room) {
+                                      int64_t last, int64_t *out, float *room, float *rest) {
   float *sums = room + requests * rank;
   for (int64_t k = first; k < last; ++k) {
     for (int64_t r = 0; r < requests; ++r) {
@@ -80,7 +97,9 @@ DSPARK_EXPORT void NAMED(draft_block)(Matmul multiply, const void *w2, int32_t t
       const float *own = base + (r * gamma + k) * n;
       float *sum = sums + r * n;
       for (int64_t i = 0; i < n; ++i) sum[i] = own[i] + sum[i];
-      out[r * gamma + k] = tokens[argmax(sum, n)];
+      const int64_t best = argmax(sum, n);
+      out[r * gamma + k] = tokens[best];
+      if (rest != nullptr) rest[r * gamma + k] = rest_of(sum, n, sum[best]);
     }
   }
 }
