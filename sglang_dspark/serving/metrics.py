@@ -36,6 +36,7 @@ REASONS = {
     Mode.PROBE_PLAIN: "probe of plain decoding",
     Mode.SPECULATE: "no plan with drafts",
     Mode.PROBE_SPECULATE: "no plan with drafts",
+    Mode.OFF: Fallback.ACCEPTANCE_LOW.value,
 }
 
 
@@ -92,6 +93,11 @@ class StepMetrics:
         """Count a kernel that was compiled while serving, at once."""
         if self._collector is not None:
             self._collector.kernel_compiled()
+
+    def drafter_misfit(self, misfit: bool) -> None:
+        """Export whether the drafter was found not to fit the target, at once."""
+        if self._collector is not None:
+            self._collector.drafter_misfit(misfit)
 
     def flush(self, now: float) -> None:
         """Hand on the noted steps, if the last time was about a second ago."""
@@ -160,6 +166,10 @@ class Collector:
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
         self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
         self._compilations.labels(**labels)  # 0 is shown too
+        self._misfit = gauge(
+            "drafter_misfit", "1 if first drafts are accepted too seldom for a drafter that fits."
+        )
+        self.drafter_misfit(False)
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
         """Count steps."""
@@ -205,3 +215,7 @@ class Collector:
     def kernel_compiled(self) -> None:
         """Count a kernel that was compiled while serving."""
         self._compilations.labels(**self._labels).inc()
+
+    def drafter_misfit(self, misfit: bool) -> None:
+        """Set whether the drafter was found not to fit the target."""
+        self._misfit.labels(**self._labels).set(misfit)

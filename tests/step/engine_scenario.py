@@ -12,12 +12,14 @@ from torch import Tensor
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
+from sglang_dspark.schedule.first_drafts import FirstDrafts
 from sglang_dspark.schedule.guard import SERVING_GUARD
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import Plan, PlannerConfig
 from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
+from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine import ScheduleEngine
 from sglang_dspark.step.timing import HostClock
 
@@ -34,6 +36,7 @@ class Scenario:
         has_head: bool = True,
         floor: int = 0,
         speeds: SpeedTargets | None = None,
+        minimum: float | None = None,
     ) -> None:
         table = CostTable(
             key=KEY,
@@ -55,6 +58,7 @@ class Scenario:
             self.calibration,
             StepMetrics(self.planner, self.calibration),
             clock=HostClock(lambda: self.now),
+            fit=DrafterFit(FirstDrafts(SLOTS, minimum)),
             floor=floor,
             speeds=speeds,
         )
