@@ -31,6 +31,8 @@ PREFIX = "sglang:dspark_"
 FLUSH_SECONDS = 1.0  # of the steps' clock
 BUDGETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 1.0)
+SURVIVAL_ERROR = "Expected calibration error of survivals, over verified drafts."
+MISFIT = "1 if first drafts are accepted too seldom for a drafter that fits."
 REASONS = {
     Mode.PLAIN: "drafting does not pay",
     Mode.PROBE_PLAIN: "probe of plain decoding",
@@ -160,16 +162,11 @@ class Collector:
             "|acceptance - confidence| of late, mean over recent drafts.",
             "position",
         )
-        self._survival_error = gauge(
-            "survival_error", "Expected calibration error of survivals, over verified drafts."
-        )
+        self._survival_error = gauge("survival_error", SURVIVAL_ERROR)
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
         self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
         self._compilations.labels(**labels)  # 0 is shown too
-        self._misfit = gauge(
-            "drafter_misfit", "1 if first drafts are accepted too seldom for a drafter that fits."
-        )
-        self.drafter_misfit(False)
+        self._misfit = gauge("drafter_misfit", MISFIT).labels(**labels)
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
         """Count steps."""
@@ -218,4 +215,4 @@ class Collector:
 
     def drafter_misfit(self, misfit: bool) -> None:
         """Set whether the drafter was found not to fit the target."""
-        self._misfit.labels(**self._labels).set(misfit)
+        self._misfit.set(misfit)

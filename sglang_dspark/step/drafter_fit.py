@@ -20,9 +20,10 @@ logger = logging.getLogger(__name__)
 CAUSES = (
     "Likely causes, the likeliest first: its block layout (sample_from_anchor), its rope_theta or "
     "rope scaling, the layers it reads (target_layer_ids), weights older than the target's after a "
-    "weight update, prompts unlike its training. Run `dspark doctor` and `dspark eval --target "
-    "TARGET --drafter DRAFTER`: if k = 1 is as low there, compare config.json with the training, "
-    "or write a published drafter's again by `dspark models convert`; if not, train on your prompts"
+    "weight update, prompts unlike its training. Run `dspark doctor --serve ARGUMENTS` and `dspark "
+    "eval --target TARGET --drafter DRAFTER`: if k = 1 is as low there, compare config.json with "
+    "the training, or write a published drafter's again by `dspark models convert`; if not, train "
+    "on your prompts"
 )
 
 # Steps that may have been decoded before an update and are learned from after it: three in flight,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -57,6 +58,13 @@ def answers(server: Served) -> list[list[int]]:
     return [answer["output_ids"] for answer in found]
 
 
+def few_of(line: str) -> int:
+    """Return the first drafts that a line counts; at most one in 50 of them was accepted."""
+    accepted, verified = re.findall(r"(\d+) of (\d+) first drafts were accepted", line)[0]
+    assert 50 * int(accepted) <= int(verified)
+    return int(verified)
+
+
 def labelled(server: Served, name: str, label: str) -> float:
     rows = server.request("GET", "/metrics").text.splitlines()
     return sum(float(r.rsplit(" ", 1)[1]) for r in rows if r.startswith(name) and label in r)
@@ -67,17 +75,17 @@ def lines(server: Served, text: str) -> list[str]:
 
 
 def test_it_is_logged_once_and_answers_as_plain_decoding(misfit: Served, plain: Served) -> None:
-    found = [answers(misfit) for _ in range(2)]
-    assert found == [answers(plain)] * 2
+    found = [answers(misfit) for _ in range(4)]
+    assert found == [answers(plain)] * 4
     (line,) = lines(misfit, WARNING)
     assert "sglang-dspark: " in line
-    assert f"0 of {LEAST} first drafts" in line
-    assert "dspark eval --target TARGET --drafter DRAFTER" in line
+    assert few_of(line) >= LEAST
+    assert "eval --target TARGET --drafter DRAFTER" in line
     assert metric(misfit, "sglang:dspark_drafter_misfit") == 1
     stopped = lines(misfit, OFF)
     if "misfit-minimum" in misfit.pool.servers:
         (line,) = stopped
-        assert f"0 of {LEAST_TO_STOP} first drafts" in line
+        assert few_of(line) >= LEAST_TO_STOP
         assert labelled(misfit, "sglang:dspark_steps_total", 'mode="off"') > 8
         before = metric(misfit, "sglang:dspark_admitted_drafts_total")
         answers(misfit)

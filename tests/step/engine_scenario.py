@@ -12,7 +12,7 @@ from torch import Tensor
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
-from sglang_dspark.schedule.first_drafts import FirstDrafts
+from sglang_dspark.schedule.first_drafts import MOST_OF_ONE, WINDOW, FirstDrafts
 from sglang_dspark.schedule.guard import SERVING_GUARD
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import Plan, PlannerConfig
@@ -25,6 +25,14 @@ from sglang_dspark.step.timing import HostClock
 
 GAMMA, SLOTS = 3, 9
 KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1", 3)
+
+
+def looked_at(minimum: float | None = None) -> FirstDrafts:
+    """Return first drafts after a window of good ones, so that no step is planned for a look."""
+    drafts, one = FirstDrafts(SLOTS, minimum), np.ones(1, np.int64)
+    for outcome in range(WINDOW):
+        drafts.observe(0 * one, outcome // MOST_OF_ONE * one, one, one)
+    return drafts
 
 
 class Scenario:
@@ -58,7 +66,7 @@ class Scenario:
             self.calibration,
             StepMetrics(self.planner, self.calibration),
             clock=HostClock(lambda: self.now),
-            fit=DrafterFit(FirstDrafts(SLOTS, minimum)),
+            fit=DrafterFit(looked_at(minimum)),
             floor=floor,
             speeds=speeds,
         )
