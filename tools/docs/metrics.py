@@ -37,7 +37,7 @@ WHEN = {
     "step_time_outliers": "grows fast where other programs take the cores",
     "kernel_compilations": "on a GPU, when single steps take seconds: it grows while all requests "
     "wait. The log names each kernel; the accept rules' are compiled at the start",
-    "drafter_misfit": "1: the drafter hardly guesses a token; the log has the likely causes "
+    "drafter_misfit": "1: fewer than one first draft in ten is accepted; the log has the causes "
     "([it is slow](troubleshooting.md#it-is-slow))",
 }
 HEAD = """# Metrics
