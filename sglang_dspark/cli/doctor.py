@@ -26,11 +26,20 @@ def doctor(
     as_json: Annotated[
         bool, typer.Option("--json", help="Print one JSON object to stdout and nothing else.")
     ] = False,
+    serve: Annotated[
+        str | None,
+        typer.Option(
+            metavar="ARGS",
+            help="A server's argument line in quotes: say what it would do, without starting it.",
+        ),
+    ] = None,
 ) -> None:
     """Say whether a DSPARK server can start here, and if not, what is wrong and what to do.
 
-    Exit status 0 when one can, 1 otherwise.
+    Exit status 0 when one can, 1 otherwise. With --serve 0 when that server is scheduled.
     """
+    if serve is not None:
+        raise typer.Exit(_report_launch(serve, everything or as_json, as_json))
     with _without_chatter(shown=everything or as_json):
         from sglang_dspark.backends.kernel_report import look_at_kernels
         from sglang_dspark.patches.seam_report import look_at_seams
@@ -48,6 +57,21 @@ def doctor(
             _show_seams(console, found)
         _show_verdict(console, found)
     raise typer.Exit(0 if found.fit else 1)
+
+
+def _report_launch(line: str, shown: bool, as_json: bool) -> int:
+    """Print what a server with this argument line would do; return the exit status."""
+    with _without_chatter(shown=shown):
+        from sglang_dspark.backends.launch_report import report_launch
+
+        found = report_launch(line)
+    if as_json:
+        print(json.dumps(found.as_json(), indent=2))
+    else:
+        for name, text in found.facts.items():
+            print(f"{name}: {text}")
+        print(f"verdict: {found.verdict}")
+    return 0 if found.scheduled else 1
 
 
 @contextlib.contextmanager

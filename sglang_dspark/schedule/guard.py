@@ -40,6 +40,7 @@ class Mode(Enum):
     PLAIN = "plain"
     PROBE_SPECULATE = "probe_speculate"  # for a few steps, coming from PLAIN
     PROBE_PLAIN = "probe_plain"  # for a few steps, coming from SPECULATE
+    OFF = "off"  # no load drafts: acceptance is below schedule.min_acceptance; not the guard's
 
     @property
     def speculates(self) -> bool:
@@ -321,13 +322,17 @@ class Guard:
 
     def __init__(self, config: GuardConfig = SERVING_GUARD) -> None:
         self.config = config
+        self.fallbacks = 0
+        self.recoveries = 0
+        self.renew()
+
+    def renew(self) -> None:
+        """Forget what was measured: target or drafter have new weights."""
         self._loads: dict[int, LoadState] = {}
         self._present: int | None = None  # the load that decides
         self._away = 0  # steps of other loads since one of it
         self._last: Mode | None = None
         self._since_switch = 0
-        self.fallbacks = 0
-        self.recoveries = 0
 
     def decide(self, requests: int, theta_spec: float, theta_plain: float) -> Verdict:
         """Decide whether the coming step of R requests speculates; call once a step."""

@@ -64,6 +64,7 @@ class GuardedPlanner(Planner):
         limits: Counts | None = None,
         floors: Counts | None = None,
         relay_arrived: bool = True,
+        examine: bool = False,
     ) -> Plan:
         """Decide step `step` by what finished steps let expect."""
         requests = len(rows)
@@ -77,9 +78,12 @@ class GuardedPlanner(Planner):
         best = self._search(choice)
         without = plain(requests, costs, base=choice.base)
         verdict = self._verdict(requests, best, without)
-        if verdict.mode is Mode.PROBE_SPECULATE and best.drafts == 0:
+        if examine and not verdict.speculate:
+            verdict = Verdict(True, False, Mode.PROBE_SPECULATE, verdict.gain)
+        if examine or (verdict.mode is Mode.PROBE_SPECULATE and best.drafts == 0):
             # A probe that verifies nothing would learn nothing of acceptance.
-            floors = np.minimum(most, 1)
+            least = np.minimum(most, 1)
+            floors = least if floors is None else np.maximum(floors, least)
             best = self._search(replace(choice, floors=floors))
         budget = self._deepened(best, costs) if verdict.speculate else without
         most, floors = np.minimum(most, budget.depth), floors if budget.speculates else None
@@ -130,6 +134,10 @@ class GuardedPlanner(Planner):
                 seconds=seconds,
                 theta=plan.budget.theta,
             )
+
+    def renew(self) -> None:
+        """Let the guard measure anew whether drafting pays."""
+        self.guard.renew()
 
     @property
     def fallbacks(self) -> int:

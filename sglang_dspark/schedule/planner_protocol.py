@@ -37,12 +37,14 @@ class Planner(Protocol):
         limits: Counts | None = None,
         floors: Counts | None = None,
         relay_arrived: bool = True,
+        examine: bool = False,
     ) -> Plan:
         """Decide step `step` for R >= 1 requests in pool rows `rows`.
 
         rows, generations: [R] int64. context: tokens of context of all requests together.
         weights: [R] float32 (`gains.speed_weights`). limits, floors: [R] int64, most and least
         drafts of each. relay_arrived: False uses the prior for all requests (on all ranks).
+        examine: True verifies a draft of each request, also where that does not pay.
         """
         ...
 
@@ -74,6 +76,10 @@ class Planner(Protocol):
         was not timed; only outcomes are learned.
         """
         ...
+
+    def renew(self) -> None:
+        """Forget what no longer holds: target or drafter have new weights."""
+        return None
 
     def describe(self) -> str:
         """By what it schedules, for the log's line at the start."""

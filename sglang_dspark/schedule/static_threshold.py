@@ -56,10 +56,11 @@ class ThresholdPlanner(Planner):
         limits: Counts | None = None,
         floors: Counts | None = None,
         relay_arrived: bool = True,
+        examine: bool = False,
     ) -> Plan:
         """Draft all positions; the budget is what earlier confidences let expect.
 
-        weights and floors mean nothing here.
+        weights, floors and examine mean nothing here.
         """
         requests = len(rows)
         confidence, known = self.experience.confidence(step, rows, generations, relay_arrived)

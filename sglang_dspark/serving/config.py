@@ -113,6 +113,14 @@ class ScheduleConfig(BaseModel):
         "calibrated online; past-acceptance: the rates at which a request's drafts were accepted "
         "so far (CPU alone)",
     )
+    min_acceptance: float | None = Field(
+        default=None,
+        gt=0.0,
+        lt=1.0,
+        description="mode auto: drafting is switched off, at all loads, while the share of first "
+        "drafts that are accepted is below this beyond doubt. It is tried again seldom, and after "
+        "an update of weights. null: never off; the guard still decides for each load",
+    )
     step_log: str | None = Field(
         default=None,
         min_length=1,
@@ -124,6 +132,8 @@ class ScheduleConfig(BaseModel):
     def _choices_agree(self) -> Self:
         if self.algorithm != "search" and (self.mode != "auto" or self.threshold is not None):
             raise ValueError(f"algorithm {self.algorithm} needs mode auto and no threshold")
+        if self.min_acceptance is not None and self.mode != "auto":
+            raise ValueError("min_acceptance needs mode auto")
         if self.threshold is None:
             return self
         if self.mode != "auto" or self.fairness_floor or self.speed_target:

@@ -25,6 +25,11 @@ class Fallback(Enum):
         "draft failed",
         "a draft ended with an error: its step decodes plainly, and drafting rests for a while",
     )
+    ACCEPTANCE_LOW = (
+        "acceptance below minimum",
+        "first drafts were accepted less often than `schedule.min_acceptance`: all steps decode "
+        "plainly, and drafting is tried again seldom",
+    )
     NO_CONFIDENCE = (
         "confidence no number",
         "confidences of a step were NaN or infinite: those drafts count as hopeless",

@@ -31,11 +31,14 @@ PREFIX = "sglang:dspark_"
 FLUSH_SECONDS = 1.0  # of the steps' clock
 BUDGETS = (0, 1, 2, 4, 8, 16, 32, 64, 128, 256, 512)
 SECONDS = (0.001, 0.002, 0.005, 0.01, 0.02, 0.03, 0.05, 0.08, 0.12, 0.2, 0.4, 1.0)
+SURVIVAL_ERROR = "Expected calibration error of survivals, over verified drafts."
+MISFIT = "1 if first drafts are accepted too seldom for a drafter that fits."
 REASONS = {
     Mode.PLAIN: "drafting does not pay",
     Mode.PROBE_PLAIN: "probe of plain decoding",
     Mode.SPECULATE: "no plan with drafts",
     Mode.PROBE_SPECULATE: "no plan with drafts",
+    Mode.OFF: Fallback.ACCEPTANCE_LOW.value,
 }
 
 
@@ -92,6 +95,11 @@ class StepMetrics:
         """Count a kernel that was compiled while serving, at once."""
         if self._collector is not None:
             self._collector.kernel_compiled()
+
+    def drafter_misfit(self, misfit: bool) -> None:
+        """Export whether the drafter was found not to fit the target, at once."""
+        if self._collector is not None:
+            self._collector.drafter_misfit(misfit)
 
     def flush(self, now: float) -> None:
         """Hand on the noted steps, if the last time was about a second ago."""
@@ -154,12 +162,11 @@ class Collector:
             "|acceptance - confidence| of late, mean over recent drafts.",
             "position",
         )
-        self._survival_error = gauge(
-            "survival_error", "Expected calibration error of survivals, over verified drafts."
-        )
+        self._survival_error = gauge("survival_error", SURVIVAL_ERROR)
         self._outliers = gauge("step_time_outliers", "Steps taken for outliers since the start.")
         self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
         self._compilations.labels(**labels)  # 0 is shown too
+        self._misfit = gauge("drafter_misfit", MISFIT).labels(**labels)
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
         """Count steps."""
@@ -205,3 +212,7 @@ class Collector:
     def kernel_compiled(self) -> None:
         """Count a kernel that was compiled while serving."""
         self._compilations.labels(**self._labels).inc()
+
+    def drafter_misfit(self, misfit: bool) -> None:
+        """Set whether the drafter was found not to fit the target."""
+        self._misfit.set(misfit)

@@ -184,6 +184,7 @@ NAMES: dict[str, tuple[str, ...]] = {  # module -> names; "X as Y": used here as
     ),
     "sglang.srt.sampling.sampling_batch_info": ("SamplingBatchInfo",),
     "sglang.srt.sampling.sampling_params": ("TOP_K_ALL",),
+    "sglang.srt.server_args": ("prepare_server_args",),
     "sglang.srt.speculative.dflash_info": ("DFlashVerifyInput",),
     "sglang.srt.speculative.draft_worker_common": (
         "make_draft_block_spec_info",

@@ -22,6 +22,7 @@ from sglang_dspark.serving import upstream
 Runners = list[tuple[str, Any]]
 BEFORE_UPDATE: list[Callable[[Any], None]] = []  # called with each model that is updated
 _VERSION = "dspark_weights_version"  # attribute of a draft model
+_begun = 0  # updates, of this process
 
 
 def select_runners(
@@ -29,6 +30,8 @@ def select_runners(
 ) -> Runners:
     """AROUND hook of `_select_runners`, which every update calls before it loads anything; a
     drafter is updated by its name alone, `draft`."""
+    global _begun
+    _begun += 1
     if selector == "all" and isinstance(updater.draft_worker, upstream.DSparkWorkerV2):
         selector = "target"
     runners = original(updater, selector)
@@ -43,6 +46,11 @@ def end_update(result: Any, updater: Any, recv_req: Any) -> None:
     worker = updater.draft_worker
     if result.success and isinstance(worker, upstream.DSparkWorkerV2) and worker._hosts_draft:
         renew_copies(worker.draft_model)
+
+
+def updates() -> int:
+    """Return how many updates of weights this process has begun, those that failed included."""
+    return _begun
 
 
 def weights_version(model: Any) -> int:

@@ -22,6 +22,7 @@ from sglang_dspark.errors import DSparkError
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import ProfileKey
 from sglang_dspark.schedule.early_stop import EarlyStopPlanner
+from sglang_dspark.schedule.first_drafts import FirstDrafts
 from sglang_dspark.schedule.guard import SERVING_GUARD
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import PlannerConfig, Signal
@@ -36,6 +37,7 @@ from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import Collector, StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
 from sglang_dspark.serving.step_log import StepLog
+from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine import ScheduleEngine
 from sglang_dspark.step.timing import Clock
 
@@ -127,7 +129,8 @@ def build(worker: Any, passes: profile.Passes, clock: Clock, key: ProfileKey) ->
         metrics.count_fallback(fallback)
     speeds = SpeedTargets(pool_rows, chosen.speed_target)
     _announce(planner, profiled, calibrated)
-    return ScheduleEngine(planner, calibration, metrics, clock, chosen.fairness_floor, speeds)
+    fit = DrafterFit(FirstDrafts(pool_rows, chosen.min_acceptance), metrics, planner.renew)
+    return ScheduleEngine(planner, calibration, metrics, clock, fit, chosen.fairness_floor, speeds)
 
 
 def _signal(worker: Any) -> Signal:

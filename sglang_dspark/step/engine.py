@@ -40,6 +40,7 @@ from sglang_dspark.schedule.planner_protocol import Planner
 from sglang_dspark.serving.fallbacks import Fallback
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
+from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine_protocol import Step
 from sglang_dspark.step.plan_reuse import PlanReuse
 from sglang_dspark.step.timing import Clock, Mark
@@ -61,10 +62,11 @@ class ScheduleEngine:
         calibration: OnlineCalibration,
         metrics: StepMetrics,
         clock: Clock,
+        fit: DrafterFit,
         floor: int = 0,
         speeds: SpeedTargets | None = None,
     ) -> None:
-        """clock: times the steps.
+        """clock: times the steps. fit: watches the first drafts.
 
         floor: drafts that every request gets in a step that drafts, at any confidence.
         speeds: targets of the requests; None: requests have none.
@@ -74,6 +76,7 @@ class ScheduleEngine:
         self.calibration = calibration
         self.metrics = metrics
         self._clock = clock
+        self._fit = fit
         self._floor = min(floor, planner.gamma)
         self._speeds = speeds
         self._generation: Counts | None = None  # of the pool's rows, a view that stays up to date
@@ -141,25 +144,30 @@ class ScheduleEngine:
         context = int(seq_lens.sum())
         if limits is not None and not limits.any():
             plan = self._undraftable(context, limits)
+        elif self._fit.rests():
+            plan = self._undraftable(context, np.zeros(len(slots), np.int64), Mode.OFF)
         else:
             floors = np.full(len(slots), self._floor) if self._floor else None
             if floors is not None and limits is not None:
                 floors = np.minimum(floors, limits)
             plan = self.planner.plan(
                 self._number, slots, generations, context,
-                weights=weights, limits=limits, floors=floors,
+                weights=weights, limits=limits, floors=floors, examine=self._fit.examines(),
             )  # fmt: skip
         self._number += 1
         self._reuse.planned()
         return Step(plan, slots, generations, limited=limits is not None)
 
-    def _undraftable(self, context: int, limits: Counts) -> Plan:
-        """Plan a step none of whose requests may have a draft; the guard is not asked."""
+    def _undraftable(self, context: int, limits: Counts, mode: Mode = Mode.PLAIN) -> Plan:
+        """Plan a step none of whose requests may have a draft; the guard is not asked.
+
+        mode OFF: so are the steps to come, and what a step teaches of plain decoding is learned.
+        """
         requests = len(limits)
         budget = plain(requests, self.planner.costs.costs(requests, context))
         return Plan(
             self._number, requests, context, budget, limits, None,
-            Mode.PLAIN, settled=False, known=0, gain=0.0,
+            mode, settled=mode is Mode.OFF, known=0, gain=0.0,
         )  # fmt: skip
 
     def _end_last(self, now: Mark) -> None:
@@ -320,6 +328,8 @@ class ScheduleEngine:
                 (step.rows, step.generations), step.confidence,
             )  # fmt: skip
         self.metrics.step(step.plan, lengths, accepted, seconds)
+        if step.plan.speculates:
+            self._fit.observe(step)
 
     def _seconds(self, step: Step) -> float | None:
         if step.began is None or step.ended is None:

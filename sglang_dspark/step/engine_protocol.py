@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from torch import Tensor
@@ -14,6 +14,9 @@ from sglang_dspark.schedule.guard import Mode
 from sglang_dspark.schedule.online import Floats
 from sglang_dspark.schedule.plan import Plan
 from sglang_dspark.step.timing import Mark
+
+if TYPE_CHECKING:
+    from sglang_dspark.step.drafter_fit import DrafterFit
 
 
 @dataclass
@@ -103,12 +106,14 @@ class Engine(Protocol):
 class VerifyAll:
     """Draft gamma positions in every step and verify all of them.
 
-    Nothing is measured or learned. Of several ranks the leader has it, and the others follow its
-    plans.
+    Nothing is measured or learned, but a drafter that does not fit is logged. Of several ranks the
+    leader has it, and the others follow its plans.
     """
 
-    def __init__(self, gamma: int) -> None:
+    def __init__(self, gamma: int, fit: DrafterFit | None = None) -> None:
+        """fit: watches the first drafts; None: they are not watched."""
         self.gamma = gamma
+        self._fit = fit
         self._number = 0
 
     def begin(
@@ -148,7 +153,10 @@ class VerifyAll:
         raise AssertionError("only a host admits without a schedule")
 
     def landed(self, step: Step, lengths: Counts, accepted: Counts) -> None:
-        """Do nothing: nothing is learned."""
+        """Take a step's result from the host: [R] int64 lengths and accepted drafts."""
+        step.lengths, step.accepted = lengths, accepted
+        if self._fit is not None:
+            self._fit.observe(step)
 
     def processed(self, reqs: Sequence[Any], accepted: Sequence[int], speculated: bool) -> None:
         """Do nothing: nothing is counted."""

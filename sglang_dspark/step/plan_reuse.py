@@ -45,7 +45,7 @@ class PlanReuse:
         """
         plan = last.plan
         same = plan.settled and plan.requests == len(rows)
-        if same and plan.mode is not Mode.PLAIN:
+        if same and plan.mode not in (Mode.PLAIN, Mode.OFF):
             same = starts and limits is None and _reusable(last)
             same = same and _same_requests(last, rows, generation)
         if not same or self._made >= MOST:

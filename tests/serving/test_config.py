@@ -35,6 +35,7 @@ LEAVES = {
     "schedule.fairness_floor",
     "schedule.speed_target",
     "schedule.threshold",
+    "schedule.min_acceptance",
 }
 
 
@@ -172,3 +173,11 @@ def test_a_missing_file_says_what_to_check(tmp_path: Path) -> None:
 def test_the_configuration_is_frozen() -> None:
     with pytest.raises(pydantic.ValidationError):
         current_config().cpu.threads = 4  # type: ignore[misc]
+
+
+def test_a_minimum_of_acceptance_needs_our_scheduler(tmp_path: Path) -> None:
+    loaded = load_config(write(tmp_path, "schedule: {min_acceptance: 0.2, threshold: 0.1}"))
+    assert loaded.config.schedule.min_acceptance == 0.2
+    for number, text in enumerate(("0.0", "1.0", ".nan", "0.2, mode: static", "0.2, mode: off")):
+        with pytest.raises(DSparkError, match="min_acceptance"):
+            load_config(write(tmp_path, f"schedule: {{min_acceptance: {text}}}", f"{number}.yaml"))

@@ -12,17 +12,27 @@ from torch import Tensor
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import CostTable, ProfileKey
+from sglang_dspark.schedule.first_drafts import MOST_OF_ONE, WINDOW, FirstDrafts
 from sglang_dspark.schedule.guard import SERVING_GUARD
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import Plan, PlannerConfig, Signal
 from sglang_dspark.schedule.planner import SearchPlanner
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.serving.speed_targets import SpeedTargets
+from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine import ScheduleEngine
 from sglang_dspark.step.timing import HostClock
 
 GAMMA, SLOTS = 3, 9
 KEY = ProfileKey("target", "drafter", "float32", "cpu", "tp1", "dspark_cpu", "1", 3)
+
+
+def looked_at(minimum: float | None = None) -> FirstDrafts:
+    """Return first drafts after a window of good ones, so that no step is planned for a look."""
+    drafts, one = FirstDrafts(SLOTS, minimum), np.ones(1, np.int64)
+    for outcome in range(WINDOW):
+        drafts.observe(0 * one, outcome // MOST_OF_ONE * one, one, one)
+    return drafts
 
 
 class Scenario:
@@ -34,6 +44,7 @@ class Scenario:
         signal: Signal = "confidence",
         floor: int = 0,
         speeds: SpeedTargets | None = None,
+        minimum: float | None = None,
     ) -> None:
         table = CostTable(
             key=KEY,
@@ -55,6 +66,7 @@ class Scenario:
             self.calibration,
             StepMetrics(self.planner, self.calibration),
             clock=HostClock(lambda: self.now),
+            fit=DrafterFit(looked_at(minimum)),
             floor=floor,
             speeds=speeds,
         )

@@ -28,6 +28,7 @@ from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.calibration import Calibration
 from sglang_dspark.schedule.cost_model import CostModel
 from sglang_dspark.schedule.cost_table import ProfileKey
+from sglang_dspark.schedule.first_drafts import FirstDrafts
 from sglang_dspark.schedule.online import OnlineCalibration
 from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.schedule.planner import SearchPlanner
@@ -35,6 +36,7 @@ from sglang_dspark.schedule.simulation.scenarios import Machine, random_trace, s
 from sglang_dspark.serving import profile
 from sglang_dspark.serving.metrics import StepMetrics
 from sglang_dspark.step import plan
+from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine import ScheduleEngine, confidence_by
 from sglang_dspark.step.engine_protocol import Step
 from sglang_dspark.step.ranks import Follower, Ranks, engine_for
@@ -99,7 +101,8 @@ class Rank:
         planner = SearchPlanner(GAMMA, rows, costs, PlannerConfig(lag=2))
         calibration = OnlineCalibration([Calibration.identity(GAMMA)] * 2, pool_rows=rows)
         metrics = StepMetrics(planner, calibration)
-        return ScheduleEngine(planner, calibration, metrics, HostClock(lambda: self.now))
+        fit = DrafterFit(FirstDrafts(rows), metrics)
+        return ScheduleEngine(planner, calibration, metrics, HostClock(lambda: self.now), fit)
 
     def take(self, steps: int) -> dict[str, Any]:
         """Steps under the overlap loop; a digest of what each did, and how many of each kind."""

@@ -12,9 +12,10 @@ from sglang_dspark.schedule.budget import Counts, Gains
 from sglang_dspark.schedule.cost_model import Step as Timed
 from sglang_dspark.schedule.plan import PlannerConfig
 from sglang_dspark.schedule.planner import SearchPlanner
+from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine import BATCH, ScheduleEngine, confidence_by
 from sglang_dspark.step.engine_protocol import Step
-from tests.step.engine_scenario import GAMMA, SLOTS, Scenario
+from tests.step.engine_scenario import GAMMA, SLOTS, Scenario, looked_at
 
 
 class Overlapped(Scenario):
@@ -25,7 +26,8 @@ class Overlapped(Scenario):
         config = PlannerConfig(lag=2, guard=self.planner.config.guard)
         self.planner = SearchPlanner(GAMMA, SLOTS, self.planner.costs, config)
         metrics = self.engine.metrics
-        self.engine = ScheduleEngine(self.planner, self.calibration, metrics, self.engine._clock)
+        clock, fit = self.engine._clock, DrafterFit(looked_at())
+        self.engine = ScheduleEngine(self.planner, self.calibration, metrics, clock, fit)
         self.flying: deque[tuple[Step, Counts]] = deque()
 
     def launch(self, rows: list[int], seconds: float | None = None) -> Step:

@@ -37,6 +37,8 @@ WHEN = {
     "step_time_outliers": "grows fast where other programs take the cores",
     "kernel_compilations": "on a GPU, when single steps take seconds: it grows while all requests "
     "wait. The log names each kernel; the accept rules' are compiled at the start",
+    "drafter_misfit": "1: fewer than one first draft in ten is accepted; the log has the causes "
+    "([it is slow](troubleshooting.md#it-is-slow))",
 }
 HEAD = """# Metrics
 
@@ -56,7 +58,8 @@ names of this page.
 """
 TAIL = """
 `mode` is one of {modes}:
-the guard's mode ([the scheduler](scheduler.md#when-drafting-does-not-pay)). `reason` of
+the guard's mode ([the scheduler](scheduler.md#when-drafting-does-not-pay)), or `off` while
+acceptance is below `schedule.min_acceptance`. `reason` of
 `draft_skips` is one of {reasons}.
 `position` counts drafts of a request from 1.
 

@@ -24,10 +24,12 @@ from sglang_dspark.backends.cpu.ragged_layout import layout_of, rows_in, window_
 from sglang_dspark.backends.cpu.verify_forward import VerifyRows, verify_forward
 from sglang_dspark.common.machine import cpu_description
 from sglang_dspark.schedule.cost_table import ProfileKey
+from sglang_dspark.schedule.first_drafts import FirstDrafts
 from sglang_dspark.serving import mode, startup, upstream
 from sglang_dspark.serving.config import current_config
 from sglang_dspark.serving.profile_passes import DummyBatches, ragged_forward
 from sglang_dspark.step.build import build, obstacle, profile_key, refuse_broken
+from sglang_dspark.step.drafter_fit import DrafterFit
 from sglang_dspark.step.engine_protocol import Engine, VerifyAll
 from sglang_dspark.step.ranks import Follower, engine_for, ranks_of
 from sglang_dspark.step.state import STATE, StepState
@@ -50,7 +52,7 @@ def attach(worker: Any) -> None:
         # Ranks follow one plan here too: a draft that fails on one of them fails the server.
         agreement = ranks.agreement
         engine: Engine = (
-            VerifyAll(int(worker.gamma))
+            VerifyAll(int(worker.gamma), DrafterFit(FirstDrafts(_pool_rows(worker))))
             if agreement is None or agreement.leads
             else Follower(agreement)
         )
@@ -62,6 +64,10 @@ def attach(worker: Any) -> None:
             lambda passes: build(worker, passes, clock, key),
         )
     worker.__dict__[STATE] = StepState(worker, engine, device, ranks)
+
+
+def _pool_rows(worker: Any) -> int:
+    return int(worker.model_runner.req_to_token_pool.req_to_token.shape[0])
 
 
 def _unserved(worker: Any) -> str | None:

@@ -25,6 +25,8 @@ from sglang_dspark.step.timing import Clock
 
 logger = logging.getLogger(__name__)
 
+NOT_FROM_ANCHOR = "the drafter does not predict from its anchor"
+
 
 def attach(worker: Any) -> None:
     """Profile, calibrate and take the worker's steps over, or say in one line why not."""
@@ -110,7 +112,7 @@ def _obstacle(worker: Any) -> str | None:
             " keep no probabilities to estimate confidence from"
         )
     if not worker.sample_from_anchor:
-        return "the drafter does not predict from its anchor"
+        return NOT_FROM_ANCHOR
     return obstacle(worker)
 
 
