@@ -45,7 +45,8 @@ drafter, device and features have been shown.
 | DSpark, gated or RNN head | untried; read, trained and judged | untried; its kernel ran |
 | DSpark with experts, residual streams or a window | served | rehearsed |
 | reduced vocabulary, 1+N block, window in Speculators' format | served after conversion | untried |
-| DSpark without a confidence head | {headless_cpu} | {headless_gpu} |
+| DSpark without a confidence head | served | rehearsed |
+| DFlash, converted | served | unscheduled, untried |
 | MTP as SGLang's EAGLE, DFlash, Eagle3 | served, unscheduled | ran: MTP, greedily |
 | checkpoints published by others | untried; read by [format](drafters.md) | untried |
 
@@ -94,10 +95,7 @@ On a GPU the exact conditions are in [On a GPU](gpu.md#what-is-scheduled).
 
 def support_page() -> str:
     """Return the page, faults from the patches themselves."""
-    head = PAGE.format(
-        headless_cpu="served, scheduled by past acceptance", headless_gpu="unscheduled"
-    )
-    return head + "\n".join(_fixes()) + "\n"
+    return PAGE + "\n".join(_fixes()) + "\n"
 
 
 def _fixes() -> Iterator[str]:
