@@ -1,7 +1,7 @@
 """Let SGLang load a drafter without a confidence head in the mode that schedules.
 
-Upstream: sglang/srt/models/dspark.py builds the head in the mode `compact` whatever
-`enable_confidence_head` says, and sglang/srt/speculative/dspark_components/dspark_planner.py raises
+Upstream: sglang/srt/models/dspark.py builds the head in the mode `compact` without reading
+`enable_confidence_head`, and sglang/srt/speculative/dspark_components/dspark_planner.py raises
 where there is none. Our step estimates confidence from the draft's distribution instead
 (drafter/draft_confidence.py). Nothing changes for a drafter with a head, or in SGLang's own modes.
 """

@@ -58,6 +58,8 @@ def test_drafts_and_their_distributions_are_the_same(ids: Tensor | None, tmp_pat
         validate_drafter(tmp_path / "dflash", TARGET)
     validate_drafter(tmp_path / "dspark", TARGET)
     converted = load_drafter(tmp_path / "dspark", *shared())
+    used = converted.markov_head.markov_w2.weight.count_nonzero()
+    assert used == (0 if ids is None else VOCAB - len(ids)), "the head only restricts"
     theirs, ours = drafted(dflash, sequential=False), drafted(converted, sequential=True)
     assert theirs.probs is not None
     torch.testing.assert_close(ours.probs, theirs.probs, atol=1e-6, rtol=1e-5)

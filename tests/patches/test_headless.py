@@ -42,7 +42,7 @@ def test_sglangs_own_modes_are_left_alone(monkeypatch: pytest.MonkeyPatch) -> No
 
 
 def constructor(planner: Any, *, draft_model: Any, gamma: int) -> None:
-    """What upstream's does with the draft model's head."""
+    """Read the draft model's head as upstream's constructor does."""
     if draft_model.confidence_head is None:
         raise ValueError("schedules per-request verify lengths from the draft confidence head")
     planner.draft_model, planner.gamma = draft_model, gamma

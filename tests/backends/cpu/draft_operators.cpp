@@ -103,10 +103,11 @@ void heads(const Level &level, Matmul matmul, Numbers &found) {
   const Words64 anchor = {49, 0, 7};
   Words64 tokens(n), drafts(requests * gamma);
   for (int64_t i = 0; i < n; ++i) tokens[i] = i + 1;
-  Numbers room(requests * (rank + n));
+  Numbers room(requests * (rank + n)), rest(requests * gamma);
   level.draft_block(matmul, w2.data(), 1, requests, base.data(), requests, gamma, n, w1.data(), rank,
-                    tokens.data(), anchor.data(), 0, gamma, drafts.data(), room.data());
-  append(found, drafts);
+                    tokens.data(), anchor.data(), 0, gamma, drafts.data(), room.data(),
+                    rest.data());
+  append(found, drafts), append(found, rest);
   const Numbers features = numbers(requests * gamma * width, 10), weight = numbers(width + rank, 11);
   Numbers survival(requests * gamma), logits(requests * gamma);
   const float temperature[] = {1.5f}, bias[] = {0.25f};

@@ -75,6 +75,16 @@ def test_greedy_blocks_are_estimated_from_the_logits_they_drafted_by(
     torch.testing.assert_close(found.double().sigmoid(), expected.sigmoid(), atol=1e-6, rtol=1e-5)
 
 
+def test_ranks_that_agree_on_each_draft_estimate_the_same() -> None:
+    """One position at a time, as the tokens have to be exchanged."""
+    w1, w2, base = table(11, 64, 16), table(12, 32, 16), table(13, 12, 32).view(3, 4, 32)
+    head = reduced_head.ReducedHead(torch.arange(32), torch.empty(32, 1), w1, w2)
+    anchors, whole, agreed = torch.tensor([5, 9, 60]), torch.empty(3, 4), torch.empty(3, 4)
+    reduced_head.draft_greedy(head, base, anchors, None, whole)
+    reduced_head.draft_greedy(head, base, anchors, lambda tokens: tokens, agreed)
+    assert torch.equal(agreed, whole)
+
+
 @pytest.mark.usefixtures("one_rank")
 @pytest.mark.parametrize("restricted", [True, False], ids=["reduced", "whole vocabulary"])
 @pytest.mark.parametrize("temperatures", [[0.0, 0.0], [1.0, 0.4], [0.7, 0.0]])
@@ -88,6 +98,7 @@ def test_estimates_are_those_of_the_drafted_distributions(
     rows = len(temperatures)
     hidden, anchors = inputs(3, rows)
     info = sampling(temperatures)
+    info.temperatures[info.top_ks <= 1] = 0.3  # a request may be greedy by top-k 1 alone
     seeds = Seeds(torch.tensor([0]), torch.tensor([42])) if seeded else None
     found = torch.full((rows, 5), torch.nan)
     block, base = drafted(draft, hidden, anchors, info, seeds, found)
