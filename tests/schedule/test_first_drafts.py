@@ -49,10 +49,10 @@ class Traffic:
         return self.drafts.observe(rows, self.generations[rows], accepted, verified)
 
     def until_found(self, rate: float) -> Finding:
-        return next(filter(None, (self.step(rate) for _ in count())))
+        return next(filter(None, (self.step(rate) for _ in range(50_000))))
 
     def until_stopped(self, rate: float) -> Finding:
-        return next(each for _ in count() if (each := self.until_found(rate)).stops)
+        return next(each for _ in range(200) if (each := self.until_found(rate)).stops)
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
