@@ -221,3 +221,11 @@ def test_until_its_first_look_it_examines() -> None:
             traffic.step(0.5)
         assert not any(traffic.drafts.examines() for _ in range(4 * EXAMINE_EVERY))
         traffic.drafts.renew()
+
+
+def test_long_requests_count_in_each_window() -> None:
+    requests = WINDOW // MOST_OF_ONE
+    drafts, rows = FirstDrafts(requests), np.arange(requests)
+    ones = np.ones(requests, np.int64)
+    found = [drafts.observe(rows, ones, ones, ones) for _ in range(3 * MOST_OF_ONE)]
+    assert [each for each in found if each] == [(WINDOW, WINDOW, False, False)] * 3
