@@ -167,6 +167,7 @@ class Collector:
         self._compilations = counter("kernel_compilations", "Kernels compiled while serving.")
         self._compilations.labels(**labels)  # 0 is shown too
         self._misfit = gauge("drafter_misfit", MISFIT).labels(**labels)
+        self._misfit.set(0)  # several processes export a gauge only once it is set
 
     def take(self, steps: Sequence[Finished], gamma: int) -> None:
         """Count steps."""

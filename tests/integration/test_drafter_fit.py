@@ -17,7 +17,7 @@ from tests.integration.test_features import metric
 
 pytestmark = [pytest.mark.server, pytest.mark.xdist_group("demo-pair")]
 
-USERS, TOKENS = 8, 64
+USERS, TOKENS = 8, 40
 WARNING = "the drafter does not fit the target"
 OFF = "drafting is switched off"
 

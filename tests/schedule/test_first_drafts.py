@@ -49,10 +49,10 @@ class Traffic:
         return self.drafts.observe(rows, self.generations[rows], accepted, verified)
 
     def until_found(self, rate: float) -> Finding:
-        return next(filter(None, (self.step(rate) for _ in count())))
+        return next(filter(None, (self.step(rate) for _ in range(50_000))))
 
     def until_stopped(self, rate: float) -> Finding:
-        return next(each for _ in count() if (each := self.until_found(rate)).stops)
+        return next(each for _ in range(200) if (each := self.until_found(rate)).stops)
 
 
 @given(st.integers(1, 5000).flatmap(lambda n: st.tuples(st.integers(0, n), st.just(n))))
@@ -221,3 +221,11 @@ def test_until_its_first_look_it_examines() -> None:
             traffic.step(0.5)
         assert not any(traffic.drafts.examines() for _ in range(4 * EXAMINE_EVERY))
         traffic.drafts.renew()
+
+
+def test_long_requests_count_in_each_window() -> None:
+    requests = WINDOW // MOST_OF_ONE
+    drafts, rows = FirstDrafts(requests), np.arange(requests)
+    ones = np.ones(requests, np.int64)
+    found = [drafts.observe(rows, ones, ones, ones) for _ in range(3 * MOST_OF_ONE)]
+    assert [each for each in found if each] == [(WINDOW, WINDOW, False, False)] * 3

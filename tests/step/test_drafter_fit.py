@@ -192,3 +192,29 @@ def test_a_drafter_below_the_minimum_that_fits_is_no_misfit(
     assert "switched off" in line
     assert line.endswith(CAUSES)
     assert world.value("drafter_misfit") == 0
+
+
+def test_the_causes_are_logged_once_whichever_comes_first(
+    caplog: pytest.LogCaptureFixture,
+) -> None:
+    fit, rows = DrafterFit(FirstDrafts(SLOTS, 0.9)), torch.tensor(ROWS)
+    engine, generation = VerifyAll(GAMMA, fit), torch.ones(SLOTS, dtype=torch.int64)
+    for number in range(LEAST_TO_STOP):
+        generation += number % 8 == 0
+        step = engine.begin(rows, generation, rows)
+        good = number % 2 if number < LEAST_TO_STOP // 2 else 0
+        engine.landed(step, engine.admit(step, None, None), np.full(4, good))
+    (line,) = lines(caplog)
+    assert "switched off" in line
+    assert line.endswith(CAUSES)
+
+
+def test_the_guard_measures_anew_after_an_update() -> None:
+    world = Watched(token=20e-3)
+    while world.take(1, good=0, logit=-3.0)[0].mode is not Mode.PLAIN:
+        pass
+    assert world.planner.guard.state(len(ROWS)).mode is Mode.PLAIN
+    update_weights()
+    world.engine._fit.rests()
+    state = world.planner.guard.state(len(ROWS))
+    assert (state.mode, state.age, state.pause) == (Mode.SPECULATE, 0, 0)
