@@ -64,6 +64,7 @@ def timed(monkeypatch: pytest.MonkeyPatch, request: pytest.FixtureRequest) -> Gr
         in_graph=lambda requests, admitted: requests <= 4,
         pass_tokens=lambda requests, admitted: requests + admitted,
         accepts_in_graph=lambda requests, admitted: False,
+        with_confidence=lambda proposal: proposal,
     )
     worker: Any = SimpleNamespace(gamma=GAMMA, device="cpu", _proposer=None)
     monkeypatch.setattr(passes, "draft_once", lambda *_: device.clock.asked.append("draft"))
@@ -245,3 +246,11 @@ def test_a_made_up_draft_runs_among_the_drafts_ranks() -> None:
     batch = SimpleNamespace(seq_lens=torch.ones(2), window=None, spec_info=None, sampling_info=None)
     assert draft_once(worker, SimpleNamespace(propose=propose), batch) == "proposal"
     assert not inside
+
+
+def test_a_draft_is_timed_with_the_estimate_of_its_confidence(timed: GraphPasses) -> None:
+    """A profile without it would promise drafts that cost less than a step's."""
+    device: Any = timed._device
+    device.with_confidence = lambda proposal: asked(timed).append("confidence")
+    timed.draft_seconds(5, GAMMA, 8)
+    assert asked(timed) == ["mark", "draft", "confidence", "mark"]
