@@ -54,6 +54,14 @@ def test_the_deeper_target_is_its_own_sweeps(tool: ModuleType) -> None:
     assert tool.rewritten(page, tool.deeper_section(document), tool.DEEPER_MARKS) != page
 
 
+def test_the_sampled_sweep_is_its_own_and_sampled(tool: ModuleType) -> None:
+    page, document = tool.LOAD.read_text(), load_json(tool.SAMPLED)
+    assert "cpu-demo-sampled" in document["command"]
+    assert tool.rewritten(page, tool.sampled_section(document), tool.SAMPLED_MARKS) == page
+    document["metrics"]["slas"][0]["arms"][0]["tokens_per_s"] += 1
+    assert tool.rewritten(page, tool.sampled_section(document), tool.SAMPLED_MARKS) != page
+
+
 def test_the_golden_sweep_is_its_own_and_says_what_it_is(tool: ModuleType) -> None:
     page, document = tool.LOAD.read_text(), load_json(tool.GOLDEN)
     section = tool.golden_section(document)
