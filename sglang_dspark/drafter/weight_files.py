@@ -65,7 +65,7 @@ class StoredTensor:
     @property
     def nbytes(self) -> int:
         """Bytes of its values."""
-        bits = re.search(r"\d+", self.dtype)  # BOOL has no number and takes a byte
+        bits = re.search(r"\d+", self.dtype)  # BOOL has no width in its name: a byte
         return math.prod(self.shape) * (8 if bits is None else int(bits[0])) // 8
 
 

@@ -1,4 +1,4 @@
-"""A served drafter with quantised experts holds codes and scales, and computes what it did."""
+"""A served drafter with quantised experts keeps codes and scales, and its outputs are unchanged."""
 
 from __future__ import annotations
 
