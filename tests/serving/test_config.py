@@ -35,6 +35,7 @@ LEAVES = {
     "schedule.fairness_floor",
     "schedule.speed_target",
     "schedule.threshold",
+    "schedule.without_head",
     "schedule.min_acceptance",
 }
 

@@ -40,6 +40,8 @@ pytestmark = pytest.mark.skipif(linear.prepare() is None, reason="no fused multi
 class Draft(DSparkDraftMixin, torch.nn.Module):
     """The parts of upstream's draft that injection reads, with random weights."""
 
+    confidence_head = None
+
     def __init__(self) -> None:
         torch.nn.Module.__init__(self)
         torch.manual_seed(0)
