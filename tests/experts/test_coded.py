@@ -111,7 +111,7 @@ def test_shared_experts_are_one_expert(form: str) -> None:
         assert torch.equal(module(x), expected)
         assert torch.equal(SharedRestored(module, torch.float32)(x), expected)
         chooser = Chooser(ExpertWorkload("cpu", form, 1, 256, 64, 1))
-        chooser.drop("compiled", ValueError("left out here"))
+        chooser.drop("compiled", ValueError("skipped here"))
         by_codes = SharedByCodes(RoutedExperts(module.weights(), chooser))
         assert torch.equal(by_codes(x), expected)
         assert by_codes(x[:0]).shape == (0, 64)
