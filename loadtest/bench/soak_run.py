@@ -24,6 +24,7 @@ from sglang_dspark.loadtest.bench.soak import (
 from sglang_dspark.loadtest.bench.soak_load import WAYS, SoakLoad, capacity_plan, soak_plan
 from sglang_dspark.loadtest.client.cell import CellPlan
 from sglang_dspark.loadtest.client.client import FLUSH_S
+from sglang_dspark.loadtest.client.measure import first_errors, listed_failures
 from sglang_dspark.loadtest.client.metrics import SpecStats
 from sglang_dspark.loadtest.client.records import INTENDED, Record
 from sglang_dspark.loadtest.client.runner import run_cell
@@ -189,7 +190,8 @@ def _capacity(
     assert found is not None
     measured = found.measurement
     if measured.failures or not measured.tokens:
-        raise DSparkError(f"requests fail without load already: {measured.failures}")
+        listed = listed_failures(measured.failures, first_errors(found.records))
+        raise DSparkError(f"requests fail without load already: {listed or 'no token came'}")
     return measured.tokens_per_s, measured.tokens_per_s * measured.ok / measured.tokens
 
 
