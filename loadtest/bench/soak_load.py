@@ -102,12 +102,16 @@ def soak_plan(
 def capacity_plan(
     users: int, requests: int, prompts: Sequence[EvalPrompt], render: Callable[[EvalPrompt], str]
 ) -> CellPlan:
-    """A closed loop of the same requests, none of them broken off."""
+    """A closed loop of the same requests, none of them broken off.
+
+    None has a name: the loop runs twice, and SGLang aborts a name 2 s after its stream has ended.
+    """
     lengths = _lengths(requests, requests)
-    asked = [
-        replace(_prompt(prompts[n % len(prompts)], render, n, -1 - n, tokens), ends="")
-        for n, tokens in enumerate(lengths)
-    ]
+    asked = []
+    for n, tokens in enumerate(lengths):
+        prompt = _prompt(prompts[n % len(prompts)], render, n, -1 - n, tokens)
+        unnamed = {key: value for key, value in prompt.extra.items() if key != "rid"}
+        asked.append(replace(prompt, extra=unnamed, ends=""))
     arrivals = tuple(Arrival(n, None, n, tokens) for n, tokens in enumerate(lengths))
     return CellPlan("completions", tuple(asked), Schedule(arrivals, users), ignore_eos=False)
 

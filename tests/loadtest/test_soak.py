@@ -87,6 +87,7 @@ def test_the_capacity_is_measured_on_whole_answers() -> None:
     plan = capacity_plan(8, 48, evaluation_prompts(), lambda prompt: prompt.turns[0])
     assert plan.schedule.users == 8
     assert {prompt.ends for prompt in plan.prompts} == {""}
+    assert not any("rid" in prompt.extra for prompt in plan.prompts)  # the loop runs twice
     with pytest.raises(DSparkError, match="a soak needs a load"):
         SoakLoad(rate=3.0, seconds=10.0, seed=0)
 
