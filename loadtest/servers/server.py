@@ -21,6 +21,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from types import FrameType
+from typing import IO
 
 import httpx
 
@@ -94,17 +95,20 @@ class ServerProcess:
         self.log_path.parent.mkdir(parents=True, exist_ok=True)
         _live.add(self)  # first, so that a signal from here on finds it
         with self.log_path.open("wb") as log:
-            self._process = subprocess.Popen(
-                tied(self.spec.command()),
-                stdin=subprocess.DEVNULL,
-                stdout=log,
-                stderr=subprocess.STDOUT,
-                env={**os.environ, **self.spec.environment},
-                start_new_session=True,
-            )
+            self._process = self._launch(log)
         if self._cores:  # before it has started a thread, all of which inherit it
             os.sched_setaffinity(self._process.pid, self._cores)
         return self
+
+    def _launch(self, log: IO[bytes]) -> subprocess.Popen[bytes]:
+        return subprocess.Popen(
+            tied(self.spec.command()),
+            stdin=subprocess.DEVNULL,
+            stdout=log,
+            stderr=subprocess.STDOUT,
+            env={**os.environ, **self.spec.environment},
+            start_new_session=True,
+        )
 
     def wait_ready(self, timeout_s: float, tick: Callable[[float], None] | None = None) -> float:
         """Wait until `/health` answers 200; seconds it took.

@@ -21,6 +21,7 @@ import psutil
 from sglang_dspark.loadtest.client.client import FLUSH_S
 from sglang_dspark.loadtest.servers.server import ServerProcess, ServerSpec
 from sglang_dspark.paths import cache_root
+from tests.integration.preloaded import PreloadedServer
 from tests.ports import free_ports
 
 HOST = "127.0.0.1"
@@ -128,7 +129,7 @@ class ServerPool:
         spec = ServerSpec(
             name, model, free_ports(), (*CPU_FLAGS, *arguments), HOST, environment=environment
         )
-        process = ServerProcess(spec, self.folder)
+        process = PreloadedServer(spec, self.folder)
         try:
             process.start().wait_ready(START_TIMEOUT_S)
         except BaseException:
