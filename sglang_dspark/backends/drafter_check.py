@@ -156,6 +156,11 @@ def _choose_mode(server_args: Any, path: Path, args: Any) -> None:
                 "DSPARK cannot serve this on a CPU: the target keeps a recurrent state; remove "
                 "--speculative-algorithm"
             )
+        if args.enable_lora or args.lora_paths:
+            raise DSparkError(
+                "SGLang's LoRA layers need memory pinned for a GPU, so it serves no adapter on a "
+                "CPU; merge the adapter into the checkpoint and remove --enable-lora, --lora-paths"
+            )
         mode.prepare(confidence_head=_has_head(path))
     elif device.startswith("cuda") and mode.choice().ours:
         why = obstacle(server_args, args, path)

@@ -13,6 +13,7 @@ import pytest
 pytest.importorskip("sglang")
 
 from sglang_dspark.backends import drafter_check
+from sglang_dspark.errors import DSparkError
 from sglang_dspark.serving.config import CONFIG_VARIABLE
 from sglang_dspark.serving.mode import COMPACT, VARIABLE
 from tests.backends.cuda.test_features import ROWS, USUAL
@@ -81,3 +82,15 @@ def test_a_named_mode_is_the_users(drafter: Path, monkeypatch: pytest.MonkeyPatc
 def test_other_devices_keep_sglangs_own(drafter: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(drafter_check, "_start", lambda *given: USUAL)
     assert mode_after(drafter, "npu") == ""
+
+
+@pytest.mark.parametrize("asked", [{"enable_lora": True}, {"lora_paths": ["a=/adapters/a"]}])
+def test_on_a_cpu_adapters_are_refused(
+    drafter: Path, monkeypatch: pytest.MonkeyPatch, asked: dict[str, object]
+) -> None:
+    monkeypatch.setattr(drafter_check.upstream, "model_config_of", lambda args: None)
+    monkeypatch.setattr(drafter_check.upstream, "mambaish_config", lambda config: None)
+    usual = {"device": "cpu", "enable_lora": None, "lora_paths": None}
+    drafter_check._choose_mode(None, drafter, SimpleNamespace(**usual))
+    with pytest.raises(DSparkError, match="merge the adapter into the checkpoint"):
+        drafter_check._choose_mode(None, drafter, SimpleNamespace(**(usual | asked)))

@@ -74,7 +74,7 @@ drafter, device and features have been shown.
 | tensor-parallel ranks | served | rehearsed |
 | data-parallel replicas | served | untried |
 | pipeline, data-parallel attention, disaggregation, two-batch overlap | untried | unscheduled |
-| LoRA | untried; without the compiled fast path | unscheduled |
+| LoRA | refused; SGLang's needs a GPU | unscheduled |
 | int8 and bfloat16 weights of ours | served, one rank | |
 | custom logit processors | served, those requests without drafts | rehearsed |
 | `return_hidden_states` | refused | untried |
